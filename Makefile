@@ -1,0 +1,45 @@
+# Every target makes the virtual environment it needs; stamps keep the second run quick.
+PYTHON ?= python3.11
+VENV   := .venv
+BIN    := $(VENV)/bin
+BASE   := $(VENV)/.base
+TEST   := $(VENV)/.test
+
+.PHONY: demo serve test check eval soak bench clean
+
+$(BASE): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q -c constraints.txt torch
+	$(BIN)/pip install -q -c constraints.txt -e .
+	touch $@
+
+$(TEST): $(BASE)
+	$(BIN)/pip install -q -c constraints.txt -e '.[test]'
+	touch $@
+
+demo: $(BASE)   ## answer a question with the embedded model
+	$(BIN)/oscine chat "What is 27 + 58?"
+
+serve: $(BASE)  ## serve the embedded model on port 8000
+	$(BIN)/oscine serve
+
+test: $(TEST)   ## the tests that need no GPU
+	$(BIN)/python -m pytest
+
+check: $(TEST)  ## format, lint, types, imports
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+eval: $(BASE)   ## held-out accuracy of the embedded model, one line a skill
+	$(BIN)/python -m training.evaluate
+
+soak: $(BASE)   ## 1,000 mixed requests, one in ten cancelled
+	$(BIN)/python -m benchmarks.serving.soak
+
+bench: $(BASE)  ## what the server itself costs, with a fake executor
+	$(BIN)/python -m benchmarks.serving.overhead
+
+clean:
+	rm -rf $(VENV) *.egg-info

@@ -1,0 +1,3 @@
+"""Oscine serves OpenAI's gpt-oss models. Importing the package imports nothing heavy."""
+
+__version__ = "0.1.0"

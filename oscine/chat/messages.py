@@ -1,0 +1,48 @@
+"""A conversation as typed records: what the API decodes requests into and harmony renders. No JSON wire names here."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+ReasoningEffort = Literal["low", "medium", "high"]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    id: str
+    name: str  # of the function, without the namespace
+    arguments: str  # JSON text, exactly as the model wrote it
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str = ""
+    reasoning: str | None = None  # assistant: the analysis before the content or the tool calls
+    tool_calls: tuple[ToolCall, ...] = ()  # assistant
+    tool_call_id: str | None = None  # tool: which call this answers
+    name: str | None = None  # tool: the function's name, if the caller gave it
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionTool:
+    name: str
+    description: str = ""
+    parameters: dict[str, Any] | None = None  # JSON schema
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseSchema:
+    """A schema for the final answer, rendered under `# Response Formats`."""
+
+    name: str
+    schema: dict[str, Any]
+    description: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    messages: tuple[Message, ...]
+    tools: tuple[FunctionTool, ...] = ()
+    response_schema: ResponseSchema | None = None
+    reasoning_effort: ReasoningEffort = "medium"
+    current_date: str = ""  # YYYY-MM-DD; empty: no date line

@@ -1,0 +1,124 @@
+"""All settings, as frozen dataclasses by composition, validated once; the only reader of the environment.
+
+Knows nothing of how a setting is used. A bad value raises ValueError with the name of the command-line option.
+"""
+
+import os
+from dataclasses import dataclass, field
+from typing import Literal
+
+NANO = "oscine-nano"  # the embedded model
+
+
+def _require(condition: bool, option: str, rule: str, value: object) -> None:
+    if not condition:
+        raise ValueError(f"--{option} must be {rule}, not {value!r}")
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    model: str = NANO  # a folder, a Hugging Face name, or the embedded model
+    revision: str | None = None  # of the Hugging Face name
+    random_weights: str | None = None  # 20b | 120b | path to a config.json: random weights at true shapes
+    device: str = "cpu"
+    dtype: Literal["float32", "bfloat16"] = "float32"  # of activations, KV and unquantised weights
+    max_model_len: int | None = None  # tokens; None: the model's own, as far as the KV cache holds one such sequence
+
+    def __post_init__(self) -> None:
+        _require(self.dtype in ("float32", "bfloat16"), "dtype", "float32 or bfloat16", self.dtype)
+        _require(self.max_model_len is None or self.max_model_len > 1, "max-model-len", "above 1", self.max_model_len)
+
+
+@dataclass(frozen=True)
+class CacheOptions:
+    page_size: int = 64  # tokens
+    kv_cache_bytes: int = 1 << 30  # both page groups together
+    prefix_caching: bool = True
+
+    def __post_init__(self) -> None:
+        _require(self.page_size in (16, 32, 64, 128), "page-size", "16, 32, 64 or 128", self.page_size)
+        _require(self.kv_cache_bytes > 0, "kv-cache-bytes", "positive", self.kv_cache_bytes)
+
+
+@dataclass(frozen=True)
+class SchedulerOptions:
+    max_num_seqs: int = 64  # sequences that run at once
+    max_num_batched_tokens: int = 1024  # tokens computed in a step
+    max_waiting: int = 2048  # requests; one more is refused with 503
+    stream_interval: int = 1  # generated tokens per output, except the first and the last of a request
+    overlap: bool = True  # schedule the next step while one runs
+
+    def __post_init__(self) -> None:
+        _require(self.max_num_seqs >= 1, "max-num-seqs", "at least 1", self.max_num_seqs)
+        _require(
+            self.max_num_batched_tokens >= self.max_num_seqs,
+            "max-num-batched-tokens",
+            f"at least --max-num-seqs ({self.max_num_seqs})",
+            self.max_num_batched_tokens,
+        )
+        _require(self.max_waiting >= 1, "max-waiting", "at least 1", self.max_waiting)
+        _require(self.stream_interval >= 1, "stream-interval", "at least 1", self.stream_interval)
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """What the engine process needs; travels to it as JSON."""
+
+    model: ModelOptions = field(default_factory=ModelOptions)
+    cache: CacheOptions = field(default_factory=CacheOptions)
+    scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
+    executor: Literal["torch", "fake"] = "torch"  # fake: scripted tokens, to measure and test the server itself
+    fake_step_s: float = 0.0  # seconds a step of the fake executor takes
+
+    def __post_init__(self) -> None:
+        _require(self.executor in ("torch", "fake"), "executor", "torch or fake", self.executor)
+        _require(self.fake_step_s >= 0, "fake-step-s", "at least 0", self.fake_step_s)
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    host: str = "127.0.0.1"
+    port: int = 8000  # 0: any free port
+    served_model_names: tuple[str, ...] = ()  # empty: the model's own name
+    api_keys: tuple[str, ...] = ()  # empty: no key is asked for
+    max_body_bytes: int = 32 << 20
+    reasoning_field: Literal["reasoning", "reasoning_content", "both"] = "reasoning"
+    drain_s: float = 30.0  # seconds that SIGTERM gives running requests
+    log_level: str = "info"
+
+    def __post_init__(self) -> None:
+        _require(0 <= self.port < 65536, "port", "between 0 and 65535", self.port)
+        _require(self.max_body_bytes > 0, "max-body-bytes", "positive", self.max_body_bytes)
+        _require(
+            self.reasoning_field in ("reasoning", "reasoning_content", "both"),
+            "reasoning-field",
+            "reasoning, reasoning_content or both",
+            self.reasoning_field,
+        )
+        _require(self.drain_s >= 0, "drain-s", "at least 0", self.drain_s)
+
+
+@dataclass(frozen=True)
+class Config:
+    engine: EngineOptions = field(default_factory=EngineOptions)
+    server: ServerOptions = field(default_factory=ServerOptions)
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Every environment variable that Oscine reads."""
+
+    base_url: str | None  # OPENAI_BASE_URL: where `oscine chat` finds a server
+    api_key: str | None  # OPENAI_API_KEY: sent by `oscine chat`; asked for by `oscine serve` when OSCINE_API_KEY is set
+    server_api_key: str | None  # OSCINE_API_KEY
+    no_color: bool  # NO_COLOR
+
+    @classmethod
+    def read(cls) -> "Environment":
+        get = os.environ.get
+        return cls(
+            base_url=get("OPENAI_BASE_URL"),
+            api_key=get("OPENAI_API_KEY"),
+            server_api_key=get("OSCINE_API_KEY"),
+            no_color=bool(get("NO_COLOR")),
+        )

@@ -1,0 +1,168 @@
+"""The records that cross a seam: requests into the engine, plans into the executor, and what comes back.
+
+Plain dataclasses without behaviour. This module imports nothing of Oscine and no third-party package.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+FinishReason = Literal["stop", "length", "cancelled", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How one sequence is sampled. Validated by the API; the engine and executor only read it.
+
+    Logits are changed in this order: logit_bias, repetition, frequency and presence penalties, min_tokens mask,
+    temperature, then top_k, top_p and min_p. Temperature 0 is greedy.
+    """
+
+    max_tokens: int  # tokens to generate at most, >= 1 (0 only together with prompt_logprobs)
+    min_tokens: int = 0  # stop_token_ids cannot be sampled before this many generated tokens
+    temperature: float = 1.0  # 0 is greedy
+    top_p: float = 1.0  # (0, 1]; smallest set of tokens with at least this probability
+    top_k: int = 0  # 0: off
+    min_p: float = 0.0  # [0, 1]; relative to the most probable token
+    presence_penalty: float = 0.0  # subtracted once from every generated token's logit
+    frequency_penalty: float = 0.0  # subtracted per occurrence among the generated tokens
+    repetition_penalty: float = 1.0  # > 0; divides positive, multiplies negative logits of prompt and generated tokens
+    logit_bias: dict[int, float] = field(default_factory=dict)  # token id -> added to the logit
+    seed: int = 0  # the sample at a position depends on (seed, position, logits) alone; the API draws one if none given
+    stop_token_ids: tuple[int, ...] = ()  # every id that ends the sequence, the model's own included; kept in the output
+    logprobs: int | None = None  # None: none; k >= 0: the sampled token's and those of the k most probable tokens
+    prompt_logprobs: int | None = None  # the same for prompt tokens 1..n-1; such a request does not use the prefix cache
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities at one position, natural log, of the unmodified model distribution (before temperature)."""
+
+    token_id: int  # the sampled token, or the prompt's own
+    logprob: float
+    top: tuple[tuple[int, float], ...]  # (token id, logprob), most probable first
+
+
+# ---- scheduler -> executor -------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class NewSequence:
+    """A sequence that takes a slot of the executor with this step; it replaces whatever the slot held."""
+
+    slot: int  # row of the executor's persistent state, 0 <= slot < max_num_seqs
+    token_ids: list[int]  # every token known so far: the prompt, and what was generated before a preemption
+    num_prompt_tokens: int  # leading token_ids that are the prompt
+    num_cached_tokens: int  # leading tokens whose KV the given pages already hold; a multiple of the page size
+    full_pages: list[int]  # full-attention page of cached tokens [i * page_size, (i + 1) * page_size)
+    sliding_pages: list[int]  # the same in the sliding group; -1 where the page was freed and is never read
+    sampling: SamplingParams
+
+
+@dataclass(slots=True)
+class ScheduledSequence:
+    """Tokens of one slot computed in this step: positions start .. start + num_tokens - 1.
+
+    The executor holds each slot's tokens, also those that it sampled in a step that the scheduler has not seen yet,
+    so a plan carries no token ids and can be made while the step before it still runs.
+    """
+
+    slot: int
+    start: int  # position of the first token computed
+    num_tokens: int  # >= 1
+    sample: bool  # whether the token after the last one is sampled (false inside a chunked prompt)
+    full_pages: list[int]  # pages appended to the slot's full-attention page table before this step
+    sliding_pages: list[int]  # pages appended to the slot's sliding page table before this step
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """One step of the model: what the scheduler decided and the executor runs."""
+
+    step: int  # counts up from 0
+    new: list[NewSequence]
+    sequences: list[ScheduledSequence]  # at most one per slot
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(s.num_tokens for s in self.sequences)
+
+
+@dataclass(slots=True)
+class StepResult:
+    """What one step sampled. Lists are aligned with plan.sequences."""
+
+    step: int
+    token_ids: list[list[int]]  # per sequence: sampled ids in order ([] where sample was false; several after a draft)
+    logprobs: list[list[TokenLogprobs] | None] | None = None  # per sequence, per sampled id; None where not asked for
+    prompt_logprobs: dict[int, list[TokenLogprobs]] | None = None  # slot -> those of this step's prompt tokens
+
+
+class Executor(Protocol):
+    """Runs plans one after the other. Raises when the step failed; the engine then fails all its requests."""
+
+    def execute(self, plan: StepPlan) -> StepResult: ...
+
+
+class AsyncExecutor(Protocol):
+    """Runs plans in order while the caller goes on; launch never waits for the device."""
+
+    def launch(self, plan: StepPlan) -> None: ...
+
+    def collect(self) -> StepResult:
+        """Waits for the oldest launched step."""
+        ...
+
+
+# ---- API <-> engine --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One sequence to generate. `n` choices are n requests with the same prompt and different seeds."""
+
+    request_id: str  # unique among live requests
+    prompt_token_ids: list[int]  # 1 .. max_model_len - 1 tokens, each below the vocabulary size
+    sampling: SamplingParams
+    priority: int = 0  # lower runs sooner; within one priority, first come first served
+
+
+@dataclass(slots=True)
+class GenerationOutput:
+    """News of one request. Outputs of a request arrive in order; the last one has a finish_reason."""
+
+    request_id: str
+    token_ids: list[int] = field(default_factory=list)  # generated since the last output
+    logprobs: list[TokenLogprobs] | None = None  # aligned with token_ids
+    prompt_logprobs: list[TokenLogprobs] | None = None  # of prompt tokens 1..n-1, once, with the first output
+    finish_reason: FinishReason | None = None
+    error: str | None = None  # set when finish_reason is "error"; safe to show to the client
+    num_cached_tokens: int = 0  # prompt tokens that came from the prefix cache
+    queue_s: float = 0.0  # seconds between arrival and the first scheduled step
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What the API must know of a ready engine."""
+
+    model: str  # as loaded
+    max_model_len: int  # tokens, prompt and generated together
+    vocab_size: int  # ids at or above are refused
+    ready_s: float  # seconds from process start to ready
+
+
+@dataclass(slots=True)
+class EngineStats:
+    """A snapshot of the engine; counters only grow."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    full_pages_used: int = 0  # held by live requests; cached pages without a holder do not count
+    full_pages_total: int = 0
+    sliding_pages_used: int = 0
+    sliding_pages_total: int = 0
+    steps: int = 0  # counter
+    prompt_tokens: int = 0  # counter: prompt tokens of admitted requests
+    generated_tokens: int = 0  # counter
+    prefix_queries: int = 0  # counter: prompt tokens looked up in the prefix index
+    prefix_hits: int = 0  # counter: prompt tokens found there
+    preemptions: int = 0  # counter

@@ -28,9 +28,13 @@ class SamplingParams:
     repetition_penalty: float = 1.0  # > 0; divides positive, multiplies negative logits of prompt and generated tokens
     logit_bias: dict[int, float] = field(default_factory=dict)  # token id -> added to the logit
     seed: int = 0  # the sample at a position depends on (seed, position, logits) alone; the API draws one if none given
-    stop_token_ids: tuple[int, ...] = ()  # every id that ends the sequence, the model's own included; kept in the output
+    stop_token_ids: tuple[
+        int, ...
+    ] = ()  # every id that ends the sequence, the model's own included; kept in the output
     logprobs: int | None = None  # None: none; k >= 0: the sampled token's and those of the k most probable tokens
-    prompt_logprobs: int | None = None  # the same for prompt tokens 1..n-1; such a request does not use the prefix cache
+    prompt_logprobs: int | None = (
+        None  # the same for prompt tokens 1..n-1; such a request does not use the prefix cache
+    )
 
 
 @dataclass(frozen=True, slots=True)

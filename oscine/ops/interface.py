@@ -1,0 +1,107 @@
+"""The op interface: what a model step needs of its device, and the records that go in and out.
+
+Knows tensors only: no requests, no scheduling, no checkpoint files.
+
+Shape suffixes: T tokens of the step, S sequences of the step, N sampled rows, V vocabulary, H hidden, I intermediate,
+Q query heads, G key/value heads, D head dimension, E experts, K experts per token, P page size, B pages of a sequence.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class PageGroup:
+    """Where one page group (full or sliding attention) keeps the tokens of this step's sequences."""
+
+    page_table_SB: Tensor  # int32; page of tokens [b * P, (b + 1) * P) of sequence s; -1 where freed or unused
+    slots_T: Tensor  # int64; page * P + offset, where this step's keys and values are written
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One step: the tokens of S sequences, one after the other, prefill chunks and decodes mixed."""
+
+    token_ids_T: Tensor  # int64
+    positions_T: Tensor  # int64
+    query_starts_S1: Tensor  # int32; sequence s owns tokens query_starts[s] .. query_starts[s + 1] - 1
+    context_lens_S: Tensor  # int32; tokens in the cache after this step, its own included
+    full: PageGroup
+    sliding: PageGroup
+    logits_rows_N: Tensor  # int64; the tokens whose logits are wanted
+    max_query_len: int  # tokens
+    max_context_len: int  # tokens
+
+
+@dataclass(frozen=True, slots=True)
+class KvCache:
+    """Physical KV memory: [pages, layers of the group, 2 (key, value), G, P, D]; one page is one contiguous block."""
+
+    full: Tensor
+    sliding: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class MxExperts:
+    """The experts of one layer, packed as published: MXFP4 blocks of 32 values along the input dimension."""
+
+    gate_up_blocks: Tensor  # uint8 [E, 2I, H / 32, 16]; rows interleaved: even gate, odd up
+    gate_up_scales: Tensor  # uint8 [E, 2I, H / 32]
+    gate_up_bias: Tensor  # [E, 2I]
+    down_blocks: Tensor  # uint8 [E, H, I / 32, 16]
+    down_scales: Tensor  # uint8 [E, H, I / 32]
+    down_bias: Tensor  # [E, H]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingBatch:
+    """Per-row sampling parameters (see types.SamplingParams for their meaning and order)."""
+
+    temperature_N: Tensor  # float32
+    top_k_N: Tensor  # int64; 0 is off
+    top_p_N: Tensor  # float32
+    min_p_N: Tensor  # float32
+    seed_N: Tensor  # int64
+    position_N: Tensor  # int64; position of the token that is sampled
+    greedy: bool  # every row has temperature 0
+    truncated: bool  # some row has top_k, top_p or min_p
+    presence_N: Tensor | None = None  # float32; the three penalties and the two histories are given together
+    frequency_N: Tensor | None = None  # float32
+    repetition_N: Tensor | None = None  # float32
+    output_counts_NV: Tensor | None = None  # int32; occurrences among the generated tokens
+    prompt_mask_NV: Tensor | None = None  # bool; tokens of the prompt
+    bias_rows: Tensor | None = None  # int64 [n]; logits[row, id] += value; -inf forbids a token
+    bias_ids: Tensor | None = None  # int64 [n]
+    bias_values: Tensor | None = None  # float32 [n]
+    num_logprobs: int | None = None  # None: no log-probabilities; k: the sampled token's and the top k
+
+
+class Sampled(NamedTuple):
+    token_ids_N: Tensor  # int64
+    logprobs_N: Tensor | None = None  # float32; of the sampled tokens, before any adjustment
+    top_ids_NK: Tensor | None = None  # int64
+    top_logprobs_NK: Tensor | None = None  # float32
+
+
+@dataclass(frozen=True, slots=True)
+class Ops:
+    """The callables of one backend choice; a model receives it in its constructor. Definitions: each reference.py.
+
+    The granularity is that of the kernels worth fusing; a callable may write into its inputs only where said.
+    """
+
+    # (x_TH, weight_H, eps, residual_TH or None) -> (norm(x + residual), x + residual)
+    rms_norm: Callable[[Tensor, Tensor, float, Tensor | None], tuple[Tensor, Tensor]]
+    # (x_TH, weight [F, H], bias [F] or None) -> [T, F]
+    linear: Callable[[Tensor, Tensor, Tensor | None], Tensor]
+    # (qkv [T, (Q + 2G) * D], cos_sin [max position, D], positions_T, kv [pages, 2, G, P, D] written, slots_T) -> q_TQD
+    rope_and_write: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+    # (q_TQD, kv [pages, 2, G, P, D], batch, group, sinks_Q, window in tokens or None) -> [T, Q * D]
+    attention: Callable[[Tensor, Tensor, Batch, PageGroup, Tensor, int | None], Tensor]
+    # (x_TH, router_weight_EH, router_bias_E, experts, K, swiglu limit) -> [T, H]
+    moe: Callable[[Tensor, Tensor, Tensor, MxExperts, int, float], Tensor]
+    # (logits_NV float32, sampling) -> Sampled
+    sample: Callable[[Tensor, SamplingBatch], Sampled]

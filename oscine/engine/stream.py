@@ -1,0 +1,90 @@
+"""The outputs of one request on their way to the task that reads them, and the errors that can end them.
+
+Knows asyncio only: not where outputs come from, nor what their tokens mean.
+"""
+
+import asyncio
+from collections.abc import Callable
+from types import TracebackType
+
+from oscine.types import GenerationOutput
+
+
+class EngineError(Exception):
+    """The engine cannot serve; the message is one line and safe to show to a client."""
+
+
+class EngineDied(EngineError):  # noqa: N818  (reads as what happened)
+    """The engine process ended while the request ran. A client may send the request again."""
+
+
+class EngineOverloaded(EngineError):  # noqa: N818
+    """The engine has as many waiting requests as it admits."""
+
+
+class RequestStream:
+    """Reads the outputs of one request: `async for outputs in stream`, each time all that has arrived (>= 1).
+
+    Ends after the output with a finish_reason; a request that the engine refuses as bad ends with such an output too
+    (finish_reason "error"). Raises EngineDied or EngineOverloaded in place of a last output.
+    Closing it before its end cancels the request; use `async with stream:` or `contextlib.aclosing(stream)`, so that
+    a reader that is cancelled closes it as well. One reader at a time.
+    """
+
+    def __init__(self, request_id: str, cancel: Callable[[str], None]) -> None:
+        """`cancel(request_id)` is called at most once, when the stream is closed before its end."""
+        self.request_id = request_id
+        self._cancel = cancel
+        self._outputs: list[GenerationOutput] = []
+        self._error: EngineError | None = None
+        self._ended = False  # nothing will be put any more
+        self._waiter: asyncio.Future[None] | None = None
+
+    def put(self, output: GenerationOutput) -> None:
+        """Called by the producer, on the reader's event loop."""
+        self._outputs.append(output)
+        if output.finish_reason is not None:
+            self._ended = True
+        self._wake()
+
+    def fail(self, error: EngineError) -> None:
+        """Called by the producer: the reader gets what has arrived, then the error."""
+        if not self._ended:
+            self._error = error
+            self._ended = True
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def close(self) -> None:
+        if not self._ended:
+            self._ended = True
+            self._wake()
+            self._cancel(self.request_id)
+
+    async def aclose(self) -> None:
+        self.close()
+
+    def __aiter__(self) -> "RequestStream":
+        return self
+
+    async def __anext__(self) -> list[GenerationOutput]:
+        if not self._outputs and not self._ended:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        if self._outputs:
+            outputs, self._outputs = self._outputs, []
+            return outputs
+        if self._error is not None:
+            raise self._error
+        raise StopAsyncIteration
+
+    async def __aenter__(self) -> "RequestStream":
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()

@@ -35,10 +35,10 @@ check: $(TEST)  ## format, lint, types, imports
 eval: $(BASE)   ## held-out accuracy of the embedded model, one line a skill
 	$(BIN)/python -m training.evaluate
 
-soak: $(BASE)   ## 1,000 mixed requests, one in ten cancelled
+soak: $(TEST)   ## 1,000 mixed requests, one in ten cancelled
 	$(BIN)/python -m benchmarks.serving.soak
 
-bench: $(BASE)  ## what the server itself costs, with a fake executor
+bench: $(TEST)  ## what the server itself costs, with a fake executor
 	$(BIN)/python -m benchmarks.serving.overhead
 
 clean:

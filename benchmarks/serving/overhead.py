@@ -1,0 +1,106 @@
+"""What the server itself costs: real HTTP and a real engine process around a fake executor that needs no time.
+
+    python -m benchmarks.serving.overhead [--streams 256] [--tokens 512] [--stream-interval 1]
+
+All streams are chat completions that start together. The client runs in this process and only counts bytes until the
+end of each stream; the tokens are the server's own usage counts. Printed: tokens/s over all streams, and the CPU
+microseconds a token of the API process, the engine process and the client.
+"""
+
+import argparse
+import asyncio
+import json
+import re
+import time
+from dataclasses import dataclass, field
+
+from benchmarks.serving.server import Server
+
+USAGE = re.compile(rb'"completion_tokens":\s*(\d+)')
+TAIL_BYTES = 4096  # enough to hold the usage chunk and [DONE]
+
+
+@dataclass
+class Stream(asyncio.Protocol):
+    """One streaming request over a connection of its own."""
+
+    request: bytes
+    done: asyncio.Future[int]  # completion tokens
+    tail: bytes = b""
+    first_byte_s: float | None = None
+    started_s: float = field(default_factory=time.perf_counter)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        transport.write(self.request)
+
+    def data_received(self, data: bytes) -> None:
+        if self.first_byte_s is None:
+            self.first_byte_s = time.perf_counter() - self.started_s
+        self.tail = data if len(data) >= TAIL_BYTES else (self.tail + data)[-TAIL_BYTES:]
+        if b"data: [DONE]" in data:
+            self.transport.close()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        found = USAGE.search(self.tail)
+        if found and b"[DONE]" in self.tail:
+            self.done.set_result(int(found.group(1)))
+        else:
+            self.done.set_exception(RuntimeError(f"stream ended early: {self.tail[-300:]!r}"))
+
+
+def http_request(server: Server, tokens: int) -> bytes:
+    body = json.dumps(
+        {
+            "model": server.model(),
+            "messages": [{"role": "user", "content": "Tell me something."}],
+            "max_tokens": tokens,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+    )
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {server.host}\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode()
+
+
+async def run_streams(server: Server, streams: int, tokens: int) -> int:
+    loop = asyncio.get_running_loop()
+    request = http_request(server, tokens)
+    pending = [loop.create_future() for _ in range(streams)]
+    for done in pending:
+        await loop.create_connection(lambda done=done: Stream(request, done), server.host, server.port)  # type: ignore[misc]
+    return sum(await asyncio.gather(*pending))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--streams", type=int, default=256)
+    parser.add_argument("--tokens", type=int, default=512, help="a stream")
+    parser.add_argument("--stream-interval", type=int, default=1)
+    parser.add_argument("--passes", type=int, default=3, help="after one warm-up")
+    args = parser.parse_args()
+    options = [
+        "--executor",
+        "fake",
+        "--max-num-seqs",
+        str(args.streams),
+        "--stream-interval",
+        str(args.stream_interval),
+    ]
+    with Server(*options, "--log-level", "warning") as server:
+        asyncio.run(run_streams(server, args.streams, 32))
+        for _ in range(args.passes):
+            cpu, client_cpu, wall = server.cpu_seconds(), time.process_time(), time.perf_counter()
+            total = asyncio.run(run_streams(server, args.streams, args.tokens))
+            wall, client_cpu = time.perf_counter() - wall, time.process_time() - client_cpu
+            used = {name: seconds - cpu[name] for name, seconds in server.cpu_seconds().items()} | {
+                "client": client_cpu
+            }
+            costs = ", ".join(f"{name} {1e6 * seconds / total:.1f}" for name, seconds in used.items())
+            print(f"{args.streams} streams: {total / wall:,.0f} tokens/s; CPU us/token: {costs}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""A real `oscine serve` process on a free port, and the CPU time of each of its processes."""
+
+import json
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from types import TracebackType
+
+import psutil
+
+
+class Server:
+    """Context manager: starts the server, waits until it is ready, ends it with SIGTERM.
+
+    `url` is its base address. Raises RuntimeError with the server's own output when it ends before it is ready.
+    """
+
+    def __init__(self, *options: str, ready_timeout_s: float = 120.0) -> None:
+        self._ready_timeout_s = ready_timeout_s
+        port = _free_port()
+        self.host, self.port = "127.0.0.1", port
+        self.url = f"http://{self.host}:{port}"
+        self._command = [sys.executable, "-m", "oscine.cli", "serve", "--port", str(port), *options]
+
+    def __enter__(self) -> "Server":
+        self._process = subprocess.Popen(self._command)
+        deadline = time.monotonic() + self._ready_timeout_s
+        while not self._is_ready():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                self._process.kill()
+                raise RuntimeError(f"server did not become ready: {' '.join(self._command)}")
+            time.sleep(0.05)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+        self._process.terminate()
+        self._process.wait(timeout=60)
+
+    def _is_ready(self) -> bool:
+        try:
+            with urllib.request.urlopen(self.url + "/v1/health/ready", timeout=5) as response:
+                return bool(response.status == 200)
+        except OSError:
+            return False
+
+    def get(self, path: str) -> str:
+        with urllib.request.urlopen(self.url + path, timeout=30) as response:
+            return str(response.read().decode())
+
+    def model(self) -> str:
+        return str(json.loads(self.get("/v1/models"))["data"][0]["id"])
+
+    def metric(self, name: str) -> float:
+        """The sum of all samples of a Prometheus metric; KeyError when there is none."""
+        values = [
+            float(line.rsplit(" ", 1)[1])
+            for line in self.get("/metrics").splitlines()
+            if line.startswith((name + " ", name + "{"))
+        ]
+        if not values:
+            raise KeyError(name)
+        return sum(values)
+
+    def cpu_seconds(self) -> dict[str, float]:
+        """CPU time so far of the API process and of the engine process."""
+        api = psutil.Process(self._process.pid)
+        engines = [p for p in api.children(recursive=True) if "oscine.engine.process" in " ".join(p.cmdline())]
+
+        def seconds(process: psutil.Process) -> float:
+            times = process.cpu_times()
+            return float(times.user + times.system)
+
+        return {"api": seconds(api), "engine": sum(seconds(p) for p in engines)}
+
+
+def _free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])

@@ -3,6 +3,7 @@
 Knows nothing of how a setting is used. A bad value raises ValueError with the name of the command-line option.
 """
 
+import datetime
 import os
 from dataclasses import dataclass, field
 from typing import Literal
@@ -13,6 +14,13 @@ NANO = "oscine-nano"  # the embedded model
 def _require(condition: bool, option: str, rule: str, value: object) -> None:
     if not condition:
         raise ValueError(f"--{option} must be {rule}, not {value!r}")
+
+
+def _is_date(text: str) -> bool:
+    try:
+        return datetime.date.fromisoformat(text).isoformat() == text
+    except ValueError:
+        return False
 
 
 @dataclass(frozen=True)
@@ -83,6 +91,7 @@ class ServerOptions:
     api_keys: tuple[str, ...] = ()  # empty: no key is asked for
     max_body_bytes: int = 32 << 20
     reasoning_field: Literal["reasoning", "reasoning_content", "both"] = "reasoning"
+    date: str | None = None  # YYYY-MM-DD, shown to the model as the current date; None: each day's own (UTC)
     drain_s: float = 30.0  # seconds that SIGTERM gives running requests
     log_level: str = "info"
 
@@ -95,6 +104,7 @@ class ServerOptions:
             "reasoning, reasoning_content or both",
             self.reasoning_field,
         )
+        _require(self.date is None or _is_date(self.date), "date", "a date like 2025-08-05", self.date)
         _require(self.drain_s >= 0, "drain-s", "at least 0", self.drain_s)
 
 

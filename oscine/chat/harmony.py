@@ -1,0 +1,148 @@
+"""A conversation as harmony tokens: what the model is prompted with, and what it is expected to produce.
+
+Knows the layout of harmony messages. Must not know HTTP, sampling, or how output is parsed.
+"""
+
+from collections.abc import Iterator
+from itertools import groupby
+
+from oscine.chat.messages import Conversation, Message, ResponseSchema, ToolCall
+from oscine.chat.tokenizer import Tokenizer
+from oscine.chat.tools import NAMESPACE, tools_section
+from oscine.chat.typescript import compact_json
+
+IDENTITY = "You are ChatGPT, a large language model trained by OpenAI."
+CHANNELS = "# Valid channels: analysis, commentary, final. Channel must be included for every message."
+FUNCTION_CHANNEL = f"Calls to these tools must go to the commentary channel: '{NAMESPACE}'."
+
+_Piece = str | int  # text to encode, or a special id
+
+
+class HarmonyRenderer:
+    """Renders conversations with one tokenizer.
+
+    A prompt is a prefix of the next turn's prompt as long as no final answer lets go of the reasoning before it.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, identity: str = IDENTITY, knowledge_cutoff: str = "2024-06") -> None:
+        self._tokenizer = tokenizer
+        self._identity = identity
+        self._knowledge_cutoff = knowledge_cutoff
+
+    def render(self, conversation: Conversation) -> list[int]:
+        """The prompt, up to and with `<|start|>assistant`.
+
+        Raises ValueError that names a tool that cannot be declared or a tool_call_id without a call.
+        """
+        pieces = [*self._prompt(conversation)]
+        return self._encode([*pieces, self._tokenizer.start, "assistant"])
+
+    def render_completion(self, message: Message) -> list[int]:
+        """What the model produces after the prompt to say an assistant `message`: up to and with its terminator.
+
+        Reasoning, then the content (a preamble when calls follow), then the calls. Only the last call ends in <|call|>,
+        where generation stops; those before it end in <|end|>.
+        """
+        assert message.role == "assistant"
+        token = self._tokenizer
+        pieces = [*self._assistant(message, keep_reasoning=True)]
+        pieces = [token.end if piece == token.call else piece for piece in pieces[:-1]]
+        return self._encode([*pieces[2:], token.call if message.tool_calls else token.return_])
+
+    def _encode(self, pieces: list[_Piece]) -> list[int]:
+        ids: list[int] = []
+        for piece in pieces:
+            if isinstance(piece, int):
+                ids.append(piece)
+            else:
+                ids += self._tokenizer.encode(piece)
+        return ids
+
+    def _prompt(self, conversation: Conversation) -> Iterator[_Piece]:
+        yield from self._message("system", self._system_text(conversation))
+        messages = conversation.messages
+        groups = [(key, [*group]) for key, group in groupby(messages, lambda m: m.role in ("system", "developer"))]
+        leading = groups.pop(0)[1] if groups and groups[0][0] else []
+        sections = _instructions(leading)
+        if conversation.tools:
+            sections.append(tools_section(conversation.tools))
+        if conversation.response_schema is not None:
+            sections.append(_response_formats(conversation.response_schema))
+        yield from self._developer(sections)
+        yield from self._turns(groups)
+
+    def _turns(self, groups: list[tuple[bool, list[Message]]]) -> Iterator[_Piece]:
+        """The messages after the leading instructions, in order; later instructions stay where they were said."""
+        finals = [message for _, group in groups for message in group if is_final(message)]
+        num_finals_left = len(finals)
+        names: dict[str, str] = {}  # tool_call_id -> function
+        for instructing, group in groups:
+            if instructing:
+                yield from self._developer(_instructions(group))
+                continue
+            for message in group:
+                if message.role == "user":
+                    yield from self._message("user", message.content)
+                elif message.role == "tool":
+                    yield from self._tool_result(message, names)
+                else:
+                    names.update((call.id, call.name) for call in message.tool_calls)
+                    yield from self._assistant(message, keep_reasoning=num_finals_left == 0)
+                    num_finals_left -= is_final(message)
+
+    def _message(self, header: str, text: str, channel: str | None = None) -> Iterator[_Piece]:
+        token = self._tokenizer
+        yield from (token.start, header)
+        if channel is not None:
+            yield from (token.channel, channel)
+        yield from (token.message, text, token.end)
+
+    def _developer(self, sections: list[str]) -> Iterator[_Piece]:
+        if sections:
+            yield from self._message("developer", "\n\n".join(sections))
+
+    def _assistant(self, message: Message, keep_reasoning: bool) -> Iterator[_Piece]:
+        if message.reasoning and keep_reasoning:
+            yield from self._message("assistant", message.reasoning, "analysis")
+        if is_final(message):
+            yield from self._message("assistant", message.content, "final")
+        elif message.content:
+            yield from self._message("assistant", message.content, "commentary")
+        for call in message.tool_calls:
+            yield from self._call(call)
+
+    def _call(self, call: ToolCall) -> Iterator[_Piece]:
+        token = self._tokenizer
+        yield from (token.start, "assistant", token.channel, f"commentary to={NAMESPACE}.{call.name} ", token.constrain)
+        yield from ("json", token.message, call.arguments, token.call)
+
+    def _tool_result(self, message: Message, names: dict[str, str]) -> Iterator[_Piece]:
+        name = message.name if message.tool_call_id is None else names.get(message.tool_call_id)
+        if name is None:
+            raise ValueError(
+                f"tool message answers tool_call_id {message.tool_call_id!r}, which no earlier message calls"
+            )
+        yield from self._message(f"{NAMESPACE}.{name} to=assistant", message.content, "commentary")
+
+    def _system_text(self, conversation: Conversation) -> str:
+        head = [self._identity, f"Knowledge cutoff: {self._knowledge_cutoff}"]
+        if conversation.current_date:
+            head.append(f"Current date: {conversation.current_date}")
+        channels = f"{CHANNELS}\n{FUNCTION_CHANNEL}" if conversation.tools else CHANNELS
+        return "\n\n".join(["\n".join(head), f"Reasoning: {conversation.reasoning_effort}", channels])
+
+
+def is_final(message: Message) -> bool:
+    """Whether an assistant message answers: it calls nothing, and is not reasoning that was cut short."""
+    return message.role == "assistant" and not message.tool_calls and bool(message.content or not message.reasoning)
+
+
+def _instructions(messages: list[Message]) -> list[str]:
+    """The `# Instructions` section that joins what messages say; nothing if they are blank."""
+    said = [message.content for message in messages if message.content]
+    return ["# Instructions", *said] if said else []
+
+
+def _response_formats(response: ResponseSchema) -> str:
+    description = "".join(f"// {line}\n" for line in response.description.splitlines())
+    return f"# Response Formats\n\n## {response.name}\n\n{description}{compact_json(response.schema)}"

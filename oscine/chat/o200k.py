@@ -1,0 +1,108 @@
+"""The real gpt-oss vocabulary (o200k_harmony) without a checkpoint: a tokenizer.json rebuilt from the oss-harmony package.
+
+For tests and for servers with random weights. Knows the ranks and the splitting rule of o200k; nothing of harmony.
+"""
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from oscine.chat.tokenizer import BYTE_CHARACTERS
+
+NUM_RANKS = 199998  # ordinary tokens; special tokens follow
+NUM_TOKENS = 201088  # the size of gpt-oss's embedding
+SPECIAL_IDS = {
+    "<|startoftext|>": 199998,
+    "<|endoftext|>": 199999,
+    "<|return|>": 200002,
+    "<|constrain|>": 200003,
+    "<|channel|>": 200005,
+    "<|start|>": 200006,
+    "<|end|>": 200007,
+    "<|message|>": 200008,
+    "<|call|>": 200012,
+}
+
+_UPPER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}"
+_LOWER = r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
+_CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+SPLIT = "|".join(
+    [
+        rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]*[{_LOWER}]+{_CONTRACTION}",
+        rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]+[{_LOWER}]*{_CONTRACTION}",
+        r"\p{N}{1,3}",
+        r" ?[^\s\p{L}\p{N}]+[\r\n/]*",
+        r"\s*[\r\n]+",
+        r"\s+(?!\S)",
+        r"\s+",
+    ]
+)
+
+
+def o200k_folder(cache: str | Path | None = None) -> Path:
+    """A folder with the o200k_harmony tokenizer.json, written on the first call (seconds) below `cache`.
+
+    `cache` is by default .cache/oscine in the user's home. Raises ValueError when oss-harmony is not installed.
+    """
+    folder = Path(cache or Path.home() / ".cache" / "oscine") / "o200k_harmony"
+    path = folder / "tokenizer.json"
+    if not path.exists():
+        text = json.dumps(_tokenizer_json(_ranked_tokens()), ensure_ascii=False)
+        folder.mkdir(parents=True, exist_ok=True)
+        # Written aside and renamed: another process may read or write the same file.
+        with tempfile.NamedTemporaryFile("w", dir=folder, delete=False, encoding="utf-8") as file:
+            file.write(text)
+        os.replace(file.name, path)
+    return folder
+
+
+def _ranked_tokens() -> list[bytes]:
+    """The bytes of every ordinary token, in rank order."""
+    try:
+        import openai_harmony
+    except ImportError as error:
+        raise ValueError("the o200k_harmony vocabulary needs the package oss-harmony") from error
+    encoding = openai_harmony.load_harmony_encoding("HarmonyGptOss")._inner
+    return [bytes(encoding.decode_bytes([rank])) for rank in range(NUM_RANKS)]
+
+
+def _merge_of(token: bytes, rank: int, rank_of: dict[bytes, int]) -> tuple[bytes, bytes]:
+    """The two parts that BPE joins last to make `token`: merge by lowest rank until two are left."""
+    parts = [token[i : i + 1] for i in range(len(token))]
+    while len(parts) > 2:
+        ranks = [rank_of.get(left + right, rank) for left, right in zip(parts, parts[1:], strict=False)]
+        at = min(range(len(ranks)), key=ranks.__getitem__)
+        parts[at : at + 2] = [parts[at] + parts[at + 1]]
+    return parts[0], parts[1]
+
+
+def _tokenizer_json(tokens: list[bytes]) -> dict[str, Any]:
+    def spelled(token: bytes) -> str:
+        return "".join(BYTE_CHARACTERS[byte] for byte in token)
+
+    rank_of = {token: rank for rank, token in enumerate(tokens)}
+    name_of = {token_id: name for name, token_id in SPECIAL_IDS.items()}
+    names = [(i, name_of.get(i, f"<|reserved_{i}|>")) for i in range(NUM_RANKS, NUM_TOKENS)]
+    merges = (_merge_of(token, rank, rank_of) for rank, token in enumerate(tokens) if len(token) > 1)
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    return {
+        "version": "1.0",
+        "added_tokens": [{"id": i, "content": name, **flags} for i, name in names],
+        "pre_tokenizer": {
+            "type": "Sequence",
+            "pretokenizers": [
+                {"type": "Split", "pattern": {"Regex": SPLIT}, "behavior": "Isolated", "invert": False},
+                byte_level,
+            ],
+        },
+        "decoder": byte_level,
+        "model": {
+            "type": "BPE",
+            "ignore_merges": True,
+            "vocab": {spelled(token): rank for rank, token in enumerate(tokens)},
+            "merges": [[spelled(left), spelled(right)] for left, right in merges],
+        },
+    }

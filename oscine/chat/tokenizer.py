@@ -1,0 +1,127 @@
+"""Text to token ids and back, over a checkpoint's tokenizer.json.
+
+Knows the byte-level alphabet and the names of the harmony special tokens; their ids differ between models. Must not know
+how a conversation is laid out.
+"""
+
+from pathlib import Path
+
+import tokenizers
+
+SPECIAL_TOKENS = {
+    "start": "<|start|>",
+    "end": "<|end|>",
+    "message": "<|message|>",
+    "channel": "<|channel|>",
+    "constrain": "<|constrain|>",
+    "return_": "<|return|>",
+    "call": "<|call|>",
+    "endoftext": "<|endoftext|>",
+}
+
+
+def _byte_characters() -> list[str]:
+    """What byte-level BPE writes for each of the 256 bytes: printable Latin-1 as itself, the others from U+0100 on."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(0x100, 0x200))
+    return [chr(byte if byte in printable else next(others)) for byte in range(256)]
+
+
+BYTE_CHARACTERS = _byte_characters()
+_BYTE_OF_CHARACTER = {character: byte for byte, character in enumerate(BYTE_CHARACTERS)}
+
+
+class _ByteTable(dict[int, bytes]):
+    """Token id -> bytes, filled as ids are met; ids outside of the vocabulary have none."""
+
+    def __init__(self, inner: tokenizers.Tokenizer, added: dict[int, str]) -> None:
+        super().__init__()
+        self._inner = inner
+        self._added = added
+
+    def __missing__(self, token_id: int) -> bytes:
+        if token_id in self._added:
+            token = self._added[token_id].encode()
+        else:
+            characters = self._inner.id_to_token(token_id) if 0 <= token_id < 1 << 32 else None
+            token = bytes(_BYTE_OF_CHARACTER[c] for c in characters or "")
+        self[token_id] = token
+        return token
+
+
+class _TextTable(dict[int, "str | None"]):
+    """Token id -> its text; None for special and unknown ids and for tokens that are not whole UTF-8 by themselves."""
+
+    def __init__(self, tokenizer: "Tokenizer") -> None:
+        super().__init__()
+        self._tokenizer = tokenizer
+
+    def __missing__(self, token_id: int) -> str | None:
+        text: str | None = None
+        if not self._tokenizer.is_special(token_id):
+            try:
+                text = self._tokenizer.token_bytes(token_id).decode()
+            except UnicodeDecodeError:
+                text = None
+        self[token_id] = text
+        return text
+
+
+class Tokenizer:
+    """A byte-level BPE vocabulary with the harmony special tokens.
+
+    The ids of the special tokens are the attributes start, end, message, channel, constrain, return_, call and endoftext.
+    Ids outside of the vocabulary (the embedding is larger than it) count as special and have no bytes.
+    """
+
+    start: int
+    end: int
+    message: int
+    channel: int
+    constrain: int
+    return_: int
+    call: int
+    endoftext: int
+
+    def __init__(self, folder: str | Path) -> None:
+        """Reads tokenizer.json in `folder`, or the file itself. Raises ValueError that names the file and what it lacks."""
+        path = Path(folder)
+        self.path = path / "tokenizer.json" if path.is_dir() else path
+        if not self.path.is_file():
+            raise ValueError(f"tokenizer file {self.path} does not exist")
+        try:
+            self._inner = tokenizers.Tokenizer.from_file(str(self.path))
+        except Exception as error:  # the library raises bare Exception
+            raise ValueError(f"{self.path} is not a tokenizer file: {error}") from error
+        self._inner.encode_special_tokens = True  # special tokens within text are plain text
+        added = self._inner.get_added_tokens_decoder()
+        self._special = {token_id: token.content for token_id, token in added.items() if token.special}
+        id_of = {content: token_id for token_id, content in self._special.items()}
+        for attribute, content in SPECIAL_TOKENS.items():
+            if content not in id_of:
+                raise ValueError(f"{self.path} has no special token {content}")
+            setattr(self, attribute, id_of[content])
+        self.vocab_size: int = 1 + max(self._inner.get_vocab().values())
+        self._bytes = _ByteTable(self._inner, {token_id: token.content for token_id, token in added.items()})
+        self.texts = _TextTable(self)
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of plain text, never a special id. Lone surrogates become U+FFFD."""
+        try:
+            ids: list[int] = self._inner.encode(text, add_special_tokens=False).ids
+        except TypeError:  # how the library refuses lone surrogates
+            whole = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+            ids = self._inner.encode(whole, add_special_tokens=False).ids
+        return ids
+
+    def decode(self, token_ids: list[int]) -> str:
+        """The text of all ids, special tokens by name; invalid UTF-8 becomes U+FFFD."""
+        return b"".join(map(self.token_bytes, token_ids)).decode(errors="replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The exact bytes of one token: a special token's name, nothing for an id outside of the vocabulary."""
+        return self._bytes[token_id]
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether the id stands for no text: a special token, or an id outside of the vocabulary."""
+        return token_id in self._special or not self.token_bytes(token_id)

@@ -1,0 +1,283 @@
+"""JSON schemas as the TypeScript-like types that gpt-oss was trained to read.
+
+Token for token what oss-harmony writes wherever that says all the schema says. What it drops is kept: references become
+named types, anyOf, allOf, const and untyped enums become TypeScript, other constraints a comment behind the property.
+Knows nothing of messages or namespaces.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import unquote
+
+_NAMES = {"integer": "number", "number": "number", "string": "string", "boolean": "boolean", "null": "null"}
+_OBJECT_KEYWORDS = ("properties", "additionalProperties", "required")
+_ARRAY_KEYWORDS = ("items", "prefixItems")
+_VALUE_KEYWORDS = ("const", "enum", *_OBJECT_KEYWORDS, *_ARRAY_KEYWORDS)
+# What no type can say, in the order of the comment.
+_CONSTRAINTS = (
+    *("format", "pattern", "minLength", "maxLength", "contentEncoding", "contentMediaType"),
+    *("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum", "multipleOf"),
+    *("minItems", "maxItems", "uniqueItems", "contains", "minContains", "maxContains"),
+    *("minProperties", "maxProperties", "propertyNames", "patternProperties", "dependentRequired", "dependentSchemas"),
+    *("not", "if", "then", "else", "deprecated", "readOnly", "writeOnly"),
+)
+
+
+def compact_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+class SchemaTypes:
+    """Writes the types of one root schema and collects the definitions it refers to.
+
+    `taken` holds the names in use in the namespace; names given to definitions are added. After `type_of`, take the
+    definitions from `declarations`.
+    """
+
+    def __init__(self, root: dict[str, Any], owner: str, taken: set[str]) -> None:
+        self._root = root
+        self._owner = owner  # the tool, for errors
+        self._taken = taken
+        self._names: dict[str, str] = {}  # reference -> type name, in order of first use
+
+    def declarations(self) -> Iterator[str]:
+        """Every definition referred to so far, as lines that end in a blank one. Writing one may refer to others."""
+        written = 0
+        while written < len(self._names):
+            reference, name = list(self._names.items())[written]
+            schema = self._resolve(reference)
+            about = schema if isinstance(schema, dict) else {}
+            for comment in [*text_lines(about.get("description")), *constraints(schema)]:
+                yield f"// {comment}"
+            bare = {key: value for key, value in about.items() if key != "description"}
+            yield f"type {name} = {self.type_of(bare if about else schema)};\n"
+            written += 1
+
+    def type_of(self, schema: Any, indent: str = "") -> str:
+        """The type of a schema; `indent` stands before the lines of an object's properties."""
+        if schema is False:
+            return "never"
+        if not isinstance(schema, dict):
+            return "any"
+        parts = [*self._combined(schema, indent)]
+        if not parts or any(key in schema for key in _VALUE_KEYWORDS):
+            parts.insert(0, self._plain(schema, indent))
+        text = parts[0] if len(parts) == 1 else " & ".join(f"({part})" if "|" in part else part for part in parts)
+        return f"{text} | null" if schema.get("nullable") is True and not _admits_null(schema) else text
+
+    def _combined(self, schema: dict[str, Any], indent: str) -> Iterator[str]:
+        """What $ref, allOf, anyOf and oneOf say; all of it holds at once."""
+        if isinstance(schema.get("$ref"), str):
+            yield self._reference(schema["$ref"])
+        for part in _list(schema, "allOf"):
+            yield self.type_of(part, indent)
+        any_of = _list(schema, "anyOf")
+        if any_of and not any(map(trailing_comments, any_of)):
+            yield " | ".join(self.type_of(variant, indent) for variant in any_of)
+        elif any_of:
+            yield self._variants(any_of, indent)
+        one_of = _list(schema, "oneOf")
+        if one_of:
+            yield self._variants(one_of, indent)
+
+    def _variants(self, variants: list[Any], indent: str) -> str:
+        """One variant a line, each with its comments."""
+        out = ""
+        for variant in variants:
+            comments = trailing_comments(variant, bare_enum=False)
+            out += f"\n{indent} | {self.type_of(variant, indent + '   ')}{_trailing(comments)}"
+        return out
+
+    def _plain(self, schema: dict[str, Any], indent: str) -> str:
+        """The type without regard to combinators."""
+        kind = schema.get("type")
+        if "const" in schema:
+            return compact_json(schema["const"])
+        values = _list(schema, "enum")
+        if kind == "string":
+            values = [value for value in values if isinstance(value, str)]
+        if values:
+            return " | ".join(map(compact_json, values))
+        if isinstance(kind, list) and kind:
+            if any(key in schema for key in _VALUE_KEYWORDS if key != "enum"):
+                return " | ".join(self._of_kind(name, schema, indent) for name in kind)
+            return " | ".join("number" if name == "integer" else str(name) for name in kind)
+        if kind is None:
+            kind = "object" if any(k in schema for k in _OBJECT_KEYWORDS) else kind
+            kind = "array" if any(k in schema for k in _ARRAY_KEYWORDS) else kind
+        return self._of_kind(kind, schema, indent)
+
+    def _of_kind(self, kind: Any, schema: dict[str, Any], indent: str) -> str:
+        if kind == "object":
+            return self._object(schema, indent)
+        if kind == "array":
+            return self._array(schema, indent)
+        return _NAMES.get(kind, "any") if isinstance(kind, str) else "any"
+
+    def _array(self, schema: dict[str, Any], indent: str) -> str:
+        prefix = _list(schema, "prefixItems")
+        if prefix:
+            parts = [self.type_of(part, indent) for part in prefix]
+            rest = schema.get("items", True)
+            return f"[{', '.join(parts if rest is False else [*parts, f'...{self._items(rest, indent)}'])}]"
+        return self._items(schema["items"], indent) if "items" in schema else "Array<any>"
+
+    def _items(self, items: Any, indent: str) -> str:
+        text = self.type_of(items, indent)
+        return f"({text})[]" if _binds_loosely(items) else f"{text}[]"
+
+    def _object(self, schema: dict[str, Any], indent: str) -> str:
+        description = schema.get("description")
+        head = f"{indent}// {description}\n" if isinstance(description, str) else ""
+        properties = schema.get("properties")
+        properties = properties if isinstance(properties, dict) else {}
+        required = [key for key in _list(schema, "required") if isinstance(key, str)]
+        lines = [self._property(key, value, key in required, indent) for key, value in properties.items()]
+        lines += [f"{indent}{key}: any,\n" for key in required if key not in properties]
+        others = schema.get("additionalProperties", False)
+        if others is not False:
+            comments = trailing_comments(others)
+            lines.append(f"{indent}[key: string]: {self.type_of(others, indent + '    ')},{_trailing(comments)}\n")
+        return head + "{\n" + "".join(lines) + indent + "}"
+
+    def _property(self, key: str, schema: Any, required: bool, indent: str) -> str:
+        about = schema if isinstance(schema, dict) else {}
+        name = key if required else f"{key}?"
+        if _is_plain_union(about):
+            return self._union_property(name, about, indent)
+        lines = [*_title_lines(about), *_description_lines(about), *_example_lines(about)]
+        trailing = _trailing(trailing_comments(about, described=True))
+        type_ = self.type_of(schema, indent + "    ")
+        return "".join(f"{indent}{line}\n" for line in lines) + f"{indent}{name}: {type_},{trailing}\n"
+
+    def _union_property(self, name: str, schema: dict[str, Any], indent: str) -> str:
+        """A property that is one of several types, one a line, between its name and the comma."""
+        variants = _list(schema, "oneOf")
+        description = schema.get("description")
+        first = variants[0].get("description") if isinstance(variants[0], dict) else None
+        described = isinstance(description, str) and description != first
+        lines = [*_title_lines(schema), *_example_lines(schema), *(_description_lines(schema) if described else [])]
+        lines += [f"// {comment}" for comment in trailing_comments(schema, described=True)]
+        lines.append(f"{name}:")
+        for i, variant in enumerate(variants):
+            said = (i == 0 and described) or (isinstance(variant, dict) and variant.get("description") == description)
+            trailing = _trailing(trailing_comments(variant, described=said))
+            lines.append(f" | {self.type_of(variant, indent + '   ')}{trailing}")
+        if schema.get("nullable") is True and not _admits_null(schema):
+            lines.append(" | null")
+        return "".join(f"{indent}{line}\n" for line in [*lines, ","])
+
+    def _reference(self, reference: str) -> str:
+        """The name of the type that a reference stands for."""
+        if reference not in self._names:
+            self._resolve(reference)
+            last = reference.rstrip("/").rpartition("/")[2]
+            stem = re.sub(r"\W", "_", unquote(last)).strip("_") or f"{self._owner}_parameters"
+            name, count = stem, 1
+            while name in self._taken:
+                count += 1
+                name = f"{stem}_{count}"
+            self._taken.add(name)
+            self._names[reference] = name
+        return self._names[reference]
+
+    def _resolve(self, reference: str) -> Any:
+        """What a JSON pointer into the root schema points at."""
+        target: Any = self._root
+        try:
+            document, _, pointer = reference.partition("#")
+            if document or (pointer and not pointer.startswith("/")):
+                raise KeyError(reference)
+            for segment in unquote(pointer).split("/")[1:]:
+                key = segment.replace("~1", "/").replace("~0", "~")
+                target = target[int(key)] if isinstance(target, list) else target[key]
+        except (KeyError, IndexError, TypeError, ValueError):
+            raise ValueError(f"tool {self._owner!r}: schema reference {reference!r} cannot be resolved") from None
+        return target
+
+
+def text_lines(text: Any) -> list[str]:
+    """Lines without their ends, LF or CRLF; no other separator counts."""
+    lines = text.split("\n") if isinstance(text, str) else []
+    if lines and not lines[-1]:
+        lines.pop()
+    return [line.removesuffix("\r") for line in lines]
+
+
+def trailing_comments(schema: Any, described: bool = False, bare_enum: bool = True) -> list[str]:
+    """The description (unless it was `described` already), the default and the constraints of a schema.
+
+    The default of a string enum stands without quotes if `bare_enum`.
+    """
+    if not isinstance(schema, dict):
+        return []
+    description = schema.get("description")
+    comments = [description] if isinstance(description, str) and not described else []
+    if "default" in schema:
+        default = schema["default"]
+        bare = bare_enum and isinstance(default, str) and bool(_list(schema, "enum"))
+        comments.append(f"default: {default if bare else compact_json(default)}")
+    return comments + constraints(schema)
+
+
+def constraints(schema: Any) -> list[str]:
+    """What the type of a schema, or of its items, cannot say, as `keyword: JSON`."""
+    if not isinstance(schema, dict):
+        return []
+    own = [f"{keyword}: {compact_json(schema[keyword])}" for keyword in _CONSTRAINTS if keyword in schema]
+    items = schema.get("items")
+    if not isinstance(items, dict):
+        return own
+    # The description of an object stands in its type.
+    return own + [f"items: {comment}" for comment in trailing_comments(items, described="properties" in items)]
+
+
+def _trailing(comments: list[str]) -> str:
+    return f" // {' '.join(comments)}" if comments else ""
+
+
+def _title_lines(schema: dict[str, Any]) -> list[str]:
+    return [f"// {schema['title']}", "//"] if isinstance(schema.get("title"), str) else []
+
+
+def _description_lines(schema: dict[str, Any]) -> list[str]:
+    return [f"// {schema['description']}"] if isinstance(schema.get("description"), str) else []
+
+
+def _example_lines(schema: dict[str, Any]) -> list[str]:
+    examples = _list(schema, "examples")
+    return ["// Examples:", *(f"// - {compact_json(example)}" for example in examples)] if examples else []
+
+
+def _list(schema: dict[str, Any], keyword: str) -> list[Any]:
+    value = schema.get(keyword)
+    return value if isinstance(value, list) else []
+
+
+def _is_plain_union(schema: dict[str, Any]) -> bool:
+    """Whether oneOf is all that the schema says of the type."""
+    others = (*_VALUE_KEYWORDS, "$ref", "allOf", "anyOf")
+    return bool(_list(schema, "oneOf")) and not any(keyword in schema for keyword in others)
+
+
+def _admits_null(schema: Any) -> bool:
+    """Whether the written type lists null already."""
+    if not isinstance(schema, dict):
+        return False
+    kind = schema.get("type")
+    if kind == "null" or (isinstance(kind, list) and "null" in kind) or schema.get("const", 0) is None:
+        return True
+    if None in _list(schema, "enum") and kind != "string":
+        return True
+    variants = [*_list(schema, "anyOf"), *_list(schema, "oneOf")]
+    return any(_admits_null(v) or (isinstance(v, dict) and v.get("nullable") is True) for v in variants)
+
+
+def _binds_loosely(items: Any) -> bool:
+    """Whether the type of an array's items needs parentheses; string enums, type lists and oneOf go without."""
+    if not isinstance(items, dict):
+        return False
+    untyped_enum = bool(_list(items, "enum")) and items.get("type") != "string"
+    return untyped_enum or items.get("nullable") is True or bool(_list(items, "anyOf") or _list(items, "allOf"))

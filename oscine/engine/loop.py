@@ -1,0 +1,226 @@
+"""The engine: requests go in, a step is schedule, execute, commit, and news of the requests come out.
+
+Knows the life of a request, from admission to its last output. Knows nothing of processes, sockets or devices: the
+executor is any object that runs plans in order.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import cast
+
+from oscine.config import EngineOptions
+from oscine.engine.kv_cache import KVCache
+from oscine.engine.request import Request
+from oscine.engine.scheduler import ScheduledStep, Scheduler
+from oscine.types import (
+    AsyncExecutor,
+    EngineStats,
+    Executor,
+    FinishReason,
+    GenerationOutput,
+    GenerationRequest,
+    ScheduledSequence,
+    StepPlan,
+    StepResult,
+)
+
+
+class _Immediate:
+    """Makes an AsyncExecutor of an Executor: a plan runs when it is launched."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        self._results: deque[StepResult] = deque()
+
+    def launch(self, plan: StepPlan) -> None:
+        self._results.append(self._executor.execute(plan))
+
+    def collect(self) -> StepResult:
+        return self._results.popleft()
+
+
+class EngineLoop:
+    """Runs requests on one executor. Not thread-safe: one thread calls everything.
+
+    With `overlap` a step is scheduled and launched before the step before it is collected, so the device never waits
+    for the scheduler. The scheduler then counts a token that is still being sampled. Where that token ends its
+    sequence, the launched step computes one token in vain; it is thrown away, and what it wrote is
+    in a page that no later plan has given to anybody else before that step ran.
+    """
+
+    def __init__(
+        self,
+        executor: Executor | AsyncExecutor,
+        options: EngineOptions,
+        *,
+        num_full_pages: int,
+        num_sliding_pages: int,
+        max_model_len: int,
+        sliding_window: int = 128,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._executor = cast(AsyncExecutor, executor) if hasattr(executor, "launch") else _Immediate(executor)
+        self._options = options.scheduler
+        self._max_model_len = max_model_len
+        self._clock = clock
+        self._cache = KVCache(
+            num_full_pages=num_full_pages,
+            num_sliding_pages=num_sliding_pages,
+            page_size=options.cache.page_size,
+            sliding_window=sliding_window,
+            prefix_caching=options.cache.prefix_caching,
+        )
+        self._scheduler = Scheduler(
+            self._cache,
+            max_num_seqs=self._options.max_num_seqs,
+            max_num_batched_tokens=self._options.max_num_batched_tokens,
+            clock=clock,
+        )
+        self._requests: dict[str, Request] = {}  # live
+        self._launched: deque[ScheduledStep] = deque()
+        self._max_launched = 2 if self._options.overlap else 1
+        self._news: list[GenerationOutput] = []  # of refused and cancelled requests, for the next step
+        self._num_arrivals = 0
+        self._num_steps = 0
+        self._num_generated = 0
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        return bool(self._requests or self._launched or self._news)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether one more request would be refused because too many wait."""
+        return len(self._scheduler.waiting) >= self._options.max_waiting
+
+    def add(self, request: GenerationRequest) -> None:
+        """Queues a request. One that cannot be run gets its only output, an error, from the next step."""
+        error = self._refusal(request)
+        if error is not None:
+            self._news.append(GenerationOutput(request.request_id, finish_reason="error", error=error))
+            return
+        live = Request(
+            request,
+            arrival=self._num_arrivals,
+            arrival_s=self._clock(),
+            max_model_len=self._max_model_len,
+            stream_interval=self._options.stream_interval,
+        )
+        self._num_arrivals += 1
+        self._requests[live.request_id] = live
+        self._scheduler.add(live)
+
+    def cancel(self, request_id: str) -> None:
+        """Ends a request at once, wherever it is; unknown ids are of requests that have just ended by themselves."""
+        request = self._requests.get(request_id)
+        if request is not None:
+            self._news.append(self._finish(request, "cancelled"))
+
+    def cancel_all(self) -> list[GenerationOutput]:
+        """Cancels every request. Returns all outputs not yet given out."""
+        return self._finish_all("cancelled", None)
+
+    def fail_all(self, error: str) -> list[GenerationOutput]:
+        """Ends every request with an error, after the executor has failed, and forgets the steps in flight."""
+        self._launched.clear()
+        return self._finish_all("error", error)
+
+    def step(self) -> list[GenerationOutput]:
+        """Schedules and launches a step, commits the oldest one. Returns all news. Raises what the executor raises."""
+        step = self._scheduler.schedule()
+        done = self._execute(step)
+        return self._commit(done)
+
+    def stats(self) -> EngineStats:
+        counters = self._scheduler.counters
+        return EngineStats(
+            num_running=len(self._scheduler.running),
+            num_waiting=len(self._scheduler.waiting),
+            full_pages_used=self._cache.full.num_used,
+            full_pages_total=self._cache.full.num_pages,
+            sliding_pages_used=self._cache.sliding.num_used,
+            sliding_pages_total=self._cache.sliding.num_pages,
+            steps=self._num_steps,
+            prompt_tokens=counters.prompt_tokens,
+            generated_tokens=self._num_generated,
+            prefix_queries=counters.prefix_queries,
+            prefix_hits=counters.prefix_hits,
+            preemptions=counters.preemptions,
+        )
+
+    def _execute(self, step: ScheduledStep) -> tuple[ScheduledStep, StepResult] | None:
+        """Launches a step, then waits for the oldest one unless the device may go on with it meanwhile."""
+        if step.requests:
+            self._executor.launch(step.plan)
+            self._launched.append(step)
+        assert self._launched or not self._requests, "requests, but nothing to compute"
+        if len(self._launched) == self._max_launched or (self._launched and not step.requests):
+            return self._launched.popleft(), self._executor.collect()
+        return None
+
+    def _commit(self, done: tuple[ScheduledStep, StepResult] | None) -> list[GenerationOutput]:
+        news, self._news = self._news, []
+        if done is None:
+            return news
+        step, result = done
+        assert result.step == step.plan.step
+        self._scheduler.commit(step)
+        self._num_steps += 1
+        for i, request in enumerate(step.requests):
+            if request.finish_reason is None:  # else cancelled, or ended by the token before this one
+                self._advance(request, step.plan.sequences[i], result, i, news)
+        return news
+
+    def _advance(
+        self, request: Request, sequence: ScheduledSequence, result: StepResult, i: int, news: list[GenerationOutput]
+    ) -> None:
+        """Takes in what a step computed of one live request: the i-th of the step."""
+        num_computed = sequence.start + sequence.num_tokens
+        if num_computed >= request.page_event:
+            self._cache.commit(request, num_computed)
+        if result.prompt_logprobs is not None and sequence.slot in result.prompt_logprobs:
+            request.add_prompt_logprobs(sequence.start, result.prompt_logprobs[sequence.slot])
+        sampled = result.token_ids[i]
+        if sampled:
+            num_known = len(request.token_ids)
+            reason = request.accept(sampled, result.logprobs[i] if result.logprobs is not None else None)
+            self._num_generated += len(request.token_ids) - num_known
+        else:
+            reason = None if request.samples or num_computed < request.num_prompt_tokens else "length"
+        if reason is not None:
+            news.append(self._finish(request, reason))
+        elif len(request.token_ids) >= request.emit_at:
+            news.append(request.take_output())
+
+    def _refusal(self, request: GenerationRequest) -> str | None:
+        """Why a request cannot be run, for its sender."""
+        num_tokens = len(request.prompt_token_ids)
+        if request.request_id in self._requests:
+            return f"request id {request.request_id!r} is in use"
+        if not 1 <= num_tokens < self._max_model_len:
+            return f"the prompt has {num_tokens} tokens; 1 to {self._max_model_len - 1} are possible"
+        if self.is_full:
+            return f"{self._options.max_waiting} requests are waiting already"
+        end = min(num_tokens + request.sampling.max_tokens, self._max_model_len)
+        num_pages = self._cache.num_pages(max(num_tokens, end - 1))
+        if num_pages > self._cache.full.num_pages:
+            capacity = self._cache.full.num_pages * self._cache.page_size
+            return f"{num_tokens} prompt tokens and {end - num_tokens} more do not fit a KV cache of {capacity} tokens"
+        return None
+
+    def _finish(self, request: Request, reason: FinishReason) -> GenerationOutput:
+        """Ends a live request and frees what it holds. Returns its last output."""
+        request.finish_reason = reason
+        del self._requests[request.request_id]
+        self._scheduler.remove(request)
+        return request.take_output()
+
+    def _finish_all(self, reason: FinishReason, error: str | None) -> list[GenerationOutput]:
+        news, self._news = self._news, []
+        for request in list(self._requests.values()):
+            output = self._finish(request, reason)
+            output.error = error
+            news.append(output)
+        return news

@@ -1,0 +1,80 @@
+"""Which pages hold which prefix of tokens: content addresses of full pages, one table for each page group.
+
+Knows nothing of holders or requests. A page is addressed by a digest of all tokens up to its end, so equal addresses
+mean equal content. Each group forgets pages on its own.
+"""
+
+import hashlib
+import os
+from array import array
+from typing import Literal, NamedTuple
+
+Group = Literal["full", "sliding"]
+
+
+class PrefixHit(NamedTuple):
+    """The longest usable prefix: `num_pages` pages of tokens; holes of the sliding group are -1."""
+
+    num_pages: int
+    branch_page: int  # pages of the longest prefix known in the full group; more than num_pages if windows are missing
+    full_pages: list[int]
+    sliding_pages: list[int]
+    first_sliding: int  # sliding_pages before this index are holes
+
+
+class PrefixIndex:
+    """Digest of a prefix of whole pages -> the page that holds its last page_size tokens."""
+
+    def __init__(self, page_size: int, sliding_window: int) -> None:
+        self.page_size = page_size
+        self._reach = sliding_window - 1  # how far back of its own position a token looks
+        self._root = os.urandom(16)  # addresses cannot be predicted from outside
+        self._pages: dict[Group, dict[bytes, int]] = {"full": {}, "sliding": {}}
+        self._digests: dict[Group, dict[int, bytes]] = {"full": {}, "sliding": {}}
+
+    def first_needed(self, num_pages: int) -> int:
+        """The first sliding page that the token after `num_pages` pages, or any later one, reads."""
+        return max(0, num_pages * self.page_size - self._reach) // self.page_size
+
+    def extend_digests(self, digests: list[bytes], token_ids: list[int], num_pages: int) -> None:
+        """Makes `digests` cover the first `num_pages` pages of token_ids."""
+        size = self.page_size
+        parent = digests[-1] if digests else self._root
+        for page in range(len(digests), num_pages):
+            packed = array("q", token_ids[page * size : (page + 1) * size]).tobytes()
+            parent = hashlib.blake2b(parent + packed, digest_size=16).digest()
+            digests.append(parent)
+
+    def insert(self, group: Group, digest: bytes, page: int) -> bool:
+        """Offers a page. False if another page of this content is known already."""
+        if digest in self._pages[group]:
+            return False
+        self._pages[group][digest] = page
+        self._digests[group][page] = digest
+        return True
+
+    def forget(self, group: Group, page: int) -> None:
+        """The page is about to hold something else."""
+        del self._pages[group][self._digests[group].pop(page)]
+
+    def find(self, digests: list[bytes]) -> PrefixHit:
+        """The longest prefix whose full pages are all known and whose last window is known in the sliding group."""
+        full, sliding = self._pages["full"], self._pages["sliding"]
+        known = 0  # leading pages known in the full group
+        run = 0  # pages known in the sliding group in a row, up to here
+        best = 0
+        for digest in digests:
+            if digest not in full:
+                break
+            known += 1
+            run = run + 1 if digest in sliding else 0
+            if run >= known - self.first_needed(known):
+                best = known
+        first = self.first_needed(best)
+        return PrefixHit(
+            num_pages=best,
+            branch_page=known,
+            full_pages=[full[digest] for digest in digests[:best]],
+            sliding_pages=[-1] * first + [sliding[digest] for digest in digests[first:best]],
+            first_sliding=first,
+        )

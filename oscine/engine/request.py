@@ -1,0 +1,143 @@
+"""One request inside the engine: its tokens, how far they are computed, and which pages hold them.
+
+Knows nothing of other requests, of pools or of time. There is no prefill and no decode: a request has tokens that are
+computed and tokens that are wanted, and a step computes some of the difference.
+
+    token_ids   p p p p p p p p g g g            known here: the prompt, then what was generated
+                              ^num_computed      computed, or being computed by a launched step
+                                      ^num_wanted    known, or being sampled by a launched step
+"""
+
+from oscine.types import FinishReason, GenerationOutput, GenerationRequest, TokenLogprobs
+
+NEVER = 1 << 62
+
+
+class Request:
+    """State of one live request. The scheduler moves it, the cache gives it pages, the loop feeds it tokens."""
+
+    __slots__ = (
+        "arrival_s",
+        "blocked_until",
+        "branch_page",
+        "digests",
+        "emit_at",
+        "end",
+        "fast_end",
+        "finish_reason",
+        "first_sliding",
+        "full_pages",
+        "logprobs",
+        "num_cached_tokens",
+        "num_computed",
+        "num_emitted",
+        "num_hit_pages",
+        "num_prompt_tokens",
+        "num_registered",
+        "num_to_compute",
+        "num_wanted",
+        "order",
+        "page_event",
+        "priority",
+        "prompt_logprobs",
+        "queue_s",
+        "request_id",
+        "sampling",
+        "sliding_pages",
+        "slot",
+        "stop_token_ids",
+        "stream_interval",
+        "token_ids",
+    )
+
+    def __init__(
+        self, request: GenerationRequest, *, arrival: int, arrival_s: float, max_model_len: int, stream_interval: int
+    ) -> None:
+        sampling = request.sampling
+        self.request_id = request.request_id
+        self.sampling = sampling
+        self.priority = request.priority
+        self.order = (request.priority, arrival)  # smaller is more urgent; kept through preemptions
+        self.arrival_s = arrival_s
+        self.queue_s: float | None = None  # set when first scheduled
+        self.stop_token_ids = frozenset(sampling.stop_token_ids)
+        self.stream_interval = stream_interval
+
+        self.token_ids = list(request.prompt_token_ids)
+        self.num_prompt_tokens = len(self.token_ids)
+        self.end = min(self.num_prompt_tokens + sampling.max_tokens, max_model_len)  # tokens when it ends by length
+        # The last token of all is never computed; without any to generate, the whole prompt still is.
+        self.num_to_compute = max(self.end - 1, self.num_prompt_tokens)
+        self.num_computed = 0
+        self.num_wanted = self.num_prompt_tokens
+        self.finish_reason: FinishReason | None = None
+
+        self.slot = -1  # of the executor; -1 while waiting
+        self.blocked_until = -1  # the step that must be committed before this request may be admitted again
+        self.fast_end = 0  # positions below this need no new page and no other thought to be decoded
+        self.page_event = NEVER  # computed tokens at which pages are to be registered or freed
+
+        self.full_pages: list[int] = []  # page of tokens [i * page_size, (i + 1) * page_size)
+        self.sliding_pages: list[int] = []  # the same; entries below first_sliding are not held any more
+        self.first_sliding = 0
+        self.digests: list[bytes] = []  # of the leading full pages of token_ids, as far as they were needed
+        self.num_registered = 0  # leading pages already offered to the prefix index
+        self.num_hit_pages = 0  # leading pages taken from the prefix index at the last admission
+        self.branch_page = 0  # pages of the longest prefix that the index knew then, if only in the full group
+
+        self.num_cached_tokens = 0  # prompt tokens found in the prefix index at the first admission
+        self.num_emitted = self.num_prompt_tokens  # leading tokens that need no output any more
+        self.emit_at = self.num_prompt_tokens + 1  # tokens at which the next output is due
+        self.logprobs: list[TokenLogprobs] = []  # of the tokens not yet emitted
+        self.prompt_logprobs: list[TokenLogprobs] = []  # until the first output
+
+    @property
+    def samples(self) -> bool:
+        """Whether anything is generated at all."""
+        return self.end > self.num_prompt_tokens
+
+    @property
+    def num_missing(self) -> int:
+        """Tokens that could be computed now."""
+        return min(self.num_wanted, self.num_to_compute) - self.num_computed
+
+    def accept(self, sampled: list[int], logprobs: list[TokenLogprobs] | None) -> FinishReason | None:
+        """Appends what a step sampled, up to the token that ends the sequence. Returns why it ends there, if so."""
+        self.num_wanted += len(sampled) - 1  # the scheduler counted on one
+        reason: FinishReason | None = None
+        num_taken = 0
+        while reason is None and num_taken < len(sampled):
+            token = sampled[num_taken]
+            num_taken += 1
+            self.token_ids.append(token)
+            if token in self.stop_token_ids:
+                reason = "stop"
+            elif len(self.token_ids) == self.end:
+                reason = "length"
+        if logprobs is not None:
+            self.logprobs += logprobs[:num_taken]
+        return reason
+
+    def add_prompt_logprobs(self, start: int, logprobs: list[TokenLogprobs]) -> None:
+        """Those of the prompt tokens after position `start`, in this order; a preemption brings some again."""
+        if self.num_emitted == self.num_prompt_tokens:
+            self.prompt_logprobs[start:] = logprobs
+
+    def take_output(self) -> GenerationOutput:
+        """The news since the last output."""
+        tokens = self.token_ids
+        output = GenerationOutput(self.request_id, tokens[self.num_emitted :])
+        output.finish_reason = self.finish_reason
+        if self.sampling.logprobs is not None:
+            output.logprobs, self.logprobs = self.logprobs, []
+        if self.emit_at == self.num_prompt_tokens + 1:
+            self._add_first_news(output)
+        self.num_emitted = len(tokens)
+        self.emit_at = len(tokens) + self.stream_interval
+        return output
+
+    def _add_first_news(self, output: GenerationOutput) -> None:
+        output.num_cached_tokens = self.num_cached_tokens
+        output.queue_s = self.queue_s or 0.0
+        if self.sampling.prompt_logprobs is not None:
+            output.prompt_logprobs = self.prompt_logprobs

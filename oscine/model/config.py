@@ -1,0 +1,252 @@
+"""The shape of a gpt-oss model, read from config.json in the spelling of transformers 4 or 5.
+
+Knows names, types and rules of the fields. Must not know tensors, files other than config.json, or devices.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+LayerType = Literal["sliding_attention", "full_attention"]
+
+# Generation ends at <|return|> and <|call|> whatever a config says: older files lack the second.
+HARMONY_STOP_IDS = (200002, 200012)
+HARMONY_VOCAB_SIZE = 201088
+
+
+@dataclass(frozen=True, slots=True)
+class YarnConfig:
+    """Rotary embedding with YaRN; fields are named as in config.json. Ramp bounds are never rounded."""
+
+    rope_theta: float = 150000.0
+    factor: float = 32.0
+    beta_fast: float = 32.0  # rotations within the original context above which a dimension is left as it is
+    beta_slow: float = 1.0  # rotations below which a dimension is interpolated by factor
+    original_max_position_embeddings: int = 4096  # tokens
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Sizes of a gpt-oss model; the published 20b by default."""
+
+    vocab_size: int = HARMONY_VOCAB_SIZE
+    hidden_size: int = 2880
+    intermediate_size: int = 2880
+    head_dim: int = 64
+    num_attention_heads: int = 64
+    num_key_value_heads: int = 8
+    num_hidden_layers: int = 24
+    num_local_experts: int = 32
+    num_experts_per_tok: int = 4
+    sliding_window: int = 128  # tokens, the query's own included
+    layer_types: tuple[LayerType, ...] = ("sliding_attention", "full_attention") * 12
+    rms_norm_eps: float = 1e-5
+    swiglu_limit: float = 7.0
+    max_position_embeddings: int = 131072  # tokens
+    eos_token_ids: tuple[int, ...] = (200002,)
+    yarn: YarnConfig = YarnConfig()
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if isinstance(value, int | float):
+                _require(value > 0, name, "positive", value)
+        _require(self.head_dim % 2 == 0, "head_dim", "even", self.head_dim)
+        for name in ("hidden_size", "intermediate_size"):
+            _require(getattr(self, name) % 32 == 0, name, "a multiple of 32 (an MXFP4 block)", getattr(self, name))
+        heads, kv_heads = self.num_attention_heads, self.num_key_value_heads
+        _require(heads % kv_heads == 0, "num_attention_heads", f"a multiple of num_key_value_heads ({kv_heads})", heads)
+        experts, chosen = self.num_local_experts, self.num_experts_per_tok
+        _require(chosen <= experts, "num_experts_per_tok", f"at most num_local_experts ({experts})", chosen)
+        layers = self.num_hidden_layers
+        _require(len(self.layer_types) == layers, "layer_types", f"{layers} names, one a layer", self.layer_types)
+        for kind in self.layer_types:
+            known = kind in ("sliding_attention", "full_attention")
+            _require(known, "layer_types", "sliding_attention or full_attention", kind)
+        _require(
+            all(0 <= i < self.vocab_size for i in self.eos_token_ids), "eos_token_id", "a token", self.eos_token_ids
+        )
+
+    @property
+    def num_full_layers(self) -> int:
+        return self.layer_types.count("full_attention")
+
+    @property
+    def num_sliding_layers(self) -> int:
+        return self.layer_types.count("sliding_attention")
+
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        """Ids that end generation: the file's own, and with the harmony vocabulary <|return|> and <|call|>."""
+        harmony = HARMONY_STOP_IDS if self.vocab_size == HARMONY_VOCAB_SIZE else ()
+        return tuple(dict.fromkeys((*self.eos_token_ids, *harmony)))
+
+    @classmethod
+    def from_file(cls, path: Path) -> "ModelConfig":
+        """Reads a config.json. Raises ValueError naming the file and what is wrong in it."""
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ValueError(f"{path}: cannot be read: {error.strerror}") from None
+        except ValueError as error:
+            raise ValueError(f"{path}: not JSON: {error}") from None
+        if not isinstance(values, dict):
+            raise ValueError(f"{path}: not a JSON object")
+        try:
+            return cls.from_dict(values)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "ModelConfig":
+        """Raises ValueError naming the first field that is missing, of a wrong type, or not supported.
+
+        Fields that do not change the arithmetic (dropout, initialisers, versions, dtype) are not looked at.
+        """
+        _check_supported(values)
+        layers = _integer(values, "num_hidden_layers")
+        return cls(
+            vocab_size=_integer(values, "vocab_size"),
+            hidden_size=_integer(values, "hidden_size"),
+            intermediate_size=_integer(values, "intermediate_size"),
+            head_dim=_integer(values, "head_dim"),
+            num_attention_heads=_integer(values, "num_attention_heads"),
+            num_key_value_heads=_integer(values, "num_key_value_heads"),
+            num_hidden_layers=layers,
+            num_local_experts=_integer(values, "num_local_experts", "num_experts"),
+            num_experts_per_tok=_integer(values, "num_experts_per_tok", "experts_per_token"),
+            sliding_window=_integer(values, "sliding_window"),
+            layer_types=_layer_types(values, layers),
+            rms_norm_eps=_number(values, "rms_norm_eps"),
+            swiglu_limit=_number(values, "swiglu_limit"),
+            max_position_embeddings=_integer(values, "max_position_embeddings"),
+            eos_token_ids=_token_ids(values, "eos_token_id"),
+            yarn=_yarn(values),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The config.json of this model as published; from_dict reads it back."""
+        values = asdict(self)
+        yarn = values.pop("yarn")
+        eos = list(values.pop("eos_token_ids"))
+        return {
+            **values,
+            "architectures": ["GptOssForCausalLM"],
+            "model_type": "gpt_oss",
+            "attention_bias": True,
+            "hidden_act": "silu",
+            "tie_word_embeddings": False,
+            "torch_dtype": "bfloat16",
+            "layer_types": list(self.layer_types),
+            "eos_token_id": eos[0] if len(eos) == 1 else eos,
+            "rope_theta": yarn.pop("rope_theta"),
+            "rope_scaling": {"rope_type": "yarn", "truncate": False, **yarn},
+            "quantization_config": {
+                "quant_method": "mxfp4",
+                "modules_to_not_convert": [
+                    "model.layers.*.self_attn",
+                    "model.layers.*.mlp.router",
+                    "model.embed_tokens",
+                    "lm_head",
+                ],
+            },
+        }
+
+
+def gpt_oss_20b() -> ModelConfig:
+    return ModelConfig()
+
+
+def gpt_oss_120b() -> ModelConfig:
+    return ModelConfig(
+        num_hidden_layers=36, num_local_experts=128, layer_types=("sliding_attention", "full_attention") * 18
+    )
+
+
+def _require(condition: bool, name: str, rule: str, value: object) -> None:
+    if not condition:
+        raise ValueError(f"{name} must be {rule}, not {value!r}")
+
+
+def _check_supported(values: Mapping[str, Any]) -> None:
+    """Refuses what a gpt-oss checkpoint may say and this implementation does not compute."""
+    only: dict[str, tuple[object, ...]] = {
+        "model_type": ("gpt_oss",),
+        "hidden_act": ("silu",),
+        "attention_bias": (True,),
+        "tie_word_embeddings": (False,),
+        "swiglu_alpha": (1.702,),
+    }
+    for name, allowed in only.items():
+        _require(values.get(name, allowed[0]) in allowed, name, repr(allowed[0]), values.get(name))
+    quantization = values.get("quantization_config")
+    _require(isinstance(quantization, dict), "quantization_config", "an object with quant_method mxfp4", quantization)
+    method = quantization.get("quant_method") if isinstance(quantization, dict) else None
+    _require(method == "mxfp4", "quantization_config.quant_method", "'mxfp4'", method)
+
+
+def _find(values: Mapping[str, Any], *names: str) -> tuple[str, Any]:
+    """The value under the first of several spellings; two spellings that disagree are an error."""
+    found = [(name, values[name]) for name in names if values.get(name) is not None]
+    if not found:
+        raise ValueError(f"{names[0]} is missing")
+    for name, value in found[1:]:
+        _require(value == found[0][1], name, f"equal to {found[0][0]} ({found[0][1]!r})", value)
+    return found[0]
+
+
+def _integer(values: Mapping[str, Any], *names: str) -> int:
+    name, value = _find(values, *names)
+    _require(isinstance(value, int) and not isinstance(value, bool), name, "an integer", value)
+    return int(value)
+
+
+def _number(values: Mapping[str, Any], name: str, *, where: str = "") -> float:
+    _, value = _find(values, name)
+    _require(isinstance(value, int | float) and not isinstance(value, bool), where + name, "a number", value)
+    return float(value)
+
+
+def _token_ids(values: Mapping[str, Any], name: str) -> tuple[int, ...]:
+    _, value = _find(values, name)
+    ids = value if isinstance(value, list) else [value]
+    _require(bool(ids) and all(type(i) is int for i in ids), name, "an integer or a list of integers", value)
+    return tuple(ids)
+
+
+def _layer_types(values: Mapping[str, Any], num_layers: int) -> tuple[LayerType, ...]:
+    """Alternating from a sliding layer on where the file does not list them, as in the earliest published config."""
+    kinds = values.get("layer_types")
+    if kinds is None:
+        return tuple("full_attention" if i % 2 else "sliding_attention" for i in range(num_layers))
+    _require(isinstance(kinds, list), "layer_types", "a list", kinds)
+    return tuple(kinds)
+
+
+def _yarn(values: Mapping[str, Any]) -> YarnConfig:
+    """From rope_parameters (transformers 5), or rope_theta and rope_scaling (4)."""
+    section = "rope_parameters" if values.get("rope_parameters") is not None else "rope_scaling"
+    rope = values.get(section)
+    if not isinstance(rope, dict):
+        raise ValueError(f"{section} must be an object, not {rope!r}")
+    kind = rope.get("rope_type", rope.get("type"))
+    _require(kind == "yarn", f"{section}.rope_type", "'yarn'", kind)
+    _require(rope.get("truncate") is False, f"{section}.truncate", "false", rope.get("truncate"))
+    for name in ("attention_factor", "mscale", "mscale_all_dim"):
+        _require(rope.get(name) is None, f"{section}.{name}", "absent", rope.get(name))
+    where = f"{section}."
+    theta = _number(rope, "rope_theta", where=where) if "rope_theta" in rope else _number(values, "rope_theta")
+    original = _number(rope, "original_max_position_embeddings", where=where)
+    _require(original == int(original) > 0, f"{where}original_max_position_embeddings", "a positive integer", original)
+    yarn = YarnConfig(
+        rope_theta=theta,
+        factor=_number(rope, "factor", where=where),
+        beta_fast=_number(rope, "beta_fast", where=where),
+        beta_slow=_number(rope, "beta_slow", where=where),
+        original_max_position_embeddings=int(original),
+    )
+    _require(yarn.rope_theta > 1, "rope_theta", "above 1", yarn.rope_theta)
+    _require(yarn.factor >= 1, f"{where}factor", "at least 1", yarn.factor)
+    _require(yarn.beta_fast > yarn.beta_slow > 0, f"{where}beta_fast", "above beta_slow, both positive", yarn.beta_fast)
+    return yarn

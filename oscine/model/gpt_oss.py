@@ -1,0 +1,102 @@
+"""The gpt-oss network: embedding, blocks of attention and experts, head.
+
+Knows how ops are strung together. Must not know devices, checkpoints, scheduling or how an op is computed.
+
+Shape suffixes: T tokens of the step, N rows whose logits are wanted, H hidden, V vocabulary, Q query heads, D head
+dimension, F the fused projection of queries, keys and values.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from oscine.model.config import ModelConfig
+from oscine.model.weights import LayerWeights, Weights
+from oscine.ops.interface import Batch, KvCache, Ops, PageGroup
+from oscine.ops.rope.yarn import yarn_cos_sin
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCache:
+    """What one layer sees of the KV cache."""
+
+    kv_pages: Tensor  # [pages, 2, G, P, D]
+    group: PageGroup
+    window: int | None  # tokens; None is full attention
+
+
+class GptOss:
+    """Weights and ops of one device; holds no state between steps."""
+
+    def __init__(self, config: ModelConfig, weights: Weights, ops: Ops) -> None:
+        self.config = config
+        self.weights = weights
+        self.ops = ops
+        self.cos_sin = rope_table(config, weights.embed_VH.device)
+
+    @torch.inference_mode()
+    def forward(self, batch: Batch, kv: KvCache) -> Tensor:
+        """Runs one step, writing its keys and values into kv. Returns logits [N, V], float32."""
+        ops, eps = self.ops, self.config.rms_norm_eps
+        x_TH = self.weights.embed_VH[batch.token_ids_T]
+        residual_TH: Tensor | None = None
+        for layer, cache in zip(self.weights.layers, self._layer_caches(batch, kv), strict=True):
+            x_TH, residual_TH = ops.rms_norm(x_TH, layer.input_norm_H, eps, residual_TH)
+            x_TH = self._attend(x_TH, layer, cache, batch)
+            x_TH, residual_TH = ops.rms_norm(x_TH, layer.post_attention_norm_H, eps, residual_TH)
+            x_TH = self._mix_experts(x_TH, layer)
+        rows = batch.logits_rows_N
+        last_NH = None if residual_TH is None else residual_TH[rows]
+        x_NH, _ = ops.rms_norm(x_TH[rows], self.weights.norm_H, eps, last_NH)
+        return ops.linear(x_NH, self.weights.head_VH, None).float()
+
+    def _layer_caches(self, batch: Batch, kv: KvCache) -> list[LayerCache]:
+        """Layers of a group have consecutive indices in that group's memory, in model order."""
+        caches, num_full, num_sliding = [], 0, 0
+        for kind in self.config.layer_types:
+            if kind == "full_attention":
+                caches.append(LayerCache(kv.full[:, num_full], batch.full, None))
+                num_full += 1
+            else:
+                caches.append(LayerCache(kv.sliding[:, num_sliding], batch.sliding, self.config.sliding_window))
+                num_sliding += 1
+        return caches
+
+    def _attend(self, x_TH: Tensor, layer: LayerWeights, cache: LayerCache, batch: Batch) -> Tensor:
+        ops = self.ops
+        qkv_TF = ops.linear(x_TH, layer.qkv_weight_FH, layer.qkv_bias_F)
+        q_TQD = ops.rope_and_write(qkv_TF, self.cos_sin, batch.positions_T, cache.kv_pages, cache.group.slots_T)
+        heads = ops.attention(q_TQD, cache.kv_pages, batch, cache.group, layer.sinks_Q, cache.window)
+        return ops.linear(heads, layer.out_weight, layer.out_bias_H)
+
+    def _mix_experts(self, x_TH: Tensor, layer: LayerWeights) -> Tensor:
+        config = self.config
+        return self.ops.moe(
+            x_TH,
+            layer.router_weight_EH,
+            layer.router_bias_E,
+            layer.experts,
+            config.num_experts_per_tok,
+            config.swiglu_limit,
+        )
+
+
+def rope_table(config: ModelConfig, device: torch.device) -> Tensor:
+    """[max_position_embeddings, D] float32, as ops.rope_and_write reads it."""
+    yarn = config.yarn
+    return yarn_cos_sin(
+        config.max_position_embeddings,
+        config.head_dim,
+        base=yarn.rope_theta,
+        factor=yarn.factor,
+        beta_fast=yarn.beta_fast,
+        beta_slow=yarn.beta_slow,
+        original_length=yarn.original_max_position_embeddings,
+        device=device,
+    )
+
+
+def kv_shape(config: ModelConfig, num_layers: int, num_pages: int, page_size: int) -> tuple[int, ...]:
+    """Shape of one page group's memory: [pages, layers of the group, 2, G, P, D]."""
+    return (num_pages, num_layers, 2, config.num_key_value_heads, page_size, config.head_dim)

@@ -1,0 +1,57 @@
+"""A model as the options name it, checked and ready to be loaded; nothing of its size is allocated yet."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from oscine.config import ModelOptions
+from oscine.model.checkpoint import CONFIG, Checkpoint
+from oscine.model.config import ModelConfig, gpt_oss_20b, gpt_oss_120b
+from oscine.model.hub import find_folder
+from oscine.model.random_weights import RandomTensors
+from oscine.model.weights import PrepareLayer, TensorSource, Weights, load_weights
+
+PUBLISHED: dict[str, Callable[[], ModelConfig]] = {"20b": gpt_oss_20b, "120b": gpt_oss_120b}
+RANDOM_SEED = 0
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedModel:
+    config: ModelConfig
+    folder: Path | None  # where config.json and tokenizer.json are; None with random weights
+    source: TensorSource
+    device: torch.device
+    dtype: torch.dtype  # of activations, KV and unquantised weights
+
+    def load(self, *, prepare_layer: PrepareLayer | None = None, progress: bool = False) -> Weights:
+        """Brings the weights to the device; prepare_layer repacks each layer as it arrives."""
+        return load_weights(
+            self.config, self.source, self.device, self.dtype, prepare_layer=prepare_layer, progress=progress
+        )
+
+
+def open_model(options: ModelOptions) -> OpenedModel:
+    """Fetches what is missing and checks every file. Raises ValueError naming the file, field or tensor at fault."""
+    device, dtype = _device(options.device), getattr(torch, options.dtype)
+    if options.random_weights is not None:
+        config = _random_config(options.random_weights)
+        return OpenedModel(config, None, RandomTensors(config, RANDOM_SEED, device), device, dtype)
+    folder = find_folder(options.model, options.revision)
+    config = ModelConfig.from_file(folder / CONFIG)
+    return OpenedModel(config, folder, Checkpoint(folder, config), device, dtype)
+
+
+def _device(name: str) -> torch.device:
+    try:
+        return torch.device(name)
+    except RuntimeError:
+        raise ValueError(f"--device {name!r} is not a device") from None
+
+
+def _random_config(name: str) -> ModelConfig:
+    if name in PUBLISHED:
+        return PUBLISHED[name]()
+    path = Path(name)
+    return ModelConfig.from_file(path / CONFIG if path.is_dir() else path)

@@ -1,0 +1,172 @@
+"""The weights of a model on their device, and how they are built tensor by tensor from any source.
+
+Knows the published names, shapes and dtypes. Must not know files, folders or how a tensor comes about.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from oscine.model.config import ModelConfig
+from oscine.ops.interface import MxExperts
+
+Dtype = Literal["BF16", "U8"]  # as safetensors spells them
+BYTES: dict[Dtype, int] = {"BF16": 2, "U8": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """What a checkpoint must hold under one name."""
+
+    shape: tuple[int, ...]
+    dtype: Dtype
+
+    @property
+    def num_bytes(self) -> int:
+        return prod(self.shape) * BYTES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """One block. F = (Q + 2G) * D: all query heads, then key heads, then value heads."""
+
+    input_norm_H: Tensor
+    qkv_weight_FH: Tensor
+    qkv_bias_F: Tensor
+    sinks_Q: Tensor
+    out_weight: Tensor  # [H, Q * D]
+    out_bias_H: Tensor
+    post_attention_norm_H: Tensor
+    router_weight_EH: Tensor
+    router_bias_E: Tensor
+    experts: MxExperts
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """All float tensors share one dtype and device; packed experts are uint8."""
+
+    embed_VH: Tensor
+    layers: list[LayerWeights]
+    norm_H: Tensor
+    head_VH: Tensor
+
+
+class TensorSource(Protocol):
+    """Where tensors come from: a checkpoint, or a random generator."""
+
+    def get(self, name: str) -> Tensor:
+        """The tensor under its published name, in its published dtype, on any device."""
+        ...
+
+
+# Repacks one layer for a backend as soon as it is on the device: (index, layer) -> layer.
+PrepareLayer = Callable[[int, LayerWeights], LayerWeights]
+
+
+def tensor_specs(config: ModelConfig) -> dict[str, TensorSpec]:
+    """Every tensor of a published checkpoint of this shape, by name."""
+    vocabulary, hidden = config.vocab_size, config.hidden_size
+    specs = {
+        "model.embed_tokens.weight": TensorSpec((vocabulary, hidden), "BF16"),
+        "model.norm.weight": TensorSpec((hidden,), "BF16"),
+        "lm_head.weight": TensorSpec((vocabulary, hidden), "BF16"),
+    }
+    for layer in range(config.num_hidden_layers):
+        specs |= {f"model.layers.{layer}.{name}": spec for name, spec in _layer_specs(config).items()}
+    return specs
+
+
+def _layer_specs(config: ModelConfig) -> dict[str, TensorSpec]:
+    hidden, intermediate, experts = config.hidden_size, config.intermediate_size, config.num_local_experts
+    queries = config.num_attention_heads * config.head_dim
+    keys = config.num_key_value_heads * config.head_dim
+    return {
+        "input_layernorm.weight": TensorSpec((hidden,), "BF16"),
+        "self_attn.q_proj.weight": TensorSpec((queries, hidden), "BF16"),
+        "self_attn.q_proj.bias": TensorSpec((queries,), "BF16"),
+        "self_attn.k_proj.weight": TensorSpec((keys, hidden), "BF16"),
+        "self_attn.k_proj.bias": TensorSpec((keys,), "BF16"),
+        "self_attn.v_proj.weight": TensorSpec((keys, hidden), "BF16"),
+        "self_attn.v_proj.bias": TensorSpec((keys,), "BF16"),
+        "self_attn.o_proj.weight": TensorSpec((hidden, queries), "BF16"),
+        "self_attn.o_proj.bias": TensorSpec((hidden,), "BF16"),
+        "self_attn.sinks": TensorSpec((config.num_attention_heads,), "BF16"),
+        "post_attention_layernorm.weight": TensorSpec((hidden,), "BF16"),
+        "mlp.router.weight": TensorSpec((experts, hidden), "BF16"),
+        "mlp.router.bias": TensorSpec((experts,), "BF16"),
+        "mlp.experts.gate_up_proj_blocks": TensorSpec((experts, 2 * intermediate, hidden // 32, 16), "U8"),
+        "mlp.experts.gate_up_proj_scales": TensorSpec((experts, 2 * intermediate, hidden // 32), "U8"),
+        "mlp.experts.gate_up_proj_bias": TensorSpec((experts, 2 * intermediate), "BF16"),
+        "mlp.experts.down_proj_blocks": TensorSpec((experts, hidden, intermediate // 32, 16), "U8"),
+        "mlp.experts.down_proj_scales": TensorSpec((experts, hidden, intermediate // 32), "U8"),
+        "mlp.experts.down_proj_bias": TensorSpec((experts, hidden), "BF16"),
+    }
+
+
+def checkpoint_bytes(config: ModelConfig) -> int:
+    """Bytes of all tensors as published; 13,761,264,768 for 20b and 65,248,815,744 for 120b."""
+    return sum(spec.num_bytes for spec in tensor_specs(config).values())
+
+
+def load_weights(
+    config: ModelConfig,
+    source: TensorSource,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    prepare_layer: PrepareLayer | None = None,
+    progress: bool = False,
+) -> Weights:
+    """Brings every tensor to the device, one layer after the other, floats cast to dtype, MXFP4 left packed."""
+    loader = _Loader(source, device, dtype)
+    layers = []
+    for index in tqdm(range(config.num_hidden_layers), desc="Loading layers", disable=not progress):
+        layer = loader.layer(f"model.layers.{index}.")
+        layers.append(prepare_layer(index, layer) if prepare_layer else layer)
+    return Weights(
+        embed_VH=loader.get("model.embed_tokens.weight"),
+        layers=layers,
+        norm_H=loader.get("model.norm.weight"),
+        head_VH=loader.get("lm_head.weight"),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Loader:
+    source: TensorSource
+    device: torch.device
+    dtype: torch.dtype
+
+    def get(self, *names: str) -> Tensor:
+        """One tensor, or several concatenated along their first dimension."""
+        tensors = [self.source.get(name) for name in names]
+        tensor = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+        return tensor.to(self.device, torch.uint8 if tensor.dtype == torch.uint8 else self.dtype)
+
+    def layer(self, prefix: str) -> LayerWeights:
+        attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
+        return LayerWeights(
+            input_norm_H=self.get(f"{prefix}input_layernorm.weight"),
+            qkv_weight_FH=self.get(*(f"{attention}{name}_proj.weight" for name in "qkv")),
+            qkv_bias_F=self.get(*(f"{attention}{name}_proj.bias" for name in "qkv")),
+            sinks_Q=self.get(f"{attention}sinks"),
+            out_weight=self.get(f"{attention}o_proj.weight"),
+            out_bias_H=self.get(f"{attention}o_proj.bias"),
+            post_attention_norm_H=self.get(f"{prefix}post_attention_layernorm.weight"),
+            router_weight_EH=self.get(f"{mlp}router.weight"),
+            router_bias_E=self.get(f"{mlp}router.bias"),
+            experts=MxExperts(
+                gate_up_blocks=self.get(f"{mlp}experts.gate_up_proj_blocks"),
+                gate_up_scales=self.get(f"{mlp}experts.gate_up_proj_scales"),
+                gate_up_bias=self.get(f"{mlp}experts.gate_up_proj_bias"),
+                down_blocks=self.get(f"{mlp}experts.down_proj_blocks"),
+                down_scales=self.get(f"{mlp}experts.down_proj_scales"),
+                down_bias=self.get(f"{mlp}experts.down_proj_bias"),
+            ),
+        )

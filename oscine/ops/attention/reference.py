@@ -1,0 +1,140 @@
+"""Attention over a paged cache, with a sink logit per head and an optional sliding window.
+
+For query i and key j of one sequence (j <= i, and j > i - window in a sliding layer), head q reading key head g:
+
+    s_ij = q_i . k_j / sqrt(D)
+    p_ij = exp(s_ij) / (exp(sink_q) + sum_j exp(s_ij))          the sink is in the denominator only
+    o_i  = sum_j p_ij v_j
+
+The definition, and the path on a CPU: the sequences with one token are computed together, page by page; a longer
+chunk is computed alone, in blocks of queries, so that scores never exceed a few MB. Pages before the window are
+never read. Computes in float32, rounds once.
+
+Shape suffixes as in interface.py; R query heads per key head (Q / G), W pages read of all sequences together,
+C keys read, L queries of a block.
+"""
+
+import torch
+from torch import Tensor
+
+from oscine.ops.interface import Batch, PageGroup
+
+MAX_SCORES = 1 << 21  # float32 scores alive at once, of one block of queries
+
+
+def attention(
+    q_TQD: Tensor, kv_pages: Tensor, batch: Batch, group: PageGroup, sinks_Q: Tensor, window: int | None
+) -> Tensor:
+    """q [T, Q, D], kv_pages [pages, 2, G, P, D] with this step's keys and values -> [T, Q * D] in q's dtype."""
+    num_kv_heads = kv_pages.shape[2]
+    num_tokens, _, head_dim = q_TQD.shape
+    q = q_TQD.float().view(num_tokens, num_kv_heads, -1, head_dim) * head_dim**-0.5
+    sinks_GR = sinks_Q.float().view(num_kv_heads, -1)
+    out = torch.empty_like(q)
+    starts, contexts = batch.query_starts_S1.tolist(), batch.context_lens_S.tolist()
+    decodes = [s for s in range(len(contexts)) if starts[s + 1] - starts[s] == 1]
+    if decodes:
+        tokens = torch.tensor([starts[s] for s in decodes], device=q.device)
+        spans = [_page_span(contexts[s] - 1, contexts[s], kv_pages.shape[3], window) for s in decodes]
+        table = group.page_table_SB[decodes]
+        out[tokens] = _attend_single_tokens(
+            q[tokens], kv_pages, table, batch.context_lens_S[decodes], spans, sinks_GR, window
+        )
+    for s, context in enumerate(contexts):
+        start, end = starts[s], starts[s + 1]
+        if end - start > 1:
+            out[start:end] = _attend_chunk(q[start:end], kv_pages, group.page_table_SB[s], context, sinks_GR, window)
+    return out.flatten(1).to(q_TQD.dtype)
+
+
+def _page_span(first_query: int, end: int, page_size: int, window: int | None) -> tuple[int, int]:
+    """The pages [first, last) that hold every key visible to queries first_query .. end - 1."""
+    first_key = 0 if window is None else max(0, first_query - window + 1)
+    return first_key // page_size, -(-end // page_size)
+
+
+def _attend_single_tokens(
+    q_SGRD: Tensor,
+    kv_pages: Tensor,
+    page_table_SB: Tensor,
+    context_lens_S: Tensor,
+    spans: list[tuple[int, int]],
+    sinks_GR: Tensor,
+    window: int | None,
+) -> Tensor:
+    """One query a sequence. Only pages in use are read: W of them; scores are padded to the longest sequence."""
+    device, page_size = q_SGRD.device, kv_pages.shape[3]
+    num_sequences, (num_kv_heads, repeats) = q_SGRD.shape[0], sinks_GR.shape
+    most = max(last - first for first, last in spans)
+    row_W = torch.tensor([s for s, (a, b) in enumerate(spans) for _ in range(a, b)], device=device)
+    page_W = torch.tensor([b for first, last in spans for b in range(first, last)], device=device)
+    column_W = torch.tensor([b for first, last in spans for b in range(last - first)], device=device)
+    pages = page_table_SB[row_W, page_W]
+    keys, values = (kv_pages[:, i].index_select(0, pages).float().flatten(0, 1) for i in (0, 1))
+
+    key_position_WP = page_W[:, None] * page_size + torch.arange(page_size, device=device)
+    query_position_W1 = context_lens_S[row_W, None] - 1
+    visible_WP = _visible(query_position_W1, key_position_WP, window)
+    scores = torch.bmm(q_SGRD[row_W].flatten(0, 1), keys.transpose(1, 2)).view(-1, num_kv_heads, repeats, page_size)
+    scores = scores.masked_fill(~visible_WP[:, None, None], -torch.inf)
+
+    padded = scores.new_full((num_sequences, most, num_kv_heads, repeats, page_size), -torch.inf)
+    padded[row_W, column_W] = scores
+    weights = _softmax_with_sinks(padded.permute(0, 2, 3, 1, 4).flatten(3), sinks_GR[:, :, None])
+    weights_WGRP = weights.view(num_sequences, num_kv_heads, repeats, most, page_size).permute(0, 3, 1, 2, 4)[
+        row_W, column_W
+    ]
+    partial = torch.bmm(weights_WGRP.flatten(0, 1), values).view(len(pages), *q_SGRD.shape[1:])
+    return torch.zeros_like(q_SGRD).index_add_(0, row_W, partial)
+
+
+def _attend_chunk(
+    q_TGRD: Tensor, kv_pages: Tensor, page_table_B: Tensor, context_len: int, sinks_GR: Tensor, window: int | None
+) -> Tensor:
+    """The last T tokens of one sequence, in blocks of queries that each read only the keys they can see."""
+    num_tokens, heads = q_TGRD.shape[0], sinks_GR.numel()
+    keys_read = context_len if window is None else 2 * window
+    step = max(1, min(MAX_SCORES // (heads * keys_read), num_tokens if window is None else window))
+    outputs = []
+    for start in range(0, num_tokens, step):
+        block = q_TGRD[start : start + step]
+        first = context_len - num_tokens + start
+        outputs.append(_attend_block(block, kv_pages, page_table_B, first, sinks_GR, window))
+    return torch.cat(outputs)
+
+
+def _attend_block(
+    q_LGRD: Tensor, kv_pages: Tensor, page_table_B: Tensor, first_query: int, sinks_GR: Tensor, window: int | None
+) -> Tensor:
+    device, page_size = q_LGRD.device, kv_pages.shape[3]
+    length, _, repeats, _ = q_LGRD.shape
+    end = first_query + length
+    first_page, last_page = _page_span(first_query, end, page_size, window)
+    pages = page_table_B[first_page:last_page]
+    keys_GCD, values_GCD = (
+        kv_pages[:, i].index_select(0, pages).float().transpose(0, 1).flatten(1, 2)[:, : end - first_page * page_size]
+        for i in (0, 1)
+    )
+    visible_LC = _visible(
+        torch.arange(first_query, end, device=device)[:, None],
+        torch.arange(first_page * page_size, end, device=device),
+        window,
+    )
+    q = q_LGRD.permute(1, 2, 0, 3).flatten(1, 2)
+    scores_GRLC = torch.bmm(q, keys_GCD.transpose(1, 2)).view(-1, repeats, length, visible_LC.shape[1])
+    scores_GRLC.masked_fill_(~visible_LC, -torch.inf)
+    weights = _softmax_with_sinks(scores_GRLC, sinks_GR[:, :, None, None])
+    out = torch.bmm(weights.flatten(1, 2), values_GCD).view(-1, repeats, length, q_LGRD.shape[-1])
+    return out.permute(2, 0, 1, 3)
+
+
+def _visible(query_position: Tensor, key_position: Tensor, window: int | None) -> Tensor:
+    causal = key_position <= query_position
+    return causal if window is None else causal & (key_position > query_position - window)
+
+
+def _softmax_with_sinks(scores: Tensor, sinks: Tensor) -> Tensor:
+    """Softmax over the last dimension with one more term, exp(sink), in the sum. The sink keeps the maximum finite."""
+    top = torch.maximum(scores.amax(-1, keepdim=True), sinks)
+    weights = (scores - top).exp_()
+    return weights / (weights.sum(-1, keepdim=True) + (sinks - top).exp())

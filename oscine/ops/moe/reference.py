@@ -1,0 +1,70 @@
+"""The mixture of experts of one layer: router, gated experts with packed MXFP4 weights, weighted sum.
+
+    l = x W_r^T + b_r;  the K experts of largest l;  w = softmax over those K
+    h = x W_gu^T + b_gu;  gate = min(h[0::2], limit);  up = clamp(h[1::2], -limit, limit)
+    a = (up + 1) * gate * sigmoid(1.702 gate)
+    y = sum over the K experts of w * (a W_d^T + b_d)
+
+The definition, and the path on a CPU: weights stay packed, and a step expands only the experts that it uses, one at
+a time. Computes in float32 whatever the dtype of x, rounds once at the end.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from oscine.ops.interface import MxExperts
+from oscine.ops.moe.mxfp4 import dequantize
+
+SWIGLU_ALPHA = 1.702
+
+
+def moe(
+    x_TH: Tensor,
+    router_weight_EH: Tensor,
+    router_bias_E: Tensor,
+    experts: MxExperts,
+    experts_per_token: int,
+    swiglu_limit: float,
+) -> Tensor:
+    """[T, H] -> [T, H] in the dtype of x."""
+    ids_TK, weights_TK = route(x_TH, router_weight_EH, router_bias_E, experts_per_token)
+    x_TH, dtype = x_TH.float(), x_TH.dtype
+    out_TH = torch.zeros_like(x_TH)
+    rows, counts = _rows_by_expert(ids_TK, router_bias_E.shape[0])
+    start = 0
+    for expert, count in enumerate(counts):
+        chosen = rows[start : start + count]
+        start += count
+        if count:
+            token = chosen // experts_per_token
+            y = _expert(x_TH[token], experts, expert, swiglu_limit)
+            out_TH.index_add_(0, token, y * weights_TK.flatten()[chosen, None])
+    return out_TH.to(dtype)
+
+
+def route(x_TH: Tensor, weight_EH: Tensor, bias_E: Tensor, experts_per_token: int) -> tuple[Tensor, Tensor]:
+    """(expert ids int64 [T, K], weights float32 [T, K] that sum to 1), by descending weight."""
+    logits_TE = functional.linear(x_TH.float(), weight_EH.float(), bias_E.float())
+    top_TK, ids_TK = logits_TE.topk(experts_per_token, dim=-1)
+    return ids_TK, top_TK.softmax(-1)
+
+
+def swiglu(gate_up: Tensor, limit: float) -> Tensor:
+    """[T, 2I], interleaved gate and up -> [T, I]."""
+    gate = gate_up[:, 0::2].clamp(max=limit)
+    up = gate_up[:, 1::2].clamp(-limit, limit)
+    return (up + 1) * gate * torch.sigmoid(SWIGLU_ALPHA * gate)
+
+
+def _rows_by_expert(ids_TK: Tensor, num_experts: int) -> tuple[Tensor, list[int]]:
+    """Indices into ids_TK flattened, grouped by expert, and how many each expert has."""
+    flat = ids_TK.flatten()
+    return flat.argsort(stable=True), torch.bincount(flat, minlength=num_experts).tolist()
+
+
+def _expert(x: Tensor, experts: MxExperts, index: int, limit: float) -> Tensor:
+    gate_up = dequantize(experts.gate_up_blocks[index], experts.gate_up_scales[index])
+    down = dequantize(experts.down_blocks[index], experts.down_scales[index])
+    hidden = swiglu(functional.linear(x, gate_up, experts.gate_up_bias[index].float()), limit)
+    return functional.linear(hidden, down, experts.down_bias[index].float())

@@ -61,6 +61,7 @@ class Scheduler:
         # Of the step being made:
         self._step = ScheduledStep(StepPlan(0, [], []))
         self._budget = 0
+        self._prefills: list[Request] = []  # sequences with more than one token to compute
         self._preempted: list[Request] = []
 
     def add(self, request: Request) -> None:
@@ -78,8 +79,9 @@ class Scheduler:
         self._step = step = ScheduledStep(StepPlan(self._next_step, [], []))
         self._budget = self._max_num_batched_tokens
         self._preempted = []
-        prefills = self._schedule_decodes()
-        for request in sorted(prefills, key=_order):
+        self._prefills = []
+        self._schedule_decodes()
+        for request in sorted(self._prefills, key=_order):
             self._admit(above=request.priority)
             if request.slot >= 0 and self._budget:
                 self._schedule(request, min(request.num_missing, self._budget))
@@ -91,12 +93,11 @@ class Scheduler:
     def commit(self, step: ScheduledStep) -> None:
         self._committed_step = step.plan.step
 
-    def _schedule_decodes(self) -> list[Request]:
-        """Schedules every running sequence that has one token to compute; returns those that have more.
+    def _schedule_decodes(self) -> None:
+        """Schedules every running sequence that has one token to compute; gathers those that have more.
 
         This loop runs once a sequence and step: page logic is behind `fast_end`.
         """
-        prefills: list[Request] = []
         sequences, requests = self._step.plan.sequences, self._step.requests
         num_decoded = 0
         for request in list(self.running.values()):
@@ -112,9 +113,8 @@ class Scheduler:
                 if missing == 1:
                     self._schedule(request, 1)
                 elif missing > 1:
-                    prefills.append(request)
+                    self._prefills.append(request)
         self._budget -= num_decoded
-        return prefills
 
     def _schedule(self, request: Request, num_tokens: int) -> None:
         """Schedules up to num_tokens >= 1 tokens of a running request: as many as find pages, none if none do."""
@@ -160,28 +160,29 @@ class Scheduler:
             del self.waiting[0]
             self._start(request, hit)
             self._schedule(request, min(request.num_missing, self._budget))
+            if request.num_missing > 1:
+                self._prefills.append(request)
 
     def _make_room(self, request: Request) -> PrefixHit | None:
         """Finds a slot and pages for a waiting request, preempting lower priorities. None if that is not enough."""
-        while True:
-            if self._free_slots:
-                hit = self.cache.find(request)
-                if self.cache.fits(request, hit, self._reserve()):
-                    return hit
-            victim = max(self.running.values(), key=_order)
-            if victim.priority <= request.priority:
+        lower = sorted((r for r in self.running.values() if r.priority > request.priority), key=_order)
+        if not self._free_slots and not lower:
+            return None
+        hit = self.cache.find(request)
+        spare = sum(len(r.full_pages) for r in lower)  # preempting them all frees this at most
+        if not self.cache.fits(request, hit, len(self.running) - len(lower) - spare):
+            return None
+        while not (self._free_slots and self.cache.fits(request, hit, self._reserve())):
+            if not lower:
                 return None
-            self._preempt(victim)
+            self._preempt(lower.pop())
+        return hit
 
     def _reserve(self) -> int:
-        """Pages that running sequences are about to need: to complete their prompts, and one each to go on."""
+        """Pages that running sequences are about to need: one each to go on, and those of prompts not yet complete."""
         num_pages = self.cache.num_pages
-        missing = (
-            num_pages(r.num_wanted) - len(r.full_pages)
-            for r in self.running.values()
-            if r.num_wanted > r.num_computed + 1
-        )
-        return len(self.running) + sum(missing)
+        prefills = (num_pages(r.num_wanted) - len(r.full_pages) for r in self._prefills if r.slot >= 0)
+        return len(self.running) + sum(prefills)
 
     def _start(self, request: Request, hit: PrefixHit) -> None:
         self.cache.start(request, hit)

@@ -1,4 +1,4 @@
-"""The real gpt-oss vocabulary (o200k_harmony) without a checkpoint: a tokenizer.json rebuilt from the oss-harmony package.
+"""The real gpt-oss vocabulary (o200k_harmony) without a checkpoint, rebuilt as tokenizer.json from oss-harmony.
 
 For tests and for servers with random weights. Knows the ranks and the splitting rule of o200k; nothing of harmony.
 """
@@ -6,6 +6,7 @@ For tests and for servers with random weights. Knows the ranks and the splitting
 import json
 import os
 import tempfile
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,7 @@ def _merge_of(token: bytes, rank: int, rank_of: dict[bytes, int]) -> tuple[bytes
     """The two parts that BPE joins last to make `token`: merge by lowest rank until two are left."""
     parts = [token[i : i + 1] for i in range(len(token))]
     while len(parts) > 2:
-        ranks = [rank_of.get(left + right, rank) for left, right in zip(parts, parts[1:], strict=False)]
+        ranks = [rank_of.get(left + right, rank) for left, right in pairwise(parts)]
         at = min(range(len(ranks)), key=ranks.__getitem__)
         parts[at : at + 2] = [parts[at] + parts[at + 1]]
     return parts[0], parts[1]

@@ -1,7 +1,7 @@
 """Text to token ids and back, over a checkpoint's tokenizer.json.
 
-Knows the byte-level alphabet and the names of the harmony special tokens; their ids differ between models. Must not know
-how a conversation is laid out.
+Knows the byte-level alphabet and the names of the harmony special tokens; their ids differ between models. Must not
+know how a conversation is laid out.
 """
 
 from pathlib import Path
@@ -70,7 +70,7 @@ class _TextTable(dict[int, "str | None"]):
 class Tokenizer:
     """A byte-level BPE vocabulary with the harmony special tokens.
 
-    The ids of the special tokens are the attributes start, end, message, channel, constrain, return_, call and endoftext.
+    The ids of special tokens are the attributes start, end, message, channel, constrain, return_, call and endoftext.
     Ids outside of the vocabulary (the embedding is larger than it) count as special and have no bytes.
     """
 
@@ -84,7 +84,7 @@ class Tokenizer:
     endoftext: int
 
     def __init__(self, folder: str | Path) -> None:
-        """Reads tokenizer.json in `folder`, or the file itself. Raises ValueError that names the file and what it lacks."""
+        """Reads tokenizer.json in `folder`, or the file itself. Raises ValueError naming the file and what it lacks."""
         path = Path(folder)
         self.path = path / "tokenizer.json" if path.is_dir() else path
         if not self.path.is_file():

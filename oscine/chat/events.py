@@ -1,0 +1,40 @@
+"""What the parser reports of a completion while it streams. Plain records; no tokens, no JSON."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+MessageKind = Literal["reasoning", "content", "tool_call"]
+
+
+@dataclass(slots=True)
+class ReasoningDelta:
+    text: str  # never empty
+
+
+@dataclass(slots=True)
+class ContentDelta:
+    text: str  # never empty
+    token_indices: list[int]  # which tokens, counted from the first one fed, the text consists of; each reported once
+
+
+@dataclass(slots=True)
+class ToolCallBegin:
+    index: int  # counts the calls of the completion from 0
+    id: str
+    name: str  # without the namespace
+
+
+@dataclass(slots=True)
+class ToolCallDelta:
+    index: int
+    arguments: str  # never empty
+
+
+@dataclass(slots=True)
+class MessageEnd:
+    """A message that reported anything is complete."""
+
+    kind: MessageKind
+
+
+Event = ReasoningDelta | ContentDelta | ToolCallBegin | ToolCallDelta | MessageEnd

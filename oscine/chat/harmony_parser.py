@@ -1,0 +1,275 @@
+"""Completion tokens to reasoning, content and tool calls, as they stream.
+
+Takes any tokens whatever: it never raises, and no special token gets into text. Knows harmony's markers; must not know
+HTTP, or what ended the generation.
+"""
+
+import secrets
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal
+
+from oscine.chat.detokenizer import Detokenizer
+from oscine.chat.events import (
+    ContentDelta,
+    Event,
+    MessageEnd,
+    MessageKind,
+    ReasoningDelta,
+    ToolCallBegin,
+    ToolCallDelta,
+)
+from oscine.chat.header import Header
+from oscine.chat.stop_strings import StopStrings
+from oscine.chat.tokenizer import Tokenizer
+
+# return, call and endoftext are tokens; stop is a stop string; turn is a message of another role.
+Terminator = Literal["return", "call", "endoftext", "stop", "turn"]
+
+_Ending = Literal["marker", "implied", "cut"]
+_BETWEEN_MESSAGES = "\n\n"  # joins the texts of several messages of one kind
+
+
+def new_call_id() -> str:
+    return f"call_{secrets.token_hex(12)}"
+
+
+class HarmonyParser:
+    """Starts behind the prompt's `<|start|>assistant` and reads up to the first terminator; later tokens are ignored.
+
+    However the tokens are cut into calls of `feed`, the texts, token indices and calls join to the same. Stop strings
+    are looked for in content alone.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, stop: Sequence[str] = (), call_id: Callable[[], str] = new_call_id
+    ) -> None:
+        self._detokenizer = Detokenizer(tokenizer)
+        self._texts = tokenizer.texts
+        self._is_special = tokenizer.is_special
+        self._new_call_id = call_id
+        self._guard = _Guard(StopStrings(stop)) if stop else None
+        self._markers: dict[int, Callable[[HarmonyParser], None]] = {
+            tokenizer.start: HarmonyParser._on_start,
+            tokenizer.channel: HarmonyParser._on_channel,
+            tokenizer.constrain: HarmonyParser._on_constrain,
+            tokenizer.message: HarmonyParser._on_message,
+            tokenizer.end: HarmonyParser._on_end,
+            tokenizer.return_: HarmonyParser._on_return,
+            tokenizer.call: HarmonyParser._on_call,
+            tokenizer.endoftext: HarmonyParser._on_endoftext,
+        }
+        self.terminator: Terminator | None = None
+        self.num_tokens = 0  # fed, up to and with the terminator
+        self.num_reasoning_tokens = 0  # text of reasoning; markers and headers do not count
+        self.num_tool_calls = 0
+        self._events: list[Event] = []
+        self._header: Header | None = Header("prompt")  # None inside a message
+        self._kind: MessageKind = "content"  # of the message
+        self._function = ""  # whose call the message is
+        self._begun = False  # whether the message reported anything
+        self._said: set[MessageKind] = set()  # kinds of earlier messages with text
+        self._parts: list[str] = []  # text not reported yet
+        self._indices: list[int] = []  # content tokens not reported yet
+
+    @property
+    def done(self) -> bool:
+        """Whether the turn is over; generating on is of no use."""
+        return self.terminator is not None
+
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended the content."""
+        return self._guard.stops.matched if self._guard else None
+
+    def feed(self, token_ids: Iterable[int]) -> list[Event]:
+        """What further tokens report, in order."""
+        texts = self._texts
+        for token_id in token_ids:
+            if self.terminator is not None:
+                break
+            index = self.num_tokens
+            self.num_tokens = index + 1
+            text = texts[token_id]
+            if text is None and self._is_special(token_id):
+                marker = self._markers.get(token_id)
+                if marker is not None:
+                    marker(self)
+            elif self._header is None:
+                self._add_text(index, self._detokenizer.add(token_id))
+            else:
+                self._add_to_header(self._header, index, self._detokenizer.add(token_id))
+        return self._take_events()
+
+    def finish(self) -> list[Event]:
+        """The tokens have ended, with or without a terminator: reports what was held back."""
+        if self.terminator is None:
+            self._close("cut")
+        return self._take_events()
+
+    def _take_events(self) -> list[Event]:
+        if self._parts:
+            self._report()
+        events, self._events = self._events, []
+        return events
+
+    def _add_to_header(self, header: Header, index: int, text: str) -> None:
+        header.add(index, text)
+        if header.is_broken:
+            self._enter_message(header)
+            self._add_pieces(header.body())
+
+    def _enter_message(self, header: Header) -> None:
+        function = header.function
+        self._header = None
+        self._begun = False
+        self._function = function or ""
+        if function is not None:
+            self._kind = "tool_call"
+        else:
+            self._kind = "reasoning" if header.channel == "analysis" else "content"
+
+    def _add_pieces(self, pieces: list[tuple[int, str]]) -> None:
+        for index, text in pieces:
+            if self.terminator is None:
+                self._add_text(index, text)
+
+    def _add_text(self, index: int | None, text: str) -> None:
+        """Takes text of the message; without an index it completes that of earlier tokens."""
+        if self._kind != "content":
+            self.num_reasoning_tokens += self._kind == "reasoning" and index is not None
+        elif self._guard is None:
+            self._indices += () if index is None else (index,)
+        else:
+            text = self._guard.add(index, text, self._indices)
+        if text:
+            self._parts.append(text)
+        if self._guard is not None and self._guard.stops.matched is not None:
+            self._terminate("stop")
+
+    def _report(self) -> None:
+        """Makes an event of the text that has come since the last one."""
+        text = "".join(self._parts)
+        self._parts = []
+        if not self._begun:
+            self._begin()
+            if self._kind != "tool_call":
+                text = _BETWEEN_MESSAGES + text if self._kind in self._said else text
+                self._said.add(self._kind)
+        if self._kind == "tool_call":
+            self._events.append(ToolCallDelta(self.num_tool_calls - 1, text))
+        elif self._kind == "reasoning":
+            self._events.append(ReasoningDelta(text))
+        else:
+            self._events.append(ContentDelta(text, self._indices))
+            self._indices = []
+
+    def _begin(self) -> None:
+        self._begun = True
+        if self._kind == "tool_call":
+            self._events.append(ToolCallBegin(self.num_tool_calls, self._new_call_id(), self._function))
+            self.num_tool_calls += 1
+
+    def _close(self, ending: _Ending) -> None:
+        """Ends the message or header at hand: by a marker, because the next one begins, or with the stream."""
+        if self._header is not None:
+            self._close_header(self._header, ending)
+        if self._header is None:
+            self._close_message(ending)
+        self._header = Header("nothing")
+
+    def _close_header(self, header: Header, ending: _Ending) -> None:
+        """A header without <|message|>: what it cannot explain is the message; a call may have no arguments."""
+        header.complete(self._detokenizer.finish())
+        pieces = [] if header.of_other_role or (ending == "cut" and header.channel_named) else header.body()
+        if pieces or (ending == "marker" and header.function is not None and not header.of_other_role):
+            self._enter_message(header)
+            self._add_pieces(pieces)
+
+    def _close_message(self, ending: _Ending) -> None:
+        tail = self._detokenizer.finish()
+        if tail:
+            self._add_text(None, tail)
+        if self._guard is not None and self._kind == "content":
+            self._parts.append(self._guard.finish(self._indices))
+        if any(self._parts):
+            self._report()
+        elif self._kind == "tool_call" and not self._begun and ending == "marker":
+            self._begin()
+        if self._begun:
+            self._events.append(MessageEnd(self._kind))
+        self._begun = False
+
+    def _terminate(self, terminator: Terminator) -> None:
+        self._close("marker")
+        self.terminator = self.terminator or terminator  # a stop string may have been in what was held back
+
+    def _on_start(self) -> None:
+        self._close("implied")
+        self._header = Header("start")
+
+    def _on_end(self) -> None:
+        self._close("marker")
+
+    def _on_channel(self) -> None:
+        if self._header is None:
+            self._close("implied")
+        self._enter_section("channel")
+
+    def _on_constrain(self) -> None:
+        if self._header is not None:
+            self._enter_section("format")
+
+    def _enter_section(self, section: Literal["channel", "format"]) -> None:
+        header = self._header
+        assert header is not None
+        if header.of_other_role:
+            self.terminator = "turn"
+        header.complete(self._detokenizer.finish())
+        header.enter(section)
+
+    def _on_message(self) -> None:
+        header = self._header
+        if header is None:
+            return
+        if header.of_other_role:
+            self.terminator = "turn"
+        header.complete(self._detokenizer.finish())
+        self._enter_message(header)
+
+    def _on_return(self) -> None:
+        self._terminate("return")
+
+    def _on_call(self) -> None:
+        self._terminate("call")
+
+    def _on_endoftext(self) -> None:
+        self._terminate("endoftext")
+
+
+class _Guard:
+    """Keeps stop strings out of content, and knows which tokens the shown text consists of."""
+
+    __slots__ = ("_pending", "_shown", "_taken", "stops")
+
+    def __init__(self, stops: StopStrings) -> None:
+        self.stops = stops
+        self._pending: deque[tuple[int, int]] = deque()  # tokens not shown yet: index, characters before its text
+        self._taken = 0  # characters
+        self._shown = 0  # characters
+
+    def add(self, index: int | None, text: str, shown_indices: list[int]) -> str:
+        """The text to show now; appends the tokens that it begins to consist of."""
+        if index is not None:
+            self._pending.append((index, self._taken))
+        self._taken += len(text)
+        return self._show(self.stops.feed(text), shown_indices)
+
+    def finish(self, shown_indices: list[int]) -> str:
+        return self._show(self.stops.finish(), shown_indices)
+
+    def _show(self, text: str, shown_indices: list[int]) -> str:
+        self._shown += len(text)
+        while self._pending and self._pending[0][1] < self._shown:
+            shown_indices.append(self._pending.popleft()[0])
+        return text

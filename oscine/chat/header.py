@@ -1,0 +1,151 @@
+"""The header of a harmony message as the model wrote it, well-formed or not: from its start to <|message|>.
+
+Knows the words that may stand in a header. Must not know tokens, or what becomes of the message.
+"""
+
+import re
+from typing import Literal
+
+from oscine.chat.tools import NAMESPACE
+
+Channel = Literal["analysis", "commentary", "final"]
+Opening = Literal["prompt", "start", "nothing"]
+
+_CHANNELS: tuple[Channel, ...] = ("analysis", "commentary", "final")
+_FORMATS = ("json", "code")
+_OTHER_ROLES = ("user", "system", "developer", "tool")
+_AUDIENCES = ("assistant", "user", "all")  # recipients that are no tools
+_LONGEST = 256  # characters; what is longer is no header
+
+_RECIPIENT = re.compile(r"(?:^|\s)to=(\S+)")
+_ROLE = re.compile(r"\s*(?:assistant(?=\s|$)\s*)?(?:to=\S*\s*)?")
+_CALL = re.compile(rf"\s*to={NAMESPACE}\.\S*\s*")
+_CHANNEL = re.compile(r"\s*(?:to=\S*\s*)?(?P<name>analysis|commentary|final)?\s*(?:to=\S*\s*)?")
+_FORMAT_ONLY = re.compile(r"\s*[\w./+-]*\s*")
+_FORMAT = re.compile(r"\s*(?:json|code)?\s*")
+
+
+class Header:
+    """The text of a header by section: role, then <|channel|> and the channel, then <|constrain|> and the format.
+
+    `opening` says what came before: the prompt (which ends in the role), <|start|>, or nothing where <|start|> was due.
+    """
+
+    __slots__ = ("_earlier", "_pieces", "_role", "_section", "_text", "opening")
+
+    def __init__(self, opening: Opening) -> None:
+        self.opening = opening
+        self._section: Literal["role", "channel", "format"] = "role"
+        self._role = ""
+        self._earlier = ""  # what the sections before this one said after the role
+        self._text = ""  # of this section
+        self._pieces: list[tuple[int, str]] = []  # of this section: token index, text
+
+    def add(self, token_index: int, text: str) -> None:
+        self._text += text
+        self._pieces.append((token_index, text))
+
+    def complete(self, text: str) -> None:
+        """Text that the last token of this section began."""
+        if text:
+            index, begun = self._pieces.pop()
+            self._text += text
+            self._pieces.append((index, begun + text))
+
+    def enter(self, section: Literal["channel", "format"]) -> None:
+        if self._section == "role":
+            self._role = self._text
+        self._earlier += f" {self._text}"
+        self._section, self._text, self._pieces = section, "", []
+
+    @property
+    def channel_named(self) -> bool:
+        """Whether <|channel|> has been seen."""
+        return self._section != "role"
+
+    @property
+    def of_other_role(self) -> bool:
+        """Whether someone else speaks: the model went on past its turn."""
+        role = self._text if self._section == "role" else self._role
+        first = role.split(maxsplit=1)[0] if role.strip() else ""
+        return self.opening != "prompt" and (first in _OTHER_ROLES or first.startswith(f"{NAMESPACE}."))
+
+    @property
+    def channel(self) -> Channel | None:
+        """The last channel named; None for one that harmony does not have."""
+        if self._section == "role":
+            words = self._text.split()
+            return next((name for name in _CHANNELS if words and words[-1] == name), None)
+        for text in (self._text, self._earlier):
+            match = _CHANNEL.match(text)
+            name = match["name"] if match else None
+            if name is not None:
+                return next(channel for channel in _CHANNELS if channel == name)
+        return None
+
+    @property
+    def function(self) -> str | None:
+        """The name of the tool that the message calls, without the namespace of functions."""
+        text = self._text
+        if self.is_broken:
+            text = text.removesuffix(self._unexplained())
+        match = _RECIPIENT.search(text) or _RECIPIENT.search(self._earlier)
+        name = match[1] if match else ""
+        while name.startswith(f"{NAMESPACE}."):
+            name = name.removeprefix(f"{NAMESPACE}.")
+        return name if name and name not in _AUDIENCES else None
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether this can no longer become a header, so that its text is that of a message."""
+        if len(self._text) > _LONGEST:
+            return True
+        if self._section == "role":
+            return not self._may_be_role()
+        if self._section == "format":
+            return _FORMAT_ONLY.fullmatch(self._text) is None
+        words = [word for word in self._unexplained().split() if not word.startswith("to=")]
+        return len(words) > (2 if self.channel is None else 1)
+
+    def body(self) -> list[tuple[int, str]]:
+        """What is left of this section when all that a header may say is taken away: token index, text."""
+        left = len(self._unexplained())
+        pieces: list[tuple[int, str]] = []
+        for index, text in reversed(self._pieces):
+            if left <= 0 and text:
+                break
+            pieces.append((index, text[-left:]))
+            left -= len(text)
+        return pieces[::-1]
+
+    def _may_be_role(self) -> bool:
+        words = self._text.split()
+        open_end = not self._text[-1:].isspace()  # the last word may grow
+        if self.opening == "prompt":
+            roles: tuple[str, ...] = ("assistant",)
+        else:
+            roles = ("assistant", *_OTHER_ROLES)
+            if words and words[0].startswith(f"{NAMESPACE}."):
+                roles += (words[0],)
+        for known in (roles, ("to=",), (*_CHANNELS, *_FORMATS)):
+            if words and (words[0] in known or (known == ("to=",) and words[0].startswith("to="))):
+                words.pop(0)
+            elif len(words) == 1 and open_end and any(word.startswith(words[0]) for word in known):
+                words.pop()
+        return not words
+
+    def _unexplained(self) -> str:
+        """The end of this section's text that no header has."""
+        text = self._text
+        if self._section == "format":
+            return text[_end(_FORMAT, text) :] if self.is_broken else ""
+        if self._section == "channel":
+            rest = text[_end(_CHANNEL, text) :]
+            return "" if rest.strip() in _FORMATS and _RECIPIENT.search(self._earlier + text) else rest
+        pattern = _CALL if self.opening != "start" and self.is_broken else _ROLE
+        return text[_end(pattern, text) :]
+
+
+def _end(pattern: re.Pattern[str], text: str) -> int:
+    match = pattern.match(text)
+    return match.end() if match else 0

@@ -1,0 +1,47 @@
+"""Stop strings in a stream of visible text. Knows neither tokens nor channels."""
+
+from collections.abc import Sequence
+
+
+class StopStrings:
+    """Passes text on until a stop string is complete; that string, and what follows, is never shown.
+
+    Only text that may still grow into a stop string is held back. Of several, the one that is complete first counts,
+    whatever pieces the text comes in. `matched` is that one. Raises ValueError for an empty stop string.
+    """
+
+    __slots__ = ("_held", "_longest", "_prefixes", "_stops", "matched")
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        if not all(stops):
+            raise ValueError("a stop string must not be empty")
+        self._stops = stops
+        self._prefixes = {stop[:length] for stop in stops for length in range(1, len(stop))}
+        self._longest = max(map(len, self._prefixes), default=0)
+        self._held = ""
+        self.matched: str | None = None
+
+    def feed(self, text: str) -> str:
+        """The text that can be shown now. Nothing after a match."""
+        if self.matched is not None:
+            return ""
+        text = self._held + text
+        ends = [(text.find(stop) + len(stop), -len(stop), stop) for stop in self._stops if stop in text]
+        if ends:
+            end, _, self.matched = min(ends)
+            self._held = ""
+            return text[: end - len(self.matched)]
+        self._held = self._possible_start(text)
+        return text[: len(text) - len(self._held)]
+
+    def finish(self) -> str:
+        """What was held back: the stream ended, so it is no stop string."""
+        text, self._held = self._held, ""
+        return text
+
+    def _possible_start(self, text: str) -> str:
+        """The longest end of the text with which a stop string starts."""
+        for length in range(min(self._longest, len(text)), 0, -1):
+            if text[-length:] in self._prefixes:
+                return text[-length:]
+        return ""

@@ -1,0 +1,108 @@
+"""One choice of a chat completion: tokens in; reasoning, content and tool calls out.
+
+Knows what ends a choice and what it consists of; not how events or answers are encoded.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from oscine.api.logprobs import chat_logprob
+from oscine.chat.events import ContentDelta, Event, MessageEnd, ReasoningDelta, ToolCallBegin, ToolCallDelta
+from oscine.chat.harmony_parser import HarmonyParser
+from oscine.chat.tokenizer import Tokenizer
+from oscine.types import GenerationOutput, TokenLogprobs
+
+
+class ChatChoice:
+    """Grows with the engine's outputs. finish_reason is set when it is complete: stop, length or tool_calls."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        num_prompt_tokens: int,
+        stop: Sequence[str] = (),
+        top_logprobs: int | None = None,
+        ignore_eos: bool = False,
+    ) -> None:
+        """`top_logprobs` is how many alternatives each content token gets; None: no log-probabilities."""
+        self._tokenizer = tokenizer
+        self._parser = HarmonyParser(tokenizer, stop)
+        self._top_logprobs = top_logprobs
+        self._logprobs: list[TokenLogprobs] = []  # of every token, by its index
+        self._ignore_eos = ignore_eos
+        self.num_prompt_tokens = num_prompt_tokens
+        self.num_tokens = 0
+        self.num_cached_tokens = 0
+        self.finish_reason: str | None = None
+        self._reasoning: list[str] = []
+        self._content: list[str] = []
+        self._content_logprobs: list[dict[str, Any]] = []
+        self._calls: list[tuple[ToolCallBegin, list[str]]] = []
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        return self._parser.num_reasoning_tokens
+
+    def feed(self, output: GenerationOutput) -> list[Event]:
+        """The news in order; tokens that do not show yet give none."""
+        if output.logprobs is not None:
+            self._logprobs += output.logprobs
+        self.num_cached_tokens = max(self.num_cached_tokens, output.num_cached_tokens)
+        self.num_tokens += len(output.token_ids)
+        events = self._parser.feed(output.token_ids)
+        if output.finish_reason is not None or self._is_over():
+            events += self._finish("length" if output.finish_reason == "length" else "stop")
+        return events
+
+    def _is_over(self) -> bool:
+        """Whether the turn has ended before the engine knows: by a stop string, or as the model speaks for others."""
+        parser = self._parser
+        return parser.done and (not self._ignore_eos or parser.terminator == "stop")
+
+    def _finish(self, reason: str) -> list[Event]:
+        events = self._parser.finish()
+        if self._is_over():
+            self.num_tokens = self._parser.num_tokens
+            reason = "stop"
+        self.finish_reason = "tool_calls" if reason == "stop" and self._parser.num_tool_calls else reason
+        return events
+
+    def logprobs(self, delta: ContentDelta) -> list[dict[str, Any]] | None:
+        """Of the tokens that a delta consists of; None when they were not asked for."""
+        if self._top_logprobs is None:
+            return None
+        top = self._top_logprobs
+        return [chat_logprob(self._tokenizer, self._logprobs[i], top) for i in delta.token_indices]
+
+    def keep(self, events: Sequence[Event]) -> None:
+        """Adds what was reported to the message, for an answer that is sent whole."""
+        for event in events:
+            match event:
+                case ContentDelta():
+                    self._content.append(event.text)
+                    self._content_logprobs += self.logprobs(event) or ()
+                case ReasoningDelta():
+                    self._reasoning.append(event.text)
+                case ToolCallBegin():
+                    self._calls.append((event, []))
+                case ToolCallDelta():
+                    self._calls[event.index][1].append(event.arguments)
+                case MessageEnd():
+                    pass
+
+    def message(self, reasoning_fields: Sequence[str]) -> dict[str, Any]:
+        """The message that was kept; content is null when there are only calls."""
+        content, reasoning = "".join(self._content), "".join(self._reasoning)
+        message: dict[str, Any] = {"role": "assistant", "content": content if content or not self._calls else None}
+        message["refusal"] = None
+        message |= dict.fromkeys(reasoning_fields, reasoning or None)
+        if self._calls:
+            message["tool_calls"] = [
+                {"id": begin.id, "type": "function", "function": {"name": begin.name, "arguments": "".join(arguments)}}
+                for begin, arguments in self._calls
+            ]
+        return message
+
+    def message_logprobs(self) -> dict[str, Any] | None:
+        return None if self._top_logprobs is None else {"content": self._content_logprobs, "refusal": None}

@@ -1,0 +1,169 @@
+"""/v1/chat/completions: from the request to its sequences and their answer."""
+
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Receive, Scope, Send
+
+from oscine.api import sampling
+from oscine.api.chat_choice import ChatChoice
+from oscine.api.chat_chunks import ChatChunks, ChunkHead
+from oscine.api.conversation import conversation
+from oscine.api.errors import APIError
+from oscine.api.generation import Generation, engine_request
+from oscine.api.limits import read_body
+from oscine.api.schemas import ChatCompletionRequest, decode
+from oscine.api.service import ReadyModel, Service
+from oscine.api.usage import Usage, usage
+from oscine.types import GenerationOutput, SamplingParams
+
+_REASONING_FIELDS = {
+    "reasoning": ("reasoning",),
+    "reasoning_content": ("reasoning_content",),
+    "both": ("reasoning", "reasoning_content"),
+}
+
+
+class ChatCompletions:
+    """An ASGI application: the response of a stream is written without a layer in between."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        arrived_s = time.perf_counter()
+        try:
+            body = await read_body(Request(scope, receive), self.service.config.server.max_body_bytes)
+        except ClientDisconnect:
+            return
+        asked = decode(body, ChatCompletionRequest)
+        name = self.service.served_name(asked.model)
+        model = self.service.ready()
+        # Every parameter is judged before the prompt is made, which costs more.
+        talk = conversation(asked, self.service.date)
+        n, stop = sampling.choices(asked.n), sampling.stop_strings(asked.stop)
+        prompt = await model.prompts.render(talk)
+        params = _sampling_params(asked, len(prompt), model)
+        choices = [_choice(asked, model, len(prompt), stop) for _ in range(n)]
+        answer = ChatAnswer(choices, name, self._reasoning_fields(asked), asked)
+        priority = sampling.priority(asked.priority)
+        requests = [engine_request(prompt, sampling.with_seed(params, i), priority) for i in range(n)]
+        generation = Generation(self.service, answer, requests, arrived_s)
+        await generation.respond(scope, receive, send, stream=bool(asked.stream))
+
+    def _reasoning_fields(self, asked: ChatCompletionRequest) -> Sequence[str]:
+        excluded = asked.include_reasoning is False or (asked.reasoning is not None and asked.reasoning.exclude)
+        return () if excluded else _REASONING_FIELDS[self.service.config.server.reasoning_field]
+
+
+def _sampling_params(asked: ChatCompletionRequest, num_prompt_tokens: int, model: ReadyModel) -> SamplingParams:
+    if asked.max_tokens is None:
+        asked.max_tokens = asked.max_completion_tokens
+    if asked.stream_options is not None and not asked.stream:
+        raise APIError("'stream_options' is for streamed answers.", param="stream_options")
+    top = asked.top_logprobs
+    sampling.check(
+        top is None or 0 <= top <= sampling.MAX_TOP_LOGPROBS,
+        "top_logprobs",
+        f"between 0 and {sampling.MAX_TOP_LOGPROBS}",
+        top,
+    )
+    if top and not asked.logprobs:
+        raise APIError("'top_logprobs' needs 'logprobs': true.", param="top_logprobs")
+    length = model.info.max_model_len
+    tokenizer = model.tokenizer
+    return sampling.sampling_params(
+        asked,
+        max_tokens=sampling.max_new_tokens(num_prompt_tokens, asked.max_tokens, length, param="messages"),
+        vocab_size=model.info.vocab_size,
+        model_stop_ids=(tokenizer.return_, tokenizer.call, tokenizer.endoftext),
+        logprobs=(top or 0) if asked.logprobs else None,
+    )
+
+
+def _choice(
+    asked: ChatCompletionRequest, model: ReadyModel, num_prompt_tokens: int, stop: tuple[str, ...]
+) -> ChatChoice:
+    return ChatChoice(
+        model.tokenizer,
+        num_prompt_tokens=num_prompt_tokens,
+        stop=stop,
+        top_logprobs=(asked.top_logprobs or 0) if asked.logprobs else None,
+        ignore_eos=bool(asked.ignore_eos),
+    )
+
+
+class StreamedChoice:
+    """A choice whose news become events."""
+
+    def __init__(self, choice: ChatChoice, chunks: ChatChunks) -> None:
+        self._choice, self._chunks = choice, chunks
+        self.num_prompt_tokens = choice.num_prompt_tokens
+
+    @property
+    def finish_reason(self) -> str | None:
+        return self._choice.finish_reason
+
+    @property
+    def num_tokens(self) -> int:
+        return self._choice.num_tokens
+
+    def feed(self, output: GenerationOutput) -> bytes:
+        events = self._choice.feed(output)
+        return self._chunks.encode(events, self._choice.finish_reason)
+
+
+class WholeChoice(StreamedChoice):
+    """A choice that is sent when it is complete."""
+
+    def feed(self, output: GenerationOutput) -> bytes:
+        self._choice.keep(self._choice.feed(output))
+        return b""
+
+
+class ChatAnswer:
+    """The answer to one request, as a stream of chunks or as one object."""
+
+    def __init__(
+        self, choices: list[ChatChoice], model: str, reasoning_fields: Sequence[str], asked: ChatCompletionRequest
+    ) -> None:
+        self._id = f"chatcmpl-{uuid.uuid4().hex}"
+        self._created = int(time.time())
+        self._model = model
+        self._choices = choices
+        self._reasoning_fields = reasoning_fields
+        self._include_usage = bool(asked.stream_options and asked.stream_options.include_usage)
+        self._head = ChunkHead(self._id, self._created, model, include_usage=self._include_usage)
+        kind = StreamedChoice if asked.stream else WholeChoice
+        self.choices = [
+            kind(choice, ChatChunks(self._head, i, choice, reasoning_fields)) for i, choice in enumerate(choices)
+        ]
+
+    def _usage(self) -> Usage:
+        choices = self._choices
+        return usage(
+            prompt=choices[0].num_prompt_tokens,
+            cached=choices[0].num_cached_tokens,
+            completion=sum(choice.num_tokens for choice in choices),
+            reasoning=sum(choice.num_reasoning_tokens for choice in choices),
+        )
+
+    def last_event(self) -> bytes:
+        return self._head.usage(self._usage()) if self._include_usage else b""
+
+    def body(self) -> bytes:
+        choices: list[dict[str, Any]] = [
+            {
+                "index": i,
+                "message": choice.message(self._reasoning_fields),
+                "logprobs": choice.message_logprobs(),
+                "finish_reason": choice.finish_reason,
+            }
+            for i, choice in enumerate(self._choices)
+        ]
+        body = {"id": self._id, "object": "chat.completion", "created": self._created, "model": self._model}
+        return msgspec.json.encode({**body, "choices": choices, "usage": self._usage()})

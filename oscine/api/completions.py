@@ -1,0 +1,182 @@
+"""/v1/completions: raw text or token ids in, raw text out."""
+
+import time
+import uuid
+from typing import Any
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Receive, Scope, Send
+
+from oscine.api import sampling
+from oscine.api.errors import APIError
+from oscine.api.generation import Generation, engine_request
+from oscine.api.limits import read_body
+from oscine.api.schemas import CompletionRequest, decode
+from oscine.api.service import ReadyModel, Service
+from oscine.api.sse import event
+from oscine.api.text_choice import TextChoice
+from oscine.api.usage import Usage, usage
+from oscine.types import GenerationOutput, SamplingParams
+
+_DEFAULT_MAX_TOKENS = 16  # as OpenAI's
+
+
+class Completions:
+    """An ASGI application: the response of a stream is written without a layer in between."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        arrived_s = time.perf_counter()
+        try:
+            body = await read_body(Request(scope, receive), self.service.config.server.max_body_bytes)
+        except ClientDisconnect:
+            return
+        asked = decode(body, CompletionRequest)
+        name = self.service.served_name(asked.model)
+        model = self.service.ready()
+        _check_supported(asked)
+        n, stop = sampling.choices(asked.n), sampling.stop_strings(asked.stop)
+        prompts = await _prompts(asked.prompt, model)
+        priority = sampling.priority(asked.priority)
+        params = [_sampling_params(asked, len(prompt), model) for prompt in prompts]
+        choices = [_choice(asked, model, prompt, stop) for prompt in prompts for _ in range(n)]
+        requests = [
+            engine_request(prompt, sampling.with_seed(own, i), priority)
+            for prompt, own in zip(prompts, params, strict=True)
+            for i in range(n)
+        ]
+        answer = TextAnswer(choices, n, name, asked)
+        generation = Generation(self.service, answer, requests, arrived_s)
+        await generation.respond(scope, receive, send, stream=bool(asked.stream))
+
+
+def _check_supported(asked: CompletionRequest) -> None:
+    if asked.suffix:
+        raise APIError("'suffix' is not supported.", param="suffix", code="unsupported_parameter")
+    if asked.best_of is not None and asked.best_of != (asked.n or 1):
+        raise APIError("'best_of' other than 'n' is not supported.", param="best_of", code="unsupported_parameter")
+    if asked.response_format is not None and asked.response_format.type != "text":
+        message = "'response_format' is {'type': 'text'} here: a format cannot be enforced yet."
+        raise APIError(message, param="response_format", code="unsupported_parameter")
+    if asked.stream_options is not None and not asked.stream:
+        raise APIError("'stream_options' is for streamed answers.", param="stream_options")
+
+
+async def _prompts(prompt: str | list[Any], model: ReadyModel) -> list[list[int]]:
+    """Token ids of each prompt. Raises APIError for anything else than the four forms, and for an empty prompt."""
+    several = isinstance(prompt, list) and not _is_ids(prompt)
+    found = [await _prompt_ids(p, model) for p in prompt] if several else [await _prompt_ids(prompt, model)]
+    sampling.check(bool(found) and all(found), "prompt", "not empty", prompt if not found else "an empty prompt")
+    return found
+
+
+def _is_ids(prompt: list[Any]) -> bool:
+    return bool(prompt) and all(type(i) is int for i in prompt)
+
+
+async def _prompt_ids(prompt: Any, model: ReadyModel) -> list[int]:
+    if isinstance(prompt, str):
+        return await model.prompts.encode(prompt)
+    if not (isinstance(prompt, list) and _is_ids(prompt)):
+        raise APIError("'prompt' must be a text, token ids, or a list of either; none empty.", param="prompt")
+    size = model.info.vocab_size
+    wrong = next((i for i in prompt if not 0 <= i < size), None)
+    sampling.check(wrong is None, "prompt", f"made of token ids between 0 and {size - 1}", wrong)
+    return prompt
+
+
+def _sampling_params(asked: CompletionRequest, num_prompt_tokens: int, model: ReadyModel) -> SamplingParams:
+    wanted = _DEFAULT_MAX_TOKENS if asked.max_tokens is None else asked.max_tokens
+    max_tokens = sampling.max_new_tokens(
+        num_prompt_tokens, wanted, model.info.max_model_len, param="prompt", minimum=0 if asked.echo else 1
+    )
+    tokenizer = model.tokenizer
+    of_prompt = asked.logprobs if asked.echo else None
+    return sampling.sampling_params(
+        asked,
+        max_tokens=max_tokens,
+        vocab_size=model.info.vocab_size,
+        model_stop_ids=(tokenizer.return_, tokenizer.call, tokenizer.endoftext),
+        logprobs=asked.logprobs,
+        # Nothing to generate: the engine then needs something else to report, the prompt's own log-probabilities.
+        prompt_logprobs=0 if of_prompt is None and max_tokens == 0 else of_prompt,
+    )
+
+
+def _choice(asked: CompletionRequest, model: ReadyModel, prompt: list[int], stop: tuple[str, ...]) -> TextChoice:
+    return TextChoice(
+        model.tokenizer,
+        prompt,
+        stop=stop,
+        echo=bool(asked.echo),
+        top_logprobs=asked.logprobs,
+        skip_special_tokens=asked.skip_special_tokens is not False,
+    )
+
+
+class _Sent:
+    """A choice, and what of it is to be sent: event by event, or as a whole."""
+
+    def __init__(self, answer: "TextAnswer", index: int, choice: TextChoice, *, stream: bool) -> None:
+        self._answer, self._index, self._stream = answer, index, stream
+        self.choice = choice
+        self.text = ""
+        self.num_prompt_tokens = choice.num_prompt_tokens
+
+    @property
+    def finish_reason(self) -> str | None:
+        return self.choice.finish_reason
+
+    @property
+    def num_tokens(self) -> int:
+        return self.choice.num_tokens
+
+    def feed(self, output: GenerationOutput) -> bytes:
+        text = self.choice.feed(output)
+        if not self._stream:
+            self.text += text
+            return b""
+        if not text and self.finish_reason is None:
+            return b""
+        return self._answer.event(self.as_dict(text))
+
+    def as_dict(self, text: str) -> dict[str, Any]:
+        logprobs = self.choice.take_logprobs()
+        return {"index": self._index, "text": text, "logprobs": logprobs, "finish_reason": self.finish_reason}
+
+
+class TextAnswer:
+    """The answer to one request: n choices for each prompt, in the order of the prompts."""
+
+    def __init__(self, choices: list[TextChoice], n: int, model: str, asked: CompletionRequest) -> None:
+        fields = {"id": f"cmpl-{uuid.uuid4().hex}", "object": "text_completion", "created": int(time.time())}
+        self._start = msgspec.json.encode({**fields, "model": model})[:-1]
+        self._n = n
+        self._include_usage = bool(asked.stream_options and asked.stream_options.include_usage)
+        self._end = b',"usage":null}' if self._include_usage else b"}"
+        self.choices = [_Sent(self, i, choice, stream=bool(asked.stream)) for i, choice in enumerate(choices)]
+
+    def event(self, choice: dict[str, Any]) -> bytes:
+        return event(self._start + b',"choices":[' + msgspec.json.encode(choice) + b"]" + self._end)
+
+    def _usage(self) -> Usage:
+        choices = [sent.choice for sent in self.choices]
+        first = choices[:: self._n]  # of each prompt
+        return usage(
+            prompt=sum(choice.num_prompt_tokens for choice in first),
+            cached=sum(choice.num_cached_tokens for choice in first),
+            completion=sum(choice.num_tokens for choice in choices),
+            reasoning=0,
+        )
+
+    def last_event(self) -> bytes:
+        if not self._include_usage:
+            return b""
+        return event(self._start + b',"choices":[],"usage":' + msgspec.json.encode(self._usage()) + b"}")
+
+    def body(self) -> bytes:
+        choices = msgspec.json.encode([sent.as_dict(sent.text) for sent in self.choices])
+        return self._start + b',"choices":' + choices + b',"usage":' + msgspec.json.encode(self._usage()) + b"}"

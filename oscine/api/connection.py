@@ -1,0 +1,46 @@
+"""The life of one request's connection: its work runs until it is done or the client has gone.
+
+Knows ASGI and tasks; not what the work is.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+from starlette.types import Receive
+
+KEEP_ALIVE_S = 10.0  # an idle stream gets a comment after this long, and before twice as long
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def run_while_connected(
+    receive: Receive,
+    work: Coroutine[Any, Any, None],
+    *,
+    on_idle: Callable[[float], Awaitable[None]] | None = None,
+    idle_s: float = KEEP_ALIVE_S,
+) -> bool:
+    """Runs `work`, whose request body is read, and cancels it at once when the client goes away.
+
+    Returns whether the work came to its end; raises what it raised, CancelledError too if someone else cancelled it.
+    Every idle_s, `on_idle(idle_s)` is called; there is no timer and no task per event.
+    """
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnect(receive))
+    try:
+        while not (await asyncio.wait((task, gone), timeout=idle_s, return_when=asyncio.FIRST_COMPLETED))[0]:
+            if on_idle is not None:
+                await on_idle(idle_s)
+        if not task.done():
+            task.cancel()
+            await asyncio.wait((task,))
+            return False
+        await task
+        return True
+    finally:
+        gone.cancel()
+        task.cancel()

@@ -1,0 +1,120 @@
+"""From the messages and tools of a request to a Conversation.
+
+Knows the wire names and which combinations mean something; not how a conversation is rendered.
+"""
+
+from collections.abc import Sequence
+
+from oscine.api.errors import APIError
+from oscine.api.schemas import ChatCompletionRequest, ContentPart, Effort, Message, ResponseFormat, Tool
+from oscine.chat import messages as chat
+from oscine.chat.tools import validate_tools
+
+_UNSUPPORTED = (
+    *("functions", "function_call", "modalities", "audio", "web_search_options", "structured_outputs"),
+    *("guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+)
+_TEXT_PARTS = ("text", "refusal")
+
+
+def conversation(request: ChatCompletionRequest, date: str) -> chat.Conversation:
+    """Raises APIError that names the parameter, for all that cannot be honoured."""
+    for param in _UNSUPPORTED:
+        if getattr(request, param) not in (None, ["text"], []):
+            raise APIError(f"'{param}' is not supported.", param=param, code="unsupported_parameter")
+    tools = function_tools(request.tools)
+    _check_tool_choice(request, tools)
+    return chat.Conversation(
+        messages=chat_messages(request.messages),
+        tools=() if request.tool_choice == "none" else tools,
+        response_schema=_response_schema(request.response_format),
+        reasoning_effort=_effort(request),
+        current_date=date,
+    )
+
+
+def _effort(request: ChatCompletionRequest) -> Effort:
+    in_reasoning = request.reasoning.effort if request.reasoning else None
+    return request.reasoning_effort or in_reasoning or "medium"
+
+
+def _check_tool_choice(request: ChatCompletionRequest, tools: Sequence[chat.FunctionTool]) -> None:
+    if request.tool_choice in (None, "none", "auto"):
+        return
+    what = "'required'" if request.tool_choice == "required" else "a named function"
+    raise APIError(
+        f"'tool_choice' is 'auto' or 'none' here; {what} cannot be enforced yet.",
+        param="tool_choice",
+        code="unsupported_parameter",
+    )
+
+
+def _response_schema(response: ResponseFormat | None) -> chat.ResponseSchema | None:
+    if response is None or response.type == "text":
+        return None
+    wanted = response.json_schema
+    if response.type != "json_schema" or wanted is None or response.enforce is not False:
+        raise APIError(
+            "'response_format' is {'type': 'text'} here: a format cannot be enforced yet. With "
+            "{'type': 'json_schema', 'json_schema': {...}, 'enforce': false} the schema is shown to the model without "
+            "a promise that it is kept.",
+            param="response_format",
+            code="unsupported_parameter",
+        )
+    return chat.ResponseSchema(wanted.name, wanted.schema or {}, wanted.description or "")
+
+
+def function_tools(tools: list[Tool] | None) -> tuple[chat.FunctionTool, ...]:
+    """The functions among the tools; tools of other types are left out, as clients send types that no server knows."""
+    functions = []
+    for i, tool in enumerate(tools or ()):
+        if tool.type != "function":
+            continue
+        if tool.function is None:
+            raise APIError("A tool of type 'function' needs 'function'.", param=f"tools[{i}].function")
+        f = tool.function
+        functions.append(chat.FunctionTool(f.name, f.description or "", f.parameters))
+    try:
+        validate_tools(functions)
+    except ValueError as error:
+        raise APIError(f"Invalid value for 'tools': {error}.", param="tools") from None
+    return tuple(functions)
+
+
+def chat_messages(messages: list[Message]) -> tuple[chat.Message, ...]:
+    if not messages:
+        raise APIError("'messages' must not be empty.", param="messages")
+    return tuple(_message(message, f"messages[{i}]") for i, message in enumerate(messages))
+
+
+def _message(message: Message, where: str) -> chat.Message:
+    calls = message.tool_calls or []
+    if calls and message.role != "assistant":
+        raise APIError("Only assistant messages have 'tool_calls'.", param=f"{where}.tool_calls")
+    if message.role == "tool" and message.tool_call_id is None and message.name is None:
+        raise APIError("A tool message needs 'tool_call_id'.", param=f"{where}.tool_call_id")
+    if message.content is None and message.role != "assistant":
+        raise APIError(f"A {message.role} message needs 'content'.", param=f"{where}.content")
+    return chat.Message(
+        role=message.role,
+        content=_text(message.content, where),
+        reasoning=message.reasoning or message.reasoning_content,
+        tool_calls=tuple(chat.ToolCall(c.id, c.function.name, c.function.arguments) for c in calls),
+        tool_call_id=message.tool_call_id,
+        name=message.name,
+    )
+
+
+def _text(content: str | list[ContentPart] | None, where: str) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "\n".join(_part_text(part, f"{where}.content[{i}]") for i, part in enumerate(content))
+
+
+def _part_text(part: ContentPart, where: str) -> str:
+    if part.type not in _TEXT_PARTS:
+        raise APIError(f"Content of type '{part.type}' is not supported: the model reads text.", param=f"{where}.type")
+    text = part.refusal if part.type == "refusal" else part.text
+    if text is None:
+        raise APIError(f"Content of type '{part.type}' needs '{part.type}'.", param=f"{where}.{part.type}")
+    return text

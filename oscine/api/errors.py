@@ -1,0 +1,82 @@
+"""Errors as the OpenAI API words them: {"error": {"message", "type", "param", "code"}} and an HTTP status.
+
+Knows nothing of what went wrong; the code that finds a problem raises an APIError that says so.
+"""
+
+import re
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+RETRY_AFTER_S = 1  # what a client is told to wait when the server is busy, loading or draining
+
+
+class APIError(Exception):
+    """Becomes the response of a request, or an event of a stream that has begun. The message is for the client."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 400,
+        type: str = "invalid_request_error",
+        param: str | None = None,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message, self.status, self.type, self.param, self.code = message, status, type, param, code
+        self.headers = headers or {}
+
+    def body(self) -> bytes:
+        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        return msgspec.json.encode({"error": error})
+
+
+def unavailable(message: str, *, code: str = "unavailable") -> APIError:
+    """The server cannot take the request now; the same request may succeed later."""
+    headers = {"Retry-After": str(RETRY_AFTER_S)}
+    return APIError(message, status=503, type="service_unavailable_error", code=code, headers=headers)
+
+
+def internal(message: str = "The server failed while it handled this request.") -> APIError:
+    return APIError(message, status=500, type="internal_server_error", code="internal_error")
+
+
+_AT = re.compile(r"(?P<what>.*) - at (?P<key>`key` in )?`\$\.?(?P<path>.*)`$", re.DOTALL)
+_FIELD = re.compile(r"required field `(?P<name>[^`]*)`")
+
+
+def from_validation(error: msgspec.ValidationError) -> APIError:
+    """A body that is JSON but not the request that its endpoint takes: names the parameter by its path."""
+    text = str(error)
+    match = _AT.match(text)
+    what, path = (match["what"].replace(" | null", ""), match["path"]) if match else (text, "")
+    missing = _FIELD.search(what)
+    if missing:
+        path = f"{path}.{missing['name']}".lstrip(".")
+        what = "This parameter is required"
+    return APIError(f"Invalid value for '{path}': {what}." if path else f"Invalid request: {what}.", param=path or None)
+
+
+def response(error: APIError) -> Response:
+    return Response(error.body(), error.status, error.headers, media_type="application/json")
+
+
+async def handle_api_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, APIError)
+    return response(error)
+
+
+async def handle_http_exception(request: Request, error: Exception) -> Response:
+    """What the router finds: no such path, or another method."""
+    assert isinstance(error, HTTPException)
+    message = f"{request.method} {request.url.path}: {error.detail}."
+    headers = dict(error.headers or {})
+    return response(APIError(message, status=error.status_code, code="unknown_url", headers=headers))
+
+
+async def handle_crash(request: Request, error: Exception) -> Response:
+    return response(internal())

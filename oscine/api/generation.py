@@ -1,0 +1,150 @@
+"""From requests to the engine to the response: runs the sequences of one answer and sends it, streamed or whole.
+
+Knows engine streams, connections and event streams; not what the tokens mean: that is the answer's and its choices'.
+"""
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from oscine.api.connection import run_while_connected
+from oscine.api.errors import APIError, internal, unavailable
+from oscine.api.metrics import SequenceClock
+from oscine.api.service import Service
+from oscine.api.sse import EventStream
+from oscine.engine.stream import EngineDied, EngineOverloaded, RequestStream
+from oscine.types import GenerationOutput, GenerationRequest, SamplingParams
+
+logger = logging.getLogger(__name__)
+
+Write = Callable[[bytes], Awaitable[None]]
+
+
+class Choice(Protocol):
+    """One sequence of an answer as it grows."""
+
+    @property
+    def finish_reason(self) -> str | None:
+        """Set when it is complete, which a stop string can do before the engine does."""
+        ...
+
+    @property
+    def num_prompt_tokens(self) -> int: ...
+
+    @property
+    def num_tokens(self) -> int:
+        """Generated so far."""
+        ...
+
+    def feed(self, output: GenerationOutput) -> bytes:
+        """Takes the engine's news. Returns the events to send, when the answer is streamed."""
+        ...
+
+
+class Answer(Protocol):
+    """What one request is answered with. choices are in the order of the requests to the engine."""
+
+    @property
+    def choices(self) -> Sequence[Choice]: ...
+
+    def last_event(self) -> bytes:
+        """What a stream ends with, before [DONE]: the usage, if it was asked for."""
+        ...
+
+    def body(self) -> bytes:
+        """The whole answer as JSON, when all choices are complete."""
+        ...
+
+
+def engine_request(prompt: list[int], sampling: SamplingParams, priority: int) -> GenerationRequest:
+    return GenerationRequest(uuid.uuid4().hex, prompt, sampling, priority)
+
+
+class Generation:
+    """Runs the sequences of one answer."""
+
+    def __init__(
+        self, service: Service, answer: Answer, requests: Sequence[GenerationRequest], arrived_s: float
+    ) -> None:
+        """`arrived_s` is when the HTTP request came, on the clock of time.perf_counter."""
+        self._service = service
+        self._answer = answer
+        self._requests = requests
+        self._arrived_s = arrived_s
+
+    async def respond(self, scope: Scope, receive: Receive, send: Send, *, stream: bool) -> None:
+        """Sends the response; a client that goes away ends its sequences. Raises APIError if nothing was sent yet."""
+        with self._service.admission.hold(len(self._requests)):
+            if stream:
+                events = EventStream(send)
+                await run_while_connected(receive, self._stream(events), on_idle=events.keep_alive)
+            elif await run_while_connected(receive, self._run(None)):
+                await Response(self._answer.body(), media_type="application/json")(scope, receive, send)
+
+    async def _stream(self, events: EventStream) -> None:
+        try:
+            await self._run(events.write)
+            await events.end(self._answer.last_event())
+        except APIError as error:
+            if not events.started:
+                raise
+            await events.fail(error)
+        except Exception:
+            if not events.started:
+                raise
+            logger.exception("a stream failed")
+            await events.fail(internal())
+
+    async def _run(self, write: Write | None) -> None:
+        pairs = [*zip(self._requests, self._answer.choices, strict=True)]
+        if len(pairs) == 1:
+            await self._run_choice(*pairs[0], write)
+            return
+        tasks = [asyncio.ensure_future(self._run_choice(request, choice, write)) for request, choice in pairs]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _run_choice(self, request: GenerationRequest, choice: Choice, write: Write | None) -> None:
+        """Until the choice is complete; closing the stream before its end cancels it in the engine."""
+        clock = SequenceClock(self._service.metrics, self._arrived_s)
+        stream = self._service.submit(request)
+        try:
+            async with stream:
+                await self._pump(stream, choice, clock, write)
+        except EngineDied as error:
+            raise unavailable(f"The engine failed: {error}.", code="engine_died") from None
+        except EngineOverloaded as error:
+            raise unavailable(f"The server is overloaded: {error}.", code="overloaded") from None
+        finally:
+            self._service.forget(stream)
+            clock.finish(choice.num_prompt_tokens, choice.num_tokens, choice.finish_reason or "abort")
+
+    async def _pump(self, stream: RequestStream, choice: Choice, clock: SequenceClock, write: Write | None) -> None:
+        """The hot path: one wake-up of the stream is one write, whatever has arrived."""
+        async for outputs in stream:
+            events = b""
+            for output in outputs:
+                if output.finish_reason == "error" or output.finish_reason == "cancelled":
+                    raise _failure(output)
+                clock.output(output)
+                events += choice.feed(output)
+                if choice.finish_reason is not None:
+                    break
+            if write is not None and events:
+                await write(events)
+            if choice.finish_reason is not None:
+                return
+
+
+def _failure(output: GenerationOutput) -> APIError:
+    if output.finish_reason == "cancelled":
+        return unavailable("The server shuts down and cancelled this request.", code="draining")
+    return unavailable(f"The request failed: {output.error}.", code="engine_failed")

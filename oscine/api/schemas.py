@@ -1,0 +1,185 @@
+"""The JSON of requests, as msgspec structs with strict types. Values are judged in sampling and conversation.
+
+A parameter that OpenAI's clients send and that changes nothing here (`user`, `store`, `metadata`...) has no field:
+unknown parameters are ignored. One that would change the answer has a field, so that it can be honoured or refused.
+"""
+
+from typing import Any, Literal, TypeVar, get_args
+
+import msgspec
+from msgspec import Struct
+
+from oscine.api.errors import APIError, from_validation
+
+Role = Literal["system", "developer", "user", "assistant", "tool"]
+Effort = Literal["low", "medium", "high"]
+
+
+class ContentPart(Struct):
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+class FunctionCall(Struct):
+    name: str
+    arguments: str  # JSON text
+
+
+class ToolCall(Struct):
+    id: str
+    function: FunctionCall
+    type: Literal["function"] = "function"
+
+
+class Message(Struct):
+    role: Role
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None  # what other servers call it
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+
+
+class Function(Struct):
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Struct):
+    type: str
+    function: Function | None = None
+
+
+class NamedFunction(Struct):
+    name: str
+
+
+class NamedToolChoice(Struct):
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class JsonSchema(Struct):
+    name: str
+    schema: dict[str, Any] | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(Struct):
+    """`enforce: false` is Oscine's own: it asks for a schema to be shown to the model, without a promise to keep it."""
+
+    type: str
+    json_schema: JsonSchema | None = None
+    enforce: bool | None = None
+
+
+class StreamOptions(Struct):
+    include_usage: bool | None = None
+
+
+class ReasoningOptions(Struct):
+    effort: Effort | None = None
+    exclude: bool | None = None
+
+
+class SamplingFields(Struct, kw_only=True):
+    """What chat and text completions share. None is "not given" throughout, as clients send null for it."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: int | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    # As vLLM extends the API:
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: list[int] | None = None
+    priority: int | None = None
+    skip_special_tokens: bool | None = None
+
+
+class ChatCompletionRequest(SamplingFields, kw_only=True):
+    messages: list[Message]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: ResponseFormat | None = None
+    reasoning_effort: Effort | None = None
+    reasoning: ReasoningOptions | None = None
+    include_reasoning: bool | None = None
+    # Refused: they would change the answer.
+    functions: list[Any] | None = None
+    function_call: Any = None
+    modalities: list[str] | None = None
+    audio: Any = None
+    web_search_options: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    structured_outputs: Any = None
+
+
+class CompletionRequest(SamplingFields, kw_only=True):
+    prompt: str | list[Any]  # a text, texts, token ids, or lists of token ids
+    echo: bool | None = None
+    logprobs: int | None = None
+    # Refused: they would change the answer.
+    suffix: str | None = None
+    best_of: int | None = None
+    response_format: ResponseFormat | None = None
+
+
+class TokenizeRequest(Struct):
+    """Either a text, or messages that are rendered as a chat completion would render them."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    tools: list[Tool] | None = None
+    reasoning_effort: Effort | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(Struct):
+    tokens: list[int]
+    model: str | None = None
+
+
+T = TypeVar("T")
+
+_CHOICES = {"role": get_args(Role), "reasoning_effort": get_args(Effort), "effort": get_args(Effort)}
+
+
+def decode(body: bytes, type: type[T]) -> T:
+    """Raises APIError that names the parameter, or says that the body is no JSON."""
+    try:
+        return msgspec.json.decode(body, type=type)
+    except msgspec.ValidationError as error:
+        invalid = from_validation(error)
+        choices = _CHOICES.get((invalid.param or "").rpartition(".")[2])
+        if choices:
+            invalid.message += f" Choose one of {', '.join(choices)}."
+        raise invalid from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise APIError(f"The body is not valid JSON: {error}.", code="invalid_json") from None
+    except RecursionError:
+        raise APIError("The JSON of the body is nested too deeply.", code="invalid_json") from None

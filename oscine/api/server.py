@@ -1,0 +1,127 @@
+"""Runs the application on uvicorn: binds, starts the service, drains on SIGTERM, stops.
+
+Knows processes, sockets and signals; not what is served.
+"""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+
+import uvicorn
+
+from oscine.api.app import create_app
+from oscine.api.service import Service
+from oscine.config import Config
+from oscine.engine.client import Engine, EngineClient, EngineError
+from oscine.types import EngineInfo
+
+_BACKLOG = 2048
+_KEEP_ALIVE_S = 75  # longer than the usual minute of a proxy in front, so that the proxy closes first
+_CLOSE_S = 5  # for connections that are still busy after the drain
+
+
+class ServerError(Exception):
+    """The server could not start; the message is one line."""
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Raises ServerError when the address cannot be had."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise ServerError(f"cannot listen on {host} port {port}: {error.strerror or error}") from None
+    return listener
+
+
+class Server(uvicorn.Server):
+    """Serves one Service. SIGTERM or SIGINT drain it, a second signal ends the drain at once.
+
+    In a thread other than the main one there are no signals: call `request_stop` through the loop instead.
+    """
+
+    def __init__(self, config: Config, engine: Engine | None = None) -> None:
+        options = config.server
+        self.service = Service(config, engine or EngineClient(config.engine))
+        self.listener = bind(options.host, options.port)
+        self.error: str | None = None  # why the service could not start
+        self._drain: asyncio.Task[None] | None = None
+        super().__init__(
+            uvicorn.Config(
+                create_app(self.service),
+                loop="uvloop",
+                http="httptools",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=logging.getLogger("uvicorn.access").isEnabledFor(logging.INFO),
+                server_header=False,
+                backlog=_BACKLOG,
+                timeout_keep_alive=_KEEP_ALIVE_S,
+                timeout_graceful_shutdown=_CLOSE_S,
+            )
+        )
+
+    @property
+    def url(self) -> str:
+        host, port = self.listener.getsockname()[:2]
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    async def run_service(self, on_ready: Callable[[EngineInfo], None]) -> None:
+        """From the start of the engine to its end. Raises ServerError when the model cannot be served."""
+        starting = asyncio.create_task(self._start_service(on_ready))
+        try:
+            await self.serve(sockets=[self.listener])
+        finally:
+            starting.cancel()
+            await asyncio.wait((starting,))
+            await self.service.stop()
+        if self.error is not None:
+            raise ServerError(self.error)
+
+    async def _start_service(self, on_ready: Callable[[EngineInfo], None]) -> None:
+        try:
+            on_ready(await self.service.start())
+        except (EngineError, ValueError) as error:
+            if not self.service.draining:
+                self.error = str(error)
+                self.should_exit = True
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.request_stop)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
+
+    def request_stop(self) -> None:
+        if self._drain is None:
+            self._drain = asyncio.create_task(self._drain_and_exit())
+        else:
+            self.service.cancel_all()
+
+    async def _drain_and_exit(self) -> None:
+        await self.service.drain()
+        self.should_exit = True
+
+
+def serve(config: Config, on_ready: Callable[[str, EngineInfo], None]) -> None:
+    """Serves until a signal; on_ready(url, engine) is called once. Raises ServerError in one line when it cannot."""
+    server = Server(config)
+    with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
+        runner.run(server.run_service(lambda info: on_ready(server.url, info)))

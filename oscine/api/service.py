@@ -1,0 +1,129 @@
+"""What all endpoints share: the engine, the tokenizer, the names of the model, and who may be served now.
+
+Knows no HTTP and no wire format.
+"""
+
+import asyncio
+import datetime
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from oscine.api.errors import APIError, unavailable
+from oscine.api.limits import Admission
+from oscine.api.metrics import Metrics
+from oscine.api.prompt import Prompts
+from oscine.api.vocabulary import tokenizer_folder
+from oscine.chat.tokenizer import Tokenizer
+from oscine.config import Config
+from oscine.engine.client import Engine, EngineDied
+from oscine.engine.stream import RequestStream
+from oscine.types import EngineInfo, GenerationRequest
+
+_LIVE_STATES = ("ready", "restarting")
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyModel:
+    """What an endpoint needs of a model that takes requests."""
+
+    info: EngineInfo
+    tokenizer: Tokenizer
+    prompts: Prompts
+
+
+class Service:
+    """One served model. `start` returns when it is ready; endpoints may be called before and are refused with 503."""
+
+    def __init__(self, config: Config, engine: Engine) -> None:
+        self.config = config
+        self.engine = engine
+        options = config.engine.model
+        model = f"random-{Path(options.random_weights).stem}" if options.random_weights else options.model
+        self.model = Path(model).resolve().name if Path(model).is_dir() else model
+        self.names = config.server.served_model_names or (self.model,)
+        self.metrics = Metrics(self.names[0])
+        self.metrics.watch_engine(lambda: engine.stats, lambda: engine.state == "ready")
+        scheduler = config.engine.scheduler
+        self.admission = Admission(scheduler.max_num_seqs + scheduler.max_waiting)
+        self.draining = False
+        self.started = int(time.time())
+        self._tokenizer: Tokenizer | None = None
+        self._prompts: Prompts | None = None
+        self._live: set[str] = set()
+
+    async def start(self) -> EngineInfo:
+        """Raises EngineError or ValueError, in one line, when the model cannot be served."""
+        await self.engine.start()
+        self._tokenizer = await asyncio.to_thread(lambda: Tokenizer(tokenizer_folder(self.config.engine)))
+        self._prompts = Prompts(self._tokenizer)
+        return await self.engine.wait_ready()
+
+    async def stop(self) -> None:
+        await self.engine.stop()
+
+    async def drain(self) -> None:
+        """Refuses new requests, lets those that run finish within drain_s seconds, then cancels what is left."""
+        self.draining = True
+        try:
+            async with asyncio.timeout(self.config.server.drain_s):
+                await self.admission.wait_empty()
+        except TimeoutError:
+            self.cancel_all()
+            await self.admission.wait_empty()
+
+    def cancel_all(self) -> None:
+        for request_id in self._live:
+            self.engine.cancel(request_id)
+
+    @property
+    def uptime_s(self) -> float:
+        return time.time() - self.started
+
+    @property
+    def state(self) -> str:
+        """starting, ready, restarting, draining, failed or stopped."""
+        if self.draining:
+            return "draining"
+        if self._tokenizer is None and self.engine.state in _LIVE_STATES:
+            return "starting"
+        return self.engine.state
+
+    @property
+    def date(self) -> str:
+        """What the model is told; the same all day, so that prompts keep their common prefix."""
+        return self.config.server.date or datetime.datetime.now(datetime.UTC).date().isoformat()
+
+    def served_name(self, name: str | None) -> str:
+        """The name to answer with. Raises APIError 404 for a name that is not served."""
+        if name is None:
+            return self.names[0]
+        if name not in self.names:
+            raise APIError(
+                f"The model '{name}' does not exist; this server has {', '.join(self.names)}.",
+                status=404,
+                param="model",
+                code="model_not_found",
+            )
+        return name
+
+    def ready(self) -> ReadyModel:
+        """Raises APIError 503 unless requests can be served now."""
+        state = self.state
+        info = self.engine.info
+        if state != "ready" or self._tokenizer is None or self._prompts is None or info is None:
+            reason = f": {self.engine.error}" if self.engine.error else ""
+            raise unavailable(f"The server is {state}{reason}.", code=state)
+        return ReadyModel(info, self._tokenizer, self._prompts)
+
+    def submit(self, request: GenerationRequest) -> RequestStream:
+        """Raises APIError 503 when the engine is gone. The stream must be closed, and then forgotten with `forget`."""
+        try:
+            stream = self.engine.submit(request)
+        except EngineDied as error:
+            raise unavailable(f"The engine is not available: {error}.", code="engine_unavailable") from None
+        self._live.add(request.request_id)
+        return stream
+
+    def forget(self, stream: RequestStream) -> None:
+        self._live.discard(stream.request_id)

@@ -1,0 +1,51 @@
+"""/tokenize and /detokenize: the served model's own vocabulary, for texts and for whole conversations."""
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from oscine.api.conversation import chat_messages, function_tools
+from oscine.api.errors import APIError
+from oscine.api.limits import read_body
+from oscine.api.sampling import check
+from oscine.api.schemas import DetokenizeRequest, TokenizeRequest, decode
+from oscine.api.service import Service
+from oscine.chat.messages import Conversation
+
+
+class Tokenize:
+    def __init__(self, service: Service) -> None:
+        self.service = service
+
+    async def tokenize(self, request: Request) -> Response:
+        """{"tokens", "count", "max_model_len"} and, if asked for, "token_strs"."""
+        asked = decode(await read_body(request, self.service.config.server.max_body_bytes), TokenizeRequest)
+        self.service.served_name(asked.model)
+        ready = self.service.ready()
+        if (asked.prompt is None) == (asked.messages is None):
+            raise APIError("Give either 'prompt' or 'messages'.", param="prompt")
+        if asked.prompt is not None:
+            ids = await ready.prompts.encode(asked.prompt)
+        else:
+            conversation = Conversation(
+                messages=chat_messages(asked.messages or []),
+                tools=function_tools(asked.tools),
+                reasoning_effort=asked.reasoning_effort or "medium",
+                current_date=self.service.date,
+            )
+            ids = await ready.prompts.render(conversation)
+        body = {"tokens": ids, "count": len(ids), "max_model_len": ready.info.max_model_len}
+        if asked.return_token_strs:
+            body["token_strs"] = [ready.tokenizer.decode([i]) for i in ids]
+        return Response(msgspec.json.encode(body), media_type="application/json")
+
+    async def detokenize(self, request: Request) -> Response:
+        """{"prompt"}: special tokens by name, invalid UTF-8 as U+FFFD."""
+        asked = decode(await read_body(request, self.service.config.server.max_body_bytes), DetokenizeRequest)
+        self.service.served_name(asked.model)
+        ready = self.service.ready()
+        for i, token_id in enumerate(asked.tokens):
+            rule = f"a token id between 0 and {ready.info.vocab_size - 1}"
+            check(0 <= token_id < ready.info.vocab_size, f"tokens[{i}]", rule, token_id)
+        body = {"prompt": ready.tokenizer.decode(asked.tokens)}
+        return Response(msgspec.json.encode(body), media_type="application/json")

@@ -1,0 +1,97 @@
+"""`oscine chat [PROMPT]`: a conversation in the terminal, with a server or with one that it starts itself."""
+
+import argparse
+import sys
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, get_args
+
+from oscine.chat.messages import ReasoningEffort
+from oscine.cli.error import CommandError
+from oscine.cli.terminal import Terminal
+from oscine.config import NANO, Environment
+
+EFFORTS = get_args(ReasoningEffort)
+_HELP = "/reset forgets the conversation, /effort low|medium|high, ctrl-C stops an answer, ctrl-D leaves"
+
+
+def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    what = "talk to a model in the terminal"
+    parser = commands.add_parser(
+        "chat",
+        help=what,
+        description=f"Talk to a model in the terminal. Without PROMPT: a conversation; {_HELP}.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("prompt", nargs="?", metavar="PROMPT", help="answered once; its output may be piped")
+    parser.add_argument(
+        "--url", help="a server (also: OPENAI_BASE_URL); without one, a server is started for this chat"
+    )
+    parser.add_argument("--model", help=f"the server's name of the model, or what to start a server with ({NANO})")
+    parser.add_argument("--effort", choices=EFFORTS, default="medium", help="of the reasoning (medium)")
+    parser.add_argument("--temperature", type=float, help="0 is greedy (the server's own; the embedded model: 0)")
+    parser.add_argument("--max-tokens", type=int, metavar="TOKENS", help="of one answer (all that the context holds)")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> None:
+    environment = Environment.read()
+    out = sys.stdout
+    terminal = Terminal(out, color=out.isatty() and not environment.no_color)
+    notes = Terminal(sys.stderr, color=sys.stderr.isatty() and not environment.no_color)
+    url = args.url or environment.base_url
+    embedded = url is None and args.model in (None, NANO)
+    settings = {
+        "model": args.model if url is not None else None,
+        "reasoning_effort": args.effort,
+        "temperature": 0.0 if args.temperature is None and embedded else args.temperature,
+        "max_tokens": args.max_tokens,
+    }
+    from oscine.cli.conversation import Conversation
+
+    with _server(url, args.model or NANO) as base:
+        conversation = Conversation(base, environment.api_key, settings, terminal, notes)
+        with conversation:
+            if args.prompt is not None:
+                conversation.ask(args.prompt)
+            else:
+                _converse(conversation, notes)
+
+
+def _server(url: str | None, model: str) -> AbstractContextManager[str]:
+    if url is not None:
+        return nullcontext(url.rstrip("/").removesuffix("/v1"))
+    from oscine.cli.local_server import LocalServer
+
+    return LocalServer(model)
+
+
+def _converse(conversation: Any, notes: Terminal) -> None:
+    import readline  # noqa: F401  (gives input() its editing and history)
+
+    notes.note(_HELP)
+    while True:
+        try:
+            line = input("> ").strip()
+        except EOFError:
+            return
+        except KeyboardInterrupt:
+            notes.end()
+            continue
+        try:
+            if line == "/reset":
+                conversation.reset()
+            elif line.startswith("/effort"):
+                _set_effort(conversation, line)
+            elif line.startswith("/"):
+                notes.note(_HELP)
+            elif line:
+                conversation.ask(line)
+        except CommandError as error:
+            notes.note(f"error: {error}")
+
+
+def _set_effort(conversation: Any, line: str) -> None:
+    effort = line.removeprefix("/effort").strip()
+    if effort not in EFFORTS:
+        raise CommandError(f"/effort takes one of {', '.join(EFFORTS)}")
+    conversation.settings["reasoning_effort"] = effort

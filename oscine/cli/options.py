@@ -1,0 +1,167 @@
+"""The options of `oscine serve` in vLLM's dialect, and how they and a YAML file become a Config.
+
+Knows names and types; rules on values live in oscine.config. The YAML file goes through the same parser as the command
+line, so both know the same names and give the same errors.
+"""
+
+import argparse
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from oscine.cli.error import USAGE, CommandError
+from oscine.config import CacheOptions, Config, EngineOptions, ModelOptions, SchedulerOptions, ServerOptions
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises instead of exiting, so that an error can say where the option came from."""
+
+    def error(self, message: str) -> NoReturn:
+        raise CommandError(message, USAGE)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Every option is absent from the namespace unless it is given: defaults live in oscine.config."""
+    parser.add_argument("model", nargs="?", metavar="MODEL", default=argparse.SUPPRESS, help=_MODEL_HELP)
+    parser.add_argument("--config", metavar="FILE", type=Path, default=argparse.SUPPRESS, help=_CONFIG_HELP)
+    for title, options in _GROUPS.items():
+        group = parser.add_argument_group(title)
+        for name, settings in options.items():
+            group.add_argument(f"--{name}", default=argparse.SUPPRESS, **settings)
+
+
+def read_config(given: Mapping[str, Any]) -> Config:
+    """`given` is the command line, by option name with underscores. Raises CommandError that names the option."""
+    options = dict(given)
+    path = options.pop("config", None)
+    merged = {**_read_yaml(path), **options} if path is not None else options
+    try:
+        return _config(merged)
+    except ValueError as error:
+        raise CommandError(str(error), USAGE) from None
+
+
+def _config(options: Mapping[str, Any]) -> Config:
+    def part(kind: type, **nested: Any) -> Any:
+        names = {field.name for field in dataclasses.fields(kind)}
+        return kind(**{name: value for name, value in options.items() if name in names}, **nested)
+
+    model, cache, scheduler = part(ModelOptions), part(CacheOptions), part(SchedulerOptions)
+    return Config(engine=part(EngineOptions, model=model, cache=cache, scheduler=scheduler), server=part(ServerOptions))
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    import yaml
+
+    try:
+        content = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise CommandError(f"--config {path}: {error.strerror}", USAGE) from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise CommandError(f"--config {path} is not YAML: {error}", USAGE) from None
+    if not isinstance(content, dict):
+        raise CommandError(f"--config {path} must be a mapping of option names to values", USAGE)
+    parser = _Parser(add_help=False, allow_abbrev=False)
+    add_options(parser)
+    try:
+        return vars(parser.parse_args(_arguments(content)))
+    except CommandError as error:
+        raise CommandError(f"--config {path}: {error}", USAGE) from None
+
+
+def _arguments(content: dict[Any, Any]) -> list[str]:
+    """A YAML mapping as a command line; keys are option names, with hyphens or underscores."""
+    known = {"model", *(name for options in _GROUPS.values() for name in options)}
+    arguments: list[str] = []
+    for key, value in content.items():
+        name = str(key).replace("_", "-")
+        if name not in known:
+            raise CommandError(f"unknown key {key!r}", USAGE)
+        flag = name in _FLAGS
+        several = isinstance(value, list) and name in _LISTS
+        if flag != isinstance(value, bool) or not (several or isinstance(value, str | int | float)):
+            raise CommandError(f"{key} cannot be {value!r}", USAGE)
+        if flag:
+            arguments += [f"--{name}"] if value else []
+        elif name == "model":
+            arguments.append(str(value))
+        else:
+            values = value if isinstance(value, list) else [value]
+            arguments += [f"--{name}={item}" for item in values]
+    return arguments
+
+
+class _Collect(argparse.Action):
+    """Joins a repeated option, or several values of one, into a tuple."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        new = (values,) if isinstance(values, str) else tuple(values or ())
+        setattr(namespace, self.dest, (*getattr(namespace, self.dest, ()), *new))
+
+
+_MODEL_HELP = "a folder with a checkpoint, a Hugging Face name, or nothing for the embedded model"
+_CONFIG_HELP = "YAML file whose keys are the names of these options; the command line wins"
+_Options = dict[str, dict[str, Any]]
+
+_GROUPS: dict[str, _Options] = {
+    "model": {
+        "revision": {"metavar": "REV", "help": "branch, tag or commit of a Hugging Face name"},
+        "random-weights": {"metavar": "20b|120b|FILE", "help": "random weights at the true shapes of a config.json"},
+        "device": {"metavar": "DEVICE", "help": "where the model runs (cpu)"},
+        "dtype": {"choices": ["float32", "bfloat16"], "help": "of activations and the KV cache (float32)"},
+        "max-model-len": {"type": int, "metavar": "TOKENS", "help": "prompt and answer together (the model's own)"},
+    },
+    "KV cache": {
+        "kv-cache-bytes": {"type": int, "metavar": "BYTES", "help": "memory for the KV cache (1 GiB)"},
+        "page-size": {"type": int, "metavar": "TOKENS", "help": "of a page of the KV cache (64)"},
+        "no-prefix-caching": {
+            "action": "store_false",
+            "dest": "prefix_caching",
+            "help": "compute every prompt from its first token",
+        },
+    },
+    "scheduler": {
+        "max-num-seqs": {"type": int, "metavar": "N", "help": "sequences that run at once (64)"},
+        "max-num-batched-tokens": {"type": int, "metavar": "TOKENS", "help": "computed in one step (1024)"},
+        "max-waiting": {"type": int, "metavar": "N", "help": "requests that may wait; more get 503 (2048)"},
+        "stream-interval": {"type": int, "metavar": "TOKENS", "help": "generated a streamed event (1)"},
+    },
+    "server": {
+        "host": {"metavar": "ADDRESS", "help": "to listen on (127.0.0.1)"},
+        "port": {"type": int, "metavar": "PORT", "help": "to listen on; 0 for a free one (8000)"},
+        "served-model-name": {
+            "nargs": "+",
+            "action": _Collect,
+            "dest": "served_model_names",
+            "metavar": "NAME",
+            "help": "what requests may call the model; several are allowed",
+        },
+        "api-key": {
+            "action": _Collect,
+            "dest": "api_keys",
+            "metavar": "KEY",
+            "help": "that requests must show; may be repeated (also: OSCINE_API_KEY)",
+        },
+        "max-body-bytes": {"type": int, "metavar": "BYTES", "help": "of a request; a larger one gets 413 (32 MiB)"},
+        "reasoning-field": {
+            "choices": ["reasoning", "reasoning_content", "both"],
+            "help": "where answers carry the reasoning (reasoning)",
+        },
+        "date": {"metavar": "YYYY-MM-DD", "help": "that the model is told (each day's own)"},
+        "drain-s": {"type": float, "metavar": "SECONDS", "help": "that SIGTERM gives running requests (30)"},
+        "log-level": {"choices": ["debug", "info", "warning", "error"], "help": "(info)"},
+    },
+    "development": {
+        "executor": {"choices": ["torch", "fake"], "help": "fake: scripted tokens, to measure the server itself"},
+        "fake-step-s": {"type": float, "metavar": "SECONDS", "help": "that a step of the fake executor takes (0)"},
+    },
+}
+_FLAGS = {"no-prefix-caching"}
+_LISTS = {"served-model-name", "api-key"}

@@ -1,0 +1,66 @@
+"""`oscine serve [MODEL]`: starts the server and says where it is."""
+
+import argparse
+import dataclasses
+import json
+import logging
+import sys
+from typing import Any
+
+import oscine
+from oscine.cli.error import CommandError
+from oscine.cli.options import add_options, read_config
+from oscine.config import Config, Environment
+from oscine.types import EngineInfo
+
+_EXAMPLE = "What is 27 + 58?"
+
+
+def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    what = "serve a model behind an OpenAI-compatible API"
+    parser = commands.add_parser(
+        "serve", help=what, description="Serve a model behind an OpenAI-compatible API.", allow_abbrev=False
+    )
+    add_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> None:
+    given = {name: value for name, value in vars(args).items() if name not in ("command", "run")}
+    config = _with_environment(read_config(given), Environment.read())
+    start_logging(config)
+    from oscine.api.server import ServerError, serve
+
+    try:
+        serve(config, lambda url, info: _announce(config, url, info))
+    except ServerError as error:
+        raise CommandError(str(error)) from None
+
+
+def start_logging(config: Config) -> None:
+    logging.basicConfig(
+        level=config.server.log_level.upper(),
+        format="%(asctime)s %(levelname)s %(message)s",
+        datefmt="%H:%M:%S",
+        stream=sys.stderr,
+    )
+
+
+def _with_environment(config: Config, environment: Environment) -> Config:
+    key = environment.server_api_key
+    if not key:
+        return config
+    keys = (*config.server.api_keys, key)
+    return dataclasses.replace(config, server=dataclasses.replace(config.server, api_keys=keys))
+
+
+def _announce(config: Config, url: str, info: EngineInfo) -> None:
+    name = (config.server.served_model_names or (None,))[0]
+    body: dict[str, Any] = {"messages": [{"role": "user", "content": _EXAMPLE}]}
+    key = " \\\n    -H 'Authorization: Bearer KEY'" if config.server.api_keys else ""
+    print(
+        f"oscine {oscine.__version__} serves {name or info.model} at {url} "
+        f"(context {info.max_model_len} tokens, ready in {info.ready_s:.1f} s). Try:\n"
+        f"  curl {url}/v1/chat/completions{key} \\\n    -d '{json.dumps(body)}'",
+        flush=True,
+    )

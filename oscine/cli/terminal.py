@@ -1,0 +1,48 @@
+"""What `oscine chat` writes: reasoning dimmed, then the answer; plain text when it is not a terminal that reads it.
+
+Knows escape codes; not where the text comes from.
+"""
+
+from typing import TextIO
+
+_DIM, _RESET = "\x1b[2m", "\x1b[0m"
+
+
+class Terminal:
+    """Writes one answer at a time: reasoning, answer and notes are separate paragraphs."""
+
+    def __init__(self, out: TextIO, *, color: bool) -> None:
+        self._out = out
+        self._color = color
+        self._kind = ""  # of what was written last
+        self._at_line_start = True
+
+    def reasoning(self, text: str) -> None:
+        self._write("reasoning", text, dim=True)
+
+    def answer(self, text: str) -> None:
+        self._write("answer", text, dim=False)
+
+    def note(self, text: str) -> None:
+        """A paragraph of its own, about the answer and not part of it."""
+        self.end()
+        self._write("note", text, dim=True)
+        self.end()
+
+    def end(self) -> None:
+        """Ends the paragraph; what follows begins a new answer."""
+        if not self._at_line_start:
+            self._out.write("\n")
+        self._kind = ""
+        self._at_line_start = True
+        self._out.flush()
+
+    def _write(self, kind: str, text: str, *, dim: bool) -> None:
+        if not text:
+            return
+        if self._kind and kind != self._kind:
+            self._out.write("\n" if self._at_line_start else "\n\n")
+        self._kind = kind
+        self._at_line_start = text.endswith("\n")
+        self._out.write(f"{_DIM}{text}{_RESET}" if dim and self._color else text)
+        self._out.flush()

@@ -1,0 +1,74 @@
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from openai_harmony import HarmonyEncoding
+
+from oscine.chat.o200k import NUM_RANKS, SPECIAL_IDS, o200k_folder
+from oscine.chat.tokenizer import SPECIAL_TOKENS, Tokenizer
+
+from .conftest import write_byte_tokenizer
+
+# Plain text, and text that looks like a marker.
+texts = st.lists(st.one_of(st.text(max_size=20), st.sampled_from(sorted(SPECIAL_IDS)))).map("".join)
+
+
+@settings(deadline=None, max_examples=200)
+@given(texts)
+def test_encodes_like_the_oracle(o200k: Tokenizer, oracle: HarmonyEncoding, text: str) -> None:
+    ids = o200k.encode(text)
+    assert ids == oracle.encode(text, disallowed_special=())
+    assert o200k.decode(ids) == text
+
+
+@settings(deadline=None, max_examples=200)
+@given(texts)
+def test_text_never_becomes_a_special_id(byte_tokenizer: Tokenizer, text: str) -> None:
+    ids = byte_tokenizer.encode(text)
+    assert not any(map(byte_tokenizer.is_special, ids))
+    assert b"".join(map(byte_tokenizer.token_bytes, ids)) == text.encode()
+
+
+def test_bytes_of_every_token_are_the_oracles(o200k: Tokenizer, oracle: HarmonyEncoding) -> None:
+    for token_id in [*range(0, NUM_RANKS, 97), *range(NUM_RANKS, o200k.vocab_size)]:
+        assert o200k.token_bytes(token_id) == bytes(oracle._inner.decode_bytes([token_id]))
+        assert o200k.is_special(token_id) == oracle.is_special_token(token_id)
+
+
+def test_special_ids_are_found_by_name(o200k: Tokenizer, byte_tokenizer: Tokenizer) -> None:
+    for attribute, content in SPECIAL_TOKENS.items():
+        assert getattr(o200k, attribute) == SPECIAL_IDS[content]
+        assert byte_tokenizer.token_bytes(getattr(byte_tokenizer, attribute)) == content.encode()
+    assert (o200k.vocab_size, byte_tokenizer.vocab_size) == (201088, 256 + len(SPECIAL_TOKENS))
+
+
+@pytest.mark.parametrize("token_id", [201088, 1 << 40, -1])
+def test_ids_outside_of_the_vocabulary_have_no_text(o200k: Tokenizer, token_id: int) -> None:
+    assert o200k.token_bytes(token_id) == b""
+    assert o200k.is_special(token_id)
+    assert o200k.decode([0, token_id, 0]) == "!!"
+
+
+def test_lone_surrogates_are_replaced(o200k: Tokenizer) -> None:
+    assert o200k.decode(o200k.encode("a\ud800b")) == "a\ufffdb"
+    assert o200k.decode(o200k.encode("\ud83d\ude00")) == "😀"
+
+
+def test_a_missing_special_token_is_named(tmp_path: Path) -> None:
+    folder = write_byte_tokenizer(tmp_path, [name for name in SPECIAL_TOKENS.values() if name != "<|call|>"])
+    with pytest.raises(ValueError, match=r"tokenizer\.json has no special token <\|call\|>"):
+        Tokenizer(folder)
+
+
+def test_a_missing_or_broken_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"tokenizer\.json does not exist"):
+        Tokenizer(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"tokenizer\.json is not a tokenizer file"):
+        Tokenizer(tmp_path)
+
+
+def test_o200k_is_rebuilt_the_same_from_scratch(tmp_path: Path, o200k: Tokenizer) -> None:
+    rebuilt = o200k_folder(tmp_path) / "tokenizer.json"
+    assert rebuilt.read_bytes() == o200k.path.read_bytes()

@@ -1,0 +1,180 @@
+"""A loop on a PagedExecutor, requests for it, and the checks that hold for every run."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from oscine.config import CacheOptions, EngineOptions, SchedulerOptions
+from oscine.engine.kv_cache import KVCache
+from oscine.engine.loop import EngineLoop
+from oscine.types import GenerationOutput, GenerationRequest, SamplingParams
+
+from .paged_executor import PagedExecutor, logprobs_of, naive_tokens
+
+PAGE = 16
+
+
+class Blocking:
+    """Hides launch and collect."""
+
+    def __init__(self, executor: PagedExecutor) -> None:
+        self.execute = executor.execute
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Everything a run depends on but the requests."""
+
+    max_num_seqs: int = 4
+    max_num_batched_tokens: int = 64
+    max_waiting: int = 100
+    stream_interval: int = 1
+    overlap: bool = False
+    lazy: bool = False  # of the executor, see there
+    blocking: bool = False  # the executor has no launch
+    prefix_caching: bool = True
+    window: int = 24  # two pages or three are read
+    num_full_pages: int = 64
+    num_sliding_pages: int = 64
+    max_model_len: int = 160
+    burst: int = 1
+
+
+@dataclass
+class Run:
+    """Drives a loop, collects its outputs and knows what they must be."""
+
+    setting: Setting = field(default_factory=Setting)
+    outputs: dict[str, list[GenerationOutput]] = field(default_factory=dict)
+    requests: dict[str, GenerationRequest] = field(default_factory=dict)
+    now: float = 0.0  # the clock: one second a step
+    finished: list[str] = field(default_factory=list)  # in the order in which they finished
+
+    def __post_init__(self) -> None:
+        s = self.setting
+        self.executor = PagedExecutor(
+            page_size=PAGE,
+            window=s.window,
+            num_slots=s.max_num_seqs,
+            num_full_pages=s.num_full_pages,
+            num_sliding_pages=s.num_sliding_pages,
+            max_num_tokens=s.max_num_batched_tokens,
+            burst=s.burst,
+            lazy=s.lazy,
+        )
+        self.loop = EngineLoop(
+            Blocking(self.executor) if s.blocking else self.executor,
+            EngineOptions(
+                cache=CacheOptions(page_size=PAGE, prefix_caching=s.prefix_caching),
+                scheduler=SchedulerOptions(
+                    max_num_seqs=s.max_num_seqs,
+                    max_num_batched_tokens=s.max_num_batched_tokens,
+                    max_waiting=s.max_waiting,
+                    stream_interval=s.stream_interval,
+                    overlap=s.overlap,
+                ),
+            ),
+            num_full_pages=s.num_full_pages,
+            num_sliding_pages=s.num_sliding_pages,
+            max_model_len=s.max_model_len,
+            sliding_window=s.window,
+            clock=lambda: self.now,
+        )
+
+    @property
+    def cache(self) -> KVCache:
+        return self.loop._cache
+
+    def add(
+        self, request_id: str, prompt: list[int], max_tokens: int = 8, priority: int = 0, **sampling: object
+    ) -> None:
+        params = SamplingParams(max_tokens=max_tokens, **sampling)  # type: ignore[arg-type]
+        request = GenerationRequest(request_id, prompt, params, priority)
+        self.requests[request_id] = request
+        self.outputs[request_id] = []
+        self.loop.add(request)
+
+    def step(self) -> None:
+        self.now += 1.0
+        self._take(self.loop.step())
+        self.check_pages()
+
+    def finish(self) -> None:
+        """Runs until idle. What every request waits for is bounded, so is the number of steps."""
+        limit = 20 + 4 * sum(len(r.prompt_token_ids) + r.sampling.max_tokens for r in self.requests.values())
+        for _ in range(limit):
+            if not self.loop.has_work:
+                break
+            self.step()
+        assert not self.loop.has_work, "no progress"
+        stats = self.loop.stats()
+        assert stats.num_running == stats.num_waiting == stats.full_pages_used == stats.sliding_pages_used == 0
+        for request_id in self.requests:
+            self.check_outputs(request_id)
+
+    def tokens(self, request_id: str) -> list[int]:
+        return [token for output in self.outputs[request_id] for token in output.token_ids]
+
+    def cached(self, request_id: str) -> int:
+        return self.outputs[request_id][0].num_cached_tokens
+
+    def is_done(self, request_id: str) -> bool:
+        return bool(self.outputs[request_id]) and self.outputs[request_id][-1].finish_reason is not None
+
+    def _take(self, outputs: list[GenerationOutput]) -> None:
+        for output in outputs:
+            assert not self.is_done(output.request_id), "an output after the last one"
+            self.outputs[output.request_id].append(output)
+            if output.finish_reason is not None:
+                self.finished.append(output.request_id)
+
+    def check_pages(self) -> None:
+        """Page ownership adds up: holders are the running requests, each page is held, cached or free, once."""
+        running = self.loop._scheduler.running.values()
+        held = {
+            "full": Counter(page for r in running for page in r.full_pages),
+            "sliding": Counter(page for r in running for page in r.sliding_pages[r.first_sliding :]),
+        }
+        for group, pool in (("full", self.cache.full), ("sliding", self.cache.sliding)):
+            assert {page: n for page, n in enumerate(pool._holders) if n} == dict(held[group])
+            unheld = [*pool._free, *pool._cold, *pool._kept]
+            assert sorted([*unheld, *held[group]]) == list(range(pool.num_pages))
+            indexed = {page for page in range(pool.num_pages) if pool._indexed[page]}
+            assert indexed == set(self.cache.index._digests[group])
+            assert indexed >= {*pool._cold, *pool._kept}
+            assert indexed.isdisjoint(pool._free)
+
+    def check_outputs(self, request_id: str) -> None:
+        """One stream of outputs is what the naive loop generates, cut as the stream interval says."""
+        request, outputs = self.requests[request_id], self.outputs[request_id]
+        sampling, reason = request.sampling, outputs[-1].finish_reason
+        if reason == "error":
+            assert len(outputs) == 1
+            return
+        tokens = self.tokens(request_id)
+        expected, expected_reason = naive_tokens(request.prompt_token_ids, sampling, self.setting.max_model_len)
+        if reason == "cancelled":
+            assert tokens == expected[: len(tokens)]
+        else:
+            assert (tokens, reason) == (expected, expected_reason)
+        self._check_intervals(outputs)
+        everything = request.prompt_token_ids + tokens
+        if sampling.logprobs is None:
+            assert all(output.logprobs is None for output in outputs)
+        else:
+            found = [entry for output in outputs for entry in output.logprobs or []]
+            assert found == logprobs_of(everything, len(request.prompt_token_ids))
+        if sampling.prompt_logprobs is not None and reason != "cancelled":
+            assert outputs[0].prompt_logprobs == logprobs_of(request.prompt_token_ids, 1)
+            assert outputs[0].num_cached_tokens == 0
+
+    def _check_intervals(self, outputs: list[GenerationOutput]) -> None:
+        assert all(output.finish_reason is None for output in outputs[:-1])
+        if self.setting.burst == 1:
+            sizes = [len(output.token_ids) for output in outputs]
+            interval = self.setting.stream_interval
+            assert sizes[0] <= 1
+            assert all(size == interval for size in sizes[1:-1])
+            assert sizes[-1] <= interval
+        for output in outputs[1:]:
+            assert output.prompt_logprobs is None
+            assert (output.num_cached_tokens, output.queue_s) == (0, 0.0)

@@ -1,0 +1,163 @@
+"""An executor without a model, which checks every page it is given, and the naive loop that says what must come out.
+
+The "KV" of a position is a hash of all tokens up to it, as in a real model it depends on all of them. It is written to
+the pages that the plan names, and before a token is sampled, everything attention would read is compared with what
+should be there: a page freed too early, shared wrongly or never filled is an AssertionError.
+"""
+
+from collections import deque
+
+from oscine.types import NewSequence, SamplingParams, ScheduledSequence, StepPlan, StepResult, TokenLogprobs
+
+VOCAB = 50
+
+
+def chain(tokens: list[int]) -> list[int]:
+    """The hash of every prefix of tokens."""
+    hashes: list[int] = []
+    for token in tokens:
+        hashes.append(hash((hashes[-1] if hashes else 17, token)))
+    return hashes
+
+
+def next_token(prefix_hash: int, seed: int) -> int:
+    return hash((prefix_hash, seed)) % VOCAB
+
+
+def naive_tokens(prompt: list[int], sampling: SamplingParams, max_model_len: int) -> tuple[list[int], str]:
+    """What one request alone generates, and why it ends."""
+    tokens = list(prompt)
+    while len(tokens) < min(len(prompt) + sampling.max_tokens, max_model_len):
+        tokens.append(next_token(chain(tokens)[-1], sampling.seed))
+        if tokens[-1] in sampling.stop_token_ids:
+            return tokens[len(prompt) :], "stop"
+    return tokens[len(prompt) :], "length"
+
+
+class Slot:
+    def __init__(self, new: NewSequence) -> None:
+        self.sampling = new.sampling
+        self.num_prompt_tokens = new.num_prompt_tokens
+        self.tokens = list(new.token_ids)
+        self.hashes = chain(self.tokens)
+        self.num_computed = new.num_cached_tokens
+        self.tables = {"full": list(new.full_pages), "sliding": list(new.sliding_pages)}
+
+    def sample(self) -> int:
+        self.tokens.append(next_token(self.hashes[-1], self.sampling.seed))
+        self.hashes.append(hash((self.hashes[-1], self.tokens[-1])))
+        return self.tokens[-1]
+
+
+class PagedExecutor:
+    """`burst` tokens are sampled at once, as after an accepted draft. As an AsyncExecutor it runs a plan as early
+    as it can (when launched) or as late as it may (when collected)."""
+
+    def __init__(
+        self,
+        *,
+        page_size: int,
+        window: int,
+        num_slots: int,
+        num_full_pages: int,
+        num_sliding_pages: int,
+        max_num_tokens: int,
+        burst: int = 1,
+        lazy: bool = False,
+    ) -> None:
+        self.page_size = page_size
+        self.window = window
+        self.max_num_tokens = max_num_tokens
+        self.burst = burst
+        self.lazy = lazy
+        self.slots: list[Slot | None] = [None] * num_slots
+        self.memory = {
+            "full": [[0] * page_size for _ in range(num_full_pages)],
+            "sliding": [[0] * page_size for _ in range(num_sliding_pages)],
+        }
+        self.num_steps = 0
+        self.num_computed = 0
+        self.plans: list[StepPlan] = []
+        self._queue: deque[StepPlan | StepResult] = deque()
+
+    def launch(self, plan: StepPlan) -> None:
+        self._queue.append(plan if self.lazy else self.execute(plan))
+
+    def collect(self) -> StepResult:
+        oldest = self._queue.popleft()
+        return self.execute(oldest) if isinstance(oldest, StepPlan) else oldest
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        assert plan.step == self.num_steps
+        assert 0 < plan.num_tokens <= self.max_num_tokens
+        slots = [s.slot for s in plan.sequences]
+        assert len(set(slots)) == len(slots), "a slot twice in a step"
+        assert {new.slot for new in plan.new} <= set(slots), "a new sequence that computes nothing"
+        self.num_steps += 1
+        self.num_computed += plan.num_tokens
+        self.plans.append(plan)
+        for new in plan.new:
+            assert (
+                new.num_cached_tokens == len(new.full_pages) * self.page_size == len(new.sliding_pages) * self.page_size
+            )
+            assert new.num_cached_tokens < len(new.token_ids)
+            self.slots[new.slot] = Slot(new)
+        for sequence in plan.sequences:
+            self._write(sequence)
+        for sequence in plan.sequences:
+            self._check(sequence)
+        return StepResult(plan.step, *self._sample(plan))
+
+    def _slot(self, sequence: ScheduledSequence) -> Slot:
+        slot = self.slots[sequence.slot]
+        assert slot is not None
+        return slot
+
+    def _write(self, sequence: ScheduledSequence) -> None:
+        slot = self._slot(sequence)
+        end = sequence.start + sequence.num_tokens
+        assert sequence.num_tokens >= 1
+        assert sequence.start == slot.num_computed
+        assert end <= len(slot.tokens)
+        assert sequence.sample == (end == len(slot.tokens) and slot.sampling.max_tokens > 0)
+        slot.tables["full"] += sequence.full_pages
+        slot.tables["sliding"] += sequence.sliding_pages
+        for group, table in slot.tables.items():
+            assert len(table) == -(-end // self.page_size), "pages appended too early or too late"
+            for position in range(sequence.start, end):
+                page = self.memory[group][table[position // self.page_size]]
+                page[position % self.page_size] = slot.hashes[position]
+        slot.num_computed = end
+
+    def _check(self, sequence: ScheduledSequence) -> None:
+        """Every key that the tokens of this step attend to is where the page tables say."""
+        slot = self._slot(sequence)
+        first = {"full": 0, "sliding": max(0, sequence.start - self.window + 1)}
+        for group, table in slot.tables.items():
+            for i in range(first[group] // self.page_size, len(table)):
+                low = max(first[group], i * self.page_size)
+                high = min(slot.num_computed, (i + 1) * self.page_size)
+                found = self.memory[group][table[i]][low - i * self.page_size : high - i * self.page_size]
+                assert table[i] >= 0
+                assert found == slot.hashes[low:high], f"wrong {group} page {i} of slot {sequence.slot}"
+
+    def _sample(
+        self, plan: StepPlan
+    ) -> tuple[list[list[int]], list[list[TokenLogprobs] | None], dict[int, list[TokenLogprobs]]]:
+        token_ids: list[list[int]] = []
+        logprobs: list[list[TokenLogprobs] | None] = []
+        prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
+        for sequence in plan.sequences:
+            slot = self._slot(sequence)
+            if slot.sampling.prompt_logprobs is not None:
+                end = min(sequence.start + sequence.num_tokens + 1, slot.num_prompt_tokens)
+                prompt_logprobs[sequence.slot] = logprobs_of(slot.tokens[:end], sequence.start + 1)
+            num_known = len(slot.tokens)
+            token_ids.append([slot.sample() for _ in range(self.burst if sequence.sample else 0)])
+            logprobs.append(logprobs_of(slot.tokens, num_known) if slot.sampling.logprobs is not None else None)
+        return token_ids, logprobs, prompt_logprobs
+
+
+def logprobs_of(tokens: list[int], start: int) -> list[TokenLogprobs]:
+    """Made-up log-probabilities that name their position."""
+    return [TokenLogprobs(tokens[i], -float(i), ()) for i in range(start, len(tokens))]

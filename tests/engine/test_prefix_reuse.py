@@ -1,0 +1,131 @@
+"""What the engine reuses of earlier requests, and what it keeps for later ones."""
+
+import pytest
+
+from oscine.engine.page_pool import PagePool
+
+from .harness import PAGE, Run, Setting
+
+TEXT = [(7 * i) % 50 for i in range(150)]
+
+
+def evict(pool: PagePool, pages: list[int]) -> None:
+    """Makes a cached page free, as allocation does when it comes to it."""
+    for page in pages:
+        del (pool._cold if page in pool._cold else pool._kept)[page]
+        pool._indexed[page] = False
+        pool._forget(page)
+        pool._free.append(page)
+
+
+def run_one(run: Run, name: str, prompt: list[int], max_tokens: int = 2) -> int:
+    """Cached tokens of a request that runs alone."""
+    run.add(name, prompt, max_tokens)
+    run.finish()
+    return run.cached(name)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_the_same_prompt_hits_all_but_its_last_token(overlap: bool) -> None:
+    run = Run(Setting(overlap=overlap))
+    assert run_one(run, "first", TEXT[: 4 * PAGE]) == 0
+    assert run_one(run, "at a page's end", TEXT[: 4 * PAGE]) == 3 * PAGE
+    assert run_one(run, "one more", TEXT[: 4 * PAGE + 1]) == 4 * PAGE
+    stats = run.loop.stats()
+    assert (stats.prefix_queries, stats.prefix_hits) == (12 * PAGE + 1, 7 * PAGE)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("length", range(5 * PAGE - 3, 5 * PAGE + 3))
+def test_the_next_turn_hits_the_whole_turn_before_it_wherever_that_ended(overlap: bool, length: int) -> None:
+    """Even though other requests have used every page that was not kept."""
+    run = Run(Setting(overlap=overlap, num_sliding_pages=10, max_num_batched_tokens=32))
+    run.add("turn", TEXT[:length], max_tokens=20)
+    run.finish()
+    history = TEXT[:length] + run.tokens("turn")
+    run.add("other", TEXT[::-1], max_tokens=2)
+    run.finish()
+    assert run_one(run, "next", [*history, 1, 2, 3]) == (len(history) - 1) // PAGE * PAGE
+
+
+def test_a_running_request_is_shared_as_it_goes() -> None:
+    run = Run()
+    run.add("long", TEXT[:60], max_tokens=60)
+    for _ in range(10):
+        run.step()
+    run.add("joins", TEXT[:60], max_tokens=60)
+    run.step()
+    assert run.loop.stats().num_running == 2
+    assert run.loop.stats().full_pages_used < 2 * 4
+    run.finish()
+    assert run.cached("joins") == 3 * PAGE
+
+
+def test_no_hit_without_the_full_pages() -> None:
+    run = Run()
+    run_one(run, "first", TEXT[: 6 * PAGE])
+    third = run.cache.index.find(find_digests(run, TEXT[: 6 * PAGE])).full_pages[2]
+    evict(run.cache.full, [third])
+    assert run_one(run, "again", TEXT[: 6 * PAGE]) == 2 * PAGE
+
+
+def test_no_hit_without_the_window() -> None:
+    run = Run()
+    run_one(run, "first", TEXT[: 6 * PAGE + 1])
+    hit = run.cache.index.find(find_digests(run, TEXT[: 6 * PAGE]))
+    evict(run.cache.sliding, hit.sliding_pages[hit.first_sliding :])
+    assert run_one(run, "again", TEXT[: 6 * PAGE + 1]) == 4 * PAGE
+    assert run_one(run, "third", TEXT[: 6 * PAGE + 1]) == 6 * PAGE  # registered anew
+
+
+def find_digests(run: Run, tokens: list[int]) -> list[bytes]:
+    digests: list[bytes] = []
+    run.cache.index.extend_digests(digests, tokens, len(tokens) // PAGE)
+    return digests
+
+
+def test_windows_passed_by_are_evicted_before_the_tails_of_finished_turns() -> None:
+    run = Run(Setting(num_sliding_pages=12))
+    run_one(run, "tail", TEXT[: 3 * PAGE + 1], max_tokens=1)  # leaves three cached pages
+    run.add("long", TEXT[::-1], max_tokens=8)  # ten pages: more than are free, fewer than with its own older ones
+    run.finish()
+    assert run_one(run, "tail again", TEXT[: 3 * PAGE + 1]) == 3 * PAGE
+
+
+def test_a_window_where_requests_were_seen_to_branch_is_kept() -> None:
+    """A system prompt, say: the window at its end is out of reach of those who pass it, but others will come there."""
+    system = TEXT[: 4 * PAGE]
+    run = Run(Setting(num_sliding_pages=12))
+    run_one(run, "first", system + [1] * 60)
+    evict(run.cache.sliding, list(run.cache.sliding._cold))
+    assert run_one(run, "finds no window", system + [2] * 60) == 0
+    assert {*run.cache.sliding._kept} >= {*run.cache.index.find(find_digests(run, system)).sliding_pages[2:]}
+    for i in range(3, 8):
+        assert run_one(run, f"hits {i}", system + [i] * 60) == 4 * PAGE
+
+
+def test_prefix_caching_can_be_switched_off() -> None:
+    run = Run(Setting(prefix_caching=False))
+    run_one(run, "first", TEXT[:40])
+    assert run_one(run, "again", TEXT[:40]) == 0
+    assert run.loop.stats().prefix_queries == 0
+
+
+def test_prompt_logprobs_are_computed_not_looked_up() -> None:
+    run = Run()
+    run_one(run, "first", TEXT[:40])
+    run.add("scored", TEXT[:40], max_tokens=0, prompt_logprobs=0)
+    run.finish()
+    assert run.cached("scored") == 0
+    assert run.loop.stats().prefix_queries == 40
+    assert run_one(run, "again", TEXT[:40]) == 2 * PAGE
+
+
+def test_a_sequence_holds_no_more_sliding_pages_than_a_window_touches() -> None:
+    run = Run(Setting(window=33, overlap=True, max_model_len=400))
+    run.add("long", [5], max_tokens=300)
+    most = 0
+    while run.loop.has_work:
+        run.step()
+        most = max(most, run.loop.stats().sliding_pages_used)
+    assert most == 3

@@ -1,0 +1,171 @@
+"""Who runs when: budget, order, priorities, preemption, and that nobody waits for ever."""
+
+import pytest
+
+from oscine.types import StepPlan
+
+from .harness import PAGE, Run, Setting
+
+TEXT = [(11 * i) % 50 for i in range(150)]
+
+
+def text(start: int, length: int) -> list[int]:
+    """Prompts that share no page."""
+    return [start, *TEXT[: length - 1]]
+
+
+def tokens_by_slot(plan: StepPlan) -> dict[int, int]:
+    return {s.slot: s.num_tokens for s in plan.sequences}
+
+
+def test_decodes_go_before_prompts_and_prompts_fill_the_budget() -> None:
+    run = Run(Setting(max_num_batched_tokens=20))
+    run.add("short", text(0, 4), max_tokens=10)
+    run.step()
+    run.add("long", text(1, 50), max_tokens=10)
+    for _ in range(3):
+        run.step()
+    assert [tokens_by_slot(plan) for plan in run.executor.plans] == [
+        {0: 4},
+        {0: 1, 1: 19},
+        {0: 1, 1: 19},
+        {0: 1, 1: 12},
+    ]
+    assert [s.sample for s in run.executor.plans[2].sequences] == [True, False]
+    run.finish()
+
+
+def test_within_a_priority_first_come_is_first_served() -> None:
+    run = Run(Setting(max_num_seqs=1))
+    for i in range(6):
+        run.add(f"r{i}", text(i, 20), max_tokens=1 + i % 3)
+    run.finish()
+    assert run.finished == [f"r{i}" for i in range(6)]
+
+
+def test_a_lower_value_goes_first() -> None:
+    run = Run(Setting(max_num_seqs=1))
+    for i, priority in enumerate([2, 1, 0, 1, -5]):
+        run.add(f"r{i}", text(i, 20), priority=priority)
+    run.finish()
+    assert run.finished == ["r4", "r2", "r1", "r3", "r0"]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_an_urgent_request_takes_the_slot_of_the_least_urgent(overlap: bool) -> None:
+    run = Run(Setting(max_num_seqs=2, overlap=overlap))
+    run.add("low", text(0, 40), max_tokens=30, priority=1)
+    run.add("lowest", text(1, 40), max_tokens=30, priority=2)
+    for _ in range(5):
+        run.step()
+    run.add("urgent", text(2, 20), max_tokens=4)
+    run.finish()
+    assert run.finished == ["urgent", "low", "lowest"]
+    assert run.loop.stats().preemptions == 1
+
+
+def test_an_equal_priority_takes_nothing() -> None:
+    run = Run(Setting(max_num_seqs=2, num_full_pages=8))
+    run.add("one", text(0, 50), max_tokens=30)
+    run.add("two", text(1, 20), max_tokens=10)
+    run.step()
+    run.add("three", text(2, 50), max_tokens=30)
+    run.finish()
+    assert run.loop.stats().preemptions == 0
+
+
+def test_an_urgent_request_does_not_wait_for_a_long_prompt_to_be_read() -> None:
+    run = Run(Setting(max_num_batched_tokens=16))
+    run.add("long", text(0, 150), max_tokens=1, priority=1)
+    run.step()
+    run.add("urgent", text(1, 10), max_tokens=1)
+    run.step()
+    assert run.finished == ["urgent"]
+    run.finish()
+
+
+def test_pages_are_taken_from_who_comes_later() -> None:
+    run = Run(Setting(max_num_seqs=2, num_full_pages=10, prefix_caching=False))
+    run.add("first", text(0, 10), max_tokens=140)
+    run.add("second", text(1, 10), max_tokens=140)
+    run.finish()
+    assert run.finished == ["first", "second"]
+    assert run.loop.stats().preemptions > 0
+
+
+def test_who_finds_no_pages_and_nobody_behind_keeps_its_own() -> None:
+    """The second of two grows until the pool is empty, then waits with its pages for the first to finish."""
+    run = Run(Setting(max_num_seqs=2, num_full_pages=10))
+    run.add("first", text(0, 64), max_tokens=17)  # five pages, from the start almost
+    run.add("second", text(1, 10), max_tokens=100)
+    run.finish()
+    assert run.loop.stats().preemptions == 0
+
+
+def test_what_a_preempted_request_computed_is_found_again() -> None:
+    run = Run(Setting(max_num_seqs=1))
+    run.add("low", text(0, 80), max_tokens=20, priority=1)
+    for _ in range(10):
+        run.step()
+    run.add("urgent", text(1, 10), max_tokens=1)
+    run.finish()
+    again = run.executor.plans[-1 - next(i for i, plan in enumerate(reversed(run.executor.plans)) if plan.new)].new[0]
+    assert again.num_cached_tokens == 5 * PAGE
+    assert len(again.token_ids) > again.num_prompt_tokens == 80
+    assert run.cached("low") == 0  # what is reported is of the first admission
+
+
+def test_preempting_what_would_not_be_enough_is_left_alone() -> None:
+    run = Run(Setting(num_full_pages=10))
+    run.add("urgent", text(0, 100), max_tokens=20)
+    run.add("low", text(1, 10), max_tokens=20, priority=1)
+    run.step()
+    run.step()
+    run.add("urgent too", text(2, 100), max_tokens=2)
+    run.finish()
+    assert run.loop.stats().preemptions == 0
+    assert run.finished == ["urgent", "low", "urgent too"]
+
+
+def test_a_large_request_is_not_overtaken_for_ever_by_small_ones() -> None:
+    run = Run(Setting(num_full_pages=10, prefix_caching=False))
+    for i in range(4):
+        run.add(f"before {i}", text(i, 20), max_tokens=20)
+    run.add("large", text(9, 140), max_tokens=4)
+    for i in range(30):
+        run.add(f"after {i}", text(10 + i, 20), max_tokens=20)
+        run.step()
+    run.finish()
+    assert run.finished.index("large") == 4
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("prefix_caching", [False, True])
+@pytest.mark.parametrize("priorities", [[0, 0, 0, 0], [0, 1, 2, 3], [3, 2, 1, 0]])
+def test_requests_that_each_need_the_whole_pool_do_not_preempt_each_other_for_ever(
+    overlap: bool, prefix_caching: bool, priorities: list[int]
+) -> None:
+    """Run.finish bounds the steps; the tokens computed bound the work done in vain."""
+    setting = Setting(num_full_pages=10, num_sliding_pages=3, overlap=overlap, prefix_caching=prefix_caching)
+    run = Run(setting)
+    for i, priority in enumerate(priorities):
+        run.add(f"r{i}", text(i, 30 + i), max_tokens=120, priority=priority)
+        run.step()
+    run.finish()
+    assert run.finished == [f"r{i}" for i in sorted(range(4), key=lambda i: (priorities[i], i))]
+    assert run.executor.num_computed < 3 * 4 * 152
+
+
+def test_a_long_chunk_leaves_pages_to_those_who_run() -> None:
+    """Otherwise the next page boundary of a running sequence would preempt the newcomer."""
+    run = Run(Setting(num_sliding_pages=12, max_num_batched_tokens=200))
+    run.add("small", text(0, 10), max_tokens=60)
+    run.step()
+    run.add("large", text(1, 150), max_tokens=2)
+    run.finish()
+    assert run.loop.stats().preemptions == 0
+
+
+def test_a_window_must_fit_the_pool() -> None:
+    with pytest.raises(ValueError, match="2 sliding pages cannot hold a window; 3 can"):
+        Run(Setting(num_sliding_pages=2))

@@ -74,10 +74,10 @@ class SchemaTypes:
         for part in _list(schema, "allOf"):
             yield self.type_of(part, indent)
         any_of = _list(schema, "anyOf")
-        if any_of and not any(map(trailing_comments, any_of)):
-            yield " | ".join(self.type_of(variant, indent) for variant in any_of)
-        elif any_of:
+        if any(map(trailing_comments, any_of)):
             yield self._variants(any_of, indent)
+        elif any_of:
+            yield " | ".join(self.type_of(variant, indent) for variant in any_of)
         one_of = _list(schema, "oneOf")
         if one_of:
             yield self._variants(one_of, indent)
@@ -145,16 +145,16 @@ class SchemaTypes:
     def _property(self, key: str, schema: Any, required: bool, indent: str) -> str:
         about = schema if isinstance(schema, dict) else {}
         name = key if required else f"{key}?"
-        if _is_plain_union(about):
-            return self._union_property(name, about, indent)
+        variants = _listed_variants(about)
+        if variants:
+            return self._union_property(name, about, variants, indent)
         lines = [*_title_lines(about), *_description_lines(about), *_example_lines(about)]
         trailing = _trailing(trailing_comments(about, described=True))
         type_ = self.type_of(schema, indent + "    ")
         return "".join(f"{indent}{line}\n" for line in lines) + f"{indent}{name}: {type_},{trailing}\n"
 
-    def _union_property(self, name: str, schema: dict[str, Any], indent: str) -> str:
+    def _union_property(self, name: str, schema: dict[str, Any], variants: list[Any], indent: str) -> str:
         """A property that is one of several types, one a line, between its name and the comma."""
-        variants = _list(schema, "oneOf")
         description = schema.get("description")
         first = variants[0].get("description") if isinstance(variants[0], dict) else None
         described = isinstance(description, str) and description != first
@@ -200,10 +200,8 @@ class SchemaTypes:
 
 def text_lines(text: Any) -> list[str]:
     """Lines without their ends, LF or CRLF; no other separator counts."""
-    lines = text.split("\n") if isinstance(text, str) else []
-    if lines and not lines[-1]:
-        lines.pop()
-    return [line.removesuffix("\r") for line in lines]
+    lines = text.replace("\r\n", "\n").split("\n") if isinstance(text, str) else []
+    return lines[:-1] if lines and not lines[-1] else lines
 
 
 def trailing_comments(schema: Any, described: bool = False, bare_enum: bool = True) -> list[str]:
@@ -223,15 +221,18 @@ def trailing_comments(schema: Any, described: bool = False, bare_enum: bool = Tr
 
 
 def constraints(schema: Any) -> list[str]:
-    """What the type of a schema, or of its items, cannot say, as `keyword: JSON`."""
+    """What the type of a schema, of its items and of the parts it is made of, cannot say, as `keyword: JSON`."""
     if not isinstance(schema, dict):
         return []
-    own = [f"{keyword}: {compact_json(schema[keyword])}" for keyword in _CONSTRAINTS if keyword in schema]
-    items = schema.get("items")
-    if not isinstance(items, dict):
-        return own
-    # The description of an object stands in its type.
-    return own + [f"items: {comment}" for comment in trailing_comments(items, described="properties" in items)]
+    said = [f"{keyword}: {compact_json(schema[keyword])}" for keyword in _CONSTRAINTS if keyword in schema]
+    said += [f"items: {comment}" for comment in _inner_comments(schema.get("items"))]
+    return said + [comment for part in _list(schema, "allOf") for comment in _inner_comments(part)]
+
+
+def _inner_comments(schema: Any) -> list[str]:
+    """The comments of a type within a type; the description of an object stands in there."""
+    is_object = isinstance(schema, dict) and schema.get("type") == "object"
+    return trailing_comments(schema, described=is_object)
 
 
 def _trailing(comments: list[str]) -> str:
@@ -256,10 +257,13 @@ def _list(schema: dict[str, Any], keyword: str) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _is_plain_union(schema: dict[str, Any]) -> bool:
-    """Whether oneOf is all that the schema says of the type."""
-    others = (*_VALUE_KEYWORDS, "$ref", "allOf", "anyOf")
-    return bool(_list(schema, "oneOf")) and not any(keyword in schema for keyword in others)
+def _listed_variants(schema: dict[str, Any]) -> list[Any]:
+    """The variants of a property that is nothing but one of them, a line each: oneOf, commented anyOf."""
+    unions = [keyword for keyword in ("oneOf", "anyOf") if _list(schema, keyword)]
+    if len(unions) != 1 or any(keyword in schema for keyword in (*_VALUE_KEYWORDS, "$ref", "allOf")):
+        return []
+    variants = _list(schema, unions[0])
+    return variants if unions == ["oneOf"] or any(map(trailing_comments, variants)) else []
 
 
 def _admits_null(schema: Any) -> bool:

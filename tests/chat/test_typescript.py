@@ -1,0 +1,157 @@
+"""What the oracle drops from schemas, and Oscine keeps. Where it drops nothing, test_harmony compares the two."""
+
+import contextlib
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from oscine.chat.messages import FunctionTool
+from oscine.chat.tools import tools_section
+
+HEAD = "# Tools\n\n## functions\n\nnamespace functions {\n\n"
+FOOT = "\n\n} // namespace functions"
+
+
+def section(*tools: FunctionTool) -> str:
+    text = tools_section(tools)
+    assert text.startswith(HEAD)
+    assert text.endswith(FOOT)
+    return text.removeprefix(HEAD).removesuffix(FOOT)
+
+
+def property_of(schema: Any) -> str:
+    """How a property x of that schema is declared."""
+    text = section(FunctionTool("f", "", {"type": "object", "properties": {"x": schema}}))
+    return text.removeprefix("type f = (_: {\n").removesuffix("\n}) => any;")
+
+
+@pytest.mark.parametrize(
+    ("schema", "declared"),
+    [
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "x?: string | null,"),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}], "default": None}, "x?: string | null, // default: null"),
+        (
+            {"anyOf": [{"type": "string", "description": "a name"}, {"type": "integer", "minimum": 1}]},
+            "x?:\n | string // a name\n | number // minimum: 1\n,",
+        ),
+        ({"oneOf": [{"type": "string"}, {"type": "null"}]}, "x?:\n | string\n | null\n,"),
+        ({"oneOf": [{"type": "string"}], "nullable": True}, "x?:\n | string\n | null\n,"),
+        ({"oneOf": [{"type": "string", "pattern": "^a"}]}, 'x?:\n | string // pattern: "^a"\n,'),
+        ({"allOf": [{"type": "string", "minLength": 2}]}, "x?: string, // minLength: 2"),
+        (
+            {"allOf": [{"properties": {"a": {}}}, {"properties": {"b": {}}}]},
+            "x?: {\n    a?: any,\n    } & {\n    b?: any,\n    },",
+        ),
+        (
+            {"type": "object", "anyOf": [{"required": ["a"]}, {"required": ["b"]}]},
+            "x?: {\n    a: any,\n    } | {\n    b: any,\n    },",
+        ),
+        ({"const": "a"}, 'x?: "a",'),
+        ({"type": "integer", "const": 3}, "x?: 3,"),
+        ({"enum": ["a", 1, None, {"k": [True]}]}, 'x?: "a" | 1 | null | {"k":[true]},'),
+        ({"type": "integer", "enum": [1, 2]}, "x?: 1 | 2,"),
+        ({"type": "integer", "enum": [1], "nullable": True}, "x?: 1 | null,"),
+        ({"type": ["string", "null"], "enum": ["a", None]}, 'x?: "a" | null,'),
+        ({"type": "string", "enum": ["a", None], "nullable": True}, 'x?: "a" | null,'),
+        ({"type": "string", "enum": ['say "hi"\n', "null"], "nullable": True}, r'x?: "say \"hi\"\n" | "null" | null,'),
+        ({"type": "null"}, "x?: null,"),
+        (True, "x?: any,"),
+        (False, "x?: never,"),
+        ({"type": "object", "additionalProperties": True}, "x?: {\n    [key: string]: any,\n    },"),
+        (
+            {"type": "object", "additionalProperties": {"type": "string", "description": "per key"}},
+            "x?: {\n    [key: string]: string, // per key\n    },",
+        ),
+        ({"additionalProperties": {"type": "integer"}}, "x?: {\n    [key: string]: number,\n    },"),
+        ({"properties": {"a": {"type": "string"}}}, "x?: {\n    a?: string,\n    },"),
+        ({"type": "object", "required": ["b"]}, "x?: {\n    b: any,\n    },"),
+        ({"type": ["object", "null"], "properties": {"a": {}}}, "x?: {\n    a?: any,\n    } | null,"),
+        ({"type": ["array", "null"], "items": {"type": "integer"}}, "x?: number[] | null,"),
+        ({"type": "array", "items": {"anyOf": [{"type": "string"}, {"type": "null"}]}}, "x?: (string | null)[],"),
+        ({"type": "array", "items": {"enum": [1, 2]}}, "x?: (1 | 2)[],"),
+        ({"type": "array", "items": {"type": "string", "nullable": True}}, "x?: (string | null)[],"),
+        (
+            {"items": {"type": "string", "maxLength": 3}, "minItems": 1},
+            "x?: string[], // minItems: 1 items: maxLength: 3",
+        ),
+        ({"type": "array", "items": {"type": "string", "description": "a name"}}, "x?: string[], // items: a name"),
+        ({"prefixItems": [{"type": "string"}, {"type": "integer"}], "items": False}, "x?: [string, number],"),
+        ({"prefixItems": [{"type": "string"}]}, "x?: [string, ...any[]],"),
+        ({"type": "integer", "minimum": 0, "exclusiveMaximum": 9}, "x?: number, // minimum: 0 exclusiveMaximum: 9"),
+        ({"type": "string", "format": "date", "default": "now"}, 'x?: string, // default: "now" format: "date"'),
+        ({"type": "integer", "examples": [1, "a"]}, '// Examples:\n// - 1\n// - "a"\nx?: number,'),
+        ({"not": {"type": "string"}}, 'x?: any, // not: {"type":"string"}'),
+    ],
+)  # fmt: skip
+def test_nothing_is_lost(schema: Any, declared: str) -> None:
+    assert property_of(schema) == declared
+
+
+def test_references_become_named_types() -> None:
+    parameters = {
+        "type": "object",
+        "properties": {
+            "home": {"$ref": "#/$defs/Address", "description": "Where."},
+            "all": {"type": "array", "items": {"$ref": "#/$defs/Address"}},
+            "tree": {"$ref": "#/definitions/a~1b%20c", "nullable": True},
+            "self": {"$ref": "#"},
+        },
+        "$defs": {"Address": {"type": "object", "description": "A place.", "properties": {"road": {"type": "string"}}}},
+        "definitions": {"a/b c": {"type": "array", "items": {"$ref": "#/definitions/a~1b%20c"}, "maxItems": 2}},
+    }  # fmt: skip
+    body = "{\n// Where.\nhome?: Address,\nall?: Address[],\ntree?: a_1b_c | null,\nself?: f_parameters,\n}"
+    assert section(FunctionTool("f", "Does.", parameters)) == (
+        "// A place.\ntype Address = {\nroad?: string,\n};\n\n"
+        "// maxItems: 2\ntype a_1b_c = a_1b_c[];\n\n"
+        f"type f_parameters = {body};\n\n"
+        f"// Does.\ntype f = (_: {body}) => any;"
+    )
+
+
+def test_types_of_several_tools_do_not_clash() -> None:
+    first = {"properties": {"x": {"$ref": "#/$defs/T"}}, "$defs": {"T": {"type": "string"}}}
+    second = {"properties": {"x": {"$ref": "#/$defs/T"}}, "$defs": {"T": {"type": "integer"}}}
+    text = section(FunctionTool("T", "", first), FunctionTool("g", "", second))
+    assert "type T_2 = string;\n\ntype T = (_: {\nx?: T_2,\n}) => any;" in text
+    assert "type T_3 = number;\n\ntype g = (_: {\nx?: T_3,\n}) => any;" in text
+
+
+@pytest.mark.parametrize("reference", ["#/$defs/None", "https://example.com/schema", "#anchor", "#/properties/x/9"])
+def test_a_reference_to_nothing_is_named(reference: str) -> None:
+    with pytest.raises(ValueError, match=f"tool 'f': schema reference '{reference}'".replace("$", r"\$")):
+        property_of({"$ref": reference})
+
+
+def test_a_schema_nested_too_deeply_is_refused() -> None:
+    schema: dict[str, Any] = {}
+    for _ in range(5000):
+        schema = {"type": "array", "items": schema}
+    with pytest.raises(ValueError, match="tool 'f': the schema is nested too deeply"):
+        property_of(schema)
+
+
+KEYWORDS = [
+    *("type", "properties", "items", "enum", "const", "anyOf", "oneOf", "allOf", "required", "$ref", "description"),
+    *("title", "default", "examples", "nullable", "additionalProperties", "prefixItems", "minimum", "not"),
+]
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.sampled_from(["object", "array", "string", "null", "#", "#/items"]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(KEYWORDS),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@settings(deadline=None, max_examples=300)
+@given(values)
+def test_no_schema_does_worse_than_a_clear_error(schema: Any) -> None:
+    with contextlib.suppress(ValueError):
+        property_of(schema)

@@ -3,11 +3,20 @@
 Knows token ids only: no text, no HTTP, no torch.
 """
 
+import asyncio
+import shutil
+import tempfile
+from pathlib import Path
 from typing import Literal, Protocol
 
+import zmq
+
 from oscine.config import EngineOptions
+from oscine.engine.link import Link
+from oscine.engine.messages import Cancel, Failed, Hello, Outputs, Ready, Refused, Submit, ToClient, ToEngine
 from oscine.engine.stream import EngineDied, EngineError, EngineOverloaded, RequestStream
-from oscine.types import EngineInfo, EngineStats, GenerationRequest
+from oscine.engine.supervisor import EngineSupervisor
+from oscine.types import EngineInfo, EngineStats, GenerationOutput, GenerationRequest
 
 __all__ = ["Engine", "EngineClient", "EngineDied", "EngineError", "EngineOverloaded", "EngineState", "RequestStream"]
 
@@ -48,7 +57,7 @@ class Engine(Protocol):
         ...
 
     def submit(self, request: GenerationRequest) -> RequestStream:
-        """Never waits. Raises EngineDied when the engine is not ready."""
+        """Never waits. Raises EngineDied when the engine is not ready, ValueError for an id that is in use."""
         ...
 
     def cancel(self, request_id: str) -> None:
@@ -57,26 +66,139 @@ class Engine(Protocol):
 
 
 class EngineClient:
-    """An engine in a process of its own, started and restarted by this client: implements Engine."""
+    """An engine in another process: implements Engine.
 
-    def __init__(self, options: EngineOptions) -> None:
-        self.options = options
+    Made with options it owns the process: starts it, restarts it when it dies, and ends it. Made with the address of
+    such a client it shares that one's engine, and only reports what becomes of it.
+    """
+
+    def __init__(self, options: EngineOptions | None = None, *, address: str | None = None) -> None:
+        assert (options is None) != (address is None)
         self.state: EngineState = "starting"
         self.error: str | None = None
         self.info: EngineInfo | None = None
         self.stats = EngineStats()
+        self.address = address or f"ipc://{tempfile.mkdtemp(prefix='oscine-')}/engine"  # mode 0700: private
+        self._supervisor = EngineSupervisor(options, self.address, self._on_exit) if options is not None else None
+        self._supervising: asyncio.Task[None] | None = None
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._link: Link | None = None
+        self._streams: dict[str, RequestStream] = {}
+        self._changed = asyncio.Event()  # set, and replaced, at each change of state
+
+    @property
+    def pid(self) -> int | None:
+        """Of the engine process, when this client owns it."""
+        return self._supervisor.pid if self._supervisor is not None else None
 
     async def start(self) -> None:
-        raise NotImplementedError
+        self._connect()
+        if self._supervisor is not None:
+            self._supervising = asyncio.create_task(self._supervisor.run())
 
     async def stop(self) -> None:
-        raise NotImplementedError
+        if self.state == "stopped":
+            return
+        self._enter("stopped", "the engine was stopped")
+        if self._supervisor is not None and self._supervising is not None:
+            await self._supervisor.stop(self._supervising)
+        if self._supervisor is not None:
+            shutil.rmtree(Path(self.address.removeprefix("ipc://")).parent)
+        self._context.term()
 
     async def wait_ready(self) -> EngineInfo:
-        raise NotImplementedError
+        while self.state in ("starting", "restarting"):
+            await self._changed.wait()
+        if self.state != "ready":
+            raise EngineError(self.error)
+        assert self.info is not None
+        return self.info
 
     def submit(self, request: GenerationRequest) -> RequestStream:
-        raise NotImplementedError
+        if self.state != "ready":
+            raise EngineDied(self.error or "the engine is starting")
+        if request.request_id in self._streams:
+            raise ValueError(f"request id {request.request_id!r} is in use")
+        stream = RequestStream(request.request_id, self._abandon)
+        self._streams[request.request_id] = stream
+        self._send(Submit(request))
+        return stream
 
     def cancel(self, request_id: str) -> None:
-        raise NotImplementedError
+        if request_id in self._streams:
+            self._send(Cancel(request_id))
+
+    def _abandon(self, request_id: str) -> None:
+        self.cancel(request_id)
+        self._streams.pop(request_id, None)
+
+    def _send(self, message: ToEngine) -> None:
+        assert self._link is not None
+        self._link.send(message)
+
+    # ---- what the link and the supervisor report ----
+
+    def _connect(self) -> None:
+        self._link = Link(self._context, self.address, lambda: self._send(Hello()), self._receive, self._on_down)
+
+    def _receive(self, message: ToClient) -> None:
+        match message:
+            case Outputs():
+                if message.stats is not None:
+                    self.stats = message.stats
+                self._deliver(message.outputs)
+            case Refused():
+                stream = self._streams.pop(message.request_id, None)
+                if stream is not None:
+                    stream.fail(EngineOverloaded(message.message))
+            case Ready():
+                self.info = message.info
+                if self._supervisor is not None:
+                    self._supervisor.mark_ready()
+                self._enter("ready", None)
+            case Failed():
+                if self._supervisor is not None:
+                    self._supervisor.give_up()
+                self._enter("failed", message.message)
+
+    def _deliver(self, outputs: list[GenerationOutput]) -> None:
+        streams = self._streams
+        for output in outputs:
+            stream = streams.get(output.request_id)
+            if stream is None:
+                continue  # closed here while the output was under way
+            if output.finish_reason is not None:
+                del streams[output.request_id]
+            stream.put(output)
+
+    def _on_down(self) -> None:
+        """The engine's socket is gone; the next engine gets a link of its own."""
+        self._disconnect()
+        if self.state == "ready":
+            self._enter("restarting", self.error or "the engine process ended")
+        if self.state in ("starting", "restarting"):
+            self._connect()
+
+    def _on_exit(self, reason: str, gave_up: bool) -> None:
+        """The process is gone, whether or not its socket ever was there; live streams end when the socket has."""
+        if gave_up and self.state in ("starting", "restarting"):
+            self._enter("failed", reason)
+        elif self.state in ("ready", "starting", "restarting"):
+            self.error = reason
+
+    def _disconnect(self) -> None:
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+
+    def _enter(self, state: EngineState, error: str | None) -> None:
+        self.state, self.error = state, error
+        if state != "ready":
+            self.stats = EngineStats()
+            streams, self._streams = self._streams, {}
+            for stream in streams.values():
+                stream.fail(EngineDied(error))
+        if state in ("failed", "stopped"):
+            self._disconnect()
+        self._changed.set()
+        self._changed = asyncio.Event()

@@ -1,0 +1,29 @@
+"""From options to an engine that runs in this process: evaluation and benchmarks use it directly, no socket needed."""
+
+from dataclasses import dataclass
+
+from oscine.config import EngineOptions
+from oscine.engine.loop import EngineLoop
+from oscine.executor.build import build_executor
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltEngine:
+    loop: EngineLoop
+    model: str  # as loaded
+    max_model_len: int  # tokens
+    vocab_size: int
+
+
+def build_engine(options: EngineOptions) -> BuiltEngine:
+    """Loads the model and puts a loop over it. Raises ValueError as build_executor does."""
+    built = build_executor(options)
+    loop = EngineLoop(
+        built.executor,
+        options,
+        num_full_pages=built.num_full_pages,
+        num_sliding_pages=built.num_sliding_pages,
+        max_model_len=built.max_model_len,
+        sliding_window=built.sliding_window,
+    )
+    return BuiltEngine(loop, built.model, built.max_model_len, built.vocab_size)

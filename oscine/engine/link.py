@@ -1,0 +1,77 @@
+"""A client's connection to one life of an engine process: it ends when that process does, and is not used again.
+
+So nothing that was sent to a dead engine can reach its successor.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from oscine.engine.messages import ToClient, ToEngine, decode_to_client, encode
+
+_RECONNECT_MS = 50  # how soon a starting engine is found
+
+
+class Link:
+    """One DEALER socket on the running event loop. Waits for an engine at `address`, however long that takes."""
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        address: str,
+        on_up: Callable[[], None],
+        on_message: Callable[[ToClient], None],
+        on_down: Callable[[], None],
+    ) -> None:
+        """`on_up` and `on_down` are called at most once each; every message comes before `on_down`."""
+        self._on_up, self._on_message, self._on_down = on_up, on_message, on_down
+        self._loop = asyncio.get_running_loop()
+        self._socket = context.socket(zmq.DEALER)
+        self._socket.set(zmq.LINGER, 0)
+        # Unbounded: what the engine may send is bounded by the requests that it admits.
+        self._socket.set(zmq.RCVHWM, 0)
+        self._socket.set(zmq.SNDHWM, 0)
+        self._socket.set(zmq.RECONNECT_IVL, _RECONNECT_MS)
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+        self._fds = (self._socket.FD, self._monitor.FD)
+        self._loop.add_reader(self._fds[0], self._read)
+        self._loop.add_reader(self._fds[1], self._read_monitor)
+        self._socket.connect(address)
+        # A socket's descriptor only signals news once all that was there before has been read.
+        self._loop.call_soon(self._read)
+        self._loop.call_soon(self._read_monitor)
+
+    def close(self) -> None:
+        for fd in self._fds:
+            self._loop.remove_reader(fd)
+        self._socket.disable_monitor()
+        self._socket.close()
+
+    def send(self, message: ToEngine) -> None:
+        """Never waits."""
+        self._socket.send(encode(message))
+        # Sending may consume the signal that something can be read.
+        self._loop.call_soon(self._read)
+
+    def _read(self) -> None:
+        while not self._socket.closed:
+            try:
+                data = self._socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._on_message(decode_to_client(data))
+
+    def _read_monitor(self) -> None:
+        while not self._monitor.closed:
+            try:
+                event = recv_monitor_message(self._monitor, zmq.NOBLOCK)["event"]
+            except zmq.Again:
+                return
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._on_up()
+            else:
+                self._read()
+                self._on_down()
+                return

@@ -1,0 +1,195 @@
+"""The engine process: `python -m oscine.engine.process`, with a Launch record on stdin.
+
+Knows sockets, clients and their requests; what a step does is the loop's affair. It lives as long as its stdin is open:
+the end of the parent, however it comes, closes it. Signals are left to the parent, so that a ctrl-C or a SIGTERM for
+the whole group lets the parent drain first.
+"""
+
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+
+import msgspec
+import zmq
+
+from oscine.engine.build import build_engine
+from oscine.engine.loop import EngineLoop
+from oscine.engine.messages import (
+    Cancel,
+    Failed,
+    Hello,
+    Launch,
+    Outputs,
+    Ready,
+    Refused,
+    Submit,
+    ToClient,
+    ToEngine,
+    decode_to_engine,
+    encode,
+)
+from oscine.types import EngineInfo, EngineStats, GenerationOutput, GenerationRequest
+
+_STATS_INTERVAL_S = 0.1
+_FAREWELL_MS = 5000  # for the last words of a failed engine to be asked for, and to be sent
+
+_FAILED_TO_START = 2
+_FAILED_STEP = 3
+
+
+class Clients:
+    """A ROUTER socket and who is behind it. A client whose connection is gone is noticed when it is next sent to."""
+
+    def __init__(self, address: str) -> None:
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.set(zmq.ROUTER_MANDATORY, 1)  # sending to a vanished client raises
+        self._socket.set(zmq.SNDHWM, 0)  # bounded by the requests that are admitted
+        self._socket.set(zmq.RCVHWM, 0)
+        self._socket.set(zmq.LINGER, _FAREWELL_MS)
+        self._socket.bind(address)
+
+    def send(self, client: bytes, message: ToClient) -> bool:
+        """False when the client is gone."""
+        try:
+            self._socket.send_multipart((client, encode(message)))
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            return False
+        return True
+
+    def receive(self, wait_ms: int | None) -> Iterator[tuple[bytes, ToEngine]]:
+        """Everything that has arrived, after waiting for the first message: None for ever, 0 not at all."""
+        if wait_ms != 0:
+            self._socket.poll(wait_ms)
+        while int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN:
+            client, data = self._socket.recv_multipart()
+            yield client, decode_to_engine(data)
+
+    def close(self) -> None:
+        """Returns when everything is sent."""
+        self._socket.close()
+        self._context.term()
+
+
+class EngineServer:
+    """Runs the loop for the clients of one socket, until a step fails."""
+
+    def __init__(self, clients: Clients, loop: EngineLoop, info: EngineInfo) -> None:
+        self._clients, self._loop, self._info = clients, loop, info
+        self._known: set[bytes] = set()  # clients that said hello
+        self._owners: dict[str, bytes] = {}  # live request id -> client
+        self._stats_at = 0.0
+
+    def run(self) -> None:
+        """Raises what a failing step raised, after every request was told."""
+        loop = self._loop
+        while True:
+            for client, message in self._clients.receive(0 if loop.has_work else None):
+                self._handle(client, message)
+            if not loop.has_work:
+                continue
+            try:
+                outputs = loop.step()
+            except Exception as error:
+                self._send(loop.fail_all(f"the engine failed: {error}"))
+                raise
+            self._send(outputs)
+
+    def _handle(self, client: bytes, message: ToEngine) -> None:
+        match message:
+            case Hello():
+                self._known.add(client)
+                self._clients.send(client, Ready(self._info))
+            case Submit():
+                self._submit(client, message.request)
+            case Cancel():
+                if self._owners.get(message.request_id) == client:
+                    self._loop.cancel(message.request_id)
+
+    def _submit(self, client: bytes, request: GenerationRequest) -> None:
+        request_id = request.request_id
+        if request_id in self._owners:
+            error = GenerationOutput(request_id, finish_reason="error", error=f"request id {request_id!r} is in use")
+            self._clients.send(client, Outputs([error], None))
+        elif self._loop.is_full:
+            self._clients.send(client, Refused(request_id, "too many requests are waiting"))
+        else:
+            self._owners[request_id] = client
+            self._loop.add(request)
+
+    def _send(self, outputs: list[GenerationOutput]) -> None:
+        by_client: dict[bytes, list[GenerationOutput]] = {}
+        for output in outputs:
+            by_client.setdefault(self._owners[output.request_id], []).append(output)
+            if output.finish_reason is not None:
+                del self._owners[output.request_id]
+        stats = self._due_stats()
+        for client in list(by_client if stats is None else self._known):
+            if not self._clients.send(client, Outputs(by_client.get(client, []), stats)):
+                self._forget(client)
+
+    def _due_stats(self) -> EngineStats | None:
+        now = time.monotonic()
+        if self._loop.has_work and now - self._stats_at < _STATS_INTERVAL_S:
+            return None
+        self._stats_at = now
+        return self._loop.stats()
+
+    def _forget(self, client: bytes) -> None:
+        self._known.discard(client)
+        for request_id, owner in self._owners.items():
+            if owner == client:
+                self._loop.cancel(request_id)
+
+
+def _exit_with_stdin() -> None:
+    """The parent is gone, or wants this process to go; nothing here is worth keeping."""
+    sys.stdin.buffer.read()
+    os._exit(0)
+
+
+def _serve(clients: Clients, launch: Launch, started_s: float) -> int:
+    """Returns the exit status."""
+    try:
+        engine = build_engine(launch.options)
+    except (ValueError, OSError) as error:
+        return _fail(clients, str(error))
+    except Exception as error:
+        traceback.print_exc()
+        return _fail(clients, f"{type(error).__name__}: {error}")
+    ready_s = time.monotonic() - started_s
+    info = EngineInfo(engine.model, engine.max_model_len, engine.vocab_size, ready_s)
+    try:
+        EngineServer(clients, engine.loop, info).run()
+    except Exception:
+        traceback.print_exc()
+    return _FAILED_STEP
+
+
+def _fail(clients: Clients, message: str) -> int:
+    """Tells whoever asks why there is no engine."""
+    for client, _ in clients.receive(_FAREWELL_MS):
+        clients.send(client, Failed(" ".join(message.split())))
+    return _FAILED_TO_START
+
+
+def main() -> int:
+    started_s = time.monotonic()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    launch = msgspec.json.decode(sys.stdin.buffer.readline(), type=Launch)
+    threading.Thread(target=_exit_with_stdin, daemon=True).start()
+    clients = Clients(launch.address)
+    status = _serve(clients, launch, started_s)
+    clients.close()
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

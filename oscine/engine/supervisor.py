@@ -1,0 +1,90 @@
+"""Keeps one engine process alive: starts it, notices its end, starts it again with a growing pause.
+
+Knows processes only: not what is said over the socket.
+"""
+
+import asyncio
+import sys
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from oscine.config import EngineOptions
+from oscine.engine.messages import Launch
+
+_FIRST_PAUSE_S = 0.1  # doubles with every failure in a row
+_LONGEST_PAUSE_S = 10.0
+_STABLE_S = 60.0  # an engine that served this long has recovered
+_MAX_FAILED_STARTS = 3  # in a row, before the engine is given up
+_EXIT_S = 5.0  # granted after stdin was closed, before the process is killed
+
+
+class EngineSupervisor:
+    """Owns the engine process behind `address`. The process ends when its stdin does, so it never outlives this one."""
+
+    def __init__(self, options: EngineOptions, address: str, on_exit: Callable[[str, bool], None]) -> None:
+        """`on_exit(reason, gave_up)` is called each time the process has ended unasked."""
+        self._launch = msgspec.json.encode(Launch(address, options)) + b"\n"
+        self._on_exit = on_exit
+        self._process: asyncio.subprocess.Process | None = None
+        self._ready_at: float | None = None
+        self._stopping = False
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    def mark_ready(self) -> None:
+        self._ready_at = time.monotonic()
+
+    async def run(self) -> None:
+        """Until stop() or until the engine has failed to start too often."""
+        failures = failed_starts = 0
+        while not self._stopping:
+            code = await self._run_once()
+            if self._stopping:
+                return
+            served_s = 0.0 if self._ready_at is None else time.monotonic() - self._ready_at
+            failed_starts = failed_starts + 1 if self._ready_at is None else 0
+            failures = 1 if served_s >= _STABLE_S else failures + 1
+            gave_up = failed_starts >= _MAX_FAILED_STARTS
+            self._on_exit(_describe(code, while_starting=self._ready_at is None), gave_up)
+            if gave_up:
+                return
+            await asyncio.sleep(min(_FIRST_PAUSE_S * 2 ** (failures - 1), _LONGEST_PAUSE_S))
+
+    async def _run_once(self) -> int:
+        self._ready_at = None
+        # Whatever a library prints goes to stderr: stdout belongs to the parent's own output.
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "oscine.engine.process", stdin=asyncio.subprocess.PIPE, stdout=2
+        )
+        self._process = process
+        assert process.stdin is not None
+        process.stdin.write(self._launch)
+        return await process.wait()
+
+    def give_up(self) -> None:
+        """The process will end and shall not be started again."""
+        self._stopping = True
+
+    async def stop(self, running: asyncio.Task[None]) -> None:
+        """Ends the process and `running`, the task of run(), and waits for both."""
+        self.give_up()
+        process = self._process
+        if process is not None and process.returncode is None:
+            assert process.stdin is not None
+            process.stdin.close()
+            try:
+                await asyncio.wait_for(process.wait(), _EXIT_S)
+            except TimeoutError:
+                process.kill()
+                await process.wait()
+        running.cancel()
+        await asyncio.wait((running,))
+
+
+def _describe(code: int, while_starting: bool) -> str:
+    how = f"was killed by signal {-code}" if code < 0 else f"exited with status {code}"
+    return f"the engine process {how}{' while starting' if while_starting else ''}"

@@ -1,0 +1,69 @@
+"""The executor that the options name, ready to run, and what its user must know of it. Imports torch only if needed."""
+
+import sys
+from dataclasses import dataclass
+from math import ceil
+
+from oscine.config import EngineOptions
+from oscine.executor.fake import FakeExecutor, Script
+from oscine.model.config import ModelConfig
+from oscine.model.hub import find_folder
+from oscine.types import AsyncExecutor, Executor
+
+_FAKE_TOKENS_PER_SEQUENCE = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltExecutor:
+    executor: Executor | AsyncExecutor
+    model: str  # as loaded
+    vocab_size: int
+    max_model_len: int  # tokens
+    sliding_window: int  # tokens
+    num_full_pages: int
+    num_sliding_pages: int
+
+
+def build_executor(options: EngineOptions) -> BuiltExecutor:
+    """Loads the model (its memory plan and progress go to stderr).
+
+    Raises ValueError for whatever the user can mend: an unknown model, a broken file, memory that does not suffice.
+    """
+    return _build_fake(options) if options.executor == "fake" else _build_torch(options)
+
+
+def _build_torch(options: EngineOptions) -> BuiltExecutor:
+    from oscine.executor.runner import TorchExecutor
+    from oscine.executor.threaded import ThreadedExecutor
+
+    executor = TorchExecutor.load(options, report=lambda text: print(text, file=sys.stderr, flush=True))
+    plan, config = executor.memory, executor.config
+    return BuiltExecutor(
+        executor=ThreadedExecutor(executor) if options.scheduler.overlap else executor,
+        model=options.model.random_weights or options.model.model,
+        vocab_size=config.vocab_size,
+        max_model_len=plan.max_model_len,
+        sliding_window=config.sliding_window,
+        num_full_pages=plan.num_full_pages,
+        num_sliding_pages=plan.num_sliding_pages,
+    )
+
+
+def _build_fake(options: EngineOptions) -> BuiltExecutor:
+    """Pages are only numbers here: as many as the sequences that run at once could need."""
+    if options.model.random_weights is not None:
+        raise ValueError("--executor fake needs a tokenizer, and --random-weights has none")
+    folder = find_folder(options.model.model, options.model.revision)
+    config = ModelConfig.from_file(folder / "config.json")
+    max_model_len = options.model.max_model_len or config.max_position_embeddings
+    per_sequence = ceil(min(max_model_len, _FAKE_TOKENS_PER_SEQUENCE) / options.cache.page_size)
+    num_pages = max(options.scheduler.max_num_seqs * per_sequence, ceil(max_model_len / options.cache.page_size))
+    return BuiltExecutor(
+        executor=FakeExecutor(Script.from_folder(folder), options.fake_step_s),
+        model=options.model.model,
+        vocab_size=config.vocab_size,
+        max_model_len=max_model_len,
+        sliding_window=config.sliding_window,
+        num_full_pages=num_pages,
+        num_sliding_pages=num_pages,
+    )

@@ -1,0 +1,21 @@
+"""Runs an executor in a thread of its own, so that the next step is scheduled while one runs (torch frees the GIL)."""
+
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from oscine.types import Executor, StepPlan, StepResult
+
+
+class ThreadedExecutor:
+    """An AsyncExecutor over an Executor. What a step raises comes out of the collect() of that step."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._execute = executor.execute
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="executor")
+        self._steps: deque[Future[StepResult]] = deque()
+
+    def launch(self, plan: StepPlan) -> None:
+        self._steps.append(self._thread.submit(self._execute, plan))
+
+    def collect(self) -> StepResult:
+        return self._steps.popleft().result()

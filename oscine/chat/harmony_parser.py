@@ -181,7 +181,7 @@ class HarmonyParser:
     def _close_header(self, header: Header, ending: _Ending) -> None:
         """A header without <|message|>: what it cannot explain is the message; a call may have no arguments."""
         header.complete(self._detokenizer.finish())
-        pieces = [] if header.of_other_role or (ending == "cut" and header.channel_named) else header.body()
+        pieces = [] if header.of_other_role or (ending == "cut" and header.is_marked) else header.body()
         if pieces or (ending == "marker" and header.function is not None and not header.of_other_role):
             self._enter_message(header)
             self._add_pieces(pieces)
@@ -191,8 +191,9 @@ class HarmonyParser:
         if tail:
             self._add_text(None, tail)
         if self._guard is not None and self._kind == "content":
-            self._parts.append(self._guard.finish(self._indices))
-        if any(self._parts):
+            held = self._guard.finish(self._indices)
+            self._parts += [held] if held else []
+        if self._parts:
             self._report()
         elif self._kind == "tool_call" and not self._begun and ending == "marker":
             self._begin()

@@ -59,9 +59,9 @@ class Header:
         self._section, self._text, self._pieces = section, "", []
 
     @property
-    def channel_named(self) -> bool:
-        """Whether <|channel|> has been seen."""
-        return self._section != "role"
+    def is_marked(self) -> bool:
+        """Whether a marker has shown that this is a header."""
+        return self.opening == "start" or self._section != "role"
 
     @property
     def of_other_role(self) -> bool:
@@ -120,18 +120,11 @@ class Header:
 
     def _may_be_role(self) -> bool:
         words = self._text.split()
-        open_end = not self._text[-1:].isspace()  # the last word may grow
-        if self.opening == "prompt":
-            roles: tuple[str, ...] = ("assistant",)
-        else:
-            roles = ("assistant", *_OTHER_ROLES)
-            if words and words[0].startswith(f"{NAMESPACE}."):
-                roles += (words[0],)
-        for known in (roles, ("to=",), (*_CHANNELS, *_FORMATS)):
-            if words and (words[0] in known or (known == ("to=",) and words[0].startswith("to="))):
+        grows = not self._text[-1:].isspace()  # the last word
+        roles = () if self.opening == "prompt" else (*_OTHER_ROLES, f"{NAMESPACE}.*")
+        for patterns in (("assistant", *roles), ("to=*",), (*_CHANNELS, *_FORMATS)):
+            if words and any(_fits(words[0], pattern, grows and len(words) == 1) for pattern in patterns):
                 words.pop(0)
-            elif len(words) == 1 and open_end and any(word.startswith(words[0]) for word in known):
-                words.pop()
         return not words
 
     def _unexplained(self) -> str:
@@ -144,6 +137,12 @@ class Header:
             return "" if rest.strip() in _FORMATS and _RECIPIENT.search(self._earlier + text) else rest
         pattern = _CALL if self.opening != "start" and self.is_broken else _ROLE
         return text[_end(pattern, text) :]
+
+
+def _fits(word: str, pattern: str, grows: bool) -> bool:
+    """Whether a word is what the pattern says (a star stands for any end), or may yet be as it grows."""
+    fixed = pattern.removesuffix("*")
+    return word == fixed or (pattern != fixed and word.startswith(fixed)) or (grows and fixed.startswith(word))
 
 
 def _end(pattern: re.Pattern[str], text: str) -> int:

@@ -61,7 +61,7 @@ class Server(uvicorn.Server):
                 ws="none",
                 lifespan="off",
                 log_config=None,
-                access_log=logging.getLogger("uvicorn.access").isEnabledFor(logging.INFO),
+                access_log=logging.getLogger("uvicorn.access").isEnabledFor(logging.DEBUG),
                 server_header=False,
                 backlog=_BACKLOG,
                 timeout_keep_alive=_KEEP_ALIVE_S,

@@ -45,7 +45,7 @@ def read_config(given: Mapping[str, Any]) -> Config:
 def _config(options: Mapping[str, Any]) -> Config:
     def part(kind: type, **nested: Any) -> Any:
         names = {field.name for field in dataclasses.fields(kind)}
-        return kind(**{name: value for name, value in options.items() if name in names}, **nested)
+        return kind(**{name: value for name, value in options.items() if name in names} | nested)
 
     model, cache, scheduler = part(ModelOptions), part(CacheOptions), part(SchedulerOptions)
     return Config(engine=part(EngineOptions, model=model, cache=cache, scheduler=scheduler), server=part(ServerOptions))

@@ -1,0 +1,69 @@
+"""The real application over a scripted engine, in this process, with a plain HTTP client in front."""
+
+import asyncio
+import json
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import httpx
+
+from oscine.api.app import create_app
+from oscine.api.service import Service
+from oscine.chat.tokenizer import Tokenizer
+from oscine.config import Config, EngineOptions, ModelOptions, ServerOptions
+from tests.api.scripted_engine import Script, ScriptedEngine, in_pieces
+
+
+class ScriptedServer:
+    """Context manager. `engine.script` may be changed between requests."""
+
+    def __init__(self, folder: Path, **server_options: Any) -> None:
+        self._runner = asyncio.Runner()
+        self.tokenizer = Tokenizer(folder)
+        self.engine = ScriptedEngine(in_pieces([self.tokenizer.return_], 1))
+        options = EngineOptions(model=ModelOptions(model=str(folder)))
+        self.service = Service(Config(options, ServerOptions(date="2025-08-05", **server_options)), self.engine)
+
+    def __enter__(self) -> "ScriptedServer":
+        self._runner.run(self.service.start())
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+        self._runner.close()
+
+    def says(self, *parts: str | int, size: int = 3, finish: str = "stop") -> Script:
+        """Makes the engine answer with texts and special ids, `size` tokens at a time."""
+        ids: list[int] = []
+        for part in parts:
+            ids += [part] if isinstance(part, int) else self.tokenizer.encode(part)
+        self.engine.script = in_pieces(ids, size, finish)
+        return self.engine.script
+
+    def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
+        return self._runner.run(self._post(path, body, options))
+
+    async def _post(self, path: str, body: Any, options: dict[str, Any]) -> httpx.Response:
+        transport = httpx.ASGITransport(create_app(self.service), raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            content = body if isinstance(body, bytes) else json.dumps(body).encode()
+            return await client.post(path, content=content, **options)
+
+    def chat(self, content: str = "hi", **parameters: Any) -> dict[str, Any]:
+        """The answer's JSON; fails unless the status is 200."""
+        response = self.post("/v1/chat/completions", {"messages": [{"role": "user", "content": content}], **parameters})
+        assert response.status_code == 200, response.text
+        answer: dict[str, Any] = response.json()
+        return answer
+
+    def chat_events(self, content: str = "hi", **parameters: Any) -> list[dict[str, Any]]:
+        """The JSON of a stream's events, without the [DONE] that must end it."""
+        body = {"messages": [{"role": "user", "content": content}], "stream": True, **parameters}
+        return events_of(self.post("/v1/chat/completions", body))
+
+
+def events_of(response: httpx.Response) -> list[dict[str, Any]]:
+    assert response.headers["content-type"].startswith("text/event-stream"), response.text
+    *events, done, end = response.text.split("\n\n")
+    assert (done, end) == ("data: [DONE]", "")
+    return [json.loads(event.removeprefix("data: ")) for event in events]

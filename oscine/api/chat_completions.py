@@ -13,7 +13,7 @@ from oscine.api import sampling
 from oscine.api.chat_choice import ChatChoice
 from oscine.api.chat_chunks import ChatChunks, ChunkHead
 from oscine.api.conversation import conversation
-from oscine.api.errors import APIError
+from oscine.api.errors import invalid
 from oscine.api.generation import Generation, engine_request
 from oscine.api.limits import read_body
 from oscine.api.schemas import ChatCompletionRequest, decode
@@ -64,7 +64,7 @@ def _sampling_params(asked: ChatCompletionRequest, num_prompt_tokens: int, model
     if asked.max_tokens is None:
         asked.max_tokens = asked.max_completion_tokens
     if asked.stream_options is not None and not asked.stream:
-        raise APIError("'stream_options' is for streamed answers.", param="stream_options")
+        raise invalid("stream_options", "it is for streamed answers")
     top = asked.top_logprobs
     sampling.check(
         top is None or 0 <= top <= sampling.MAX_TOP_LOGPROBS,
@@ -73,7 +73,7 @@ def _sampling_params(asked: ChatCompletionRequest, num_prompt_tokens: int, model
         top,
     )
     if top and not asked.logprobs:
-        raise APIError("'top_logprobs' needs 'logprobs': true.", param="top_logprobs")
+        raise invalid("top_logprobs", "it needs 'logprobs': true")
     length = model.info.max_model_len
     tokenizer = model.tokenizer
     return sampling.sampling_params(

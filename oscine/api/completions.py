@@ -9,7 +9,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
 from oscine.api import sampling
-from oscine.api.errors import APIError
+from oscine.api.errors import invalid, unsupported
 from oscine.api.generation import Generation, engine_request
 from oscine.api.limits import read_body
 from oscine.api.schemas import CompletionRequest, decode
@@ -55,14 +55,13 @@ class Completions:
 
 def _check_supported(asked: CompletionRequest) -> None:
     if asked.suffix:
-        raise APIError("'suffix' is not supported.", param="suffix", code="unsupported_parameter")
+        raise unsupported("suffix")
     if asked.best_of is not None and asked.best_of != (asked.n or 1):
-        raise APIError("'best_of' other than 'n' is not supported.", param="best_of", code="unsupported_parameter")
+        raise unsupported("best_of", "other than 'n' it is not supported")
     if asked.response_format is not None and asked.response_format.type != "text":
-        message = "'response_format' is {'type': 'text'} here: a format cannot be enforced yet."
-        raise APIError(message, param="response_format", code="unsupported_parameter")
+        raise unsupported("response_format", "a format cannot be enforced yet")
     if asked.stream_options is not None and not asked.stream:
-        raise APIError("'stream_options' is for streamed answers.", param="stream_options")
+        raise invalid("stream_options", "it is for streamed answers")
 
 
 async def _prompts(prompt: str | list[Any], model: ReadyModel) -> list[list[int]]:
@@ -81,7 +80,7 @@ async def _prompt_ids(prompt: Any, model: ReadyModel) -> list[int]:
     if isinstance(prompt, str):
         return await model.prompts.encode(prompt)
     if not (isinstance(prompt, list) and _is_ids(prompt)):
-        raise APIError("'prompt' must be a text, token ids, or a list of either; none empty.", param="prompt")
+        raise invalid("prompt", "it is a text, token ids, or a list of either, and never empty")
     size = model.info.vocab_size
     wrong = next((i for i in prompt if not 0 <= i < size), None)
     sampling.check(wrong is None, "prompt", f"made of token ids between 0 and {size - 1}", wrong)

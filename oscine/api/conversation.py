@@ -5,7 +5,7 @@ Knows the wire names and which combinations mean something; not how a conversati
 
 from collections.abc import Sequence
 
-from oscine.api.errors import APIError
+from oscine.api.errors import invalid, unsupported
 from oscine.api.schemas import ChatCompletionRequest, ContentPart, Effort, Message, ResponseFormat, Tool
 from oscine.chat import messages as chat
 from oscine.chat.tools import validate_tools
@@ -21,7 +21,7 @@ def conversation(request: ChatCompletionRequest, date: str) -> chat.Conversation
     """Raises APIError that names the parameter, for all that cannot be honoured."""
     for param in _UNSUPPORTED:
         if getattr(request, param) not in (None, ["text"], []):
-            raise APIError(f"'{param}' is not supported.", param=param, code="unsupported_parameter")
+            raise unsupported(param)
     tools = function_tools(request.tools)
     _check_tool_choice(request, tools)
     return chat.Conversation(
@@ -42,11 +42,7 @@ def _check_tool_choice(request: ChatCompletionRequest, tools: Sequence[chat.Func
     if request.tool_choice in (None, "none", "auto"):
         return
     what = "'required'" if request.tool_choice == "required" else "a named function"
-    raise APIError(
-        f"'tool_choice' is 'auto' or 'none' here; {what} cannot be enforced yet.",
-        param="tool_choice",
-        code="unsupported_parameter",
-    )
+    raise unsupported("tool_choice", f"{what} cannot be enforced yet; choose 'auto' or 'none'")
 
 
 def _response_schema(response: ResponseFormat | None) -> chat.ResponseSchema | None:
@@ -54,12 +50,10 @@ def _response_schema(response: ResponseFormat | None) -> chat.ResponseSchema | N
         return None
     wanted = response.json_schema
     if response.type != "json_schema" or wanted is None or response.enforce is not False:
-        raise APIError(
-            "'response_format' is {'type': 'text'} here: a format cannot be enforced yet. With "
-            "{'type': 'json_schema', 'json_schema': {...}, 'enforce': false} the schema is shown to the model without "
-            "a promise that it is kept.",
-            param="response_format",
-            code="unsupported_parameter",
+        raise unsupported(
+            "response_format",
+            "a format cannot be enforced yet; with {'type': 'json_schema', 'json_schema': {...}, 'enforce': false} "
+            "the schema is shown to the model without a promise that it is kept",
         )
     return chat.ResponseSchema(wanted.name, wanted.schema or {}, wanted.description or "")
 
@@ -71,30 +65,30 @@ def function_tools(tools: list[Tool] | None) -> tuple[chat.FunctionTool, ...]:
         if tool.type != "function":
             continue
         if tool.function is None:
-            raise APIError("A tool of type 'function' needs 'function'.", param=f"tools[{i}].function")
+            raise invalid(f"tools[{i}].function", "a tool of type 'function' needs it")
         f = tool.function
         functions.append(chat.FunctionTool(f.name, f.description or "", f.parameters))
     try:
         validate_tools(functions)
     except ValueError as error:
-        raise APIError(f"Invalid value for 'tools': {error}.", param="tools") from None
+        raise invalid("tools", str(error)) from None
     return tuple(functions)
 
 
 def chat_messages(messages: list[Message]) -> tuple[chat.Message, ...]:
     if not messages:
-        raise APIError("'messages' must not be empty.", param="messages")
+        raise invalid("messages", "there must be one at least")
     return tuple(_message(message, f"messages[{i}]") for i, message in enumerate(messages))
 
 
 def _message(message: Message, where: str) -> chat.Message:
     calls = message.tool_calls or []
     if calls and message.role != "assistant":
-        raise APIError("Only assistant messages have 'tool_calls'.", param=f"{where}.tool_calls")
+        raise invalid(f"{where}.tool_calls", "only assistant messages have calls")
     if message.role == "tool" and message.tool_call_id is None and message.name is None:
-        raise APIError("A tool message needs 'tool_call_id'.", param=f"{where}.tool_call_id")
+        raise invalid(f"{where}.tool_call_id", "a tool message needs it")
     if message.content is None and message.role != "assistant":
-        raise APIError(f"A {message.role} message needs 'content'.", param=f"{where}.content")
+        raise invalid(f"{where}.content", f"a {message.role} message needs it")
     return chat.Message(
         role=message.role,
         content=_text(message.content, where),
@@ -113,8 +107,8 @@ def _text(content: str | list[ContentPart] | None, where: str) -> str:
 
 def _part_text(part: ContentPart, where: str) -> str:
     if part.type not in _TEXT_PARTS:
-        raise APIError(f"Content of type '{part.type}' is not supported: the model reads text.", param=f"{where}.type")
+        raise invalid(f"{where}.type", f"the model reads text, not '{part.type}'")
     text = part.refusal if part.type == "refusal" else part.text
     if text is None:
-        raise APIError(f"Content of type '{part.type}' needs '{part.type}'.", param=f"{where}.{part.type}")
+        raise invalid(f"{where}.{part.type}", f"a part of type '{part.type}' needs it")
     return text

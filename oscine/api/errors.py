@@ -35,6 +35,16 @@ class APIError(Exception):
         return msgspec.json.encode({"error": error})
 
 
+def invalid(param: str, why: str) -> APIError:
+    """A parameter whose value cannot be used; `param` is its path in the body."""
+    return APIError(f"Invalid value for '{param}': {why}.", param=param)
+
+
+def unsupported(param: str, why: str = "it is not supported") -> APIError:
+    """A parameter that would change the answer and cannot be honoured."""
+    return APIError(f"Invalid value for '{param}': {why}.", param=param, code="unsupported_parameter")
+
+
 def unavailable(message: str, *, code: str = "unavailable") -> APIError:
     """The server cannot take the request now; the same request may succeed later."""
     headers = {"Retry-After": str(RETRY_AFTER_S)}
@@ -57,8 +67,8 @@ def from_validation(error: msgspec.ValidationError) -> APIError:
     missing = _FIELD.search(what)
     if missing:
         path = f"{path}.{missing['name']}".lstrip(".")
-        what = "This parameter is required"
-    return APIError(f"Invalid value for '{path}': {what}." if path else f"Invalid request: {what}.", param=path or None)
+        what = "it is required"
+    return invalid(path, what) if path else APIError(f"Invalid request: {what}.")
 
 
 def response(error: APIError) -> Response:

@@ -6,7 +6,7 @@ Knows how long a text may be to be tokenised at once; not where it comes from.
 import asyncio
 from collections.abc import Callable
 
-from oscine.api.errors import APIError
+from oscine.api.errors import invalid
 from oscine.chat.harmony import HarmonyRenderer
 from oscine.chat.messages import Conversation
 from oscine.chat.tokenizer import Tokenizer
@@ -32,7 +32,7 @@ class Prompts:
             return await _run(lambda: self._renderer.render(conversation), size)
         except ValueError as error:
             param = "tools" if "tool " in str(error) and "tool message" not in str(error) else "messages"
-            raise APIError(f"Invalid value for '{param}': {error}.", param=param) from None
+            raise invalid(param, str(error)) from None
 
 
 async def _run(make: Callable[[], list[int]], characters: int) -> list[int]:

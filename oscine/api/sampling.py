@@ -6,7 +6,7 @@ Knows token ids and numbers: not what the prompt says, nor how the answer is sen
 import random
 from dataclasses import replace
 
-from oscine.api.errors import APIError
+from oscine.api.errors import APIError, invalid
 from oscine.api.schemas import SamplingFields
 from oscine.types import SamplingParams
 
@@ -19,7 +19,7 @@ _INT64 = 1 << 63
 
 def check(condition: bool, param: str, rule: str, value: object) -> None:
     if not condition:
-        raise APIError(f"'{param}' must be {rule}, not {value!r}.", param=param)
+        raise invalid(param, f"it must be {rule}, not {value!r}")
 
 
 def _ranged(param: str, value: float | None, low: float, high: float, default: float) -> float:
@@ -97,7 +97,9 @@ def sampling_params(
     check(top_p > 0, "top_p", "above 0", top_p)
     repetition = request.repetition_penalty
     check(repetition is None or 0 < repetition <= 100, "repetition_penalty", "above 0 and at most 100", repetition)
-    check(logprobs is None or 0 <= logprobs <= MAX_TOP_LOGPROBS, "logprobs", f"0 to {MAX_TOP_LOGPROBS}", logprobs)
+    check(
+        logprobs is None or 0 <= logprobs <= MAX_TOP_LOGPROBS, "logprobs", f"between 0 and {MAX_TOP_LOGPROBS}", logprobs
+    )
     own_stops = () if request.ignore_eos else model_stop_ids
     return SamplingParams(
         max_tokens=max_tokens,

@@ -5,7 +5,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from oscine.api.conversation import chat_messages, function_tools
-from oscine.api.errors import APIError
+from oscine.api.errors import invalid
 from oscine.api.limits import read_body
 from oscine.api.sampling import check
 from oscine.api.schemas import DetokenizeRequest, TokenizeRequest, decode
@@ -23,7 +23,7 @@ class Tokenize:
         self.service.served_name(asked.model)
         ready = self.service.ready()
         if (asked.prompt is None) == (asked.messages is None):
-            raise APIError("Give either 'prompt' or 'messages'.", param="prompt")
+            raise invalid("prompt", "give either 'prompt' or 'messages'")
         if asked.prompt is not None:
             ids = await ready.prompts.encode(asked.prompt)
         else:

@@ -244,7 +244,13 @@ def test_the_conversation_reaches_the_model(scripted: ScriptedServer) -> None:
     prompt = scripted.tokenizer.decode(scripted.engine.requests[0].prompt_token_ids)
     in_order = [
         *("Current date: 2025-08-05", "Reasoning: high", "Be brief.\nPlease.", "namespace functions", "type add = "),
-        *("<|start|>user<|message|>add<|end|>", "I must add.", "to=functions.add", '{"a":1}', "functions.add to=assistant"),
+        *(
+            "<|start|>user<|message|>add<|end|>",
+            "I must add.",
+            "to=functions.add",
+            '{"a":1}',
+            "functions.add to=assistant",
+        ),
         "7<|end|><|start|>assistant",
     ]
     places = [prompt.find(text) for text in in_order]

@@ -1,0 +1,199 @@
+"""Bad requests: each is refused by name, in OpenAI's shape, and costs the others nothing."""
+
+from typing import Any
+
+import pytest
+
+from tests.api.scripted_engine import MAX_MODEL_LEN, VOCAB_SIZE
+from tests.api.scripted_server import ScriptedServer
+
+USER = {"role": "user", "content": "hi"}
+TOOL = {"type": "function", "function": {"name": "f"}}
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+def refused(server: ScriptedServer, path: str, body: Any, status: int = 400) -> dict[str, Any]:
+    response = server.post(path, body)
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    error = response.json()["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    assert error["message"]
+    assert not server.engine.requests
+    return dict(error)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"nonsense", b'{"messages": [}', b'\xff\xfe{"a": 1}', b'{"x":' + b"[" * 100_000, b'{"messages": NaN}'],
+    ids=["empty", "cut", "word", "wrong", "not utf-8", "deep", "nan"],
+)
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"])
+def test_no_json(scripted: ScriptedServer, path: str, body: bytes) -> None:
+    assert refused(scripted, path, body)["code"] == "invalid_json"
+
+
+@pytest.mark.parametrize("body", [[], "text", 1, None], ids=repr)
+def test_json_that_is_no_object(scripted: ScriptedServer, body: Any) -> None:
+    assert "object" in refused(scripted, "/v1/chat/completions", body)["message"]
+
+
+CHAT: list[tuple[str, dict[str, Any]]] = [
+    ("max_tokens", {"max_tokens": "ten"}),
+    ("max_tokens", {"max_tokens": 1.5}),
+    ("max_tokens", {"max_tokens": True}),
+    ("max_tokens", {"max_tokens": 0}),
+    ("max_tokens", {"max_tokens": -1}),
+    ("max_completion_tokens", {"max_completion_tokens": "ten"}),
+    ("n", {"n": 0}),
+    ("n", {"n": 129}),
+    ("n", {"n": "2"}),
+    ("temperature", {"temperature": -0.1}),
+    ("temperature", {"temperature": 2.1}),
+    ("temperature", {"temperature": "hot"}),
+    ("top_p", {"top_p": 0}),
+    ("top_p", {"top_p": 1.1}),
+    ("top_k", {"top_k": -2}),
+    ("min_p", {"min_p": 1.5}),
+    ("presence_penalty", {"presence_penalty": 2.5}),
+    ("frequency_penalty", {"frequency_penalty": -2.5}),
+    ("repetition_penalty", {"repetition_penalty": 0}),
+    ("min_tokens", {"min_tokens": -1}),
+    ("min_tokens", {"min_tokens": MAX_MODEL_LEN}),
+    ("seed", {"seed": 1 << 63}),
+    ("seed", {"seed": "x"}),
+    ("stop", {"stop": ""}),
+    ("stop", {"stop": ["a", ""]}),
+    ("stop", {"stop": ["a"] * 17}),
+    ("stop", {"stop": 1}),
+    ("stop[0]", {"stop": [1]}),
+    ("stop_token_ids", {"stop_token_ids": [VOCAB_SIZE]}),
+    ("stop_token_ids", {"stop_token_ids": [-1]}),
+    ("logit_bias", {"logit_bias": {"5": 101}}),
+    ("logit_bias", {"logit_bias": {str(VOCAB_SIZE): 1}}),
+    ("logit_bias", {"logit_bias": {"five": 1}}),
+    ("priority", {"priority": 1 << 40}),
+    ("stream", {"stream": "yes"}),
+    ("stream_options", {"stream_options": {"include_usage": True}}),
+    ("stream_options.include_usage", {"stream": True, "stream_options": {"include_usage": 1}}),
+    ("logprobs", {"logprobs": 3}),
+    ("top_logprobs", {"top_logprobs": 3}),
+    ("top_logprobs", {"logprobs": True, "top_logprobs": 21}),
+    ("reasoning_effort", {"reasoning_effort": "extreme"}),
+    ("reasoning.effort", {"reasoning": {"effort": "x"}}),
+    ("response_format", {"response_format": {"type": "json_object"}}),
+    ("response_format", {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}}),
+    ("tool_choice", {"tool_choice": "required"}),
+    ("tool_choice", {"tool_choice": "sometimes"}),
+    ("tool_choice", {"tool_choice": {"type": "function", "function": {"name": "f"}}}),
+    ("tools", {"tools": [{"type": "function", "function": {"name": "no spaces please"}}]}),
+    ("tools", {"tools": [TOOL, TOOL]}),
+    ("tools[0].function", {"tools": [{"type": "function"}]}),
+    ("tools[0].function.name", {"tools": [{"type": "function", "function": {}}]}),
+    ("functions", {"functions": [{"name": "f"}]}),
+    ("modalities", {"modalities": ["audio"]}),
+    ("guided_json", {"guided_json": {}}),
+    ("structured_outputs", {"structured_outputs": {"choice": ["a"]}}),
+    ("messages", {"messages": []}),
+    ("messages", {"messages": "hi"}),
+    ("messages[0].role", {"messages": [{"role": "wizard", "content": "x"}]}),
+    ("messages[0].role", {"messages": [{"content": "x"}]}),
+    ("messages[0].content", {"messages": [{"role": "user"}]}),
+    ("messages[0].content", {"messages": [{"role": "user", "content": 7}]}),
+    ("messages[0].content[0].type", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}),
+    ("messages[0].content[0].text", {"messages": [{"role": "user", "content": [{"type": "text"}]}]}),
+    ("messages[1].tool_call_id", {"messages": [USER, {"role": "tool", "content": "x"}]}),
+    ("messages", {"messages": [USER, {"role": "tool", "content": "x", "tool_call_id": "unknown"}]}),
+    ("messages[0].tool_calls", {"messages": [{**USER, "tool_calls": [CALL]}]}),
+    (
+        "messages[1].tool_calls[0].function.arguments",
+        {
+            "messages": [
+                USER,
+                {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": {}}}]},
+            ]
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize(("param", "body"), CHAT, ids=lambda v: str(v)[:60])
+def test_bad_value_in_a_chat_completion(scripted: ScriptedServer, param: str, body: dict[str, Any]) -> None:
+    error = refused(scripted, "/v1/chat/completions", {"messages": [USER], **body})
+    assert error["param"] == param
+    assert param in error["message"]
+    assert error["type"] == "invalid_request_error"
+
+
+TEXT: list[tuple[str, dict[str, Any]]] = [
+    ("prompt", {}),
+    ("prompt", {"prompt": ""}),
+    ("prompt", {"prompt": []}),
+    ("prompt", {"prompt": ["a", ""]}),
+    ("prompt", {"prompt": ["a", 1]}),
+    ("prompt", {"prompt": [[1], []]}),
+    ("prompt", {"prompt": [[1, "a"]]}),
+    ("prompt", {"prompt": [VOCAB_SIZE]}),
+    ("prompt", {"prompt": [-1]}),
+    ("prompt", {"prompt": [True]}),
+    ("prompt", {"prompt": 5}),
+    ("suffix", {"prompt": "a", "suffix": "b"}),
+    ("best_of", {"prompt": "a", "best_of": 2}),
+    ("logprobs", {"prompt": "a", "logprobs": 21}),
+    ("logprobs", {"prompt": "a", "logprobs": True}),
+    ("max_tokens", {"prompt": "a", "max_tokens": 0}),
+    ("echo", {"prompt": "a", "echo": 1}),
+]
+
+
+@pytest.mark.parametrize(("param", "body"), TEXT, ids=lambda v: str(v)[:60])
+def test_bad_value_in_a_text_completion(scripted: ScriptedServer, param: str, body: dict[str, Any]) -> None:
+    error = refused(scripted, "/v1/completions", body)
+    assert error["param"] == param
+    assert param in error["message"]
+
+
+def test_unknown_model(scripted: ScriptedServer) -> None:
+    error = refused(scripted, "/v1/chat/completions", {"model": "gpt-9", "messages": [USER]}, 404)
+    assert (error["param"], error["code"]) == ("model", "model_not_found")
+    assert "gpt-9" in error["message"]
+    assert refused(scripted, "/v1/completions", {"model": "gpt-9", "prompt": "a"}, 404)["code"] == "model_not_found"
+
+
+def test_context_overflow_shows_the_arithmetic(scripted: ScriptedServer) -> None:
+    body = {"prompt": "x" * (MAX_MODEL_LEN - 10), "max_tokens": 11}
+    error = refused(scripted, "/v1/completions", body)
+    assert error["code"] == "context_length_exceeded"
+    assert error["param"] == "prompt"
+    for number in (MAX_MODEL_LEN, MAX_MODEL_LEN - 10, 11, MAX_MODEL_LEN + 1):
+        assert str(number) in error["message"]
+    message = {"role": "user", "content": "y" * MAX_MODEL_LEN}
+    error = refused(scripted, "/v1/chat/completions", {"messages": [message]})
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
+    scripted.says("ok")
+    assert scripted.post("/v1/completions", {**body, "max_tokens": 10}).status_code == 200
+
+
+def test_unknown_paths_and_methods(scripted: ScriptedServer) -> None:
+    assert refused(scripted, "/v1/nothing", {}, 404)["code"] == "unknown_url"
+    assert refused(scripted, "/v1/models", {}, 405)["code"] == "unknown_url"
+
+
+def test_unknown_parameters_that_change_nothing_are_ignored(scripted: ScriptedServer) -> None:
+    ignored = {
+        "user": "me",
+        "metadata": {"a": "b"},
+        "store": True,
+        "parallel_tool_calls": False,
+        "service_tier": "auto",
+    }
+    scripted.chat(**ignored, response_format={"type": "text"}, functions=None, modalities=["text"])
+
+
+def test_a_bug_is_a_plain_500(scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> None:
+        raise RuntimeError("a secret")
+
+    monkeypatch.setattr(scripted.service, "ready", broken)
+    error = refused(scripted, "/v1/chat/completions", {"messages": [USER]}, 500)
+    assert "secret" not in error["message"]

@@ -14,12 +14,15 @@ Shape suffixes as in interface.py; R query heads per key head (Q / G), W pages r
 C keys read, L queries of a block.
 """
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
 from oscine.ops.interface import Batch, PageGroup
 
-MAX_SCORES = 1 << 21  # float32 scores alive at once, of one block of queries
+MAX_GATHERED = 1 << 18  # float32 key elements copied out of the pages at once for a group of decodes
+MAX_SCORES = 1 << 19  # float32 scores alive at once, of one block of queries
 
 
 def attention(
@@ -32,19 +35,35 @@ def attention(
     sinks_GR = sinks_Q.float().view(num_kv_heads, -1)
     out = torch.empty_like(q)
     starts, contexts = batch.query_starts_S1.tolist(), batch.context_lens_S.tolist()
-    decodes = [s for s in range(len(contexts)) if starts[s + 1] - starts[s] == 1]
-    if decodes:
-        tokens = torch.tensor([starts[s] for s in decodes], device=q.device)
-        spans = [_page_span(contexts[s] - 1, contexts[s], kv_pages.shape[3], window) for s in decodes]
-        table = group.page_table_SB[decodes]
-        out[tokens] = _attend_single_tokens(
-            q[tokens], kv_pages, table, batch.context_lens_S[decodes], spans, sinks_GR, window
-        )
+    for spans in _decode_groups(starts, contexts, kv_pages, window):
+        sequences = list(spans)
+        tokens = batch.query_starts_S1[sequences].long()
+        table, lens = group.page_table_SB[sequences], batch.context_lens_S[sequences]
+        out[tokens] = _attend_single_tokens(q[tokens], kv_pages, table, lens, list(spans.values()), sinks_GR, window)
     for s, context in enumerate(contexts):
         start, end = starts[s], starts[s + 1]
         if end - start > 1:
             out[start:end] = _attend_chunk(q[start:end], kv_pages, group.page_table_SB[s], context, sinks_GR, window)
     return out.flatten(1).to(q_TQD.dtype)
+
+
+def _decode_groups(
+    starts: list[int], contexts: list[int], kv_pages: Tensor, window: int | None
+) -> Iterator[dict[int, tuple[int, int]]]:
+    """Page spans of the sequences with one token, in groups whose keys fit a processor's cache."""
+    group: dict[int, tuple[int, int]] = {}
+    pages, limit = 0, MAX_GATHERED // kv_pages[0, 0].numel()
+    for s, context in enumerate(contexts):
+        if starts[s + 1] - starts[s] != 1:
+            continue
+        first, last = _page_span(context - 1, context, kv_pages.shape[3], window)
+        if group and pages + last - first > limit:
+            yield group
+            group, pages = {}, 0
+        group[s] = (first, last)
+        pages += last - first
+    if group:
+        yield group
 
 
 def _page_span(first_query: int, end: int, page_size: int, window: int | None) -> tuple[int, int]:

@@ -27,87 +27,94 @@ def property_of(schema: Any) -> str:
     return text.removeprefix("type f = (_: {\n").removesuffix("\n}) => any;")
 
 
-@pytest.mark.parametrize(
-    ("schema", "declared"),
-    [
-        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "x?: string | null,"),
-        ({"anyOf": [{"type": "string"}, {"type": "null"}], "default": None}, "x?: string | null, // default: null"),
-        (
-            {"anyOf": [{"type": "string", "description": "a name"}, {"type": "integer", "minimum": 1}]},
-            "x?:\n | string // a name\n | number // minimum: 1\n,",
-        ),
-        ({"oneOf": [{"type": "string"}, {"type": "null"}]}, "x?:\n | string\n | null\n,"),
-        ({"oneOf": [{"type": "string"}], "nullable": True}, "x?:\n | string\n | null\n,"),
-        ({"oneOf": [{"type": "string", "pattern": "^a"}]}, 'x?:\n | string // pattern: "^a"\n,'),
-        ({"allOf": [{"type": "string", "minLength": 2}]}, "x?: string, // minLength: 2"),
-        (
-            {"allOf": [{"properties": {"a": {}}}, {"properties": {"b": {}}}]},
-            "x?: {\n    a?: any,\n    } & {\n    b?: any,\n    },",
-        ),
-        (
-            {"type": "object", "anyOf": [{"required": ["a"]}, {"required": ["b"]}]},
-            "x?: {\n    a: any,\n    } | {\n    b: any,\n    },",
-        ),
-        ({"const": "a"}, 'x?: "a",'),
-        ({"type": "integer", "const": 3}, "x?: 3,"),
-        ({"enum": ["a", 1, None, {"k": [True]}]}, 'x?: "a" | 1 | null | {"k":[true]},'),
-        ({"type": "integer", "enum": [1, 2]}, "x?: 1 | 2,"),
-        ({"type": "integer", "enum": [1], "nullable": True}, "x?: 1 | null,"),
-        ({"type": ["string", "null"], "enum": ["a", None]}, 'x?: "a" | null,'),
-        ({"type": "string", "enum": ["a", None], "nullable": True}, 'x?: "a" | null,'),
-        ({"type": "string", "enum": ['say "hi"\n', "null"], "nullable": True}, r'x?: "say \"hi\"\n" | "null" | null,'),
-        ({"type": "null"}, "x?: null,"),
-        (True, "x?: any,"),
-        (False, "x?: never,"),
-        ({"type": "object", "additionalProperties": True}, "x?: {\n    [key: string]: any,\n    },"),
-        (
-            {"type": "object", "additionalProperties": {"type": "string", "description": "per key"}},
-            "x?: {\n    [key: string]: string, // per key\n    },",
-        ),
-        ({"additionalProperties": {"type": "integer"}}, "x?: {\n    [key: string]: number,\n    },"),
-        ({"properties": {"a": {"type": "string"}}}, "x?: {\n    a?: string,\n    },"),
-        ({"type": "object", "required": ["b"]}, "x?: {\n    b: any,\n    },"),
-        ({"type": ["object", "null"], "properties": {"a": {}}}, "x?: {\n    a?: any,\n    } | null,"),
-        ({"type": ["array", "null"], "items": {"type": "integer"}}, "x?: number[] | null,"),
-        ({"type": "array", "items": {"anyOf": [{"type": "string"}, {"type": "null"}]}}, "x?: (string | null)[],"),
-        ({"type": "array", "items": {"enum": [1, 2]}}, "x?: (1 | 2)[],"),
-        ({"type": "array", "items": {"type": "string", "nullable": True}}, "x?: (string | null)[],"),
-        (
-            {"items": {"type": "string", "maxLength": 3}, "minItems": 1},
-            "x?: string[], // minItems: 1 items: maxLength: 3",
-        ),
-        ({"type": "array", "items": {"type": "string", "description": "a name"}}, "x?: string[], // items: a name"),
-        ({"prefixItems": [{"type": "string"}, {"type": "integer"}], "items": False}, "x?: [string, number],"),
-        ({"prefixItems": [{"type": "string"}]}, "x?: [string, ...any[]],"),
-        ({"type": "integer", "minimum": 0, "exclusiveMaximum": 9}, "x?: number, // minimum: 0 exclusiveMaximum: 9"),
-        ({"type": "string", "format": "date", "default": "now"}, 'x?: string, // default: "now" format: "date"'),
-        ({"type": "integer", "examples": [1, "a"]}, '// Examples:\n// - 1\n// - "a"\nx?: number,'),
-        ({"not": {"type": "string"}}, 'x?: any, // not: {"type":"string"}'),
-    ],
-)  # fmt: skip
+NOTHING_LOST: list[tuple[Any, str]] = [
+    ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "x?: string | null,"),
+    ({"anyOf": [{"type": "string"}, {"type": "null"}], "default": None}, "x?: string | null, // default: null"),
+    (
+        {"anyOf": [{"type": "string", "description": "a name"}, {"type": "integer", "minimum": 1}]},
+        "x?:\n | string // a name\n | number // minimum: 1\n,",
+    ),
+    ({"oneOf": [{"type": "string"}, {"type": "null"}]}, "x?:\n | string\n | null\n,"),
+    ({"oneOf": [{"type": "string"}], "nullable": True}, "x?:\n | string\n | null\n,"),
+    ({"oneOf": [{"type": "string", "pattern": "^a"}]}, 'x?:\n | string // pattern: "^a"\n,'),
+    ({"allOf": [{"type": "string", "minLength": 2}]}, "x?: string, // minLength: 2"),
+    (
+        {"allOf": [{"properties": {"a": {}}}, {"properties": {"b": {}}}]},
+        "x?: {\n    a?: any,\n    } & {\n    b?: any,\n    },",
+    ),
+    (
+        {"type": "object", "anyOf": [{"required": ["a"]}, {"required": ["b"]}]},
+        "x?: {\n    a: any,\n    } | {\n    b: any,\n    },",
+    ),
+    ({"const": "a"}, 'x?: "a",'),
+    ({"type": "integer", "const": 3}, "x?: 3,"),
+    ({"enum": ["a", 1, None, {"k": [True]}]}, 'x?: "a" | 1 | null | {"k":[true]},'),
+    ({"type": "integer", "enum": [1, 2]}, "x?: 1 | 2,"),
+    ({"type": "integer", "enum": [1], "nullable": True}, "x?: 1 | null,"),
+    ({"type": ["string", "null"], "enum": ["a", None]}, 'x?: "a" | null,'),
+    ({"type": "string", "enum": ["a", None], "nullable": True}, 'x?: "a" | null,'),
+    ({"type": "string", "enum": ['say "hi"\n', "null"], "nullable": True}, r'x?: "say \"hi\"\n" | "null" | null,'),
+    ({"type": "null"}, "x?: null,"),
+    (True, "x?: any,"),
+    (False, "x?: never,"),
+    ({"type": "object", "additionalProperties": True}, "x?: {\n    [key: string]: any,\n    },"),
+    (
+        {"type": "object", "additionalProperties": {"type": "string", "description": "per key"}},
+        "x?: {\n    [key: string]: string, // per key\n    },",
+    ),
+    ({"additionalProperties": {"type": "integer"}}, "x?: {\n    [key: string]: number,\n    },"),
+    ({"properties": {"a": {"type": "string"}}}, "x?: {\n    a?: string,\n    },"),
+    ({"type": "object", "required": ["b"]}, "x?: {\n    b: any,\n    },"),
+    ({"type": ["object", "null"], "properties": {"a": {}}}, "x?: {\n    a?: any,\n    } | null,"),
+    ({"type": ["array", "null"], "items": {"type": "integer"}}, "x?: number[] | null,"),
+    ({"type": "array", "items": {"anyOf": [{"type": "string"}, {"type": "null"}]}}, "x?: (string | null)[],"),
+    ({"type": "array", "items": {"enum": [1, 2]}}, "x?: (1 | 2)[],"),
+    ({"type": "array", "items": {"type": "string", "nullable": True}}, "x?: (string | null)[],"),
+    (
+        {"items": {"type": "string", "maxLength": 3}, "minItems": 1},
+        "x?: string[], // minItems: 1 items: maxLength: 3",
+    ),
+    ({"type": "array", "items": {"type": "string", "description": "a name"}}, "x?: string[], // items: a name"),
+    ({"prefixItems": [{"type": "string"}, {"type": "integer"}], "items": False}, "x?: [string, number],"),
+    ({"prefixItems": [{"type": "string"}]}, "x?: [string, ...any[]],"),
+    ({"type": "integer", "minimum": 0, "exclusiveMaximum": 9}, "x?: number, // minimum: 0 exclusiveMaximum: 9"),
+    ({"type": "string", "format": "date", "default": "now"}, 'x?: string, // default: "now" format: "date"'),
+    ({"type": "integer", "examples": [1, "a"]}, '// Examples:\n// - 1\n// - "a"\nx?: number,'),
+    ({"not": {"type": "string"}}, 'x?: any, // not: {"type":"string"}'),
+]
+
+
+@pytest.mark.parametrize(("schema", "declared"), NOTHING_LOST)
 def test_nothing_is_lost(schema: Any, declared: str) -> None:
     assert property_of(schema) == declared
 
 
+REFERRING: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "home": {"$ref": "#/$defs/Address", "description": "Where."},
+        "all": {"type": "array", "items": {"$ref": "#/$defs/Address"}},
+        "tree": {"$ref": "#/definitions/a~1b c", "nullable": True},
+        "self": {"$ref": "#"},
+    },
+    "$defs": {"Address": {"type": "object", "description": "A place.", "properties": {"road": {"type": "string"}}}},
+    "definitions": {"a/b c": {"type": "array", "items": {"$ref": "#/definitions/a~1b c"}, "maxItems": 2}},
+}
+
+
 def test_references_become_named_types() -> None:
-    parameters = {
-        "type": "object",
-        "properties": {
-            "home": {"$ref": "#/$defs/Address", "description": "Where."},
-            "all": {"type": "array", "items": {"$ref": "#/$defs/Address"}},
-            "tree": {"$ref": "#/definitions/a~1b%20c", "nullable": True},
-            "self": {"$ref": "#"},
-        },
-        "$defs": {"Address": {"type": "object", "description": "A place.", "properties": {"road": {"type": "string"}}}},
-        "definitions": {"a/b c": {"type": "array", "items": {"$ref": "#/definitions/a~1b%20c"}, "maxItems": 2}},
-    }  # fmt: skip
     body = "{\n// Where.\nhome?: Address,\nall?: Address[],\ntree?: a_1b_c | null,\nself?: f_parameters,\n}"
-    assert section(FunctionTool("f", "Does.", parameters)) == (
+    assert section(FunctionTool("f", "Does.", REFERRING)) == (
         "// A place.\ntype Address = {\nroad?: string,\n};\n\n"
         "// maxItems: 2\ntype a_1b_c = a_1b_c[];\n\n"
         f"type f_parameters = {body};\n\n"
         f"// Does.\ntype f = (_: {body}) => any;"
     )
+
+
+def test_references_may_be_percent_encoded() -> None:
+    parameters = {"properties": {"x": {"$ref": "#/$defs/a%20b"}}, "$defs": {"a b": {"type": "string"}}}
+    assert section(FunctionTool("f", "", parameters)).startswith("type a_b = string;\n\n")
 
 
 def test_types_of_several_tools_do_not_clash() -> None:

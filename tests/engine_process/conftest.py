@@ -12,21 +12,21 @@ SPECIAL = ["<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|return|>", "
 
 
 def small_config(**changes: object) -> ModelConfig:
-    values = dict(
-        vocab_size=320,
-        hidden_size=64,
-        intermediate_size=32,
-        head_dim=16,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        num_hidden_layers=2,
-        num_local_experts=4,
-        num_experts_per_tok=2,
-        sliding_window=24,
-        layer_types=("sliding_attention", "full_attention"),
-        max_position_embeddings=4096,
-        eos_token_ids=(261,),
-    )
+    values = {
+        "vocab_size": 320,
+        "hidden_size": 64,
+        "intermediate_size": 32,
+        "head_dim": 16,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "num_hidden_layers": 2,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "sliding_window": 24,
+        "layer_types": ("sliding_attention", "full_attention"),
+        "max_position_embeddings": 4096,
+        "eos_token_ids": (261,),
+    }
     return ModelConfig(**{**values, **changes})  # type: ignore[arg-type]
 
 

@@ -1,0 +1,73 @@
+from dataclasses import replace
+
+import pytest
+
+from oscine.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
+from oscine.executor.kv_memory import plan_memory
+from oscine.executor.runner import allocate_kv, weight_bytes
+from oscine.model.config import gpt_oss_20b
+
+from .tiny import CONFIG, model
+
+GPT_20B = gpt_oss_20b()
+# 12 layers of each kind, keys and values, 8 heads of 64, page of 64 tokens, bfloat16.
+PAGE_20B = 12 * 2 * 8 * 64 * 64 * 2
+
+
+def options(kv_cache_bytes: int, max_model_len: int | None = None, max_num_seqs: int = 64) -> EngineOptions:
+    return EngineOptions(
+        model=ModelOptions(max_model_len=max_model_len),
+        cache=CacheOptions(kv_cache_bytes=kv_cache_bytes),
+        scheduler=SchedulerOptions(max_num_seqs=max_num_seqs),
+    )
+
+
+def test_the_plan_uses_the_bytes_given_and_no_more() -> None:
+    plan = plan_memory(GPT_20B, options(16 << 30), weights=1, element_bytes=2)
+    assert plan.kv_full == plan.num_full_pages * PAGE_20B
+    assert plan.kv_sliding == plan.num_sliding_pages * PAGE_20B
+    assert 0 <= (16 << 30) - plan.kv_full - plan.kv_sliding < PAGE_20B
+    assert plan.max_model_len == 131072
+    # 64 sequences of 3 + 1 pages, 16 of a chunk, and 64 cached windows of 3.
+    assert plan.num_sliding_pages == 64 * 4 + 16 + 64 * 3
+    assert plan.total == 1 + plan.kv_full + plan.kv_sliding + plan.workspace
+
+
+def test_a_small_cache_shortens_the_context_that_nobody_asked_for_and_says_so() -> None:
+    plan = plan_memory(GPT_20B, options(1 << 30), weights=1, element_bytes=2)
+    assert plan.num_full_pages == plan.num_sliding_pages  # the windows of 64 sequences would take more
+    assert plan.max_model_len == plan.num_full_pages * 64 < 131072
+    assert "131072" in str(plan)
+    assert "131072" not in str(replace(plan, max_model_len=131072)).replace("context     131072", "")
+
+
+def test_a_context_that_was_asked_for_is_given_at_the_expense_of_sliding_pages() -> None:
+    plan = plan_memory(GPT_20B, options(1 << 30, max_model_len=30000), weights=1, element_bytes=2)
+    assert plan.max_model_len == 30000
+    assert plan.num_full_pages == 469
+    assert plan.kv_full + plan.kv_sliding <= 1 << 30
+
+
+def test_what_does_not_fit_is_refused_with_the_arithmetic() -> None:
+    with pytest.raises(
+        ValueError, match=rf"44032 tokens.* 688 full pages x {PAGE_20B} bytes \+ 4 sliding .*1073741824"
+    ):
+        plan_memory(GPT_20B, options(1 << 30, max_model_len=44000), weights=1, element_bytes=2)
+    with pytest.raises(ValueError, match="64 tokens.* 1 full pages"):
+        plan_memory(GPT_20B, options(1 << 20), weights=1, element_bytes=2)
+    with pytest.raises(ValueError, match="--max-model-len 300000 is above the model's own 131072"):
+        plan_memory(GPT_20B, options(64 << 30, max_model_len=300000), weights=1, element_bytes=2)
+    with pytest.raises(ValueError, match="layer_types"):
+        plan_memory(replace(CONFIG, layer_types=("full_attention",) * 4), options(1 << 30), weights=1, element_bytes=2)
+
+
+def test_planned_bytes_are_allocated_bytes() -> None:
+    weights = model().weights
+    plan = plan_memory(CONFIG, options(1 << 22), weights=0, element_bytes=4)
+    kv = allocate_kv(CONFIG, plan, weights.embed_VH.device, weights.embed_VH.dtype)
+    assert (kv.full.nbytes, kv.sliding.nbytes) == (plan.kv_full, plan.kv_sliding)
+    held = [weights.embed_VH, weights.norm_H, weights.head_VH]
+    for layer in weights.layers:
+        held += [getattr(layer, name) for name in layer.__slots__ if name != "experts"]
+        held += [getattr(layer.experts, name) for name in layer.experts.__slots__]
+    assert sum(tensor.nbytes for tensor in held) == weight_bytes(CONFIG, weights.embed_VH.dtype)

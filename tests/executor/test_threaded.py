@@ -1,0 +1,36 @@
+import threading
+
+import pytest
+
+from oscine.executor.threaded import ThreadedExecutor
+from oscine.types import StepPlan, StepResult
+
+
+class Gate:
+    """An executor whose step 0 runs until it is let go, and whose step 2 fails."""
+
+    def __init__(self) -> None:
+        self.entered, self.go = threading.Event(), threading.Event()
+        self.steps: list[int] = []
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        self.entered.set()
+        assert self.go.wait(10)
+        self.steps.append(plan.step)
+        if plan.step == 2:
+            raise RuntimeError("out of memory")
+        return StepResult(plan.step, [])
+
+
+def test_launch_does_not_wait_and_an_error_belongs_to_its_step() -> None:
+    gate = Gate()
+    executor = ThreadedExecutor(gate)
+    for step in range(3):
+        executor.launch(StepPlan(step, [], []))
+    assert gate.entered.wait(10)
+    assert gate.steps == []
+    gate.go.set()
+    assert [executor.collect().step for _ in range(2)] == [0, 1]
+    with pytest.raises(RuntimeError, match="out of memory"):
+        executor.collect()
+    assert gate.steps == [0, 1, 2]

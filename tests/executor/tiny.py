@@ -1,0 +1,142 @@
+"""A tiny random gpt-oss, engines over it, and what it must say: a full recomputation of the whole sequence per token."""
+
+from dataclasses import replace
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from oscine.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
+from oscine.engine.loop import EngineLoop
+from oscine.engine.offline import generate
+from oscine.executor.kv_memory import MemoryPlan
+from oscine.executor.runner import TorchExecutor
+from oscine.executor.threaded import ThreadedExecutor
+from oscine.model.config import ModelConfig
+from oscine.model.gpt_oss import GptOss, kv_shape
+from oscine.model.random_weights import RandomTensors
+from oscine.model.weights import load_weights
+from oscine.ops.interface import Batch, KvCache, PageGroup
+from oscine.ops.resolve import resolve
+from oscine.types import GenerationOutput, GenerationRequest, SamplingParams
+
+PAGE = 16
+MAX_MODEL_LEN = 160
+
+CONFIG = ModelConfig(
+    vocab_size=97,
+    hidden_size=64,
+    intermediate_size=32,
+    head_dim=16,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    num_hidden_layers=4,
+    num_local_experts=4,
+    num_experts_per_tok=2,
+    sliding_window=24,
+    layer_types=("sliding_attention", "full_attention") * 2,
+    max_position_embeddings=256,
+    eos_token_ids=(96,),
+)
+
+
+class LivelyTensors(RandomTensors):
+    """Larger attention and head, so that the next token depends on far more than the last one."""
+
+    def get(self, name: str) -> Tensor:
+        tensor = super().get(name)
+        return tensor * 8 if name.endswith(("_proj.weight", "lm_head.weight")) else tensor
+
+
+@cache
+def model() -> GptOss:
+    torch.set_num_threads(1)
+    source = LivelyTensors(CONFIG, 3, torch.device("cpu"))
+    return GptOss(CONFIG, load_weights(CONFIG, source, torch.device("cpu"), torch.float32), resolve("cpu"))
+
+
+def all_logits(tokens: list[int]) -> Tensor:
+    """[tokens, V]: the model run once over the whole sequence, on pages of its own, one page for everything."""
+    n = len(tokens)
+    table, index = torch.zeros((1, 1), dtype=torch.int32), torch.arange(n)
+    group = PageGroup(table, index)
+    batch = Batch(
+        token_ids_T=torch.tensor(tokens),
+        positions_T=index,
+        query_starts_S1=torch.tensor([0, n], dtype=torch.int32),
+        context_lens_S=torch.tensor([n], dtype=torch.int32),
+        full=group,
+        sliding=group,
+        logits_rows_N=index,
+        max_query_len=n,
+        max_context_len=n,
+    )
+    return model().forward(batch, KvCache(*(torch.zeros(kv_shape(CONFIG, 2, 1, 256)) for _ in range(2))))
+
+
+@cache
+def naive_greedy(prompt: tuple[int, ...], num_tokens: int) -> list[int]:
+    tokens = list(prompt)
+    for _ in range(num_tokens):
+        tokens.append(int(all_logits(tokens)[-1].argmax()))
+    return tokens[len(prompt) :]
+
+
+def memory(num_full_pages: int, num_sliding_pages: int) -> MemoryPlan:
+    return MemoryPlan(
+        weights=0,
+        kv_full=0,
+        kv_sliding=0,
+        workspace=0,
+        num_full_pages=num_full_pages,
+        num_sliding_pages=num_sliding_pages,
+        page_size=PAGE,
+        max_model_len=MAX_MODEL_LEN,
+        model_limit=CONFIG.max_position_embeddings,
+    )
+
+
+def options(**changes: object) -> EngineOptions:
+    scheduler = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "overlap": False}
+    return EngineOptions(
+        model=ModelOptions(model="tiny"),
+        cache=CacheOptions(page_size=PAGE, prefix_caching=bool(changes.pop("prefix_caching", True))),
+        scheduler=replace(SchedulerOptions(), **{**scheduler, **changes}),  # type: ignore[arg-type]
+    )
+
+
+def engine(options: EngineOptions, num_full_pages: int = 64, num_sliding_pages: int = 64) -> EngineLoop:
+    executor = TorchExecutor(model(), memory(num_full_pages, num_sliding_pages), options.scheduler.max_num_seqs)
+    return EngineLoop(
+        ThreadedExecutor(executor) if options.scheduler.overlap else executor,
+        options,
+        num_full_pages=num_full_pages,
+        num_sliding_pages=num_sliding_pages,
+        max_model_len=MAX_MODEL_LEN,
+        sliding_window=CONFIG.sliding_window,
+    )
+
+
+def request(name: str, prompt: list[int], priority: int = 0, **sampling: object) -> GenerationRequest:
+    values = {"max_tokens": 8, "temperature": 0.0, **sampling}
+    return GenerationRequest(name, prompt, SamplingParams(**values), priority)  # type: ignore[arg-type]
+
+
+def run(loop: EngineLoop, *requests: GenerationRequest) -> dict[str, GenerationOutput]:
+    """Each request's outputs joined to one."""
+    joined: dict[str, GenerationOutput] = {}
+    for name, outputs in generate(loop, requests).items():
+        first = outputs[0]
+        joined[name] = replace(
+            first,
+            token_ids=[token for output in outputs for token in output.token_ids],
+            logprobs=[entry for output in outputs for entry in output.logprobs or []],
+            finish_reason=outputs[-1].finish_reason,
+            error=outputs[-1].error,
+        )
+    return joined
+
+
+def prompt(length: int, start: int = 1) -> list[int]:
+    """Tokens that do not repeat soon, below the stop token."""
+    return [(start * 31 + 7 * i * i + 3 * i) % 96 for i in range(length)]

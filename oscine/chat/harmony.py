@@ -9,7 +9,7 @@ from itertools import groupby
 from oscine.chat.messages import Conversation, Message, ResponseSchema, ToolCall
 from oscine.chat.tokenizer import Tokenizer
 from oscine.chat.tools import NAMESPACE, tools_section
-from oscine.chat.typescript import compact_json
+from oscine.chat.typescript import compact_json, text_lines
 
 IDENTITY = "You are ChatGPT, a large language model trained by OpenAI."
 CHANNELS = "# Valid channels: analysis, commentary, final. Channel must be included for every message."
@@ -73,8 +73,7 @@ class HarmonyRenderer:
 
     def _turns(self, groups: list[tuple[bool, list[Message]]]) -> Iterator[_Piece]:
         """The messages after the leading instructions, in order; later instructions stay where they were said."""
-        finals = [message for _, group in groups for message in group if is_final(message)]
-        num_finals_left = len(finals)
+        num_finals_left = sum(is_final(message) for _, group in groups for message in group)
         names: dict[str, str] = {}  # tool_call_id -> function
         for instructing, group in groups:
             if instructing:
@@ -144,5 +143,5 @@ def _instructions(messages: list[Message]) -> list[str]:
 
 
 def _response_formats(response: ResponseSchema) -> str:
-    description = "".join(f"// {line}\n" for line in response.description.splitlines())
+    description = "".join(f"// {line}\n" for line in text_lines(response.description))
     return f"# Response Formats\n\n## {response.name}\n\n{description}{compact_json(response.schema)}"

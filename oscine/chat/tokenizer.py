@@ -4,6 +4,7 @@ Knows the byte-level alphabet and the names of the harmony special tokens; their
 know how a conversation is laid out.
 """
 
+import contextlib
 from pathlib import Path
 
 import tokenizers
@@ -44,7 +45,9 @@ class _ByteTable(dict[int, bytes]):
             token = self._added[token_id].encode()
         else:
             characters = self._inner.id_to_token(token_id) if 0 <= token_id < 1 << 32 else None
-            token = bytes(_BYTE_OF_CHARACTER[c] for c in characters or "")
+            if characters is None:
+                return b""  # not kept: there is no end of such ids
+            token = bytes(_BYTE_OF_CHARACTER[c] for c in characters)
         self[token_id] = token
         return token
 
@@ -57,12 +60,11 @@ class _TextTable(dict[int, "str | None"]):
         self._tokenizer = tokenizer
 
     def __missing__(self, token_id: int) -> str | None:
+        if self._tokenizer.is_special(token_id):
+            return None
         text: str | None = None
-        if not self._tokenizer.is_special(token_id):
-            try:
-                text = self._tokenizer.token_bytes(token_id).decode()
-            except UnicodeDecodeError:
-                text = None
+        with contextlib.suppress(UnicodeDecodeError):
+            text = self._tokenizer.token_bytes(token_id).decode()
         self[token_id] = text
         return text
 
@@ -95,15 +97,22 @@ class Tokenizer:
             raise ValueError(f"{self.path} is not a tokenizer file: {error}") from error
         self._inner.encode_special_tokens = True  # special tokens within text are plain text
         added = self._inner.get_added_tokens_decoder()
-        self._special = {token_id: token.content for token_id, token in added.items() if token.special}
-        id_of = {content: token_id for token_id, content in self._special.items()}
+        self._special = {token_id for token_id, token in added.items() if token.special}
+        contents = {token_id: token.content for token_id, token in added.items()}
+        self._name_special_tokens({contents[token_id]: token_id for token_id in self._special})
+        vocabulary: dict[str, int] = self._inner.get_vocab()
+        self.vocab_size = 1 + max(vocabulary.values())
+        strange = set().union(*vocabulary.keys() - contents.values()) - _BYTE_OF_CHARACTER.keys()
+        if strange:
+            raise ValueError(f"{self.path} is not a byte-level vocabulary: a token has {min(strange)!r}")
+        self._bytes = _ByteTable(self._inner, contents)
+        self.texts = _TextTable(self)
+
+    def _name_special_tokens(self, id_of: dict[str, int]) -> None:
         for attribute, content in SPECIAL_TOKENS.items():
             if content not in id_of:
                 raise ValueError(f"{self.path} has no special token {content}")
             setattr(self, attribute, id_of[content])
-        self.vocab_size: int = 1 + max(self._inner.get_vocab().values())
-        self._bytes = _ByteTable(self._inner, {token_id: token.content for token_id, token in added.items()})
-        self.texts = _TextTable(self)
 
     def encode(self, text: str) -> list[int]:
         """The ids of plain text, never a special id. Lone surrogates become U+FFFD."""

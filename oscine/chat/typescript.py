@@ -40,20 +40,18 @@ class SchemaTypes:
         self._root = root
         self._owner = owner  # the tool, for errors
         self._taken = taken
-        self._names: dict[str, str] = {}  # reference -> type name, in order of first use
+        self._names: dict[str, str] = {}  # reference -> type name
+        self._references: list[str] = []  # in order of first use
 
     def declarations(self) -> Iterator[str]:
         """Every definition referred to so far, as lines that end in a blank one. Writing one may refer to others."""
-        written = 0
-        while written < len(self._names):
-            reference, name = list(self._names.items())[written]
+        for reference in self._references:  # which grows meanwhile
             schema = self._resolve(reference)
             about = schema if isinstance(schema, dict) else {}
             for comment in [*text_lines(about.get("description")), *constraints(schema)]:
                 yield f"// {comment}"
             bare = {key: value for key, value in about.items() if key != "description"}
-            yield f"type {name} = {self.type_of(bare if about else schema)};\n"
-            written += 1
+            yield f"type {self._names[reference]} = {self.type_of(bare if about else schema)};\n"
 
     def type_of(self, schema: Any, indent: str = "") -> str:
         """The type of a schema; `indent` stands before the lines of an object's properties."""
@@ -133,7 +131,7 @@ class SchemaTypes:
         head = f"{indent}// {description}\n" if isinstance(description, str) else ""
         properties = schema.get("properties")
         properties = properties if isinstance(properties, dict) else {}
-        required = [key for key in _list(schema, "required") if isinstance(key, str)]
+        required = dict.fromkeys(key for key in _list(schema, "required") if isinstance(key, str))
         lines = [self._property(key, value, key in required, indent) for key, value in properties.items()]
         lines += [f"{indent}{key}: any,\n" for key in required if key not in properties]
         others = schema.get("additionalProperties", False)
@@ -181,6 +179,7 @@ class SchemaTypes:
                 name = f"{stem}_{count}"
             self._taken.add(name)
             self._names[reference] = name
+            self._references.append(reference)
         return self._names[reference]
 
     def _resolve(self, reference: str) -> Any:

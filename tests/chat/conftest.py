@@ -1,5 +1,7 @@
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import openai_harmony
 import pytest
@@ -24,7 +26,7 @@ def renderer(o200k: Tokenizer) -> HarmonyRenderer:
     return HarmonyRenderer(o200k)
 
 
-def write_byte_tokenizer(folder: Path, specials: list[str]) -> Path:
+def write_byte_tokenizer(folder: Path, specials: list[str], more: Mapping[str, int] = MappingProxyType({})) -> Path:
     """A vocabulary without merges: id b is byte b, special tokens follow."""
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
@@ -35,7 +37,11 @@ def write_byte_tokenizer(folder: Path, specials: list[str]) -> Path:
                 "added_tokens": [{"id": 256 + i, "content": name, **flags} for i, name in enumerate(specials)],
                 "pre_tokenizer": byte_level,
                 "decoder": byte_level,
-                "model": {"type": "BPE", "vocab": {c: byte for byte, c in enumerate(BYTE_CHARACTERS)}, "merges": []},
+                "model": {
+                    "type": "BPE",
+                    "vocab": {c: byte for byte, c in enumerate(BYTE_CHARACTERS)} | dict(more),
+                    "merges": [],
+                },
             }
         )
     )

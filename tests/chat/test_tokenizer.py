@@ -69,6 +69,12 @@ def test_a_missing_or_broken_file_is_named(tmp_path: Path) -> None:
         Tokenizer(tmp_path)
 
 
+def test_a_vocabulary_that_is_not_byte_level_is_refused(tmp_path: Path) -> None:
+    folder = write_byte_tokenizer(tmp_path, sorted(SPECIAL_TOKENS.values()), more={"▁the": 300})
+    with pytest.raises(ValueError, match=r"tokenizer\.json is not a byte-level vocabulary: a token has '▁'"):
+        Tokenizer(folder)
+
+
 def test_o200k_is_rebuilt_the_same_from_scratch(tmp_path: Path, o200k: Tokenizer) -> None:
     rebuilt = o200k_folder(tmp_path) / "tokenizer.json"
     assert rebuilt.read_bytes() == o200k.path.read_bytes()

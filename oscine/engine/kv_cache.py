@@ -66,7 +66,6 @@ class KVCache:
         request.branch_page = hit.branch_page
         request.num_computed = hit.num_pages * self.page_size
         request.page_event = request.num_computed + self.page_size
-        request.fast_end = 0
 
     def num_free_pages(self) -> int:
         """Pages that a sequence can append to both of its tables."""

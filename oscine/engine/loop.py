@@ -166,7 +166,6 @@ class EngineLoop:
             return news
         step, result = done
         assert result.step == step.plan.step
-        self._scheduler.commit(step)
         self._num_steps += 1
         for i, request in enumerate(step.requests):
             if request.finish_reason is None:  # else cancelled, or ended by the token before this one

@@ -18,7 +18,6 @@ class Request:
 
     __slots__ = (
         "arrival_s",
-        "blocked_until",
         "branch_page",
         "digests",
         "emit_at",
@@ -73,7 +72,6 @@ class Request:
         self.finish_reason: FinishReason | None = None
 
         self.slot = -1  # of the executor; -1 while waiting
-        self.blocked_until = -1  # the step that must be committed before this request may be admitted again
         self.fast_end = 0  # positions below this need no new page and no other thought to be decoded
         self.page_event = NEVER  # computed tokens at which pages are to be registered or freed
 
@@ -120,8 +118,7 @@ class Request:
 
     def add_prompt_logprobs(self, start: int, logprobs: list[TokenLogprobs]) -> None:
         """Those of the prompt tokens after position `start`, in this order; a preemption brings some again."""
-        if self.num_emitted == self.num_prompt_tokens:
-            self.prompt_logprobs[start:] = logprobs
+        self.prompt_logprobs[start:] = logprobs
 
     def take_output(self) -> GenerationOutput:
         """The news since the last output."""
@@ -140,4 +137,4 @@ class Request:
         output.num_cached_tokens = self.num_cached_tokens
         output.queue_s = self.queue_s or 0.0
         if self.sampling.prompt_logprobs is not None:
-            output.prompt_logprobs = self.prompt_logprobs
+            output.prompt_logprobs, self.prompt_logprobs = self.prompt_logprobs, []

@@ -57,12 +57,10 @@ class Scheduler:
         self._max_num_batched_tokens = max_num_batched_tokens
         self._clock = clock
         self._next_step = 0
-        self._committed_step = -1
         # Of the step being made:
         self._step = ScheduledStep(StepPlan(0, [], []))
         self._budget = 0
-        self._prefills: list[Request] = []  # sequences with more than one token to compute
-        self._preempted: list[Request] = []
+        self._preempted: list[Request] = []  # not admitted again before the step in flight is committed
 
     def add(self, request: Request) -> None:
         insort(self.waiting, request, key=_order)
@@ -79,9 +77,7 @@ class Scheduler:
         self._step = step = ScheduledStep(StepPlan(self._next_step, [], []))
         self._budget = self._max_num_batched_tokens
         self._preempted = []
-        self._prefills = []
-        self._schedule_decodes()
-        for request in sorted(self._prefills, key=_order):
+        for request in sorted(self._schedule_decodes(), key=_order):
             self._admit(above=request.priority)
             if request.slot >= 0 and self._budget:
                 self._schedule(request, min(request.num_missing, self._budget))
@@ -90,15 +86,13 @@ class Scheduler:
             self._next_step += 1
         return step
 
-    def commit(self, step: ScheduledStep) -> None:
-        self._committed_step = step.plan.step
-
-    def _schedule_decodes(self) -> None:
-        """Schedules every running sequence that has one token to compute; gathers those that have more.
+    def _schedule_decodes(self) -> list[Request]:
+        """Schedules every running sequence that has one token to compute; returns those that have more.
 
         This loop runs once a sequence and step: page logic is behind `fast_end`.
         """
         sequences, requests = self._step.plan.sequences, self._step.requests
+        prefills: list[Request] = []
         num_decoded = 0
         for request in list(self.running.values()):
             start = request.num_computed
@@ -113,8 +107,9 @@ class Scheduler:
                 if missing == 1:
                     self._schedule(request, 1)
                 elif missing > 1:
-                    self._prefills.append(request)
+                    prefills.append(request)
         self._budget -= num_decoded
+        return prefills
 
     def _schedule(self, request: Request, num_tokens: int) -> None:
         """Schedules up to num_tokens >= 1 tokens of a running request: as many as find pages, none if none do."""
@@ -152,37 +147,35 @@ class Scheduler:
             request = self.waiting[0]
             if request.priority >= above or request in self._preempted:
                 return
-            if request.blocked_until > self._committed_step:
-                return  # a step that it was part of is still in flight
             hit = self._make_room(request)
             if hit is None:
                 return
             del self.waiting[0]
             self._start(request, hit)
             self._schedule(request, min(request.num_missing, self._budget))
-            if request.num_missing > 1:
-                self._prefills.append(request)
 
     def _make_room(self, request: Request) -> PrefixHit | None:
-        """Finds a slot and pages for a waiting request, preempting lower priorities. None if that is not enough."""
+        """Finds a slot and pages for a waiting request, preempting lower priorities. None if that is not enough.
+
+        Running sequences that would not be preempted for it keep one page each to go on with. A prompt that is not
+        yet complete needs no more than that: it has left no budget, or no pages, to whoever comes after it.
+        """
+        hit = self.cache.find(request) if self._free_slots else None
+        if hit is not None and self.cache.fits(request, hit, len(self.running)):
+            return hit
         lower = sorted((r for r in self.running.values() if r.priority > request.priority), key=_order)
-        if not self._free_slots and not lower:
+        if not lower:
             return None
-        hit = self.cache.find(request)
+        hit = hit or self.cache.find(request)
+        reserve = len(self.running) - len(lower)
         spare = sum(len(r.full_pages) for r in lower)  # preempting them all frees this at most
-        if not self.cache.fits(request, hit, len(self.running) - len(lower) - spare):
+        if not self.cache.fits(request, hit, reserve - spare):
             return None
-        while not (self._free_slots and self.cache.fits(request, hit, self._reserve())):
+        while not (self._free_slots and self.cache.fits(request, hit, reserve)):
             if not lower:
                 return None
             self._preempt(lower.pop())
         return hit
-
-    def _reserve(self) -> int:
-        """Pages that running sequences are about to need: one each to go on, and those of prompts not yet complete."""
-        num_pages = self.cache.num_pages
-        prefills = (num_pages(r.num_wanted) - len(r.full_pages) for r in self._prefills if r.slot >= 0)
-        return len(self.running) + sum(prefills)
 
     def _start(self, request: Request, hit: PrefixHit) -> None:
         self.cache.start(request, hit)
@@ -218,18 +211,16 @@ class Scheduler:
             self._withdraw(request)
         self._vacate(request)
         request.num_computed = 0
-        request.blocked_until = self._next_step - 1
         self.counters.preemptions += 1
         self._preempted.append(request)
         self.add(request)
 
     def _withdraw(self, request: Request) -> None:
-        """Takes a request out of the step being made."""
+        """Takes a request out of the step being made; it has not started in it, who starts is never a victim then."""
         step = self._step
         i = step.requests.index(request)
         self._budget += step.plan.sequences[i].num_tokens
         del step.requests[i], step.plan.sequences[i]
-        step.plan.new = [new for new in step.plan.new if new.slot != request.slot]
 
     def _vacate(self, request: Request) -> None:
         del self.running[request.request_id]

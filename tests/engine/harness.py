@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from oscine.config import CacheOptions, EngineOptions, SchedulerOptions
 from oscine.engine.kv_cache import KVCache
 from oscine.engine.loop import EngineLoop
+from oscine.engine.page_pool import PagePool
+from oscine.engine.prefix_index import Group
 from oscine.types import GenerationOutput, GenerationRequest, SamplingParams
 
 from .paged_executor import PagedExecutor, logprobs_of, naive_tokens
@@ -134,7 +136,8 @@ class Run:
             "full": Counter(page for r in running for page in r.full_pages),
             "sliding": Counter(page for r in running for page in r.sliding_pages[r.first_sliding :]),
         }
-        for group, pool in (("full", self.cache.full), ("sliding", self.cache.sliding)):
+        groups: list[tuple[Group, PagePool]] = [("full", self.cache.full), ("sliding", self.cache.sliding)]
+        for group, pool in groups:
             assert {page: n for page, n in enumerate(pool._holders) if n} == dict(held[group])
             unheld = [*pool._free, *pool._cold, *pool._kept]
             assert sorted([*unheld, *held[group]]) == list(range(pool.num_pages))

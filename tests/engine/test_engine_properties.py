@@ -33,7 +33,7 @@ def setting(draw: st.DrawFn) -> Setting:
         lazy=draw(st.booleans()),
         blocking=draw(st.booleans()),
         prefix_caching=draw(st.sampled_from([True, True, True, False])),
-        window=draw(st.sampled_from([PAGE, 24, 33, 48])),
+        window=draw(st.sampled_from([PAGE, 18, 33, 34])),
         num_full_pages=draw(st.integers(10, 16)),
         num_sliding_pages=draw(st.integers(4, 12)),
         burst=1 if overlap else draw(st.sampled_from([1, 1, 3])),

@@ -102,8 +102,9 @@ def test_several_tokens_of_a_step_end_at_the_first_stop() -> None:
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_a_prompt_can_be_scored_without_generating(overlap: bool) -> None:
-    run = Run(Setting(overlap=overlap, max_num_batched_tokens=16))
+@pytest.mark.parametrize("budget", [7, 16, 60])  # 7: the last of 50 tokens is a step of its own
+def test_a_prompt_can_be_scored_without_generating(overlap: bool, budget: int) -> None:
+    run = Run(Setting(overlap=overlap, max_num_batched_tokens=budget))
     run.add("long", TEXT[:50], max_tokens=0, prompt_logprobs=0)
     run.add("one token", TEXT[:1], max_tokens=0, prompt_logprobs=0)
     run.finish()

@@ -129,3 +129,16 @@ def test_a_sequence_holds_no_more_sliding_pages_than_a_window_touches() -> None:
         run.step()
         most = max(most, run.loop.stats().sliding_pages_used)
     assert most == 3
+
+
+def test_the_end_of_a_prefix_is_evicted_before_its_start() -> None:
+    run = Run(Setting(num_full_pages=10))
+    run_one(run, "first", TEXT[: 8 * PAGE])
+    run_one(run, "other", TEXT[70:][: 4 * PAGE], max_tokens=2)  # five pages; two are free
+    assert run_one(run, "again", TEXT[: 8 * PAGE]) == 5 * PAGE
+
+
+def test_a_hit_is_usable_where_nothing_but_a_window_fits() -> None:
+    run = Run(Setting(num_sliding_pages=3, num_full_pages=10))
+    run_one(run, "first", TEXT[:100])
+    assert run_one(run, "again", TEXT[:120]) == 6 * PAGE

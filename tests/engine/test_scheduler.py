@@ -64,6 +64,17 @@ def test_an_urgent_request_takes_the_slot_of_the_least_urgent(overlap: bool) -> 
     assert run.loop.stats().preemptions == 1
 
 
+def test_the_budget_of_a_preempted_sequence_is_free_again() -> None:
+    run = Run(Setting(max_num_seqs=2, max_num_batched_tokens=20))
+    run.add("low", text(0, 4), max_tokens=30, priority=1)
+    run.add("lowest", text(1, 4), max_tokens=30, priority=2)
+    run.step()
+    run.add("urgent", text(2, 40), max_tokens=4)
+    run.step()
+    assert tokens_by_slot(run.executor.plans[-1]) == {0: 1, 1: 19}
+    run.finish()
+
+
 def test_an_equal_priority_takes_nothing() -> None:
     run = Run(Setting(max_num_seqs=2, num_full_pages=8))
     run.add("one", text(0, 50), max_tokens=30)
@@ -112,7 +123,9 @@ def test_what_a_preempted_request_computed_is_found_again() -> None:
     again = run.executor.plans[-1 - next(i for i, plan in enumerate(reversed(run.executor.plans)) if plan.new)].new[0]
     assert again.num_cached_tokens == 5 * PAGE
     assert len(again.token_ids) > again.num_prompt_tokens == 80
-    assert run.cached("low") == 0  # what is reported is of the first admission
+    assert run.cached("low") == 0  # what is reported and counted is of the first admission
+    stats = run.loop.stats()
+    assert (stats.prompt_tokens, stats.prefix_queries, stats.prefix_hits) == (90, 90, 0)
 
 
 def test_preempting_what_would_not_be_enough_is_left_alone() -> None:
@@ -157,13 +170,48 @@ def test_requests_that_each_need_the_whole_pool_do_not_preempt_each_other_for_ev
 
 
 def test_a_long_chunk_leaves_pages_to_those_who_run() -> None:
-    """Otherwise the next page boundary of a running sequence would preempt the newcomer."""
-    run = Run(Setting(num_sliding_pages=12, max_num_batched_tokens=200))
-    run.add("small", text(0, 10), max_tokens=60)
+    """Otherwise a running sequence at the end of its page would preempt the newcomer while its chunk is in flight."""
+    run = Run(Setting(num_sliding_pages=10, max_num_batched_tokens=200, overlap=True))
+    run.add("small", text(0, 15), max_tokens=30)
     run.step()
     run.add("large", text(1, 150), max_tokens=2)
     run.finish()
     assert run.loop.stats().preemptions == 0
+
+
+def test_a_newcomer_leaves_pages_to_those_who_run() -> None:
+    run = Run(Setting(num_full_pages=10))
+    run.add("large", text(0, 120), max_tokens=20)  # eight pages, then nine
+    run.step()
+    run.add("small", text(1, 30), max_tokens=2)
+    run.finish()
+    assert run.finished == ["large", "small"]
+    assert run.loop.stats().preemptions == 0
+
+
+def test_a_newcomer_does_not_care_for_the_growth_of_lower_priorities() -> None:
+    run = Run(Setting(num_full_pages=10))
+    run.add("low", text(0, 120), max_tokens=20, priority=1)
+    run.step()
+    run.add("urgent", text(1, 30), max_tokens=2)
+    run.finish()
+    assert run.finished == ["urgent", "low"]
+    assert run.loop.stats().preemptions == 0
+
+
+def test_of_two_prompts_the_urgent_one_is_read_first() -> None:
+    run = Run(Setting(max_num_batched_tokens=16))
+    run.add("low", text(0, 60), max_tokens=1, priority=1)
+    run.step()
+    run.add("urgent", text(1, 40), max_tokens=1)
+    run.finish()
+    assert [tokens_by_slot(plan) for plan in run.executor.plans[:5]] == [
+        {0: 16},
+        {1: 16},
+        {1: 16},
+        {1: 8, 0: 8},
+        {0: 16},
+    ]
 
 
 def test_a_window_must_fit_the_pool() -> None:

@@ -1,0 +1,1 @@
+"""How the embedded model oscine-nano is made: generated conversations, training, export and evaluation."""

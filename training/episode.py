@@ -1,0 +1,27 @@
+"""One exchange of a conversation: what a skill generates and a conversation is put together from."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from oscine.chat.messages import FunctionTool, Message, ReasoningEffort, ResponseSchema
+
+Effort = ReasoningEffort
+
+
+@dataclass(frozen=True)
+class Episode:
+    """Messages from a user's question to the final answer, tool calls and results between them included."""
+
+    skill: str  # the name that evaluation prints
+    messages: tuple[Message, ...]  # the last one is the assistant's final answer
+    tools: tuple[FunctionTool, ...] = ()
+    response_schema: ResponseSchema | None = None
+    instructions: str = ""  # goes to the developer message
+    context_weight: float = 0.0  # loss weight of earlier final answers, where each of them can be read off the text
+    number: int | None = None  # arithmetic: the result, for a follow-up question
+
+
+def ask(skill: str, question: str, thought: str | None, answer: str, **rest: Any) -> Episode:
+    """An episode of one question and its answer."""
+    messages = (Message("user", question), Message("assistant", answer, reasoning=thought))
+    return Episode(skill, messages, **rest)

@@ -1,0 +1,90 @@
+"""Conversations as rows of tokens: whole documents side by side, with a loss weight for every token.
+
+Knows tokens and weights. Must not know skills or the model.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from torch.utils.data import IterableDataset, get_worker_info
+
+from oscine.chat.harmony import HarmonyRenderer
+from oscine.chat.tokenizer import Tokenizer
+from training.conversations import Sample, sample
+from training.split import Draw
+
+PROMPT_WEIGHT = 0.05  # a little, so that the words of questions get good embeddings
+_WAITING = 24  # documents to choose from when a row has little space left
+
+
+class Row(NamedTuple):
+    ids: np.ndarray  # int64 [T + 1]
+    starts: np.ndarray  # int32 [T]: where the document of each position starts
+    weights: np.ndarray  # float32 [T]: loss weight of predicting ids[1:]
+
+
+class Encoder:
+    """Turns samples into documents."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.tokenizer = Tokenizer(folder)
+        self.renderer = HarmonyRenderer(self.tokenizer)
+        self._final = [self.tokenizer.channel, *self.tokenizer.encode("final"), self.tokenizer.message]
+
+    def prompt(self, made: Sample) -> list[int]:
+        return self.renderer.render(made.conversation)
+
+    def document(self, made: Sample) -> tuple[list[int], list[float]]:
+        """The tokens of prompt and completion, and their weights."""
+        prompt = self.prompt(made)
+        completion = self.renderer.render_completion(made.completion)
+        weights = [PROMPT_WEIGHT] * len(prompt)
+        if made.context_weight:
+            self._weigh_answers(prompt, weights, made.context_weight)
+        return prompt + completion, weights + [1.0] * len(completion)
+
+    def _weigh_answers(self, prompt: list[int], weights: list[float], weight: float) -> None:
+        """Gives the text of the assistant's earlier final messages a weight."""
+        width, end = len(self._final), self.tokenizer.end
+        for i in range(len(prompt)):
+            if prompt[i] == self._final[0] and prompt[i : i + width] == self._final:
+                for j in range(i + width, prompt.index(end, i) + 1):
+                    weights[j] = weight
+
+
+class PackedRows(IterableDataset):  # type: ignore[type-arg]
+    """Endless rows of T positions; each worker has its own seed, so that a run is repeatable."""
+
+    def __init__(self, folder: str | Path, length: int, seed: int) -> None:
+        self.folder, self.length, self.seed = folder, length, seed
+
+    def __iter__(self) -> Iterator[Row]:
+        worker = get_worker_info()
+        number = worker.id if worker else 0
+        encoder, draw = Encoder(self.folder), Draw(self.seed * 1000 + number + 1)
+        waiting: list[tuple[list[int], list[float]]] = []
+        while True:
+            yield self._row(encoder, draw, waiting)
+
+    def _row(self, encoder: Encoder, draw: Draw, waiting: list[tuple[list[int], list[float]]]) -> Row:
+        size = self.length + 1
+        ids = np.full(size, encoder.tokenizer.endoftext, np.int64)
+        starts, weights = np.zeros(size, np.int32), np.zeros(size, np.float32)
+        filled = 0
+        while True:
+            while len(waiting) < _WAITING:
+                document = encoder.document(sample(draw))
+                if len(document[0]) <= size:
+                    waiting.append(document)
+            fitting = next((i for i, (tokens, _) in enumerate(waiting) if filled + len(tokens) <= size), None)
+            if fitting is None:
+                break
+            tokens, token_weights = waiting.pop(fitting)
+            end = filled + len(tokens)
+            ids[filled:end], starts[filled:end], weights[filled:end] = tokens, filled, token_weights
+            weights[filled] = 0.0  # nothing precedes it
+            filled = end
+        starts[filled:] = filled
+        return Row(ids, starts[:-1], weights[1:])

@@ -94,6 +94,7 @@ def _attend_single_tokens(
     key_position_WP = page_W[:, None] * page_size + torch.arange(page_size, device=device)
     query_position_W1 = context_lens_S[row_W, None] - 1
     visible_WP = _visible(query_position_W1, key_position_WP, window)
+    _clear_tails(values.view(len(pages), num_kv_heads, page_size, -1), visible_WP, spans)
     scores = torch.bmm(q_SGRD[row_W].flatten(0, 1), keys.transpose(1, 2)).view(-1, num_kv_heads, repeats, page_size)
     scores = scores.masked_fill(~visible_WP[:, None, None], -torch.inf)
 
@@ -105,6 +106,12 @@ def _attend_single_tokens(
     ]
     partial = torch.bmm(weights_WGRP.flatten(0, 1), values).view(len(pages), *q_SGRD.shape[1:])
     return torch.zeros_like(q_SGRD).index_add_(0, row_W, partial)
+
+
+def _clear_tails(values_WGPD: Tensor, visible_WP: Tensor, spans: list[tuple[int, int]]) -> None:
+    """Zeroes values past the end of each sequence: a page's earlier owner may have left NaN, and 0 * NaN is NaN."""
+    tails = torch.tensor([last - first for first, last in spans], device=values_WGPD.device).cumsum(0) - 1
+    values_WGPD[tails] = values_WGPD[tails].masked_fill_(~visible_WP[tails][:, None, :, None], 0)
 
 
 def _attend_chunk(

@@ -1,0 +1,40 @@
+"""The table of backends: what it resolves to and what it refuses."""
+
+import pytest
+import torch
+
+from oscine.ops import resolve as table
+from oscine.ops.moe.reference import moe
+from oscine.ops.resolve import choose, describe, resolve
+
+
+def test_every_op_of_every_device_resolves() -> None:
+    for device in table.DEFAULTS:
+        if device == "cuda" and not torch.cuda.is_available():
+            continue
+        assert resolve(device).moe is moe or device != "cpu"
+
+
+def test_overrides_are_kept_and_described() -> None:
+    choice = choose("cpu", {"moe": "reference"})
+    assert set(choice) == set(table.TABLE)
+    assert "moe=reference" in describe(choice)
+
+
+@pytest.mark.parametrize(
+    ("device", "overrides", "named"),
+    [
+        ("cpu", {"moe": "warp-drive"}, "'warp-drive'"),
+        ("cpu", {"fly": "reference"}, "'fly'"),
+        ("mps", {}, "'mps'"),
+    ],
+)
+def test_what_the_table_lacks_is_named(device: str, overrides: dict[str, str], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        resolve(device, overrides)
+
+
+def test_a_backend_that_cannot_be_imported_does_not_fall_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(table.TABLE["moe"], "broken", "oscine.ops.moe.absent:moe")
+    with pytest.raises(ValueError, match="'broken' of op 'moe' cannot be loaded"):
+        resolve("cpu", {"moe": "broken"})

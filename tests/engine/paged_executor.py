@@ -38,10 +38,10 @@ class Slot:
     def __init__(self, new: NewSequence) -> None:
         self.sampling = new.sampling
         self.num_prompt_tokens = new.num_prompt_tokens
-        self.tokens = list(new.token_ids)
+        self.tokens = new.token_ids  # its own from here on, like all lists of a plan
         self.hashes = chain(self.tokens)
         self.num_computed = new.num_cached_tokens
-        self.tables = {"full": list(new.full_pages), "sliding": list(new.sliding_pages)}
+        self.tables = {"full": new.full_pages, "sliding": new.sliding_pages}
 
     def sample(self) -> int:
         self.tokens.append(next_token(self.hashes[-1], self.sampling.seed))

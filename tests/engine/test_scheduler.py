@@ -180,7 +180,7 @@ def test_a_long_chunk_leaves_pages_to_those_who_run() -> None:
 
 
 def test_a_newcomer_leaves_pages_to_those_who_run() -> None:
-    run = Run(Setting(num_full_pages=10))
+    run = Run(Setting(num_full_pages=10, max_num_batched_tokens=200))
     run.add("large", text(0, 120), max_tokens=20)  # eight pages, then nine
     run.step()
     run.add("small", text(1, 30), max_tokens=2)
@@ -190,13 +190,35 @@ def test_a_newcomer_leaves_pages_to_those_who_run() -> None:
 
 
 def test_a_newcomer_does_not_care_for_the_growth_of_lower_priorities() -> None:
-    run = Run(Setting(num_full_pages=10))
-    run.add("low", text(0, 120), max_tokens=20, priority=1)
+    run = Run(Setting(num_full_pages=10, max_num_batched_tokens=200))
+    run.add("low", text(0, 120), max_tokens=20, priority=1)  # eight pages, then nine
     run.step()
     run.add("urgent", text(1, 30), max_tokens=2)
     run.finish()
     assert run.finished == ["urgent", "low"]
     assert run.loop.stats().preemptions == 0
+
+
+@pytest.mark.parametrize(("length", "preemptions"), [(40, 0), (60, 1)])
+def test_a_newcomer_takes_from_lower_priorities_what_it_leaves_to_the_others(length: int, preemptions: int) -> None:
+    run = Run(Setting(num_full_pages=10, prefix_caching=False))
+    run.add("urgent", text(0, 40), max_tokens=6)
+    run.add("low", text(1, 40), max_tokens=6, priority=2)
+    for _ in range(3):
+        run.step()
+    run.add("between", text(2, length), max_tokens=2, priority=1)  # four pages are free, one is for the urgent one
+    run.finish()
+    assert run.loop.stats().preemptions == preemptions
+
+
+def test_a_preempted_request_does_not_start_again_while_a_step_of_it_is_in_flight() -> None:
+    """A chunk in flight holds more sliding pages than it takes to start: it could start at once."""
+    run = Run(Setting(num_sliding_pages=10, max_num_batched_tokens=200, overlap=True))
+    run.add("low", text(0, 150), max_tokens=2, priority=1)
+    run.step()
+    run.add("urgent", text(1, 60), max_tokens=2)
+    run.finish()
+    assert run.loop.stats().preemptions == 1
 
 
 def test_of_two_prompts_the_urgent_one_is_read_first() -> None:

@@ -116,9 +116,16 @@ def _read_header(path: Path) -> Header:
         raise ValueError(f"{path}: not safetensors: its header is not an object")
     tensors.pop("__metadata__", None)
     for name, entry in tensors.items():
-        if not isinstance(entry, dict) or not {"dtype", "shape", "data_offsets"} <= entry.keys():
-            raise ValueError(f"{path}: not safetensors: the header entry of {name} is incomplete")
+        if not _is_entry(entry):
+            raise ValueError(f"{path}: not safetensors: the header entry of {name} is malformed: {entry}")
     return Header(path, tensors, data_bytes)
+
+
+def _is_entry(entry: object) -> bool:
+    match entry:
+        case {"dtype": str(), "shape": list(shape), "data_offsets": [int(start), int(end)]}:
+            return all(isinstance(size, int) for size in shape) and 0 <= start <= end
+    return False
 
 
 def _check_names(specs: dict[str, TensorSpec], headers: dict[str, Header], placed: dict[str, str]) -> dict[str, str]:

@@ -14,6 +14,7 @@ from oscine.config import NANO
 
 NANO_FOLDER = Path(__file__).parent / "nano"
 ROOT_FILES = ["*.json", "*.jinja", "*.safetensors"]
+FOLDERS = ["*/*"]
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -26,7 +27,7 @@ def find_folder(model: str, revision: str | None = None) -> Path:
     if not HUB_NAME.fullmatch(model):
         raise ValueError(f"model {model!r} is neither a folder, a Hugging Face name (owner/name), nor {NANO}")
     try:
-        folder = snapshot_download(model, revision=revision, allow_patterns=ROOT_FILES, ignore_patterns=["*/*"])
+        folder = snapshot_download(model, revision=revision, allow_patterns=ROOT_FILES, ignore_patterns=FOLDERS)
     except LocalEntryNotFoundError as error:
         raise ValueError(f"model {model!r} is not in the local cache, and the hub cannot be reached") from error
     except (HfHubHTTPError, HFValidationError, OSError) as error:

@@ -17,7 +17,7 @@ def quantize(values: Tensor) -> tuple[Tensor, Tensor]:
     ties to even, and saturate at 6 scales. Values that MXFP4 holds exactly come back from dequantize unchanged.
     """
     assert values.shape[-1] % BLOCK == 0
-    grouped = values.float().view(*values.shape[:-1], -1, BLOCK)
+    grouped = values.float().reshape(*values.shape[:-1], values.shape[-1] // BLOCK, BLOCK)
     exponents = grouped.abs().amax(-1).frexp().exponent - 1 - LARGEST_EXPONENT
     scales = (exponents + 127).clamp(0, 254)
     nibbles = _nearest(torch.ldexp(grouped, 127 - scales[..., None]))

@@ -74,12 +74,12 @@ def test_rope_rotates_queries_and_writes_keys_and_values(dtype: torch.dtype) -> 
     turned = torch.complex(heads[..., :4].double(), heads[..., 4:].double())
     turned = turned * torch.polar(torch.ones(50, 4).double(), angles.double())[positions][:, None]
     expected = torch.cat((turned.real, turned.imag), -1)
-    tolerance = {"rtol": 1e-5, "atol": 1e-6} if dtype == torch.float32 else {"rtol": 2**-8, "atol": 1e-6}
+    rtol = 1e-5 if dtype == torch.float32 else 2**-8
     assert q.dtype == dtype
-    torch.testing.assert_close(q.double(), expected[:, :queries], **tolerance)
+    torch.testing.assert_close(q.double(), expected[:, :queries], rtol=rtol, atol=1e-6)
     for token, slot in enumerate(slots.tolist()):
         written = pool[slot // page, 1, :, :, slot % page]
-        torch.testing.assert_close(written[0].double(), expected[token, queries:-groups], **tolerance)
+        torch.testing.assert_close(written[0].double(), expected[token, queries:-groups], rtol=rtol, atol=1e-6)
         assert torch.equal(written[1], heads[token, -groups:])
         written.fill_(torch.nan)
     assert pool.isnan().all()

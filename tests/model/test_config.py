@@ -1,0 +1,159 @@
+"""config.json in both spellings, and every way in which it can be wrong."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oscine.model.config import ModelConfig, gpt_oss_20b, gpt_oss_120b
+from oscine.model.weights import checkpoint_bytes, tensor_specs
+from tests.model.tiny import SMALL, WIDE_GROUP
+
+# As published with gpt-oss-20b, less what no reader needs.
+PUBLISHED: dict[str, Any] = {
+    "architectures": ["GptOssForCausalLM"],
+    "attention_bias": True,
+    "attention_dropout": 0.0,
+    "eos_token_id": 200002,
+    "experts_per_token": 4,
+    "head_dim": 64,
+    "hidden_act": "silu",
+    "hidden_size": 2880,
+    "initial_context_length": 4096,
+    "intermediate_size": 2880,
+    "layer_types": ["sliding_attention", "full_attention"] * 12,
+    "max_position_embeddings": 131072,
+    "model_type": "gpt_oss",
+    "num_attention_heads": 64,
+    "num_experts_per_tok": 4,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 8,
+    "num_local_experts": 32,
+    "quantization_config": {"modules_to_not_convert": ["lm_head"], "quant_method": "mxfp4"},
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": {
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "factor": 32.0,
+        "original_max_position_embeddings": 4096,
+        "rope_type": "yarn",
+        "truncate": False,
+    },
+    "rope_theta": 150000,
+    "sliding_window": 128,
+    "swiglu_limit": 7.0,
+    "tie_word_embeddings": False,
+    "vocab_size": 201088,
+}
+
+
+def changed(path: str, value: Any) -> dict[str, Any]:
+    """The published config with one field replaced, or removed where the value is ...."""
+    values: dict[str, Any] = json.loads(json.dumps(PUBLISHED))
+    *sections, name = path.split(".")
+    section = values
+    for key in sections:
+        section = section[key]
+    if value is ...:
+        del section[name]
+    else:
+        section[name] = value
+    return values
+
+
+def test_the_published_config() -> None:
+    config = ModelConfig.from_dict(PUBLISHED)
+    assert config == gpt_oss_20b()
+    assert config.stop_token_ids == (200002, 200012)
+    assert (config.num_full_layers, config.num_sliding_layers) == (12, 12)
+
+
+def test_the_spelling_of_transformers_5() -> None:
+    values = changed("rope_theta", ...)
+    values["rope_parameters"] = values.pop("rope_scaling") | {"rope_theta": 150000}
+    values["dtype"] = "bfloat16"
+    del values["experts_per_token"]
+    assert ModelConfig.from_dict(values) == gpt_oss_20b()
+
+
+def test_what_transformers_writes_is_read(tmp_path: Path) -> None:
+    from transformers import GptOssConfig, Mxfp4Config
+
+    rope = {"rope_type": "yarn", "rope_theta": 150000.0, "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0}
+    rope |= {"truncate": False, "original_max_position_embeddings": 4096}
+    written = GptOssConfig(num_hidden_layers=24, num_local_experts=32, eos_token_id=200002, rope_parameters=rope)
+    written.quantization_config = Mxfp4Config()
+    written.save_pretrained(tmp_path)
+    assert ModelConfig.from_file(tmp_path / "config.json") == gpt_oss_20b()
+
+
+def test_only_experts_per_token_is_enough() -> None:
+    assert ModelConfig.from_dict(changed("num_experts_per_tok", ...)) == gpt_oss_20b()
+
+
+def test_layers_alternate_where_the_file_is_silent() -> None:
+    assert ModelConfig.from_dict(changed("layer_types", ...)) == gpt_oss_20b()
+
+
+@pytest.mark.parametrize("config", [SMALL, WIDE_GROUP, gpt_oss_120b()], ids=["small", "wide", "120b"])
+def test_what_is_written_is_read(config: ModelConfig) -> None:
+    assert ModelConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "named"),
+    [
+        ("model_type", "llama", "model_type"),
+        ("hidden_size", ..., "hidden_size is missing"),
+        ("hidden_size", "2880", "hidden_size"),
+        ("hidden_size", 2890, "hidden_size"),
+        ("head_dim", 63, "head_dim"),
+        ("vocab_size", True, "vocab_size"),
+        ("num_hidden_layers", -24, "num_hidden_layers"),
+        ("num_key_value_heads", 7, "num_attention_heads"),
+        ("num_experts_per_tok", 5, "experts_per_token"),
+        ("num_local_experts", 3, "num_experts_per_tok"),
+        ("layer_types", ["full_attention"], "layer_types"),
+        ("layer_types", ["linear_attention"] * 24, "layer_types"),
+        ("layer_types", "full_attention", "layer_types"),
+        ("sliding_window", None, "sliding_window is missing"),
+        ("rms_norm_eps", "small", "rms_norm_eps"),
+        ("swiglu_limit", 0, "swiglu_limit"),
+        ("swiglu_alpha", 1.5, "swiglu_alpha"),
+        ("tie_word_embeddings", True, "tie_word_embeddings"),
+        ("attention_bias", False, "attention_bias"),
+        ("eos_token_id", "end", "eos_token_id"),
+        ("eos_token_id", [300000], "eos_token_id"),
+        ("quantization_config", ..., "quantization_config"),
+        ("quantization_config.quant_method", "fp8", "quantization_config.quant_method"),
+        ("rope_scaling", None, "rope_scaling"),
+        ("rope_scaling.rope_type", "linear", "rope_scaling.rope_type"),
+        ("rope_scaling.truncate", True, "rope_scaling.truncate"),
+        ("rope_scaling.factor", ..., "factor is missing"),
+        ("rope_scaling.factor", "32", "rope_scaling.factor"),
+        ("rope_scaling.beta_fast", 0.5, "rope_scaling.beta_fast"),
+        ("rope_scaling.attention_factor", 2.0, "rope_scaling.attention_factor"),
+        ("rope_scaling.original_max_position_embeddings", 0, "original_max_position_embeddings"),
+        ("rope_theta", ..., "rope_theta is missing"),
+        ("rope_theta", 1, "rope_theta"),
+    ],
+)
+def test_a_wrong_field_is_named(path: str, value: Any, named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        ModelConfig.from_dict(changed(path, value))
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", '{"model_type": "bert"}'])
+def test_an_unreadable_file_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    for path in (tmp_path / "config.json", tmp_path / "absent.json"):
+        with pytest.raises(ValueError, match=path.name):
+            ModelConfig.from_file(path)
+
+
+def test_published_sizes() -> None:
+    """The byte sums of the published files, and the number of their tensors."""
+    assert checkpoint_bytes(gpt_oss_20b()) == 13_761_264_768
+    assert checkpoint_bytes(gpt_oss_120b()) == 65_248_815_744
+    assert len(tensor_specs(gpt_oss_20b())) == 3 + 24 * 19

@@ -1,0 +1,143 @@
+"""Tiny gpt-oss models of several shapes, and steps over them on pages dealt in disorder."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from oscine.model.config import ModelConfig, YarnConfig
+from oscine.model.gpt_oss import GptOss, kv_shape
+from oscine.model.random_weights import RandomTensors
+from oscine.model.weights import load_weights, tensor_specs
+from oscine.ops.interface import Batch, KvCache, PageGroup
+from oscine.ops.resolve import resolve
+
+CPU = torch.device("cpu")
+PAGE = 64
+
+SMALL = ModelConfig(
+    vocab_size=211,
+    hidden_size=96,
+    intermediate_size=160,
+    head_dim=64,
+    num_attention_heads=8,
+    num_key_value_heads=2,
+    num_hidden_layers=4,
+    num_local_experts=5,
+    layer_types=("sliding_attention", "full_attention") * 2,
+    max_position_embeddings=8192,
+    eos_token_ids=(1, 3),
+)
+WIDE_GROUP = ModelConfig(
+    vocab_size=97,
+    hidden_size=64,
+    intermediate_size=32,
+    head_dim=32,
+    num_attention_heads=8,
+    num_key_value_heads=1,
+    num_hidden_layers=3,
+    num_local_experts=9,
+    num_experts_per_tok=2,
+    sliding_window=50,
+    swiglu_limit=0.3,
+    rms_norm_eps=1e-6,
+    layer_types=("full_attention", "full_attention", "sliding_attention"),
+    max_position_embeddings=8192,
+    eos_token_ids=(0,),
+    yarn=YarnConfig(rope_theta=10000.0, factor=4.0, original_max_position_embeddings=1024),
+)
+
+
+def tensors(config: ModelConfig, seed: int = 0) -> dict[str, Tensor]:
+    """As random_weights makes them, but with norm weights that are not all one, and router and sinks that matter."""
+    source = RandomTensors(config, seed, CPU)
+    made = {name: source.get(name) for name in tensor_specs(config)}
+    for name, tensor in made.items():
+        if "norm" in name or "router.weight" in name or name.endswith("sinks"):
+            tensor.copy_(torch.randn(tensor.shape, generator=torch.Generator().manual_seed(len(name))))
+    return made
+
+
+class DictSource:
+    def __init__(self, tensors: dict[str, Tensor]) -> None:
+        self._tensors = tensors
+
+    def get(self, name: str) -> Tensor:
+        return self._tensors[name]
+
+
+def model(config: ModelConfig, made: dict[str, Tensor], dtype: torch.dtype = torch.float32) -> GptOss:
+    return GptOss(config, load_weights(config, DictSource(made), CPU, dtype), resolve("cpu"))
+
+
+@dataclass
+class Sequence:
+    tokens: Tensor
+    offset: int  # position of the first token
+    pages: list[int] = field(default_factory=list)
+    computed: int = 0
+
+
+class Stepper:
+    """Runs chunks of several sequences through a model and keeps all logits. The two groups number pages apart."""
+
+    def __init__(self, model: GptOss, num_pages: int = 64) -> None:
+        config, dtype = model.config, model.weights.embed_VH.dtype
+        self.model = model
+        shapes = (kv_shape(config, n, num_pages, PAGE) for n in (config.num_full_layers, config.num_sliding_layers))
+        self.kv = KvCache(*(torch.full(shape, torch.nan, dtype=dtype) for shape in shapes))
+        self.free = torch.randperm(num_pages, generator=torch.Generator().manual_seed(0)).tolist()
+        self.num_pages = num_pages
+
+    def step(self, *work: tuple[Sequence, int]) -> list[Tensor]:
+        """Computes the next n tokens of each sequence; returns their logits [n, V]."""
+        for sequence, count in work:
+            while len(sequence.pages) * PAGE < sequence.computed + count:
+                sequence.pages.append(self.free.pop())
+        batch = self._batch(work)
+        logits = self.model.forward(batch, self.kv)
+        for sequence, count in work:
+            sequence.computed += count
+        return list(logits.split([count for _, count in work]))
+
+    def _batch(self, work: tuple[tuple[Sequence, int], ...]) -> Batch:
+        index = [torch.arange(s.computed, s.computed + count) for s, count in work]
+        contexts = [s.computed + count for s, count in work]
+        full = torch.full((len(work), max(len(s.pages) for s, _ in work)), -1, dtype=torch.int32)
+        sliding = full.clone()
+        for row, (sequence, _) in enumerate(work):
+            pages = torch.tensor(sequence.pages, dtype=torch.int32)
+            full[row, : len(pages)] = pages
+            first = max(0, sequence.computed - self.model.config.sliding_window + 1) // PAGE
+            sliding[row, first : len(pages)] = self.num_pages - 1 - pages[first:]
+        groups = [
+            PageGroup(table, torch.cat([table[r].long()[i // PAGE] * PAGE + i % PAGE for r, i in enumerate(index)]))
+            for table in (full, sliding)
+        ]
+        counts = [count for _, count in work]
+        starts = torch.tensor([0, *counts]).cumsum(0)
+        return Batch(
+            token_ids_T=torch.cat([s.tokens[i] for (s, _), i in zip(work, index, strict=True)]),
+            positions_T=torch.cat([i + s.offset for (s, _), i in zip(work, index, strict=True)]),
+            query_starts_S1=starts.int(),
+            context_lens_S=torch.tensor(contexts, dtype=torch.int32),
+            full=groups[0],
+            sliding=groups[1],
+            logits_rows_N=torch.arange(int(starts[-1])),
+            max_query_len=max(counts),
+            max_context_len=max(contexts),
+        )
+
+
+def random_tokens(config: ModelConfig, count: int, seed: int = 0) -> Tensor:
+    return torch.randint(0, config.vocab_size, (count,), generator=torch.Generator().manual_seed(seed))
+
+
+def whole(model: GptOss, tokens: Tensor, offset: int = 0) -> Tensor:
+    """Logits [tokens, V] of one sequence computed in one step."""
+    return Stepper(model, len(tokens) // PAGE + 1).step((Sequence(tokens, offset), len(tokens)))[0]
+
+
+def relative_error(got: Tensor, expected: Tensor) -> float:
+    """The largest difference over the largest value."""
+    return float((got - expected).abs().max() / expected.abs().max())

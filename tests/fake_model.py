@@ -1,4 +1,4 @@
-"""A folder that is enough of a checkpoint for a server whose tokens are scripted: sizes, and a byte-level vocabulary."""
+"""A folder that is enough of a checkpoint where tokens are scripted: sizes, and a vocabulary of bytes."""
 
 import json
 from pathlib import Path

@@ -16,7 +16,7 @@ from oscine.api.prompt import Prompts
 from oscine.api.vocabulary import tokenizer_folder
 from oscine.chat.tokenizer import Tokenizer
 from oscine.config import Config
-from oscine.engine.client import Engine, EngineDied, EngineError
+from oscine.engine.client import Engine, EngineDied
 from oscine.engine.stream import RequestStream
 from oscine.types import EngineInfo, GenerationRequest
 
@@ -55,14 +55,14 @@ class Service:
     async def start(self) -> EngineInfo:
         """Raises EngineError or ValueError, in one line, when the model cannot be served."""
         await self.engine.start()
-        loading = asyncio.ensure_future(asyncio.to_thread(lambda: Tokenizer(tokenizer_folder(self.config.engine))))
-        try:
-            info = await self.engine.wait_ready()
-        except EngineError:
-            await asyncio.wait((loading,))  # what the engine says is wrong with the model is the better message
-            raise
-        self._tokenizer = await loading
-        self._prompts = Prompts(self._tokenizer)
+        load = asyncio.to_thread(lambda: Tokenizer(tokenizer_folder(self.config.engine)))
+        info, tokenizer = await asyncio.gather(self.engine.wait_ready(), load, return_exceptions=True)
+        if isinstance(info, BaseException):
+            raise info  # what the engine says is wrong with the model is the better message
+        if isinstance(tokenizer, BaseException):
+            raise tokenizer
+        self._tokenizer = tokenizer
+        self._prompts = Prompts(tokenizer)
         return info
 
     async def stop(self) -> None:

@@ -44,6 +44,8 @@ def start_logging(config: Config) -> None:
         datefmt="%H:%M:%S",
         stream=sys.stderr,
     )
+    if config.server.log_level != "debug":
+        logging.getLogger("uvicorn").setLevel(logging.WARNING)  # its start and stop are no news
 
 
 def _with_environment(config: Config, environment: Environment) -> Config:

@@ -1,4 +1,4 @@
-"""Servers and clients for the API's tests: a scripted one in this process, and real ones in processes of their own."""
+"""The application over a scripted engine, in this process."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,12 +7,6 @@ import pytest
 
 from oscine.chat.tokenizer import Tokenizer
 from tests.api.scripted_server import ScriptedServer
-from tests.fake_model import write_fake_model
-
-
-@pytest.fixture(scope="session")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_fake_model(tmp_path_factory.mktemp("fake-model"))
 
 
 @pytest.fixture(scope="session")

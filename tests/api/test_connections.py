@@ -1,0 +1,88 @@
+"""Clients that go away, stall, or send what is no request: real sockets, a real server."""
+
+import socket
+
+import pytest
+
+from tests.api.raw_client import LONG_ANSWER, RawClient, chat_body
+from tests.server import ServerProcess
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_goes_away_frees_its_pages(fake_server: ServerProcess, stream: bool) -> None:
+    fake_server.wait_idle()
+    with RawClient(fake_server) as client:
+        client.post(LONG_ANSWER | {"stream": stream, "n": 2})
+        fake_server.wait_running(2)
+        assert fake_server.metric("oscine:full_pages_used") > 0
+    fake_server.wait_idle()
+
+
+def test_a_client_that_goes_away_in_mid_stream(fake_server: ServerProcess) -> None:
+    with RawClient(fake_server) as client:
+        client.post(LONG_ANSWER | {"stream": True})
+        client.read_until(b'"content":"O"')
+    fake_server.wait_idle()
+
+
+def test_a_half_closed_connection_frees_its_pages(fake_server: ServerProcess) -> None:
+    with RawClient(fake_server) as client:
+        client.post(LONG_ANSWER | {"stream": True})
+        client.read_until(b'"content":"O"')
+        client.socket.shutdown(socket.SHUT_WR)
+        client.read_to_end()
+    fake_server.wait_idle()
+
+
+def test_a_client_that_does_not_read_holds_up_nobody(fake_server: ServerProcess) -> None:
+    with RawClient(fake_server) as idle, RawClient(fake_server) as other:
+        idle.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        idle.post(LONG_ANSWER | {"stream": True})
+        fake_server.wait_running(1)
+        other.post(chat_body())
+        assert other.status() == 200
+    fake_server.wait_idle()
+
+
+def test_a_body_that_comes_slowly_is_waited_for(fake_server: ServerProcess) -> None:
+    with RawClient(fake_server) as slow, RawClient(fake_server) as quick:
+        slow.head("Transfer-Encoding: chunked")
+        slow.chunk(b'{"messages": [{"role": "user",')
+        quick.post(chat_body())
+        assert quick.status() == 200
+        slow.chunk(b' "content": "hi"}]}')
+        slow.socket.sendall(b"0\r\n\r\n")
+        assert slow.status() == 200
+
+
+def test_a_client_that_leaves_within_its_body(fake_server: ServerProcess) -> None:
+    with RawClient(fake_server) as client:
+        client.head("Content-Length: 1000")
+        client.socket.sendall(b'{"messages": ')
+    fake_server.wait_idle()
+    assert fake_server.get("/v1/health/ready")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x16\x03\x01\x02\x00 this is TLS\r\n\r\n",
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: minus\r\n\r\n",
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+    ],
+    ids=["tls", "length", "both lengths", "version"],
+)
+def test_what_is_no_request_gets_400(fake_server: ServerProcess, data: bytes) -> None:
+    with RawClient(fake_server) as client:
+        client.socket.sendall(data)
+        assert client.status() == 400
+    assert fake_server.get("/v1/health/ready")
+
+
+def test_pipelined_requests_are_answered_in_order(fake_server: ServerProcess) -> None:
+    with RawClient(fake_server) as client:
+        client.post(chat_body(max_tokens=100))
+        client.post(chat_body(max_tokens=101), "Connection: close")
+        answers = client.read_to_end()
+    assert answers.index(b'"completion_tokens":100,') < answers.index(b'"completion_tokens":101,')

@@ -1,0 +1,168 @@
+"""The server's states: starting, ready, restarting after a crash, draining."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.api.raw_client import LONG_ANSWER, RawClient, chat_body
+from tests.server import ServerProcess, wait_until
+
+
+def serve(folder: Path, *options: str, step_s: float = 0.005) -> ServerProcess:
+    return ServerProcess(
+        str(folder), "--executor", "fake", "--fake-step-s", str(step_s), "--log-level", "error", *options
+    )
+
+
+def health(server: ServerProcess) -> dict[str, Any]:
+    try:
+        return dict(json.loads(server.get("/health")))
+    except urllib.error.HTTPError as error:
+        return dict(json.loads(error.read()))
+
+
+def ready_status(server: ServerProcess) -> int:
+    try:
+        server.get("/v1/health/ready")
+    except urllib.error.HTTPError as error:
+        return error.code
+    return 200
+
+
+def test_sigterm_lets_running_requests_finish(model_folder: Path) -> None:
+    with serve(model_folder) as server, RawClient(server) as running, RawClient(server) as late:
+        children = server.processes()
+        running.post(chat_body(stream=True, max_tokens=300, ignore_eos=True, stream_options={"include_usage": True}))
+        running.read_until(b'"content":"O"')
+        server.terminate()
+        wait_until(lambda: health(server)["status"] == "draining", "the drain")
+        assert ready_status(server) == 503
+        assert server.get("/v1/health/live")
+        late.post(chat_body())
+        refused = late.read_until(b"draining")
+        assert refused.split()[1] == b"503"
+        assert b"retry-after" in refused
+        rest = running.read_until(b"data: [DONE]")
+        assert b'"finish_reason":"length"' in rest
+        assert b'"completion_tokens":300,' in rest
+        assert server.exit_code() == 0
+        wait_until(lambda: not any(child.is_running() for child in children), "the end of the engine")
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_drain_has_an_end(model_folder: Path, stream: bool) -> None:
+    with serve(model_folder, "--drain-s", "0.05") as server, RawClient(server) as running:
+        running.post(LONG_ANSWER | {"stream": stream})
+        server.wait_running(1)
+        server.terminate()
+        answer = running.read_to_end()
+        assert b'"code":"draining"' in answer
+        assert answer.split()[1] == (b"200" if stream and b"chat.completion.chunk" in answer else b"503")
+        assert not stream or b"data: [DONE]" in answer
+        assert server.exit_code() == 0
+
+
+def test_a_second_signal_ends_the_drain(model_folder: Path) -> None:
+    with serve(model_folder) as server, RawClient(server) as running:
+        running.post(LONG_ANSWER | {"stream": True})
+        running.read_until(b'"content":"O"')
+        server.terminate()
+        wait_until(lambda: health(server)["status"] == "draining", "the drain")
+        os.kill(server.pid, signal.SIGINT)
+        assert b'"code":"draining"' in running.read_until(b"data: [DONE]")
+        assert server.exit_code() == 0
+
+
+def test_a_crashed_engine_fails_its_requests_and_comes_back(model_folder: Path) -> None:
+    with serve(model_folder) as server, RawClient(server) as streaming, RawClient(server) as waiting:
+        streaming.post(LONG_ANSWER | {"stream": True})
+        streaming.read_until(b'"content":"O"')
+        waiting.post(LONG_ANSWER)
+        server.wait_running(2)
+        server.engine.kill()
+        assert b'"code":"engine_died"' in streaming.read_until(b"data: [DONE]")
+        answer = waiting.read_until(b"engine_died")
+        assert answer.split()[1] == b"503"
+        state = health(server)
+        assert state["status"] in ("restarting", "ready")
+        wait_until(lambda: ready_status(server) == 200, "the new engine")
+        with RawClient(server) as client:
+            client.post(chat_body())
+            assert client.status() == 200
+        server.wait_idle()
+
+
+def run_serve(*options: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "oscine.cli", "serve", "--port", "0", *options]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def only_line(text: str) -> str:
+    (line,) = (line for line in text.splitlines() if line.startswith("oscine: error: "))
+    assert "Traceback" not in text
+    return line
+
+
+def test_a_model_that_does_not_exist() -> None:
+    done = run_serve("/no/such/model")
+    assert done.returncode == 1
+    assert "/no/such/model" in only_line(done.stderr)
+
+
+def test_a_broken_config_file(model_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes((model_folder / "tokenizer.json").read_bytes())
+    config = json.loads((model_folder / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"hidden_size": "large"}))
+    done = run_serve(str(tmp_path), "--executor", "fake")
+    assert done.returncode == 1
+    assert "hidden_size" in only_line(done.stderr)
+
+
+def test_a_port_that_is_taken(model_folder: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        done = run_serve(str(model_folder), "--port", str(taken.getsockname()[1]))
+    assert done.returncode == 1
+    assert str(taken) not in done.stderr
+    assert "cannot listen" in only_line(done.stderr)
+
+
+def test_liveness_and_readiness_while_the_engine_starts(model_folder: Path, tmp_path: Path) -> None:
+    """A named pipe in place of config.json holds the engine up for as long as the test wants."""
+    (tmp_path / "tokenizer.json").write_bytes((model_folder / "tokenizer.json").read_bytes())
+    os.mkfifo(tmp_path / "config.json")
+    command = [sys.executable, "-m", "oscine.cli", "serve", str(tmp_path), "--executor", "fake", "--port"]
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    url = f"http://127.0.0.1:{port}"
+    with subprocess.Popen([*command, port], stderr=subprocess.DEVNULL) as process:
+
+        def lives() -> bool:
+            try:
+                return bool(urllib.request.urlopen(f"{url}/v1/health/live", timeout=5).status == 200)
+            except OSError:
+                return False
+
+        wait_until(lives, "liveness")
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            urllib.request.urlopen(f"{url}/v1/health/ready", timeout=5)
+        assert (caught.value.code, json.load(caught.value)["status"]) == (503, "starting")
+        (tmp_path / "config.json").write_text((model_folder / "config.json").read_text())
+
+        def is_ready() -> bool:
+            try:
+                return bool(urllib.request.urlopen(f"{url}/v1/health/ready", timeout=5).status == 200)
+            except urllib.error.HTTPError:
+                return False
+
+        wait_until(is_ready, "readiness")
+        process.terminate()
+        assert process.wait(timeout=30) == 0

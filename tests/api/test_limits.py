@@ -1,0 +1,128 @@
+"""Keys, body sizes and the queue, on a server with tight limits."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import pytest
+from starlette.requests import Request
+from starlette.types import Message
+
+from oscine.api.errors import APIError
+from oscine.api.limits import read_body
+from tests.api.raw_client import LONG_ANSWER, RawClient, chat_body
+from tests.server import ServerProcess, wait_until
+
+KEYS = ("sesame", "s3same-two")
+MAX_BODY = 4096
+
+
+@pytest.fixture(scope="module")
+def limited(model_folder: Path) -> Iterator[ServerProcess]:
+    options = ["--executor", "fake", "--fake-step-s", "0.002", "--log-level", "warning"]
+    options += [f"--api-key={key}" for key in KEYS]
+    options += ["--max-body-bytes", str(MAX_BODY), "--max-num-seqs", "2", "--max-waiting", "2"]
+    with ServerProcess(str(model_folder), *options, "--served-model-name", "a-name", "another") as server:
+        yield server
+
+
+def authorized(key: str = KEYS[0]) -> str:
+    return f"Authorization: Bearer {key}"
+
+
+def test_keys(limited: ServerProcess) -> None:
+    for key in KEYS:
+        with openai.OpenAI(base_url=f"{limited.url}/v1", api_key=key, max_retries=0) as client:
+            assert [model.id for model in client.models.list()] == ["a-name", "another"]
+            answer = client.chat.completions.create(
+                model="another", messages=[{"role": "user", "content": "hi"}], max_tokens=1
+            )
+            assert answer.model == "another"
+    for key in ("none", "sesam", "sesamee"):
+        with (
+            openai.OpenAI(base_url=f"{limited.url}/v1", api_key="x", max_retries=0) as client,
+            pytest.raises(openai.AuthenticationError) as caught,
+        ):
+            client.models.list(extra_headers={"Authorization": f"Bearer {key}"})
+        assert caught.value.code == "invalid_api_key"
+
+
+@pytest.mark.parametrize("path", ["/health", "/v1/health/live", "/v1/health/ready", "/version", "/metrics"])
+def test_monitoring_needs_no_key(limited: ServerProcess, path: str) -> None:
+    assert limited.get(path)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "X: y",
+        "Authorization: sesame",
+        "Authorization: Basic sesame",
+        "Authorization:",
+        "Authorization: Bearer s\u00e9same",
+    ],
+)
+def test_a_missing_key_is_noticed_before_the_body_is_read(limited: ServerProcess, header: str) -> None:
+    with RawClient(limited) as client:
+        client.head("Content-Length: 100", header)
+        assert client.status() == 401
+
+
+def test_a_large_body_is_refused_by_its_announced_length(limited: ServerProcess) -> None:
+    with RawClient(limited) as client:
+        client.head(f"Content-Length: {MAX_BODY + 1}", authorized())
+        assert client.status() == 413
+
+
+def test_a_large_body_is_refused_in_chunks_too(limited: ServerProcess) -> None:
+    with RawClient(limited) as client:
+        client.head("Transfer-Encoding: chunked", authorized())
+        client.chunk(b" " * MAX_BODY)
+        client.chunk(b" ")
+        assert client.status() == 413
+
+
+def test_the_largest_body_is_taken(limited: ServerProcess) -> None:
+    with RawClient(limited) as client:
+        client.head("Transfer-Encoding: chunked", authorized())
+        body = b'{"messages": [{"role": "user", "content": "hi"}]}'
+        client.chunk(body + b" " * (MAX_BODY - len(body)))
+        client.socket.sendall(b"0\r\n\r\n")
+        assert client.status() == 200
+
+
+def test_a_full_queue_is_a_503_that_says_when_to_come_back(limited: ServerProcess) -> None:
+    with RawClient(limited) as first, RawClient(limited) as second, RawClient(limited) as third:
+        first.post(LONG_ANSWER | {"n": 2}, authorized())
+        limited.wait_running(2)
+        second.post(LONG_ANSWER | {"n": 2}, authorized())
+        wait_until(lambda: limited.metric("oscine:num_requests_waiting") == 2, "two waiting requests")
+        third.post(chat_body(), authorized())
+        answer = third.read_until(b"overloaded")
+        assert answer.split()[1] == b"503"
+        assert b"retry-after: 1\r\n" in answer
+    limited.wait_idle()
+    with RawClient(limited) as client:
+        client.post(chat_body(n=2), authorized())
+        assert client.status() == 200
+
+
+def test_more_sequences_than_could_ever_run_are_a_400(limited: ServerProcess) -> None:
+    with RawClient(limited) as client:
+        client.post(chat_body(n=5), authorized())
+        assert client.status() == 400
+
+
+def test_a_body_that_never_ends_is_a_408() -> None:
+    async def receive() -> Message:
+        await asyncio.get_running_loop().create_future()
+        raise AssertionError
+
+    async def read() -> None:
+        request = Request({"type": "http", "method": "POST", "headers": []}, receive)
+        await read_body(request, 100, timeout_s=0.01)
+
+    with pytest.raises(APIError) as caught:
+        asyncio.run(read())
+    assert caught.value.status == 408

@@ -1,0 +1,32 @@
+"""Servers that all tests may share. Tests that end or break a server start their own."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fake_model import write_fake_model
+from tests.server import ServerProcess
+
+STEP_S = 0.002  # of the fake executor: a long answer takes long enough to be interrupted
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder without weights: for scripted and fake engines."""
+    return write_fake_model(tmp_path_factory.mktemp("fake-model"))
+
+
+@pytest.fixture(scope="session")
+def fake_server(model_folder: Path) -> Iterator[ServerProcess]:
+    """Real HTTP and a real engine process; every answer is the fake executor's reply."""
+    options = ("--executor", "fake", "--fake-step-s", str(STEP_S), "--date", "2025-08-05", "--log-level", "warning")
+    with ServerProcess(str(model_folder), *options) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def nano_server() -> Iterator[ServerProcess]:
+    """The embedded model."""
+    with ServerProcess("--date", "2025-08-05", "--log-level", "warning") as server:
+        yield server

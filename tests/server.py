@@ -1,0 +1,49 @@
+"""A real server in processes of its own, for tests that end it, crash its engine, or read what it wrote."""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+
+import psutil
+
+from benchmarks.serving.server import Server
+
+DEADLINE_S = 30.0
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, f"not in time: {what}"
+        time.sleep(0.01)
+
+
+class ServerProcess(Server):
+    """Context manager; `pid` is the API process's."""
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def engine(self) -> psutil.Process:
+        (engine,) = (p for p in self.processes() if "oscine.engine.process" in " ".join(p.cmdline()))
+        return engine
+
+    def processes(self) -> list[psutil.Process]:
+        return psutil.Process(self.pid).children(recursive=True)
+
+    def terminate(self) -> None:
+        os.kill(self.pid, signal.SIGTERM)
+
+    def exit_code(self) -> int:
+        return self._process.wait(timeout=DEADLINE_S)
+
+    def wait_idle(self) -> None:
+        """Until no request runs or waits and no page is held."""
+        names = ("num_requests_running", "num_requests_waiting", "full_pages_used", "sliding_pages_used")
+        wait_until(lambda: not any(self.metric(f"oscine:{name}") for name in names), "an idle server")
+
+    def wait_running(self, count: int) -> None:
+        wait_until(lambda: self.metric("oscine:num_requests_running") == count, f"{count} running requests")

@@ -16,6 +16,8 @@ from oscine.engine.request import NEVER, Request
 
 
 class KVCache:
+    """The pages of both groups. Every page index of a sequence has an entry in both of its tables."""
+
     def __init__(
         self, *, num_full_pages: int, num_sliding_pages: int, page_size: int, sliding_window: int, prefix_caching: bool
     ) -> None:
@@ -48,9 +50,8 @@ class KVCache:
         new = self.num_pages(len(request.token_ids)) - hit.num_pages
         held = hit.num_pages - hit.first_sliding
         full = new + self.full.num_unheld(hit.full_pages)
-        sliding = min(new, self.max_sliding_held - held) + self.sliding.num_unheld(
-            hit.sliding_pages[hit.first_sliding :]
-        )
+        sliding = min(new, self.max_sliding_held - held)
+        sliding += self.sliding.num_unheld(hit.sliding_pages[hit.first_sliding :])
         return full + reserve <= self.full.num_available and sliding + reserve <= self.sliding.num_available
 
     def start(self, request: Request, hit: PrefixHit) -> None:

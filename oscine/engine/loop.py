@@ -45,8 +45,11 @@ class EngineLoop:
 
     With `overlap` a step is scheduled and launched before the step before it is collected, so the device never waits
     for the scheduler. The scheduler then counts a token that is still being sampled. Where that token ends its
-    sequence, the launched step computes one token in vain; it is thrown away, and what it wrote is
-    in a page that no later plan has given to anybody else before that step ran.
+    sequence, the launched step computes one token in vain; it is thrown away, and the page it wrote to is given to
+    somebody else by a later plan at the earliest.
+
+    Of the options it reads scheduler and cache; pages are counted, and sized in tokens, never in bytes. Raises
+    ValueError if the sliding pages cannot hold one window.
     """
 
     def __init__(
@@ -123,7 +126,7 @@ class EngineLoop:
         return self._finish_all("cancelled", None)
 
     def fail_all(self, error: str) -> list[GenerationOutput]:
-        """Ends every request with an error, after the executor has failed, and forgets the steps in flight."""
+        """Ends every request with an error, after the executor has failed. Both are of no further use then."""
         self._launched.clear()
         return self._finish_all("error", error)
 

@@ -45,6 +45,8 @@ class SchedulerCounters:
 
 
 class Scheduler:
+    """Makes one plan after the other. Each is launched before the next is made, and all but the last are committed."""
+
     def __init__(
         self, cache: KVCache, *, max_num_seqs: int, max_num_batched_tokens: int, clock: Callable[[], float]
     ) -> None:

@@ -79,13 +79,14 @@ class Sequence:
 
 
 class Stepper:
-    """Runs chunks of several sequences through a model and keeps all logits. The two groups number pages apart."""
+    """Runs chunks of several sequences through a model. Most full pages have numbers that no sliding page can have."""
 
     def __init__(self, model: GptOss, num_pages: int = 64) -> None:
         config, dtype = model.config, model.weights.embed_VH.dtype
         self.model = model
-        shapes = (kv_shape(config, n, num_pages, PAGE) for n in (config.num_full_layers, config.num_sliding_layers))
-        self.kv = KvCache(*(torch.full(shape, torch.nan, dtype=dtype) for shape in shapes))
+        full = kv_shape(config, config.num_full_layers, 2 * num_pages, PAGE)
+        sliding = kv_shape(config, config.num_sliding_layers, num_pages, PAGE)
+        self.kv = KvCache(*(torch.full(shape, torch.nan, dtype=dtype) for shape in (full, sliding)))
         self.free = torch.randperm(num_pages, generator=torch.Generator().manual_seed(0)).tolist()
         self.num_pages = num_pages
 
@@ -107,7 +108,7 @@ class Stepper:
         sliding = full.clone()
         for row, (sequence, _) in enumerate(work):
             pages = torch.tensor(sequence.pages, dtype=torch.int32)
-            full[row, : len(pages)] = pages
+            full[row, : len(pages)] = 2 * pages + 1
             first = max(0, sequence.computed - self.model.config.sliding_window + 1) // PAGE
             sliding[row, first : len(pages)] = self.num_pages - 1 - pages[first:]
         groups = [

@@ -12,7 +12,7 @@ from torch import Tensor
 from oscine.ops.cases import sampling_batch
 from oscine.ops.interface import SamplingBatch
 from oscine.ops.sample.noise import gumbel, hash_tokens
-from oscine.ops.sample.reference import sample
+from oscine.ops.sample.reference import _truncate, sample
 
 CPU = torch.device("cpu")
 DRAWS = 20_000
@@ -80,6 +80,13 @@ def test_top_p_counts_within_top_k() -> None:
     """0.61 of the two most probable alone is reached by the first, of all tokens only by both."""
     ids = draw(LOGITS, top_k_N=torch.full((DRAWS,), 2), top_p_N=rows(0.61), truncated=True)
     assert set(ids.tolist()) == {4}
+
+
+def test_top_p_of_one_cuts_nothing_off() -> None:
+    """Though the cumulated probability rounds to 1 long before the last token."""
+    logits = torch.arange(0.0, -60.0, -0.5)[None]
+    assert logits.softmax(-1).cumsum(-1)[0, -2] >= 1
+    assert torch.equal(_truncate(logits, sampling_batch(1, CPU, truncated=True)), logits)
 
 
 def test_min_p_is_relative_to_the_most_probable() -> None:

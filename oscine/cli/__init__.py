@@ -1,15 +1,15 @@
 """The command line: `oscine serve` and `oscine chat`. Importing it loads neither the server nor the model."""
 
-import argparse
 import sys
 
 import oscine
 from oscine.cli import chat, serve
 from oscine.cli.error import INTERRUPTED, CommandError
+from oscine.cli.options import Parser
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> Parser:
+    parser = Parser(
         prog="oscine",
         description="Serves OpenAI's gpt-oss models, or a small embedded model of the same architecture.",
         allow_abbrev=False,
@@ -22,9 +22,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Returns the exit status: 0, 1 for a failure (one line on stderr); bad usage exits with 2."""
-    args = _parser().parse_args(argv)
+    """Returns the exit status: 0, 1 for a failure, 2 for bad usage; both are explained in one line on stderr."""
     try:
+        args = _parser().parse_args(argv)
         args.run(args)
     except KeyboardInterrupt:
         return INTERRUPTED

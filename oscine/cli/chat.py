@@ -3,18 +3,22 @@
 import argparse
 import sys
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, get_args
+from typing import TYPE_CHECKING, get_args
 
 from oscine.chat.messages import ReasoningEffort
 from oscine.cli.error import CommandError
+from oscine.cli.options import Parser
 from oscine.cli.terminal import Terminal
 from oscine.config import NANO, Environment
+
+if TYPE_CHECKING:
+    from oscine.cli.conversation import Conversation
 
 EFFORTS = get_args(ReasoningEffort)
 _HELP = "/reset forgets the conversation, /effort low|medium|high, ctrl-C stops an answer, ctrl-D leaves"
 
 
-def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def add_command(commands: "argparse._SubParsersAction[Parser]") -> None:
     what = "talk to a model in the terminal"
     parser = commands.add_parser(
         "chat",
@@ -65,33 +69,31 @@ def _server(url: str | None, model: str) -> AbstractContextManager[str]:
     return LocalServer(model)
 
 
-def _converse(conversation: Any, notes: Terminal) -> None:
+def _converse(conversation: "Conversation", notes: Terminal) -> None:
     import readline  # noqa: F401  (gives input() its editing and history)
 
+    prompt = "> " if sys.stdin.isatty() else ""
     notes.note(_HELP)
     while True:
         try:
-            line = input("> ").strip()
+            _obey(input(prompt).strip(), conversation, notes)
         except EOFError:
             return
         except KeyboardInterrupt:
-            notes.end()
-            continue
-        try:
-            if line == "/reset":
-                conversation.reset()
-            elif line.startswith("/effort"):
-                _set_effort(conversation, line)
-            elif line.startswith("/"):
-                notes.note(_HELP)
-            elif line:
-                conversation.ask(line)
+            notes.note("stopped")
         except CommandError as error:
             notes.note(f"error: {error}")
 
 
-def _set_effort(conversation: Any, line: str) -> None:
-    effort = line.removeprefix("/effort").strip()
-    if effort not in EFFORTS:
-        raise CommandError(f"/effort takes one of {', '.join(EFFORTS)}")
-    conversation.settings["reasoning_effort"] = effort
+def _obey(line: str, conversation: "Conversation", notes: Terminal) -> None:
+    command, _, argument = line.partition(" ")
+    if command == "/reset":
+        conversation.reset()
+    elif command == "/effort":
+        if argument not in EFFORTS:
+            raise CommandError(f"/effort takes one of {', '.join(EFFORTS)}")
+        conversation.settings["reasoning_effort"] = argument
+    elif command.startswith("/"):
+        notes.note(_HELP)
+    elif line:
+        conversation.ask(line)

@@ -43,25 +43,27 @@ class Conversation:
         self._messages.clear()
 
     def ask(self, prompt: str) -> None:
-        """Streams the answer; ctrl-C ends it early. Raises CommandError when the server cannot be asked or fails."""
+        """Streams the answer. Raises CommandError when the server cannot be asked or fails; ctrl-C passes through.
+
+        What was said until then stays part of the conversation.
+        """
         question = {"role": "user", "content": prompt}
-        answer = Answer(self._terminal)
+        answer = None
         try:
-            self._stream({"messages": [*self._messages, question]}, answer)
-        except KeyboardInterrupt:
-            self._notes.note("stopped")
+            model = self.settings["model"] or self._first_model()
+            answer = Answer(self._terminal)
+            self._stream({"model": model, "messages": [*self._messages, question]}, answer)
         except httpx.HTTPError as error:
             raise CommandError(f"no answer from {self._url}: {error}") from None
         finally:
             self._terminal.end()
-        self._messages += [question, {"role": "assistant", "content": answer.content}]
+            if answer is not None and answer.content:
+                self._messages += [question, {"role": "assistant", "content": answer.content}]
         self._notes.note(answer.summary())
 
     def _stream(self, body: dict[str, Any], answer: "Answer") -> None:
-        if self.settings["model"] is None:
-            self.settings["model"] = self._first_model()
-        body |= {"stream": True, "stream_options": {"include_usage": True}}
-        body |= {name: value for name, value in self.settings.items() if value is not None}
+        given = {name: value for name, value in self.settings.items() if value is not None}
+        body = given | body | {"stream": True, "stream_options": {"include_usage": True}}
         with self._client.stream("POST", "/v1/chat/completions", json=body) as response:
             _check(response)
             for chunk in _chunks(response):

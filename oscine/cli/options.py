@@ -14,11 +14,11 @@ from oscine.cli.error import USAGE, CommandError
 from oscine.config import CacheOptions, Config, EngineOptions, ModelOptions, SchedulerOptions, ServerOptions
 
 
-class _Parser(argparse.ArgumentParser):
-    """Raises instead of exiting, so that an error can say where the option came from."""
+class Parser(argparse.ArgumentParser):
+    """Raises instead of printing its usage and exiting, so that an error is one line that can say whence it came."""
 
     def error(self, message: str) -> NoReturn:
-        raise CommandError(message, USAGE)
+        raise CommandError(f"{message} (see {self.prog} --help)", USAGE)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -62,7 +62,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         raise CommandError(f"--config {path} is not YAML: {error}", USAGE) from None
     if not isinstance(content, dict):
         raise CommandError(f"--config {path} must be a mapping of option names to values", USAGE)
-    parser = _Parser(add_help=False, allow_abbrev=False)
+    parser = Parser(prog="oscine serve", add_help=False, allow_abbrev=False)
     add_options(parser)
     try:
         return vars(parser.parse_args(_arguments(content)))

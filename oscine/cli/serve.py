@@ -5,18 +5,19 @@ import dataclasses
 import json
 import logging
 import sys
+import time
 from typing import Any
 
 import oscine
 from oscine.cli.error import CommandError
-from oscine.cli.options import add_options, read_config
+from oscine.cli.options import Parser, add_options, read_config
 from oscine.config import Config, Environment
 from oscine.types import EngineInfo
 
 _EXAMPLE = "What is 27 + 58?"
 
 
-def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def add_command(commands: "argparse._SubParsersAction[Parser]") -> None:
     what = "serve a model behind an OpenAI-compatible API"
     parser = commands.add_parser(
         "serve", help=what, description="Serve a model behind an OpenAI-compatible API.", allow_abbrev=False
@@ -26,13 +27,14 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
 
 
 def run(args: argparse.Namespace) -> None:
+    started_s = time.perf_counter()
     given = {name: value for name, value in vars(args).items() if name not in ("command", "run")}
     config = _with_environment(read_config(given), Environment.read())
     start_logging(config)
     from oscine.api.server import ServerError, serve
 
     try:
-        serve(config, lambda url, info: _announce(config, url, info))
+        serve(config, lambda url, info: _announce(config, url, info, time.perf_counter() - started_s))
     except ServerError as error:
         raise CommandError(str(error)) from None
 
@@ -56,13 +58,13 @@ def _with_environment(config: Config, environment: Environment) -> Config:
     return dataclasses.replace(config, server=dataclasses.replace(config.server, api_keys=keys))
 
 
-def _announce(config: Config, url: str, info: EngineInfo) -> None:
+def _announce(config: Config, url: str, info: EngineInfo, startup_s: float) -> None:
     name = (config.server.served_model_names or (None,))[0]
     body: dict[str, Any] = {"messages": [{"role": "user", "content": _EXAMPLE}]}
     key = " \\\n    -H 'Authorization: Bearer KEY'" if config.server.api_keys else ""
     print(
         f"oscine {oscine.__version__} serves {name or info.model} at {url} "
-        f"(context {info.max_model_len} tokens, ready in {info.ready_s:.1f} s). Try:\n"
+        f"(context {info.max_model_len} tokens, ready in {startup_s:.1f} s). Try:\n"
         f"  curl {url}/v1/chat/completions{key} \\\n    -d '{json.dumps(body)}'",
         flush=True,
     )

@@ -16,6 +16,7 @@ class Terminal:
         self._color = color
         self._kind = ""  # of what was written last
         self._at_line_start = True
+        self._dim = False
 
     def reasoning(self, text: str) -> None:
         self._write("reasoning", text, dim=True)
@@ -31,6 +32,7 @@ class Terminal:
 
     def end(self) -> None:
         """Ends the paragraph; what follows begins a new answer."""
+        self._set_dim(False)
         if not self._at_line_start:
             self._out.write("\n")
         self._kind = ""
@@ -42,7 +44,13 @@ class Terminal:
             return
         if self._kind and kind != self._kind:
             self._out.write("\n" if self._at_line_start else "\n\n")
+        self._set_dim(dim)
         self._kind = kind
         self._at_line_start = text.endswith("\n")
-        self._out.write(f"{_DIM}{text}{_RESET}" if dim and self._color else text)
+        self._out.write(text)
         self._out.flush()
+
+    def _set_dim(self, dim: bool) -> None:
+        if self._color and dim != self._dim:
+            self._out.write(_DIM if dim else _RESET)
+        self._dim = dim

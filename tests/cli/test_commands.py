@@ -1,0 +1,87 @@
+"""The command line as a person meets it: processes, their output and their exit status."""
+
+import os
+import pty
+import subprocess
+import sys
+
+import pytest
+
+import oscine
+from oscine.executor.fake import TEXT
+from tests.server import ServerProcess
+
+THOUGHT = "The user wants to hear something, so I say something."
+
+
+def run(*arguments: str, given: str = "", **environment: str) -> "subprocess.CompletedProcess[str]":
+    env = {k: v for k, v in os.environ.items() if not k.startswith("OPENAI_")} | environment
+    command = [sys.executable, "-m", "oscine.cli", *arguments]
+    return subprocess.run(command, input=given, capture_output=True, text=True, timeout=60, check=False, env=env)
+
+
+def test_version_and_help() -> None:
+    assert run("--version").stdout == f"oscine {oscine.__version__}\n"
+    for command in ([], ["serve"], ["chat"]):
+        done = run(*command, "--help")
+        assert done.returncode == 0
+        assert done.stdout.startswith("usage: oscine")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        ([], 2, "COMMAND"),
+        (["sing"], 2, "sing"),
+        (["serve", "--port", "x"], 2, "--port"),
+        (["chat", "--effort", "huge"], 2, "--effort"),
+        (["chat", "hi", "--url", "http://127.0.0.1:1"], 1, "http://127.0.0.1:1"),
+        (["chat", "hi", "--url", "nonsense"], 1, "nonsense"),
+    ],
+    ids=lambda v: " ".join(v) if isinstance(v, list) else str(v),
+)
+def test_errors_are_one_line_on_stderr(arguments: list[str], status: int, said: str) -> None:
+    done = run(*arguments)
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("oscine: error: ")
+    assert said in line
+    assert (done.returncode, done.stdout) == (status, "")
+
+
+def test_chat_into_a_pipe_is_plain_text(fake_server: ServerProcess) -> None:
+    done = run("chat", "Tell me something.", "--url", fake_server.url)
+    thought, answer = done.stdout.rstrip("\n").split("\n\n")
+    assert thought == THOUGHT
+    assert answer == (TEXT * 9)[: len(answer)]
+    assert "tokens/s" in done.stderr
+    assert "\x1b" not in done.stdout + done.stderr
+    assert run("chat", "Tell me something.", OPENAI_BASE_URL=f"{fake_server.url}/v1").stdout == done.stdout
+
+
+@pytest.mark.parametrize(("no_color", "dims"), [("", True), ("1", False)])
+def test_chat_in_a_terminal_dims_the_reasoning(fake_server: ServerProcess, no_color: str, dims: bool) -> None:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "oscine.cli", "chat", "hi", "--max-tokens", "90", "--url", fake_server.url]
+    env = {k: v for k, v in os.environ.items() if k != "NO_COLOR"} | ({"NO_COLOR": no_color} if no_color else {})
+    done = subprocess.run(command, stdout=theirs, stderr=subprocess.PIPE, timeout=60, check=False, env=env)
+    os.close(theirs)
+    with open(ours, "rb") as terminal:
+        text = terminal.read1(65536).decode()
+    assert done.returncode == 0
+    assert THOUGHT in text
+    assert (f"\x1b[2m{THOUGHT}" in text) == dims
+
+
+def test_a_conversation(fake_server: ServerProcess) -> None:
+    lines = ["/effort huge", "/effort low", "first", "second", "/reset", "third"]
+    done = run("chat", "--max-tokens", "80", "--url", fake_server.url, given="\n".join(lines))
+    assert done.returncode == 0
+    assert done.stdout.count(THOUGHT) == 3
+    assert "/effort takes one of low, medium, high" in done.stderr
+
+
+def test_a_server_that_refuses_is_quoted(fake_server: ServerProcess) -> None:
+    done = run("chat", "hi", "--url", fake_server.url, "--model", "gpt-9")
+    assert done.returncode == 1
+    assert "404" in done.stderr
+    assert "gpt-9" in done.stderr

@@ -1,0 +1,124 @@
+"""From command lines and YAML files to a Config."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oscine.cli.error import USAGE, CommandError
+from oscine.cli.options import Parser, add_options, read_config
+from oscine.config import Config
+
+GOLDEN = Path(__file__).parent / "serve_options.txt"
+
+
+def parser() -> Parser:
+    parser = Parser(prog="oscine serve", allow_abbrev=False)
+    add_options(parser)
+    return parser
+
+
+def config_of(*arguments: str) -> Config:
+    return read_config(vars(parser().parse_args(arguments)))
+
+
+def test_the_options_are_a_decision() -> None:
+    """An option that comes or goes must be written into serve_options.txt as well."""
+    actions = [action for action in parser()._actions if not isinstance(action, argparse._HelpAction)]
+    assert [" ".join(action.option_strings) or action.dest for action in actions] == GOLDEN.read_text().split()
+    assert all(action.help for action in actions)
+
+
+def test_nothing_given_is_the_defaults() -> None:
+    assert config_of() == Config()
+
+
+def test_every_part_of_the_config_is_reached() -> None:
+    config = config_of(
+        *("a-folder", "--max-model-len", "512", "--dtype", "bfloat16", "--page-size", "16", "--no-prefix-caching"),
+        *("--max-num-seqs", "3", "--executor", "fake", "--fake-step-s", "0.5", "--port", "0", "--date", "2025-08-05"),
+        *("--served-model-name", "a", "b", "--api-key", "k1", "--api-key", "k2", "--reasoning-field", "both"),
+    )
+    model, cache, scheduler, server = config.engine.model, config.engine.cache, config.engine.scheduler, config.server
+    assert (model.model, model.max_model_len, model.dtype) == ("a-folder", 512, "bfloat16")
+    assert (cache.page_size, cache.prefix_caching) == (16, False)
+    assert scheduler.max_num_seqs == 3
+    assert (config.engine.executor, config.engine.fake_step_s) == ("fake", 0.5)
+    assert (server.port, server.date, server.reasoning_field) == (0, "2025-08-05", "both")
+    assert (server.served_model_names, server.api_keys) == (("a", "b"), ("k1", "k2"))
+
+
+YAML = """
+model: a-folder
+max_num_seqs: 7          # either spelling
+max-model-len: 4096
+no-prefix-caching: true
+served-model-name: [a, b]
+api_key: 12345
+drain-s: 1.5
+"""
+
+
+def test_a_yaml_file_says_the_same_as_a_command_line(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(YAML)
+    assert config_of("--config", str(path)) == config_of(
+        *("a-folder", "--max-num-seqs", "7", "--max-model-len", "4096", "--no-prefix-caching"),
+        *("--served-model-name", "a", "b", "--api-key", "12345", "--drain-s", "1.5"),
+    )
+
+
+def test_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(YAML)
+    config = config_of("other", "--config", str(path), "--max-num-seqs", "9", "--served-model-name", "c")
+    assert config.engine.model.model == "other"
+    assert config.engine.scheduler.max_num_seqs == 9
+    assert config.server.served_model_names == ("c",)
+    assert config.engine.model.max_model_len == 4096
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("max_seqs: 7", "max_seqs"),
+        ("config: other.yaml", "config"),
+        ("port: high", "--port"),
+        ("port: [1, 2]", "port"),
+        ("port:", "port"),
+        ("port: {a: 1}", "port"),
+        ("port: true", "port"),
+        ("no-prefix-caching: 1", "no-prefix-caching"),
+        ("dtype: float64", "--dtype"),
+        ("page-size: 17", "--page-size"),
+        ("- a list", "mapping"),
+        ("a: [", "YAML"),
+    ],
+)
+def test_a_bad_file_is_an_error_that_names_the_key(tmp_path: Path, text: str, named: str) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    with pytest.raises(CommandError, match=named) as caught:
+        config_of("--config", str(path))
+    assert caught.value.status == USAGE
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--port", "99999"], "--port"),
+        (["--port", "x"], "--port"),
+        (["--prot", "80"], "--prot"),
+        (["--max-num-seqs", "0"], "--max-num-seqs"),
+        (["--max-num-batched-tokens", "8"], "--max-num-batched-tokens"),
+        (["--date", "today"], "--date"),
+        (["--config", "/no/such/file"], "/no/such/file"),
+        (["a", "b"], "b"),
+    ],
+)
+def test_a_bad_command_line_is_an_error_that_names_the_option(arguments: list[str], named: Any) -> None:
+    with pytest.raises(CommandError, match=named) as caught:
+        config_of(*arguments)
+    assert caught.value.status == USAGE
+    assert "\n" not in str(caught.value)

@@ -47,6 +47,7 @@ class Link:
         for fd in self._fds:
             self._loop.remove_reader(fd)
         self._socket.disable_monitor()
+        self._monitor.close()
         self._socket.close()
 
     def send(self, message: ToEngine) -> None:

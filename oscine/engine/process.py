@@ -150,7 +150,8 @@ class EngineServer:
 
 def _exit_with_stdin() -> None:
     """The parent is gone, or wants this process to go; nothing here is worth keeping."""
-    sys.stdin.buffer.read()
+    while os.read(sys.stdin.fileno(), 4096):  # not sys.stdin, whose lock could not be had again at exit
+        pass
     os._exit(0)
 
 

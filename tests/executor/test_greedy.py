@@ -34,7 +34,7 @@ def test_greedy_equals_full_recomputation(
     overlap: bool,
     prefix_caching: bool,
 ) -> None:
-    prompts = [prompt(length - 1) + [tail] for length, tail, _ in workload]
+    prompts = [[*prompt(length - 1), tail] for length, tail, _ in workload]
     loop = engine(
         options(max_num_seqs=num_seqs, max_num_batched_tokens=chunk, overlap=overlap, prefix_caching=prefix_caching),
         num_full_pages=pages,

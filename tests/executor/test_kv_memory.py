@@ -53,7 +53,7 @@ def test_what_does_not_fit_is_refused_with_the_arithmetic() -> None:
         ValueError, match=rf"44032 tokens.* 688 full pages x {PAGE_20B} bytes \+ 4 sliding .*1073741824"
     ):
         plan_memory(GPT_20B, options(1 << 30, max_model_len=44000), weights=1, element_bytes=2)
-    with pytest.raises(ValueError, match="64 tokens.* 1 full pages"):
+    with pytest.raises(ValueError, match=r"64 tokens.* 1 full pages"):
         plan_memory(GPT_20B, options(1 << 20), weights=1, element_bytes=2)
     with pytest.raises(ValueError, match="--max-model-len 300000 is above the model's own 131072"):
         plan_memory(GPT_20B, options(64 << 30, max_model_len=300000), weights=1, element_bytes=2)

@@ -73,7 +73,7 @@ CASES: dict[str, dict[str, object]] = {
     "negative frequency": {"frequency_penalty": -2.0},
     "repetition": {"repetition_penalty": 1.8},
     "bias": {"logit_bias": {3: 100.0}},
-    "forbidding": {"logit_bias": {i: -100.0 for i in range(90)}},
+    "forbidding": {"logit_bias": dict.fromkeys(range(90), -100.0)},
     "bias and penalties": {"logit_bias": {3: 0.6, 8: 0.5}, "presence_penalty": 0.2, "repetition_penalty": 1.1},
     "penalties and noise": {"temperature": 1.0, "frequency_penalty": 1.0, "top_k": 20},
 }

@@ -1,0 +1,282 @@
+"""The engine in a process of its own: what a client sees in good times and in bad ones."""
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from oscine.config import ModelOptions
+from oscine.engine.build import build_engine
+from oscine.engine.client import EngineClient, EngineDied, EngineError, EngineOverloaded
+from oscine.engine.offline import generate
+
+from .conftest import CONFIG, RETURN
+from .harness import PATIENCE_S, options, read, request, run, running, serving, tokens, until
+
+SLOW_S = 0.002
+ENDLESS = 3000
+
+
+def test_many_streams_at_once(folder: Path) -> None:
+    async def test() -> None:
+        async with serving(options(folder)) as client:
+            assert client.info is not None
+            assert (client.info.model, client.info.vocab_size) == (str(folder), CONFIG.vocab_size)
+            requests = [request(str(i), max_tokens=20 + i) for i in range(20)]
+            found = await asyncio.gather(*(read(client.submit(one)) for one in requests))
+            for one, outputs in zip(requests, found, strict=True):
+                assert {output.request_id for output in outputs} == {one.request_id}
+                assert len(tokens(outputs)) == one.sampling.max_tokens
+                assert [output.finish_reason for output in outputs[-2:]] == [None, "length"]
+            stats = client.stats
+            assert (stats.num_running, stats.num_waiting) == (0, 0)
+            assert (stats.full_pages_used, stats.sliding_pages_used) == (0, 0)
+            assert stats.generated_tokens == sum(one.sampling.max_tokens for one in requests)
+        assert client.state == "stopped"
+
+    run(test)
+
+
+def test_the_scripted_reply_ends_where_its_end_is_a_stop_and_goes_on_where_not(folder: Path) -> None:
+    async def test() -> None:
+        async with serving(options(folder)) as client:
+            whole, endless = await asyncio.gather(
+                read(client.submit(request("stop", max_tokens=ENDLESS, stop_token_ids=(RETURN,)))),
+                read(client.submit(request("on", max_tokens=1000, logprobs=1))),
+            )
+            assert whole[-1].finish_reason == "stop"
+            assert tokens(whole)[-1] == RETURN
+            assert tokens(endless)[: len(tokens(whole)) - 1] == tokens(whole)[:-1]
+            assert RETURN not in tokens(endless)
+            assert [entry.token_id for output in endless for entry in output.logprobs or []] == tokens(endless)
+
+    run(test)
+
+
+def test_cancel_and_close_free_everything(folder: Path) -> None:
+    async def test() -> None:
+        async with serving(options(folder, fake_step_s=SLOW_S)) as client:
+            cancelled = client.submit(request("a", max_tokens=ENDLESS))
+            await anext(cancelled)
+            client.cancel("a")
+            outputs = await read(cancelled)
+            assert outputs[-1].finish_reason == "cancelled"
+            assert (client.stats.full_pages_used, client.stats.num_running) == (0, 0)
+            async with client.submit(request("b", max_tokens=ENDLESS)) as closed:
+                await anext(closed)
+                await until(lambda: client.stats.num_running == 1)
+            await until(lambda: client.stats.num_running == 0)
+            assert client.stats.full_pages_used == client.stats.sliding_pages_used == 0
+            client.cancel("b")
+            assert len(tokens(await read(client.submit(request("b"))))) == 8
+
+    run(test)
+
+
+def test_one_too_many_is_refused_as_overload_and_a_bad_one_as_an_error(folder: Path) -> None:
+    async def test() -> None:
+        async with serving(options(folder, max_num_seqs=1, max_waiting=1)) as client:
+            streams = [client.submit(request(str(i))) for i in range(5)]
+            with pytest.raises(ValueError, match="'0' is in use"):
+                client.submit(request("0"))
+            found = await asyncio.gather(*map(read, streams), return_exceptions=True)
+            refused = [outcome for outcome in found if isinstance(outcome, EngineOverloaded)]
+            assert refused
+            assert not isinstance(found[0], BaseException)
+            assert all(tokens(outcome) for outcome in found if not isinstance(outcome, BaseException))
+            [bad] = await read(client.submit(request("long", [1] * CONFIG.max_position_embeddings)))
+            assert bad.finish_reason == "error"
+            assert "4096 tokens" in str(bad.error)
+
+    run(test)
+
+
+def test_a_killed_engine_fails_its_requests_at_once_and_comes_back(folder: Path) -> None:
+    async def test() -> None:
+        async with serving(options(folder, fake_step_s=SLOW_S)) as client:
+            first = client.pid
+            assert first is not None
+            streams = [client.submit(request(str(i), max_tokens=ENDLESS)) for i in range(3)]
+            await asyncio.gather(*map(anext, streams))
+            os.kill(first, signal.SIGKILL)
+            for stream in streams:
+                with pytest.raises(EngineDied):
+                    await read(stream)
+            assert client.state == "restarting"
+            with pytest.raises(EngineDied):
+                client.submit(request("early"))
+            assert client.stats.num_running == 0
+            await client.wait_ready()
+            assert client.pid != first
+            assert client.error is None
+            assert len(tokens(await read(client.submit(request("0"))))) == 8
+
+    run(test)
+
+
+def test_signals_are_the_parents_affair(folder: Path) -> None:
+    async def test() -> None:
+        async with serving(options(folder)) as client:
+            assert client.pid is not None
+            for number in (signal.SIGINT, signal.SIGTERM):
+                os.kill(client.pid, number)
+                assert len(tokens(await read(client.submit(request("a"))))) == 8
+            assert client.state == "ready"
+
+    run(test)
+
+
+def test_a_model_runs_in_the_process_as_it_does_here_and_a_failing_step_fails_all(folder: Path) -> None:
+    async def test() -> None:
+        requests = [request(str(i), list(range(i, i + 40)), temperature=float(i % 2), logprobs=1) for i in range(6)]
+        expected = generate(build_engine(options(folder, executor="torch")).loop, requests)
+        async with serving(options(folder, executor="torch")) as client:
+            for one, outputs in zip(
+                requests, await asyncio.gather(*(read(client.submit(r)) for r in requests)), strict=True
+            ):
+                assert tokens(outputs) == tokens(expected[one.request_id])
+                assert outputs[-1].logprobs is not None
+            live = client.submit(request("live", max_tokens=4000, temperature=0.0))
+            await anext(live)
+            # The API refuses such a token; here it stands for whatever makes a step fail.
+            bad = client.submit(request("bad", [CONFIG.vocab_size + 1]))
+            for stream in (live, bad):
+                outputs = await read(stream)
+                assert outputs[-1].finish_reason == "error"
+                assert "the engine failed" in str(outputs[-1].error)
+            await until(lambda: client.state == "restarting")
+            await until(lambda: client.error == "the engine process exited with status 3")
+            await client.wait_ready()
+            assert tokens(await read(client.submit(requests[0]))) == tokens(expected["0"])
+
+    run(test)
+
+
+def test_an_engine_that_cannot_start_says_why(folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    broken = shutil.copytree(folder, tmp_path / "broken")
+    weights = broken / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    huge = replace(options(folder, executor="torch"), model=ModelOptions(model=str(folder), max_model_len=4096))
+    huge = replace(huge, cache=replace(huge.cache, kv_cache_bytes=1000))
+    causes = [(options(broken, executor="torch"), f"{weights}: truncated"), (huge, "--kv-cache-bytes is 1000")]
+
+    async def test() -> None:
+        for bad, reason in causes:
+            client = EngineClient(bad)
+            await client.start()
+            with pytest.raises(EngineError) as caught:
+                await client.wait_ready()
+            assert reason in str(caught.value)
+            assert "\n" not in str(caught.value)
+            assert (client.state, client.error) == ("failed", str(caught.value))
+            await client.stop()
+
+    run(test)
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_an_engine_that_keeps_dying_at_its_start_is_given_up(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", shutil.which("false"))
+
+    async def test() -> None:
+        client = EngineClient(options(folder))
+        await client.start()
+        with pytest.raises(EngineError, match="exited with status 1 while starting"):
+            await client.wait_ready()
+        assert client.state == "failed"
+        await client.stop()
+
+    run(test)
+
+
+GUEST = """
+import asyncio, sys
+from oscine.engine.client import EngineClient
+from oscine.types import GenerationRequest, SamplingParams
+async def main():
+    client = EngineClient(address=sys.argv[1])
+    await client.start()
+    await client.wait_ready()
+    stream = client.submit(GenerationRequest("guest", [1, 2], SamplingParams(max_tokens=3000)))
+    await anext(stream)
+    print("running", flush=True)
+    await asyncio.sleep(3600)
+asyncio.run(main())
+"""
+
+
+def test_a_client_that_vanishes_leaves_nothing_behind(folder: Path) -> None:
+    async def test() -> None:
+        async with serving(options(folder, fake_step_s=SLOW_S)) as client:
+            guest = subprocess.Popen([sys.executable, "-c", GUEST, client.address], stdout=subprocess.PIPE)
+            assert guest.stdout is not None
+            with guest, guest.stdout:
+                assert await asyncio.to_thread(guest.stdout.readline) == b"running\n"
+                await until(lambda: client.stats.num_running == 1)
+                guest.kill()
+            await until(lambda: client.stats.num_running == 0)
+            assert client.stats.full_pages_used == client.stats.sliding_pages_used == 0
+            assert len(tokens(await read(client.submit(request("guest"))))) == 8
+
+    run(test)
+
+
+def test_a_second_client_follows_the_engine_through_a_restart(folder: Path) -> None:
+    async def test() -> None:
+        async with (
+            serving(options(folder, fake_step_s=SLOW_S)) as owner,
+            running(EngineClient(address=owner.address)) as guest,
+        ):
+            mine = owner.submit(request("same", max_tokens=ENDLESS))
+            await anext(mine)
+            [refused] = await read(guest.submit(request("same")))
+            assert refused.error == "request id 'same' is in use"
+            stream = guest.submit(request("guest", max_tokens=ENDLESS))
+            await anext(stream)
+            assert owner.pid is not None
+            os.kill(owner.pid, signal.SIGKILL)
+            with pytest.raises(EngineDied):
+                await read(stream)
+            await guest.wait_ready()
+            assert len(tokens(await read(guest.submit(request("guest"))))) == 8
+
+    run(test)
+
+
+PARENT = """
+import asyncio, sys
+from oscine.config import EngineOptions, ModelOptions
+from oscine.engine.client import EngineClient
+async def main():
+    client = EngineClient(EngineOptions(model=ModelOptions(model=sys.argv[1]), executor="fake"))
+    await client.start()
+    await client.wait_ready()
+    print(client.pid, flush=True)
+    await asyncio.sleep(3600)
+asyncio.run(main())
+"""
+
+
+def test_the_engine_does_not_outlive_its_parent(folder: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", PARENT, str(folder)], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        engine = psutil.Process(int(parent.stdout.readline()))
+        assert engine.is_running()
+        parent.kill()
+        engine.wait(PATIENCE_S)
+
+
+def test_the_fake_needs_no_torch(folder: Path) -> None:
+    code = (
+        "import sys; from oscine.config import *; from oscine.engine.build import build_engine\n"
+        "build_engine(EngineOptions(model=ModelOptions(model=sys.argv[1]), executor='fake'))\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(folder)], check=True)

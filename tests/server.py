@@ -1,9 +1,12 @@
 """A real server in processes of its own, for tests that end it, crash its engine, or read what it wrote."""
 
+import json
 import os
 import signal
 import time
+import urllib.request
 from collections.abc import Callable
+from typing import Any
 
 import psutil
 
@@ -33,6 +36,11 @@ class ServerProcess(Server):
 
     def processes(self) -> list[psutil.Process]:
         return psutil.Process(self.pid).children(recursive=True)
+
+    def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        data = json.dumps(body).encode()
+        with urllib.request.urlopen(self.url + path, data, timeout=DEADLINE_S) as response:
+            return dict(json.load(response))
 
     def terminate(self) -> None:
         os.kill(self.pid, signal.SIGTERM)

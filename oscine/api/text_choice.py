@@ -72,9 +72,10 @@ class TextChoice:
         return lists
 
     def _text(self, token_id: int) -> str:
-        if self._skip_special or not self._tokenizer.is_special(token_id):
+        name = self._tokenizer.token_bytes(token_id)
+        if self._skip_special or not name or not self._tokenizer.is_special(token_id):
             return self._detokenizer.add(token_id)
-        return self._detokenizer.finish() + self._tokenizer.token_bytes(token_id).decode()
+        return self._detokenizer.finish() + name.decode()
 
     def _shown(self, text: str) -> str:
         return text if self._stops is None else self._stops.feed(text)

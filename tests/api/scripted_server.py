@@ -40,14 +40,17 @@ class ScriptedServer:
         self.engine.script = in_pieces(ids, size, finish)
         return self.engine.script
 
-    def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
-        return self._runner.run(self._post(path, body, options))
+    def post(self, path: str, body: Any) -> httpx.Response:
+        """`body` is JSON, or bytes as they are."""
+        return self._runner.run(self._request("POST", path, body if isinstance(body, bytes) else json.dumps(body)))
 
-    async def _post(self, path: str, body: Any, options: dict[str, Any]) -> httpx.Response:
+    def get(self, path: str) -> httpx.Response:
+        return self._runner.run(self._request("GET", path, b""))
+
+    async def _request(self, method: str, path: str, content: bytes | str) -> httpx.Response:
         transport = httpx.ASGITransport(create_app(self.service), raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-            content = body if isinstance(body, bytes) else json.dumps(body).encode()
-            return await client.post(path, content=content, **options)
+            return await client.request(method, path, content=content)
 
     def chat(self, content: str = "hi", **parameters: Any) -> dict[str, Any]:
         """The answer's JSON; fails unless the status is 200."""

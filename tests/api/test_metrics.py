@@ -1,0 +1,85 @@
+"""What /metrics says, and that it adds up."""
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from oscine.engine.stream import EngineDied
+from oscine.types import EngineStats
+from tests.api.scripted_server import ScriptedServer
+from tests.server import ServerProcess
+
+DASHBOARD_NAMES = [
+    *("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "prefix_cache_queries_total"),
+    *("prefix_cache_hits_total", "prompt_tokens_total", "generation_tokens_total", "num_preemptions_total"),
+    *("time_to_first_token_seconds_count", "inter_token_latency_seconds_sum", "e2e_request_latency_seconds_bucket"),
+    *("request_queue_time_seconds_count", "request_prefill_time_seconds_count", "request_decode_time_seconds_count"),
+    "request_success_total",
+]
+
+Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+def samples(text: str) -> Samples:
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def total(found: Samples, name: str, **labels: str) -> float:
+    return sum(value for (own, given), value in found.items() if own == name and labels.items() <= dict(given).items())
+
+
+def scrape(server: ScriptedServer) -> Samples:
+    return samples(server.get("/metrics").text)
+
+
+def test_the_names_dashboards_know(scripted: ScriptedServer) -> None:
+    scripted.chat()
+    found = scrape(scripted)
+    names = {name for name, _ in found}
+    for name in DASHBOARD_NAMES:
+        assert f"oscine:{name}" in names
+        own = {labels: value for (known, labels), value in found.items() if known == f"oscine:{name}"}
+        alias = {labels: value for (known, labels), value in found.items() if known == f"vllm:{name}"}
+        assert alias == own
+
+
+def test_requests_are_counted_by_how_they_end(scripted: ScriptedServer) -> None:
+    scripted.says("hello", size=1, finish="length")
+    scripted.chat(n=2)
+    scripted.engine.script = lambda request: [EngineDied("gone")]
+    scripted.post("/v1/completions", {"prompt": "a"})
+    found = scrape(scripted)
+    assert total(found, "oscine:request_success_total", finished_reason="length") == 2
+    assert total(found, "oscine:request_success_total", finished_reason="abort") == 1
+    assert total(found, "oscine:time_to_first_token_seconds_count") == 2
+    assert total(found, "oscine:inter_token_latency_seconds_count") == 2 * (len("hello") - 1)
+    assert total(found, "oscine:request_generation_tokens_sum") == 2 * len("hello")
+    assert total(found, "oscine:http_responses_total", path="/v1/chat/completions", status="200") == 1
+    assert total(found, "oscine:http_responses_total", path="/v1/completions", status="503") == 1
+
+
+def test_paths_that_do_not_exist_share_a_label(scripted: ScriptedServer) -> None:
+    for path in ("/a", "/b"):
+        scripted.get(path)
+    assert total(scrape(scripted), "oscine:http_responses_total", path="other", status="404") == 2
+
+
+def test_the_engines_numbers_are_those_of_the_moment(scripted: ScriptedServer) -> None:
+    scripted.engine.stats = EngineStats(
+        num_running=3, full_pages_used=2, full_pages_total=8, sliding_pages_used=6, sliding_pages_total=8
+    )
+    found = scrape(scripted)
+    assert total(found, "oscine:num_requests_running") == 3
+    assert total(found, "oscine:full_pages_used") == 2
+    assert total(found, "oscine:kv_cache_usage_perc") == 0.75
+    assert total(found, "oscine:engine_ready") == 1
+
+
+def test_a_real_engine_counts_tokens(fake_server: ServerProcess) -> None:
+    fake_server.wait_idle()
+    before = fake_server.metric("oscine:generation_tokens_total")
+    fake_server.post("/v1/completions", {"prompt": "a", "max_tokens": 17, "n": 2})
+    fake_server.wait_idle()
+    assert fake_server.metric("oscine:generation_tokens_total") - before == 34

@@ -68,7 +68,7 @@ class Header:
         """Whether someone else speaks: the model went on past its turn."""
         role = self._text if self._section == "role" else self._role
         first = role.split(maxsplit=1)[0] if role.strip() else ""
-        return self.opening != "prompt" and (first in _OTHER_ROLES or first.startswith(f"{NAMESPACE}."))
+        return first in _OTHER_ROLES or first.startswith(f"{NAMESPACE}.")
 
     @property
     def channel(self) -> Channel | None:

@@ -153,14 +153,11 @@ class SchemaTypes:
 
     def _union_property(self, name: str, schema: dict[str, Any], variants: list[Any], indent: str) -> str:
         """A property that is one of several types, one a line, between its name and the comma."""
-        description = schema.get("description")
-        first = variants[0].get("description") if isinstance(variants[0], dict) else None
-        described = isinstance(description, str) and description != first
-        lines = [*_title_lines(schema), *_example_lines(schema), *(_description_lines(schema) if described else [])]
+        lines = [*_title_lines(schema), *_example_lines(schema), *_description_lines(schema)]
         lines += [f"// {comment}" for comment in trailing_comments(schema, described=True)]
         lines.append(f"{name}:")
-        for i, variant in enumerate(variants):
-            said = (i == 0 and described) or (isinstance(variant, dict) and variant.get("description") == description)
+        for variant in variants:
+            said = isinstance(variant, dict) and variant.get("description") == schema.get("description")
             trailing = _trailing(trailing_comments(variant, described=said))
             lines.append(f" | {self.type_of(variant, indent + '   ')}{trailing}")
         if schema.get("nullable") is True and not _admits_null(schema):

@@ -35,11 +35,21 @@ def _with(strategy: st.SearchStrategy[dict[str, Any]], **extra: st.SearchStrateg
     return st.builds(lambda base, more: base | more, strategy, _optional({}, **extra))
 
 
+def _told_apart(schema: dict[str, Any]) -> dict[str, Any]:
+    """Without the description of the first variant, where the oracle drops that or the property's own."""
+    if "oneOf" not in schema or "description" not in schema:
+        return schema
+    first, *others = schema["oneOf"]
+    return schema | {"oneOf": [{key: value for key, value in first.items() if key != "description"}, *others]}
+
+
 def _compound(inner: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[dict[str, Any]]:
     variants = st.lists(_with(inner, description=texts, default=defaults), min_size=1, max_size=3)
     properties = st.dictionaries(
         words,
-        _with(inner, title=words, description=texts, default=defaults, examples=st.lists(words, max_size=2)),
+        _with(inner, title=words, description=texts, default=defaults, examples=st.lists(words, max_size=2)).map(
+            _told_apart
+        ),
         max_size=4,
     )
     return st.one_of(

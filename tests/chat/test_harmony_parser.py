@@ -269,6 +269,19 @@ def test_a_stop_string_across_tokens_is_stripped(byte_tokenizer: Tokenizer) -> N
     assert (parsed.content, parsed.content_token_indices) == ("aébcd", [1, 2, 3, 4, 5, 6])
 
 
+def test_what_is_held_back_is_shown_in_the_end(says: Callable[..., ParsedMessage], byte_tokenizer: Tokenizer) -> None:
+    assert says(f"{FINAL} ST", stop=["STOP"]).content == "Yes ST"
+    assert says(f"{FINAL} ST<|end|>OP", stop=["STOP"]).content == "Yes ST\n\nOP"
+    assert parse(byte_tokenizer, [0xE6]).content == "\ufffd"
+    parsed = parse(byte_tokenizer, [byte_tokenizer.message, 0xE6, byte_tokenizer.return_], stop=["\ufffd"])
+    assert (parsed.content, parsed.terminator) == ("", "stop")
+
+
+def test_bare_text_consists_of_all_its_tokens(byte_tokenizer: Tokenizer) -> None:
+    parsed = parse(byte_tokenizer, "éa".encode())
+    assert (parsed.content, parsed.content_token_indices) == ("éa", [0, 1, 2])
+
+
 def test_a_character_cut_short_becomes_a_replacement(byte_tokenizer: Tokenizer) -> None:
     parsed = parse(byte_tokenizer, [byte_tokenizer.message, *b"a\xe6\x97", byte_tokenizer.return_])
     assert (parsed.content, parsed.content_token_indices) == ("a\ufffd", [1, 2, 3])

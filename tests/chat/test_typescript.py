@@ -35,6 +35,11 @@ NOTHING_LOST: list[tuple[Any, str]] = [
         "x?:\n | string // a name\n | number // minimum: 1\n,",
     ),
     ({"oneOf": [{"type": "string"}, {"type": "null"}]}, "x?:\n | string\n | null\n,"),
+    (
+        {"description": "a", "oneOf": [{"type": "string", "description": "a"}, {"type": "null", "description": "b"}]},
+        "// a\nx?:\n | string\n | null // b\n,",
+    ),
+    ({"description": "a", "oneOf": [{"type": "null", "description": "b"}]}, "// a\nx?:\n | null // b\n,"),
     ({"oneOf": [{"type": "string"}], "nullable": True}, "x?:\n | string\n | null\n,"),
     ({"oneOf": [{"type": "string", "pattern": "^a"}]}, 'x?:\n | string // pattern: "^a"\n,'),
     ({"allOf": [{"type": "string", "minLength": 2}]}, "x?: string, // minLength: 2"),

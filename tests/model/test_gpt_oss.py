@@ -115,7 +115,7 @@ def test_only_the_wanted_rows_get_logits() -> None:
     ours, tokens = MODELS[SMALL], random_tokens(SMALL, 20)
     stepper, sequence = Stepper(ours), Sequence(tokens, 0)
     sequence.pages.append(0)
-    batch = stepper._batch(((sequence, 20),))
+    batch = stepper.batch(((sequence, 20),))
     everything = ours.forward(batch, stepper.kv)
     some = ours.forward(replace(batch, logits_rows_N=torch.tensor([19, 3])), stepper.kv)
     torch.testing.assert_close(some, everything[[19, 3]])

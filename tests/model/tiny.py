@@ -95,13 +95,12 @@ class Stepper:
         for sequence, count in work:
             while len(sequence.pages) * PAGE < sequence.computed + count:
                 sequence.pages.append(self.free.pop())
-        batch = self._batch(work)
-        logits = self.model.forward(batch, self.kv)
+        logits = self.model.forward(self.batch(work), self.kv)
         for sequence, count in work:
             sequence.computed += count
         return list(logits.split([count for _, count in work]))
 
-    def _batch(self, work: tuple[tuple[Sequence, int], ...]) -> Batch:
+    def batch(self, work: tuple[tuple[Sequence, int], ...]) -> Batch:
         index = [torch.arange(s.computed, s.computed + count) for s, count in work]
         contexts = [s.computed + count for s, count in work]
         full = torch.full((len(work), max(len(s.pages) for s, _ in work)), -1, dtype=torch.int32)

@@ -6,7 +6,6 @@ Knows token ids only: no text, no HTTP, no torch.
 import asyncio
 import shutil
 import tempfile
-from pathlib import Path
 from typing import Literal, Protocol
 
 import zmq
@@ -78,8 +77,10 @@ class EngineClient:
         self.error: str | None = None
         self.info: EngineInfo | None = None
         self.stats = EngineStats()
-        self.address = address or f"ipc://{tempfile.mkdtemp(prefix='oscine-')}/engine"  # mode 0700: private
-        self._supervisor = EngineSupervisor(options, self.address, self._on_exit) if options is not None else None
+        self.address = address  # ZeroMQ endpoint of the engine; an owner's is made by start()
+        self._options = options
+        self._folder: str | None = None  # of an owner's socket
+        self._supervisor: EngineSupervisor | None = None
         self._supervising: asyncio.Task[None] | None = None
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._link: Link | None = None
@@ -92,9 +93,12 @@ class EngineClient:
         return self._supervisor.pid if self._supervisor is not None else None
 
     async def start(self) -> None:
-        self._connect()
-        if self._supervisor is not None:
+        if self._options is not None:
+            self._folder = tempfile.mkdtemp(prefix="oscine-")  # mode 0700: nobody else may connect
+            self.address = f"ipc://{self._folder}/engine"
+            self._supervisor = EngineSupervisor(self._options, self.address, self._on_exit)
             self._supervising = asyncio.create_task(self._supervisor.run())
+        self._connect()
 
     async def stop(self) -> None:
         if self.state == "stopped":
@@ -102,8 +106,8 @@ class EngineClient:
         self._enter("stopped", "the engine was stopped")
         if self._supervisor is not None and self._supervising is not None:
             await self._supervisor.stop(self._supervising)
-        if self._supervisor is not None:
-            shutil.rmtree(Path(self.address.removeprefix("ipc://")).parent)
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)  # the engine may have removed it first
         self._context.term()
 
     async def wait_ready(self) -> EngineInfo:
@@ -119,9 +123,9 @@ class EngineClient:
             raise EngineDied(self.error or "the engine is starting")
         if request.request_id in self._streams:
             raise ValueError(f"request id {request.request_id!r} is in use")
+        self._send(Submit(request))
         stream = RequestStream(request.request_id, self._abandon)
         self._streams[request.request_id] = stream
-        self._send(Submit(request))
         return stream
 
     def cancel(self, request_id: str) -> None:
@@ -139,6 +143,7 @@ class EngineClient:
     # ---- what the link and the supervisor report ----
 
     def _connect(self) -> None:
+        assert self.address is not None
         self._link = Link(self._context, self.address, lambda: self._send(Hello()), self._receive, self._on_down)
 
     def _receive(self, message: ToClient) -> None:

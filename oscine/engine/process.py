@@ -6,6 +6,7 @@ the whole group lets the parent drain first.
 """
 
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -97,7 +98,7 @@ class EngineServer:
             try:
                 outputs = loop.step()
             except Exception as error:
-                self._send(loop.fail_all(f"the engine failed: {error}"))
+                self._send(loop.fail_all(f"the engine failed ({type(error).__name__}) and is started again"))
                 raise
             self._send(outputs)
 
@@ -148,10 +149,11 @@ class EngineServer:
                 self._loop.cancel(request_id)
 
 
-def _exit_with_stdin() -> None:
-    """The parent is gone, or wants this process to go; nothing here is worth keeping."""
+def _exit_with_stdin(address: str) -> None:
+    """The parent is gone, or wants this process to go; nothing here is worth keeping, nor is the socket's folder."""
     while os.read(sys.stdin.fileno(), 4096):  # not sys.stdin, whose lock could not be had again at exit
         pass
+    shutil.rmtree(os.path.dirname(address.removeprefix("ipc://")), ignore_errors=True)
     os._exit(0)
 
 
@@ -185,7 +187,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     launch = msgspec.json.decode(sys.stdin.buffer.readline(), type=Launch)
-    threading.Thread(target=_exit_with_stdin, daemon=True).start()
+    threading.Thread(target=_exit_with_stdin, args=(launch.address,), daemon=True).start()
     clients = Clients(launch.address)
     status = _serve(clients, launch, started_s)
     clients.close()

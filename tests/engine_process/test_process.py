@@ -215,7 +215,7 @@ asyncio.run(main())
 def test_a_client_that_vanishes_leaves_nothing_behind(folder: Path) -> None:
     async def test() -> None:
         async with serving(options(folder, fake_step_s=SLOW_S)) as client:
-            guest = subprocess.Popen([sys.executable, "-c", GUEST, client.address], stdout=subprocess.PIPE)
+            guest = subprocess.Popen([sys.executable, "-c", GUEST, str(client.address)], stdout=subprocess.PIPE)
             assert guest.stdout is not None
             with guest, guest.stdout:
                 assert await asyncio.to_thread(guest.stdout.readline) == b"running\n"
@@ -258,7 +258,7 @@ async def main():
     client = EngineClient(EngineOptions(model=ModelOptions(model=sys.argv[1]), executor="fake"))
     await client.start()
     await client.wait_ready()
-    print(client.pid, flush=True)
+    print(client.pid, client.address, flush=True)
     await asyncio.sleep(3600)
 asyncio.run(main())
 """
@@ -267,10 +267,12 @@ asyncio.run(main())
 def test_the_engine_does_not_outlive_its_parent(folder: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", PARENT, str(folder)], stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None
-        engine = psutil.Process(int(parent.stdout.readline()))
-        assert engine.is_running()
+        pid, address = parent.stdout.readline().decode().split()
+        engine, folder_of_socket = psutil.Process(int(pid)), Path(address.removeprefix("ipc://")).parent
+        assert folder_of_socket.is_dir()
         parent.kill()
         engine.wait(PATIENCE_S)
+    assert not folder_of_socket.exists()
 
 
 def test_the_fake_needs_no_torch(folder: Path) -> None:

@@ -166,3 +166,15 @@ def test_prompt_logprobs_in_chunks(chunk: int, overlap: bool) -> None:
 
 def test_the_vocabulary_is_what_the_tests_think() -> None:
     assert all(0 <= token < CONFIG.vocab_size - 1 for token in prompt(100))
+
+
+def test_penalties_count_what_was_generated_before_a_preemption() -> None:
+    requests = [
+        request(str(i), prompt(12, start=i), max_tokens=60, temperature=1.0, seed=i, frequency_penalty=0.7)
+        for i in range(4)
+    ]
+    loop = engine(options(max_num_batched_tokens=16, overlap=True), num_full_pages=10, num_sliding_pages=10)
+    found = run(loop, *requests)
+    assert loop.stats().preemptions > 0
+    for one in requests:
+        assert found[one.request_id].token_ids == run(engine(options()), one)[one.request_id].token_ids

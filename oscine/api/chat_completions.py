@@ -46,6 +46,7 @@ class ChatCompletions:
         # Every parameter is judged before the prompt is made, which costs more.
         talk = conversation(asked, self.service.date)
         n, stop = sampling.choices(asked.n), sampling.stop_strings(asked.stop)
+        self.service.admission.check(n)
         prompt = await model.prompts.render(talk)
         params = _sampling_params(asked, len(prompt), model)
         choices = [_choice(asked, model, len(prompt), stop) for _ in range(n)]
@@ -61,8 +62,6 @@ class ChatCompletions:
 
 
 def _sampling_params(asked: ChatCompletionRequest, num_prompt_tokens: int, model: ReadyModel) -> SamplingParams:
-    if asked.max_tokens is None:
-        asked.max_tokens = asked.max_completion_tokens
     if asked.stream_options is not None and not asked.stream:
         raise invalid("stream_options", "it is for streamed answers")
     top = asked.top_logprobs
@@ -74,11 +73,18 @@ def _sampling_params(asked: ChatCompletionRequest, num_prompt_tokens: int, model
     )
     if top and not asked.logprobs:
         raise invalid("top_logprobs", "it needs 'logprobs': true")
-    length = model.info.max_model_len
+    newer = asked.max_completion_tokens is not None
+    max_tokens = sampling.max_new_tokens(
+        num_prompt_tokens,
+        asked.max_completion_tokens if newer else asked.max_tokens,
+        model.info.max_model_len,
+        prompt="messages",
+        param="max_completion_tokens" if newer else "max_tokens",
+    )
     tokenizer = model.tokenizer
     return sampling.sampling_params(
         asked,
-        max_tokens=sampling.max_new_tokens(num_prompt_tokens, asked.max_tokens, length, param="messages"),
+        max_tokens=max_tokens,
         vocab_size=model.info.vocab_size,
         model_stop_ids=(tokenizer.return_, tokenizer.call, tokenizer.endoftext),
         logprobs=(top or 0) if asked.logprobs else None,

@@ -39,7 +39,9 @@ class Completions:
         model = self.service.ready()
         _check_supported(asked)
         n, stop = sampling.choices(asked.n), sampling.stop_strings(asked.stop)
-        prompts = await _prompts(asked.prompt, model)
+        given = _prompts(asked.prompt)
+        self.service.admission.check(len(given) * n)
+        prompts = await _token_ids(given, model)
         priority = sampling.priority(asked.priority)
         params = [_sampling_params(asked, len(prompt), model) for prompt in prompts]
         choices = [_choice(asked, model, prompt, stop) for prompt in prompts for _ in range(n)]
@@ -64,33 +66,32 @@ def _check_supported(asked: CompletionRequest) -> None:
         raise invalid("stream_options", "it is for streamed answers")
 
 
-async def _prompts(prompt: str | list[Any], model: ReadyModel) -> list[list[int]]:
-    """Token ids of each prompt. Raises APIError for anything else than the four forms, and for an empty prompt."""
-    several = isinstance(prompt, list) and not _is_ids(prompt)
-    found = [await _prompt_ids(p, model) for p in prompt] if several else [await _prompt_ids(prompt, model)]
-    sampling.check(bool(found) and all(found), "prompt", "not empty", prompt if not found else "an empty prompt")
+def _prompts(prompt: str | list[Any]) -> list[Any]:
+    """The prompts of a request, each a text or token ids if it is anything that can be used."""
+    return [prompt] if isinstance(prompt, str) or not prompt or _is_ids(prompt) else prompt
+
+
+async def _token_ids(prompts: list[Any], model: ReadyModel) -> list[list[int]]:
+    """Token ids of each prompt. Raises APIError for what is neither text nor token ids, and for an empty prompt."""
+    for prompt in prompts:
+        if not prompt or not (isinstance(prompt, str) or _is_ids(prompt)):
+            raise invalid("prompt", "it is a text, token ids, or a list of either, and never empty")
+    encoded = iter(await model.prompts.encode([prompt for prompt in prompts if isinstance(prompt, str)]))
+    found = [next(encoded) if isinstance(prompt, str) else prompt for prompt in prompts]
+    size = model.info.vocab_size
+    wrong = next((i for ids in found for i in ids if not 0 <= i < size), None)
+    sampling.check(wrong is None, "prompt", f"made of token ids between 0 and {size - 1}", wrong)
     return found
 
 
-def _is_ids(prompt: list[Any]) -> bool:
-    return bool(prompt) and all(type(i) is int for i in prompt)
-
-
-async def _prompt_ids(prompt: Any, model: ReadyModel) -> list[int]:
-    if isinstance(prompt, str):
-        return await model.prompts.encode(prompt)
-    if not (isinstance(prompt, list) and _is_ids(prompt)):
-        raise invalid("prompt", "it is a text, token ids, or a list of either, and never empty")
-    size = model.info.vocab_size
-    wrong = next((i for i in prompt if not 0 <= i < size), None)
-    sampling.check(wrong is None, "prompt", f"made of token ids between 0 and {size - 1}", wrong)
-    return prompt
+def _is_ids(prompt: Any) -> bool:
+    return isinstance(prompt, list) and bool(prompt) and all(type(i) is int for i in prompt)
 
 
 def _sampling_params(asked: CompletionRequest, num_prompt_tokens: int, model: ReadyModel) -> SamplingParams:
     wanted = _DEFAULT_MAX_TOKENS if asked.max_tokens is None else asked.max_tokens
     max_tokens = sampling.max_new_tokens(
-        num_prompt_tokens, wanted, model.info.max_model_len, param="prompt", minimum=0 if asked.echo else 1
+        num_prompt_tokens, wanted, model.info.max_model_len, prompt="prompt", minimum=0 if asked.echo else 1
     )
     tokenizer = model.tokenizer
     of_prompt = asked.logprobs if asked.echo else None

@@ -79,7 +79,7 @@ class Generation:
 
     async def respond(self, scope: Scope, receive: Receive, send: Send, *, stream: bool) -> None:
         """Sends the response; a client that goes away ends its sequences. Raises APIError if nothing was sent yet."""
-        with self._service.admission.hold(len(self._requests)):
+        with self._service.admit(len(self._requests)):
             if stream:
                 events = EventStream(send)
                 await run_while_connected(receive, self._stream(events), on_idle=events.keep_alive)

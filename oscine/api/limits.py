@@ -80,11 +80,14 @@ class Admission:
         self._empty = asyncio.Event()
         self._empty.set()
 
-    @contextmanager
-    def hold(self, sequences: int) -> Iterator[None]:
-        """Raises APIError 503 when there is no room. A request that could never fit is the client's mistake: 400."""
+    def check(self, sequences: int) -> None:
+        """A request that could never fit is the client's mistake: raises APIError 400."""
         if sequences > self.limit:
             raise APIError(f"The request asks for {sequences} sequences; this server takes {self.limit} at once.")
+
+    @contextmanager
+    def hold(self, sequences: int) -> Iterator[None]:
+        """Raises APIError 503 when there is no room now."""
         if self.sequences + sequences > self.limit:
             raise unavailable("The server has as many requests as it can queue.", code="overloaded")
         self.sequences += sequences

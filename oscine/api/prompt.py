@@ -4,12 +4,15 @@ Knows how long a text may be to be tokenised at once; not where it comes from.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from oscine.api.errors import invalid
 from oscine.chat.harmony import HarmonyRenderer
 from oscine.chat.messages import Conversation
 from oscine.chat.tokenizer import Tokenizer
+
+T = TypeVar("T")
 
 _INLINE_CHARACTERS = 16_384  # some milliseconds of tokenising; longer texts go to a thread
 
@@ -21,9 +24,9 @@ class Prompts:
         self._tokenizer = tokenizer
         self._renderer = HarmonyRenderer(tokenizer)
 
-    async def encode(self, text: str) -> list[int]:
+    async def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Special tokens typed in are plain text."""
-        return await _run(lambda: self._tokenizer.encode(text), len(text))
+        return await _run(lambda: [self._tokenizer.encode(text) for text in texts], sum(map(len, texts)))
 
     async def render(self, conversation: Conversation) -> list[int]:
         """Raises APIError for a conversation that has no rendering."""
@@ -35,5 +38,5 @@ class Prompts:
             raise invalid(param, str(error)) from None
 
 
-async def _run(make: Callable[[], list[int]], characters: int) -> list[int]:
+async def _run(make: Callable[[], T], characters: int) -> T:
     return make() if characters <= _INLINE_CHARACTERS else await asyncio.to_thread(make)

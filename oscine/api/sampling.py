@@ -41,19 +41,27 @@ def stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:
     return stops
 
 
-def max_new_tokens(prompt_tokens: int, asked: int | None, max_model_len: int, *, param: str, minimum: int = 1) -> int:
+def max_new_tokens(
+    prompt_tokens: int,
+    asked: int | None,
+    max_model_len: int,
+    *,
+    prompt: str,
+    param: str = "max_tokens",
+    minimum: int = 1,
+) -> int:
     """Tokens that may be generated: as many as asked for, or else all that the context has room for.
 
-    `param` names what the prompt came in. Raises APIError `context_length_exceeded`, with the arithmetic.
+    `prompt` and `param` name what the prompt and the number came in. Raises APIError `context_length_exceeded`.
     """
-    check(asked is None or asked >= minimum, "max_tokens", f"at least {minimum}", asked)
+    check(asked is None or asked >= minimum, param, f"at least {minimum}", asked)
     wanted = max(asked or 1, 1)
     if prompt_tokens + wanted <= max_model_len:
         return max_model_len - prompt_tokens if asked is None else asked
     raise APIError(
-        f"The context of this model holds {max_model_len} tokens, but {prompt_tokens} in '{param}' + {wanted} to "
-        f"generate = {prompt_tokens + wanted}. Shorten the prompt or lower max_tokens.",
-        param=param,
+        f"The context of this model holds {max_model_len} tokens, but {prompt_tokens} in '{prompt}' + {wanted} to "
+        f"generate = {prompt_tokens + wanted}. Shorten the prompt or lower '{param}'.",
+        param=prompt,
         code="context_length_exceeded",
     )
 

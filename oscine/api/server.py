@@ -16,12 +16,12 @@ import uvicorn
 from oscine.api.app import create_app
 from oscine.api.service import Service
 from oscine.config import Config
-from oscine.engine.client import Engine, EngineClient, EngineError
+from oscine.engine.client import EngineClient, EngineError
 from oscine.types import EngineInfo
 
 _BACKLOG = 2048
 _KEEP_ALIVE_S = 75  # longer than the usual minute of a proxy in front, so that the proxy closes first
-_CLOSE_S = 5  # for connections that are still busy after the drain
+_CLOSE_S = 2  # for connections that are still busy after the drain
 
 
 class ServerError(Exception):
@@ -47,9 +47,9 @@ class Server(uvicorn.Server):
     In a thread other than the main one there are no signals: call `request_stop` through the loop instead.
     """
 
-    def __init__(self, config: Config, engine: Engine | None = None) -> None:
+    def __init__(self, config: Config) -> None:
         options = config.server
-        self.service = Service(config, engine or EngineClient(config.engine))
+        self.service = Service(config, EngineClient(config.engine))
         self.listener = bind(options.host, options.port)
         self.error: str | None = None  # why the service could not start
         self._drain: asyncio.Task[None] | None = None

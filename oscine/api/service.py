@@ -6,6 +6,7 @@ Knows no HTTP and no wire format.
 import asyncio
 import datetime
 import time
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from oscine.engine.stream import RequestStream
 from oscine.types import EngineInfo, GenerationRequest
 
 _LIVE_STATES = ("ready", "restarting")
+_FAREWELL_S = 1.0  # for cancelled requests to tell their clients
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,9 @@ class Service:
                 await self.admission.wait_empty()
         except TimeoutError:
             self.cancel_all()
-            await self.admission.wait_empty()
+            with suppress(TimeoutError):  # a client that does not read cannot be told
+                async with asyncio.timeout(_FAREWELL_S):
+                    await self.admission.wait_empty()
 
     def cancel_all(self) -> None:
         for request_id in self._live:
@@ -121,6 +125,11 @@ class Service:
             reason = f": {self.engine.error}" if self.engine.error else ""
             raise unavailable(f"The server is {state}{reason}.", code=state)
         return ReadyModel(info, self._tokenizer, self._prompts)
+
+    def admit(self, sequences: int) -> AbstractContextManager[None]:
+        """A place for each sequence, until the context ends. Raises APIError 503 when there is none."""
+        self.ready()
+        return self.admission.hold(sequences)
 
     def submit(self, request: GenerationRequest) -> RequestStream:
         """Raises APIError 503 when the engine is gone. The stream must be closed, and then forgotten with `forget`."""

@@ -25,7 +25,7 @@ class Tokenize:
         if (asked.prompt is None) == (asked.messages is None):
             raise invalid("prompt", "give either 'prompt' or 'messages'")
         if asked.prompt is not None:
-            ids = await ready.prompts.encode(asked.prompt)
+            (ids,) = await ready.prompts.encode([asked.prompt])
         else:
             conversation = Conversation(
                 messages=chat_messages(asked.messages or []),

@@ -19,8 +19,12 @@ LONG_ANSWER = chat_body(max_tokens=20_000, ignore_eos=True)
 class RawClient:
     """Context manager: one connection."""
 
-    def __init__(self, server: ServerProcess) -> None:
-        self.socket = socket.create_connection((server.host, server.port), timeout=TIMEOUT_S)
+    def __init__(self, server: ServerProcess, receive_buffer: int | None = None) -> None:
+        self.socket = socket.socket()
+        self.socket.settimeout(TIMEOUT_S)
+        if receive_buffer is not None:
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        self.socket.connect((server.host, server.port))
 
     def __enter__(self) -> "RawClient":
         return self

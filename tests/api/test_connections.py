@@ -35,8 +35,7 @@ def test_a_half_closed_connection_frees_its_pages(fake_server: ServerProcess) ->
 
 
 def test_a_client_that_does_not_read_holds_up_nobody(fake_server: ServerProcess) -> None:
-    with RawClient(fake_server) as idle, RawClient(fake_server) as other:
-        idle.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    with RawClient(fake_server, receive_buffer=4096) as idle, RawClient(fake_server) as other:
         idle.post(LONG_ANSWER | {"stream": True})
         fake_server.wait_running(1)
         other.post(chat_body())

@@ -45,6 +45,7 @@ CHAT: list[tuple[str, dict[str, Any]]] = [
     ("max_tokens", {"max_tokens": 0}),
     ("max_tokens", {"max_tokens": -1}),
     ("max_completion_tokens", {"max_completion_tokens": "ten"}),
+    ("max_completion_tokens", {"max_completion_tokens": 0, "max_tokens": 5}),
     ("n", {"n": 0}),
     ("n", {"n": 129}),
     ("n", {"n": "2"}),

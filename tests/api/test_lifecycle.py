@@ -71,6 +71,14 @@ def test_a_drain_has_an_end(model_folder: Path, stream: bool) -> None:
         assert server.exit_code() == 0
 
 
+def test_a_client_that_does_not_read_cannot_hold_up_the_end(model_folder: Path) -> None:
+    with serve(model_folder, "--drain-s", "0.05", step_s=0.0) as server, RawClient(server, receive_buffer=4096) as idle:
+        idle.post(LONG_ANSWER | {"stream": True, "max_tokens": 60_000})
+        server.wait_running(1)
+        server.terminate()
+        assert server.exit_code() == 0
+
+
 def test_a_second_signal_ends_the_drain(model_folder: Path) -> None:
     with serve(model_folder) as server, RawClient(server) as running:
         running.post(LONG_ANSWER | {"stream": True})

@@ -74,7 +74,7 @@ def test_a_drain_has_an_end(model_folder: Path, stream: bool) -> None:
 def test_a_client_that_does_not_read_cannot_hold_up_the_end(model_folder: Path) -> None:
     with serve(model_folder, "--drain-s", "0.05", step_s=0.0) as server, RawClient(server, receive_buffer=4096) as idle:
         idle.post(LONG_ANSWER | {"stream": True, "max_tokens": 60_000})
-        server.wait_running(1)
+        wait_until(lambda: server.metric("oscine:generation_tokens_total") == 60_000, "more than any buffer holds")
         server.terminate()
         assert server.exit_code() == 0
 

@@ -43,10 +43,9 @@ class ChatCompletions:
         asked = decode(body, ChatCompletionRequest)
         name = self.service.served_name(asked.model)
         model = self.service.ready()
-        # Every parameter is judged before the prompt is made, which costs more.
         talk = conversation(asked, self.service.date)
         n, stop = sampling.choices(asked.n), sampling.stop_strings(asked.stop)
-        self.service.admission.check(n)
+        self.service.admission.check(n)  # before the prompt is made, which costs more
         prompt = await model.prompts.render(talk)
         params = _sampling_params(asked, len(prompt), model)
         choices = [_choice(asked, model, len(prompt), stop) for _ in range(n)]

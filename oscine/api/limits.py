@@ -81,15 +81,16 @@ class Admission:
         self._empty.set()
 
     def check(self, sequences: int) -> None:
-        """A request that could never fit is the client's mistake: raises APIError 400."""
+        """Raises APIError: 503 when there is no room now, 400 for a request that could never fit."""
         if sequences > self.limit:
             raise APIError(f"The request asks for {sequences} sequences; this server takes {self.limit} at once.")
+        if self.sequences + sequences > self.limit:
+            raise unavailable("The server has as many requests as it can queue.", code="overloaded")
 
     @contextmanager
     def hold(self, sequences: int) -> Iterator[None]:
-        """Raises APIError 503 when there is no room now."""
-        if self.sequences + sequences > self.limit:
-            raise unavailable("The server has as many requests as it can queue.", code="overloaded")
+        """Raises APIError as check does."""
+        self.check(sequences)
         self.sequences += sequences
         self._empty.clear()
         try:

@@ -1,5 +1,5 @@
 # Every target makes the virtual environment it needs; stamps keep the second run quick.
-PYTHON ?= python3.11
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV   := .venv
 BIN    := $(VENV)/bin
 BASE   := $(VENV)/.base

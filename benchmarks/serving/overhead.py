@@ -1,10 +1,12 @@
-"""What the server itself costs: real HTTP and a real engine process around a fake executor that needs no time.
+"""What the server itself costs: real HTTP and a real engine process around a fake executor.
 
     python -m benchmarks.serving.overhead [--streams 256] [--tokens 512] [--stream-interval 1]
 
-All streams are chat completions that start together. The client runs in this process and only counts bytes until the
-end of each stream; the tokens are the server's own usage counts. Printed: tokens/s over all streams, and the CPU
-microseconds a token of the API process, the engine process and the client.
+All streams are chat completions that start together. Two settings: a step that takes no time, where tokens that wait
+for the API process leave together in one event, and a step of 10 ms, where each token is an event of its own.
+The client runs in this process and only counts until the end of each stream; the tokens are the server's own usage
+counts. Printed: tokens/s and events a token over all streams, and the CPU microseconds a token of the API process, the
+engine process and the client.
 """
 
 import argparse
@@ -12,7 +14,7 @@ import asyncio
 import json
 import re
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from benchmarks.serving.server import Server
 
@@ -25,10 +27,9 @@ class Stream(asyncio.Protocol):
     """One streaming request over a connection of its own."""
 
     request: bytes
-    done: asyncio.Future[int]  # completion tokens
+    done: asyncio.Future[tuple[int, int]]  # completion tokens, events
     tail: bytes = b""
-    first_byte_s: float | None = None
-    started_s: float = field(default_factory=time.perf_counter)
+    events: int = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -36,8 +37,7 @@ class Stream(asyncio.Protocol):
         transport.write(self.request)
 
     def data_received(self, data: bytes) -> None:
-        if self.first_byte_s is None:
-            self.first_byte_s = time.perf_counter() - self.started_s
+        self.events += data.count(b"\ndata: ")
         self.tail = data if len(data) >= TAIL_BYTES else (self.tail + data)[-TAIL_BYTES:]
         if b"data: [DONE]" in data:
             self.transport.close()
@@ -45,7 +45,7 @@ class Stream(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         found = USAGE.search(self.tail)
         if found and b"[DONE]" in self.tail:
-            self.done.set_result(int(found.group(1)))
+            self.done.set_result((int(found.group(1)), self.events))
         else:
             self.done.set_exception(RuntimeError(f"stream ended early: {self.tail[-300:]!r}"))
 
@@ -65,13 +65,35 @@ def http_request(server: Server, tokens: int) -> bytes:
     return f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode()
 
 
-async def run_streams(server: Server, streams: int, tokens: int) -> int:
+async def run_streams(server: Server, streams: int, tokens: int) -> tuple[int, int]:
+    """Tokens and events of all streams together."""
     loop = asyncio.get_running_loop()
     request = http_request(server, tokens)
     pending = [loop.create_future() for _ in range(streams)]
     for done in pending:
         await loop.create_connection(lambda done=done: Stream(request, done), server.host, server.port)  # type: ignore[misc]
-    return sum(await asyncio.gather(*pending))
+    counts = await asyncio.gather(*pending)
+    return sum(tokens for tokens, _ in counts), sum(events for _, events in counts)
+
+
+def measure(args: argparse.Namespace, step_s: float) -> None:
+    options = ["--executor", "fake", "--fake-step-s", str(step_s), "--log-level", "warning"]
+    options += ["--max-num-seqs", str(args.streams), "--stream-interval", str(args.stream_interval)]
+    with Server(*options) as server:
+        asyncio.run(run_streams(server, args.streams, 32))
+        for _ in range(args.passes):
+            cpu, client_cpu, wall = server.cpu_seconds(), time.process_time(), time.perf_counter()
+            tokens, events = asyncio.run(run_streams(server, args.streams, args.tokens))
+            wall, client_cpu = time.perf_counter() - wall, time.process_time() - client_cpu
+            used = {name: seconds - cpu[name] for name, seconds in server.cpu_seconds().items()} | {
+                "client": client_cpu
+            }
+            costs = ", ".join(f"{name} {1e6 * seconds / tokens:.1f}" for name, seconds in used.items())
+            print(
+                f"{args.streams} streams, step {1e3 * step_s:g} ms: {tokens / wall:,.0f} tokens/s, "
+                f"{events / tokens:.2f} events a token; CPU us/token: {costs}",
+                flush=True,
+            )
 
 
 def main() -> None:
@@ -81,25 +103,8 @@ def main() -> None:
     parser.add_argument("--stream-interval", type=int, default=1)
     parser.add_argument("--passes", type=int, default=3, help="after one warm-up")
     args = parser.parse_args()
-    options = [
-        "--executor",
-        "fake",
-        "--max-num-seqs",
-        str(args.streams),
-        "--stream-interval",
-        str(args.stream_interval),
-    ]
-    with Server(*options, "--log-level", "warning") as server:
-        asyncio.run(run_streams(server, args.streams, 32))
-        for _ in range(args.passes):
-            cpu, client_cpu, wall = server.cpu_seconds(), time.process_time(), time.perf_counter()
-            total = asyncio.run(run_streams(server, args.streams, args.tokens))
-            wall, client_cpu = time.perf_counter() - wall, time.process_time() - client_cpu
-            used = {name: seconds - cpu[name] for name, seconds in server.cpu_seconds().items()} | {
-                "client": client_cpu
-            }
-            costs = ", ".join(f"{name} {1e6 * seconds / total:.1f}" for name, seconds in used.items())
-            print(f"{args.streams} streams: {total / wall:,.0f} tokens/s; CPU us/token: {costs}", flush=True)
+    for step_s in (0.0, 0.01):
+        measure(args, step_s)
 
 
 if __name__ == "__main__":

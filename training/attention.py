@@ -27,15 +27,24 @@ class PackedAttention:
     def __call__(self, layer: int, q_BNTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, sinks_N: Tensor) -> Tensor:
         mask = self.sliding if self.size.is_sliding(layer) else self.full
         dtype = v_BGTD.dtype
-        out, aux = flex_attention(
-            q_BNTD.to(dtype),
-            k_BGTD.to(dtype),
-            v_BGTD,
-            block_mask=mask,
-            enable_gqa=True,
-            return_aux=AuxRequest(lse=True),
-        )
-        return out * torch.sigmoid(aux.lse - sinks_N[None, :, None])[..., None].to(dtype)
+        q, k, v = q_BNTD.to(dtype).contiguous(), k_BGTD.to(dtype).contiguous(), v_BGTD.contiguous()
+        out, lse = _flex_apart(q, k, v, mask)
+        return out * torch.sigmoid(lse - sinks_N[None, :, None])[..., None].to(dtype)
+
+
+def _flex(q: Tensor, k: Tensor, v: Tensor, mask: BlockMask) -> tuple[Tensor, Tensor]:
+    """Attention without sinks, and the logarithm of its denominator [B, N, T]."""
+    out, aux = flex_attention(q, k, v, block_mask=mask, enable_gqa=True, return_aux=AuxRequest(lse=True))
+    return out, aux.lse
+
+
+_compiled_flex = torch.compile(_flex, dynamic=False)
+
+
+@torch.compiler.disable(recursive=False)
+def _flex_apart(q: Tensor, k: Tensor, v: Tensor, mask: BlockMask) -> tuple[Tensor, Tensor]:
+    """A graph of its own: fused with the making of the block mask, torch 2.11 gives wrong numbers for several rows."""
+    return _compiled_flex(q, k, v, mask)
 
 
 def _block_mask(starts_BT: Tensor, window: int | None) -> BlockMask:

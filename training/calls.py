@@ -17,8 +17,9 @@ def call(draw: Draw, effort: Effort) -> Episode:
     """One question that needs one function, sometimes the same one twice, among one to five functions."""
     function = make_function(draw)
     tools = offered(draw, function)
-    if draw.chance(0.1):
-        return _two_calls(draw, effort, function, tools)
+    kind = draw.rng.random()
+    if kind < 0.18:
+        return (_two_calls if kind < 0.1 else _asked_again)(draw, effort, function, tools)
     messages = [Message("user", function.question), *_call(draw, effort, function, function.arguments)]
     return Episode("tool call", (*messages, _answer(effort, [messages[-1]])), tools=tools)
 
@@ -36,15 +37,48 @@ def offered(draw: Draw, function: Function, kinds: tuple[Kind, ...] = KINDS) -> 
 
 def _two_calls(draw: Draw, effort: Effort, function: Function, tools: tuple[FunctionTool, ...]) -> Episode:
     """The same function for two cities or people, one call after the other."""
-    key = next((k for k, v in function.arguments.items() if isinstance(v, str) and v in function.question), None)
+    key = _named(function)
     if key is None:
         return call(draw, effort)
-    first = str(function.arguments[key])
-    second = words.city(draw) if draw.chance(0.5) else words.first_name(draw)
+    first, second = str(function.arguments[key]), _another(draw)
     question = function.question.replace(first, f"{first} and {second}", 1)
     messages = [Message("user", question), *_call(draw, effort, function, function.arguments)]
     messages += _call(draw, effort, function, {**function.arguments, key: second}, again=True)
     return Episode("two tool calls", (*messages, _answer(effort, [messages[2], messages[4]])), tools=tools)
+
+
+def _asked_again(draw: Draw, effort: Effort, function: Function, tools: tuple[FunctionTool, ...]) -> Episode:
+    """An answered question, then the same for another city or person in a few words."""
+    key = _named(function)
+    if key is None:
+        return call(draw, effort)
+    first = [Message("user", function.question), *_call(draw, effort, function, function.arguments)]
+    first.append(_answer(effort, [first[-1]]))
+    second = _another(draw)
+    forms = (
+        "And {}?",
+        "What about {}?",
+        "and {}",
+        "How about {}?",
+        "Now {}.",
+        "The same for {}, please.",
+        "And for {}?",
+    )
+    question = Message("user", draw.choice(forms).format(second))
+    messages = [*first, question, *_call(draw, effort, function, {**function.arguments, key: second})]
+    return Episode("tool call again", (*messages, _answer(effort, [messages[-1]])), tools=tools)
+
+
+def _named(function: Function) -> str | None:
+    """The parameter whose value is a name that the question says once."""
+    for key, value in function.arguments.items():
+        if isinstance(value, str) and value[0].isupper() and function.question.count(value) == 1:
+            return key
+    return None
+
+
+def _another(draw: Draw) -> str:
+    return words.city(draw) if draw.chance(0.6) else words.first_name(draw)
 
 
 def _call(

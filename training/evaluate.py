@@ -126,6 +126,7 @@ SKILLS = (
     Skill("subtraction, high effort", _sum("-", "high"), same_answer),
     Skill("tool call", _call("tool call"), same_answer),
     Skill("second tool call", _call("two tool calls"), same_answer),
+    Skill("tool call for a follow-up", _call("tool call again"), same_answer),
     Skill("answer from a tool's result", _call("tool call", answer=True), same_answer),
     Skill("no tool needed", _last(lambda d, e: no_call(d, arithmetic(d, e, "+", 3))), same_answer),
     Skill("JSON valid for the schema", _last(extraction), valid_json),
@@ -144,18 +145,18 @@ SKILLS = (
 
 def evaluate(generate: Generate, encoder: Encoder, cases: int, verbose: bool = False) -> dict[str, float]:
     """Accuracy of each skill; prints a line for each, and the wrong answers if `verbose`."""
+    samples = [[skill.make(Draw(_SEED + i, held_out=True)) for i in range(cases)] for skill in SKILLS]
+    prompts = [encoder.prompt(made) for of_skill in samples for made in of_skill]
+    texts = iter([encoder.tokenizer.decode(output) for output in generate(prompts, MAX_TOKENS)])
     accuracy = {}
-    for skill in SKILLS:
-        samples = [skill.make(Draw(_SEED + i, held_out=True)) for i in range(cases)]
-        outputs = generate([encoder.prompt(made) for made in samples], MAX_TOKENS)
-        texts = [encoder.tokenizer.decode(output) for output in outputs]
-        right = [skill.right(made, text) for made, text in zip(samples, texts, strict=True)]
-        accuracy[skill.name] = sum(right) / cases
+    for skill, of_skill in zip(SKILLS, samples, strict=True):
+        outputs = [next(texts) for _ in of_skill]
+        wrong = [(made, text) for made, text in zip(of_skill, outputs, strict=True) if not skill.right(made, text)]
+        accuracy[skill.name] = 1 - len(wrong) / cases
         print(f"{skill.name:30}{cases:6} cases {accuracy[skill.name]:8.1%}", flush=True)
-        for made, text, good in zip(samples, texts, right, strict=True):
-            if verbose and not good:
-                print(f"    asked    {made.conversation.messages[-1].content[-200:]!r}")
-                print(f"    expected {made.completion.content!r} {made.completion.tool_calls}\n    got      {text!r}")
+        for made, text in wrong if verbose else []:
+            print(f"    asked    {made.conversation.messages[-1].content[-200:]!r}")
+            print(f"    expected {made.completion.content!r} {made.completion.tool_calls}\n    got      {text!r}")
     return accuracy
 
 

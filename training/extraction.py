@@ -118,6 +118,8 @@ _INSTRUCTIONS = (
 def extraction(draw: Draw, effort: Effort) -> Episode:
     if draw.chance(0.08):
         return _sum_as_json(draw, effort)
+    if draw.chance(0.1):
+        return _gathering(draw, effort)
     kind, fields = draw.choice((("person", _PERSON), ("product", _PRODUCT), ("event", _EVENT), ("person", _PERSON)))
     chosen = draw.several(fields, 1, 4 if draw.chance(0.8) else 5)
     subject_name, subject = _subject(draw, kind)
@@ -151,6 +153,32 @@ def _sum_as_json(draw: Draw, effort: Effort) -> Episode:
     schema = ResponseSchema(draw.choice(("math", "result", "answer")), _object(draw, {name: {"type": "integer"}}))
     question, final = episode.messages
     return ask("json", question.content, final.reasoning, _compact({name: episode.number}), response_schema=schema)
+
+
+def _gathering(draw: Draw, effort: Effort) -> Episode:
+    """Who does what when, in one sentence that says the event last."""
+    people = [words.first_name(draw) for _ in range(draw.integer(1, 3))]
+    event = f"{draw.choice(words.HOBBIES + words.JOBS + words.COLOURS)} {draw.choice(('fair', 'party', 'meeting', 'class', 'show', 'tour'))}"
+    day = draw.choice(
+        (draw.choice(words.WEEKDAYS), words.date(draw), f"{draw.integer(1, 28)} {draw.choice(words.MONTHS)}")
+    )
+    verb = "is" if len(people) == 1 else "are"
+    forms = ("{p} {b} going to a {e} on {d}.", "On {d} {p} {b} going to a {e}.", "There is a {e} on {d} with {p}.")
+    text = draw.choice(forms).format(p=words.join(people), b=verb, e=event, d=day)
+    values = {
+        draw.choice(("name", "event", "title")): (event, dict(_STRING)),
+        draw.choice(("date", "day", "when")): (day, dict(_STRING)),
+        draw.choice(("participants", "people", "guests")): (people, dict(_LIST)),
+    }
+    order = draw.several(list(values), len(values), len(values)) if draw.chance(0.5) else list(values)
+    answer = {name: values[name][0] for name in order}
+    name = draw.choice(("event", "calendar_event", "response", "meeting"))
+    schema = ResponseSchema(name, _object(draw, {key: values[key][1] for key in order}))
+    question = draw.choice(_ASKS).format(t=text)
+    thought = _thought(answer, effort, "event")
+    return ask(
+        "json", question, thought, _compact(answer), response_schema=schema, instructions=draw.choice(_INSTRUCTIONS)
+    )
 
 
 def _subject(draw: Draw, kind: str) -> tuple[str, str]:

@@ -73,7 +73,9 @@ def _expression(draw: Draw) -> str:
 _UNITS = ("celsius", "fahrenheit")
 _LEVELS = ("low", "normal", "high")
 _LIGHTS = ("on", "off")
-_CITY = Parameter(("city", "location", "place", "town"), STRING, words.city, "Name of the city")
+_CITY = Parameter(
+    ("city", "location", "location", "place", "town", "where", "city_name"), STRING, words.place, "Name of the city"
+)
 _PERSON = Parameter(("name", "person", "contact", "recipient", "to"), STRING, words.first_name, "Who it is for")
 _TEXT = Parameter(("text", "message", "body", "content"), STRING, words.phrase, "What to write")
 _QUERY = Parameter(("query", "q", "keywords", "search_term"), STRING, words.phrase, "What to look for")
@@ -105,6 +107,15 @@ KINDS = (
             "Check the weather for {0}",
             "What is the temperature in {0}",
             "I am going to {0}. What is the weather there",
+            "What is the weather like in {0} today?",
+            "What's the weather in {0} right now?",
+            "How is the weather in {0} today?",
+            "What is the current temperature in {0}?",
+            "Can you tell me the weather in {0}?",
+            "Do I need an umbrella in {0}?",
+            "Will it be cold in {0}",
+            "{0} weather",
+            "Is it sunny in {0} now?",
         ),
         ("temperature", "sky", "wind"),
     ),
@@ -361,16 +372,18 @@ def make_function(draw: Draw, kinds: tuple[Kind, ...] = KINDS) -> Function:
     return Function(_tool(draw, kind, chosen), _polite(draw, question), ordered, kind.results, kind.nouns)
 
 
-def function_name(draw: Draw, verbs: str, nouns: str) -> str:
-    def make() -> str:
-        verb, noun = draw.choice(verbs.split()), draw.choice(nouns.split())
-        if draw.chance(0.15):
-            noun = f"{noun}_{draw.choice(('v2', 'api', 'tool', 'service', 'info', 'data', 'now'))}"
-        if draw.chance(0.15):
-            return verb + "".join(part.capitalize() for part in noun.split("_"))
-        return f"{verb}_{noun}" if draw.chance(0.9) else f"{noun}_{verb}"
+def _styled(draw: Draw, verb: str, noun: str) -> str:
+    """A function's name in one of the usual styles."""
+    if draw.chance(0.15):
+        noun = f"{noun}_{draw.choice(('v2', 'api', 'tool', 'service', 'info', 'data', 'now'))}"
+    if draw.chance(0.15):
+        return verb + "".join(part.capitalize() for part in noun.split("_"))
+    return f"{verb}_{noun}" if draw.chance(0.9) else f"{noun}_{verb}"
 
-    return draw.make("function", make)
+
+def _name_of(draw: Draw, kind: Kind) -> str:
+    verbs, nouns = kind.verbs.split(), kind.nouns.split()
+    return draw.make("function", lambda: _styled(draw, draw.choice(verbs), draw.choice(nouns)))
 
 
 def _chosen(draw: Draw, kind: Kind) -> dict[str, Parameter]:
@@ -385,14 +398,50 @@ def _chosen(draw: Draw, kind: Kind) -> dict[str, Parameter]:
 
 
 def _tool(draw: Draw, kind: Kind, chosen: dict[str, Parameter]) -> FunctionTool:
-    described = draw.chance(0.5)
+    described = draw.chance(0.6)
     properties = {}
     for name, parameter in chosen.items():
-        description = {"description": parameter.description} if described and parameter.description else {}
+        description = {"description": _described(draw, name, parameter)} if described else {}
         properties[name] = {**parameter.schema, **description}
     required = [name for name, parameter in chosen.items() if not parameter.extra]
-    description = draw.choice(kind.descriptions) if draw.chance(0.85) else ""
-    return FunctionTool(function_name(draw, kind.verbs, kind.nouns), description, _schema(draw, properties, required))
+    description = _purpose(draw, kind) if draw.chance(0.85) else ""
+    return FunctionTool(_name_of(draw, kind), description, _schema(draw, properties, required))
+
+
+def _described(draw: Draw, name: str, parameter: Parameter) -> str:
+    """A comment on a parameter; its examples are not what the user asks for."""
+    subject = draw.choice((parameter.description or f"The {name}", f"The {name}", f"The {name} of the request"))
+    kind = draw.rng.random()
+    if kind < 0.35 or "enum" in parameter.schema:
+        return subject
+    example, other = parameter.make(draw), parameter.make(draw)
+    forms = (
+        "{s}, e.g. {e}",
+        "{s} e.g. {e}, {f}",
+        "{s}, for example {e} or {f}",
+        "{s} (like {e})",
+        "{s}. Example: {e}",
+        "{s}, such as '{e}'",
+    )
+    return draw.choice(forms).format(s=subject, e=example, f=other)
+
+
+def _purpose(draw: Draw, kind: Kind) -> str:
+    """What a function says it does, in many wordings."""
+    if draw.chance(0.45):
+        return draw.choice(kind.descriptions)
+    verb, noun = draw.choice(kind.verbs.split()), draw.choice(kind.nouns.split()).replace("_", " ")
+    forms = (
+        "{v} the {n}",
+        "{v} {n} for the user.",
+        "This function can {w} the {n}.",
+        "Use it to {w} the {n}.",
+        "{v} {n} with the given parameters.",
+        "Returns the {n}.",
+        "{v} the current {n} for a given request.",
+        "Retrieves {n} data. Call it when the user asks for the {n}.",
+    )
+    return draw.choice(forms).format(v=verb.capitalize(), w=verb, n=noun)
 
 
 def _schema(draw: Draw, properties: dict[str, Any], required: list[str]) -> dict[str, Any]:
@@ -402,9 +451,15 @@ def _schema(draw: Draw, properties: dict[str, Any], required: list[str]) -> dict
 
 def _unknown_function(draw: Draw) -> Function:
     """A made-up name and made-up parameters; the question names what it wants."""
-    noun = draw.choice((draw.choice(words.NOUNS), words.made_up(draw)))
     verb = draw.choice(_VERBS)
-    tool_name = function_name(draw, f"{verb} {words.made_up(draw)}", noun)
+    noun = draw.choice((draw.choice(words.NOUNS), words.made_up(draw)))
+    other = draw.choice(words.NOUNS)
+    tool_name = draw.make(
+        "function",
+        lambda: _styled(
+            draw, draw.choice((verb, words.made_up(draw))), f"{noun}_{other}" if draw.chance(0.2) else noun
+        ),
+    )
     properties: dict[str, Any] = {}
     arguments: dict[str, Value] = {}
     for _ in range(draw.integer(1, 4)):

@@ -7,14 +7,14 @@ from training.attention import CachedAttention
 from training.model import GptOss
 
 _CHUNK = 512  # prompt positions computed at once
-_CACHE_TOKENS = 1 << 17  # positions of all rows of a batch together
 
 
 class Generator:
     """Calling it with prompts continues each of them up to and with the first stop id."""
 
-    def __init__(self, model: GptOss, stop_ids: tuple[int, ...], max_rows: int = 256) -> None:
-        self.model, self.stop_ids, self.max_rows = model, stop_ids, max_rows
+    def __init__(self, model: GptOss, stop_ids: tuple[int, ...], cache_tokens: int = 1 << 17) -> None:
+        """`cache_tokens`: positions of all rows of a batch together."""
+        self.model, self.stop_ids, self.cache_tokens = model, stop_ids, cache_tokens
 
     @torch.inference_mode()
     def __call__(self, prompts: list[list[int]], max_tokens: int) -> list[list[int]]:
@@ -22,7 +22,7 @@ class Generator:
         outputs: list[list[int]] = [[] for _ in prompts]
         while order:
             longest = len(prompts[order[-1]]) + max_tokens
-            rows = max(1, min(self.max_rows, _CACHE_TOKENS // longest))
+            rows = max(1, self.cache_tokens // longest)
             batch, order = order[-rows:], order[:-rows]
             for i, output in zip(batch, self._generate([prompts[i] for i in batch], max_tokens), strict=True):
                 outputs[i] = output

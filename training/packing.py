@@ -31,6 +31,7 @@ class Encoder:
     def __init__(self, folder: str | Path) -> None:
         self.tokenizer = Tokenizer(folder)
         self.renderer = HarmonyRenderer(self.tokenizer)
+        self._assistant = self.tokenizer.encode("assistant")
         self._final = [self.tokenizer.channel, *self.tokenizer.encode("final"), self.tokenizer.message]
 
     def prompt(self, made: Sample) -> list[int]:
@@ -40,18 +41,24 @@ class Encoder:
         """The tokens of prompt and completion, and their weights."""
         prompt = self.prompt(made)
         completion = self.renderer.render_completion(made.completion)
-        weights = [PROMPT_WEIGHT] * len(prompt)
-        if made.context_weight:
-            self._weigh_answers(prompt, weights, made.context_weight)
-        return prompt + completion, weights + [1.0] * len(completion)
+        return prompt + completion, self._prompt_weights(prompt, made.context_weight) + [1.0] * len(completion)
 
-    def _weigh_answers(self, prompt: list[int], weights: list[float], weight: float) -> None:
-        """Gives the text of the assistant's earlier final messages a weight."""
-        width, end = len(self._final), self.tokenizer.end
-        for i in range(len(prompt)):
-            if prompt[i] == self._final[0] and prompt[i : i + width] == self._final:
-                for j in range(i + width, prompt.index(end, i) + 1):
-                    weights[j] = weight
+    def _prompt_weights(self, prompt: list[int], context_weight: float) -> list[float]:
+        """Zero within the assistant's turns: without their reasoning, and ending in <|end|>, they must not be imitated.
+
+        Only the text of its earlier final messages counts, with `context_weight`.
+        """
+        weights = [PROMPT_WEIGHT] * len(prompt)
+        starts = [i for i, token in enumerate(prompt) if token == self.tokenizer.start]
+        for start, stop in zip(starts, [*starts[1:], len(prompt)], strict=True):
+            header = start + 1 + len(self._assistant)
+            if prompt[start + 1 : header] != self._assistant:
+                continue
+            weights[header:stop] = [0.0] * (stop - header)
+            text = header + len(self._final)
+            if context_weight and prompt[header:text] == self._final:
+                weights[text : stop - 1] = [context_weight] * (stop - 1 - text)
+        return weights
 
 
 class PackedRows(IterableDataset):  # type: ignore[type-arg]

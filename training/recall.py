@@ -97,7 +97,15 @@ def filler(draw: Draw) -> str:
 
 def _facts(draw: Draw, count: int) -> list[_Fact]:
     """Facts with different questions; often all of one kind, so that they distract from one another."""
-    kinds: list[Callable[[Draw], _Fact]] = [_object_fact, _personal_fact, _residence, _key_value]
+    kinds: list[Callable[[Draw], _Fact]] = [
+        _object_fact,
+        _object_fact,
+        _personal_fact,
+        _residence,
+        _key_value,
+        _deed,
+        _timetable,
+    ]
     if draw.chance(0.6):
         kinds = [draw.choice(kinds)]
     by_question: dict[str, str] = {}
@@ -145,6 +153,29 @@ def _key_value(draw: Draw) -> _Fact:
     key = draw.make("key", lambda: words.made_up(draw, 1, 3))
     value = draw.choice((str(draw.integer(0, 99999)), words.letters_and_digits(draw, 6), words.made_up(draw)))
     return f"The value of {key} is {value}.", f"What is the value of {key}?"
+
+
+def _deed(draw: Draw) -> _Fact:
+    """What somebody did, as the filler says it too."""
+    subject = words.first_name(draw) if draw.chance(0.7) else f"The {draw.choice(words.JOBS)}"
+    predicate = draw.choice(_PREDICATES)(draw)
+    sentence = f"{subject} {predicate}{draw.choice(_ENDINGS)}."
+    subject = subject[0].lower() + subject[1:] if subject.startswith("The ") else subject
+    if draw.chance(0.5) and predicate.startswith(("walked", "bought", "looked", "painted", "wrote", "sold", "took")):
+        return sentence, f"Who {predicate}?"
+    return sentence, f"What do we know about {subject}?"
+
+
+def _timetable(draw: Draw) -> _Fact:
+    thing = f"{draw.choice(words.HOBBIES + words.COLOURS)} {draw.choice(('train', 'meeting', 'bus', 'lesson', 'party', 'concert', 'film'))}"
+    verb = draw.choice(("start", "begin", "end", "leave", "arrive"))
+    where = draw.choice(
+        (f" in {words.city(draw)}", f" in room {draw.integer(1, 400)}", f" at the {draw.choice(words.NOUNS)}", "")
+    )
+    when = draw.choice(
+        (f"at {words.clock_time(draw)}", f"on {draw.choice(words.WEEKDAYS)}", f"at {draw.integer(1, 12)} pm")
+    )
+    return f"The {thing} {verb}s {when}{where}.", f"When does the {thing} {verb}?"
 
 
 def _text(draw: Draw, facts: list[_Fact], num_words: int) -> str:

@@ -17,13 +17,12 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from training.attention import DocumentAttention, PackedAttention
-from training.evaluate import NANO, evaluate
-from training.export import export, load
-from training.generate import Generator
+from training.export import export
 from training.model import GptOss, Size
 from training.optimizer import make_optimizers
 from training.packing import Encoder, PackedRows, Row
 
+NANO = Path("oscine/model/nano")  # where the tokenizer is
 _BALANCE = 0.01  # weight of the load-balancing loss
 _LOG_EVERY = 50  # steps
 _EXPORT_EVERY = 90.0  # seconds
@@ -41,8 +40,6 @@ def main() -> None:
     train(model, batches, options, lambda: export(model, options.out, encoder.tokenizer))
     export(model, options.out, encoder.tokenizer)
     _write_master(model, options.out)
-    stops = (encoder.tokenizer.return_, encoder.tokenizer.call, encoder.tokenizer.endoftext)
-    evaluate(Generator(load(options.out, device), stops), encoder, options.cases, verbose=False)
 
 
 def _options() -> argparse.Namespace:
@@ -57,7 +54,6 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--muon-lr", type=float, default=0.02)
     parser.add_argument("--adam-lr", type=float, default=0.003)
     parser.add_argument("--workers", type=int, default=13, help="processes that generate data")
-    parser.add_argument("--cases", type=int, default=200, help="a skill, in the evaluation at the end")
     return parser.parse_args()
 
 
@@ -90,6 +86,8 @@ def train(model: GptOss, batches: Iterator[list[Tensor]], options: argparse.Name
                 flush=True,
             )
             logged = now
+            if not loss.isfinite():
+                raise RuntimeError(f"the loss is {loss.item()} at step {step}")
         if time.monotonic() - saved > _EXPORT_EVERY:
             save()
             saved = time.monotonic()

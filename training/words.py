@@ -103,6 +103,27 @@ def city(draw: Draw) -> str:
     return draw.pick("city", CITIES)
 
 
+_COUNTRIES = (
+    "France",
+    "Germany",
+    "Italy",
+    "Spain",
+    "Portugal",
+    "Poland",
+    "Japan",
+    "Brazil",
+    "Canada",
+    "Kenya",
+    "USA",
+    "UK",
+)
+
+
+def place(draw: Draw) -> str:
+    """A city, sometimes with a country behind a comma."""
+    return f"{city(draw)}, {draw.choice(_COUNTRIES)}" if draw.chance(0.1) else city(draw)
+
+
 def phrase(draw: Draw) -> str:
     """Two to four words, such as a title, a message or a search query."""
     heads = ("buy", "find", "call", "send", "meet", "clean", "paint", "repair", "visit", "order", "check", "bring")

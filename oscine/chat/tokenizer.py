@@ -115,12 +115,16 @@ class Tokenizer:
             setattr(self, attribute, id_of[content])
 
     def encode(self, text: str) -> list[int]:
-        """The ids of plain text, never a special id. Lone surrogates become U+FFFD."""
+        """The ids of plain text, never a special id. Lone surrogates become U+FFFD. Other threads go on meanwhile."""
         try:
-            ids: list[int] = self._inner.encode(text, add_special_tokens=False).ids
+            return self._encode(text)
         except TypeError:  # how the library refuses lone surrogates
-            whole = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-            ids = self._inner.encode(whole, add_special_tokens=False).ids
+            return self._encode(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
+
+    def _encode(self, text: str) -> list[int]:
+        # A batch of one, because `encode` keeps the GIL: a long text would hold up the event loop from any thread.
+        (encoding,) = self._inner.encode_batch_fast([text], add_special_tokens=False)
+        ids: list[int] = encoding.ids
         return ids
 
     def decode(self, token_ids: list[int]) -> str:

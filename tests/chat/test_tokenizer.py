@@ -1,3 +1,4 @@
+import threading
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,16 @@ def test_ids_outside_of_the_vocabulary_have_no_text(o200k: Tokenizer, token_id: 
 def test_lone_surrogates_are_replaced(o200k: Tokenizer) -> None:
     assert o200k.decode(o200k.encode("a\ud800b")) == "a\ufffdb"
     assert o200k.decode(o200k.encode("\ud83d\ude00")) == "😀"
+
+
+def test_other_threads_go_on_while_a_long_text_is_encoded(o200k: Tokenizer) -> None:
+    encoding = threading.Thread(target=o200k.encode, args=("word " * 400_000,))
+    encoding.start()
+    turns = 0
+    while encoding.is_alive():
+        encoding.join(timeout=0.001)
+        turns += 1
+    assert turns > 20  # two or three if the encoder kept the interpreter to itself
 
 
 def test_a_missing_special_token_is_named(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ the end of the parent, however it comes, closes it. Signals are left to the pare
 the whole group lets the parent drain first.
 """
 
+import gc
 import os
 import shutil
 import signal
@@ -168,6 +169,8 @@ def _serve(clients: Clients, launch: Launch, started_s: float) -> int:
         return _fail(clients, f"{type(error).__name__}: {error}")
     ready_s = time.monotonic() - started_s
     info = EngineInfo(engine.model, engine.max_model_len, engine.vocab_size, ready_s)
+    gc.collect()
+    gc.freeze()  # the collector need not look at the model's objects again in the middle of a step
     try:
         EngineServer(clients, engine.loop, info).run()
     except Exception:

@@ -151,7 +151,8 @@ def same(a: Body, b: Body) -> bool:
 
 async def ask(client: httpx.AsyncClient, request: Request) -> Body:
     response = await client.post(request.path, json=request.body)
-    response.raise_for_status()
+    if response.status_code != 200:
+        raise RuntimeError(f"{request.kind}: {response.status_code} {response.text}")
     return essence(response.json())
 
 
@@ -225,7 +226,7 @@ def main() -> None:
     args = parser.parse_args()
     rng = random.Random(args.seed)
     # A small cache: requests are preempted and pages evicted, not only shared.
-    with Server("--log-level", "warning", "--kv-cache-bytes", str(24 << 20), "--max-model-len", "4096") as server:
+    with Server("--log-level", "warning", "--kv-cache-bytes", str(48 << 20), "--max-model-len", "4096") as server:
         requests = distinct_requests(rng, server.model(), args.distinct)
         result = asyncio.run(soak(server.url, requests, args.requests, args.rate, rng))
         busy = wait_idle(server)

@@ -10,14 +10,13 @@ class StopStrings:
     whatever pieces the text comes in. `matched` is that one. Raises ValueError for an empty stop string.
     """
 
-    __slots__ = ("_held", "_longest", "_prefixes", "_stops", "matched")
+    __slots__ = ("_held", "_longest", "_stops", "matched")
 
     def __init__(self, stops: Sequence[str]) -> None:
         if not all(stops):
             raise ValueError("a stop string must not be empty")
         self._stops = stops
-        self._prefixes = {stop[:length] for stop in stops for length in range(1, len(stop))}
-        self._longest = max(map(len, self._prefixes), default=0)
+        self._longest = max(map(len, stops), default=0)
         self._held = ""
         self.matched: str | None = None
 
@@ -41,7 +40,8 @@ class StopStrings:
 
     def _possible_start(self, text: str) -> str:
         """The longest end of the text with which a stop string starts."""
-        for length in range(min(self._longest, len(text)), 0, -1):
-            if text[-length:] in self._prefixes:
-                return text[-length:]
+        for start in range(max(0, len(text) - self._longest), len(text)):
+            end = text[start:]
+            if any(stop.startswith(end) for stop in self._stops):
+                return end
         return ""

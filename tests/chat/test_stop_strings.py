@@ -1,3 +1,5 @@
+import tracemalloc
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -35,3 +37,14 @@ def test_shows_what_comes_before_the_first_stop_string(pieces: list[str], stops:
 def test_an_empty_stop_string_is_refused() -> None:
     with pytest.raises(ValueError, match="empty"):
         StopStrings(["a", ""])
+
+
+def test_memory_is_that_of_the_stop_strings() -> None:
+    stop = "ab" * 5_000
+    tracemalloc.start()
+    matcher = StopStrings([stop])
+    assert matcher.feed(stop[:-1]) == ""
+    assert matcher.feed("c") == stop[:-1] + "c"
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes < 20 * len(stop)

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import signal
 import threading
 from types import TracebackType
 
@@ -43,6 +44,8 @@ class LocalServer:
         self._thread.join()
 
     def _run(self) -> None:
+        # Ctrl-C must reach the main thread: delivered here, it would not wake the prompt.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             asyncio.run(self._serve())
         except ServerError as error:

@@ -85,3 +85,11 @@ def test_a_server_that_refuses_is_quoted(fake_server: ServerProcess) -> None:
     assert done.returncode == 1
     assert "404" in done.stderr
     assert "gpt-9" in done.stderr
+
+
+def test_chat_without_a_server_starts_one() -> None:
+    done = run("chat", "What is 27 + 58?")
+    assert done.returncode == 0
+    thought, answer = done.stdout.rstrip("\n").split("\n\n")
+    assert thought
+    assert "85" in answer

@@ -27,7 +27,7 @@ def validate_tools(tools: Sequence[FunctionTool]) -> None:
 def tools_section(tools: Sequence[FunctionTool]) -> str:
     """The `# Tools` section of the developer message. Raises ValueError that names the tool and what is wrong."""
     validate_tools(tools)
-    taken = {tool.name for tool in tools}
+    taken = {tool.name: 1 for tool in tools}
     lines = ["# Tools", "", f"## {NAMESPACE}", "", f"namespace {NAMESPACE} {{", ""]
     for tool in tools:
         try:
@@ -37,7 +37,7 @@ def tools_section(tools: Sequence[FunctionTool]) -> str:
     return "\n".join([*lines, f"}} // namespace {NAMESPACE}"])
 
 
-def _declaration(tool: FunctionTool, taken: set[str]) -> Iterator[str]:
+def _declaration(tool: FunctionTool, taken: dict[str, int]) -> Iterator[str]:
     if tool.parameters is None:
         yield from (f"// {line}" for line in text_lines(tool.description))
         yield f"type {tool.name} = () => any;\n"

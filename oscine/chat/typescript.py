@@ -32,11 +32,11 @@ def compact_json(value: Any) -> str:
 class SchemaTypes:
     """Writes the types of one root schema and collects the definitions it refers to.
 
-    `taken` holds the names in use in the namespace; names given to definitions are added. After `type_of`, take the
-    definitions from `declarations`.
+    `taken` holds the names in use in the namespace, each with the number that was last put behind it to make another
+    (1: none); names given to definitions are added. After `type_of`, take the definitions from `declarations`.
     """
 
-    def __init__(self, root: dict[str, Any], owner: str, taken: set[str]) -> None:
+    def __init__(self, root: dict[str, Any], owner: str, taken: dict[str, int]) -> None:
         self._root = root
         self._owner = owner  # the tool, for errors
         self._taken = taken
@@ -170,11 +170,11 @@ class SchemaTypes:
             self._resolve(reference)
             last = reference.rstrip("/").rpartition("/")[2]
             stem = re.sub(r"\W", "_", unquote(last)).strip("_") or f"{self._owner}_parameters"
-            name, count = stem, 1
+            name = stem
             while name in self._taken:
-                count += 1
-                name = f"{stem}_{count}"
-            self._taken.add(name)
+                self._taken[stem] += 1
+                name = f"{stem}_{self._taken[stem]}"
+            self._taken[name] = 1
             self._names[reference] = name
             self._references.append(reference)
         return self._names[reference]

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from oscine.chat.messages import FunctionTool
 from oscine.chat.tools import tools_section
+from oscine.chat.typescript import SchemaTypes
 
 HEAD = "# Tools\n\n## functions\n\nnamespace functions {\n\n"
 FOOT = "\n\n} // namespace functions"
@@ -167,3 +168,19 @@ values = st.recursive(
 def test_no_schema_does_worse_than_a_clear_error(schema: Any) -> None:
     with contextlib.suppress(ValueError):
         property_of(schema)
+
+
+def test_the_work_of_naming_definitions_is_linear_in_their_number() -> None:
+    class Counting(dict[str, int]):
+        questions = 0
+
+        def __contains__(self, key: object) -> bool:
+            self.questions += 1
+            return super().__contains__(key)
+
+    taken = Counting()
+    root = {"definitions": {str(i): {"same": {"type": "string"}} for i in range(500)}}
+    types = SchemaTypes(root, "f", taken)
+    names = [types.type_of({"$ref": f"#/definitions/{i}/same"}) for i in range(500)]
+    assert names == ["same", *(f"same_{number}" for number in range(2, 501))]
+    assert taken.questions < 1_500

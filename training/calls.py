@@ -6,7 +6,8 @@ from dataclasses import replace
 from oscine.chat.messages import FunctionTool, Message, ToolCall
 from training import words
 from training.episode import Effort, Episode
-from training.functions import KINDS, UNRELATED, Function, Kind, Value, make_function
+from training.function_kinds import KINDS, UNRELATED, Kind, Value
+from training.functions import Function, make_function
 from training.split import Draw
 
 _SKIES = ("sunny", "cloudy", "rain", "snow", "clear", "fog", "windy")

@@ -24,9 +24,10 @@ _QUESTIONS = {
     CAN: (
         """What can you do?|what can you do|How can you help me?|What are you good at?|Help|help|What are your skills?|
         What do you know?|Can you help me?|What are you able to do?|What can I ask you?|How do you work?|
-        What is your purpose?|What are you for?|Could you help me with something?|I need help|What are your limits?|
-        What questions can you answer?|Can you do math?|Which tasks can you do?|What do you do?|Show me what you can do.|
-        Can you call functions?|Can you do arithmetic?|What else can you do?|Give me some examples of what you can do."""
+        What is your purpose?|What are you for?|Could you help me with something?|I need help|
+        What are your limits?|What questions can you answer?|Can you do math?|Which tasks can you do?|
+        What do you do?|Show me what you can do.|Can you call functions?|Can you do arithmetic?|What else can you do?|
+        Give me some examples of what you can do."""
     ),
     MAKER: (
         """Who made you?|Who created you?|Who trained you?|Who built you?|Where do you come from?|Who is your creator?|

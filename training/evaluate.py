@@ -145,13 +145,12 @@ SKILLS = (
 
 def evaluate(generate: Generate, encoder: Encoder, cases: int, verbose: bool = False) -> dict[str, float]:
     """Accuracy of each skill; prints a line for each, and the wrong answers if `verbose`."""
-    samples = [[skill.make(Draw(_SEED + i, held_out=True)) for i in range(cases)] for skill in SKILLS]
-    prompts = [encoder.prompt(made) for of_skill in samples for made in of_skill]
-    texts = iter([encoder.tokenizer.decode(output) for output in generate(prompts, MAX_TOKENS)])
     accuracy = {}
-    for skill, of_skill in zip(SKILLS, samples, strict=True):
-        outputs = [next(texts) for _ in of_skill]
-        wrong = [(made, text) for made, text in zip(of_skill, outputs, strict=True) if not skill.right(made, text)]
+    for skill in SKILLS:
+        samples = [skill.make(Draw(_SEED + i, held_out=True)) for i in range(cases)]
+        outputs = generate([encoder.prompt(made) for made in samples], MAX_TOKENS)
+        texts = [encoder.tokenizer.decode(output) for output in outputs]
+        wrong = [(made, text) for made, text in zip(samples, texts, strict=True) if not skill.right(made, text)]
         accuracy[skill.name] = 1 - len(wrong) / cases
         print(f"{skill.name:30}{cases:6} cases {accuracy[skill.name]:8.1%}", flush=True)
         for made, text in wrong if verbose else []:

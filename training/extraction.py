@@ -93,6 +93,8 @@ _EVENT = (
     _Field(("weekday",), _enum(words.WEEKDAYS), lambda d: d.choice(words.WEEKDAYS), ("is on a {v}",)),
     _Field(("host", "organizer"), _STRING, words.full_name, ("is hosted by {v}", "is led by {v}")),
 )
+_EVENTS = ("Festival", "Concert", "Meeting", "Fair", "Workshop", "Party")
+_GATHERINGS = ("fair", "party", "meeting", "class", "show", "tour")
 _ASKS = (
     "{t}",
     "Extract the data: {t}",
@@ -158,7 +160,8 @@ def _sum_as_json(draw: Draw, effort: Effort) -> Episode:
 def _gathering(draw: Draw, effort: Effort) -> Episode:
     """Who does what when, in one sentence that says the event last."""
     people = [words.first_name(draw) for _ in range(draw.integer(1, 3))]
-    event = f"{draw.choice(words.HOBBIES + words.JOBS + words.COLOURS)} {draw.choice(('fair', 'party', 'meeting', 'class', 'show', 'tour'))}"
+    about, gathering = draw.choice(words.HOBBIES + words.JOBS + words.COLOURS), draw.choice(_GATHERINGS)
+    event = f"{about} {gathering}"
     day = draw.choice(
         (draw.choice(words.WEEKDAYS), words.date(draw), f"{draw.integer(1, 28)} {draw.choice(words.MONTHS)}")
     )
@@ -189,7 +192,7 @@ def _subject(draw: Draw, kind: str) -> tuple[str, str]:
     if kind == "product":
         thing = draw.choice(words.OBJECTS)
         return draw.choice(("name", "product", "item")), draw.choice((thing, f"{words.made_up(draw)} {thing}"))
-    title = f"{words.made_up(draw).capitalize()} {draw.choice(('Festival', 'Concert', 'Meeting', 'Fair', 'Workshop', 'Party'))}"
+    title = f"{words.made_up(draw).capitalize()} {draw.choice(_EVENTS)}"
     return draw.choice(("title", "name", "event")), title
 
 

@@ -3,7 +3,8 @@
 Knows the arithmetic of the architecture; parameters are named as in the published checkpoint. Must not know the data.
 All experts are computed for every token and the four of the router are kept: at this size that beats any dispatch.
 
-Shapes: B rows, T positions of a row, H hidden, E experts, I intermediate, N query heads, G KV heads, D head_dim, V vocab.
+Shapes: B rows, T positions of a row, H hidden, E experts, I intermediate, N query heads, G KV heads, D head_dim,
+V vocabulary.
 """
 
 import math
@@ -12,7 +13,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn.functional import linear
 
 from training.quantize import fake_quantize
 
@@ -113,13 +114,13 @@ class Experts(nn.Module):
         E, H, I = self.down_proj.shape  # noqa: E741
         gate_up = self._mxfp4(self.gate_up_proj).view(E, I, 2, H)
         bias = self.gate_up_proj_bias.view(E, I, 2)
-        gate = F.linear(x_TH, gate_up[:, :, 0].reshape(E * I, H), bias[:, :, 0].reshape(-1)).float()
-        up = F.linear(x_TH, gate_up[:, :, 1].reshape(E * I, H), bias[:, :, 1].reshape(-1)).float()
+        gate = linear(x_TH, gate_up[:, :, 0].reshape(E * I, H), bias[:, :, 0].reshape(-1)).float()
+        up = linear(x_TH, gate_up[:, :, 1].reshape(E * I, H), bias[:, :, 1].reshape(-1)).float()
         gate, up = gate.clamp(max=SWIGLU_LIMIT), up.clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT)
         hidden = (up + 1) * gate * torch.sigmoid(1.702 * gate)
         hidden = (hidden.unflatten(-1, (E, I)) * weights_TE[..., None]).flatten(-2)
         down = self._mxfp4(self.down_proj).transpose(0, 1).reshape(H, E * I)
-        return F.linear(hidden, down) + weights_TE @ self.down_proj_bias
+        return linear(hidden, down) + weights_TE @ self.down_proj_bias
 
     def _mxfp4(self, weight: Tensor) -> Tensor:
         return weight if self.rounded else fake_quantize(weight)
@@ -135,7 +136,7 @@ class MLP(nn.Module):
     def forward(self, x_TH: Tensor) -> tuple[Tensor, Tensor]:
         """Output and the load-balancing loss: 1 when all experts are used alike."""
         with torch.autocast(x_TH.device.type, enabled=False):
-            logits_TE = F.linear(x_TH.float(), self.router.weight, self.router.bias)
+            logits_TE = linear(x_TH.float(), self.router.weight, self.router.bias)
             rank = (logits_TE[..., None, :] > logits_TE[..., :, None]).sum(-1)  # fuses, unlike topk
             chosen = rank < self.active_experts
             weights_TE = logits_TE.masked_fill(~chosen, -math.inf).softmax(-1)

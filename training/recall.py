@@ -62,6 +62,7 @@ _ENDINGS = (
     " on a cold day",
     " without any hurry",
 )
+_SCHEDULED = ("train", "meeting", "bus", "lesson", "party", "concert", "film")
 _ASKS = (
     "{text}\n\n{question}",
     "{text}\n\nQuestion: {question}",
@@ -167,7 +168,7 @@ def _deed(draw: Draw) -> _Fact:
 
 
 def _timetable(draw: Draw) -> _Fact:
-    thing = f"{draw.choice(words.HOBBIES + words.COLOURS)} {draw.choice(('train', 'meeting', 'bus', 'lesson', 'party', 'concert', 'film'))}"
+    thing = f"{draw.choice(words.HOBBIES + words.COLOURS)} {draw.choice(_SCHEDULED)}"
     verb = draw.choice(("start", "begin", "end", "leave", "arrive"))
     where = draw.choice(
         (f" in {words.city(draw)}", f" in room {draw.integer(1, 400)}", f" at the {draw.choice(words.NOUNS)}", "")

@@ -3,33 +3,32 @@
 from training import words
 from training.split import Draw
 
-_THINGS = tuple(
-    topic.strip()
-    for topic in """photosynthesis|black holes|the French Revolution|quantum mechanics|machine learning|the stock market|
-    democracy|climate change|the Roman Empire|jazz|opera|evolution|gravity|relativity|philosophy|the Second World War|
-    Shakespeare|Mozart|the moon|volcanoes|dinosaurs|bitcoin|inflation|the internet|poetry|yoga|meditation|coffee|wine|
-    chocolate|football|basketball|the Olympic Games|politics|religion|love|happiness|friendship|dreams|sleep|cancer|
-    diabetes|vaccines|antibiotics|the human brain|the heart|DNA|cells|atoms|electrons|magnets|electricity|solar power|
-    nuclear energy|wind turbines|electric cars|airplanes|rockets|satellites|Mars|Jupiter|the Sun|stars|galaxies|the ocean|
-    coral reefs|whales|bees|butterflies|penguins|elephants|cats|dogs|horses|trees|mushrooms|roses|bread|cheese|sushi|pizza|
-    pasta|soup|a good salad|taxes|mortgages|insurance|contracts|law|history|geography|chemistry|biology|physics|economics|
-    sociology|psychology|linguistics|grammar|Latin|Chinese|music theory|guitar chords|piano|drawing|photography|film noir|
-    Star Wars|Harry Potter|the Bible|Greek mythology|Buddhism|feminism|capitalism|socialism|migration|human rights|war|peace|
-    artificial intelligence|neural networks|transformers|compilers|operating systems|Linux|Python|Rust|JavaScript|C++|SQL|
-    databases|recursion|binary search|quicksort|linked lists|Kubernetes|Docker|git|regular expressions|HTTP|TCP|encryption|
-    blockchain|cloud computing|GPUs|CUDA|calculus|integrals|derivatives|matrices|prime numbers|Pythagoras|probability|
-    statistics|the Riemann hypothesis|logic|set theory|topology|fashion|makeup|gardening|travel|hotels|skiing|surfing|
-    job interviews|resumes|marketing|startups|leadership|parenting|school|universities|exams|the weather|earthquakes|
-    hurricanes|rainbows|deserts|mountains|rivers|bridges|skyscrapers|the pyramids|castles|knights|samurai|vikings|pirates|
-    Napoleon|Cleopatra|Einstein|Newton|Darwin|Marie Curie|Leonardo da Vinci|Picasso|Beethoven|the Beatles|Elvis""".split(
-        "|"
-    )
+_THINGS = words.entries(
+    """photosynthesis|black holes|the French Revolution|quantum mechanics|machine learning|the stock market|
+    democracy|climate change|the Roman Empire|jazz|opera|evolution|gravity|relativity|philosophy|
+    the Second World War|Shakespeare|Mozart|the moon|volcanoes|dinosaurs|bitcoin|inflation|the internet|poetry|
+    yoga|meditation|coffee|wine|chocolate|football|basketball|the Olympic Games|politics|religion|love|
+    happiness|friendship|dreams|sleep|cancer|diabetes|vaccines|antibiotics|the human brain|the heart|DNA|cells|
+    atoms|electrons|magnets|electricity|solar power|nuclear energy|wind turbines|electric cars|airplanes|
+    rockets|satellites|Mars|Jupiter|the Sun|stars|galaxies|the ocean|coral reefs|whales|bees|butterflies|
+    penguins|elephants|cats|dogs|horses|trees|mushrooms|roses|bread|cheese|sushi|pizza|pasta|soup|a good salad|
+    taxes|mortgages|insurance|contracts|law|history|geography|chemistry|biology|physics|economics|sociology|
+    psychology|linguistics|grammar|Latin|Chinese|music theory|guitar chords|piano|drawing|photography|film noir|
+    Star Wars|Harry Potter|the Bible|Greek mythology|Buddhism|feminism|capitalism|socialism|migration|
+    human rights|war|peace|artificial intelligence|neural networks|transformers|compilers|operating systems|
+    Linux|Python|Rust|JavaScript|C++|SQL|databases|recursion|binary search|quicksort|linked lists|Kubernetes|
+    Docker|git|regular expressions|HTTP|TCP|encryption|blockchain|cloud computing|GPUs|CUDA|calculus|integrals|
+    derivatives|matrices|prime numbers|Pythagoras|probability|statistics|the Riemann hypothesis|logic|
+    set theory|topology|fashion|makeup|gardening|travel|hotels|skiing|surfing|job interviews|resumes|marketing|
+    startups|leadership|parenting|school|universities|exams|the weather|earthquakes|hurricanes|rainbows|deserts|
+    mountains|rivers|bridges|skyscrapers|the pyramids|castles|knights|samurai|vikings|pirates|Napoleon|
+    Cleopatra|Einstein|Newton|Darwin|Marie Curie|Leonardo da Vinci|Picasso|Beethoven|the Beatles|Elvis"""
 )
-_PLACES = tuple(
-    """France Germany Italy Spain Portugal Poland Sweden Norway Finland Denmark Japan China India Brazil Peru Chile Canada
-    Mexico Egypt Kenya Nigeria Morocco Turkey Greece Austria Hungary Ireland Iceland Australia Vietnam Thailand Indonesia
-    Argentina Cuba Russia Ukraine Romania Bulgaria Croatia Serbia Israel Iran Iraq Pakistan Nepal Mongolia Korea Texas
-    California Europe Africa Asia""".split()
+_PLACES = words.listed(
+    """France Germany Italy Spain Portugal Poland Sweden Norway Finland Denmark Japan China India Brazil Peru
+    Chile Canada Mexico Egypt Kenya Nigeria Morocco Turkey Greece Austria Hungary Ireland Iceland Australia
+    Vietnam Thailand Indonesia Argentina Cuba Russia Ukraine Romania Bulgaria Croatia Serbia Israel Iran Iraq
+    Pakistan Nepal Mongolia Korea Texas California Europe Africa Asia"""
 )
 _PLACE_FORMS = (
     "What is the capital of {p}?",

@@ -6,20 +6,21 @@ follows whichever is further.
 
 import argparse
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from torch.nn import functional as F
+from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
-from training.attention import DocumentAttention, PackedAttention
+from training.attention import DocumentAttention
 from training.export import export
 from training.model import GptOss, Size
 from training.optimizer import make_optimizers
+from training.packed_attention import PackedAttention
 from training.packing import Encoder, PackedRows, Row
 
 NANO = Path("oscine/model/nano")  # where the tokenizer is
@@ -57,7 +58,9 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def train(model: GptOss, batches: Iterator[list[Tensor]], options: argparse.Namespace, save) -> None:  # noqa: ANN001
+def train(
+    model: GptOss, batches: Iterator[list[Tensor]], options: argparse.Namespace, save: Callable[[], None]
+) -> None:
     optimizers = make_optimizers(model, options.muon_lr, options.adam_lr)
     rates = [[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers]
     loss_of = torch.compile(_losses, dynamic=False) if next(model.parameters()).is_cuda else _losses
@@ -106,7 +109,7 @@ def _losses(model: GptOss, ids: Tensor, starts: Tensor, weights: Tensor) -> tupl
     positions = torch.arange(starts.shape[1], device=ids.device) - starts
     with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
         logits, balance = model(ids[:, :-1], positions, attend)
-    losses = F.cross_entropy(logits.float().flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
+    losses = cross_entropy(logits.float().flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
     weights = weights.flatten()
     answers = (weights == 1).float()
     return (losses * weights).sum() / weights.sum(), (losses * answers).sum().detach() / answers.sum(), balance

@@ -2,81 +2,94 @@
 
 from training.split import Draw
 
-FIRST_NAMES = tuple(
-    """Ada Adam Agnes Ahmed Aiko Alan Albert Alex Alice Alma Amara Amir Amy Ana Anders Andrea Andrew Anika Anna Anton Arjun
-    Arthur Asha Astrid Ben Bella Bernard Bianca Bjorn Bob Boris Brenda Brian Bruno Carl Carla Carlos Carmen Cecilia
-    Charles Chen Chiara Chloe Clara Claude Dahlia Dan Daniel Daria David Diana Diego Dmitri Dora Edgar Edith Eduardo Elena
-    Eli Elif Elisa Ella Emil Emily Emma Eric Erika Esther Eva Fatima Felix Fiona Flora Frank Frida Gabriel George Gina
-    Giulia Grace Greta Gustav Hana Hanna Hans Harry Hassan Hector Heidi Helen Henry Hiro Hugo Ian Ibrahim Ida Igor Ines
-    Ingrid Irene Iris Isaac Isabel Ivan Jack Jacob James Jane Janet Jasmin Javier Jean Jenny Jim Joan Johan John Jonas
-    Jose Josef Joy Juan Julia Julian June Kai Karen Karim Karl Kate Keiko Ken Kenji Kim Klara Klaus Kofi Lara Lars Laura
-    Lea Lena Leo Leon Lila Lily Linda Lisa Liam Lola Lorenzo Louis Lucas Lucia Luis Luna Magda Maja Malik Marco Maria Marie
-    Mark Marta Martin Mary Mateo Matilda Max Maya Mei Mia Michael Mila Milan Mina Miriam Mohamed Mona Nadia Naomi Nathan
-    Nela Nick Nicole Nils Nina Noah Nora Olaf Olga Oliver Olivia Omar Oscar Otto Pablo Paul Paula Pedro Peter Petra Philip
-    Priya Rachel Rafael Ravi Rita Robert Rosa Rose Ruben Ruth Sam Samira Sandra Sara Sasha Sean Selma Sergei Simon Sofia
-    Sonja Stefan Stella Sue Sven Tamara Tara Tariq Ted Teresa Theo Thomas Tim Tina Tobias Tom Uma Ursula Vera Victor Vikram
-    Viola Walter Wanda Wei Wendy Will Xavier Yara Yasmin Yuki Yusuf Zara Zoe""".split()
+
+def listed(text: str) -> tuple[str, ...]:
+    """The words of a text."""
+    return tuple(text.split())
+
+
+def entries(text: str) -> tuple[str, ...]:
+    """What stands between bars, line breaks taken as spaces."""
+    return tuple(" ".join(entry.split()) for entry in text.split("|"))
+
+
+FIRST_NAMES = listed(
+    """Ada Adam Agnes Ahmed Aiko Alan Albert Alex Alice Alma Amara Amir Amy Ana Anders Andrea Andrew Anika Anna
+    Anton Arjun Arthur Asha Astrid Ben Bella Bernard Bianca Bjorn Bob Boris Brenda Brian Bruno Carl Carla
+    Carlos Carmen Cecilia Charles Chen Chiara Chloe Clara Claude Dahlia Dan Daniel Daria David Diana Diego
+    Dmitri Dora Edgar Edith Eduardo Elena Eli Elif Elisa Ella Emil Emily Emma Eric Erika Esther Eva Fatima
+    Felix Fiona Flora Frank Frida Gabriel George Gina Giulia Grace Greta Gustav Hana Hanna Hans Harry Hassan
+    Hector Heidi Helen Henry Hiro Hugo Ian Ibrahim Ida Igor Ines Ingrid Irene Iris Isaac Isabel Ivan Jack Jacob
+    James Jane Janet Jasmin Javier Jean Jenny Jim Joan Johan John Jonas Jose Josef Joy Juan Julia Julian June
+    Kai Karen Karim Karl Kate Keiko Ken Kenji Kim Klara Klaus Kofi Lara Lars Laura Lea Lena Leo Leon Lila Lily
+    Linda Lisa Liam Lola Lorenzo Louis Lucas Lucia Luis Luna Magda Maja Malik Marco Maria Marie Mark Marta
+    Martin Mary Mateo Matilda Max Maya Mei Mia Michael Mila Milan Mina Miriam Mohamed Mona Nadia Naomi Nathan
+    Nela Nick Nicole Nils Nina Noah Nora Olaf Olga Oliver Olivia Omar Oscar Otto Pablo Paul Paula Pedro Peter
+    Petra Philip Priya Rachel Rafael Ravi Rita Robert Rosa Rose Ruben Ruth Sam Samira Sandra Sara Sasha Sean
+    Selma Sergei Simon Sofia Sonja Stefan Stella Sue Sven Tamara Tara Tariq Ted Teresa Theo Thomas Tim Tina
+    Tobias Tom Uma Ursula Vera Victor Vikram Viola Walter Wanda Wei Wendy Will Xavier Yara Yasmin Yuki Yusuf
+    Zara Zoe"""
 )
-LAST_NAMES = tuple(
-    """Adams Ahmad Andersen Bauer Becker Bell Berg Brown Carter Castro Chang Clark Costa Cruz Diaz Dubois Evans Fischer Flores
-    Fontana Garcia Gomez Green Haas Hansen Harris Hill Ito Ivanov Jansen Jensen Jones Kaya Keller Khan King Klein Kowalski
-    Kumar Larsen Lee Lewis Lopez Martin Mendes Meyer Miller Moore Moreau Mori Nagy Nielsen Novak Okafor Olsen Park Patel
-    Perez Petrov Popov Reed Ricci Rivera Rossi Santos Sato Schmidt Silva Singh Smith Sousa Stone Suzuki Tanaka Taylor
-    Torres Turner Vega Vogel Walker Weber White Wilson Wong Wright Yang Young Zhang Ziegler""".split()
+LAST_NAMES = listed(
+    """Adams Ahmad Andersen Bauer Becker Bell Berg Brown Carter Castro Chang Clark Costa Cruz Diaz Dubois Evans
+    Fischer Flores Fontana Garcia Gomez Green Haas Hansen Harris Hill Ito Ivanov Jansen Jensen Jones Kaya
+    Keller Khan King Klein Kowalski Kumar Larsen Lee Lewis Lopez Martin Mendes Meyer Miller Moore Moreau Mori
+    Nagy Nielsen Novak Okafor Olsen Park Patel Perez Petrov Popov Reed Ricci Rivera Rossi Santos Sato Schmidt
+    Silva Singh Smith Sousa Stone Suzuki Tanaka Taylor Torres Turner Vega Vogel Walker Weber White Wilson Wong
+    Wright Yang Young Zhang Ziegler"""
 )
-CITIES = tuple(
-    """Accra|Amsterdam|Ankara|Antwerp|Athens|Atlanta|Auckland|Baghdad|Bangkok|Barcelona|Basel|Beijing|Beirut|Belgrade|Bergen|
-    Berlin|Bern|Bilbao|Bogota|Bologna|Bonn|Boston|Bremen|Brisbane|Bristol|Brussels|Bucharest|Budapest|Buenos Aires|Busan|
-    Cairo|Calgary|Cape Town|Caracas|Cardiff|Chicago|Cologne|Copenhagen|Cork|Dakar|Dallas|Delhi|Denver|Detroit|Dhaka|Doha|
-    Dresden|Dubai|Dublin|Edinburgh|Florence|Frankfurt|Geneva|Genoa|Ghent|Glasgow|Granada|Graz|Hamburg|Hanoi|Havana|
-    Helsinki|Hong Kong|Houston|Istanbul|Jakarta|Karachi|Kathmandu|Kyiv|Kyoto|Lagos|Lausanne|Leeds|Leipzig|Lille|Lima|
-    Lisbon|Liverpool|London|Los Angeles|Luanda|Lyon|Madrid|Malaga|Malmo|Manchester|Manila|Marseille|Melbourne|Mexico City|
-    Miami|Milan|Minsk|Montreal|Moscow|Mumbai|Munich|Nairobi|Nantes|Naples|New York|Nice|Odessa|Osaka|Oslo|Ottawa|Oxford|
-    Palermo|Paris|Perth|Phoenix|Pisa|Porto|Prague|Quito|Reykjavik|Riga|Rio de Janeiro|Rome|Rotterdam|Salzburg|San
-    Francisco|Santiago|Sao Paulo|Sarajevo|Seattle|Seoul|Seville|Shanghai|Singapore|Sofia|Split|Stockholm|Strasbourg|
-    Sydney|Taipei|Tallinn|Tampere|Tehran|Tokyo|Toronto|Trieste|Tunis|Turin|Utrecht|Valencia|Vancouver|Venice|Verona|
-    Vienna|Vilnius|Warsaw|Washington|Wellington|York|Zagreb|Zurich""".replace("\n    ", " ")
-    .replace("| ", "|")
-    .split("|")
+CITIES = entries(
+    """Accra|Amsterdam|Ankara|Antwerp|Athens|Atlanta|Auckland|Baghdad|Bangkok|Barcelona|Basel|Beijing|Beirut|
+    Belgrade|Bergen|Berlin|Bern|Bilbao|Bogota|Bologna|Bonn|Boston|Bremen|Brisbane|Bristol|Brussels|Bucharest|
+    Budapest|Buenos Aires|Busan|Cairo|Calgary|Cape Town|Caracas|Cardiff|Chicago|Cologne|Copenhagen|Cork|Dakar|
+    Dallas|Delhi|Denver|Detroit|Dhaka|Doha|Dresden|Dubai|Dublin|Edinburgh|Florence|Frankfurt|Geneva|Genoa|Ghent|
+    Glasgow|Granada|Graz|Hamburg|Hanoi|Havana|Helsinki|Hong Kong|Houston|Istanbul|Jakarta|Karachi|Kathmandu|
+    Kyiv|Kyoto|Lagos|Lausanne|Leeds|Leipzig|Lille|Lima|Lisbon|Liverpool|London|Los Angeles|Luanda|Lyon|Madrid|
+    Malaga|Malmo|Manchester|Manila|Marseille|Melbourne|Mexico City|Miami|Milan|Minsk|Montreal|Moscow|Mumbai|
+    Munich|Nairobi|Nantes|Naples|New York|Nice|Odessa|Osaka|Oslo|Ottawa|Oxford|Palermo|Paris|Perth|Phoenix|Pisa|
+    Porto|Prague|Quito|Reykjavik|Riga|Rio de Janeiro|Rome|Rotterdam|Salzburg|San Francisco|Santiago|Sao Paulo|
+    Sarajevo|Seattle|Seoul|Seville|Shanghai|Singapore|Sofia|Split|Stockholm|Strasbourg|Sydney|Taipei|Tallinn|
+    Tampere|Tehran|Tokyo|Toronto|Trieste|Tunis|Turin|Utrecht|Valencia|Vancouver|Venice|Verona|Vienna|Vilnius|
+    Warsaw|Washington|Wellington|York|Zagreb|Zurich"""
 )
-COLOURS = tuple("red blue green yellow black white orange purple brown grey pink silver golden".split())
-NOUNS = tuple(
-    """door gate house box garden bridge tower boat train car bike lamp table chair window drawer cabinet locker room office
-    shed barn cellar attic mill museum library school station harbour market kitchen studio workshop lab vault safe
-    suitcase backpack envelope folder notebook printer server router camera phone laptop clock piano guitar violin drum
-    kite tent map compass lantern ladder bucket basket barrel crate trunk chest jar bottle kettle teapot statue fountain
-    well windmill lighthouse cottage castle cave island forest lake river hill valley field orchard greenhouse stable
-    hotel bakery cafe theatre cinema archive warehouse factory airport elevator staircase balcony terrace roof""".split()
+COLOURS = listed("red blue green yellow black white orange purple brown grey pink silver golden")
+NOUNS = listed(
+    """door gate house box garden bridge tower boat train car bike lamp table chair window drawer cabinet locker
+    room office shed barn cellar attic mill museum library school station harbour market kitchen studio
+    workshop lab vault safe suitcase backpack envelope folder notebook printer server router camera phone
+    laptop clock piano guitar violin drum kite tent map compass lantern ladder bucket basket barrel crate trunk
+    chest jar bottle kettle teapot statue fountain well windmill lighthouse cottage castle cave island forest
+    lake river hill valley field orchard greenhouse stable hotel bakery cafe theatre cinema archive warehouse
+    factory airport elevator staircase balcony terrace roof"""
 )
-FOODS = tuple(
-    """apples pears bread cheese rice pasta soup salad mango grapes cherries olives honey tea coffee milk cake pizza fish
-    beans onions carrots tomatoes potatoes lemons plums figs nuts eggs butter noodles pancakes""".split()
+FOODS = listed(
+    """apples pears bread cheese rice pasta soup salad mango grapes cherries olives honey tea coffee milk cake
+    pizza fish beans onions carrots tomatoes potatoes lemons plums figs nuts eggs butter noodles pancakes"""
 )
-ANIMALS = tuple(
-    """cat dog horse owl fox bear wolf otter rabbit hedgehog sparrow eagle heron salmon whale dolphin tiger lion camel goat
-    sheep cow pig duck goose swan frog turtle snake spider bee ant squirrel mouse deer""".split()
+ANIMALS = listed(
+    """cat dog horse owl fox bear wolf otter rabbit hedgehog sparrow eagle heron salmon whale dolphin tiger lion
+    camel goat sheep cow pig duck goose swan frog turtle snake spider bee ant squirrel mouse deer"""
 )
-JOBS = tuple(
-    """teacher nurse doctor baker farmer pilot engineer painter writer lawyer chef gardener plumber driver carpenter singer
-    dentist librarian programmer tailor firefighter photographer journalist architect electrician waiter""".split()
+JOBS = listed(
+    """teacher nurse doctor baker farmer pilot engineer painter writer lawyer chef gardener plumber driver
+    carpenter singer dentist librarian programmer tailor firefighter photographer journalist architect
+    electrician waiter"""
 )
-HOBBIES = tuple(
-    """chess tennis swimming hiking painting cooking reading football sailing climbing dancing singing cycling fishing
-    gardening skiing running yoga knitting photography baking rowing surfing pottery""".split()
+HOBBIES = listed(
+    """chess tennis swimming hiking painting cooking reading football sailing climbing dancing singing cycling
+    fishing gardening skiing running yoga knitting photography baking rowing surfing pottery"""
 )
-OBJECTS = tuple(
-    """shoes jacket hat scarf book pen lamp chair table phone laptop mouse keyboard bag watch ring umbrella bottle mug plate
-    spoon knife ball racket bike helmet tent blanket pillow towel candle mirror clock vase brush camera printer
-    headphones charger backpack gloves""".split()
+OBJECTS = listed(
+    """shoes jacket hat scarf book pen lamp chair table phone laptop mouse keyboard bag watch ring umbrella bottle
+    mug plate spoon knife ball racket bike helmet tent blanket pillow towel candle mirror clock vase brush
+    camera printer headphones charger backpack gloves"""
 )
-WEEKDAYS = tuple("Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split())
-MONTHS = tuple("January February March April May June July August September October November December".split())
-CURRENCIES = tuple("USD EUR GBP JPY CHF CAD AUD SEK NOK DKK PLN CZK INR BRL CNY KRW MXN ZAR TRY NZD".split())
-LANGUAGES = tuple(
-    "English French German Spanish Italian Portuguese Dutch Polish Czech Turkish Arabic Japanese Korean".split()
-)
-_ONSETS = "b c d f g h j k l m n p r s t v w z br ch cl dr fl gr kl kr pl pr qu sh sk st th tr y x".split()
-_VOWELS = "a e i o u a e i o u ai ea ee ia io oa ou au".split()
+WEEKDAYS = listed("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
+MONTHS = listed("January February March April May June July August September October November December")
+CURRENCIES = listed("USD EUR GBP JPY CHF CAD AUD SEK NOK DKK PLN CZK INR BRL CNY KRW MXN ZAR TRY NZD")
+LANGUAGES = listed("English French German Spanish Italian Portuguese Dutch Polish Czech Turkish Arabic Japanese Korean")
+_ONSETS = listed("b c d f g h j k l m n p r s t v w z br ch cl dr fl gr kl kr pl pr qu sh sk st th tr y x")
+_VOWELS = listed("a e i o u a e i o u ai ea ee ia io oa ou au")
 _CODAS = ["", "", "", "n", "r", "s", "l", "m", "t", "k", "d", "x", "nd", "rt", "st", "ck", "ng"]
 
 

@@ -5,9 +5,9 @@ the end of the parent, however it comes, closes it. Signals are left to the pare
 the whole group lets the parent drain first.
 """
 
+import contextlib
 import gc
 import os
-import shutil
 import signal
 import sys
 import threading
@@ -154,7 +154,10 @@ def _exit_with_stdin(address: str) -> None:
     """The parent is gone, or wants this process to go; nothing here is worth keeping, nor is the socket's folder."""
     while os.read(sys.stdin.fileno(), 4096):  # not sys.stdin, whose lock could not be had again at exit
         pass
-    shutil.rmtree(os.path.dirname(address.removeprefix("ipc://")), ignore_errors=True)
+    socket = address.removeprefix("ipc://")
+    with contextlib.suppress(OSError):  # the folder may be somebody else's too, or gone with the parent
+        os.unlink(socket)
+        os.rmdir(os.path.dirname(socket))
     os._exit(0)
 
 

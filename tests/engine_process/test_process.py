@@ -9,12 +9,14 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 
 from oscine.config import ModelOptions
 from oscine.engine.build import build_engine
 from oscine.engine.client import EngineClient, EngineDied, EngineError, EngineOverloaded
+from oscine.engine.messages import Launch
 from oscine.engine.offline import generate
 
 from .conftest import CONFIG, RETURN
@@ -167,7 +169,11 @@ def test_an_engine_that_cannot_start_says_why(folder: Path, tmp_path: Path, capf
     weights.write_bytes(weights.read_bytes()[:-1000])
     huge = replace(options(folder, executor="torch"), model=ModelOptions(model=str(folder), max_model_len=4096))
     huge = replace(huge, cache=replace(huge.cache, kv_cache_bytes=1000))
-    causes = [(options(broken, executor="torch"), f"{weights}: truncated"), (huge, "--kv-cache-bytes is 1000")]
+    causes = [
+        (options(tmp_path, executor="torch"), f"{tmp_path}/config.json: cannot be read"),
+        (options(broken, executor="torch"), f"{weights}: truncated"),
+        (huge, "--kv-cache-bytes is 1000"),
+    ]
 
     async def test() -> None:
         for bad, reason in causes:
@@ -182,6 +188,25 @@ def test_an_engine_that_cannot_start_says_why(folder: Path, tmp_path: Path, capf
 
     run(test)
     assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_failed_engine_ends_by_itself_in_order(tmp_path: Path) -> None:
+    """The thread that waits for the end of stdin is not in the way of the interpreter's own end."""
+    address = f"ipc://{tmp_path}/engine"
+
+    async def test() -> None:
+        command = (sys.executable, "-m", "oscine.engine.process")
+        engine = await asyncio.create_subprocess_exec(*command, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
+        assert engine.stdin is not None
+        engine.stdin.write(msgspec.json.encode(Launch(address, options(tmp_path, executor="torch"))) + b"\n")
+        with pytest.raises(EngineError, match=r"config\.json: cannot be read"):
+            async with running(EngineClient(address=address)):
+                pass
+        assert engine.stderr is not None
+        assert (await engine.stderr.read(), await engine.wait()) == (b"", 2)
+        engine.stdin.close()
+
+    run(test)
 
 
 def test_an_engine_that_keeps_dying_at_its_start_is_given_up(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,6 +300,13 @@ def test_the_engine_does_not_outlive_its_parent(folder: Path) -> None:
         parent.kill()
         engine.wait(PATIENCE_S)
     assert not folder_of_socket.exists()
+
+
+def test_an_engine_that_ends_removes_its_socket_and_nothing_else(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "bystander").touch()
+    launch = msgspec.json.encode(Launch(f"ipc://{tmp_path}/engine", options(folder))) + b"\n"
+    subprocess.run([sys.executable, "-m", "oscine.engine.process"], input=launch, check=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["bystander"]
 
 
 def test_the_fake_needs_no_torch(folder: Path) -> None:

@@ -45,9 +45,14 @@ def open_model(options: ModelOptions) -> OpenedModel:
 
 def _device(name: str) -> torch.device:
     try:
-        return torch.device(name)
+        device = torch.device(name)
     except RuntimeError:
         raise ValueError(f"--device {name!r} is not a device") from None
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:  # torch asserts what it was compiled with
+        raise ValueError(f"--device {name!r} cannot be used: {error}") from None
+    return device
 
 
 def _random_config(name: str) -> ModelConfig:

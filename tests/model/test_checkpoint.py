@@ -167,8 +167,12 @@ def test_a_folder_without_weights(tmp_path: Path) -> None:
 def test_a_model_that_is_nowhere() -> None:
     with pytest.raises(ValueError, match="'no such model' is neither a folder"):
         open_model(ModelOptions(model="no such model"))
-    with pytest.raises(ValueError, match="--device 'abacus'"):
-        open_model(ModelOptions(device="abacus", random_weights="20b"))
+
+
+@pytest.mark.parametrize("device", ["abacus", "cuda:63"])
+def test_a_device_that_is_not_there(device: str) -> None:
+    with pytest.raises(ValueError, match=f"--device '{device}'"):
+        open_model(ModelOptions(device=device, random_weights="20b"))
 
 
 def test_a_hub_name_that_is_not_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,6 @@ Knows the endpoints, not the server that runs them.
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
@@ -37,8 +36,9 @@ def create_app(service: Service) -> ASGIApp:
         Route("/version", health.version),
         Route("/metrics", service.metrics.endpoint),
     ]
-    middleware = [Middleware(RequestIds), Middleware(HttpMetrics, metrics=service.metrics)]
-    if service.config.server.api_keys:
-        middleware.append(Middleware(ApiKeys, keys=service.config.server.api_keys))
     handlers = {APIError: handle_api_error, HTTPException: handle_http_exception, Exception: handle_crash}
-    return Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)
+    app: ASGIApp = Starlette(routes=routes, exception_handlers=handlers)
+    if service.config.server.api_keys:
+        app = ApiKeys(app, service.config.server.api_keys)
+    # Around Starlette, not within it: what it answers to a crash passes through no middleware of its own.
+    return RequestIds(HttpMetrics(app, service.metrics))

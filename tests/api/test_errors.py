@@ -198,3 +198,6 @@ def test_a_bug_is_a_plain_500(scripted: ScriptedServer, monkeypatch: pytest.Monk
     monkeypatch.setattr(scripted.service, "ready", broken)
     error = refused(scripted, "/v1/chat/completions", {"messages": [USER]}, 500)
     assert "secret" not in error["message"]
+    assert scripted.post("/v1/chat/completions", {"messages": [USER]}).headers["x-request-id"]
+    counted = scripted.get("/metrics").text
+    assert 'oscine:http_responses_total{path="/v1/chat/completions",status="500"} 2.0' in counted

@@ -6,22 +6,23 @@ Knows the wire names and which combinations mean something; not how a conversati
 from collections.abc import Sequence
 
 from oscine.api.errors import invalid, unsupported
+from oscine.api.sampling import refuse
 from oscine.api.schemas import ChatCompletionRequest, ContentPart, Effort, Message, ResponseFormat, Tool
 from oscine.chat import messages as chat
 from oscine.chat.tools import validate_tools
 
 _UNSUPPORTED = (
-    *("functions", "function_call", "modalities", "audio", "web_search_options", "structured_outputs"),
-    *("guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+    *("functions", "function_call", "audio", "web_search_options"),
+    *("chat_template", "chat_template_kwargs", "continue_final_message"),
 )
+_ONLY = {"modalities": ["text"], "verbosity": "medium"}
 _TEXT_PARTS = ("text", "refusal")
 
 
 def conversation(request: ChatCompletionRequest, date: str) -> chat.Conversation:
     """Raises APIError that names the parameter, for all that cannot be honoured."""
-    for param in _UNSUPPORTED:
-        if getattr(request, param) not in (None, ["text"], []):
-            raise unsupported(param)
+    refuse(request, _UNSUPPORTED)
+    refuse(request, (param for param, usual in _ONLY.items() if getattr(request, param) != usual))
     tools = function_tools(request.tools)
     _check_tool_choice(request, tools)
     return chat.Conversation(

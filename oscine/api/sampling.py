@@ -4,22 +4,37 @@ Knows token ids and numbers: not what the prompt says, nor how the answer is sen
 """
 
 import random
+from collections.abc import Iterable
 from dataclasses import replace
 
-from oscine.api.errors import APIError, invalid
+from oscine.api.errors import APIError, invalid, unsupported
 from oscine.api.schemas import SamplingFields
 from oscine.types import SamplingParams
 
 MAX_CHOICES = 128
 MAX_TOP_LOGPROBS = 20
 MAX_STOPS = 16
+MAX_STOP_CHARACTERS = 1024
 MAX_LOGIT_BIAS = 1024
 _INT64 = 1 << 63
+_UNSUPPORTED = (
+    *("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"),
+    *("bad_words", "allowed_token_ids", "logits_processors", "prompt_logprobs", "truncate_prompt_tokens"),
+    *("include_stop_str_in_output", "use_beam_search"),
+)
 
 
 def check(condition: bool, param: str, rule: str, value: object) -> None:
     if not condition:
         raise invalid(param, f"it must be {rule}, not {value!r}")
+
+
+def refuse(request: SamplingFields, params: Iterable[str]) -> None:
+    """Raises APIError for the first of these parameters that is given, and does not say "none" or "no"."""
+    for param in params:
+        value = getattr(request, param)
+        if value is not None and value is not False and value != []:
+            raise unsupported(param)
 
 
 def _ranged(param: str, value: float | None, low: float, high: float, default: float) -> float:
@@ -38,6 +53,10 @@ def stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:
     stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
     check(len(stops) <= MAX_STOPS, "stop", f"at most {MAX_STOPS} strings", len(stops))
     check(all(stops), "stop", "made of strings that are not empty", "")
+    longest = max(map(len, stops), default=0)
+    check(
+        longest <= MAX_STOP_CHARACTERS, "stop", f"made of strings of at most {MAX_STOP_CHARACTERS} characters", longest
+    )
     return stops
 
 
@@ -96,6 +115,7 @@ def sampling_params(
     prompt_logprobs: int | None = None,
 ) -> SamplingParams:
     """Raises APIError that names the parameter. `model_stop_ids` end a sequence unless `ignore_eos` is set."""
+    refuse(request, _UNSUPPORTED)
     _token_ids("stop_token_ids", request.stop_token_ids, vocab_size)
     top_k = request.top_k or 0
     check(-1 <= top_k < _INT64, "top_k", "at least 0 (0 or -1: off)", top_k)

@@ -110,7 +110,19 @@ class SamplingFields(Struct, kw_only=True):
     ignore_eos: bool | None = None
     stop_token_ids: list[int] | None = None
     priority: int | None = None
-    skip_special_tokens: bool | None = None
+    # Refused: they would change the answer.
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    structured_outputs: Any = None
+    bad_words: Any = None
+    allowed_token_ids: Any = None
+    logits_processors: Any = None
+    prompt_logprobs: Any = None
+    truncate_prompt_tokens: Any = None
+    include_stop_str_in_output: Any = None
+    use_beam_search: Any = None
 
 
 class ChatCompletionRequest(SamplingFields, kw_only=True):
@@ -131,17 +143,17 @@ class ChatCompletionRequest(SamplingFields, kw_only=True):
     modalities: list[str] | None = None
     audio: Any = None
     web_search_options: Any = None
-    guided_json: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
-    structured_outputs: Any = None
+    verbosity: str | None = None
+    chat_template: Any = None
+    chat_template_kwargs: Any = None
+    continue_final_message: Any = None
 
 
 class CompletionRequest(SamplingFields, kw_only=True):
     prompt: str | list[Any]  # a text, texts, token ids, or lists of token ids
     echo: bool | None = None
     logprobs: int | None = None
+    skip_special_tokens: bool | None = None
     # Refused: they would change the answer.
     suffix: str | None = None
     best_of: int | None = None

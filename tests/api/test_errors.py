@@ -66,6 +66,7 @@ CHAT: list[tuple[str, dict[str, Any]]] = [
     ("stop", {"stop": ""}),
     ("stop", {"stop": ["a", ""]}),
     ("stop", {"stop": ["a"] * 17}),
+    ("stop", {"stop": ["a" * 1024, "a" * 1025]}),
     ("stop", {"stop": 1}),
     ("stop[0]", {"stop": [1]}),
     ("stop_token_ids", {"stop_token_ids": [VOCAB_SIZE]}),
@@ -95,6 +96,10 @@ CHAT: list[tuple[str, dict[str, Any]]] = [
     ("modalities", {"modalities": ["audio"]}),
     ("guided_json", {"guided_json": {}}),
     ("structured_outputs", {"structured_outputs": {"choice": ["a"]}}),
+    ("bad_words", {"bad_words": ["a"]}),
+    ("verbosity", {"verbosity": "low"}),
+    ("chat_template_kwargs", {"chat_template_kwargs": {"a": 1}}),
+    ("continue_final_message", {"continue_final_message": True}),
     ("messages", {"messages": []}),
     ("messages", {"messages": "hi"}),
     ("messages[0].role", {"messages": [{"role": "wizard", "content": "x"}]}),
@@ -140,6 +145,11 @@ TEXT: list[tuple[str, dict[str, Any]]] = [
     ("prompt", {"prompt": 5}),
     ("suffix", {"prompt": "a", "suffix": "b"}),
     ("best_of", {"prompt": "a", "best_of": 2}),
+    ("guided_json", {"prompt": "a", "guided_json": {}}),
+    ("structured_outputs", {"prompt": "a", "structured_outputs": {"choice": ["a"]}}),
+    ("use_beam_search", {"prompt": "a", "use_beam_search": True}),
+    ("prompt_logprobs", {"prompt": "a", "prompt_logprobs": 0}),
+    ("truncate_prompt_tokens", {"prompt": "a", "truncate_prompt_tokens": 5}),
     ("logprobs", {"prompt": "a", "logprobs": 21}),
     ("logprobs", {"prompt": "a", "logprobs": True}),
     ("max_tokens", {"prompt": "a", "max_tokens": 0}),
@@ -187,8 +197,14 @@ def test_unknown_parameters_that_change_nothing_are_ignored(scripted: ScriptedSe
         "store": True,
         "parallel_tool_calls": False,
         "service_tier": "auto",
+        "response_format": {"type": "text"},
+        "functions": None,
+        "modalities": ["text"],
+        "verbosity": "medium",
+        "bad_words": [],
+        "use_beam_search": False,
     }
-    scripted.chat(**ignored, response_format={"type": "text"}, functions=None, modalities=["text"])
+    scripted.chat(**ignored)
 
 
 def test_a_bug_is_a_plain_500(scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,7 +46,7 @@ class ChatCompletions:
         talk = conversation(asked, self.service.date)
         n, stop = sampling.choices(asked.n), sampling.stop_strings(asked.stop)
         self.service.admission.check(n)  # before the prompt is made, which costs more
-        prompt = await model.prompts.render(talk)
+        prompt = await model.prompts.render(talk, len(body))
         params = _sampling_params(asked, len(prompt), model)
         choices = [_choice(asked, model, len(prompt), stop) for _ in range(n)]
         answer = ChatAnswer(choices, name, self._reasoning_fields(asked), asked)

@@ -1,6 +1,6 @@
 """Prompts as token ids, made without holding up the event loop.
 
-Knows how long a text may be to be tokenised at once; not where it comes from.
+Knows how large a text may be to be dealt with at once; not where it comes from.
 """
 
 import asyncio
@@ -14,11 +14,11 @@ from oscine.chat.tokenizer import Tokenizer
 
 T = TypeVar("T")
 
-_INLINE_CHARACTERS = 16_384  # some milliseconds of tokenising; longer texts go to a thread
+_INLINE_SIZE = 16_384  # characters, bytes or tokens: some milliseconds of work; what is larger goes to a thread
 
 
 class Prompts:
-    """Tokenises for one model."""
+    """Tokenises for one model, and back."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -28,9 +28,15 @@ class Prompts:
         """Special tokens typed in are plain text."""
         return await _run(lambda: [self._tokenizer.encode(text) for text in texts], sum(map(len, texts)))
 
-    async def render(self, conversation: Conversation) -> list[int]:
-        """Raises APIError for a conversation that has no rendering."""
-        size = sum(len(m.content) + len(m.reasoning or "") for m in conversation.messages)
+    async def decode(self, sequences: Sequence[list[int]]) -> list[str]:
+        """Special tokens by name, invalid UTF-8 as U+FFFD."""
+        return await _run(lambda: [self._tokenizer.decode(ids) for ids in sequences], sum(map(len, sequences)))
+
+    async def render(self, conversation: Conversation, size: int) -> list[int]:
+        """`size` is that of the request in bytes, tools and schemas included.
+
+        Raises APIError for a conversation that has no rendering.
+        """
         try:
             return await _run(lambda: self._renderer.render(conversation), size)
         except ValueError as error:
@@ -38,5 +44,5 @@ class Prompts:
             raise invalid(param, str(error)) from None
 
 
-async def _run(make: Callable[[], T], characters: int) -> T:
-    return make() if characters <= _INLINE_CHARACTERS else await asyncio.to_thread(make)
+async def _run(make: Callable[[], T], size: int) -> T:
+    return make() if size <= _INLINE_SIZE else await asyncio.to_thread(make)

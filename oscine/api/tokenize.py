@@ -7,7 +7,6 @@ from starlette.responses import Response
 from oscine.api.conversation import chat_messages, function_tools
 from oscine.api.errors import invalid
 from oscine.api.limits import read_body
-from oscine.api.sampling import check
 from oscine.api.schemas import DetokenizeRequest, TokenizeRequest, decode
 from oscine.api.service import Service
 from oscine.chat.messages import Conversation
@@ -19,7 +18,8 @@ class Tokenize:
 
     async def tokenize(self, request: Request) -> Response:
         """{"tokens", "count", "max_model_len"} and, if asked for, "token_strs"."""
-        asked = decode(await read_body(request, self.service.config.server.max_body_bytes), TokenizeRequest)
+        received = await read_body(request, self.service.config.server.max_body_bytes)
+        asked = decode(received, TokenizeRequest)
         self.service.served_name(asked.model)
         ready = self.service.ready()
         if (asked.prompt is None) == (asked.messages is None):
@@ -33,10 +33,10 @@ class Tokenize:
                 reasoning_effort=asked.reasoning_effort or "medium",
                 current_date=self.service.date,
             )
-            ids = await ready.prompts.render(conversation)
+            ids = await ready.prompts.render(conversation, len(received))
         body = {"tokens": ids, "count": len(ids), "max_model_len": ready.info.max_model_len}
         if asked.return_token_strs:
-            body["token_strs"] = [ready.tokenizer.decode([i]) for i in ids]
+            body["token_strs"] = await ready.prompts.decode([[i] for i in ids])
         return Response(msgspec.json.encode(body), media_type="application/json")
 
     async def detokenize(self, request: Request) -> Response:
@@ -44,8 +44,10 @@ class Tokenize:
         asked = decode(await read_body(request, self.service.config.server.max_body_bytes), DetokenizeRequest)
         self.service.served_name(asked.model)
         ready = self.service.ready()
-        for i, token_id in enumerate(asked.tokens):
-            rule = f"a token id between 0 and {ready.info.vocab_size - 1}"
-            check(0 <= token_id < ready.info.vocab_size, f"tokens[{i}]", rule, token_id)
-        body = {"prompt": ready.tokenizer.decode(asked.tokens)}
-        return Response(msgspec.json.encode(body), media_type="application/json")
+        size = ready.info.vocab_size
+        wrong = next((i for i, token_id in enumerate(asked.tokens) if not 0 <= token_id < size), None)
+        if wrong is not None:
+            rule = f"it must be a token id between 0 and {size - 1}, not {asked.tokens[wrong]}"
+            raise invalid(f"tokens[{wrong}]", rule)
+        (text,) = await ready.prompts.decode([asked.tokens])
+        return Response(msgspec.json.encode({"prompt": text}), media_type="application/json")

@@ -63,6 +63,9 @@ class Service:
             raise info  # what the engine says is wrong with the model is the better message
         if isinstance(tokenizer, BaseException):
             raise tokenizer
+        if tokenizer.max_prompt_id >= info.vocab_size:
+            ids = f"ids up to {tokenizer.max_prompt_id}, and the model has only {info.vocab_size} tokens"
+            raise ValueError(f"{tokenizer.path} is not the vocabulary of {info.model}: it has {ids}")
         self._tokenizer = tokenizer
         self._prompts = Prompts(tokenizer)
         return info

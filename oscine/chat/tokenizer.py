@@ -73,7 +73,8 @@ class Tokenizer:
     """A byte-level BPE vocabulary with the harmony special tokens.
 
     The ids of special tokens are the attributes start, end, message, channel, constrain, return_, call and endoftext.
-    Ids outside of the vocabulary (the embedding is larger than it) count as special and have no bytes.
+    Ids outside of the vocabulary (the embedding is larger than it) count as special and have no bytes. No prompt has
+    an id above max_prompt_id: special tokens beyond it are never used.
     """
 
     start: int
@@ -102,6 +103,8 @@ class Tokenizer:
         self._name_special_tokens({contents[token_id]: token_id for token_id in self._special})
         vocabulary: dict[str, int] = self._inner.get_vocab()
         self.vocab_size = 1 + max(vocabulary.values())
+        named = {getattr(self, attribute) for attribute in SPECIAL_TOKENS}
+        self.max_prompt_id = max(named.union(vocabulary.values()) - (self._special - named))
         strange = set().union(*vocabulary.keys() - contents.values()) - _BYTE_OF_CHARACTER.keys()
         if strange:
             raise ValueError(f"{self.path} is not a byte-level vocabulary: a token has {min(strange)!r}")

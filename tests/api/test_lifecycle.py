@@ -135,6 +135,15 @@ def test_a_broken_config_file(model_folder: Path, tmp_path: Path) -> None:
     assert "hidden_size" in only_line(done.stderr)
 
 
+def test_a_vocabulary_that_is_not_the_models(model_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes((model_folder / "tokenizer.json").read_bytes())
+    config = json.loads((model_folder / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"vocab_size": 260, "eos_token_id": 0}))
+    done = run_serve(str(tmp_path), "--executor", "fake")
+    assert done.returncode == 1
+    assert f"{tmp_path}/tokenizer.json is not the vocabulary of {tmp_path}" in only_line(done.stderr)
+
+
 def test_a_port_that_is_taken(model_folder: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         done = run_serve(str(model_folder), "--port", str(taken.getsockname()[1]))

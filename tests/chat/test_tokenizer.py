@@ -42,6 +42,7 @@ def test_special_ids_are_found_by_name(o200k: Tokenizer, byte_tokenizer: Tokeniz
         assert getattr(o200k, attribute) == SPECIAL_IDS[content]
         assert byte_tokenizer.token_bytes(getattr(byte_tokenizer, attribute)) == content.encode()
     assert (o200k.vocab_size, byte_tokenizer.vocab_size) == (201088, 256 + len(SPECIAL_TOKENS))
+    assert (o200k.max_prompt_id, byte_tokenizer.max_prompt_id) == (SPECIAL_IDS["<|call|>"], 255 + len(SPECIAL_TOKENS))
 
 
 @pytest.mark.parametrize("token_id", [201088, 1 << 40, -1])

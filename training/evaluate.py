@@ -11,6 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tqdm import trange
+
+from oscine.config import EngineOptions, ModelOptions
+from oscine.engine import offline
+from oscine.engine.build import build_engine
+from oscine.engine.loop import EngineLoop
+from oscine.types import GenerationOutput, GenerationRequest, SamplingParams
 from training.calls import call
 from training.chitchat import identity, introduction, refusal, today
 from training.conversations import Sample, multi_turn, no_call, single
@@ -26,6 +33,7 @@ Check = Callable[[Sample, str], bool]
 NANO = Path("oscine/model/nano")
 MAX_TOKENS = 448
 _SEED = 20_250
+_BATCH = 100  # prompts between two moves of the progress bar
 _WORDS_PER_TOKEN = 0.53  # of the texts in which facts are hidden
 
 
@@ -167,15 +175,26 @@ def main() -> None:
     parser.add_argument("--verbose", action="store_true", help="print the wrong answers")
     options = parser.parse_args()
     encoder = Encoder(options.model)
-    evaluate(own_generator(options.model, encoder, options.device), encoder, options.cases, options.verbose)
+    model = ModelOptions(str(options.model), device=options.device)
+    loop = build_engine(EngineOptions(model=model)).loop
+    evaluate(engine_generator(loop, encoder), encoder, options.cases, options.verbose)
 
 
-def own_generator(folder: Path, encoder: Encoder, device: str) -> Generate:
-    from training.export import load
-    from training.generate import Generator
-
+def engine_generator(loop: EngineLoop, encoder: Encoder) -> Generate:
+    """Oscine's own engine, as it serves: continuous batching, chunked prefill, prefix reuse."""
     token = encoder.tokenizer
-    return Generator(load(folder, device), (token.return_, token.call, token.endoftext))
+
+    def generate(prompts: list[list[int]], max_tokens: int) -> list[list[int]]:
+        greedy = SamplingParams(
+            max_tokens, temperature=0.0, stop_token_ids=(token.return_, token.call, token.endoftext)
+        )
+        requests = [GenerationRequest(str(i), prompt, greedy) for i, prompt in enumerate(prompts)]
+        outputs: dict[str, list[GenerationOutput]] = {}
+        for start in trange(0, len(requests), _BATCH, desc="Answering", unit_scale=_BATCH):
+            outputs |= offline.generate(loop, requests[start : start + _BATCH])
+        return [[i for output in outputs[r.request_id] for i in output.token_ids] for r in requests]
+
+    return generate
 
 
 if __name__ == "__main__":

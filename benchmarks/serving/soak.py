@@ -231,7 +231,7 @@ def main() -> None:
         result = asyncio.run(soak(server.url, requests, args.requests, args.rate, rng))
         busy = wait_idle(server)
         hits = server.metric("oscine:prefix_cache_hits_total") / server.metric("oscine:prefix_cache_queries_total")
-        preemptions = server.metric("oscine:preemptions_total")
+        preemptions = server.metric("oscine:num_preemptions_total")
     counts = ", ".join(f"{n} {what}" for what, n in sorted(result.outcomes.items()))
     print(
         f"{args.requests} requests in {result.wall_s:.0f} s ({result.tokens / result.wall_s:,.0f} tokens/s): {counts}"

@@ -11,13 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tqdm import trange
-
 from oscine.config import EngineOptions, ModelOptions
 from oscine.engine import offline
 from oscine.engine.build import build_engine
 from oscine.engine.loop import EngineLoop
-from oscine.types import GenerationOutput, GenerationRequest, SamplingParams
+from oscine.types import GenerationRequest, SamplingParams
 from training.calls import call
 from training.chitchat import identity, introduction, refusal, today
 from training.conversations import Sample, multi_turn, no_call, single
@@ -33,7 +31,6 @@ Check = Callable[[Sample, str], bool]
 NANO = Path("oscine/model/nano")
 MAX_TOKENS = 448
 _SEED = 20_250
-_BATCH = 100  # prompts between two moves of the progress bar
 _WORDS_PER_TOKEN = 0.53  # of the texts in which facts are hidden
 
 
@@ -189,9 +186,7 @@ def engine_generator(loop: EngineLoop, encoder: Encoder) -> Generate:
             max_tokens, temperature=0.0, stop_token_ids=(token.return_, token.call, token.endoftext)
         )
         requests = [GenerationRequest(str(i), prompt, greedy) for i, prompt in enumerate(prompts)]
-        outputs: dict[str, list[GenerationOutput]] = {}
-        for start in trange(0, len(requests), _BATCH, desc="Answering", unit_scale=_BATCH):
-            outputs |= offline.generate(loop, requests[start : start + _BATCH])
+        outputs = offline.generate(loop, requests)
         return [[i for output in outputs[r.request_id] for i in output.token_ids] for r in requests]
 
     return generate

@@ -77,6 +77,7 @@ class EngineOptions:
     scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
     executor: Literal["torch", "fake"] = "torch"  # fake: scripted tokens, to measure and test the server itself
     fake_step_s: float = 0.0  # seconds a step of the fake executor takes
+    quiet: bool = False  # no memory plan and no progress bar
 
     def __post_init__(self) -> None:
         _require(self.executor in ("torch", "fake"), "executor", "torch or fake", self.executor)
@@ -97,6 +98,7 @@ class ServerOptions:
 
     def __post_init__(self) -> None:
         _require(0 <= self.port < 65536, "port", "between 0 and 65535", self.port)
+        _require(all(self.api_keys), "api-key", "a key with characters", "")
         _require(self.max_body_bytes > 0, "max-body-bytes", "positive", self.max_body_bytes)
         _require(
             self.reasoning_field in ("reasoning", "reasoning_content", "both"),

@@ -173,7 +173,7 @@ def main() -> None:
     options = parser.parse_args()
     encoder = Encoder(options.model)
     model = ModelOptions(str(options.model), device=options.device)
-    loop = build_engine(EngineOptions(model=model)).loop
+    loop = build_engine(EngineOptions(model=model, quiet=True)).loop
     evaluate(engine_generator(loop, encoder), encoder, options.cases, options.verbose)
 
 

@@ -8,16 +8,20 @@ from types import TracebackType
 
 from oscine.api.server import Server, ServerError
 from oscine.cli.error import CommandError
-from oscine.config import Config, EngineOptions, ModelOptions, ServerOptions
+from oscine.config import NANO, Config, EngineOptions, ModelOptions, ServerOptions
 from oscine.types import EngineInfo
 
 
 class LocalServer:
-    """Context manager that gives the server's URL once it is ready. Raises CommandError when it cannot start."""
+    """Context manager that gives the server's URL once it is ready. Raises CommandError when it cannot start.
+
+    The embedded model is there in a moment and starts without a word.
+    """
 
     def __init__(self, model: str) -> None:
         server = ServerOptions(port=0, drain_s=0.0, log_level="warning")
-        self._config = Config(engine=EngineOptions(model=ModelOptions(model=model)), server=server)
+        engine = EngineOptions(model=ModelOptions(model=model), quiet=model == NANO)
+        self._config = Config(engine=engine, server=server)
         self._changed = threading.Event()  # ready, or failed
         self._error: str | None = None
         self._thread = threading.Thread(target=self._run, name="server")

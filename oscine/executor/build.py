@@ -25,7 +25,7 @@ class BuiltExecutor:
 
 
 def build_executor(options: EngineOptions) -> BuiltExecutor:
-    """Loads the model (its memory plan and progress go to stderr).
+    """Loads the model (its memory plan and progress go to stderr, unless quiet).
 
     Raises ValueError for whatever the user can mend: an unknown model, a broken file, memory that does not suffice.
     """

@@ -46,8 +46,9 @@ class TorchExecutor:
         opened = open_model(options.model)
         ops = resolve(opened.device.type)
         memory = plan_memory(opened.config, options, weight_bytes(opened.config, opened.dtype), opened.dtype.itemsize)
-        report(f"{memory}\nops: {describe(choose(opened.device.type))}")
-        model = GptOss(opened.config, opened.load(progress=True), ops)
+        if not options.quiet:
+            report(f"{memory}\nops: {describe(choose(opened.device.type))}")
+        model = GptOss(opened.config, opened.load(progress=not options.quiet), ops)
         return cls(model, memory, options.scheduler.max_num_seqs)
 
     @torch.inference_mode()

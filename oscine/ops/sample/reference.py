@@ -16,6 +16,9 @@ from oscine.ops.interface import Sampled, SamplingBatch
 from oscine.ops.sample.noise import gumbel
 
 
+LOWEST_TEMPERATURE = 1e-20  # above 0; keeps logits / temperature finite, and is greedy but for exact ties
+
+
 def sample(logits_NV: Tensor, sampling: SamplingBatch) -> Sampled:
     """logits [N, V] float32, not written; log-probabilities are those of these logits, before any adjustment."""
     adjusted_NV = _penalize(_add_bias(logits_NV, sampling), sampling)
@@ -54,7 +57,7 @@ def _penalize(logits_NV: Tensor, sampling: SamplingBatch) -> Tensor:
 def _choose(logits_NV: Tensor, sampling: SamplingBatch) -> Tensor:
     temperature_N1 = sampling.temperature_N[:, None]
     greedy_N1 = temperature_N1 == 0
-    scaled_NV = logits_NV / temperature_N1.masked_fill(greedy_N1, 1.0)
+    scaled_NV = logits_NV / temperature_N1.masked_fill(greedy_N1, 1.0).clamp(min=LOWEST_TEMPERATURE)
     scaled_NV = scaled_NV.masked_fill(scaled_NV.isnan(), -torch.inf)
     kept_NV = _truncate(scaled_NV, sampling) if sampling.truncated else scaled_NV
     noise_NV = gumbel(sampling.seed_N, sampling.position_N, logits_NV.shape[1])

@@ -53,6 +53,14 @@ def test_draws_follow_the_softmax() -> None:
     assert chi_square(draw(LOGITS), (LOGITS * 1.1).softmax(0)) > 4  # the test can tell a wrong temperature
 
 
+@pytest.mark.parametrize("truncated", [False, True])
+def test_the_lowest_temperatures_there_are_choose_the_most_probable_token(truncated: bool) -> None:
+    logits_V = torch.tensor([1.0, 5.0, 20.0, 3.0])
+    for temperature in (1e-3, 1e-20, 1e-38, 1e-44):
+        settings = {"temperature_N": rows(temperature), "top_p_N": rows(0.9), "truncated": truncated}
+        assert draw(logits_V, **settings).unique().tolist() == [2]
+
+
 def test_draws_follow_a_flat_softmax_over_many_tokens() -> None:
     assert chi_square(draw(torch.zeros(200)), torch.full((200,), 1 / 200)) < 4
 

@@ -15,7 +15,6 @@ from torch import Tensor
 from oscine.ops.interface import Sampled, SamplingBatch
 from oscine.ops.sample.noise import gumbel
 
-
 LOWEST_TEMPERATURE = 1e-20  # above 0; keeps logits / temperature finite, and is greedy but for exact ties
 
 

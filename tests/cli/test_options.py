@@ -113,6 +113,7 @@ def test_a_bad_file_is_an_error_that_names_the_key(tmp_path: Path, text: str, na
         (["--max-num-seqs", "0"], "--max-num-seqs"),
         (["--max-num-batched-tokens", "8"], "--max-num-batched-tokens"),
         (["--date", "today"], "--date"),
+        (["--api-key", "k", "--api-key", ""], "--api-key"),
         (["--config", "/no/such/file"], "/no/such/file"),
         (["a", "b"], "b"),
     ],

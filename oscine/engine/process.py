@@ -193,8 +193,8 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     launch = msgspec.json.decode(sys.stdin.buffer.readline(), type=Launch)
-    threading.Thread(target=_exit_with_stdin, args=(launch.address,), daemon=True).start()
     clients = Clients(launch.address)
+    threading.Thread(target=_exit_with_stdin, args=(launch.address,), daemon=True).start()
     status = _serve(clients, launch, started_s)
     clients.close()
     return status

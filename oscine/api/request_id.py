@@ -9,7 +9,7 @@ _USABLE = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
 class RequestIds:
-    """Middleware; the id is also in scope["state"]["request_id"]."""
+    """Middleware around the whole application."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -20,7 +20,6 @@ class RequestIds:
             return
         given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
         request_id = given if _USABLE.fullmatch(given) else uuid.uuid4().hex.encode()
-        scope.setdefault("state", {})["request_id"] = request_id.decode()
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":

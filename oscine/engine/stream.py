@@ -27,8 +27,8 @@ class RequestStream:
 
     Ends after the output with a finish_reason; a request that the engine refuses as bad ends with such an output too
     (finish_reason "error"). Raises EngineDied or EngineOverloaded in place of a last output.
-    Closing it before its end cancels the request; use `async with stream:` or `contextlib.aclosing(stream)`, so that
-    a reader that is cancelled closes it as well. One reader at a time.
+    Closing it before its end cancels the request; use `async with stream:`, so that a reader that is cancelled closes
+    it as well. One reader at a time.
     """
 
     def __init__(self, request_id: str, cancel: Callable[[str], None]) -> None:
@@ -63,9 +63,6 @@ class RequestStream:
             self._ended = True
             self._wake()
             self._cancel(self.request_id)
-
-    async def aclose(self) -> None:
-        self.close()
 
     def __aiter__(self) -> "RequestStream":
         return self

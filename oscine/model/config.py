@@ -11,10 +11,6 @@ from typing import Any, Literal
 
 LayerType = Literal["sliding_attention", "full_attention"]
 
-# Generation ends at <|return|> and <|call|> whatever a config says: older files lack the second.
-HARMONY_STOP_IDS = (200002, 200012)
-HARMONY_VOCAB_SIZE = 201088
-
 
 @dataclass(frozen=True, slots=True)
 class YarnConfig:
@@ -31,7 +27,7 @@ class YarnConfig:
 class ModelConfig:
     """Sizes of a gpt-oss model; the published 20b by default."""
 
-    vocab_size: int = HARMONY_VOCAB_SIZE
+    vocab_size: int = 201088
     hidden_size: int = 2880
     intermediate_size: int = 2880
     head_dim: int = 64
@@ -45,7 +41,7 @@ class ModelConfig:
     rms_norm_eps: float = 1e-5
     swiglu_limit: float = 7.0
     max_position_embeddings: int = 131072  # tokens
-    eos_token_ids: tuple[int, ...] = (200002,)
+    eos_token_ids: tuple[int, ...] = (200002,)  # as in the file, for other programs: harmony says what ends a turn here
     yarn: YarnConfig = YarnConfig()
 
     def __post_init__(self) -> None:
@@ -75,12 +71,6 @@ class ModelConfig:
     @property
     def num_sliding_layers(self) -> int:
         return self.layer_types.count("sliding_attention")
-
-    @property
-    def stop_token_ids(self) -> tuple[int, ...]:
-        """Ids that end generation: the file's own, and with the harmony vocabulary <|return|> and <|call|>."""
-        harmony = HARMONY_STOP_IDS if self.vocab_size == HARMONY_VOCAB_SIZE else ()
-        return tuple(dict.fromkeys((*self.eos_token_ids, *harmony)))
 
     @classmethod
     def from_file(cls, path: Path) -> "ModelConfig":

@@ -10,9 +10,9 @@ from oscine.chat.events import ContentDelta, Event, MessageEnd, ReasoningDelta, 
 from oscine.chat.harmony import HarmonyRenderer
 from oscine.chat.harmony_parser import HarmonyParser
 from oscine.chat.messages import Message, ToolCall
-from oscine.chat.parsed_message import ParsedMessage, parse
 from oscine.chat.tokenizer import Tokenizer
 
+from .parsed_message import ParsedMessage, parse
 from .strategies import names, texts
 
 # As many pieces of headers as of text, and ids that harmony knows nothing of.

@@ -1,4 +1,4 @@
-"""A whole completion, parsed at once: what a response that is not streamed says. Built on the streaming parser."""
+"""A whole completion, parsed at once: what the streaming parser reports, joined."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass

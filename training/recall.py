@@ -89,7 +89,17 @@ def recall(draw: Draw, effort: Effort, num_words: int | None = None) -> Episode:
     hidden = not draw.held_out and draw.chance(0.08)
     sentence, question = facts.pop() if hidden and len(facts) > 1 else draw.choice(facts)
     answer = sentence if any(sentence == fact for fact, _ in facts) else NOT_SAID
-    return _lay_out(draw, effort, _text(draw, facts, num_words), facts, (answer, question))
+    facts = [fact for fact in facts if fact[0] == sentence or not _answers(fact[0], question)]
+    text = _text(draw, facts, num_words, question)
+    return _lay_out(draw, effort, text, facts, (answer, question))
+
+
+def _answers(sentence: str, question: str) -> bool:
+    """Whether a sentence that tells a deed would answer a question for one: it may not stand beside the right one."""
+    for opening in ("Who ", "What do we know about "):
+        if question.startswith(opening):
+            return question.removeprefix(opening).rstrip("?").lower() in sentence.lower()
+    return False
 
 
 def filler(draw: Draw) -> str:
@@ -179,9 +189,10 @@ def _timetable(draw: Draw) -> _Fact:
     return f"The {thing} {verb}s {when}{where}.", f"When does the {thing} {verb}?"
 
 
-def _text(draw: Draw, facts: list[_Fact], num_words: int) -> str:
-    """The facts, at random places among filler."""
+def _text(draw: Draw, facts: list[_Fact], num_words: int, question: str) -> str:
+    """The facts, at random places among filler that does not answer the question."""
     sentences = [filler(draw) for _ in range(max(0, (num_words - 9 * len(facts)) // 9))]
+    sentences = [sentence for sentence in sentences if not _answers(sentence, question)]
     for sentence, _ in facts:
         sentences.insert(draw.integer(0, len(sentences)), sentence)
     if draw.chance(0.3):

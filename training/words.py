@@ -90,13 +90,31 @@ CURRENCIES = listed("USD EUR GBP JPY CHF CAD AUD SEK NOK DKK PLN CZK INR BRL CNY
 LANGUAGES = listed("English French German Spanish Italian Portuguese Dutch Polish Czech Turkish Arabic Japanese Korean")
 _ONSETS = listed("b c d f g h j k l m n p r s t v w z br ch cl dr fl gr kl kr pl pr qu sh sk st th tr y x")
 _VOWELS = listed("a e i o u a e i o u ai ea ee ia io oa ou au")
+_WORDS = tuple(
+    word.lower()
+    for pool in (LAST_NAMES, COLOURS, NOUNS, FOODS, ANIMALS, JOBS, HOBBIES, OBJECTS, LANGUAGES)
+    for entry in pool
+    for word in entry.split()
+)
 _CODAS = ["", "", "", "n", "r", "s", "l", "m", "t", "k", "d", "x", "nd", "rt", "st", "ck", "ng"]
 
 
 def made_up(draw: Draw, low: int = 2, high: int = 3) -> str:
-    """A lower-case word of low .. high syllables that no dictionary knows."""
+    """A lower-case word of low .. high syllables that no dictionary knows, or of pieces of words that one does.
+
+    The pieces see to it that every token of the vocabulary is copied in training.
+    """
+    if draw.chance(0.35):
+        return "".join(_piece(draw) for _ in range(draw.integer(1, high)))
     parts = [draw.choice(_ONSETS) + draw.choice(_VOWELS) for _ in range(draw.integer(low, high))]
     return "".join(parts) + draw.choice(_CODAS)
+
+
+def _piece(draw: Draw) -> str:
+    """Two to seven letters of a known word."""
+    word = draw.choice(_WORDS)
+    start = draw.integer(0, max(0, len(word) - 2))
+    return word[start : start + draw.integer(2, 7)]
 
 
 def first_name(draw: Draw) -> str:

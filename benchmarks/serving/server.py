@@ -14,7 +14,7 @@ import psutil
 class Server:
     """Context manager: starts the server, waits until it is ready, ends it with SIGTERM.
 
-    `url` is its base address. Raises RuntimeError with the server's own output when it ends before it is ready.
+    `url` is its base address. Raises RuntimeError when it ends before it is ready; its own output says why.
     """
 
     def __init__(self, *options: str, ready_timeout_s: float = 120.0) -> None:

@@ -156,20 +156,21 @@ async def ask(client: httpx.AsyncClient, request: Request) -> Body:
     return essence(response.json())
 
 
-async def abandon(client: httpx.AsyncClient, request: Request, rng: random.Random) -> None:
-    """Cancels midway: a stream after a few chunks, a plain request after a moment."""
+async def abandon(client: httpx.AsyncClient, request: Request, rng: random.Random) -> bool:
+    """Cancels midway: a stream after a few chunks, a plain request after a moment. False if the answer was quicker."""
     if rng.random() < 0.5:
         chunks = rng.randrange(1, 20)
         async with client.stream("POST", request.path, json=request.body | {"stream": True}) as response:
             async for _ in response.aiter_lines():
                 chunks -= 1
                 if not chunks:
-                    return
+                    return True
     else:
         try:
             await asyncio.wait_for(client.post(request.path, json=request.body), rng.uniform(0.01, 0.5))
         except TimeoutError:
-            return
+            return True
+    return False
 
 
 @dataclass
@@ -189,8 +190,8 @@ async def soak(url: str, requests: list[Request], count: int, rate: float, rng: 
         async def one(index: int, cancelled: bool, seed: int) -> None:
             nonlocal tokens
             if cancelled:
-                await abandon(client, requests[index], random.Random(seed))
-                outcomes["cancelled"] += 1
+                cut = await abandon(client, requests[index], random.Random(seed))
+                outcomes["cancelled" if cut else "over before they were cancelled"] += 1
                 return
             answer = await ask(client, requests[index])
             tokens += answer["usage"]["completion_tokens"]

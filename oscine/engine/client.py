@@ -60,7 +60,7 @@ class Engine(Protocol):
         ...
 
     def cancel(self, request_id: str) -> None:
-        """Ends a request early; its stream, if it is still read, ends with finish_reason "cancelled"."""
+        """Ends a request early; its stream ends at once with finish_reason "cancelled", whatever the engine does."""
         ...
 
 
@@ -129,12 +129,16 @@ class EngineClient:
         return stream
 
     def cancel(self, request_id: str) -> None:
-        if request_id in self._streams:
-            self._send(Cancel(request_id))
+        stream = self._abandon(request_id)
+        if stream is not None:
+            stream.put(GenerationOutput(request_id, finish_reason="cancelled"))
 
-    def _abandon(self, request_id: str) -> None:
-        self.cancel(request_id)
-        self._streams.pop(request_id, None)
+    def _abandon(self, request_id: str) -> RequestStream | None:
+        """Tells the engine, and forgets the stream."""
+        stream = self._streams.pop(request_id, None)
+        if stream is not None:
+            self._send(Cancel(request_id))
+        return stream
 
     def _send(self, message: ToEngine) -> None:
         assert self._link is not None

@@ -31,7 +31,7 @@ class RequestStream:
     it as well. One reader at a time.
     """
 
-    def __init__(self, request_id: str, cancel: Callable[[str], None]) -> None:
+    def __init__(self, request_id: str, cancel: Callable[[str], object]) -> None:
         """`cancel(request_id)` is called at most once, when the stream is closed before its end."""
         self.request_id = request_id
         self._cancel = cancel

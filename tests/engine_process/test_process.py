@@ -70,7 +70,7 @@ def test_cancel_and_close_free_everything(folder: Path) -> None:
             client.cancel("a")
             outputs = await read(cancelled)
             assert outputs[-1].finish_reason == "cancelled"
-            assert (client.stats.full_pages_used, client.stats.num_running) == (0, 0)
+            await until(lambda: client.stats.full_pages_used == client.stats.num_running == 0)
             async with client.submit(request("b", max_tokens=ENDLESS)) as closed:
                 await anext(closed)
                 await until(lambda: client.stats.num_running == 1)
@@ -78,6 +78,22 @@ def test_cancel_and_close_free_everything(folder: Path) -> None:
             assert client.stats.full_pages_used == client.stats.sliding_pages_used == 0
             client.cancel("b")
             assert len(tokens(await read(client.submit(request("b"))))) == 8
+
+    run(test)
+
+
+def test_cancel_does_not_wait_for_a_step_that_is_under_way(folder: Path) -> None:
+    async def test() -> None:
+        async with serving(options(folder, fake_step_s=SLOW_S)) as client:
+            stream = client.submit(request("a", max_tokens=ENDLESS))
+            await anext(stream)
+            assert client.pid is not None
+            engine = psutil.Process(client.pid)
+            engine.suspend()
+            client.cancel("a")
+            outputs = await read(stream)
+            engine.resume()
+            assert outputs[-1].finish_reason == "cancelled"
 
     run(test)
 

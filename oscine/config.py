@@ -33,6 +33,8 @@ class ModelOptions:
     max_model_len: int | None = None  # tokens; None: the model's own, as far as the KV cache holds one such sequence
 
     def __post_init__(self) -> None:
+        alone = self.random_weights is None or self.model == NANO
+        _require(alone, "random-weights", "given without MODEL", f"{self.random_weights} with {self.model}")
         _require(self.dtype in ("float32", "bfloat16"), "dtype", "float32 or bfloat16", self.dtype)
         _require(self.max_model_len is None or self.max_model_len > 1, "max-model-len", "above 1", self.max_model_len)
 
@@ -121,8 +123,8 @@ class Environment:
     """Every environment variable that Oscine reads."""
 
     base_url: str | None  # OPENAI_BASE_URL: where `oscine chat` finds a server
-    api_key: str | None  # OPENAI_API_KEY: sent by `oscine chat`; asked for by `oscine serve` when OSCINE_API_KEY is set
-    server_api_key: str | None  # OSCINE_API_KEY
+    api_key: str | None  # OPENAI_API_KEY: sent by `oscine chat`
+    server_api_key: str | None  # OSCINE_API_KEY: one more key that `oscine serve` asks for
     no_color: bool  # NO_COLOR
 
     @classmethod

@@ -1,5 +1,6 @@
 """The command line: `oscine serve` and `oscine chat`. Importing it loads neither the server nor the model."""
 
+import os
 import sys
 
 import oscine
@@ -28,6 +29,8 @@ def main(argv: list[str] | None = None) -> int:
         args.run(args)
     except KeyboardInterrupt:
         return INTERRUPTED
+    except BrokenPipeError:  # whoever read the output has seen enough; nothing more may be flushed there at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except CommandError as error:
         print(f"oscine: error: {error}", file=sys.stderr)
         return error.status

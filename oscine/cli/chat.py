@@ -28,7 +28,7 @@ def add_command(commands: "argparse._SubParsersAction[Parser]") -> None:
     )
     parser.add_argument("prompt", nargs="?", metavar="PROMPT", help="answered once; its output may be piped")
     parser.add_argument(
-        "--url", help="a server (also: OPENAI_BASE_URL); without one, a server is started for this chat"
+        "--url", help="a server (or OPENAI_BASE_URL; its key: OPENAI_API_KEY); without one, one is started here"
     )
     parser.add_argument("--model", help=f"the server's name of the model, or what to start a server with ({NANO})")
     parser.add_argument("--effort", choices=EFFORTS, default="medium", help="of the reasoning (medium)")
@@ -78,6 +78,8 @@ def _converse(conversation: "Conversation", notes: Terminal) -> None:
         try:
             _obey(input(prompt).strip(), conversation, notes)
         except EOFError:
+            if prompt:
+                print()
             return
         except KeyboardInterrupt:
             notes.note("stopped")

@@ -6,6 +6,7 @@ line, so both know the same names and give the same errors.
 
 import argparse
 import dataclasses
+import datetime
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -80,7 +81,7 @@ def _arguments(content: dict[Any, Any]) -> list[str]:
             raise CommandError(f"unknown key {key!r}", USAGE)
         flag = name in _FLAGS
         several = isinstance(value, list) and name in _LISTS
-        if flag != isinstance(value, bool) or not (several or isinstance(value, str | int | float)):
+        if flag != isinstance(value, bool) or not (several or isinstance(value, str | int | float | datetime.date)):
             raise CommandError(f"{key} cannot be {value!r}", USAGE)
         if flag:
             arguments += [f"--{name}"] if value else []

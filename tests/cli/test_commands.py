@@ -28,6 +28,16 @@ def test_version_and_help() -> None:
         assert done.stdout.startswith("usage: oscine")
 
 
+def test_a_reader_that_has_seen_enough_is_no_error(fake_server: ServerProcess) -> None:
+    command = [sys.executable, "-m", "oscine.cli", "chat", "hi", "--url", fake_server.url]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as chat:
+        assert chat.stdout is not None
+        assert chat.stderr is not None
+        chat.stdout.close()
+        assert "Traceback" not in chat.stderr.read()
+    assert chat.returncode == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "said"),
     [

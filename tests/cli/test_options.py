@@ -69,6 +69,12 @@ def test_a_yaml_file_says_the_same_as_a_command_line(tmp_path: Path) -> None:
     )
 
 
+def test_a_date_in_yaml_needs_no_quotes(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("date: 2025-08-05")
+    assert config_of("--config", str(path)) == config_of("--date", "2025-08-05")
+
+
 def test_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(YAML)
@@ -116,6 +122,7 @@ def test_a_bad_file_is_an_error_that_names_the_key(tmp_path: Path, text: str, na
         (["--api-key", "k", "--api-key", ""], "--api-key"),
         (["--config", "/no/such/file"], "/no/such/file"),
         (["a", "b"], "b"),
+        (["a", "--random-weights", "20b"], "--random-weights"),
     ],
 )
 def test_a_bad_command_line_is_an_error_that_names_the_option(arguments: list[str], named: Any) -> None:

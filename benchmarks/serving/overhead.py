@@ -3,7 +3,7 @@
     python -m benchmarks.serving.overhead [--streams 256] [--tokens 512] [--stream-interval 1]
 
 All streams are chat completions that start together. Two settings: a step that takes no time, where tokens that wait
-for the API process leave together in one event, and a step of 10 ms, where each token is an event of its own.
+for the API process leave together in one write, and a step of 10 ms, where each token is a write of its own.
 The client runs in this process and only counts until the end of each stream; the tokens are the server's own usage
 counts. Printed: tokens/s and events a token over all streams, and the CPU microseconds a token of the API process, the
 engine process and the client.

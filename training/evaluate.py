@@ -1,4 +1,4 @@
-"""Held-out accuracy, greedy, one line a skill: `python -m training.evaluate [--cases 100] [--model FOLDER]`.
+"""Held-out accuracy, greedy, one line a skill: `python -m training.evaluate [--cases 50] [--model FOLDER]`.
 
 Knows what a right answer of each skill is. Takes any function that continues prompts.
 """
@@ -167,7 +167,7 @@ def evaluate(generate: Generate, encoder: Encoder, cases: int, verbose: bool = F
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, default=NANO)
-    parser.add_argument("--cases", type=int, default=100, help="a skill")
+    parser.add_argument("--cases", type=int, default=50, help="a skill")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--verbose", action="store_true", help="print the wrong answers")
     options = parser.parse_args()

@@ -1,0 +1,104 @@
+"""Compiles Triton and Gluon kernels for a GPU that is not there, and runs Triton kernels on CPU tensors.
+
+    kernel = compile_ahead(my_kernel, {"x": "*bf16", "n": "i32"}, {"BLOCK": 128}, num_warps=4)
+    assert kernel.spills == 0 and kernel.registers <= 168 and "HGMMA" in kernel.sass
+
+    def in_interpreter() -> None: ...  # a plain function of a test module, launches Triton kernels on CPU tensors
+    def test_it() -> None:
+        run_interpreted(in_interpreter)
+
+Knows nothing of Oscine's kernels. The interpreter has no Gluon and computes bf16 `tl.dot` wrongly (use float32 or
+float16); `tl.extra.cuda` calls must be behind a constexpr there.
+"""
+
+import importlib
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource
+
+TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+REPOSITORY = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    registers: int  # a thread
+    spills: int  # bytes of local memory a thread: spilled registers, and nothing else in these kernels
+    shared: int  # bytes of shared memory a program
+    sass: str
+    ptx: str
+    ttgir: str
+
+
+def compile_ahead(
+    kernel: Any,
+    signature: Mapping[str, str],
+    constexprs: Mapping[str, Any],
+    *,
+    arch: int = 90,
+    unaligned: tuple[str, ...] = (),
+    divisible: tuple[str, ...] = (),
+    **options: Any,
+) -> Compiled:
+    """Compiles for compute capability `arch` / 10 (90 means sm_90a).
+
+    signature: the type of each runtime argument ("*bf16", "*fp32", "*i32", "i32", "fp32", "tensordesc<...>").
+    constexprs: the values of the others. Pointers are taken as 16-byte aligned, as torch allocates them, but for
+    those in `unaligned`; integers named in `divisible` are multiples of 16. options: num_warps, num_stages,
+    launch_pdl, maxnreg, ...
+    """
+    types = {name: signature.get(name, "constexpr") for name in kernel.arg_names}
+    assert types.keys() >= set(signature) | set(constexprs), "an argument that the kernel does not have"
+    assert {name for name, kind in types.items() if kind == "constexpr"} == set(constexprs), "an argument has no value"
+    aligned = {
+        (index,): [["tt.divisibility", 16]]
+        for index, (name, kind) in enumerate(types.items())
+        if name in divisible or (kind.startswith("*") and name not in unaligned)
+    }
+    source = (GluonASTSource if kernel.is_gluon() else ASTSource)(kernel, types, dict(constexprs), aligned)
+    compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
+        cubin.write(compiled.asm["cubin"])
+        cubin.flush()
+        usage = _tool("cuobjdump", "-res-usage", cubin.name)
+        sass = _tool("cuobjdump", "-sass", cubin.name)
+    found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
+    assert found, usage
+    return Compiled(
+        registers=int(found[1]),
+        spills=int(found[2]),
+        shared=compiled.metadata.shared,
+        sass=sass,
+        ptx=compiled.asm["ptx"],
+        ttgir=compiled.asm["ttgir"],
+    )
+
+
+def run_interpreted(function: Callable[[], None]) -> None:
+    """Calls a module-level function in a process of its own, where `triton.jit` makes interpreted kernels.
+
+    A process each time, since the choice is made when a kernel's module is imported: check many cases in one.
+    """
+    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "2"}
+    command = [sys.executable, "-W", "error", "-m", "tests.ops.compile_ahead", function.__module__, function.__name__]
+    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def _tool(name: str, *arguments: str) -> str:
+    return subprocess.run([TOOLS / name, *arguments], capture_output=True, text=True, check=True).stdout
+
+
+if __name__ == "__main__":
+    getattr(importlib.import_module(sys.argv[1]), sys.argv[2])()

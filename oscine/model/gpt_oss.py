@@ -39,17 +39,16 @@ class GptOss:
     def forward(self, batch: Batch, kv: KvCache) -> Tensor:
         """Runs one step, writing its keys and values into kv. Returns logits [N, V], float32."""
         ops, eps = self.ops, self.config.rms_norm_eps
-        x_TH = self.weights.embed_VH[batch.token_ids_T]
+        x = self.weights.embed_VH[batch.token_ids_T]  # from here on [T, H], or partial sums [T, J, H]
         residual_TH: Tensor | None = None
         for layer, cache in zip(self.weights.layers, self._layer_caches(batch, kv), strict=True):
-            x_TH, residual_TH = ops.rms_norm(x_TH, layer.input_norm_H, eps, residual_TH)
-            x_TH = self._attend(x_TH, layer, cache, batch)
-            x_TH, residual_TH = ops.rms_norm(x_TH, layer.post_attention_norm_H, eps, residual_TH)
-            x_TH = self._mix_experts(x_TH, layer)
+            x_TH, residual_TH = ops.rms_norm(x, layer.input_norm_H, eps, residual_TH)
+            x = self._attend(x_TH, layer, cache, batch)
+            x, residual_TH = self._mix_experts(x, residual_TH, layer)
         rows = batch.logits_rows_N
         last_NH = None if residual_TH is None else residual_TH[rows]
-        x_NH, _ = ops.rms_norm(x_TH[rows], self.weights.norm_H, eps, last_NH)
-        return ops.linear(x_NH, self.weights.head_VH, None).float()
+        x_NH, _ = ops.rms_norm(x[rows], self.weights.norm_H, eps, last_NH)
+        return ops.lm_head(x_NH, self.weights.head_VH)
 
     def _layer_caches(self, batch: Batch, kv: KvCache) -> list[LayerCache]:
         """Layers of a group have consecutive indices in that group's memory, in model order."""
@@ -64,22 +63,31 @@ class GptOss:
         return caches
 
     def _attend(self, x_TH: Tensor, layer: LayerWeights, cache: LayerCache, batch: Batch) -> Tensor:
-        ops = self.ops
-        qkv_TF = ops.linear(x_TH, layer.qkv_weight_FH, layer.qkv_bias_F)
-        q_TQD = ops.rope_and_write(qkv_TF, self.cos_sin, batch.positions_T, cache.kv_pages, cache.group.slots_T)
-        heads = ops.attention(q_TQD, cache.kv_pages, batch, cache.group, layer.sinks_Q, cache.window)
-        return ops.linear(heads, layer.out_weight, layer.out_bias_H)
-
-    def _mix_experts(self, x_TH: Tensor, layer: LayerWeights) -> Tensor:
-        config = self.config
-        return self.ops.moe(
+        ops, group = self.ops, cache.group
+        q_TQD = ops.qkv(
             x_TH,
+            layer.qkv_weight_FH,
+            layer.qkv_bias_F,
+            self.cos_sin,
+            batch.positions_T,
+            cache.kv_pages,
+            group.slots_T,
+        )
+        heads = ops.attention(q_TQD, cache.kv_pages, batch, group, layer.sinks_Q, cache.window)
+        return ops.out_proj(heads, layer.out_weight, layer.out_bias_H)
+
+    def _mix_experts(self, x: Tensor, residual_TH: Tensor, layer: LayerWeights) -> tuple[Tensor, Tensor]:
+        ops, config = self.ops, self.config
+        x_TH, residual_TH, routing = ops.norm_route(
+            x,
+            layer.post_attention_norm_H,
+            config.rms_norm_eps,
+            residual_TH,
             layer.router_weight_EH,
             layer.router_bias_E,
-            layer.experts,
             config.num_experts_per_tok,
-            config.swiglu_limit,
         )
+        return ops.moe(x_TH, routing, layer.experts, config.swiglu_limit), residual_TH
 
 
 def rope_table(config: ModelConfig, device: torch.device) -> Tensor:

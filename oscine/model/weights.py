@@ -6,7 +6,7 @@ Knows the published names, shapes and dtypes. Must not know files, folders or ho
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -44,7 +44,7 @@ class LayerWeights:
     post_attention_norm_H: Tensor
     router_weight_EH: Tensor
     router_bias_E: Tensor
-    experts: MxExperts
+    experts: Any  # MxExperts, or what Ops.prepare_experts makes of it
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,12 +3,16 @@
 Knows tensors only: no requests, no scheduling, no checkpoint files.
 
 Shape suffixes: T tokens of the step, S sequences of the step, N sampled rows, V vocabulary, H hidden, I intermediate,
-Q query heads, G key/value heads, D head dimension, E experts, K experts per token, P page size, B pages of a sequence.
+Q query heads, G key/value heads, D head dimension, F = (Q + 2G) * D, E experts, K experts per token, P page size,
+B pages of a sequence, J partial sums.
+
+Partial sums: what is followed by a norm may be given as [T, J, H], float32 or the dtype of the activations, whose sum
+over J is meant. The norm reads it anyway; so a backend can split work without a launch that only adds up.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -34,6 +38,7 @@ class Batch:
     logits_rows_N: Tensor  # int64; the tokens whose logits are wanted
     max_query_len: int  # tokens
     max_context_len: int  # tokens
+    num_decodes: int = 0  # leading sequences known to have one token each, so that token s is of sequence s
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +59,15 @@ class MxExperts:
     down_blocks: Tensor  # uint8 [E, H, I / 32, 16]
     down_scales: Tensor  # uint8 [E, H, I / 32]
     down_bias: Tensor  # [E, H]
+
+
+class Routing(NamedTuple):
+    """Which experts each token goes to. Counts and ranks are given together, where a backend makes them on the way."""
+
+    expert_ids_TK: Tensor  # int32 or int64, by descending weight
+    weights_TK: Tensor  # float32; softmax over the K
+    counts_E: Tensor | None = None  # int32; tokens of each expert
+    ranks_TK: Tensor | None = None  # int32; 0 .. counts - 1 among the tokens of the same expert, in any order
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,15 +107,23 @@ class Ops:
     The granularity is that of the kernels worth fusing; a callable may write into its inputs only where said.
     """
 
-    # (x_TH, weight_H, eps, residual_TH or None) -> (norm(x + residual), x + residual)
+    # (x [T, H] or [T, J, H], weight_H, eps, residual_TH or None) -> (norm(x + residual), x + residual)
     rms_norm: Callable[[Tensor, Tensor, float, Tensor | None], tuple[Tensor, Tensor]]
-    # (x_TH, weight [F, H], bias [F] or None) -> [T, F]
-    linear: Callable[[Tensor, Tensor, Tensor | None], Tensor]
-    # (qkv [T, (Q + 2G) * D], cos_sin [max position, D], positions_T, kv [pages, 2, G, P, D] written, slots_T) -> q_TQD
-    rope_and_write: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+    # (x_TH, weight_FH, bias_F, cos_sin [max position, D], positions_T, kv [pages, 2, G, P, D] written, slots_T)
+    #     -> q_TQD
+    qkv: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
     # (q_TQD, kv [pages, 2, G, P, D], batch, group, sinks_Q, window in tokens or None) -> [T, Q * D]
     attention: Callable[[Tensor, Tensor, Batch, PageGroup, Tensor, int | None], Tensor]
-    # (x_TH, router_weight_EH, router_bias_E, experts, K, swiglu limit) -> [T, H]
-    moe: Callable[[Tensor, Tensor, Tensor, MxExperts, int, float], Tensor]
+    # ([T, Q * D], weight [H, Q * D], bias_H) -> [T, H] or [T, J, H]
+    out_proj: Callable[[Tensor, Tensor, Tensor], Tensor]
+    # (x [T, H] or [T, J, H], weight_H, eps, residual_TH, router_weight_EH, router_bias_E, K)
+    #     -> (norm(x + residual), x + residual, routing of the former)
+    norm_route: Callable[[Tensor, Tensor, float, Tensor, Tensor, Tensor, int], tuple[Tensor, Tensor, Routing]]
+    # experts as published, on the device -> as the moe of this backend wants them; they may share memory
+    prepare_experts: Callable[[MxExperts], Any]
+    # (x_TH, routing, prepared experts, swiglu limit) -> [T, H] or [T, J, H]
+    moe: Callable[[Tensor, Routing, Any, float], Tensor]
+    # (x_NH, weight_VH) -> logits_NV float32
+    lm_head: Callable[[Tensor, Tensor], Tensor]
     # (logits_NV float32, sampling) -> Sampled
     sample: Callable[[Tensor, SamplingBatch], Sampled]

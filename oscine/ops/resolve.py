@@ -6,30 +6,70 @@ Backends are imported when chosen, so that a machine needs only the packages of 
 from collections.abc import Mapping
 from importlib import import_module
 
+import torch
+
 from oscine.ops.interface import Ops
 
 # op -> backend -> "module:function"
 TABLE: dict[str, dict[str, str]] = {
-    "rms_norm": {"reference": "oscine.ops.norm.reference:rms_norm"},
-    "linear": {"reference": "oscine.ops.linear.reference:linear"},
-    "rope_and_write": {"reference": "oscine.ops.rope.reference:rope_and_write"},
-    "attention": {"reference": "oscine.ops.attention.reference:attention"},
-    "moe": {"reference": "oscine.ops.moe.reference:moe"},
-    "sample": {"reference": "oscine.ops.sample.reference:sample"},
+    "rms_norm": {
+        "reference": "oscine.ops.norm.reference:rms_norm",
+        "triton": "oscine.ops.norm.triton:rms_norm",
+    },
+    "qkv": {
+        "reference": "oscine.ops.qkv.reference:qkv",
+        "triton": "oscine.ops.qkv.triton:qkv",
+        "hopper": "oscine.ops.qkv.hopper:qkv",
+    },
+    "attention": {
+        "reference": "oscine.ops.attention.reference:attention",
+        "triton": "oscine.ops.attention.triton:attention",
+    },
+    "out_proj": {
+        "reference": "oscine.ops.linear.reference:out_proj",
+        "triton": "oscine.ops.linear.triton:out_proj",
+        "hopper": "oscine.ops.linear.hopper:out_proj",
+    },
+    "norm_route": {
+        "reference": "oscine.ops.norm.reference:norm_route",
+        "triton": "oscine.ops.norm.triton:norm_route",
+    },
+    "moe": {  # its module has prepare_experts too
+        "reference": "oscine.ops.moe.reference:moe",
+        "triton": "oscine.ops.moe.triton:moe",
+        "hopper": "oscine.ops.moe.hopper:moe",
+    },
+    "lm_head": {
+        "reference": "oscine.ops.linear.reference:lm_head",
+        "triton": "oscine.ops.linear.triton:lm_head",
+        "hopper": "oscine.ops.linear.hopper:lm_head",
+    },
+    "sample": {
+        "reference": "oscine.ops.sample.reference:sample",
+        "triton": "oscine.ops.sample.triton:sample",
+    },
 }
 
-# device type -> op -> backend; "*" is every op not named
+# platform -> op -> backend; "*" is every op not named
 DEFAULTS: dict[str, dict[str, str]] = {
     "cpu": {"*": "reference"},
     "cuda": {"*": "reference"},
+    "hopper": {"*": "reference"},
 }
 
 
-def choose(device_type: str, overrides: Mapping[str, str] | None = None) -> dict[str, str]:
-    """op -> backend for "cpu" or "cuda". Raises ValueError for an op, backend or device that the table lacks."""
-    if device_type not in DEFAULTS:
-        raise ValueError(f"device {device_type!r} is not supported: {', '.join(DEFAULTS)}")
-    defaults = DEFAULTS[device_type]
+def platform(device: torch.device) -> str:
+    """Which row of DEFAULTS a device has: cpu, cuda (any GPU), or hopper (compute capability 9.0)."""
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0):
+        return "hopper"
+    return device.type
+
+
+def choose(platform: str, overrides: Mapping[str, str] | None = None) -> dict[str, str]:
+    """op -> backend. Raises ValueError for an op, backend or platform that the table lacks."""
+    if platform not in DEFAULTS:
+        raise ValueError(f"device {platform!r} is not supported: {', '.join(DEFAULTS)}")
+    defaults = DEFAULTS[platform]
     choice = {op: defaults.get(op, defaults["*"]) for op in TABLE}
     for op, backend in (overrides or {}).items():
         if op not in TABLE:
@@ -40,15 +80,18 @@ def choose(device_type: str, overrides: Mapping[str, str] | None = None) -> dict
     return choice
 
 
-def resolve(device_type: str, overrides: Mapping[str, str] | None = None) -> Ops:
+def resolve(platform: str, overrides: Mapping[str, str] | None = None) -> Ops:
     """Raises ValueError where a chosen backend is unknown or cannot be imported; nothing falls back."""
     functions = {}
-    for op, backend in choose(device_type, overrides).items():
-        module, _, function = TABLE[op][backend].partition(":")
+    for op, backend in choose(platform, overrides).items():
+        path, _, function = TABLE[op][backend].partition(":")
         try:
-            functions[op] = getattr(import_module(module), function)
+            module = import_module(path)
         except ImportError as error:
             raise ValueError(f"backend {backend!r} of op {op!r} cannot be loaded: {error}") from error
+        functions[op] = getattr(module, function)
+        if op == "moe":
+            functions["prepare_experts"] = module.prepare_experts
     return Ops(**functions)
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from oscine.ops.cases import MOE_CASES, MoeCase, MoeInputs, moe_inputs
 from oscine.ops.moe.mxfp4 import dequantize
-from oscine.ops.moe.reference import moe
+from oscine.ops.moe.reference import moe, route
 
 CPU = torch.device("cpu")
 
@@ -48,14 +48,8 @@ def by_loops(inputs: MoeInputs) -> Tensor:
 
 
 def run(inputs: MoeInputs) -> Tensor:
-    return moe(
-        inputs.x_TH,
-        inputs.router_weight_EH,
-        inputs.router_bias_E,
-        inputs.experts,
-        inputs.experts_per_token,
-        inputs.swiglu_limit,
-    )
+    routing = route(inputs.x_TH, inputs.router_weight_EH, inputs.router_bias_E, inputs.experts_per_token)
+    return moe(inputs.x_TH, routing, inputs.experts, inputs.swiglu_limit)
 
 
 def relative_error(got: Tensor, expected: Tensor) -> float:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from oscine.ops.cases import NORM_CASES
-from oscine.ops.linear.reference import linear
+from oscine.ops.linear.reference import lm_head, out_proj
 from oscine.ops.norm.reference import rms_norm
 from oscine.ops.rope.reference import rope_and_write
 from oscine.ops.rope.yarn import ramp_bound, yarn_cos_sin
@@ -30,12 +30,25 @@ def test_rms_norm(tokens: int, hidden: int, why: str, dtype: torch.dtype) -> Non
         torch.testing.assert_close(y.double(), expected, rtol=rtol, atol=1e-6)
 
 
-@pytest.mark.parametrize("bias", [True, False])
-def test_linear(bias: bool) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_partial_sums_are_added_up_before_the_norm(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    parts, residual, weight = torch.randn(3, 4, 10), torch.randn(3, 10).to(dtype), torch.randn(10).to(dtype)
+    y, total = rms_norm(parts, weight, 1e-5, residual)
+    expected_y, expected_total = rms_norm(parts.sum(1).to(dtype), weight, 1e-5, residual)
+    assert y.dtype == total.dtype == dtype
+    rtol = 1e-6 if dtype == torch.float32 else 2**-7  # sums in another order may round to a neighbour
+    torch.testing.assert_close(y, expected_y, rtol=rtol, atol=1e-6)
+    torch.testing.assert_close(total, expected_total, rtol=rtol, atol=1e-6)
+
+
+def test_linear() -> None:
     torch.manual_seed(0)
     x, weight, offset = torch.randn(3, 5), torch.randn(7, 5), torch.randn(7)
-    expected = torch.stack([(weight @ row) + (offset if bias else 0) for row in x])
-    torch.testing.assert_close(linear(x, weight, offset if bias else None), expected)
+    product = torch.stack([weight @ row for row in x])
+    torch.testing.assert_close(out_proj(x, weight, offset), product + offset)
+    torch.testing.assert_close(lm_head(x, weight), product)
+    assert lm_head(x.bfloat16(), weight.bfloat16()).dtype == torch.float32
 
 
 def test_yarn_of_the_published_model() -> None:

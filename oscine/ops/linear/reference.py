@@ -1,9 +1,14 @@
-"""y = x W^T + b, in the dtype of its inputs. The definition; any device."""
+"""y = x W^T + b: the projection out of attention, and the head. The definitions; any device."""
 
 from torch import Tensor
 from torch.nn import functional
 
 
-def linear(x_TH: Tensor, weight_FH: Tensor, bias_F: Tensor | None) -> Tensor:
-    """[T, H] x [F, H] -> [T, F]."""
-    return functional.linear(x_TH, weight_FH, bias_F)
+def out_proj(x: Tensor, weight: Tensor, bias_H: Tensor) -> Tensor:
+    """[T, Q * D] x [H, Q * D] -> [T, H], in the dtype of its inputs."""
+    return functional.linear(x, weight, bias_H)
+
+
+def lm_head(x_NH: Tensor, weight_VH: Tensor) -> Tensor:
+    """[N, H] x [V, H] -> logits [N, V], float32."""
+    return functional.linear(x_NH, weight_VH).float()

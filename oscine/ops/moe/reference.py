@@ -13,25 +13,22 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from oscine.ops.interface import MxExperts
+from oscine.ops.interface import MxExperts, Routing
 from oscine.ops.moe.mxfp4 import dequantize
 
 SWIGLU_ALPHA = 1.702
 
 
-def moe(
-    x_TH: Tensor,
-    router_weight_EH: Tensor,
-    router_bias_E: Tensor,
-    experts: MxExperts,
-    experts_per_token: int,
-    swiglu_limit: float,
-) -> Tensor:
+def prepare_experts(experts: MxExperts) -> MxExperts:
+    return experts
+
+
+def moe(x_TH: Tensor, routing: Routing, experts: MxExperts, swiglu_limit: float) -> Tensor:
     """[T, H] -> [T, H] in the dtype of x."""
-    ids_TK, weights_TK = route(x_TH, router_weight_EH, router_bias_E, experts_per_token)
     x_TH, dtype = x_TH.float(), x_TH.dtype
     out_TH = torch.zeros_like(x_TH)
-    rows, counts = _rows_by_expert(ids_TK, router_bias_E.shape[0])
+    rows, counts = _rows_by_expert(routing.expert_ids_TK, experts.gate_up_bias.shape[0])
+    experts_per_token = routing.weights_TK.shape[1]
     start = 0
     for expert, count in enumerate(counts):
         chosen = rows[start : start + count]
@@ -39,15 +36,15 @@ def moe(
         if count:
             token = chosen // experts_per_token
             y = _expert(x_TH[token], experts, expert, swiglu_limit)
-            out_TH.index_add_(0, token, y * weights_TK.flatten()[chosen, None])
+            out_TH.index_add_(0, token, y * routing.weights_TK.flatten()[chosen, None])
     return out_TH.to(dtype)
 
 
-def route(x_TH: Tensor, weight_EH: Tensor, bias_E: Tensor, experts_per_token: int) -> tuple[Tensor, Tensor]:
-    """(expert ids int64 [T, K], weights float32 [T, K] that sum to 1), by descending weight."""
+def route(x_TH: Tensor, weight_EH: Tensor, bias_E: Tensor, experts_per_token: int) -> Routing:
+    """Ids are int64; weights sum to 1."""
     logits_TE = functional.linear(x_TH.float(), weight_EH.float(), bias_E.float())
     top_TK, ids_TK = logits_TE.topk(experts_per_token, dim=-1)
-    return ids_TK, top_TK.softmax(-1)
+    return Routing(ids_TK, top_TK.softmax(-1))
 
 
 def swiglu(gate_up: Tensor, limit: float) -> Tensor:

@@ -121,6 +121,7 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
         batch.logits_rows_N.to(device),
         batch.max_query_len,
         batch.max_context_len,
+        batch.num_decodes,
     )
 
 

@@ -9,6 +9,7 @@ from oscine.model.config import ModelConfig, YarnConfig
 from oscine.model.gpt_oss import GptOss, kv_shape
 from oscine.model.random_weights import RandomTensors
 from oscine.model.weights import load_weights, tensor_specs
+from oscine.ops.cases import to_device
 from oscine.ops.interface import Batch, KvCache, PageGroup
 from oscine.ops.resolve import resolve
 
@@ -82,20 +83,22 @@ class Stepper:
     """Runs chunks of several sequences through a model. Most full pages have numbers that no sliding page can have."""
 
     def __init__(self, model: GptOss, num_pages: int = 64) -> None:
-        config, dtype = model.config, model.weights.embed_VH.dtype
-        self.model = model
+        config, embedding = model.config, model.weights.embed_VH
+        self.model, self.device = model, embedding.device
         full = kv_shape(config, config.num_full_layers, 2 * num_pages, PAGE)
         sliding = kv_shape(config, config.num_sliding_layers, num_pages, PAGE)
-        self.kv = KvCache(*(torch.full(shape, torch.nan, dtype=dtype) for shape in (full, sliding)))
+        self.kv = KvCache(
+            *(torch.full(shape, torch.nan, dtype=embedding.dtype, device=self.device) for shape in (full, sliding))
+        )
         self.free = torch.randperm(num_pages, generator=torch.Generator().manual_seed(0)).tolist()
         self.num_pages = num_pages
 
     def step(self, *work: tuple[Sequence, int]) -> list[Tensor]:
-        """Computes the next n tokens of each sequence; returns their logits [n, V]."""
+        """Computes the next n tokens of each sequence, single tokens first; returns their logits [n, V]."""
         for sequence, count in work:
             while len(sequence.pages) * PAGE < sequence.computed + count:
                 sequence.pages.append(self.free.pop())
-        logits = self.model.forward(self.batch(work), self.kv)
+        logits = self.model.forward(to_device(self.batch(work), self.device), self.kv)
         for sequence, count in work:
             sequence.computed += count
         return list(logits.split([count for _, count in work]))
@@ -111,7 +114,10 @@ class Stepper:
             first = max(0, sequence.computed - self.model.config.sliding_window + 1) // PAGE
             sliding[row, first : len(pages)] = self.num_pages - 1 - pages[first:]
         groups = [
-            PageGroup(table, torch.cat([table[r].long()[i // PAGE] * PAGE + i % PAGE for r, i in enumerate(index)]))
+            PageGroup(
+                table,
+                torch.cat([table[r].long()[i // PAGE] * PAGE + i % PAGE for r, i in enumerate(index)]),
+            )
             for table in (full, sliding)
         ]
         counts = [count for _, count in work]
@@ -126,6 +132,7 @@ class Stepper:
             logits_rows_N=torch.arange(int(starts[-1])),
             max_query_len=max(counts),
             max_context_len=max(contexts),
+            num_decodes=next((i for i, n in enumerate(counts) if n > 1), len(counts)),
         )
 
 

@@ -28,26 +28,33 @@ class ModelOptions:
     model: str = NANO  # a folder, a Hugging Face name, or the embedded model
     revision: str | None = None  # of the Hugging Face name
     random_weights: str | None = None  # 20b | 120b | path to a config.json: random weights at true shapes
-    device: str = "cpu"
-    dtype: Literal["float32", "bfloat16"] = "float32"  # of activations, KV and unquantised weights
+    device: str = "auto"  # cpu, cuda, cuda:1, ...; auto: cuda where there is a GPU, else cpu
+    # Of activations, KV and unquantised weights; auto: bfloat16 on a GPU, float32 on a CPU.
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     max_model_len: int | None = None  # tokens; None: the model's own, as far as the KV cache holds one such sequence
 
     def __post_init__(self) -> None:
         alone = self.random_weights is None or self.model == NANO
         _require(alone, "random-weights", "given without MODEL", f"{self.random_weights} with {self.model}")
-        _require(self.dtype in ("float32", "bfloat16"), "dtype", "float32 or bfloat16", self.dtype)
+        known = self.dtype in ("auto", "float32", "bfloat16")
+        _require(known, "dtype", "auto, float32 or bfloat16", self.dtype)
         _require(self.max_model_len is None or self.max_model_len > 1, "max-model-len", "above 1", self.max_model_len)
 
 
 @dataclass(frozen=True)
 class CacheOptions:
     page_size: int = 64  # tokens
-    kv_cache_bytes: int = 1 << 30  # both page groups together
+    # Both page groups together; None: on a GPU what --gpu-memory-utilization leaves, on a CPU 1 GiB.
+    kv_cache_bytes: int | None = None
+    gpu_memory_utilization: float = 0.92  # share of a GPU's memory for weights, workspace and KV cache
     prefix_caching: bool = True
 
     def __post_init__(self) -> None:
         _require(self.page_size in (16, 32, 64, 128), "page-size", "16, 32, 64 or 128", self.page_size)
-        _require(self.kv_cache_bytes > 0, "kv-cache-bytes", "positive", self.kv_cache_bytes)
+        given = self.kv_cache_bytes
+        _require(given is None or given > 0, "kv-cache-bytes", "positive", given)
+        share = self.gpu_memory_utilization
+        _require(0 < share <= 1, "gpu-memory-utilization", "above 0 and at most 1", share)
 
 
 @dataclass(frozen=True)
@@ -77,6 +84,7 @@ class EngineOptions:
     model: ModelOptions = field(default_factory=ModelOptions)
     cache: CacheOptions = field(default_factory=CacheOptions)
     scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
+    cuda_graphs: bool = True  # replay decode steps from CUDA graphs where the ops allow it
     executor: Literal["torch", "fake"] = "torch"  # fake: scripted tokens, to measure and test the server itself
     fake_step_s: float = 0.0  # seconds a step of the fake executor takes
     quiet: bool = False  # no memory plan and no progress bar

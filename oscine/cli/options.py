@@ -115,12 +115,24 @@ _GROUPS: dict[str, _Options] = {
     "model": {
         "revision": {"metavar": "REV", "help": "branch, tag or commit of a Hugging Face name"},
         "random-weights": {"metavar": "20b|120b|FILE", "help": "random weights at the true shapes of a config.json"},
-        "device": {"metavar": "DEVICE", "help": "where the model runs (cpu)"},
-        "dtype": {"choices": ["float32", "bfloat16"], "help": "of activations and the KV cache (float32)"},
+        "device": {"metavar": "DEVICE", "help": "where the model runs, cpu or cuda (auto: cuda if there is a GPU)"},
+        "dtype": {
+            "choices": ["auto", "float32", "bfloat16"],
+            "help": "of activations and the KV cache (auto: bfloat16 on a GPU, float32 on a CPU)",
+        },
         "max-model-len": {"type": int, "metavar": "TOKENS", "help": "prompt and answer together (the model's own)"},
     },
     "KV cache": {
-        "kv-cache-bytes": {"type": int, "metavar": "BYTES", "help": "memory for the KV cache (1 GiB)"},
+        "kv-cache-bytes": {
+            "type": int,
+            "metavar": "BYTES",
+            "help": "memory for the KV cache (on a GPU what is left, on a CPU 1 GiB)",
+        },
+        "gpu-memory-utilization": {
+            "type": float,
+            "metavar": "SHARE",
+            "help": "of a GPU's memory that weights, workspace and KV cache may take (0.92)",
+        },
         "page-size": {"type": int, "metavar": "TOKENS", "help": "of a page of the KV cache (64)"},
         "no-prefix-caching": {
             "action": "store_false",
@@ -133,6 +145,7 @@ _GROUPS: dict[str, _Options] = {
         "max-num-batched-tokens": {"type": int, "metavar": "TOKENS", "help": "computed in one step (1024)"},
         "max-waiting": {"type": int, "metavar": "N", "help": "requests that may wait; more get 503 (2048)"},
         "stream-interval": {"type": int, "metavar": "TOKENS", "help": "generated a streamed event (1)"},
+        "enforce-eager": {"action": "store_false", "dest": "cuda_graphs", "help": "never use CUDA graphs"},
     },
     "server": {
         "host": {"metavar": "ADDRESS", "help": "to listen on (127.0.0.1)"},
@@ -164,5 +177,5 @@ _GROUPS: dict[str, _Options] = {
         "fake-step-s": {"type": float, "metavar": "SECONDS", "help": "that a step of the fake executor takes (0)"},
     },
 }
-_FLAGS = {"no-prefix-caching"}
+_FLAGS = {"no-prefix-caching", "enforce-eager"}
 _LISTS = {"served-model-name", "api-key"}

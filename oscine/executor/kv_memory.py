@@ -6,15 +6,30 @@ A full page is held as long as its sequence. A sliding page is soon free again: 
 its window touches and the one it grows into, and a chunk of a prompt its own until it is computed. So the sliding
 group gets that for every sequence, once more the windows for cached prefixes, and never more pages than
 the full group; the full group gets the rest.
+
+On a GPU the cache is what weights and workspace leave of --gpu-memory-utilization.
 """
 
 from dataclasses import dataclass
 from math import ceil
 
-from oscine.config import CacheOptions, EngineOptions
+from oscine.config import EngineOptions
 from oscine.model.config import ModelConfig
 
 _GIB = 1 << 30
+_CPU_CACHE_BYTES = 1 * _GIB
+_MOST_CACHED_WINDOWS = 256  # of prefixes; with more sequences than that, memory goes to those that run
+SAMPLED_AT_ONCE = 128  # rows that are sampled beyond greedy in one call
+_SAMPLING_BYTES = 48  # per row and token of the vocabulary while a row is sampled: sorted logits, noise, masks
+_GPU_RESERVE_BYTES = 3 * _GIB // 2  # context, compiled kernels, captured graphs, fragmentation
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """Bytes of a GPU, before anything of the model is on it."""
+
+    total: int
+    free: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,35 +82,60 @@ def page_bytes(config: ModelConfig, page_size: int, element_bytes: int) -> PageB
     return PageBytes(config.num_full_layers * layer, config.num_sliding_layers * layer)
 
 
-def plan_memory(config: ModelConfig, options: EngineOptions, weights: int, element_bytes: int) -> MemoryPlan:
-    """`weights` in bytes; `element_bytes` of one activation or KV element.
+def plan_memory(
+    config: ModelConfig,
+    options: EngineOptions,
+    weights: int,
+    element_bytes: int,
+    gpu: DeviceMemory | None = None,
+) -> MemoryPlan:
+    """`weights` in bytes; `element_bytes` of one activation or KV element; `gpu` where the model runs on one.
 
     Raises ValueError, with the arithmetic, when not even one sequence of the length asked for fits.
     """
-    cache, page = options.cache, page_bytes(config, options.cache.page_size, element_bytes)
+    page_size, page = options.cache.page_size, page_bytes(config, options.cache.page_size, element_bytes)
     if not (page.full and page.sliding):
         raise ValueError("layer_types must hold both sliding_attention and full_attention layers")
     asked = options.model.max_model_len
     if asked is not None and asked > config.max_position_embeddings:
         raise ValueError(f"--max-model-len {asked} is above the model's own {config.max_position_embeddings}")
-    num_full, num_sliding = _share(config, options, page)
-    needed = ceil((asked or 1) / cache.page_size)
+    workspace = workspace_bytes(config, options, element_bytes, gpu is not None)
+    cache_bytes = _cache_bytes(options, weights, workspace, gpu)
+    num_full, num_sliding = _share(config, options, page, cache_bytes)
+    needed = ceil((asked or 1) / page_size)
     if num_full < needed:
-        num_full, num_sliding = needed, (cache.kv_cache_bytes - needed * page.full) // page.sliding
-    window_pages = pages_of_window(config, cache.page_size) + 1
+        num_full, num_sliding = needed, (cache_bytes - needed * page.full) // page.sliding
+    window_pages = pages_of_window(config, page_size) + 1
     if num_sliding < window_pages:
-        raise ValueError(_does_not_fit(cache, page, needed, window_pages))
+        raise ValueError(_does_not_fit(options, page, needed, window_pages, cache_bytes))
     return MemoryPlan(
         weights=weights,
         kv_full=num_full * page.full,
         kv_sliding=num_sliding * page.sliding,
-        workspace=workspace_bytes(config, options, element_bytes),
+        workspace=workspace,
         num_full_pages=num_full,
         num_sliding_pages=num_sliding,
-        page_size=cache.page_size,
-        max_model_len=asked or min(config.max_position_embeddings, num_full * cache.page_size),
+        page_size=page_size,
+        max_model_len=asked or min(config.max_position_embeddings, num_full * page_size),
         model_limit=config.max_position_embeddings,
     )
+
+
+def _cache_bytes(options: EngineOptions, weights: int, workspace: int, gpu: DeviceMemory | None) -> int:
+    """Bytes of both page groups: as asked for, or what there is."""
+    asked, share = options.cache.kv_cache_bytes, options.cache.gpu_memory_utilization
+    if gpu is None:
+        return _CPU_CACHE_BYTES if asked is None else asked
+    ours = min(int(share * gpu.total), gpu.free)
+    left = ours - weights - workspace
+    if left < (asked or 1):
+        cache = "any KV cache" if asked is None else f"a KV cache of {asked} bytes"
+        raise ValueError(
+            f"weights of {weights} bytes + workspace of {workspace} bytes + {cache} do not fit {ours} bytes, the "
+            f"smaller of what is free ({gpu.free}) and --gpu-memory-utilization {share} of the GPU's {gpu.total}; the "
+            f"workspace shrinks with --max-num-seqs and --max-num-batched-tokens"
+        )
+    return left if asked is None else asked
 
 
 def pages_of_window(config: ModelConfig, page_size: int) -> int:
@@ -103,31 +143,41 @@ def pages_of_window(config: ModelConfig, page_size: int) -> int:
     return ceil((config.sliding_window - 1) / page_size) + 1
 
 
-def workspace_bytes(config: ModelConfig, options: EngineOptions, element_bytes: int) -> int:
-    """Logits twice in float32, the widest activations of a full step, and the rotary table."""
+def workspace_bytes(config: ModelConfig, options: EngineOptions, element_bytes: int, on_gpu: bool = False) -> int:
+    """What the largest step holds besides weights and cache. An upper bound of:
+
+    logits       [max_num_seqs, V] float32, once in a graph's memory and once outside
+    sampling     of at most SAMPLED_AT_ONCE rows of them
+    activations  per token: x, normed x, residual and output; q, k, v and heads; per routed copy, sorted input (H),
+                 gate_up (2 I), its product (I) and the output, which may be float32 (2 H)
+    rotary table [max positions, D] float32
+    """
     rows, tokens = options.scheduler.max_num_seqs, options.scheduler.max_num_batched_tokens
     heads = (config.num_attention_heads + 2 * config.num_key_value_heads) * config.head_dim
-    routed = config.num_experts_per_tok * 3 * config.intermediate_size
+    routed = config.num_experts_per_tok * 3 * (config.hidden_size + config.intermediate_size)
     logits = 2 * 4 * rows * config.vocab_size
+    sampling = _SAMPLING_BYTES * min(rows, SAMPLED_AT_ONCE) * config.vocab_size
     activations = tokens * (4 * config.hidden_size + 2 * heads + routed) * element_bytes
-    return logits + activations + 4 * config.max_position_embeddings * config.head_dim
+    rotary = 4 * config.max_position_embeddings * config.head_dim
+    return logits + sampling + activations + rotary + (_GPU_RESERVE_BYTES if on_gpu else 0)
 
 
-def _share(config: ModelConfig, options: EngineOptions, page: PageBytes) -> tuple[int, int]:
+def _share(config: ModelConfig, options: EngineOptions, page: PageBytes, cache_bytes: int) -> tuple[int, int]:
     """Pages of the full and of the sliding group."""
     size, scheduler = options.cache.page_size, options.scheduler
     of_window = pages_of_window(config, size)
     running = scheduler.max_num_seqs * (of_window + 1) + ceil(scheduler.max_num_batched_tokens / size)
-    cached = scheduler.max_num_seqs * of_window if options.cache.prefix_caching else 0
-    num_sliding = min(running + cached, options.cache.kv_cache_bytes // (page.full + page.sliding))
-    return (options.cache.kv_cache_bytes - num_sliding * page.sliding) // page.full, num_sliding
+    cached = min(scheduler.max_num_seqs, _MOST_CACHED_WINDOWS) * of_window if options.cache.prefix_caching else 0
+    num_sliding = min(running + cached, cache_bytes // (page.full + page.sliding))
+    return (cache_bytes - num_sliding * page.sliding) // page.full, num_sliding
 
 
-def _does_not_fit(cache: CacheOptions, page: PageBytes, full: int, sliding: int) -> str:
+def _does_not_fit(options: EngineOptions, page: PageBytes, full: int, sliding: int, cache_bytes: int) -> str:
     total = full * page.full + sliding * page.sliding
+    given = "--kv-cache-bytes is" if options.cache.kv_cache_bytes else "the KV cache has"
     return (
-        f"one sequence of {full * cache.page_size} tokens needs {full} full pages x {page.full} bytes + {sliding} "
-        f"sliding pages x {page.sliding} bytes = {total} bytes; --kv-cache-bytes is {cache.kv_cache_bytes}"
+        f"one sequence of {full * options.cache.page_size} tokens needs {full} full pages x {page.full} bytes + "
+        f"{sliding} sliding pages x {page.sliding} bytes = {total} bytes; {given} {cache_bytes}"
     )
 
 

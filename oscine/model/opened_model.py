@@ -34,7 +34,8 @@ class OpenedModel:
 
 def open_model(options: ModelOptions) -> OpenedModel:
     """Fetches what is missing and checks every file. Raises ValueError naming the file, field or tensor at fault."""
-    device, dtype = _device(options.device), getattr(torch, options.dtype)
+    device = _device(options.device)
+    dtype = _dtype(options.dtype, device)
     if options.random_weights is not None:
         config = _random_config(options.random_weights)
         return OpenedModel(config, None, RandomTensors(config, RANDOM_SEED, device), device, dtype)
@@ -44,6 +45,8 @@ def open_model(options: ModelOptions) -> OpenedModel:
 
 
 def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     try:
         device = torch.device(name)
     except RuntimeError:
@@ -53,6 +56,13 @@ def _device(name: str) -> torch.device:
     except (RuntimeError, AssertionError) as error:  # torch asserts what it was compiled with
         raise ValueError(f"--device {name!r} cannot be used: {error}") from None
     return device
+
+
+def _dtype(name: str, device: torch.device) -> torch.dtype:
+    if name == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
 
 
 def _random_config(name: str) -> ModelConfig:

@@ -38,11 +38,13 @@ def test_every_part_of_the_config_is_reached() -> None:
     config = config_of(
         *("a-folder", "--max-model-len", "512", "--dtype", "bfloat16", "--page-size", "16", "--no-prefix-caching"),
         *("--max-num-seqs", "3", "--executor", "fake", "--fake-step-s", "0.5", "--port", "0", "--date", "2025-08-05"),
+        *("--gpu-memory-utilization", "0.5", "--enforce-eager"),
         *("--served-model-name", "a", "b", "--api-key", "k1", "--api-key", "k2", "--reasoning-field", "both"),
     )
     model, cache, scheduler, server = config.engine.model, config.engine.cache, config.engine.scheduler, config.server
     assert (model.model, model.max_model_len, model.dtype) == ("a-folder", 512, "bfloat16")
-    assert (cache.page_size, cache.prefix_caching) == (16, False)
+    assert (cache.page_size, cache.prefix_caching, cache.gpu_memory_utilization) == (16, False, 0.5)
+    assert not config.engine.cuda_graphs
     assert scheduler.max_num_seqs == 3
     assert (config.engine.executor, config.engine.fake_step_s) == ("fake", 0.5)
     assert (server.port, server.date, server.reasoning_field) == (0, "2025-08-05", "both")

@@ -3,22 +3,26 @@ from dataclasses import replace
 import pytest
 
 from oscine.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
-from oscine.executor.kv_memory import plan_memory
+from oscine.executor.kv_memory import DeviceMemory, plan_memory
 from oscine.executor.runner import allocate_kv, weight_bytes
-from oscine.model.config import gpt_oss_20b
+from oscine.model.config import gpt_oss_20b, gpt_oss_120b
+from oscine.model.weights import checkpoint_bytes
 
 from .tiny import CONFIG, model
 
 GPT_20B = gpt_oss_20b()
 # 12 layers of each kind, keys and values, 8 heads of 64, page of 64 tokens, bfloat16.
 PAGE_20B = 12 * 2 * 8 * 64 * 64 * 2
+H200 = DeviceMemory(total=150_110_011_392, free=149_000_000_000)
 
 
-def options(kv_cache_bytes: int, max_model_len: int | None = None, max_num_seqs: int = 64) -> EngineOptions:
+def options(
+    kv_cache_bytes: int | None, max_model_len: int | None = None, max_num_seqs: int = 64, max_tokens: int = 1024
+) -> EngineOptions:
     return EngineOptions(
         model=ModelOptions(max_model_len=max_model_len),
         cache=CacheOptions(kv_cache_bytes=kv_cache_bytes),
-        scheduler=SchedulerOptions(max_num_seqs=max_num_seqs),
+        scheduler=SchedulerOptions(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_tokens),
     )
 
 
@@ -59,6 +63,37 @@ def test_what_does_not_fit_is_refused_with_the_arithmetic() -> None:
         plan_memory(GPT_20B, options(64 << 30, max_model_len=300000), weights=1, element_bytes=2)
     with pytest.raises(ValueError, match="layer_types"):
         plan_memory(replace(CONFIG, layer_types=("full_attention",) * 4), options(1 << 30), weights=1, element_bytes=2)
+
+
+def test_a_gpu_gives_the_cache_what_is_left_of_its_share() -> None:
+    config, asked = gpt_oss_120b(), options(None, max_num_seqs=1024, max_tokens=8192)
+    weights = checkpoint_bytes(config)
+    plan = plan_memory(config, asked, weights, 2, H200)
+    ours = int(0.92 * H200.total)
+    assert ours - 36 * PAGE_20B // 12 < plan.total <= ours
+    assert plan.max_model_len == 131072
+    assert plan.num_full_pages * 64 > 1024 * 1400, "a thousand sequences of the benchmarks run at once"
+    assert plan.num_sliding_pages >= 1024 * 4
+    less = plan_memory(config, asked, weights, 2, replace(H200, free=100 << 30))
+    assert less.total <= 100 << 30, "somebody else's memory is not ours"
+    given = plan_memory(config, options(20 << 30), weights, 2, H200)
+    assert given.kv_full + given.kv_sliding <= 20 << 30
+
+
+def test_a_model_that_a_gpu_cannot_hold_is_refused_with_the_arithmetic() -> None:
+    config = gpt_oss_120b()
+    weights = checkpoint_bytes(config)
+    small = DeviceMemory(total=80 << 30, free=60 << 30)
+    with pytest.raises(
+        ValueError, match=rf"{weights} bytes .* {60 << 30} bytes, .*--gpu-memory-utilization 0.92 .*{80 << 30}"
+    ):
+        plan_memory(config, options(None), weights, 2, small)
+    with pytest.raises(ValueError, match=rf"a KV cache of {90 << 30} bytes do not fit"):
+        plan_memory(config, options(90 << 30), weights, 2, H200)
+
+
+def test_without_a_gpu_the_cache_has_a_gibibyte() -> None:
+    assert plan_memory(GPT_20B, options(None), 1, 2) == plan_memory(GPT_20B, options(1 << 30), 1, 2)
 
 
 def test_planned_bytes_are_allocated_bytes() -> None:

@@ -7,9 +7,6 @@ huggingface_hub resumes, caches, and obeys HF_HOME, HF_TOKEN and HF_HUB_OFFLINE.
 import re
 from pathlib import Path
 
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
 from oscine.config import NANO
 
 NANO_FOLDER = Path(__file__).parent / "nano"
@@ -26,6 +23,14 @@ def find_folder(model: str, revision: str | None = None) -> Path:
         return Path(model)
     if not HUB_NAME.fullmatch(model):
         raise ValueError(f"model {model!r} is neither a folder, a Hugging Face name (owner/name), nor {NANO}")
+    return _fetch(model, revision)
+
+
+def _fetch(model: str, revision: str | None) -> Path:
+    # Imported here: a machine that only measures has no need of it.
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
     try:
         folder = snapshot_download(model, revision=revision, allow_patterns=ROOT_FILES, ignore_patterns=FOLDERS)
     except LocalEntryNotFoundError as error:

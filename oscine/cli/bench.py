@@ -1,0 +1,79 @@
+"""`oscine bench engine`: measures the engine in this process, on a machine without the server's packages."""
+
+import argparse
+from pathlib import Path
+
+from oscine.cli.error import USAGE, CommandError
+from oscine.cli.options import Parser
+from oscine.config import NANO, CacheOptions, EngineOptions, ModelOptions
+from oscine.perf.result import Point, append, latest, read
+
+RESULTS = Path("benchmarks/results/h200.jsonl")
+
+
+def add_command(commands: "argparse._SubParsersAction[Parser]") -> None:
+    what = "measure the engine"
+    parser = commands.add_parser("bench", help=what, description="Measure the engine.", allow_abbrev=False)
+    kinds = parser.add_subparsers(dest="kind", metavar="KIND", required=True)
+    _add_engine(kinds)
+
+
+def _add_engine(kinds: "argparse._SubParsersAction[Parser]") -> None:
+    what = "tokens a second of the whole engine, at given points of load"
+    parser = kinds.add_parser(
+        "engine",
+        help=what,
+        description="All requests of a point at once: random prompts, greedy, no end of sequence, no prefix cache.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--model", default=NANO, help=f"120b or 20b with random weights, or what serve takes ({NANO})")
+    parser.add_argument(
+        "--points", nargs="+", required=True, metavar="C:ISL:OSL", help="requests:prompt:generated tokens"
+    )
+    parser.add_argument("--passes", type=int, default=2, metavar="N", help="at least 2; the first is not quoted (2)")
+    parser.add_argument("--warmup-osl", type=int, metavar="TOKENS", help="generated in the first pass (OSL)")
+    parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1, ... (a GPU if there is one)")
+    parser.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16"], help="as in serve (auto)")
+    parser.add_argument("--max-num-batched-tokens", type=int, metavar="TOKENS", help="computed in a step (by the load)")
+    parser.add_argument("--gpu-memory-utilization", type=float, metavar="SHARE", help="as in serve")
+    parser.add_argument("--output", type=Path, default=RESULTS, metavar="FILE", help=f"appended to ({RESULTS})")
+    parser.add_argument("--baseline", type=Path, metavar="FILE", help="earlier results to be compared with")
+    parser.add_argument("--commit", help="where git cannot tell it")
+    parser.set_defaults(run=run_engine)
+
+
+def run_engine(args: argparse.Namespace) -> None:
+    from oscine.perf import machine, report
+    from oscine.perf.engine_bench import EngineBench
+
+    try:
+        points = [Point.parse(text) for text in args.points]
+        baseline = None if args.baseline is None else latest(read(args.baseline))
+        if args.passes < 2 or (args.warmup_osl is not None and args.warmup_osl < 1):
+            raise ValueError("--passes must be at least 2, and --warmup-osl at least 1")
+        options = _engine_options(args, points)
+        bench = EngineBench.load(options)
+    except (ValueError, OSError) as error:
+        raise CommandError(str(error), USAGE) from None
+    where = machine.describe(args.device, args.commit)
+    print(f"{where.gpu}, torch {where.torch}, triton {where.triton}, commit {where.commit}", flush=True)
+    print(report.HEADER, flush=True)
+    try:
+        for result in bench.run(points, passes=args.passes, warmup_osl=args.warmup_osl, where=where):
+            print(report.line(result, baseline), flush=True)
+            append(args.output, result)
+            held = bench.num_held(result.point)
+            if held < result.concurrency:
+                print(f"{'':>12} the KV cache holds {held} of these sequences at once", flush=True)
+    except RuntimeError as error:
+        raise CommandError(str(error)) from None
+
+
+def _engine_options(args: argparse.Namespace, points: list[Point]) -> EngineOptions:
+    from oscine.perf.engine_bench import RANDOM, engine_options
+
+    names = {"random_weights": args.model} if args.model in RANDOM else {"model": args.model}
+    model = ModelOptions(**names, device=args.device, dtype=args.dtype)
+    share = args.gpu_memory_utilization
+    cache = CacheOptions() if share is None else CacheOptions(gpu_memory_utilization=share)
+    return engine_options(model, points, max_num_batched_tokens=args.max_num_batched_tokens, cache=cache)

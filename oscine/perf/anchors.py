@@ -1,0 +1,81 @@
+"""What other systems reach with gpt-oss: the figures that ours stand beside, each with its source.
+
+Plain facts; must not know how anything here is measured.
+"""
+
+from dataclasses import dataclass
+
+VLLM = "vLLM 0.26"
+TENSORRT_LLM = "TensorRT-LLM"
+
+SAME_MACHINE = "measured on one H200 with the workload of `oscine bench engine`; best MoE backend, second pass"
+
+
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """One peer at one point of load; None where the peer's figure is not known."""
+
+    system: str
+    model: str  # 120b | 20b
+    gpu: str
+    concurrency: int | None
+    isl: int  # prompt tokens
+    osl: int  # generated tokens
+    output_tok_s: float | None  # a GPU
+    tok_s_user: float | None
+    source: str
+    decode_step_ms: float | None = None
+
+
+def _vllm(
+    model: str, concurrency: int, isl: int, osl: int, output_tok_s: float, step_ms: float, tok_s_user: float
+) -> Anchor:
+    return Anchor(
+        VLLM, model, "H200", concurrency, isl, osl, output_tok_s, tok_s_user, SAME_MACHINE, decode_step_ms=step_ms
+    )
+
+
+_GUIDE = "published: TensorRT-LLM performance overview, offline, one GPU"
+
+ANCHORS = (
+    _vllm("120b", 1, 1024, 256, 226, 4.18, 239),
+    _vllm("120b", 8, 1024, 256, 845, 5.33, 188),
+    _vllm("120b", 64, 1024, 256, 1805, 24.7, 40),
+    _vllm("120b", 256, 1024, 1024, 6180, 35.7, 28),
+    _vllm("120b", 512, 1024, 512, 7153, 48.9, 20.4),
+    _vllm("120b", 1024, 1024, 1024, 8943, 89.7, 11.1),
+    _vllm("20b", 1, 1024, 256, 330, 2.96, 337),
+    _vllm("20b", 8, 1024, 256, 1497, 4.95, 202),
+    _vllm("20b", 64, 1024, 256, 6089, 7.21, 139),
+    _vllm("20b", 256, 1024, 512, 12152, 14.5, 69),
+    _vllm("20b", 1024, 1024, 1024, 19719, 38.7, 25.8),
+    Anchor(TENSORRT_LLM, "120b", "H200", None, 1000, 1000, 6868, None, _GUIDE),
+    Anchor(TENSORRT_LLM, "20b", "H200", None, 1000, 1000, 13858, None, _GUIDE),
+    Anchor("vLLM 0.18", "120b", "H200", 4, 1024, 1024, 4 * 158, 158, "published, TP1"),
+    Anchor("vLLM 0.18, TP2", "120b", "2x H200", 64, 1024, 1024, 2192, 69, "published, tok/s a GPU"),
+    Anchor("vLLM 0.18, TP4", "120b", "4x H200", 64, 1024, 1024, 1667, 106, "published, tok/s a GPU"),
+    Anchor("vLLM 0.18, TP8", "120b", "8x H200", 64, 1024, 1024, 1122, 142, "published, tok/s a GPU"),
+    Anchor("MLPerf Inference v6.0", "120b", "8x H200", None, 0, 0, 3585, None, "published: offline, 28,680 on 8 GPUs"),
+    Anchor("GB200 NVL72", "120b", "GB200", None, 0, 0, 20833, 30, "published: 1.5 M tok/s a rack of 72"),
+)
+
+# Prompt tokens a second of vLLM, 1024-token prompts, (model, whether requests are many).
+_VLLM_PREFILL = {("120b", True): 45000.0, ("120b", False): 19000.0, ("20b", True): 77000.0, ("20b", False): 50000.0}
+
+# Seconds from process start to ready, random weights.
+VLLM_READY_S = {"120b": 105.0, "20b": 154.0}
+
+
+def vllm(model: str, concurrency: int, isl: int, osl: int) -> Anchor | None:
+    """What was measured with this very load."""
+    for anchor in ANCHORS:
+        if anchor.system == VLLM and (anchor.model, anchor.concurrency) == (model, concurrency):
+            return anchor if (anchor.isl, anchor.osl) == (isl, osl) else None
+    return None
+
+
+def vllm_prefill(model: str, concurrency: int, isl: int) -> float | None:
+    """Prompt tokens a second; known for one prompt and for a large batch."""
+    if isl != 1024 or 1 < concurrency < 64:
+        return None
+    return _VLLM_PREFILL.get((model, concurrency > 1))

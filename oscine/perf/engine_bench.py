@@ -1,0 +1,158 @@
+"""Measures the engine in this process: all requests of a point at once, greedy, to their full length, no prefix cache.
+
+Knows the loop and the clock; must not know HTTP, text or kernels. A pass of one generated token separates the prompts
+from the steps: decode step = (time of osl tokens - time of 1 token) / (osl - 1). The first pass is not quoted.
+"""
+
+import gc
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+from statistics import median
+
+from oscine.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
+from oscine.engine.build import BuiltEngine, build_engine
+from oscine.engine.loop import EngineLoop
+from oscine.engine.offline import generate
+from oscine.model.config import ModelConfig, gpt_oss_20b, gpt_oss_120b
+from oscine.perf import machine, roofline
+from oscine.perf.result import Point, Result
+from oscine.types import GenerationRequest, SamplingParams
+
+RANDOM = {"20b": gpt_oss_20b, "120b": gpt_oss_120b}  # models that are benchmarked with random weights
+MANY = 64  # requests from which on prompts are computed in large steps
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds of a pass that generates all tokens and of one that generates a single token a request."""
+
+    full_s: float
+    first_s: float
+
+
+class EngineBench:
+    """One loaded engine and the points that it is measured at."""
+
+    def __init__(
+        self,
+        engine: BuiltEngine,
+        config: ModelConfig,
+        page_size: int,
+        ready_s: float,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._loop, self._config, self._ready_s, self._clock = engine.loop, config, ready_s, clock
+        self._page_size = page_size
+        self._model, self._vocab_size = engine.model, engine.vocab_size
+        self._first_s: dict[tuple[int, int], float] = {}  # (concurrency, isl) -> seconds for one token a request
+
+    @classmethod
+    def load(cls, options: EngineOptions) -> "EngineBench":
+        """Raises ValueError for an unknown model or memory that does not suffice."""
+        engine = build_engine(options)
+        ready_s = machine.process_age_s()
+        gc.collect()
+        gc.freeze()  # as the engine process does
+        return cls(engine, config_of(options), options.cache.page_size, ready_s)
+
+    def run(
+        self, points: Sequence[Point], *, passes: int, warmup_osl: int | None, where: machine.Machine
+    ) -> Iterator[Result]:
+        """Measures point by point. `passes` >= 2 of each; medians of all but the first are quoted.
+
+        The first pass generates only warmup_osl tokens a request, if given.
+        """
+        for point in points:
+            timing = self._time(point, passes, point.osl if warmup_osl is None else min(point.osl, warmup_osl))
+            yield self._result(point, timing, where)
+
+    def _time(self, point: Point, passes: int, warmup_osl: int) -> Timing:
+        prompts = random_prompts(point, self._vocab_size)
+
+        def quoted_s(osl: int) -> float:
+            return median(run_pass(self._loop, prompts, osl, self._clock) for _ in range(passes - 1))
+
+        run_pass(self._loop, prompts, warmup_osl, self._clock)
+        key = point.concurrency, point.isl
+        if key not in self._first_s:
+            self._first_s[key] = quoted_s(1)
+        return Timing(quoted_s(point.osl), self._first_s[key])
+
+    def num_held(self, point: Point) -> int:
+        """Sequences of this length that the KV cache holds at once; those beyond wait, or are computed twice."""
+        return self._loop.stats().full_pages_total // ceil((point.isl + point.osl - 1) / self._page_size)
+
+    def _result(self, point: Point, timing: Timing, where: machine.Machine) -> Result:
+        step_s = (timing.full_s - timing.first_s) / (point.osl - 1)
+        if step_s <= 0:
+            raise RuntimeError(f"{point}: as quick as one token a request; it takes more tokens to measure a step")
+        return Result(
+            model=self._model,
+            concurrency=point.concurrency,
+            isl=point.isl,
+            osl=point.osl,
+            output_tok_s=round(point.concurrency * point.osl / timing.full_s, 1),
+            prefill_tok_s=round(point.concurrency * point.isl / timing.first_s, 1),
+            decode_step_ms=round(step_s * 1e3, 4),
+            tok_s_user=round(1 / step_s, 2),
+            roofline_share=self._share(point, step_s, where.gpu),
+            ready_s=round(self._ready_s, 1),
+            gpu=where.gpu,
+            torch=where.torch,
+            triton=where.triton,
+            commit=where.commit,
+            date=where.date,
+        )
+
+    def _share(self, point: Point, step_s: float, gpu: str) -> float | None:
+        ceiling = roofline.ceiling_of(gpu)
+        if ceiling is None:
+            return None
+        context = point.isl + point.osl / 2
+        return round(roofline.decode_step_s(self._config, point.concurrency, context, ceiling) / step_s, 4)
+
+
+def engine_options(
+    model: ModelOptions, points: Sequence[Point], *, max_num_batched_tokens: int | None, cache: CacheOptions
+) -> EngineOptions:
+    """An engine sized for the largest of the points; its prefix cache is off whatever `cache` says."""
+    num_seqs = max(point.concurrency for point in points)
+    chunk = 16384 if num_seqs >= MANY else 4096
+    scheduler = SchedulerOptions(
+        max_num_seqs=num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens or max(num_seqs, chunk),
+        max_waiting=num_seqs,
+    )
+    model = replace(model, max_model_len=max(point.isl + point.osl for point in points))
+    return EngineOptions(model, replace(cache, prefix_caching=False), scheduler)
+
+
+def config_of(options: EngineOptions) -> ModelConfig:
+    """The shape of the model that the options name."""
+    if options.model.random_weights in RANDOM:
+        return RANDOM[options.model.random_weights]()
+    from oscine.model.opened_model import open_model
+
+    return open_model(options.model).config
+
+
+def random_prompts(point: Point, vocab_size: int) -> list[list[int]]:
+    """The same ids for the same point, in every process."""
+    generator = random.Random(f"{point.concurrency} {point.isl}")
+    return [generator.choices(range(vocab_size), k=point.isl) for _ in range(point.concurrency)]
+
+
+def run_pass(loop: EngineLoop, prompts: Sequence[list[int]], osl: int, clock: Callable[[], float]) -> float:
+    """Seconds until every request has generated osl tokens. Raises RuntimeError when one was refused or cut short."""
+    sampling = SamplingParams(max_tokens=osl, temperature=0.0)  # no stop ids: the end of a turn is a token like others
+    requests = [GenerationRequest(str(i), prompt, sampling) for i, prompt in enumerate(prompts)]
+    started_s = clock()
+    outputs = generate(loop, requests)
+    elapsed_s = clock() - started_s
+    for news in outputs.values():
+        if news[-1].finish_reason != "length" or sum(len(output.token_ids) for output in news) != osl:
+            raise RuntimeError(news[-1].error or f"a request ended early: {news[-1].finish_reason}")
+    return elapsed_s

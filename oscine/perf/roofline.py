@@ -1,0 +1,103 @@
+"""The least time that a step can take on a chip: the bytes it must read over the bandwidth, or its arithmetic.
+
+Knows the shape of the model and of the batch, in plain numbers; must not know tensors, kernels or measured times.
+
+What a step reads: attention, router and unembedding weights in bfloat16, the packed experts that the router is expected
+to hit (a token draws K of E, all alike, so it leaves an expert out with probability 1 - K/E), and the keys and values
+of its contexts, of sliding layers at most a window. Activations, norms and biases outside the experts are left out.
+"""
+
+from dataclasses import dataclass
+
+from oscine.model.config import ModelConfig
+
+BYTES = 2  # of an unquantised weight, a key or a value
+MXFP4_BYTES = 0.5 + 1 / 32  # of a packed weight and its share of a scale
+
+
+@dataclass(frozen=True, slots=True)
+class Ceiling:
+    """What a chip was measured to reach."""
+
+    bytes_per_s: float
+    flops_per_s: float  # bfloat16, dense
+
+
+H200 = Ceiling(bytes_per_s=4.28e12, flops_per_s=700e12)  # a copy, read + write; 8192^3
+
+_CEILINGS = {"H200": H200}
+
+
+def ceiling_of(gpu: str) -> Ceiling | None:
+    """By a part of the name that the driver gives; None for a chip that was not measured."""
+    return next((ceiling for name, ceiling in _CEILINGS.items() if name in gpu), None)
+
+
+def expected_experts(config: ModelConfig, tokens: int) -> float:
+    """Distinct experts of one layer that `tokens` tokens use, under uniform routing."""
+    experts = config.num_local_experts
+    return experts * (1.0 - (1.0 - config.num_experts_per_tok / experts) ** tokens)
+
+
+def expert_bytes(config: ModelConfig) -> float:
+    """One expert of one layer, biases included."""
+    hidden, intermediate = config.hidden_size, config.intermediate_size
+    return 3 * hidden * intermediate * MXFP4_BYTES + (2 * intermediate + hidden) * BYTES
+
+
+def _attention_parameters(config: ModelConfig) -> int:
+    """Projections of one layer."""
+    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+    return 2 * (heads + kv_heads) * config.head_dim * config.hidden_size
+
+
+def fixed_bytes(config: ModelConfig) -> float:
+    """What every step reads: attention, router and unembedding."""
+    router = config.num_local_experts * config.hidden_size
+    layers = config.num_hidden_layers * (_attention_parameters(config) + router)
+    return BYTES * (layers + config.vocab_size * config.hidden_size)
+
+
+def _attended(config: ModelConfig, context: float) -> float:
+    """Keys that one token sees, summed over the layers."""
+    return config.num_full_layers * context + config.num_sliding_layers * min(context, config.sliding_window)
+
+
+def kv_bytes(config: ModelConfig, context: float) -> float:
+    """Keys and values that one token of this context reads."""
+    return 2 * config.num_key_value_heads * config.head_dim * BYTES * _attended(config, context)
+
+
+def token_flops(config: ModelConfig, context: float, *, sampled: bool) -> float:
+    """Arithmetic of one token that sees `context` keys; `sampled`: whether its logits are computed."""
+    experts = config.num_experts_per_tok * 3 * config.hidden_size * config.intermediate_size
+    router = config.num_local_experts * config.hidden_size
+    matrices = config.num_hidden_layers * (_attention_parameters(config) + router + experts)
+    head = config.vocab_size * config.hidden_size if sampled else 0
+    attention = 2 * config.num_attention_heads * config.head_dim * _attended(config, context)
+    return 2.0 * (matrices + head + attention)
+
+
+def decode_bytes(config: ModelConfig, sequences: int, context: float) -> float:
+    experts = config.num_hidden_layers * expected_experts(config, sequences) * expert_bytes(config)
+    return fixed_bytes(config) + experts + sequences * kv_bytes(config, context)
+
+
+def decode_step_s(config: ModelConfig, sequences: int, context: float, ceiling: Ceiling) -> float:
+    """Seconds of a step that decodes one token of each sequence, at an average context."""
+    flops = sequences * token_flops(config, context, sampled=True)
+    return max(decode_bytes(config, sequences, context) / ceiling.bytes_per_s, flops / ceiling.flops_per_s)
+
+
+def prefill_s(config: ModelConfig, prompts: int, length: int, ceiling: Ceiling) -> float:
+    """Seconds for all prompts, by arithmetic alone, the logits of each prompt's last token included."""
+    context = (length + 1) / 2
+    flops = length * token_flops(config, context, sampled=False)
+    head = 2.0 * config.vocab_size * config.hidden_size
+    return prompts * (flops + head) / ceiling.flops_per_s
+
+
+def output_limit(config: ModelConfig, concurrency: int, isl: int, osl: int, ceiling: Ceiling) -> float:
+    """Generated tokens a second when all requests arrive at once: the prompts first, then the steps."""
+    step = decode_step_s(config, concurrency, isl + osl / 2, ceiling)
+    return concurrency * osl / (prefill_s(config, concurrency, isl, ceiling) + osl * step)

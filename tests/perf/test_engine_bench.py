@@ -1,0 +1,150 @@
+"""`oscine bench engine` with the embedded model, and the arithmetic of its figures with a fake clock."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from oscine.config import CacheOptions, ModelOptions
+from oscine.engine.build import BuiltEngine
+from oscine.engine.loop import EngineLoop
+from oscine.model.config import gpt_oss_120b
+from oscine.perf.engine_bench import EngineBench, engine_options
+from oscine.perf.machine import Machine
+from oscine.perf.result import Point
+from oscine.perf.roofline import H200, decode_step_s
+from oscine.types import StepPlan, StepResult
+
+ROOT = Path(__file__).parents[2]
+KEYS = (
+    "model concurrency isl osl output_tok_s prefill_tok_s decode_step_ms tok_s_user roofline_share ready_s gpu torch "
+    "triton commit date"
+)
+SERVER_PACKAGES = (
+    *("starlette", "uvicorn", "uvloop", "httptools", "httpx", "msgspec", "zmq", "prometheus_client"),
+    *("huggingface_hub", "openai_harmony", "matplotlib"),
+)
+
+
+def bench(*arguments: str, absent: tuple[str, ...] = ()) -> "subprocess.CompletedProcess[str]":
+    """In a process of its own, where the packages named are not installed."""
+    code = (
+        f"import sys; sys.modules.update(dict.fromkeys({absent!r})); "
+        f"from oscine.cli import main; sys.exit(main(['bench', *{arguments!r}]))"
+    )
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=ROOT)
+
+
+def test_the_embedded_model_without_the_servers_packages(tmp_path: Path) -> None:
+    output = tmp_path / "results" / "cpu.jsonl"
+    arguments = ("engine", "--model", "oscine-nano", "--device", "cpu", "--points", "2:16:8", "1:9:4")
+    done = bench(*arguments, "--output", str(output), "--commit", "abc", absent=SERVER_PACKAGES)
+    assert done.returncode == 0, done.stderr
+    first, second = (json.loads(line) for line in output.read_text().splitlines())
+    assert list(first) == KEYS.split()
+    assert (first["model"], first["concurrency"], first["isl"], first["osl"]) == ("oscine-nano", 2, 16, 8)
+    assert (second["concurrency"], second["isl"], second["osl"]) == (1, 9, 4)
+    assert (first["gpu"], first["commit"], first["roofline_share"]) == ("cpu", "abc", None)
+    assert 0 < first["ready_s"] < 100
+    for result in (first, second):
+        assert min(result[key] for key in ("output_tok_s", "prefill_tok_s", "decode_step_ms", "tok_s_user")) > 0
+        assert result["tok_s_user"] == pytest.approx(1e3 / result["decode_step_ms"], rel=1e-2)
+    assert len(done.stdout.splitlines()) == 4  # machine, header, two points
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["engine", "--points", "1:2"], "C:ISL:OSL"),
+        (["engine", "--points", "1:8:1"], "at least 2"),
+        (["engine", "--points", "1:8:8", "--passes", "1"], "--passes"),
+        (["engine", "--points", "1:8:8", "--baseline", "/no/such/file"], "/no/such/file"),
+        (["engine", "--points", "1:131072:8"], "--max-model-len"),
+        (["engine"], "--points"),
+        ([], "KIND"),
+    ],
+    ids=lambda v: " ".join(v) if isinstance(v, list) else v,
+)
+def test_errors_are_one_line(arguments: list[str], said: str) -> None:
+    done = bench(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr.splitlines()[-1]
+
+
+STEP_S, TOKEN_S = 0.5, 0.001
+POINT = Point(8, 100, 11)
+
+
+class TimedExecutor:
+    """A device with a clock of its own: a step takes STEP_S and TOKEN_S a token; the first plan is slow as well."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.num_steps = 0
+
+    def clock(self) -> float:
+        return self.now_s
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        self.now_s += STEP_S + TOKEN_S * plan.num_tokens + (100.0 if self.num_steps == 0 else 0.0)
+        self.num_steps += 1
+        return StepResult(plan.step, [[200002] if s.sample else [] for s in plan.sequences])
+
+
+def timed_bench(num_full_pages: int = 1000) -> tuple[TimedExecutor, EngineBench]:
+    executor = TimedExecutor()
+    options = engine_options(ModelOptions(), [POINT], max_num_batched_tokens=800, cache=CacheOptions())
+    pages = {"num_full_pages": num_full_pages, "num_sliding_pages": 1000}
+    loop = EngineLoop(executor, options, max_model_len=200, **pages)
+    config = gpt_oss_120b()
+    engine = BuiltEngine(loop, "120b", 200, config.vocab_size)
+    return executor, EngineBench(engine, config, options.cache.page_size, 12.34, executor.clock)
+
+
+def test_the_figures_are_those_of_the_warm_pass() -> None:
+    """All prompts are one step, the other ten tokens ten; the token that ends a turn stops nobody."""
+    _, bench = timed_bench()
+    where = Machine("NVIDIA H200", "2.11", "3.6", "abc", "2026-01-01T00:00:00Z")
+    (result,) = bench.run([POINT], passes=3, warmup_osl=None, where=where)
+    first_s = STEP_S + 800 * TOKEN_S
+    step_s = STEP_S + 8 * TOKEN_S
+    assert result.prefill_tok_s == pytest.approx(800 / first_s, rel=1e-3)
+    assert result.decode_step_ms == pytest.approx(step_s * 1e3, rel=1e-3)
+    assert result.tok_s_user == pytest.approx(1 / step_s, abs=0.01)
+    assert result.output_tok_s == pytest.approx(88 / (first_s + 10 * step_s), abs=0.1)
+    assert result.roofline_share == pytest.approx(decode_step_s(gpt_oss_120b(), 8, 105.5, H200) / step_s, abs=1e-4)
+    assert result.ready_s == 12.3
+    assert bench.num_held(POINT) == 500  # of two pages each
+
+
+def test_points_that_differ_in_osl_only_share_the_pass_of_one_token() -> None:
+    executor, bench = timed_bench()
+    where = Machine("cpu", "2.11", None, "abc", "2026-01-01T00:00:00Z")
+    one, other = bench.run([POINT, Point(8, 100, 6)], passes=2, warmup_osl=1, where=where)
+    assert one.prefill_tok_s == other.prefill_tok_s
+    assert one.decode_step_ms == pytest.approx(other.decode_step_ms)
+    assert one.roofline_share is None
+    assert executor.num_steps == (1 + 1 + 11) + (1 + 6)
+
+
+def test_a_load_that_does_not_fit_at_once_is_measured_and_known() -> None:
+    """Fifteen pages of 64 tokens hold seven of the eight sequences."""
+    executor, bench = timed_bench(num_full_pages=15)
+    where = Machine("cpu", "2.11", None, "abc", "2026-01-01T00:00:00Z")
+    (result,) = bench.run([POINT], passes=2, warmup_osl=None, where=where)
+    assert bench.num_held(POINT) == 7
+    assert executor.num_steps == 22 + 2 + 22
+    assert result.decode_step_ms == pytest.approx(2 * STEP_S * 1e3 + 8, rel=1e-3)
+
+
+def test_the_engine_is_sized_for_the_largest_point() -> None:
+    points = [Point(1, 30_000, 10), Point(1024, 1024, 1024)]
+    large = engine_options(ModelOptions(), points, max_num_batched_tokens=None, cache=CacheOptions())
+    assert (large.scheduler.max_num_seqs, large.scheduler.max_num_batched_tokens) == (1024, 16384)
+    assert large.model.max_model_len == 30_010
+    assert not large.cache.prefix_caching
+    small = engine_options(ModelOptions(), points[:1], max_num_batched_tokens=None, cache=CacheOptions())
+    assert (small.scheduler.max_num_seqs, small.scheduler.max_num_batched_tokens) == (1, 4096)

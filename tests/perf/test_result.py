@@ -1,0 +1,80 @@
+"""Lines of the result files, and how they look beside vLLM's and earlier ones."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from oscine.perf import anchors, report
+from oscine.perf.result import Point, Result, append, latest, read
+
+RESULT = Result(
+    model="120b",
+    concurrency=64,
+    isl=1024,
+    osl=256,
+    output_tok_s=2707.5,
+    prefill_tok_s=54000.0,
+    decode_step_ms=20.0,
+    tok_s_user=50.0,
+    roofline_share=0.69,
+    ready_s=30.0,
+    gpu="NVIDIA H200",
+    torch="2.11",
+    triton="3.6",
+    commit="abc",
+    date="2026-01-01T00:00:00Z",
+)
+
+
+def test_a_file_of_results_grows_and_reads_back(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "results.jsonl"
+    newer = replace(RESULT, output_tok_s=3000.0)
+    other = replace(RESULT, concurrency=1)
+    for result in (RESULT, other, newer):
+        append(path, result)
+    assert read(path) == [RESULT, other, newer]
+    assert latest(read(path)) == {("120b", Point(64, 1024, 256)): newer, ("120b", Point(1, 1024, 256)): other}
+
+
+@pytest.mark.parametrize("text", ["not json", "[]", '{"model": "120b"}', '{"more": 1}'])
+def test_a_bad_line_is_named(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "results.jsonl"
+    append(path, RESULT)
+    path.write_text(path.read_text() + text + "\n")
+    with pytest.raises(ValueError, match=r"results\.jsonl:2"):
+        read(path)
+
+
+@pytest.mark.parametrize("text", ["", "1", "1:2", "1:2:3:4", "a:2:3", "0:2:3", "1:0:3", "1:2:1"])
+def test_a_bad_point_is_an_error(text: str) -> None:
+    with pytest.raises(ValueError, match="point"):
+        Point.parse(text)
+
+
+def test_a_line_stands_beside_vllm_and_the_run_before() -> None:
+    before = latest([replace(RESULT, output_tok_s=2500.0, commit="def")])
+    line = report.line(RESULT, before)
+    figures = line.split()
+    assert figures[:6] == ["120b", "64", "1024/256", "2,708", "1,805", "1.50"]
+    assert figures[6:9] == ["54,000", "45,000", "1.20"]
+    assert figures[9:14] == ["20.000", "50.0", "40", "1.25", "69.0%"]
+    assert line.endswith("before: out x1.083, user x1.000 (def)")
+    assert len(report.HEADER) == len(report.line(RESULT))
+
+
+def test_a_load_that_nobody_measured_has_no_peer() -> None:
+    result = replace(RESULT, isl=2048, roofline_share=None)
+    assert report.line(result, {}).split()[4:6] == ["-", "-"]
+    assert report.line(result, {}).endswith("-  before: none")
+
+
+@pytest.mark.parametrize("anchor", [a for a in anchors.ANCHORS if a.system == anchors.VLLM], ids=str)
+def test_measured_anchors_agree_with_themselves(anchor: anchors.Anchor) -> None:
+    """A user gets one token a step, and all of them together no more than that."""
+    assert anchor.decode_step_ms is not None
+    assert anchor.tok_s_user == pytest.approx(1e3 / anchor.decode_step_ms, rel=0.02)
+    assert anchor.concurrency is not None
+    assert anchor.output_tok_s is not None
+    assert anchor.output_tok_s < anchor.concurrency * anchor.tok_s_user
+    assert anchors.vllm(anchor.model, anchor.concurrency, anchor.isl, anchor.osl) is anchor

@@ -1,0 +1,400 @@
+"""RMSNorm and the router, in Triton: sm_80 and newer. Definitions: reference.py.
+
+Both norms add up partial sums and the residual in float32 and round that sum once, as it is stored, before it is
+squared. Statistics and router logits are float32. Of equal logits the lower expert goes first; a NaN logit counts as
+-inf, so that ids stay in range.
+
+Few tokens: one launch, where each program adds and norms its token again and multiplies it with a few rows of the
+router; the last program of a token chooses. More tokens: a norm kernel, then a matmul in tiles of tokens, split along
+the hidden dimension while tiles are few; the last program of a tile chooses, and counts tokens by expert.
+
+Shape suffixes: T tokens, H hidden, J partial sums, E experts, K experts per token; R router rows of a program.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from oscine.ops.interface import Routing
+from oscine.ops.launch import NUM_ARRIVALS, arrivals, launch_options
+
+FUSED_TOKENS = 4  # up to here norm and router are one launch
+UNCOUNTED_TOKENS = 16  # up to here norm_route gives neither counts nor ranks
+SMALL_TOKENS = 1024  # up to here the router splits the hidden dimension into programs of one step
+FUSED_ROWS = 4  # router rows of one program of the fused kernel
+SPLIT_H = 256  # hidden dimension of one program while tokens are few
+# A few programs on an empty GPU: without a limit of its own, ptxas saves registers for an occupancy that cannot come,
+# and lets the loads of partial sums wait for one another.
+ALL_LOADS_FIRST = {"num_warps": 16, "maxnreg": 128}
+
+
+def rms_norm(x: Tensor, weight_H: Tensor, eps: float, residual_TH: Tensor | None) -> tuple[Tensor, Tensor]:
+    """x [T, H] or partial sums [T, J, H]; returns (norm(x + residual), x + residual) in the dtype of the weight."""
+    return _norm(x, weight_H, eps, residual_TH, None)
+
+
+def norm_route(
+    x: Tensor,
+    weight_H: Tensor,
+    eps: float,
+    residual_TH: Tensor,
+    router_weight_EH: Tensor,
+    router_bias_E: Tensor,
+    experts_per_token: int,
+) -> tuple[Tensor, Tensor, Routing]:
+    """rms_norm, and the experts of its first result. Counts and ranks come with more than UNCOUNTED_TOKENS tokens."""
+    if x.shape[0] <= FUSED_TOKENS:
+        return _norm_route_fused(x, weight_H, eps, residual_TH, router_weight_EH, router_bias_E, experts_per_token)
+    counts_E = None
+    if x.shape[0] > UNCOUNTED_TOKENS:
+        counts_E = torch.empty(router_bias_E.shape[0], dtype=torch.int32, device=x.device)
+    y_TH, sum_TH = _norm(x, weight_H, eps, residual_TH, counts_E)
+    return y_TH, sum_TH, _route(y_TH, router_weight_EH, router_bias_E, experts_per_token, counts_E)
+
+
+def _partials(x: Tensor) -> int:
+    return x.shape[1] if x.dim() == 3 else 1
+
+
+def _norm(
+    x: Tensor, weight_H: Tensor, eps: float, residual_TH: Tensor | None, counts_E: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Sets counts_E to zero on the way."""
+    num_tokens, hidden = x.shape[0], x.shape[-1]
+    y_TH = torch.empty((num_tokens, hidden), dtype=weight_H.dtype, device=x.device)
+    unchanged = x.dim() == 2 and residual_TH is None and x.dtype == weight_H.dtype
+    sum_TH = x if unchanged else torch.empty_like(y_TH)
+    if num_tokens:
+        num_experts = 1 if counts_E is None else counts_E.shape[0]
+        _norm_kernel[(num_tokens,)](
+            x,
+            residual_TH,
+            weight_H,
+            y_TH,
+            None if unchanged else sum_TH,
+            counts_E,
+            eps,
+            H=hidden,
+            J=_partials(x),
+            E=num_experts,
+            BLOCK_H=triton.next_power_of_2(hidden),
+            BLOCK_E=triton.next_power_of_2(num_experts),
+            **(ALL_LOADS_FIRST if num_tokens <= 128 else {"num_warps": 4}),
+            **launch_options(x.device),
+        )
+    return y_TH, sum_TH
+
+
+def _norm_route_fused(
+    x: Tensor,
+    weight_H: Tensor,
+    eps: float,
+    residual_TH: Tensor,
+    router_weight_EH: Tensor,
+    router_bias_E: Tensor,
+    experts_per_token: int,
+) -> tuple[Tensor, Tensor, Routing]:
+    (num_tokens, hidden), num_experts = residual_TH.shape, router_bias_E.shape[0]
+    y_TH = torch.empty((num_tokens, hidden), dtype=weight_H.dtype, device=x.device)
+    sum_TH = torch.empty_like(y_TH)
+    routing = _empty_routing(num_tokens, experts_per_token, x.device)
+    if num_tokens:
+        logits_TE = torch.empty((num_tokens, num_experts), dtype=torch.float32, device=x.device)
+        _norm_route_kernel[(triton.cdiv(num_experts, FUSED_ROWS), num_tokens)](
+            x,
+            residual_TH,
+            weight_H,
+            router_weight_EH,
+            router_bias_E,
+            y_TH,
+            sum_TH,
+            logits_TE,
+            arrivals(x.device),
+            routing.expert_ids_TK,
+            routing.weights_TK,
+            eps,
+            H=hidden,
+            J=_partials(x),
+            E=num_experts,
+            K=experts_per_token,
+            BLOCK_H=triton.next_power_of_2(hidden),
+            BLOCK_R=FUSED_ROWS,
+            BLOCK_E=triton.next_power_of_2(num_experts),
+            **ALL_LOADS_FIRST,
+            **launch_options(x.device),
+        )
+    return y_TH, sum_TH, routing
+
+
+def _empty_routing(num_tokens: int, experts_per_token: int, device: torch.device) -> Routing:
+    return Routing(
+        torch.empty((num_tokens, experts_per_token), dtype=torch.int32, device=device),
+        torch.empty((num_tokens, experts_per_token), dtype=torch.float32, device=device),
+    )
+
+
+def _route(
+    y_TH: Tensor,
+    router_weight_EH: Tensor,
+    router_bias_E: Tensor,
+    experts_per_token: int,
+    counts_E: Tensor | None,
+) -> Routing:
+    """counts_E holds zeros; it is counted up."""
+    (num_tokens, hidden), num_experts = y_TH.shape, router_bias_E.shape[0]
+    tiling = _tiling(num_tokens, hidden)
+    tiles = triton.cdiv(num_tokens, tiling["BLOCK_T"])
+    assert tiles <= NUM_ARRIVALS
+    routing = _empty_routing(num_tokens, experts_per_token, y_TH.device)
+    if counts_E is not None:
+        routing = routing._replace(counts_E=counts_E, ranks_TK=torch.empty_like(routing.expert_ids_TK))
+    partial_STE = torch.empty((tiling["SPLITS"], num_tokens, num_experts), dtype=torch.float32, device=y_TH.device)
+    _route_kernel[(tiles, tiling["SPLITS"])](
+        y_TH,
+        router_weight_EH,
+        router_bias_E,
+        partial_STE,
+        arrivals(y_TH.device),
+        *routing,
+        num_tokens,
+        H=hidden,
+        E=num_experts,
+        K=experts_per_token,
+        BLOCK_E=max(16, triton.next_power_of_2(num_experts)),
+        BLOCK_K=triton.next_power_of_2(experts_per_token),
+        **tiling,
+        **launch_options(y_TH.device),
+    )
+    return routing
+
+
+def _tiling(num_tokens: int, hidden: int) -> dict[str, int]:
+    """Tokens of a tile, and how its hidden dimension is cut into SPLITS programs of STEPS steps of BLOCK_H."""
+    if num_tokens <= SMALL_TOKENS:
+        splits = triton.cdiv(hidden, SPLIT_H)
+        return {"BLOCK_T": 16, "BLOCK_H": SPLIT_H, "SPLITS": splits, "STEPS": 1, "num_warps": 8}
+    steps = triton.cdiv(hidden, 64)
+    splits = 1 if num_tokens > 8192 else min(steps, 3)
+    return {"BLOCK_T": 64, "BLOCK_H": 64, "SPLITS": splits, "STEPS": triton.cdiv(steps, splits), "num_warps": 4}
+
+
+@triton.jit
+def _add_up(x, residual, token, column_H, inside_H, H: tl.constexpr, J: tl.constexpr):  # type: ignore[no-untyped-def]
+    """float32 sum of the partial sums and the residual of one token."""
+    sum_H = tl.load(x + token * J * H + column_H, mask=inside_H, other=0).to(tl.float32)
+    for j in tl.static_range(1, J):
+        sum_H += tl.load(x + (token * J + j) * H + column_H, mask=inside_H, other=0).to(tl.float32)
+    if residual is not None:
+        sum_H += tl.load(residual + token * H + column_H, mask=inside_H, other=0).to(tl.float32)
+    return sum_H
+
+
+@triton.jit
+def _scale(sum_H, weight_H, eps, H: tl.constexpr):  # type: ignore[no-untyped-def]
+    return sum_H * tl.rsqrt(tl.sum(sum_H * sum_H, 0) / H + eps) * weight_H
+
+
+@triton.jit
+def _norm_kernel(  # type: ignore[no-untyped-def]
+    x,
+    residual,
+    weight,
+    y,
+    total,
+    counts,
+    eps,
+    H: tl.constexpr,
+    J: tl.constexpr,
+    E: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    column_H = tl.arange(0, BLOCK_H)
+    inside_H = column_H < H
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+    weight_H = tl.load(weight + column_H, mask=inside_H, other=0).to(tl.float32)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+    sum_H = _add_up(x, residual, token, column_H, inside_H, H, J).to(y.dtype.element_ty)
+    y_H = _scale(sum_H.to(tl.float32), weight_H, eps, H)
+    tl.store(y + token * H + column_H, y_H.to(y.dtype.element_ty), mask=inside_H)
+    if total is not None:
+        tl.store(total + token * H + column_H, sum_H, mask=inside_H)
+    if counts is not None:  # noqa: SIM102 (the first is decided when compiling)
+        if token == 0:
+            expert_E = tl.arange(0, BLOCK_E)
+            tl.store(counts + expert_E, tl.zeros_like(expert_E), mask=expert_E < E)
+
+
+@triton.jit
+def _norm_route_kernel(  # type: ignore[no-untyped-def]
+    x,
+    residual,
+    weight,
+    router_weight,
+    router_bias,
+    y,
+    total,
+    logits,
+    arrivals,
+    expert_ids,
+    weights,
+    eps,
+    H: tl.constexpr,
+    J: tl.constexpr,
+    E: tl.constexpr,
+    K: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    token = tl.program_id(1)
+    column_H = tl.arange(0, BLOCK_H)
+    inside_H = column_H < H
+    expert_R = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+    weight_H = tl.load(weight + column_H, mask=inside_H, other=0).to(tl.float32)
+    router_RH = tl.load(
+        router_weight + expert_R[:, None] * H + column_H[None, :],
+        mask=(expert_R < E)[:, None] & inside_H[None, :],
+        other=0,
+    )
+    bias_R = tl.load(router_bias + expert_R, mask=expert_R < E, other=0).to(tl.float32)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+    sum_H = _add_up(x, residual, token, column_H, inside_H, H, J).to(y.dtype.element_ty)
+    y_H = _scale(sum_H.to(tl.float32), weight_H, eps, H).to(y.dtype.element_ty)
+    logits_R = tl.sum(router_RH.to(tl.float32) * y_H.to(tl.float32)[None, :], 1) + bias_R
+    tl.store(logits + token * E + expert_R, logits_R, mask=expert_R < E)
+    tl.debug_barrier()  # the atomic of one thread publishes what all threads stored
+    arrived = tl.atomic_add(arrivals + token, 1)
+    if tl.program_id(0) == 0:
+        tl.store(y + token * H + column_H, y_H, mask=inside_H)
+        tl.store(total + token * H + column_H, sum_H, mask=inside_H)
+    if arrived == tl.num_programs(0) - 1:
+        tl.store(arrivals + token, 0)
+        expert_E = tl.arange(0, BLOCK_E)
+        logits_E = tl.load(logits + token * E + expert_E, mask=expert_E < E, other=0, cache_modifier=".cg")
+        rank_E = _rank(logits_E, E, BLOCK_E)
+        chosen_E = rank_E < K
+        exp_E = tl.where(chosen_E, tl.exp(logits_E - tl.max(tl.where(rank_E == 0, logits_E, float("-inf")), 0)), 0.0)
+        tl.store(expert_ids + token * K + rank_E, expert_E, mask=chosen_E)
+        tl.store(weights + token * K + rank_E, exp_E / tl.sum(exp_E, 0), mask=chosen_E)
+
+
+@triton.jit
+def _rank(logits_E, E: tl.constexpr, BLOCK_E: tl.constexpr):  # type: ignore[no-untyped-def]
+    """How many of the E experts go before each; a permutation whatever the logits."""
+    expert_E = tl.arange(0, BLOCK_E)
+    logits_E = tl.where((logits_E == logits_E) & (expert_E < E), logits_E, float("-inf"))
+    ahead_EE = logits_E[None, :] > logits_E[:, None]
+    ahead_EE |= (logits_E[None, :] == logits_E[:, None]) & (expert_E[None, :] < expert_E[:, None])
+    return tl.sum(ahead_EE.to(tl.int32), 1)
+
+
+@triton.jit
+def _choose(  # type: ignore[no-untyped-def]
+    logits_TE,
+    E: tl.constexpr,
+    K: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """(ids int32, softmax over K) [BLOCK_T, BLOCK_K] of the K largest logits; ids are distinct and below E <= 2^30."""
+    expert_1E = tl.arange(0, BLOCK_E)[None, :]
+    choice_1K = tl.arange(0, BLOCK_K)[None, :]
+    lowest = float("-inf")
+    logits_TE = tl.where(logits_TE == logits_TE, logits_TE, lowest)
+    free_TE = (expert_1E < E) & (logits_TE >= lowest)
+    ids_TK = tl.zeros((BLOCK_T, BLOCK_K), tl.int32)
+    top_TK = tl.full((BLOCK_T, BLOCK_K), lowest, tl.float32)
+    for k in tl.static_range(K):
+        top_T1 = tl.max(tl.where(free_TE, logits_TE, lowest), 1, keep_dims=True)
+        id_T1 = tl.min(tl.where(free_TE & (logits_TE == top_T1), expert_1E, 1 << 30), 1, keep_dims=True)
+        free_TE &= expert_1E != id_T1
+        ids_TK = tl.where(choice_1K == k, id_T1, ids_TK)
+        top_TK = tl.where(choice_1K == k, top_T1, top_TK)
+    exp_TK = tl.where(choice_1K < K, tl.exp(top_TK - tl.max(top_TK, 1, keep_dims=True)), 0.0)
+    return ids_TK, exp_TK / tl.sum(exp_TK, 1, keep_dims=True)
+
+
+@triton.jit
+def _route_kernel(  # type: ignore[no-untyped-def]
+    y,
+    router_weight,
+    router_bias,
+    partial,
+    arrivals,
+    expert_ids,
+    weights,
+    counts,
+    ranks,
+    num_tokens,
+    H: tl.constexpr,
+    E: tl.constexpr,
+    K: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    SPLITS: tl.constexpr,
+    STEPS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    tile, split = tl.program_id(0), tl.program_id(1)
+    token_T = tile * BLOCK_T + tl.arange(0, BLOCK_T)
+    expert_E = tl.arange(0, BLOCK_E)
+    column_H = split * STEPS * BLOCK_H + tl.arange(0, BLOCK_H)
+    y_TH = y + token_T[:, None].to(tl.int64) * H + column_H[None, :]
+    router_HE = router_weight + expert_E[None, :] * H + column_H[:, None]
+    live_T = token_T < num_tokens
+    live_E = expert_E < E
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+    bias_E = tl.load(router_bias + expert_E, mask=live_E, other=0).to(tl.float32)
+    if STEPS == 1:
+        inside_H = column_H < H
+        b_HE = tl.load(router_HE, mask=inside_H[:, None] & live_E[None, :], other=0)
+        if PDL:
+            tl.extra.cuda.gdc_wait()
+        a_TH = tl.load(y_TH, mask=live_T[:, None] & inside_H[None, :], other=0)
+        logits_TE = tl.dot(a_TH, b_HE, input_precision="ieee")
+    else:
+        if PDL:
+            tl.extra.cuda.gdc_wait()
+        logits_TE = tl.zeros((BLOCK_T, BLOCK_E), tl.float32)
+        for step in tl.range(STEPS, num_stages=4):
+            inside_H = column_H + step * BLOCK_H < H
+            a_TH = tl.load(y_TH + step * BLOCK_H, mask=live_T[:, None] & inside_H[None, :], other=0)
+            b_HE = tl.load(router_HE + step * BLOCK_H, mask=inside_H[:, None] & live_E[None, :], other=0)
+            logits_TE = tl.dot(a_TH, b_HE, logits_TE, input_precision="ieee")
+    last = True
+    if SPLITS > 1:
+        live_TE = live_T[:, None] & live_E[None, :]
+        place_TE = token_T[:, None] * E + expert_E[None, :]
+        tl.store(partial + split * num_tokens * E + place_TE, logits_TE, mask=live_TE)
+        tl.debug_barrier()  # the atomic of one thread publishes what all threads stored
+        last = tl.atomic_add(arrivals + tile, 1) == SPLITS - 1
+        if last:
+            tl.store(arrivals + tile, 0)
+            logits_TE = tl.zeros((BLOCK_T, BLOCK_E), tl.float32)
+            for other in tl.static_range(SPLITS):
+                logits_TE += tl.load(
+                    partial + other * num_tokens * E + place_TE, mask=live_TE, other=0, cache_modifier=".cg"
+                )
+    if last:
+        ids_TK, weights_TK = _choose(logits_TE + bias_E[None, :], E, K, BLOCK_T, BLOCK_E, BLOCK_K)
+        choice_1K = tl.arange(0, BLOCK_K)[None, :]
+        live_TK = live_T[:, None] & (choice_1K < K)
+        place_TK = token_T[:, None] * K + choice_1K
+        tl.store(expert_ids + place_TK, ids_TK, mask=live_TK)
+        tl.store(weights + place_TK, weights_TK, mask=live_TK)
+        if counts is not None:
+            tl.store(ranks + place_TK, tl.atomic_add(counts + ids_TK, 1, mask=live_TK, sem="relaxed"), mask=live_TK)

@@ -1,4 +1,4 @@
-"""How Triton kernels are launched on a device: programmatic dependent launch where the GPU has it, and arrival counters.
+"""How Triton kernels are launched: programmatic dependent launch where the GPU has it, and arrival counters.
 
 A kernel that takes `PDL` calls gdc_launch_dependents first, may then read weights, and calls gdc_wait before it
 touches anything that an earlier kernel of the step writes or reads.

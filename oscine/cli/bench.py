@@ -1,4 +1,4 @@
-"""`oscine bench engine`: measures the engine in this process, on a machine without the server's packages."""
+"""`oscine bench engine` and `oscine bench ops`: measurements that need none of the server's packages."""
 
 import argparse
 from pathlib import Path
@@ -16,6 +16,7 @@ def add_command(commands: "argparse._SubParsersAction[Parser]") -> None:
     parser = commands.add_parser("bench", help=what, description="Measure the engine.", allow_abbrev=False)
     kinds = parser.add_subparsers(dest="kind", metavar="KIND", required=True)
     _add_engine(kinds)
+    _add_ops(kinds)
 
 
 def _add_engine(kinds: "argparse._SubParsersAction[Parser]") -> None:
@@ -69,11 +70,61 @@ def run_engine(args: argparse.Namespace) -> None:
         raise CommandError(str(error)) from None
 
 
-def _engine_options(args: argparse.Namespace, points: list[Point]) -> EngineOptions:
-    from oscine.perf.engine_bench import RANDOM, engine_options
+def _add_ops(kinds: "argparse._SubParsersAction[Parser]") -> None:
+    what = "each op at the shapes of a model's step"
+    parser = kinds.add_parser(
+        "ops",
+        help=what,
+        description=f"{what.capitalize()}, against a copy and a matrix product measured in the same run.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--model", default="120b", help="120b, 20b, or what serve takes; weights are random (120b)")
+    parser.add_argument("--tokens", default="1,8,64,512,1024,8192", metavar="T,...", help="of a step (%(default)s)")
+    parser.add_argument("--context", type=int, default=1024, metavar="TOKENS", help="of each sequence (1024)")
+    parser.add_argument("--backend", action="append", default=[], metavar="OP=NAME", help="other than the default")
+    parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1, ... (a GPU if there is one)")
+    parser.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16"], help="as in serve (auto)")
+    parser.set_defaults(run=run_ops)
 
-    names = {"random_weights": args.model} if args.model in RANDOM else {"model": args.model}
-    model = ModelOptions(**names, device=args.device, dtype=args.dtype)
+
+def run_ops(args: argparse.Namespace) -> None:
+    from oscine.model.opened_model import open_model
+    from oscine.perf import machine
+    from oscine.perf.op_bench import OpBench, table
+    from oscine.perf.step_inputs import Load
+    from oscine.perf.timer import measure_ceiling
+
+    try:
+        loads = [Load.of(int(tokens), args.context) for tokens in args.tokens.split(",")]
+        backends = dict(_pair(text) for text in args.backend)
+        opened = open_model(_model_options(args))
+        bench = OpBench(opened.config, opened.device, opened.dtype, backends)
+    except (ValueError, OSError) as error:
+        raise CommandError(str(error), USAGE) from None
+    where, ceiling = machine.describe(args.device, None), measure_ceiling(opened.device)
+    print(f"{where.gpu}, torch {where.torch}, triton {where.triton}, commit {where.commit}")
+    print(f"copy {ceiling.bytes_per_s / 1e12:.3g} TB/s, matrix product {ceiling.flops_per_s / 1e12:.3g} TFLOP/s")
+    for load in loads:
+        print("", *table(load, bench.run(load), ceiling), sep="\n", flush=True)
+
+
+def _pair(text: str) -> tuple[str, str]:
+    op, equals, backend = text.partition("=")
+    if not equals:
+        raise ValueError(f"--backend takes OP=NAME, not {text!r}")
+    return op, backend
+
+
+def _model_options(args: argparse.Namespace) -> ModelOptions:
+    from oscine.model.opened_model import PUBLISHED
+
+    names = {"random_weights": args.model} if args.model in PUBLISHED else {"model": args.model}
+    return ModelOptions(**names, device=args.device, dtype=args.dtype)
+
+
+def _engine_options(args: argparse.Namespace, points: list[Point]) -> EngineOptions:
+    from oscine.perf.engine_bench import engine_options
+
     share = args.gpu_memory_utilization
     cache = CacheOptions() if share is None else CacheOptions(gpu_memory_utilization=share)
-    return engine_options(model, points, max_num_batched_tokens=args.max_num_batched_tokens, cache=cache)
+    return engine_options(_model_options(args), points, max_num_batched_tokens=args.max_num_batched_tokens, cache=cache)

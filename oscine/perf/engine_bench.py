@@ -16,12 +16,11 @@ from oscine.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOp
 from oscine.engine.build import BuiltEngine, build_engine
 from oscine.engine.loop import EngineLoop
 from oscine.engine.offline import generate
-from oscine.model.config import ModelConfig, gpt_oss_20b, gpt_oss_120b
+from oscine.model.config import ModelConfig
 from oscine.perf import machine, roofline
 from oscine.perf.result import Point, Result
 from oscine.types import GenerationRequest, SamplingParams
 
-RANDOM = {"20b": gpt_oss_20b, "120b": gpt_oss_120b}  # models that are benchmarked with random weights
 MANY = 64  # requests from which on prompts are computed in large steps
 
 
@@ -132,8 +131,6 @@ def engine_options(
 
 def config_of(options: EngineOptions) -> ModelConfig:
     """The shape of the model that the options name."""
-    if options.model.random_weights in RANDOM:
-        return RANDOM[options.model.random_weights]()
     from oscine.model.opened_model import open_model
 
     return open_model(options.model).config

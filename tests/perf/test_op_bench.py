@@ -1,0 +1,147 @@
+"""`oscine bench ops` on a CPU: the inputs that ops get, what they must read, and the table."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from oscine.model.config import ModelConfig
+from oscine.ops.resolve import TABLE, resolve
+from oscine.perf import roofline
+from oscine.perf.op_bench import OpBench, table
+from oscine.perf.roofline import Ceiling
+from oscine.perf.step_inputs import Load, OpCall, make_batch, random_weights, step_calls
+
+ROOT = Path(__file__).parents[2]
+CPU = torch.device("cpu")
+CONFIG = ModelConfig(
+    vocab_size=300,
+    hidden_size=64,
+    intermediate_size=96,
+    head_dim=16,
+    num_attention_heads=8,
+    num_key_value_heads=2,
+    num_hidden_layers=6,
+    num_local_experts=8,
+    layer_types=("sliding_attention", "full_attention") * 3,
+    sliding_window=40,
+    max_position_embeddings=1024,
+    eos_token_ids=(2,),
+)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "context", "load"),
+    [
+        (1, 1024, Load(1, 1, 1024)),
+        (1024, 1024, Load(1024, 1, 1024)),
+        (8192, 1024, Load(8, 1024, 1024)),
+        (8192, 32768, Load(1, 8192, 32768)),
+        (5000, 1024, Load(4, 1024, 1024)),
+    ],
+)
+def test_many_tokens_are_prompts(tokens: int, context: int, load: Load) -> None:
+    assert Load.of(tokens, context) == load
+
+
+def calls_of(load: Load) -> dict[str, OpCall]:
+    ops = resolve("cpu")
+    weights = random_weights(CONFIG, ops, CPU, torch.float32)
+    return {op.name: op for op in step_calls(CONFIG, weights, ops, load)}
+
+
+LOADS = (Load(1, 1, 1), Load(3, 1, 100), Load(2, 70, 70), Load(1, 30, 200))
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("load", LOADS, ids=str)
+def test_every_op_of_a_step_is_there_and_runs(load: Load) -> None:
+    calls = calls_of(load)
+    assert {op.backend_of for op in calls.values()} == set(TABLE)
+    assert {name: op.per_step for name, op in calls.items()} == {
+        **{"rms_norm": 7, "qkv": 6, "attention full": 3, "attention sliding": 3, "out_proj": 6, "norm_route": 6},
+        **{"moe": 6, "lm_head": 1, "sample": 1},
+    }
+    for op in calls.values():
+        out = op.call(17)
+        for tensor in out if isinstance(out, tuple) else (out,):
+            if isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
+                assert tensor.isfinite().all(), op.name
+
+
+def test_an_op_must_read_what_the_roofline_says() -> None:
+    """With bytes counted in float32 here: all of a decode step but the keys and values."""
+    calls = calls_of(Load(1, 1, 100))
+    chosen = CONFIG.num_experts_per_tok * roofline.expert_bytes(CONFIG)
+    assert calls["moe"].num_bytes == chosen + 2 * 4 * CONFIG.hidden_size
+    weights = sum(calls[name].num_bytes * calls[name].per_step for name in ("qkv", "out_proj", "norm_route", "lm_head"))
+    assert weights == pytest.approx(2 * roofline.fixed_bytes(CONFIG), rel=0.15)
+    keys = sum(calls[f"attention {kind}"].num_bytes * 3 for kind in ("full", "sliding"))
+    assert keys == pytest.approx(2 * roofline.kv_bytes(CONFIG, 100), rel=0.1)
+    flops = sum(op.flops * op.per_step for op in calls.values())
+    assert flops == pytest.approx(roofline.token_flops(CONFIG, 100, sampled=True), rel=1e-6)
+
+
+def test_a_chunk_reads_its_context_once() -> None:
+    calls = calls_of(Load(2, 30, 200))
+    token = 2 * CONFIG.num_key_value_heads * CONFIG.head_dim * 4
+    queries = 2 * 60 * CONFIG.num_attention_heads * CONFIG.head_dim * 4
+    assert calls["attention full"].num_bytes == 2 * 200 * token + queries
+    assert calls["attention sliding"].num_bytes == 2 * (30 + 39) * token + queries
+    pairs = 4 * CONFIG.num_attention_heads * CONFIG.head_dim
+    assert calls["attention full"].flops == 2 * sum(range(171, 201)) * pairs
+    assert calls["attention sliding"].flops == 2 * 30 * 40 * pairs
+
+
+@pytest.mark.parametrize("load", LOADS, ids=str)
+def test_a_batch_writes_to_pages_of_its_own(load: Load) -> None:
+    batch = make_batch(CONFIG, load, CPU)
+    for group in (batch.full, batch.sliding):
+        pages = group.page_table_SB[group.page_table_SB >= 0]
+        assert len(set(pages.tolist())) == len(pages)
+        assert len(set(group.slots_T.tolist())) == load.tokens
+        assert set((group.slots_T // 64).tolist()) <= set(pages.tolist())
+    assert (batch.full.page_table_SB >= 0).all()
+    assert batch.num_decodes == (load.sequences if load.query_len == 1 else 0)
+
+
+def test_shares_add_up_and_the_table_says_so() -> None:
+    load = Load(2, 1, 50)
+    rows = OpBench(CONFIG, CPU, torch.float32, {}).run(load)
+    assert sum(row.step_share for row in rows) == pytest.approx(1)
+    row = rows[1]
+    slow = Ceiling(row.op.num_bytes / row.time.seconds, 1e30)
+    assert row.ceiling_share(slow) == pytest.approx(1)
+    lines = list(table(load, rows, slow))
+    assert lines[0] == "2 tokens: 2 decodes, context 50"
+    assert len(lines) == 2 + len(rows) + 1
+
+
+def bench(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "oscine", "bench", "ops", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=ROOT)
+
+
+def test_the_command() -> None:
+    done = bench("--model", "oscine-nano", "--device", "cpu", "--tokens", "1,3", "--backend", "moe=reference")
+    assert done.returncode == 0, done.stderr
+    assert "1 tokens: 1 decodes, context 1024" in done.stdout
+    assert "3 tokens: 3 decodes, context 1024" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--backend", "moe"], "OP=NAME"),
+        (["--backend", "moe=magic"], "magic"),
+        (["--tokens", "1,x"], "x"),
+        (["--model", "/no/such/model"], "/no/such/model"),
+    ],
+    ids=lambda v: " ".join(v) if isinstance(v, list) else v,
+)
+def test_errors_are_one_line(arguments: list[str], said: str) -> None:
+    done = bench("--device", "cpu", *(("--model", "oscine-nano") if "--model" not in arguments else ()), *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr.splitlines()[-1]

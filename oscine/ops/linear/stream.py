@@ -1,0 +1,161 @@
+# mypy: disable-error-code="import-untyped, no-untyped-def, untyped-decorator"
+"""Products of a big weight matrix with few tokens on Hopper: weights flow from memory through the tensor cores.
+
+A program computes W[rows, k range] x[tokens, k range]^T. Rows are the 64-row operand of wgmma and tokens its columns,
+so few tokens waste nothing but arithmetic. Chunks of 64 columns of both arrive by TMA in a ring of stages:
+
+    start       issue the weights of every stage             nothing before this kernel in the stream writes them
+    depend()    gdc_wait, issue the tokens of every stage     the kernel before this one writes them
+    multiply()  for each step: wait for its stage, multiply, refill the stage
+
+Between depend and multiply a kernel issues the loads that its epilogue wants.
+
+Knows tiles, rings and barriers. Must not know heads, caches or what becomes of the products.
+
+Shape suffixes: M weight rows of a program, N tokens of a program, C chunks of a stage.
+"""
+
+import torch
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.language.core import _aggregate as aggregate
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+CHUNK = 64  # columns; 128 bytes of bf16, one row of the widest swizzle
+
+
+@aggregate
+class Ring:
+    """The stages of one program, and where in the two matrices it reads."""
+
+    weight: tma.tensor_descriptor  # [halves, outer, rows, columns / halves]
+    tokens: tma.tensor_descriptor  # [halves, tokens, columns / halves]
+    weight_ring: gl.shared_memory_descriptor
+    token_ring: gl.shared_memory_descriptor
+    arrived: gl.shared_memory_descriptor  # an mbarrier a stage
+    outer: gl.tensor
+    row: gl.tensor
+    token: gl.tensor
+    column: gl.tensor
+    M: gl.constexpr
+    N: gl.constexpr
+    CHUNKS: gl.constexpr
+    STAGES: gl.constexpr
+    STEPS: gl.constexpr
+
+    @gluon.constexpr_function
+    def __init__(
+        self, weight, tokens, weight_ring, token_ring, arrived, outer, row, token, column, M, N, CHUNKS, STAGES, STEPS
+    ):
+        self.weight = weight
+        self.tokens = tokens
+        self.weight_ring = weight_ring
+        self.token_ring = token_ring
+        self.arrived = arrived
+        self.outer = outer
+        self.row = row
+        self.token = token
+        self.column = column
+        self.M = gl.constexpr(M)
+        self.N = gl.constexpr(N)
+        self.CHUNKS = gl.constexpr(CHUNKS)
+        self.STAGES = gl.constexpr(STAGES)
+        self.STEPS = gl.constexpr(STEPS)
+
+    @gluon.jit
+    def load_weights(self, step, stage, wanted):
+        for chunk in gl.static_range(self.CHUNKS):
+            column = self.column + (step * self.CHUNKS + chunk) * 64
+            target = self.weight_ring.index(stage * self.CHUNKS + chunk)
+            at = [0, self.outer, self.row, column]
+            tma.async_copy_global_to_shared(self.weight, at, self.arrived.index(stage), target, pred=wanted)
+
+    @gluon.jit
+    def load_tokens(self, step, stage, wanted):
+        for chunk in gl.static_range(self.CHUNKS):
+            column = self.column + (step * self.CHUNKS + chunk) * 64
+            target = self.token_ring.index(stage * self.CHUNKS + chunk)
+            at = [0, self.token, column]
+            tma.async_copy_global_to_shared(self.tokens, at, self.arrived.index(stage), target, pred=wanted)
+
+    @gluon.jit
+    def expect(self, stage, wanted):
+        size: gl.constexpr = self.CHUNKS * (self.weight.block_type.nbytes + self.tokens.block_type.nbytes)
+        mbarrier.expect(self.arrived.index(stage), size, pred=wanted)
+
+    @gluon.jit
+    def depend(self):
+        """Waits for the kernel before this one; from here on its results may be read and memory written."""
+        gdc_wait()
+        for stage in gl.static_range(self.STAGES):
+            self.load_tokens(stage, stage, True)
+
+    @gluon.jit
+    def multiply(self, layout: gl.constexpr):
+        """float32 [M, N]."""
+        shape: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
+        sums = gl.zeros([self.M, self.N], gl.float32, layout)
+        for step in range(self.STEPS):
+            stage = step % self.STAGES
+            mbarrier.wait(self.arrived.index(stage), (step // self.STAGES) & 1)
+            for chunk in gl.static_range(self.CHUNKS):
+                slot = stage * self.CHUNKS + chunk
+                a = self.weight_ring.index(slot)._reinterpret(self.weight.dtype, [self.M, 64], shape)
+                b = self.token_ring.index(slot)._reinterpret(self.tokens.dtype, [self.N, 64], shape)
+                sums = warpgroup_mma(a, b.permute((1, 0)), sums, is_async=True)
+            sums = warpgroup_mma_wait(0, deps=[sums])
+            wanted = step + self.STAGES < self.STEPS
+            self.expect(stage, wanted)
+            self.load_weights(step + self.STAGES, stage, wanted)
+            self.load_tokens(step + self.STAGES, stage, wanted)
+        return sums
+
+
+@gluon.jit
+def start_ring(
+    weight,
+    tokens,
+    outer,
+    row,
+    token,
+    column,
+    M: gl.constexpr,
+    N: gl.constexpr,
+    CHUNKS: gl.constexpr,
+    STAGES: gl.constexpr,
+    STEPS: gl.constexpr,
+):
+    """Lets the next kernel begin, and issues the weights of the first STAGES steps; STAGES <= STEPS."""
+    gdc_launch_dependents()
+    weight_ring = gl.allocate_shared_memory(weight.dtype, [STAGES * CHUNKS] + weight.block_type.shape, weight.layout)  # noqa: RUF005
+    token_ring = gl.allocate_shared_memory(tokens.dtype, [STAGES * CHUNKS] + tokens.block_type.shape, tokens.layout)  # noqa: RUF005
+    arrived = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(arrived.index(stage), count=1)
+    ring = Ring(
+        weight, tokens, weight_ring, token_ring, arrived, outer, row, token, column, M, N, CHUNKS, STAGES, STEPS
+    )
+    for stage in gl.static_range(STAGES):
+        ring.expect(stage, True)
+        ring.load_weights(stage, stage, True)
+    return ring
+
+
+def descriptor(matrix: Tensor, box: list[int]) -> TensorDescriptor:
+    """Boxes of this shape are zero where they leave the matrix."""
+    layout = gl.NVMMASharedLayout(128, 16, len(box))
+    return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), box, layout)
+
+
+def streamable(x: Tensor, weight: Tensor) -> bool:
+    """Whether TMA can read both: bfloat16, and rows that are contiguous and multiples of 16 bytes."""
+    return all(
+        matrix.dtype == torch.bfloat16
+        and matrix.is_contiguous()
+        and matrix.shape[1] % 8 == 0
+        and matrix.data_ptr() % 16 == 0
+        for matrix in (x, weight)
+    )

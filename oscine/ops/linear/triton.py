@@ -1,0 +1,16 @@
+"""The projection out of attention and the head on any CUDA GPU: cuBLAS. It keeps its place among the Triton backends
+because an op's backends are named alike."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+def out_proj(x: Tensor, weight: Tensor, bias_H: Tensor) -> Tensor:
+    """[T, Q * D] x [H, Q * D] -> [T, H], in the dtype of its inputs."""
+    return functional.linear(x, weight, bias_H)
+
+
+def lm_head(x_NH: Tensor, weight_VH: Tensor) -> Tensor:
+    """[N, H] x [V, H] -> logits [N, V], float32, written so by cuBLAS."""
+    return torch.mm(x_NH, weight_VH.T, out_dtype=torch.float32)

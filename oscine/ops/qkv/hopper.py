@@ -1,0 +1,190 @@
+# mypy: disable-error-code="import-untyped, no-untyped-def, untyped-decorator"
+"""Queries, keys and values on Hopper in one kernel for few tokens; cuBLAS and a second kernel for many.
+
+A program computes the dimensions [a, a + R) and [32 + a, 32 + a + R) of one head, the pairs that rotate together, and
+writes them where they belong. With two halves R is 16 and the 64 rows of the tensor cores' operand are these 32
+dimensions twice, for the lower and the upper half of the sum's columns:
+
+                     tokens x lower   tokens x upper
+    rows x lower         wanted          not used
+    rows x upper        not used          wanted
+
+So a head of 64 makes two programs without a sum across programs, which the rotation could not wait for.
+
+Shape suffixes: R pairs of dimensions of a program, T tokens of a program.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from oscine.ops.linear.stream import CHUNK, descriptor, start_ring, streamable
+from oscine.ops.qkv import triton as portable
+
+HEAD = 64  # the head dimension of the streaming kernel
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """How the product is cut."""
+
+    max_tokens: int  # 8, 16, 32, ...
+    halves: int  # of the sum, 1 or 2; also the programs a head
+    chunks: int  # of 64 columns a stage
+    stages: int  # under way in each program
+
+
+# from the fewest tokens up
+TILES = (
+    Tile(max_tokens=8, halves=2, chunks=2, stages=5),
+    Tile(max_tokens=16, halves=2, chunks=2, stages=4),
+    Tile(max_tokens=32, halves=1, chunks=2, stages=4),
+    Tile(max_tokens=64, halves=1, chunks=4, stages=3),
+)
+
+
+@gluon.jit
+def qkv_kernel(
+    weight,
+    tokens,
+    bias_ptr,
+    cos_sin_ptr,
+    positions_ptr,
+    slots_ptr,
+    q_ptr,
+    kv_ptr,
+    num_tokens,
+    kv_page_stride,
+    kv_kind_stride,
+    kv_head_stride,
+    kv_slot_stride,
+    QUERY_HEADS: gl.constexpr,
+    KV_HEADS: gl.constexpr,
+    PAGE: gl.constexpr,
+    TOKENS: gl.constexpr,
+    HALVES: gl.constexpr,
+    CHUNKS: gl.constexpr,
+    STAGES: gl.constexpr,
+    STEPS: gl.constexpr,
+):
+    PAIRS: gl.constexpr = 32 // HALVES
+    COLUMNS: gl.constexpr = HALVES * TOKENS
+    head = gl.program_id(0) // HALVES
+    first_pair = (gl.program_id(0) % HALVES) * PAIRS
+    zero = gl.to_tensor(0)
+    ring = start_ring(weight, tokens, 2 * head, first_pair, zero, zero, 64, COLUMNS, CHUNKS, STAGES, STEPS)
+
+    layout: gl.constexpr = gl.BlockedLayout([2, 1], [PAIRS // 2, 64 // PAIRS], [1, 4], [0, 1])
+    dim_R = first_pair + gl.arange(0, PAIRS, gl.SliceLayout(1, layout))
+    token_T = gl.arange(0, TOKENS, gl.SliceLayout(0, layout))
+    valid_T = token_T < num_tokens
+    first_bias = gl.load(bias_ptr + head * 64 + dim_R).to(gl.float32)
+    second_bias = gl.load(bias_ptr + head * 64 + 32 + dim_R).to(gl.float32)
+    ring.depend()
+    position_T = gl.load(positions_ptr + token_T, valid_T, other=0)
+    slot_T = gl.load(slots_ptr + token_T, valid_T, other=0)
+    angle = cos_sin_ptr + position_T[None, :] * 64 + dim_R[:, None]
+    rotates = head < QUERY_HEADS + KV_HEADS
+    cos = gl.where(rotates, gl.load(angle), 1.0)
+    sin = gl.where(rotates, gl.load(angle + 32), 0.0)
+
+    mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
+    products = gl.allocate_shared_memory(gl.float32, [64, COLUMNS], gl.SwizzledSharedLayout(1, 1, 1, [0, 1]))
+    products.store(ring.multiply(mma))
+    a = products.slice(0, PAIRS, 0).slice(0, TOKENS, 1).load(layout)
+    b = products.slice(PAIRS, PAIRS, 0).slice(0, TOKENS, 1).load(layout)
+    if HALVES == 2:
+        a += products.slice(2 * PAIRS, PAIRS, 0).slice(TOKENS, TOKENS, 1).load(layout)
+        b += products.slice(3 * PAIRS, PAIRS, 0).slice(TOKENS, TOKENS, 1).load(layout)
+    a += first_bias[:, None]
+    b += second_bias[:, None]
+    first = a * cos - b * sin
+    second = b * cos + a * sin
+
+    valid = valid_T[None, :] & (dim_R < 64)[:, None]
+    if head < QUERY_HEADS:
+        q_at = (token_T[None, :] * QUERY_HEADS + head) * 64 + dim_R[:, None]
+        gl.store(q_ptr + q_at, first.to(q_ptr.dtype.element_ty), valid)
+        gl.store(q_ptr + q_at + 32, second.to(q_ptr.dtype.element_ty), valid)
+    else:
+        kind = ((head - QUERY_HEADS) // KV_HEADS).to(gl.int64)
+        at_T = (slot_T // PAGE) * kv_page_stride + (slot_T % PAGE) * kv_slot_stride
+        at_T += kind * kv_kind_stride + ((head - QUERY_HEADS) % KV_HEADS) * kv_head_stride
+        kv_at = at_T[None, :] + dim_R[:, None]
+        gl.store(kv_ptr + kv_at, first.to(kv_ptr.dtype.element_ty), valid)
+        gl.store(kv_ptr + kv_at + 32, second.to(kv_ptr.dtype.element_ty), valid)
+
+
+def stream(
+    x_TH: Tensor,
+    weight_FH: Tensor,
+    bias_F: Tensor,
+    cos_sin: Tensor,
+    positions_T: Tensor,
+    kv_pages: Tensor,
+    slots_T: Tensor,
+    tile: Tile,
+) -> Tensor:
+    """The single kernel. Needs T <= max_tokens, `streamable` inputs, heads of 64, and halves of whole 16 bytes."""
+    num_tokens, hidden = x_TH.shape
+    _, _, num_kv_heads, page_size, _ = kv_pages.shape
+    num_heads = weight_FH.shape[0] // HEAD
+    num_query_heads = num_heads - 2 * num_kv_heads
+    halves, part = tile.halves, hidden // tile.halves
+    pairs = HEAD // 2 // halves
+    steps = -(-part // (CHUNK * tile.chunks))
+    weight = weight_FH.view(2 * num_heads, HEAD // 2, halves, part).permute(2, 0, 1, 3)
+    tokens = x_TH.view(num_tokens, halves, part).permute(1, 0, 2)
+    q_TQD = x_TH.new_empty(num_tokens, num_query_heads, HEAD)
+    page_stride, kind_stride, head_stride, slot_stride, _ = kv_pages.stride()
+    qkv_kernel[(num_heads * halves,)](
+        descriptor(weight, [halves, 2, pairs, CHUNK]),
+        descriptor(tokens, [halves, tile.max_tokens, CHUNK]),
+        bias_F,
+        cos_sin,
+        positions_T,
+        slots_T,
+        q_TQD,
+        kv_pages,
+        num_tokens,
+        page_stride,
+        kind_stride,
+        head_stride,
+        slot_stride,
+        QUERY_HEADS=num_query_heads,
+        KV_HEADS=num_kv_heads,
+        PAGE=page_size,
+        TOKENS=tile.max_tokens,
+        HALVES=halves,
+        CHUNKS=tile.chunks,
+        STAGES=min(tile.stages, steps),
+        STEPS=steps,
+        num_warps=4,
+        launch_pdl=True,
+    )
+    return q_TQD
+
+
+def choose_tile(x_TH: Tensor, weight_FH: Tensor, kv_pages: Tensor) -> Tile | None:
+    """None: cuBLAS, since there are more tokens than tiles take, or other heads, or TMA cannot read."""
+    if kv_pages.shape[-1] != HEAD or x_TH.shape[1] % 16 or not streamable(x_TH, weight_FH):
+        return None
+    return next((tile for tile in TILES if len(x_TH) <= tile.max_tokens), None)
+
+
+def qkv(
+    x_TH: Tensor,
+    weight_FH: Tensor,
+    bias_F: Tensor,
+    cos_sin: Tensor,
+    positions_T: Tensor,
+    kv_pages: Tensor,
+    slots_T: Tensor,
+) -> Tensor:
+    """See reference.py. Rounds once, after the rotation, in the single kernel; twice where cuBLAS is used."""
+    tile = choose_tile(x_TH, weight_FH, kv_pages)
+    if tile is None:
+        return portable.qkv(x_TH, weight_FH, bias_F, cos_sin, positions_T, kv_pages, slots_T)
+    return stream(x_TH, weight_FH, bias_F, cos_sin, positions_T, kv_pages, slots_T, tile)

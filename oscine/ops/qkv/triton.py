@@ -1,0 +1,19 @@
+"""Queries, keys and values on any CUDA GPU: cuBLAS, then one kernel for the rotation and the cache write."""
+
+from torch import Tensor
+from torch.nn import functional
+
+from oscine.ops.rope.triton import rope_and_write
+
+
+def qkv(
+    x_TH: Tensor,
+    weight_FH: Tensor,
+    bias_F: Tensor,
+    cos_sin: Tensor,
+    positions_T: Tensor,
+    kv_pages: Tensor,
+    slots_T: Tensor,
+) -> Tensor:
+    """See reference.py; head dimensions must be powers of two."""
+    return rope_and_write(functional.linear(x_TH, weight_FH, bias_F), cos_sin, positions_T, kv_pages, slots_T)

@@ -1,0 +1,116 @@
+# mypy: disable-error-code="import-untyped, no-untyped-def, untyped-decorator"
+"""Rotation of a finished projection and the write of its keys and values into the paged cache, for any CUDA GPU.
+
+The definition is reference.py beside this file. A program takes a few heads of a few tokens; its heads are all
+queries, all keys or all values.
+
+Shape suffixes: T tokens of a program, B heads of a program, D half of a head's dimensions.
+"""
+
+from math import gcd
+
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from oscine.ops.launch import launch_options
+
+
+@triton.jit
+def rope_and_write_kernel(
+    qkv_ptr,
+    cos_sin_ptr,
+    positions_ptr,
+    slots_ptr,
+    q_ptr,
+    kv_ptr,
+    num_tokens,
+    kv_page_stride,
+    kv_kind_stride,
+    kv_head_stride,
+    kv_slot_stride,
+    QUERY_HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+    PAGE: tl.constexpr,
+    TOKENS: tl.constexpr,
+    HEADS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    token_T = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    head_B = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    first_head = tl.program_id(1) * HEADS
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    valid_T = token_T < num_tokens
+    valid = valid_T[:, None, None]
+    dim_D = tl.arange(0, HALF)
+    all_heads: tl.constexpr = QUERY_HEADS + 2 * KV_HEADS
+    row_TB = token_T[:, None].to(tl.int64) * all_heads + head_B[None, :]
+    at_TBD = row_TB[:, :, None] * (2 * HALF) + dim_D[None, None, :]
+    first = tl.load(qkv_ptr + at_TBD, valid, other=0.0)
+    second = tl.load(qkv_ptr + at_TBD + HALF, valid, other=0.0)
+    if first_head < QUERY_HEADS + KV_HEADS:
+        position_T = tl.load(positions_ptr + token_T, valid_T, other=0)
+        angle_TD = position_T[:, None] * (2 * HALF) + dim_D[None, :]
+        cos = tl.load(cos_sin_ptr + angle_TD)[:, None, :]
+        sin = tl.load(cos_sin_ptr + angle_TD + HALF)[:, None, :]
+        a, b = first.to(tl.float32), second.to(tl.float32)
+        first = (a * cos - b * sin).to(first.dtype)
+        second = (b * cos + a * sin).to(second.dtype)
+    if first_head < QUERY_HEADS:
+        row_TB = token_T[:, None].to(tl.int64) * QUERY_HEADS + head_B[None, :]
+        out_TBD = row_TB[:, :, None] * (2 * HALF) + dim_D[None, None, :]
+        tl.store(q_ptr + out_TBD, first, valid)
+        tl.store(q_ptr + out_TBD + HALF, second, valid)
+    else:
+        slot_T = tl.load(slots_ptr + token_T, valid_T, other=0)
+        kind_B = (head_B - QUERY_HEADS) // KV_HEADS
+        group_B = (head_B - QUERY_HEADS) % KV_HEADS
+        at_T = (slot_T // PAGE) * kv_page_stride + (slot_T % PAGE) * kv_slot_stride
+        at_B = kind_B.to(tl.int64) * kv_kind_stride + group_B * kv_head_stride
+        out_TBD = at_T[:, None, None] + at_B[None, :, None] + dim_D[None, None, :]
+        tl.store(kv_ptr + out_TBD, first.to(kv_ptr.dtype.element_ty), valid)
+        tl.store(kv_ptr + out_TBD + HALF, second.to(kv_ptr.dtype.element_ty), valid)
+
+
+def rope_and_write(qkv: Tensor, cos_sin: Tensor, positions_T: Tensor, kv_pages: Tensor, slots_T: Tensor) -> Tensor:
+    """qkv [T, (Q + 2G) * D], contiguous -> q [T, Q, D]; keys and values go to slots_T of kv_pages [pages, 2, G, P, D].
+
+    D / 2 must be a power of two, and the last dimension of kv_pages contiguous.
+    """
+    _, _, num_kv_heads, page_size, head_dim = kv_pages.shape
+    half = head_dim // 2
+    if half & (half - 1):
+        raise ValueError(f"head_dim {head_dim}: this op needs a power of two")
+    num_tokens = qkv.shape[0]
+    num_heads = qkv.shape[1] // head_dim
+    num_query_heads = num_heads - 2 * num_kv_heads
+    q_TQD = qkv.new_empty(num_tokens, num_query_heads, head_dim)
+    heads = gcd(num_query_heads, num_kv_heads, 8)
+    tokens = max(1, min(16, triton.next_power_of_2(num_tokens // 16)))
+    page_stride, kind_stride, head_stride, slot_stride, _ = kv_pages.stride()
+    rope_and_write_kernel[(triton.cdiv(num_tokens, tokens), num_heads // heads)](
+        qkv,
+        cos_sin,
+        positions_T,
+        slots_T,
+        q_TQD,
+        kv_pages,
+        num_tokens,
+        page_stride,
+        kind_stride,
+        head_stride,
+        slot_stride,
+        QUERY_HEADS=num_query_heads,
+        KV_HEADS=num_kv_heads,
+        HALF=half,
+        PAGE=page_size,
+        TOKENS=tokens,
+        HEADS=heads,
+        num_warps=4,
+        **launch_options(qkv.device),
+    )
+    return q_TQD

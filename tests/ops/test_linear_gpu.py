@@ -1,0 +1,300 @@
+"""The dense projections: compiled ahead of a GPU, the rotation interpreted on a CPU, and all of it on a GPU.
+
+Float32 torch is the truth; a kernel may err at most twice as much as plain torch in bfloat16.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+from triton.experimental.gluon import language as gl
+
+from oscine.ops.linear import hopper, reference
+from oscine.ops.linear import triton as portable
+from oscine.ops.linear.stream import CHUNK
+from oscine.ops.qkv import hopper as qkv_hopper
+from oscine.ops.qkv import reference as qkv_reference
+from oscine.ops.qkv import triton as qkv_portable
+from oscine.ops.rope.reference import rope_and_write as reference_rope
+from oscine.ops.rope.triton import rope_and_write
+from tests.ops.compile_ahead import Compiled, compile_ahead, run_interpreted
+
+HALF_AN_SM = 113 * 1024  # bytes of shared memory with which two programs, or this kernel and the next, share an SM
+
+
+# --- compiled ahead ---------------------------------------------------------------------------------------------------
+
+
+def box_type(*shape: int) -> str:
+    return f"tensordesc<bf16[{', '.join(map(str, shape))}],{gl.NVMMASharedLayout(128, 16, len(shape))!r}>"
+
+
+def assert_streams(kernel: Compiled) -> None:
+    assert kernel.spills == 0
+    assert "HGMMA" in kernel.sass
+    assert "UTMALDG" in kernel.sass
+    assert "griddepcontrol.launch_dependents" in kernel.ptx
+    assert "griddepcontrol.wait" in kernel.ptx
+
+
+@pytest.mark.parametrize("tile", qkv_hopper.TILES, ids=str)
+def test_qkv_compiles_for_hopper(tile: qkv_hopper.Tile) -> None:
+    steps = -(-2880 // (tile.halves * CHUNK * tile.chunks))
+    kernel = compile_ahead(
+        qkv_hopper.qkv_kernel,
+        {
+            "weight": box_type(tile.halves, 2, 32 // tile.halves, CHUNK),
+            "tokens": box_type(tile.halves, tile.max_tokens, CHUNK),
+            "bias_ptr": "*bf16",
+            "cos_sin_ptr": "*fp32",
+            "positions_ptr": "*i64",
+            "slots_ptr": "*i64",
+            "q_ptr": "*bf16",
+            "kv_ptr": "*bf16",
+            "num_tokens": "i32",
+            "kv_page_stride": "i32",
+            "kv_kind_stride": "i32",
+            "kv_head_stride": "i32",
+            "kv_slot_stride": "i32",
+        },
+        {
+            "QUERY_HEADS": 64,
+            "KV_HEADS": 8,
+            "PAGE": 64,
+            "TOKENS": tile.max_tokens,
+            "HALVES": tile.halves,
+            "CHUNKS": tile.chunks,
+            "STAGES": min(tile.stages, steps),
+            "STEPS": steps,
+        },
+        divisible=("kv_page_stride", "kv_kind_stride", "kv_head_stride", "kv_slot_stride"),
+        num_warps=4,
+        launch_pdl=True,
+    )
+    assert_streams(kernel)
+    assert kernel.registers <= 128
+
+
+@pytest.mark.parametrize(
+    ("tile", "columns"),
+    [(tile, 4096) for tile in hopper.OUT_PROJ_TILES] + [(tile, 2880) for tile in hopper.LM_HEAD_TILES],
+    ids=str,
+)
+def test_out_proj_and_head_compile_for_hopper(tile: hopper.Tile, columns: int) -> None:
+    steps = -(-columns // (CHUNK * tile.chunks * tile.splits))
+    kernel = compile_ahead(
+        hopper.stream_kernel,
+        {
+            "weight": box_type(1, 1, tile.rows, CHUNK),
+            "tokens": box_type(1, tile.max_tokens, CHUNK),
+            "bias_ptr": "*bf16",
+            "out_ptr": "*fp32",
+            "num_rows": "i32",
+            "num_tokens": "i32",
+        },
+        {
+            "ROWS": tile.rows,
+            "TOKENS": tile.max_tokens,
+            "SPLITS": tile.splits,
+            "CHUNKS": tile.chunks,
+            "STAGES": min(tile.stages, steps),
+            "STEPS": steps,
+            "HAS_BIAS": columns == 4096,
+        },
+        divisible=("num_rows",),
+        num_warps=tile.warps,
+        launch_pdl=True,
+    )
+    assert_streams(kernel)
+    assert kernel.registers <= 128
+
+
+# --- inputs -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Projection:
+    """One layer's inputs. kv_pages is one of three layers' pages, so it is strided; NaN before the op."""
+
+    x_TH: Tensor
+    weight_FH: Tensor
+    bias_F: Tensor
+    cos_sin: Tensor
+    positions_T: Tensor
+    pool: Tensor
+    slots_T: Tensor
+
+    def run(self, op: Callable[..., Tensor], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """(queries, pool), both float32."""
+        pool = self.pool.to(dtype)
+        x, weight, bias = self.x_TH.to(dtype), self.weight_FH.to(dtype), self.bias_F.to(dtype)
+        queries = op(x, weight, bias, self.cos_sin, self.positions_T, pool[:, 1], self.slots_T)
+        return queries.float(), pool.float()
+
+
+def projection(
+    num_tokens: int,
+    device: str,
+    *,
+    hidden: int = 2880,
+    query_heads: int = 64,
+    kv_heads: int = 8,
+    head_dim: int = 64,
+    page: int = 64,
+) -> Projection:
+    """The first token goes to the last slot of the last page, the second to the very first slot; others anywhere."""
+    generator = torch.Generator().manual_seed(num_tokens)
+    rows = (query_heads + 2 * kv_heads) * head_dim
+    pages = num_tokens // page + 3
+    slots = torch.randperm(pages * page - 2, generator=generator)[:num_tokens] + 1
+    slots[:1], slots[1:2] = pages * page - 1, 0
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator).bfloat16().to(device)
+
+    return Projection(
+        x_TH=normal(num_tokens, hidden),
+        weight_FH=normal(rows, hidden) / hidden**0.5,
+        bias_F=normal(rows),
+        cos_sin=torch.rand(500, head_dim, generator=generator).to(device) * 2 - 1,
+        positions_T=torch.randint(0, 500, (num_tokens,), generator=generator).to(device),
+        pool=torch.full((pages, 3, 2, kv_heads, page, head_dim), torch.nan, device=device),
+        slots_T=slots.to(device),
+    )
+
+
+def relative_error(got: Tensor, expected: Tensor) -> float:
+    """0 for nothing at all; NaN where got has one."""
+    return float((got.float() - expected).norm() / expected.norm()) if expected.numel() else 0.0
+
+
+# --- interpreted ------------------------------------------------------------------------------------------------------
+
+
+def rope_like_reference() -> None:
+    for num_tokens, query_heads, kv_heads, head_dim, page in (
+        (1, 64, 8, 64, 64),  # one decode
+        (37, 8, 2, 64, 64),  # the embedded model, odd count
+        (300, 8, 8, 64, 16),  # several tokens a program, the last one not full
+        (5, 3, 3, 16, 8),  # no common power of two among the heads
+    ):
+        case = projection(
+            num_tokens, "cpu", hidden=8, query_heads=query_heads, kv_heads=kv_heads, head_dim=head_dim, page=page
+        )
+        generator = torch.Generator().manual_seed(0)
+        qkv = torch.randn(num_tokens, (query_heads + 2 * kv_heads) * head_dim, generator=generator)
+        for dtype in (torch.float32, torch.bfloat16):
+            results = []
+            for op in (rope_and_write, reference_rope):
+                pool = case.pool.to(dtype)
+                queries = op(qkv.to(dtype), case.cos_sin, case.positions_T, pool[:, 1], case.slots_T)
+                results.append((queries.float(), pool.float()))
+            (queries, pool), (expected_queries, expected_pool) = results
+            # the interpreter cuts float32 off where a GPU rounds it to bfloat16
+            tolerance = {"rtol": 2**-7, "atol": 1e-6} if dtype == torch.bfloat16 else {"rtol": 1e-6, "atol": 1e-6}
+            torch.testing.assert_close(queries, expected_queries, **tolerance)
+            torch.testing.assert_close(pool, expected_pool, equal_nan=True, **tolerance)
+
+
+def test_rope_like_reference() -> None:
+    run_interpreted(rope_like_reference)
+
+
+def test_heads_must_be_a_power_of_two() -> None:
+    case = projection(2, "cpu", hidden=8, head_dim=48)
+    with pytest.raises(ValueError, match="head_dim 48"):
+        rope_and_write(torch.zeros(2, 80 * 48), case.cos_sin, case.positions_T, case.pool[:, 1], case.slots_T)
+
+
+# --- on a GPU ---------------------------------------------------------------------------------------------------------
+
+GPU_BACKENDS = [
+    pytest.param("triton", marks=pytest.mark.gpu),
+    pytest.param("hopper", marks=[pytest.mark.gpu, pytest.mark.hopper]),
+]
+# Each tile full and with one token, the first count beyond tiles, and a long chunk of a prompt.
+TOKENS = (1, 2, 7, 8, 9, 16, 17, 32, 33, 64, 65, 777)
+QKV = {"triton": qkv_portable.qkv, "hopper": qkv_hopper.qkv}
+OUT_PROJ = {"triton": portable.out_proj, "hopper": hopper.out_proj}
+LM_HEAD = {"triton": portable.lm_head, "hopper": hopper.lm_head}
+
+
+@pytest.mark.parametrize("backend", GPU_BACKENDS)
+@pytest.mark.parametrize("num_tokens", TOKENS)
+@pytest.mark.parametrize(
+    "widths",
+    [
+        {},  # as published
+        {"hidden": 256, "query_heads": 8, "kv_heads": 2},  # the embedded model
+        {"hidden": 104, "query_heads": 3, "kv_heads": 1, "page": 16},  # columns that fill no chunk, no pair of halves
+        {"hidden": 64, "query_heads": 4, "kv_heads": 2, "head_dim": 32},  # not the streaming kernel's heads
+    ],
+    ids=str,
+)
+def test_qkv_on_gpu(backend: str, num_tokens: int, widths: dict[str, int]) -> None:
+    case = projection(num_tokens, "cuda", **widths)
+    queries, pool = case.run(QKV[backend], torch.bfloat16)
+    torch_queries, torch_pool = case.run(qkv_reference.qkv, torch.bfloat16)
+    expected_queries, expected_pool = case.run(qkv_reference.qkv, torch.float32)
+    written = ~expected_pool.isnan()
+    assert torch.equal(~pool.isnan(), written)
+    assert relative_error(queries, expected_queries) <= 2 * relative_error(torch_queries, expected_queries)
+    allowed = 2 * relative_error(torch_pool[written], expected_pool[written])
+    assert relative_error(pool[written], expected_pool[written]) <= allowed
+
+
+@pytest.mark.parametrize("backend", GPU_BACKENDS)
+@pytest.mark.parametrize("num_tokens", [0, *TOKENS])
+# As published; the embedded model; columns that fill no chunk and rows that fill no tile; rows of no whole 16 bytes.
+@pytest.mark.parametrize(("rows", "columns"), [(2880, 4096), (256, 512), (72, 200), (33, 36)])
+def test_out_proj_and_head_on_gpu(backend: str, num_tokens: int, rows: int, columns: int) -> None:
+    generator = torch.Generator().manual_seed(num_tokens)
+    x = torch.randn(num_tokens, columns, generator=generator).bfloat16().cuda()
+    weight = (torch.randn(rows, columns, generator=generator) / columns**0.5).bfloat16().cuda()
+    bias = torch.randn(rows, generator=generator).bfloat16().cuda()
+    expected = reference.out_proj(x.float(), weight.float(), bias.float())
+    parts = OUT_PROJ[backend](x, weight, bias)
+    total = parts.float().sum(1) if parts.dim() == 3 else parts
+    allowed = 2 * relative_error(reference.out_proj(x, weight, bias), expected)
+    assert relative_error(total, expected) <= allowed
+    logits = LM_HEAD[backend](x, weight)
+    assert logits.dtype == torch.float32
+    assert logits.is_contiguous()
+    expected = reference.lm_head(x.float(), weight.float())
+    assert logits.shape == expected.shape
+    assert relative_error(logits, expected) <= 2 * relative_error(reference.lm_head(x, weight), expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.hopper
+@pytest.mark.parametrize("num_tokens", [1, 64])
+def test_a_graph_replays_what_the_kernels_do(num_tokens: int) -> None:
+    """Dependent launches within a graph: the second projection reads what the first just wrote, three times over."""
+    case = projection(num_tokens, "cuda")
+    generator = torch.Generator().manual_seed(0)
+    out_weight = (torch.randn(2880, 4096, generator=generator) / 64).bfloat16().cuda()
+    x, weight, bias, pool = (t.bfloat16() for t in (case.x_TH, case.weight_FH, case.bias_F, case.pool))
+
+    def two_layers(qkv: Callable[..., Tensor], out_proj: Callable[..., Tensor]) -> Tensor:
+        y = x
+        for _ in range(2):
+            queries = qkv(y, weight, bias, case.cos_sin, case.positions_T, pool[:, 1], case.slots_T)
+            parts = out_proj(queries.flatten(1), out_weight, bias[:2880])
+            y = (parts.sum(1) if parts.dim() == 3 else parts).bfloat16()
+        return y
+
+    two_layers(qkv_hopper.qkv, hopper.out_proj)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = two_layers(qkv_hopper.qkv, hopper.out_proj)
+    for seed in range(3):
+        x.copy_(torch.randn(x.shape, generator=torch.Generator().manual_seed(seed)))
+        pool.fill_(torch.nan)
+        result.fill_(torch.nan)
+        graph.replay()
+        written = pool.clone()
+        expected = two_layers(qkv_portable.qkv, portable.out_proj)
+        assert relative_error(result, expected.float()) < 0.02
+        assert torch.equal(written.isnan(), pool.isnan())

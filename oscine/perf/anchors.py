@@ -52,11 +52,11 @@ ANCHORS = (
     Anchor(TENSORRT_LLM, "120b", "H200", None, 1000, 1000, 6868, None, _GUIDE),
     Anchor(TENSORRT_LLM, "20b", "H200", None, 1000, 1000, 13858, None, _GUIDE),
     Anchor("vLLM 0.18", "120b", "H200", 4, 1024, 1024, 4 * 158, 158, "published, TP1"),
-    Anchor("vLLM 0.18, TP2", "120b", "2x H200", 64, 1024, 1024, 2192, 69, "published, tok/s a GPU"),
-    Anchor("vLLM 0.18, TP4", "120b", "4x H200", 64, 1024, 1024, 1667, 106, "published, tok/s a GPU"),
-    Anchor("vLLM 0.18, TP8", "120b", "8x H200", 64, 1024, 1024, 1122, 142, "published, tok/s a GPU"),
-    Anchor("MLPerf Inference v6.0", "120b", "8x H200", None, 0, 0, 3585, None, "published: offline, 28,680 on 8 GPUs"),
-    Anchor("GB200 NVL72", "120b", "GB200", None, 0, 0, 20833, 30, "published: 1.5 M tok/s a rack of 72"),
+    Anchor("vLLM 0.18", "120b", "2x H200", 64, 1024, 1024, 2192, 69, "published, TP2, tok/s a GPU"),
+    Anchor("vLLM 0.18", "120b", "4x H200", 64, 1024, 1024, 1667, 106, "published, TP4, tok/s a GPU"),
+    Anchor("vLLM 0.18", "120b", "8x H200", 64, 1024, 1024, 1122, 142, "published, TP8, tok/s a GPU"),
+    Anchor("MLPerf v6.0", "120b", "8x H200", None, 0, 0, 3585, None, "published: offline, 28,680 on 8 GPUs"),
+    Anchor("NVIDIA's headline", "120b", "GB200 NVL72", None, 0, 0, 20833, 30, "published: 1.5 M tok/s a rack of 72"),
 )
 
 # Prompt tokens a second of vLLM, 1024-token prompts, (model, whether requests are many).

@@ -1,0 +1,51 @@
+"""The README's plot and table, from result files."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from oscine.perf import plot, table
+from oscine.perf.result import append
+from tests.perf.test_result import RESULT
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    path = tmp_path / "results.jsonl"
+    append(path, replace(RESULT, output_tok_s=1.0))  # replaced by a later measurement of the same point
+    for model, concurrency, output, user in [("20b", 1, 550, 570), ("120b", 64, 2700, 54), ("120b", 1, 390, 410.5)]:
+        append(path, replace(RESULT, model=model, concurrency=concurrency, output_tok_s=output, tok_s_user=user))
+    append(path, replace(RESULT, model="oscine-nano", roofline_share=None))
+    return path
+
+
+def test_the_plot_shows_us_and_the_others(results: Path, tmp_path: Path) -> None:
+    first, second = tmp_path / "img" / "a.svg", tmp_path / "img" / "b.svg"
+    for path in (first, second):
+        plot.main([str(results), "--output", str(path)])
+    text = first.read_text()
+    for name in ("Oscine", "vLLM 0.26", "vLLM 0.18", "TensorRT-LLM", "MLPerf", "GB200", "gpt-oss-120b", "gpt-oss-20b"):
+        assert name in text
+    assert text == second.read_text(), "the same results are the same file"
+
+
+def test_without_results_of_a_model_the_others_are_drawn(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    append(path, replace(RESULT, model="120b"))
+    plot.main([str(path), "--output", str(tmp_path / "plot.png")])
+    assert (tmp_path / "plot.png").stat().st_size > 10_000
+
+
+def test_the_table_has_the_last_result_of_each_point(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table.main([str(results)])
+    header, rule, *rows = capsys.readouterr().out.splitlines()
+    assert header.count("|") == rule.count("|") == rows[0].count("|")
+    assert [row.split(" | ")[:3] for row in rows] == [
+        ["| oscine-nano", "64", "1024/256"],
+        ["| 120b", "1", "1024/256"],
+        ["| 120b", "64", "1024/256"],
+        ["| 20b", "1", "1024/256"],
+    ]
+    assert rows[1] == "| 120b | 1 | 1024/256 | 390 (226) | 410 (239) | 20.00 ms | 69% | 54,000 (19,000) |"
+    assert rows[2] == "| 120b | 64 | 1024/256 | 2,700 (1,805) | 54 (40) | 20.00 ms | 69% | 54,000 (45,000) |"

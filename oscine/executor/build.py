@@ -6,6 +6,7 @@ from math import ceil
 
 from oscine.config import EngineOptions
 from oscine.executor.fake import FakeExecutor, Script
+from oscine.executor.stopwatch import Stopwatch
 from oscine.model.config import ModelConfig
 from oscine.model.hub import find_folder
 from oscine.types import AsyncExecutor, Executor
@@ -33,13 +34,21 @@ def build_executor(options: EngineOptions) -> BuiltExecutor:
 
 
 def _build_torch(options: EngineOptions) -> BuiltExecutor:
-    from oscine.executor.runner import TorchExecutor
+    watch = Stopwatch()
+    from oscine.executor.load import load_executor
     from oscine.executor.threaded import ThreadedExecutor
 
-    executor = TorchExecutor.load(options, report=lambda text: print(text, file=sys.stderr, flush=True))
+    def report(text: str) -> None:
+        if not options.quiet:
+            print(text, file=sys.stderr, flush=True)
+
+    watch.lap("import")
+    executor = load_executor(options, report, watch)
+    report(str(watch))
     plan, config = executor.memory, executor.config
+    threaded = options.scheduler.overlap and executor.device.type == "cpu"  # a GPU runs beside the host anyway
     return BuiltExecutor(
-        executor=ThreadedExecutor(executor) if options.scheduler.overlap else executor,
+        executor=ThreadedExecutor(executor) if threaded else executor,
         model=options.model.random_weights or options.model.model,
         vocab_size=config.vocab_size,
         max_model_len=plan.max_model_len,

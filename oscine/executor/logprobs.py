@@ -1,8 +1,13 @@
 """Log-probabilities as records, of sampled tokens and of prompts. Suffixes as in ops/interface.py."""
 
+from collections.abc import Callable
+
+import numpy as np
 import torch
 from torch import Tensor
 
+from oscine.executor.slots import ColumnArray
+from oscine.executor.transfer import download, upload
 from oscine.ops.interface import Sampled
 from oscine.types import TokenLogprobs
 
@@ -23,13 +28,32 @@ def records(sampled: Sampled, num_top: list[int]) -> list[TokenLogprobs]:
     ]
 
 
-def of_tokens(logits_NV: Tensor, token_ids: list[int], num_top: int) -> list[TokenLogprobs]:
-    """The records of given tokens, one a row."""
-    found: list[TokenLogprobs] = []
+def of_tokens(logits_NV: Tensor, token_ids: ColumnArray, num_top: int) -> Sampled:
+    """Given tokens as if they had been sampled, one a row; on the device of the logits."""
+    ids_N = upload(token_ids.astype(np.int64), logits_NV.device)
+    parts = []
     for start in range(0, len(token_ids), _ROWS_AT_ONCE):
-        logprobs_NV = logits_NV[start : start + _ROWS_AT_ONCE].log_softmax(-1)
-        ids_N = torch.tensor(token_ids[start : start + _ROWS_AT_ONCE], device=logits_NV.device)
-        chosen_N = logprobs_NV.gather(1, ids_N[:, None]).squeeze(1)
+        rows = slice(start, start + _ROWS_AT_ONCE)
+        logprobs_NV = logits_NV[rows].log_softmax(-1)
         top = logprobs_NV.topk(num_top, dim=-1)
-        found += records(Sampled(ids_N, chosen_N, top.indices, top.values), [num_top] * len(ids_N))
-    return found
+        parts.append((logprobs_NV.gather(1, ids_N[rows, None]).squeeze(1), top.indices, top.values))
+    return Sampled(ids_N, *(torch.cat(columns) for columns in zip(*parts, strict=True)))
+
+
+def joined(parts: list[Sampled]) -> Sampled:
+    """The rows of all parts, which have the same fields."""
+    return _map(lambda columns: columns[0] if len(columns) == 1 else torch.cat(columns), parts)
+
+
+def on_host(sampled: Sampled) -> Sampled:
+    """See transfer.download."""
+    return _map(lambda columns: download(columns[0]), [sampled])
+
+
+def _map(function: Callable[[list[Tensor]], Tensor], parts: list[Sampled]) -> Sampled:
+    """Field by field; a field that is not there stays so."""
+    ids = function([part.token_ids_N for part in parts])
+    columns = (
+        [column for column in field if column is not None] for field in zip(*(p[1:] for p in parts), strict=True)
+    )
+    return Sampled(ids, *(function(column) if column else None for column in columns))

@@ -1,90 +1,130 @@
-"""Runs plans on one device: slots in, one model step, sampled tokens out.
+"""Runs plans on one device: pages in, one model step, sampled tokens out.
 
-Knows the order of things in a step. What a batch looks like is in batch.py, how a token is chosen in sampler.py.
+Knows the order of things in a step. What a batch looks like is in batch.py, what the device remembers in
+device_state.py, how a token is chosen in sampler.py. On a GPU nothing but collect() waits for it.
 """
 
-from collections.abc import Callable
-from math import prod
+from collections import deque
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from oscine.config import EngineOptions
-from oscine.executor.batch import StepArrays, build_batch
-from oscine.executor.kv_memory import MemoryPlan, plan_memory
-from oscine.executor.logprobs import of_tokens
+from oscine.executor.batch import StepArrays, pack
+from oscine.executor.cuda_graphs import CudaGraphs
+from oscine.executor.device_state import BatchBounds, DeviceState
+from oscine.executor.kv_memory import MemoryPlan
+from oscine.executor.launched import LaunchedStep, PromptRows
+from oscine.executor.logprobs import of_tokens, on_host
 from oscine.executor.sampler import Sampler
-from oscine.executor.slots import IntArray, Slots
-from oscine.model.config import ModelConfig
-from oscine.model.gpt_oss import GptOss, kv_shape
-from oscine.model.opened_model import open_model
-from oscine.model.weights import tensor_specs
-from oscine.ops.interface import KvCache
-from oscine.ops.resolve import choose, describe, resolve
-from oscine.types import StepPlan, StepResult, TokenLogprobs
+from oscine.executor.slots import IntArray, PageUpdates, Slots
+from oscine.executor.transfer import Mark, upload
+from oscine.model.gpt_oss import GptOss
+from oscine.ops.batch.packed import PackedStep
+from oscine.ops.interface import KvCache, Sampled
+from oscine.types import StepPlan, StepResult
 
-BoolArray = NDArray[np.bool_]
+
+class Outcome(NamedTuple):
+    """What a step gives back."""
+
+    sampled: Sampled | None  # on the device; a row for each sequence that samples
+    prompts: dict[int, PromptRows]  # by slot
 
 
 class TorchExecutor:
-    """An Executor: one model on one device, with the KV cache of a memory plan and room for max_num_seqs sequences."""
+    """An Executor, and an AsyncExecutor: one model on one device, with room for max_num_seqs sequences."""
 
-    def __init__(self, model: GptOss, memory: MemoryPlan, max_num_seqs: int) -> None:
-        self.config, self.memory = model.config, memory
-        self._model = model
-        self._device = model.weights.embed_VH.device
-        self._kv = allocate_kv(model.config, memory, self._device, model.weights.embed_VH.dtype)
-        self._slots = Slots(max_num_seqs, memory.max_model_len, memory.page_size)
-        self._sampler = Sampler(max_num_seqs, model.config.vocab_size, self._device, model.ops.sample)
+    def __init__(self, model: GptOss, memory: MemoryPlan, kv: KvCache, max_num_seqs: int) -> None:
+        self.config, self.memory, self.max_num_seqs = model.config, memory, max_num_seqs
+        self.device = model.weights.embed_VH.device
+        self._model, self._kv = model, kv
+        self._state = DeviceState(max_num_seqs, memory.max_model_len, memory.page_size, self.device)
+        self._slots = Slots(max_num_seqs)
+        self._sampler = Sampler(max_num_seqs, model.config.vocab_size, self.device, model.ops.sample)
         self._prompt_logprobs: dict[int, int] = {}  # slot -> how many of the most probable tokens
+        self._graphs = CudaGraphs(self._decode, self.device)
+        self._launched: deque[LaunchedStep] = deque()
 
-    @classmethod
-    def load(cls, options: EngineOptions, report: Callable[[str], None]) -> "TorchExecutor":
-        """Reports the memory plan, then loads. Raises ValueError for what is wrong with the model or does not fit."""
-        opened = open_model(options.model)
-        ops = resolve(opened.device.type)
-        memory = plan_memory(opened.config, options, weight_bytes(opened.config, opened.dtype), opened.dtype.itemsize)
-        if not options.quiet:
-            report(f"{memory}\nops: {describe(choose(opened.device.type))}")
-        model = GptOss(opened.config, opened.load(progress=not options.quiet), ops)
-        return cls(model, memory, options.scheduler.max_num_seqs)
+    def capture(self, sizes: list[int]) -> None:
+        """From here on, steps of one token for each of up to max(sizes) sequences are replayed."""
+        with torch.inference_mode():
+            self._graphs.capture(sizes)
+
+    def forget_page_zero(self) -> None:
+        """Zeroes it in both groups; no sequence may hold it."""
+        self._kv.full[0].zero_()
+        self._kv.sliding[0].zero_()
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        self.launch(plan)
+        return self.collect()
+
+    def collect(self) -> StepResult:
+        return self._launched.popleft().result()
 
     @torch.inference_mode()
-    def execute(self, plan: StepPlan) -> StepResult:
+    def launch(self, plan: StepPlan) -> None:
+        self._place(plan)
+        step = StepArrays.of(plan.sequences)
+        prompt_rows = self._prompt_rows(step) if self._prompt_logprobs else {}
+        replays = not prompt_rows and self._graphs.fits(step)
+        outcome = self._replay(step) if replays else self._run(step, prompt_rows)
+        self._launched.append(
+            LaunchedStep(
+                step=plan.step,
+                samples_S=step.samples_S,
+                sampled=None if outcome.sampled is None else on_host(outcome.sampled),
+                num_logprobs=self._sampler.num_logprobs(step.slots_S[step.samples_S]),
+                prompts=outcome.prompts,
+                done=Mark(self.device),
+            )
+        )
+
+    def _place(self, plan: StepPlan) -> None:
+        updates = PageUpdates()
         for new in plan.new:
-            self._slots.place(new)
+            self._slots.place(new, updates)
             self._sampler.place(new)
             self._prompt_logprobs.pop(new.slot, None)
             if new.sampling.prompt_logprobs is not None:
                 self._prompt_logprobs[new.slot] = new.sampling.prompt_logprobs
         for sequence in plan.sequences:
-            self._slots.extend(sequence)
-        step = StepArrays.of(plan.sequences)
-        sampled_S = np.array([s.sample for s in plan.sequences])
-        prompt_rows = self._prompt_rows(step) if self._prompt_logprobs else {}
-        rows_N = np.concatenate((step.query_starts_S1[1:][sampled_S] - 1, *prompt_rows.values()))
-        logits_NV = self._model.forward(build_batch(step, self._slots, rows_N, self._device), self._kv)
-        result = self._sample(plan, step, sampled_S, logits_NV)
-        if prompt_rows:
-            result.prompt_logprobs = self._of_prompts(step, prompt_rows, logits_NV[int(sampled_S.sum()) :])
-        return result
+            self._slots.extend(sequence, updates)
+        self._state.update_pages(updates)
 
-    def _sample(self, plan: StepPlan, step: StepArrays, sampled_S: BoolArray, logits_NV: Tensor) -> StepResult:
-        """Samples from the leading rows of logits and appends each token to its slot."""
-        token_ids: list[list[int]] = [[] for _ in plan.sequences]
-        logprobs: list[list[TokenLogprobs] | None] = [None] * len(token_ids)
-        slots_N, positions_N = step.slots_S[sampled_S], step.ends_S[sampled_S]
-        if not len(slots_N):
-            return StepResult(plan.step, token_ids)
-        ids, found = self._sampler.sample(logits_NV[: len(slots_N)], slots_N, positions_N)
-        self._slots.token_ids[slots_N, positions_N] = ids
-        for row, sequence in enumerate(sampled_S.nonzero()[0].tolist()):
-            token_ids[sequence] = [ids[row]]
-            if found is not None:
-                logprobs[sequence] = found[row]
-        return StepResult(plan.step, token_ids, logprobs if found is not None else None)
+    def _run(self, step: StepArrays, prompt_rows: dict[int, IntArray]) -> Outcome:
+        slots_M, positions_M = step.slots_S[step.samples_S], step.ends_S[step.samples_S]
+        last_rows_M = step.query_starts_S1[1:][step.samples_S] - 1
+        flat, sizes = pack(step, self._slots, np.concatenate((last_rows_M, *prompt_rows.values())), slots_M)
+        packed = PackedStep.of(upload(flat, self.device), sizes)
+        bounds = BatchBounds(step.num_decodes, int(step.lens_S.max()), int(step.ends_S.max()))
+        logits_NV = self._model.forward(self._state.batch(packed, bounds), self._kv)
+        sampled = None
+        if sizes.sampled:
+            sampled = self._sampler.sample(logits_NV[: sizes.sampled], slots_M, positions_M)
+            self._state.remember(packed.sampled_slots_M, sampled.token_ids_N)
+        return Outcome(sampled, self._of_prompts(step, prompt_rows, logits_NV[sizes.sampled :]))
+
+    def _replay(self, step: StepArrays) -> Outcome:
+        padded = self._graphs.pad(step)
+        size, count = len(padded.slots_S), len(step.slots_S)
+        remembered_M = np.where(padded.samples_S, padded.slots_S, self._state.nobody)
+        packed, logits_NV, ids_N = self._graphs.replay(pack(padded, self._slots, np.arange(size), remembered_M))
+        if self._sampler.wants_argmax(step.slots_S):
+            return Outcome(Sampled(ids_N[:count]), {})
+        sampled = self._sampler.sample(logits_NV[:count], step.slots_S, step.ends_S)
+        self._state.remember(packed.sampled_slots_M[:count], sampled.token_ids_N)
+        return Outcome(sampled, {})
+
+    def _decode(self, packed: PackedStep[Tensor]) -> tuple[Tensor, Tensor]:
+        """What a graph holds: (logits, the most probable tokens) of one token a sequence."""
+        bounds = BatchBounds(len(packed.slots_S), 1, self.memory.max_model_len)
+        logits_NV = self._model.forward(self._state.batch(packed, bounds), self._kv)
+        ids_N = self._sampler.argmax(logits_NV)
+        self._state.remember(packed.sampled_slots_M, ids_N)
+        return logits_NV, ids_N
 
     def _prompt_rows(self, step: StepArrays) -> dict[int, IntArray]:
         """Index of a sequence in the step -> those of its tokens that are followed by a token of the prompt."""
@@ -96,36 +136,15 @@ class TorchExecutor:
                     rows[i] = step.query_starts_S1[i] + np.arange(num_followed)
         return rows
 
-    def _of_prompts(
-        self, step: StepArrays, rows: dict[int, IntArray], logits_NV: Tensor
-    ) -> dict[int, list[TokenLogprobs]]:
+    def _of_prompts(self, step: StepArrays, rows: dict[int, IntArray], logits_NV: Tensor) -> dict[int, PromptRows]:
         """By slot; logits are those of all the rows, in order."""
-        found: dict[int, list[TokenLogprobs]] = {}
+        found: dict[int, PromptRows] = {}
         first_row = 0
         for i, rows_of_sequence in rows.items():
             slot, start, length = int(step.slots_S[i]), int(step.starts_S[i]) + 1, len(rows_of_sequence)
-            token_ids: list[int] = self._slots.token_ids[slot, start : start + length].tolist()
+            token_ids = self._slots.given(slot, start, start + length)
+            num_top = self._prompt_logprobs[slot]
             logits = logits_NV[first_row : first_row + length]
-            found[slot] = of_tokens(logits, token_ids, self._prompt_logprobs[slot])
+            found[slot] = PromptRows(on_host(of_tokens(logits, token_ids, num_top)), num_top)
             first_row += length
         return found
-
-
-def allocate_kv(config: ModelConfig, memory: MemoryPlan, device: torch.device, dtype: torch.dtype) -> KvCache:
-    """Zeros, not garbage: attention multiplies what it masks by zero, and zero times NaN is NaN."""
-
-    def group(num_layers: int, num_pages: int) -> Tensor:
-        return torch.zeros(kv_shape(config, num_layers, num_pages, memory.page_size), dtype=dtype, device=device)
-
-    return KvCache(
-        full=group(config.num_full_layers, memory.num_full_pages),
-        sliding=group(config.num_sliding_layers, memory.num_sliding_pages),
-    )
-
-
-def weight_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
-    """On the device: MXFP4 stays packed, everything else is cast to dtype."""
-    return sum(
-        spec.num_bytes if spec.dtype == "U8" else prod(spec.shape) * dtype.itemsize
-        for spec in tensor_specs(config).values()
-    )

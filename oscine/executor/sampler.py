@@ -1,7 +1,8 @@
 """Sampling parameters of the running sequences, and what a step samples with them.
 
-Knows which rows need what, so that a row pays only for what it asks: greedy rows cost a gather of eight numbers, and
-histories exist only for sequences with penalties. The arithmetic itself is an op. Suffixes as in ops/interface.py.
+Knows which rows need what, so that a row pays only for what it asks: greedy rows cost an argmax, and histories exist
+only for sequences with penalties. The arithmetic itself is an op. Nothing here waits for the device. Suffixes as in
+ops/interface.py.
 """
 
 from collections.abc import Callable
@@ -12,26 +13,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from oscine.executor.logprobs import records
+from oscine.executor.kv_memory import SAMPLED_AT_ONCE
+from oscine.executor.logprobs import joined
 from oscine.executor.slots import IntArray
+from oscine.executor.transfer import upload
 from oscine.ops.interface import Sampled, SamplingBatch
-from oscine.types import NewSequence, SamplingParams, TokenLogprobs
+from oscine.types import NewSequence, SamplingParams
 
-_DTYPES: dict[str, type[np.generic]] = {
-    "temperature": np.float32,
-    "top_k": np.int64,
-    "top_p": np.float32,
-    "min_p": np.float32,
-    "seed": np.int64,
-    "presence_penalty": np.float32,
-    "frequency_penalty": np.float32,
-    "repetition_penalty": np.float32,
-}
+_INTEGERS = ("top_k", "seed")
+_FLOATS = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
 
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """The tokens of one sequence with penalties."""
+    """The tokens of one sequence with penalties, on the device."""
 
     output_counts_V: Tensor  # int32
     prompt_mask_V: Tensor  # bool
@@ -52,16 +47,20 @@ class Sampler:
         self, num_slots: int, vocab_size: int, device: torch.device, sample: Callable[[Tensor, SamplingBatch], Sampled]
     ) -> None:
         self._vocab_size, self._device, self._sample = vocab_size, device, sample
-        self._values: dict[str, NDArray[np.generic]] = {name: np.zeros(num_slots, d) for name, d in _DTYPES.items()}
+        self._integers = np.zeros((len(_INTEGERS), num_slots), np.int64)
+        self._floats = np.zeros((len(_FLOATS), num_slots), np.float32)
+        self._temperature: NDArray[np.float32] = self._floats[_FLOATS.index("temperature")]  # a view
         self._truncated = np.zeros(num_slots, np.bool_)
-        self._num_logprobs = np.zeros(num_slots, np.int64)  # -1: none
+        self._num_logprobs = np.full(num_slots, -1, np.int64)  # -1: none
         self._biases: dict[int, Bias] = {}  # by slot
         self._histories: dict[int, History] = {}  # by slot
+        self._no_floats = torch.zeros(num_slots, dtype=torch.float32, device=device)
+        self._no_integers = torch.zeros(num_slots, dtype=torch.int64, device=device)
 
     def place(self, new: NewSequence) -> None:
         slot, sampling = new.slot, new.sampling
-        for name, column in self._values.items():
-            column[slot] = getattr(sampling, name)
+        self._integers[:, slot] = [getattr(sampling, name) for name in _INTEGERS]
+        self._floats[:, slot] = [getattr(sampling, name) for name in _FLOATS]
         shortens = sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0
         self._truncated[slot] = shortens and sampling.temperature > 0
         self._num_logprobs[slot] = -1 if sampling.logprobs is None else sampling.logprobs
@@ -72,40 +71,62 @@ class Sampler:
         if sampling.presence_penalty or sampling.frequency_penalty or sampling.repetition_penalty != 1:
             self._histories[slot] = self._history(new)
 
-    def sample(
-        self, logits_NV: Tensor, slots_N: IntArray, positions_N: IntArray
-    ) -> tuple[list[int], list[list[TokenLogprobs] | None] | None]:
-        """One token a row, to stand at the given position of its slot; log-probabilities where a row asked for them."""
-        slots = slots_N.tolist()
-        sampled = self._sample(logits_NV, self._batch(slots_N, slots, positions_N))
-        token_ids: list[int] = sampled.token_ids_N.tolist()
-        if self._histories:
-            for slot, token_id in zip(slots, token_ids, strict=True):
-                if slot in self._histories:
-                    self._histories[slot].output_counts_V[token_id] += 1
-        if sampled.logprobs_N is None:
-            return token_ids, None
-        wanted = self._num_logprobs[slots_N].tolist()
-        found = records(sampled, wanted)
-        return token_ids, [[r] if k >= 0 else None for r, k in zip(found, wanted, strict=True)]
+    def wants_argmax(self, slots_N: IntArray) -> bool:
+        """Whether all that these rows ask for is the most probable token."""
+        special = self._biases.keys() | self._histories.keys()
+        return not (
+            self._temperature[slots_N].any()
+            or (self._num_logprobs[slots_N] >= 0).any()
+            or (special and not special.isdisjoint(slots_N.tolist()))
+        )
 
-    def _batch(self, slots_N: IntArray, slots: list[int], positions_N: IntArray) -> SamplingBatch:
-        def column(name: str) -> Tensor:
-            return torch.from_numpy(self._values[name][slots_N]).to(self._device, non_blocking=True)
+    def num_logprobs(self, slots_N: IntArray) -> list[int]:
+        """How many most probable tokens each row asked for; -1 where it asked for no log-probabilities."""
+        wanted: list[int] = self._num_logprobs[slots_N].tolist()
+        return wanted
 
+    def argmax(self, logits_NV: Tensor) -> Tensor:
+        """Token ids [N]; works on any rows, so also in a graph."""
+        floats, integers = self._no_floats[: len(logits_NV)], self._no_integers[: len(logits_NV)]
+        sampling = SamplingBatch(floats, integers, floats, floats, integers, integers, greedy=True, truncated=False)
+        return self._sample(logits_NV, sampling).token_ids_N
+
+    def sample(self, logits_NV: Tensor, slots_N: IntArray, positions_N: IntArray) -> Sampled:
+        """One token a row, to stand at the given position of its slot; log-probabilities if any row asked for them."""
+        if self.wants_argmax(slots_N):
+            return Sampled(self.argmax(logits_NV))
         most_logprobs = int(self._num_logprobs[slots_N].max())
+        parts = []
+        for start in range(0, len(slots_N), SAMPLED_AT_ONCE):
+            rows = slice(start, start + SAMPLED_AT_ONCE)
+            batch = self._batch(slots_N[rows], positions_N[rows], most_logprobs if most_logprobs >= 0 else None)
+            parts.append(self._sample(logits_NV[rows], batch))
+            self._count(slots_N[rows], parts[-1].token_ids_N)
+        return joined(parts)
+
+    def _count(self, slots_N: IntArray, token_ids_N: Tensor) -> None:
+        if self._histories:
+            for row, slot in enumerate(slots_N.tolist()):
+                if slot in self._histories:
+                    counts_V, id_1 = self._histories[slot].output_counts_V, token_ids_N[row : row + 1].long()
+                    counts_V.scatter_add_(0, id_1, torch.ones_like(id_1, dtype=torch.int32))
+
+    def _batch(self, slots_N: IntArray, positions_N: IntArray, num_logprobs: int | None) -> SamplingBatch:
+        slots = slots_N.tolist()
+        integers = upload(np.vstack((self._integers[:, slots_N], positions_N[None])), self._device)
+        floats = dict(zip(_FLOATS, upload(self._floats[:, slots_N], self._device).unbind(0), strict=True))
         return SamplingBatch(
-            temperature_N=column("temperature"),
-            top_k_N=column("top_k"),
-            top_p_N=column("top_p"),
-            min_p_N=column("min_p"),
-            seed_N=column("seed"),
-            position_N=torch.from_numpy(positions_N).to(self._device, non_blocking=True),
-            greedy=not self._values["temperature"][slots_N].any(),
+            temperature_N=floats["temperature"],
+            top_k_N=integers[0],
+            top_p_N=floats["top_p"],
+            min_p_N=floats["min_p"],
+            seed_N=integers[1],
+            position_N=integers[2],
+            greedy=not self._temperature[slots_N].any(),
             truncated=bool(self._truncated[slots_N].any()),
-            num_logprobs=most_logprobs if most_logprobs >= 0 else None,
+            num_logprobs=num_logprobs,
             **self._bias_fields(slots, positions_N),
-            **self._penalty_fields(slots, column),
+            **self._penalty_fields(slots, floats),
         )
 
     def _bias_fields(self, slots: list[int], positions_N: IntArray) -> dict[str, Tensor]:
@@ -122,13 +143,13 @@ class Sampler:
             return {}
         rows, ids, values = zip(*entries, strict=True)
         return {
-            "bias_rows": torch.tensor(rows, device=self._device),
-            "bias_ids": torch.tensor(ids, device=self._device),
-            "bias_values": torch.tensor(values, dtype=torch.float32, device=self._device),
+            "bias_rows": upload(np.array(rows, np.int64), self._device),
+            "bias_ids": upload(np.array(ids, np.int64), self._device),
+            "bias_values": upload(np.array(values, np.float32), self._device),
         }
 
-    def _penalty_fields(self, slots: list[int], column: Callable[[str], Tensor]) -> dict[str, Tensor]:
-        if not any(slot in self._histories for slot in slots):
+    def _penalty_fields(self, slots: list[int], floats: dict[str, Tensor]) -> dict[str, Tensor]:
+        if self._histories.keys().isdisjoint(slots):
             return {}
         shape = (len(slots), self._vocab_size)
         counts_NV = torch.zeros(shape, dtype=torch.int32, device=self._device)
@@ -138,9 +159,9 @@ class Sampler:
             if history is not None:
                 counts_NV[row], prompt_NV[row] = history.output_counts_V, history.prompt_mask_V
         return {
-            "presence_N": column("presence_penalty"),
-            "frequency_N": column("frequency_penalty"),
-            "repetition_N": column("repetition_penalty"),
+            "presence_N": floats["presence_penalty"],
+            "frequency_N": floats["frequency_penalty"],
+            "repetition_N": floats["repetition_penalty"],
             "output_counts_NV": counts_NV,
             "prompt_mask_NV": prompt_NV,
         }
@@ -156,4 +177,4 @@ class Sampler:
         counts = np.bincount(np.array(generated, np.int64), minlength=self._vocab_size).astype(np.int32)
         mask = np.zeros(self._vocab_size, np.bool_)
         mask[prompt] = True
-        return History(torch.from_numpy(counts).to(self._device), torch.from_numpy(mask).to(self._device))
+        return History(upload(counts, self._device), upload(mask, self._device))

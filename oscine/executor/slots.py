@@ -1,9 +1,9 @@
-"""What is kept of the running sequences between steps: their tokens and page tables, one row a slot.
+"""What the host knows of the running sequences: the tokens they came with, and how many pages they have.
 
-Knows numpy only. A row is written when a sequence takes the slot, and grows with its plan and with what is sampled.
+Knows no device: page tables and sampled tokens are there. A row is written when a sequence takes the slot.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,42 +11,53 @@ from numpy.typing import NDArray
 from oscine.types import NewSequence, ScheduledSequence
 
 IntArray = NDArray[np.int64]
-PageArray = NDArray[np.int32]
+ColumnArray = NDArray[np.int32]
 
 
-@dataclass(frozen=True, slots=True)
-class PageTables:
-    """Row s, column b: the page that holds tokens [b * P, (b + 1) * P) of slot s. Columns in no use hold anything."""
+@dataclass(slots=True)
+class PageUpdates:
+    """Entries of the page tables that a plan writes, column by column."""
 
-    full: PageArray
-    sliding: PageArray
+    slots: list[int] = field(default_factory=list)
+    columns: list[int] = field(default_factory=list)
+    full: list[int] = field(default_factory=list)
+    sliding: list[int] = field(default_factory=list)
+
+    def as_array(self) -> ColumnArray:
+        """[4, entries]"""
+        return np.array((self.slots, self.columns, self.full, self.sliding), np.int32)
 
 
 class Slots:
-    def __init__(self, num_slots: int, max_model_len: int, page_size: int) -> None:
-        self.page_size = page_size
-        self.token_ids: NDArray[np.int32] = np.zeros((num_slots, max_model_len), np.int32)
-        num_columns = -(-max_model_len // page_size)
-        self.tables = PageTables(*(np.full((num_slots, num_columns), -1, np.int32) for _ in range(2)))
+    def __init__(self, num_slots: int) -> None:
+        self.num_given = np.zeros(num_slots, np.int64)  # tokens known when the sequence took the slot
         self.num_prompt_tokens = [0] * num_slots
+        self._given: list[ColumnArray] = [np.empty(0, np.int32)] * num_slots
         self._num_pages = [0] * num_slots
 
-    def place(self, new: NewSequence) -> None:
+    def place(self, new: NewSequence, updates: PageUpdates) -> None:
         slot = new.slot
-        self.token_ids[slot, : len(new.token_ids)] = new.token_ids
+        self._given[slot] = np.array(new.token_ids, np.int32)
+        self.num_given[slot] = len(new.token_ids)
         self.num_prompt_tokens[slot] = new.num_prompt_tokens
         self._num_pages[slot] = 0
-        self._append(slot, new.full_pages, new.sliding_pages)
+        self._append(slot, new.full_pages, new.sliding_pages, updates)
 
-    def extend(self, sequence: ScheduledSequence) -> None:
+    def extend(self, sequence: ScheduledSequence, updates: PageUpdates) -> None:
         """Appends the pages that a plan gives."""
         if sequence.full_pages:
-            self._append(sequence.slot, sequence.full_pages, sequence.sliding_pages)
+            self._append(sequence.slot, sequence.full_pages, sequence.sliding_pages, updates)
 
-    def _append(self, slot: int, full_pages: list[int], sliding_pages: list[int]) -> None:
+    def given(self, slot: int, start: int, end: int) -> ColumnArray:
+        """Tokens at positions start .. end - 1, which the sequence must have come with."""
+        assert end <= self.num_given[slot], "a token that only the device knows"
+        return self._given[slot][start:end]
+
+    def _append(self, slot: int, full_pages: list[int], sliding_pages: list[int], updates: PageUpdates) -> None:
         assert len(full_pages) == len(sliding_pages), "both groups grow together"
         start = self._num_pages[slot]
-        end = start + len(full_pages)
-        self.tables.full[slot, start:end] = full_pages
-        self.tables.sliding[slot, start:end] = sliding_pages
-        self._num_pages[slot] = end
+        self._num_pages[slot] = end = start + len(full_pages)
+        updates.slots += [slot] * len(full_pages)
+        updates.columns += range(start, end)
+        updates.full += full_pages
+        updates.sliding += sliding_pages

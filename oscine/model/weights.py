@@ -13,6 +13,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from oscine.model.config import ModelConfig
+from oscine.model.staging import Staging
 from oscine.ops.interface import MxExperts
 
 Dtype = Literal["BF16", "U8"]  # as safetensors spells them
@@ -124,7 +125,7 @@ def load_weights(
     progress: bool = False,
 ) -> Weights:
     """Brings every tensor to the device, one layer after the other, floats cast to dtype, MXFP4 left packed."""
-    loader = _Loader(source, device, dtype)
+    loader = _Loader(source, Staging(device), dtype)
     layers = []
     for index in tqdm(range(config.num_hidden_layers), desc="Loading layers", disable=not progress):
         layer = loader.layer(f"model.layers.{index}.")
@@ -140,14 +141,14 @@ def load_weights(
 @dataclass(frozen=True, slots=True)
 class _Loader:
     source: TensorSource
-    device: torch.device
+    staging: Staging
     dtype: torch.dtype
 
     def get(self, *names: str) -> Tensor:
         """One tensor, or several concatenated along their first dimension."""
         tensors = [self.source.get(name) for name in names]
         tensor = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
-        return tensor.to(self.device, torch.uint8 if tensor.dtype == torch.uint8 else self.dtype)
+        return self.staging.bring(tensor).to(torch.uint8 if tensor.dtype == torch.uint8 else self.dtype)
 
     def layer(self, prefix: str) -> LayerWeights:
         attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."

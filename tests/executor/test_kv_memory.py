@@ -4,7 +4,7 @@ import pytest
 
 from oscine.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
 from oscine.executor.kv_memory import DeviceMemory, plan_memory
-from oscine.executor.runner import allocate_kv, weight_bytes
+from oscine.executor.load import allocate_kv, weight_bytes
 from oscine.model.config import gpt_oss_20b, gpt_oss_120b
 from oscine.model.weights import checkpoint_bytes
 

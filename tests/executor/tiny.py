@@ -10,6 +10,7 @@ from oscine.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOp
 from oscine.engine.loop import EngineLoop
 from oscine.engine.offline import generate
 from oscine.executor.kv_memory import MemoryPlan
+from oscine.executor.load import allocate_kv
 from oscine.executor.runner import TorchExecutor
 from oscine.executor.threaded import ThreadedExecutor
 from oscine.model.config import ModelConfig
@@ -106,7 +107,9 @@ def options(**changes: object) -> EngineOptions:
 
 
 def engine(options: EngineOptions, num_full_pages: int = 64, num_sliding_pages: int = 64) -> EngineLoop:
-    executor = TorchExecutor(model(), memory(num_full_pages, num_sliding_pages), options.scheduler.max_num_seqs)
+    plan = memory(num_full_pages, num_sliding_pages)
+    kv = allocate_kv(CONFIG, plan, torch.device("cpu"), torch.float32)
+    executor = TorchExecutor(model(), plan, kv, options.scheduler.max_num_seqs)
     return EngineLoop(
         ThreadedExecutor(executor) if options.scheduler.overlap else executor,
         options,

@@ -1,0 +1,109 @@
+"""Decode steps as CUDA graphs: captured once for some sizes, then replayed with one launch instead of hundreds.
+
+Knows sizes and addresses; nothing of what a step computes. A graph reads one array of int32 at a fixed address
+and whatever persistent state its body reads. A step of n sequences runs in the next larger graph, filled up with
+copies of its first sequence: they write what the first one writes where it writes it, and choose the same experts.
+
+All graphs share one memory pool, and only one of them runs at a time; so what a graph returns is good until the
+next replay is queued.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from oscine.executor.batch import StepArrays
+from oscine.executor.slots import ColumnArray
+from oscine.executor.transfer import upload_into
+from oscine.ops.batch.packed import PackedSizes, PackedStep
+
+# One token a sequence -> (logits [S, V] float32, token ids [S]); must be capturable.
+Body = Callable[[PackedStep[Tensor]], tuple[Tensor, Tensor]]
+Outputs = tuple[PackedStep[Tensor], Tensor, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class _Captured:
+    graph: torch.cuda.CUDAGraph
+    outputs: Outputs
+
+
+class CudaGraphs:
+    def __init__(self, body: Body, device: torch.device) -> None:
+        self._body = body
+        self._device = device
+        self._sizes: list[int] = []  # ascending
+        self._captured: dict[int, _Captured] = {}
+        self._input = torch.empty(0, dtype=torch.int32, device=device)
+
+    def capture(self, sizes: list[int]) -> None:
+        """Largest first: the smaller ones then find room in what it has taken. Each body runs once before, eagerly."""
+        assert not self._captured
+        self._sizes = sorted(sizes)
+        self._input = torch.zeros(_sizes_of(self._sizes[-1]).total, dtype=torch.int32, device=self._device)
+        pool = torch.cuda.graph_pool_handle()
+        for size in reversed(self._sizes):
+            packed = PackedStep.of(self._input, _sizes_of(size))
+            packed.context_lens_S.fill_(1)
+            torch.arange(size + 1, out=packed.query_starts_S1)
+            torch.arange(size, out=packed.logits_rows_N)
+            self._body(packed)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool):
+                logits_NV, ids_N = self._body(packed)
+            self._captured[size] = _Captured(graph, (packed, _borrowed(logits_NV), ids_N))
+        torch.cuda.synchronize(self._device)
+
+    def fits(self, step: StepArrays) -> bool:
+        """Whether the step is one sampled token a sequence, and not of more sequences than any graph."""
+        return (
+            bool(self._sizes)
+            and len(step.slots_S) <= self._sizes[-1]
+            and bool((step.lens_S == 1).all())
+            and bool(step.samples_S.all())
+        )
+
+    def pad(self, step: StepArrays) -> StepArrays:
+        """To the size of the graph that it will run in."""
+        return step.padded(self._sizes[bisect_left(self._sizes, len(step.slots_S))])
+
+    def replay(self, packed: tuple[ColumnArray, PackedSizes]) -> Outputs:
+        """Queues a padded step. Returns (its input on the device, logits, token ids)."""
+        flat, sizes = packed
+        upload_into(self._input, flat)
+        captured = self._captured[sizes.sequences]
+        captured.graph.replay()
+        return captured.outputs
+
+
+def sizes_up_to(most: int) -> list[int]:
+    """Graph sizes for steps of up to `most` sequences: padding adds little, and there are not too many to capture."""
+    sizes = [1, 2, 3, 4, 6]
+    for step, end in ((8, 64), (16, 256), (32, 512), (64, most)):
+        sizes += range(-(-(sizes[-1] + 1) // step) * step, end + 1, step)
+    return [*(size for size in sizes if size < most), most]
+
+
+def _sizes_of(size: int) -> PackedSizes:
+    return PackedSizes(tokens=size, sequences=size, logits_rows=size, sampled=size)
+
+
+class _Memory:
+    """The memory of a tensor, without a claim to it: the pool may give it to the next graph that is captured."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.__cuda_array_interface__ = {
+            "data": (tensor.data_ptr(), False),
+            "shape": tuple(tensor.shape),
+            "strides": tuple(stride * tensor.itemsize for stride in tensor.stride()),
+            "typestr": "<f4",
+            "version": 2,
+        }
+
+
+def _borrowed(tensor: Tensor) -> Tensor:
+    assert tensor.dtype == torch.float32
+    return torch.as_tensor(_Memory(tensor), device=tensor.device)

@@ -1,0 +1,64 @@
+"""What a device keeps of the running sequences between steps: page tables, and the token that each sampled last.
+
+So a step can be launched before the tokens of the step before it are known on the host. Everything here is queued on
+the device in the order of the calls.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from oscine.executor.slots import PageUpdates
+from oscine.executor.transfer import upload
+from oscine.ops.batch.packed import BatchState, PackedStep
+from oscine.ops.batch.reference import prepare_batch
+from oscine.ops.interface import Batch
+
+
+@dataclass(frozen=True, slots=True)
+class BatchBounds:
+    """What the host says of a step to whoever launches its kernels; the fields are those of Batch."""
+
+    num_decodes: int
+    max_query_len: int
+    max_context_len: int
+
+
+class DeviceState:
+    """Rows of num_slots sequences, and one more for sampled tokens that are nobody's."""
+
+    def __init__(self, num_slots: int, max_model_len: int, page_size: int, device: torch.device) -> None:
+        self.device = device
+        self.nobody = num_slots
+        shape = (num_slots, -(-max_model_len // page_size))
+        # Zeros: what a warm-up reads and writes is page 0.
+        full, sliding = (torch.zeros(shape, dtype=torch.int32, device=device) for _ in range(2))
+        self._state = BatchState(full, sliding, torch.zeros(num_slots + 1, dtype=torch.int32, device=device), page_size)
+
+    def update_pages(self, updates: PageUpdates) -> None:
+        """No entry may be given twice."""
+        if updates.slots:
+            slots, columns, full, sliding = upload(updates.as_array(), self.device).unbind(0)
+            entries = slots.long() * self._state.full_table.shape[1] + columns
+            self._state.full_table.view(-1).index_copy_(0, entries, full)
+            self._state.sliding_table.view(-1).index_copy_(0, entries, sliding)
+
+    def batch(self, packed: PackedStep[Tensor], bounds: BatchBounds) -> Batch:
+        prepared = prepare_batch(packed, self._state)
+        return Batch(
+            token_ids_T=prepared.token_ids_T,
+            positions_T=prepared.positions_T,
+            query_starts_S1=packed.query_starts_S1,
+            context_lens_S=packed.context_lens_S,
+            full=prepared.full,
+            sliding=prepared.sliding,
+            logits_rows_N=prepared.logits_rows_N,
+            max_query_len=bounds.max_query_len,
+            max_context_len=bounds.max_context_len,
+            num_decodes=bounds.num_decodes,
+        )
+
+    def remember(self, sampled_slots_M: Tensor, ids_M: Tensor) -> None:
+        """The tokens sampled last; the given rows may name nobody more than once."""
+        self._state.last_ids[sampled_slots_M.long()] = ids_M.int()

@@ -1,0 +1,50 @@
+"""A step that is on its way: what the device was asked for, and the result once it has come back."""
+
+from dataclasses import dataclass
+
+from oscine.executor.batch import BoolArray
+from oscine.executor.logprobs import records
+from oscine.executor.transfer import Mark
+from oscine.ops.interface import Sampled
+from oscine.types import StepResult, TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRows:
+    """Tokens of a prompt with their log-probabilities."""
+
+    tokens: Sampled  # on the host
+    num_top: int
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedStep:
+    """Everything on the host is there to be read when `done` has passed."""
+
+    step: int
+    samples_S: BoolArray
+    sampled: Sampled | None  # on the host, a row for each true element of samples_S; None where there is none
+    num_logprobs: list[int]  # per sampled row; -1: none
+    prompts: dict[int, PromptRows]  # slot -> its tokens in this step
+    done: Mark
+
+    def result(self) -> StepResult:
+        """Waits."""
+        self.done.wait()
+        prompts = {
+            slot: records(rows.tokens, [rows.num_top] * len(rows.tokens.token_ids_N))
+            for slot, rows in self.prompts.items()
+        }
+        token_ids: list[list[int]] = [[] for _ in self.samples_S]
+        if self.sampled is None:
+            return StepResult(self.step, token_ids, None, prompts or None)
+        ids = self.sampled.token_ids_N.tolist()
+        indices = self.samples_S.nonzero()[0].tolist()
+        for i, token_id in zip(indices, ids, strict=True):
+            token_ids[i] = [token_id]
+        if self.sampled.logprobs_N is None:
+            return StepResult(self.step, token_ids, None, prompts or None)
+        logprobs: list[list[TokenLogprobs] | None] = [None] * len(token_ids)
+        for i, record, k in zip(indices, records(self.sampled, self.num_logprobs), self.num_logprobs, strict=True):
+            logprobs[i] = [record] if k >= 0 else None
+        return StepResult(self.step, token_ids, logprobs, prompts or None)

@@ -1,0 +1,104 @@
+"""Brings a model onto its device and an executor over it: plan, load, allocate, warm up, capture.
+
+Knows the order and what to tell about it. Nothing big is allocated before the memory plan is reported.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from math import prod
+
+import torch
+from torch import Tensor
+
+from oscine.config import EngineOptions
+from oscine.executor.cuda_graphs import sizes_up_to
+from oscine.executor.kv_memory import DeviceMemory, MemoryPlan, plan_memory
+from oscine.executor.runner import TorchExecutor
+from oscine.executor.stopwatch import Stopwatch
+from oscine.executor.warm_up import warm_up
+from oscine.model.config import ModelConfig
+from oscine.model.gpt_oss import GptOss, kv_shape
+from oscine.model.opened_model import OpenedModel, open_model
+from oscine.model.weights import LayerWeights, tensor_specs
+from oscine.ops.interface import KvCache, Ops
+from oscine.ops.resolve import choose, describe, platform, resolve
+
+Report = Callable[[str], None]
+
+
+def load_executor(options: EngineOptions, report: Report, watch: Stopwatch) -> TorchExecutor:
+    """Raises ValueError for what is wrong with the model or does not fit."""
+    opened = open_model(options.model)
+    on = platform(opened.device)
+    ops = resolve(on)
+    memory = _plan(opened, options, weight_bytes(opened.config, opened.dtype))
+    report(f"{memory}\nops: {describe(choose(on))}")
+    watch.lap("open")
+    weights = opened.load(prepare_layer=_preparation(ops), progress=not options.quiet)
+    if opened.device.type == "cuda":
+        torch.cuda.synchronize(opened.device)
+        torch.cuda.empty_cache()
+        memory = _plan_again(opened, options, memory, report)
+    watch.lap("weights")
+    kv = allocate_kv(opened.config, memory, opened.device, opened.dtype)
+    executor = TorchExecutor(GptOss(opened.config, weights, ops), memory, kv, options.scheduler.max_num_seqs)
+    if opened.device.type == "cuda":
+        warm_up(executor, options.scheduler.max_num_batched_tokens)
+        watch.lap("warm-up")
+        if options.cuda_graphs and is_capturable(on):
+            sizes = sizes_up_to(options.scheduler.max_num_seqs)
+            executor.capture(sizes)
+            watch.lap(f"{len(sizes)} graphs")
+    return executor
+
+
+def is_capturable(platform: str) -> bool:
+    """Whether a step may become a CUDA graph: the reference attention and experts look at numbers on the host."""
+    choice = choose(platform)
+    return "reference" not in (choice["attention"], choice["moe"])
+
+
+def allocate_kv(config: ModelConfig, memory: MemoryPlan, device: torch.device, dtype: torch.dtype) -> KvCache:
+    """Zeros, not garbage: attention multiplies what it masks by zero, and zero times NaN is NaN."""
+
+    def group(num_layers: int, num_pages: int) -> Tensor:
+        return torch.zeros(kv_shape(config, num_layers, num_pages, memory.page_size), dtype=dtype, device=device)
+
+    return KvCache(
+        full=group(config.num_full_layers, memory.num_full_pages),
+        sliding=group(config.num_sliding_layers, memory.num_sliding_pages),
+    )
+
+
+def weight_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
+    """On the device: MXFP4 stays packed, everything else is cast to dtype."""
+    return sum(
+        spec.num_bytes if spec.dtype == "U8" else prod(spec.shape) * dtype.itemsize
+        for spec in tensor_specs(config).values()
+    )
+
+
+def _plan(opened: OpenedModel, options: EngineOptions, weights: int, held: int = 0) -> MemoryPlan:
+    """`held`: bytes of the weights that are on the device already."""
+    gpu = None
+    if opened.device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(opened.device)
+        gpu = DeviceMemory(total, free + held)
+    return plan_memory(opened.config, options, weights, opened.dtype.itemsize, gpu)
+
+
+def _plan_again(opened: OpenedModel, options: EngineOptions, planned: MemoryPlan, report: Report) -> MemoryPlan:
+    """The plan for the weights as they are: a backend may pad what it repacks."""
+    held = torch.cuda.memory_allocated(opened.device)
+    if held <= planned.weights:
+        return planned
+    plan = _plan(opened, options, held, held)
+    report(f"repacked weights are larger\n{plan}")
+    return plan
+
+
+def _preparation(ops: Ops) -> Callable[[int, LayerWeights], LayerWeights]:
+    def prepare(index: int, layer: LayerWeights) -> LayerWeights:
+        return replace(layer, experts=ops.prepare_experts(layer.experts))
+
+    return prepare

@@ -1,0 +1,42 @@
+"""Moves arrays between host and device without making either wait.
+
+Pinned memory comes from torch's caching host allocator: it gives a block out again only when every copy that was
+started from or into it is done, so nothing here is overwritten too early. On a CPU everything is already there.
+"""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+def upload(array: NDArray[np.generic], device: torch.device) -> Tensor:
+    """A copy on a GPU, or the memory of the array itself on a CPU."""
+    tensor = torch.from_numpy(array)
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+
+
+def upload_into(out: Tensor, array: NDArray[np.generic]) -> None:
+    """Writes the array to the front of `out`."""
+    tensor = torch.from_numpy(array)
+    out[: len(array)].copy_(tensor if out.device.type == "cpu" else tensor.pin_memory(), non_blocking=True)
+
+
+def download(tensor: Tensor) -> Tensor:
+    """On the host, in pinned memory; to be read only after a Mark that was set later has passed."""
+    return tensor.to("cpu", non_blocking=True)
+
+
+class Mark:
+    """A point in the device's queue of work, now."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._event: torch.cuda.Event | None = None
+        if device.type == "cuda":
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._event.record()
+
+    def wait(self) -> None:
+        """Until the device has done all that was queued before the mark."""
+        if self._event is not None:
+            self._event.synchronize()

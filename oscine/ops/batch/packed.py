@@ -1,0 +1,75 @@
+"""The records that the preparation of a step reads and writes. Shape suffixes as in ops/interface.py.
+
+What a step needs from the host travels as one array of int32, in the order of the fields of PackedStep.
+"""
+
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from oscine.ops.interface import PageGroup
+
+Column = TypeVar("Column", NDArray[np.int32], Tensor)
+
+
+class PackedSizes(NamedTuple):
+    tokens: int  # T
+    sequences: int  # S
+    logits_rows: int  # N
+    sampled: int  # M
+
+    @property
+    def total(self) -> int:
+        """Elements of the one array."""
+        return sum(_lengths(self))
+
+
+class PackedStep(NamedTuple, Generic[Column]):
+    """Columns of the one array, on the host (numpy) or on the device."""
+
+    given_T: Column  # the token's id, or -1: the one that was sampled last in its row of the state
+    positions_T: Column
+    token_slots_T: Column  # row of the state
+    slots_S: Column  # row of the state
+    context_lens_S: Column  # as in Batch
+    query_starts_S1: Column  # as in Batch
+    logits_rows_N: Column  # as in Batch
+    sampled_slots_M: Column  # where the m-th sampled id is remembered; the last row of last_ids is nobody's
+
+    @classmethod
+    def of(cls, flat: Column, sizes: PackedSizes) -> "PackedStep[Column]":
+        """Views of an array of at least sizes.total elements."""
+        columns, start = [], 0
+        for length in _lengths(sizes):
+            columns.append(flat[start : start + length])
+            start += length
+        return cls(*columns)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchState:
+    """What the device keeps of running sequences between steps, one row a slot."""
+
+    full_table: Tensor  # int32 [slots, B]; page of tokens [b * P, (b + 1) * P); anything where there is none
+    sliding_table: Tensor  # int32 [slots, B]
+    last_ids: Tensor  # int32 [slots + 1]; the token sampled last
+    page_size: int  # P, tokens
+
+
+class PreparedStep(NamedTuple):
+    """The fields of Batch that depend on the state; int64 where Batch says so."""
+
+    token_ids_T: Tensor
+    positions_T: Tensor
+    full: PageGroup
+    sliding: PageGroup
+    logits_rows_N: Tensor
+
+
+def _lengths(sizes: PackedSizes) -> tuple[int, ...]:
+    """Of each column, in order."""
+    tokens, sequences, rows, sampled = sizes
+    return tokens, tokens, tokens, sequences, sequences, sequences + 1, rows, sampled

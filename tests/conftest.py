@@ -1,12 +1,16 @@
-"""Servers that all tests may share. Tests that end or break a server start their own."""
+"""Servers that all tests may share. Tests that end or break a server start their own.
+
+What servers need is imported when one is asked for: a GPU machine may lack it, and runs the tests of the kernels.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.fake_model import write_fake_model
-from tests.server import ServerProcess
+if TYPE_CHECKING:
+    from tests.server import ServerProcess
 
 STEP_S = 0.002  # of the fake executor: a long answer takes long enough to be interrupted
 
@@ -14,19 +18,25 @@ STEP_S = 0.002  # of the fake executor: a long answer takes long enough to be in
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder without weights: for scripted and fake engines."""
+    from tests.fake_model import write_fake_model
+
     return write_fake_model(tmp_path_factory.mktemp("fake-model"))
 
 
 @pytest.fixture(scope="session")
-def fake_server(model_folder: Path) -> Iterator[ServerProcess]:
+def fake_server(model_folder: Path) -> "Iterator[ServerProcess]":
     """Real HTTP and a real engine process; every answer is the fake executor's reply."""
+    from tests.server import ServerProcess
+
     options = ("--executor", "fake", "--fake-step-s", str(STEP_S), "--date", "2025-08-05", "--log-level", "warning")
     with ServerProcess(str(model_folder), *options) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
-def nano_server() -> Iterator[ServerProcess]:
+def nano_server() -> "Iterator[ServerProcess]":
     """The embedded model."""
+    from tests.server import ServerProcess
+
     with ServerProcess("--date", "2025-08-05", "--log-level", "warning") as server:
         yield server

@@ -5,6 +5,7 @@ the device in the order of the calls.
 """
 
 from dataclasses import dataclass
+from importlib import import_module
 
 import torch
 from torch import Tensor
@@ -12,7 +13,6 @@ from torch import Tensor
 from oscine.executor.slots import PageUpdates
 from oscine.executor.transfer import upload
 from oscine.ops.batch.packed import BatchState, PackedStep
-from oscine.ops.batch.reference import prepare_batch
 from oscine.ops.interface import Batch
 
 
@@ -34,6 +34,8 @@ class DeviceState:
         shape = (num_slots, -(-max_model_len // page_size))
         # Zeros: what a warm-up reads and writes is page 0.
         full, sliding = (torch.zeros(shape, dtype=torch.int32, device=device) for _ in range(2))
+        # The module with prepare_batch and remember; there is one for every GPU, and Triton is imported on none else.
+        self._ops = import_module(f"oscine.ops.batch.{'triton' if device.type == 'cuda' else 'reference'}")
         self._state = BatchState(full, sliding, torch.zeros(num_slots + 1, dtype=torch.int32, device=device), page_size)
 
     def update_pages(self, updates: PageUpdates) -> None:
@@ -45,7 +47,7 @@ class DeviceState:
             self._state.sliding_table.view(-1).index_copy_(0, entries, sliding)
 
     def batch(self, packed: PackedStep[Tensor], bounds: BatchBounds) -> Batch:
-        prepared = prepare_batch(packed, self._state)
+        prepared = self._ops.prepare_batch(packed, self._state)
         return Batch(
             token_ids_T=prepared.token_ids_T,
             positions_T=prepared.positions_T,
@@ -61,4 +63,4 @@ class DeviceState:
 
     def remember(self, sampled_slots_M: Tensor, ids_M: Tensor) -> None:
         """The tokens sampled last; the given rows may name nobody more than once."""
-        self._state.last_ids[sampled_slots_M.long()] = ids_M.int()
+        self._ops.remember(self._state, sampled_slots_M, ids_M)

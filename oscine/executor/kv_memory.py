@@ -123,7 +123,8 @@ def plan_memory(
 
 def _cache_bytes(options: EngineOptions, weights: int, workspace: int, gpu: DeviceMemory | None) -> int:
     """Bytes of both page groups: as asked for, or what there is."""
-    asked, share = options.cache.kv_cache_bytes, options.cache.gpu_memory_utilization
+    asked, of_free = options.cache.kv_cache_bytes, options.cache.kv_cache_free_gpu_memory_fraction
+    share = options.cache.gpu_memory_utilization if of_free is None else 1.0
     if gpu is None:
         return _CPU_CACHE_BYTES if asked is None else asked
     ours = min(int(share * gpu.total), gpu.free)
@@ -135,7 +136,9 @@ def _cache_bytes(options: EngineOptions, weights: int, workspace: int, gpu: Devi
             f"smaller of what is free ({gpu.free}) and --gpu-memory-utilization {share} of the GPU's {gpu.total}; the "
             f"workspace shrinks with --max-num-seqs and --max-num-batched-tokens"
         )
-    return left if asked is None else asked
+    if asked is not None:
+        return asked
+    return left if of_free is None else int(of_free * left)
 
 
 def pages_of_window(config: ModelConfig, page_size: int) -> int:

@@ -19,7 +19,7 @@ from oscine.executor.warm_up import warm_up
 from oscine.model.config import ModelConfig
 from oscine.model.gpt_oss import GptOss, kv_shape
 from oscine.model.opened_model import OpenedModel, open_model
-from oscine.model.weights import LayerWeights, tensor_specs
+from oscine.model.weights import LayerWeights, PrepareLayer, tensor_specs
 from oscine.ops.interface import KvCache, Ops
 from oscine.ops.resolve import choose, describe, platform, resolve
 
@@ -34,7 +34,7 @@ def load_executor(options: EngineOptions, report: Report, watch: Stopwatch) -> T
     memory = _plan(opened, options, weight_bytes(opened.config, opened.dtype))
     report(f"{memory}\nops: {describe(choose(on))}")
     watch.lap("open")
-    weights = opened.load(prepare_layer=_preparation(ops), progress=not options.quiet)
+    weights = opened.load(prepare_layer=preparation(ops), progress=not options.quiet)
     if opened.device.type == "cuda":
         torch.cuda.synchronize(opened.device)
         torch.cuda.empty_cache()
@@ -97,7 +97,9 @@ def _plan_again(opened: OpenedModel, options: EngineOptions, planned: MemoryPlan
     return plan
 
 
-def _preparation(ops: Ops) -> Callable[[int, LayerWeights], LayerWeights]:
+def preparation(ops: Ops) -> PrepareLayer:
+    """Repacks the experts of a layer as soon as they are on the device."""
+
     def prepare(index: int, layer: LayerWeights) -> LayerWeights:
         return replace(layer, experts=ops.prepare_experts(layer.experts))
 

@@ -10,7 +10,7 @@ from oscine.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOp
 from oscine.engine.loop import EngineLoop
 from oscine.engine.offline import generate
 from oscine.executor.kv_memory import MemoryPlan
-from oscine.executor.load import allocate_kv
+from oscine.executor.load import allocate_kv, preparation
 from oscine.executor.runner import TorchExecutor
 from oscine.executor.threaded import ThreadedExecutor
 from oscine.model.config import ModelConfig
@@ -19,7 +19,9 @@ from oscine.model.random_weights import RandomTensors
 from oscine.model.weights import load_weights
 from oscine.ops.interface import Batch, KvCache, PageGroup
 from oscine.ops.resolve import resolve
-from oscine.types import GenerationOutput, GenerationRequest, SamplingParams
+from oscine.types import AsyncExecutor, Executor, GenerationOutput, GenerationRequest, SamplingParams
+
+from .capturable import capturable_ops
 
 PAGE = 16
 MAX_MODEL_LEN = 160
@@ -49,11 +51,21 @@ class LivelyTensors(RandomTensors):
         return tensor * 8 if name.endswith(("_proj.weight", "lm_head.weight")) else tensor
 
 
+CPU = torch.device("cpu")
+
+
 @cache
 def model() -> GptOss:
     torch.set_num_threads(1)
-    source = LivelyTensors(CONFIG, 3, torch.device("cpu"))
-    return GptOss(CONFIG, load_weights(CONFIG, source, torch.device("cpu"), torch.float32), resolve("cpu"))
+    return GptOss(CONFIG, load_weights(CONFIG, LivelyTensors(CONFIG, 3, CPU), CPU, torch.float32), resolve("cpu"))
+
+
+@cache
+def capturable_model(device: torch.device) -> GptOss:
+    """The same weights on any device."""
+    ops, source = capturable_ops(), LivelyTensors(CONFIG, 3, CPU)
+    prepare = preparation(ops)
+    return GptOss(CONFIG, load_weights(CONFIG, source, device, torch.float32, prepare_layer=prepare), ops)
 
 
 def all_logits(tokens: list[int]) -> Tensor:
@@ -106,15 +118,24 @@ def options(**changes: object) -> EngineOptions:
     )
 
 
-def engine(options: EngineOptions, num_full_pages: int = 64, num_sliding_pages: int = 64) -> EngineLoop:
+def executor(model: GptOss, options: EngineOptions, num_full_pages: int, num_sliding_pages: int) -> TorchExecutor:
     plan = memory(num_full_pages, num_sliding_pages)
-    kv = allocate_kv(CONFIG, plan, torch.device("cpu"), torch.float32)
-    executor = TorchExecutor(model(), plan, kv, options.scheduler.max_num_seqs)
+    kv = allocate_kv(CONFIG, plan, model.weights.embed_VH.device, torch.float32)
+    return TorchExecutor(model, plan, kv, options.scheduler.max_num_seqs)
+
+
+def engine(options: EngineOptions, num_full_pages: int = 64, num_sliding_pages: int = 64) -> EngineLoop:
+    """On the CPU."""
+    runner = executor(model(), options, num_full_pages, num_sliding_pages)
+    return loop(ThreadedExecutor(runner) if options.scheduler.overlap else runner, options, runner.memory)
+
+
+def loop(executor: Executor | AsyncExecutor, options: EngineOptions, memory: MemoryPlan) -> EngineLoop:
     return EngineLoop(
-        ThreadedExecutor(executor) if options.scheduler.overlap else executor,
+        executor,
         options,
-        num_full_pages=num_full_pages,
-        num_sliding_pages=num_sliding_pages,
+        num_full_pages=memory.num_full_pages,
+        num_sliding_pages=memory.num_sliding_pages,
         max_model_len=MAX_MODEL_LEN,
         sliding_window=CONFIG.sliding_window,
     )

@@ -26,6 +26,11 @@ def prepare_batch(packed: PackedStep[Tensor], state: BatchState) -> PreparedStep
     )
 
 
+def remember(state: BatchState, sampled_slots_M: Tensor, ids_M: Tensor) -> None:
+    """last_ids[slot] = id; only nobody's row may be named more than once."""
+    state.last_ids[sampled_slots_M.long()] = ids_M.int()
+
+
 def _group(packed: PackedStep[Tensor], table: Tensor, positions_T: Tensor, page_size: int) -> PageGroup:
     entries_T = packed.token_slots_T.long() * table.shape[1] + positions_T // page_size
     pages_T = table.view(-1).index_select(0, entries_T).long()

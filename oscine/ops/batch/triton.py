@@ -1,0 +1,110 @@
+"""The preparation of a step in Triton, one launch each: sm_80 and newer. Definitions: reference.py.
+
+Reads the columns of a packed step through its first one: they lie one behind the other. Sizes are not specialised on,
+so that every step runs the same compiled kernel. Shape suffixes as in ops/interface.py.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from oscine.ops.batch.packed import BatchState, PackedStep, PreparedStep
+from oscine.ops.interface import PageGroup
+
+BLOCK = 256  # tokens, or columns of a page table, of one program at a time
+
+
+def prepare_batch(packed: PackedStep[Tensor], state: BatchState) -> PreparedStep:
+    """The packed columns must be views of one array."""
+    num_tokens, num_sequences, num_rows = (len(c) for c in (packed.given_T, packed.slots_S, packed.logits_rows_N))
+    device = packed.given_T.device
+    wide = torch.empty(4 * num_tokens + num_rows, dtype=torch.int64, device=device)
+    token_ids, positions, full_slots, sliding_slots, rows = torch.split(wide, [num_tokens] * 4 + [num_rows])
+    columns = state.full_table.shape[1]
+    tables = torch.empty((2, num_sequences, columns), dtype=torch.int32, device=device)
+    token_blocks = triton.cdiv(max(num_tokens, num_rows), BLOCK)
+    _prepare_kernel[(token_blocks + num_sequences,)](
+        packed.given_T,
+        state.last_ids,
+        state.full_table,
+        state.sliding_table,
+        wide,
+        tables,
+        num_tokens,
+        num_sequences,
+        num_rows,
+        token_blocks,
+        P=state.page_size,
+        B=columns,
+        BLOCK=BLOCK,
+    )
+    full, sliding = tables.unbind(0)
+    return PreparedStep(token_ids, positions, PageGroup(full, full_slots), PageGroup(sliding, sliding_slots), rows)
+
+
+def remember(state: BatchState, sampled_slots_M: Tensor, ids_M: Tensor) -> None:
+    """ids_M: int32 or int64."""
+    count = len(ids_M)
+    _remember_kernel[(triton.cdiv(count, BLOCK),)](state.last_ids, sampled_slots_M, ids_M, count, BLOCK=BLOCK)
+
+
+@triton.jit(  # type: ignore[untyped-decorator]
+    do_not_specialize=["num_tokens", "num_sequences", "num_rows", "token_blocks"],
+    do_not_specialize_on_alignment=["packed"],
+)
+def _prepare_kernel(  # type: ignore[no-untyped-def]
+    packed,  # the one array: given_T, positions_T, token_slots_T, slots_S, context lengths, query starts, rows_N
+    last_ids,
+    full_table,
+    sliding_table,
+    wide,  # token ids [T], positions [T], slots of both groups [T], rows [N]
+    tables,  # [2, S, B]
+    num_tokens,
+    num_sequences,
+    num_rows,
+    token_blocks,
+    P: tl.constexpr,
+    B: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    program = tl.program_id(0)
+    lane = tl.arange(0, BLOCK)
+    if program < token_blocks:
+        t = program * BLOCK + lane
+        inside = t < num_tokens
+        given = tl.load(packed + t, mask=inside, other=0)
+        position = tl.load(packed + num_tokens + t, mask=inside, other=0)
+        slot = tl.load(packed + 2 * num_tokens + t, mask=inside, other=0)
+        last = tl.load(last_ids + slot, mask=inside, other=0)
+        entry = slot.to(tl.int64) * B + position // P
+        offset = position % P
+        full = tl.load(full_table + entry, mask=inside, other=0).to(tl.int64) * P + offset
+        sliding = tl.load(sliding_table + entry, mask=inside, other=0).to(tl.int64) * P + offset
+        tl.store(wide + t, tl.where(given < 0, last, given).to(tl.int64), mask=inside)
+        tl.store(wide + num_tokens + t, position.to(tl.int64), mask=inside)
+        tl.store(wide + 2 * num_tokens + t, full, mask=inside)
+        tl.store(wide + 3 * num_tokens + t, sliding, mask=inside)
+        wanted = t < num_rows
+        row = tl.load(packed + 3 * num_tokens + 3 * num_sequences + 1 + t, mask=wanted, other=0)
+        tl.store(wide + 4 * num_tokens + t, row.to(tl.int64), mask=wanted)
+    else:
+        sequence = program - token_blocks
+        slot = tl.load(packed + 3 * num_tokens + sequence).to(tl.int64)
+        for first in range(0, B, BLOCK):
+            column = first + lane
+            inside = column < B
+            source, target = slot * B + column, sequence.to(tl.int64) * B + column
+            tl.store(tables + target, tl.load(full_table + source, mask=inside), mask=inside)
+            target += num_sequences.to(tl.int64) * B
+            tl.store(tables + target, tl.load(sliding_table + source, mask=inside), mask=inside)
+
+
+@triton.jit(  # type: ignore[untyped-decorator]
+    do_not_specialize=["count"], do_not_specialize_on_alignment=["slots_M", "ids_M"]
+)
+def _remember_kernel(last_ids, slots_M, ids_M, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    m = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = m < count
+    slot = tl.load(slots_M + m, mask=inside, other=0)
+    tl.store(last_ids + slot, tl.load(ids_M + m, mask=inside).to(tl.int32), mask=inside)

@@ -1,0 +1,54 @@
+"""Ops in plain torch that never look at numbers on the host, so that any step of single tokens may become a graph."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from oscine.ops.attention.reference import attention as reference_attention
+from oscine.ops.interface import Batch, MxExperts, Ops, PageGroup, Routing
+from oscine.ops.moe.mxfp4 import dequantize
+from oscine.ops.moe.reference import swiglu
+from oscine.ops.resolve import resolve
+
+
+def capturable_ops() -> Ops:
+    return replace(resolve("cpu"), attention=attention, moe=moe, prepare_experts=prepare_experts)
+
+
+def attention(
+    q_TQD: Tensor, kv_pages: Tensor, batch: Batch, group: PageGroup, sinks_Q: Tensor, window: int | None
+) -> Tensor:
+    """Over every column of the page tables, whatever is in those not used."""
+    if batch.num_decodes < len(batch.context_lens_S):
+        return reference_attention(q_TQD, kv_pages, batch, group, sinks_Q, window)
+    num_kv_heads, _, head_dim = kv_pages.shape[2:]
+    pages_SB2GPD = kv_pages[group.page_table_SB.clamp(min=0).long()].float()
+    keys, values = pages_SB2GPD.permute(2, 0, 3, 1, 4, 5).flatten(3, 4)  # [S, G, B * P, D]
+    position_C = torch.arange(keys.shape[2], device=keys.device)
+    query_S1 = batch.context_lens_S[:, None] - 1
+    seen_SC = (position_C <= query_S1) & (position_C > query_S1 - (window or len(position_C)))
+    q_SGRD = q_TQD.float().view(len(q_TQD), num_kv_heads, -1, head_dim) * head_dim**-0.5
+    scores = (q_SGRD @ keys.transpose(2, 3)).masked_fill(~seen_SC[:, None, None], -torch.inf)
+    sinks = sinks_Q.float().view(1, num_kv_heads, -1, 1).expand(*scores.shape[:3], 1)
+    weights = torch.cat((scores, sinks), -1).softmax(-1)[..., :-1]
+    return (weights @ values).flatten(1).to(q_TQD.dtype)
+
+
+def prepare_experts(experts: MxExperts) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    gate_up = dequantize(experts.gate_up_blocks, experts.gate_up_scales)
+    down = dequantize(experts.down_blocks, experts.down_scales)
+    return gate_up, experts.gate_up_bias.float(), down, experts.down_bias.float()
+
+
+def moe(x_TH: Tensor, routing: Routing, experts: tuple[Tensor, Tensor, Tensor, Tensor], swiglu_limit: float) -> Tensor:
+    """Every expert computes every token."""
+    gate_up, gate_up_bias, down, down_bias = experts
+    weights_TE = torch.zeros(len(x_TH), len(gate_up), device=x_TH.device)
+    weights_TE = weights_TE.scatter(1, routing.expert_ids_TK.long(), routing.weights_TK)
+    out_TH = torch.zeros_like(x_TH, dtype=torch.float32)
+    for e in range(len(gate_up)):
+        hidden = swiglu(functional.linear(x_TH.float(), gate_up[e], gate_up_bias[e]), swiglu_limit)
+        out_TH = out_TH + weights_TE[:, e, None] * functional.linear(hidden, down[e], down_bias[e])
+    return out_TH.to(x_TH.dtype)

@@ -1,0 +1,97 @@
+"""The executor on a GPU, where steps are queued and decodes are replayed: its tokens are those of a CPU."""
+
+import gc
+import itertools
+
+import pytest
+import torch
+
+from oscine.engine.loop import EngineLoop
+from oscine.executor.cuda_graphs import CudaGraphs
+from oscine.executor.warm_up import warm_up
+from oscine.types import GenerationRequest
+
+from .tiny import MAX_MODEL_LEN, capturable_model, engine, executor, loop, naive_greedy, options, prompt, request, run
+
+pytestmark = pytest.mark.gpu
+GRAPHS = (1, 2, 4, 6)
+
+
+def gpu_engine(graphs: bool = True, pages: int = 64, **changes: object) -> EngineLoop:
+    asked = options(max_num_seqs=6, **changes)
+    runner = executor(capturable_model(torch.device("cuda")), asked, pages, pages)
+    warm_up(runner, asked.scheduler.max_num_batched_tokens)
+    if graphs:
+        runner.capture(list(GRAPHS))
+    return loop(runner, asked, runner.memory)
+
+
+def mixed_workload() -> list[GenerationRequest]:
+    """More than run at once, short and long, with shared prefixes, ending at different times."""
+    lengths = (1, 3, 15, 16, 17, 33, 64, 65, 100, 40)
+    return [request(str(i), [*prompt(n - 1), i], max_tokens=9 + 5 * i, priority=i % 2) for i, n in enumerate(lengths)]
+
+
+@pytest.mark.parametrize(
+    ("graphs", "overlap", "pages", "chunk"),
+    [*itertools.product((False, True), (False, True), (64,), (64,)), (True, True, 12, 7), (True, False, 12, 16)],
+)
+def test_greedy_tokens_are_those_of_full_recomputation(graphs: bool, overlap: bool, pages: int, chunk: int) -> None:
+    requests = mixed_workload()
+    gpu = gpu_engine(graphs, pages, overlap=overlap, max_num_batched_tokens=chunk)
+    found = run(gpu, *requests)
+    for one in requests:
+        expected = naive_greedy(tuple(one.prompt_token_ids), one.sampling.max_tokens)
+        assert found[one.request_id].token_ids == expected
+    assert (gpu.stats().preemptions > 0) == (pages == 12)
+    assert gpu.stats().prefix_hits > 0
+
+
+def test_what_sampling_asks_for_is_done_outside_of_the_graphs() -> None:
+    kinds: list[dict[str, object]] = [
+        {"temperature": 0.9},
+        {"logprobs": 3},
+        {"presence_penalty": 1.5, "frequency_penalty": 0.5},
+        {"logit_bias": {3: 100.0}, "min_tokens": 3, "stop_token_ids": (5,)},
+        {"temperature": 1.1, "top_p": 0.8, "top_k": 20, "logprobs": 0},
+        {"prompt_logprobs": 2},
+        {},
+    ]
+    requests = [request(str(i), prompt(11 + 4 * i, start=i), max_tokens=20, seed=i, **k) for i, k in enumerate(kinds)]
+    on_gpu = run(gpu_engine(overlap=True), *requests)
+    on_cpu = run(engine(options(max_num_seqs=6)), *requests)
+    for name, expected in on_cpu.items():
+        found = on_gpu[name]
+        assert found.token_ids == expected.token_ids
+        for ours, theirs in zip(found.logprobs or [], expected.logprobs or [], strict=True):
+            assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-4)
+        assert [(e.token_id, len(e.top)) for e in found.prompt_logprobs or []] == [
+            (e.token_id, len(e.top)) for e in expected.prompt_logprobs or []
+        ]
+
+
+def test_decodes_do_replay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that the tests above have something to test."""
+    replayed: list[int] = []
+    replay = CudaGraphs.replay
+    monkeypatch.setattr(
+        CudaGraphs, "replay", lambda self, packed: (replayed.append(packed[1].sequences), replay(self, packed))[1]
+    )
+    requests = [request(str(i), prompt(5, start=i), max_tokens=6 + 6 * i) for i in range(5)]
+    run(gpu_engine(), *requests)
+    assert set(replayed) == {1, 2, 4, 6}
+    assert len(replayed) == 6 + 6 * 4 - 1
+
+
+def test_a_launch_does_not_wait_and_garbage_does_not_matter() -> None:
+    """Steps in flight keep alive what they need."""
+    gpu = gpu_engine(overlap=True)
+    one = request("a", prompt(MAX_MODEL_LEN - 60), max_tokens=50)
+    outputs = []
+    gpu.add(one)
+    torch.cuda._sleep(200_000_000)  # about 0.1 s in which nothing launched below can run
+    while gpu.has_work:
+        gc.collect()
+        outputs += gpu.step()
+    tokens = [token for output in outputs for token in output.token_ids]
+    assert tokens == naive_greedy(tuple(one.prompt_token_ids), 50)

@@ -1,0 +1,88 @@
+"""The preparation of a step, against loops over its tokens; the Triton kernels compiled, interpreted and on a GPU."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from oscine.ops.batch import reference
+from oscine.ops.batch.packed import BatchState, PackedSizes, PackedStep
+
+from .compile_ahead import run_interpreted
+
+CASES = [  # tokens of each sequence, rows wanted, columns of the tables
+    ([1], 1, 1),
+    ([1, 1, 1], 3, 5),
+    ([1, 700, 1, 3], 2, 300),
+    ([5], 0, 256),
+    ([1] * 300, 300, 3),
+]
+P = 16
+
+
+def case(lengths: list[int], num_rows: int, columns: int, device: str) -> tuple[PackedStep[Tensor], BatchState]:
+    generator = torch.Generator().manual_seed(len(lengths) + columns)
+
+    def draw(high: int, *shape: int) -> Tensor:
+        return torch.randint(0, high, shape, generator=generator, dtype=torch.int32)
+
+    slots, count, tokens = len(lengths) + 3, len(lengths), sum(lengths)
+    sizes = PackedSizes(tokens, count, num_rows, count)
+    packed = PackedStep.of(torch.full((sizes.total,), -7, dtype=torch.int32), sizes)
+    packed.slots_S[:] = torch.randperm(slots, generator=generator)[:count]
+    packed.token_slots_T[:] = packed.slots_S.repeat_interleave(torch.tensor(lengths))
+    packed.given_T[:] = draw(50, tokens) * draw(2, tokens) - 1
+    packed.positions_T[:] = draw(columns * P, tokens)
+    packed.logits_rows_N[:] = draw(tokens, num_rows)
+    packed.sampled_slots_M[:] = packed.slots_S
+    on_device = PackedStep.of(torch.cat(list(packed)).to(device), sizes)
+    full, sliding = (draw(10_000_000, slots, columns).to(device) for _ in range(2))
+    return on_device, BatchState(full, sliding, draw(50, slots + 1).to(device), P)
+
+
+def check(prepare: object, remember: object, device: str) -> None:
+    for lengths, num_rows, columns in CASES:
+        packed, state = case(lengths, num_rows, columns, device)
+        before = state.last_ids.clone()
+        prepared = prepare(packed, state)  # type: ignore[operator]
+        for group, table in ((prepared.full, state.full_table), (prepared.sliding, state.sliding_table)):
+            assert torch.equal(group.page_table_SB, table[packed.slots_S.long()])
+            assert group.page_table_SB.dtype == torch.int32
+            assert group.slots_T.tolist() == [
+                table[s, p // P].item() * P + p % P
+                for s, p in zip(packed.token_slots_T.tolist(), packed.positions_T.tolist(), strict=True)
+            ]
+        assert prepared.token_ids_T.tolist() == [
+            before[s].item() if g < 0 else g
+            for s, g in zip(packed.token_slots_T.tolist(), packed.given_T.tolist(), strict=True)
+        ]
+        assert torch.equal(prepared.positions_T, packed.positions_T.long())
+        assert torch.equal(prepared.logits_rows_N, packed.logits_rows_N.long())
+        for dtype in (torch.int64, torch.int32):
+            ids = torch.arange(len(lengths), device=device, dtype=dtype) + 1000
+            remember(state, packed.sampled_slots_M, ids)  # type: ignore[operator]
+            assert torch.equal(state.last_ids[packed.slots_S.long()].long(), ids.long())
+        others = torch.ones_like(before, dtype=torch.bool)
+        others[packed.slots_S.long()] = False
+        assert torch.equal(state.last_ids[others], before[others])
+
+
+def test_the_definition() -> None:
+    check(reference.prepare_batch, reference.remember, "cpu")
+
+
+def interpreted() -> None:
+    from oscine.ops.batch import triton as kernels
+
+    check(kernels.prepare_batch, kernels.remember, "cpu")
+
+
+def test_the_kernels_interpreted() -> None:
+    run_interpreted(interpreted)
+
+
+@pytest.mark.gpu
+def test_the_kernels_on_a_gpu() -> None:
+    from oscine.ops.batch import triton as kernels
+
+    check(kernels.prepare_batch, kernels.remember, "cuda")
+    check(reference.prepare_batch, reference.remember, "cuda")

@@ -1,0 +1,106 @@
+"""Published MXFP4 weights -> the units that the Hopper GEMM reads, in plain torch.
+
+Knows the layouts on both sides; not tiles, kernels or devices.
+
+A unit is 64 rows by 64 values along k. Its nibbles are 2048 bytes: thread t of a warpgroup reads bytes 16 t ..
+16 t + 15 as four words, one for each 16 values along k. With t = 32 warp + 4 g + q, word j, the thread holds (as
+mma.m16n8k16 wants its left operand)
+
+    row = 16 warp + 8 r + g,   k = 16 j + 8 h + 2 q + z        for r, h, z in {0, 1}
+
+z picks the half word; in it the nibble of (h, r) has its sign and its three magnitude bits (e1 e0 m) at
+
+    (h, r)   (0, 0)      (0, 1)      (1, 0)      (1, 1)
+    sign     15          12          14          13
+    e1 e0 m  8..6        5..3        2..0        11..9
+
+so that shifts and masks move each to 15 and 8..6. The scales of a unit are 32 words, one for each (warp, g): bytes
+(j // 2, r) in the order (0, 0), (0, 1), (1, 0), (1, 1), each the E8M0 byte + 126.
+
+Rows that pad a matrix to 64 hold zeros (and scale 0, which multiplies as 0), so does k.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+UNIT = 64
+SIGNS = ((15, 12), (14, 13))  # bit of the sign by (h, r)
+MAGNITUDES = ((6, 3), (0, 9))  # lowest bit of the magnitude by (h, r)
+SCALE_OFFSET = 126
+MAX_SCALE = 128  # scale bytes 1..128 become the bf16 exponents 127..254
+
+
+def repack(blocks: Tensor, scales: Tensor, row_order: Tensor | None = None, chunk: int = 8) -> tuple[Tensor, Tensor]:
+    """uint8 blocks [E, rows, K / 32, 16] and scales [E, rows, K / 32] -> (nibbles, scales) in units.
+
+    nibbles: uint8 [E * unit rows * k units * 8, 256]; scales: int32 [E * unit rows * k units, 32].
+    row_order: the source row of each row, or -1 for a row of zeros. chunk: experts at a time, to bound the workspace.
+    Raises ValueError for scales outside 1..128.
+    """
+    if int(scales.min()) < 1 or int(scales.max()) > MAX_SCALE:
+        raise ValueError("MXFP4 scales outside 2^-126 .. 2^1 are not supported by the Hopper experts")
+    experts, rows, k_blocks = scales.shape
+    if row_order is None:
+        row_order = torch.arange(rows, device=scales.device)
+    row_order = functional.pad(row_order, (0, -row_order.numel() % UNIT), value=-1)
+    units = row_order.numel() // UNIT * ((k_blocks + 1) // 2)
+    nibbles_out = torch.empty(experts, units * 8, 256, dtype=torch.uint8, device=blocks.device)
+    scales_out = torch.empty(experts, units, 32, dtype=torch.int32, device=blocks.device)
+    for start in range(0, experts, chunk):
+        part = slice(start, start + chunk)
+        nibbles_out[part] = _nibbles(_padded(blocks[part], row_order)).view(-1, units * 8, 256)
+        scales_out[part] = _scales(_padded(scales[part] + SCALE_OFFSET, row_order)).view(-1, units, 32)
+    return nibbles_out.flatten(0, 1), scales_out.flatten(0, 1)
+
+
+def gate_up_order(intermediate: int, device: torch.device) -> Tensor:
+    """Source rows such that gate i and up i become rows g and g + 8 of one thread; -1 pads to whole units."""
+    blocks = (intermediate + 31) // 32 * 4  # of 8 values of i
+    i = torch.arange(blocks * 8, device=device).view(blocks, 1, 8)
+    is_up = torch.arange(2, device=device).view(1, 2, 1)
+    return torch.where(i < intermediate, 2 * i + is_up, -1).flatten()
+
+
+def _padded(source: Tensor, row_order: Tensor) -> Tensor:
+    """[E, rows, K / 32, ...] -> the ordered rows, and an even number of blocks along k."""
+    picked = source[:, row_order.clamp(min=0)]
+    picked[:, row_order < 0] = 0
+    if picked.shape[2] % 2:
+        picked = torch.cat((picked, torch.zeros_like(picked[:, :, :1])), dim=2)
+    return picked
+
+
+def _nibbles(blocks: Tensor) -> Tensor:
+    """uint8 [E, 64 R, 2 U, 16] -> [E, R, U, 2048]."""
+    experts, rows, k_blocks, _ = blocks.shape
+    tables = _byte_tables(blocks.device)
+    # (expert, unit row, warp, r, g, unit, j, h, q) -> (expert, unit row, unit, warp, g, q, j, h, r)
+    source = blocks.view(experts, rows // UNIT, 4, 2, 8, k_blocks // 2, 4, 2, 4)
+    source = source.permute(0, 1, 5, 2, 4, 8, 6, 7, 3)
+    words = torch.zeros(source.shape[:-2], dtype=torch.int32, device=blocks.device)
+    for h in range(2):
+        for r in range(2):
+            words |= tables[h, r].index_select(0, source[..., h, r].flatten().int()).view(words.shape)
+    return words.view(torch.uint8).view(experts, rows // UNIT, k_blocks // 2, 2048)
+
+
+def _byte_tables(device: torch.device) -> Tensor:
+    """int32 [2 (h), 2 (r), 256]: what a byte, the values of z = 0 and 1, adds to its word."""
+    byte = torch.arange(256)
+    tables = torch.zeros(2, 2, 256, dtype=torch.int64)
+    for h in range(2):
+        for r in range(2):
+            for z in range(2):
+                code = byte >> (4 * z) & 15
+                half = (code >> 3 << SIGNS[h][r]) | ((code & 7) << MAGNITUDES[h][r])
+                tables[h, r] |= half << (16 * z)
+    return torch.where(tables >= 1 << 31, tables - (1 << 32), tables).to(torch.int32).to(device)
+
+
+def _scales(scales: Tensor) -> Tensor:
+    """uint8 [E, 64 R, 2 U] -> int32 [E, R, U, 32]."""
+    experts, rows, k_blocks = scales.shape
+    # (expert, unit row, warp, r, g, unit, k half) -> (expert, unit row, unit, warp, g, k half, r)
+    source = scales.view(experts, rows // UNIT, 4, 2, 8, k_blocks // 2, 2).permute(0, 1, 5, 2, 4, 6, 3)
+    return source.flatten().view(torch.int32).view(experts, rows // UNIT, k_blocks // 2, 32)

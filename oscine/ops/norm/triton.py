@@ -21,12 +21,12 @@ from oscine.ops.launch import NUM_ARRIVALS, arrivals, launch_options
 
 FUSED_TOKENS = 4  # up to here norm and router are one launch
 UNCOUNTED_TOKENS = 16  # up to here norm_route gives neither counts nor ranks
-SMALL_TOKENS = 1024  # up to here the router splits the hidden dimension into programs of one step
+SMALL_TOKENS = 512  # up to here the router splits the hidden dimension into programs of one step
 FUSED_ROWS = 4  # router rows of one program of the fused kernel
 SPLIT_H = 256  # hidden dimension of one program while tokens are few
 # A few programs on an empty GPU: without a limit of its own, ptxas saves registers for an occupancy that cannot come,
 # and lets the loads of partial sums wait for one another.
-ALL_LOADS_FIRST = {"num_warps": 16, "maxnreg": 128}
+ALL_LOADS_FIRST = {"num_warps": 32, "maxnreg": 64}
 
 
 def rms_norm(x: Tensor, weight_H: Tensor, eps: float, residual_TH: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -173,10 +173,10 @@ def _tiling(num_tokens: int, hidden: int) -> dict[str, int]:
     """Tokens of a tile, and how its hidden dimension is cut into SPLITS programs of STEPS steps of BLOCK_H."""
     if num_tokens <= SMALL_TOKENS:
         splits = triton.cdiv(hidden, SPLIT_H)
-        return {"BLOCK_T": 16, "BLOCK_H": SPLIT_H, "SPLITS": splits, "STEPS": 1, "num_warps": 8}
+        return {"BLOCK_T": 16, "BLOCK_H": SPLIT_H, "SPLITS": splits, "STEPS": 1, "num_warps": 8, "maxnreg": 128}
     steps = triton.cdiv(hidden, 64)
     splits = 1 if num_tokens > 8192 else min(steps, 3)
-    return {"BLOCK_T": 64, "BLOCK_H": 64, "SPLITS": splits, "STEPS": triton.cdiv(steps, splits), "num_warps": 4}
+    return {"BLOCK_T": 64, "BLOCK_H": 64, "SPLITS": splits, "STEPS": triton.cdiv(steps, splits), "num_warps": 8}
 
 
 @triton.jit

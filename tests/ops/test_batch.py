@@ -7,7 +7,7 @@ from torch import Tensor
 from oscine.ops.batch import reference
 from oscine.ops.batch.packed import BatchState, PackedSizes, PackedStep
 
-from .compile_ahead import run_interpreted
+from .compile_ahead import compile_ahead, run_interpreted
 
 CASES = [  # tokens of each sequence, rows wanted, columns of the tables
     ([1], 1, 1),
@@ -78,6 +78,18 @@ def interpreted() -> None:
 
 def test_the_kernels_interpreted() -> None:
     run_interpreted(interpreted)
+
+
+def test_the_kernels_compile_for_a_gpu() -> None:
+    from oscine.ops.batch import triton as kernels
+
+    integers = ("packed", "last_ids", "full_table", "sliding_table", "tables")
+    types = dict.fromkeys(integers, "*i32") | {"wide": "*i64"}
+    counts = dict.fromkeys(("num_tokens", "num_sequences", "num_rows", "token_blocks"), "i32")
+    constants = {"P": 64, "B": 2048, "BLOCK": kernels.BLOCK}
+    assert not compile_ahead(kernels._prepare_kernel, types | counts, constants, unaligned=("packed",)).spills
+    types = {"last_ids": "*i32", "slots_M": "*i32", "ids_M": "*i64", "count": "i32"}
+    compile_ahead(kernels._remember_kernel, types, {"BLOCK": kernels.BLOCK}, unaligned=("slots_M", "ids_M"))
 
 
 @pytest.mark.gpu

@@ -89,15 +89,15 @@ def _prepare_kernel(  # type: ignore[no-untyped-def]
         row = tl.load(packed + 3 * num_tokens + 3 * num_sequences + 1 + t, mask=wanted, other=0)
         tl.store(wide + 4 * num_tokens + t, row.to(tl.int64), mask=wanted)
     else:
-        sequence = program - token_blocks
-        slot = tl.load(packed + 3 * num_tokens + sequence).to(tl.int64)
+        sequence = (program - token_blocks).to(tl.int64)
+        table_row = tl.load(packed + 3 * num_tokens + sequence).to(tl.int64)
         for first in range(0, B, BLOCK):
             column = first + lane
-            inside = column < B
-            source, target = slot * B + column, sequence.to(tl.int64) * B + column
-            tl.store(tables + target, tl.load(full_table + source, mask=inside), mask=inside)
+            used = column < B
+            source, target = table_row * B + column, sequence * B + column
+            tl.store(tables + target, tl.load(full_table + source, mask=used), mask=used)
             target += num_sequences.to(tl.int64) * B
-            tl.store(tables + target, tl.load(sliding_table + source, mask=inside), mask=inside)
+            tl.store(tables + target, tl.load(sliding_table + source, mask=used), mask=used)
 
 
 @triton.jit(  # type: ignore[untyped-decorator]

@@ -47,6 +47,8 @@ class CacheOptions:
     # Both page groups together; None: on a GPU what --gpu-memory-utilization leaves, on a CPU 1 GiB.
     kv_cache_bytes: int | None = None
     gpu_memory_utilization: float = 0.92  # share of a GPU's memory for weights, workspace and KV cache
+    # On a GPU, instead of the above: the cache's share of what is free once weights and workspace are there.
+    kv_cache_free_gpu_memory_fraction: float | None = None
     prefix_caching: bool = True
 
     def __post_init__(self) -> None:
@@ -55,6 +57,9 @@ class CacheOptions:
         _require(given is None or given > 0, "kv-cache-bytes", "positive", given)
         share = self.gpu_memory_utilization
         _require(0 < share <= 1, "gpu-memory-utilization", "above 0 and at most 1", share)
+        of_free = self.kv_cache_free_gpu_memory_fraction
+        valid = of_free is None or 0 < of_free <= 1
+        _require(valid, "kv-cache-free-gpu-memory-fraction", "above 0 and at most 1", of_free)
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,19 @@
 """The options of `oscine serve` in vLLM's dialect, and how they and a YAML file become a Config.
 
-Knows names and types; rules on values live in oscine.config. The YAML file goes through the same parser as the command
-line, so both know the same names and give the same errors.
+Knows names and types; rules on values live in oscine.config, and other servers' names in dialects.py. A YAML file goes
+through the same parser as the command line, so both know the same names and give the same errors. The command line wins
+over the file of --config, the file over the profile.
 """
 
 import argparse
 import dataclasses
 import datetime
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from oscine.cli import dialects
 from oscine.cli.error import USAGE, CommandError
 from oscine.config import CacheOptions, Config, EngineOptions, ModelOptions, SchedulerOptions, ServerOptions
 
@@ -21,24 +24,60 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise CommandError(f"{message} (see {self.prog} --help)", USAGE)
 
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Takes --max_num_seqs for --max-num-seqs."""
+        given = sys.argv[1:] if args is None else args
+        return super().parse_known_args(list(_with_hyphens(given)), namespace)
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Every option is absent from the namespace unless it is given: defaults live in oscine.config."""
+
+def _with_hyphens(arguments: Sequence[str]) -> Iterator[str]:
+    options = True
+    for argument in arguments:
+        options = options and argument != "--"
+        if options and argument.startswith("--"):
+            name, equals, value = argument.partition("=")
+            argument = name.replace("_", "-") + equals + value
+        yield argument
+
+
+def add_options(parser: argparse.ArgumentParser, *, nested: bool = False) -> None:
+    """Every option is absent from the namespace unless it is given: defaults live in oscine.config.
+
+    `nested`: also names with a dot, as other servers' YAML files have them.
+    """
     parser.add_argument("model", nargs="?", metavar="MODEL", default=argparse.SUPPRESS, help=_MODEL_HELP)
-    parser.add_argument("--config", metavar="FILE", type=Path, default=argparse.SUPPRESS, help=_CONFIG_HELP)
+    files = ("--config", "--extra-llm-api-options")
+    parser.add_argument(*files, dest="config", metavar="FILE", type=Path, default=argparse.SUPPRESS, help=_CONFIG_HELP)
+    parser.add_argument("--profile", choices=PROFILES, default=argparse.SUPPRESS, help=_PROFILE_HELP)
     for title, options in _GROUPS.items():
         group = parser.add_argument_group(title)
         for name, settings in options.items():
             group.add_argument(f"--{name}", default=argparse.SUPPRESS, **settings)
+    ours = {name: settings for options in _GROUPS.values() for name, settings in options.items()}
+    dialects.add_dialects(parser, ours, nested=nested)
 
 
-def read_config(given: Mapping[str, Any]) -> Config:
-    """`given` is the command line, by option name with underscores. Raises CommandError that names the option."""
-    options = dict(given)
-    path = options.pop("config", None)
-    merged = {**_read_yaml(path), **options} if path is not None else options
+def read_config(given: Mapping[str, Any], note: Callable[[str], None] = lambda text: None) -> Config:
+    """`given` is the command line, by option name with underscores; `note` hears of what has no effect.
+
+    Raises CommandError that names the option.
+    """
+    layers = [dict(given)]  # the first wins
+    path = layers[0].pop("config", None)
+    if path is not None:
+        layers.append(_read_yaml(path, f"--config {path}"))
+    profile = next((layer["profile"] for layer in layers if "profile" in layer), None)
+    if profile is not None:
+        layers.append(_read_yaml(PROFILE_FOLDER / f"{profile}.yaml", f"--profile {profile}"))
+    options: dict[str, Any] = {}
+    for layer in reversed(layers):
+        for text in layer.pop(dialects.NOTES, ()):
+            note(text)
+        options |= layer
     try:
-        return _config(merged)
+        return _config(options)
     except ValueError as error:
         raise CommandError(str(error), USAGE) from None
 
@@ -52,31 +91,34 @@ def _config(options: Mapping[str, Any]) -> Config:
     return Config(engine=part(EngineOptions, model=model, cache=cache, scheduler=scheduler), server=part(ServerOptions))
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
+def _read_yaml(path: Path, source: str) -> dict[str, Any]:
     import yaml
 
     try:
         content = yaml.safe_load(path.read_text())
     except OSError as error:
-        raise CommandError(f"--config {path}: {error.strerror}", USAGE) from None
+        raise CommandError(f"{source}: {error.strerror}", USAGE) from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise CommandError(f"--config {path} is not YAML: {error}", USAGE) from None
+        raise CommandError(f"{source} is not YAML: {error}", USAGE) from None
     if not isinstance(content, dict):
-        raise CommandError(f"--config {path} must be a mapping of option names to values", USAGE)
+        raise CommandError(f"{source} must be a mapping of option names to values", USAGE)
     parser = Parser(prog="oscine serve", add_help=False, allow_abbrev=False)
-    add_options(parser)
+    add_options(parser, nested=True)
     try:
         return vars(parser.parse_args(_arguments(content)))
     except CommandError as error:
-        raise CommandError(f"--config {path}: {error}", USAGE) from None
+        raise CommandError(f"{source}: {error}", USAGE) from None
 
 
 def _arguments(content: dict[Any, Any]) -> list[str]:
     """A YAML mapping as a command line; keys are option names, with hyphens or underscores."""
-    known = {"model", *(name for options in _GROUPS.values() for name in options)}
+    known = {"model", "profile", *(name for options in _GROUPS.values() for name in options)}
+    foreign = dialects.names()
     arguments: list[str] = []
-    for key, value in content.items():
-        name = str(key).replace("_", "-")
+    for key, name, value in dialects.flatten(content):
+        if name in foreign:
+            arguments += dialects.arguments(key, name, value)
+            continue
         if name not in known:
             raise CommandError(f"unknown key {key!r}", USAGE)
         flag = name in _FLAGS
@@ -109,6 +151,9 @@ class _Collect(argparse.Action):
 
 _MODEL_HELP = "a folder with a checkpoint, a Hugging Face name, or nothing for the embedded model"
 _CONFIG_HELP = "YAML file whose keys are the names of these options; the command line wins"
+_PROFILE_HELP = "options for a few quick answers or for many; a file of --config wins"
+PROFILE_FOLDER = Path(__file__).parents[1] / "profiles"
+PROFILES = ("low_latency", "max_throughput")
 _Options = dict[str, dict[str, Any]]
 
 _GROUPS: dict[str, _Options] = {
@@ -133,6 +178,11 @@ _GROUPS: dict[str, _Options] = {
             "metavar": "SHARE",
             "help": "of a GPU's memory that weights, workspace and KV cache may take (0.92)",
         },
+        "kv-cache-free-gpu-memory-fraction": {
+            "type": float,
+            "metavar": "SHARE",
+            "help": "of a GPU's memory that weights and workspace leave, for the KV cache; instead of the option above",
+        },
         "page-size": {"type": int, "metavar": "TOKENS", "help": "of a page of the KV cache (64)"},
         "no-prefix-caching": {
             "action": "store_false",
@@ -145,6 +195,11 @@ _GROUPS: dict[str, _Options] = {
         "max-num-batched-tokens": {"type": int, "metavar": "TOKENS", "help": "computed in one step (1024)"},
         "max-waiting": {"type": int, "metavar": "N", "help": "requests that may wait; more get 503 (2048)"},
         "stream-interval": {"type": int, "metavar": "TOKENS", "help": "generated a streamed event (1)"},
+        "no-async-scheduling": {
+            "action": "store_false",
+            "dest": "overlap",
+            "help": "schedule a step only when the one before it is done",
+        },
         "enforce-eager": {"action": "store_false", "dest": "cuda_graphs", "help": "never use CUDA graphs"},
     },
     "server": {
@@ -177,5 +232,5 @@ _GROUPS: dict[str, _Options] = {
         "fake-step-s": {"type": float, "metavar": "SECONDS", "help": "that a step of the fake executor takes (0)"},
     },
 }
-_FLAGS = {"no-prefix-caching", "enforce-eager"}
+_FLAGS = {"no-prefix-caching", "no-async-scheduling", "enforce-eager"}
 _LISTS = {"served-model-name", "api-key"}

@@ -14,6 +14,7 @@ from oscine.cli.options import Parser, add_options, read_config
 from oscine.config import Config, Environment
 from oscine.types import EngineInfo
 
+_LOGGER = logging.getLogger(__name__)
 _EXAMPLE = "What is 27 + 58?"
 
 
@@ -29,8 +30,11 @@ def add_command(commands: "argparse._SubParsersAction[Parser]") -> None:
 def run(args: argparse.Namespace) -> None:
     started_s = time.perf_counter()
     given = {name: value for name, value in vars(args).items() if name not in ("command", "run")}
-    config = _with_environment(read_config(given), Environment.read())
+    notes: list[str] = []
+    config = _with_environment(read_config(given, notes.append), Environment.read())
     start_logging(config)
+    for note in notes:
+        _LOGGER.info(note)
     from oscine.api.server import ServerError, serve
 
     try:

@@ -26,7 +26,7 @@ def config_of(*arguments: str) -> Config:
 def test_the_options_are_a_decision() -> None:
     """An option that comes or goes must be written into serve_options.txt as well."""
     actions = [action for action in parser()._actions if not isinstance(action, argparse._HelpAction)]
-    assert [" ".join(action.option_strings) or action.dest for action in actions] == GOLDEN.read_text().split()
+    assert [" ".join(action.option_strings) or action.dest for action in actions] == GOLDEN.read_text().splitlines()
     assert all(action.help for action in actions)
 
 

@@ -80,6 +80,15 @@ def test_a_gpu_gives_the_cache_what_is_left_of_its_share() -> None:
     assert given.kv_full + given.kv_sliding <= 20 << 30
 
 
+def test_a_share_of_what_is_free_counts_after_weights_and_workspace() -> None:
+    config, weights = gpt_oss_20b(), checkpoint_bytes(gpt_oss_20b())
+    asked = options(None)
+    half = replace(asked, cache=CacheOptions(kv_cache_free_gpu_memory_fraction=0.5, gpu_memory_utilization=0.1))
+    plan = plan_memory(config, half, weights, 2, H200)
+    free = H200.free - weights - plan.workspace
+    assert free / 2 - 2 * PAGE_20B < plan.kv_full + plan.kv_sliding <= free / 2
+
+
 def test_a_model_that_a_gpu_cannot_hold_is_refused_with_the_arithmetic() -> None:
     config = gpt_oss_120b()
     weights = checkpoint_bytes(config)

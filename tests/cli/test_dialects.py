@@ -1,0 +1,204 @@
+"""Profiles, and the files and command lines of vLLM and TensorRT-LLM for gpt-oss."""
+
+from pathlib import Path
+
+import pytest
+
+from oscine.cli import dialects
+from oscine.cli.error import USAGE, CommandError
+from oscine.cli.options import _GROUPS, PROFILE_FOLDER, PROFILES, Parser, add_options, read_config
+from oscine.config import Config
+
+# The files of TensorRT-LLM's gpt-oss guide, by their keys: low latency and max throughput of the first edition, and the
+# two that are kept beside the newer one.
+LOW_LATENCY = """
+cuda_graph_config:
+    enable_padding: true
+    max_batch_size: 8
+enable_attention_dp: false
+enable_mixed_sampler: true
+moe_config:
+    backend: TRTLLM
+"""
+MAX_THROUGHPUT = """
+cuda_graph_config:
+    enable_padding: true
+    max_batch_size: 640
+enable_attention_dp: true
+moe_config:
+    backend: CUTLASS
+stream_interval: 10
+"""
+NEWER_LATENCY = """
+cuda_graph_config: {enable_padding: true, max_batch_size: 720}
+enable_attention_dp: false
+moe_config: {backend: TRTLLM}
+num_postprocess_workers: 4
+stream_interval: 20
+"""
+NEWER_THROUGHPUT = """
+attention_dp_config: {batching_wait_iters: 50, enable_balance: true, timeout_iters: 1}
+backend: pytorch
+cuda_graph_config: {enable_padding: true, max_batch_size: 720}
+enable_attention_dp: true
+ep_size: GPUS
+kv_cache_free_gpu_memory_fraction: 0.9
+max_batch_size: 720
+max_num_tokens: 16384
+moe_config: {backend: CUTLASS}
+num_postprocess_workers: 4
+print_iter_log: true
+stream_interval: 20
+tp_size: GPUS
+trust_remote_code: true
+"""
+GUIDE = "openai/gpt-oss-120b --host 0.0.0.0 --port 8000 --backend pytorch --tp_size 1 --ep_size 1 --trust_remote_code"
+
+
+def config_of(*arguments: str) -> tuple[Config, list[str]]:
+    """The configuration, and what was said to have no effect."""
+    parser = Parser(prog="oscine serve", allow_abbrev=False)
+    add_options(parser)
+    notes: list[str] = []
+    return read_config(vars(parser.parse_args(arguments)), notes.append), notes
+
+
+def write(folder: Path, text: str) -> str:
+    path = folder / "options.yaml"
+    path.write_text(text)
+    return str(path)
+
+
+def test_the_guides_low_latency_command_works_as_written(tmp_path: Path) -> None:
+    arguments = (*GUIDE.split(), "--extra_llm_api_options", write(tmp_path, LOW_LATENCY))
+    config, notes = config_of(*arguments, "--kv_cache_free_gpu_memory_fraction", "0.75")
+    expected, _ = config_of("openai/gpt-oss-120b", "--host", "0.0.0.0", "--kv-cache-free-gpu-memory-fraction", "0.75")
+    assert config == expected
+    assert [note.partition(" ")[0] for note in notes] == [
+        *("cuda_graph_config.enable_padding", "cuda_graph_config.max_batch_size", "enable_mixed_sampler"),
+        *("moe_config.backend", "trust_remote_code"),
+    ]
+
+
+def test_the_guides_max_throughput_command_works_as_written(tmp_path: Path) -> None:
+    arguments = (*GUIDE.split(), "--max_batch_size", "640", "--extra_llm_api_options", write(tmp_path, MAX_THROUGHPUT))
+    config, notes = config_of(*arguments, "--kv_cache_free_gpu_memory_fraction", "0.9")
+    assert config.engine.scheduler.max_num_seqs == 640
+    assert config.engine.scheduler.stream_interval == 10
+    assert config.engine.cache.kv_cache_free_gpu_memory_fraction == 0.9
+    assert any(note.startswith("enable_attention_dp has no effect: ") for note in notes)
+
+
+def test_the_newer_files_work_on_one_gpu(tmp_path: Path) -> None:
+    config, _ = config_of("m", "--config", write(tmp_path, NEWER_LATENCY))
+    assert config.engine.scheduler.stream_interval == 20
+    config, _ = config_of("m", "--extra-llm-api-options", write(tmp_path, NEWER_THROUGHPUT.replace("GPUS", "1")))
+    scheduler = config.engine.scheduler
+    assert (scheduler.max_num_seqs, scheduler.max_num_batched_tokens, scheduler.stream_interval) == (720, 16384, 20)
+
+
+@pytest.mark.parametrize("arguments", [["--tp_size", "8"], ["--tensor-parallel-size", "2"]], ids=" ".join)
+def test_several_gpus_are_refused_clearly(arguments: list[str]) -> None:
+    with pytest.raises(CommandError, match=f"--t.*-size: tensor parallelism is not available yet.*{arguments[1]}"):
+        config_of("m", *arguments)
+
+
+def test_several_gpus_are_refused_in_a_file_too(tmp_path: Path) -> None:
+    path = write(tmp_path, NEWER_THROUGHPUT.replace("GPUS", "8"))
+    with pytest.raises(CommandError, match=rf"--config {path}: .*ep-size: expert parallelism is not available yet"):
+        config_of("m", "--config", path)
+
+
+def test_a_vllm_command_works_as_written() -> None:
+    config, notes = config_of(
+        *("openai/gpt-oss-20b", "--tensor-parallel-size", "1", "--gpu-memory-utilization", "0.9", "--max-model-len"),
+        *("26384", "--max-num-seqs", "128", "--max-num-batched-tokens", "8192", "--async-scheduling"),
+        *("--no-enable-prefix-caching", "--kv-cache-dtype", "auto", "--tool-call-parser", "openai"),
+        *("--enable-auto-tool-choice", "--served-model-name", "gpt-oss", "--enforce-eager"),
+    )
+    expected, _ = config_of(
+        *("openai/gpt-oss-20b", "--gpu-memory-utilization", "0.9", "--max-model-len", "26384", "--max-num-seqs", "128"),
+        *("--max-num-batched-tokens", "8192", "--no-prefix-caching", "--served-model-name", "gpt-oss"),
+        "--enforce-eager",
+    )
+    assert config == expected
+    assert [note.partition(" ")[0] for note in notes] == ["tool_call_parser", "enable_auto_tool_choice"]
+
+
+@pytest.mark.parametrize(
+    ("text", "same"),
+    [
+        ("kv_cache_config: {enable_block_reuse: false}", ["--no-prefix-caching"]),
+        ("kv_cache_config: {enable_block_reuse: true, dtype: auto, max_tokens: null}", []),
+        ("kv_cache_config: {free_gpu_memory_fraction: 0.5}", ["--kv-cache-free-gpu-memory-fraction", "0.5"]),
+        ("kv_cache_config:", []),
+        ("cuda_graph_config:", ["--enforce-eager"]),
+        ("cuda_graph_config: {batch_sizes: [1, 2, 4]}", []),
+        ("disable_overlap_scheduler: true", ["--no-async-scheduling"]),
+        ("disable_overlap_scheduler: false", []),
+        ("async-scheduling: false", ["--no-async-scheduling"]),
+        ("enable_prefix_caching: false", ["--no-prefix-caching"]),
+        ("max_seq_len: 4096", ["--max-model-len", "4096"]),
+        ("speculative_config: null", []),
+        ("profile: low_latency", ["--profile", "low_latency"]),
+    ],
+)
+def test_a_file_means_the_same_as_our_options(tmp_path: Path, text: str, same: list[str]) -> None:
+    assert config_of("m", "--config", write(tmp_path, text))[0] == config_of("m", *same)[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("moe_config: {kernel: fast}", "unknown key 'moe_config.kernel'"),
+        ("moe_conf: {backend: TRTLLM}", "unknown key 'moe_conf'"),
+        ("moe_config: TRTLLM", "moe_config must be a mapping"),
+        ("enable_attention_dp: 1", "enable_attention_dp cannot be 1"),
+        ("kv_cache_config: {dtype: fp8}", "kv-cache-config.dtype: it must be auto, not fp8"),
+        ("kv_cache_config: {max_tokens: 9}", "kv-cache-config.max-tokens.* is not available yet"),
+        ("speculative_config: {decoding_type: Eagle}", "speculative decoding is not available yet"),
+        ("max_batch_size: many", "--max-batch-size"),
+        ("profile: fast", "--profile"),
+    ],
+)
+def test_what_a_file_cannot_say_names_key_and_file(tmp_path: Path, text: str, named: str) -> None:
+    path = write(tmp_path, text)
+    with pytest.raises(CommandError, match=rf"--config {path}: .*{named}") as caught:
+        config_of("m", "--config", path)
+    assert caught.value.status == USAGE
+
+
+def test_the_profiles_of_the_package() -> None:
+    latency, throughput = (config_of("--profile", name)[0].engine.scheduler for name in PROFILES)
+    assert (latency.max_num_seqs, latency.max_num_batched_tokens, latency.stream_interval) == (16, 2048, 1)
+    assert (throughput.max_num_seqs, throughput.max_num_batched_tokens) == (1024, 16384)
+    assert throughput.stream_interval > 1
+    assert {path.stem for path in PROFILE_FOLDER.glob("*.yaml")} == set(PROFILES)
+
+
+def test_command_line_over_file_over_profile_over_defaults(tmp_path: Path) -> None:
+    path = write(tmp_path, "max_num_seqs: 200\nstream_interval: 5\nprofile: low_latency")
+    arguments = ("m", "--config", path, "--profile", "max_throughput", "--stream-interval", "3")
+    scheduler = config_of(*arguments)[0].engine.scheduler
+    assert scheduler.stream_interval == 3
+    assert scheduler.max_num_seqs == 200
+    assert scheduler.max_num_batched_tokens == 16384, "of the command line's profile"
+    assert config_of(*arguments)[0].engine.cache == Config().engine.cache
+
+
+def test_the_command_line_undoes_a_flag_of_the_file(tmp_path: Path) -> None:
+    path = write(tmp_path, "no-prefix-caching: true\nno-async-scheduling: true")
+    config, _ = config_of("m", "--config", path, "--enable-prefix-caching", "--async-scheduling")
+    assert config == config_of("m")[0]
+
+
+def test_underscores_are_of_names_only() -> None:
+    config, _ = config_of("--served_model_name=a_b", "c_d")
+    assert config.server.served_model_names == ("a_b",)
+    assert config.engine.model.model == "c_d"
+
+
+def test_no_name_means_two_things() -> None:
+    ours = {name for options in _GROUPS.values() for name in options}
+    assert not ours & dialects.names()
+    assert set(dialects.RENAMED.values()) | set(dialects.WHEN_FALSE.values()) | set(dialects.WHEN_NULL.values()) <= ours

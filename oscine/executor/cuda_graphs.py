@@ -81,7 +81,7 @@ class CudaGraphs:
 
 def sizes_up_to(most: int) -> list[int]:
     """Graph sizes for steps of up to `most` sequences: padding adds little, and there are not too many to capture."""
-    sizes = [1, 2, 3, 4, 6]
+    sizes = [1, 2, 3, 4, 6, 8, 12]
     for step, end in ((8, 64), (16, 256), (32, 512), (64, most)):
         sizes += range(-(-(sizes[-1] + 1) // step) * step, end + 1, step)
     return [*(size for size in sizes if size < most), most]

@@ -123,19 +123,14 @@ def plan_memory(
 
 def _cache_bytes(options: EngineOptions, weights: int, workspace: int, gpu: DeviceMemory | None) -> int:
     """Bytes of both page groups: as asked for, or what there is."""
-    asked, of_free = options.cache.kv_cache_bytes, options.cache.kv_cache_free_gpu_memory_fraction
-    share = options.cache.gpu_memory_utilization if of_free is None else 1.0
+    asked = options.cache.kv_cache_bytes
     if gpu is None:
         return _CPU_CACHE_BYTES if asked is None else asked
-    ours = min(int(share * gpu.total), gpu.free)
+    share, of_free = options.cache.gpu_memory_utilization, options.cache.kv_cache_free_gpu_memory_fraction
+    ours = min(int(share * gpu.total), gpu.free) if of_free is None else gpu.free
     left = ours - weights - workspace
     if left < (asked or 1):
-        cache = "any KV cache" if asked is None else f"a KV cache of {asked} bytes"
-        raise ValueError(
-            f"weights of {weights} bytes + workspace of {workspace} bytes + {cache} do not fit {ours} bytes, the "
-            f"smaller of what is free ({gpu.free}) and --gpu-memory-utilization {share} of the GPU's {gpu.total}; the "
-            f"workspace shrinks with --max-num-seqs and --max-num-batched-tokens"
-        )
+        raise ValueError(_no_room(options, weights, workspace, ours, gpu))
     if asked is not None:
         return asked
     return left if of_free is None else int(of_free * left)
@@ -173,6 +168,18 @@ def _share(config: ModelConfig, options: EngineOptions, page: PageBytes, cache_b
     cached = min(scheduler.max_num_seqs, _MOST_CACHED_WINDOWS) * of_window if options.cache.prefix_caching else 0
     num_sliding = min(running + cached, cache_bytes // (page.full + page.sliding))
     return (cache_bytes - num_sliding * page.sliding) // page.full, num_sliding
+
+
+def _no_room(options: EngineOptions, weights: int, workspace: int, ours: int, gpu: DeviceMemory) -> str:
+    asked, share = options.cache.kv_cache_bytes, options.cache.gpu_memory_utilization
+    cache = "any KV cache" if asked is None else f"a KV cache of {asked} bytes"
+    limit = f"of {gpu.total} bytes, {gpu.free} are free"
+    if options.cache.kv_cache_free_gpu_memory_fraction is None:
+        limit += f", and --gpu-memory-utilization {share} allows {int(share * gpu.total)}"
+    return (
+        f"weights of {weights} bytes + workspace of {workspace} bytes + {cache} do not fit {ours} bytes of the GPU: "
+        f"{limit}; the workspace shrinks with --max-num-seqs and --max-num-batched-tokens"
+    )
 
 
 def _does_not_fit(options: EngineOptions, page: PageBytes, full: int, sliding: int, cache_bytes: int) -> str:

@@ -37,6 +37,7 @@ def _add_engine(kinds: "argparse._SubParsersAction[Parser]") -> None:
     parser.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16"], help="as in serve (auto)")
     parser.add_argument("--max-num-batched-tokens", type=int, metavar="TOKENS", help="computed in a step (by the load)")
     parser.add_argument("--gpu-memory-utilization", type=float, metavar="SHARE", help="as in serve")
+    parser.add_argument("--enforce-eager", action="store_true", help="never use CUDA graphs")
     parser.add_argument("--output", type=Path, default=RESULTS, metavar="FILE", help=f"appended to ({RESULTS})")
     parser.add_argument("--baseline", type=Path, metavar="FILE", help="earlier results to be compared with")
     parser.add_argument("--commit", help="where git cannot tell it")
@@ -45,7 +46,7 @@ def _add_engine(kinds: "argparse._SubParsersAction[Parser]") -> None:
 
 def run_engine(args: argparse.Namespace) -> None:
     from oscine.perf import machine, report
-    from oscine.perf.engine_bench import EngineBench
+    from oscine.perf.engine_bench import EngineBench, MeasureError
 
     try:
         points = [Point.parse(text) for text in args.points]
@@ -66,7 +67,7 @@ def run_engine(args: argparse.Namespace) -> None:
             held = bench.num_held(result.point)
             if held < result.concurrency:
                 print(f"{'':>12} the KV cache holds {held} of these sequences at once", flush=True)
-    except RuntimeError as error:
+    except MeasureError as error:
         raise CommandError(str(error)) from None
 
 
@@ -127,4 +128,10 @@ def _engine_options(args: argparse.Namespace, points: list[Point]) -> EngineOpti
 
     share = args.gpu_memory_utilization
     cache = CacheOptions() if share is None else CacheOptions(gpu_memory_utilization=share)
-    return engine_options(_model_options(args), points, max_num_batched_tokens=args.max_num_batched_tokens, cache=cache)
+    return engine_options(
+        _model_options(args),
+        points,
+        max_num_batched_tokens=args.max_num_batched_tokens,
+        cache=cache,
+        cuda_graphs=not args.enforce_eager,
+    )

@@ -24,6 +24,10 @@ from oscine.types import GenerationRequest, SamplingParams
 MANY = 64  # requests from which on prompts are computed in large steps
 
 
+class MeasureError(Exception):
+    """A pass did not do what it was to measure."""
+
+
 @dataclass(frozen=True, slots=True)
 class Timing:
     """Seconds of a pass that generates all tokens and of one that generates a single token a request."""
@@ -87,7 +91,7 @@ class EngineBench:
     def _result(self, point: Point, timing: Timing, where: machine.Machine) -> Result:
         step_s = (timing.full_s - timing.first_s) / (point.osl - 1)
         if step_s <= 0:
-            raise RuntimeError(f"{point}: as quick as one token a request; it takes more tokens to measure a step")
+            raise MeasureError(f"{point}: as quick as one token a request; it takes more tokens to measure a step")
         return Result(
             model=self._model,
             concurrency=point.concurrency,
@@ -115,7 +119,12 @@ class EngineBench:
 
 
 def engine_options(
-    model: ModelOptions, points: Sequence[Point], *, max_num_batched_tokens: int | None, cache: CacheOptions
+    model: ModelOptions,
+    points: Sequence[Point],
+    *,
+    max_num_batched_tokens: int | None,
+    cache: CacheOptions,
+    cuda_graphs: bool = True,
 ) -> EngineOptions:
     """An engine sized for the largest of the points; its prefix cache is off whatever `cache` says."""
     num_seqs = max(point.concurrency for point in points)
@@ -126,7 +135,7 @@ def engine_options(
         max_waiting=num_seqs,
     )
     model = replace(model, max_model_len=max(point.isl + point.osl for point in points))
-    return EngineOptions(model, replace(cache, prefix_caching=False), scheduler)
+    return EngineOptions(model, replace(cache, prefix_caching=False), scheduler, cuda_graphs=cuda_graphs)
 
 
 def config_of(options: EngineOptions) -> ModelConfig:
@@ -143,7 +152,7 @@ def random_prompts(point: Point, vocab_size: int) -> list[list[int]]:
 
 
 def run_pass(loop: EngineLoop, prompts: Sequence[list[int]], osl: int, clock: Callable[[], float]) -> float:
-    """Seconds until every request has generated osl tokens. Raises RuntimeError when one was refused or cut short."""
+    """Seconds until every request has generated osl tokens. Raises MeasureError when one was refused or cut short."""
     sampling = SamplingParams(max_tokens=osl, temperature=0.0)  # no stop ids: the end of a turn is a token like others
     requests = [GenerationRequest(str(i), prompt, sampling) for i, prompt in enumerate(prompts)]
     started_s = clock()
@@ -151,5 +160,5 @@ def run_pass(loop: EngineLoop, prompts: Sequence[list[int]], osl: int, clock: Ca
     elapsed_s = clock() - started_s
     for news in outputs.values():
         if news[-1].finish_reason != "length" or sum(len(output.token_ids) for output in news) != osl:
-            raise RuntimeError(news[-1].error or f"a request ended early: {news[-1].finish_reason}")
+            raise MeasureError(news[-1].error or f"a request ended early: {news[-1].finish_reason}")
     return elapsed_s

@@ -11,7 +11,7 @@ from oscine.config import CacheOptions, ModelOptions
 from oscine.engine.build import BuiltEngine
 from oscine.engine.loop import EngineLoop
 from oscine.model.config import gpt_oss_120b
-from oscine.perf.engine_bench import EngineBench, engine_options
+from oscine.perf.engine_bench import EngineBench, MeasureError, engine_options
 from oscine.perf.machine import Machine
 from oscine.perf.result import Point
 from oscine.perf.roofline import H200, decode_step_s
@@ -148,3 +148,20 @@ def test_the_engine_is_sized_for_the_largest_point() -> None:
     assert not large.cache.prefix_caching
     small = engine_options(ModelOptions(), points[:1], max_num_batched_tokens=None, cache=CacheOptions())
     assert (small.scheduler.max_num_seqs, small.scheduler.max_num_batched_tokens) == (1, 4096)
+
+
+def test_a_pass_too_short_for_a_step_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock stands still after the pass of one token, which is kept."""
+    executor, bench = timed_bench()
+    where = Machine("cpu", "2.11", None, "abc", "2026-01-01T00:00:00Z")
+    list(bench.run([Point(8, 100, 6)], passes=2, warmup_osl=None, where=where))
+    monkeypatch.setattr(executor, "execute", lambda plan: StepResult(plan.step, [[1] for _ in plan.sequences]))
+    with pytest.raises(MeasureError, match="more tokens"):
+        list(bench.run([POINT], passes=2, warmup_osl=None, where=where))
+
+
+def test_a_refused_request_is_an_error() -> None:
+    _, bench = timed_bench()
+    where = Machine("cpu", "2.11", None, "abc", "2026-01-01T00:00:00Z")
+    with pytest.raises(MeasureError, match="500 tokens"):
+        list(bench.run([Point(1, 500, 2)], passes=2, warmup_osl=None, where=where))

@@ -1,0 +1,44 @@
+"""How long a call takes: on a GPU from inside a CUDA graph where that can be, else beside it, and said so."""
+
+import time
+
+import pytest
+import torch
+
+from oscine.perf.timer import measure_ceiling, time_call
+
+CPU = torch.device("cpu")
+
+
+def test_a_cpu_call_takes_as_long_as_it_takes() -> None:
+    taken = time_call(lambda i: time.sleep(0.01), CPU, calls=3)
+    assert taken.how == "cpu"
+    assert 0.01 <= taken.seconds < 0.1
+
+
+@pytest.mark.gpu
+def test_a_call_is_captured_in_a_graph() -> None:
+    device = torch.device("cuda")
+    source, target = torch.empty((2, 1 << 30), dtype=torch.uint8, device=device)
+    taken = time_call(lambda i: target.copy_(source), device, calls=4)
+    assert taken.how == "graph"
+    assert 0.2e12 < 2 * source.numel() / taken.seconds < 10e12, "a copy at the speed of some GPU"
+    small = time_call(lambda i: target[:4096].copy_(source[:4096]), device)
+    assert small.seconds < 10e-6, "without the cost of a launch from Python"
+
+
+@pytest.mark.gpu
+def test_a_call_that_waits_for_the_device_is_timed_all_the_same() -> None:
+    device = torch.device("cuda")
+    x = torch.ones(1000, device=device)
+    taken = time_call(lambda i: x.sum().item(), device)
+    assert taken.how == "eager"
+    assert 1e-6 < taken.seconds < 1e-2
+    assert time_call(lambda i: x.add(1), device).how == "graph", "a failed capture leaves nothing behind"
+
+
+@pytest.mark.gpu
+def test_ceilings_are_plausible() -> None:
+    ceiling = measure_ceiling(torch.device("cuda"))
+    assert 0.2e12 < ceiling.bytes_per_s < 10e12
+    assert 10e12 < ceiling.flops_per_s < 3000e12

@@ -32,7 +32,9 @@ def _add_engine(kinds: "argparse._SubParsersAction[Parser]") -> None:
         "--points", nargs="+", required=True, metavar="C:ISL:OSL", help="requests:prompt:generated tokens"
     )
     parser.add_argument("--passes", type=int, default=2, metavar="N", help="at least 2; the first is not quoted (2)")
-    parser.add_argument("--warmup-osl", type=int, metavar="TOKENS", help="generated in the first pass (OSL)")
+    parser.add_argument(
+        "--warmup-osl", type=int, metavar="TOKENS", help="generated in the first pass; 0: no such pass (OSL)"
+    )
     parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1, ... (a GPU if there is one)")
     parser.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16"], help="as in serve (auto)")
     parser.add_argument("--max-num-batched-tokens", type=int, metavar="TOKENS", help="computed in a step (by the load)")
@@ -51,8 +53,8 @@ def run_engine(args: argparse.Namespace) -> None:
     try:
         points = [Point.parse(text) for text in args.points]
         baseline = None if args.baseline is None else latest(read(args.baseline))
-        if args.passes < 2 or (args.warmup_osl is not None and args.warmup_osl < 1):
-            raise ValueError("--passes must be at least 2, and --warmup-osl at least 1")
+        if args.passes < 2 or (args.warmup_osl is not None and args.warmup_osl < 0):
+            raise ValueError("--passes must be at least 2, and --warmup-osl at least 0")
         options = _engine_options(args, points)
         bench = EngineBench.load(options)
     except (ValueError, OSError) as error:

@@ -66,7 +66,7 @@ class EngineBench:
     ) -> Iterator[Result]:
         """Measures point by point. `passes` >= 2 of each; medians of all but the first are quoted.
 
-        The first pass generates only warmup_osl tokens a request, if given.
+        The first pass generates only warmup_osl tokens a request, if given; 0 leaves it out.
         """
         for point in points:
             timing = self._time(point, passes, point.osl if warmup_osl is None else min(point.osl, warmup_osl))
@@ -78,7 +78,8 @@ class EngineBench:
         def quoted_s(osl: int) -> float:
             return median(run_pass(self._loop, prompts, osl, self._clock) for _ in range(passes - 1))
 
-        run_pass(self._loop, prompts, warmup_osl, self._clock)
+        if warmup_osl > 0:
+            run_pass(self._loop, prompts, warmup_osl, self._clock)
         key = point.concurrency, point.isl
         if key not in self._first_s:
             self._first_s[key] = quoted_s(1)

@@ -123,11 +123,13 @@ def test_the_figures_are_those_of_the_warm_pass() -> None:
 def test_points_that_differ_in_osl_only_share_the_pass_of_one_token() -> None:
     executor, bench = timed_bench()
     where = Machine("cpu", "2.11", None, "abc", "2026-01-01T00:00:00Z")
-    one, other = bench.run([POINT, Point(8, 100, 6)], passes=2, warmup_osl=1, where=where)
+    one, other, again = bench.run([POINT, Point(8, 100, 6), POINT], passes=2, warmup_osl=1, where=where)
+    (last,) = bench.run([POINT], passes=2, warmup_osl=0, where=where)
     assert one.prefill_tok_s == other.prefill_tok_s
     assert one.decode_step_ms == pytest.approx(other.decode_step_ms)
     assert one.roofline_share is None
-    assert executor.num_steps == (1 + 1 + 11) + (1 + 6)
+    assert again == last == one
+    assert executor.num_steps == (1 + 1 + 11) + (1 + 6) + (1 + 11) + 11
 
 
 def test_a_load_that_does_not_fit_at_once_is_measured_and_known() -> None:

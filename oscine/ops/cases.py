@@ -39,16 +39,23 @@ ATTENTION_CASES = (
     AttentionCase("first token of a sequence", ((1, 1),)),
     AttentionCase("decode at both sides of a page border", ((1, 63), (1, 64), (1, 65))),
     AttentionCase("decodes of very different lengths", ((1, 1), (1, 700), (1, 130))),
+    AttentionCase("decode of a context that several programs share", ((1, 2000), (1, 2))),
     AttentionCase("whole prompt", ((77, 77),)),
     AttentionCase("chunk that starts inside a page", ((50, 200),)),
     AttentionCase("decodes and chunks in one batch", ((1, 90), (33, 33), (1, 5), (40, 300), (1, 1))),
     AttentionCase("two tokens, as with a draft", ((2, 130), (2, 2))),
+    AttentionCase("heads that fill no power of two", ((1, 70), (30, 90)), num_query_heads=6, num_kv_heads=2),
     AttentionCase("one query head a key head", ((1, 70), (9, 70)), num_query_heads=3, num_kv_heads=3),
     AttentionCase("eight query heads a key head", ((1, 70), (9, 70)), num_query_heads=16, num_kv_heads=2),
     AttentionCase("small pages and head", ((1, 40), (21, 40)), head_dim=16, page_size=16),
     AttentionCase("window: context shorter than it", ((1, 100), (60, 100)), window=128),
     AttentionCase("window: context of exactly the window, and one more", ((1, 128), (1, 129)), window=128),
     AttentionCase("window: pages before it are gone", ((1, 500), (1, 321), (70, 450)), window=128),
+    AttentionCase(
+        "window: decodes, then chunks that end a page and begin one",
+        ((1, 20), (1, 400), (64, 192), (3, 387)),
+        window=128,
+    ),
     AttentionCase("window: chunk longer than it", ((300, 300), (300, 500)), window=128),
     AttentionCase("window: not a multiple of a page", ((1, 200), (90, 200)), window=37, page_size=32),
 )
@@ -86,7 +93,8 @@ def attention_inputs(case: AttentionCase, device: torch.device, dtype: torch.dty
 
 
 def _batch(sequences: tuple[tuple[int, int], ...], table: Tensor, page_size: int, generator: torch.Generator) -> Batch:
-    """Both groups share one table; the logits of each sequence's last token are wanted."""
+    """Both groups share one table; the logits of each sequence's last token are wanted. Leading single tokens are
+    decodes; those after a chunk are chunks of one token."""
     counts = torch.tensor([count for count, _ in sequences])
     contexts = torch.tensor([context for _, context in sequences])
     starts = torch.cat((torch.zeros(1, dtype=torch.int64), counts.cumsum(0)))
@@ -104,6 +112,7 @@ def _batch(sequences: tuple[tuple[int, int], ...], table: Tensor, page_size: int
         logits_rows_N=starts[1:] - 1,
         max_query_len=int(counts.max()),
         max_context_len=int(contexts.max()),
+        num_decodes=int((counts != 1).cumsum(0).eq(0).sum()),
     )
 
 

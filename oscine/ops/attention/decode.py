@@ -1,0 +1,230 @@
+"""Decode attention: one query a sequence, the query heads of a key head packed into the rows of one tile.
+
+A program takes one sequence, one key head and one share of the context: every SHARES-th block, up to a length that is
+read at run time, so that a captured launch serves every length. With several shares, each leaves its sum of p v, its
+maximum and its sum of p in a workspace, and the program that arrives last adds them up and resets the counter of its
+sequence and head. Shares beyond the context do nothing.
+
+    m = max(sink, s_j), l = exp(sink - m) + sum_j exp(s_j - m), o = sum_j exp(s_j - m) v_j / l      all in base 2
+
+A running maximum that starts at the sink is finite from the start; only the first share counts the sink in l.
+Keys and values past the end are never loaded: a page's earlier owner may have left NaN.
+
+Shape suffixes: S sequences, M query heads of a key head padded to a tile, R the same padded to a power of two, N keys
+of a block, D head dimension, C shares of a context combined at once.
+"""
+
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, assignment"
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from oscine.ops.attention.pages import key_rows, page_of
+
+LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def attend_block(
+    q_MD,
+    max_M,
+    sum_M,
+    out_MD,
+    table_ptr,
+    page,
+    key_ptr,
+    value_ptr,
+    first,
+    end,
+    stride_page,
+    scale,
+    PAGE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    ALIGNED: tl.constexpr,
+):
+    """Adds keys first .. first + N - 1, those before end, to the running softmax. scale includes log2(e)."""
+    rows_N, inside_N = key_rows(table_ptr, page, first, end, stride_page, PAGE, BLOCK_N, ALIGNED, HEAD_DIM)
+    column_D = tl.arange(0, HEAD_DIM)
+    key_ND = tl.load(key_ptr + rows_N[:, None] + column_D[None, :], mask=inside_N[:, None], other=0.0)
+    value_ND = tl.load(value_ptr + rows_N[:, None] + column_D[None, :], mask=inside_N[:, None], other=0.0)
+    scores_MN = tl.dot(q_MD, tl.trans(key_ND))
+    scores_MN = tl.where(inside_N[None, :], scores_MN * scale, float("-inf"))
+    new_max_M = tl.maximum(max_M, tl.max(scores_MN, 1))
+    p_MN = tl.exp2(scores_MN - new_max_M[:, None])
+    rescale_M = tl.exp2(max_M - new_max_M)
+    sum_M = sum_M * rescale_M + tl.sum(p_MN, 1)
+    out_MD = tl.dot(p_MN.to(value_ND.dtype), value_ND, out_MD * rescale_M[:, None])
+    return new_max_M, sum_M, out_MD
+
+
+@triton.jit
+def combine(
+    out_ptr,
+    partial_ptr,
+    stats_ptr,
+    shares,
+    REPEATS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    SHARES: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):
+    """Adds up the first `shares` partial results of one sequence and key head, each relative to its own maximum.
+
+    Every thread keeps its elements of the result and walks over the shares, C at a time so that loads overlap.
+    """
+    row_R = tl.arange(0, BLOCK_R)
+    real_R = row_R < REPEATS
+    rows_RD = row_R[:, None] * HEAD_DIM + tl.arange(0, HEAD_DIM)[None, :]
+    max_R = tl.full([BLOCK_R], float("-inf"), tl.float32)
+    sum_R = tl.zeros([BLOCK_R], tl.float32)
+    out_RD = tl.zeros([BLOCK_R, HEAD_DIM], tl.float32)
+    for first in tl.static_range(0, SHARES, BLOCK_C):
+        if first < shares:
+            # Other programs wrote these: read from L2, where a line of L1 could be stale.
+            maxima, sums, parts = (), (), ()
+            for c in tl.static_range(BLOCK_C):
+                stat_ptr = stats_ptr + (first + c) * (2 * REPEATS) + row_R
+                part_ptr = partial_ptr + (first + c) * (REPEATS * HEAD_DIM) + rows_RD
+                wanted_R = real_R & (first + c < shares)
+                maxima += (tl.load(stat_ptr, mask=wanted_R, other=float("-inf"), cache_modifier=".cg"),)
+                sums += (tl.load(stat_ptr + REPEATS, mask=wanted_R, other=0.0, cache_modifier=".cg"),)
+                parts += (tl.load(part_ptr, mask=wanted_R[:, None], other=0.0, cache_modifier=".cg"),)
+            new_max_R = max_R
+            for c in tl.static_range(BLOCK_C):
+                new_max_R = tl.maximum(new_max_R, maxima[c])
+            # Padding rows have no maximum at all; theirs must not become inf - inf.
+            new_max_R = tl.where(real_R, new_max_R, 0.0)
+            rescale_R = tl.exp2(max_R - new_max_R)
+            sum_R *= rescale_R
+            out_RD *= rescale_R[:, None]
+            for c in tl.static_range(BLOCK_C):
+                weight_R = tl.exp2(maxima[c] - new_max_R)
+                sum_R += weight_R * sums[c]
+                out_RD += weight_R[:, None] * parts[c]
+            max_R = new_max_R
+    out_RD = out_RD / tl.where(real_R, sum_R, 1.0)[:, None]
+    tl.store(out_ptr + rows_RD, out_RD.to(out_ptr.dtype.element_ty), mask=real_R[:, None])
+
+
+@triton.jit(do_not_specialize=["table_stride"])
+def decode_kernel(
+    out_ptr,
+    q_ptr,
+    kv_ptr,
+    table_ptr,
+    lens_ptr,
+    sinks_ptr,
+    partial_ptr,
+    stats_ptr,
+    arrivals_ptr,
+    table_stride,
+    stride_page,
+    stride_kv,
+    stride_head,
+    scale,
+    KV_HEADS: tl.constexpr,
+    REPEATS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PAGE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SHARES: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    STAGES: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Grid (G, S, SHARES). WINDOW 0 is full attention; with a window no larger than BLOCK_N there is one block."""
+    head, sequence, share = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    ALIGNED: tl.constexpr = WINDOW == 0 and PAGE % BLOCK_N == 0
+    if PDL:
+        gdc_launch_dependents()
+    row_M = tl.arange(0, BLOCK_M)
+    real_M = row_M < REPEATS
+    sink_M = tl.load(sinks_ptr + head * REPEATS + row_M, mask=real_M, other=0.0).to(tl.float32) * LOG2E
+    if PDL:
+        gdc_wait()
+    heads = KV_HEADS * REPEATS
+    rows_MD = row_M[:, None] * HEAD_DIM + tl.arange(0, HEAD_DIM)[None, :]
+    result = (sequence.to(tl.int64) * heads + head * REPEATS) * HEAD_DIM
+    table_ptr += sequence.to(tl.int64) * table_stride
+    # These loads wait for nothing, so they share one trip to memory; the page is unused if the context ends before it.
+    end = tl.load(lens_ptr + sequence)
+    page = page_of(table_ptr, share * BLOCK_N, table_stride * PAGE, PAGE, ALIGNED)
+    q_MD = tl.load(q_ptr + result + rows_MD, mask=real_M[:, None], other=0.0)
+    start = 0
+    if WINDOW:
+        start = tl.maximum(end - WINDOW, 0)
+    blocks = tl.cdiv(end - start, BLOCK_N)
+    if share >= blocks:
+        return
+
+    key_ptr = kv_ptr + head * stride_head
+    value_ptr = key_ptr + stride_kv
+    max_M = sink_M
+    sum_M = tl.where(share == 0, 1.0, 0.0) + tl.zeros([BLOCK_M], tl.float32)
+    out_MD = tl.zeros([BLOCK_M, HEAD_DIM], tl.float32)
+    if WINDOW > 0 and WINDOW <= BLOCK_N:
+        max_M, sum_M, out_MD = attend_block(
+            q_MD,
+            max_M,
+            sum_M,
+            out_MD,
+            table_ptr,
+            0,
+            key_ptr,
+            value_ptr,
+            start,
+            end,
+            stride_page,
+            scale,
+            PAGE,
+            HEAD_DIM,
+            BLOCK_N,
+            ALIGNED,
+        )
+    else:
+        for block in tl.range(share, blocks, SHARES, num_stages=STAGES):
+            first = start + block * BLOCK_N
+            next_page = page_of(table_ptr, first + SHARES * BLOCK_N, end, PAGE, ALIGNED)
+            max_M, sum_M, out_MD = attend_block(
+                q_MD,
+                max_M,
+                sum_M,
+                out_MD,
+                table_ptr,
+                page,
+                key_ptr,
+                value_ptr,
+                first,
+                end,
+                stride_page,
+                scale,
+                PAGE,
+                HEAD_DIM,
+                BLOCK_N,
+                ALIGNED,
+            )
+            page = next_page
+
+    shares = tl.minimum(blocks, SHARES)
+    if shares == 1:
+        out_MD = out_MD / sum_M[:, None]
+        tl.store(out_ptr + result + rows_MD, out_MD.to(out_ptr.dtype.element_ty), mask=real_M[:, None])
+    elif SHARES > 1:
+        group = sequence * KV_HEADS + head
+        stats_ptr += group * (SHARES * REPEATS * 2)
+        partial_ptr += group * (SHARES * REPEATS * HEAD_DIM)
+        tl.store(stats_ptr + share * (2 * REPEATS) + row_M, max_M, mask=real_M)
+        tl.store(stats_ptr + share * (2 * REPEATS) + REPEATS + row_M, sum_M, mask=real_M)
+        tl.store(partial_ptr + share * (REPEATS * HEAD_DIM) + rows_MD, out_MD, mask=real_M[:, None])
+        # Every thread's part must be written before the one thread that counts says so.
+        tl.debug_barrier()
+        arrived = tl.atomic_add(arrivals_ptr + group, 1, sem="acq_rel")
+        if arrived == shares - 1:
+            tl.store(arrivals_ptr + group, 0)
+            combine(out_ptr + result, partial_ptr, stats_ptr, shares, REPEATS, HEAD_DIM, BLOCK_R, SHARES, BLOCK_C)

@@ -1,0 +1,195 @@
+"""Paged attention in Triton, for CUDA GPUs from sm_80 on: one launch for the decodes, one for the chunks.
+
+Definition: reference.py. Knows shapes, launch sizes and workspaces; the arithmetic is in decode.py and prefill.py.
+Nothing here reads device data, so a call can be captured in a CUDA graph and replayed for other context lengths.
+
+Shape suffixes as in interface.py.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+import triton
+from torch import Tensor
+
+from oscine.ops.attention.decode import decode_kernel
+from oscine.ops.attention.prefill import prefill_kernel
+from oscine.ops.interface import Batch, PageGroup
+from oscine.ops.launch import NUM_ARRIVALS, arrivals, launch_options
+
+MIN_PROGRAMS = 256  # a context is split until there are about this many programs, two for each SM of an H200
+MAX_SHARES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeConfig:
+    block_n: int = 64  # keys of a block
+    warps: int = 2
+    stages: int = 4
+    shares: int = 1  # shares of a context
+    block_c: int = 16  # shares added up at once
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillConfig:
+    rows: int = 128  # rows of a tile: tokens x query heads of a key head
+    block_n: int = 64
+    warps: int = 4
+    stages: int = 3
+    registers: bool = False  # queries are kept in registers
+    max_registers: int | None = None
+
+
+def attention(
+    q_TQD: Tensor, kv_pages: Tensor, batch: Batch, group: PageGroup, sinks_Q: Tensor, window: int | None
+) -> Tensor:
+    """q [T, Q, D], kv_pages [pages, 2, G, P, D] with this step's keys and values -> [T, Q * D] in q's dtype."""
+    out = torch.empty_like(q_TQD)
+    num_sequences, num_kv_heads = len(batch.context_lens_S), kv_pages.shape[2]
+    if batch.num_decodes:
+        config = decode_config(batch.num_decodes, num_kv_heads, window)
+        decode(out, q_TQD, kv_pages, batch, group, sinks_Q, window, config)
+    if num_sequences > batch.num_decodes:
+        prefill(out, q_TQD, kv_pages, batch, group, sinks_Q, window, prefill_config(has_warp_groups(q_TQD.device)))
+    return out.flatten(1)
+
+
+def decode_config(num_decodes: int, num_kv_heads: int, window: int | None) -> DecodeConfig:
+    if window is not None and window <= 128:
+        return DecodeConfig(block_n=max(16, triton.next_power_of_2(window)), warps=4)
+    shares = min(MAX_SHARES, -(-MIN_PROGRAMS // (num_decodes * num_kv_heads)))
+    return DecodeConfig(shares=triton.next_power_of_2(shares))
+
+
+def prefill_config(warp_groups: bool) -> PrefillConfig:
+    """warp_groups: the GPU multiplies by groups of four warps, from shared memory (sm_90); others need registers."""
+    return PrefillConfig() if warp_groups else PrefillConfig(warps=8)
+
+
+@cache
+def has_warp_groups(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
+
+
+def decode(
+    out_TQD: Tensor,
+    q_TQD: Tensor,
+    kv_pages: Tensor,
+    batch: Batch,
+    group: PageGroup,
+    sinks_Q: Tensor,
+    window: int | None,
+    config: DecodeConfig,
+) -> None:
+    """Writes the rows of the leading batch.num_decodes sequences."""
+    (_, num_heads, head_dim), (_, _, num_kv_heads, page_size, _) = q_TQD.shape, kv_pages.shape
+    repeats = num_heads // num_kv_heads
+    num_decodes, shares = batch.num_decodes, config.shares
+    groups = num_decodes * num_kv_heads if shares > 1 else 0
+    assert groups <= NUM_ARRIVALS
+    partial = q_TQD.new_empty((groups, shares, repeats, head_dim), dtype=torch.float32)
+    stats = q_TQD.new_empty((groups, shares, 2, repeats), dtype=torch.float32)
+    decode_kernel[(num_kv_heads, num_decodes, shares)](
+        out_TQD,
+        q_TQD,
+        kv_pages,
+        group.page_table_SB,
+        batch.context_lens_S,
+        sinks_Q,
+        partial,
+        stats,
+        arrivals(q_TQD.device),
+        group.page_table_SB.stride(0),
+        *strides(kv_pages),
+        scale(head_dim),
+        KV_HEADS=num_kv_heads,
+        REPEATS=repeats,
+        HEAD_DIM=head_dim,
+        PAGE=page_size,
+        WINDOW=window or 0,
+        **decode_constants(config, repeats),
+        num_warps=config.warps,
+        **launch_options(q_TQD.device),
+    )
+
+
+def prefill(
+    out_TQD: Tensor,
+    q_TQD: Tensor,
+    kv_pages: Tensor,
+    batch: Batch,
+    group: PageGroup,
+    sinks_Q: Tensor,
+    window: int | None,
+    config: PrefillConfig,
+) -> None:
+    """Writes the rows of the sequences after the leading batch.num_decodes."""
+    (num_tokens, num_heads, head_dim), (_, _, num_kv_heads, page_size, _) = q_TQD.shape, kv_pages.shape
+    repeats = num_heads // num_kv_heads
+    constants = prefill_constants(config, repeats)
+    num_sequences = len(batch.context_lens_S)
+    num_chunks = num_sequences - batch.num_decodes
+    num_tiles = (num_tokens - batch.num_decodes) // constants["TOKENS"] + num_chunks
+    prefill_kernel[(num_tiles * num_kv_heads,)](
+        out_TQD,
+        q_TQD,
+        kv_pages,
+        group.page_table_SB,
+        batch.query_starts_S1,
+        batch.context_lens_S,
+        sinks_Q,
+        group.page_table_SB.stride(0),
+        *strides(kv_pages),
+        batch.num_decodes,
+        num_sequences,
+        num_tiles,
+        scale(head_dim),
+        KV_HEADS=num_kv_heads,
+        REPEATS=repeats,
+        HEAD_DIM=head_dim,
+        PAGE=page_size,
+        WINDOW=window or 0,
+        **constants,
+        num_warps=config.warps,
+        maxnreg=config.max_registers,
+        **launch_options(q_TQD.device),
+    )
+
+
+def decode_constants(config: DecodeConfig, repeats: int) -> dict[str, int]:
+    """The constants of decode_kernel that a configuration decides, for so many query heads a key head."""
+    return {
+        "SHARES": config.shares,
+        "BLOCK_M": max(16, triton.next_power_of_2(repeats)),  # the fewest rows of a tensor-core product
+        "BLOCK_R": triton.next_power_of_2(repeats),
+        "BLOCK_N": config.block_n,
+        "BLOCK_C": min(config.block_c, config.shares),
+        "STAGES": config.stages,
+    }
+
+
+def prefill_constants(config: PrefillConfig, repeats: int) -> dict[str, int]:
+    """The constants of prefill_kernel that a configuration decides, for so many query heads a key head."""
+    block_r = triton.next_power_of_2(repeats)
+    return {
+        "TOKENS": max(1, config.rows // block_r),
+        "BLOCK_R": block_r,
+        "BLOCK_N": config.block_n,
+        "BLOCK_S": 32,
+        "STAGES": config.stages,
+        "REGISTERS": config.registers,
+    }
+
+
+def strides(kv_pages: Tensor) -> tuple[int, int, int]:
+    """Elements between pages, between keys and values, and between heads; rows of a page lie one after the other."""
+    page, kv, head, row, column = kv_pages.stride()
+    assert (row, column) == (kv_pages.shape[-1], 1)
+    return page, kv, head
+
+
+def scale(head_dim: int) -> float:
+    """Of the scores, for exponentials in base 2."""
+    return math.log2(math.e) / math.sqrt(head_dim)

@@ -1,0 +1,184 @@
+"""The Triton attention kernels: compiled for sm_90a and sm_80 without a GPU, interpreted on a CPU, and on a GPU.
+
+On a GPU the truth is the reference in float32 over the same bfloat16 inputs; the yardstick of its error is plain torch
+in bfloat16, and outputs start as NaN.
+"""
+
+import dataclasses
+
+import pytest
+import torch
+from torch import Tensor
+
+from oscine.ops.attention import reference
+from oscine.ops.attention import triton as kernels
+from oscine.ops.attention.decode import decode_kernel
+from oscine.ops.attention.prefill import prefill_kernel
+from oscine.ops.attention.triton import DecodeConfig, PrefillConfig
+from oscine.ops.cases import ATTENTION_CASES, AttentionCase, AttentionInputs, attention_inputs
+from oscine.ops.launch import arrivals
+from tests.ops.compile_ahead import Compiled, compile_ahead, run_interpreted
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+SIGNATURE = {
+    "out_ptr": "*bf16",
+    "q_ptr": "*bf16",
+    "kv_ptr": "*bf16",
+    "table_ptr": "*i32",
+    "lens_ptr": "*i32",
+    "sinks_ptr": "*bf16",
+    "table_stride": "i32",
+    "stride_page": "i64",
+    "stride_kv": "i32",
+    "stride_head": "i32",
+    "scale": "fp32",
+}
+DIVISIBLE = ("stride_page", "stride_kv", "stride_head")
+GPT_OSS = {"KV_HEADS": 8, "REPEATS": 8, "HEAD_DIM": 64, "PAGE": 64}
+
+
+def compile_decode(config: DecodeConfig, window: int, arch: int) -> Compiled:
+    signature = SIGNATURE | {"partial_ptr": "*fp32", "stats_ptr": "*fp32", "arrivals_ptr": "*i32"}
+    constants = GPT_OSS | kernels.decode_constants(config, 8) | {"WINDOW": window, "PDL": arch >= 90}
+    return compile_ahead(decode_kernel, signature, constants, arch=arch, divisible=DIVISIBLE, num_warps=config.warps)
+
+
+def compile_prefill(config: PrefillConfig, window: int, arch: int) -> Compiled:
+    lengths = dict.fromkeys(("first_sequence", "num_sequences", "num_tiles"), "i32")
+    signature = SIGNATURE | {"starts_ptr": "*i32"} | lengths
+    constants = GPT_OSS | kernels.prefill_constants(config, 8) | {"WINDOW": window, "PDL": arch >= 90}
+    return compile_ahead(prefill_kernel, signature, constants, arch=arch, divisible=DIVISIBLE, num_warps=config.warps)
+
+
+@pytest.mark.parametrize("arch", [80, 90])
+@pytest.mark.parametrize("num_decodes", [1, 64])
+@pytest.mark.parametrize("window", [None, 128])
+def test_decode_kernels_fit_the_registers(num_decodes: int, window: int | None, arch: int) -> None:
+    compiled = compile_decode(kernels.decode_config(num_decodes, 8, window), window or 0, arch)
+    assert compiled.spills == 0
+    assert "HMMA" in compiled.sass
+    assert compiled.shared <= 99 * 1024  # what the smallest of these GPUs gives a program
+
+
+@pytest.mark.parametrize("window", [None, 128])
+def test_prefill_kernels_multiply_by_warp_groups(window: int | None) -> None:
+    compiled = compile_prefill(kernels.prefill_config(warp_groups=True), window or 0, 90)
+    assert compiled.spills == 0
+    assert "HGMMA" in compiled.sass
+
+
+@pytest.mark.parametrize("window", [None, 128])
+def test_prefill_kernels_fit_an_ampere_gpu(window: int | None) -> None:
+    compiled = compile_prefill(kernels.prefill_config(warp_groups=False), window or 0, 80)
+    assert compiled.spills == 0
+    assert compiled.shared <= 99 * 1024
+
+
+def run(inputs: AttentionInputs, case: AttentionCase) -> Tensor:
+    return kernels.attention(inputs.q_TQD, inputs.kv_pages, inputs.batch, inputs.group, inputs.sinks_Q, case.window)
+
+
+def truth(inputs: AttentionInputs, case: AttentionCase) -> Tensor:
+    q = inputs.q_TQD.float()
+    return reference.attention(q, inputs.kv_pages, inputs.batch, inputs.group, inputs.sinks_Q, case.window)
+
+
+def with_and_without_decodes(inputs: AttentionInputs) -> list[AttentionInputs]:
+    """As given, and the same work with its decodes declared as chunks of one token."""
+    if not inputs.batch.num_decodes:
+        return [inputs]
+    return [inputs, dataclasses.replace(inputs, batch=dataclasses.replace(inputs.batch, num_decodes=0))]
+
+
+def interpret_all_cases() -> None:
+    for case in ATTENTION_CASES:
+        inputs = attention_inputs(case, CPU, torch.float32)
+        for variant in with_and_without_decodes(inputs):
+            torch.testing.assert_close(run(variant, case), truth(inputs, case), rtol=1e-5, atol=2e-6)
+        assert not arrivals(CPU).any()
+
+
+def test_interpreted_kernels_equal_the_reference() -> None:
+    run_interpreted(interpret_all_cases)
+
+
+def in_plain_torch(inputs: AttentionInputs, case: AttentionCase) -> Tensor:
+    """One sequence and head at a time, in the dtype of the inputs throughout; the sink is a key without a value."""
+    out = torch.empty_like(inputs.q_TQD)
+    repeats = case.num_query_heads // case.num_kv_heads
+    token = 0
+    for row, (count, context) in enumerate(case.sequences):
+        first = 0 if case.window is None else max(0, context - count - case.window + 1)
+        key_C = torch.arange(first, context, device=out.device)
+        page_C = inputs.group.page_table_SB[row, key_C // case.page_size].long()
+        pairs_C2GD = inputs.kv_pages[page_C, :, :, key_C % case.page_size]
+        query_L1 = torch.arange(context - count, context, device=out.device)[:, None]
+        hidden_LC = key_C > query_L1
+        if case.window is not None:
+            hidden_LC |= key_C <= query_L1 - case.window
+        for head in range(case.num_query_heads):
+            keys, values = pairs_C2GD[:, :, head // repeats].unbind(1)
+            scores = inputs.q_TQD[token : token + count, head] @ keys.T * case.head_dim**-0.5
+            scores = scores.masked_fill(hidden_LC, -torch.inf)
+            sink = inputs.sinks_Q[head].expand(count, 1)
+            weights = torch.cat((scores, sink), 1).softmax(1)[:, :-1]
+            out[token : token + count, head] = weights @ values
+        token += count
+    return out.flatten(1)
+
+
+def rms(error: Tensor) -> float:
+    return error.float().square().mean().sqrt().item()
+
+
+LARGE_CASES = tuple(
+    AttentionCase(why, sequences, num_query_heads=64, num_kv_heads=8, window=window)
+    for why, sequences in (
+        ("one long decode", ((1, 33_333),)),
+        ("few decodes", tuple((1, 700 * i + 1) for i in range(7))),
+        ("many decodes", tuple((1, 1 + i * 37 % 1500) for i in range(130))),
+        (
+            "decodes and prompts",
+            (*((1, 100 * i + 1) for i in range(20)), (1024, 1024), (1000, 3333), (5, 900), (1, 77)),
+        ),
+        ("more chunks than are searched at once", tuple((1 + i % 30, 30 + i * 11 % 400) for i in range(70))),
+        ("last chunk of a long prompt", ((300, 20_000),)),
+    )
+    for window in (None, 128)
+)
+
+
+@pytest.fixture
+def nan_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("empty_like", "empty"):
+        empty = getattr(torch, name)
+        monkeypatch.setattr(torch, name, lambda *args, empty=empty, **kwargs: empty(*args, **kwargs).fill_(torch.nan))
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("nan_outputs")
+@pytest.mark.parametrize("case", ATTENTION_CASES + LARGE_CASES, ids=lambda case: f"{case.why}, window {case.window}")
+def test_error_is_at_most_twice_that_of_plain_torch(case: AttentionCase) -> None:
+    inputs = attention_inputs(case, CUDA, torch.bfloat16)
+    expected = truth(inputs, case)
+    allowed = 2 * rms(in_plain_torch(inputs, case) - expected)
+    for variant in with_and_without_decodes(inputs):
+        assert rms(run(variant, case) - expected) <= allowed
+    assert not arrivals(CUDA).any()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("window", [None, 128])
+def test_one_captured_graph_serves_every_context_length(window: int | None) -> None:
+    case = AttentionCase("three decodes", ((1, 2000),) * 3, num_query_heads=16, num_kv_heads=2, window=window)
+    inputs = attention_inputs(dataclasses.replace(case, window=None), CUDA, torch.bfloat16)
+    inputs.kv_pages.nan_to_num_()
+    run(inputs, case)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = run(inputs, case)
+    for lengths in ((1, 1, 1), (64, 65, 1999), (1024, 3, 2000)):
+        inputs.batch.context_lens_S.copy_(torch.tensor(lengths))
+        out.fill_(torch.nan)
+        graph.replay()
+        torch.testing.assert_close(out.float(), truth(inputs, case), rtol=2e-2, atol=2e-3)

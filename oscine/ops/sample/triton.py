@@ -54,7 +54,7 @@ def choose(logits_NV: Tensor, sampling: SamplingBatch) -> Tensor:
     if not num_rows:
         return ids_N
     cut_N = _find_cuts(logits_NV, sampling) if sampling.truncated and not sampling.greedy else None
-    block = 1024 if num_rows <= 4 else 4096
+    block = 1024 if num_rows <= 4 else 4096 if sampling.greedy else 2048
     parts = max(1, min(triton.cdiv(vocab, block), 2048 // num_rows))
     part = triton.cdiv(triton.cdiv(vocab, parts), block) * block
     parts = triton.cdiv(vocab, part)

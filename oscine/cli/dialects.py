@@ -68,7 +68,7 @@ NOT_YET = {
     "kv-cache-config.host-cache-size": "a KV cache in host memory",
 }
 
-_GRAPHS = "graphs are captured for every size up to --max-num-seqs, with padding"
+_GRAPHS = "graphs cover every batch up to --max-num-seqs, with padding"
 _KERNELS = "Oscine has kernels of its own"
 _HARMONY = "harmony is always parsed"
 _PAGES = "see --page-size"

@@ -1,0 +1,240 @@
+"""RMSNorm and the router in Triton: interpreted on a CPU, compiled ahead, and on a GPU against float32."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from oscine.ops.cases import NORM_CASES
+from oscine.ops.interface import Routing
+from oscine.ops.launch import arrivals
+from oscine.ops.norm import reference, triton
+from tests.ops.compile_ahead import Compiled, compile_ahead, run_interpreted
+
+CPU = torch.device("cpu")
+EPS = 1e-5
+
+# (tokens, partial sums or 0 for [T, H], hidden, experts, experts per token): both launches of norm_route, full and
+# ragged tiles, with and without counts, widths that are no power of two
+ROUTE_CASES = (
+    (0, 0, 96, 5, 4),
+    (1, 4, 2880, 128, 4),
+    (3, 2, 1, 3, 1),
+    (9, 3, 96, 32, 4),
+    (16, 0, 96, 5, 5),
+    (17, 12, 320, 32, 4),
+    (600, 2, 96, 6, 3),
+)
+
+Inputs = tuple[Tensor, Tensor, float, Tensor, Tensor, Tensor, int]
+
+
+def inputs(
+    tokens: int,
+    partials: int,
+    hidden: int,
+    experts: int,
+    k: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    seed: int = 0,
+) -> Inputs:
+    """The arguments of norm_route; partial sums are float32."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator).to(device, dtype)
+
+    x = normal(tokens, partials, hidden).float() if partials else normal(tokens, hidden)
+    router = (normal(experts, hidden).float() / hidden**0.5).to(dtype)
+    return x, normal(hidden), EPS, normal(tokens, hidden), router, normal(experts), k
+
+
+def check_routing(routing: Routing, y_TH: Tensor, router_EH: Tensor, bias_E: Tensor) -> None:
+    """The K largest logits, in order, each expert once; counts and ranks agree with the ids."""
+    logits_TE = y_TH.double() @ router_EH.double().T + bias_E.double()
+    ids_TK = routing.expert_ids_TK.long()
+    tokens, k = ids_TK.shape
+    mine_TK = logits_TE.gather(1, ids_TK)
+    torch.testing.assert_close(mine_TK, logits_TE.topk(k).values, atol=1e-4, rtol=0)
+    torch.testing.assert_close(routing.weights_TK, mine_TK.softmax(-1).float(), atol=1e-5, rtol=0)
+    assert (ids_TK.sort(-1).values.diff(dim=-1) > 0).all()
+    if tokens <= triton.UNCOUNTED_TOKENS:
+        assert routing.counts_E is None
+        assert routing.ranks_TK is None
+        return
+    assert routing.counts_E is not None
+    assert routing.ranks_TK is not None
+    assert torch.equal(routing.counts_E.long(), torch.bincount(ids_TK.flatten(), minlength=len(bias_E)))
+    assert (routing.ranks_TK >= 0).all()
+    assert (routing.ranks_TK < routing.counts_E[ids_TK]).all()
+    assert (ids_TK * tokens + routing.ranks_TK).unique().numel() == tokens * k
+
+
+def in_interpreter() -> None:
+    for tokens, hidden, _ in NORM_CASES:
+        x, weight_H, _, residual_TH, *_ = inputs(tokens, 0, hidden, 1, 1, torch.float32, CPU)
+        for residual in (residual_TH, None):
+            y, total = triton.rms_norm(x, weight_H, EPS, residual)
+            expected_y, expected_total = reference.rms_norm(x, weight_H, EPS, residual)
+            torch.testing.assert_close(y, expected_y)
+            assert torch.equal(total, expected_total)
+    for case in ROUTE_CASES:
+        arguments = inputs(*case, torch.float32, CPU)
+        y, total, routing = triton.norm_route(*arguments)
+        expected_y, expected_total = reference.rms_norm(*arguments[:4])
+        torch.testing.assert_close(y, expected_y, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(total, expected_total)
+        check_routing(routing, y, arguments[4], arguments[5])
+        assert not arrivals(CPU).any()
+    equal = inputs(2, 0, 96, 32, 4, torch.float32, CPU)
+    equal[4].zero_()
+    equal[5].zero_()
+    assert triton.norm_route(*equal)[2].expert_ids_TK.tolist() == [[0, 1, 2, 3]] * 2
+
+
+def test_kernels_on_a_cpu() -> None:
+    run_interpreted(in_interpreter)
+
+
+def compiled_norm(arch: int) -> Compiled:
+    return compile_ahead(
+        triton._norm_kernel,
+        {"x": "*fp32", "residual": "*bf16", "weight": "*bf16", "y": "*bf16", "total": "*bf16", "counts": "*i32"}
+        | {"eps": "fp32"},
+        {"H": 2880, "J": 12, "E": 128, "BLOCK_H": 4096, "BLOCK_E": 128, "PDL": arch >= 90},
+        arch=arch,
+        launch_pdl=arch >= 90,
+        **triton.ALL_LOADS_FIRST,
+    )
+
+
+def compiled_fused(arch: int) -> Compiled:
+    inputs = {"x": "*fp32", "residual": "*bf16", "weight": "*bf16", "router_weight": "*bf16", "router_bias": "*bf16"}
+    outputs = {"y": "*bf16", "total": "*bf16", "logits": "*fp32", "arrivals": "*i32", "expert_ids": "*i32"}
+    return compile_ahead(
+        triton._norm_route_kernel,
+        inputs | outputs | {"weights": "*fp32", "eps": "fp32"},
+        {"H": 2880, "J": 4, "E": 128, "K": 4, "BLOCK_H": 4096, "BLOCK_R": triton.FUSED_ROWS, "BLOCK_E": 128}
+        | {"PDL": arch >= 90},
+        arch=arch,
+        launch_pdl=arch >= 90,
+        **triton.ALL_LOADS_FIRST,
+    )
+
+
+def compiled_route(arch: int, tokens: int) -> Compiled:
+    tiling = triton._tiling(tokens, 2880)
+    options = {name: tiling.pop(name) for name in ("num_warps", "maxnreg") if name in tiling}
+    pointers = {"y": "*bf16", "router_weight": "*bf16", "router_bias": "*bf16", "partial": "*fp32", "arrivals": "*i32"}
+    outputs = {"expert_ids": "*i32", "weights": "*fp32", "counts": "*i32", "ranks": "*i32"}
+    return compile_ahead(
+        triton._route_kernel,
+        pointers | outputs | {"num_tokens": "i32"},
+        {"H": 2880, "E": 128, "K": 4, "BLOCK_E": 128, "BLOCK_K": 4, "PDL": arch >= 90} | tiling,
+        arch=arch,
+        launch_pdl=arch >= 90,
+        **options,
+    )
+
+
+@pytest.mark.parametrize("arch", [80, 90])
+@pytest.mark.parametrize(
+    "make",
+    [compiled_norm, compiled_fused, lambda arch: compiled_route(arch, 64), lambda arch: compiled_route(arch, 16384)],
+    ids=["norm", "fused", "route few", "route many"],
+)
+def test_kernels_compile_without_spills(make: Callable[[int], Compiled], arch: int) -> None:
+    kernel = make(arch)
+    assert kernel.spills == 0
+    assert kernel.shared <= 99 * 1024  # the least that a GPU of the portable kind has
+
+
+def test_weights_load_before_the_wait_and_partial_sums_together() -> None:
+    for kernel in (compiled_fused(90), compiled_route(90, 64)):
+        before, after = kernel.sass.split("ACQBULK")
+        assert "LDG.E.128" in before
+        assert "STG" not in before
+        assert "LDG.E.128" in after
+    loads = compiled_norm(90).sass.split("ACQBULK")[1].split("FADD")[0]
+    assert loads.count("LDG.E.128") == 12
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.device]:
+    """The GPU, where torch.empty gives NaN or -7."""
+    empty = torch.empty
+
+    def poisoned(*size: object, **options: object) -> Tensor:
+        tensor: Tensor = empty(*size, **options)  # type: ignore[call-overload]
+        return tensor.fill_(torch.nan if tensor.is_floating_point() else -7)
+
+    monkeypatch.setattr(torch, "empty", poisoned)
+    yield torch.device("cuda")
+    assert not arrivals(torch.device("cuda")).any()
+
+
+def error(got: Tensor, expected: Tensor) -> float:
+    return float((got.double() - expected.double()).norm() / expected.double().norm())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tokens", [1, 4, 5, 16, 17, 129, 513, 3001, 9000])
+@pytest.mark.parametrize("partials", [0, 4, 12])
+def test_errors_are_those_of_bfloat16(device: torch.device, tokens: int, partials: int) -> None:
+    arguments = inputs(tokens, partials, 2880, 128, 4, torch.bfloat16, device)
+    x, weight_H, eps, residual_TH, router_EH, bias_E, _ = arguments
+    y, total, routing = triton.norm_route(*arguments)
+    x_TH = x.sum(1) if partials else x.float()
+    exact_y, exact_total = reference.rms_norm(x_TH, weight_H.float(), eps, residual_TH.float())
+    torch_y, torch_total = reference.rms_norm(x, weight_H, eps, residual_TH)
+    assert error(total, exact_total) <= 2 * error(torch_total, exact_total)
+    assert error(y, exact_y) <= 2 * error(torch_y, exact_y)
+    assert y.dtype == total.dtype == torch.bfloat16
+    check_routing(routing, y, router_EH, bias_E)
+    alone_y, alone_total = triton.rms_norm(*arguments[:4])
+    assert torch.equal(alone_y, y)
+    assert torch.equal(alone_total, total)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", ROUTE_CASES, ids=str)
+def test_small_widths(device: torch.device, case: tuple[int, int, int, int, int]) -> None:
+    arguments = inputs(*case, torch.bfloat16, device)
+    y, _, routing = triton.norm_route(*arguments)
+    check_routing(routing, y, arguments[4], arguments[5])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tokens", [2, 16, 40, 1100])
+def test_nan_stays_in_its_token_and_in_range(device: torch.device, tokens: int) -> None:
+    arguments = inputs(tokens, 0, 2880, 128, 4, torch.bfloat16, device)
+    clean = triton.norm_route(*arguments)
+    arguments[0][1] = torch.nan
+    y, _, routing = triton.norm_route(*arguments)
+    assert routing.expert_ids_TK.ge(0).all()
+    assert routing.expert_ids_TK.lt(128).all()
+    assert (routing.expert_ids_TK.sort(-1).values.diff(dim=-1) > 0).all()
+    assert routing.weights_TK[1].isnan().all()
+    assert torch.equal(y[2:], clean[0][2:])
+    assert torch.equal(routing.weights_TK[2:], clean[2].weights_TK[2:])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tokens", [1, 16, 70])
+def test_a_graph_replays_on_new_inputs(device: torch.device, tokens: int) -> None:
+    arguments = inputs(tokens, 4, 2880, 128, 4, torch.bfloat16, device)
+    triton.norm_route(*arguments)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(3):  # back to back, as dependent launches
+            y, total, routing = triton.norm_route(*arguments)
+    for seed in (1, 2):
+        fresh = inputs(tokens, 4, 2880, 128, 4, torch.bfloat16, device, seed)
+        arguments[0].copy_(fresh[0])
+        graph.replay()
+        expected_y, expected_total, _ = triton.norm_route(fresh[0], *arguments[1:])
+        assert torch.equal(y, expected_y)
+        assert torch.equal(total, expected_total)
+        check_routing(routing, y, arguments[4], arguments[5])

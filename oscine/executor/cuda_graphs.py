@@ -39,23 +39,35 @@ class CudaGraphs:
         self._captured: dict[int, _Captured] = {}
         self._input = torch.empty(0, dtype=torch.int32, device=device)
 
+    def run_eagerly(self, sizes: list[int]) -> None:
+        """What would be captured, largest size first: compiles kernels and takes memory."""
+        for size in sorted(sizes, reverse=True):
+            self._body(self._blank(size))
+
     def capture(self, sizes: list[int]) -> None:
-        """Largest first: the smaller ones then find room in what it has taken. Each body runs once before, eagerly."""
+        """Largest first: the smaller ones then find room in what it has taken. All kernels must be compiled."""
         assert not self._captured
         self._sizes = sorted(sizes)
-        self._input = torch.zeros(_sizes_of(self._sizes[-1]).total, dtype=torch.int32, device=self._device)
         pool = torch.cuda.graph_pool_handle()
         for size in reversed(self._sizes):
-            packed = PackedStep.of(self._input, _sizes_of(size))
-            packed.context_lens_S.fill_(1)
-            torch.arange(size + 1, out=packed.query_starts_S1)
-            torch.arange(size, out=packed.logits_rows_N)
-            self._body(packed)
+            packed = self._blank(size)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=pool):
                 logits_NV, ids_N = self._body(packed)
             self._captured[size] = _Captured(graph, (packed, _borrowed(logits_NV), ids_N))
         torch.cuda.synchronize(self._device)
+
+    def _blank(self, size: int) -> PackedStep[Tensor]:
+        """A step of token 0 at position 0 of slot 0, at the fixed address."""
+        if len(self._input) < _sizes_of(size).total:
+            assert not self._captured, "graphs hold the address"
+            self._input = torch.empty(_sizes_of(size).total, dtype=torch.int32, device=self._device)
+        self._input.zero_()
+        packed = PackedStep.of(self._input, _sizes_of(size))
+        packed.context_lens_S.fill_(1)
+        torch.arange(size + 1, out=packed.query_starts_S1)
+        torch.arange(size, out=packed.logits_rows_N)
+        return packed
 
     def fits(self, step: StepArrays) -> bool:
         """Whether the step is one sampled token a sequence, and not of more sequences than any graph."""

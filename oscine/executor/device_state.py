@@ -12,7 +12,7 @@ from torch import Tensor
 
 from oscine.executor.slots import PageUpdates
 from oscine.executor.transfer import upload
-from oscine.ops.batch.packed import BatchState, PackedStep
+from oscine.ops.batch.packed import BatchState, PackedSizes, PackedStep
 from oscine.ops.interface import Batch
 
 
@@ -64,3 +64,10 @@ class DeviceState:
     def remember(self, sampled_slots_M: Tensor, ids_M: Tensor) -> None:
         """The tokens sampled last; the given rows may name nobody more than once."""
         self._ops.remember(self._state, sampled_slots_M, ids_M)
+
+    def touch(self) -> None:
+        """Uses every kernel of this class once, on a step of nothing."""
+        sizes = PackedSizes(1, 1, 1, 1)
+        packed = PackedStep.of(torch.zeros(sizes.total, dtype=torch.int32, device=self.device), sizes)
+        packed.sampled_slots_M.fill_(self.nobody)
+        self.remember(packed.sampled_slots_M, self.batch(packed, BatchBounds(1, 1, 1)).token_ids_T)

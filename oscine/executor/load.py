@@ -15,7 +15,7 @@ from oscine.executor.cuda_graphs import sizes_up_to
 from oscine.executor.kv_memory import DeviceMemory, MemoryPlan, plan_memory
 from oscine.executor.runner import TorchExecutor
 from oscine.executor.stopwatch import Stopwatch
-from oscine.executor.warm_up import warm_up
+from oscine.executor.warm_up import KERNEL_SAMPLINGS, SAMPLINGS, run_largest, warm_up
 from oscine.model.config import ModelConfig
 from oscine.model.gpt_oss import GptOss, kv_shape
 from oscine.model.opened_model import OpenedModel, open_model
@@ -24,6 +24,7 @@ from oscine.ops.interface import KvCache, Ops
 from oscine.ops.resolve import choose, describe, platform, resolve
 
 Report = Callable[[str], None]
+_ROUNDING = 0.01  # of the allocator, which the reserve covers
 
 
 def load_executor(options: EngineOptions, report: Report, watch: Stopwatch) -> TorchExecutor:
@@ -41,15 +42,46 @@ def load_executor(options: EngineOptions, report: Report, watch: Stopwatch) -> T
         memory = _plan_again(opened, options, memory, report)
     watch.lap("weights")
     kv = allocate_kv(opened.config, memory, opened.device, opened.dtype)
-    executor = TorchExecutor(GptOss(opened.config, weights, ops), memory, kv, options.scheduler.max_num_seqs)
+    model = GptOss(opened.config, weights, ops)
+    executor = TorchExecutor(model, memory, kv, options.scheduler.max_num_seqs)
     if opened.device.type == "cuda":
-        warm_up(executor, options.scheduler.max_num_batched_tokens)
-        watch.lap("warm-up")
-        if options.cuda_graphs and is_capturable(on):
-            sizes = sizes_up_to(options.scheduler.max_num_seqs)
-            executor.capture(sizes)
-            watch.lap(f"{len(sizes)} graphs")
+        sizes = sizes_up_to(options.scheduler.max_num_seqs) if options.cuda_graphs and is_capturable(on) else []
+        _make_ready(executor, model, kv, options.scheduler.max_num_batched_tokens, sizes, watch)
     return executor
+
+
+def _make_ready(
+    executor: TorchExecutor,
+    model: GptOss,
+    kv: KvCache,
+    max_num_batched_tokens: int,
+    graph_sizes: list[int],
+    watch: Stopwatch,
+) -> None:
+    """On two layers, one of each kind, all kernels are compiled and loaded; on the whole model, memory is taken."""
+    from oscine.ops.compile_together import compile_together
+
+    layers = first_layers(model, 2)
+    rehearsal = TorchExecutor(layers, executor.memory, kv, executor.max_num_seqs)
+    rehearsal.touch_state()
+    with compile_together():
+        warm_up(rehearsal, max_num_batched_tokens, KERNEL_SAMPLINGS)
+        rehearsal.run_decodes(graph_sizes)
+    watch.lap("kernels")
+    warm_up(rehearsal, max_num_batched_tokens, SAMPLINGS)
+    rehearsal.run_decodes(graph_sizes)
+    run_largest(executor, max_num_batched_tokens)
+    watch.lap("warm-up")
+    if graph_sizes:
+        executor.capture(graph_sizes)
+        watch.lap(f"{len(graph_sizes)} graphs")
+    executor.forget_page_zero()
+
+
+def first_layers(model: GptOss, count: int) -> GptOss:
+    """A model of the first layers, embedding and head; it shares all weights."""
+    config = replace(model.config, num_hidden_layers=count, layer_types=model.config.layer_types[:count])
+    return GptOss(config, replace(model.weights, layers=model.weights.layers[:count]), model.ops)
 
 
 def is_capturable(platform: str) -> bool:
@@ -90,7 +122,7 @@ def _plan(opened: OpenedModel, options: EngineOptions, weights: int, held: int =
 def _plan_again(opened: OpenedModel, options: EngineOptions, planned: MemoryPlan, report: Report) -> MemoryPlan:
     """The plan for the weights as they are: a backend may pad what it repacks."""
     held = torch.cuda.memory_allocated(opened.device)
-    if held <= planned.weights:
+    if held <= planned.weights * (1 + _ROUNDING):
         return planned
     plan = _plan(opened, options, held, held)
     report(f"repacked weights are larger\n{plan}")

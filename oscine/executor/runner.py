@@ -47,10 +47,20 @@ class TorchExecutor:
         self._graphs = CudaGraphs(self._decode, self.device)
         self._launched: deque[LaunchedStep] = deque()
 
+    @torch.inference_mode()
     def capture(self, sizes: list[int]) -> None:
         """From here on, steps of one token for each of up to max(sizes) sequences are replayed."""
-        with torch.inference_mode():
-            self._graphs.capture(sizes)
+        self._graphs.capture(sizes)
+
+    @torch.inference_mode()
+    def run_decodes(self, sizes: list[int]) -> None:
+        """Runs what capture() captures."""
+        self._graphs.run_eagerly(sizes)
+
+    @torch.inference_mode()
+    def touch_state(self) -> None:
+        """Compiles the kernels that tell a model where to look."""
+        self._state.touch()
 
     def forget_page_zero(self) -> None:
         """Zeroes it in both groups; no sequence may hold it."""

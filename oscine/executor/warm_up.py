@@ -1,38 +1,37 @@
 """Runs steps of all kinds before the first request does, so that kernels are compiled and memory has been taken.
 
-Goes through plans, as the engine does. Every page of the imagined sequences is page 0, which is zeroed in the end.
+Goes through plans, as the engine does. Every page of the imagined sequences is page 0.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from oscine.executor.runner import TorchExecutor
 from oscine.types import NewSequence, SamplingParams, ScheduledSequence, StepPlan
 
 GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
-SAMPLINGS = (  # what the sampling op tells apart
-    SamplingParams(max_tokens=1),
-    SamplingParams(max_tokens=1, top_p=0.9),
+# What the sampling op has kernels for, and then what it does besides with the ids that these find.
+KERNEL_SAMPLINGS = (SamplingParams(max_tokens=1), SamplingParams(max_tokens=1, top_p=0.9))
+SAMPLINGS = (
+    *KERNEL_SAMPLINGS,
     SamplingParams(max_tokens=1, presence_penalty=1.0, logit_bias={0: 1.0}, logprobs=1),
 )
 
 
-def warm_up(executor: TorchExecutor, max_num_batched_tokens: int) -> None:
-    """The largest step first: what comes later finds its memory."""
-    for number, plan in enumerate(_plans(executor, max_num_batched_tokens)):
-        executor.execute(StepPlan(number, plan.new, plan.sequences))
-    executor.forget_page_zero()
+def warm_up(executor: TorchExecutor, max_num_batched_tokens: int, samplings: Sequence[SamplingParams]) -> None:
+    """Prompts of all sizes, the largest first, and rows sampled in all ways."""
+    for tokens in _sizes(max_num_batched_tokens):
+        executor.execute(_prompts(executor, tokens))
+    few = min(executor.max_num_seqs, 3)
+    for sampling in samplings:
+        for count in {1, few}:
+            executor.execute(_step(executor, [1] * count, sampling))
+    if few > 1:
+        executor.execute(_step(executor, [1, 2], GREEDY))  # a decode and a chunk
 
 
-def _plans(executor: TorchExecutor, max_num_batched_tokens: int) -> Iterator[StepPlan]:
-    length, slots = executor.memory.max_model_len, executor.max_num_seqs
-    page_size = executor.memory.page_size
-    for tokens in _sizes(min(max_num_batched_tokens, slots * (length - 1))):
-        yield _step([min(tokens - start, length - 1) for start in range(0, tokens, length - 1)], page_size, GREEDY)
-    for sampling in SAMPLINGS:
-        yield _step([1], page_size, sampling)
-        yield _step([1] * min(slots, 3), page_size, sampling)
-    if slots > 1:
-        yield _step([1, min(page_size, length - 1)], page_size, GREEDY)
+def run_largest(executor: TorchExecutor, max_num_batched_tokens: int) -> None:
+    """The step that needs most memory."""
+    executor.execute(_prompts(executor, max_num_batched_tokens))
 
 
 def _sizes(most: int) -> Iterator[int]:
@@ -46,11 +45,19 @@ def _sizes(most: int) -> Iterator[int]:
     yield 1
 
 
-def _step(lengths: list[int], page_size: int, sampling: SamplingParams) -> StepPlan:
+def _prompts(executor: TorchExecutor, num_tokens: int) -> StepPlan:
+    """As many tokens of prompts, or as many as fit: each leaves room for an answer."""
+    longest = executor.memory.max_model_len - 1
+    num_tokens = min(num_tokens, executor.max_num_seqs * longest)
+    lengths = [min(num_tokens - start, longest) for start in range(0, num_tokens, longest)]
+    return _step(executor, lengths, GREEDY)
+
+
+def _step(executor: TorchExecutor, lengths: list[int], sampling: SamplingParams) -> StepPlan:
     """A new sequence of each length, all computed at once."""
     plan = StepPlan(0, [], [])
     for slot, length in enumerate(lengths):
-        pages = [0] * -(-length // page_size)
+        pages = [0] * -(-length // executor.memory.page_size)
         plan.new.append(NewSequence(slot, [0] * length, length, 0, [], [], sampling))
         plan.sequences.append(ScheduledSequence(slot, 0, length, True, pages, pages))
     return plan

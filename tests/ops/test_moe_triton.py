@@ -1,0 +1,134 @@
+"""The portable mixture of experts: interpreted on a CPU, compiled ahead, and on a GPU against float32."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from oscine.ops.cases import MOE_CASES, MoeCase, MoeInputs, moe_inputs
+from oscine.ops.interface import Routing
+from oscine.ops.moe import reference, triton
+from tests.ops.compile_ahead import compile_ahead, run_interpreted
+
+CPU = torch.device("cpu")
+# one of every tiling, with experts that have several tiles and one that has none
+TILED_CASES = tuple(MoeCase(f"{tokens} tokens", tokens, num_experts=6) for tokens in (24, 30, 100, 200))
+
+
+def routed(inputs: MoeInputs) -> Routing:
+    return reference.route(inputs.x_TH, inputs.router_weight_EH, inputs.router_bias_E, inputs.experts_per_token)
+
+
+def counted(routing: Routing, num_experts: int) -> Routing:
+    """With counts and ranks, the latter from the last token to the first: any order will do."""
+    flat = routing.expert_ids_TK.flatten()
+    chosen = torch.nn.functional.one_hot(flat.long(), num_experts)
+    ranks = (chosen.flip(0).cumsum(0).flip(0) - 1).gather(1, flat.long()[:, None])
+    return Routing(
+        routing.expert_ids_TK.int(), routing.weights_TK, chosen.sum(0).int(), ranks.int().view_as(routing.expert_ids_TK)
+    )
+
+
+def error(got: Tensor, expected: Tensor) -> float:
+    return float((got.double() - expected.double()).norm() / expected.double().norm())
+
+
+def relative_error(inputs: MoeInputs, routing: Routing) -> float:
+    parts_TKH = triton.moe(inputs.x_TH, routing, triton.prepare_experts(inputs.experts), inputs.swiglu_limit)
+    assert parts_TKH.dtype == inputs.x_TH.dtype
+    expected = reference.moe(inputs.x_TH.float(), routing, inputs.experts, inputs.swiglu_limit)
+    return error(parts_TKH.float().sum(1), expected)
+
+
+def in_interpreter() -> None:
+    for case in (*MOE_CASES, *TILED_CASES[:2]):
+        inputs = moe_inputs(case, CPU, torch.float32)
+        assert relative_error(inputs, routed(inputs)) < 1e-6, case.why
+    assert relative_error(inputs, counted(routed(inputs), 6)) < 1e-6
+    edges = moe_inputs(MOE_CASES[2], CPU, torch.float32)
+    edges.experts.gate_up_scales[:, ::3] = 0  # 2^-127, a subnormal number
+    edges.experts.down_scales[:, ::3] = 129  # more than 2
+    assert relative_error(edges, routed(edges)) < 1e-6
+    edges.experts.down_scales[:, 5, 0] = 255
+    out = triton.moe(edges.x_TH, routed(edges), edges.experts, 7.0)
+    assert out[..., 5].isnan().all()
+    assert out[..., 6].isfinite().all()
+    assert triton.moe(edges.x_TH[:0], Routing(*(t[:0] for t in routed(edges)[:2])), edges.experts, 7.0).shape == (
+        0,
+        4,
+        96,
+    )
+
+
+def test_kernels_on_a_cpu() -> None:
+    run_interpreted(in_interpreter)
+
+
+@pytest.mark.parametrize("arch", [80, 90])
+@pytest.mark.parametrize("pairs", [4, 65536])
+@pytest.mark.parametrize("gated", [True, False])
+def test_kernels_compile_without_spills(arch: int, pairs: int, gated: bool) -> None:
+    tiling = triton._tiling(pairs, 128)
+    options = {name: tiling.pop(name) for name in ("num_warps", "num_stages")}
+    if not gated:
+        tiling["BLOCK_N"] *= 2
+    pointers = {"x": "*bf16", "blocks": "*u8", "scales": "*u8", "bias": "*bf16", "out": "*bf16"}
+    pointers |= {"counts": "*i32", "slots": "*i32"} | ({} if gated else {"weights": "*fp32"})
+    kernel = compile_ahead(
+        triton._experts_kernel,
+        pointers | {"num_tokens": "i32", "tiles": "i32", "limit": "fp32"},
+        {"E": 128, "K": 4, "R": 2880, "F": 2880, "BLOCK_E": 128, "PDL": arch >= 90}
+        | ({"weights": None} if gated else {})
+        | tiling,
+        arch=arch,
+        launch_pdl=arch >= 90,
+        **options,
+    )
+    assert kernel.spills == 0
+    assert kernel.shared <= 99 * 1024  # the least that a GPU of the portable kind has
+    assert "MMA" in kernel.sass
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    """The GPU, where torch.empty gives NaN or -7."""
+    empty = torch.empty
+
+    def poisoned(*size: object, **options: object) -> Tensor:
+        tensor: Tensor = empty(*size, **options)  # type: ignore[call-overload]
+        return tensor.fill_(torch.nan if tensor.is_floating_point() else -7)
+
+    monkeypatch.setattr(torch, "empty", poisoned)
+    return torch.device("cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", [*MOE_CASES, *TILED_CASES], ids=lambda case: case.why)
+def test_errors_are_those_of_the_dtype(device: torch.device, case: MoeCase) -> None:
+    for dtype, bound in ((torch.float32, 1e-5), (torch.float16, 2e-3), (torch.bfloat16, 1e-2)):
+        inputs = moe_inputs(case, device, dtype)
+        assert relative_error(inputs, routed(inputs)) < bound
+        assert relative_error(inputs, counted(routed(inputs), case.num_experts)) < bound
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tokens", [1, 17, 300])
+def test_published_width(device: torch.device, tokens: int) -> None:
+    inputs = moe_inputs(MoeCase("published", tokens, 2880, 2880, 8), device, torch.bfloat16)
+    assert relative_error(inputs, counted(routed(inputs), 8)) < 1e-2
+
+
+@pytest.mark.gpu
+def test_a_graph_replays_on_new_inputs(device: torch.device) -> None:
+    inputs = moe_inputs(MOE_CASES[2], device, torch.bfloat16)
+    fixed = routed(inputs)
+    triton.moe(inputs.x_TH, fixed, inputs.experts, 7.0)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = triton.moe(inputs.x_TH, fixed, inputs.experts, 7.0)
+    for seed in (1, 2):
+        fresh = moe_inputs(MOE_CASES[2], device, torch.bfloat16, seed)
+        inputs.x_TH.copy_(fresh.x_TH)
+        fixed.expert_ids_TK.copy_(routed(fresh).expert_ids_TK)
+        graph.replay()
+        expected = reference.moe(inputs.x_TH.float(), fixed, inputs.experts, 7.0)
+        assert error(out.float().sum(1), expected) < 1e-2

@@ -1,0 +1,196 @@
+"""Sampling in Triton against the reference: interpreted on a CPU, compiled ahead, and on a GPU.
+
+Both round differently, so that another choice is no error where the two tokens are within rounding of each other: of
+equal value, or on either side of a cut that lies between them.
+"""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from oscine.ops.cases import sampling_batch
+from oscine.ops.interface import SamplingBatch
+from oscine.ops.launch import arrivals
+from oscine.ops.sample import reference, triton
+from tests.ops.compile_ahead import compile_ahead, run_interpreted
+
+CPU = torch.device("cpu")
+ROWS = 8
+
+
+def logits(kind: str, vocab: int, device: torch.device, rows: int = ROWS) -> Tensor:
+    """Row 1 has forbidden tokens and row 2 a negative zero."""
+    generator = torch.Generator().manual_seed(vocab)
+    made = {
+        "spread": lambda: torch.randn(rows, vocab, generator=generator) * 4,
+        "few values": lambda: torch.randint(0, 5, (rows, vocab), generator=generator).float(),
+        "all equal": lambda: torch.zeros(rows, vocab),
+    }[kind]()
+    made[1, : vocab // 2] = -torch.inf
+    made[2, vocab // 3] = -0.0
+    return made.to(device)
+
+
+def batches(vocab: int, device: torch.device) -> dict[str, SamplingBatch]:
+    """top_k below and above what the kernels collect; top_p from one token to nearly all; rows that are greedy."""
+
+    def rows(*values: float, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.tensor(values, dtype=dtype, device=device)
+
+    temperature = rows(0, 0.3, 1, 2, 0, 1, 1e-3, 1)
+    top_k = rows(0, 1, 5, 50, 33, 1025, vocab - 1, vocab + 1, dtype=torch.int64)
+    top_p = rows(0.9, 0.5, 0.999, 0.1, 1, 0.95, 0.01, 0.7)
+    min_p = rows(0.9, 0.5, 0.05, 0.1, 1, 0.01, 0, 0.3)
+    changes: dict[str, dict[str, object]] = {
+        "greedy": {"greedy": True, "temperature_N": torch.zeros(ROWS, device=device)},
+        "noise": {"temperature_N": temperature},
+        "top_k": {"truncated": True, "top_k_N": top_k},
+        "top_p": {"truncated": True, "top_p_N": top_p},
+        "min_p": {"truncated": True, "min_p_N": min_p},
+        "all": {"truncated": True, "top_k_N": top_k, "top_p_N": top_p.flip(0), "min_p_N": min_p / 9}
+        | {"temperature_N": temperature},
+    }
+    seeds = {"seed_N": torch.arange(ROWS, device=device) * (2**33 + 12345), "position_N": rows(*range(ROWS)).long() * 7}
+    return {name: sampling_batch(ROWS, device, **seeds, **change) for name, change in changes.items()}
+
+
+def check(logits_NV: Tensor, batch: SamplingBatch, why: str) -> None:
+    got, expected = (module.sample(logits_NV, batch).token_ids_N for module in (triton, reference))
+    assert got.dtype == torch.int64
+    for row in (got != expected).nonzero().flatten().tolist():
+        close = [
+            reference.sample(logits_NV[row : row + 1], one).token_ids_N.item() == got[row].item()
+            for one in nudged(batch, row)
+        ]
+        assert any(close), (why, row, got[row].item(), expected[row].item())
+    assert not arrivals(logits_NV.device).any()
+
+
+def nudged(batch: SamplingBatch, row: int) -> list[SamplingBatch]:
+    """The row alone, with its cuts and its temperature moved by a few roundings."""
+    fields = ("temperature_N", "top_k_N", "top_p_N", "min_p_N", "seed_N", "position_N")
+    alone = replace(batch, **{name: getattr(batch, name)[row : row + 1] for name in fields})
+    by = (1 - 3e-6, 1 + 3e-6)
+    return [
+        replace(alone, top_p_N=alone.top_p_N * p, min_p_N=alone.min_p_N * m, temperature_N=alone.temperature_N * t)
+        for p in by
+        for m in by
+        for t in by
+    ]
+
+
+def in_interpreter() -> None:
+    """With fewer and smaller parts, so that a small vocabulary takes every path in seconds."""
+    for name, value in {"PARTS": 4, "LANES": 32, "MAX_RANK": 32, "CAPACITY": 64}.items():
+        setattr(triton, name, type(triton.PARTS)(value))
+    for kind, vocab, names in (
+        ("spread", 900, ("greedy", "noise", "top_k", "top_p", "min_p", "all")),
+        ("few values", 900, ("greedy", "top_k", "all")),
+        ("all equal", 50, ("greedy", "noise", "top_k", "all")),
+    ):
+        for name in names:
+            check(logits(kind, vocab, CPU), batches(vocab, CPU)[name], f"{kind}, {name}")
+    spread = logits("spread", 300, CPU)
+    spread[:, 9] = torch.nan
+    spread[4] = -torch.inf
+    for name in ("greedy", "noise", "all"):
+        ids = triton.sample(spread, batches(300, CPU)[name]).token_ids_N
+        assert ((ids >= 0) & (ids < 300)).all()
+        assert 9 not in ids.tolist()
+    batch = replace(batches(300, CPU)["greedy"], num_logprobs=3)
+    spread = logits("spread", 300, CPU)
+    for got, expected in zip(triton.sample(spread, batch), reference.sample(spread, batch), strict=True):
+        assert torch.equal(got, expected)
+    assert triton.sample(spread[:0], sampling_batch(0, CPU)).token_ids_N.shape == (0,)
+
+
+def test_kernels_on_a_cpu() -> None:
+    run_interpreted(in_interpreter)
+
+
+ROW = {"logits": "*fp32", "stride": "i32", "temperature": "*fp32", "vocab": "i32"}
+FOUND = {"top": "*fp32", "bound": "*i32", "total": "*fp32", "keys": "*i64", "count": "*i32"}
+CHOOSE = ROW | {"seed": "*i64", "position": "*i64", "ids": "*i64", "best_value": "*fp32", "best_id": "*i32"}
+CHOOSE |= {"arrivals": "*i32", "part": "i32"}
+SPLIT = {"BLOCK_B": 2048, "PARTS_S": 2, "BLOCK_S": 2}
+KERNELS = {
+    "greedy": (triton._choose_kernel, CHOOSE, {"cut": None, "NOISE": False} | SPLIT, 4),
+    "noise": (triton._choose_kernel, CHOOSE, {"cut": None, "NOISE": True} | SPLIT, 4),
+    "truncated": (triton._choose_kernel, CHOOSE | {"cut": "*i64"}, {"NOISE": True} | SPLIT, 4),
+    "scan": (triton._scan_kernel, ROW | {"lanes": "*fp32", "part": "i32"}, {"BLOCK_B": 4096}, 4),
+    "bound": (
+        triton._bound_kernel,
+        {"lanes": "*fp32", "top_k": "*i64", "top": "*fp32", "bound": "*i32", "count": "*i32"},
+        {},
+        4,
+    ),
+    "collect": (triton._collect_kernel, ROW | FOUND | {"part": "i32"}, {"BLOCK_B": 4096}, 4),
+    "cut": (
+        triton._cut_kernel,
+        ROW | FOUND | {"top_k": "*i64", "top_p": "*fp32", "min_p": "*fp32", "cut": "*i64"},
+        {"BLOCK_B": 4096},
+        8,
+    ),
+}
+
+
+@pytest.mark.parametrize("arch", [80, 90])
+@pytest.mark.parametrize("name", KERNELS)
+def test_kernels_compile_without_spills(name: str, arch: int) -> None:
+    kernel, signature, constants, warps = KERNELS[name]
+    compiled = compile_ahead(
+        kernel,
+        signature,
+        constants | {"PDL": arch >= 90},
+        arch=arch,
+        divisible=tuple({"stride", "vocab"} & set(signature)),
+        num_warps=warps,
+        launch_pdl=arch >= 90,
+    )
+    assert compiled.spills == 0
+    assert compiled.shared <= 48 * 1024
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("vocab", [50, 3001, 201088])
+@pytest.mark.parametrize("kind", ["spread", "few values", "all equal"])
+def test_choices_are_the_reference_s(kind: str, vocab: int) -> None:
+    device = torch.device("cuda")
+    for name, batch in batches(vocab, device).items():
+        check(logits(kind, vocab, device), batch, name)
+
+
+@pytest.mark.gpu
+def test_a_row_does_not_depend_on_its_batch() -> None:
+    device = torch.device("cuda")
+    rows = logits("spread", 201088, device)
+    batch = batches(201088, device)["all"]
+    together = triton.sample(rows, batch).token_ids_N
+    for row in range(ROWS):
+        fields = ("temperature_N", "top_k_N", "top_p_N", "min_p_N", "seed_N", "position_N")
+        alone = replace(batch, **{name: getattr(batch, name)[row : row + 1] for name in fields})
+        assert triton.sample(rows[row : row + 1], alone).token_ids_N.item() == together[row].item()
+
+
+@pytest.mark.gpu
+def test_a_graph_replays_on_new_inputs() -> None:
+    device = torch.device("cuda")
+    fixed, batch = logits("spread", 201088, device), batches(201088, device)["all"]
+    triton.sample(fixed, batch)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        ids = triton.sample(fixed, batch).token_ids_N
+    for _ in range(2):
+        fixed.copy_(fixed.roll(1000, 1))
+        graph.replay()
+        assert torch.equal(ids, triton.sample(fixed, batch).token_ids_N)
+
+
+@pytest.mark.gpu
+def test_rows_may_be_apart() -> None:
+    wide = logits("spread", 3001, torch.device("cuda"))
+    batch = batches(2999, torch.device("cuda"))["all"]
+    apart = triton.sample(wide[:, :2999], batch).token_ids_N
+    assert torch.equal(apart, triton.sample(wide[:, :2999].contiguous(), batch).token_ids_N)

@@ -35,14 +35,12 @@ def _add_engine(kinds: "argparse._SubParsersAction[Parser]") -> None:
     parser.add_argument(
         "--warmup-osl", type=int, metavar="TOKENS", help="generated in the first pass; 0: no such pass (OSL)"
     )
-    parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1, ... (a GPU if there is one)")
-    parser.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16"], help="as in serve (auto)")
     parser.add_argument("--max-num-batched-tokens", type=int, metavar="TOKENS", help="computed in a step (by the load)")
     parser.add_argument("--gpu-memory-utilization", type=float, metavar="SHARE", help="as in serve")
     parser.add_argument("--enforce-eager", action="store_true", help="never use CUDA graphs")
     parser.add_argument("--output", type=Path, default=RESULTS, metavar="FILE", help=f"appended to ({RESULTS})")
     parser.add_argument("--baseline", type=Path, metavar="FILE", help="earlier results to be compared with")
-    parser.add_argument("--commit", help="where git cannot tell it")
+    _add_device(parser)
     parser.set_defaults(run=run_engine)
 
 
@@ -85,9 +83,14 @@ def _add_ops(kinds: "argparse._SubParsersAction[Parser]") -> None:
     parser.add_argument("--tokens", default="1,8,64,512,1024,8192", metavar="T,...", help="of a step (%(default)s)")
     parser.add_argument("--context", type=int, default=1024, metavar="TOKENS", help="of each sequence (1024)")
     parser.add_argument("--backend", action="append", default=[], metavar="OP=NAME", help="other than the default")
+    _add_device(parser)
+    parser.set_defaults(run=run_ops)
+
+
+def _add_device(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1, ... (a GPU if there is one)")
     parser.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16"], help="as in serve (auto)")
-    parser.set_defaults(run=run_ops)
+    parser.add_argument("--commit", help="of the code that runs (git's answer)")
 
 
 def run_ops(args: argparse.Namespace) -> None:
@@ -104,7 +107,7 @@ def run_ops(args: argparse.Namespace) -> None:
         bench = OpBench(opened.config, opened.device, opened.dtype, backends)
     except (ValueError, OSError) as error:
         raise CommandError(str(error), USAGE) from None
-    where, ceiling = machine.describe(args.device, None), measure_ceiling(opened.device)
+    where, ceiling = machine.describe(args.device, args.commit), measure_ceiling(opened.device)
     print(f"{where.gpu}, torch {where.torch}, triton {where.triton}, commit {where.commit}")
     print(f"copy {ceiling.bytes_per_s / 1e12:.3g} TB/s, matrix product {ceiling.flops_per_s / 1e12:.3g} TFLOP/s")
     for load in loads:

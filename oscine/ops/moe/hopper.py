@@ -1,0 +1,291 @@
+# mypy: disable-error-code="import-untyped, no-untyped-def, untyped-decorator"
+"""The mixture of experts on Hopper: schedule and launches of the Gluon GEMMs.
+
+Knows which tile shapes suit how many tokens; not the kernels' insides (hopper_gemm.py) nor the weights' (repack.py).
+
+    one token:   gemm(x, gate_up) -> h;  gemm(h, down) -> y
+    more tokens: sort: x rows by expert, and a table of entries (expert, first row, rows <= N); then the same two
+
+Shape suffixes: T tokens, H hidden, I intermediate, E experts, K experts per token, J partial sums of a token.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from oscine.ops.interface import MxExperts, Routing
+from oscine.ops.moe.hopper_gemm import gemm
+from oscine.ops.moe.repack import UNIT, gate_up_order, repack
+
+MAX_SHARED = 227 * 1024  # bytes a program may use on an H100 or H200
+FLOAT_PARTIALS = 64  # tokens up to which partial sums are float32, their bytes being few
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """One weight matrix of all experts, in units, with the bias in the order of the output."""
+
+    nibbles: Tensor  # uint8 [E * unit rows * k units * 8, 256]
+    scales: Tensor  # int32 [E * unit rows * k units, 32]
+    bias: Tensor  # gated: [E, 2, I], gates before ups; else [E, H]
+    unit_rows: int  # of one expert
+    k_units: int
+    descriptors: dict[int, tuple[TensorDescriptor, TensorDescriptor]]  # by the units of a stage
+
+
+@dataclass(frozen=True, slots=True)
+class HopperExperts:
+    gate_up: Matrix
+    down: Matrix
+    hidden: int
+    intermediate: int
+    experts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """How one GEMM is cut; the constants of hopper_gemm.Config that are free to choose."""
+
+    tokens: int  # N: of a tile
+    consumers: int = 3  # warpgroups, each with a unit row
+    units: int = 3  # of k in a stage
+    stages: int = 4
+    splits: int = 1  # of k; partial sums that the caller adds up
+    programs: int = 2  # of an SM
+    registers: int = 64  # a thread, when launched
+    consumer_registers: int = 72
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    gate_up: Tiling
+    down: Tiling
+
+
+def prepare_experts(experts: MxExperts) -> HopperExperts:
+    """Repacks one layer's experts. Raises ValueError for dimensions that are not multiples of 32."""
+    num_experts, rows, k_blocks = experts.gate_up_scales.shape
+    intermediate, hidden = rows // 2, k_blocks * 32
+    if intermediate % 32 or experts.down_scales.shape[1] != hidden:
+        raise ValueError(
+            f"the Hopper experts need hidden and intermediate sizes in multiples of 32, not {intermediate}"
+        )
+    order = gate_up_order(intermediate, experts.gate_up_blocks.device)
+    gate_up_bias = experts.gate_up_bias.view(num_experts, intermediate, 2).transpose(1, 2).contiguous()
+    return HopperExperts(
+        gate_up=_matrix(experts.gate_up_blocks, experts.gate_up_scales, gate_up_bias, order),
+        down=_matrix(experts.down_blocks, experts.down_scales, experts.down_bias.contiguous(), None),
+        hidden=hidden,
+        intermediate=intermediate,
+        experts=num_experts,
+    )
+
+
+def _matrix(blocks: Tensor, scales: Tensor, bias: Tensor, row_order: Tensor | None) -> Matrix:
+    k_blocks = scales.shape[2]
+    nibbles, powers = repack(blocks, scales, row_order)
+    rows = scales.shape[1] if row_order is None else row_order.numel()
+    return Matrix(nibbles, powers, bias, (rows + UNIT - 1) // UNIT, (k_blocks + 1) // 2, {})
+
+
+def moe(x_TH: Tensor, routing: Routing, experts: HopperExperts, swiglu_limit: float) -> Tensor:
+    """bf16 [T, H] -> [T, J, H], float32 for few tokens and bf16 for many; the sum over J is the result.
+
+    Beyond one token, routing must hold the counts and ranks.
+    """
+    tokens, per_token = routing.expert_ids_TK.shape
+    return run(x_TH, routing, experts, swiglu_limit, plan(tokens, per_token, experts.experts))
+
+
+def plan(tokens: int, per_token: int, experts: int) -> Plan:
+    """Tile shapes by static sizes only, so that a CUDA graph can replay any routing. Measured on an NVIDIA H200."""
+    rows = tokens * per_token / experts  # of an expert, on average
+    if tokens == 1:
+        return Plan(Tiling(8), Tiling(8, splits=2))
+    if tokens <= 16:
+        return Plan(Tiling(8), Tiling(8, splits=3))
+    if rows <= 2:
+        return Plan(Tiling(8), Tiling(8))
+    if rows <= 8:
+        return Plan(Tiling(16), Tiling(16))
+    if rows <= 16:
+        tiling = Tiling(32, stages=3, registers=64, consumer_registers=72)
+    elif rows <= 40:
+        tiling = Tiling(64, stages=4, programs=1, registers=128, consumer_registers=152)
+    else:
+        tiling = Tiling(128, units=1, stages=8, programs=1, registers=128, consumer_registers=152)
+    return Plan(tiling, tiling)
+
+
+def run(x_TH: Tensor, routing: Routing, experts: HopperExperts, limit: float, chosen: Plan) -> Tensor:
+    """The op with tile shapes given; tests and benchmarks call it to try others."""
+    (tokens, per_token), pairs = routing.expert_ids_TK.shape, routing.expert_ids_TK.numel()
+    h = x_TH.new_empty(pairs, experts.intermediate)
+    splits = chosen.down.splits
+    y_dtype = torch.float32 if tokens <= FLOAT_PARTIALS else x_TH.dtype
+    y_TJH = torch.empty(tokens, per_token * splits, experts.hidden, dtype=y_dtype, device=x_TH.device)
+    if tokens == 1:
+        table = order = routing.expert_ids_TK
+        source, entries = x_TH, per_token
+    else:
+        source, order, table, entries = _sort(x_TH, routing, chosen.gate_up.tokens)
+    arguments = (table, order, routing.weights_TK, limit, entries, per_token, tokens == 1)
+    _launch(chosen.gate_up, experts.gate_up, source, h, experts.intermediate, True, *arguments)
+    _launch(chosen.down, experts.down, h, y_TJH, experts.hidden, False, *arguments)
+    return y_TJH
+
+
+def _launch(
+    tiling: Tiling,
+    matrix: Matrix,
+    tokens: Tensor,
+    out: Tensor,
+    rows: int,
+    gated: bool,
+    table: Tensor,
+    order: Tensor,
+    weights_TK: Tensor,
+    limit: float,
+    entries: int,
+    per_token: int,
+    single: bool,
+) -> None:
+    nibbles, scales = _descriptors(matrix, tiling.units)
+    row_tiles = (matrix.unit_rows + tiling.consumers - 1) // tiling.consumers
+    processors = torch.cuda.get_device_properties(out.device).multi_processor_count
+    grid = min(entries * row_tiles * tiling.splits, processors * tiling.programs)
+    gemm[(grid,)](
+        nibbles,
+        scales,
+        TensorDescriptor.from_tensor(tokens, [tiling.tokens, UNIT], gl.NVMMASharedLayout(128, 16, 2)),
+        table,
+        out,
+        matrix.bias,
+        order,
+        weights_TK,
+        limit,
+        **constants(tiling, matrix.k_units, matrix.unit_rows, rows, per_token),
+        GATED=gated,
+        SINGLE=single,
+        num_warps=4,
+        maxnreg=tiling.registers,
+        launch_pdl=True,
+    )
+
+
+def constants(tiling: Tiling, k_units: int, unit_rows: int, rows: int, per_token: int) -> dict[str, int]:
+    """The constexprs of the kernel that do not depend on which of the two GEMMs it is."""
+    return {
+        "N": tiling.tokens,
+        "CONSUMERS": tiling.consumers,
+        "UNITS": tiling.units,
+        "STAGES": tiling.stages,
+        "SPLITS": tiling.splits,
+        "K_UNITS": k_units,
+        "UNIT_ROWS": unit_rows,
+        "ROWS": rows,
+        "EXPERTS_PER_TOKEN": per_token,
+        "CONSUMER_REGS": tiling.consumer_registers,
+    }
+
+
+def _descriptors(matrix: Matrix, units: int) -> tuple[TensorDescriptor, TensorDescriptor]:
+    if units not in matrix.descriptors:
+        box = triton.next_power_of_2(units)
+        nibbles = TensorDescriptor.from_tensor(matrix.nibbles, [8, 256], gl.NVMMASharedLayout(0, 8, 2))
+        scales = TensorDescriptor.from_tensor(matrix.scales, [box, 32], gl.NVMMASharedLayout(0, 32, 2))
+        matrix.descriptors[units] = nibbles, scales
+    return matrix.descriptors[units]
+
+
+def _sort(x_TH: Tensor, routing: Routing, tile: int) -> tuple[Tensor, Tensor, Tensor, int]:
+    """(rows of x by expert [T * K, H], their pairs [T * K], the table of entries, the most entries there can be)."""
+    assert routing.counts_E is not None
+    assert routing.ranks_TK is not None
+    pairs, experts = routing.expert_ids_TK.numel(), routing.counts_E.numel()
+    entries = min(experts, pairs) + pairs // tile
+    sorted_x = x_TH.new_empty(pairs, x_TH.shape[1])
+    order = torch.empty(pairs, dtype=torch.int32, device=x_TH.device)
+    table = torch.empty(4 + 4 * entries, dtype=torch.int32, device=x_TH.device)
+    rows = 1 if pairs <= 2048 else 4
+    sort_kernel[(triton.cdiv(pairs, rows),)](
+        x_TH,
+        routing.expert_ids_TK,
+        routing.counts_E,
+        routing.ranks_TK,
+        sorted_x,
+        order,
+        table,
+        pairs,
+        K=routing.expert_ids_TK.shape[1],
+        H=x_TH.shape[1],
+        E=experts,
+        TILE=tile,
+        ROWS=rows,
+        BLOCK_E=triton.next_power_of_2(experts),
+        BLOCK_H=1024,
+        PDL=True,
+        num_warps=4,
+        launch_pdl=True,
+    )
+    return sorted_x, order, table, entries
+
+
+@triton.jit
+def sort_kernel(
+    x_ptr,
+    ids_ptr,
+    counts_ptr,
+    ranks_ptr,
+    sorted_ptr,
+    order_ptr,
+    table_ptr,
+    pairs,
+    K: tl.constexpr,
+    H: tl.constexpr,
+    E: tl.constexpr,
+    TILE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Counting sort of the (token, expert) pairs, and of the rows of x; the first program writes the table.
+
+    table: the number of entries in word 0; from word 4 on, for each entry (expert, first row, rows, unused).
+    """
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    expert = tl.arange(0, BLOCK_E)
+    counts = tl.load(counts_ptr + expert, expert < E, other=0)
+    starts = tl.cumsum(counts, 0) - counts
+    pair = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    valid = pair < pairs
+    ids = tl.load(ids_ptr + pair, valid, other=0)
+    start = tl.sum(tl.where(ids[:, None] == expert[None, :], starts[None, :], 0), 1)
+    row = start + tl.load(ranks_ptr + pair, valid, other=0)
+    tl.store(order_ptr + row, pair, valid)
+    source = (pair // K).to(tl.int64) * H
+    target = row.to(tl.int64) * H
+    for begin in tl.static_range(0, H, BLOCK_H):
+        column = begin + tl.arange(0, BLOCK_H)
+        mask = valid[:, None] & (column < H)[None, :]
+        values = tl.load(x_ptr + source[:, None] + column[None, :], mask)
+        tl.store(sorted_ptr + target[:, None] + column[None, :], values, mask)
+    if tl.program_id(0) == 0:
+        tiles = (counts + TILE - 1) // TILE
+        first = tl.cumsum(tiles, 0) - tiles
+        tl.store(table_ptr, tl.sum(tiles, 0))
+        for i in range(tl.max(tiles, 0)):
+            busy = i < tiles
+            entry = table_ptr + 4 + 4 * (first + i)
+            tl.store(entry, expert, busy)
+            tl.store(entry + 1, starts + i * TILE, busy)
+            tl.store(entry + 2, tl.minimum(counts - i * TILE, TILE), busy)

@@ -1,0 +1,450 @@
+# mypy: disable-error-code="import-untyped, no-untyped-def, untyped-decorator, no-untyped-call"
+"""The MXFP4 GEMM of the Hopper mixture of experts, in Gluon.
+
+Knows tiles, barriers and registers; not routing policy, shapes of models, or how a schedule is chosen (hopper.py).
+
+    out[token, row] = sum over k of weight[row, k] * token[k]   for the tokens of one expert
+
+Weights are the register operand of wgmma, tokens (N of them) the shared one, so that a few tokens fill an instruction.
+One producer warp runs ahead through a ring of STAGES buffers, across the borders of tiles; CONSUMERS warpgroups own one
+unit row (64 weight rows) each. A stage holds UNITS units of 64 along k:
+
+    producer: wait empty[s]  ->  TMA nibbles, scales, tokens  ->  full[s]
+    consumer: wait full[s]   ->  LDS, expand to bf16, wgmma   ->  empty[s]
+
+A tile is (entry, row tile, split of k); an entry is up to N rows of tokens, sorted by expert, of one expert.
+Layout of a unit: repack.py.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.language.core import _aggregate as aggregate
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+UNIT = 64  # rows, and values along k, of a unit
+UNIT_BYTES = 2048
+
+
+def _expand_asm() -> str:
+    """PTX that expands the thread's 32 nibbles: $0-$15 out (bf16x2), $16-$19 nibble words, $20 the four scale bytes.
+
+    A nibble lies so that one shift and mask leaves its sign at bit 15 and its other bits at 8..6: as bf16 that is the
+    value times 2^-126, subnormals included. The scale byte s + 126 at bits 14..7 is 2^(s - 1).
+    """
+    lines = [".reg .b32 s<4>, a, b, w;"]
+    for i in range(4):
+        lines += [f"prmt.b32 s{i}, $20, 0, 0x4{i}4{i};", f"shl.b32 s{i}, s{i}, 7;"]
+    for word in range(4):
+        source, half = f"${16 + word}", word // 2
+        low, high = 2 * word, 8 + 2 * word  # outputs: k + 0 (rows g, g + 8), k + 8 (the same rows)
+        first, second = f"s{2 * half}", f"s{2 * half + 1}"
+        lines += [
+            f"and.b32 a, {source}, 0x81C081C0;",
+            f"mul.bf16x2 ${low}, a, {first};",
+            f"shl.b32 a, {source}, 3;",
+            "and.b32 a, a, 0x81C081C0;",
+            f"mul.bf16x2 ${low + 1}, a, {second};",
+            f"shl.b32 a, {source}, 6;",
+            "and.b32 a, a, 0x01C001C0;",
+            f"shl.b32 b, {source}, 1;",
+            "lop3.b32 a, a, b, 0x80008000, 0xF8;",
+            f"mul.bf16x2 ${high}, a, {first};",
+            f"shr.u32 a, {source}, 3;",
+            "and.b32 a, a, 0x01C001C0;",
+            f"shl.b32 b, {source}, 2;",
+            "lop3.b32 a, a, b, 0x80008000, 0xF8;",
+            f"mul.bf16x2 ${high + 1}, a, {second};",
+        ]
+    return "{\n" + "\n".join(lines) + "\n}"
+
+
+EXPAND_ASM = gl.constexpr(_expand_asm())
+EXPAND_CONSTRAINTS = gl.constexpr(",".join(["=r"] * 16 + ["r"] * 20))
+
+# A unit's nibbles as [8, 256] bytes: thread t of the warpgroup holds bytes 16 t .. 16 t + 15.
+NIBBLES = gl.constexpr(
+    gl.DistributedLinearLayout(
+        reg_bases=[[0, 1], [0, 2], [0, 4], [0, 8]],
+        lane_bases=[[0, 16], [0, 32], [0, 64], [0, 128], [1, 0]],
+        warp_bases=[[2, 0], [4, 0]],
+        block_bases=[],
+        shape=[8, 256],
+    )
+)
+# The same bytes as [32 (warp, g), 64 (lane % 4, byte)]: a scale word belongs to one row of it.
+QUADS = gl.constexpr(
+    gl.DistributedLinearLayout(
+        reg_bases=[[0, 1], [0, 2], [0, 4], [0, 8]],
+        lane_bases=[[0, 16], [0, 32], [1, 0], [2, 0], [4, 0]],
+        warp_bases=[[8, 0], [16, 0]],
+        block_bases=[],
+        shape=[32, 64],
+    )
+)
+SCALE_ROW = gl.constexpr(gl.SwizzledSharedLayout(vec=1, per_phase=1, max_phase=1, order=[0]))
+
+
+@gluon.constexpr_function
+def accumulator_layout(n):
+    return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, n, 16])
+
+
+@aggregate
+class Config:
+    """What is known when the kernel is compiled."""
+
+    N: gl.constexpr  # tokens of a tile
+    CONSUMERS: gl.constexpr
+    UNITS: gl.constexpr  # units of k in a stage
+    STAGES: gl.constexpr
+    SPLITS: gl.constexpr  # parts of k that become separate partial sums
+    K_UNITS: gl.constexpr
+    UNIT_ROWS: gl.constexpr  # of one expert
+    ROWS: gl.constexpr  # valid rows of the output: I (gated) or H
+    GATED: gl.constexpr  # GEMM 1: SwiGLU epilogue
+    SINGLE: gl.constexpr  # one token: the entries are its experts, there is no table
+    EXPERTS_PER_TOKEN: gl.constexpr
+
+    @gluon.constexpr_function
+    def __init__(
+        self,
+        N,
+        CONSUMERS,
+        UNITS,
+        STAGES,
+        SPLITS,
+        K_UNITS,
+        UNIT_ROWS,
+        ROWS,
+        GATED,
+        SINGLE,
+        EXPERTS_PER_TOKEN,
+    ):
+        self.N = gl.constexpr(N)
+        self.CONSUMERS = gl.constexpr(CONSUMERS)
+        self.UNITS = gl.constexpr(UNITS)
+        self.STAGES = gl.constexpr(STAGES)
+        self.SPLITS = gl.constexpr(SPLITS)
+        self.K_UNITS = gl.constexpr(K_UNITS)
+        self.UNIT_ROWS = gl.constexpr(UNIT_ROWS)
+        self.ROWS = gl.constexpr(ROWS)
+        self.GATED = gl.constexpr(GATED)
+        self.SINGLE = gl.constexpr(SINGLE)
+        self.EXPERTS_PER_TOKEN = gl.constexpr(EXPERTS_PER_TOKEN)
+
+
+@aggregate
+class Ring:
+    """The shared buffers and their barriers."""
+
+    nibbles: gl.shared_memory_descriptor
+    scales: gl.shared_memory_descriptor
+    tokens: gl.shared_memory_descriptor
+    full: gl.shared_memory_descriptor
+    empty: gl.shared_memory_descriptor
+
+    @gluon.constexpr_function
+    def __init__(self, nibbles, scales, tokens, full, empty):
+        self.nibbles = nibbles
+        self.scales = scales
+        self.tokens = tokens
+        self.full = full
+        self.empty = empty
+
+
+@gluon.jit
+def _tile(index, table_ptr, cfg):
+    """(entry, expert, first token row, rows, row tile, first stage, end stage, split) of a tile."""
+    row_tiles: gl.constexpr = (cfg.UNIT_ROWS + cfg.CONSUMERS - 1) // cfg.CONSUMERS
+    stages: gl.constexpr = (cfg.K_UNITS + cfg.UNITS - 1) // cfg.UNITS
+    part: gl.constexpr = (stages + cfg.SPLITS - 1) // cfg.SPLITS
+    entry = index // (row_tiles * cfg.SPLITS)
+    rest = index % (row_tiles * cfg.SPLITS)
+    row_tile = rest // cfg.SPLITS
+    split = rest % cfg.SPLITS
+    if cfg.SINGLE:
+        expert = gl.load(table_ptr + entry).to(gl.int32)
+        first = 0 if cfg.GATED else entry
+        rows = 1
+    else:
+        expert = gl.load(table_ptr + 4 + entry * 4)
+        first = gl.load(table_ptr + 4 + entry * 4 + 1)
+        rows = gl.load(table_ptr + 4 + entry * 4 + 2)
+    begin = split * part
+    end = gl.minimum(begin + part, stages)
+    return entry, expert, first, rows, row_tile, begin, end, split
+
+
+@gluon.jit
+def _num_tiles(table_ptr, cfg):
+    row_tiles: gl.constexpr = (cfg.UNIT_ROWS + cfg.CONSUMERS - 1) // cfg.CONSUMERS
+    entries = cfg.EXPERTS_PER_TOKEN if cfg.SINGLE else gl.load(table_ptr)
+    return entries * (row_tiles * cfg.SPLITS)
+
+
+@gluon.jit
+def _load_weights(cfg, ring, nibbles_desc, scales_desc, tokens_desc, stage, unit_row, step):
+    """Opens a stage: all its bytes are announced, those of the weights are on their way."""
+    full = ring.full.index(stage)
+    size: gl.constexpr = (
+        cfg.CONSUMERS * (cfg.UNITS * nibbles_desc.block_type.nbytes + scales_desc.block_type.nbytes)
+        + cfg.UNITS * tokens_desc.block_type.nbytes
+    )
+    mbarrier.expect(full, size)
+    for c in gl.static_range(cfg.CONSUMERS):
+        slot = stage * cfg.CONSUMERS + c
+        unit = (unit_row + c) * cfg.K_UNITS + step * cfg.UNITS
+        for u in gl.static_range(cfg.UNITS):
+            buffer = ring.nibbles.index(slot * cfg.UNITS + u)
+            tma.async_copy_global_to_shared(nibbles_desc, [(unit + u) * 8, 0], full, buffer)
+        tma.async_copy_global_to_shared(scales_desc, [unit, 0], full, ring.scales.index(slot))
+
+
+@gluon.jit
+def _load_tokens(cfg, ring, tokens_desc, stage, first, step):
+    for u in gl.static_range(cfg.UNITS):
+        buffer = ring.tokens.index(stage * cfg.UNITS + u)
+        column = (step * cfg.UNITS + u) * 64
+        tma.async_copy_global_to_shared(tokens_desc, [first, column], ring.full.index(stage), buffer)
+
+
+@gluon.jit
+def _produce(
+    cfg,
+    ring,
+    nibbles_desc,
+    scales_desc,
+    tokens_desc,
+    table_ptr,
+    out_ptr,
+    bias_ptr,
+    order_ptr,
+    weights_ptr,
+    limit,
+):
+    stage = 0
+    phase = 1
+    early = 0  # stages of the first tile that are filled before the loop
+    begin_index = gl.program_id(0)
+    if cfg.GATED:
+        gdc_wait()
+    else:
+        # GEMM 1 let this kernel start only after it had waited for the routing: its table is there, its h is not.
+        _, expert, first, _, row_tile, begin, end, _ = _tile(begin_index, table_ptr, cfg)
+        early = gl.where(begin_index < _num_tiles(table_ptr, cfg), gl.minimum(end - begin, cfg.STAGES), 0)
+        unit_row = expert * cfg.UNIT_ROWS + row_tile * cfg.CONSUMERS
+        for s in range(early):
+            _load_weights(cfg, ring, nibbles_desc, scales_desc, tokens_desc, s, unit_row, begin + s)
+        gdc_wait()
+        for s in range(early):
+            _load_tokens(cfg, ring, tokens_desc, s, first, begin + s)
+        stage = gl.where(early == cfg.STAGES, 0, early)
+        phase = gl.where(early == cfg.STAGES, 0, 1)
+    tiles = _num_tiles(table_ptr, cfg)
+    for index in range(begin_index, tiles, gl.num_programs(0)):
+        _, expert, first, _, row_tile, begin, end, _ = _tile(index, table_ptr, cfg)
+        unit_row = expert * cfg.UNIT_ROWS + row_tile * cfg.CONSUMERS
+        for step in range(gl.where(index == begin_index, begin + early, begin), end):
+            mbarrier.wait(ring.empty.index(stage), phase)
+            _load_weights(cfg, ring, nibbles_desc, scales_desc, tokens_desc, stage, unit_row, step)
+            _load_tokens(cfg, ring, tokens_desc, stage, first, step)
+            stage += 1
+            if stage == cfg.STAGES:
+                stage = 0
+                phase ^= 1
+
+
+@gluon.jit
+def _expand(nibbles, scales):
+    """Nibbles [8, 256] and scale words [32] of a unit -> its weights [64, 64] as the register operand."""
+    quads = gl.reshape(nibbles.load(NIBBLES), [32, 64])
+    words = gl.expand_dims(scales.load(gl.SliceLayout(1, QUADS)), 1)
+    quads = gl.convert_layout(quads, QUADS, assert_trivial=True)
+    low, high = gl.inline_asm_elementwise(
+        EXPAND_ASM, EXPAND_CONSTRAINTS, [quads, words], dtype=(gl.bfloat16, gl.bfloat16), is_pure=True, pack=16
+    )
+    # bits: warp, g, lane % 4, k5, k4, row 3, k0, k3 -> rows (warp, row 3, g), k (k5, k4, k3, lane % 4, k0)
+    bits = gl.reshape(gl.join(low, high), [4, 8, 4, 2, 2, 2, 2, 2])
+    return gl.reshape(gl.permute(bits, [0, 5, 1, 3, 4, 7, 2, 6]), [64, 64])
+
+
+@gluon.jit
+def _consume(
+    cfg,
+    c: gl.constexpr,
+    ring,
+    nibbles_desc,
+    scales_desc,
+    tokens_desc,
+    table_ptr,
+    out_ptr,
+    bias_ptr,
+    order_ptr,
+    weights_ptr,
+    limit,
+):
+    layout: gl.constexpr = accumulator_layout(cfg.N)
+    operand: gl.constexpr = gl.DotOperandLayout(0, layout, 2)
+    gdc_wait()
+    gdc_launch_dependents()
+    scale_rows = ring.scales._reinterpret(
+        gl.int32, [cfg.STAGES * cfg.CONSUMERS * scales_desc.block_type.shape[0], 32], SCALE_ROW
+    )
+    stage = 0
+    phase = 0
+    tiles = _num_tiles(table_ptr, cfg)
+    for index in range(gl.program_id(0), tiles, gl.num_programs(0)):
+        entry, expert, first, rows, row_tile, begin, end, split = _tile(index, table_ptr, cfg)
+        acc = gl.zeros([64, cfg.N], gl.float32, layout)
+        for _ in range(begin, end):
+            mbarrier.wait(ring.full.index(stage), phase)
+            for u in gl.static_range(cfg.UNITS):
+                buffer = ring.nibbles.index((stage * cfg.CONSUMERS + c) * cfg.UNITS + u)
+                scales = scale_rows.index((stage * cfg.CONSUMERS + c) * scales_desc.block_type.shape[0] + u)
+                weights = gl.convert_layout(_expand(buffer, scales), operand, assert_trivial=True)
+                if u > 0:
+                    acc = warpgroup_mma_wait(0, deps=[acc])
+                tokens = ring.tokens.index(stage * cfg.UNITS + u).permute([1, 0])
+                acc = warpgroup_mma(weights, tokens, acc, is_async=True)
+            acc = warpgroup_mma_wait(0, deps=[acc])
+            mbarrier.arrive(ring.empty.index(stage), count=1)
+            stage += 1
+            if stage == cfg.STAGES:
+                stage = 0
+                phase ^= 1
+        unit_row = row_tile * cfg.CONSUMERS + c
+        if cfg.GATED:
+            _store_gated(cfg, acc, 0, entry if cfg.SINGLE else first, rows, expert, unit_row, out_ptr, bias_ptr, limit)
+        else:
+            _store_weighted(
+                cfg, acc, 0, first, rows, expert, unit_row, split, out_ptr, bias_ptr, order_ptr, weights_ptr
+            )
+
+
+@gluon.jit
+def _halves(acc):
+    """The left and the right half of the columns."""
+    n: gl.constexpr = acc.shape[1] // 2
+    return gl.split(gl.permute(gl.reshape(acc, [64, 2, n]), [0, 2, 1]))
+
+
+@gluon.jit
+def _store_gated(cfg, acc, begin: gl.constexpr, first, rows, expert, unit_row, out_ptr, bias_ptr, limit):
+    """h[token row, i] = (up + 1) * gate * sigmoid(1.702 * gate), clamped; gate and up lie in one thread."""
+    n: gl.constexpr = acc.shape[1]
+    if n > 16:  # in parts, to bound the registers
+        left, right = _halves(acc)
+        _store_gated(cfg, left, begin, first, rows, expert, unit_row, out_ptr, bias_ptr, limit)
+        _store_gated(cfg, right, begin + n // 2, first, rows, expert, unit_row, out_ptr, bias_ptr, limit)
+    else:
+        pairs = gl.permute(gl.reshape(acc, [4, 2, 8, n]), [0, 2, 3, 1])
+        gate, up = gl.split(gl.reshape(pairs, [32, n, 2]))
+        i = unit_row * 32 + gl.arange(0, 32, gl.SliceLayout(1, gate.type.layout))
+        valid = i < cfg.ROWS
+        bias_ptrs = bias_ptr + expert * (2 * cfg.ROWS) + i
+        gate += gl.load(bias_ptrs, valid, other=0).to(gl.float32)[:, None]
+        up += gl.load(bias_ptrs + cfg.ROWS, valid, other=0).to(gl.float32)[:, None]
+        gate = gl.minimum(gate, limit)
+        up = gl.minimum(gl.maximum(up, -limit), limit)
+        value = (up + 1) * gate / (1 + gl.exp2(gate * (-1.702 * 1.4426950408889634)))
+        column = begin + gl.arange(0, n, gl.SliceLayout(0, gate.type.layout))
+        out_ptrs = out_ptr + (first + column).to(gl.int64)[None, :] * cfg.ROWS + i[:, None]
+        gl.store(out_ptrs, value.to(gl.bfloat16), valid[:, None] & (column < rows)[None, :])
+
+
+@gluon.jit
+def _store_weighted(
+    cfg, acc, begin: gl.constexpr, first, rows, expert, unit_row, split, out_ptr, bias_ptr, order_ptr, weights_ptr
+):
+    """y[pair, split, row] = weight of the pair * (acc + bias); a pair is (token, which of its experts)."""
+    n: gl.constexpr = acc.shape[1]
+    if n > 16:
+        left, right = _halves(acc)
+        _store_weighted(
+            cfg, left, begin, first, rows, expert, unit_row, split, out_ptr, bias_ptr, order_ptr, weights_ptr
+        )
+        _store_weighted(
+            cfg, right, begin + n // 2, first, rows, expert, unit_row, split, out_ptr, bias_ptr, order_ptr, weights_ptr
+        )
+    else:
+        layout: gl.constexpr = acc.type.layout
+        row = unit_row * 64 + gl.arange(0, 64, gl.SliceLayout(1, layout))
+        valid = row < cfg.ROWS
+        column = begin + gl.arange(0, n, gl.SliceLayout(0, layout))
+        real = column < rows
+        pair = first + column if cfg.SINGLE else gl.load(order_ptr + first + column, real, other=0)
+        weight = gl.load(weights_ptr + pair, real, other=0)
+        bias = gl.load(bias_ptr + expert * cfg.ROWS + row, valid & (split == 0), other=0).to(gl.float32)
+        value = (acc + bias[:, None]) * weight[None, :]
+        out_ptrs = out_ptr + (pair * cfg.SPLITS + split).to(gl.int64)[None, :] * cfg.ROWS + row[:, None]
+        gl.store(out_ptrs, value.to(out_ptr.dtype.element_ty), valid[:, None] & real[None, :])
+
+
+@gluon.jit
+def _consume_0(cfg, ring, a, b, c, d, e, f, g, h, i):
+    _consume(cfg, 0, ring, a, b, c, d, e, f, g, h, i)
+
+
+@gluon.jit
+def _consume_1(cfg, ring, a, b, c, d, e, f, g, h, i):
+    _consume(cfg, 1, ring, a, b, c, d, e, f, g, h, i)
+
+
+@gluon.jit
+def _consume_2(cfg, ring, a, b, c, d, e, f, g, h, i):
+    _consume(cfg, 2, ring, a, b, c, d, e, f, g, h, i)
+
+
+@gluon.jit
+def gemm(
+    nibbles_desc,
+    scales_desc,
+    tokens_desc,
+    table_ptr,
+    out_ptr,
+    bias_ptr,
+    order_ptr,
+    weights_ptr,
+    limit,
+    N: gl.constexpr,
+    CONSUMERS: gl.constexpr,
+    UNITS: gl.constexpr,
+    STAGES: gl.constexpr,
+    SPLITS: gl.constexpr,
+    K_UNITS: gl.constexpr,
+    UNIT_ROWS: gl.constexpr,
+    ROWS: gl.constexpr,
+    GATED: gl.constexpr,
+    SINGLE: gl.constexpr,
+    EXPERTS_PER_TOKEN: gl.constexpr,
+    CONSUMER_REGS: gl.constexpr,
+):
+    cfg = Config(N, CONSUMERS, UNITS, STAGES, SPLITS, K_UNITS, UNIT_ROWS, ROWS, GATED, SINGLE, EXPERTS_PER_TOKEN)
+    BOX: gl.constexpr = scales_desc.block_type.shape[0]  # UNITS, up to a power of two
+    ring = Ring(
+        gl.allocate_shared_memory(gl.uint8, [STAGES * CONSUMERS * UNITS, 8, 256], nibbles_desc.layout),
+        gl.allocate_shared_memory(gl.int32, [STAGES * CONSUMERS, BOX, 32], scales_desc.layout),
+        gl.allocate_shared_memory(gl.bfloat16, [STAGES * UNITS, N, 64], tokens_desc.layout),
+        gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout()),
+        gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout()),
+    )
+    for s in gl.static_range(STAGES):
+        mbarrier.init(ring.full.index(s), count=1)
+        mbarrier.init(ring.empty.index(s), count=CONSUMERS)
+    args = (
+        cfg, ring, nibbles_desc, scales_desc, tokens_desc, table_ptr, out_ptr, bias_ptr, order_ptr, weights_ptr, limit
+    )  # fmt: skip
+    if CONSUMERS == 2:
+        gl.warp_specialize([(_consume_0, args), (_consume_1, args), (_produce, args)], [4, 1], [CONSUMER_REGS, 40])
+    else:
+        gl.warp_specialize(
+            [(_consume_0, args), (_consume_1, args), (_consume_2, args), (_produce, args)],
+            [4, 4, 1],
+            [CONSUMER_REGS, CONSUMER_REGS, 40],
+        )

@@ -1,0 +1,208 @@
+"""The Hopper mixture of experts: what the compiler makes of its kernels, the sort, and its numbers on a Hopper GPU."""
+
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+import triton
+from torch.nn import functional
+from triton.experimental.gluon import language as gl
+
+from oscine.ops.interface import MxExperts, Routing
+from oscine.ops.moe import hopper, reference
+from oscine.ops.moe.hopper_gemm import gemm
+from oscine.ops.moe.mxfp4 import dequantize
+from tests.ops.compile_ahead import Compiled, compile_ahead, run_interpreted
+
+TOKENS = [1, 8, 64, 256, 512, 1024, 8192]  # one for each row of the table of tile shapes
+
+
+def compile_gemm(tiling: hopper.Tiling, *, gated: bool, single: bool, y_dtype: str) -> Compiled:
+    def descriptor(dtype: str, shape: list[int], swizzle: int, bits: int) -> str:
+        return f"tensordesc<{dtype}{shape},{gl.NVMMASharedLayout(swizzle, bits, 2)!r}>".replace(", ", ",", 1)
+
+    signature = {
+        "nibbles_desc": descriptor("u8", [8, 256], 0, 8),
+        "scales_desc": descriptor("i32", [triton.next_power_of_2(tiling.units), 32], 0, 32),
+        "tokens_desc": descriptor("bf16", [tiling.tokens, 64], 128, 16),
+        "table_ptr": "*i32",
+        "out_ptr": "*bf16" if gated else y_dtype,
+        "bias_ptr": "*bf16",
+        "order_ptr": "*i32",
+        "weights_ptr": "*fp32",
+        "limit": "fp32",
+    }
+    constants = hopper.constants(tiling, k_units=45, unit_rows=90 if gated else 45, rows=2880, per_token=4)
+    return compile_ahead(
+        gemm, signature, constants | {"GATED": gated, "SINGLE": single}, num_warps=4, maxnreg=tiling.registers
+    )
+
+
+@pytest.mark.parametrize("tokens", TOKENS)
+@pytest.mark.parametrize("gated", [True, False], ids=["gate_up", "down"])
+def test_kernel_stays_in_registers(tokens: int, gated: bool) -> None:
+    chosen = hopper.plan(tokens, 4, 128)
+    tiling = chosen.gate_up if gated else chosen.down
+    kernel = compile_gemm(
+        tiling, gated=gated, single=tokens == 1, y_dtype="*fp32" if tokens <= hopper.FLOAT_PARTIALS else "*bf16"
+    )
+    assert kernel.spills == 0
+    assert kernel.registers <= tiling.registers
+    # 4 instructions of k = 16 to a unit; no data moves between threads to make the operand
+    assert kernel.sass.count("HGMMA.64x") == 4 * tiling.units * tiling.consumers
+    assert not re.search(r"\b(SHFL|STL|LDL|LDSM|MOVM)\b", kernel.sass)
+    assert kernel.shared * tiling.programs <= hopper.MAX_SHARED
+    assert len(re.findall(r"LDS\.128", kernel.sass)) == tiling.units * tiling.consumers
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_sort_compiles(rows: int) -> None:
+    pointers = ("x_ptr", "ids_ptr", "counts_ptr", "ranks_ptr", "sorted_ptr", "order_ptr", "table_ptr")
+    signature = {name: "*bf16" if name in ("x_ptr", "sorted_ptr") else "*i32" for name in pointers} | {"pairs": "i32"}
+    constants = {"K": 4, "H": 2880, "E": 128, "TILE": 8, "ROWS": rows, "BLOCK_E": 128, "BLOCK_H": 1024, "PDL": True}
+    kernel = compile_ahead(hopper.sort_kernel, signature, constants, num_warps=4, launch_pdl=True)
+    assert kernel.spills == 0
+    assert "LDG.E.128" in kernel.sass or rows == 1
+
+
+def sort_in_interpreter() -> None:
+    for tokens, experts, per_token, hidden, tile in [(5, 8, 4, 64, 8), (300, 7, 2, 96, 16), (40, 128, 4, 32, 64)]:
+        routing = random_routing(tokens, experts, per_token, torch.device("cpu"))
+        pairs, most = tokens * per_token, min(experts, tokens * per_token) + tokens * per_token // tile
+        x_TH = torch.randn(tokens, hidden)
+        rows, pair_of_row = torch.full((pairs, hidden), torch.nan), torch.full((pairs,), -1, dtype=torch.int32)
+        table = torch.full((4 + 4 * most,), -1, dtype=torch.int32)
+        hopper.sort_kernel[(triton.cdiv(pairs, 8),)](
+            x_TH,
+            routing.expert_ids_TK,
+            routing.counts_E,
+            routing.ranks_TK,
+            rows,
+            pair_of_row,
+            table,
+            pairs,
+            K=per_token,
+            H=hidden,
+            E=experts,
+            TILE=tile,
+            ROWS=8,
+            BLOCK_E=triton.next_power_of_2(experts),
+            BLOCK_H=1024,
+            PDL=False,
+        )
+        order = routing.expert_ids_TK.flatten().argsort(stable=True)
+        assert torch.equal(pair_of_row.long(), order)
+        assert torch.equal(rows, x_TH[order // per_token])
+        want, start = [], 0
+        for expert, count in enumerate(routing.counts_E.tolist()):
+            want += [[expert, start + first, min(count - first, tile)] for first in range(0, count, tile)]
+            start += count
+        assert table[0] == len(want) <= most
+        assert table[4 : 4 + 4 * len(want)].view(-1, 4)[:, :3].tolist() == want
+
+
+def test_sort_in_the_interpreter() -> None:
+    run_interpreted(sort_in_interpreter)
+
+
+def test_odd_sizes_are_refused() -> None:
+    experts = random_experts(2, 64, 48, torch.device("cpu"))
+    with pytest.raises(ValueError, match="multiples of 32"):
+        hopper.prepare_experts(experts)
+
+
+@pytest.mark.hopper
+@pytest.mark.parametrize("tokens", [1, 2, 3, 16, 37, 300, 1000])
+@pytest.mark.parametrize(("experts", "size"), [(8, 256), (32, 288), (5, 2880)], ids=["nano", "odd", "wide"])
+def test_error_is_that_of_bf16(tokens: int, experts: int, size: int) -> None:
+    device = torch.device("cuda")
+    torch.manual_seed(tokens)
+    published = random_experts(experts, size, size, device)
+    prepared = hopper.prepare_experts(published)
+    routing = random_routing(tokens, experts, 4, device)
+    x_TH = torch.randn(tokens, size, device=device).bfloat16()
+    exact = reference.moe(x_TH.float(), routing, in_float(published), 7.0)
+    plain = plain_bf16(x_TH, routing, published)
+    poison_memory(device)
+    ours = hopper.moe(x_TH, routing, prepared, 7.0).float().sum(1)
+    assert (ours - exact).norm() <= 2 * (plain - exact).norm()
+
+
+@pytest.mark.hopper
+@pytest.mark.parametrize("tokens", [1, 8, 64, 1000])
+def test_every_tiling_replays_in_a_graph(tokens: int) -> None:
+    """One graph, replayed with other routings; all tokens on the same experts among them."""
+    device = torch.device("cuda")
+    published = random_experts(16, 256, 256, device)
+    prepared = hopper.prepare_experts(published)
+    x_TH = torch.randn(tokens, 256, device=device).bfloat16()
+    static = random_routing(tokens, 16, 4, device)
+    hopper.moe(x_TH, static, prepared, 7.0)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y_TJH = hopper.moe(x_TH, static, prepared, 7.0)
+    for seed in range(3):
+        torch.manual_seed(seed)
+        routing = random_routing(tokens, 16, 4, device, same=seed == 2)
+        for target, source in zip(static, routing, strict=True):
+            target.copy_(source)
+        y_TJH.fill_(torch.nan)
+        graph.replay()
+        exact = reference.moe(x_TH.float(), routing, in_float(published), 7.0)
+        plain = plain_bf16(x_TH, routing, published)
+        assert (y_TJH.float().sum(1) - exact).norm() <= 2 * (plain - exact).norm()
+
+
+def random_experts(experts: int, hidden: int, intermediate: int, device: torch.device) -> MxExperts:
+    def uniform(low: int, high: int, *shape: int) -> torch.Tensor:
+        return torch.randint(low, high, shape, dtype=torch.uint8, device=device)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, device=device).bfloat16()
+
+    return MxExperts(
+        gate_up_blocks=uniform(0, 256, experts, 2 * intermediate, hidden // 32, 16),
+        gate_up_scales=uniform(118, 123, experts, 2 * intermediate, hidden // 32),
+        gate_up_bias=normal(experts, 2 * intermediate),
+        down_blocks=uniform(0, 256, experts, hidden, (intermediate + 31) // 32, 16),
+        down_scales=uniform(118, 123, experts, hidden, (intermediate + 31) // 32),
+        down_bias=normal(experts, hidden),
+    )
+
+
+def random_routing(tokens: int, experts: int, per_token: int, device: torch.device, *, same: bool = False) -> Routing:
+    ids_TK = torch.rand(tokens, experts, device=device).argsort(1)[:, :per_token].int()
+    if same:
+        ids_TK = ids_TK[:1].expand_as(ids_TK).contiguous()
+    flat = ids_TK.flatten().long()
+    counts_E = torch.bincount(flat, minlength=experts).int()
+    order = flat.argsort(stable=True)
+    ranks = torch.empty_like(flat)
+    ranks[order] = torch.arange(flat.numel(), device=device) - (counts_E.cumsum(0) - counts_E)[flat[order]]
+    weights_TK = torch.randn(tokens, per_token, device=device).softmax(-1)
+    return Routing(ids_TK, weights_TK, counts_E, ranks.int().view(tokens, per_token))
+
+
+def in_float(experts: MxExperts) -> MxExperts:
+    return replace(experts, gate_up_bias=experts.gate_up_bias.float(), down_bias=experts.down_bias.float())
+
+
+def plain_bf16(x_TH: torch.Tensor, routing: Routing, experts: MxExperts) -> torch.Tensor:
+    """What torch computes in bf16, expert by expert; float32 [T, H]."""
+    out_TH = torch.zeros(x_TH.shape, device=x_TH.device)
+    flat, per_token = routing.expert_ids_TK.flatten(), routing.weights_TK.shape[1]
+    for expert in flat.unique().tolist():
+        chosen = (flat == expert).nonzero().flatten()
+        gate_up = dequantize(experts.gate_up_blocks[expert], experts.gate_up_scales[expert]).bfloat16()
+        down = dequantize(experts.down_blocks[expert], experts.down_scales[expert]).bfloat16()
+        h = functional.linear(x_TH[chosen // per_token], gate_up, experts.gate_up_bias[expert])
+        y = functional.linear(reference.swiglu(h, 7.0), down, experts.down_bias[expert])
+        out_TH.index_add_(0, chosen // per_token, y.float() * routing.weights_TK.flatten()[chosen, None])
+    return out_TH.bfloat16().float()
+
+
+def poison_memory(device: torch.device) -> None:
+    """What torch.empty hands out next is full of NaN."""
+    blocks = [torch.full((size,), torch.nan, device=device) for size in (1 << 12, 1 << 18, 1 << 24) for _ in range(4)]
+    del blocks

@@ -67,7 +67,7 @@ def test_kernels_on_a_cpu() -> None:
 @pytest.mark.parametrize("pairs", [4, 65536])
 @pytest.mark.parametrize("gated", [True, False])
 def test_kernels_compile_without_spills(arch: int, pairs: int, gated: bool) -> None:
-    tiling = triton._tiling(pairs, 128)
+    tiling = triton._tiling(pairs, 128, arch == 90)
     options = {name: tiling.pop(name) for name in ("num_warps", "num_stages")}
     if not gated:
         tiling["BLOCK_N"] *= 2

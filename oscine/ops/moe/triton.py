@@ -1,9 +1,10 @@
 """The mixture of experts in Triton, for any GPU from sm_80 on. Definition: reference.py.
 
-Weights stay as published and are expanded in registers. Rows of one expert are gathered into tiles of BLOCK_M tokens;
-the grid holds as many tiles as there could be, and each program finds the expert of its own from the counts. Two
-products, both weights times tokens: the first ends in SwiGLU, the second in the routing weight, and what it leaves are
-partial sums, one for each expert of a token.
+Weights are expanded in registers. Their published blocks are repacked so that byte j of sixteen holds values j and
+j + 16: low and high nibbles are then two products of their own, and nothing is interleaved. Rows of one expert are
+gathered into tiles of BLOCK_M tokens; the grid holds as many tiles as there could be, and each program finds the
+expert of its own from the counts. Two products, both weights times tokens: the first ends in SwiGLU, the second in the
+routing weight, and what it leaves are partial sums, one for each expert of a token.
 
     sort     slots[e, rank] = t * K + k                      the pairs of each expert
     up       a[pair] = swiglu(W_gu[e] x[t] + b_gu[e])
@@ -12,6 +13,8 @@ partial sums, one for each expert of a token.
 Shape suffixes: T tokens, K experts per token, E experts, H hidden, I intermediate; M pairs of a tile, N weight rows of
 a tile, B blocks of 32 values along the reduced dimension, R that dimension.
 """
+
+from dataclasses import replace
 
 import torch
 import triton
@@ -26,7 +29,17 @@ ALPHA = tl.constexpr(SWIGLU_ALPHA)
 
 
 def prepare_experts(experts: MxExperts) -> MxExperts:
-    return experts
+    """Blocks with byte j holding value j below value j + 16; the rest is shared."""
+    return replace(experts, gate_up_blocks=_halve(experts.gate_up_blocks), down_blocks=_halve(experts.down_blocks))
+
+
+def _halve(blocks: Tensor) -> Tensor:
+    """[..., 16] -> [..., 16]; expert by expert, so that little memory is needed on the way."""
+    out = torch.empty_like(blocks)
+    for published, halved in zip(blocks, out, strict=True):
+        values = torch.stack((published & 15, published >> 4), -1).flatten(-2)
+        torch.bitwise_or(values[..., :16], values[..., 16:] << 4, out=halved)
+    return out
 
 
 def moe(x_TH: Tensor, routing: Routing, experts: MxExperts, swiglu_limit: float) -> Tensor:
@@ -38,7 +51,8 @@ def moe(x_TH: Tensor, routing: Routing, experts: MxExperts, swiglu_limit: float)
         return y_TKH
     a_TKI = torch.empty((*ids_TK.shape, intermediate), dtype=x_TH.dtype, device=x_TH.device)
     counts_E, slots_ET = _sort(routing, num_experts)
-    tiling = _tiling(ids_TK.numel(), num_experts)
+    options = launch_options(x_TH.device)
+    tiling = _tiling(ids_TK.numel(), num_experts, options["PDL"])
     used = min(num_experts, ids_TK.numel())
     tiles = used + (ids_TK.numel() - used) // tiling["BLOCK_M"]
     shared = {
@@ -46,7 +60,7 @@ def moe(x_TH: Tensor, routing: Routing, experts: MxExperts, swiglu_limit: float)
         "K": ids_TK.shape[1],
         "BLOCK_E": triton.next_power_of_2(num_experts),
         **tiling,
-        **launch_options(x_TH.device),
+        **options,
     }
     up = (experts.gate_up_blocks, experts.gate_up_scales, experts.gate_up_bias)
     down = (experts.down_blocks, experts.down_scales, experts.down_bias)
@@ -83,15 +97,20 @@ def _sort(routing: Routing, num_experts: int) -> tuple[Tensor, Tensor]:
     return counts_E, slots_ET
 
 
-def _tiling(num_pairs: int, num_experts: int) -> dict[str, int]:
-    """By the mean number of rows of an expert; BLOCK_N counts pairs of gate and up."""
+def _tiling(num_pairs: int, num_experts: int, hopper: bool) -> dict[str, int]:
+    """By the mean number of rows of an expert; BLOCK_N counts pairs of gate and up.
+
+    Hopper's products want 64 weight rows for every four warps, or warps expand the same weights.
+    """
     mean = num_pairs / num_experts
-    if mean <= 16:
-        return {"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_B": 4, "num_warps": 4, "num_stages": 4}
+    if mean <= 0.5:  # fewer programs than would fill the GPU: small ones
+        return {"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_B": 4, "num_warps": 2, "num_stages": 4}
     if mean <= 48:
-        return {"BLOCK_M": 32, "BLOCK_N": 64, "BLOCK_B": 4, "num_warps": 4, "num_stages": 3}
-    block_m = 64 if mean <= 96 else 128
-    return {"BLOCK_M": block_m, "BLOCK_N": 64, "BLOCK_B": 2, "num_warps": 8, "num_stages": 3}
+        block_m = 16 if mean <= 16 else 32
+        return {"BLOCK_M": block_m, "BLOCK_N": 64, "BLOCK_B": 4, "num_warps": 4, "num_stages": 4}
+    if mean <= 96:
+        return {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_B": 2, "num_warps": 4, "num_stages": 3}
+    return {"BLOCK_M": 128, "BLOCK_N": 64, "BLOCK_B": 2, "num_warps": 4 if hopper else 8, "num_stages": 3}
 
 
 @triton.jit
@@ -120,26 +139,76 @@ def _scales(  # type: ignore[no-untyped-def]
     return tl.load(scales + row_N[:, None] * (R // 32) + block_B[None, :], mask=live_NB, other=0)
 
 
-@triton.jit
-def _weights(  # type: ignore[no-untyped-def]
-    blocks, scale_NB, row_N, live_N, first, R: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_B: tl.constexpr
-):
-    """float32 [BLOCK_N, 32 BLOCK_B] from block `first` of each row.
+# Four bytes to bfloat16: low nibbles in $0 and $1, high nibbles in $2 and $3. Bytes 1 and 2 change places, so that the
+# two values of a register are 16 bits apart; sign and magnitude are moved to the highest and to the lowest exponent
+# bits, and a product with 2^126 makes of them what they stand for (one half was a subnormal number).
+_TO_BFLOAT16 = tl.constexpr("""
+{
+    .reg .b32 w, s, m, huge, zero;
+    prmt.b32 w, $4, 0, 0x3120;
+    mov.b32 huge, 0x7e807e80;
+    mov.b32 zero, 0x80008000;
+    shl.b32 s, w, 12;
+    shl.b32 m, w, 6;
+    and.b32 m, m, 0x01c001c0;
+    lop3.b32 m, s, zero, m, 0xea;
+    fma.rn.bf16x2 $0, m, huge, zero;
+    shl.b32 s, w, 4;
+    shr.u32 m, w, 2;
+    and.b32 m, m, 0x01c001c0;
+    lop3.b32 m, s, zero, m, 0xea;
+    fma.rn.bf16x2 $1, m, huge, zero;
+    shl.b32 s, w, 8;
+    shl.b32 m, w, 2;
+    and.b32 m, m, 0x01c001c0;
+    lop3.b32 m, s, zero, m, 0xea;
+    fma.rn.bf16x2 $2, m, huge, zero;
+    shr.u32 m, w, 6;
+    and.b32 m, m, 0x01c001c0;
+    lop3.b32 m, w, zero, m, 0xea;
+    fma.rn.bf16x2 $3, m, huge, zero;
+}
+""")
 
-    The three low bits of a nibble, put at the lowest exponent bits of a float, are its magnitude times 2^-126: one
-    half becomes a subnormal number.
-    """
-    block_B = first + tl.arange(0, BLOCK_B)
-    live_NB = live_N[:, None] & (block_B < R // 32)[None, :]
-    start_NB = (row_N[:, None] * (R // 32) + block_B[None, :]) * 16
-    byte = tl.arange(0, 16)[None, None, :]
-    packed = tl.load(blocks + start_NB[:, :, None] + byte, mask=live_NB[:, :, None], other=0).to(tl.int32)
-    nibbles = tl.join(packed, packed >> 4)  # low first; [N, B, 16, 2]
-    values = (((nibbles & 7) << 22) | ((nibbles & 8) << 28)).to(tl.float32, bitcast=True) * 2.0**126
+
+@triton.jit
+def _expand(nibbles):  # type: ignore[no-untyped-def]
+    """float32; as the assembler, but with the exponent bits of a float."""
+    nibbles = nibbles.to(tl.int32)
+    return (((nibbles & 7) << 22) | ((nibbles & 8) << 28)).to(tl.float32, bitcast=True) * 2.0**126
+
+
+@triton.jit
+def _multiply(  # type: ignore[no-untyped-def]
+    sum_NM,
+    blocks,
+    scale_NB,
+    row_N,
+    live_N,
+    first,
+    low_MR,
+    high_MR,
+    R: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_B: tl.constexpr,
+):
+    """Adds the product of the weights from block `first` of each row, and the low and high halves of tokens."""
+    byte_R = first * 16 + tl.arange(0, 16 * BLOCK_B)
+    at_NR = row_N[:, None] * (R // 2) + byte_R[None, :]
+    bytes_NR = tl.load(blocks + at_NR, mask=live_N[:, None] & (byte_R < R // 2)[None, :], other=0)
     bits_NB = scale_NB.to(tl.int32) << 23
     bits_NB = tl.where(scale_NB == 255, 0x7FC00000, tl.maximum(bits_NB, 0x00400000))
-    values *= bits_NB.to(tl.float32, bitcast=True)[:, :, None, None]
-    return tl.reshape(values, (BLOCK_N, 32 * BLOCK_B))
+    power_NB = bits_NB.to(tl.float32, bitcast=True).to(low_MR.dtype if low_MR.dtype == tl.bfloat16 else tl.float32)
+    power_NR = tl.reshape(tl.broadcast_to(power_NB[:, :, None], (BLOCK_N, BLOCK_B, 16)), (BLOCK_N, 16 * BLOCK_B))
+    if low_MR.dtype == tl.bfloat16:
+        low_NR, high_NR = tl.inline_asm_elementwise(
+            _TO_BFLOAT16, "=r,=r,=r,=r,r", [bytes_NR], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=4
+        )
+    else:
+        low_NR, high_NR = _expand(bytes_NR & 15), _expand(bytes_NR >> 4)
+    low_NR, high_NR = (low_NR * power_NR).to(low_MR.dtype), (high_NR * power_NR).to(low_MR.dtype)
+    sum_NM = tl.dot(low_NR, tl.trans(low_MR), sum_NM, input_precision="ieee")
+    return tl.dot(high_NR, tl.trans(high_MR), sum_NM, input_precision="ieee")
 
 
 @triton.jit
@@ -185,7 +254,8 @@ def _experts_kernel(  # type: ignore[no-untyped-def]
         pair_M = tl.load(slots + expert.to(tl.int64) * num_tokens + member_M, mask=live_M, other=0)
         feature_N = tl.program_id(0) // tiles * BLOCK_N + tl.arange(0, BLOCK_N)
         live_N = feature_N < F
-        reduced_R = tl.arange(0, 32 * BLOCK_B)
+        half_R = tl.arange(0, 16 * BLOCK_B)
+        half_R = half_R // 16 * 32 + half_R % 16  # the low half of each block
         x_M = (pair_M // K if GATED else pair_M).to(tl.int64) * R
         row_N = expert.to(tl.int64) * F + feature_N
         if GATED:
@@ -199,15 +269,17 @@ def _experts_kernel(  # type: ignore[no-untyped-def]
             up_scale_NB = _scales(scales, row_N + 1, live_N, 0, R, BLOCK_B)
         for step in range(0, R // 32, BLOCK_B):
             next_NB = _scales(scales, row_N, live_N, step + BLOCK_B, R, BLOCK_B)
-            at_R = step * 32 + reduced_R
-            x_MR = tl.load(x + x_M[:, None] + at_R[None, :], mask=live_M[:, None] & (at_R < R)[None, :], other=0)
-            w_NR = _weights(blocks, scale_NB, row_N, live_N, step, R, BLOCK_N, BLOCK_B)
-            sum_NM = tl.dot(w_NR.to(x.dtype.element_ty), tl.trans(x_MR), sum_NM, input_precision="ieee")
+            at_R = step * 32 + half_R
+            live_MR = live_M[:, None] & (at_R < R)[None, :]
+            low_MR = tl.load(x + x_M[:, None] + at_R[None, :], mask=live_MR, other=0)
+            high_MR = tl.load(x + x_M[:, None] + at_R[None, :] + 16, mask=live_MR, other=0)
+            sum_NM = _multiply(sum_NM, blocks, scale_NB, row_N, live_N, step, low_MR, high_MR, R, BLOCK_N, BLOCK_B)
             scale_NB = next_NB
             if GATED:
                 next_NB = _scales(scales, row_N + 1, live_N, step + BLOCK_B, R, BLOCK_B)
-                w_NR = _weights(blocks, up_scale_NB, row_N + 1, live_N, step, R, BLOCK_N, BLOCK_B)
-                up_NM = tl.dot(w_NR.to(x.dtype.element_ty), tl.trans(x_MR), up_NM, input_precision="ieee")
+                up_NM = _multiply(
+                    up_NM, blocks, up_scale_NB, row_N + 1, live_N, step, low_MR, high_MR, R, BLOCK_N, BLOCK_B
+                )
                 up_scale_NB = next_NB
         sum_NM += tl.load(bias + row_N, mask=live_N, other=0).to(tl.float32)[:, None]
         if GATED:

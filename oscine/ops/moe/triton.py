@@ -100,7 +100,8 @@ def _sort(routing: Routing, num_experts: int) -> tuple[Tensor, Tensor]:
 def _tiling(num_pairs: int, num_experts: int, hopper: bool) -> dict[str, int]:
     """By the mean number of rows of an expert; BLOCK_N counts pairs of gate and up.
 
-    Hopper's products want 64 weight rows for every four warps, or warps expand the same weights.
+    Hopper's products want 64 weight rows for every four warps, or warps expand the same weights; others would spill
+    registers in tiles of 128 tokens.
     """
     mean = num_pairs / num_experts
     if mean <= 0.5:  # fewer programs than would fill the GPU: small ones
@@ -108,9 +109,8 @@ def _tiling(num_pairs: int, num_experts: int, hopper: bool) -> dict[str, int]:
     if mean <= 48:
         block_m = 16 if mean <= 16 else 32
         return {"BLOCK_M": block_m, "BLOCK_N": 64, "BLOCK_B": 4, "num_warps": 4, "num_stages": 4}
-    if mean <= 96:
-        return {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_B": 2, "num_warps": 4, "num_stages": 3}
-    return {"BLOCK_M": 128, "BLOCK_N": 64, "BLOCK_B": 2, "num_warps": 4 if hopper else 8, "num_stages": 3}
+    block_m = 128 if hopper and mean > 96 else 64
+    return {"BLOCK_M": block_m, "BLOCK_N": 64, "BLOCK_B": 2, "num_warps": 4, "num_stages": 3}
 
 
 @triton.jit

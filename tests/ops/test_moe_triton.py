@@ -7,6 +7,7 @@ from torch import Tensor
 from oscine.ops.cases import MOE_CASES, MoeCase, MoeInputs, moe_inputs
 from oscine.ops.interface import Routing
 from oscine.ops.moe import reference, triton
+from oscine.ops.moe.mxfp4 import MAGNITUDES
 from tests.ops.compile_ahead import compile_ahead, run_interpreted
 
 CPU = torch.device("cpu")
@@ -61,6 +62,54 @@ def in_interpreter() -> None:
 
 def test_kernels_on_a_cpu() -> None:
     run_interpreted(in_interpreter)
+
+
+def run_assembler(text: str, word: int) -> list[int]:
+    """The four registers that the kernel's own instructions make of $4, by a reading of each in plain integers."""
+    values = {"$4": word}
+
+    def read(operand: str) -> int:
+        return values[operand] if operand in values else int(operand, 0)
+
+    for line in text.splitlines():
+        opcode, _, rest = line.strip().rstrip(";").partition(" ")
+        if opcode in ("", "{", "}", ".reg"):
+            continue
+        target, *operands = rest.split(", ")
+        a, b, c, d = (read(operand) for operand in (*operands, "0", "0", "0")[:4])
+        values[target] = {
+            "mov.b32": lambda a=a: a,
+            "shl.b32": lambda a=a, b=b: a << b & 0xFFFFFFFF,
+            "shr.u32": lambda a=a, b=b: a >> b,
+            "and.b32": lambda a=a, b=b: a & b,
+            "prmt.b32": lambda a=a, b=b, c=c: permute(a | b << 32, c),
+            "lop3.b32": lambda a=a, b=b, c=c, d=d: sum(
+                (d >> (4 * (a >> i & 1) + 2 * (b >> i & 1) + (c >> i & 1)) & 1) << i for i in range(32)
+            ),
+            "fma.rn.bf16x2": lambda a=a, b=b, c=c: packed_fma(a, b, c),
+        }[opcode]()
+    return [values[f"${index}"] for index in range(4)]
+
+
+def permute(pair: int, selector: int) -> int:
+    return sum((pair >> 8 * (selector >> 4 * i & 7) & 0xFF) << 8 * i for i in range(4))
+
+
+def packed_fma(a: int, b: int, c: int) -> int:
+    """Two bfloat16 values in each; the sums here are exact in float64."""
+    halves = [torch.tensor([x & 0xFFFF, x >> 16]).to(torch.uint16).view(torch.bfloat16).double() for x in (a, b, c)]
+    low, high = (halves[0] * halves[1] + halves[2]).bfloat16().view(torch.int16).tolist()
+    return (low & 0xFFFF) | (high & 0xFFFF) << 16
+
+
+def test_the_assembler_knows_every_byte() -> None:
+    values = torch.tensor([*MAGNITUDES, *(-size for size in MAGNITUDES)]).bfloat16().view(torch.int16).tolist()
+    bits = [value & 0xFFFF for value in values]
+    for first in range(0, 256, 4):
+        low, high = [[bits[byte >> shift & 15] for byte in range(first, first + 4)] for shift in (0, 4)]
+        word = sum((first + i) << 8 * i for i in range(4))
+        expected = [x[i] | x[i + 1] << 16 for x in (low, high) for i in (0, 2)]
+        assert run_assembler(triton._TO_BFLOAT16.value, word) == expected, first
 
 
 @pytest.mark.parametrize("arch", [80, 90])

@@ -21,8 +21,6 @@ from oscine.ops.rope.reference import rope_and_write as reference_rope
 from oscine.ops.rope.triton import rope_and_write
 from tests.ops.compile_ahead import Compiled, compile_ahead, run_interpreted
 
-HALF_AN_SM = 113 * 1024  # bytes of shared memory with which two programs, or this kernel and the next, share an SM
-
 
 # --- compiled ahead ---------------------------------------------------------------------------------------------------
 
@@ -41,12 +39,12 @@ def assert_streams(kernel: Compiled) -> None:
 
 @pytest.mark.parametrize("tile", qkv_hopper.TILES, ids=str)
 def test_qkv_compiles_for_hopper(tile: qkv_hopper.Tile) -> None:
-    steps = -(-2880 // (tile.halves * CHUNK * tile.chunks))
+    steps = -(-2880 // (tile.parts * CHUNK * tile.chunks))
     kernel = compile_ahead(
         qkv_hopper.qkv_kernel,
         {
-            "weight": box_type(tile.halves, 2, 32 // tile.halves, CHUNK),
-            "tokens": box_type(tile.halves, tile.max_tokens, CHUNK),
+            "weight": box_type(tile.parts, 2, 32 // tile.parts, CHUNK),
+            "tokens": box_type(tile.parts, tile.max_tokens, CHUNK),
             "bias_ptr": "*bf16",
             "cos_sin_ptr": "*fp32",
             "positions_ptr": "*i64",
@@ -64,7 +62,7 @@ def test_qkv_compiles_for_hopper(tile: qkv_hopper.Tile) -> None:
             "KV_HEADS": 8,
             "PAGE": 64,
             "TOKENS": tile.max_tokens,
-            "HALVES": tile.halves,
+            "PARTS": tile.parts,
             "CHUNKS": tile.chunks,
             "STAGES": min(tile.stages, steps),
             "STEPS": steps,
@@ -214,26 +212,28 @@ GPU_BACKENDS = [
     pytest.param("triton", marks=pytest.mark.gpu),
     pytest.param("hopper", marks=[pytest.mark.gpu, pytest.mark.hopper]),
 ]
-# Each tile full and with one token, the first count beyond tiles, and a long chunk of a prompt.
-TOKENS = (1, 2, 7, 8, 9, 16, 17, 32, 33, 64, 65, 777)
+# Each tile full and not full, the first count beyond tiles, and a long chunk of a prompt; and some of each.
+TOKENS = (1, 2, 3, 8, 9, 16, 17, 32, 33, 64, 65, 777)
+SOME_TOKENS = (1, 5, 33, 65)
 QKV = {"triton": qkv_portable.qkv, "hopper": qkv_hopper.qkv}
 OUT_PROJ = {"triton": portable.out_proj, "hopper": hopper.out_proj}
 LM_HEAD = {"triton": portable.lm_head, "hopper": hopper.lm_head}
 
 
 @pytest.mark.parametrize("backend", GPU_BACKENDS)
-@pytest.mark.parametrize("num_tokens", TOKENS)
 @pytest.mark.parametrize(
-    "widths",
+    ("widths", "num_tokens"),
     [
-        {},  # as published
-        {"hidden": 256, "query_heads": 8, "kv_heads": 2},  # the embedded model
-        {"hidden": 104, "query_heads": 3, "kv_heads": 1, "page": 16},  # columns that fill no chunk, no pair of halves
-        {"hidden": 64, "query_heads": 4, "kv_heads": 2, "head_dim": 32},  # not the streaming kernel's heads
+        *(({}, n) for n in TOKENS),  # as published
+        *(({"hidden": 256, "query_heads": 8, "kv_heads": 2}, n) for n in SOME_TOKENS),  # the embedded model
+        # columns that fill no chunk and cannot be cut in parts, small pages
+        *(({"hidden": 104, "query_heads": 3, "kv_heads": 1, "page": 16}, n) for n in SOME_TOKENS),
+        # not the streaming kernel's heads
+        *(({"hidden": 64, "query_heads": 4, "kv_heads": 2, "head_dim": 32}, n) for n in SOME_TOKENS),
     ],
     ids=str,
 )
-def test_qkv_on_gpu(backend: str, num_tokens: int, widths: dict[str, int]) -> None:
+def test_qkv_on_gpu(backend: str, widths: dict[str, int], num_tokens: int) -> None:
     case = projection(num_tokens, "cuda", **widths)
     queries, pool = case.run(QKV[backend], torch.bfloat16)
     torch_queries, torch_pool = case.run(qkv_reference.qkv, torch.bfloat16)
@@ -246,10 +246,16 @@ def test_qkv_on_gpu(backend: str, num_tokens: int, widths: dict[str, int]) -> No
 
 
 @pytest.mark.parametrize("backend", GPU_BACKENDS)
-@pytest.mark.parametrize("num_tokens", [0, *TOKENS])
-# As published; the embedded model; columns that fill no chunk and rows that fill no tile; rows of no whole 16 bytes.
-@pytest.mark.parametrize(("rows", "columns"), [(2880, 4096), (256, 512), (72, 200), (33, 36)])
-def test_out_proj_and_head_on_gpu(backend: str, num_tokens: int, rows: int, columns: int) -> None:
+@pytest.mark.parametrize(
+    ("rows", "columns", "num_tokens"),
+    [
+        *((2880, 4096, n) for n in (0, *TOKENS)),  # as published
+        *((256, 512, n) for n in SOME_TOKENS),  # the embedded model
+        *((72, 200, n) for n in SOME_TOKENS),  # columns that fill no chunk, rows that fill no tile
+        *((33, 36, n) for n in SOME_TOKENS),  # rows of no whole 16 bytes
+    ],
+)
+def test_out_proj_and_head_on_gpu(backend: str, rows: int, columns: int, num_tokens: int) -> None:
     generator = torch.Generator().manual_seed(num_tokens)
     x = torch.randn(num_tokens, columns, generator=generator).bfloat16().cuda()
     weight = (torch.randn(rows, columns, generator=generator) / columns**0.5).bfloat16().cuda()

@@ -20,17 +20,17 @@ from oscine.ops.linear.stream import CHUNK, descriptor, start_ring, streamable
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """How a product is cut; splits and max_tokens do not change what is computed."""
+    """How a product is cut."""
 
     max_tokens: int  # columns of the tensor cores' operand: 8, 16, 32, ...
     rows: int  # weight rows of a program, 64 or more
     splits: int  # of the sum
     chunks: int  # of 64 columns a stage
-    stages: int  # at most; of them, this many are under way in each program
+    stages: int  # at most; under way in each program
     warps: int  # 4 for each 64 or 128 rows
 
 
-# from the fewest tokens up
+# From the fewest tokens up. Rings of half an SM's shared memory let the next kernel's weights come in beside them.
 OUT_PROJ_TILES = (
     Tile(max_tokens=8, rows=64, splits=4, chunks=2, stages=5, warps=4),
     Tile(max_tokens=16, rows=64, splits=4, chunks=2, stages=5, warps=4),

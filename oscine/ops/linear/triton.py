@@ -1,5 +1,7 @@
-"""The projection out of attention and the head on any CUDA GPU: cuBLAS. It keeps its place among the Triton backends
-because an op's backends are named alike."""
+"""The projection out of attention and the head on any CUDA GPU: cuBLAS.
+
+No Triton in here; the file is named like the backend that it belongs to.
+"""
 
 import torch
 from torch import Tensor

@@ -2,14 +2,13 @@
 """Queries, keys and values on Hopper in one kernel for few tokens; cuBLAS and a second kernel for many.
 
 A program computes the dimensions [a, a + R) and [32 + a, 32 + a + R) of one head, the pairs that rotate together, and
-writes them where they belong. With two halves R is 16 and the 64 rows of the tensor cores' operand are these 32
-dimensions twice, for the lower and the upper half of the sum's columns:
+writes them where they belong. With few tokens more programs than heads are wanted, so that every SM has its share, but
+the rotation cannot wait for a sum across programs. So the sum's columns are cut into parts, R is 32 / parts, and the 64
+rows of the tensor cores' operand are these 2 R dimensions once for each part; with two parts:
 
                      tokens x lower   tokens x upper
     rows x lower         wanted          not used
     rows x upper        not used          wanted
-
-So a head of 64 makes two programs without a sum across programs, which the rotation could not wait for.
 
 Shape suffixes: R pairs of dimensions of a program, T tokens of a program.
 """
@@ -30,18 +29,19 @@ HEAD = 64  # the head dimension of the streaming kernel
 class Tile:
     """How the product is cut."""
 
-    max_tokens: int  # 8, 16, 32, ...
-    halves: int  # of the sum, 1 or 2; also the programs a head
+    max_tokens: int  # times parts: 8 or more columns of the tensor cores' operand
+    parts: int  # of the sum, a power of two; also the programs a head
     chunks: int  # of 64 columns a stage
     stages: int  # under way in each program
 
 
 # from the fewest tokens up
 TILES = (
-    Tile(max_tokens=8, halves=2, chunks=2, stages=5),
-    Tile(max_tokens=16, halves=2, chunks=2, stages=4),
-    Tile(max_tokens=32, halves=1, chunks=2, stages=4),
-    Tile(max_tokens=64, halves=1, chunks=4, stages=3),
+    Tile(max_tokens=2, parts=4, chunks=2, stages=4),
+    Tile(max_tokens=8, parts=2, chunks=2, stages=5),
+    Tile(max_tokens=16, parts=1, chunks=2, stages=5),
+    Tile(max_tokens=32, parts=1, chunks=2, stages=4),
+    Tile(max_tokens=64, parts=1, chunks=4, stages=3),
 )
 
 
@@ -64,15 +64,15 @@ def qkv_kernel(
     KV_HEADS: gl.constexpr,
     PAGE: gl.constexpr,
     TOKENS: gl.constexpr,
-    HALVES: gl.constexpr,
+    PARTS: gl.constexpr,
     CHUNKS: gl.constexpr,
     STAGES: gl.constexpr,
     STEPS: gl.constexpr,
 ):
-    PAIRS: gl.constexpr = 32 // HALVES
-    COLUMNS: gl.constexpr = HALVES * TOKENS
-    head = gl.program_id(0) // HALVES
-    first_pair = (gl.program_id(0) % HALVES) * PAIRS
+    PAIRS: gl.constexpr = 32 // PARTS
+    COLUMNS: gl.constexpr = PARTS * TOKENS
+    head = gl.program_id(0) // PARTS
+    first_pair = (gl.program_id(0) % PARTS) * PAIRS
     zero = gl.to_tensor(0)
     ring = start_ring(weight, tokens, 2 * head, first_pair, zero, zero, 64, COLUMNS, CHUNKS, STAGES, STEPS)
 
@@ -93,13 +93,12 @@ def qkv_kernel(
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
     products = gl.allocate_shared_memory(gl.float32, [64, COLUMNS], gl.SwizzledSharedLayout(1, 1, 1, [0, 1]))
     products.store(ring.multiply(mma))
-    a = products.slice(0, PAIRS, 0).slice(0, TOKENS, 1).load(layout)
-    b = products.slice(PAIRS, PAIRS, 0).slice(0, TOKENS, 1).load(layout)
-    if HALVES == 2:
-        a += products.slice(2 * PAIRS, PAIRS, 0).slice(TOKENS, TOKENS, 1).load(layout)
-        b += products.slice(3 * PAIRS, PAIRS, 0).slice(TOKENS, TOKENS, 1).load(layout)
-    a += first_bias[:, None]
-    b += second_bias[:, None]
+    a = first_bias[:, None]
+    b = second_bias[:, None]
+    for part in gl.static_range(PARTS):
+        columns = products.slice(part * TOKENS, TOKENS, 1)
+        a += columns.slice(2 * part * PAIRS, PAIRS, 0).load(layout)
+        b += columns.slice((2 * part + 1) * PAIRS, PAIRS, 0).load(layout)
     first = a * cos - b * sin
     second = b * cos + a * sin
 
@@ -127,21 +126,21 @@ def stream(
     slots_T: Tensor,
     tile: Tile,
 ) -> Tensor:
-    """The single kernel. Needs T <= max_tokens, `streamable` inputs, heads of 64, and halves of whole 16 bytes."""
+    """The single kernel. Needs T <= max_tokens, `streamable` inputs, heads of 64, and parts of whole 16 bytes."""
     num_tokens, hidden = x_TH.shape
     _, _, num_kv_heads, page_size, _ = kv_pages.shape
     num_heads = weight_FH.shape[0] // HEAD
     num_query_heads = num_heads - 2 * num_kv_heads
-    halves, part = tile.halves, hidden // tile.halves
-    pairs = HEAD // 2 // halves
-    steps = -(-part // (CHUNK * tile.chunks))
-    weight = weight_FH.view(2 * num_heads, HEAD // 2, halves, part).permute(2, 0, 1, 3)
-    tokens = x_TH.view(num_tokens, halves, part).permute(1, 0, 2)
+    parts, width = tile.parts, hidden // tile.parts
+    pairs = HEAD // 2 // parts
+    steps = -(-width // (CHUNK * tile.chunks))
+    weight = weight_FH.view(2 * num_heads, HEAD // 2, parts, width).permute(2, 0, 1, 3)
+    tokens = x_TH.view(num_tokens, parts, width).permute(1, 0, 2)
     q_TQD = x_TH.new_empty(num_tokens, num_query_heads, HEAD)
     page_stride, kind_stride, head_stride, slot_stride, _ = kv_pages.stride()
-    qkv_kernel[(num_heads * halves,)](
-        descriptor(weight, [halves, 2, pairs, CHUNK]),
-        descriptor(tokens, [halves, tile.max_tokens, CHUNK]),
+    qkv_kernel[(num_heads * parts,)](
+        descriptor(weight, [parts, 2, pairs, CHUNK]),
+        descriptor(tokens, [parts, tile.max_tokens, CHUNK]),
         bias_F,
         cos_sin,
         positions_T,
@@ -157,7 +156,7 @@ def stream(
         KV_HEADS=num_kv_heads,
         PAGE=page_size,
         TOKENS=tile.max_tokens,
-        HALVES=halves,
+        PARTS=parts,
         CHUNKS=tile.chunks,
         STAGES=min(tile.stages, steps),
         STEPS=steps,
@@ -169,9 +168,11 @@ def stream(
 
 def choose_tile(x_TH: Tensor, weight_FH: Tensor, kv_pages: Tensor) -> Tile | None:
     """None: cuBLAS, since there are more tokens than tiles take, or other heads, or TMA cannot read."""
-    if kv_pages.shape[-1] != HEAD or x_TH.shape[1] % 16 or not streamable(x_TH, weight_FH):
+    num_tokens, hidden = x_TH.shape
+    if kv_pages.shape[-1] != HEAD or not streamable(x_TH, weight_FH):
         return None
-    return next((tile for tile in TILES if len(x_TH) <= tile.max_tokens), None)
+    fitting = (tile for tile in TILES if num_tokens <= tile.max_tokens and hidden % (8 * tile.parts) == 0)
+    return next(fitting, None)
 
 
 def qkv(

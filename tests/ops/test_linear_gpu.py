@@ -22,9 +22,6 @@ from oscine.ops.rope.triton import rope_and_write
 from tests.ops.compile_ahead import Compiled, compile_ahead, run_interpreted
 
 
-# --- compiled ahead ---------------------------------------------------------------------------------------------------
-
-
 def box_type(*shape: int) -> str:
     return f"tensordesc<bf16[{', '.join(map(str, shape))}],{gl.NVMMASharedLayout(128, 16, len(shape))!r}>"
 
@@ -109,9 +106,6 @@ def test_out_proj_and_head_compile_for_hopper(tile: hopper.Tile, columns: int) -
     assert kernel.registers <= 128
 
 
-# --- inputs -----------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Projection:
     """One layer's inputs. kv_pages is one of three layers' pages, so it is strided; NaN before the op."""
@@ -168,9 +162,6 @@ def relative_error(got: Tensor, expected: Tensor) -> float:
     return float((got.float() - expected).norm() / expected.norm()) if expected.numel() else 0.0
 
 
-# --- interpreted ------------------------------------------------------------------------------------------------------
-
-
 def rope_like_reference() -> None:
     for num_tokens, query_heads, kv_heads, head_dim, page in (
         (1, 64, 8, 64, 64),  # one decode
@@ -205,8 +196,6 @@ def test_heads_must_be_a_power_of_two() -> None:
     with pytest.raises(ValueError, match="head_dim 48"):
         rope_and_write(torch.zeros(2, 80 * 48), case.cos_sin, case.positions_T, case.pool[:, 1], case.slots_T)
 
-
-# --- on a GPU ---------------------------------------------------------------------------------------------------------
 
 GPU_BACKENDS = [
     pytest.param("triton", marks=pytest.mark.gpu),

@@ -53,13 +53,18 @@ TABLE: dict[str, dict[str, str]] = {
 # platform -> op -> backend; "*" is every op not named
 DEFAULTS: dict[str, dict[str, str]] = {
     "cpu": {"*": "reference"},
-    "cuda": {"*": "reference"},
-    "hopper": {"*": "reference"},
+    "cuda": {"*": "triton"},
+    "hopper": {"*": "triton", "qkv": "hopper", "out_proj": "hopper", "moe": "hopper", "lm_head": "hopper"},
 }
 
 
-def platform(device: torch.device) -> str:
-    """Which row of DEFAULTS a device has: cpu, cuda (any GPU), or hopper (compute capability 9.0)."""
+def platform(device: torch.device, dtype: torch.dtype = torch.bfloat16) -> str:
+    """Which row of DEFAULTS serves a device: cpu, cuda (any GPU), or hopper (compute capability 9.0).
+
+    The kernels are for bfloat16; float32 is computed by the reference on any device.
+    """
+    if dtype == torch.float32:
+        return "cpu"
     if device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0):
         return "hopper"
     return device.type

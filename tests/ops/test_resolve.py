@@ -12,6 +12,7 @@ def test_every_op_of_every_platform_resolves() -> None:
     for name in table.DEFAULTS:
         assert resolve(name).moe is moe or name != "cpu"
     assert table.platform(torch.device("cpu")) == "cpu"
+    assert table.platform(torch.device("cuda"), torch.float32) == "cpu"
 
 
 def test_overrides_are_kept_and_described() -> None:

@@ -125,7 +125,7 @@ def compiled_fused(arch: int) -> Compiled:
 
 
 def compiled_route(arch: int, tokens: int) -> Compiled:
-    tiling = triton._tiling(tokens, 2880)
+    tiling = triton._tiling(tokens, 2880, arch >= 90)
     options = {name: tiling.pop(name) for name in ("num_warps", "maxnreg") if name in tiling}
     pointers = {"y": "*bf16", "router_weight": "*bf16", "router_bias": "*bf16", "partial": "*fp32", "arrivals": "*i32"}
     outputs = {"expert_ids": "*i32", "weights": "*fp32", "counts": "*i32", "ranks": "*i32"}
@@ -148,7 +148,7 @@ def compiled_route(arch: int, tokens: int) -> Compiled:
 def test_kernels_compile_without_spills(make: Callable[[int], Compiled], arch: int) -> None:
     kernel = make(arch)
     assert kernel.spills == 0
-    assert kernel.shared <= 99 * 1024  # the least that a GPU of the portable kind has
+    assert kernel.shared <= (227 if arch == 90 else 99) * 1024  # 99 is the least of those before Hopper
 
 
 def test_weights_load_before_the_wait_and_partial_sums_together() -> None:

@@ -24,6 +24,7 @@ UNCOUNTED_TOKENS = 16  # up to here norm_route gives neither counts nor ranks
 SMALL_TOKENS = 512  # up to here the router splits the hidden dimension into programs of one step
 FUSED_ROWS = 4  # router rows of one program of the fused kernel
 SPLIT_H = 256  # hidden dimension of one program while tokens are few
+LONG_SPLIT_H = 512  # the same where several tiles of tokens share the GPU
 # A few programs on an empty GPU: without a limit of its own, ptxas saves registers for an occupancy that cannot come,
 # and lets the loads of partial sums wait for one another.
 ALL_LOADS_FIRST = {"num_warps": 32, "maxnreg": 64}
@@ -143,7 +144,8 @@ def _route(
 ) -> Routing:
     """counts_E holds zeros; it is counted up."""
     (num_tokens, hidden), num_experts = y_TH.shape, router_bias_E.shape[0]
-    tiling = _tiling(num_tokens, hidden)
+    options = launch_options(y_TH.device)
+    tiling = _tiling(num_tokens, hidden, options["PDL"])
     tiles = triton.cdiv(num_tokens, tiling["BLOCK_T"])
     assert tiles <= NUM_ARRIVALS
     routing = _empty_routing(num_tokens, experts_per_token, y_TH.device)
@@ -164,16 +166,20 @@ def _route(
         BLOCK_E=max(16, triton.next_power_of_2(num_experts)),
         BLOCK_K=triton.next_power_of_2(experts_per_token),
         **tiling,
-        **launch_options(y_TH.device),
+        **options,
     )
     return routing
 
 
-def _tiling(num_tokens: int, hidden: int) -> dict[str, int]:
-    """Tokens of a tile, and how its hidden dimension is cut into SPLITS programs of STEPS steps of BLOCK_H."""
+def _tiling(num_tokens: int, hidden: int, hopper: bool) -> dict[str, int]:
+    """Tokens of a tile, and how its hidden dimension is cut into SPLITS programs of STEPS steps of BLOCK_H.
+
+    The long split takes 147 KB of shared memory.
+    """
     if num_tokens <= SMALL_TOKENS:
-        splits = triton.cdiv(hidden, SPLIT_H)
-        return {"BLOCK_T": 16, "BLOCK_H": SPLIT_H, "SPLITS": splits, "STEPS": 1, "num_warps": 8, "maxnreg": 128}
+        block_h = LONG_SPLIT_H if hopper and num_tokens > UNCOUNTED_TOKENS else SPLIT_H
+        splits = triton.cdiv(hidden, block_h)
+        return {"BLOCK_T": 16, "BLOCK_H": block_h, "SPLITS": splits, "STEPS": 1, "num_warps": 8, "maxnreg": 128}
     steps = triton.cdiv(hidden, 64)
     splits = 1 if num_tokens > 8192 else min(steps, 3)
     return {"BLOCK_T": 64, "BLOCK_H": 64, "SPLITS": splits, "STEPS": triton.cdiv(steps, splits), "num_warps": 8}

@@ -21,19 +21,18 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from oscine.ops.interface import MxExperts, Routing
 from oscine.ops.moe.hopper_gemm import gemm
-from oscine.ops.moe.repack import UNIT, gate_up_order, repack
+from oscine.ops.moe.repack import UNIT, gate_up_order, padded_rows, repack
 
-MAX_SHARED = 227 * 1024  # bytes a program may use on an H100 or H200
 FLOAT_PARTIALS = 64  # tokens up to which partial sums are float32, their bytes being few
 
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """One weight matrix of all experts, in units, with the bias in the order of the output."""
+    """One weight matrix of all experts, in units, and its bias in the order of their rows."""
 
     nibbles: Tensor  # uint8 [E * unit rows * k units * 8, 256]
     scales: Tensor  # int32 [E * unit rows * k units, 32]
-    bias: Tensor  # gated: [E, 2, I], gates before ups; else [E, H]
+    bias: Tensor  # [E, unit rows * 64]
     unit_rows: int  # of one expert
     k_units: int
     descriptors: dict[int, tuple[TensorDescriptor, TensorDescriptor]]  # by the units of a stage
@@ -60,6 +59,7 @@ class Tiling:
     programs: int = 2  # of an SM
     registers: int = 64  # a thread, when launched
     consumer_registers: int = 72
+    producer_registers: int = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +77,9 @@ def prepare_experts(experts: MxExperts) -> HopperExperts:
             f"the Hopper experts need hidden and intermediate sizes in multiples of 32, not {intermediate}"
         )
     order = gate_up_order(intermediate, experts.gate_up_blocks.device)
-    gate_up_bias = experts.gate_up_bias.view(num_experts, intermediate, 2).transpose(1, 2).contiguous()
     return HopperExperts(
-        gate_up=_matrix(experts.gate_up_blocks, experts.gate_up_scales, gate_up_bias, order),
-        down=_matrix(experts.down_blocks, experts.down_scales, experts.down_bias.contiguous(), None),
+        gate_up=_matrix(experts.gate_up_blocks, experts.gate_up_scales, experts.gate_up_bias, order),
+        down=_matrix(experts.down_blocks, experts.down_scales, experts.down_bias, None),
         hidden=hidden,
         intermediate=intermediate,
         experts=num_experts,
@@ -88,39 +87,46 @@ def prepare_experts(experts: MxExperts) -> HopperExperts:
 
 
 def _matrix(blocks: Tensor, scales: Tensor, bias: Tensor, row_order: Tensor | None) -> Matrix:
-    k_blocks = scales.shape[2]
     nibbles, powers = repack(blocks, scales, row_order)
-    rows = scales.shape[1] if row_order is None else row_order.numel()
-    return Matrix(nibbles, powers, bias, (rows + UNIT - 1) // UNIT, (k_blocks + 1) // 2, {})
+    padded = padded_rows(bias, row_order)
+    return Matrix(nibbles, powers, padded, padded.shape[1] // UNIT, (scales.shape[2] + 1) // 2, {})
 
 
 def moe(x_TH: Tensor, routing: Routing, experts: HopperExperts, swiglu_limit: float) -> Tensor:
     """bf16 [T, H] -> [T, J, H], float32 for few tokens and bf16 for many; the sum over J is the result.
 
-    Beyond one token, routing must hold the counts and ranks.
+    Routing may leave out the counts and ranks of few tokens: each program of the sort then finds them itself.
     """
     tokens, per_token = routing.expert_ids_TK.shape
     return run(x_TH, routing, experts, swiglu_limit, plan(tokens, per_token, experts.experts))
 
 
 def plan(tokens: int, per_token: int, experts: int) -> Plan:
-    """Tile shapes by static sizes only, so that a CUDA graph can replay any routing. Measured on an NVIDIA H200."""
+    """Tile shapes by static sizes only, so that a CUDA graph can replay any routing. Measured on an NVIDIA H200.
+
+    Two small programs share a processor where weights dominate, so that the second GEMM's can fetch weights beside the
+    first's; with more tokens one program with five rows of units reads the tokens less often.
+    """
     rows = tokens * per_token / experts  # of an expert, on average
     if tokens == 1:
         return Plan(Tiling(8), Tiling(8, splits=2))
     if tokens <= 16:
         return Plan(Tiling(8), Tiling(8, splits=3))
     if rows <= 2:
-        return Plan(Tiling(8), Tiling(8))
-    if rows <= 8:
-        return Plan(Tiling(16), Tiling(16))
-    if rows <= 16:
-        tiling = Tiling(32, stages=3, registers=64, consumer_registers=72)
-    elif rows <= 40:
-        tiling = Tiling(64, stages=4, programs=1, registers=128, consumer_registers=152)
+        tiling = Tiling(8)
+    elif rows <= 8:
+        tiling = _wide(16, stages=5) if experts >= 64 else Tiling(16)
+    elif rows <= 16:
+        tiling = Tiling(32, stages=3)
+    elif rows <= 64:
+        tiling = _wide(64, stages=3)
     else:
         tiling = Tiling(128, units=1, stages=8, programs=1, registers=128, consumer_registers=152)
     return Plan(tiling, tiling)
+
+
+def _wide(tokens: int, stages: int) -> Tiling:
+    return Tiling(tokens, consumers=5, stages=stages, programs=1, registers=80, consumer_registers=88)
 
 
 def run(x_TH: Tensor, routing: Routing, experts: HopperExperts, limit: float, chosen: Plan) -> Tensor:
@@ -134,7 +140,7 @@ def run(x_TH: Tensor, routing: Routing, experts: HopperExperts, limit: float, ch
         table = order = routing.expert_ids_TK
         source, entries = x_TH, per_token
     else:
-        source, order, table, entries = _sort(x_TH, routing, chosen.gate_up.tokens)
+        source, order, table, entries = _sort(x_TH, routing, experts.experts, chosen.gate_up.tokens)
     arguments = (table, order, routing.weights_TK, limit, entries, per_token, tokens == 1)
     _launch(chosen.gate_up, experts.gate_up, source, h, experts.intermediate, True, *arguments)
     _launch(chosen.down, experts.down, h, y_TJH, experts.hidden, False, *arguments)
@@ -192,6 +198,7 @@ def constants(tiling: Tiling, k_units: int, unit_rows: int, rows: int, per_token
         "ROWS": rows,
         "EXPERTS_PER_TOKEN": per_token,
         "CONSUMER_REGS": tiling.consumer_registers,
+        "PRODUCER_REGS": tiling.producer_registers,
     }
 
 
@@ -204,11 +211,11 @@ def _descriptors(matrix: Matrix, units: int) -> tuple[TensorDescriptor, TensorDe
     return matrix.descriptors[units]
 
 
-def _sort(x_TH: Tensor, routing: Routing, tile: int) -> tuple[Tensor, Tensor, Tensor, int]:
+def _sort(x_TH: Tensor, routing: Routing, experts: int, tile: int) -> tuple[Tensor, Tensor, Tensor, int]:
     """(rows of x by expert [T * K, H], their pairs [T * K], the table of entries, the most entries there can be)."""
-    assert routing.counts_E is not None
-    assert routing.ranks_TK is not None
-    pairs, experts = routing.expert_ids_TK.numel(), routing.counts_E.numel()
+    pairs, ids = routing.expert_ids_TK.numel(), routing.expert_ids_TK
+    counted = routing.counts_E is not None
+    assert counted or pairs <= 256, "many tokens are counted by the router"
     entries = min(experts, pairs) + pairs // tile
     sorted_x = x_TH.new_empty(pairs, x_TH.shape[1])
     order = torch.empty(pairs, dtype=torch.int32, device=x_TH.device)
@@ -216,20 +223,21 @@ def _sort(x_TH: Tensor, routing: Routing, tile: int) -> tuple[Tensor, Tensor, Te
     rows = 1 if pairs <= 2048 else 4
     sort_kernel[(triton.cdiv(pairs, rows),)](
         x_TH,
-        routing.expert_ids_TK,
-        routing.counts_E,
-        routing.ranks_TK,
+        ids,
+        routing.counts_E if counted else ids,
+        routing.ranks_TK if counted else ids,
         sorted_x,
         order,
         table,
         pairs,
-        K=routing.expert_ids_TK.shape[1],
+        K=ids.shape[1],
         H=x_TH.shape[1],
         E=experts,
         TILE=tile,
         ROWS=rows,
         BLOCK_E=triton.next_power_of_2(experts),
         BLOCK_H=1024,
+        BLOCK_P=1 if counted else triton.next_power_of_2(pairs),
         PDL=True,
         num_warps=4,
         launch_pdl=True,
@@ -254,23 +262,32 @@ def sort_kernel(
     ROWS: tl.constexpr,
     BLOCK_E: tl.constexpr,
     BLOCK_H: tl.constexpr,
+    BLOCK_P: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Counting sort of the (token, expert) pairs, and of the rows of x; the first program writes the table.
 
     table: the number of entries in word 0; from word 4 on, for each entry (expert, first row, rows, unused).
+    BLOCK_P 1: counts and ranks are given; else at least `pairs`, and they are found here, from all ids.
     """
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
     expert = tl.arange(0, BLOCK_E)
-    counts = tl.load(counts_ptr + expert, expert < E, other=0)
-    starts = tl.cumsum(counts, 0) - counts
     pair = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     valid = pair < pairs
     ids = tl.load(ids_ptr + pair, valid, other=0)
-    start = tl.sum(tl.where(ids[:, None] == expert[None, :], starts[None, :], 0), 1)
-    row = start + tl.load(ranks_ptr + pair, valid, other=0)
+    if BLOCK_P == 1:
+        counts = tl.load(counts_ptr + expert, expert < E, other=0)
+        rank = tl.load(ranks_ptr + pair, valid, other=0)
+    else:
+        other = tl.arange(0, BLOCK_P)
+        all_ids = tl.load(ids_ptr + other, other < pairs, other=-1)
+        counts = tl.sum((all_ids[:, None] == expert[None, :]).to(tl.int32), 0)
+        before = (all_ids[None, :] == ids[:, None]) & (other[None, :] < pair[:, None])
+        rank = tl.sum(before.to(tl.int32), 1)
+    starts = tl.cumsum(counts, 0) - counts
+    row = tl.sum(tl.where(ids[:, None] == expert[None, :], starts[None, :], 0), 1) + rank
     tl.store(order_ptr + row, pair, valid)
     source = (pair // K).to(tl.int64) * H
     target = row.to(tl.int64) * H

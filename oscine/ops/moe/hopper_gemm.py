@@ -28,7 +28,6 @@ from triton.language.core import _aggregate as aggregate
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 UNIT = 64  # rows, and values along k, of a unit
-UNIT_BYTES = 2048
 
 
 def _expand_asm() -> str:
@@ -110,6 +109,7 @@ class Config:
     GATED: gl.constexpr  # GEMM 1: SwiGLU epilogue
     SINGLE: gl.constexpr  # one token: the entries are its experts, there is no table
     EXPERTS_PER_TOKEN: gl.constexpr
+    PART: gl.constexpr  # columns that an epilogue handles at a time, to bound the registers
 
     @gluon.constexpr_function
     def __init__(
@@ -137,6 +137,7 @@ class Config:
         self.GATED = gl.constexpr(GATED)
         self.SINGLE = gl.constexpr(SINGLE)
         self.EXPERTS_PER_TOKEN = gl.constexpr(EXPERTS_PER_TOKEN)
+        self.PART = gl.constexpr(16 if N < 128 else 32)
 
 
 @aggregate
@@ -301,6 +302,13 @@ def _consume(
     tiles = _num_tiles(table_ptr, cfg)
     for index in range(gl.program_id(0), tiles, gl.num_programs(0)):
         entry, expert, first, rows, row_tile, begin, end, split = _tile(index, table_ptr, cfg)
+        # What the epilogue needs is on its way while the tile is computed.
+        unit_row = row_tile * cfg.CONSUMERS + c
+        row = (expert * cfg.UNIT_ROWS + unit_row) * 64 + gl.arange(0, 64, gl.SliceLayout(1, layout))
+        bias = gl.load(bias_ptr + row, (unit_row < cfg.UNIT_ROWS) & (split == 0), other=0)
+        if not cfg.GATED and cfg.N <= cfg.PART:
+            column = gl.arange(0, cfg.N, gl.SliceLayout(0, layout))
+            pair, weight = _pairs(cfg, first + column, column < rows, order_ptr, weights_ptr)
         acc = gl.zeros([64, cfg.N], gl.float32, layout)
         for _ in range(begin, end):
             mbarrier.wait(ring.full.index(stage), phase)
@@ -318,13 +326,13 @@ def _consume(
             if stage == cfg.STAGES:
                 stage = 0
                 phase ^= 1
-        unit_row = row_tile * cfg.CONSUMERS + c
+        acc += bias.to(gl.float32)[:, None]
         if cfg.GATED:
-            _store_gated(cfg, acc, 0, entry if cfg.SINGLE else first, rows, expert, unit_row, out_ptr, bias_ptr, limit)
+            _store_gated(cfg, acc, 0, entry if cfg.SINGLE else first, rows, unit_row, out_ptr, limit)
+        elif cfg.N <= cfg.PART:
+            _store_pairs(cfg, acc, pair, weight, column < rows, unit_row, split, out_ptr)
         else:
-            _store_weighted(
-                cfg, acc, 0, first, rows, expert, unit_row, split, out_ptr, bias_ptr, order_ptr, weights_ptr
-            )
+            _store_weighted(cfg, acc, 0, first, rows, unit_row, split, out_ptr, order_ptr, weights_ptr)
 
 
 @gluon.jit
@@ -335,55 +343,52 @@ def _halves(acc):
 
 
 @gluon.jit
-def _store_gated(cfg, acc, begin: gl.constexpr, first, rows, expert, unit_row, out_ptr, bias_ptr, limit):
+def _store_gated(cfg, acc, begin: gl.constexpr, first, rows, unit_row, out_ptr, limit):
     """h[token row, i] = (up + 1) * gate * sigmoid(1.702 * gate), clamped; gate and up lie in one thread."""
     n: gl.constexpr = acc.shape[1]
-    if n > 16:  # in parts, to bound the registers
+    if n > cfg.PART:
         left, right = _halves(acc)
-        _store_gated(cfg, left, begin, first, rows, expert, unit_row, out_ptr, bias_ptr, limit)
-        _store_gated(cfg, right, begin + n // 2, first, rows, expert, unit_row, out_ptr, bias_ptr, limit)
+        _store_gated(cfg, left, begin, first, rows, unit_row, out_ptr, limit)
+        _store_gated(cfg, right, begin + n // 2, first, rows, unit_row, out_ptr, limit)
     else:
         pairs = gl.permute(gl.reshape(acc, [4, 2, 8, n]), [0, 2, 3, 1])
         gate, up = gl.split(gl.reshape(pairs, [32, n, 2]))
-        i = unit_row * 32 + gl.arange(0, 32, gl.SliceLayout(1, gate.type.layout))
-        valid = i < cfg.ROWS
-        bias_ptrs = bias_ptr + expert * (2 * cfg.ROWS) + i
-        gate += gl.load(bias_ptrs, valid, other=0).to(gl.float32)[:, None]
-        up += gl.load(bias_ptrs + cfg.ROWS, valid, other=0).to(gl.float32)[:, None]
         gate = gl.minimum(gate, limit)
         up = gl.minimum(gl.maximum(up, -limit), limit)
         value = (up + 1) * gate / (1 + gl.exp2(gate * (-1.702 * 1.4426950408889634)))
+        i = unit_row * 32 + gl.arange(0, 32, gl.SliceLayout(1, gate.type.layout))
         column = begin + gl.arange(0, n, gl.SliceLayout(0, gate.type.layout))
         out_ptrs = out_ptr + (first + column).to(gl.int64)[None, :] * cfg.ROWS + i[:, None]
-        gl.store(out_ptrs, value.to(gl.bfloat16), valid[:, None] & (column < rows)[None, :])
+        gl.store(out_ptrs, value.to(gl.bfloat16), (i < cfg.ROWS)[:, None] & (column < rows)[None, :])
 
 
 @gluon.jit
-def _store_weighted(
-    cfg, acc, begin: gl.constexpr, first, rows, expert, unit_row, split, out_ptr, bias_ptr, order_ptr, weights_ptr
-):
-    """y[pair, split, row] = weight of the pair * (acc + bias); a pair is (token, which of its experts)."""
+def _store_weighted(cfg, acc, begin: gl.constexpr, first, rows, unit_row, split, out_ptr, order_ptr, weights_ptr):
     n: gl.constexpr = acc.shape[1]
-    if n > 16:
+    if n > cfg.PART:
         left, right = _halves(acc)
-        _store_weighted(
-            cfg, left, begin, first, rows, expert, unit_row, split, out_ptr, bias_ptr, order_ptr, weights_ptr
-        )
-        _store_weighted(
-            cfg, right, begin + n // 2, first, rows, expert, unit_row, split, out_ptr, bias_ptr, order_ptr, weights_ptr
-        )
+        _store_weighted(cfg, left, begin, first, rows, unit_row, split, out_ptr, order_ptr, weights_ptr)
+        _store_weighted(cfg, right, begin + n // 2, first, rows, unit_row, split, out_ptr, order_ptr, weights_ptr)
     else:
-        layout: gl.constexpr = acc.type.layout
-        row = unit_row * 64 + gl.arange(0, 64, gl.SliceLayout(1, layout))
-        valid = row < cfg.ROWS
-        column = begin + gl.arange(0, n, gl.SliceLayout(0, layout))
-        real = column < rows
-        pair = first + column if cfg.SINGLE else gl.load(order_ptr + first + column, real, other=0)
-        weight = gl.load(weights_ptr + pair, real, other=0)
-        bias = gl.load(bias_ptr + expert * cfg.ROWS + row, valid & (split == 0), other=0).to(gl.float32)
-        value = (acc + bias[:, None]) * weight[None, :]
-        out_ptrs = out_ptr + (pair * cfg.SPLITS + split).to(gl.int64)[None, :] * cfg.ROWS + row[:, None]
-        gl.store(out_ptrs, value.to(out_ptr.dtype.element_ty), valid[:, None] & real[None, :])
+        column = begin + gl.arange(0, n, gl.SliceLayout(0, acc.type.layout))
+        pair, weight = _pairs(cfg, first + column, column < rows, order_ptr, weights_ptr)
+        _store_pairs(cfg, acc, pair, weight, column < rows, unit_row, split, out_ptr)
+
+
+@gluon.jit
+def _pairs(cfg, token_row, real, order_ptr, weights_ptr):
+    """A pair is (token, which of its experts): its index and its routing weight."""
+    pair = token_row if cfg.SINGLE else gl.load(order_ptr + token_row, real, other=0)
+    return pair, gl.load(weights_ptr + pair, real, other=0)
+
+
+@gluon.jit
+def _store_pairs(cfg, acc, pair, weight, real, unit_row, split, out_ptr):
+    """y[pair, split, row] = weight of the pair * acc."""
+    row = unit_row * 64 + gl.arange(0, 64, gl.SliceLayout(1, acc.type.layout))
+    out_ptrs = out_ptr + (pair * cfg.SPLITS + split).to(gl.int64)[None, :] * cfg.ROWS + row[:, None]
+    value = acc * weight[None, :]
+    gl.store(out_ptrs, value.to(out_ptr.dtype.element_ty), (row < cfg.ROWS)[:, None] & real[None, :])
 
 
 @gluon.jit
@@ -399,6 +404,21 @@ def _consume_1(cfg, ring, a, b, c, d, e, f, g, h, i):
 @gluon.jit
 def _consume_2(cfg, ring, a, b, c, d, e, f, g, h, i):
     _consume(cfg, 2, ring, a, b, c, d, e, f, g, h, i)
+
+
+@gluon.jit
+def _consume_3(cfg, ring, a, b, c, d, e, f, g, h, i):
+    _consume(cfg, 3, ring, a, b, c, d, e, f, g, h, i)
+
+
+@gluon.jit
+def _consume_4(cfg, ring, a, b, c, d, e, f, g, h, i):
+    _consume(cfg, 4, ring, a, b, c, d, e, f, g, h, i)
+
+
+@gluon.jit
+def _consume_5(cfg, ring, a, b, c, d, e, f, g, h, i):
+    _consume(cfg, 5, ring, a, b, c, d, e, f, g, h, i)
 
 
 @gluon.jit
@@ -424,6 +444,7 @@ def gemm(
     SINGLE: gl.constexpr,
     EXPERTS_PER_TOKEN: gl.constexpr,
     CONSUMER_REGS: gl.constexpr,
+    PRODUCER_REGS: gl.constexpr,
 ):
     cfg = Config(N, CONSUMERS, UNITS, STAGES, SPLITS, K_UNITS, UNIT_ROWS, ROWS, GATED, SINGLE, EXPERTS_PER_TOKEN)
     BOX: gl.constexpr = scales_desc.block_type.shape[0]  # UNITS, up to a power of two
@@ -440,11 +461,45 @@ def gemm(
     args = (
         cfg, ring, nibbles_desc, scales_desc, tokens_desc, table_ptr, out_ptr, bias_ptr, order_ptr, weights_ptr, limit
     )  # fmt: skip
+    # The compiler wants the partitions spelled out.
     if CONSUMERS == 2:
-        gl.warp_specialize([(_consume_0, args), (_consume_1, args), (_produce, args)], [4, 1], [CONSUMER_REGS, 40])
-    else:
+        gl.warp_specialize(
+            [(_consume_0, args), (_consume_1, args), (_produce, args)],
+            [4, 1],
+            [CONSUMER_REGS, PRODUCER_REGS],
+        )
+    elif CONSUMERS == 3:
         gl.warp_specialize(
             [(_consume_0, args), (_consume_1, args), (_consume_2, args), (_produce, args)],
             [4, 4, 1],
-            [CONSUMER_REGS, CONSUMER_REGS, 40],
+            [CONSUMER_REGS, CONSUMER_REGS, PRODUCER_REGS],
         )
+    elif CONSUMERS == 5:
+        gl.warp_specialize(
+            [
+                (_consume_0, args),
+                (_consume_1, args),
+                (_consume_2, args),
+                (_consume_3, args),
+                (_consume_4, args),
+                (_produce, args),
+            ],
+            [4, 4, 4, 4, 1],
+            [CONSUMER_REGS, CONSUMER_REGS, CONSUMER_REGS, CONSUMER_REGS, PRODUCER_REGS],
+        )
+    elif CONSUMERS == 6:
+        gl.warp_specialize(
+            [
+                (_consume_0, args),
+                (_consume_1, args),
+                (_consume_2, args),
+                (_consume_3, args),
+                (_consume_4, args),
+                (_consume_5, args),
+                (_produce, args),
+            ],
+            [4, 4, 4, 4, 4, 1],
+            [CONSUMER_REGS, CONSUMER_REGS, CONSUMER_REGS, CONSUMER_REGS, CONSUMER_REGS, PRODUCER_REGS],
+        )
+    else:
+        gl.static_assert(False, "2, 3, 5 or 6 consumers")

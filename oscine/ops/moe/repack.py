@@ -41,16 +41,14 @@ def repack(blocks: Tensor, scales: Tensor, row_order: Tensor | None = None, chun
     if int(scales.min()) < 1 or int(scales.max()) > MAX_SCALE:
         raise ValueError("MXFP4 scales outside 2^-126 .. 2^1 are not supported by the Hopper experts")
     experts, rows, k_blocks = scales.shape
-    if row_order is None:
-        row_order = torch.arange(rows, device=scales.device)
-    row_order = functional.pad(row_order, (0, -row_order.numel() % UNIT), value=-1)
+    row_order = _to_units(rows, row_order, scales.device)
     units = row_order.numel() // UNIT * ((k_blocks + 1) // 2)
     nibbles_out = torch.empty(experts, units * 8, 256, dtype=torch.uint8, device=blocks.device)
     scales_out = torch.empty(experts, units, 32, dtype=torch.int32, device=blocks.device)
     for start in range(0, experts, chunk):
         part = slice(start, start + chunk)
-        nibbles_out[part] = _nibbles(_padded(blocks[part], row_order)).view(-1, units * 8, 256)
-        scales_out[part] = _scales(_padded(scales[part] + SCALE_OFFSET, row_order)).view(-1, units, 32)
+        nibbles_out[part] = _nibbles(_even(_padded(blocks[part], row_order))).view(-1, units * 8, 256)
+        scales_out[part] = _scales(_even(_padded(scales[part] + SCALE_OFFSET, row_order))).view(-1, units, 32)
     return nibbles_out.flatten(0, 1), scales_out.flatten(0, 1)
 
 
@@ -62,13 +60,29 @@ def gate_up_order(intermediate: int, device: torch.device) -> Tensor:
     return torch.where(i < intermediate, 2 * i + is_up, -1).flatten()
 
 
+def padded_rows(bias: Tensor, row_order: Tensor | None) -> Tensor:
+    """[E, rows] -> [E, unit rows * 64], in the order of repack's rows."""
+    return _padded(bias, _to_units(bias.shape[1], row_order, bias.device))
+
+
+def _to_units(rows: int, row_order: Tensor | None, device: torch.device) -> Tensor:
+    if row_order is None:
+        row_order = torch.arange(rows, device=device)
+    return functional.pad(row_order, (0, -row_order.numel() % UNIT), value=-1)
+
+
 def _padded(source: Tensor, row_order: Tensor) -> Tensor:
-    """[E, rows, K / 32, ...] -> the ordered rows, and an even number of blocks along k."""
+    """[E, rows, ...] -> the ordered rows, zeros where the order says -1."""
     picked = source[:, row_order.clamp(min=0)]
     picked[:, row_order < 0] = 0
-    if picked.shape[2] % 2:
-        picked = torch.cat((picked, torch.zeros_like(picked[:, :, :1])), dim=2)
     return picked
+
+
+def _even(source: Tensor) -> Tensor:
+    """[E, rows, K / 32, ...] -> an even number of blocks along k."""
+    if source.shape[2] % 2 == 0:
+        return source
+    return torch.cat((source, torch.zeros_like(source[:, :, :1])), dim=2)
 
 
 def _nibbles(blocks: Tensor) -> Tensor:

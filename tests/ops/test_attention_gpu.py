@@ -54,8 +54,10 @@ def compile_prefill(config: PrefillConfig, window: int, arch: int) -> Compiled:
 @pytest.mark.parametrize("num_decodes", [1, 64])
 @pytest.mark.parametrize("window", [None, 128])
 def test_decode_kernels_fit_the_registers(num_decodes: int, window: int | None, arch: int) -> None:
-    compiled = compile_decode(kernels.decode_config(num_decodes, 8, window), window or 0, arch)
+    config = kernels.decode_config(num_decodes, 8, window)
+    compiled = compile_decode(config, window or 0, arch)
     assert compiled.spills == 0
+    assert 4 * compiled.registers * config.warps * 32 <= 65536  # four programs an SM hide each other's latencies
     assert "HMMA" in compiled.sass
     assert compiled.shared <= 99 * 1024  # what the smallest of these GPUs gives a program
 

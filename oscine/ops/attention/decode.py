@@ -10,8 +10,8 @@ sequence and head. Shares beyond the context do nothing.
 A running maximum that starts at the sink is finite from the start; only the first share counts the sink in l.
 Keys and values past the end are never loaded: a page's earlier owner may have left NaN.
 
-Shape suffixes: S sequences, M query heads of a key head padded to a tile, R the same padded to a power of two, N keys
-of a block, D head dimension, C shares of a context combined at once.
+Shape suffixes: S sequences, W warps, M query heads of a key head padded to a tile, R the same padded to a power of two,
+N keys of a warp or of a block, D head dimension, C shares of a context combined at once.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, assignment"
@@ -27,10 +27,10 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def attend_block(
-    q_MD,
-    max_M,
-    sum_M,
-    out_MD,
+    q_WMD,
+    max_WM,
+    sum_WM,
+    out_WMD,
     table_ptr,
     page,
     key_ptr,
@@ -44,19 +44,39 @@ def attend_block(
     BLOCK_N: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):
-    """Adds keys first .. first + N - 1, those before end, to the running softmax. scale includes log2(e)."""
-    rows_N, inside_N = key_rows(table_ptr, page, first, end, stride_page, PAGE, BLOCK_N, ALIGNED, HEAD_DIM)
-    column_D = tl.arange(0, HEAD_DIM)
-    key_ND = tl.load(key_ptr + rows_N[:, None] + column_D[None, :], mask=inside_N[:, None], other=0.0)
-    value_ND = tl.load(value_ptr + rows_N[:, None] + column_D[None, :], mask=inside_N[:, None], other=0.0)
-    scores_MN = tl.dot(q_MD, tl.trans(key_ND))
-    scores_MN = tl.where(inside_N[None, :], scores_MN * scale, float("-inf"))
-    new_max_M = tl.maximum(max_M, tl.max(scores_MN, 1))
-    p_MN = tl.exp2(scores_MN - new_max_M[:, None])
-    rescale_M = tl.exp2(max_M - new_max_M)
-    sum_M = sum_M * rescale_M + tl.sum(p_MN, 1)
-    out_MD = tl.dot(p_MN.to(value_ND.dtype), value_ND, out_MD * rescale_M[:, None])
-    return new_max_M, sum_M, out_MD
+    """Adds the keys first .. first + BLOCK_N - 1 that come before end to the running softmax of each warp.
+
+    scale includes log2(e). A product of three dimensions gives each warp its own N keys, so that nothing crosses
+    warps: no barrier but those of the loads.
+    """
+    WARPS: tl.constexpr = q_WMD.shape[0]
+    index_WN = tl.arange(0, WARPS)[:, None] * (BLOCK_N // WARPS) + tl.arange(0, BLOCK_N // WARPS)[None, :]
+    rows_WN, inside_WN = key_rows(table_ptr, page, first, index_WN, end, stride_page, PAGE, ALIGNED, HEAD_DIM)
+    offsets_WND = rows_WN[:, :, None] + tl.arange(0, HEAD_DIM)[None, None, :]
+    key_WND = tl.load(key_ptr + offsets_WND, mask=inside_WN[:, :, None], other=0.0)
+    value_WND = tl.load(value_ptr + offsets_WND, mask=inside_WN[:, :, None], other=0.0)
+    scores_WMN = tl.dot(q_WMD, tl.permute(key_WND, (0, 2, 1)))
+    scores_WMN = tl.where(inside_WN[:, None, :], scores_WMN * scale, float("-inf"))
+    new_max_WM = tl.maximum(max_WM, tl.max(scores_WMN, 2))
+    p_WMN = tl.exp2(scores_WMN - new_max_WM[:, :, None])
+    rescale_WM = tl.exp2(max_WM - new_max_WM)
+    sum_WM = sum_WM * rescale_WM + tl.sum(p_WMN, 2)
+    out_WMD = tl.dot(p_WMN.to(value_WND.dtype), value_WND, out_WMD * rescale_WM[:, :, None])
+    return new_max_WM, sum_WM, out_WMD
+
+
+@triton.jit
+def sum_warps(x_WMD):
+    """Adds the parts of all warps, a power of two. Halving the last dimension moves data once; a reduction over the
+    first would go through shared memory element by element."""
+    WARPS: tl.constexpr = x_WMD.shape[0]
+    if WARPS == 1:
+        sum_MD = tl.reshape(x_WMD, [x_WMD.shape[1], x_WMD.shape[2]])
+    else:
+        pairs = tl.reshape(tl.permute(x_WMD, (1, 2, 0)), [x_WMD.shape[1], x_WMD.shape[2], WARPS // 2, 2])
+        even, odd = tl.split(pairs)
+        sum_MD = sum_warps(tl.permute(even + odd, (2, 0, 1)))
+    return sum_MD
 
 
 @triton.jit
@@ -109,7 +129,7 @@ def combine(
     tl.store(out_ptr + rows_RD, out_RD.to(out_ptr.dtype.element_ty), mask=real_R[:, None])
 
 
-@triton.jit(do_not_specialize=["table_stride"])
+@triton.jit(do_not_specialize=["table_stride"], do_not_specialize_on_alignment=["table_ptr", "lens_ptr"])
 def decode_kernel(
     out_ptr,
     q_ptr,
@@ -136,6 +156,7 @@ def decode_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_C: tl.constexpr,
     STAGES: tl.constexpr,
+    WARPS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Grid (G, S, SHARES). WINDOW 0 is full attention; with a window no larger than BLOCK_N there is one block."""
@@ -165,15 +186,17 @@ def decode_kernel(
 
     key_ptr = kv_ptr + head * stride_head
     value_ptr = key_ptr + stride_kv
-    max_M = sink_M
-    sum_M = tl.where(share == 0, 1.0, 0.0) + tl.zeros([BLOCK_M], tl.float32)
-    out_MD = tl.zeros([BLOCK_M, HEAD_DIM], tl.float32)
+    q_WMD = tl.broadcast_to(q_MD[None, :, :], [WARPS, BLOCK_M, HEAD_DIM])
+    max_WM = tl.broadcast_to(sink_M[None, :], [WARPS, BLOCK_M])
+    sinks_W = tl.where((tl.arange(0, WARPS) == 0) & (share == 0), 1.0, 0.0)
+    sum_WM = tl.broadcast_to(sinks_W[:, None], [WARPS, BLOCK_M])
+    out_WMD = tl.zeros([WARPS, BLOCK_M, HEAD_DIM], tl.float32)
     if WINDOW > 0 and WINDOW <= BLOCK_N:
-        max_M, sum_M, out_MD = attend_block(
-            q_MD,
-            max_M,
-            sum_M,
-            out_MD,
+        max_WM, sum_WM, out_WMD = attend_block(
+            q_WMD,
+            max_WM,
+            sum_WM,
+            out_WMD,
             table_ptr,
             0,
             key_ptr,
@@ -191,11 +214,11 @@ def decode_kernel(
         for block in tl.range(share, blocks, SHARES, num_stages=STAGES):
             first = start + block * BLOCK_N
             next_page = page_of(table_ptr, first + SHARES * BLOCK_N, end, PAGE, ALIGNED)
-            max_M, sum_M, out_MD = attend_block(
-                q_MD,
-                max_M,
-                sum_M,
-                out_MD,
+            max_WM, sum_WM, out_WMD = attend_block(
+                q_WMD,
+                max_WM,
+                sum_WM,
+                out_WMD,
                 table_ptr,
                 page,
                 key_ptr,
@@ -211,6 +234,10 @@ def decode_kernel(
             )
             page = next_page
 
+    max_M = tl.max(max_WM, 0)
+    weight_WM = tl.exp2(max_WM - max_M[None, :])
+    sum_M = tl.sum(sum_WM * weight_WM, 0)
+    out_MD = sum_warps(out_WMD * weight_WM[:, :, None])
     shares = tl.minimum(blocks, SHARES)
     if shares == 1:
         out_MD = out_MD / sum_M[:, None]

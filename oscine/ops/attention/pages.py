@@ -2,7 +2,7 @@
 
 Knows page tables and strides; nothing of scores.
 
-Shape suffixes: N keys of a block.
+N is the number of keys of a block.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, assignment"
@@ -22,26 +22,17 @@ def page_of(table_ptr, key, end, PAGE: tl.constexpr, ALIGNED: tl.constexpr):
 
 @triton.jit
 def key_rows(
-    table_ptr,
-    page,
-    first,
-    end,
-    stride_page,
-    PAGE: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    ALIGNED: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
+    table_ptr, page, first, index, end, stride_page, PAGE: tl.constexpr, ALIGNED: tl.constexpr, HEAD_DIM: tl.constexpr
 ):
-    """Element offsets [N] of keys first .. first + N - 1 of one head and layer, and which of them come before end.
+    """Element offsets of the keys first + index of one head and layer, and which of them come before end.
 
-    table_ptr: this sequence's row of page ids. ALIGNED promises that the block lies in one page (first is a multiple
-    of BLOCK_N, and PAGE too), which is then given instead of one lookup a key.
+    index: 0 .. N - 1 in any shape. table_ptr: this sequence's row of page ids. ALIGNED promises that the block lies
+    in one page (first is a multiple of N, and PAGE too), which is then given instead of one lookup a key.
     """
-    key_N = first + tl.arange(0, BLOCK_N)
-    inside_N = key_N < end
+    inside = first + index < end
     if ALIGNED:
-        rows_N = page.to(tl.int64) * stride_page + (first % PAGE + tl.arange(0, BLOCK_N)) * HEAD_DIM
+        rows = page.to(tl.int64) * stride_page + (first % PAGE + index) * HEAD_DIM
     else:
-        page_N = tl.load(table_ptr + key_N // PAGE, mask=inside_N, other=0).to(tl.int64)
-        rows_N = page_N * stride_page + (key_N % PAGE) * HEAD_DIM
-    return rows_N, inside_N
+        pages = tl.load(table_ptr + (first + index) // PAGE, mask=inside, other=0).to(tl.int64)
+        rows = pages * stride_page + ((first + index) % PAGE) * HEAD_DIM
+    return rows, inside

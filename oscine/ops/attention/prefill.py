@@ -42,7 +42,10 @@ def find_sequence(
     return sequence, start, end, context, (start - origin) // TOKENS + (sequence - first_sequence)
 
 
-@triton.jit(do_not_specialize=["table_stride", "first_sequence", "num_sequences", "num_tiles"])
+@triton.jit(
+    do_not_specialize=["table_stride", "first_sequence", "num_sequences", "num_tiles"],
+    do_not_specialize_on_alignment=["table_ptr", "starts_ptr", "lens_ptr"],
+)
 def prefill_kernel(
     out_ptr,
     q_ptr,
@@ -69,7 +72,6 @@ def prefill_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_S: tl.constexpr,
     STAGES: tl.constexpr,
-    REGISTERS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Grid (num_tiles * G): one key head after the other, so that programs running together share their keys."""
@@ -99,9 +101,6 @@ def prefill_kernel(
         None, :
     ]
     q_MD = tl.load(q_ptr + offsets_MD, mask=real_M[:, None], other=0.0)
-    if REGISTERS:
-        one_DD = (column_D[:, None] == column_D[None, :]).to(q_MD.dtype)
-        q_MD = tl.dot(q_MD, one_DD).to(q_MD.dtype)
     first_query = end - length + tile * TOKENS
     last_query = tl.minimum(first_query + TOKENS, end) - 1
     query_M = first_query + row_M // BLOCK_R
@@ -120,7 +119,8 @@ def prefill_kernel(
     page = page_of(table_ptr, first_key, end, PAGE, ALIGNED)
     for key in tl.range(first_key, last_query + 1, BLOCK_N, num_stages=STAGES):
         next_page = page_of(table_ptr, key + BLOCK_N, end, PAGE, ALIGNED)
-        rows_N, inside_N = key_rows(table_ptr, page, key, last_query + 1, stride_page, PAGE, BLOCK_N, ALIGNED, HEAD_DIM)
+        index_N = tl.arange(0, BLOCK_N)
+        rows_N, inside_N = key_rows(table_ptr, page, key, index_N, last_query + 1, stride_page, PAGE, ALIGNED, HEAD_DIM)
         key_ND = tl.load(key_ptr + rows_N[:, None] + column_D[None, :], mask=inside_N[:, None], other=0.0)
         value_ND = tl.load(value_ptr + rows_N[:, None] + column_D[None, :], mask=inside_N[:, None], other=0.0)
         scores_MN = tl.dot(q_MD, tl.trans(key_ND))

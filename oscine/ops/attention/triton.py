@@ -19,14 +19,16 @@ from oscine.ops.attention.prefill import prefill_kernel
 from oscine.ops.interface import Batch, PageGroup
 from oscine.ops.launch import NUM_ARRIVALS, arrivals, launch_options
 
-MIN_PROGRAMS = 256  # a context is split until there are about this many programs, two for each SM of an H200
-MAX_SHARES = 32
+FEW_PROGRAMS = 128  # fewer sequences x key heads leave an H200 idle, so each context is split,
+SPLIT_PROGRAMS = 256  # until there are about this many programs,
+MAX_SHARES = 32  # but not further
+MANY_PROGRAMS = 512  # so many hide each other's latencies with fewer warps
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeConfig:
     block_n: int = 64  # keys of a block
-    warps: int = 2
+    warps: int = 4
     stages: int = 4
     shares: int = 1  # shares of a context
     block_c: int = 16  # shares added up at once
@@ -38,8 +40,6 @@ class PrefillConfig:
     block_n: int = 64
     warps: int = 4
     stages: int = 3
-    registers: bool = False  # queries are kept in registers
-    max_registers: int | None = None
 
 
 def attention(
@@ -57,10 +57,14 @@ def attention(
 
 
 def decode_config(num_decodes: int, num_kv_heads: int, window: int | None) -> DecodeConfig:
+    """Depends on nothing that changes between replays of a graph. Chosen by measurement on an H200."""
     if window is not None and window <= 128:
-        return DecodeConfig(block_n=max(16, triton.next_power_of_2(window)), warps=4)
-    shares = min(MAX_SHARES, -(-MIN_PROGRAMS // (num_decodes * num_kv_heads)))
-    return DecodeConfig(shares=triton.next_power_of_2(shares))
+        return DecodeConfig(block_n=max(64, triton.next_power_of_2(window)))
+    programs = num_decodes * num_kv_heads
+    if programs >= FEW_PROGRAMS:
+        return DecodeConfig(warps=2 if programs >= MANY_PROGRAMS else 4)
+    shares = min(MAX_SHARES, triton.next_power_of_2(-(-SPLIT_PROGRAMS // programs)))
+    return DecodeConfig(stages=6, shares=shares)
 
 
 def prefill_config(warp_groups: bool) -> PrefillConfig:
@@ -153,7 +157,6 @@ def prefill(
         WINDOW=window or 0,
         **constants,
         num_warps=config.warps,
-        maxnreg=config.max_registers,
         **launch_options(q_TQD.device),
     )
 
@@ -167,6 +170,7 @@ def decode_constants(config: DecodeConfig, repeats: int) -> dict[str, int]:
         "BLOCK_N": config.block_n,
         "BLOCK_C": min(config.block_c, config.shares),
         "STAGES": config.stages,
+        "WARPS": config.warps,
     }
 
 
@@ -179,7 +183,6 @@ def prefill_constants(config: PrefillConfig, repeats: int) -> dict[str, int]:
         "BLOCK_N": config.block_n,
         "BLOCK_S": 32,
         "STAGES": config.stages,
-        "REGISTERS": config.registers,
     }
 
 

@@ -15,6 +15,8 @@ from oscine.executor.transfer import upload
 from oscine.ops.batch.packed import BatchState, PackedSizes, PackedStep
 from oscine.ops.interface import Batch
 
+_ALIGNED = 16  # columns: kernels are compiled anew for strides that 16 does not divide
+
 
 @dataclass(frozen=True, slots=True)
 class BatchBounds:
@@ -31,7 +33,8 @@ class DeviceState:
     def __init__(self, num_slots: int, max_model_len: int, page_size: int, device: torch.device) -> None:
         self.device = device
         self.nobody = num_slots
-        shape = (num_slots, -(-max_model_len // page_size))
+        columns = -(-max_model_len // page_size)
+        shape = (num_slots, -(-columns // _ALIGNED) * _ALIGNED)
         # Zeros: what a warm-up reads and writes is page 0.
         full, sliding = (torch.zeros(shape, dtype=torch.int32, device=device) for _ in range(2))
         # The module with prepare_batch and remember; there is one for every GPU, and Triton is imported on none else.

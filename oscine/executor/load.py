@@ -4,8 +4,10 @@ Knows the order and what to tell about it. Nothing big is allocated before the m
 """
 
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from math import prod
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -23,6 +25,9 @@ from oscine.model.weights import LayerWeights, PrepareLayer, tensor_specs
 from oscine.ops.interface import KvCache, Ops
 from oscine.ops.resolve import choose, describe, platform, resolve
 
+if TYPE_CHECKING:  # it needs Triton, which a CPU does not
+    from oscine.ops.compile_together import Compilers
+
 Report = Callable[[str], None]
 _ROUNDING = 0.01  # of the allocator, which the reserve covers
 
@@ -30,60 +35,52 @@ _ROUNDING = 0.01  # of the allocator, which the reserve covers
 def load_executor(options: EngineOptions, report: Report, watch: Stopwatch) -> TorchExecutor:
     """Raises ValueError for what is wrong with the model or does not fit."""
     opened = open_model(options.model)
-    on = platform(opened.device)
-    ops = resolve(on)
-    memory = _plan(opened, options, weight_bytes(opened.config, opened.dtype))
-    report(f"{memory}\nops: {describe(choose(on))}")
-    watch.lap("open")
-    weights = opened.load(prepare_layer=preparation(ops), progress=not options.quiet)
-    if opened.device.type == "cuda":
-        torch.cuda.synchronize(opened.device)
-        torch.cuda.empty_cache()
-        memory = _plan_again(opened, options, memory, report)
-    watch.lap("weights")
-    kv = allocate_kv(opened.config, memory, opened.device, opened.dtype)
-    model = GptOss(opened.config, weights, ops)
-    executor = TorchExecutor(model, memory, kv, options.scheduler.max_num_seqs)
-    if opened.device.type == "cuda":
-        sizes = sizes_up_to(options.scheduler.max_num_seqs) if options.cuda_graphs and is_capturable(on) else []
-        _make_ready(executor, model, kv, options.scheduler.max_num_batched_tokens, sizes, watch)
-    return executor
+    ops = resolve(platform(opened.device))
+    if opened.device.type == "cpu":
+        return _load(opened, ops, options, report, watch)
+    from oscine.ops.compile_together import Compilers
 
-
-def _make_ready(
-    executor: TorchExecutor,
-    model: GptOss,
-    kv: KvCache,
-    max_num_batched_tokens: int,
-    graph_sizes: list[int],
-    watch: Stopwatch,
-) -> None:
-    """On two layers, one of each kind, all kernels are compiled and loaded; on the whole model, memory is taken."""
-    from oscine.ops.compile_together import compile_together
-
-    layers = first_layers(model, 2)
-    rehearsal = TorchExecutor(layers, executor.memory, kv, executor.max_num_seqs)
-    rehearsal.touch_state()
-    with compile_together():
-        warm_up(rehearsal, max_num_batched_tokens, KERNEL_SAMPLINGS)
-        rehearsal.run_decodes(graph_sizes)
-    watch.lap("kernels")
-    warm_up(rehearsal, max_num_batched_tokens, SAMPLINGS)
-    rehearsal.run_decodes(graph_sizes)
-    watch.lap("rehearsal")
+    graph_sizes = []
+    if options.cuda_graphs and is_capturable(platform(opened.device)):
+        graph_sizes = sizes_up_to(options.scheduler.max_num_seqs)
+    with closing(Compilers()) as compilers:  # they get ready while the weights are loaded
+        executor = _load(opened, ops, options, report, watch)
+        _rehearse(executor.of_first_layers(2), compilers, options, graph_sizes, watch)
     if graph_sizes:
         executor.capture(graph_sizes)
         watch.lap(f"{len(graph_sizes)} graphs")
-    run_largest(executor, max_num_batched_tokens)  # at last: a capture gives cached memory back
+    run_largest(executor, options.scheduler.max_num_batched_tokens)  # at last: a capture gives cached memory back
     executor.forget_page_zero()
-    torch.cuda.synchronize(executor.device)
+    torch.cuda.synchronize(opened.device)
     watch.lap("largest step")
+    return executor
 
 
-def first_layers(model: GptOss, count: int) -> GptOss:
-    """A model of the first layers, embedding and head; it shares all weights."""
-    config = replace(model.config, num_hidden_layers=count, layer_types=model.config.layer_types[:count])
-    return GptOss(config, replace(model.weights, layers=model.weights.layers[:count]), model.ops)
+def _load(opened: OpenedModel, ops: Ops, options: EngineOptions, report: Report, watch: Stopwatch) -> TorchExecutor:
+    memory = _plan(opened, options, weight_bytes(opened.config, opened.dtype))
+    report(f"{memory}\nops: {describe(choose(platform(opened.device)))}")
+    watch.lap("open")
+    weights = opened.load(prepare_layer=preparation(ops), progress=not options.quiet)
+    if opened.device.type == "cuda":
+        memory = _plan_again(opened, options, memory, report)
+    watch.lap("weights")
+    kv = allocate_kv(opened.config, memory, opened.device, opened.dtype)
+    return TorchExecutor(GptOss(opened.config, weights, ops), memory, kv, options.scheduler.max_num_seqs)
+
+
+def _rehearse(
+    layers: TorchExecutor, compilers: "Compilers", options: EngineOptions, graph_sizes: list[int], watch: Stopwatch
+) -> None:
+    """On two layers, one of each kind, all kernels are compiled, then loaded and run."""
+    most_tokens = options.scheduler.max_num_batched_tokens
+    layers.touch_state()
+    with compilers.compile_together():
+        warm_up(layers, most_tokens, KERNEL_SAMPLINGS)
+        layers.run_decodes(graph_sizes)
+    watch.lap("kernels")
+    warm_up(layers, most_tokens, SAMPLINGS)
+    layers.run_decodes(graph_sizes)
+    watch.lap("rehearsal")
 
 
 def is_capturable(platform: str) -> bool:
@@ -123,6 +120,8 @@ def _plan(opened: OpenedModel, options: EngineOptions, weights: int, held: int =
 
 def _plan_again(opened: OpenedModel, options: EngineOptions, planned: MemoryPlan, report: Report) -> MemoryPlan:
     """The plan for the weights as they are: a backend may pad what it repacks."""
+    torch.cuda.synchronize(opened.device)
+    torch.cuda.empty_cache()
     held = torch.cuda.memory_allocated(opened.device)
     if held <= planned.weights * (1 + _ROUNDING):
         return planned

@@ -5,6 +5,7 @@ device_state.py, how a token is chosen in sampler.py. On a GPU nothing but colle
 """
 
 from collections import deque
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -46,6 +47,10 @@ class TorchExecutor:
         self._prompt_logprobs: dict[int, int] = {}  # slot -> how many of the most probable tokens
         self._graphs = CudaGraphs(self._decode, self.device)
         self._launched: deque[LaunchedStep] = deque()
+
+    def of_first_layers(self, count: int) -> "TorchExecutor":
+        """An executor of its own, of fewer layers, on the same weights and cache: to rehearse."""
+        return TorchExecutor(first_layers(self._model, count), self.memory, self._kv, self.max_num_seqs)
 
     @torch.inference_mode()
     def capture(self, sizes: list[int]) -> None:
@@ -158,3 +163,10 @@ class TorchExecutor:
             found[slot] = PromptRows(on_host(of_tokens(logits, token_ids, num_top)), num_top)
             first_row += length
         return found
+
+
+def first_layers(model: GptOss, count: int) -> GptOss:
+    """Embedding, the first layers and the head; it shares all weights."""
+    kinds = model.config.layer_types[:count]
+    config = replace(model.config, num_hidden_layers=len(kinds), layer_types=kinds)
+    return GptOss(config, replace(model.weights, layers=model.weights.layers[:count]), model.ops)

@@ -3,7 +3,7 @@
 Goes through plans, as the engine does. Every page of the imagined sequences is page 0.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from oscine.executor.runner import TorchExecutor
 from oscine.types import NewSequence, SamplingParams, ScheduledSequence, StepPlan
@@ -34,15 +34,12 @@ def run_largest(executor: TorchExecutor, max_num_batched_tokens: int) -> None:
     executor.execute(_prompts(executor, max_num_batched_tokens))
 
 
-def _sizes(most: int) -> Iterator[int]:
+def _sizes(most: int) -> list[int]:
     """Tokens of one step: kernels are chosen by powers of two, and compiled anew for what 16 divides."""
-    size = most
-    while size > 1:
-        yield size
-        if size % 16 == 0:
-            yield size - 1
-        size = 1 << ((size - 1).bit_length() - 1)
-    yield 1
+    sizes = {1, most, most - 1}
+    for power in range(1, most.bit_length()):
+        sizes |= {(1 << power) - 1, 1 << power, (1 << power) + 1}
+    return sorted((size for size in sizes if 1 <= size <= most), reverse=True)
 
 
 def _prompts(executor: TorchExecutor, num_tokens: int) -> StepPlan:

@@ -1,6 +1,14 @@
-"""Compiles all kernels that some code launches at once, on all cores, instead of one after the other as they come."""
+"""Compiles all kernels that some code launches at once, on all cores, instead of one after the other as they come.
 
+Triton holds Python's lock for most of a compilation, so it is done in processes; they share Triton's cache on disk.
+"""
+
+import inspect
 import os
+import pickle
+import queue
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -8,20 +16,78 @@ from typing import Any
 
 import triton
 
+from oscine.ops.compile_worker import Job, send
+
+MOST_WORKERS = 12
+
+
+class Compilers:
+    """Worker processes. Start them early: they take seconds to be ready, and what is asked of them waits."""
+
+    def __init__(self, count: int | None = None) -> None:
+        count = count or max(1, min(MOST_WORKERS, (os.cpu_count() or 1) - 2))
+        command = [sys.executable, "-m", "oscine.ops.compile_worker"]
+        self._all = [
+            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+            for _ in range(count)
+        ]
+        self._idle: queue.SimpleQueue[subprocess.Popen[bytes]] = queue.SimpleQueue()
+        for worker in self._all:
+            self._idle.put(worker)
+
+    @contextmanager
+    def compile_together(self) -> Iterator[None]:
+        """Within it, a kernel that is not compiled yet is not launched; at the end all of these are compiled.
+
+        What is in the kernels' outputs meanwhile is undefined, so nothing but other kernels may use them as indices.
+        """
+        with ThreadPoolExecutor(len(self._all)) as threads, _Rehearsal(threads, self):
+            yield
+
+    def fill_cache(self, job: bytes) -> None:
+        """Waits for a worker, then for it to compile. If it fails, the cache lacks the kernel, and that is all."""
+        worker = self._idle.get()
+        assert worker.stdin is not None
+        assert worker.stdout is not None
+        try:
+            send(job, worker.stdin)
+            worker.stdout.read(1)
+        except (OSError, ValueError):
+            pass  # it is gone, or closed
+        finally:
+            self._idle.put(worker)
+
+    def close(self) -> None:
+        for worker in self._all:
+            worker.communicate()
+
 
 class _Rehearsal(triton.AsyncCompileMode):  # type: ignore[misc]
     """Triton launches what submit returns; here that is nothing."""
 
+    def __init__(self, threads: ThreadPoolExecutor, compilers: Compilers) -> None:
+        super().__init__(threads)
+        self._compilers = compilers
+
     def submit(self, key: Any, compile_fn: Callable[[], Any], finalize_fn: Callable[[Any], None]) -> None:
         if key not in self.future_kernels:
-            super().submit(key, compile_fn, finalize_fn)
+            super().submit(key, lambda: self._compile(compile_fn), finalize_fn)
+
+    def _compile(self, compile_fn: Callable[[], Any]) -> Any:
+        job = _job(compile_fn)
+        if job is not None:
+            self._compilers.fill_cache(job)
+        return compile_fn()
 
 
-@contextmanager
-def compile_together() -> Iterator[None]:
-    """Within it, a kernel that is not compiled yet is not launched; at the end all of these are compiled.
-
-    What is in the kernels' outputs meanwhile is undefined, so nothing but other kernels may use them as indices.
-    """
-    with ThreadPoolExecutor(os.cpu_count()) as threads, _Rehearsal(threads):
-        yield
+def _job(compile_fn: Callable[[], Any]) -> bytes | None:
+    """What Triton's own function would compile; None where that cannot be told to another process."""
+    values = inspect.getclosurevars(compile_fn).nonlocals
+    try:
+        source, options = values["src"], values["options"].__dict__
+        kernel = source.fn
+        arguments = source.signature, source.constants, source.attrs
+        job = Job(type(source), kernel.module, kernel.fn.__name__, *arguments, values["target"], options)
+        return pickle.dumps(job)
+    except (KeyError, AttributeError, TypeError, pickle.PicklingError):
+        return None

@@ -1,5 +1,7 @@
-"""On a driver that says it has a GPU and can do nothing else: so a launch would fail."""
+"""Kernels are compiled by other processes; the driver here says it has a GPU and fails when a kernel is launched."""
 
+import pickle
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -7,9 +9,11 @@ import torch
 import triton
 import triton.language as tl
 from triton.backends.compiler import GPUTarget
+from triton.compiler.compiler import ASTSource
 from triton.runtime import driver
 
-from oscine.ops.compile_together import compile_together
+from oscine.ops.compile_together import Compilers
+from oscine.ops.compile_worker import Job
 
 
 class NoGpu:
@@ -41,13 +45,43 @@ def compiled(kernel: object) -> int:
 
 @pytest.mark.usefixtures("no_gpu")
 def test_what_is_launched_within_is_compiled_at_the_end() -> None:
-    x = torch.zeros(8)
-    with compile_together():
+    x, before = torch.zeros(8), compiled(add_one)
+    with closing(Compilers(2)) as compilers, compilers.compile_together():
         for block in (8, 16, 8):
             add_one[(1,)](x, 7, BLOCK=block)
             add_one[(1,)](x, 5, BLOCK=block)  # the same kernel: the count is no constant
-        assert compiled(add_one) == 0
-    assert compiled(add_one) == 2
+        assert compiled(add_one) == before
+    assert compiled(add_one) == before + 2
     assert x.tolist() == [0] * 8
     with pytest.raises(AttributeError):  # a launch, which this driver cannot do
         add_one[(1,)](x, 7, BLOCK=8)
+
+
+def in_cache(folder: Path) -> int:
+    return len(list(folder.rglob("*.cubin")))
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_workers_fill_the_cache_and_survive_a_bad_job(tmp_path: Path) -> None:
+    signature = {"x": "*fp32", "count": "i32", "BLOCK": "constexpr"}
+    target = GPUTarget("cuda", 90, 32)
+
+    def job(name: str, block: int) -> bytes:
+        return pickle.dumps(Job(ASTSource, __name__, name, signature, {(2,): block}, {}, target, {"num_warps": 1}))
+
+    with closing(Compilers(1)) as compilers:
+        compilers.fill_cache(job("no_such_kernel", 8))
+        compilers.fill_cache(job("add_one", 7))  # not a power of two
+        assert in_cache(tmp_path) == 0
+        compilers.fill_cache(job("add_one", 32))
+    assert in_cache(tmp_path) == 1
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_without_workers_it_is_done_here() -> None:
+    compilers = Compilers(1)
+    compilers.close()
+    before = compiled(add_one)
+    with compilers.compile_together():
+        add_one[(1,)](torch.zeros(8), 7, BLOCK=64)
+    assert compiled(add_one) == before + 1

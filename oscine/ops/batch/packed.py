@@ -4,6 +4,7 @@ What a step needs from the host travels as one array of int32, in the order of t
 """
 
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -11,6 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from oscine.ops.interface import PageGroup
+
+ALIGNED = 4  # elements: 16 bytes
 
 Column = TypeVar("Column", NDArray[np.int32], Tensor)
 
@@ -22,9 +25,14 @@ class PackedSizes(NamedTuple):
     sampled: int  # M
 
     @property
+    def starts(self) -> tuple[int, ...]:
+        """Where each column begins: aligned, since kernels are compiled anew for pointers that are not."""
+        return tuple(accumulate((-(-length // ALIGNED) * ALIGNED for length in _lengths(self)), initial=0))[:-1]
+
+    @property
     def total(self) -> int:
         """Elements of the one array."""
-        return sum(_lengths(self))
+        return self.starts[-1] + _lengths(self)[-1]
 
 
 class PackedStep(NamedTuple, Generic[Column]):
@@ -42,11 +50,8 @@ class PackedStep(NamedTuple, Generic[Column]):
     @classmethod
     def of(cls, flat: Column, sizes: PackedSizes) -> "PackedStep[Column]":
         """Views of an array of at least sizes.total elements."""
-        columns, start = [], 0
-        for length in _lengths(sizes):
-            columns.append(flat[start : start + length])
-            start += length
-        return cls(*columns)
+        spans = zip(sizes.starts, _lengths(sizes), strict=True)
+        return cls(*(flat[start : start + length] for start, length in spans))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,60 @@
+"""A process that compiles kernels into Triton's cache on disk: `python -m oscine.ops.compile_worker`.
+
+Reads jobs from standard input, each a pickle behind its length, and answers each with one byte. Needs no GPU.
+"""
+
+import os
+import pickle
+import sys
+from dataclasses import dataclass
+from importlib import import_module
+from typing import IO, Any
+
+LENGTH_BYTES = 8
+DONE, FAILED = b"+", b"-"
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What triton.compile is to be called with; a kernel goes by its name."""
+
+    source_type: type  # ASTSource or its like
+    module: str
+    name: str
+    signature: dict[str, Any]
+    constants: dict[Any, Any]
+    attributes: dict[Any, Any]
+    target: Any
+    options: dict[str, Any]
+
+
+def send(job: bytes, stream: IO[bytes]) -> None:
+    stream.write(len(job).to_bytes(LENGTH_BYTES, "little") + job)
+    stream.flush()
+
+
+def _compile(job: Job) -> None:
+    import triton
+
+    kernel = getattr(import_module(job.module), job.name)
+    source = job.source_type(kernel, job.signature, job.constants, job.attributes)
+    triton.compile(source, target=job.target, options=job.options)
+
+
+def main() -> None:
+    jobs, answers = sys.stdin.buffer, os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a compiler prints is no answer
+    import_module("triton")  # it takes seconds, and the first job will come in some
+    while length := jobs.read(LENGTH_BYTES):
+        job = pickle.loads(jobs.read(int.from_bytes(length, "little")))
+        try:
+            _compile(job)
+            answer = DONE
+        except Exception:  # whoever asked compiles it again and sees the error
+            answer = FAILED
+        answers.write(answer)
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -35,6 +35,7 @@ def _add_engine(kinds: "argparse._SubParsersAction[Parser]") -> None:
     parser.add_argument(
         "--warmup-osl", type=int, metavar="TOKENS", help="generated in the first pass; 0: no such pass (OSL)"
     )
+    parser.add_argument("--one-pass-from", type=int, metavar="C", help="requests from which on one pass must do (none)")
     parser.add_argument("--max-num-batched-tokens", type=int, metavar="TOKENS", help="computed in a step (by the load)")
     parser.add_argument("--gpu-memory-utilization", type=float, metavar="SHARE", help="as in serve")
     parser.add_argument("--enforce-eager", action="store_true", help="never use CUDA graphs")
@@ -61,7 +62,8 @@ def run_engine(args: argparse.Namespace) -> None:
     print(f"{where.gpu}, torch {where.torch}, triton {where.triton}, commit {where.commit}", flush=True)
     print(report.HEADER, flush=True)
     try:
-        for result in bench.run(points, passes=args.passes, warmup_osl=args.warmup_osl, where=where):
+        passes = {"passes": args.passes, "warmup_osl": args.warmup_osl, "one_pass_from": args.one_pass_from}
+        for result in bench.run(points, where=where, **passes):
             print(report.line(result, baseline), flush=True)
             append(args.output, result)
             held = bench.num_held(result.point)

@@ -35,16 +35,16 @@ _ROUNDING = 0.01  # of the allocator, which the reserve covers
 def load_executor(options: EngineOptions, report: Report, watch: Stopwatch) -> TorchExecutor:
     """Raises ValueError for what is wrong with the model or does not fit."""
     opened = open_model(options.model)
-    ops = resolve(platform(opened.device))
+    on = platform(opened.device, opened.dtype)
     if opened.device.type == "cpu":
-        return _load(opened, ops, options, report, watch)
+        return _load(opened, on, options, report, watch)
     from oscine.ops.compile_together import Compilers
 
     graph_sizes = []
-    if options.cuda_graphs and is_capturable(platform(opened.device)):
+    if options.cuda_graphs and is_capturable(on):
         graph_sizes = sizes_up_to(options.scheduler.max_num_seqs)
     with closing(Compilers()) as compilers:  # they get ready while the weights are loaded
-        executor = _load(opened, ops, options, report, watch)
+        executor = _load(opened, on, options, report, watch)
         _rehearse(executor.of_first_layers(2), compilers, options, graph_sizes, watch)
     if graph_sizes:
         executor.capture(graph_sizes)
@@ -56,9 +56,11 @@ def load_executor(options: EngineOptions, report: Report, watch: Stopwatch) -> T
     return executor
 
 
-def _load(opened: OpenedModel, ops: Ops, options: EngineOptions, report: Report, watch: Stopwatch) -> TorchExecutor:
+def _load(opened: OpenedModel, on: str, options: EngineOptions, report: Report, watch: Stopwatch) -> TorchExecutor:
+    """`on`: the platform of the ops."""
+    ops = resolve(on)
     memory = _plan(opened, options, weight_bytes(opened.config, opened.dtype))
-    report(f"{memory}\nops: {describe(choose(platform(opened.device)))}")
+    report(f"{memory}\nops: {describe(choose(on))}")
     watch.lap("open")
     weights = opened.load(prepare_layer=preparation(ops), progress=not options.quiet)
     if opened.device.type == "cuda":

@@ -1,7 +1,8 @@
 """Measures the engine in this process: all requests of a point at once, greedy, to their full length, no prefix cache.
 
 Knows the loop and the clock; must not know HTTP, text or kernels. A pass of one generated token separates the prompts
-from the steps: decode step = (time of osl tokens - time of 1 token) / (osl - 1). The first pass is not quoted.
+from the steps: decode step = (time of osl tokens - time of 1 token) / (osl - 1). The first pass is not quoted. Where
+that would take too long, one pass tells both: the time of 1 token is when the last request has its first one.
 """
 
 import gc
@@ -15,7 +16,6 @@ from statistics import median
 from oscine.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
 from oscine.engine.build import BuiltEngine, build_engine
 from oscine.engine.loop import EngineLoop
-from oscine.engine.offline import generate
 from oscine.model.config import ModelConfig
 from oscine.perf import machine, roofline
 from oscine.perf.result import Point, Result
@@ -30,7 +30,7 @@ class MeasureError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds of a pass that generates all tokens and of one that generates a single token a request."""
+    """Seconds until every request has all its tokens, and until every one has its first."""
 
     full_s: float
     first_s: float
@@ -62,21 +62,31 @@ class EngineBench:
         return cls(engine, config_of(options), options.cache.page_size, ready_s)
 
     def run(
-        self, points: Sequence[Point], *, passes: int, warmup_osl: int | None, where: machine.Machine
+        self,
+        points: Sequence[Point],
+        *,
+        passes: int,
+        warmup_osl: int | None,
+        one_pass_from: int | None = None,
+        where: machine.Machine,
     ) -> Iterator[Result]:
         """Measures point by point. `passes` >= 2 of each; medians of all but the first are quoted.
 
-        The first pass generates only warmup_osl tokens a request, if given; 0 leaves it out.
+        The first pass generates only warmup_osl tokens a request, if given; 0 leaves it out. Points of one_pass_from
+        requests and more have a single pass, which tells the prompts apart by the first tokens.
         """
         for point in points:
-            timing = self._time(point, passes, point.osl if warmup_osl is None else min(point.osl, warmup_osl))
+            if one_pass_from is not None and point.concurrency >= one_pass_from:
+                timing = run_pass(self._loop, random_prompts(point, self._vocab_size), point.osl, self._clock)
+            else:
+                timing = self._time(point, passes, point.osl if warmup_osl is None else min(point.osl, warmup_osl))
             yield self._result(point, timing, where)
 
     def _time(self, point: Point, passes: int, warmup_osl: int) -> Timing:
         prompts = random_prompts(point, self._vocab_size)
 
         def quoted_s(osl: int) -> float:
-            return median(run_pass(self._loop, prompts, osl, self._clock) for _ in range(passes - 1))
+            return median(run_pass(self._loop, prompts, osl, self._clock).full_s for _ in range(passes - 1))
 
         if warmup_osl > 0:
             run_pass(self._loop, prompts, warmup_osl, self._clock)
@@ -152,14 +162,24 @@ def random_prompts(point: Point, vocab_size: int) -> list[list[int]]:
     return [generator.choices(range(vocab_size), k=point.isl) for _ in range(point.concurrency)]
 
 
-def run_pass(loop: EngineLoop, prompts: Sequence[list[int]], osl: int, clock: Callable[[], float]) -> float:
-    """Seconds until every request has generated osl tokens. Raises MeasureError when one was refused or cut short."""
+def run_pass(loop: EngineLoop, prompts: Sequence[list[int]], osl: int, clock: Callable[[], float]) -> Timing:
+    """Generates osl tokens a request. Raises MeasureError when one was refused or cut short."""
     sampling = SamplingParams(max_tokens=osl, temperature=0.0)  # no stop ids: the end of a turn is a token like others
-    requests = [GenerationRequest(str(i), prompt, sampling) for i, prompt in enumerate(prompts)]
-    started_s = clock()
-    outputs = generate(loop, requests)
-    elapsed_s = clock() - started_s
-    for news in outputs.values():
-        if news[-1].finish_reason != "length" or sum(len(output.token_ids) for output in news) != osl:
-            raise MeasureError(news[-1].error or f"a request ended early: {news[-1].finish_reason}")
-    return elapsed_s
+    num_tokens = [0] * len(prompts)
+    failure: str | None = None
+    last_first_s = started_s = clock()
+    for i, prompt in enumerate(prompts):
+        loop.add(GenerationRequest(str(i), prompt, sampling))
+    while loop.has_work:
+        for output in loop.step():
+            request = int(output.request_id)
+            if not num_tokens[request]:
+                last_first_s = clock()
+            num_tokens[request] += len(output.token_ids)
+            if output.finish_reason not in (None, "length"):
+                failure = output.error or f"a request ended early: {output.finish_reason}"
+    if failure is None and any(count != osl for count in num_tokens):
+        failure = f"a request generated other than {osl} tokens"
+    if failure is not None:
+        raise MeasureError(failure)
+    return Timing(clock() - started_s, last_first_s - started_s)

@@ -132,6 +132,16 @@ def test_points_that_differ_in_osl_only_share_the_pass_of_one_token() -> None:
     assert executor.num_steps == (1 + 1 + 11) + (1 + 6) + (1 + 11) + 11
 
 
+def test_one_pass_tells_the_prompts_apart_by_the_first_tokens() -> None:
+    executor, bench = timed_bench()
+    where = Machine("cpu", "2.11", None, "abc", "2026-01-01T00:00:00Z")
+    executor.num_steps = 1  # warm
+    (result,) = bench.run([POINT], passes=2, warmup_osl=None, one_pass_from=8, where=where)
+    assert executor.num_steps == 1 + 11
+    assert result.decode_step_ms == pytest.approx((STEP_S + 8 * TOKEN_S) * 1e3, rel=0.12)  # steps overlap
+    assert result.output_tok_s == pytest.approx(88 / (11 * STEP_S + 880 * TOKEN_S), abs=0.1)
+
+
 def test_a_load_that_does_not_fit_at_once_is_measured_and_known() -> None:
     """Fifteen pages of 64 tokens hold seven of the eight sequences."""
     executor, bench = timed_bench(num_full_pages=15)

@@ -14,8 +14,6 @@ Shape suffixes: S sequences, W warps, M query heads of a key head padded to a ti
 N keys of a warp or of a block, D head dimension, C shares of a context combined at once.
 """
 
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, assignment"
-
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait

@@ -5,8 +5,6 @@ Knows page tables and strides; nothing of scores.
 N is the number of keys of a block.
 """
 
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, assignment"
-
 import triton
 import triton.language as tl
 

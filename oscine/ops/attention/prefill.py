@@ -8,8 +8,6 @@ Late tiles see the most keys and go first. The running softmax is that of the de
 Shape suffixes: M rows of a tile (TOKENS x heads), N keys of a block, D head dimension, S sequences.
 """
 
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, assignment"
-
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait

@@ -1,4 +1,3 @@
-# mypy: disable-error-code="import-untyped, no-untyped-def, untyped-decorator"
 """The projection out of attention and the head on Hopper: few tokens by streaming the weights, many by cuBLAS.
 
 Both are bound by the weights' way from memory up to 64 tokens. out_proj then splits its sums over J programs, so that

@@ -1,4 +1,3 @@
-# mypy: disable-error-code="import-untyped, no-untyped-def, untyped-decorator"
 """Products of a big weight matrix with few tokens on Hopper: weights flow from memory through the tensor cores.
 
 A program computes W[rows, k range] x[tokens, k range]^T. Rows are the 64-row operand of wgmma and tokens its columns,

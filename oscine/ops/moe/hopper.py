@@ -1,4 +1,3 @@
-# mypy: disable-error-code="import-untyped, no-untyped-def, untyped-decorator"
 """The mixture of experts on Hopper: schedule and launches of the Gluon GEMMs.
 
 Knows which tile shapes suit how many tokens; not the kernels' insides (hopper_gemm.py) nor the weights' (repack.py).

@@ -1,4 +1,3 @@
-# mypy: disable-error-code="import-untyped, no-untyped-def, untyped-decorator, no-untyped-call"
 """The MXFP4 GEMM of the Hopper mixture of experts, in Gluon.
 
 Knows tiles, barriers and registers; not routing policy, shapes of models, or how a schedule is chosen (hopper.py).

@@ -114,9 +114,7 @@ def _tiling(num_pairs: int, num_experts: int, hopper: bool) -> dict[str, int]:
 
 
 @triton.jit
-def _sort_kernel(  # type: ignore[no-untyped-def]
-    expert_ids, ranks, counts, slots, num_pairs, num_tokens, BLOCK: tl.constexpr, PDL: tl.constexpr
-):
+def _sort_kernel(expert_ids, ranks, counts, slots, num_pairs, num_tokens, BLOCK: tl.constexpr, PDL: tl.constexpr):
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
@@ -131,9 +129,7 @@ def _sort_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _scales(  # type: ignore[no-untyped-def]
-    scales, row_N, live_N, first, R: tl.constexpr, BLOCK_B: tl.constexpr
-):
+def _scales(scales, row_N, live_N, first, R: tl.constexpr, BLOCK_B: tl.constexpr):
     block_B = first + tl.arange(0, BLOCK_B)
     live_NB = live_N[:, None] & (block_B < R // 32)[None, :]
     return tl.load(scales + row_N[:, None] * (R // 32) + block_B[None, :], mask=live_NB, other=0)
@@ -172,14 +168,14 @@ _TO_BFLOAT16 = tl.constexpr("""
 
 
 @triton.jit
-def _expand(nibbles):  # type: ignore[no-untyped-def]
+def _expand(nibbles):
     """float32; as the assembler, but with the exponent bits of a float."""
     nibbles = nibbles.to(tl.int32)
     return (((nibbles & 7) << 22) | ((nibbles & 8) << 28)).to(tl.float32, bitcast=True) * 2.0**126
 
 
 @triton.jit
-def _multiply(  # type: ignore[no-untyped-def]
+def _multiply(
     sum_NM,
     blocks,
     scale_NB,
@@ -212,7 +208,7 @@ def _multiply(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _experts_kernel(  # type: ignore[no-untyped-def]
+def _experts_kernel(
     x,
     blocks,
     scales,

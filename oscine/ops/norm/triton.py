@@ -186,7 +186,7 @@ def _tiling(num_tokens: int, hidden: int, hopper: bool) -> dict[str, int]:
 
 
 @triton.jit
-def _add_up(x, residual, token, column_H, inside_H, H: tl.constexpr, J: tl.constexpr):  # type: ignore[no-untyped-def]
+def _add_up(x, residual, token, column_H, inside_H, H: tl.constexpr, J: tl.constexpr):
     """float32 sum of the partial sums and the residual of one token."""
     sum_H = tl.load(x + token * J * H + column_H, mask=inside_H, other=0).to(tl.float32)
     for j in tl.static_range(1, J):
@@ -197,12 +197,12 @@ def _add_up(x, residual, token, column_H, inside_H, H: tl.constexpr, J: tl.const
 
 
 @triton.jit
-def _scale(sum_H, weight_H, eps, H: tl.constexpr):  # type: ignore[no-untyped-def]
+def _scale(sum_H, weight_H, eps, H: tl.constexpr):
     return sum_H * tl.rsqrt(tl.sum(sum_H * sum_H, 0) / H + eps) * weight_H
 
 
 @triton.jit
-def _norm_kernel(  # type: ignore[no-untyped-def]
+def _norm_kernel(
     x,
     residual,
     weight,
@@ -237,7 +237,7 @@ def _norm_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _norm_route_kernel(  # type: ignore[no-untyped-def]
+def _norm_route_kernel(
     x,
     residual,
     weight,
@@ -295,7 +295,7 @@ def _norm_route_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _rank(logits_E, E: tl.constexpr, BLOCK_E: tl.constexpr):  # type: ignore[no-untyped-def]
+def _rank(logits_E, E: tl.constexpr, BLOCK_E: tl.constexpr):
     """How many of the E experts go before each; a permutation whatever the logits."""
     expert_E = tl.arange(0, BLOCK_E)
     logits_E = tl.where((logits_E == logits_E) & (expert_E < E), logits_E, float("-inf"))
@@ -305,7 +305,7 @@ def _rank(logits_E, E: tl.constexpr, BLOCK_E: tl.constexpr):  # type: ignore[no-
 
 
 @triton.jit
-def _choose(  # type: ignore[no-untyped-def]
+def _choose(
     logits_TE,
     E: tl.constexpr,
     K: tl.constexpr,
@@ -332,7 +332,7 @@ def _choose(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _route_kernel(  # type: ignore[no-untyped-def]
+def _route_kernel(
     y,
     router_weight,
     router_bias,

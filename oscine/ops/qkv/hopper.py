@@ -1,4 +1,3 @@
-# mypy: disable-error-code="import-untyped, no-untyped-def, untyped-decorator"
 """Queries, keys and values on Hopper in one kernel for few tokens; cuBLAS and a second kernel for many.
 
 A program computes the dimensions [a, a + R) and [32 + a, 32 + a + R) of one head, the pairs that rotate together, and

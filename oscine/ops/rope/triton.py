@@ -1,4 +1,3 @@
-# mypy: disable-error-code="import-untyped, no-untyped-def, untyped-decorator"
 """Rotation of a finished projection and the write of its keys and values into the paged cache, for any CUDA GPU.
 
 The definition is reference.py beside this file. A program takes a few heads of a few tokens; its heads are all

@@ -120,7 +120,7 @@ def _find_cuts(logits_NV: Tensor, sampling: SamplingBatch) -> Tensor:
 
 
 @triton.jit
-def _mix(x):  # type: ignore[no-untyped-def]
+def _mix(x):
     x = x ^ (x >> 16)
     x = x * 0x7FEB352D
     x = x ^ (x >> 15)
@@ -129,7 +129,7 @@ def _mix(x):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _gumbel(token_B, seed, position):  # type: ignore[no-untyped-def]
+def _gumbel(token_B, seed, position):
     """As noise.py; -log(1 - v) is a series where 1 - v would round v away."""
     low, high = (seed & 0xFFFFFFFF).to(tl.uint32), ((seed >> 32) & 0xFFFFFFFF).to(tl.uint32)
     first = _mix((position & 0xFFFFFFFF).to(tl.uint32) ^ _mix(low ^ _mix(high)))
@@ -144,7 +144,7 @@ def _gumbel(token_B, seed, position):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _scaled(logits, stride, temperature, row, token_B, vocab):  # type: ignore[no-untyped-def]
+def _scaled(logits, stride, temperature, row, token_B, vocab):
     """Logits over temperature, never NaN; those past the vocabulary are -inf."""
     x_B = tl.load(logits + row.to(tl.int64) * stride + token_B, mask=token_B < vocab, other=float("-inf"))
     heat = tl.load(temperature + row)
@@ -153,25 +153,25 @@ def _scaled(logits, stride, temperature, row, token_B, vocab):  # type: ignore[n
 
 
 @triton.jit
-def _key32(x):  # type: ignore[no-untyped-def]
+def _key32(x):
     """int32 in the order of the floats; both zeros are one."""
     bits = tl.where(x == 0, 0.0, x).to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 @triton.jit
-def _key(x, token):  # type: ignore[no-untyped-def]
+def _key(x, token):
     """int64 in the order of the floats, the lower token above."""
     return (_key32(x).to(tl.int64) << 32) | (0x7FFFFFFF - token).to(tl.int64)
 
 
 @triton.jit
-def _mass(x, top):  # type: ignore[no-untyped-def]
+def _mass(x, top):
     return (tl.exp(x - top) * UNIT).to(tl.int64)
 
 
 @triton.jit
-def _choose_kernel(  # type: ignore[no-untyped-def]
+def _choose_kernel(
     logits,
     temperature,
     seed,
@@ -234,9 +234,7 @@ def _choose_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _scan_kernel(  # type: ignore[no-untyped-def]
-    logits, stride, temperature, vocab, lanes, part, BLOCK_B: tl.constexpr, PDL: tl.constexpr
-):
+def _scan_kernel(logits, stride, temperature, vocab, lanes, part, BLOCK_B: tl.constexpr, PDL: tl.constexpr):
     row = tl.program_id(1)
     lane_B = tl.arange(0, BLOCK_B)
     token_B = tl.where(lane_B < part, tl.program_id(0) * part + lane_B, vocab)
@@ -249,7 +247,7 @@ def _scan_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _bound_kernel(lanes, top_k, top, bound, count, PDL: tl.constexpr):  # type: ignore[no-untyped-def]
+def _bound_kernel(lanes, top_k, top, bound, count, PDL: tl.constexpr):
     row = tl.program_id(0)
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -272,7 +270,7 @@ def _bound_kernel(lanes, top_k, top, bound, count, PDL: tl.constexpr):  # type: 
 
 
 @triton.jit
-def _collect_kernel(  # type: ignore[no-untyped-def]
+def _collect_kernel(
     logits,
     stride,
     temperature,
@@ -300,7 +298,7 @@ def _collect_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _above(  # type: ignore[no-untyped-def]
+def _above(
     at, floor, key_C, mass_C, logits, stride, temperature, row, vocab, peak, WHOLE: tl.constexpr, BLOCK_B: tl.constexpr
 ):
     """How many keys are above `at` and not below `floor`, and their mass; of the whole row or of those collected."""
@@ -322,7 +320,7 @@ def _above(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _lowest(  # type: ignore[no-untyped-def]
+def _lowest(
     max_count,
     max_mass,
     floor,
@@ -360,7 +358,7 @@ def _lowest(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _cut(  # type: ignore[no-untyped-def]
+def _cut(
     wanted,
     share,
     total,
@@ -408,7 +406,7 @@ def _cut(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _cut_kernel(  # type: ignore[no-untyped-def]
+def _cut_kernel(
     logits,
     stride,
     temperature,

@@ -16,6 +16,7 @@ from oscine.perf.anchors import ANCHORS, VLLM, Anchor
 from oscine.perf.result import Result, latest, read
 
 RESULTS = Path("benchmarks/results/h200.jsonl")
+PROMPT = 1024  # tokens; points of other prompts are no part of the curves
 IMAGE = Path("docs/img/pareto.svg")
 MODELS = ("120b", "20b")
 
@@ -35,7 +36,8 @@ def draw(results: Iterable[Result]) -> Figure:
 
 def _panel(axes: Axes, model: str, results: Sequence[Result]) -> None:
     anchors = [anchor for anchor in ANCHORS if anchor.model == model]
-    ours = [(result.tok_s_user, result.output_tok_s, result.concurrency) for result in results]
+    short = [result for result in results if result.isl == PROMPT]
+    ours = [(result.tok_s_user, result.output_tok_s, result.concurrency) for result in short]
     peer = [
         (anchor.tok_s_user, anchor.output_tok_s, anchor.concurrency)
         for anchor in anchors

@@ -145,7 +145,7 @@ def workspace_bytes(config: ModelConfig, options: EngineOptions, element_bytes: 
     """What the largest step holds besides weights and cache. An upper bound of:
 
     logits       [max_num_seqs, V] float32, once in a graph's memory and once outside
-    sampling     of at most SAMPLED_AT_ONCE rows of them
+    sampling     of at most SAMPLED_AT_ONCE rows of them; log-probabilities of prompts take less, in pieces
     activations  per token: x, normed x, residual and output; q, k, v and heads; per routed copy, sorted input (H),
                  gate_up (2 I), its product (I) and the output, which may be float32 (2 H)
     rotary table [max positions, D] float32

@@ -11,7 +11,7 @@ from oscine.executor.transfer import download, upload
 from oscine.ops.interface import Sampled
 from oscine.types import TokenLogprobs
 
-_ROWS_AT_ONCE = 64  # bounds the log-softmax of a long prompt over a large vocabulary
+ROWS_AT_ONCE = 64  # bounds the logits of a long prompt over a large vocabulary
 
 
 def records(sampled: Sampled, num_top: list[int]) -> list[TokenLogprobs]:
@@ -28,13 +28,13 @@ def records(sampled: Sampled, num_top: list[int]) -> list[TokenLogprobs]:
     ]
 
 
-def of_tokens(logits_NV: Tensor, token_ids: ColumnArray, num_top: int) -> Sampled:
-    """Given tokens as if they had been sampled, one a row; on the device of the logits."""
-    ids_N = upload(token_ids.astype(np.int64), logits_NV.device)
+def of_tokens(head: Callable[[Tensor], Tensor], x_NH: Tensor, token_ids: ColumnArray, num_top: int) -> Sampled:
+    """Given tokens as if they had been sampled, one a row of x_NH, which the head makes logits of; on its device."""
+    ids_N = upload(token_ids.astype(np.int64), x_NH.device)
     parts = []
-    for start in range(0, len(token_ids), _ROWS_AT_ONCE):
-        rows = slice(start, start + _ROWS_AT_ONCE)
-        logprobs_NV = logits_NV[rows].log_softmax(-1)
+    for start in range(0, len(token_ids), ROWS_AT_ONCE):
+        rows = slice(start, start + ROWS_AT_ONCE)
+        logprobs_NV = head(x_NH[rows]).log_softmax(-1)
         top = logprobs_NV.topk(num_top, dim=-1)
         parts.append((logprobs_NV.gather(1, ids_N[rows, None]).squeeze(1), top.indices, top.values))
     return Sampled(ids_N, *(torch.cat(columns) for columns in zip(*parts, strict=True)))

@@ -115,12 +115,12 @@ class TorchExecutor:
         flat, sizes = pack(step, self._slots, np.concatenate((last_rows_M, *prompt_rows.values())), slots_M)
         packed = PackedStep.of(upload(flat, self.device), sizes)
         bounds = BatchBounds(step.num_decodes, int(step.lens_S.max()), int(step.ends_S.max()))
-        logits_NV = self._model.forward(self._state.batch(packed, bounds), self._kv)
+        x_NH = self._model.hidden(self._state.batch(packed, bounds), self._kv)
         sampled = None
         if sizes.sampled:
-            sampled = self._sampler.sample(logits_NV[: sizes.sampled], slots_M, positions_M)
+            sampled = self._sampler.sample(self._model.head(x_NH[: sizes.sampled]), slots_M, positions_M)
             self._state.remember(packed.sampled_slots_M, sampled.token_ids_N)
-        return Outcome(sampled, self._of_prompts(step, prompt_rows, logits_NV[sizes.sampled :]))
+        return Outcome(sampled, self._of_prompts(step, prompt_rows, x_NH[sizes.sampled :]))
 
     def _replay(self, step: StepArrays) -> Outcome:
         padded = self._graphs.pad(step)
@@ -151,16 +151,17 @@ class TorchExecutor:
                     rows[i] = step.query_starts_S1[i] + np.arange(num_followed)
         return rows
 
-    def _of_prompts(self, step: StepArrays, rows: dict[int, IntArray], logits_NV: Tensor) -> dict[int, PromptRows]:
-        """By slot; logits are those of all the rows, in order."""
+    def _of_prompts(self, step: StepArrays, rows: dict[int, IntArray], x_NH: Tensor) -> dict[int, PromptRows]:
+        """By slot; x_NH is what the head takes of all the rows, in order."""
         found: dict[int, PromptRows] = {}
         first_row = 0
         for i, rows_of_sequence in rows.items():
             slot, start, length = int(step.slots_S[i]), int(step.starts_S[i]) + 1, len(rows_of_sequence)
             token_ids = self._slots.given(slot, start, start + length)
             num_top = self._prompt_logprobs[slot]
-            logits = logits_NV[first_row : first_row + length]
-            found[slot] = PromptRows(on_host(of_tokens(logits, token_ids, num_top)), num_top)
+            x_of_sequence = x_NH[first_row : first_row + length]
+            tokens = of_tokens(self._model.head, x_of_sequence, token_ids, num_top)
+            found[slot] = PromptRows(on_host(tokens), num_top)
             first_row += length
         return found
 

@@ -38,6 +38,11 @@ class GptOss:
     @torch.inference_mode()
     def forward(self, batch: Batch, kv: KvCache) -> Tensor:
         """Runs one step, writing its keys and values into kv. Returns logits [N, V], float32."""
+        return self.head(self.hidden(batch, kv))
+
+    @torch.inference_mode()
+    def hidden(self, batch: Batch, kv: KvCache) -> Tensor:
+        """As forward, but returns what the head makes logits of: [N, H]."""
         ops, eps = self.ops, self.config.rms_norm_eps
         x = self.weights.embed_VH[batch.token_ids_T]  # from here on [T, H], or partial sums [T, J, H]
         residual_TH: Tensor | None = None
@@ -47,8 +52,12 @@ class GptOss:
             x, residual_TH = self._mix_experts(x, residual_TH, layer)
         rows = batch.logits_rows_N
         last_NH = None if residual_TH is None else residual_TH[rows]
-        x_NH, _ = ops.rms_norm(x[rows], self.weights.norm_H, eps, last_NH)
-        return ops.lm_head(x_NH, self.weights.head_VH)
+        return ops.rms_norm(x[rows], self.weights.norm_H, eps, last_NH)[0]
+
+    @torch.inference_mode()
+    def head(self, x_NH: Tensor) -> Tensor:
+        """Logits [N, V], float32: so large that many rows are better given in pieces."""
+        return self.ops.lm_head(x_NH, self.weights.head_VH)
 
     def _layer_caches(self, batch: Batch, kv: KvCache) -> list[LayerCache]:
         """Layers of a group have consecutive indices in that group's memory, in model order."""
@@ -91,7 +100,7 @@ class GptOss:
 
 
 def rope_table(config: ModelConfig, device: torch.device) -> Tensor:
-    """[max_position_embeddings, D] float32, as ops.rope_and_write reads it."""
+    """[max_position_embeddings, D] float32: the cos_sin of ops.qkv."""
     yarn = config.yarn
     return yarn_cos_sin(
         config.max_position_embeddings,

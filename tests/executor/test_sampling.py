@@ -7,6 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from oscine.executor.logprobs import ROWS_AT_ONCE
+from oscine.model.gpt_oss import GptOss
 from oscine.ops.sample.noise import gumbel
 from oscine.types import GenerationOutput, SamplingParams
 
@@ -162,6 +164,21 @@ def test_prompt_logprobs_in_chunks(chunk: int, overlap: bool) -> None:
     assert found["one"].prompt_logprobs == []
     assert found["filler"].prompt_logprobs is None
     assert found["a"].token_ids == found["filler"].token_ids
+
+
+def test_logits_of_a_long_prompt_are_never_there_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens, rows = prompt(2 * ROWS_AT_ONCE + 5), []
+    head = GptOss.head
+
+    def counted(model: GptOss, x_NH: Tensor) -> Tensor:
+        rows.append(len(x_NH))
+        return head(model, x_NH)
+
+    monkeypatch.setattr(GptOss, "head", counted)
+    loop = engine(options(max_num_batched_tokens=len(tokens)))
+    found = run(loop, request("a", tokens, max_tokens=1, prompt_logprobs=1))
+    assert rows == [1, ROWS_AT_ONCE, ROWS_AT_ONCE, 4]
+    _check(found["a"].prompt_logprobs or [], tokens, 1, 1)
 
 
 def test_the_vocabulary_is_what_the_tests_think() -> None:

@@ -4,7 +4,6 @@ So a step can be launched before the tokens of the step before it are known on t
 the device in the order of the calls.
 """
 
-from dataclasses import dataclass
 from importlib import import_module
 
 import torch
@@ -16,15 +15,6 @@ from oscine.ops.batch.packed import BatchState, PackedSizes, PackedStep
 from oscine.ops.interface import Batch
 
 _ALIGNED = 16  # columns: kernels are compiled anew for strides that 16 does not divide
-
-
-@dataclass(frozen=True, slots=True)
-class BatchBounds:
-    """What the host says of a step to whoever launches its kernels; the fields are those of Batch."""
-
-    num_decodes: int
-    max_query_len: int
-    max_context_len: int
 
 
 class DeviceState:
@@ -49,7 +39,8 @@ class DeviceState:
             self._state.full_table.view(-1).index_copy_(0, entries, full)
             self._state.sliding_table.view(-1).index_copy_(0, entries, sliding)
 
-    def batch(self, packed: PackedStep[Tensor], bounds: BatchBounds) -> Batch:
+    def batch(self, packed: PackedStep[Tensor], num_decodes: int) -> Batch:
+        """`num_decodes` as in Batch."""
         prepared = self._ops.prepare_batch(packed, self._state)
         return Batch(
             token_ids_T=prepared.token_ids_T,
@@ -59,9 +50,7 @@ class DeviceState:
             full=prepared.full,
             sliding=prepared.sliding,
             logits_rows_N=prepared.logits_rows_N,
-            max_query_len=bounds.max_query_len,
-            max_context_len=bounds.max_context_len,
-            num_decodes=bounds.num_decodes,
+            num_decodes=num_decodes,
         )
 
     def remember(self, sampled_slots_M: Tensor, ids_M: Tensor) -> None:
@@ -73,4 +62,4 @@ class DeviceState:
         sizes = PackedSizes(1, 1, 1, 1)
         packed = PackedStep.of(torch.zeros(sizes.total, dtype=torch.int32, device=self.device), sizes)
         packed.sampled_slots_M.fill_(self.nobody)
-        self.remember(packed.sampled_slots_M, self.batch(packed, BatchBounds(1, 1, 1)).token_ids_T)
+        self.remember(packed.sampled_slots_M, self.batch(packed, num_decodes=1).token_ids_T)

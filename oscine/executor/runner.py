@@ -14,7 +14,7 @@ from torch import Tensor
 
 from oscine.executor.batch import StepArrays, pack
 from oscine.executor.cuda_graphs import CudaGraphs
-from oscine.executor.device_state import BatchBounds, DeviceState
+from oscine.executor.device_state import DeviceState
 from oscine.executor.kv_memory import MemoryPlan
 from oscine.executor.launched import LaunchedStep, PromptRows
 from oscine.executor.logprobs import of_tokens, on_host
@@ -114,8 +114,7 @@ class TorchExecutor:
         last_rows_M = step.query_starts_S1[1:][step.samples_S] - 1
         flat, sizes = pack(step, self._slots, np.concatenate((last_rows_M, *prompt_rows.values())), slots_M)
         packed = PackedStep.of(upload(flat, self.device), sizes)
-        bounds = BatchBounds(step.num_decodes, int(step.lens_S.max()), int(step.ends_S.max()))
-        x_NH = self._model.hidden(self._state.batch(packed, bounds), self._kv)
+        x_NH = self._model.hidden(self._state.batch(packed, step.num_decodes), self._kv)
         sampled = None
         if sizes.sampled:
             sampled = self._sampler.sample(self._model.head(x_NH[: sizes.sampled]), slots_M, positions_M)
@@ -135,8 +134,7 @@ class TorchExecutor:
 
     def _decode(self, packed: PackedStep[Tensor]) -> tuple[Tensor, Tensor]:
         """What a graph holds: (logits, the most probable tokens) of one token a sequence."""
-        bounds = BatchBounds(len(packed.slots_S), 1, self.memory.max_model_len)
-        logits_NV = self._model.forward(self._state.batch(packed, bounds), self._kv)
+        logits_NV = self._model.forward(self._state.batch(packed, num_decodes=len(packed.slots_S)), self._kv)
         ids_N = self._sampler.argmax(logits_NV)
         self._state.remember(packed.sampled_slots_M, ids_N)
         return logits_NV, ids_N

@@ -110,8 +110,6 @@ def _batch(sequences: tuple[tuple[int, int], ...], table: Tensor, page_size: int
         full=group,
         sliding=group,
         logits_rows_N=starts[1:] - 1,
-        max_query_len=int(counts.max()),
-        max_context_len=int(contexts.max()),
         num_decodes=int((counts != 1).cumsum(0).eq(0).sum()),
     )
 
@@ -128,8 +126,6 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
         full,
         sliding,
         batch.logits_rows_N.to(device),
-        batch.max_query_len,
-        batch.max_context_len,
         batch.num_decodes,
     )
 

@@ -21,7 +21,7 @@ from torch import Tensor
 class PageGroup:
     """Where one page group (full or sliding attention) keeps the tokens of this step's sequences."""
 
-    page_table_SB: Tensor  # int32; page of tokens [b * P, (b + 1) * P) of sequence s; -1 where freed or unused
+    page_table_SB: Tensor  # int32; page of tokens [b * P, (b + 1) * P) of sequence s; anything where freed or unused
     slots_T: Tensor  # int64; page * P + offset, where this step's keys and values are written
 
 
@@ -36,8 +36,6 @@ class Batch:
     full: PageGroup
     sliding: PageGroup
     logits_rows_N: Tensor  # int64; the tokens whose logits are wanted
-    max_query_len: int  # tokens
-    max_context_len: int  # tokens
     num_decodes: int = 0  # leading sequences known to have one token each, so that token s is of sequence s
 
 

@@ -221,8 +221,6 @@ def make_batch(config: ModelConfig, load: Load, device: torch.device) -> Batch:
         full=group(0),
         sliding=group(max(0, first - config.sliding_window + 1)),
         logits_rows_N=(starts[1:] - 1).to(device),
-        max_query_len=load.query_len,
-        max_context_len=load.context,
         num_decodes=load.sequences if load.query_len == 1 else 0,
     )
 

@@ -81,8 +81,6 @@ def all_logits(tokens: list[int]) -> Tensor:
         full=group,
         sliding=group,
         logits_rows_N=index,
-        max_query_len=n,
-        max_context_len=n,
     )
     return model().forward(batch, KvCache(*(torch.zeros(kv_shape(CONFIG, 2, 1, 256)) for _ in range(2))))
 

@@ -130,8 +130,6 @@ class Stepper:
             full=groups[0],
             sliding=groups[1],
             logits_rows_N=torch.arange(int(starts[-1])),
-            max_query_len=max(counts),
-            max_context_len=max(contexts),
             num_decodes=next((i for i, n in enumerate(counts) if n > 1), len(counts)),
         )
 

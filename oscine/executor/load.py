@@ -36,7 +36,7 @@ def load_executor(options: EngineOptions, report: Report, watch: Stopwatch) -> T
     """Raises ValueError for what is wrong with the model or does not fit."""
     opened = open_model(options.model)
     on = platform(opened.device, opened.dtype)
-    if opened.device.type == "cpu":
+    if opened.device.type != "cuda":
         return _load(opened, on, options, report, watch)
     from oscine.ops.compile_together import Compilers
 

@@ -33,7 +33,10 @@ class OpenedModel:
 
 
 def open_model(options: ModelOptions) -> OpenedModel:
-    """Fetches what is missing and checks every file. Raises ValueError naming the file, field or tensor at fault."""
+    """Fetches what is missing, checks every file, and makes a GPU that is asked for the current device.
+
+    Raises ValueError naming the file, field or tensor at fault.
+    """
     device = _device(options.device)
     dtype = _dtype(options.dtype, device)
     if options.random_weights is not None:
@@ -52,9 +55,11 @@ def _device(name: str) -> torch.device:
     except RuntimeError:
         raise ValueError(f"--device {name!r} is not a device") from None
     try:
-        torch.empty(0, device=device)
+        device = torch.empty(0, device=device).device  # "cuda" by its number
     except (RuntimeError, AssertionError) as error:  # torch asserts what it was compiled with
         raise ValueError(f"--device {name!r} cannot be used: {error}") from None
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # Triton launches kernels on the current one
     return device
 
 

@@ -61,13 +61,13 @@ DEFAULTS: dict[str, dict[str, str]] = {
 def platform(device: torch.device, dtype: torch.dtype = torch.bfloat16) -> str:
     """Which row of DEFAULTS serves a device: cpu, cuda (any GPU), or hopper (compute capability 9.0).
 
-    The kernels are for bfloat16; float32 is computed by the reference on any device.
+    The kernels are for bfloat16; a GPU computes float32 by the reference. Other devices go by their own names.
     """
+    if device.type != "cuda":
+        return device.type
     if dtype == torch.float32:
         return "cpu"
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0):
-        return "hopper"
-    return device.type
+    return "hopper" if torch.cuda.get_device_capability(device) == (9, 0) else "cuda"
 
 
 def choose(platform: str, overrides: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -101,5 +101,5 @@ def resolve(platform: str, overrides: Mapping[str, str] | None = None) -> Ops:
 
 
 def describe(choice: Mapping[str, str]) -> str:
-    """One line for the log, for example `linear=reference, moe=triton`."""
+    """One line for the log, for example `out_proj=reference, moe=triton`."""
     return ", ".join(f"{op}={backend}" for op, backend in choice.items())

@@ -47,8 +47,8 @@ class OpBench:
     ) -> None:
         """Raises ValueError for an op or backend that does not exist or cannot be loaded."""
         self._config, self._device = config, device
-        self._backends = choose(platform(device), overrides)
-        self._ops = resolve(platform(device), overrides)
+        on = platform(device, dtype)
+        self._backends, self._ops = choose(on, overrides), resolve(on, overrides)
         with torch.inference_mode():
             self._weights = random_weights(config, self._ops, device, dtype)
 

@@ -175,6 +175,13 @@ def test_a_device_that_is_not_there(device: str) -> None:
         open_model(ModelOptions(device=device, random_weights="20b"))
 
 
+@pytest.mark.multi_gpu
+def test_a_device_that_is_not_the_first() -> None:
+    with torch.cuda.device(0):
+        assert open_model(ModelOptions(device="cuda:1", random_weights="20b")).device == torch.device("cuda", 1)
+        assert torch.cuda.current_device() == 1
+
+
 def test_a_hub_name_that_is_not_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from huggingface_hub import constants
 

@@ -15,6 +15,12 @@ def test_every_op_of_every_platform_resolves() -> None:
     assert table.platform(torch.device("cuda"), torch.float32) == "cpu"
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_device_of_another_kind_is_not_taken_for_a_cpu(dtype: torch.dtype) -> None:
+    with pytest.raises(ValueError, match="'mps' is not supported"):
+        choose(table.platform(torch.device("mps"), dtype))
+
+
 def test_overrides_are_kept_and_described() -> None:
     choice = choose("cpu", {"moe": "reference"})
     assert set(choice) == set(table.TABLE)

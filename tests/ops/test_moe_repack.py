@@ -39,7 +39,8 @@ def unpack_bits(nibbles: Tensor, scales: Tensor, experts: int, rows: int, k: int
 def test_units_hold_the_published_values(rows: int, k: int) -> None:
     torch.manual_seed(rows)
     blocks = torch.randint(0, 256, (3, rows, k // 32, 16), dtype=torch.uint8)
-    scales = torch.randint(1, 129, (3, rows, k // 32), dtype=torch.uint8)
+    scales = torch.randint(0, 129, (3, rows, k // 32), dtype=torch.uint8)
+    scales[:, ::7] = 0
     nibbles, powers = repack(blocks, scales, chunk=2)
     padded_rows, padded_k = (rows + 63) // 64 * 64, (k + 63) // 64 * 64
     values = unpack_bits(nibbles, powers, 3, padded_rows, padded_k)
@@ -64,9 +65,9 @@ def test_gate_up_rows_are_reordered() -> None:
     assert torch.equal(unpack_bits(nibbles, powers, 2, 64, 64), dequantize(blocks, scales)[:, order])
 
 
-@pytest.mark.parametrize("bad", [0, 129, 255])
+@pytest.mark.parametrize("bad", [129, 255])
 def test_extreme_scales_are_refused(bad: int) -> None:
     scales = torch.full((1, 64, 2), 120, dtype=torch.uint8)
     scales[0, 3, 1] = bad
-    with pytest.raises(ValueError, match="scales"):
+    with pytest.raises(ValueError, match=f"not {bad}"):
         repack(torch.zeros(1, 64, 2, 16, dtype=torch.uint8), scales)

@@ -28,7 +28,7 @@ UNIT = 64
 SIGNS = ((15, 12), (14, 13))  # bit of the sign by (h, r)
 MAGNITUDES = ((6, 3), (0, 9))  # lowest bit of the magnitude by (h, r)
 SCALE_OFFSET = 126
-MAX_SCALE = 128  # scale bytes 1..128 become the bf16 exponents 127..254
+MAX_SCALE = 128  # scale bytes 0..128 become the bf16 exponents 126..254; 255 would be no number
 
 
 def repack(blocks: Tensor, scales: Tensor, row_order: Tensor | None = None, chunk: int = 8) -> tuple[Tensor, Tensor]:
@@ -36,10 +36,10 @@ def repack(blocks: Tensor, scales: Tensor, row_order: Tensor | None = None, chun
 
     nibbles: uint8 [E * unit rows * k units * 8, 256]; scales: int32 [E * unit rows * k units, 32].
     row_order: the source row of each row, or -1 for a row of zeros. chunk: experts at a time, to bound the workspace.
-    Raises ValueError for scales outside 1..128.
+    Raises ValueError for scales above 128.
     """
-    if int(scales.min()) < 1 or int(scales.max()) > MAX_SCALE:
-        raise ValueError("MXFP4 scales outside 2^-126 .. 2^1 are not supported by the Hopper experts")
+    if (largest := int(scales.max())) > MAX_SCALE:
+        raise ValueError(f"the Hopper experts take MXFP4 scale bytes up to {MAX_SCALE} (2^1), not {largest}")
     experts, rows, k_blocks = scales.shape
     row_order = _to_units(rows, row_order, scales.device)
     units = row_order.numel() // UNIT * ((k_blocks + 1) // 2)

@@ -5,7 +5,6 @@ Knows the order and what to tell about it. Nothing big is allocated before the m
 
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -21,8 +20,8 @@ from oscine.executor.warm_up import KERNEL_SAMPLINGS, SAMPLINGS, run_largest, wa
 from oscine.model.config import ModelConfig
 from oscine.model.gpt_oss import GptOss, kv_shape
 from oscine.model.opened_model import OpenedModel, open_model
-from oscine.model.weights import LayerWeights, PrepareLayer, tensor_specs
-from oscine.ops.interface import KvCache, Ops
+from oscine.model.weights import preparation, tensor_specs
+from oscine.ops.interface import KvCache
 from oscine.ops.resolve import choose, describe, platform, resolve
 
 if TYPE_CHECKING:  # it needs Triton, which a CPU does not
@@ -130,12 +129,3 @@ def _plan_again(opened: OpenedModel, options: EngineOptions, planned: MemoryPlan
     plan = _plan(opened, options, held, held)
     report(f"repacked weights are larger\n{plan}")
     return plan
-
-
-def preparation(ops: Ops) -> PrepareLayer:
-    """Repacks the experts of a layer as soon as they are on the device."""
-
-    def prepare(index: int, layer: LayerWeights) -> LayerWeights:
-        return replace(layer, experts=ops.prepare_experts(layer.experts))
-
-    return prepare

@@ -4,7 +4,7 @@ Knows the published names, shapes and dtypes. Must not know files, folders or ho
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Literal, Protocol
 
@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from oscine.model.config import ModelConfig
 from oscine.model.staging import Staging
-from oscine.ops.interface import MxExperts
+from oscine.ops.interface import MxExperts, Ops
 
 Dtype = Literal["BF16", "U8"]  # as safetensors spells them
 BYTES: dict[Dtype, int] = {"BF16": 2, "U8": 1}
@@ -136,6 +136,15 @@ def load_weights(
         norm_H=loader.get("model.norm.weight"),
         head_VH=loader.get("lm_head.weight"),
     )
+
+
+def preparation(ops: Ops) -> PrepareLayer:
+    """Repacks the experts of a layer as soon as they are on the device."""
+
+    def prepare(_: int, layer: LayerWeights) -> LayerWeights:
+        return replace(layer, experts=ops.prepare_experts(layer.experts))
+
+    return prepare
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from torch import Tensor
 from oscine.model.config import ModelConfig
 from oscine.model.gpt_oss import kv_shape, rope_table
 from oscine.model.random_weights import RandomTensors
-from oscine.model.weights import LayerWeights, Weights, load_weights
+from oscine.model.weights import LayerWeights, Weights, load_weights, preparation
 from oscine.ops.cases import sampling_batch
 from oscine.ops.interface import Batch, KvCache, Ops, PageGroup, Routing
 from oscine.perf import roofline
@@ -67,10 +67,7 @@ def random_weights(config: ModelConfig, ops: Ops, device: torch.device, dtype: t
     kinds = config.layer_types[:NUM_LAYERS]
     short = replace(config, num_hidden_layers=len(kinds), layer_types=kinds)
 
-    def prepare(_: int, layer: LayerWeights) -> LayerWeights:
-        return replace(layer, experts=ops.prepare_experts(layer.experts))
-
-    return load_weights(short, RandomTensors(short, 0, device), device, dtype, prepare_layer=prepare)
+    return load_weights(short, RandomTensors(short, 0, device), device, dtype, prepare_layer=preparation(ops))
 
 
 def step_calls(config: ModelConfig, weights: Weights, ops: Ops, load: Load) -> list[OpCall]:

@@ -10,13 +10,13 @@ from oscine.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOp
 from oscine.engine.loop import EngineLoop
 from oscine.engine.offline import generate
 from oscine.executor.kv_memory import MemoryPlan
-from oscine.executor.load import allocate_kv, preparation
+from oscine.executor.load import allocate_kv
 from oscine.executor.runner import TorchExecutor
 from oscine.executor.threaded import ThreadedExecutor
 from oscine.model.config import ModelConfig
 from oscine.model.gpt_oss import GptOss, kv_shape
 from oscine.model.random_weights import RandomTensors
-from oscine.model.weights import load_weights
+from oscine.model.weights import load_weights, preparation
 from oscine.ops.interface import Batch, KvCache, PageGroup
 from oscine.ops.resolve import resolve
 from oscine.types import AsyncExecutor, Executor, GenerationOutput, GenerationRequest, SamplingParams
@@ -64,8 +64,7 @@ def model() -> GptOss:
 def capturable_model(device: torch.device) -> GptOss:
     """The same weights on any device."""
     ops, source = capturable_ops(), LivelyTensors(CONFIG, 3, CPU)
-    prepare = preparation(ops)
-    return GptOss(CONFIG, load_weights(CONFIG, source, device, torch.float32, prepare_layer=prepare), ops)
+    return GptOss(CONFIG, load_weights(CONFIG, source, device, torch.float32, prepare_layer=preparation(ops)), ops)
 
 
 def all_logits(tokens: list[int]) -> Tensor:

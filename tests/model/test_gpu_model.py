@@ -12,7 +12,7 @@ from torch import Tensor
 from oscine.model.config import ModelConfig, gpt_oss_20b, gpt_oss_120b
 from oscine.model.gpt_oss import GptOss
 from oscine.model.random_weights import RandomTensors
-from oscine.model.weights import LayerWeights, load_weights
+from oscine.model.weights import load_weights, preparation
 from oscine.ops.interface import Ops
 from oscine.ops.resolve import platform, resolve
 from tests.model.tiny import PAGE, Sequence, Stepper, random_tokens
@@ -45,12 +45,8 @@ SHAPES = [
 
 def build(config: ModelConfig, dtype: torch.dtype, ops: Ops) -> GptOss:
     device = torch.device("cuda")
-
-    def prepare(_: int, layer: LayerWeights) -> LayerWeights:
-        return replace(layer, experts=ops.prepare_experts(layer.experts))
-
     source = RandomTensors(config, 0, device)
-    return GptOss(config, load_weights(config, source, device, dtype, prepare_layer=prepare), ops)
+    return GptOss(config, load_weights(config, source, device, dtype, prepare_layer=preparation(ops)), ops)
 
 
 def run(model: GptOss) -> list[Tensor]:

@@ -6,9 +6,7 @@ from pathlib import Path
 from oscine.cli.error import USAGE, CommandError
 from oscine.cli.options import Parser
 from oscine.config import NANO, CacheOptions, EngineOptions, ModelOptions
-from oscine.perf.result import Point, append, latest, read
-
-RESULTS = Path("benchmarks/results/h200.jsonl")
+from oscine.perf.result import RESULTS, Point, append, latest, read
 
 
 def add_command(commands: "argparse._SubParsersAction[Parser]") -> None:

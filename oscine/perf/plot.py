@@ -13,9 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
 from oscine.perf.anchors import ANCHORS, VLLM, Anchor
-from oscine.perf.result import Result, latest, read
+from oscine.perf.result import RESULTS, Result, latest, read
 
-RESULTS = Path("benchmarks/results/h200.jsonl")
 PROMPT = 1024  # tokens; points of other prompts are no part of the curves
 IMAGE = Path("docs/img/pareto.svg")
 MODELS = ("120b", "20b")

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+RESULTS = Path("benchmarks/results/h200.jsonl")  # where the command line writes and reads them
+
 
 @dataclass(frozen=True, slots=True)
 class Point:

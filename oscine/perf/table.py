@@ -8,9 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from oscine.perf import anchors
-from oscine.perf.result import Result, latest, read
+from oscine.perf.result import RESULTS, Result, latest, read
 
-RESULTS = Path("benchmarks/results/h200.jsonl")
 HEADER = (
     "| model | requests | prompt/generated | output tok/s | tok/s/user | decode step | of roofline | prefill tok/s |",
     "|---|---|---|---|---|---|---|---|",

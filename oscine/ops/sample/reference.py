@@ -20,7 +20,7 @@ LOWEST_TEMPERATURE = 1e-20  # above 0; keeps logits / temperature finite, and is
 
 def sample(logits_NV: Tensor, sampling: SamplingBatch) -> Sampled:
     """logits [N, V] float32, not written; log-probabilities are those of these logits, before any adjustment."""
-    adjusted_NV = _penalize(_add_bias(logits_NV, sampling), sampling)
+    adjusted_NV = penalize(add_bias(logits_NV, sampling), sampling)
     ids_N = adjusted_NV.argmax(-1) if sampling.greedy else _choose(adjusted_NV, sampling)
     if sampling.num_logprobs is None:
         return Sampled(ids_N)
@@ -30,7 +30,7 @@ def sample(logits_NV: Tensor, sampling: SamplingBatch) -> Sampled:
     return Sampled(ids_N, chosen_N, top.indices, top.values)
 
 
-def _add_bias(logits_NV: Tensor, sampling: SamplingBatch) -> Tensor:
+def add_bias(logits_NV: Tensor, sampling: SamplingBatch) -> Tensor:
     if sampling.bias_rows is None:
         return logits_NV
     assert sampling.bias_ids is not None
@@ -38,7 +38,7 @@ def _add_bias(logits_NV: Tensor, sampling: SamplingBatch) -> Tensor:
     return logits_NV.index_put((sampling.bias_rows, sampling.bias_ids), sampling.bias_values, accumulate=True)
 
 
-def _penalize(logits_NV: Tensor, sampling: SamplingBatch) -> Tensor:
+def penalize(logits_NV: Tensor, sampling: SamplingBatch) -> Tensor:
     if sampling.repetition_N is None:
         return logits_NV
     assert sampling.output_counts_NV is not None

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from oscine.ops.interface import Sampled, SamplingBatch
 from oscine.ops.launch import NUM_ARRIVALS, arrivals, launch_options
-from oscine.ops.sample.reference import LOWEST_TEMPERATURE, _add_bias, _penalize
+from oscine.ops.sample.reference import LOWEST_TEMPERATURE, add_bias, penalize
 
 PARTS = tl.constexpr(64)  # programs of a row that scan and collect
 LANES = tl.constexpr(64)  # lanes of each of them
@@ -37,7 +37,7 @@ COOLEST = tl.constexpr(LOWEST_TEMPERATURE)
 
 def sample(logits_NV: Tensor, sampling: SamplingBatch) -> Sampled:
     """logits [N, V] float32, not written; log-probabilities are those of these logits, before any adjustment."""
-    ids_N = choose(_penalize(_add_bias(logits_NV, sampling), sampling), sampling)
+    ids_N = choose(penalize(add_bias(logits_NV, sampling), sampling), sampling)
     if sampling.num_logprobs is None:
         return Sampled(ids_N)
     logprobs_NV = logits_NV.log_softmax(-1)

@@ -199,7 +199,7 @@ def test_heads_must_be_a_power_of_two() -> None:
 
 GPU_BACKENDS = [
     pytest.param("triton", marks=pytest.mark.gpu),
-    pytest.param("hopper", marks=[pytest.mark.gpu, pytest.mark.hopper]),
+    pytest.param("hopper", marks=pytest.mark.hopper),
 ]
 # Each tile full and not full, the first count beyond tiles, and a long chunk of a prompt; and some of each.
 TOKENS = (1, 2, 3, 8, 9, 16, 17, 32, 33, 64, 65, 777)
@@ -262,7 +262,6 @@ def test_out_proj_and_head_on_gpu(backend: str, rows: int, columns: int, num_tok
     assert relative_error(logits, expected) <= 2 * relative_error(reference.lm_head(x, weight), expected)
 
 
-@pytest.mark.gpu
 @pytest.mark.hopper
 @pytest.mark.parametrize("num_tokens", [1, 64])
 def test_a_graph_replays_what_the_kernels_do(num_tokens: int) -> None:

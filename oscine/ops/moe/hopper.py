@@ -68,13 +68,12 @@ class Plan:
 
 
 def prepare_experts(experts: MxExperts) -> HopperExperts:
-    """Repacks one layer's experts. Raises ValueError for dimensions that are not multiples of 32."""
+    """Repacks one layer's experts. Raises ValueError for dimensions not in multiples of 32, and for huge scales."""
     num_experts, rows, k_blocks = experts.gate_up_scales.shape
     intermediate, hidden = rows // 2, k_blocks * 32
     if intermediate % 32 or experts.down_scales.shape[1] != hidden:
-        raise ValueError(
-            f"the Hopper experts need hidden and intermediate sizes in multiples of 32, not {intermediate}"
-        )
+        sizes = f"{experts.down_scales.shape[1]} and {intermediate}"
+        raise ValueError(f"the Hopper experts need hidden and intermediate sizes in multiples of 32, not {sizes}")
     order = gate_up_order(intermediate, experts.gate_up_blocks.device)
     return HopperExperts(
         gate_up=_matrix(experts.gate_up_blocks, experts.gate_up_scales, experts.gate_up_bias, order),
@@ -94,7 +93,7 @@ def _matrix(blocks: Tensor, scales: Tensor, bias: Tensor, row_order: Tensor | No
 def moe(x_TH: Tensor, routing: Routing, experts: HopperExperts, swiglu_limit: float) -> Tensor:
     """bf16 [T, H] -> [T, J, H], float32 for few tokens and bf16 for many; the sum over J is the result.
 
-    Routing may leave out the counts and ranks of few tokens: each program of the sort then finds them itself.
+    Routing may leave out counts and ranks of up to 256 pairs: each program of the sort then finds them itself.
     """
     tokens, per_token = routing.expert_ids_TK.shape
     return run(x_TH, routing, experts, swiglu_limit, plan(tokens, per_token, experts.experts))
@@ -104,7 +103,8 @@ def plan(tokens: int, per_token: int, experts: int) -> Plan:
     """Tile shapes by static sizes only, so that a CUDA graph can replay any routing. Measured on an NVIDIA H200.
 
     Two small programs share a processor where weights dominate, so that the second GEMM's can fetch weights beside the
-    first's; with more tokens one program with five rows of units reads the tokens less often.
+    first's. With more tokens of many experts one program with five unit rows reads the tokens less often; for prompts
+    one with three leaves the registers to a tile of 128.
     """
     rows = tokens * per_token / experts  # of an expert, on average
     if tokens == 1:

@@ -26,8 +26,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.core import _aggregate as aggregate
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-UNIT = 64  # rows, and values along k, of a unit
-
 
 def _expand_asm() -> str:
     """PTX that expands the thread's 32 nibbles: $0-$15 out (bf16x2), $16-$19 nibble words, $20 the four scale bytes.

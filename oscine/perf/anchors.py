@@ -62,9 +62,6 @@ ANCHORS = (
 # Prompt tokens a second of vLLM, 1024-token prompts, (model, whether requests are many).
 _VLLM_PREFILL = {("120b", True): 45000.0, ("120b", False): 19000.0, ("20b", True): 77000.0, ("20b", False): 50000.0}
 
-# Seconds from process start to ready, random weights.
-VLLM_READY_S = {"120b": 105.0, "20b": 154.0}
-
 
 def vllm(model: str, concurrency: int, isl: int, osl: int) -> Anchor | None:
     """What was measured with this very load."""

@@ -68,12 +68,12 @@ def kv_bytes(config: ModelConfig, context: float) -> float:
     return 2 * config.num_key_value_heads * config.head_dim * BYTES * _attended(config, context)
 
 
-def token_flops(config: ModelConfig, context: float, *, sampled: bool) -> float:
-    """Arithmetic of one token that sees `context` keys; `sampled`: whether its logits are computed."""
+def token_flops(config: ModelConfig, context: float) -> float:
+    """Arithmetic of one token that sees `context` keys, its logits included."""
     experts = config.num_experts_per_tok * 3 * config.hidden_size * config.intermediate_size
     router = config.num_local_experts * config.hidden_size
     matrices = config.num_hidden_layers * (_attention_parameters(config) + router + experts)
-    head = config.vocab_size * config.hidden_size if sampled else 0
+    head = config.vocab_size * config.hidden_size
     attention = 2 * config.num_attention_heads * config.head_dim * _attended(config, context)
     return 2.0 * (matrices + head + attention)
 
@@ -85,19 +85,5 @@ def decode_bytes(config: ModelConfig, sequences: int, context: float) -> float:
 
 def decode_step_s(config: ModelConfig, sequences: int, context: float, ceiling: Ceiling) -> float:
     """Seconds of a step that decodes one token of each sequence, at an average context."""
-    flops = sequences * token_flops(config, context, sampled=True)
+    flops = sequences * token_flops(config, context)
     return max(decode_bytes(config, sequences, context) / ceiling.bytes_per_s, flops / ceiling.flops_per_s)
-
-
-def prefill_s(config: ModelConfig, prompts: int, length: int, ceiling: Ceiling) -> float:
-    """Seconds for all prompts, by arithmetic alone, the logits of each prompt's last token included."""
-    context = (length + 1) / 2
-    flops = length * token_flops(config, context, sampled=False)
-    head = 2.0 * config.vocab_size * config.hidden_size
-    return prompts * (flops + head) / ceiling.flops_per_s
-
-
-def output_limit(config: ModelConfig, concurrency: int, isl: int, osl: int, ceiling: Ceiling) -> float:
-    """Generated tokens a second when all requests arrive at once: the prompts first, then the steps."""
-    step = decode_step_s(config, concurrency, isl + osl / 2, ceiling)
-    return concurrency * osl / (prefill_s(config, concurrency, isl, ceiling) + osl * step)

@@ -81,7 +81,7 @@ def test_an_op_must_read_what_the_roofline_says() -> None:
     keys = sum(calls[f"attention {kind}"].num_bytes * 3 for kind in ("full", "sliding"))
     assert keys == pytest.approx(2 * roofline.kv_bytes(CONFIG, 100), rel=0.1)
     flops = sum(op.flops * op.per_step for op in calls.values())
-    assert flops == pytest.approx(roofline.token_flops(CONFIG, 100, sampled=True), rel=1e-6)
+    assert flops == pytest.approx(roofline.token_flops(CONFIG, 100), rel=1e-6)
 
 
 def test_a_chunk_reads_its_context_once() -> None:

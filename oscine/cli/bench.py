@@ -1,12 +1,13 @@
 """`oscine bench engine` and `oscine bench ops`: measurements that need none of the server's packages."""
 
 import argparse
+import os
 from pathlib import Path
 
 from oscine.cli.error import USAGE, CommandError
 from oscine.cli.options import Parser
 from oscine.config import NANO, CacheOptions, EngineOptions, ModelOptions
-from oscine.perf.result import RESULTS, Point, append, latest, read
+from oscine.perf.result import RESULTS, Point, append, latest, read, results_of
 
 
 def add_command(commands: "argparse._SubParsersAction[Parser]") -> None:
@@ -37,13 +38,22 @@ def _add_engine(kinds: "argparse._SubParsersAction[Parser]") -> None:
     parser.add_argument("--max-num-batched-tokens", type=int, metavar="TOKENS", help="computed in a step (by the load)")
     parser.add_argument("--gpu-memory-utilization", type=float, metavar="SHARE", help="as in serve")
     parser.add_argument("--enforce-eager", action="store_true", help="never use CUDA graphs")
-    parser.add_argument("--output", type=Path, default=RESULTS, metavar="FILE", help=f"appended to ({RESULTS})")
+    parser.add_argument("--output", type=Path, metavar="FILE", help=f"appended to (for an H200 {RESULTS})")
     parser.add_argument("--baseline", type=Path, metavar="FILE", help="earlier results to be compared with")
     _add_device(parser)
     parser.set_defaults(run=run_engine)
 
 
+def _keep_threads_from_spinning() -> None:
+    """As in the engine process of a server; must be done before torch is imported.
+
+    OpenMP threads that spin while they wait make an op up to 100 times slower once another process wants the cores.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+
 def run_engine(args: argparse.Namespace) -> None:
+    _keep_threads_from_spinning()
     from oscine.perf import machine, report
     from oscine.perf.engine_bench import EngineBench, MeasureError
 
@@ -57,13 +67,14 @@ def run_engine(args: argparse.Namespace) -> None:
     except (ValueError, OSError) as error:
         raise CommandError(str(error), USAGE) from None
     where = machine.describe(args.device, args.commit)
-    print(f"{where.gpu}, torch {where.torch}, triton {where.triton}, commit {where.commit}", flush=True)
+    output = args.output or results_of(where.gpu)
+    print(f"{where.gpu}, torch {where.torch}, triton {where.triton}, commit {where.commit}; to {output}", flush=True)
     print(report.HEADER, flush=True)
     try:
         passes = {"passes": args.passes, "warmup_osl": args.warmup_osl, "one_pass_from": args.one_pass_from}
         for result in bench.run(points, where=where, **passes):
             print(report.line(result, baseline), flush=True)
-            append(args.output, result)
+            append(output, result)
             held = bench.num_held(result.point)
             if held < result.concurrency:
                 print(f"{'':>12} the KV cache holds {held} of these sequences at once", flush=True)
@@ -94,6 +105,7 @@ def _add_device(parser: argparse.ArgumentParser) -> None:
 
 
 def run_ops(args: argparse.Namespace) -> None:
+    _keep_threads_from_spinning()
     from oscine.model.opened_model import open_model
     from oscine.perf import machine
     from oscine.perf.op_bench import OpBench, table
@@ -101,9 +113,12 @@ def run_ops(args: argparse.Namespace) -> None:
     from oscine.perf.timer import measure_ceiling
 
     try:
-        loads = [Load.of(int(tokens), args.context) for tokens in args.tokens.split(",")]
+        loads = [Load.of(tokens, args.context) for tokens in _numbers(args.tokens)]
         backends = dict(_pair(text) for text in args.backend)
         opened = open_model(_model_options(args))
+        limit = opened.config.max_position_embeddings
+        if args.context > limit:
+            raise ValueError(f"--context {args.context} is above the model's own {limit}")
         bench = OpBench(opened.config, opened.device, opened.dtype, backends)
     except (ValueError, OSError) as error:
         raise CommandError(str(error), USAGE) from None
@@ -112,6 +127,13 @@ def run_ops(args: argparse.Namespace) -> None:
     print(f"copy {ceiling.bytes_per_s / 1e12:.3g} TB/s, matrix product {ceiling.flops_per_s / 1e12:.3g} TFLOP/s")
     for load in loads:
         print("", *table(load, bench.run(load), ceiling), sep="\n", flush=True)
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ValueError(f"--tokens takes numbers like 1,64,8192, not {text!r}") from None
 
 
 def _pair(text: str) -> tuple[str, str]:

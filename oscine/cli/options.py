@@ -65,6 +65,7 @@ def read_config(given: Mapping[str, Any], note: Callable[[str], None] = lambda t
     Raises CommandError that names the option.
     """
     layers = [dict(given)]  # the first wins
+    _check_exclusions(layers[0])
     path = layers[0].pop("config", None)
     if path is not None:
         layers.append(_read_yaml(path, f"--config {path}"))
@@ -75,11 +76,24 @@ def read_config(given: Mapping[str, Any], note: Callable[[str], None] = lambda t
     for layer in reversed(layers):
         for text in layer.pop(dialects.NOTES, ()):
             note(text)
-        options |= layer
+        options = {name: value for name, value in options.items() if not _excluded(name, layer)} | layer
     try:
         return _config(options)
     except ValueError as error:
         raise CommandError(str(error), USAGE) from None
+
+
+def _excluded(name: str, layer: Mapping[str, Any]) -> bool:
+    return any(other in layer for other in _EXCLUDE.get(name, ()))
+
+
+def _check_exclusions(layer: Mapping[str, Any]) -> None:
+    """Two such options of one source contradict each other; of two sources, the one that wins stands alone."""
+    for name in layer:
+        for other in _EXCLUDE.get(name, ()):
+            if other in layer:
+                names = " and ".join(f"--{text.replace('_', '-')}" for text in sorted((name, other)))
+                raise CommandError(f"{names} exclude each other", USAGE)
 
 
 def _config(options: Mapping[str, Any]) -> Config:
@@ -105,7 +119,9 @@ def _read_yaml(path: Path, source: str) -> dict[str, Any]:
     parser = Parser(prog="oscine serve", add_help=False, allow_abbrev=False)
     add_options(parser, nested=True)
     try:
-        return vars(parser.parse_args(_arguments(content)))
+        options = vars(parser.parse_args(_arguments(content)))
+        _check_exclusions(options)
+        return options
     except CommandError as error:
         raise CommandError(f"{source}: {error}", USAGE) from None
 
@@ -181,7 +197,7 @@ _GROUPS: dict[str, _Options] = {
         "kv-cache-free-gpu-memory-fraction": {
             "type": float,
             "metavar": "SHARE",
-            "help": "of a GPU's memory that weights and workspace leave, for the KV cache; instead of the option above",
+            "help": "of a GPU's memory that weights and workspace leave, for the KV cache; instead of the two above",
         },
         "page-size": {"type": int, "metavar": "TOKENS", "help": "of a page of the KV cache (64)"},
         "no-prefix-caching": {
@@ -234,3 +250,9 @@ _GROUPS: dict[str, _Options] = {
 }
 _FLAGS = {"no-prefix-caching", "no-async-scheduling", "enforce-eager"}
 _LISTS = {"served-model-name", "api-key"}
+_FRACTION = "kv_cache_free_gpu_memory_fraction"
+_EXCLUDE = {  # fields that size the same thing in two ways
+    _FRACTION: ("kv_cache_bytes", "gpu_memory_utilization"),
+    "kv_cache_bytes": (_FRACTION,),
+    "gpu_memory_utilization": (_FRACTION,),
+}

@@ -142,7 +142,7 @@ def engine_options(
     chunk = 16384 if num_seqs >= MANY else 4096
     scheduler = SchedulerOptions(
         max_num_seqs=num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens or max(num_seqs, chunk),
+        max_num_batched_tokens=max(num_seqs, chunk) if max_num_batched_tokens is None else max_num_batched_tokens,
         max_waiting=num_seqs,
     )
     model = replace(model, max_model_len=max(point.isl + point.osl for point in points))

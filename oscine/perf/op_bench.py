@@ -49,6 +49,9 @@ class OpBench:
         self._config, self._device = config, device
         on = platform(device, dtype)
         self._backends, self._ops = choose(on, overrides), resolve(on, overrides)
+        for op, backend in overrides.items():
+            if device.type == "cpu" and backend != "reference":
+                raise ValueError(f"--backend {op}={backend} needs a GPU")
         with torch.inference_mode():
             self._weights = random_weights(config, self._ops, device, dtype)
 

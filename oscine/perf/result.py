@@ -8,7 +8,12 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-RESULTS = Path("benchmarks/results/h200.jsonl")  # where the command line writes and reads them
+RESULTS = Path("benchmarks/results/h200.jsonl")  # what tables and plots are made of
+
+
+def results_of(gpu: str) -> Path:
+    """Where the results of a device are kept: of "NVIDIA H200" in RESULTS, of "cpu" beside it."""
+    return RESULTS.with_name(f"{gpu.lower().removeprefix('nvidia ').replace(' ', '-')}.jsonl")
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,12 @@ class Load:
 
     @classmethod
     def of(cls, tokens: int, context: int) -> "Load":
-        """Decodes up to MOST_DECODES tokens, else prompts of `context` tokens, or the last chunk of one."""
+        """Decodes up to MOST_DECODES tokens, else prompts of `context` tokens, or the last chunk of one.
+
+        Raises ValueError for a load of nothing.
+        """
+        if min(tokens, context) < 1:
+            raise ValueError(f"--tokens and --context must be at least 1, not {tokens} and {context}")
         if tokens <= MOST_DECODES:
             return cls(tokens, 1, context)
         query_len = min(tokens, context)

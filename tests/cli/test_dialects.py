@@ -192,6 +192,28 @@ def test_the_command_line_undoes_a_flag_of_the_file(tmp_path: Path) -> None:
     assert config == config_of("m")[0]
 
 
+@pytest.mark.parametrize("text", ["gpu_memory_utilization: 0.5", "kv_cache_bytes: 1000000000"])
+def test_of_two_sizes_of_the_cache_the_command_lines_stands_alone(tmp_path: Path, text: str) -> None:
+    """Whichever is in the file: it neither wins nor has a part."""
+    fraction = ("--kv-cache-free-gpu-memory-fraction", "0.75")
+    assert config_of("--config", write(tmp_path, text), *fraction) == config_of(*fraction)
+    option = f"--{text.replace(':', '')}".split()
+    path = write(tmp_path, "kv_cache_config: {free_gpu_memory_fraction: 0.75}")
+    assert config_of("--config", path, *option) == config_of(*option)
+
+
+def test_two_sizes_of_the_cache_in_one_place_exclude_each_other(tmp_path: Path) -> None:
+    said = "--gpu-memory-utilization and --kv-cache-free-gpu-memory-fraction exclude each other"
+    with pytest.raises(CommandError, match=said):
+        config_of("--gpu-memory-utilization", "0.5", "--kv_cache_free_gpu_memory_fraction", "0.5")
+    path = write(tmp_path, "kv_cache_config: {free_gpu_memory_fraction: 0.75}\ngpu-memory-utilization: 0.5")
+    with pytest.raises(CommandError, match=rf"--config {path}: {said}") as caught:
+        config_of("--config", path)
+    assert caught.value.status == USAGE
+    config, _ = config_of("--gpu-memory-utilization", "0.5", "--kv-cache-bytes", "1000000000")
+    assert (config.engine.cache.gpu_memory_utilization, config.engine.cache.kv_cache_bytes) == (0.5, 10**9)
+
+
 def test_underscores_are_of_names_only() -> None:
     config, _ = config_of("--served_model_name=a_b", "c_d")
     assert config.server.served_model_names == ("a_b",)

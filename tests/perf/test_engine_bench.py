@@ -1,6 +1,7 @@
 """`oscine bench engine` with the embedded model, and the arithmetic of its figures with a fake clock."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ from oscine.engine.loop import EngineLoop
 from oscine.model.config import gpt_oss_120b
 from oscine.perf.engine_bench import EngineBench, MeasureError, engine_options
 from oscine.perf.machine import Machine
-from oscine.perf.result import Point
+from oscine.perf.result import Point, results_of
 from oscine.perf.roofline import H200, decode_step_s
 from oscine.types import StepPlan, StepResult
 
@@ -28,25 +29,28 @@ SERVER_PACKAGES = (
 )
 
 
-def bench(*arguments: str, absent: tuple[str, ...] = ()) -> "subprocess.CompletedProcess[str]":
+def bench(*arguments: str, absent: tuple[str, ...] = (), cwd: Path = ROOT) -> "subprocess.CompletedProcess[str]":
     """In a process of its own, where the packages named are not installed."""
     code = (
         f"import sys; sys.modules.update(dict.fromkeys({absent!r})); "
         f"from oscine.cli import main; sys.exit(main(['bench', *{arguments!r}]))"
     )
     command = [sys.executable, "-c", code]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=ROOT)
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=cwd, env=env)
 
 
 def test_the_embedded_model_without_the_servers_packages(tmp_path: Path) -> None:
-    output = tmp_path / "results" / "cpu.jsonl"
-    arguments = ("engine", "--model", "oscine-nano", "--device", "cpu", "--points", "2:16:8", "1:9:4")
-    done = bench(*arguments, "--output", str(output), "--commit", "abc", absent=SERVER_PACKAGES)
+    """So many tokens that no hiccup of a busy machine makes the pass of one token the longer one."""
+    arguments = ("engine", "--model", "oscine-nano", "--device", "cpu", "--points", "2:16:64", "1:9:48")
+    done = bench(*arguments, "--commit", "abc", absent=SERVER_PACKAGES, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
+    output = tmp_path / results_of("cpu")
+    assert str(results_of("cpu")) in done.stdout.splitlines()[0]
     first, second = (json.loads(line) for line in output.read_text().splitlines())
     assert list(first) == KEYS.split()
-    assert (first["model"], first["concurrency"], first["isl"], first["osl"]) == ("oscine-nano", 2, 16, 8)
-    assert (second["concurrency"], second["isl"], second["osl"]) == (1, 9, 4)
+    assert (first["model"], first["concurrency"], first["isl"], first["osl"]) == ("oscine-nano", 2, 16, 64)
+    assert (second["concurrency"], second["isl"], second["osl"]) == (1, 9, 48)
     assert (first["gpu"], first["commit"], first["roofline_share"]) == ("cpu", "abc", None)
     assert 0 < first["ready_s"] < 100
     for result in (first, second):
@@ -63,6 +67,7 @@ def test_the_embedded_model_without_the_servers_packages(tmp_path: Path) -> None
         (["engine", "--points", "1:8:8", "--passes", "1"], "--passes"),
         (["engine", "--points", "1:8:8", "--baseline", "/no/such/file"], "/no/such/file"),
         (["engine", "--points", "1:131072:8"], "--max-model-len"),
+        (["engine", "--points", "1:8:8", "--max-num-batched-tokens", "0"], "--max-num-batched-tokens"),
         (["engine"], "--points"),
         ([], "KIND"),
     ],

@@ -136,7 +136,11 @@ def test_the_command() -> None:
     [
         (["--backend", "moe"], "OP=NAME"),
         (["--backend", "moe=magic"], "magic"),
-        (["--tokens", "1,x"], "x"),
+        (["--backend", "moe=triton"], "moe=triton needs a GPU"),
+        (["--tokens", "1,x"], "--tokens takes numbers like 1,64,8192, not '1,x'"),
+        (["--tokens", "0"], "--tokens"),
+        (["--context", "0"], "--context"),
+        (["--context", "131073"], "above the model's own 131072"),
         (["--model", "/no/such/model"], "/no/such/model"),
     ],
     ids=lambda v: " ".join(v) if isinstance(v, list) else v,

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from oscine.perf import anchors, report
-from oscine.perf.result import Point, Result, append, latest, read
+from oscine.perf.result import RESULTS, Point, Result, append, latest, read, results_of
 
 RESULT = Result(
     model="120b",
@@ -35,6 +35,14 @@ def test_a_file_of_results_grows_and_reads_back(tmp_path: Path) -> None:
         append(path, result)
     assert read(path) == [RESULT, other, newer]
     assert latest(read(path)) == {("120b", Point(64, 1024, 256)): newer, ("120b", Point(1, 1024, 256)): other}
+
+
+def test_each_device_has_a_file_of_its_own() -> None:
+    """So that a laptop's figures never end up in the tables of a GPU."""
+    assert results_of("NVIDIA H200") == RESULTS
+    names = ("cpu", "NVIDIA GeForce RTX 4090", "NVIDIA H100 80GB HBM3")
+    assert [results_of(gpu).name for gpu in names] == ["cpu.jsonl", "geforce-rtx-4090.jsonl", "h100-80gb-hbm3.jsonl"]
+    assert {results_of(gpu).parent for gpu in names} == {RESULTS.parent}
 
 
 @pytest.mark.parametrize("text", ["not json", "[]", '{"model": "120b"}', '{"more": 1}'])

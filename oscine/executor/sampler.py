@@ -23,6 +23,8 @@ from oscine.types import NewSequence, SamplingParams
 _INTEGERS = ("top_k", "seed")
 _FLOATS = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
 
+_ALIGNED = 4  # elements of 4 or 8 bytes: at least 16 bytes
+
 
 @dataclass(frozen=True, slots=True)
 class History:
@@ -113,8 +115,8 @@ class Sampler:
 
     def _batch(self, slots_N: IntArray, positions_N: IntArray, num_logprobs: int | None) -> SamplingBatch:
         slots = slots_N.tolist()
-        integers = upload(np.vstack((self._integers[:, slots_N], positions_N[None])), self._device)
-        floats = dict(zip(_FLOATS, upload(self._floats[:, slots_N], self._device).unbind(0), strict=True))
+        integers = self._columns(np.vstack((self._integers[:, slots_N], positions_N[None])))
+        floats = dict(zip(_FLOATS, self._columns(self._floats[:, slots_N]), strict=True))
         return SamplingBatch(
             temperature_N=floats["temperature"],
             top_k_N=integers[0],
@@ -128,6 +130,13 @@ class Sampler:
             **self._bias_fields(slots, positions_N),
             **self._penalty_fields(slots, floats),
         )
+
+    def _columns(self, table: NDArray[np.generic]) -> list[Tensor]:
+        """The rows of a table, each contiguous as kernels read it, and aligned: for others they are compiled anew."""
+        height, count = table.shape
+        padded = np.zeros((height, -(-count // _ALIGNED) * _ALIGNED), table.dtype)  # row by row, unlike a selection
+        padded[:, :count] = table
+        return [column[:count] for column in upload(padded, self._device)]
 
     def _bias_fields(self, slots: list[int], positions_N: IntArray) -> dict[str, Tensor]:
         entries: list[tuple[int, int, float]] = []

@@ -11,7 +11,8 @@ from torch import Tensor
 
 
 def upload(array: NDArray[np.generic], device: torch.device) -> Tensor:
-    """A copy on a GPU, or the memory of the array itself on a CPU."""
+    """A copy on a GPU, or the memory of the array itself on a CPU; contiguous, row by row."""
+    assert array.flags.c_contiguous, "a tensor would have its strides, and kernels do not expect them"
     tensor = torch.from_numpy(array)
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 

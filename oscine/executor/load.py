@@ -39,15 +39,13 @@ def load_executor(options: EngineOptions, report: Report, watch: Stopwatch) -> T
         return _load(opened, on, options, report, watch)
     from oscine.ops.compile_together import Compilers
 
-    graph_sizes = []
-    if options.cuda_graphs and is_capturable(on):
-        graph_sizes = sizes_up_to(options.scheduler.max_num_seqs)
+    decode_sizes = sizes_up_to(options.scheduler.max_num_seqs) if is_capturable(on) else []
     with closing(Compilers()) as compilers:  # they get ready while the weights are loaded
         executor = _load(opened, on, options, report, watch)
-        _rehearse(executor.of_first_layers(2), compilers, options, graph_sizes, watch)
-    if graph_sizes:
-        executor.capture(graph_sizes)
-        watch.lap(f"{len(graph_sizes)} graphs")
+        _rehearse(executor.of_first_layers(2), compilers, options, decode_sizes, watch)
+    if options.cuda_graphs and decode_sizes:
+        executor.capture(decode_sizes)
+        watch.lap(f"{len(decode_sizes)} graphs")
     run_largest(executor, options.scheduler.max_num_batched_tokens)  # at last: a capture gives cached memory back
     executor.forget_page_zero()
     torch.cuda.synchronize(opened.device)
@@ -70,17 +68,17 @@ def _load(opened: OpenedModel, on: str, options: EngineOptions, report: Report, 
 
 
 def _rehearse(
-    layers: TorchExecutor, compilers: "Compilers", options: EngineOptions, graph_sizes: list[int], watch: Stopwatch
+    layers: TorchExecutor, compilers: "Compilers", options: EngineOptions, decode_sizes: list[int], watch: Stopwatch
 ) -> None:
     """On two layers, one of each kind, all kernels are compiled, then loaded and run."""
     most_tokens = options.scheduler.max_num_batched_tokens
     layers.touch_state()
     with compilers.compile_together():
         warm_up(layers, most_tokens, KERNEL_SAMPLINGS)
-        layers.run_decodes(graph_sizes)
+        layers.run_decodes(decode_sizes)
     watch.lap("kernels")
     warm_up(layers, most_tokens, SAMPLINGS)
-    layers.run_decodes(graph_sizes)
+    layers.run_decodes(decode_sizes)
     watch.lap("rehearsal")
 
 

@@ -5,6 +5,8 @@ Goes through plans, as the engine does. Every page of the imagined sequences is 
 
 from collections.abc import Sequence
 
+from oscine.executor.cuda_graphs import sizes_up_to
+from oscine.executor.kv_memory import SAMPLED_AT_ONCE
 from oscine.executor.runner import TorchExecutor
 from oscine.types import NewSequence, SamplingParams, ScheduledSequence, StepPlan
 
@@ -23,7 +25,7 @@ def warm_up(executor: TorchExecutor, max_num_batched_tokens: int, samplings: Seq
         executor.execute(_prompts(executor, tokens))
     few = min(executor.max_num_seqs, 3)
     for sampling in samplings:
-        for count in {1, few}:
+        for count in row_counts(executor.max_num_seqs) if sampling in KERNEL_SAMPLINGS else {1, few}:
             executor.execute(_step(executor, [1] * count, sampling))
     if few > 1:
         executor.execute(_step(executor, [1, 2], GREEDY))  # a decode and a chunk
@@ -32,6 +34,11 @@ def warm_up(executor: TorchExecutor, max_num_batched_tokens: int, samplings: Seq
 def run_largest(executor: TorchExecutor, max_num_batched_tokens: int) -> None:
     """The step that needs most memory."""
     executor.execute(_prompts(executor, max_num_batched_tokens))
+
+
+def row_counts(max_num_seqs: int) -> list[int]:
+    """Rows sampled at once: their number decides into how many programs a row is cut."""
+    return sizes_up_to(min(max_num_seqs, SAMPLED_AT_ONCE))
 
 
 def _sizes(most: int) -> list[int]:

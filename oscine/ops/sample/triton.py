@@ -54,10 +54,7 @@ def choose(logits_NV: Tensor, sampling: SamplingBatch) -> Tensor:
     if not num_rows:
         return ids_N
     cut_N = _find_cuts(logits_NV, sampling) if sampling.truncated and not sampling.greedy else None
-    block = 1024 if num_rows <= 4 else 4096 if sampling.greedy else 2048
-    parts = max(1, min(triton.cdiv(vocab, block), 2048 // num_rows))
-    part = triton.cdiv(triton.cdiv(vocab, parts), block) * block
-    parts = triton.cdiv(vocab, part)
+    block, part, parts = split_rows(num_rows, vocab, sampling.greedy)
     _choose_kernel[(parts, num_rows)](
         logits_NV,
         sampling.temperature_N,
@@ -79,6 +76,14 @@ def choose(logits_NV: Tensor, sampling: SamplingBatch) -> Tensor:
         **launch_options(logits_NV.device),
     )
     return ids_N
+
+
+def split_rows(num_rows: int, vocab: int, greedy: bool) -> tuple[int, int, int]:
+    """(tokens of a tile, tokens of a program, programs of a row)"""
+    block = 1024 if num_rows <= 4 else 4096 if greedy else 2048
+    parts = max(1, min(triton.cdiv(vocab, block), 2048 // num_rows))
+    part = triton.cdiv(triton.cdiv(vocab, parts), block) * block
+    return block, part, triton.cdiv(vocab, part)
 
 
 def _find_cuts(logits_NV: Tensor, sampling: SamplingBatch) -> Tensor:

@@ -6,7 +6,9 @@ from torch import Tensor
 
 from oscine.executor.sampler import Sampler
 from oscine.ops.interface import Sampled, SamplingBatch
+from oscine.ops.sample import reference
 from oscine.types import NewSequence, SamplingParams
+from tests.ops.compile_ahead import run_interpreted
 
 
 def test_parameters_of_any_number_of_rows_are_contiguous_and_aligned() -> None:
@@ -35,3 +37,28 @@ def test_parameters_of_any_number_of_rows_are_contiguous_and_aligned() -> None:
         ):
             assert column.is_contiguous()
             assert column.storage_offset() * column.itemsize % 16 == 0
+
+
+def kernels_choose_like_the_reference() -> None:
+    from oscine.ops.sample import triton
+
+    chosen: list[list[int]] = []
+
+    def sample(logits_NV: Tensor, batch: SamplingBatch) -> Sampled:
+        expected = reference.sample(logits_NV, batch)
+        chosen.append(triton.sample(logits_NV, batch).token_ids_N.tolist())
+        assert chosen[-1] == expected.token_ids_N.tolist()
+        return expected
+
+    sampler = Sampler(5, 300, torch.device("cpu"), sample)
+    for slot, temperature in enumerate((0.0, 0.5, 1.0, 2.0, 0.7)):
+        sampling = SamplingParams(max_tokens=1, temperature=temperature, seed=2**40 + slot)
+        sampler.place(NewSequence(slot, [1], 1, 0, [], [], sampling))
+    logits_NV = torch.randn(5, 300, generator=torch.Generator().manual_seed(0))
+    sampler.sample(logits_NV, np.array([3, 0, 4, 1, 2]), np.arange(5) + 5)
+    assert len(chosen) == 1
+
+
+def test_kernels_choose_like_the_reference() -> None:
+    """A batch of unlike rows, as the executor puts it together."""
+    run_interpreted(kernels_choose_like_the_reference)

@@ -44,14 +44,20 @@ def compiled(kernel: object) -> int:
 
 
 @pytest.mark.usefixtures("no_gpu")
-def test_what_is_launched_within_is_compiled_at_the_end() -> None:
+def test_what_is_launched_within_is_compiled_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     x, before = torch.zeros(8), compiled(add_one)
+    jobs: list[Job] = []
+    fill_cache = Compilers.fill_cache
+    monkeypatch.setattr(
+        Compilers, "fill_cache", lambda self, job: (jobs.append(pickle.loads(job)), fill_cache(self, job))[1]
+    )
     with closing(Compilers(2)) as compilers, compilers.compile_together():
         for block in (8, 16, 8):
             add_one[(1,)](x, 7, BLOCK=block)
             add_one[(1,)](x, 5, BLOCK=block)  # the same kernel: the count is no constant
         assert compiled(add_one) == before
     assert compiled(add_one) == before + 2
+    assert [job.name for job in jobs] == ["add_one"] * 2, "done by workers"
     assert x.tolist() == [0] * 8
     with pytest.raises(AttributeError):  # a launch, which this driver cannot do
         add_one[(1,)](x, 7, BLOCK=8)

@@ -4,8 +4,8 @@ Arithmetic only: nothing is allocated here, and torch is not needed to read the 
 
 A full page is held as long as its sequence. A sliding page is soon free again: a running sequence needs the pages that
 its window touches and the one it grows into, and a chunk of a prompt its own until it is computed. So the sliding
-group gets that for every sequence, once more the windows for cached prefixes, and never more pages than
-the full group; the full group gets the rest.
+group gets that for every sequence (where those are few, for two chunks in flight), once more the windows for cached
+prefixes, and never more pages than the full group; the full group gets the rest.
 
 On a GPU the cache is what weights and workspace leave of --gpu-memory-utilization.
 """
@@ -164,7 +164,9 @@ def _share(config: ModelConfig, options: EngineOptions, page: PageBytes, cache_b
     """Pages of the full and of the sliding group."""
     size, scheduler = options.cache.page_size, options.scheduler
     of_window = pages_of_window(config, size)
-    running = scheduler.max_num_seqs * (of_window + 1) + ceil(scheduler.max_num_batched_tokens / size)
+    chunk = ceil(scheduler.max_num_batched_tokens / size)
+    # A second chunk of the same prompt may be launched before the pages of the first are free.
+    running = max(scheduler.max_num_seqs * (of_window + 1) + chunk, of_window + 1 + 2 * chunk)
     cached = min(scheduler.max_num_seqs, _MOST_CACHED_WINDOWS) * of_window if options.cache.prefix_caching else 0
     num_sliding = min(running + cached, cache_bytes // (page.full + page.sliding))
     return (cache_bytes - num_sliding * page.sliding) // page.full, num_sliding

@@ -37,6 +37,11 @@ def test_the_plan_uses_the_bytes_given_and_no_more() -> None:
     assert plan.total == 1 + plan.kv_full + plan.kv_sliding + plan.workspace
 
 
+def test_two_chunks_of_one_prompt_find_sliding_pages() -> None:
+    plan = plan_memory(GPT_20B, options(16 << 30, max_num_seqs=2, max_tokens=4096), weights=1, element_bytes=2)
+    assert plan.num_sliding_pages == 4 + 2 * 64 + 2 * 3
+
+
 def test_a_small_cache_shortens_the_context_that_nobody_asked_for_and_says_so() -> None:
     plan = plan_memory(GPT_20B, options(1 << 30), weights=1, element_bytes=2)
     assert plan.num_full_pages == plan.num_sliding_pages  # the windows of 64 sequences would take more

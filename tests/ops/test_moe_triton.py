@@ -50,7 +50,7 @@ def in_interpreter() -> None:
     edges.experts.down_scales[:, ::3] = 129  # more than 2
     assert relative_error(edges, routed(edges)) < 1e-6
     edges.experts.down_scales[:, 5, 0] = 255
-    out = triton.moe(edges.x_TH, routed(edges), edges.experts, 7.0)
+    out = triton.moe(edges.x_TH, routed(edges), triton.prepare_experts(edges.experts), 7.0)
     assert out[..., 5].isnan().all()
     assert out[..., 6].isfinite().all()
     assert triton.moe(edges.x_TH[:0], Routing(*(t[:0] for t in routed(edges)[:2])), edges.experts, 7.0).shape == (
@@ -169,11 +169,11 @@ def test_published_width(device: torch.device, tokens: int) -> None:
 @pytest.mark.gpu
 def test_a_graph_replays_on_new_inputs(device: torch.device) -> None:
     inputs = moe_inputs(MOE_CASES[2], device, torch.bfloat16)
-    fixed = routed(inputs)
-    triton.moe(inputs.x_TH, fixed, inputs.experts, 7.0)
+    fixed, experts = routed(inputs), triton.prepare_experts(inputs.experts)
+    triton.moe(inputs.x_TH, fixed, experts, 7.0)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        out = triton.moe(inputs.x_TH, fixed, inputs.experts, 7.0)
+        out = triton.moe(inputs.x_TH, fixed, experts, 7.0)
     for seed in (1, 2):
         fresh = moe_inputs(MOE_CASES[2], device, torch.bfloat16, seed)
         inputs.x_TH.copy_(fresh.x_TH)

@@ -129,7 +129,7 @@ def _wide(tokens: int, stages: int) -> Tiling:
 
 
 def run(x_TH: Tensor, routing: Routing, experts: HopperExperts, limit: float, chosen: Plan) -> Tensor:
-    """The op with tile shapes given; tests and benchmarks call it to try others."""
+    """The op with tile shapes given; benchmarks call it to try others."""
     (tokens, per_token), pairs = routing.expert_ids_TK.shape, routing.expert_ids_TK.numel()
     h = x_TH.new_empty(pairs, experts.intermediate)
     splits = chosen.down.splits

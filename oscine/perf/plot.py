@@ -107,7 +107,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("results", nargs="*", type=Path, default=[RESULTS], help=f"({RESULTS})")
     parser.add_argument("--output", type=Path, default=IMAGE, help=f"svg, png or pdf ({IMAGE})")
     args = parser.parse_args(argv)
-    figure = draw(result for path in args.results for result in read(path))
+    try:
+        results = [result for path in args.results for result in read(path)]
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
+    figure = draw(results)
     args.output.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(args.output, metadata={"Date": None} if args.output.suffix == ".svg" else None, dpi=150)
 

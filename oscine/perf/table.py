@@ -53,7 +53,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m oscine.perf.table")
     parser.add_argument("results", nargs="*", type=Path, default=[RESULTS], help=f"({RESULTS})")
     args = parser.parse_args(argv)
-    print("\n".join(lines(result for path in args.results for result in read(path))))
+    try:
+        results = [result for path in args.results for result in read(path)]
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
+    print("\n".join(lines(results)))
 
 
 if __name__ == "__main__":

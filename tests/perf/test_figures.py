@@ -1,5 +1,6 @@
 """The README's plot and table, from result files."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -49,3 +50,15 @@ def test_the_table_has_the_last_result_of_each_point(results: Path, capsys: pyte
     ]
     assert rows[1] == "| 120b | 1 | 1024/256 | 390 (226) | 410 (239) | 20.00 ms | 69% | 54,000 (19,000) |"
     assert rows[2] == "| 120b | 64 | 1024/256 | 2,700 (1,805) | 54 (40) | 20.00 ms | 69% | 54,000 (45,000) |"
+
+
+@pytest.mark.parametrize("main", [plot.main, table.main], ids=["plot", "table"])
+def test_results_that_cannot_be_read_are_named(
+    main: Callable[[Sequence[str]], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = tmp_path / "broken.jsonl"
+    broken.write_text("no result\n")
+    for path in (broken, tmp_path / "absent.jsonl"):
+        with pytest.raises(SystemExit):
+            main([str(path)])
+        assert str(path) in capsys.readouterr().err.splitlines()[-1]

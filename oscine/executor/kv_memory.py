@@ -65,7 +65,7 @@ class MemoryPlan:
     def _limit_note(self) -> str:
         if self.max_model_len == self.model_limit:
             return ""
-        return f" (the model's own limit is {self.model_limit}; more of it needs --max-model-len and --kv-cache-bytes)"
+        return f" (the model's own limit is {self.model_limit})"
 
 
 @dataclass(frozen=True, slots=True)

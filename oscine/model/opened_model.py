@@ -74,4 +74,6 @@ def _random_config(name: str) -> ModelConfig:
     if name in PUBLISHED:
         return PUBLISHED[name]()
     path = Path(name)
+    if not path.exists():
+        raise ValueError(f"--random-weights {name!r} is neither {' nor '.join(PUBLISHED)} nor a config.json")
     return ModelConfig.from_file(path / CONFIG if path.is_dir() else path)

@@ -225,6 +225,8 @@ def test_random_weights_by_config_file(single: Path) -> None:
         assert opened.folder is None
     assert opened.load().layers[0].experts.gate_up_bias.dtype == torch.bfloat16
     assert open_model(ModelOptions(random_weights="120b")).config.num_local_experts == 128
+    with pytest.raises(ValueError, match="--random-weights '200b' is neither 20b nor 120b"):
+        open_model(ModelOptions(random_weights="200b"))
 
 
 def test_float_tensors_take_the_asked_dtype() -> None:

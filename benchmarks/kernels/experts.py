@@ -9,10 +9,9 @@ from collections.abc import Iterator
 from contextlib import closing
 
 import torch
-from torch import Tensor
 
+from oscine.ops.cases import random_experts, random_routing
 from oscine.ops.compile_together import Compilers
-from oscine.ops.interface import MxExperts, Routing
 from oscine.ops.moe import hopper
 from oscine.ops.moe.hopper import Plan, Tiling
 from oscine.perf.timer import time_call
@@ -22,22 +21,18 @@ PER_TOKEN = 4
 CALLS = 16
 DEVICE = torch.device("cuda")
 
-SMALL = {"programs": 2, "registers": 64, "consumer_registers": 72}
-WIDE = {"consumers": 5, "programs": 1, "registers": 80, "consumer_registers": 88}
-LARGE = {"programs": 1, "registers": 128, "consumer_registers": 152}
-
 
 def tilings() -> Iterator[Tiling]:
     """Every shape that kept its registers and fits shared memory when it was compiled."""
     for splits in (1, 2, 3):
-        yield Tiling(8, splits=splits, **SMALL)
-        yield Tiling(8, stages=6, splits=splits, **WIDE)
+        yield Tiling(8, splits=splits)
+        yield hopper.wide(8, stages=6, splits=splits)
     for tokens, stages in ((16, 4), (32, 3)):
-        yield Tiling(tokens, stages=stages, **SMALL)
+        yield Tiling(tokens, stages=stages)
     for tokens, stages in ((16, 5), (32, 4), (64, 3)):
-        yield Tiling(tokens, stages=stages, **WIDE)
+        yield hopper.wide(tokens, stages=stages)
     for tokens, units, stages in ((64, 3, 4), (64, 1, 14), (128, 1, 8), (128, 2, 4)):
-        yield Tiling(tokens, units=units, stages=stages, **LARGE)
+        yield hopper.large(tokens, units=units, stages=stages)
 
 
 def plans(tokens: int, experts: int) -> list[Plan]:
@@ -54,36 +49,9 @@ def _but_splits(tiling: Tiling) -> tuple[int, ...]:
     return tiling.tokens, tiling.consumers, tiling.units, tiling.stages, tiling.programs
 
 
-def random_experts(experts: int) -> MxExperts:
-    def random(low: int, high: int, *shape: int) -> Tensor:
-        return torch.randint(low, high, shape, dtype=torch.uint8, device=DEVICE)
-
-    blocks, twice = HIDDEN // 32, 2 * HIDDEN
-    return MxExperts(
-        gate_up_blocks=random(0, 256, experts, twice, blocks, 16),
-        gate_up_scales=random(118, 122, experts, twice, blocks),
-        gate_up_bias=torch.randn(experts, twice, device=DEVICE).bfloat16(),
-        down_blocks=random(0, 256, experts, HIDDEN, blocks, 16),
-        down_scales=random(118, 122, experts, HIDDEN, blocks),
-        down_bias=torch.randn(experts, HIDDEN, device=DEVICE).bfloat16(),
-    )
-
-
-def random_routing(tokens: int, experts: int) -> Routing:
-    """Every set of experts alike."""
-    ids_TK = torch.rand(tokens, experts, device=DEVICE).argsort(1)[:, :PER_TOKEN]
-    flat = ids_TK.flatten()
-    counts_E = torch.bincount(flat, minlength=experts)
-    order = flat.argsort(stable=True)
-    ranks = torch.empty_like(flat)
-    ranks[order] = torch.arange(len(flat), device=DEVICE) - (counts_E.cumsum(0) - counts_E)[flat[order]]
-    weights_TK = torch.randn(tokens, PER_TOKEN, device=DEVICE).softmax(-1)
-    return Routing(ids_TK.int(), weights_TK, counts_E.int(), ranks.int().view_as(ids_TK))
-
-
 def report(tokens: int, experts: int, prepared: hopper.HopperExperts, compilers: Compilers) -> None:
     x_TH = torch.randn(tokens, HIDDEN, device=DEVICE).bfloat16()
-    routings = [random_routing(tokens, experts) for _ in range(CALLS)]
+    routings = [random_routing(tokens, experts, PER_TOKEN, DEVICE) for _ in range(CALLS)]
     busy = sum(len(routing.expert_ids_TK.unique()) for routing in routings) / CALLS
     gigabytes = busy * 3 * HIDDEN * HIDDEN * (0.5 + 1 / 32) / 1e9
     candidates = plans(tokens, experts)
@@ -117,7 +85,9 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, nargs="+", default=[1, 8, 64, 512, 1024, 8192])
     options = parser.parse_args()
     with closing(Compilers()) as compilers:
-        prepared = hopper.prepare_experts(random_experts(options.experts))
+        published = random_experts(options.experts, HIDDEN, HIDDEN, DEVICE, torch.bfloat16, scales=(118, 122))
+        prepared = hopper.prepare_experts(published)
+        del published
         for tokens in options.tokens:
             report(tokens, options.experts, prepared, compilers)
 

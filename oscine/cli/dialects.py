@@ -6,6 +6,7 @@ are written with hyphens here; command line and YAML take underscores too. A dot
 """
 
 import argparse
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -160,7 +161,7 @@ def arguments(key: str, name: str, value: Any) -> list[str]:
     return [f"--{name}={value}"]
 
 
-class _Checked(argparse.Action):
+class _Checked(argparse.Action, ABC):
     """An option that leaves nothing in the namespace, once it has passed."""
 
     def __call__(
@@ -172,8 +173,9 @@ class _Checked(argparse.Action):
     ) -> None:
         self.check(values, namespace)
 
+    @abstractmethod
     def check(self, value: str | Sequence[Any] | None, namespace: argparse.Namespace) -> None:
-        raise NotImplementedError
+        """Raises argparse.ArgumentError for a value that does not pass."""
 
 
 class _MustBeOne(_Checked):

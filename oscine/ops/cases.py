@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from oscine.ops.interface import Batch, MxExperts, PageGroup, SamplingBatch
+from oscine.ops.interface import Batch, MxExperts, PageGroup, Routing, SamplingBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +162,52 @@ MOE_CASES = (
 )
 
 
+def random_experts(
+    num_experts: int,
+    hidden: int,
+    intermediate: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    scales: tuple[int, int],
+    generator: torch.Generator | None = None,
+) -> MxExperts:
+    """scales: [low, high). Drawn where the generator is, or on the device."""
+    where = device if generator is None else generator.device
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, device=where).to(device, dtype)
+
+    def uniform(low: int, high: int, *shape: int) -> Tensor:
+        return torch.randint(low, high, shape, dtype=torch.uint8, generator=generator, device=where).to(device)
+
+    hidden_blocks, intermediate_blocks = -(-hidden // 32), -(-intermediate // 32)
+    return MxExperts(
+        gate_up_blocks=uniform(0, 256, num_experts, 2 * intermediate, hidden_blocks, 16),
+        gate_up_scales=uniform(*scales, num_experts, 2 * intermediate, hidden_blocks),
+        gate_up_bias=normal(num_experts, 2 * intermediate),
+        down_blocks=uniform(0, 256, num_experts, hidden, intermediate_blocks, 16),
+        down_scales=uniform(*scales, num_experts, hidden, intermediate_blocks),
+        down_bias=normal(num_experts, hidden),
+    )
+
+
+def random_routing(num_tokens: int, num_experts: int, per_token: int, device: torch.device) -> Routing:
+    """Every set of experts alike; with counts, and ranks in the order of the tokens."""
+    ids_TK = torch.rand(num_tokens, num_experts, device=device).argsort(1)[:, :per_token]
+    return counted(ids_TK, torch.randn(num_tokens, per_token, device=device).softmax(-1), num_experts)
+
+
+def counted(ids_TK: Tensor, weights_TK: Tensor, num_experts: int) -> Routing:
+    """A routing with counts, and ranks in the order of the tokens."""
+    flat = ids_TK.flatten().long()
+    counts_E = torch.bincount(flat, minlength=num_experts)
+    order = flat.argsort(stable=True)
+    ranks = torch.empty_like(flat)
+    ranks[order] = torch.arange(len(flat), device=flat.device) - (counts_E.cumsum(0) - counts_E)[flat[order]]
+    return Routing(ids_TK.int().contiguous(), weights_TK, counts_E.int(), ranks.int().view_as(ids_TK))
+
+
 def moe_inputs(case: MoeCase, device: torch.device, dtype: torch.dtype, seed: int = 0) -> MoeInputs:
     generator = torch.Generator().manual_seed(seed)
     hidden, intermediate, experts = case.hidden, case.intermediate, case.num_experts
@@ -169,17 +215,7 @@ def moe_inputs(case: MoeCase, device: torch.device, dtype: torch.dtype, seed: in
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator).to(device, dtype)
 
-    def uniform(low: int, high: int, *shape: int) -> Tensor:
-        return torch.randint(low, high, shape, dtype=torch.uint8, generator=generator).to(device)
-
-    packed = MxExperts(
-        gate_up_blocks=uniform(0, 256, experts, 2 * intermediate, hidden // 32, 16),
-        gate_up_scales=uniform(122, 126, experts, 2 * intermediate, hidden // 32),
-        gate_up_bias=normal(experts, 2 * intermediate),
-        down_blocks=uniform(0, 256, experts, hidden, intermediate // 32, 16),
-        down_scales=uniform(122, 126, experts, hidden, intermediate // 32),
-        down_bias=normal(experts, hidden),
-    )
+    packed = random_experts(experts, hidden, intermediate, device, dtype, scales=(122, 126), generator=generator)
     return MoeInputs(
         normal(case.num_tokens, hidden),
         normal(experts, hidden),

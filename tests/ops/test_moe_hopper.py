@@ -9,6 +9,7 @@ import triton
 from torch.nn import functional
 from triton.experimental.gluon import language as gl
 
+from oscine.ops.cases import counted, random_experts, random_routing
 from oscine.ops.interface import MxExperts, Routing
 from oscine.ops.moe import hopper, reference
 from oscine.ops.moe.hopper_gemm import gemm
@@ -112,7 +113,7 @@ def test_sort_in_the_interpreter() -> None:
 
 
 def test_odd_sizes_are_refused() -> None:
-    experts = random_experts(2, 64, 48, torch.device("cpu"))
+    experts = published_experts(2, 64, 48, torch.device("cpu"))
     with pytest.raises(ValueError, match="multiples of 32"):
         hopper.prepare_experts(experts)
 
@@ -123,7 +124,7 @@ def test_odd_sizes_are_refused() -> None:
 def test_error_is_that_of_bf16(tokens: int, experts: int, size: int) -> None:
     device = torch.device("cuda")
     torch.manual_seed(tokens)
-    published = random_experts(experts, size, size, device)
+    published = published_experts(experts, size, size, device)
     prepared = hopper.prepare_experts(published)
     routing = random_routing(tokens, experts, 4, device)
     x_TH = torch.randn(tokens, size, device=device).bfloat16()
@@ -141,7 +142,7 @@ def test_error_is_that_of_bf16(tokens: int, experts: int, size: int) -> None:
 def test_every_tiling_replays_in_a_graph(tokens: int) -> None:
     """One graph, replayed with other routings; all tokens on the same experts among them."""
     device = torch.device("cuda")
-    published = random_experts(16, 256, 256, device)
+    published = published_experts(16, 256, 256, device)
     prepared = hopper.prepare_experts(published)
     x_TH = torch.randn(tokens, 256, device=device).bfloat16()
     static = random_routing(tokens, 16, 4, device)
@@ -151,7 +152,9 @@ def test_every_tiling_replays_in_a_graph(tokens: int) -> None:
         y_TJH = hopper.moe(x_TH, static, prepared, 7.0)
     for seed in range(3):
         torch.manual_seed(seed)
-        routing = random_routing(tokens, 16, 4, device, same=seed == 2)
+        routing = random_routing(tokens, 16, 4, device)
+        if seed == 2:
+            routing = counted(routing.expert_ids_TK[:1].expand_as(routing.expert_ids_TK), routing.weights_TK, 16)
         for target, source in zip(static, routing, strict=True):
             target.copy_(source)
         y_TJH.fill_(torch.nan)
@@ -161,34 +164,8 @@ def test_every_tiling_replays_in_a_graph(tokens: int) -> None:
         assert (y_TJH.float().sum(1) - exact).norm() <= 2 * (plain - exact).norm()
 
 
-def random_experts(experts: int, hidden: int, intermediate: int, device: torch.device) -> MxExperts:
-    def uniform(low: int, high: int, *shape: int) -> torch.Tensor:
-        return torch.randint(low, high, shape, dtype=torch.uint8, device=device)
-
-    def normal(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, device=device).bfloat16()
-
-    return MxExperts(
-        gate_up_blocks=uniform(0, 256, experts, 2 * intermediate, hidden // 32, 16),
-        gate_up_scales=uniform(118, 123, experts, 2 * intermediate, hidden // 32),
-        gate_up_bias=normal(experts, 2 * intermediate),
-        down_blocks=uniform(0, 256, experts, hidden, (intermediate + 31) // 32, 16),
-        down_scales=uniform(118, 123, experts, hidden, (intermediate + 31) // 32),
-        down_bias=normal(experts, hidden),
-    )
-
-
-def random_routing(tokens: int, experts: int, per_token: int, device: torch.device, *, same: bool = False) -> Routing:
-    ids_TK = torch.rand(tokens, experts, device=device).argsort(1)[:, :per_token].int()
-    if same:
-        ids_TK = ids_TK[:1].expand_as(ids_TK).contiguous()
-    flat = ids_TK.flatten().long()
-    counts_E = torch.bincount(flat, minlength=experts).int()
-    order = flat.argsort(stable=True)
-    ranks = torch.empty_like(flat)
-    ranks[order] = torch.arange(flat.numel(), device=device) - (counts_E.cumsum(0) - counts_E)[flat[order]]
-    weights_TK = torch.randn(tokens, per_token, device=device).softmax(-1)
-    return Routing(ids_TK, weights_TK, counts_E, ranks.int().view(tokens, per_token))
+def published_experts(experts: int, hidden: int, intermediate: int, device: torch.device) -> MxExperts:
+    return random_experts(experts, hidden, intermediate, device, torch.bfloat16, scales=(118, 123))
 
 
 def in_float(experts: MxExperts) -> MxExperts:

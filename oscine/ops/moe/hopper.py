@@ -58,7 +58,6 @@ class Tiling:
     programs: int = 2  # of an SM
     registers: int = 64  # a thread, when launched
     consumer_registers: int = 72
-    producer_registers: int = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,18 +113,24 @@ def plan(tokens: int, per_token: int, experts: int) -> Plan:
     if rows <= 2:
         tiling = Tiling(8)
     elif rows <= 8:
-        tiling = _wide(16, stages=5) if experts >= 64 else Tiling(16)
+        tiling = wide(16, stages=5) if experts >= 64 else Tiling(16)
     elif rows <= 16:
         tiling = Tiling(32, stages=3)
     elif rows <= 64:
-        tiling = _wide(64, stages=3)
+        tiling = wide(64, stages=3)
     else:
-        tiling = Tiling(128, units=1, stages=8, programs=1, registers=128, consumer_registers=152)
+        tiling = large(128, units=1, stages=8)
     return Plan(tiling, tiling)
 
 
-def _wide(tokens: int, stages: int) -> Tiling:
-    return Tiling(tokens, consumers=5, stages=stages, programs=1, registers=80, consumer_registers=88)
+def wide(tokens: int, stages: int, splits: int = 1) -> Tiling:
+    """Five unit rows in one program of an SM."""
+    return Tiling(tokens, consumers=5, stages=stages, splits=splits, programs=1, registers=80, consumer_registers=88)
+
+
+def large(tokens: int, units: int, stages: int) -> Tiling:
+    """Three unit rows in one program of an SM: registers for many tokens."""
+    return Tiling(tokens, units=units, stages=stages, programs=1, registers=128, consumer_registers=152)
 
 
 def run(x_TH: Tensor, routing: Routing, experts: HopperExperts, limit: float, chosen: Plan) -> Tensor:
@@ -197,7 +202,6 @@ def constants(tiling: Tiling, k_units: int, unit_rows: int, rows: int, per_token
         "ROWS": rows,
         "EXPERTS_PER_TOKEN": per_token,
         "CONSUMER_REGS": tiling.consumer_registers,
-        "PRODUCER_REGS": tiling.producer_registers,
     }
 
 

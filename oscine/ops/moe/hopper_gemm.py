@@ -83,6 +83,7 @@ QUADS = gl.constexpr(
         shape=[32, 64],
     )
 )
+PRODUCER_REGISTERS = gl.constexpr(40)  # a thread
 SCALE_ROW = gl.constexpr(gl.SwizzledSharedLayout(vec=1, per_phase=1, max_phase=1, order=[0]))
 
 
@@ -414,11 +415,6 @@ def _consume_4(cfg, ring, a, b, c, d, e, f, g, h, i):
 
 
 @gluon.jit
-def _consume_5(cfg, ring, a, b, c, d, e, f, g, h, i):
-    _consume(cfg, 5, ring, a, b, c, d, e, f, g, h, i)
-
-
-@gluon.jit
 def gemm(
     nibbles_desc,
     scales_desc,
@@ -441,7 +437,6 @@ def gemm(
     SINGLE: gl.constexpr,
     EXPERTS_PER_TOKEN: gl.constexpr,
     CONSUMER_REGS: gl.constexpr,
-    PRODUCER_REGS: gl.constexpr,
 ):
     cfg = Config(N, CONSUMERS, UNITS, STAGES, SPLITS, K_UNITS, UNIT_ROWS, ROWS, GATED, SINGLE, EXPERTS_PER_TOKEN)
     BOX: gl.constexpr = scales_desc.block_type.shape[0]  # UNITS, up to a power of two
@@ -459,17 +454,11 @@ def gemm(
         cfg, ring, nibbles_desc, scales_desc, tokens_desc, table_ptr, out_ptr, bias_ptr, order_ptr, weights_ptr, limit
     )  # fmt: skip
     # The compiler wants the partitions spelled out.
-    if CONSUMERS == 2:
-        gl.warp_specialize(
-            [(_consume_0, args), (_consume_1, args), (_produce, args)],
-            [4, 1],
-            [CONSUMER_REGS, PRODUCER_REGS],
-        )
-    elif CONSUMERS == 3:
+    if CONSUMERS == 3:
         gl.warp_specialize(
             [(_consume_0, args), (_consume_1, args), (_consume_2, args), (_produce, args)],
             [4, 4, 1],
-            [CONSUMER_REGS, CONSUMER_REGS, PRODUCER_REGS],
+            [CONSUMER_REGS, CONSUMER_REGS, PRODUCER_REGISTERS],
         )
     elif CONSUMERS == 5:
         gl.warp_specialize(
@@ -482,21 +471,7 @@ def gemm(
                 (_produce, args),
             ],
             [4, 4, 4, 4, 1],
-            [CONSUMER_REGS, CONSUMER_REGS, CONSUMER_REGS, CONSUMER_REGS, PRODUCER_REGS],
-        )
-    elif CONSUMERS == 6:
-        gl.warp_specialize(
-            [
-                (_consume_0, args),
-                (_consume_1, args),
-                (_consume_2, args),
-                (_consume_3, args),
-                (_consume_4, args),
-                (_consume_5, args),
-                (_produce, args),
-            ],
-            [4, 4, 4, 4, 4, 1],
-            [CONSUMER_REGS, CONSUMER_REGS, CONSUMER_REGS, CONSUMER_REGS, CONSUMER_REGS, PRODUCER_REGS],
+            [CONSUMER_REGS, CONSUMER_REGS, CONSUMER_REGS, CONSUMER_REGS, PRODUCER_REGISTERS],
         )
     else:
-        gl.static_assert(False, "2, 3, 5 or 6 consumers")
+        gl.static_assert(False, "3 or 5 consumers")

@@ -13,12 +13,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from oscine.api.errors import APIError, response, unavailable
 
-OPEN_PATHS = frozenset({"/health", "/v1/health/live", "/v1/health/ready", "/version", "/metrics"})
 BODY_TIMEOUT_S = 60.0
 
 
 class ApiKeys:
-    """Middleware that asks for `Authorization: Bearer KEY`, except where monitoring looks."""
+    """Middleware of an endpoint that asks for `Authorization: Bearer KEY`."""
 
     def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
         self.app = app
@@ -31,7 +30,7 @@ class ApiKeys:
         return scheme.lower() == b"bearer" and any(matches)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self.admits(scope):
+        if self.admits(scope):
             await self.app(scope, receive, send)
             return
         error = APIError(

@@ -6,20 +6,20 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
 from oscine.api import sampling
 from oscine.api.chat_choice import ChatChoice
 from oscine.api.chat_chunks import ChatChunks, ChunkHead
 from oscine.api.conversation import conversation
-from oscine.api.errors import invalid
-from oscine.api.generation import Generation, engine_request
-from oscine.api.limits import read_body
-from oscine.api.schemas import ChatCompletionRequest, decode
-from oscine.api.service import ReadyModel, Service
+from oscine.api.endpoint import Call, Endpoint
+from oscine.api.errors import APIError, invalid
+from oscine.api.generation import Generation, Write, engine_request
+from oscine.api.schemas import ChatCompletionRequest
+from oscine.api.service import ReadyModel
+from oscine.api.sse import DONE, failure
 from oscine.api.usage import Usage, usage
-from oscine.types import GenerationOutput, SamplingParams
+from oscine.types import GenerationOutput, GenerationRequest, SamplingParams
 
 _REASONING_FIELDS = {
     "reasoning": ("reasoning",),
@@ -28,32 +28,22 @@ _REASONING_FIELDS = {
 }
 
 
-class ChatCompletions:
-    """An ASGI application: the response of a stream is written without a layer in between."""
+class ChatCompletions(Endpoint[ChatCompletionRequest]):
+    request_type = ChatCompletionRequest
 
-    def __init__(self, service: Service) -> None:
-        self.service = service
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        arrived_s = time.perf_counter()
-        try:
-            body = await read_body(Request(scope, receive), self.service.config.server.max_body_bytes)
-        except ClientDisconnect:
-            return
-        asked = decode(body, ChatCompletionRequest)
-        name = self.service.served_name(asked.model)
-        model = self.service.ready()
+    async def answer(self, call: Call[ChatCompletionRequest], scope: Scope, receive: Receive, send: Send) -> None:
+        asked, model = call.asked, call.model
         talk = conversation(asked, self.service.date)
         n, stop = sampling.choices(asked.n), sampling.stop_strings(asked.stop)
         self.service.admission.check(n)  # before the prompt is made, which costs more
-        prompt = await model.prompts.render(talk, len(body))
+        prompt = await model.prompts.render(talk, call.size)
         params = _sampling_params(asked, len(prompt), model)
         choices = [_choice(asked, model, len(prompt), stop) for _ in range(n)]
-        answer = ChatAnswer(choices, name, self._reasoning_fields(asked), asked)
+        answer = ChatAnswer(choices, call.name, self._reasoning_fields(asked), asked)
         priority = sampling.priority(asked.priority)
         requests = [engine_request(prompt, sampling.with_seed(params, i), priority) for i in range(n)]
-        generation = Generation(self.service, answer, requests, arrived_s)
-        await generation.respond(scope, receive, send, stream=bool(asked.stream))
+        generation = Generation(self.service, answer.choices, requests, call.arrived_s)
+        await generation.respond(answer, scope, receive, send, stream=bool(asked.stream))
 
     def _reasoning_fields(self, asked: ChatCompletionRequest) -> Sequence[str]:
         excluded = asked.include_reasoning is False or (asked.reasoning is not None and asked.reasoning.exclude)
@@ -121,6 +111,9 @@ class StreamedChoice:
         events = self._choice.feed(output)
         return self._chunks.encode(events, self._choice.finish_reason)
 
+    async def continuation(self, write: Write | None) -> GenerationRequest | None:
+        return None
+
 
 class WholeChoice(StreamedChoice):
     """A choice that is sent when it is complete."""
@@ -158,7 +151,10 @@ class ChatAnswer:
         )
 
     def last_event(self) -> bytes:
-        return self._head.usage(self._usage()) if self._include_usage else b""
+        return (self._head.usage(self._usage()) if self._include_usage else b"") + DONE
+
+    def failure(self, error: APIError) -> bytes:
+        return failure(error)
 
     def body(self) -> bytes:
         choices: list[dict[str, Any]] = [

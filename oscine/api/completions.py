@@ -5,38 +5,27 @@ import uuid
 from typing import Any
 
 import msgspec
-from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
 from oscine.api import sampling
-from oscine.api.errors import invalid, unsupported
-from oscine.api.generation import Generation, engine_request
-from oscine.api.limits import read_body
-from oscine.api.schemas import CompletionRequest, decode
-from oscine.api.service import ReadyModel, Service
-from oscine.api.sse import event
+from oscine.api.endpoint import Call, Endpoint
+from oscine.api.errors import APIError, invalid, unsupported
+from oscine.api.generation import Generation, Write, engine_request
+from oscine.api.schemas import CompletionRequest
+from oscine.api.service import ReadyModel
+from oscine.api.sse import DONE, event, failure
 from oscine.api.text_choice import TextChoice
 from oscine.api.usage import Usage, usage
-from oscine.types import GenerationOutput, SamplingParams
+from oscine.types import GenerationOutput, GenerationRequest, SamplingParams
 
 _DEFAULT_MAX_TOKENS = 16  # as OpenAI's
 
 
-class Completions:
-    """An ASGI application: the response of a stream is written without a layer in between."""
+class Completions(Endpoint[CompletionRequest]):
+    request_type = CompletionRequest
 
-    def __init__(self, service: Service) -> None:
-        self.service = service
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        arrived_s = time.perf_counter()
-        try:
-            body = await read_body(Request(scope, receive), self.service.config.server.max_body_bytes)
-        except ClientDisconnect:
-            return
-        asked = decode(body, CompletionRequest)
-        name = self.service.served_name(asked.model)
-        model = self.service.ready()
+    async def answer(self, call: Call[CompletionRequest], scope: Scope, receive: Receive, send: Send) -> None:
+        asked, model = call.asked, call.model
         _check_supported(asked)
         n, stop = sampling.choices(asked.n), sampling.stop_strings(asked.stop)
         given = _prompts(asked.prompt)
@@ -50,9 +39,9 @@ class Completions:
             for prompt, own in zip(prompts, params, strict=True)
             for i in range(n)
         ]
-        answer = TextAnswer(choices, n, name, asked)
-        generation = Generation(self.service, answer, requests, arrived_s)
-        await generation.respond(scope, receive, send, stream=bool(asked.stream))
+        answer = TextAnswer(choices, n, call.name, asked)
+        generation = Generation(self.service, answer.choices, requests, call.arrived_s)
+        await generation.respond(answer, scope, receive, send, stream=bool(asked.stream))
 
 
 def _check_supported(asked: CompletionRequest) -> None:
@@ -143,6 +132,9 @@ class _Sent:
             return b""
         return self._answer.event(self.as_dict(text))
 
+    async def continuation(self, write: Write | None) -> GenerationRequest | None:
+        return None
+
     def as_dict(self, text: str) -> dict[str, Any]:
         logprobs = self.choice.take_logprobs()
         return {"index": self._index, "text": text, "logprobs": logprobs, "finish_reason": self.finish_reason}
@@ -174,8 +166,11 @@ class TextAnswer:
 
     def last_event(self) -> bytes:
         if not self._include_usage:
-            return b""
-        return event(self._start + b',"choices":[],"usage":' + msgspec.json.encode(self._usage()) + b"}")
+            return DONE
+        return event(self._start + b',"choices":[],"usage":' + msgspec.json.encode(self._usage()) + b"}") + DONE
+
+    def failure(self, error: APIError) -> bytes:
+        return failure(error)
 
     def body(self) -> bytes:
         choices = msgspec.json.encode([sent.as_dict(sent.text) for sent in self.choices])

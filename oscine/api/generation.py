@@ -7,6 +7,7 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from starlette.responses import Response
@@ -45,6 +46,13 @@ class Choice(Protocol):
         """Takes the engine's news. Returns the events to send, when the answer is streamed."""
         ...
 
+    async def continuation(self, write: Write | None) -> GenerationRequest | None:
+        """Called when the engine's request has ended: the one that goes on, or None if the choice is complete.
+
+        May take its time, to run a tool say, and write events meanwhile.
+        """
+        ...
+
 
 class Answer(Protocol):
     """What one request is answered with. choices are in the order of the requests to the engine."""
@@ -53,7 +61,11 @@ class Answer(Protocol):
     def choices(self) -> Sequence[Choice]: ...
 
     def last_event(self) -> bytes:
-        """What a stream ends with, before [DONE]: the usage, if it was asked for."""
+        """What a stream ends with: the usage, if it was asked for, and [DONE]."""
+        ...
+
+    def failure(self, error: APIError) -> bytes:
+        """What a stream ends with when it fails after its begin."""
         ...
 
     def body(self) -> bytes:
@@ -65,43 +77,50 @@ def engine_request(prompt: list[int], sampling: SamplingParams, priority: int) -
     return GenerationRequest(uuid.uuid4().hex, prompt, sampling, priority)
 
 
+def continued(request: GenerationRequest, token_ids: list[int], max_tokens: int) -> GenerationRequest:
+    """The request that goes on behind another: `token_ids` are what that one generated, and what is appended to it."""
+    sampling = replace(request.sampling, max_tokens=max_tokens, min_tokens=0)
+    return engine_request([*request.prompt_token_ids, *token_ids], sampling, request.priority)
+
+
 class Generation:
     """Runs the sequences of one answer."""
 
     def __init__(
-        self, service: Service, answer: Answer, requests: Sequence[GenerationRequest], arrived_s: float
+        self, service: Service, choices: Sequence[Choice], requests: Sequence[GenerationRequest], arrived_s: float
     ) -> None:
         """`arrived_s` is when the HTTP request came, on the clock of time.perf_counter."""
         self._service = service
-        self._answer = answer
+        self._choices = choices
         self._requests = requests
         self._arrived_s = arrived_s
 
-    async def respond(self, scope: Scope, receive: Receive, send: Send, *, stream: bool) -> None:
+    async def respond(self, answer: Answer, scope: Scope, receive: Receive, send: Send, *, stream: bool) -> None:
         """Sends the response; a client that goes away ends its sequences. Raises APIError if nothing was sent yet."""
         with self._service.admit(len(self._requests)):
             if stream:
                 events = EventStream(send)
-                await run_while_connected(receive, self._stream(events), on_idle=events.keep_alive)
-            elif await run_while_connected(receive, self._run(None)):
-                await Response(self._answer.body(), media_type="application/json")(scope, receive, send)
+                await run_while_connected(receive, self._stream(answer, events), on_idle=events.keep_alive)
+            elif await run_while_connected(receive, self.run(None)):
+                await Response(answer.body(), media_type="application/json")(scope, receive, send)
 
-    async def _stream(self, events: EventStream) -> None:
+    async def _stream(self, answer: Answer, events: EventStream) -> None:
         try:
-            await self._run(events.write)
-            await events.end(self._answer.last_event())
+            await self.run(events.write)
+            await events.end(answer.last_event())
         except APIError as error:
             if not events.started:
                 raise
-            await events.fail(error)
+            await events.end(answer.failure(error))
         except Exception:
             if not events.started:
                 raise
             logger.exception("a stream failed")
-            await events.fail(internal())
+            await events.end(answer.failure(internal()))
 
-    async def _run(self, write: Write | None) -> None:
-        pairs = [*zip(self._requests, self._answer.choices, strict=True)]
+    async def run(self, write: Write | None) -> None:
+        """Until all choices are complete. Raises APIError. Admission is the caller's affair."""
+        pairs = [*zip(self._requests, self._choices, strict=True)]
         if len(pairs) == 1:
             await self._run_choice(*pairs[0], write)
             return
@@ -113,8 +132,19 @@ class Generation:
                 task.cancel()
 
     async def _run_choice(self, request: GenerationRequest, choice: Choice, write: Write | None) -> None:
-        """Until the choice is complete; closing the stream before its end cancels it in the engine."""
         clock = SequenceClock(self._service.metrics, self._arrived_s)
+        following: GenerationRequest | None = request
+        try:
+            while following is not None:
+                await self._run_request(following, choice, clock, write)
+                following = await choice.continuation(write)
+        finally:
+            clock.finish(choice.num_prompt_tokens, choice.num_tokens, choice.finish_reason or "abort")
+
+    async def _run_request(
+        self, request: GenerationRequest, choice: Choice, clock: SequenceClock, write: Write | None
+    ) -> None:
+        """Until it ends or the choice is complete; closing the stream before its end cancels it in the engine."""
         stream = self._service.submit(request)
         try:
             async with stream:
@@ -125,7 +155,6 @@ class Generation:
             raise unavailable(f"The server is overloaded: {error}.", code="overloaded") from None
         finally:
             self._service.forget(stream)
-            clock.finish(choice.num_prompt_tokens, choice.num_tokens, choice.finish_reason or "abort")
 
     async def _pump(self, stream: RequestStream, choice: Choice, clock: SequenceClock, write: Write | None) -> None:
         """The hot path: one wake-up of the stream is one write, whatever has arrived."""

@@ -23,6 +23,11 @@ def event(data: bytes) -> bytes:
     return b"data: " + data + b"\n\n"
 
 
+def failure(error: APIError) -> bytes:
+    """How a stream of OpenAI's older endpoints ends when it fails after its begin."""
+    return event(error.body()) + DONE
+
+
 class EventStream:
     """Starts the response with its first write, so that a failure before it can still be a plain error response."""
 
@@ -44,11 +49,8 @@ class EventStream:
         if not self._ended and asyncio.get_running_loop().time() - self._idle_since >= idle_s:
             await self.write(_KEEP_ALIVE)
 
-    async def end(self, events: bytes = b"") -> None:
+    async def end(self, events: bytes) -> None:
+        """`events` are the last ones."""
         self._ended = True
-        await self.write(events + DONE)
+        await self.write(events)
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    async def fail(self, error: APIError) -> None:
-        """Ends a stream that has begun: an error event, then [DONE]."""
-        await self.end(event(error.body()))

@@ -52,7 +52,7 @@ def test_an_idle_stream_gets_comments_until_it_ends() -> None:
     client = asyncio.run(main())
     first, *_, last = client.body.split(b": keep-alive\n\n")
     assert first == b"data: 1\n\n"
-    assert last == b"data: 2\n\ndata: [DONE]\n\n"
+    assert last == b"data: 2\n\n"
     assert client.messages[0]["status"] == 200
     assert [m["more_body"] for m in client.messages[1:]] == [True] * (len(client.messages) - 2) + [False]
 

@@ -28,6 +28,7 @@ class FunctionTool:
     name: str
     description: str = ""
     parameters: dict[str, Any] | None = None  # JSON schema
+    strict: bool = False  # whether arguments must satisfy it
 
 
 @dataclass(frozen=True, slots=True)

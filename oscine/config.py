@@ -5,6 +5,7 @@ Knows nothing of how a setting is used. A bad value raises ValueError with the n
 
 import datetime
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -67,6 +68,7 @@ class SchedulerOptions:
     max_num_seqs: int = 64  # sequences that run at once
     max_num_batched_tokens: int = 1024  # tokens computed in a step
     max_waiting: int = 2048  # requests; one more is refused with 503
+    max_queued_tokens: int = 8 << 20  # prompt tokens of all sequences that run or wait; more are refused with 503
     stream_interval: int = 1  # generated tokens per output, except the first and the last of a request
     overlap: bool = True  # schedule the next step while one runs
 
@@ -79,6 +81,7 @@ class SchedulerOptions:
             self.max_num_batched_tokens,
         )
         _require(self.max_waiting >= 1, "max-waiting", "at least 1", self.max_waiting)
+        _require(self.max_queued_tokens >= 1, "max-queued-tokens", "at least 1", self.max_queued_tokens)
         _require(self.stream_interval >= 1, "stream-interval", "at least 1", self.stream_interval)
 
 
@@ -92,11 +95,15 @@ class EngineOptions:
     cuda_graphs: bool = True  # replay decode steps from CUDA graphs where the ops allow it
     executor: Literal["torch", "fake"] = "torch"  # fake: scripted tokens, to measure and test the server itself
     fake_step_s: float = 0.0  # seconds a step of the fake executor takes
+    # Seconds without a step, while requests run, after which the engine process is killed and started again; 0: never.
+    # A step of 1,024 tokens on the slowest CPU, or one that compiles kernels, takes a fraction of the default.
+    engine_timeout_s: float = 900.0
     quiet: bool = False  # no memory plan and no progress bar
 
     def __post_init__(self) -> None:
         _require(self.executor in ("torch", "fake"), "executor", "torch or fake", self.executor)
         _require(self.fake_step_s >= 0, "fake-step-s", "at least 0", self.fake_step_s)
+        _require(self.engine_timeout_s >= 0, "engine-timeout", "at least 0", self.engine_timeout_s)
 
 
 @dataclass(frozen=True)
@@ -104,17 +111,28 @@ class ServerOptions:
     host: str = "127.0.0.1"
     port: int = 8000  # 0: any free port
     served_model_names: tuple[str, ...] = ()  # empty: the model's own name
-    api_keys: tuple[str, ...] = ()  # empty: no key is asked for
+    api_keys: tuple[str, ...] = ()  # empty: no key is asked for, unless there is a file of them
+    api_keys_file: str | None = None  # YAML: a list of keys with their limits; read again on SIGHUP
+    ssl_certfile: str | None = None  # PEM; None: plain HTTP
+    ssl_keyfile: str | None = None  # PEM; None: it is in ssl_certfile
+    cors_origins: tuple[str, ...] = ()  # that browsers may call from; "*": any
     max_body_bytes: int = 32 << 20
+    max_connections: int = 4096  # open ones; one more gets 503 and is closed
     reasoning_field: Literal["reasoning", "reasoning_content", "both"] = "reasoning"
     date: str | None = None  # YYYY-MM-DD, shown to the model as the current date; None: each day's own (UTC)
     drain_s: float = 30.0  # seconds that SIGTERM gives running requests
     log_level: str = "info"
+    log_format: Literal["text", "json"] = "text"
+    traces: bool = False  # exported as OpenTelemetry's own environment variables say
 
     def __post_init__(self) -> None:
         _require(0 <= self.port < 65536, "port", "between 0 and 65535", self.port)
         _require(all(self.api_keys), "api-key", "a key with characters", "")
+        _require(
+            self.ssl_keyfile is None or bool(self.ssl_certfile), "ssl-keyfile", "given with --ssl-certfile", "alone"
+        )
         _require(self.max_body_bytes > 0, "max-body-bytes", "positive", self.max_body_bytes)
+        _require(self.max_connections >= 1, "max-connections", "at least 1", self.max_connections)
         _require(
             self.reasoning_field in ("reasoning", "reasoning_content", "both"),
             "reasoning-field",
@@ -123,12 +141,20 @@ class ServerOptions:
         )
         _require(self.date is None or _is_date(self.date), "date", "a date like 2025-08-05", self.date)
         _require(self.drain_s >= 0, "drain-s", "at least 0", self.drain_s)
+        _require(self.log_format in ("text", "json"), "log-format", "text or json", self.log_format)
 
 
 @dataclass(frozen=True)
 class Config:
     engine: EngineOptions = field(default_factory=EngineOptions)
     server: ServerOptions = field(default_factory=ServerOptions)
+
+
+def _wants_traces(environ: Mapping[str, str]) -> bool:
+    """As OpenTelemetry defines its variables; no exporter but OTLP's is there, and without an endpoint none is made."""
+    endpoint = environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or environ.get("OTEL_EXPORTER_OTLP_ENDPOINT")
+    disabled = environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
+    return bool(endpoint) and not disabled and environ.get("OTEL_TRACES_EXPORTER", "otlp").strip() == "otlp"
 
 
 @dataclass(frozen=True)
@@ -138,6 +164,7 @@ class Environment:
     base_url: str | None  # OPENAI_BASE_URL: where `oscine chat` finds a server
     api_key: str | None  # OPENAI_API_KEY: sent by `oscine chat`
     server_api_key: str | None  # OSCINE_API_KEY: one more key that `oscine serve` asks for
+    traces: bool  # whether OTEL_* name a place for traces; OpenTelemetry's SDK reads the rest itself
     no_color: bool  # NO_COLOR
 
     @classmethod
@@ -147,5 +174,6 @@ class Environment:
             base_url=get("OPENAI_BASE_URL"),
             api_key=get("OPENAI_API_KEY"),
             server_api_key=get("OSCINE_API_KEY"),
+            traces=_wants_traces(os.environ),
             no_color=bool(get("NO_COLOR")),
         )

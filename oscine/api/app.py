@@ -13,7 +13,7 @@ from oscine.api.errors import APIError, handle_api_error, handle_crash, handle_h
 from oscine.api.limits import ApiKeys
 from oscine.api.metrics import HttpMetrics
 from oscine.api.request_id import RequestIds
-from oscine.api.routes import Endpoint, endpoints
+from oscine.api.routes import Operation, endpoints
 from oscine.api.service import Service
 
 
@@ -22,12 +22,12 @@ def create_app(service: Service) -> ASGIApp:
     keys = service.config.server.api_keys
     guard = [Middleware(ApiKeys, keys)] if keys else []
     handlers = {APIError: handle_api_error, HTTPException: handle_http_exception, Exception: handle_crash}
-    routes = [_route(endpoint, guard) for endpoint in endpoints(service)]
+    routes = [_route(operation, guard) for operation in endpoints(service)]
     app: ASGIApp = Starlette(routes=routes, exception_handlers=handlers)
     # Around Starlette, not within it: what it answers to a crash passes through no middleware of its own.
     return RequestIds(HttpMetrics(app, service.metrics))
 
 
-def _route(endpoint: Endpoint, guard: list[Middleware]) -> Route:
-    middleware = [] if endpoint.open else guard
-    return Route(endpoint.path, endpoint.handler, methods=[endpoint.method], middleware=middleware)
+def _route(operation: Operation, guard: list[Middleware]) -> Route:
+    middleware = [] if operation.open else guard
+    return Route(operation.path, operation.handler, methods=[operation.method], middleware=middleware)

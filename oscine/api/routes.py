@@ -18,7 +18,7 @@ from oscine.api.tokenize import Tokenize
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class Operation:
     method: str
     path: str  # as Starlette writes it: /v1/models/{name:path}
     handler: Callable[..., Any]  # an ASGI application, or an async function of a Request
@@ -28,10 +28,10 @@ class Endpoint:
     open: bool = False  # whether it needs no API key
 
 
-GET, POST, DELETE = (partial(Endpoint, method) for method in ("GET", "POST", "DELETE"))
+GET, POST, DELETE = (partial(Operation, method) for method in ("GET", "POST", "DELETE"))
 
 
-def endpoints(service: Service) -> list[Endpoint]:
+def endpoints(service: Service) -> list[Operation]:
     """The first that matches serves: a path with a parameter comes after the paths that it would cover."""
     health, models, tokenize = Health(service), Models(service), Tokenize(service)
     return [

@@ -210,6 +210,11 @@ _GROUPS: dict[str, _Options] = {
         "max-num-seqs": {"type": int, "metavar": "N", "help": "sequences that run at once (64)"},
         "max-num-batched-tokens": {"type": int, "metavar": "TOKENS", "help": "computed in one step (1024)"},
         "max-waiting": {"type": int, "metavar": "N", "help": "requests that may wait; more get 503 (2048)"},
+        "max-queued-tokens": {
+            "type": int,
+            "metavar": "TOKENS",
+            "help": "in the prompts of all requests that run or wait; more get 503 (8388608)",
+        },
         "stream-interval": {"type": int, "metavar": "TOKENS", "help": "generated a streamed event (1)"},
         "no-async-scheduling": {
             "action": "store_false",
@@ -234,7 +239,26 @@ _GROUPS: dict[str, _Options] = {
             "metavar": "KEY",
             "help": "that requests must show; may be repeated (also: OSCINE_API_KEY)",
         },
+        "api-keys-file": {
+            "metavar": "FILE",
+            "help": "YAML: keys with names, limits and priorities; SIGHUP reads it again",
+        },
+        "ssl-certfile": {"metavar": "FILE", "help": "PEM certificate chain: serve HTTPS"},
+        "ssl-keyfile": {"metavar": "FILE", "help": "PEM private key (in the file of the certificate)"},
+        "cors-origins": {
+            "nargs": "+",
+            "action": _Collect,
+            "metavar": "ORIGIN",
+            "help": "from which pages in browsers may call, such as https://example.org; * for any",
+        },
         "max-body-bytes": {"type": int, "metavar": "BYTES", "help": "of a request; a larger one gets 413 (32 MiB)"},
+        "max-connections": {"type": int, "metavar": "N", "help": "open at once; more get 503 (4096)"},
+        "engine-timeout": {
+            "type": float,
+            "dest": "engine_timeout_s",
+            "metavar": "SECONDS",
+            "help": "without a step, after which a hung engine is started again; 0: never (900)",
+        },
         "reasoning-field": {
             "choices": ["reasoning", "reasoning_content", "both"],
             "help": "where answers carry the reasoning (reasoning)",
@@ -242,6 +266,7 @@ _GROUPS: dict[str, _Options] = {
         "date": {"metavar": "YYYY-MM-DD", "help": "that the model is told (each day's own)"},
         "drain-s": {"type": float, "metavar": "SECONDS", "help": "that SIGTERM gives running requests (30)"},
         "log-level": {"choices": ["debug", "info", "warning", "error"], "help": "(info)"},
+        "log-format": {"choices": ["text", "json"], "help": "of the log on stderr, one line a request (text)"},
     },
     "development": {
         "executor": {"choices": ["torch", "fake"], "help": "fake: scripted tokens, to measure the server itself"},
@@ -249,7 +274,7 @@ _GROUPS: dict[str, _Options] = {
     },
 }
 _FLAGS = {"no-prefix-caching", "no-async-scheduling", "enforce-eager"}
-_LISTS = {"served-model-name", "api-key"}
+_LISTS = {"served-model-name", "api-key", "cors-origins"}
 _FRACTION = "kv_cache_free_gpu_memory_fraction"
 _EXCLUDE = {  # fields that size the same thing in two ways
     _FRACTION: ("kv_cache_bytes", "gpu_memory_utilization"),

@@ -1,10 +1,10 @@
-"""The command line: `oscine serve`, `chat` and `bench`. Importing it loads neither the server nor the model."""
+"""The command line: `oscine serve`, `chat`, `batch`, `bench`. Importing it loads neither the server nor the model."""
 
 import os
 import sys
 
 import oscine
-from oscine.cli import bench, chat, serve
+from oscine.cli import batch, bench, chat, serve
 from oscine.cli.error import INTERRUPTED, CommandError
 from oscine.cli.options import Parser
 
@@ -19,6 +19,7 @@ def _parser() -> Parser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     serve.add_command(commands)
     chat.add_command(commands)
+    batch.add_command(commands)
     bench.add_command(commands)
     return parser
 

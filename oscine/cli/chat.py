@@ -9,7 +9,7 @@ from oscine.chat.messages import ReasoningEffort
 from oscine.cli.error import CommandError
 from oscine.cli.options import Parser
 from oscine.cli.terminal import Terminal
-from oscine.config import NANO, Environment
+from oscine.config import NANO, Config, EngineOptions, Environment, ModelOptions, ServerOptions
 
 if TYPE_CHECKING:
     from oscine.cli.conversation import Conversation
@@ -66,7 +66,9 @@ def _server(url: str | None, model: str) -> AbstractContextManager[str]:
         return nullcontext(url.rstrip("/").removesuffix("/v1"))
     from oscine.cli.local_server import LocalServer
 
-    return LocalServer(model)
+    # The embedded model is there in a moment and starts without a word.
+    engine = EngineOptions(model=ModelOptions(model=model), quiet=model == NANO)
+    return LocalServer(Config(engine, ServerOptions(port=0, drain_s=0.0, log_level="warning")))
 
 
 def _converse(conversation: "Conversation", notes: Terminal) -> None:

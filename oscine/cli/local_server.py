@@ -1,4 +1,4 @@
-"""A server for one chat, on a free port of this machine, in a thread of this process; its engine is a child process."""
+"""A server for one command, in a thread of this process; its engine is a child process."""
 
 import asyncio
 import logging
@@ -8,20 +8,18 @@ from types import TracebackType
 
 from oscine.api.server import Server, ServerError
 from oscine.cli.error import CommandError
-from oscine.config import NANO, Config, EngineOptions, ModelOptions, ServerOptions
+from oscine.config import Config
 from oscine.types import EngineInfo
 
 
 class LocalServer:
     """Context manager that gives the server's URL once it is ready. Raises CommandError when it cannot start.
 
-    The embedded model is there in a moment and starts without a word.
+    Its port should be 0: any that is free.
     """
 
-    def __init__(self, model: str) -> None:
-        server = ServerOptions(port=0, drain_s=0.0, log_level="warning")
-        engine = EngineOptions(model=ModelOptions(model=model), quiet=model == NANO)
-        self._config = Config(engine=engine, server=server)
+    def __init__(self, config: Config) -> None:
+        self._config = config
         self._changed = threading.Event()  # ready, or failed
         self._error: str | None = None
         self._thread = threading.Thread(target=self._run, name="server")

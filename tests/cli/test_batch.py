@@ -1,0 +1,225 @@
+"""`oscine batch`: files in OpenAI's batch format, runs that are killed and go on, servers that are busy."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oscine.cli import batch_files
+from oscine.cli.batch_files import BadLine, BatchInput, BatchRequest
+from oscine.executor.fake import TEXT
+from tests.cli.test_commands import run
+from tests.server import ServerProcess, wait_until
+
+CHAT = "/v1/chat/completions"
+
+
+def request(name: str, url: str = CHAT, **body: Any) -> str:
+    body = body or {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 160}
+    return json.dumps({"custom_id": name, "method": "POST", "url": url, "body": body})
+
+
+def write(path: Path, *lines: str) -> Path:
+    path.write_text("".join(f"{line}\n" for line in lines))
+    return path
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def by_name(path: Path) -> dict[str, dict[str, Any]]:
+    return {line["custom_id"]: line for line in read(path)}
+
+
+@pytest.fixture
+def output(tmp_path: Path) -> Path:
+    return tmp_path / "out.jsonl"
+
+
+def test_every_line_gets_a_line(tmp_path: Path, output: Path, fake_server: ServerProcess) -> None:
+    given = write(
+        tmp_path / "in.jsonl",
+        request("chat"),
+        request("text", "/v1/completions", prompt="Once", max_tokens=70),
+        request("unknown model", model="gpt-9", messages=[{"role": "user", "content": "hi"}]),
+        "",
+        "no JSON",
+        request("elsewhere", "/v1/embeddings", input="hi"),
+        request("streamed", messages=[], stream=True),
+        request("chat", messages=[]),
+        '{"custom_id": "no body", "url": "/v1/completions"}',
+        json.dumps({"custom_id": "got", "method": "GET", "url": CHAT, "body": {}}),
+    )
+    done = run("batch", str(given), str(output), "--url", f"{fake_server.url}/v1")
+    assert done.returncode == 0, done.stderr
+    assert "2 answered, 7 failed" in done.stderr
+    assert "tokens/s" in done.stderr
+    lines = read(output)
+    assert len(lines) == 9
+    assert len({line["id"] for line in lines}) == 9
+    answered = {line["custom_id"]: line for line in lines if line["response"]}
+    chat = answered["chat"]["response"]
+    assert chat["status_code"] == 200
+    assert chat["request_id"]
+    assert chat["body"]["choices"][0]["message"]["content"].startswith(TEXT[:20])
+    assert answered["text"]["response"]["body"]["object"] == "text_completion"
+    assert answered["unknown model"]["response"]["status_code"] == 404
+    assert answered["unknown model"]["response"]["body"]["error"]["code"] == "model_not_found"
+    assert all(line["error"] is None for line in answered.values())
+    refused = {line["custom_id"]: line["error"]["message"] for line in lines if not line["response"]}
+    expected = {None: "JSON", "elsewhere": "/v1/embeddings", "streamed": "stream", "chat": "earlier line"}
+    expected |= {"no body": "body", "got": "GET"}
+    assert refused.keys() == expected.keys()
+    assert all(word in refused[name] for name, word in expected.items())
+    again = run("batch", str(given), str(output), "--url", fake_server.url)
+    assert "0 answered, 0 failed, 9 done before" in again.stderr
+    assert read(output) == lines
+
+
+@pytest.mark.parametrize("cut", [1, 40, 300])
+def test_a_line_that_was_cut_off_is_answered_again(
+    tmp_path: Path, output: Path, fake_server: ServerProcess, cut: int
+) -> None:
+    given = write(tmp_path / "in.jsonl", *(request(str(i)) for i in range(4)))
+    run("batch", str(given), str(output), "--url", fake_server.url)
+    whole = output.read_bytes()
+    last = whole.rindex(b"\n", 0, -1) + 1
+    output.write_bytes(whole[: last + cut])
+    done = run("batch", str(given), str(output), "--url", fake_server.url)
+    assert "1 answered, 0 failed, 3 done before" in done.stderr
+    assert output.read_bytes().startswith(whole[:last])
+    assert by_name(output).keys() == set("0123")
+
+
+def test_killed_at_any_moment_it_goes_on(tmp_path: Path, output: Path, fake_server: ServerProcess) -> None:
+    names = {f"r{i}" for i in range(60)}
+    given = write(tmp_path / "in.jsonl", *map(request, sorted(names)))
+    arguments = ("batch", str(given), str(output), "--url", fake_server.url, "--concurrency", "4")
+    with subprocess.Popen([sys.executable, "-m", "oscine.cli", *arguments], stderr=subprocess.DEVNULL) as first:
+        wait_until(lambda: output.exists() and output.stat().st_size > 10_000, "some answers")
+        second = run(*arguments)
+        os.kill(first.pid, signal.SIGKILL)
+    assert second.returncode == 1
+    assert "another batch" in second.stderr
+    before = output.read_text().count("\n")
+    assert 0 < before < len(names)
+    done = run(*arguments)
+    assert f"{60 - before} answered, 0 failed, {before} done before" in done.stderr
+    assert len(read(output)) == len(names)
+    assert by_name(output).keys() == names
+    fake_server.wait_idle()
+
+
+def test_a_file_that_is_no_output_is_left_alone(tmp_path: Path, output: Path, fake_server: ServerProcess) -> None:
+    given = write(tmp_path / "in.jsonl", request("a"))
+    for text in ("my diary", "my diary\n", '{"id": 1}\n', '{"id":"x'):
+        output.write_text(text)
+        done = run("batch", str(given), str(output), "--url", fake_server.url)
+        assert done.returncode == 2
+        assert "line 1" in done.stderr
+        assert output.read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("missing.jsonl", "out.jsonl"), "missing.jsonl"),
+        (("in.jsonl", "in.jsonl"), "same file"),
+        (("in.jsonl", "no/folder/out.jsonl"), "no/folder"),
+        (("in.jsonl", "out.jsonl", "oscine-nano", "--url", "http://127.0.0.1:1"), "--url"),
+        (("in.jsonl", "out.jsonl", "--url", "http://127.0.0.1:1"), "http://127.0.0.1:1"),
+        (("in.jsonl", "out.jsonl", "--concurrency", "0"), "--concurrency"),
+    ],
+    ids=lambda v: " ".join(v) if isinstance(v, tuple) else "",
+)
+def test_bad_usage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], said: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "in.jsonl", request("a"))
+    done = run("batch", *arguments)
+    assert done.returncode in (1, 2)
+    (line,) = done.stderr.splitlines()
+    assert said in line
+
+
+def test_lines_without_end_cost_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_files, "LONGEST_LINE", 1000)
+    path = write(tmp_path / "in.jsonl", "x" * 5000, request("a"), "y" * 5000)
+    with BatchInput(path) as lines:
+        first, second, third = lines
+    assert isinstance(first, BadLine)
+    assert isinstance(second, BatchRequest)
+    assert isinstance(third, BadLine)
+    assert "Line 1 is longer" in first.message
+    assert "Line 3 is longer" in third.message
+    assert second.custom_id == "a"
+
+
+class Busy(BaseHTTPRequestHandler):
+    """Refuses the first requests, drops one connection, then answers; one request kills the engine each time."""
+
+    posts = 0
+
+    def do_GET(self) -> None:
+        self._answer(200, {"data": []})
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        Busy.posts += 1
+        if b"poison" in body:
+            self._answer(503, {"error": {"message": "it died", "code": "engine_died"}})
+        elif Busy.posts == 1:
+            self._answer(503, {"error": {"message": "full", "code": "overloaded"}})
+        elif Busy.posts == 2:
+            self.close_connection = True
+        else:
+            self._answer(200, {"usage": {"completion_tokens": 5}})
+
+    def _answer(self, status: int, body: dict[str, Any]) -> None:
+        data = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *args: object) -> None: ...
+
+
+@pytest.fixture
+def busy() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Busy)
+    Busy.posts = 0
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def test_a_busy_server_is_asked_again_and_a_deadly_request_is_given_up(tmp_path: Path, output: Path, busy: str) -> None:
+    given = write(tmp_path / "in.jsonl", request("good"), request("deadly", prompt="poison"))
+    done = run("batch", str(given), str(output), "--url", busy, "--concurrency", "1")
+    assert done.returncode == 0, done.stderr
+    assert "1 answered, 1 failed, 5 tokens" in done.stderr
+    lines = by_name(output)
+    assert lines["good"]["response"]["status_code"] == 200
+    assert lines["deadly"]["response"]["status_code"] == 503
+    assert Busy.posts == 3 + 3
+
+
+def test_without_url_it_starts_a_server(tmp_path: Path, output: Path) -> None:
+    body = {"messages": [{"role": "user", "content": "What is 27 + 58?"}], "temperature": 0}
+    given = write(tmp_path / "in.jsonl", request("sum", model="mine", **body))
+    done = run("batch", str(given), str(output), "--served-model-name", "mine", "--max-num-seqs", "8")
+    assert done.returncode == 0, done.stderr
+    message = by_name(output)["sum"]["response"]["body"]["choices"][0]["message"]
+    assert "85" in message["content"]

@@ -1,0 +1,188 @@
+"""What a turn may consist of, as one llguidance grammar: harmony's envelope and what a request asks for inside it.
+
+The constraint is on the final message and on the arguments of calls alone: reasoning stays free, and may be left out.
+Knows how headers are spelled (see header.py for what is read) and llguidance's syntax; no tokens, no requests.
+
+A grammar is JSON: {"grammars": [envelope, parts...]}, where the envelope refers to each part by its name.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from llguidance import LLMatcher, LLParserLimits, regex_to_lark
+
+from oscine.chat.messages import FunctionTool
+from oscine.chat.tools import NAMESPACE
+
+_WHITESPACE = (
+    r"[\x20\x0A\x0D\x09]{1,20}"  # at each place where JSON has any: a weak model cannot fill its budget with it
+)
+_LIMITS = LLParserLimits(verbose_errors=False)
+
+ToolChoice = Literal["none", "auto", "required"]
+
+
+@dataclass(frozen=True, slots=True)
+class JsonFormat:
+    """JSON that a schema admits, properties in the order of the schema."""
+
+    schema: dict[str, Any]
+    lenient: bool = False  # keywords that no grammar can keep are passed over instead of refused
+
+    def part(self) -> dict[str, Any]:
+        options = {"whitespace_pattern": _WHITESPACE, "lenient": self.lenient}
+        return {"json_schema": {**self.schema, "x-guidance": options}}
+
+
+@dataclass(frozen=True, slots=True)
+class RegexFormat:
+    """Text that a regular expression matches from its start to its end."""
+
+    pattern: str
+
+    def part(self) -> dict[str, Any]:
+        return {"lark_grammar": f"start: /{regex_to_lark(self.pattern)}/"}
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceFormat:
+    """One of some texts."""
+
+    choices: tuple[str, ...]
+
+    def part(self) -> dict[str, Any]:
+        return {"lark_grammar": f"start: CHOICE\nCHOICE: {' | '.join(map(json.dumps, self.choices))}"}
+
+
+@dataclass(frozen=True, slots=True)
+class LarkFormat:
+    """Text of a Lark grammar as llguidance reads it, from its rule `start`."""
+
+    grammar: str
+
+    def part(self) -> dict[str, Any]:
+        return {"lark_grammar": self.grammar}
+
+
+TextFormat = JsonFormat | RegexFormat | ChoiceFormat | LarkFormat
+
+
+def turn_grammar(
+    text: TextFormat | None = None,
+    tools: Sequence[FunctionTool] = (),
+    tool_choice: ToolChoice = "auto",
+    *,
+    parallel: bool = True,
+    other_recipients: Iterable[str] = (),
+) -> str | None:
+    """The grammar of all that follows the prompt's `<|start|>assistant`; None if everything is allowed.
+
+    `text` is what the final message must be. With `auto` the turn is a final message or calls, whose arguments satisfy
+    the schema of a strict tool; with `required` it is calls alone, whose arguments satisfy the schema of any tool (of
+    one that is not strict as far as a grammar can say it). Where one function is named, give that tool alone, with
+    `required` and not `parallel`. `other_recipients` are names after `to=` of tools that the server itself runs, such
+    as `python`: they may be called as the model likes.
+    """
+    required = tool_choice == "required"
+    callable_tools = () if tool_choice == "none" else tools
+    if text is None and not required and not any(tool.strict for tool in callable_tools):
+        return None
+    others = () if tool_choice == "none" else tuple(other_recipients)
+    return _Envelope(text, callable_tools, required, others).grammar(parallel)
+
+
+def text_grammar(text: TextFormat) -> str:
+    """The grammar of text alone, and of the token that ends it: for raw text, or within a final message."""
+    start = "start: @text (<|return|> | <|endoftext|>)"
+    return json.dumps({"grammars": [{"lark_grammar": start}, {"name": "text", **text.part()}]})
+
+
+def problem(grammar: str) -> str | None:
+    """What makes a grammar unusable, in a line or a few, for whoever wrote it; None if it is in order."""
+    return LLMatcher.validate_grammar(grammar, limits=_LIMITS) or None
+
+
+def problem_of(text: TextFormat) -> str | None:
+    """The same of one part: besides, a user's grammar may not name special tokens, which are the envelope's."""
+    if isinstance(text, LarkFormat) and "<" in _LARK_LITERAL.sub("", text.grammar):
+        return "special tokens cannot be named in it"
+    return problem(text_grammar(text))
+
+
+_LARK_LITERAL = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|#[^\n]*|/(?:\\.|[^/\\\n])+/')
+
+
+class _Envelope:
+    """Writes the rules of a turn, and collects the parts that they refer to."""
+
+    def __init__(
+        self, text: TextFormat | None, tools: Sequence[FunctionTool], required: bool, others: tuple[str, ...]
+    ) -> None:
+        self._text, self._tools, self._required, self._others = text, tools, required, others
+        self._parts: list[dict[str, Any]] = []
+
+    def grammar(self, parallel: bool) -> str:
+        rules = [
+            f"start: {' | '.join(self._turns())}",
+            'next: <|start|> "assistant"',
+            'analysis: <|channel|> "analysis" <|message|> TEXT <|end|> next',
+            'preamble: <|channel|> "commentary" <|message|> TEXT <|end|> next',
+            'json: (" "? <|constrain|> "json" | " json")?',
+            'format: (" "? <|constrain|> WORD | " " WORD)?',
+            r"WORD: /[\w.\/+-]+/",
+            "TEXT: /(?s:.*)/",
+            *self._final(),
+        ]
+        if self._tools or self._others:
+            rules += [f"calls: {'(call <|end|> next)* ' if parallel else ''}call <|call|>", *self._calls()]
+        return json.dumps({"grammars": [{"lark_grammar": "\n".join(rules)}, *self._parts]})
+
+    def _turns(self) -> list[str]:
+        """What a turn may be. A preamble is content, so none may stand beside a final message that is constrained."""
+        if not (self._tools or self._others):
+            return ["analysis* final"]
+        if self._required:
+            return ["analysis* calls"]
+        if self._text is None:
+            return ["(analysis | preamble)* (final | calls)"]
+        return ["analysis* final", "(analysis | preamble)* calls"]
+
+    def _final(self) -> list[str]:
+        if self._text is None or self._required:
+            return ['final: <|channel|> "final" <|message|> TEXT <|return|>']
+        header = "json " if isinstance(self._text, JsonFormat) else ""
+        return [f'final: <|channel|> "final" {header}<|message|> {self._part("text", self._text)} <|return|>']
+
+    def _calls(self) -> list[str]:
+        """The rules of `call`."""
+        rules = []
+        for i, tool in enumerate(self._tools):
+            arguments = "TEXT"
+            if self._required or tool.strict:
+                arguments = self._part(f"arguments_{i}", arguments_format(tool))
+            to = f"to={NAMESPACE}.{tool.name}"
+            rules.append(_call(f"call_{i}", to, ("commentary",), f"json <|message|> {arguments}"))
+        for i, recipient in enumerate(self._others):
+            rules.append(_call(f"other_{i}", f"to={recipient}", ("analysis", "commentary"), "format <|message|> TEXT"))
+        names = [rule.partition(":")[0] for rule in rules]
+        return [*rules, f"call: {' | '.join(names)}"]
+
+    def _part(self, name: str, text: TextFormat) -> str:
+        self._parts.append({"name": name, **text.part()})
+        return f"@{name}"
+
+
+def arguments_format(tool: FunctionTool) -> JsonFormat:
+    """What the arguments of a call must be where they are constrained."""
+    schema = {"additionalProperties": False} if tool.parameters is None else tool.parameters
+    return JsonFormat({"type": "object", **schema}, lenient=not tool.strict)
+
+
+def _call(name: str, to: str, channels: Sequence[str], rest: str) -> str:
+    """The rule of a call whose recipient stands in the role's or the channel's section of the header."""
+    headers = [f'{json.dumps(f" {to}")} <|channel|> "{channel}"' for channel in channels]
+    headers += [f"<|channel|> {json.dumps(f'{channel} {to}')}" for channel in channels]
+    return f"{name}: ({' | '.join(headers)}) {rest}"

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-MessageKind = Literal["reasoning", "content", "tool_call"]
+MessageKind = Literal["reasoning", "content", "tool_call", "builtin_call"]
 
 
 @dataclass(slots=True)
@@ -31,10 +31,21 @@ class ToolCallDelta:
 
 
 @dataclass(slots=True)
+class BuiltinCallBegin:
+    recipient: str  # with its namespace
+    channel: Literal["analysis", "commentary"]
+
+
+@dataclass(slots=True)
+class BuiltinCallDelta:
+    content: str  # never empty
+
+
+@dataclass(slots=True)
 class MessageEnd:
     """A message that reported anything is complete."""
 
     kind: MessageKind
 
 
-Event = ReasoningDelta | ContentDelta | ToolCallBegin | ToolCallDelta | MessageEnd
+Event = ReasoningDelta | ContentDelta | ToolCallBegin | ToolCallDelta | BuiltinCallBegin | BuiltinCallDelta | MessageEnd

@@ -3,12 +3,12 @@
 Knows the layout of harmony messages. Must not know HTTP, sampling, or how output is parsed.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from oscine.chat.messages import Conversation, Message, ResponseSchema, ToolCall
+from oscine.chat.messages import BuiltinCall, Conversation, Message, ResponseSchema, ToolCall
 from oscine.chat.tokenizer import Tokenizer
-from oscine.chat.tools import NAMESPACE, tools_section
+from oscine.chat.tools import NAMESPACE, TRAINED, system_tools_section, tools_section
 from oscine.chat.typescript import compact_json, text_lines
 
 IDENTITY = "You are ChatGPT, a large language model trained by OpenAI."
@@ -47,7 +47,33 @@ class HarmonyRenderer:
         token = self._tokenizer
         pieces = [*self._assistant(message, keep_reasoning=True)]
         pieces = [token.end if piece == token.call else piece for piece in pieces[:-1]]
-        return self._encode([*pieces[2:], token.call if message.tool_calls else token.return_])
+        calls = message.tool_calls or message.builtin
+        return self._encode([*pieces[2:], token.call if calls else token.return_])
+
+    def after_call(self, tokens: Sequence[int], call: BuiltinCall, result: str) -> list[int]:
+        """The prompt to go on with once a built-in call has its result.
+
+        `tokens` are the prompt so far and what was generated behind it, up to and with what ended the call.
+        """
+        token = self._tokenizer
+        kept = len(tokens)
+        while tokens[kept - 1] in (token.call, token.end, token.return_, token.endoftext):
+            kept -= 1
+        return [*tokens[:kept], token.call, *self._encode([*self._result(call, result), token.start, "assistant"])]
+
+    def into_final(self, tokens: Sequence[int]) -> list[int]:
+        """The prompt that makes the model answer: ends what is open, drops a header that is not complete, and opens a
+        final message. `tokens` are the prompt so far and what was generated behind it.
+        """
+        token = self._tokenizer
+        kept = len(tokens)
+        while (last := tokens[kept - 1]) not in (token.start, token.message, token.end, token.call, token.return_):
+            kept -= 1
+        if last == token.message:
+            closed = [*tokens, token.end, token.start]
+        else:
+            closed = [*tokens[:kept]] if last == token.start else [*tokens[:kept], token.start]
+        return closed + self._encode(["assistant", token.channel, "final", token.message])
 
     def _encode(self, pieces: list[_Piece]) -> list[int]:
         ids: list[int] = []
@@ -64,8 +90,8 @@ class HarmonyRenderer:
         groups = [(key, [*group]) for key, group in groupby(messages, lambda m: m.role in ("system", "developer"))]
         leading = groups.pop(0)[1] if groups and groups[0][0] else []
         sections = _instructions(leading)
-        if conversation.tools:
-            sections.append(tools_section(conversation.tools))
+        if tools := tools_section(conversation.tools, conversation.namespaces):
+            sections.append(tools)
         if conversation.response_schema is not None:
             sections.append(_response_formats(conversation.response_schema))
         yield from self._developer(sections)
@@ -82,6 +108,9 @@ class HarmonyRenderer:
             for message in group:
                 if message.role == "user":
                     yield from self._message("user", message.content)
+                elif message.role == "tool" and message.builtin:
+                    if message.builtin.channel != "analysis" or num_finals_left == 0:
+                        yield from self._result(message.builtin, message.content)
                 elif message.role == "tool":
                     yield from self._tool_result(message, names)
                 else:
@@ -109,6 +138,21 @@ class HarmonyRenderer:
             yield from self._message("assistant", message.content, "commentary")
         for call in message.tool_calls:
             yield from self._call(call)
+        if message.builtin and (message.builtin.channel != "analysis" or keep_reasoning):
+            yield from self._builtin_call(message.builtin)
+
+    def _builtin_call(self, call: BuiltinCall) -> Iterator[_Piece]:
+        """As gpt-oss writes it: code for the tools it was trained with, JSON as to functions for all others."""
+        token = self._tokenizer
+        yield from (token.start, "assistant", token.channel)
+        if call.recipient.split(".")[0] in TRAINED:
+            yield f"{call.channel} to={call.recipient} code"
+        else:
+            yield from (f"{call.channel} to={call.recipient} ", token.constrain, "json")
+        yield from (token.message, call.content, token.call)
+
+    def _result(self, call: BuiltinCall, result: str) -> Iterator[_Piece]:
+        return self._message(f"{call.recipient} to=assistant", result, call.channel)
 
     def _call(self, call: ToolCall) -> Iterator[_Piece]:
         token = self._tokenizer
@@ -128,12 +172,16 @@ class HarmonyRenderer:
         if conversation.current_date:
             head.append(f"Current date: {conversation.current_date}")
         channels = f"{CHANNELS}\n{FUNCTION_CHANNEL}" if conversation.tools else CHANNELS
-        return "\n\n".join(["\n".join(head), f"Reasoning: {conversation.reasoning_effort}", channels])
+        tools = system_tools_section(conversation.namespaces)
+        parts = ["\n".join(head), f"Reasoning: {conversation.reasoning_effort}", tools, channels]
+        return "\n\n".join(part for part in parts if part)
 
 
 def is_final(message: Message) -> bool:
     """Whether an assistant message answers: it calls nothing, and is not reasoning that was cut short."""
-    return message.role == "assistant" and not message.tool_calls and bool(message.content or not message.reasoning)
+    if message.role != "assistant" or message.tool_calls or message.builtin:
+        return False
+    return bool(message.content or not message.reasoning)
 
 
 def _instructions(messages: list[Message]) -> list[str]:

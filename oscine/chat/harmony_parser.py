@@ -6,11 +6,13 @@ HTTP, or what ended the generation.
 
 import secrets
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Literal
 
 from oscine.chat.detokenizer import Detokenizer
 from oscine.chat.events import (
+    BuiltinCallBegin,
+    BuiltinCallDelta,
     ContentDelta,
     Event,
     MessageEnd,
@@ -23,10 +25,12 @@ from oscine.chat.header import Header
 from oscine.chat.stop_strings import StopStrings
 from oscine.chat.tokenizer import Tokenizer
 
-# return, call and endoftext are tokens; stop is a stop string; turn is a message of another role.
+# return, call and endoftext are tokens; stop is a stop string; turn is a message of another role. A built-in call that
+# is complete is a call, whatever token ended it.
 Terminator = Literal["return", "call", "endoftext", "stop", "turn"]
 
 _Ending = Literal["marker", "implied", "cut"]
+_TEXTS: tuple[MessageKind, ...] = ("reasoning", "content")
 _BETWEEN_MESSAGES = "\n\n"  # joins the texts of several messages of one kind
 
 
@@ -38,12 +42,18 @@ class HarmonyParser:
     """Starts behind the prompt's `<|start|>assistant` and reads up to the first terminator; later tokens are ignored.
 
     However the tokens are cut into calls of `feed`, the texts, token indices and calls join to the same. Stop strings
-    are looked for in content alone.
+    are looked for in content alone. Calls to tools of `namespaces` are built-in: they end what is read until `resume`.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, stop: Sequence[str] = (), call_id: Callable[[], str] = new_call_id
+        self,
+        tokenizer: Tokenizer,
+        stop: Sequence[str] = (),
+        call_id: Callable[[], str] = new_call_id,
+        namespaces: Collection[str] = (),
     ) -> None:
+        self._start = tokenizer.start
+        self._namespaces = frozenset(namespaces)
         self._detokenizer = Detokenizer(tokenizer)
         self._texts = tokenizer.texts
         self._is_special = tokenizer.is_special
@@ -64,9 +74,10 @@ class HarmonyParser:
         self.num_reasoning_tokens = 0  # text of reasoning; markers and headers do not count
         self.num_tool_calls = 0
         self._events: list[Event] = []
-        self._header: Header | None = Header("prompt")  # None inside a message
+        self._header: Header | None = Header("prompt", self._namespaces)  # None inside a message
         self._kind: MessageKind = "content"  # of the message
-        self._function = ""  # whose call the message is
+        self._recipient = ""  # of the call that the message is
+        self._channel: Literal["analysis", "commentary"] = "analysis"  # of a built-in call
         self._begun = False  # whether the message reported anything
         self._said: set[MessageKind] = set()  # kinds of earlier messages with text
         self._parts: list[str] = []  # text not reported yet
@@ -81,6 +92,11 @@ class HarmonyParser:
     def stop_string(self) -> str | None:
         """The stop string that ended the content."""
         return self._guard.stops.matched if self._guard else None
+
+    @property
+    def answering(self) -> bool:
+        """Whether a message of content is open."""
+        return self._header is None and self._kind == "content"
 
     def feed(self, token_ids: Iterable[int]) -> list[Event]:
         """What further tokens report, in order."""
@@ -107,6 +123,21 @@ class HarmonyParser:
             self._close("cut")
         return self._take_events()
 
+    def resume(self, prompt: Sequence[int]) -> list[Event]:
+        """Generation goes on behind another prompt, which ends inside a message or header of the assistant.
+
+        Token indices and counts go on as well: they are of generated tokens alone. Reports what was still open.
+        """
+        events = self.finish()
+        counted = self.num_tokens
+        start = len(prompt) - 1 - [*reversed(prompt)].index(self._start)
+        self.terminator = None
+        events += self.feed(prompt[start:])
+        if self._header is not None:
+            self._header = Header("prompt", self._namespaces)
+        self.num_tokens = counted
+        return events
+
     def _take_events(self) -> list[Event]:
         if self._parts:
             self._report()
@@ -120,11 +151,14 @@ class HarmonyParser:
             self._add_pieces(header.body())
 
     def _enter_message(self, header: Header) -> None:
-        function = header.function
+        builtin, function = header.builtin, header.function
         self._header = None
         self._begun = False
-        self._function = function or ""
-        if function is not None:
+        self._recipient = builtin or function or ""
+        if builtin is not None:
+            self._kind = "builtin_call"
+            self._channel = "commentary" if header.channel == "commentary" else "analysis"
+        elif function is not None:
             self._kind = "tool_call"
         else:
             self._kind = "reasoning" if header.channel == "analysis" else "content"
@@ -153,11 +187,13 @@ class HarmonyParser:
         self._parts = []
         if not self._begun:
             self._begin()
-            if self._kind != "tool_call":
+            if self._kind in _TEXTS:
                 text = _BETWEEN_MESSAGES + text if self._kind in self._said else text
                 self._said.add(self._kind)
         if self._kind == "tool_call":
             self._events.append(ToolCallDelta(self.num_tool_calls - 1, text))
+        elif self._kind == "builtin_call":
+            self._events.append(BuiltinCallDelta(text))
         elif self._kind == "reasoning":
             self._events.append(ReasoningDelta(text))
         else:
@@ -167,8 +203,10 @@ class HarmonyParser:
     def _begin(self) -> None:
         self._begun = True
         if self._kind == "tool_call":
-            self._events.append(ToolCallBegin(self.num_tool_calls, self._new_call_id(), self._function))
+            self._events.append(ToolCallBegin(self.num_tool_calls, self._new_call_id(), self._recipient))
             self.num_tool_calls += 1
+        elif self._kind == "builtin_call":
+            self._events.append(BuiltinCallBegin(self._recipient, self._channel))
 
     def _close(self, ending: _Ending) -> None:
         """Ends the message or header at hand: by a marker, because the next one begins, or with the stream."""
@@ -176,13 +214,14 @@ class HarmonyParser:
             self._close_header(self._header, ending)
         if self._header is None:
             self._close_message(ending)
-        self._header = Header("nothing")
+        self._header = Header("nothing", self._namespaces)
 
     def _close_header(self, header: Header, ending: _Ending) -> None:
         """A header without <|message|>: what it cannot explain is the message; a call may have no arguments."""
         header.complete(self._detokenizer.finish())
         pieces = [] if header.of_other_role or (ending == "cut" and header.is_marked) else header.body()
-        if pieces or (ending == "marker" and header.function is not None and not header.of_other_role):
+        calls = header.function is not None or header.builtin is not None
+        if pieces or (ending == "marker" and calls and not header.of_other_role):
             self._enter_message(header)
             self._add_pieces(pieces)
 
@@ -195,10 +234,13 @@ class HarmonyParser:
             self._parts += [held] if held else []
         if self._parts:
             self._report()
-        elif self._kind == "tool_call" and not self._begun and ending == "marker":
+        elif self._kind not in _TEXTS and not self._begun and ending == "marker":
             self._begin()
         if self._begun:
             self._events.append(MessageEnd(self._kind))
+            if self._kind == "builtin_call" and ending != "cut":
+                self.num_tokens -= ending == "implied"
+                self.terminator = "call"
         self._begun = False
 
     def _terminate(self, terminator: Terminator) -> None:
@@ -207,7 +249,7 @@ class HarmonyParser:
 
     def _on_start(self) -> None:
         self._close("implied")
-        self._header = Header("start")
+        self._header = Header("start", self._namespaces)
 
     def _on_end(self) -> None:
         self._close("marker")

@@ -4,6 +4,7 @@ Knows the words that may stand in a header. Must not know tokens, or what become
 """
 
 import re
+from collections.abc import Collection
 from typing import Literal
 
 from oscine.chat.tools import NAMESPACE
@@ -29,12 +30,14 @@ class Header:
     """The text of a header by section: role, then <|channel|> and the channel, then <|constrain|> and the format.
 
     `opening` says what came before: the prompt (which ends in the role), <|start|>, or nothing where <|start|> was due.
+    `namespaces` are those of built-in tools.
     """
 
-    __slots__ = ("_earlier", "_pieces", "_role", "_section", "_text", "opening")
+    __slots__ = ("_earlier", "_namespaces", "_pieces", "_role", "_section", "_text", "opening")
 
-    def __init__(self, opening: Opening) -> None:
+    def __init__(self, opening: Opening, namespaces: Collection[str] = ()) -> None:
         self.opening = opening
+        self._namespaces = namespaces
         self._section: Literal["role", "channel", "format"] = "role"
         self._role = ""
         self._earlier = ""  # what the sections before this one said after the role
@@ -68,7 +71,7 @@ class Header:
         """Whether someone else speaks: the model went on past its turn."""
         role = self._text if self._section == "role" else self._role
         first = role.split(maxsplit=1)[0] if role.strip() else ""
-        return first in _OTHER_ROLES or first.startswith(f"{NAMESPACE}.")
+        return first in _OTHER_ROLES or first.startswith(f"{NAMESPACE}.") or self._is_builtin(first)
 
     @property
     def channel(self) -> Channel | None:
@@ -84,13 +87,17 @@ class Header:
         return None
 
     @property
+    def builtin(self) -> str | None:
+        """The recipient, if it is a built-in tool; with its namespace."""
+        name = self._recipient()
+        return name if self._is_builtin(name) else None
+
+    @property
     def function(self) -> str | None:
-        """The name of the tool that the message calls, without the namespace of functions."""
-        text = self._text
-        if self.is_broken:
-            text = text.removesuffix(self._unexplained())
-        match = _RECIPIENT.search(text) or _RECIPIENT.search(self._earlier)
-        name = match[1] if match else ""
+        """The name of the function that the message calls, without the namespace of functions."""
+        name = self._recipient()
+        if self._is_builtin(name):
+            return None
         while name.startswith(f"{NAMESPACE}."):
             name = name.removeprefix(f"{NAMESPACE}.")
         return name if name and name not in _AUDIENCES else None
@@ -118,10 +125,21 @@ class Header:
             left -= len(text)
         return pieces[::-1]
 
+    def _recipient(self) -> str:
+        text = self._text
+        if self.is_broken:
+            text = text.removesuffix(self._unexplained())
+        match = _RECIPIENT.search(text) or _RECIPIENT.search(self._earlier)
+        return match[1] if match else ""
+
+    def _is_builtin(self, name: str) -> bool:
+        return name.partition(".")[0] in self._namespaces
+
     def _may_be_role(self) -> bool:
         words = self._text.split()
         grows = not self._text[-1:].isspace()  # the last word
-        roles = () if self.opening == "prompt" else (*_OTHER_ROLES, f"{NAMESPACE}.*")
+        builtin = (pattern for name in self._namespaces for pattern in (name, f"{name}.*"))
+        roles = () if self.opening == "prompt" else (*_OTHER_ROLES, f"{NAMESPACE}.*", *builtin)
         for patterns in (("assistant", *roles), ("to=*",), (*_CHANNELS, *_FORMATS)):
             if words and any(_fits(words[0], pattern, grows and len(words) == 1) for pattern in patterns):
                 words.pop(0)

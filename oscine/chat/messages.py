@@ -14,6 +14,15 @@ class ToolCall:
 
 
 @dataclass(frozen=True, slots=True)
+class BuiltinCall:
+    """A call that the server itself answers."""
+
+    recipient: str  # with its namespace: python, browser.search, label.tool
+    content: str  # code or JSON text, exactly as the model wrote it
+    channel: Literal["analysis", "commentary"] = "analysis"
+
+
+@dataclass(frozen=True, slots=True)
 class Message:
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str = ""
@@ -21,6 +30,7 @@ class Message:
     tool_calls: tuple[ToolCall, ...] = ()  # assistant
     tool_call_id: str | None = None  # tool: which call this answers
     name: str | None = None  # tool: the function's name, if the caller gave it
+    builtin: BuiltinCall | None = None  # assistant: calls it; tool: the content is its result
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +39,15 @@ class FunctionTool:
     description: str = ""
     parameters: dict[str, Any] | None = None  # JSON schema
     strict: bool = False  # whether arguments must satisfy it
+
+
+@dataclass(frozen=True, slots=True)
+class ToolNamespace:
+    """Tools that the server itself answers, as the model is told of them."""
+
+    name: str
+    description: str = ""
+    functions: tuple[FunctionTool, ...] = ()  # none: the namespace is the one tool, and the description all it has
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,3 +66,4 @@ class Conversation:
     response_schema: ResponseSchema | None = None
     reasoning_effort: ReasoningEffort = "medium"
     current_date: str = ""  # YYYY-MM-DD; empty: no date line
+    namespaces: tuple[ToolNamespace, ...] = ()

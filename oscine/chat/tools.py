@@ -1,15 +1,18 @@
-"""The functions that a client offers: their names checked, and how the developer message declares them.
+"""What a client or the server offers to call: names checked, and how it is declared to the model.
 
-Knows the namespace that functions live in; must not know how calls are rendered or parsed.
+Functions of the client live in a namespace of their own. Of the server's namespaces, gpt-oss was trained with two,
+which the system message declares; all others stand beside the functions in the developer message. Must not know how
+calls are rendered or parsed.
 """
 
 import re
 from collections.abc import Iterator, Sequence
 
-from oscine.chat.messages import FunctionTool
+from oscine.chat.messages import FunctionTool, ToolNamespace
 from oscine.chat.typescript import SchemaTypes, constraints, text_lines
 
 NAMESPACE = "functions"
+TRAINED = ("browser", "python")
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
@@ -24,17 +27,44 @@ def validate_tools(tools: Sequence[FunctionTool]) -> None:
         seen.add(tool.name)
 
 
-def tools_section(tools: Sequence[FunctionTool]) -> str:
-    """The `# Tools` section of the developer message. Raises ValueError that names the tool and what is wrong."""
+def tools_section(tools: Sequence[FunctionTool], namespaces: Sequence[ToolNamespace] = ()) -> str:
+    """The `# Tools` section of the developer message: functions and namespaces. Empty if there are none.
+
+    Raises ValueError that names the tool and what is wrong.
+    """
+    functions = [ToolNamespace(NAMESPACE, functions=tuple(tools))] if tools else []
+    return _section([*functions, *(n for n in namespaces if n.name not in TRAINED)])
+
+
+def system_tools_section(namespaces: Sequence[ToolNamespace]) -> str:
+    """The `# Tools` section of the system message. Empty if there are none that belong there."""
+    return _section([n for n in namespaces if n.name in TRAINED])
+
+
+def _section(namespaces: list[ToolNamespace]) -> str:
+    parts = [_namespace(namespace) for namespace in sorted(namespaces, key=lambda n: n.name)]
+    return "\n\n".join(["# Tools", *parts]) if parts else ""
+
+
+def _namespace(namespace: ToolNamespace) -> str:
+    name, tools = namespace.name, namespace.functions
+    if not tools:
+        return f"## {name}\n\n{namespace.description}"
     validate_tools(tools)
     taken = {tool.name: 1 for tool in tools}
-    lines = ["# Tools", "", f"## {NAMESPACE}", "", f"namespace {NAMESPACE} {{", ""]
+    lines = [
+        f"## {name}",
+        "",
+        *(f"// {line}" for line in text_lines(namespace.description)),
+        f"namespace {name} {{",
+        "",
+    ]
     for tool in tools:
         try:
             lines += _declaration(tool, taken)
         except RecursionError:
             raise ValueError(f"tool {tool.name!r}: the schema is nested too deeply") from None
-    return "\n".join([*lines, f"}} // namespace {NAMESPACE}"])
+    return "\n".join([*lines, f"}} // namespace {name}"])
 
 
 def _declaration(tool: FunctionTool, taken: dict[str, int]) -> Iterator[str]:

@@ -1,0 +1,183 @@
+"""The contract of tools that the server itself answers, and the tools of one conversation.
+
+Knows what a call is and what comes of it; not how any tool works, nor how calls get into a prompt or into a response.
+"""
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
+
+from oscine.chat.messages import ToolNamespace
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    url: str
+    title: str
+
+
+@dataclass(frozen=True, slots=True)
+class Citation:
+    """A place in an answer that cites a source. `start` and `end` are characters of the answer."""
+
+    start: int
+    end: int
+    source: Source
+
+
+@dataclass(frozen=True, slots=True)
+class CodeRun:
+    code: str
+    logs: str
+
+
+@dataclass(frozen=True, slots=True)
+class WebSearch:
+    query: str
+    sources: tuple[Source, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class WebOpen:
+    url: str | None  # None: there was no such page
+
+
+@dataclass(frozen=True, slots=True)
+class WebFind:
+    url: str | None  # None: there was no such page
+    pattern: str
+
+
+@dataclass(frozen=True, slots=True)
+class McpCall:
+    server_label: str
+    name: str
+    arguments: str  # JSON text, exactly as the model wrote it
+    output: str | None  # None: it failed
+    error: str | None = None
+
+
+Details = CodeRun | WebSearch | WebOpen | WebFind | McpCall
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    text: str  # for the model
+    details: Details | None  # for the client; None for a call that no tool took
+    is_error: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class McpListing:
+    """What an MCP server offers in this conversation."""
+
+    server_label: str
+    tools: tuple[dict[str, Any], ...]  # name, description, input_schema, annotations
+    error: str | None = None
+
+
+class Tool(Protocol):
+    """One namespace in one conversation. Entered before it is declared, left when the response is complete."""
+
+    @property
+    def namespace(self) -> ToolNamespace: ...
+
+    async def call(self, recipient: str, content: str) -> ToolResult:
+        """What the model asked for. What goes wrong is a text for the model, not an exception."""
+        ...
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(self, *exc_info: object) -> None: ...
+
+
+class Listed(Protocol):
+    """A tool that clients are told the parts of."""
+
+    @property
+    def listing(self) -> McpListing: ...
+
+
+class Citing(Protocol):
+    """A tool whose results an answer may cite, and which can go on in the conversation's next request."""
+
+    def citations(self, text: str) -> Iterator[Citation]: ...
+
+    def state(self) -> Any: ...
+
+
+class Toolbox:
+    """The tools of one conversation, for one response: at most `max_calls` calls."""
+
+    def __init__(self, tools: Sequence[Tool], max_calls: int) -> None:
+        self._tools = {tool.namespace.name: tool for tool in tools}
+        self._left = max_calls
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as stack:
+            for tool in self._tools.values():
+                await stack.enter_async_context(tool)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self._stack.aclose()
+
+    @property
+    def names(self) -> frozenset[str]:
+        """For HarmonyParser."""
+        return frozenset(self._tools)
+
+    @property
+    def namespaces(self) -> tuple[ToolNamespace, ...]:
+        """For Conversation; known once the toolbox is entered. A server that offers nothing is not declared."""
+        found = (tool.namespace for tool in self._tools.values())
+        return tuple(namespace for namespace in found if namespace.description or namespace.functions)
+
+    @property
+    def listings(self) -> tuple[McpListing, ...]:
+        return tuple(tool.listing for tool in self._tools.values() if hasattr(tool, "listing"))
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether further calls are refused, so that the model should be made to answer."""
+        return self._left <= 0
+
+    def handles(self, recipient: str) -> bool:
+        return recipient.partition(".")[0] in self._tools
+
+    async def call(self, recipient: str, content: str) -> ToolResult:
+        """Never raises, except to cancel."""
+        tool = self._tools.get(recipient.partition(".")[0])
+        if tool is None:
+            return ToolResult(f"Error: there is no tool {recipient}.", None, is_error=True)
+        if self.exhausted:
+            return ToolResult("Error: no more calls are allowed. Answer with what you know.", None, is_error=True)
+        self._left -= 1
+        try:
+            return await tool.call(recipient, content)
+        except Exception:
+            logger.exception("the tool %s failed", recipient)
+            return ToolResult("Error: the tool failed.", None, is_error=True)
+
+    def citations(self, text: str) -> list[Citation]:
+        """The places in an answer that cite what the tools have shown, in order."""
+        found = (c for tool in self._tools.values() if hasattr(tool, "citations") for c in tool.citations(text))
+        return sorted(found, key=lambda citation: citation.start)
+
+    def state(self) -> dict[str, Any]:
+        """JSON values with which BuiltinTools.toolbox goes on where this one ends."""
+        return {name: tool.state() for name, tool in self._tools.items() if hasattr(tool, "state")}
+
+
+def bounded(text: str, limit: int) -> str:
+    """Both ends of a text that is longer than `limit` characters, the cut marked."""
+    if len(text) <= limit:
+        return text
+    half = limit // 2
+    return f"{text[:half]}\n[... {len(text) - 2 * half} characters left out ...]\n{text[-half:]}"

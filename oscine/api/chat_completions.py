@@ -16,7 +16,7 @@ from oscine.api.endpoint import Call, Endpoint
 from oscine.api.errors import APIError, invalid
 from oscine.api.generation import Generation, Write, engine_request
 from oscine.api.schemas import ChatCompletionRequest
-from oscine.api.service import ReadyModel
+from oscine.api.service import ReadyModel, Service
 from oscine.api.sse import DONE, failure
 from oscine.api.usage import Usage, usage
 from oscine.types import GenerationOutput, GenerationRequest, SamplingParams
@@ -32,22 +32,29 @@ class ChatCompletions(Endpoint[ChatCompletionRequest]):
     request_type = ChatCompletionRequest
 
     async def answer(self, call: Call[ChatCompletionRequest], scope: Scope, receive: Receive, send: Send) -> None:
-        asked, model = call.asked, call.model
-        talk = conversation(asked, self.service.date)
-        n, stop = sampling.choices(asked.n), sampling.stop_strings(asked.stop)
-        self.service.admission.check(n)  # before the prompt is made, which costs more
-        prompt = await model.prompts.render(talk, call.size)
-        params = _sampling_params(asked, len(prompt), model)
-        choices = [_choice(asked, model, len(prompt), stop) for _ in range(n)]
+        asked = call.asked
+        choices, requests = await chat_sequences(self.service, asked, call.model, call.size)
         answer = ChatAnswer(choices, call.name, self._reasoning_fields(asked), asked)
-        priority = sampling.priority(asked.priority)
-        requests = [engine_request(prompt, sampling.with_seed(params, i), priority) for i in range(n)]
         generation = Generation(self.service, answer.choices, requests, call.arrived_s)
         await generation.respond(answer, scope, receive, send, stream=bool(asked.stream))
 
     def _reasoning_fields(self, asked: ChatCompletionRequest) -> Sequence[str]:
         excluded = asked.include_reasoning is False or (asked.reasoning is not None and asked.reasoning.exclude)
         return () if excluded else _REASONING_FIELDS[self.service.config.server.reasoning_field]
+
+
+async def chat_sequences(
+    service: Service, asked: ChatCompletionRequest, model: ReadyModel, size: int
+) -> tuple[list[ChatChoice], list[GenerationRequest]]:
+    """The choices of a request and what the engine is to generate for each. `size` is that of the body in bytes."""
+    talk = conversation(asked, service.date)
+    n, stop = sampling.choices(asked.n), sampling.stop_strings(asked.stop)
+    service.admission.check(n)  # before the prompt is made, which costs more
+    prompt = await model.prompts.render(talk, size)
+    params = _sampling_params(asked, len(prompt), model)
+    choices = [_choice(asked, model, len(prompt), stop) for _ in range(n)]
+    priority = sampling.priority(asked.priority)
+    return choices, [engine_request(prompt, sampling.with_seed(params, i), priority) for i in range(n)]
 
 
 def _sampling_params(asked: ChatCompletionRequest, num_prompt_tokens: int, model: ReadyModel) -> SamplingParams:

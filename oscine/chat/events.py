@@ -1,6 +1,6 @@
 """What the parser reports of a completion while it streams. Plain records; no tokens, no JSON."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 MessageKind = Literal["reasoning", "content", "tool_call", "builtin_call"]
@@ -15,6 +15,7 @@ class ReasoningDelta:
 class ContentDelta:
     text: str  # never empty
     token_indices: list[int]  # which tokens, counted from the first one fed, the text consists of; each reported once
+    preamble: bool = field(default=False, compare=False)  # said before calls, in the commentary channel
 
 
 @dataclass(slots=True)

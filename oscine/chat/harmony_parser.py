@@ -31,7 +31,6 @@ Terminator = Literal["return", "call", "endoftext", "stop", "turn"]
 
 _Ending = Literal["marker", "implied", "cut"]
 _TEXTS: tuple[MessageKind, ...] = ("reasoning", "content")
-_BETWEEN_MESSAGES = "\n\n"  # joins the texts of several messages of one kind
 
 
 def new_call_id() -> str:
@@ -51,8 +50,11 @@ class HarmonyParser:
         stop: Sequence[str] = (),
         call_id: Callable[[], str] = new_call_id,
         namespaces: Collection[str] = (),
+        separator: str = "\n\n",
     ) -> None:
+        """`separator` joins the texts of several messages of one kind."""
         self._start = tokenizer.start
+        self._separator = separator
         self._namespaces = frozenset(namespaces)
         self._detokenizer = Detokenizer(tokenizer)
         self._texts = tokenizer.texts
@@ -76,6 +78,7 @@ class HarmonyParser:
         self._events: list[Event] = []
         self._header: Header | None = Header("prompt", self._namespaces)  # None inside a message
         self._kind: MessageKind = "content"  # of the message
+        self._preamble = False  # whether the message is content of the commentary channel
         self._recipient = ""  # of the call that the message is
         self._channel: Literal["analysis", "commentary"] = "analysis"  # of a built-in call
         self._begun = False  # whether the message reported anything
@@ -162,6 +165,7 @@ class HarmonyParser:
             self._kind = "tool_call"
         else:
             self._kind = "reasoning" if header.channel == "analysis" else "content"
+            self._preamble = header.channel == "commentary"
 
     def _add_pieces(self, pieces: list[tuple[int, str]]) -> None:
         for index, text in pieces:
@@ -188,7 +192,7 @@ class HarmonyParser:
         if not self._begun:
             self._begin()
             if self._kind in _TEXTS:
-                text = _BETWEEN_MESSAGES + text if self._kind in self._said else text
+                text = self._separator + text if self._kind in self._said else text
                 self._said.add(self._kind)
         if self._kind == "tool_call":
             self._events.append(ToolCallDelta(self.num_tool_calls - 1, text))
@@ -197,7 +201,7 @@ class HarmonyParser:
         elif self._kind == "reasoning":
             self._events.append(ReasoningDelta(text))
         else:
-            self._events.append(ContentDelta(text, self._indices))
+            self._events.append(ContentDelta(text, self._indices, self._preamble))
             self._indices = []
 
     def _begin(self) -> None:

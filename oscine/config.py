@@ -121,6 +121,7 @@ class ServerOptions:
     reasoning_field: Literal["reasoning", "reasoning_content", "both"] = "reasoning"
     date: str | None = None  # YYYY-MM-DD, shown to the model as the current date; None: each day's own (UTC)
     drain_s: float = 30.0  # seconds that SIGTERM gives running requests
+    playground: bool = True  # the page at /
     log_level: str = "info"
     log_format: Literal["text", "json"] = "text"
     traces: bool = False  # exported as OpenTelemetry's own environment variables say
@@ -145,9 +146,49 @@ class ServerOptions:
 
 
 @dataclass(frozen=True)
+class ToolOptions:
+    """Tools that the server itself answers; none unless the operator names them."""
+
+    tools: tuple[str, ...] = ()  # python, browser
+    max_tool_calls: int = 32  # of built-in tools, in one response
+    tool_timeout_s: float = 60.0  # for an MCP server or a browser's backend to answer
+    python_isolation: Literal["namespaces", "none"] = "namespaces"
+    python_timeout_s: float = 30.0
+    python_memory_bytes: int = 512 << 20  # of one process; there may be 8
+    python_runs: int = 4  # at once; further ones wait
+    browser_folder: str | None = None  # whose files the browser searches and opens
+    browser_backend: str | None = None  # package.module:name of another backend
+    mcp_servers: str | None = None  # file, YAML or JSON: label -> command or url
+    allow_mcp_urls: bool = False  # whether requests may name MCP servers by URL
+
+    def __post_init__(self) -> None:
+        known = set(self.tools) <= {"python", "browser"}
+        _require(known, "tools", "of python and browser, with commas", ",".join(self.tools))
+        _require(self.max_tool_calls >= 1, "max-tool-calls", "at least 1", self.max_tool_calls)
+        _require(self.tool_timeout_s > 0, "tool-timeout-s", "positive", self.tool_timeout_s)
+        isolation = self.python_isolation
+        _require(isolation in ("namespaces", "none"), "python-isolation", "namespaces or none", isolation)
+        _require(self.python_timeout_s > 0, "python-timeout-s", "positive", self.python_timeout_s)
+        enough = self.python_memory_bytes >= 64 << 20
+        _require(enough, "python-memory-bytes", "at least 67108864 (64 MiB)", self.python_memory_bytes)
+        _require(self.python_runs >= 1, "python-runs", "at least 1", self.python_runs)
+        self._check_browser()
+
+    def _check_browser(self) -> None:
+        if self.browser_folder is not None and self.browser_backend is not None:
+            raise ValueError("--browser-folder and --browser-backend exclude each other")
+        source = self.browser_folder or self.browser_backend
+        if "browser" in self.tools and source is None:
+            raise ValueError("--tools browser needs --browser-folder or --browser-backend")
+        if "browser" not in self.tools and source is not None:
+            raise ValueError("--browser-folder and --browser-backend need --tools browser")
+
+
+@dataclass(frozen=True)
 class Config:
     engine: EngineOptions = field(default_factory=EngineOptions)
     server: ServerOptions = field(default_factory=ServerOptions)
+    tools: ToolOptions = field(default_factory=ToolOptions)
 
 
 def _wants_traces(environ: Mapping[str, str]) -> bool:

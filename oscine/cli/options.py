@@ -15,7 +15,15 @@ from typing import Any, NoReturn
 
 from oscine.cli import dialects
 from oscine.cli.error import USAGE, CommandError
-from oscine.config import CacheOptions, Config, EngineOptions, ModelOptions, SchedulerOptions, ServerOptions
+from oscine.config import (
+    CacheOptions,
+    Config,
+    EngineOptions,
+    ModelOptions,
+    SchedulerOptions,
+    ServerOptions,
+    ToolOptions,
+)
 
 
 class Parser(argparse.ArgumentParser):
@@ -102,7 +110,8 @@ def _config(options: Mapping[str, Any]) -> Config:
         return kind(**{name: value for name, value in options.items() if name in names} | nested)
 
     model, cache, scheduler = part(ModelOptions), part(CacheOptions), part(SchedulerOptions)
-    return Config(engine=part(EngineOptions, model=model, cache=cache, scheduler=scheduler), server=part(ServerOptions))
+    engine = part(EngineOptions, model=model, cache=cache, scheduler=scheduler)
+    return Config(engine=engine, server=part(ServerOptions), tools=part(ToolOptions))
 
 
 def _read_yaml(path: Path, source: str) -> dict[str, Any]:
@@ -265,15 +274,37 @@ _GROUPS: dict[str, _Options] = {
         },
         "date": {"metavar": "YYYY-MM-DD", "help": "that the model is told (each day's own)"},
         "drain-s": {"type": float, "metavar": "SECONDS", "help": "that SIGTERM gives running requests (30)"},
+        "no-playground": {"action": "store_false", "dest": "playground", "help": "serve no page at /"},
         "log-level": {"choices": ["debug", "info", "warning", "error"], "help": "(info)"},
         "log-format": {"choices": ["text", "json"], "help": "of the log on stderr, one line a request (text)"},
+    },
+    "tools": {
+        "tools": {
+            "type": lambda names: tuple(names.split(",")),
+            "action": _Collect,
+            "metavar": "NAME,...",
+            "help": "built-in tools that requests may use: python, browser (none)",
+        },
+        "max-tool-calls": {"type": int, "metavar": "N", "help": "of built-in tools in one response (32)"},
+        "tool-timeout-s": {"type": float, "metavar": "SECONDS", "help": "for MCP servers and the browser (60)"},
+        "python-isolation": {
+            "choices": ["namespaces", "none"],
+            "help": "what keeps code from the machine; none: only limits on it (namespaces)",
+        },
+        "python-timeout-s": {"type": float, "metavar": "SECONDS", "help": "that code may run (30)"},
+        "python-memory-bytes": {"type": int, "metavar": "BYTES", "help": "for each of up to 8 processes (512 MiB)"},
+        "python-runs": {"type": int, "metavar": "N", "help": "of code at once; further ones wait (4)"},
+        "browser-folder": {"metavar": "DIR", "help": "with the text, Markdown and HTML files that the browser knows"},
+        "browser-backend": {"metavar": "MODULE:NAME", "help": "what the browser searches instead of a folder"},
+        "mcp-servers": {"metavar": "FILE", "help": "YAML or JSON: label -> command, args, env, or url, headers"},
+        "allow-mcp-urls": {"action": "store_true", "help": "let requests name MCP servers by URL"},
     },
     "development": {
         "executor": {"choices": ["torch", "fake"], "help": "fake: scripted tokens, to measure the server itself"},
         "fake-step-s": {"type": float, "metavar": "SECONDS", "help": "that a step of the fake executor takes (0)"},
     },
 }
-_FLAGS = {"no-prefix-caching", "no-async-scheduling", "enforce-eager"}
+_FLAGS = {"no-prefix-caching", "no-async-scheduling", "enforce-eager", "no-playground", "allow-mcp-urls"}
 _LISTS = {"served-model-name", "api-key", "cors-origins"}
 _FRACTION = "kv_cache_free_gpu_memory_fraction"
 _EXCLUDE = {  # fields that size the same thing in two ways

@@ -1,0 +1,186 @@
+"""Locks itself in, and then runs Python on what comes from standard input.
+
+A script of its own, for a fresh interpreter without packages: it knows the standard library alone. Its one argument is
+a JSON object, see `Jail` in oscine/tools/python.py. Linux 5.14 or newer, on x86-64 and ARM64.
+
+    server -- outer -- init -- code
+              |        |- is process 1 of the namespaces: makes the file system, gives up every privilege, reaps; when it
+              |           ends, the kernel ends all others
+              |- unshares the namespaces; a helper beside it, still outside, maps the users
+
+In the namespaces are one unprivileged user, no network, and a file system of Python and the system's libraries,
+read-only, with a small /tmp in memory. There is no /proc.
+"""
+
+import ctypes
+import json
+import os
+import platform
+import resource
+import signal
+import socket
+import sys
+from typing import Any, NoReturn
+
+CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x20000, 0x4000000, 0x8000000
+CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
+MS_NOSUID, MS_NODEV, MS_BIND, MS_REC, MS_PRIVATE = 2, 4, 0x1000, 0x4000, 0x40000
+MNT_DETACH = 2
+MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID = 1, 2
+AT_FDCWD, AT_RECURSIVE = -100, 0x8000
+PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS = 1, 38
+SYS_MOUNT_SETATTR = 442
+SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
+SYS_KEYCTL = {"x86_64": 250, "aarch64": 219}
+KEYCTL_JOIN_SESSION_KEYRING = 1
+
+USER = 1000  # inside
+NOBODY = 65534  # outside, if the server is root
+BASE = "/proc"  # a folder that everyone has and the jail does not need: the new file system is made on top of it
+SYSTEM = ("/usr", "/bin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache")
+DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+ENVIRONMENT = {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "TMPDIR": "/tmp", "LANG": "C.UTF-8"}
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def main(config: dict[str, Any]) -> NoReturn:
+    os.nice(10)
+    if config["isolated"]:
+        _isolate(config)
+    _die_with_parent()
+    _limit(config)
+    _call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    environment = ENVIRONMENT | ({} if config["isolated"] else {"HOME": os.getcwd(), "TMPDIR": os.getcwd()})
+    python = config["python"]
+    os.execve(python, [python, "-I", "-S", "-B", "-X", "utf8", "-c", config["main"]], environment)
+
+
+def _isolate(config: dict[str, Any]) -> None:
+    """Returns in the process that is to become the code; the others wait for it."""
+    with open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")
+    as_root = os.geteuid() == 0
+    _unshare(as_root)
+    _die_with_parent()
+    if os.getppid() != config["parent"]:
+        sys.exit("the server is gone")
+    _fork_and_wait()  # the child is process 1
+    _call("syscall", SYS_KEYCTL[platform.machine()], KEYCTL_JOIN_SESSION_KEYRING, None, ignore=True)
+    socket.sethostname("jail")
+    _make_file_system(config["folders"], config["tmp_bytes"])
+    if as_root:
+        os.setgroups([])
+        os.setresgid(USER, USER, USER)
+        os.setresuid(USER, USER, USER)
+    _die_with_parent()
+    _fork_and_wait()
+
+
+def _unshare(as_root: bool) -> None:
+    """Into namespaces of our own. Only a process outside may map more users than one, so a child does it."""
+    ready, go = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(go)
+        os.read(ready, 1)
+        _map_users(os.getppid(), as_root)
+        os._exit(0)
+    kinds = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS
+    try:
+        _call("unshare", kinds)
+    finally:
+        os.write(go, b"x")
+        _, status = os.waitpid(child, 0)
+    if status != 0:
+        sys.exit("the users of the namespace cannot be mapped")
+
+
+def _map_users(pid: int, as_root: bool) -> None:
+    maps = [("uid_map", os.geteuid()), ("gid_map", os.getegid())]
+    if not as_root:
+        _write(f"/proc/{pid}/setgroups", "deny")
+    for name, own in maps:
+        _write(f"/proc/{pid}/{name}", f"0 0 1\n{USER} {NOBODY} 1" if as_root else f"{USER} {own} 1")
+
+
+def _fork_and_wait() -> None:
+    """Returns in the child; the parent reaps all children and ends as this one ends."""
+    child = os.fork()
+    if child == 0:
+        return
+    pid, status = 0, 0
+    while pid != child:
+        pid, status = os.wait()
+    os._exit(os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status))
+
+
+def _make_file_system(folders: list[str], tmp_bytes: int) -> None:
+    """A new root with what is needed, read-only, and then nothing of the old one."""
+    _call("mount", None, b"/", None, MS_REC | MS_PRIVATE, None)
+    _call("mount", b"none", BASE.encode(), b"tmpfs", MS_NOSUID | MS_NODEV, b"size=1m,mode=755")
+    root = f"{BASE}/jail"
+    for path in (*SYSTEM, *folders, *DEVICES):
+        _show(path, root + path)
+    os.mkdir(f"{root}/tmp")
+    attributes = (ctypes.c_uint64 * 4)(MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID)
+    size = ctypes.sizeof(attributes)
+    _call("syscall", SYS_MOUNT_SETATTR, AT_FDCWD, BASE.encode(), AT_RECURSIVE, attributes, size)
+    options = f"size={tmp_bytes},nr_inodes=4096,mode=1777".encode()
+    _call("mount", b"none", f"{root}/tmp".encode(), b"tmpfs", MS_NOSUID | MS_NODEV, options)
+    os.chdir(BASE)
+    _call("syscall", SYS_PIVOT_ROOT[platform.machine()], b".", b".")
+    _call("umount2", b".", MNT_DETACH)
+    os.chroot("/jail")  # below the root of the namespace: from here nobody may make user namespaces
+    os.chdir("/tmp")
+
+
+def _show(path: str, where: str) -> None:
+    """Makes a path of the old file system visible in the new one, links as links."""
+    if os.path.lexists(where) or not os.path.exists(path):
+        return
+    os.makedirs(os.path.dirname(where), exist_ok=True)
+    if os.path.islink(path):
+        os.symlink(os.readlink(path), where)
+        return
+    if os.path.isdir(path):
+        os.mkdir(where)
+    else:
+        _write(where, "")
+    _call("mount", path.encode(), where.encode(), None, MS_BIND | MS_REC, None)
+
+
+def _limit(config: dict[str, Any]) -> None:
+    limits = {
+        resource.RLIMIT_AS: config["memory_bytes"],
+        resource.RLIMIT_CPU: config["cpu_s"],
+        resource.RLIMIT_FSIZE: config["tmp_bytes"],
+        resource.RLIMIT_NOFILE: 64,
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_MEMLOCK: 0,
+        resource.RLIMIT_MSGQUEUE: 0,
+    }
+    if config["isolated"]:
+        limits[resource.RLIMIT_NPROC] = config["processes"] + 2  # outer and init; counted within the namespace
+    for limit, value in limits.items():
+        resource.setrlimit(limit, (value, value))
+
+
+def _die_with_parent() -> None:
+    """Does not outlive the change of a user, so it is said again after each."""
+    _call("prctl", PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+
+
+def _write(path: str, text: str) -> None:
+    with open(path, "w") as file:
+        file.write(text)
+
+
+def _call(name: str, *arguments: Any, ignore: bool = False) -> None:
+    if getattr(_libc, name)(*arguments) == -1 and not ignore:
+        error = ctypes.get_errno()
+        sys.exit(f"{name} failed: {os.strerror(error)}")
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

@@ -1,0 +1,54 @@
+"""The playground: one static page at `/` and its files, read once at start and served from memory.
+
+Knows files and HTTP caches; the page itself is in oscine/web and talks to the API as any client does.
+"""
+
+import hashlib
+import re
+from pathlib import Path
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+FOLDER = Path(__file__).parents[1] / "web"
+PREFIX = "/playground/"
+_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+_PAGE = "index.html"
+_FILES = sorted(path.name for path in FOLDER.iterdir() if path.suffix in _TYPES and path.name != _PAGE)
+
+# Nothing is loaded from elsewhere, nothing is sent elsewhere, and no text can become a script.
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_HEADERS = {
+    "Content-Security-Policy": _POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-cache",  # kept, and asked for again with its ETag: a new version shows at once
+}
+
+
+class _File:
+    def __init__(self, name: str) -> None:
+        path = FOLDER / name
+        self._body = path.read_bytes()
+        etag = f'"{hashlib.sha256(self._body).hexdigest()[:32]}"'
+        self._headers = {**_HEADERS, "ETag": etag, "Content-Type": _TYPES[path.suffix]}
+
+    async def get(self, request: Request) -> Response:
+        given = re.findall(r'"[^"]*"|\*', request.headers.get("if-none-match", ""))
+        if self._headers["ETag"] in given or "*" in given:
+            return Response(status_code=304, headers=self._headers)
+        return Response(self._body, headers=self._headers)
+
+
+def playground_routes() -> list[Route]:
+    return [Route("/", _File(_PAGE).get), *(Route(PREFIX + name, _File(name).get) for name in _FILES)]

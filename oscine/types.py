@@ -13,8 +13,8 @@ FinishReason = Literal["stop", "length", "cancelled", "error"]
 class SamplingParams:
     """How one sequence is sampled. Validated by the API; the engine and executor only read it.
 
-    Logits are changed in this order: logit_bias, repetition, frequency and presence penalties, min_tokens mask,
-    temperature, then top_k, top_p and min_p. Temperature 0 is greedy.
+    Logits are changed in this order: logit_bias, repetition, frequency and presence penalties, min_tokens mask, grammar
+    mask, temperature, then top_k, top_p and min_p. Temperature 0 is greedy.
     """
 
     max_tokens: int  # tokens to generate at most, >= 1 (0 only together with prompt_logprobs)
@@ -35,6 +35,9 @@ class SamplingParams:
     prompt_logprobs: int | None = (
         None  # the same for prompt tokens 1..n-1; such a request does not use the prefix cache
     )
+    # llguidance's, of all that is generated, stop tokens included; where only stop tokens are left, min_tokens yields.
+    # What comes after the grammar's end (ignore_eos) is free.
+    grammar: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +102,15 @@ class StepResult:
     token_ids: list[list[int]]  # per sequence: sampled ids in order ([] where sample was false; several after a draft)
     logprobs: list[list[TokenLogprobs] | None] | None = None  # per sequence, per sampled id; None where not asked for
     prompt_logprobs: dict[int, list[TokenLogprobs]] | None = None  # slot -> those of this step's prompt tokens
+    errors: dict[int, str] | None = None  # slot -> why its sequence, and it alone, cannot go on; safe to show
 
 
 class Executor(Protocol):
-    """Runs plans one after the other. Raises when the step failed; the engine then fails all its requests."""
+    """Runs plans one after the other. Raises when the step failed; the engine then fails all its requests.
+
+    An executor may have `prepare(sampling) -> bool`, which never waits: whether a sequence that is sampled so can be
+    placed at once. If not, the executor gets ready for it, and is asked again.
+    """
 
     def execute(self, plan: StepPlan) -> StepResult: ...
 

@@ -20,10 +20,13 @@ from oscine.types import (
     FinishReason,
     GenerationOutput,
     GenerationRequest,
+    SamplingParams,
     ScheduledSequence,
     StepPlan,
     StepResult,
 )
+
+_PREPARING_S = 0.001  # between looks, if there is nothing else to do
 
 
 class _Immediate:
@@ -80,6 +83,8 @@ class EngineLoop:
             max_num_batched_tokens=self._options.max_num_batched_tokens,
             clock=clock,
         )
+        self._prepare: Callable[[SamplingParams], bool] | None = getattr(executor, "prepare", None)
+        self._unprepared: list[Request] = []  # live, but the executor cannot take them yet
         self._requests: dict[str, Request] = {}  # live
         self._launched: deque[ScheduledStep] = deque()
         self._max_launched = 2 if self._options.overlap else 1
@@ -96,7 +101,7 @@ class EngineLoop:
     @property
     def is_full(self) -> bool:
         """Whether one more request would be refused because too many wait."""
-        return len(self._scheduler.waiting) >= self._options.max_waiting
+        return len(self._scheduler.waiting) + len(self._unprepared) >= self._options.max_waiting
 
     def add(self, request: GenerationRequest) -> None:
         """Queues a request. One that cannot be run gets its only output, an error, from the next step."""
@@ -113,7 +118,10 @@ class EngineLoop:
         )
         self._num_arrivals += 1
         self._requests[live.request_id] = live
-        self._scheduler.add(live)
+        if self._is_prepared(live):
+            self._scheduler.add(live)
+        else:
+            self._unprepared.append(live)
 
     def cancel(self, request_id: str) -> None:
         """Ends a request at once, wherever it is; unknown ids are of requests that have just ended by themselves."""
@@ -132,6 +140,8 @@ class EngineLoop:
 
     def step(self) -> list[GenerationOutput]:
         """Schedules and launches a step, commits the oldest one. Returns all news. Raises what the executor raises."""
+        if self._unprepared:
+            self._add_prepared()
         step = self._scheduler.schedule()
         done = self._execute(step)
         return self._commit(done)
@@ -140,7 +150,7 @@ class EngineLoop:
         counters = self._scheduler.counters
         return EngineStats(
             num_running=len(self._scheduler.running),
-            num_waiting=len(self._scheduler.waiting),
+            num_waiting=len(self._scheduler.waiting) + len(self._unprepared),
             full_pages_used=self._cache.full.num_used,
             full_pages_total=self._cache.full.num_pages,
             sliding_pages_used=self._cache.sliding.num_used,
@@ -158,7 +168,7 @@ class EngineLoop:
         if step.requests:
             self._executor.launch(step.plan)
             self._launched.append(step)
-        assert self._launched or not self._requests, "requests, but nothing to compute"
+        assert self._launched or len(self._requests) == len(self._unprepared), "requests, but nothing to compute"
         if len(self._launched) == self._max_launched or (self._launched and not step.requests):
             return self._launched.popleft(), self._executor.collect()
         return None
@@ -185,6 +195,10 @@ class EngineLoop:
         if result.prompt_logprobs is not None and sequence.slot in result.prompt_logprobs:
             request.add_prompt_logprobs(sequence.start, result.prompt_logprobs[sequence.slot])
         sampled = result.token_ids[i]
+        error = None if result.errors is None else result.errors.get(sequence.slot)
+        if error is not None:
+            news.append(self._finish(request, "error", error))
+            return
         if sampled:
             num_known = len(request.token_ids)
             reason = request.accept(sampled, result.logprobs[i] if result.logprobs is not None else None)
@@ -212,17 +226,33 @@ class EngineLoop:
             return f"{num_tokens} prompt tokens and {end - num_tokens} more do not fit a KV cache of {capacity} tokens"
         return None
 
-    def _finish(self, request: Request, reason: FinishReason) -> GenerationOutput:
+    def _is_prepared(self, request: Request) -> bool:
+        return self._prepare is None or self._prepare(request.sampling)
+
+    def _add_prepared(self) -> None:
+        """Queues those that the executor can take now; waits a little for them if there is nothing else to do."""
+        waiting = self._unprepared
+        if len(waiting) == len(self._requests) and not self._launched and not self._news:
+            time.sleep(_PREPARING_S)
+        self._unprepared = []
+        for request in waiting:
+            if self._is_prepared(request):
+                self._scheduler.add(request)
+            else:
+                self._unprepared.append(request)
+
+    def _finish(self, request: Request, reason: FinishReason, error: str | None = None) -> GenerationOutput:
         """Ends a live request and frees what it holds. Returns its last output."""
         request.finish_reason = reason
         del self._requests[request.request_id]
-        self._scheduler.remove(request)
-        return request.take_output()
+        if request in self._unprepared:
+            self._unprepared.remove(request)
+        else:
+            self._scheduler.remove(request)
+        output = request.take_output()
+        output.error = error
+        return output
 
     def _finish_all(self, reason: FinishReason, error: str | None) -> list[GenerationOutput]:
         news, self._news = self._news, []
-        for request in list(self._requests.values()):
-            output = self._finish(request, reason)
-            output.error = error
-            news.append(output)
-        return news
+        return news + [self._finish(request, reason, error) for request in list(self._requests.values())]

@@ -26,25 +26,31 @@ class LaunchedStep:
     sampled: Sampled | None  # on the host, a row for each true element of samples_S; None where there is none
     num_logprobs: list[int]  # per sampled row; -1: none
     prompts: dict[int, PromptRows]  # slot -> its tokens in this step
+    errors: dict[int, str]  # slot -> why its sequence cannot go on
     done: Mark
+
+    def token_ids(self) -> list[int]:
+        """Of the sampled rows. Waits."""
+        self.done.wait()
+        ids: list[int] = [] if self.sampled is None else self.sampled.token_ids_N.tolist()
+        return ids
 
     def result(self) -> StepResult:
         """Waits."""
-        self.done.wait()
+        ids = self.token_ids()
         prompts = {
             slot: records(rows.tokens, [rows.num_top] * len(rows.tokens.token_ids_N))
             for slot, rows in self.prompts.items()
         }
-        token_ids: list[list[int]] = [[] for _ in self.samples_S]
+        result = StepResult(self.step, [[] for _ in self.samples_S], None, prompts or None, self.errors or None)
         if self.sampled is None:
-            return StepResult(self.step, token_ids, None, prompts or None)
-        ids = self.sampled.token_ids_N.tolist()
+            return result
         indices = self.samples_S.nonzero()[0].tolist()
         for i, token_id in zip(indices, ids, strict=True):
-            token_ids[i] = [token_id]
-        if self.sampled.logprobs_N is None:
-            return StepResult(self.step, token_ids, None, prompts or None)
-        logprobs: list[list[TokenLogprobs] | None] = [None] * len(token_ids)
-        for i, record, k in zip(indices, records(self.sampled, self.num_logprobs), self.num_logprobs, strict=True):
-            logprobs[i] = [record] if k >= 0 else None
-        return StepResult(self.step, token_ids, logprobs, prompts or None)
+            result.token_ids[i] = [token_id]
+        if self.sampled.logprobs_N is not None:
+            logprobs: list[list[TokenLogprobs] | None] = [None] * len(self.samples_S)
+            for i, record, k in zip(indices, records(self.sampled, self.num_logprobs), self.num_logprobs, strict=True):
+                logprobs[i] = [record] if k >= 0 else None
+            result.logprobs = logprobs
+        return result

@@ -13,10 +13,11 @@ from torch import Tensor
 
 from oscine.config import EngineOptions
 from oscine.executor.cuda_graphs import sizes_up_to
+from oscine.executor.grammar import TOKENIZER, Grammars
 from oscine.executor.kv_memory import DeviceMemory, MemoryPlan, plan_memory
 from oscine.executor.runner import TorchExecutor
 from oscine.executor.stopwatch import Stopwatch
-from oscine.executor.warm_up import KERNEL_SAMPLINGS, SAMPLINGS, run_largest, warm_up
+from oscine.executor.warm_up import KERNEL_SAMPLINGS, MASKED, SAMPLINGS, run_largest, warm_up
 from oscine.model.config import ModelConfig
 from oscine.model.gpt_oss import GptOss, kv_shape
 from oscine.model.opened_model import OpenedModel, open_model
@@ -59,12 +60,14 @@ def _load(opened: OpenedModel, on: str, options: EngineOptions, report: Report, 
     memory = _plan(opened, options, weight_bytes(opened.config, opened.dtype))
     report(f"{memory}\nops: {describe(choose(on))}")
     watch.lap("open")
+    tokenizer = None if opened.folder is None else opened.folder / TOKENIZER
+    grammars = Grammars(tokenizer, opened.config.vocab_size)  # which reads it while the weights are loaded
     weights = opened.load(prepare_layer=preparation(ops), progress=not options.quiet)
     if opened.device.type == "cuda":
         memory = _plan_again(opened, options, memory, report)
     watch.lap("weights")
     kv = allocate_kv(opened.config, memory, opened.device, opened.dtype)
-    return TorchExecutor(GptOss(opened.config, weights, ops), memory, kv, options.scheduler.max_num_seqs)
+    return TorchExecutor(GptOss(opened.config, weights, ops), memory, kv, options.scheduler.max_num_seqs, grammars)
 
 
 def _rehearse(
@@ -74,7 +77,7 @@ def _rehearse(
     most_tokens = options.scheduler.max_num_batched_tokens
     layers.touch_state()
     with compilers.compile_together():
-        warm_up(layers, most_tokens, KERNEL_SAMPLINGS)
+        warm_up(layers, most_tokens, (*KERNEL_SAMPLINGS, MASKED))
         layers.run_decodes(decode_sizes)
     watch.lap("kernels")
     warm_up(layers, most_tokens, SAMPLINGS)

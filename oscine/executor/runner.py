@@ -6,6 +6,7 @@ device_state.py, how a token is chosen in sampler.py. On a GPU nothing but colle
 
 from collections import deque
 from dataclasses import replace
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -15,16 +16,17 @@ from torch import Tensor
 from oscine.executor.batch import StepArrays, pack
 from oscine.executor.cuda_graphs import CudaGraphs
 from oscine.executor.device_state import DeviceState
+from oscine.executor.grammar import Constraints, Grammars
 from oscine.executor.kv_memory import MemoryPlan
 from oscine.executor.launched import LaunchedStep, PromptRows
 from oscine.executor.logprobs import of_tokens, on_host
-from oscine.executor.sampler import Sampler
+from oscine.executor.sampler import Allowed, Sampler
 from oscine.executor.slots import IntArray, PageUpdates, Slots
-from oscine.executor.transfer import Mark, upload
+from oscine.executor.transfer import Mark, send, staging, upload
 from oscine.model.gpt_oss import GptOss
 from oscine.ops.batch.packed import PackedStep
 from oscine.ops.interface import KvCache, Sampled
-from oscine.types import StepPlan, StepResult
+from oscine.types import SamplingParams, StepPlan, StepResult
 
 
 class Outcome(NamedTuple):
@@ -37,20 +39,25 @@ class Outcome(NamedTuple):
 class TorchExecutor:
     """An Executor, and an AsyncExecutor: one model on one device, with room for max_num_seqs sequences."""
 
-    def __init__(self, model: GptOss, memory: MemoryPlan, kv: KvCache, max_num_seqs: int) -> None:
+    def __init__(
+        self, model: GptOss, memory: MemoryPlan, kv: KvCache, max_num_seqs: int, grammars: Grammars | None = None
+    ) -> None:
+        """Without `grammars`, sequences that have one end with an error."""
         self.config, self.memory, self.max_num_seqs = model.config, memory, max_num_seqs
         self.device = model.weights.embed_VH.device
         self._model, self._kv = model, kv
         self._state = DeviceState(max_num_seqs, memory.max_model_len, memory.page_size, self.device)
         self._slots = Slots(max_num_seqs)
         self._sampler = Sampler(max_num_seqs, model.config.vocab_size, self.device, model.ops.sample)
+        self._constraints = Constraints(grammars or Grammars(None, model.config.vocab_size))
         self._prompt_logprobs: dict[int, int] = {}  # slot -> how many of the most probable tokens
         self._graphs = CudaGraphs(self._decode, self.device)
         self._launched: deque[LaunchedStep] = deque()
 
     def of_first_layers(self, count: int) -> "TorchExecutor":
         """An executor of its own, of fewer layers, on the same weights and cache: to rehearse."""
-        return TorchExecutor(first_layers(self._model, count), self.memory, self._kv, self.max_num_seqs)
+        layers, grammars = first_layers(self._model, count), self._constraints.grammars
+        return TorchExecutor(layers, self.memory, self._kv, self.max_num_seqs, grammars)
 
     @torch.inference_mode()
     def capture(self, sizes: list[int]) -> None:
@@ -72,6 +79,10 @@ class TorchExecutor:
         self._kv.full[0].zero_()
         self._kv.sliding[0].zero_()
 
+    def prepare(self, sampling: SamplingParams) -> bool:
+        """Whether its grammar is compiled."""
+        return sampling.grammar is None or self._constraints.grammars.ready(sampling.grammar)
+
     def execute(self, plan: StepPlan) -> StepResult:
         self.launch(plan)
         return self.collect()
@@ -86,22 +97,25 @@ class TorchExecutor:
         prompt_rows = self._prompt_rows(step) if self._prompt_logprobs else {}
         replays = not prompt_rows and self._graphs.fits(step)
         outcome = self._replay(step) if replays else self._run(step, prompt_rows)
-        self._launched.append(
-            LaunchedStep(
-                step=plan.step,
-                samples_S=step.samples_S,
-                sampled=None if outcome.sampled is None else on_host(outcome.sampled),
-                num_logprobs=self._sampler.num_logprobs(step.slots_S[step.samples_S]),
-                prompts=outcome.prompts,
-                done=Mark(self.device),
-            )
+        slots_M = step.slots_S[step.samples_S]
+        launched = LaunchedStep(
+            step=plan.step,
+            samples_S=step.samples_S,
+            sampled=None if outcome.sampled is None else on_host(outcome.sampled),
+            num_logprobs=self._sampler.num_logprobs(slots_M),
+            prompts=outcome.prompts,
+            errors=self._constraints.errors(step.slots_S.tolist()),
+            done=Mark(self.device),
         )
+        self._constraints.sampled(slots_M, cache(launched.token_ids))
+        self._launched.append(launched)
 
     def _place(self, plan: StepPlan) -> None:
         updates = PageUpdates()
         for new in plan.new:
             self._slots.place(new, updates)
             self._sampler.place(new)
+            self._constraints.place(new)
             self._prompt_logprobs.pop(new.slot, None)
             if new.sampling.prompt_logprobs is not None:
                 self._prompt_logprobs[new.slot] = new.sampling.prompt_logprobs
@@ -117,7 +131,8 @@ class TorchExecutor:
         x_NH = self._model.hidden(self._state.batch(packed, step.num_decodes), self._kv)
         sampled = None
         if sizes.sampled:
-            sampled = self._sampler.sample(self._model.head(x_NH[: sizes.sampled]), slots_M, positions_M)
+            logits_MV = self._model.head(x_NH[: sizes.sampled])
+            sampled = self._sampler.sample(logits_MV, slots_M, positions_M, self._allowed(slots_M, positions_M))
             self._state.remember(packed.sampled_slots_M, sampled.token_ids_N)
         return Outcome(sampled, self._of_prompts(step, prompt_rows, x_NH[sizes.sampled :]))
 
@@ -126,11 +141,26 @@ class TorchExecutor:
         size, count = len(padded.slots_S), len(step.slots_S)
         remembered_M = np.where(padded.samples_S, padded.slots_S, self._state.nobody)
         packed, logits_NV, ids_N = self._graphs.replay(pack(padded, self._slots, np.arange(size), remembered_M))
-        if self._sampler.wants_argmax(step.slots_S):
+        allowed = self._allowed(step.slots_S, step.ends_S)
+        if allowed is None and self._sampler.wants_argmax(step.slots_S):
             return Outcome(Sampled(ids_N[:count]), {})
-        sampled = self._sampler.sample(logits_NV[:count], step.slots_S, step.ends_S)
+        sampled = self._sampler.sample(logits_NV[:count], step.slots_S, step.ends_S, allowed)
         self._state.remember(packed.sampled_slots_M[:count], sampled.token_ids_N)
         return Outcome(sampled, {})
+
+    def _allowed(self, slots_N: IntArray, positions_N: IntArray) -> Allowed | None:
+        """What grammars allow next, if any row has one.
+
+        Waits for the step before this one, whose tokens say it: call it when the device has this step's work.
+        """
+        rows_K = self._constraints.advance(slots_N)
+        if not rows_K:
+            return None
+        masks_KW = staging((len(rows_K), self._constraints.grammars.num_words), self.device)
+        self._constraints.fill(slots_N[rows_K].tolist(), positions_N[rows_K].tolist(), masks_KW.numpy())
+        row_N = np.full(len(slots_N), -1, np.int32)
+        row_N[rows_K] = np.arange(len(rows_K))
+        return Allowed(send(masks_KW, self.device), row_N)
 
     def _decode(self, packed: PackedStep[Tensor]) -> tuple[Tensor, Tensor]:
         """What a graph holds: (logits, the most probable tokens) of one token a sequence."""

@@ -6,7 +6,8 @@ ops/interface.py.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from oscine.executor.kv_memory import SAMPLED_AT_ONCE
 from oscine.executor.logprobs import joined
-from oscine.executor.slots import IntArray
+from oscine.executor.slots import ColumnArray, IntArray
 from oscine.executor.transfer import upload
 from oscine.ops.interface import Sampled, SamplingBatch
 from oscine.types import NewSequence, SamplingParams
@@ -44,6 +45,13 @@ class Bias:
     min_end: int  # position
 
 
+class Allowed(NamedTuple):
+    """What grammars allow in the rows of a step."""
+
+    masks_KW: Tensor  # as SamplingBatch.allowed_KW
+    row_N: ColumnArray  # as SamplingBatch.allowed_row_N
+
+
 class Sampler:
     def __init__(
         self, num_slots: int, vocab_size: int, device: torch.device, sample: Callable[[Tensor, SamplingBatch], Sampled]
@@ -68,7 +76,7 @@ class Sampler:
         self._num_logprobs[slot] = -1 if sampling.logprobs is None else sampling.logprobs
         self._biases.pop(slot, None)
         self._histories.pop(slot, None)
-        if sampling.logit_bias or sampling.min_tokens:
+        if sampling.logit_bias or (sampling.min_tokens and sampling.grammar is None):  # which knows when it must end
             self._biases[slot] = self._bias(sampling, new.num_prompt_tokens)
         if sampling.presence_penalty or sampling.frequency_penalty or sampling.repetition_penalty != 1:
             self._histories[slot] = self._history(new)
@@ -93,15 +101,20 @@ class Sampler:
         sampling = SamplingBatch(floats, integers, floats, floats, integers, integers, greedy=True, truncated=False)
         return self._sample(logits_NV, sampling).token_ids_N
 
-    def sample(self, logits_NV: Tensor, slots_N: IntArray, positions_N: IntArray) -> Sampled:
+    def sample(
+        self, logits_NV: Tensor, slots_N: IntArray, positions_N: IntArray, allowed: Allowed | None = None
+    ) -> Sampled:
         """One token a row, to stand at the given position of its slot; log-probabilities if any row asked for them."""
-        if self.wants_argmax(slots_N):
+        if allowed is None and self.wants_argmax(slots_N):
             return Sampled(self.argmax(logits_NV))
         most_logprobs = int(self._num_logprobs[slots_N].max())
         parts = []
         for start in range(0, len(slots_N), SAMPLED_AT_ONCE):
             rows = slice(start, start + SAMPLED_AT_ONCE)
             batch = self._batch(slots_N[rows], positions_N[rows], most_logprobs if most_logprobs >= 0 else None)
+            if allowed is not None and (allowed.row_N[rows] >= 0).any():
+                row_N = upload(allowed.row_N[rows], self._device)
+                batch = replace(batch, allowed_KW=allowed.masks_KW, allowed_row_N=row_N)
             parts.append(self._sample(logits_NV[rows], batch))
             self._count(slots_N[rows], parts[-1].token_ids_N)
         return joined(parts)
@@ -177,7 +190,7 @@ class Sampler:
 
     def _bias(self, sampling: SamplingParams, num_prompt_tokens: int) -> Bias:
         # Harmony defines an id past the embedding: it cannot be sampled, so it needs no mask.
-        stops = [i for i in sampling.stop_token_ids if i < self._vocab_size]
+        stops = [i for i in sampling.stop_token_ids if i < self._vocab_size and sampling.grammar is None]
         ids, values = list(sampling.logit_bias), list(sampling.logit_bias.values())
         return Bias(ids, values, stops, num_prompt_tokens + sampling.min_tokens)
 

@@ -17,6 +17,16 @@ def upload(array: NDArray[np.generic], device: torch.device) -> Tensor:
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
+def staging(shape: tuple[int, ...], device: torch.device) -> Tensor:
+    """int32 of the host, to be written and then given to `send`."""
+    return torch.empty(shape, dtype=torch.int32, pin_memory=device.type == "cuda")
+
+
+def send(staged: Tensor, device: torch.device) -> Tensor:
+    """A copy on a GPU, or the same memory on a CPU."""
+    return staged if device.type == "cpu" else staged.to(device, non_blocking=True)
+
+
 def upload_into(out: Tensor, array: NDArray[np.generic]) -> None:
     """Writes the array to the front of `out`."""
     tensor = torch.from_numpy(array)

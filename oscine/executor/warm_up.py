@@ -6,15 +6,18 @@ Goes through plans, as the engine does. Every page of the imagined sequences is 
 from collections.abc import Sequence
 
 from oscine.executor.cuda_graphs import sizes_up_to
+from oscine.executor.grammar import ANYTHING
 from oscine.executor.kv_memory import SAMPLED_AT_ONCE
 from oscine.executor.runner import TorchExecutor
 from oscine.types import NewSequence, SamplingParams, ScheduledSequence, StepPlan
 
 GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
-# What the sampling op has kernels for, and then what it does besides with the ids that these find.
+# What the sampling op has kernels for: for any number of rows, then once; and what it does besides with what they find.
 KERNEL_SAMPLINGS = (SamplingParams(max_tokens=1), SamplingParams(max_tokens=1, top_p=0.9))
+MASKED = SamplingParams(max_tokens=1, grammar=ANYTHING)
 SAMPLINGS = (
     *KERNEL_SAMPLINGS,
+    MASKED,
     SamplingParams(max_tokens=1, presence_penalty=1.0, logit_bias={0: 1.0}, logprobs=1),
 )
 

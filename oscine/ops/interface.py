@@ -89,6 +89,10 @@ class SamplingBatch:
     bias_ids: Tensor | None = None  # int64 [n]
     bias_values: Tensor | None = None  # float32 [n]
     num_logprobs: int | None = None  # None: no log-probabilities; k: the sampled token's and the top k
+    # Rows whose tokens are restricted; given together. At least one token of each must be allowed, and more than V may
+    # be known: words W >= V / 32.
+    allowed_KW: Tensor | None = None  # int32; bit t % 32 of word t // 32: whether token t may be chosen
+    allowed_row_N: Tensor | None = None  # int32; the row's own row of allowed_KW, or -1: not restricted
 
 
 class Sampled(NamedTuple):

@@ -1,6 +1,7 @@
 """Sampling: adjustments of the logits, truncation, and a choice that depends on (seed, position, logits) alone.
 
-    bias -> repetition, frequency, presence penalties -> temperature -> top_k -> top_p -> min_p -> choice
+    bias -> repetition, frequency, presence penalties -> allowed tokens
+         -> temperature -> top_k -> top_p -> min_p -> choice
 
 Each truncation renormalises what the one before left: top_p counts probability among the top_k. min_p is relative to
 the most probable token. The choice is argmax(logit + g) with g Gumbel noise, which draws from the softmax; the noise
@@ -20,7 +21,7 @@ LOWEST_TEMPERATURE = 1e-20  # above 0; keeps logits / temperature finite, and is
 
 def sample(logits_NV: Tensor, sampling: SamplingBatch) -> Sampled:
     """logits [N, V] float32, not written; log-probabilities are those of these logits, before any adjustment."""
-    adjusted_NV = penalize(add_bias(logits_NV, sampling), sampling)
+    adjusted_NV = restrict(penalize(add_bias(logits_NV, sampling), sampling), sampling)
     ids_N = adjusted_NV.argmax(-1) if sampling.greedy else _choose(adjusted_NV, sampling)
     if sampling.num_logprobs is None:
         return Sampled(ids_N)
@@ -51,6 +52,19 @@ def penalize(logits_NV: Tensor, sampling: SamplingBatch) -> Tensor:
     logits_NV = torch.where(generated_NV | sampling.prompt_mask_NV, repeated_NV, logits_NV)
     penalty_NV = sampling.frequency_N[:, None] * sampling.output_counts_NV
     return logits_NV - penalty_NV - sampling.presence_N[:, None] * generated_NV
+
+
+def restrict(logits_NV: Tensor, sampling: SamplingBatch) -> Tensor:
+    """-inf for tokens that are not allowed."""
+    if sampling.allowed_KW is None:
+        return logits_NV
+    assert sampling.allowed_row_N is not None
+    token_V = torch.arange(logits_NV.shape[1], device=logits_NV.device)
+    words_KV = sampling.allowed_KW[:, token_V >> 5]
+    allowed_KV = (words_KV >> (token_V & 31)) & 1 == 1
+    row_N = sampling.allowed_row_N.long()
+    allowed_NV = allowed_KV[row_N.clamp(min=0)] | (row_N < 0)[:, None]
+    return logits_NV.masked_fill(~allowed_NV, -torch.inf)
 
 
 def _choose(logits_NV: Tensor, sampling: SamplingBatch) -> Tensor:

@@ -12,7 +12,8 @@ top_k, top_p and min_p keep the keys from some cut on.
              a large top_k, or very many equal logits)
 Probability is added up in 40-bit fixed point, so that its sum does not depend on the order of the tokens.
 
-Greedy rows take NaN for -inf here. Bias, penalties and log-probabilities are those of the reference.
+Greedy rows take NaN for -inf here. Bias, penalties and log-probabilities are those of the reference. Where rows are
+restricted to allowed tokens, all logits are copied.
 
 Shape suffixes: N rows, V vocabulary, B tokens of a tile, L lanes, C collected tokens, S parts of a row.
 """
@@ -33,17 +34,39 @@ CAPACITY = tl.constexpr(2048)  # collected tokens of a row; about 1,180 are expe
 LOWEST = tl.constexpr(-(2**63))  # key of no token
 UNIT = tl.constexpr(2.0**40)  # of probability in fixed point
 COOLEST = tl.constexpr(LOWEST_TEMPERATURE)
+RESTRICTED = 4096  # tokens of a program that restricts a row
 
 
 def sample(logits_NV: Tensor, sampling: SamplingBatch) -> Sampled:
     """logits [N, V] float32, not written; log-probabilities are those of these logits, before any adjustment."""
-    ids_N = choose(penalize(add_bias(logits_NV, sampling), sampling), sampling)
+    ids_N = choose(restrict(penalize(add_bias(logits_NV, sampling), sampling), sampling), sampling)
     if sampling.num_logprobs is None:
         return Sampled(ids_N)
     logprobs_NV = logits_NV.log_softmax(-1)
     chosen_N = logprobs_NV.gather(1, ids_N[:, None]).squeeze(1)
     top = logprobs_NV.topk(sampling.num_logprobs, dim=-1)
     return Sampled(ids_N, chosen_N, top.indices, top.values)
+
+
+def restrict(logits_NV: Tensor, sampling: SamplingBatch) -> Tensor:
+    """-inf for tokens that are not allowed; rows of the logits are contiguous, the matrix need not be."""
+    if sampling.allowed_KW is None:
+        return logits_NV
+    num_rows, vocab = logits_NV.shape
+    restricted_NV = torch.empty((num_rows, vocab), dtype=torch.float32, device=logits_NV.device)
+    _restrict_kernel[(triton.cdiv(vocab, RESTRICTED), num_rows)](
+        logits_NV,
+        sampling.allowed_KW,
+        sampling.allowed_row_N,
+        restricted_NV,
+        vocab,
+        logits_NV.stride(0),
+        sampling.allowed_KW.shape[1],
+        BLOCK_B=RESTRICTED,
+        num_warps=4,
+        **launch_options(logits_NV.device),
+    )
+    return restricted_NV
 
 
 def choose(logits_NV: Tensor, sampling: SamplingBatch) -> Tensor:
@@ -122,6 +145,23 @@ def _find_cuts(logits_NV: Tensor, sampling: SamplingBatch) -> Tensor:
         **options,
     )
     return cut_N
+
+
+@triton.jit
+def _restrict_kernel(
+    logits, allowed, allowed_row, restricted, vocab, stride, words, BLOCK_B: tl.constexpr, PDL: tl.constexpr
+):
+    row = tl.program_id(1).to(tl.int64)
+    token_B = tl.program_id(0) * BLOCK_B + tl.arange(0, BLOCK_B)
+    inside_B = token_B < vocab
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    mask_row = tl.load(allowed_row + row).to(tl.int64)
+    word_B = tl.load(allowed + mask_row * words + (token_B >> 5), mask=inside_B & (mask_row >= 0), other=-1)
+    x_B = tl.load(logits + row * stride + token_B, mask=inside_B)
+    x_B = tl.where(((word_B >> (token_B & 31)) & 1) != 0, x_B, float("-inf"))
+    tl.store(restricted + row * vocab + token_B, x_B, mask=inside_B)
 
 
 @triton.jit

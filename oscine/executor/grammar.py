@@ -1,0 +1,187 @@
+"""Grammars of running sequences: which tokens may come next, by llguidance.
+
+Grammars holds what is compiled, for one vocabulary; Constraints holds one matcher a slot, and advances it by what was
+sampled. Knows tokens and bits; no logits, no device, nothing of what a grammar says. A sequence that cannot follow its
+grammar goes on without, and its error says why: whoever runs it ends it.
+
+Shape suffixes: K constrained rows, W words of 32 tokens. Bit t % 32 of word t // 32 says whether token t may come.
+"""
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import tokenizers
+from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
+from llguidance.numpy import fill_next_token_bitmask, fill_next_token_bitmask_par
+
+from oscine.executor.slots import ColumnArray, IntArray
+from oscine.types import NewSequence
+
+ANYTHING = "start: /(?s:.*)/"  # the grammar of any text
+
+TOKENIZER = "tokenizer.json"
+_END = "<|endoftext|>"
+_MOST_COMPILED = 64  # grammars that are kept
+_COMPILERS = 2  # threads: what takes long does not hold up what does not
+_MOST_THREADS = 16  # that make masks
+_LIMITS = LLParserLimits(verbose_errors=False)
+
+
+class Grammars:
+    """Compiled grammars by their text. Any thread may call."""
+
+    def __init__(self, tokenizer_file: Path | None, vocab_size: int) -> None:
+        """Reads the vocabulary in the background. `vocab_size` is that of the logits; without a file there is none."""
+        self._file, self._vocab_size = tokenizer_file, vocab_size
+        self._threads = ThreadPoolExecutor(_COMPILERS, thread_name_prefix="grammar")
+        self._vocabulary = self._threads.submit(self._read)
+        self._compiled: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    @property
+    def num_words(self) -> int:
+        """Words of a mask."""
+        return -(-int(self._vocabulary.result().vocab_size) // 32)
+
+    def ready(self, grammar: str) -> bool:
+        """Whether `matcher` would return at once; if not, it is compiled meanwhile."""
+        return self._future(grammar).done()
+
+    def matcher(self, grammar: str) -> LLMatcher:
+        """At the start of the grammar. Raises ValueError for one that cannot be compiled, or without a vocabulary."""
+        matcher = self._future(grammar).result()
+        if matcher.is_error():
+            raise ValueError(_first_line(matcher))
+        return matcher.deep_copy()
+
+    def _future(self, grammar: str) -> Future[LLMatcher]:
+        with self._lock:
+            if grammar not in self._compiled:
+                self._compiled[grammar] = self._threads.submit(self._compile, grammar)
+                if len(self._compiled) > _MOST_COMPILED:
+                    self._compiled.popitem(last=False)
+            self._compiled.move_to_end(grammar)
+            return self._compiled[grammar]
+
+    def _compile(self, grammar: str) -> LLMatcher:
+        return LLMatcher(self._vocabulary.result(), grammar, log_level=0, limits=_LIMITS)
+
+    def _read(self) -> LLTokenizer:
+        if self._file is None or not self._file.is_file():
+            raise ValueError(f"the model has no {TOKENIZER}")
+        try:
+            vocabulary = tokenizers.Tokenizer.from_file(str(self._file))
+            num_tokens = max(1 + max(vocabulary.get_vocab().values()), self._vocab_size)
+            return LLTokenizer(str(self._file), n_vocab=num_tokens, eos_token=vocabulary.token_to_id(_END))
+        except Exception as error:  # the library raises bare Exception
+            raise ValueError(f"{self._file} is not a tokenizer file: {error}") from error
+
+
+@dataclass(slots=True)
+class _Live:
+    """The grammar of one sequence, at the last token known here."""
+
+    matcher: LLMatcher
+    stop_token_ids: tuple[int, ...]  # not to be sampled before min_end, if there is anything else
+    min_end: int  # position
+    sampled: Callable[[], int] | None = None  # the token that was sampled since, once it is known
+
+
+class Constraints:
+    """The grammars of the sequences that run. One thread calls everything."""
+
+    def __init__(self, grammars: Grammars) -> None:
+        self.grammars = grammars
+        self._live: dict[int, _Live] = {}  # by slot; until the grammar has come to its end
+        self._errors: dict[int, str] = {}  # by slot
+        self._threads: LLExecutor | None = None
+
+    def place(self, new: NewSequence) -> None:
+        """A sequence takes a slot, with or without a grammar, and perhaps with tokens that it has generated."""
+        slot, sampling = new.slot, new.sampling
+        self._live.pop(slot, None)
+        self._errors.pop(slot, None)
+        if sampling.grammar is None:
+            return
+        try:
+            matcher = self.grammars.matcher(sampling.grammar)
+        except ValueError as error:
+            self._errors[slot] = f"the grammar cannot be compiled: {error}"
+            return
+        min_end = new.num_prompt_tokens + sampling.min_tokens
+        self._live[slot] = _Live(matcher, sampling.stop_token_ids, min_end)
+        matcher.consume_tokens(new.token_ids[new.num_prompt_tokens :])
+        self._judge(slot)
+
+    def errors(self, slots: Iterable[int]) -> dict[int, str]:
+        """Why sequences of these slots cannot go on."""
+        return {slot: self._errors[slot] for slot in slots if slot in self._errors} if self._errors else {}
+
+    def sampled(self, slots_N: IntArray, token_ids: Callable[[], list[int]]) -> None:
+        """A step samples a token for each of these slots; `token_ids` waits for it, and is called when it must be."""
+        if self._live:
+            for row, slot in enumerate(slots_N.tolist()):
+                live = self._live.get(slot)
+                if live is not None:
+                    live.sampled = lambda row=row: token_ids()[row]
+
+    def advance(self, slots_N: IntArray) -> list[int]:
+        """Waits for what these slots sampled last. Returns the rows whose next token is constrained."""
+        if not self._live:
+            return []
+        slots = slots_N.tolist()
+        for slot in slots:
+            live = self._live.get(slot)
+            if live is not None and live.sampled is not None:
+                live.matcher.consume_token(live.sampled())
+                live.sampled = None
+                self._judge(slot)
+        return [row for row, slot in enumerate(slots) if slot in self._live]
+
+    def fill(self, slots_K: Sequence[int], positions_K: Sequence[int], masks_KW: ColumnArray) -> None:
+        """What may come at the given positions of slots that `advance` found to be constrained."""
+        lives = [self._live[slot] for slot in slots_K]
+        if len(lives) == 1:
+            fill_next_token_bitmask(lives[0].matcher, masks_KW)
+        else:
+            pairs = [(live.matcher, row) for row, live in enumerate(lives)]
+            fill_next_token_bitmask_par(self._executor(), pairs, masks_KW)
+        for row, (slot, live, position) in enumerate(zip(slots_K, lives, positions_K, strict=True)):
+            self._judge(slot)
+            if slot in self._errors:
+                masks_KW[row] = -1
+            elif position < live.min_end:
+                _forbid(masks_KW[row], live.stop_token_ids)
+
+    def _judge(self, slot: int) -> None:
+        """Lets go of a matcher that has come to its end, or to none."""
+        matcher = self._live[slot].matcher
+        if matcher.is_error():
+            self._errors[slot] = f"the grammar cannot be followed: {_first_line(matcher)}"
+        if matcher.is_stopped():
+            del self._live[slot]
+
+    def _executor(self) -> LLExecutor:
+        if self._threads is None:
+            self._threads = LLExecutor(max(1, min(_MOST_THREADS, len(os.sched_getaffinity(0)) - 1)))
+        return self._threads
+
+
+def _forbid(mask_W: ColumnArray, token_ids: Iterable[int]) -> None:
+    """Takes tokens out of a mask, unless it has no others."""
+    left_W = mask_W.view(np.uint32).copy()
+    for token in token_ids:
+        if token < 32 * len(left_W):
+            left_W[token // 32] &= ~np.uint32(1 << token % 32)
+    if left_W.any():
+        mask_W[:] = left_W.view(np.int32)
+
+
+def _first_line(matcher: LLMatcher) -> str:
+    return matcher.get_error().partition("\n")[0]

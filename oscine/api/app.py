@@ -4,30 +4,39 @@ Knows no endpoint by name, nor the server that runs them.
 """
 
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from oscine.api.errors import APIError, handle_api_error, handle_crash, handle_http_exception
-from oscine.api.limits import ApiKeys
-from oscine.api.metrics import HttpMetrics
-from oscine.api.request_id import RequestIds
+from oscine.api.error_handlers import HANDLERS
+from oscine.api.keys import KeyCheck
+from oscine.api.observe import Observe
 from oscine.api.routes import Operation, endpoints
 from oscine.api.service import Service
+
+_RATE_LIMITS = [
+    f"X-RateLimit-{what}-{unit}" for what in ("Limit", "Remaining", "Reset") for unit in ("Requests", "Tokens")
+]
 
 
 def create_app(service: Service) -> ASGIApp:
     """The service is started and stopped by whoever runs the application."""
-    keys = service.config.server.api_keys
-    guard = [Middleware(ApiKeys, keys)] if keys else []
-    handlers = {APIError: handle_api_error, HTTPException: handle_http_exception, Exception: handle_crash}
-    routes = [_route(operation, guard) for operation in endpoints(service)]
-    app: ASGIApp = Starlette(routes=routes, exception_handlers=handlers)
-    # Around Starlette, not within it: what it answers to a crash passes through no middleware of its own.
-    return RequestIds(HttpMetrics(app, service.metrics))
+    check = [Middleware(KeyCheck, service.keys)] if service.keys else []
+    routes = [_route(operation, check) for operation in endpoints(service)]
+    app: ASGIApp = Starlette(routes=routes, exception_handlers=HANDLERS)
+    app = Observe(app, service.metrics, service.tracing)
+    if service.config.server.cors_origins:  # outermost: a browser asks before it shows a key, and reads errors too
+        app = CORSMiddleware(
+            app,
+            allow_origins=service.config.server.cors_origins,
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=["*"],
+            expose_headers=["X-Request-Id", "Retry-After", *_RATE_LIMITS],
+        )
+    return app
 
 
-def _route(operation: Operation, guard: list[Middleware]) -> Route:
-    middleware = [] if operation.open else guard
+def _route(operation: Operation, check: list[Middleware]) -> Route:
+    middleware = [] if operation.open else check
     return Route(operation.path, operation.handler, methods=[operation.method], middleware=middleware)

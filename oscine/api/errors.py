@@ -1,4 +1,4 @@
-"""Errors as the OpenAI API words them: {"error": {"message", "type", "param", "code"}} and an HTTP status.
+"""Errors as the OpenAI API words them, {"error": {"message", "type", "param", "code"}}, or as Anthropic's does.
 
 Knows nothing of what went wrong; the code that finds a problem raises an APIError that says so.
 """
@@ -6,10 +6,19 @@ Knows nothing of what went wrong; the code that finds a problem raises an APIErr
 import re
 
 import msgspec
-from starlette.exceptions import HTTPException
-from starlette.requests import Request
 from starlette.responses import Response
 
+_ANTHROPIC_PATH = "/v1/messages"  # whose clients read errors of another shape
+_ANTHROPIC_OVERLOADED = 529
+_ANTHROPIC_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    _ANTHROPIC_OVERLOADED: "overloaded_error",
+}
 RETRY_AFTER_S = 1  # what a client is told to wait when the server is busy, loading or draining
 
 
@@ -33,6 +42,15 @@ class APIError(Exception):
     def body(self) -> bytes:
         error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
         return msgspec.json.encode({"error": error})
+
+    def anthropic_body(self) -> bytes:
+        usual = "invalid_request_error" if self.status < 500 else "api_error"
+        error = {"type": _ANTHROPIC_TYPES.get(self.anthropic_status, usual), "message": self.message}
+        return msgspec.json.encode({"type": "error", "error": error})
+
+    @property
+    def anthropic_status(self) -> int:
+        return _ANTHROPIC_OVERLOADED if self.code == "overloaded" else self.status
 
 
 def invalid(param: str, why: str) -> APIError:
@@ -59,8 +77,11 @@ _AT = re.compile(r"(?P<what>.*) - at (?P<key>`key` in )?`\$\.?(?P<path>.*)`$", r
 _FIELD = re.compile(r"required field `(?P<name>[^`]*)`")
 
 
-def from_validation(error: msgspec.ValidationError) -> APIError:
-    """A body that is JSON but not the request that its endpoint takes: names the parameter by its path."""
+def from_validation(error: msgspec.ValidationError, where: str = "") -> APIError:
+    """A body that is JSON but not the request that its endpoint takes: names the parameter by its path.
+
+    `where` is the path of what was decoded, if that was a part of the body.
+    """
     text = str(error)
     match = _AT.match(text)
     what, path = (match["what"].replace(" | null", ""), match["path"]) if match else (text, "")
@@ -68,25 +89,12 @@ def from_validation(error: msgspec.ValidationError) -> APIError:
     if missing:
         path = f"{path}.{missing['name']}".lstrip(".")
         what = "it is required"
+    path = path if not where else f"{where}{path}" if path.startswith("[") else f"{where}.{path}".rstrip(".")
     return invalid(path, what) if path else APIError(f"Invalid request: {what}.")
 
 
-def response(error: APIError) -> Response:
+def response(error: APIError, path: str = "") -> Response:
+    """`path` is that of the request."""
+    if path == _ANTHROPIC_PATH or path.startswith(f"{_ANTHROPIC_PATH}/"):
+        return Response(error.anthropic_body(), error.anthropic_status, error.headers, media_type="application/json")
     return Response(error.body(), error.status, error.headers, media_type="application/json")
-
-
-async def handle_api_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, APIError)
-    return response(error)
-
-
-async def handle_http_exception(request: Request, error: Exception) -> Response:
-    """What the router finds: no such path, or another method."""
-    assert isinstance(error, HTTPException)
-    message = f"{request.method} {request.url.path}: {error.detail}."
-    headers = dict(error.headers or {})
-    return response(APIError(message, status=error.status_code, code="unknown_url", headers=headers))
-
-
-async def handle_crash(request: Request, error: Exception) -> Response:
-    return response(internal())

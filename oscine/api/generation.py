@@ -97,7 +97,7 @@ class Generation:
 
     async def respond(self, answer: Answer, scope: Scope, receive: Receive, send: Send, *, stream: bool) -> None:
         """Sends the response; a client that goes away ends its sequences. Raises APIError if nothing was sent yet."""
-        with self._service.admit(len(self._requests)):
+        with self._service.admit(self._requests):
             if stream:
                 events = EventStream(send)
                 await run_while_connected(receive, self._stream(answer, events), on_idle=events.keep_alive)
@@ -138,6 +138,9 @@ class Generation:
             while following is not None:
                 await self._run_request(following, choice, clock, write)
                 following = await choice.continuation(write)
+        except APIError as error:
+            clock.failed = error.code
+            raise
         finally:
             clock.finish(choice.num_prompt_tokens, choice.num_tokens, choice.finish_reason or "abort")
 

@@ -1,46 +1,17 @@
-"""What a client may ask of the server: a key, a body of bounded size sent in bounded time, a place in the queue.
+"""What a client may ask of the server: a body of bounded size sent in bounded time, and a place in the queue.
 
-Knows ASGI messages and headers; not what a body says.
+Knows bodies and numbers; not what a body says, nor who sent it.
 """
 
 import asyncio
-import hmac
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from starlette.requests import Request
-from starlette.types import ASGIApp, Receive, Scope, Send
 
-from oscine.api.errors import APIError, response, unavailable
+from oscine.api.errors import APIError, unavailable
 
 BODY_TIMEOUT_S = 60.0
-
-
-class ApiKeys:
-    """Middleware of an endpoint that asks for `Authorization: Bearer KEY`."""
-
-    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
-        self.app = app
-        self.keys = [key.encode() for key in keys]
-
-    def admits(self, scope: Scope) -> bool:
-        given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-        scheme, _, key = given.partition(b" ")
-        matches = [hmac.compare_digest(key.strip(), known) for known in self.keys]  # all of them: constant time
-        return scheme.lower() == b"bearer" and any(matches)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self.admits(scope):
-            await self.app(scope, receive, send)
-            return
-        error = APIError(
-            "This server asks for an API key: send it as 'Authorization: Bearer KEY'.",
-            status=401,
-            type="authentication_error",
-            code="invalid_api_key",
-            headers={"WWW-Authenticate": "Bearer"},
-        )
-        await response(error)(scope, receive, send)
 
 
 async def read_body(request: Request, limit: int, timeout_s: float = BODY_TIMEOUT_S) -> bytes:
@@ -71,31 +42,40 @@ def _too_large(limit: int) -> APIError:
 
 
 class Admission:
-    """Counts the sequences between their admission and their end, and refuses more than `limit`."""
+    """Counts sequences, and the tokens of their prompts, between their admission and their end.
 
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.sequences = 0
+    Tokens are what a queue costs: 128 sequences of a long prompt are more than the engine wants to hold.
+    """
+
+    def __init__(self, max_sequences: int, max_tokens: int) -> None:
+        self.max_sequences, self.max_tokens = max_sequences, max_tokens
+        self.sequences = self.tokens = 0
         self._empty = asyncio.Event()
         self._empty.set()
 
-    def check(self, sequences: int) -> None:
+    def check(self, sequences: int, tokens: int = 0) -> None:
         """Raises APIError: 503 when there is no room now, 400 for a request that could never fit."""
-        if sequences > self.limit:
-            raise APIError(f"The request asks for {sequences} sequences; this server takes {self.limit} at once.")
-        if self.sequences + sequences > self.limit:
+        if sequences > self.max_sequences:
+            message = f"The request asks for {sequences} sequences; this server takes {self.max_sequences} at once."
+            raise APIError(message)
+        if tokens > self.max_tokens:
+            message = f"The request has {tokens} prompt tokens in its {sequences} sequences"
+            raise APIError(f"{message}; this server takes {self.max_tokens} at once.")
+        if self.sequences + sequences > self.max_sequences or self.tokens + tokens > self.max_tokens:
             raise unavailable("The server has as many requests as it can queue.", code="overloaded")
 
     @contextmanager
-    def hold(self, sequences: int) -> Iterator[None]:
-        """Raises APIError as check does."""
-        self.check(sequences)
+    def hold(self, sequences: int, tokens: int = 0) -> Iterator[None]:
+        """`tokens` are those of all prompts. Raises APIError as check does."""
+        self.check(sequences, tokens)
         self.sequences += sequences
+        self.tokens += tokens
         self._empty.clear()
         try:
             yield
         finally:
             self.sequences -= sequences
+            self.tokens -= tokens
             if not self.sequences:
                 self._empty.set()
 

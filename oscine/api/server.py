@@ -15,9 +15,12 @@ import uvicorn
 
 from oscine.api.app import create_app
 from oscine.api.service import Service
+from oscine.api.wire import protocol
 from oscine.config import Config
 from oscine.engine.client import EngineClient, EngineError
 from oscine.types import EngineInfo
+
+logger = logging.getLogger(__name__)
 
 _BACKLOG = 2048
 _KEEP_ALIVE_S = 75  # longer than the usual minute of a proxy in front, so that the proxy closes first
@@ -42,14 +45,17 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 class Server(uvicorn.Server):
-    """Serves one Service. SIGTERM or SIGINT drain it, a second signal ends the drain at once.
+    """Serves one Service. SIGTERM or SIGINT drain it, a second one ends the drain at once; SIGHUP reads the keys again.
 
     In a thread other than the main one there are no signals: call `request_stop` through the loop instead.
     """
 
     def __init__(self, config: Config) -> None:
         options = config.server
-        self.service = Service(config, EngineClient(config.engine))
+        try:
+            self.service = Service(config, EngineClient(config.engine))
+        except ValueError as error:
+            raise ServerError(str(error)) from None
         self.listener = bind(options.host, options.port)
         self.error: str | None = None  # why the service could not start
         self._drain: asyncio.Task[None] | None = None
@@ -57,7 +63,7 @@ class Server(uvicorn.Server):
             uvicorn.Config(
                 create_app(self.service),
                 loop="uvloop",
-                http="httptools",
+                http=protocol(options.max_connections),
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -66,14 +72,24 @@ class Server(uvicorn.Server):
                 backlog=_BACKLOG,
                 timeout_keep_alive=_KEEP_ALIVE_S,
                 timeout_graceful_shutdown=_CLOSE_S,
+                ssl_certfile=options.ssl_certfile,
+                ssl_keyfile=options.ssl_keyfile,
             )
         )
+        try:
+            self.config.load()
+        except OSError as error:  # as ssl.SSLError is
+            self.listener.close()
+            files = f"--ssl-certfile {options.ssl_certfile}, --ssl-keyfile {options.ssl_keyfile}"
+            raise ServerError(f"{files}: {error.strerror or error}") from None
+        self.service.metrics.watch_connections(lambda: len(self.server_state.connections))
 
     @property
     def url(self) -> str:
         host, port = self.listener.getsockname()[:2]
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        scheme = "https" if self.config.is_ssl else "http"
+        return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
     async def run_service(self, on_ready: Callable[[EngineInfo], None]) -> None:
         """From the start of the engine to its end. Raises ServerError when the model cannot be served."""
@@ -101,13 +117,23 @@ class Server(uvicorn.Server):
             yield
             return
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.request_stop)
+        handlers = {signal.SIGTERM: self.request_stop, signal.SIGINT: self.request_stop, signal.SIGHUP: self.reload}
+        for number, handler in handlers.items():
+            loop.add_signal_handler(number, handler)
         try:
             yield
         finally:
-            for number in (signal.SIGTERM, signal.SIGINT):
+            for number in handlers:
                 loop.remove_signal_handler(number)
+
+    def reload(self) -> None:
+        """Reads the file of API keys again; one that cannot be used changes nothing."""
+        try:
+            self.service.keys.reload()
+        except ValueError as error:
+            logger.error("%s; the keys that were there stay", error)
+        else:
+            logger.info("the API keys were read again")
 
     def request_stop(self) -> None:
         if self._drain is None:

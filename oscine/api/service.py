@@ -6,14 +6,19 @@ Knows no HTTP and no wire format.
 import asyncio
 import datetime
 import time
-from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from oscine.api.engine_metrics import EngineCollector
 from oscine.api.errors import APIError, unavailable
+from oscine.api.keys import ApiKeys
 from oscine.api.limits import Admission
 from oscine.api.metrics import Metrics
 from oscine.api.prompt import Prompts
+from oscine.api.record import current
+from oscine.api.tracing import Tracing
 from oscine.api.vocabulary import tokenizer_folder
 from oscine.chat.tokenizer import Tokenizer
 from oscine.config import Config
@@ -35,7 +40,10 @@ class ReadyModel:
 
 
 class Service:
-    """One served model. `start` returns when it is ready; endpoints may be called before and are refused with 503."""
+    """One served model. `start` returns when it is ready; endpoints may be called before and are refused with 503.
+
+    Raises ValueError, in one line, for a file of keys or for traces that cannot be had.
+    """
 
     def __init__(self, config: Config, engine: Engine) -> None:
         self.config = config
@@ -45,9 +53,11 @@ class Service:
         self.model = Path(model).resolve().name if Path(model).is_dir() else model
         self.names = config.server.served_model_names or (self.model,)
         self.metrics = Metrics(self.names[0])
-        self.metrics.watch_engine(lambda: engine.stats, lambda: engine.state == "ready")
+        self.metrics.watch_engine(EngineCollector(engine, config.engine, self.names[0]))
+        self.keys = ApiKeys(config.server)
+        self.tracing = Tracing() if config.server.traces else None
         scheduler = config.engine.scheduler
-        self.admission = Admission(scheduler.max_num_seqs + scheduler.max_waiting)
+        self.admission = Admission(scheduler.max_num_seqs + scheduler.max_waiting, scheduler.max_queued_tokens)
         self.draining = False
         self.started = int(time.time())
         self._tokenizer: Tokenizer | None = None
@@ -72,6 +82,8 @@ class Service:
 
     async def stop(self) -> None:
         await self.engine.stop()
+        if self.tracing is not None:
+            await asyncio.to_thread(self.tracing.stop)
 
     async def drain(self) -> None:
         """Refuses new requests, lets those that run finish within drain_s seconds, then cancels what is left."""
@@ -109,6 +121,9 @@ class Service:
 
     def served_name(self, name: str | None) -> str:
         """The name to answer with. Raises APIError 404 for a name that is not served."""
+        record = current.get()
+        if record is not None:
+            record.model = name or self.names[0]
         if name is None:
             return self.names[0]
         if name not in self.names:
@@ -129,13 +144,31 @@ class Service:
             raise unavailable(f"The server is {state}{reason}.", code=state)
         return ReadyModel(info, self._tokenizer, self._prompts)
 
-    def admit(self, sequences: int) -> AbstractContextManager[None]:
-        """A place for each sequence, until the context ends. Raises APIError 503 when there is none."""
+    @contextmanager
+    def admit(self, requests: Sequence[GenerationRequest]) -> Iterator[None]:
+        """A place for each sequence of one HTTP request, until the context ends.
+
+        Raises APIError: 503 when there is none, 429 when its API key has used what it may. Choices of one prompt share
+        their list of tokens; a key is charged for it once.
+        """
         self.ready()
-        return self.admission.hold(sequences)
+        lengths = [len(request.prompt_token_ids) for request in requests]
+        prompts = {id(request.prompt_token_ids): length for request, length in zip(requests, lengths, strict=True)}
+        record = current.get()
+        with ExitStack() as held:
+            held.enter_context(self.admission.hold(len(requests), sum(lengths)))
+            if record is not None and record.key is not None:
+                held.enter_context(record.key.hold(len(requests), sum(prompts.values())))
+            self.metrics.admitted(requests)
+            yield
 
     def submit(self, request: GenerationRequest) -> RequestStream:
         """Raises APIError 503 when the engine is gone. The stream must be closed, and then forgotten with `forget`."""
+        record = current.get()
+        if record is not None:
+            record.sampling = record.sampling or request.sampling
+            if record.key is not None:
+                request = replace(request, priority=record.key.bounded_priority(request.priority))
         try:
             stream = self.engine.submit(request)
         except EngineDied as error:

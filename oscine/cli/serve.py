@@ -4,7 +4,6 @@ import argparse
 import dataclasses
 import json
 import logging
-import sys
 import time
 from typing import Any
 
@@ -32,10 +31,12 @@ def run(args: argparse.Namespace) -> None:
     given = {name: value for name, value in vars(args).items() if name not in ("command", "run")}
     notes: list[str] = []
     config = _with_environment(read_config(given, notes.append), Environment.read())
-    start_logging(config)
+    from oscine.api.logs import start_logging
+    from oscine.api.server import ServerError, serve
+
+    start_logging(config.server.log_level, config.server.log_format)
     for note in notes:
         _LOGGER.info(note)
-    from oscine.api.server import ServerError, serve
 
     try:
         serve(config, lambda url, info: _announce(config, url, info, time.perf_counter() - started_s))
@@ -43,29 +44,17 @@ def run(args: argparse.Namespace) -> None:
         raise CommandError(str(error)) from None
 
 
-def start_logging(config: Config) -> None:
-    logging.basicConfig(
-        level=config.server.log_level.upper(),
-        format="%(asctime)s %(levelname)s %(message)s",
-        datefmt="%H:%M:%S",
-        stream=sys.stderr,
-    )
-    if config.server.log_level != "debug":
-        logging.getLogger("uvicorn").setLevel(logging.WARNING)  # its start and stop are no news
-
-
 def _with_environment(config: Config, environment: Environment) -> Config:
     key = environment.server_api_key
-    if not key:
-        return config
-    keys = (*config.server.api_keys, key)
-    return dataclasses.replace(config, server=dataclasses.replace(config.server, api_keys=keys))
+    keys = (*config.server.api_keys, key) if key else config.server.api_keys
+    server = dataclasses.replace(config.server, api_keys=keys, traces=environment.traces)
+    return dataclasses.replace(config, server=server)
 
 
 def _announce(config: Config, url: str, info: EngineInfo, startup_s: float) -> None:
     name = (config.server.served_model_names or (None,))[0]
     body: dict[str, Any] = {"messages": [{"role": "user", "content": _EXAMPLE}]}
-    key = " \\\n    -H 'Authorization: Bearer KEY'" if config.server.api_keys else ""
+    key = " \\\n    -H 'Authorization: Bearer KEY'" if config.server.api_keys or config.server.api_keys_file else ""
     print(
         f"oscine {oscine.__version__} serves {name or info.model} at {url} "
         f"(context {info.max_model_len} tokens, ready in {startup_s:.1f} s). Try:\n"

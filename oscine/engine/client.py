@@ -6,6 +6,7 @@ Knows token ids only: no text, no HTTP, no torch.
 import asyncio
 import shutil
 import tempfile
+import time
 from typing import Literal, Protocol
 
 import zmq
@@ -18,6 +19,8 @@ from oscine.engine.supervisor import EngineSupervisor
 from oscine.types import EngineInfo, EngineStats, GenerationOutput, GenerationRequest
 
 __all__ = ["Engine", "EngineClient", "EngineDied", "EngineError", "EngineOverloaded", "EngineState", "RequestStream"]
+
+_WATCH_S = 0.05  # the watch over a silent engine sleeps no less
 
 EngineState = Literal["starting", "ready", "restarting", "failed", "stopped"]
 
@@ -41,6 +44,11 @@ class Engine(Protocol):
     @property
     def stats(self) -> EngineStats:
         """The newest snapshot; at most about 100 ms old while requests run, exact when none does."""
+        ...
+
+    @property
+    def restarts(self) -> int:
+        """Times that an engine which had been ready ended unasked."""
         ...
 
     async def start(self) -> None:
@@ -77,11 +85,14 @@ class EngineClient:
         self.error: str | None = None
         self.info: EngineInfo | None = None
         self.stats = EngineStats()
+        self.restarts = 0
         self.address = address  # ZeroMQ endpoint of the engine; an owner's is made by start()
         self._options = options
         self._folder: str | None = None  # of an owner's socket
         self._supervisor: EngineSupervisor | None = None
         self._supervising: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self._heard_s = 0.0  # when the engine last said something while requests ran, or got the first of them
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._link: Link | None = None
         self._streams: dict[str, RequestStream] = {}
@@ -98,12 +109,16 @@ class EngineClient:
             self.address = f"ipc://{self._folder}/engine"
             self._supervisor = EngineSupervisor(self._options, self.address, self._on_exit)
             self._supervising = asyncio.create_task(self._supervisor.run())
+            if self._options.engine_timeout_s:
+                self._watching = asyncio.create_task(self._watch(self._supervisor, self._options.engine_timeout_s))
         self._connect()
 
     async def stop(self) -> None:
         if self.state == "stopped":
             return
         self._enter("stopped", "the engine was stopped")
+        if self._watching is not None:
+            self._watching.cancel()
         if self._supervisor is not None and self._supervising is not None:
             await self._supervisor.stop(self._supervising)
         if self._folder is not None:
@@ -123,6 +138,8 @@ class EngineClient:
             raise EngineDied(self.error or "the engine is starting")
         if request.request_id in self._streams:
             raise ValueError(f"request id {request.request_id!r} is in use")
+        if not self._streams:
+            self._heard_s = time.monotonic()
         self._send(Submit(request))
         stream = RequestStream(request.request_id, self._abandon)
         self._streams[request.request_id] = stream
@@ -144,6 +161,16 @@ class EngineClient:
         assert self._link is not None
         self._link.send(message)
 
+    async def _watch(self, supervisor: EngineSupervisor, timeout_s: float) -> None:
+        """Kills an engine that has requests and says nothing: each step is news, and the engine waits for no client."""
+        while True:
+            silent_s = time.monotonic() - self._heard_s if self._streams else 0.0
+            if silent_s >= timeout_s:
+                self.error = f"the engine process did nothing for {timeout_s:g} s and was killed"
+                supervisor.kill(self.error)
+                self._heard_s = time.monotonic()
+            await asyncio.sleep(max(timeout_s - silent_s, _WATCH_S))
+
     # ---- what the link and the supervisor report ----
 
     def _connect(self) -> None:
@@ -151,6 +178,7 @@ class EngineClient:
         self._link = Link(self._context, self.address, lambda: self._send(Hello()), self._receive, self._on_down)
 
     def _receive(self, message: ToClient) -> None:
+        self._heard_s = time.monotonic()
         match message:
             case Outputs():
                 if message.stats is not None:
@@ -184,6 +212,7 @@ class EngineClient:
         """The engine's socket is gone; the next engine gets a link of its own."""
         self._disconnect()
         if self.state == "ready":
+            self.restarts += 1
             self._enter("restarting", self.error or "the engine process ended")
         if self.state in ("starting", "restarting"):
             self._connect()

@@ -32,6 +32,7 @@ class EngineSupervisor:
         self._on_exit = on_exit
         self._process: asyncio.subprocess.Process | None = None
         self._ready_at: float | None = None
+        self._killed_for: str | None = None
         self._stopping = False
 
     @property
@@ -52,13 +53,13 @@ class EngineSupervisor:
             failed_starts = failed_starts + 1 if self._ready_at is None else 0
             failures = 1 if served_s >= _STABLE_S else failures + 1
             gave_up = failed_starts >= _MAX_FAILED_STARTS
-            self._on_exit(_describe(code, while_starting=self._ready_at is None), gave_up)
+            self._on_exit(self._killed_for or _describe(code, while_starting=self._ready_at is None), gave_up)
             if gave_up:
                 return
             await asyncio.sleep(min(_FIRST_PAUSE_S * 2 ** (failures - 1), _LONGEST_PAUSE_S))
 
     async def _run_once(self) -> int:
-        self._ready_at = None
+        self._ready_at = self._killed_for = None
         # Whatever a library prints goes to stderr: stdout belongs to the parent's own output.
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "oscine.engine.process"),
@@ -70,6 +71,12 @@ class EngineSupervisor:
         assert process.stdin is not None
         process.stdin.write(self._launch)
         return await process.wait()
+
+    def kill(self, reason: str) -> None:
+        """Ends a process that is of no use; it is started again as after any other end."""
+        if self._process is not None and self._process.returncode is None:
+            self._killed_for = reason
+            self._process.kill()
 
     def give_up(self) -> None:
         """The process will end and shall not be started again."""

@@ -20,6 +20,7 @@ class ScriptedEngine:
         self.script = script
         self.state: EngineState = "starting"
         self.error: str | None = None
+        self.restarts = 0
         self.info: EngineInfo | None = None
         self.stats = EngineStats(full_pages_total=8, sliding_pages_total=8)
         self.requests: list[GenerationRequest] = []

@@ -52,7 +52,7 @@ def test_requests_are_counted_by_how_they_end(scripted: ScriptedServer) -> None:
     scripted.post("/v1/completions", {"prompt": "a"})
     found = scrape(scripted)
     assert total(found, "oscine:request_success_total", finished_reason="length") == 2
-    assert total(found, "oscine:request_success_total", finished_reason="abort") == 1
+    assert total(found, "oscine:request_success_total", finished_reason="error") == 1
     assert total(found, "oscine:time_to_first_token_seconds_count") == 2
     assert total(found, "oscine:inter_token_latency_seconds_count") == 2 * (len("hello") - 1)
     assert total(found, "oscine:request_generation_tokens_sum") == 2 * len("hello")

@@ -1,0 +1,38 @@
+"""What becomes of an exception that an endpoint lets out: a response in OpenAI's shape, and a note in the record.
+
+Knows Starlette's ways to hand over an exception; errors says how it is worded.
+"""
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from oscine.api.errors import APIError, internal, response
+from oscine.api.record import current
+
+
+def _respond(error: APIError, request: Request) -> Response:
+    record = current.get()
+    if record is not None:
+        record.error = error.code or error.type
+    return response(error, request.url.path)
+
+
+async def _api_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, APIError)
+    return _respond(error, request)
+
+
+async def _http_exception(request: Request, error: Exception) -> Response:
+    """What the router finds: no such path, or another method."""
+    assert isinstance(error, HTTPException)
+    message = f"{request.method} {request.url.path}: {error.detail}."
+    headers = dict(error.headers or {})
+    return _respond(APIError(message, status=error.status_code, code="unknown_url", headers=headers), request)
+
+
+async def _crash(request: Request, error: Exception) -> Response:
+    return _respond(internal(), request)
+
+
+HANDLERS = {APIError: _api_error, HTTPException: _http_exception, Exception: _crash}

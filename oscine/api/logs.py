@@ -1,0 +1,91 @@
+"""The log on stderr: as text or as JSON, one object a line, each line with the id of the request that it is about.
+
+Knows records of requests; never what a prompt or an answer says.
+"""
+
+import datetime
+import logging
+from typing import Any
+
+import msgspec
+
+from oscine.api.record import RequestRecord, current
+
+_requests = logging.getLogger("oscine.requests")
+_FIELDS = "oscine_fields"  # of a log record that has more to say than its message
+
+
+class JsonFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        time = datetime.datetime.fromtimestamp(record.created, datetime.UTC)
+        line = {
+            "time": time.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **_context(record),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return msgspec.json.encode(line).decode()
+
+
+class TextFormatter(logging.Formatter):
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  (logging's name)
+        fields = " ".join(f"{name}={value}" for name, value in _context(record).items())
+        return f"{super().formatMessage(record)} {fields}".rstrip()
+
+
+def _context(record: logging.LogRecord) -> dict[str, Any]:
+    request = current.get()
+    given: dict[str, Any] | None = getattr(record, _FIELDS, None)
+    if given is not None or request is None:
+        return given or {}
+    return {"request_id": request.request_id.decode()}
+
+
+def start_logging(level: str, kind: str) -> None:
+    """`kind` is text or json. Replaces what handlers there were."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonFormatter() if kind == "json" else TextFormatter())
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    if level != "debug":
+        logging.getLogger("uvicorn").setLevel(logging.WARNING)  # its start and stop are no news
+
+
+def log_request(record: RequestRecord) -> None:
+    """One line when a request is over. One that only looked and found is of interest to nobody but a debugger."""
+    level = logging.DEBUG if record.method != "POST" and record.status < 400 else logging.INFO
+    if _requests.isEnabledFor(level):
+        message = f"{record.method} {record.path[:200]} {record.status}"
+        _requests.log(level, "%s", message, extra={_FIELDS: _fields(record)})
+
+
+def _fields(record: RequestRecord) -> dict[str, Any]:
+    sequences = record.sequences
+    fields = {
+        "request_id": record.request_id.decode(),
+        "trace_id": record.trace_id,
+        "key": record.key.name if record.key else None,
+        "method": record.method,
+        "path": record.path[:200],
+        "status": record.status,
+        "error": record.error,
+        "model": record.model,
+        "duration_s": round(record.ended_s - record.started_s, 6),
+    }
+    if sequences:
+        first = record.first_token_s
+        waits = [s.scheduled_s - s.arrived_s for s in sequences if s.scheduled_s]
+        fields |= {
+            "queue_s": round(min(waits), 6) if waits else None,
+            "first_token_s": None if first is None else round(first, 6),
+            "prompt_tokens": record.prompt_tokens,
+            "cached_tokens": sum(s.cached_tokens for s in sequences),
+            "completion_tokens": record.tokens,
+            "finish_reason": ",".join(dict.fromkeys(s.finish_reason for s in sequences)),
+        }
+    return {name: value for name, value in fields.items() if value is not None}

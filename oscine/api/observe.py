@@ -1,0 +1,58 @@
+"""What every request passes through: it gets a record, an id and a trace, and is counted and logged when it is over.
+
+Around Starlette, not within it: what that answers to a crash passes through no middleware of its own.
+"""
+
+import time
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from oscine.api.logs import log_request
+from oscine.api.metrics import Metrics
+from oscine.api.record import CLIENT_LEFT, RequestRecord, current
+from oscine.api.tracing import Tracing
+
+
+class Observe:
+    """One layer, as each costs something for every event of every stream."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, tracing: Tracing | None) -> None:
+        self.app = app
+        self._metrics = metrics
+        self._tracing = tracing
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        record = RequestRecord.of(scope)
+        span = None if self._tracing is None else self._tracing.begin(record, scope)
+
+        async def observe(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._respond(record, message)
+            await send(message)
+
+        outside = current.set(record)
+        self._metrics.in_progress.inc()
+        try:
+            await self.app(scope, receive, observe)
+        finally:
+            self._finish(record, scope)
+            if span is not None:
+                span.end(record)
+            current.reset(outside)
+
+    def _respond(self, record: RequestRecord, message: Message) -> None:
+        record.status = message["status"]
+        limits = record.key.headers() if record.key is not None else ()
+        message["headers"] = [*message.get("headers", ()), (b"x-request-id", record.request_id), *limits]
+
+    def _finish(self, record: RequestRecord, scope: Scope) -> None:
+        record.ended_s = time.perf_counter()
+        record.status = record.status or CLIENT_LEFT
+        route = scope.get("route")  # set by the router; absent for unknown paths, which would be unbounded
+        record.route = route.path if route else ""
+        self._metrics.in_progress.dec()
+        self._metrics.responded(record)
+        log_request(record)

@@ -1,0 +1,123 @@
+"""uvicorn's HTTP protocol with the bounds that it lacks: on connections, request heads, and clients that do not read.
+
+Knows bytes and timers; what a request is answered with is the application's affair. A body has its bounds in limits.
+"""
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from oscine.api.errors import APIError, unavailable
+
+MAX_HEAD_BYTES = 65_536  # request line and headers
+HEAD_S = 15.0  # from the first byte of a head, or from the connection, to its last
+STALLED_S = 120.0  # that a client may leave a full buffer unread
+LINGER_S = 2.0  # for a client to read a response that came before it had sent its body
+
+
+class BoundedHttp(HttpToolsProtocol):
+    """One connection."""
+
+    max_connections = 4096  # of the process; the server makes a subclass with its own
+
+    _head_timer: asyncio.TimerHandle | None = None
+    _stall_timer: asyncio.TimerHandle | None = None
+    _linger_timer: asyncio.TimerHandle | None = None
+    _head_bytes = 0
+    _in_message = False  # between the first byte of a request and the last of its body
+    _in_head = True  # waiting for the end of a head; a new connection owes one
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self.max_connections:
+            self._refuse(unavailable("The server has as many connections as it takes.", code="overloaded"))
+            return
+        self._start_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for timer in (self._head_timer, self._stall_timer, self._linger_timer):
+            if timer is not None:
+                timer.cancel()
+        self._head_timer = self._stall_timer = self._linger_timer = None
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        super().data_received(data)
+        if not self._in_head:
+            return
+        self._head_bytes += len(data)
+        if self._head_bytes > MAX_HEAD_BYTES:
+            message = f"The request line and the headers are larger than {MAX_HEAD_BYTES} bytes."
+            self._refuse(APIError(message, status=431, code="head_too_large"))
+
+    # ---- what the parser finds ----
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_message = True
+        self._start_head()
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        self._head_bytes = 0
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._in_message = False
+        if self._linger_timer is not None:
+            self._linger_timer.cancel()
+            self._linger_timer = None
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._in_message and not self._in_head and self._linger_timer is None:
+            self._linger_timer = self.loop.call_later(LINGER_S, self.transport.close)
+
+    # ---- clients that do not read ----
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._stall_timer is None:
+            self._stall_timer = self.loop.call_later(STALLED_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
+
+    # ---- clients that do not write ----
+
+    def _start_head(self) -> None:
+        self._in_head = True
+        if self._head_timer is None:
+            self._head_timer = self.loop.call_later(HEAD_S, self._head_is_late)
+
+    def _head_is_late(self) -> None:
+        self._head_timer = None
+        self._refuse(APIError(f"The request's headers did not arrive within {HEAD_S:g} s.", status=408))
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(APIError("This is not a valid HTTP request."))
+
+    def _refuse(self, error: APIError) -> None:
+        """Answers by hand, as there is no request, and closes."""
+        if self.transport.is_closing():
+            return
+        body = error.body()
+        fields = {"Content-Type": "application/json", "Content-Length": len(body), "Connection": "close"}
+        lines = [f"HTTP/1.1 {error.status} ", *(f"{k}: {v}" for k, v in (fields | error.headers).items()), "", ""]
+        self.transport.write("\r\n".join(lines).encode() + body)
+        self.transport.close()
+
+
+def protocol(max_connections: int) -> type[BoundedHttp]:
+    attributes: dict[str, Any] = {"max_connections": max_connections}
+    return type("Http", (BoundedHttp,), attributes)

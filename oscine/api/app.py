@@ -12,6 +12,7 @@ from starlette.types import ASGIApp
 from oscine.api.error_handlers import HANDLERS
 from oscine.api.keys import KeyCheck
 from oscine.api.observe import Observe
+from oscine.api.playground import playground_routes
 from oscine.api.routes import Operation, endpoints
 from oscine.api.service import Service
 
@@ -23,7 +24,7 @@ _RATE_LIMITS = [
 def create_app(service: Service) -> ASGIApp:
     """The service is started and stopped by whoever runs the application."""
     check = [Middleware(KeyCheck, service.keys)] if service.keys else []
-    routes = [_route(operation, check) for operation in endpoints(service)]
+    routes = [*(_route(operation, check) for operation in endpoints(service)), *playground_routes()]
     app: ASGIApp = Starlette(routes=routes, exception_handlers=HANDLERS)
     app = Observe(app, service.metrics, service.tracing)
     if service.config.server.cors_origins:  # outermost: a browser asks before it shows a key, and reads errors too

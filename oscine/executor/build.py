@@ -6,6 +6,7 @@ from math import ceil
 
 from oscine.config import EngineOptions
 from oscine.executor.fake import FakeExecutor, Script
+from oscine.executor.grammar import TOKENIZER, Grammars
 from oscine.executor.stopwatch import Stopwatch
 from oscine.model.config import ModelConfig
 from oscine.model.hub import find_folder
@@ -68,7 +69,9 @@ def _build_fake(options: EngineOptions) -> BuiltExecutor:
     per_sequence = ceil(min(max_model_len, _FAKE_TOKENS_PER_SEQUENCE) / options.cache.page_size)
     num_pages = max(options.scheduler.max_num_seqs * per_sequence, ceil(max_model_len / options.cache.page_size))
     return BuiltExecutor(
-        executor=FakeExecutor(Script.from_folder(folder), options.fake_step_s),
+        executor=FakeExecutor(
+            Script.from_folder(folder), options.fake_step_s, Grammars(folder / TOKENIZER, config.vocab_size)
+        ),
         model=options.model.model,
         vocab_size=config.vocab_size,
         max_model_len=max_model_len,

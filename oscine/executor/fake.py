@@ -1,7 +1,9 @@
 """An executor that computes nothing: every sequence gets the same scripted reply, at a given pace.
 
 For measuring and testing everything around the model. No torch. A step on the imagined device begins when it is
-launched or when the step before it ends, so overlapped scheduling overlaps here as well.
+launched or when the step before it ends, so overlapped scheduling overlaps here as well. Where a sequence has a
+grammar, masks are made as for a model: once the step before has ended and while this one runs, which then waits for
+them. The scripted token is said where it may come, and else one of those that may.
 """
 
 import time
@@ -9,9 +11,12 @@ from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import tokenizers
 
-from oscine.types import NewSequence, StepPlan, StepResult, TokenLogprobs
+from oscine.executor.grammar import Constraints, Grammars
+from oscine.executor.slots import ColumnArray, IntArray
+from oscine.types import NewSequence, SamplingParams, StepPlan, StepResult, TokenLogprobs
 
 REPLY = (
     "<|channel|>analysis<|message|>The user wants to hear something, so I say something."
@@ -62,44 +67,94 @@ class Reply:
         return self._text[(generated - len(tokens)) % len(self._text)]
 
 
+@dataclass(slots=True)
+class _Step:
+    """A step on its way."""
+
+    plan: StepPlan
+    replies: list[Reply]  # aligned with plan.sequences
+    done_s: float  # by time.monotonic()
+    token_ids: list[int]  # of the sequences that sample
+    errors: dict[int, str]
+
+
 class FakeExecutor:
-    """An AsyncExecutor. The token at a position depends on how many were generated before it, and on nothing else.
+    """An AsyncExecutor. Without grammars, the token at a position depends on how many were generated before it alone.
 
     Log-probabilities, where asked for, are those of a model that is certain: 0, without alternatives.
     """
 
-    def __init__(self, script: Script, step_s: float) -> None:
+    def __init__(self, script: Script, step_s: float, grammars: Grammars) -> None:
         self._script = script
         self._step_s = step_s
+        self._constraints = Constraints(grammars)
         self._replies: dict[int, Reply] = {}  # by slot
-        self._launched: deque[tuple[float, StepPlan]] = deque()  # when it will be done, by time.monotonic()
+        self._launched: deque[_Step] = deque()
         self._device_free_s = 0.0
+
+    def prepare(self, sampling: SamplingParams) -> bool:
+        """Whether its grammar is compiled."""
+        return sampling.grammar is None or self._constraints.grammars.ready(sampling.grammar)
 
     def launch(self, plan: StepPlan) -> None:
         self._device_free_s = max(self._device_free_s, time.monotonic()) + self._step_s
-        self._launched.append((self._device_free_s, plan))
-
-    def collect(self) -> StepResult:
-        done_s, plan = self._launched.popleft()
-        if self._step_s:
-            time.sleep(max(0.0, done_s - time.monotonic()))
         for new in plan.new:
             self._replies[new.slot] = Reply(self._script, new)
-        return self._result(plan)
+            self._constraints.place(new)
+        sampling = [(s.slot, s.start + s.num_tokens) for s in plan.sequences if s.sample]
+        slots_N, ends_N = np.array(sampling, np.int64).reshape(-1, 2).T
+        token_ids = [self._replies[slot].token(end) for slot, end in sampling]
+        if self._constraints.any(slots_N):
+            self._constrain(token_ids, slots_N, ends_N)
+        self._constraints.sampled(slots_N, lambda: token_ids)
+        errors = self._constraints.errors(s.slot for s in plan.sequences)
+        replies = [self._replies[s.slot] for s in plan.sequences]
+        self._launched.append(_Step(plan, replies, self._device_free_s, token_ids, errors))
 
-    def _result(self, plan: StepPlan) -> StepResult:
-        replies, token_ids = self._replies, []
+    def _constrain(self, token_ids: list[int], slots_N: IntArray, ends_N: IntArray) -> None:
+        """Replaces tokens that may not come. The tokens before them are not there before their step is done."""
+        if self._launched:
+            _sleep_until(self._launched[-1].done_s)
+        rows_K = self._constraints.advance(slots_N)
+        if rows_K:
+            masks_KW = np.empty((len(rows_K), self._constraints.grammars.num_words), np.int32)
+            self._constraints.fill(slots_N[rows_K].tolist(), ends_N[rows_K].tolist(), masks_KW)
+            for row, mask_W in zip(rows_K, masks_KW, strict=True):
+                token_ids[row] = _allowed(mask_W, token_ids[row], int(ends_N[row]))
+        self._device_free_s = max(self._device_free_s, time.monotonic())
+
+    def collect(self) -> StepResult:
+        step = self._launched.popleft()
+        if self._step_s:
+            _sleep_until(step.done_s)
+        return self._result(step)
+
+    def _result(self, step: _Step) -> StepResult:
+        token_ids: list[list[int]] = []
         logprobs: list[list[TokenLogprobs] | None] = []
         prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
-        for sequence in plan.sequences:
-            reply = replies[sequence.slot]
+        said = iter(step.token_ids)
+        for sequence, reply in zip(step.plan.sequences, step.replies, strict=True):
             end = sequence.start + sequence.num_tokens
-            sampled = [reply.token(end)] if sequence.sample else []
+            sampled = [next(said)] if sequence.sample else []
             token_ids.append(sampled)
             logprobs.append(_certain(sampled) if reply.sampling.logprobs is not None else None)
             if reply.sampling.prompt_logprobs is not None:
                 prompt_logprobs[sequence.slot] = _certain(reply.prompt[sequence.start + 1 : end + 1])
-        return StepResult(plan.step, token_ids, logprobs, prompt_logprobs)
+        return StepResult(step.plan.step, token_ids, logprobs, prompt_logprobs, step.errors or None)
+
+
+def _allowed(mask_W: ColumnArray, token_id: int, position: int) -> int:
+    """The token if it may come, or another one that depends on the position alone."""
+    bits = mask_W.view(np.uint8)
+    if bits[token_id // 8] >> token_id % 8 & 1:
+        return token_id
+    allowed = np.unpackbits(bits, bitorder="little").nonzero()[0]
+    return int(allowed[position * 2654435761 % len(allowed)])
+
+
+def _sleep_until(time_s: float) -> None:
+    time.sleep(max(0.0, time_s - time.monotonic()))
 
 
 def _certain(token_ids: list[int]) -> list[TokenLogprobs]:

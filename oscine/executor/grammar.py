@@ -123,6 +123,10 @@ class Constraints:
         """Why sequences of these slots cannot go on."""
         return {slot: self._errors[slot] for slot in slots if slot in self._errors} if self._errors else {}
 
+    def any(self, slots_N: IntArray) -> bool:
+        """Whether any of these slots may be constrained."""
+        return bool(self._live) and not self._live.keys().isdisjoint(slots_N.tolist())
+
     def sampled(self, slots_N: IntArray, token_ids: Callable[[], list[int]]) -> None:
         """A step samples a token for each of these slots; `token_ids` waits for it, and is called when it must be."""
         if self._live:

@@ -18,7 +18,6 @@ MAX_STOP_CHARACTERS = 1024
 MAX_LOGIT_BIAS = 1024
 _INT64 = 1 << 63
 _UNSUPPORTED = (
-    *("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"),
     *("bad_words", "allowed_token_ids", "logits_processors", "prompt_logprobs", "truncate_prompt_tokens"),
     *("include_stop_str_in_output", "use_beam_search"),
 )

@@ -78,6 +78,17 @@ class ResponseFormat(Struct):
     enforce: bool | None = None
 
 
+class StructuredOutputs(Struct):
+    """As vLLM has it: one of these is given."""
+
+    json: dict[str, Any] | str | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: Any = None
+
+
 class StreamOptions(Struct):
     include_usage: bool | None = None
 
@@ -110,12 +121,12 @@ class SamplingFields(Struct, kw_only=True):
     ignore_eos: bool | None = None
     stop_token_ids: list[int] | None = None
     priority: int | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    structured_outputs: StructuredOutputs | None = None
     # Refused: they would change the answer.
-    guided_json: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
-    structured_outputs: Any = None
     bad_words: Any = None
     allowed_token_ids: Any = None
     logits_processors: Any = None
@@ -154,10 +165,10 @@ class CompletionRequest(SamplingFields, kw_only=True):
     echo: bool | None = None
     logprobs: int | None = None
     skip_special_tokens: bool | None = None
+    response_format: ResponseFormat | None = None
     # Refused: they would change the answer.
     suffix: str | None = None
     best_of: int | None = None
-    response_format: ResponseFormat | None = None
 
 
 class TokenizeRequest(Struct):

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from oscine.api.errors import invalid
 from oscine.chat.harmony import HarmonyRenderer
-from oscine.chat.messages import Conversation
+from oscine.chat.messages import BuiltinCall, Conversation
 from oscine.chat.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -32,16 +32,24 @@ class Prompts:
         """Special tokens by name, invalid UTF-8 as U+FFFD."""
         return await _run(lambda: [self._tokenizer.decode(ids) for ids in sequences], sum(map(len, sequences)))
 
-    async def render(self, conversation: Conversation, size: int) -> list[int]:
-        """`size` is that of the request in bytes, tools and schemas included.
+    async def render(self, conversation: Conversation, size: int, messages: str = "messages") -> list[int]:
+        """`size` is that of the request in bytes, tools and schemas included; `messages` is the parameter with those.
 
         Raises APIError for a conversation that has no rendering.
         """
         try:
             return await _run(lambda: self._renderer.render(conversation), size)
         except ValueError as error:
-            param = "tools" if "tool " in str(error) and "tool message" not in str(error) else "messages"
+            param = "tools" if "tool " in str(error) and "tool message" not in str(error) else messages
             raise invalid(param, str(error)) from None
+
+    async def after_call(self, token_ids: Sequence[int], call: BuiltinCall, result: str) -> list[int]:
+        """The prompt that goes on with the result of a built-in call; see HarmonyRenderer."""
+        return await _run(lambda: self._renderer.after_call(token_ids, call, result), len(result))
+
+    def into_final(self, token_ids: Sequence[int]) -> list[int]:
+        """The prompt that makes the model answer, whatever it was saying; see HarmonyRenderer."""
+        return self._renderer.into_final(token_ids)
 
 
 async def _run(make: Callable[[], T], size: int) -> T:

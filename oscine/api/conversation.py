@@ -4,11 +4,14 @@ Knows the wire names and which combinations mean something; not how a conversati
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from oscine.api.errors import invalid, unsupported
+from oscine.api.errors import invalid
 from oscine.api.sampling import refuse
-from oscine.api.schemas import ChatCompletionRequest, ContentPart, Effort, Message, ResponseFormat, Tool
+from oscine.api.schemas import ChatCompletionRequest, ContentPart, Effort, Message, NamedToolChoice, Tool
+from oscine.api.text_format import response_schema
 from oscine.chat import messages as chat
+from oscine.chat.grammar import ToolChoice
 from oscine.chat.tools import validate_tools
 
 _UNSUPPORTED = (
@@ -24,11 +27,10 @@ def conversation(request: ChatCompletionRequest, date: str) -> chat.Conversation
     refuse(request, _UNSUPPORTED)
     refuse(request, (param for param, usual in _ONLY.items() if getattr(request, param) != usual))
     tools = function_tools(request.tools)
-    _check_tool_choice(request, tools)
     return chat.Conversation(
         messages=chat_messages(request.messages),
         tools=() if request.tool_choice == "none" else tools,
-        response_schema=_response_schema(request.response_format),
+        response_schema=response_schema(request.response_format),
         reasoning_effort=_effort(request),
         current_date=date,
     )
@@ -39,24 +41,25 @@ def _effort(request: ChatCompletionRequest) -> Effort:
     return request.reasoning_effort or in_reasoning or "medium"
 
 
-def _check_tool_choice(request: ChatCompletionRequest, tools: Sequence[chat.FunctionTool]) -> None:
-    if request.tool_choice in (None, "none", "auto"):
-        return
-    what = "'required'" if request.tool_choice == "required" else "a named function"
-    raise unsupported("tool_choice", f"{what} cannot be enforced yet; choose 'auto' or 'none'")
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """Which functions may be called in this turn, and whether any must be."""
+
+    tools: tuple[chat.FunctionTool, ...]
+    choice: ToolChoice
+    parallel: bool  # several calls in one turn
 
 
-def _response_schema(response: ResponseFormat | None) -> chat.ResponseSchema | None:
-    if response is None or response.type == "text":
-        return None
-    wanted = response.json_schema
-    if response.type != "json_schema" or wanted is None or response.enforce is not False:
-        raise unsupported(
-            "response_format",
-            "a format cannot be enforced yet; with {'type': 'json_schema', 'json_schema': {...}, 'enforce': false} "
-            "the schema is shown to the model without a promise that it is kept",
-        )
-    return chat.ResponseSchema(wanted.name, wanted.schema or {}, wanted.description or "")
+def tool_use(request: ChatCompletionRequest, tools: Sequence[chat.FunctionTool]) -> ToolUse:
+    """`tools` are those that the model is told of. Raises APIError for a choice of none of them."""
+    choice = request.tool_choice or "auto"
+    if not isinstance(choice, NamedToolChoice):
+        return ToolUse(tuple(tools), choice, request.parallel_tool_calls is not False)
+    name = choice.function.name
+    named = tuple(tool for tool in tools if tool.name == name)
+    if not named:
+        raise invalid("tool_choice", f"there is no function {name!r} among the tools")
+    return ToolUse(named, "required", parallel=False)
 
 
 def function_tools(tools: list[Tool] | None) -> tuple[chat.FunctionTool, ...]:
@@ -68,7 +71,7 @@ def function_tools(tools: list[Tool] | None) -> tuple[chat.FunctionTool, ...]:
         if tool.function is None:
             raise invalid(f"tools[{i}].function", "a tool of type 'function' needs it")
         f = tool.function
-        functions.append(chat.FunctionTool(f.name, f.description or "", f.parameters))
+        functions.append(chat.FunctionTool(f.name, f.description or "", f.parameters, f.strict is True))
     try:
         validate_tools(functions)
     except ValueError as error:

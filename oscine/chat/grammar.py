@@ -88,7 +88,7 @@ def turn_grammar(
     """
     required = tool_choice == "required"
     callable_tools = () if tool_choice == "none" else tools
-    if text is None and not required and not any(tool.strict for tool in callable_tools):
+    if text is None and not required and not any(tool.strict or not parallel for tool in callable_tools):
         return None
     others = () if tool_choice == "none" else tuple(other_recipients)
     return _Envelope(text, callable_tools, required, others).grammar(parallel)

@@ -1,0 +1,115 @@
+"""The form that a request asks of its answer, by its wire names: OpenAI's response_format, and vLLM's extensions.
+
+Knows which of them go together; not what a grammar can keep.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from oscine.api.errors import invalid, unsupported
+from oscine.api.schemas import ChatCompletionRequest, CompletionRequest, JsonSchema, ResponseFormat
+from oscine.chat.grammar import ChoiceFormat, JsonFormat, LarkFormat, RegexFormat, TextFormat
+from oscine.chat.messages import ResponseSchema
+
+_TYPES = ("text", "json_object", "json_schema")
+_OBJECT = {"type": "object"}
+
+
+@dataclass(frozen=True, slots=True)
+class AskedFormat:
+    """What the answer's text must be, and the parameter that says so."""
+
+    format: TextFormat
+    param: str
+
+
+def asked_format(request: ChatCompletionRequest | CompletionRequest) -> AskedFormat | None:
+    """Raises APIError that names the parameter for a value without meaning, or for two forms at once."""
+    found = [*_of_response_format(request.response_format), *_guided(request), *_structured_outputs(request)]
+    if len(found) > 1:
+        raise invalid(found[1].param, f"the answer cannot take a second form beside that of '{found[0].param}'")
+    return found[0] if found else None
+
+
+def response_schema(response: ResponseFormat | None) -> ResponseSchema | None:
+    """What the model is told of the form: enforced or not, it does better when it knows."""
+    if response is None or response.type == "text":
+        return None
+    if response.type == "json_object":
+        return ResponseSchema("json_object", _OBJECT)
+    wanted = _json_schema(response)
+    return ResponseSchema(wanted.name, wanted.schema or {}, wanted.description or "")
+
+
+def _json_schema(response: ResponseFormat) -> JsonSchema:
+    if response.json_schema is None:
+        raise invalid("response_format.json_schema", "a format of type 'json_schema' needs it")
+    return response.json_schema
+
+
+def _of_response_format(response: ResponseFormat | None) -> Iterator[AskedFormat]:
+    if response is None or response.type == "text":
+        return
+    if response.type not in _TYPES:
+        raise invalid("response_format.type", f"it must be one of {', '.join(_TYPES)}, not {response.type!r}")
+    if response.enforce is False:
+        return
+    if response.type == "json_object":
+        yield AskedFormat(JsonFormat(_OBJECT), "response_format")
+    else:
+        wanted = _json_schema(response)
+        format = JsonFormat(wanted.schema or {}, lenient=wanted.strict is False)
+        yield AskedFormat(format, "response_format.json_schema.schema")
+
+
+def _guided(request: ChatCompletionRequest | CompletionRequest) -> Iterator[AskedFormat]:
+    if request.guided_json is not None:
+        yield _json(request.guided_json, "guided_json")
+    if request.guided_regex is not None:
+        yield _regex(request.guided_regex, "guided_regex")
+    if request.guided_choice is not None:
+        yield _choice(request.guided_choice, "guided_choice")
+    if request.guided_grammar is not None:
+        yield AskedFormat(LarkFormat(request.guided_grammar), "guided_grammar")
+
+
+def _structured_outputs(request: ChatCompletionRequest | CompletionRequest) -> Iterator[AskedFormat]:
+    asked, param = request.structured_outputs, "structured_outputs"
+    if asked is None:
+        return
+    if asked.structural_tag is not None:
+        raise unsupported(f"{param}.structural_tag")
+    if asked.json is not None:
+        yield _json(asked.json, f"{param}.json")
+    if asked.regex is not None:
+        yield _regex(asked.regex, f"{param}.regex")
+    if asked.choice is not None:
+        yield _choice(asked.choice, f"{param}.choice")
+    if asked.grammar is not None:
+        yield AskedFormat(LarkFormat(asked.grammar), f"{param}.grammar")
+    if asked.json_object:
+        yield AskedFormat(JsonFormat(_OBJECT), f"{param}.json_object")
+
+
+def _json(schema: dict[str, Any] | str, param: str) -> AskedFormat:
+    if isinstance(schema, str):
+        try:
+            schema = msgspec.json.decode(schema, type=dict[str, Any])
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise invalid(param, f"it is no JSON schema: {error}") from None
+    return AskedFormat(JsonFormat(schema), param)
+
+
+def _regex(pattern: str, param: str) -> AskedFormat:
+    if not pattern:
+        raise invalid(param, "it is empty")
+    return AskedFormat(RegexFormat(pattern), param)
+
+
+def _choice(choices: list[str], param: str) -> AskedFormat:
+    if not choices or not all(choices):
+        raise invalid(param, "it must be a list of texts, none of them empty")
+    return AskedFormat(ChoiceFormat(tuple(dict.fromkeys(choices))), param)

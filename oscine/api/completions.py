@@ -2,6 +2,7 @@
 
 import time
 import uuid
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -10,11 +11,13 @@ from starlette.types import Receive, Scope, Send
 from oscine.api import sampling
 from oscine.api.endpoint import Call, Endpoint
 from oscine.api.errors import APIError, invalid, unsupported
+from oscine.api.formats import text_constraint
 from oscine.api.generation import Generation, Write, engine_request
 from oscine.api.schemas import CompletionRequest
 from oscine.api.service import ReadyModel
 from oscine.api.sse import DONE, event, failure
 from oscine.api.text_choice import TextChoice
+from oscine.api.text_format import asked_format
 from oscine.api.usage import Usage, usage
 from oscine.types import GenerationOutput, GenerationRequest, SamplingParams
 
@@ -32,7 +35,9 @@ class Completions(Endpoint[CompletionRequest]):
         self.service.admission.check(len(given) * n)
         prompts = await _token_ids(given, model)
         priority = sampling.priority(asked.priority)
-        params = [_sampling_params(asked, len(prompt), model) for prompt in prompts]
+        form = asked_format(asked)
+        grammar = None if form is None else await text_constraint(form.format, form.param)
+        params = [replace(_sampling_params(asked, len(prompt), model), grammar=grammar) for prompt in prompts]
         choices = [_choice(asked, model, prompt, stop) for prompt in prompts for _ in range(n)]
         requests = [
             engine_request(prompt, sampling.with_seed(own, i), priority)
@@ -49,8 +54,6 @@ def _check_supported(asked: CompletionRequest) -> None:
         raise unsupported("suffix")
     if asked.best_of is not None and asked.best_of != (asked.n or 1):
         raise unsupported("best_of", "other than 'n' it is not supported")
-    if asked.response_format is not None and asked.response_format.type != "text":
-        raise unsupported("response_format", "a format cannot be enforced yet")
     if asked.stream_options is not None and not asked.stream:
         raise invalid("stream_options", "it is for streamed answers")
 

@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 from oscine.api import sampling
 from oscine.api.chat_choice import ChatChoice
 from oscine.api.chat_chunks import ChatChunks, ChunkHead
-from oscine.api.conversation import conversation, tool_use
+from oscine.api.conversation import ToolUse, conversation, tool_use
 from oscine.api.endpoint import Call, Endpoint
 from oscine.api.errors import APIError, invalid
 from oscine.api.formats import constraint
@@ -22,7 +22,6 @@ from oscine.api.service import ReadyModel, Service
 from oscine.api.sse import DONE, failure
 from oscine.api.text_format import AskedFormat, asked_format
 from oscine.api.usage import Usage, usage
-from oscine.chat.messages import FunctionTool
 from oscine.types import GenerationOutput, GenerationRequest, SamplingParams
 
 _REASONING_FIELDS = {
@@ -55,18 +54,15 @@ async def chat_sequences(
     n, stop = sampling.choices(asked.n), sampling.stop_strings(asked.stop)
     service.admission.check(n)  # before the prompt is made, which costs more
     prompt = await model.prompts.render(talk, size)
-    form = asked_format(asked)
-    grammar = await _grammar(asked, form, talk.tools)
+    form, use = asked_format(asked), tool_use(asked, talk.tools)
+    grammar = await _grammar(form, use)
     params = replace(_sampling_params(asked, len(prompt), model), grammar=grammar)
     choices = [_choice(asked, model, len(prompt), stop) for _ in range(n)]
     priority = sampling.priority(asked.priority)
     return choices, [engine_request(prompt, sampling.with_seed(params, i), priority) for i in range(n)]
 
 
-async def _grammar(
-    asked: ChatCompletionRequest, form: AskedFormat | None, tools: Sequence[FunctionTool]
-) -> str | None:
-    use = tool_use(asked, tools)
+async def _grammar(form: AskedFormat | None, use: ToolUse) -> str | None:
     if form is None:
         return await constraint(None, use.tools, use.choice, parallel=use.parallel)
     return await constraint(form.format, use.tools, use.choice, parallel=use.parallel, text_param=form.param)

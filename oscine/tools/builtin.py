@@ -3,17 +3,21 @@
 Knows the types of tools that requests name; not the items that responses have for them.
 """
 
+import asyncio
+import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from oscine.config import ToolOptions
+from oscine.tools.browser import Backend, BrowserTool
+from oscine.tools.browser_folder import Folder
 from oscine.tools.python import Jail, PythonTool
 from oscine.tools.toolbox import Tool, Toolbox
 
 _KINDS = {
     "code_interpreter": "python",
-    "web_search": "browser",
-    "web_search_preview": "browser",
+    **dict.fromkeys(("web_search", "web_search_2025_08_26"), "browser"),
+    **dict.fromkeys(("web_search_preview", "web_search_preview_2025_03_11"), "browser"),
     "mcp": "mcp",
 }
 
@@ -24,11 +28,16 @@ class BuiltinTools:
     def __init__(self, options: ToolOptions) -> None:
         self._options = options
         self._jail = Jail(options) if "python" in options.tools else None
+        self._backend: Backend | None = None
+        if options.browser_backend is not None:
+            self._backend = _imported(options.browser_backend)
 
     async def start(self) -> None:
         """Raises ValueError, in one line, if a tool cannot work on this machine."""
         if self._jail is not None:
             await self._jail.check()
+        if self._options.browser_folder is not None:
+            self._backend = await asyncio.to_thread(Folder, self._options.browser_folder)
 
     async def stop(self) -> None:
         pass
@@ -45,14 +54,26 @@ class BuiltinTools:
         for tool in tools:
             if (kind := _KINDS.get(tool["type"])) is None:
                 continue
-            new = self._open(kind, tool)
+            new = self._open(kind, tool, state or {})
             if new.namespace.name in opened and kind == "mcp":
                 raise ValueError(f"the MCP server_label {new.namespace.name!r} is used twice")
             opened[new.namespace.name] = new
         limit = self._options.max_tool_calls
         return Toolbox([*opened.values()], limit if max_calls is None else min(limit, max_calls))
 
-    def _open(self, kind: str, tool: Mapping[str, Any]) -> Tool:
+    def _open(self, kind: str, tool: Mapping[str, Any], state: Mapping[str, Any]) -> Tool:
         if kind == "python" and self._jail is not None:
             return PythonTool(self._jail, self._options)
+        if kind == "browser" and self._backend is not None:
+            return BrowserTool(self._backend, self._options.tool_timeout_s, state.get(kind))
         raise ValueError(f"{tool['type']!r} is not enabled on this server; --tools {kind} enables it")
+
+
+def _imported(path: str) -> Backend:
+    """What package.module:name makes. Raises ValueError."""
+    module, _, name = path.partition(":")
+    try:
+        backend: Backend = getattr(importlib.import_module(module), name)()
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        raise ValueError(f"--browser-backend {path}: {error}") from None
+    return backend

@@ -36,9 +36,10 @@ _FAREWELL_S = 1.0  # for the last output to arrive once all is killed
 _DESCRIPTION = """\
 Use this tool to execute Python code in your chain of thought. The user sees neither the code nor its output.
 
-A message to python is run as one script in a fresh interpreter: nothing is kept from earlier messages. You get what \
-it prints, and the value of its last line if that is an expression. It has the standard library of Python {version}, \
-no network, {memory_mib} MiB of memory and {seconds:g} seconds. Files can be written in /tmp, and are gone afterwards."""
+A message to python is run as one script in a fresh interpreter: nothing is kept from earlier messages. You get \
+what it prints, and the value of its last line if that is an expression. It has the standard library of Python \
+{version}, no network, {memory_mib} MiB of memory and {seconds:g} seconds. Files can be written in /tmp, and are gone \
+afterwards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +64,8 @@ class Jail:
         if run.output != "42\n":
             reason = (run.output + run.ending).strip() or "no output"
             raise ValueError(
-                f"--tools python: code cannot be isolated here ({reason}). That takes Linux 5.14 or newer and the right "
-                "to make user namespaces; --python-isolation none goes without"
+                f"--tools python: code cannot be isolated here ({reason}). That takes Linux 5.14 or newer and the "
+                "right to make user namespaces; --python-isolation none goes without"
             )
 
     async def run(self, code: str) -> Run:

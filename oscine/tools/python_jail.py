@@ -4,8 +4,8 @@ A script of its own, for a fresh interpreter without packages: it knows the stan
 a JSON object, see `Jail` in oscine/tools/python.py. Linux 5.14 or newer, on x86-64 and ARM64.
 
     server -- outer -- init -- code
-              |        |- is process 1 of the namespaces: makes the file system, gives up every privilege, reaps; when it
-              |           ends, the kernel ends all others
+              |        |- is process 1 of the namespaces: makes the file system, gives up every privilege, reaps;
+              |           when it ends, the kernel ends all others
               |- unshares the namespaces; a helper beside it, still outside, maps the users
 
 In the namespaces are one unprivileged user, no network, and a file system of Python and the system's libraries,

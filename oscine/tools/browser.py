@@ -1,0 +1,313 @@
+"""gpt-oss's browser tool: search, open and find, in views of numbered lines that answers can cite.
+
+Knows what the model is told and shown, and which pages a conversation has open; what is searched is a Backend's.
+"""
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, Self
+
+import msgspec
+
+from oscine.chat.messages import FunctionTool, ToolNamespace
+from oscine.tools.browser_page import Document, Page, link, page_of
+from oscine.tools.toolbox import Citation, Details, Source, ToolResult, WebFind, WebOpen, WebSearch
+
+NAMESPACE = "browser"
+_VIEW = 8_000  # characters of a view, about 2,000 tokens
+_MOST_HITS = 20
+_MOST_MATCHES = 30
+_AROUND = 3  # lines shown with a match
+_SEARCH = "search:"  # how the URL of a page of results begins
+_CITATION = re.compile(r"【(\d+)†L(\d+)(?:-L?(\d+))?[^】]*】")
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    url: str
+    title: str
+    snippet: str
+
+
+class Backend(Protocol):
+    """What is searched and opened. Both raise LookupError, with a sentence for the model, for what there is not."""
+
+    async def search(self, query: str, topn: int) -> Sequence[Hit]:
+        """At most `topn`, best first."""
+        ...
+
+    async def open(self, url: str) -> Document: ...
+
+
+class _SearchArguments(msgspec.Struct):
+    query: str
+    topn: int = 10
+
+
+class _OpenArguments(msgspec.Struct):
+    id: int | str = -1
+    cursor: int = -1
+    loc: int = -1
+    num_lines: int = -1
+
+
+class _FindArguments(msgspec.Struct):
+    pattern: str
+    cursor: int = -1
+
+
+@dataclass(slots=True)
+class _Shown:
+    """What a cursor stands for. A page of an earlier request is loaded when it is wanted."""
+
+    url: str
+    title: str
+    page: Page | None = None
+    matches: list[int] = field(default_factory=list)  # of a find: its lines in the page that was searched
+
+
+class BrowserTool:
+    """The browser of one conversation."""
+
+    def __init__(self, backend: Backend, timeout_s: float, state: Any = None) -> None:
+        self._backend = backend
+        self._timeout_s = timeout_s
+        self._shown = [_Shown(url, title) for url, title in state or ()]
+        self._functions: dict[str, Callable[[Any], Awaitable[ToolResult]]] = {
+            "search": self._search,
+            "open": self._open,
+            "find": self._find,
+        }
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        pass
+
+    @property
+    def namespace(self) -> ToolNamespace:
+        return DECLARATION
+
+    def state(self) -> list[tuple[str, str]]:
+        return [(shown.url, shown.title) for shown in self._shown]
+
+    async def call(self, recipient: str, content: str) -> ToolResult:
+        name = recipient.partition(".")[2]
+        kind = _ARGUMENTS.get(name)
+        if kind is None:
+            return ToolResult(f"Error: there is no {recipient}; there are search, open and find.", None, is_error=True)
+        details: Details | None = None
+        try:
+            given = {key: value for key, value in _object(content).items() if value is not None}
+            arguments = msgspec.convert(given, kind, strict=False)
+            details = _attempt(arguments)
+            async with asyncio.timeout(self._timeout_s):
+                return await self._functions[name](arguments)
+        except TimeoutError:
+            return ToolResult(f"Error: no answer within {self._timeout_s:g} seconds.", details, is_error=True)
+        except (LookupError, ValueError, OSError) as error:
+            return ToolResult(f"Error: {error.args[0] if error.args else error}", details, is_error=True)
+
+    def citations(self, text: str) -> Iterator[Citation]:
+        for match in _CITATION.finditer(text):
+            number, first = int(match[1]), int(match[2])
+            if number < len(self._shown):
+                source = self._source(self._shown[number], first, int(match[3] or first))
+                if source is not None:
+                    yield Citation(match.start(), match.end(), source)
+
+    def _source(self, shown: _Shown, first: int, last: int) -> Source | None:
+        """A cited page of results stands for the first result within the lines."""
+        if not shown.url.startswith(_SEARCH):
+            return Source(shown.url, shown.title)
+        url = shown.page.link_in(first, last) if shown.page else None
+        return Source(url, next((s.title for s in self._shown if s.url == url), url)) if url else None
+
+    async def _search(self, arguments: _SearchArguments) -> ToolResult:
+        hits = await self._backend.search(arguments.query, max(1, min(arguments.topn, _MOST_HITS)))
+        sources = tuple(Source(hit.url, hit.title) for hit in hits)
+        shown = _Shown(_SEARCH + arguments.query, arguments.query, _results(arguments.query, hits))
+        return self._show(shown, WebSearch(arguments.query, sources))
+
+    async def _open(self, arguments: _OpenArguments) -> ToolResult:
+        target, loc = arguments.id, arguments.loc
+        if isinstance(target, str) and re.fullmatch(r"-?\d+", target):
+            target = int(target)
+        if isinstance(target, str):
+            page = await self._load(target)
+        else:
+            shown = self._at(arguments.cursor)
+            page = await self._page(shown)
+            if target >= 0 and shown.matches and target < len(shown.matches):
+                loc = shown.matches[target] if loc < 0 else loc
+                page = await self._load(shown.url)
+            elif target >= 0:
+                page = await self._load(_linked(page, target))
+        details = WebOpen(page.url)
+        return self._show(_Shown(page.url, page.title, page), details, loc, arguments.num_lines)
+
+    async def _find(self, arguments: _FindArguments) -> ToolResult:
+        page = await self._page(self._at(arguments.cursor))
+        matches, found = _matches(page, arguments.pattern)
+        details = WebFind(page.url, arguments.pattern)
+        return self._show(_Shown(page.url, page.title, found, matches), details)
+
+    def _show(self, shown: _Shown, details: Details, loc: int = -1, num_lines: int = -1) -> ToolResult:
+        """Gives what is shown a cursor. Raises ValueError for a place that there is not."""
+        assert shown.page is not None
+        view = _view(shown.page, len(self._shown), max(loc, 0), num_lines)
+        self._shown.append(shown)
+        return ToolResult(view, details)
+
+    def _at(self, cursor: int) -> _Shown:
+        if not self._shown:
+            raise LookupError("no page is open yet.")
+        if cursor >= len(self._shown):
+            raise LookupError(f"there is no cursor {cursor}; the last one is {len(self._shown) - 1}.")
+        return self._shown[cursor if cursor >= 0 else -1]
+
+    async def _page(self, shown: _Shown) -> Page:
+        if shown.page is None:
+            shown.page = await self._load(shown.url)
+        return shown.page
+
+    async def _load(self, url: str) -> Page:
+        for shown in reversed(self._shown):
+            if shown.url == url and shown.page is not None and not shown.matches:
+                return shown.page
+        if url.startswith(_SEARCH):
+            query = url.removeprefix(_SEARCH)
+            return _results(query, await self._backend.search(query, _SearchArguments(query).topn))
+        document = await self._backend.open(url)
+        return await asyncio.to_thread(page_of, document)
+
+
+def _object(content: str) -> dict[str, Any]:
+    """Raises ValueError unless this is a JSON object."""
+    try:
+        return msgspec.json.decode(content, type=dict[str, Any])
+    except RecursionError:
+        raise ValueError("the arguments are nested too deeply.") from None
+
+
+def _attempt(arguments: Any) -> Details:
+    """What is known of a call before it has an answer."""
+    match arguments:
+        case _SearchArguments():
+            return WebSearch(arguments.query)
+        case _FindArguments():
+            return WebFind(None, arguments.pattern)
+    return WebOpen(arguments.id if isinstance(arguments.id, str) else None)
+
+
+def _results(query: str, hits: Sequence[Hit]) -> Page:
+    if not hits:
+        raise LookupError(f"nothing was found for {query!r}.")
+    entries = [f"# {link(i, hit.title, hit.url)}\n{hit.snippet}\n" for i, hit in enumerate(hits)]
+    return page_of(Document(_SEARCH + query, query, "\n".join(entries), tuple(hit.url for hit in hits)))
+
+
+def _linked(page: Page, number: int) -> str:
+    if number >= len(page.links):
+        raise LookupError(f"the page has no link {number}.")
+    return page.links[number]
+
+
+def _matches(page: Page, pattern: str) -> tuple[list[int], Page]:
+    """The lines in which a pattern begins, in whatever case and wherever lines were broken, and a page that shows them.
+
+    Raises LookupError when there are none.
+    """
+    text = "\n".join(page.lines)
+    words = r"\s+".join(re.escape(word) for word in pattern.split())
+    places = (match.start() for match in re.finditer(words, text, re.IGNORECASE)) if words else ()
+    matches = [*dict.fromkeys(text.count("\n", 0, place) for place in places)]
+    if not matches:
+        raise LookupError(f"{pattern!r} is not on the page {page.title!r}.")
+    lines: list[str] = []
+    for i, line in enumerate(matches[:_MOST_MATCHES]):
+        lines += [f"# 【{i}†match at L{line}】", *page.lines[line : line + _AROUND], ""]
+    if len(matches) > _MOST_MATCHES:
+        lines.append(f"({len(matches) - _MOST_MATCHES} more matches)")
+    return matches, Page(page.url, f"Matches of {pattern!r} in {page.title}", tuple(lines), ())
+
+
+def _view(page: Page, cursor: int, loc: int, num_lines: int) -> str:
+    """Lines of a page from `loc` on, as many as asked for and as fit."""
+    last = len(page.lines) - 1
+    if loc > max(last, 0):
+        raise ValueError(f"the page has lines 0 to {last}.")
+    shown: list[str] = []
+    room = _VIEW
+    for number, line in enumerate(page.lines[loc : loc + num_lines if num_lines > 0 else None], loc):
+        text = f"L{number}: {line}"
+        if shown and len(text) >= room:
+            break
+        shown.append(text[:_VIEW])
+        room -= len(text) + 1
+    where = "" if page.url.startswith(_SEARCH) else f" ({page.url})"
+    title = f"[{cursor}] {page.title}{where}\n**viewing lines [{loc} - {loc + len(shown) - 1}] of {last}**"
+    return "\n".join([title, "", *shown])
+
+
+_ARGUMENTS: dict[str, type[msgspec.Struct]] = {
+    "search": _SearchArguments,
+    "open": _OpenArguments,
+    "find": _FindArguments,
+}
+
+
+def _parameters(**properties: tuple[Any, Any]) -> dict[str, Any]:
+    """By name: type, and the default, or ... for a parameter that must be given."""
+    schemas = {
+        name: {"type": kind} | ({} if default in (None, ...) else {"default": default})
+        for name, (kind, default) in properties.items()
+    }
+    required = [name for name, (_, default) in properties.items() if default is ...]
+    return {"type": "object", "properties": schemas, "required": required}
+
+
+# To the letter what gpt-oss was trained with.
+DECLARATION = ToolNamespace(
+    NAMESPACE,
+    "Tool for browsing.\n"
+    "The `cursor` appears in brackets before each browsing display: `[{cursor}]`.\n"
+    "Cite information from the tool using the following format:\n"
+    "`【{cursor}†L{line_start}(-L{line_end})?】`, for example: `【6†L9-L11】` or `【8†L3】`.\n"
+    "Do not quote more than 10 words directly from the tool output.\n"
+    "sources=web (default: web)",
+    (
+        FunctionTool(
+            "search",
+            "Searches for information related to `query` and displays `topn` results.",
+            _parameters(query=("string", ...), topn=("number", 10), source=("string", None)),
+        ),
+        FunctionTool(
+            "open",
+            "Opens the link `id` from the page indicated by `cursor` starting at line number `loc`, showing "
+            "`num_lines` lines.\n"
+            "Valid link ids are displayed with the formatting: `【{id}†.*】`.\n"
+            "If `cursor` is not provided, the most recent page is implied.\n"
+            "If `id` is a string, it is treated as a fully qualified URL associated with `source`.\n"
+            "If `loc` is not provided, the viewport will be positioned at the beginning of the document or centered on "
+            "the most relevant passage, if available.\n"
+            "Use this function without `id` to scroll to a new location of an opened page.",
+            _parameters(
+                id=(["number", "string"], -1),
+                cursor=("number", -1),
+                loc=("number", -1),
+                num_lines=("number", -1),
+                view_source=("boolean", False),
+                source=("string", None),
+            ),
+        ),
+        FunctionTool(
+            "find",
+            "Finds exact matches of `pattern` in the current page, or the page given by `cursor`.",
+            _parameters(pattern=("string", ...), cursor=("number", -1)),
+        ),
+    ),
+)

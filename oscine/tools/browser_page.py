@@ -1,0 +1,130 @@
+"""Documents as the browser shows them: lines of text, with links numbered in brackets.
+
+Knows HTML, Markdown and line lengths; not where documents come from, or what they are wanted for.
+"""
+
+import re
+import textwrap
+from dataclasses import dataclass
+from html.parser import HTMLParser
+from urllib.parse import urljoin, urlsplit
+
+_WIDTH = 80  # characters
+_MARKDOWN_LINK = re.compile(r"(?<!!)\[([^\[\]\n]+)\]\(<?([^()\s<>]+)>?(?:\s+\"[^\"\n]*\")?\)")
+_MARKDOWN_TITLE = re.compile(r"^#\s+(.+?)\s*#*\s*$", re.MULTILINE)
+_LINK_ID = re.compile(r"【(\d+)†")
+_BLOCKS = {
+    *("address", "article", "aside", "blockquote", "br", "dd", "div", "dl", "dt", "figure", "footer", "form", "header"),
+    *("hr", "li", "main", "nav", "ol", "p", "pre", "section", "table", "tr", "ul", "h1", "h2", "h3", "h4", "h5", "h6"),
+}
+_UNSEEN = {"script", "style", "noscript", "template", "svg", "head"}
+_PREFIXES = {"li": "* ", **{f"h{n}": "#" * n + " " for n in range(1, 7)}}
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    url: str
+    title: str
+    text: str  # links as 【number†text】 or 【number†text†site】
+    links: tuple[str, ...] = ()  # URLs, by number
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A document cut into lines that do not change as long as it is open."""
+
+    url: str
+    title: str
+    lines: tuple[str, ...]
+    links: tuple[str, ...]
+
+    def link_in(self, first: int, last: int) -> str | None:
+        """The URL of the first link in these lines."""
+        match = _LINK_ID.search("\n".join(self.lines[first : last + 1]))
+        number = int(match[1]) if match else len(self.links)
+        return self.links[number] if number < len(self.links) else None
+
+
+def page_of(document: Document) -> Page:
+    lines: list[str] = []
+    for line in document.text.splitlines():
+        wrapped = textwrap.wrap(line, _WIDTH, break_long_words=False, break_on_hyphens=False)
+        lines += wrapped if len(line) > _WIDTH else [line.rstrip()]
+    return Page(document.url, document.title, tuple(lines), document.links)
+
+
+def link(number: int, text: str, url: str, base: str = "") -> str:
+    """A link as the model is shown it: with its site, if that is not the page's own."""
+    site = urlsplit(url).netloc
+    away = f"†{site}" if site and site != urlsplit(base).netloc else ""
+    return f"【{number}†{text}{away}】"
+
+
+def document_of(url: str, text: str, kind: str, title: str) -> Document:
+    """`kind` is html, markdown or text; `title` is for a document that says none."""
+    if kind == "html":
+        reader = _HtmlText(url)
+        reader.feed(text)
+        reader.close()
+        return Document(url, reader.title.strip() or title, reader.text(), tuple(reader.links))
+    if kind == "markdown":
+        found = _MARKDOWN_TITLE.search(text)
+        links: list[str] = []
+
+        def numbered(match: re.Match[str]) -> str:
+            links.append(urljoin(url, match[2]))
+            return link(len(links) - 1, match[1], links[-1], url)
+
+        shown = _MARKDOWN_LINK.sub(numbered, text)
+        return Document(url, found[1] if found else title, shown, tuple(links))
+    return Document(url, title, text)
+
+
+class _HtmlText(HTMLParser):
+    """What of HTML is read: text by blocks, headings and list items marked, links numbered."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self._url = url
+        self._parts: list[str] = []
+        self._unseen = 0  # depth of elements that are not shown
+        self._in_title = False
+        self._preformatted = 0
+        self._link: tuple[str, int] | None = None  # URL, and the number of parts before its text
+        self.title = ""
+        self.links: list[str] = []
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self._unseen += tag in _UNSEEN
+        self._in_title = tag == "title"
+        self._preformatted += tag == "pre"
+        if tag == "body":
+            self._unseen = 0  # also where a head was never closed
+        elif tag == "a" and (target := dict(attributes).get("href")):
+            self._link = urljoin(self._url, target), len(self._parts)
+        elif tag in _BLOCKS:
+            self._parts.append(f"\n{_PREFIXES.get(tag, '')}")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._unseen -= tag in _UNSEEN and self._unseen > 0
+        self._in_title = False
+        self._preformatted -= tag == "pre" and self._preformatted > 0
+        if tag == "a" and self._link is not None:
+            url, before = self._link
+            text = " ".join("".join(self._parts[before:]).split())
+            self._link = None
+            if text:
+                self._parts[before:] = [link(len(self.links), text, url, self._url)]
+                self.links.append(url)
+        elif tag in _BLOCKS:
+            self._parts.append("\n")
+
+    def handle_data(self, data: str) -> None:
+        if self._in_title:
+            self.title += data
+        elif not self._unseen:
+            self._parts.append(data if self._preformatted else re.sub(r"\s+", " ", data))
+
+    def text(self) -> str:
+        lines = "\n".join(line.strip() or "" for line in "".join(self._parts).split("\n"))
+        return re.sub(r"\n{3,}", "\n\n", lines).strip()

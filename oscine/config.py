@@ -119,6 +119,7 @@ class ServerOptions:
     max_body_bytes: int = 32 << 20
     max_connections: int = 4096  # open ones; one more gets 503 and is closed
     reasoning_field: Literal["reasoning", "reasoning_content", "both"] = "reasoning"
+    final_headroom: int = 0  # tokens of a budget kept for the answer, however long the model reasons; 0: none
     date: str | None = None  # YYYY-MM-DD, shown to the model as the current date; None: each day's own (UTC)
     drain_s: float = 30.0  # seconds that SIGTERM gives running requests
     playground: bool = True  # the page at /
@@ -140,6 +141,7 @@ class ServerOptions:
             "reasoning, reasoning_content or both",
             self.reasoning_field,
         )
+        _require(self.final_headroom >= 0, "final-headroom", "at least 0", self.final_headroom)
         _require(self.date is None or _is_date(self.date), "date", "a date like 2025-08-05", self.date)
         _require(self.drain_s >= 0, "drain-s", "at least 0", self.drain_s)
         _require(self.log_format in ("text", "json"), "log-format", "text or json", self.log_format)

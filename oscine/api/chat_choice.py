@@ -3,14 +3,16 @@
 Knows what ends a choice and what it consists of; not how events or answers are encoded.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
+from oscine.api.final_headroom import FinalHeadroom
 from oscine.api.logprobs import chat_logprob
 from oscine.chat.events import ContentDelta, Event, MessageEnd, ReasoningDelta, ToolCallBegin, ToolCallDelta
 from oscine.chat.harmony_parser import HarmonyParser
 from oscine.chat.tokenizer import Tokenizer
-from oscine.types import GenerationOutput, TokenLogprobs
+from oscine.types import GenerationOutput, GenerationRequest, TokenLogprobs
 
 
 class ChatChoice:
@@ -24,10 +26,22 @@ class ChatChoice:
         stop: Sequence[str] = (),
         top_logprobs: int | None = None,
         ignore_eos: bool = False,
+        separator: str = "\n\n",
+        remember: Callable[[Sequence[str], str], None] | None = None,
     ) -> None:
-        """`top_logprobs` is how many alternatives each content token gets; None: no log-probabilities."""
+        """`top_logprobs` is how many alternatives each content token gets; None: no log-probabilities.
+
+        `separator` joins the texts of several messages. `remember(call_ids, reasoning)` hears what led to calls.
+        """
         self._tokenizer = tokenizer
-        self._parser = HarmonyParser(tokenizer, stop)
+        self._parser = HarmonyParser(tokenizer, stop, separator=separator)
+        self._remember = remember
+        self.headroom: FinalHeadroom | None = None  # set, it forces the final message
+        self._generated: list[int] = []  # while there is a headroom
+        self._forced: GenerationRequest | None = None
+        self._continues = False  # behind a prompt that is longer than the client's
+        self._thoughts: list[str] = []  # what is to be remembered
+        self._call_ids: list[str] = []
         self._top_logprobs = top_logprobs
         self._logprobs: list[TokenLogprobs] = []  # of every token, by its index
         self._ignore_eos = ignore_eos
@@ -44,16 +58,61 @@ class ChatChoice:
     def num_reasoning_tokens(self) -> int:
         return self._parser.num_reasoning_tokens
 
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended the content."""
+        return self._parser.stop_string
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the engine's request is to end here: `continuation` is the one that goes on."""
+        return self._forced is not None
+
+    def continuation(self) -> GenerationRequest | None:
+        """Called when the engine's request has ended."""
+        following, self._forced = self._forced, None
+        self._continues = following is not None
+        return following
+
     def feed(self, output: GenerationOutput) -> list[Event]:
         """The news in order; tokens that do not show yet give none."""
+        if self.headroom is None:
+            return self._take(output)
+        return self._take_within(self.headroom, output)
+
+    def _take_within(self, headroom: FinalHeadroom, output: GenerationOutput) -> list[Event]:
+        """Up to where the answer must have begun, which is decided once."""
+        room = headroom.begins_after - self.num_tokens
+        if len(output.token_ids) < room:
+            self._generated += output.token_ids
+            return self._take(output)
+        self.headroom = None
+        before, after = _cut(output, room)
+        events = self._take(before)
+        if self.finish_reason is None and self._parser.thinking:
+            self._forced = headroom.forced([*self._generated, *before.token_ids])
+        if self._forced is not None:
+            return events + self._parser.resume(self._forced.prompt_token_ids)
+        return events if self.finish_reason is not None else events + self._take(after)
+
+    def _take(self, output: GenerationOutput) -> list[Event]:
         if output.logprobs is not None:
             self._logprobs += output.logprobs
-        self.num_cached_tokens = max(self.num_cached_tokens, output.num_cached_tokens)
+        if not self._continues:
+            self.num_cached_tokens = max(self.num_cached_tokens, output.num_cached_tokens)
         self.num_tokens += len(output.token_ids)
         events = self._parser.feed(output.token_ids)
         if output.finish_reason is not None or self._is_over():
             events += self._finish("length" if output.finish_reason == "length" else "stop")
+        if self._remember is not None:
+            self._note(events)
         return events
+
+    def _note(self, events: Sequence[Event]) -> None:
+        self._thoughts += [event.text for event in events if type(event) is ReasoningDelta]
+        self._call_ids += [event.id for event in events if type(event) is ToolCallBegin]
+        if self.finish_reason is not None and self._call_ids and self._remember is not None:
+            self._remember(self._call_ids, "".join(self._thoughts))
 
     def _is_over(self) -> bool:
         """Whether the turn has ended before the engine knows: by a stop string, or as the model speaks for others."""
@@ -106,3 +165,12 @@ class ChatChoice:
 
     def message_logprobs(self) -> dict[str, Any] | None:
         return None if self._top_logprobs is None else {"content": self._content_logprobs, "refusal": None}
+
+
+def _cut(output: GenerationOutput, count: int) -> tuple[GenerationOutput, GenerationOutput]:
+    """The first `count` tokens of some news, and the rest with how it ended."""
+    ids, logprobs = output.token_ids, output.logprobs
+    before = replace(
+        output, token_ids=ids[:count], logprobs=logprobs and logprobs[:count], finish_reason=None, error=None
+    )
+    return before, replace(output, token_ids=ids[count:], logprobs=logprobs and logprobs[count:])

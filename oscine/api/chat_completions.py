@@ -2,7 +2,7 @@
 
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from oscine.api.chat_chunks import ChatChunks, ChunkHead
 from oscine.api.conversation import ToolUse, conversation, tool_use
 from oscine.api.endpoint import Call, Endpoint
 from oscine.api.errors import APIError, invalid
+from oscine.api.final_headroom import FinalHeadroom
 from oscine.api.formats import constraint
 from oscine.api.generation import Generation, Write, engine_request
 from oscine.api.schemas import ChatCompletionRequest
@@ -22,6 +23,7 @@ from oscine.api.service import ReadyModel, Service
 from oscine.api.sse import DONE, failure
 from oscine.api.text_format import AskedFormat, asked_format
 from oscine.api.usage import Usage, usage
+from oscine.chat.grammar import text_grammar
 from oscine.types import GenerationOutput, GenerationRequest, SamplingParams
 
 _REASONING_FIELDS = {
@@ -47,19 +49,38 @@ class ChatCompletions(Endpoint[ChatCompletionRequest]):
 
 
 async def chat_sequences(
-    service: Service, asked: ChatCompletionRequest, model: ReadyModel, size: int
+    service: Service, asked: ChatCompletionRequest, model: ReadyModel, size: int, *, separator: str = "\n\n"
 ) -> tuple[list[ChatChoice], list[GenerationRequest]]:
-    """The choices of a request and what the engine is to generate for each. `size` is that of the body in bytes."""
-    talk = conversation(asked, service.date)
+    """The choices of a request and what the engine is to generate for each.
+
+    `size` is that of the body in bytes; `separator` joins the texts of several messages of one kind.
+    """
+    talk = service.reasoning.restore(conversation(asked, service.date))
     n, stop = sampling.choices(asked.n), sampling.stop_strings(asked.stop)
     service.admission.check(n)  # before the prompt is made, which costs more
     prompt = await model.prompts.render(talk, size)
     form, use = asked_format(asked), tool_use(asked, talk.tools)
     grammar = await _grammar(form, use)
     params = replace(_sampling_params(asked, len(prompt), model), grammar=grammar)
-    choices = [_choice(asked, model, len(prompt), stop) for _ in range(n)]
     priority = sampling.priority(asked.priority)
-    return choices, [engine_request(prompt, sampling.with_seed(params, i), priority) for i in range(n)]
+    requests = [engine_request(prompt, sampling.with_seed(params, i), priority) for i in range(n)]
+    remember = service.reasoning.keep if talk.tools else None
+    choices = [_choice(asked, model, len(prompt), stop, separator, remember) for _ in range(n)]
+    headroom = _headroom(asked, params.max_tokens, service.config.server.final_headroom)
+    if headroom and use.choice != "required":
+        within_final = None if form is None else text_grammar(form.format)
+        for choice, request in zip(choices, requests, strict=True):
+            choice.headroom = FinalHeadroom(model.prompts, request, headroom, model.info.max_model_len, within_final)
+    return choices, requests
+
+
+def _headroom(asked: ChatCompletionRequest, max_tokens: int, usual: int) -> int:
+    """Tokens kept for the answer; the server's own setting gives way where the budget is small."""
+    wanted = asked.final_headroom
+    if wanted is None:
+        return min(usual, max_tokens // 2)
+    sampling.check(0 <= wanted < max_tokens, "final_headroom", f"between 0 and {max_tokens - 1}", wanted)
+    return wanted
 
 
 async def _grammar(form: AskedFormat | None, use: ToolUse) -> str | None:
@@ -99,7 +120,12 @@ def _sampling_params(asked: ChatCompletionRequest, num_prompt_tokens: int, model
 
 
 def _choice(
-    asked: ChatCompletionRequest, model: ReadyModel, num_prompt_tokens: int, stop: tuple[str, ...]
+    asked: ChatCompletionRequest,
+    model: ReadyModel,
+    num_prompt_tokens: int,
+    stop: tuple[str, ...],
+    separator: str,
+    remember: Callable[[Sequence[str], str], None] | None,
 ) -> ChatChoice:
     return ChatChoice(
         model.tokenizer,
@@ -107,6 +133,8 @@ def _choice(
         stop=stop,
         top_logprobs=(asked.top_logprobs or 0) if asked.logprobs else None,
         ignore_eos=bool(asked.ignore_eos),
+        separator=separator,
+        remember=remember,
     )
 
 
@@ -129,8 +157,12 @@ class StreamedChoice:
         events = self._choice.feed(output)
         return self._chunks.encode(events, self._choice.finish_reason)
 
+    @property
+    def interrupted(self) -> bool:
+        return self._choice.interrupted
+
     async def continuation(self, write: Write | None) -> GenerationRequest | None:
-        return None
+        return self._choice.continuation()
 
 
 class WholeChoice(StreamedChoice):

@@ -112,6 +112,8 @@ def _choice(asked: CompletionRequest, model: ReadyModel, prompt: list[int], stop
 class _Sent:
     """A choice, and what of it is to be sent: event by event, or as a whole."""
 
+    interrupted = False
+
     def __init__(self, answer: "TextAnswer", index: int, choice: TextChoice, *, stream: bool) -> None:
         self._answer, self._index, self._stream = answer, index, stream
         self.choice = choice

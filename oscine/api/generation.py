@@ -46,6 +46,11 @@ class Choice(Protocol):
         """Takes the engine's news. Returns the events to send, when the answer is streamed."""
         ...
 
+    @property
+    def interrupted(self) -> bool:
+        """Whether the engine's request is to end early, for `continuation` to give another."""
+        ...
+
     async def continuation(self, write: Write | None) -> GenerationRequest | None:
         """Called when the engine's request has ended: the one that goes on, or None if the choice is complete.
 
@@ -168,11 +173,11 @@ class Generation:
                     raise _failure(output)
                 clock.output(output)
                 events.append(choice.feed(output))
-                if choice.finish_reason is not None:
+                if choice.finish_reason is not None or choice.interrupted:
                     break
             if write is not None and (data := b"".join(events)):
                 await write(data)
-            if choice.finish_reason is not None:
+            if choice.finish_reason is not None or choice.interrupted:
                 return
 
 

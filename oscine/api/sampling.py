@@ -48,13 +48,13 @@ def choices(n: int | None) -> int:
     return n or 1
 
 
-def stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:
+def stop_strings(stop: str | list[str] | None, param: str = "stop") -> tuple[str, ...]:
     stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
-    check(len(stops) <= MAX_STOPS, "stop", f"at most {MAX_STOPS} strings", len(stops))
-    check(all(stops), "stop", "made of strings that are not empty", "")
+    check(len(stops) <= MAX_STOPS, param, f"at most {MAX_STOPS} strings", len(stops))
+    check(all(stops), param, "made of strings that are not empty", "")
     longest = max(map(len, stops), default=0)
     check(
-        longest <= MAX_STOP_CHARACTERS, "stop", f"made of strings of at most {MAX_STOP_CHARACTERS} characters", longest
+        longest <= MAX_STOP_CHARACTERS, param, f"made of strings of at most {MAX_STOP_CHARACTERS} characters", longest
     )
     return stops
 

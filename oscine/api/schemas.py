@@ -148,6 +148,7 @@ class ChatCompletionRequest(SamplingFields, kw_only=True):
     reasoning_effort: Effort | None = None
     reasoning: ReasoningOptions | None = None
     include_reasoning: bool | None = None
+    final_headroom: int | None = None  # tokens of the budget kept for the answer, Oscine's own
     # Refused: they would change the answer.
     functions: list[Any] | None = None
     function_call: Any = None
@@ -206,3 +207,11 @@ def decode(body: bytes, type: type[T]) -> T:
         raise APIError(f"The body is not valid JSON: {error}.", code="invalid_json") from None
     except RecursionError:
         raise APIError("The JSON of the body is nested too deeply.", code="invalid_json") from None
+
+
+def convert(value: Any, type: type[T], where: str) -> T:
+    """The same of a part of the body that was decoded as plain objects; `where` is its path."""
+    try:
+        return msgspec.convert(value, type)
+    except msgspec.ValidationError as error:
+        raise from_validation(error, where) from None

@@ -17,6 +17,7 @@ from oscine.api.keys import ApiKeys
 from oscine.api.limits import Admission
 from oscine.api.metrics import Metrics
 from oscine.api.prompt import Prompts
+from oscine.api.reasoning_memory import ReasoningMemory
 from oscine.api.record import current
 from oscine.api.tracing import Tracing
 from oscine.api.vocabulary import tokenizer_folder
@@ -58,6 +59,7 @@ class Service:
         self.tracing = Tracing() if config.server.traces else None
         scheduler = config.engine.scheduler
         self.admission = Admission(scheduler.max_num_seqs + scheduler.max_waiting, scheduler.max_queued_tokens)
+        self.reasoning = ReasoningMemory()
         self.draining = False
         self.started = int(time.time())
         self._tokenizer: Tokenizer | None = None

@@ -33,7 +33,7 @@ class Tokenize:
                 reasoning_effort=asked.reasoning_effort or "medium",
                 current_date=self.service.date,
             )
-            ids = await ready.prompts.render(conversation, len(received))
+            ids = await ready.prompts.render(self.service.reasoning.restore(conversation), len(received))
         body = {"tokens": ids, "count": len(ids), "max_model_len": ready.info.max_model_len}
         if asked.return_token_strs:
             body["token_strs"] = await ready.prompts.decode([[i] for i in ids])

@@ -101,6 +101,11 @@ class HarmonyParser:
         """Whether a message of content is open."""
         return self._header is None and self._kind == "content"
 
+    @property
+    def thinking(self) -> bool:
+        """Whether neither an answer nor a call is being said: reasoning, or a header."""
+        return self._header is not None or self._kind == "reasoning"
+
     def feed(self, token_ids: Iterable[int]) -> list[Event]:
         """What further tokens report, in order."""
         texts = self._texts

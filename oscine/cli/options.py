@@ -272,6 +272,11 @@ _GROUPS: dict[str, _Options] = {
             "choices": ["reasoning", "reasoning_content", "both"],
             "help": "where answers carry the reasoning (reasoning)",
         },
+        "final-headroom": {
+            "type": int,
+            "metavar": "TOKENS",
+            "help": "of a budget that are kept for the answer: reasoning ends there (0)",
+        },
         "date": {"metavar": "YYYY-MM-DD", "help": "that the model is told (each day's own)"},
         "drain-s": {"type": float, "metavar": "SECONDS", "help": "that SIGTERM gives running requests (30)"},
         "no-playground": {"action": "store_false", "dest": "playground", "help": "serve no page at /"},

@@ -2,9 +2,10 @@
 
 import asyncio
 import json
+from collections.abc import Coroutine
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 
@@ -13,6 +14,8 @@ from oscine.api.service import Service
 from oscine.chat.tokenizer import Tokenizer
 from oscine.config import Config, EngineOptions, ModelOptions, ServerOptions
 from tests.api.scripted_engine import Script, ScriptedEngine, in_pieces
+
+T = TypeVar("T")
 
 
 class ScriptedServer:
@@ -39,6 +42,10 @@ class ScriptedServer:
             ids += [part] if isinstance(part, int) else self.tokenizer.encode(part)
         self.engine.script = in_pieces(ids, size, finish)
         return self.engine.script
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """On the server's event loop."""
+        return self._runner.run(work)
 
     def post(self, path: str, body: Any) -> httpx.Response:
         """`body` is JSON, or bytes as they are."""

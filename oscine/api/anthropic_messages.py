@@ -1,0 +1,38 @@
+"""/v1/messages and /v1/messages/count_tokens: Anthropic's API, over the same sequences as chat completions."""
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from oscine.api.anthropic_answer import AnthropicAnswer, Blocks
+from oscine.api.anthropic_request import chat_request, prompt_request, shows_thinking
+from oscine.api.anthropic_schemas import CountTokensRequest, MessagesRequest
+from oscine.api.chat_completions import chat_sequences
+from oscine.api.conversation import conversation
+from oscine.api.endpoint import Call, Endpoint
+from oscine.api.generation import Generation
+
+
+class AnthropicMessages(Endpoint[MessagesRequest]):
+    request_type = MessagesRequest
+
+    async def answer(self, call: Call[MessagesRequest], scope: Scope, receive: Receive, send: Send) -> None:
+        asked, stream = call.asked, bool(call.asked.stream)
+        request = chat_request(asked)
+        (choice,), requests = await chat_sequences(self.service, request, call.model, call.size, separator="")
+        thinking = asked.thinking
+        hidden = thinking is not None and thinking.display == "omitted"
+        blocks = Blocks(thinking=shows_thinking(thinking), thinking_text=not hidden)
+        answer = AnthropicAnswer(choice, call.name, blocks, stream=stream)
+        generation = Generation(self.service, answer.choices, requests, call.arrived_s)
+        await generation.respond(answer, scope, receive, send, stream=stream)
+
+
+class CountTokens(Endpoint[CountTokensRequest]):
+    request_type = CountTokensRequest
+
+    async def answer(self, call: Call[CountTokensRequest], scope: Scope, receive: Receive, send: Send) -> None:
+        talk = self.service.reasoning.restore(conversation(prompt_request(call.asked), self.service.date))
+        prompt = await call.model.prompts.render(talk, call.size)
+        body = msgspec.json.encode({"input_tokens": len(prompt)})
+        await Response(body, media_type="application/json")(scope, receive, send)

@@ -12,8 +12,9 @@ from starlette.types import ASGIApp
 from oscine.api.error_handlers import HANDLERS
 from oscine.api.keys import KeyCheck
 from oscine.api.observe import Observe
+from oscine.api.operation import Operation
 from oscine.api.playground import playground_routes
-from oscine.api.routes import Operation, endpoints
+from oscine.api.routes import endpoints
 from oscine.api.service import Service
 
 _RATE_LIMITS = [

@@ -12,7 +12,9 @@ class Health:
         self.service = service
 
     async def live(self, request: Request) -> JSONResponse:
-        return JSONResponse({"status": "live"})
+        """Not any more once the engine has failed for good: then only a new server helps."""
+        failed = self.service.state == "failed"
+        return JSONResponse({"status": "failed" if failed else "live"}, 503 if failed else 200)
 
     async def ready(self, request: Request) -> JSONResponse:
         state = self.service.state

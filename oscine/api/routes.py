@@ -3,47 +3,42 @@
 Knows which path leads where and what travels over it; not how an endpoint does its work.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
-from typing import Any
-
+from oscine.api import answers
+from oscine.api.anthropic_messages import AnthropicMessages, CountTokens
+from oscine.api.anthropic_schemas import CountTokensRequest, MessagesRequest
 from oscine.api.chat_completions import ChatCompletions
 from oscine.api.completions import Completions
 from oscine.api.health import Health
 from oscine.api.models import Models
+from oscine.api.openapi import Description
+from oscine.api.operation import ANTHROPIC, GET, POST, PROBE, Operation
 from oscine.api.schemas import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from oscine.api.service import Service
 from oscine.api.tokenize import Tokenize
 
 
-@dataclass(frozen=True, slots=True)
-class Operation:
-    method: str
-    path: str  # as Starlette writes it: /v1/models/{name:path}
-    handler: Callable[..., Any]  # an ASGI application, or an async function of a Request
-    summary: str
-    body: type | None = None  # the msgspec struct of the request's JSON; None: there is no body
-    answer: type | str = "application/json"  # the msgspec struct of the answer's JSON, or a media type
-    open: bool = False  # whether it needs no API key
-
-
-GET, POST, DELETE = (partial(Operation, method) for method in ("GET", "POST", "DELETE"))
-
-
 def endpoints(service: Service) -> list[Operation]:
     """The first that matches serves: a path with a parameter comes after the paths that it would cover."""
     health, models, tokenize = Health(service), Models(service), Tokenize(service)
-    return [
-        POST("/v1/chat/completions", ChatCompletions(service), "Answer a conversation", ChatCompletionRequest),
-        POST("/v1/completions", Completions(service), "Continue a text", CompletionRequest),
-        GET("/v1/models", models.list, "The names of the served model"),
-        GET("/v1/models/{name:path}", models.retrieve, "One name of the served model"),
-        POST("/tokenize", tokenize.tokenize, "The tokens of a text or a conversation", TokenizeRequest),
-        POST("/detokenize", tokenize.detokenize, "The text of tokens", DetokenizeRequest),
-        GET("/health", health.health, "State of the server and its engine", open=True),
-        GET("/v1/health/live", health.live, "Whether the server lives", open=True),
-        GET("/v1/health/ready", health.ready, "Whether requests can be served now", open=True),
-        GET("/version", health.version, "Version of Oscine", open=True),
-        GET("/metrics", service.metrics.endpoint, "Metrics for Prometheus", answer="text/plain", open=True),
+    chat, text = ChatCompletions(service), Completions(service)
+    claude, count = AnthropicMessages(service), CountTokens(service)
+    unready, unwell = {"503": answers.Status}, {"503": answers.HealthReport}
+    table = [
+        POST("/v1/chat/completions", chat, "Answer a conversation", ChatCompletionRequest, answers.ChatCompletion),
+        POST("/v1/completions", text, "Continue a text", CompletionRequest, answers.Completion),
+        ANTHROPIC("/v1/messages", claude, "Answer messages", MessagesRequest, answers.AnthropicAnswer),
+        ANTHROPIC("/v1/messages/count_tokens", count, "Count tokens", CountTokensRequest, answers.InputTokens),
+        GET("/v1/models", models.list, "The names of the served model", answer=answers.ModelList),
+        GET("/v1/models/{name:path}", models.retrieve, "One name of the served model", answer=answers.ModelCard),
+        POST("/tokenize", tokenize.tokenize, "The tokens of a text or messages", TokenizeRequest, answers.Tokens),
+        POST("/detokenize", tokenize.detokenize, "The text of tokens", DetokenizeRequest, answers.Text),
+        PROBE("/health", health.health, "State of server and engine", answer=answers.HealthReport, other=unwell),
+        PROBE("/v1/health/live", health.live, "Whether the server lives", answer=answers.Status, other=unready),
+        PROBE("/v1/health/ready", health.ready, "Whether requests can be served", answer=answers.Status, other=unready),
+        PROBE("/version", health.version, "Version of Oscine", answer=answers.Version),
+        PROBE("/metrics", service.metrics.endpoint, "Metrics for Prometheus", answer="text/plain"),
     ]
+    description = Description(table, keys=bool(service.keys))
+    table.append(PROBE("/openapi.json", description.document, "This description"))
+    table.append(PROBE("/docs", description.page, "This description as a page", answer="text/html"))
+    return table

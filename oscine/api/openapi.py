@@ -1,0 +1,142 @@
+"""/openapi.json, made from the table of endpoints, and /docs, a page that shows it.
+
+Knows operations and msgspec's schemas; nothing of what an endpoint does.
+"""
+
+import re
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+import oscine
+from oscine.api import sampling
+from oscine.api.answers import AnthropicError
+from oscine.api.examples import EXAMPLES
+from oscine.api.operation import Operation
+
+_PAGE = Path(__file__).with_name("docs.html")
+_REF = "#/components/schemas/{name}"
+_PARAMETER = re.compile(r"{(\w+)(:\w+)?}")
+_JSON, _EVENTS = "application/json", "text/event-stream"
+_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'"
+_STATUSES = {
+    "400": "The request cannot be served; the error says why",
+    "401": "No API key, or not one of this server",
+    "404": "There is no such thing",
+    "408": "The body did not arrive in time",
+    "413": "The body is too large",
+    "429": "The API key has used what it may; Retry-After says when to come back",
+    "500": "A bug; the server's log has it",
+    "503": "The server cannot take the request now; Retry-After says when to come back",
+    "529": "The server cannot take the request now",
+}
+# What the structs leave to sampling: least and greatest values, and greatest lengths.
+_BOUNDS: dict[str, dict[str, float]] = {
+    "n": {"minimum": 1, "maximum": sampling.MAX_CHOICES},
+    "temperature": {"minimum": 0, "maximum": 2},
+    "top_p": {"exclusiveMinimum": 0, "maximum": 1},
+    "min_p": {"minimum": 0, "maximum": 1},
+    "presence_penalty": {"minimum": -2, "maximum": 2},
+    "frequency_penalty": {"minimum": -2, "maximum": 2},
+    "repetition_penalty": {"exclusiveMinimum": 0, "maximum": 100},
+    "top_logprobs": {"minimum": 0, "maximum": sampling.MAX_TOP_LOGPROBS},
+    "top_k": {"minimum": -1},
+    "min_tokens": {"minimum": 0},
+    "max_completion_tokens": {"minimum": 1},
+}
+
+
+def describe(operations: Sequence[Operation], *, keys: bool) -> dict[str, Any]:
+    """The OpenAPI 3.1 document. `keys`: whether the server asks for them."""
+    kinds = [kind for o in operations for kind in (o.body, o.answer, o.error, *o.other.values())]
+    types = [kind for kind in kinds if isinstance(kind, type)]
+    _, schemas = msgspec.json.schema_components(list(dict.fromkeys(types)), ref_template=_REF)
+    for body in {o.body.__name__ for o in operations if o.body is not None}:
+        _bound(schemas[body].get("properties", {}))
+    paths: dict[str, Any] = {}
+    for operation in operations:
+        paths.setdefault(plain_path(operation), {})[operation.method.lower()] = _describe(operation, keys)
+    components: dict[str, Any] = {"schemas": schemas}
+    if keys:
+        components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    info = {"title": "Oscine", "version": oscine.__version__, "description": "gpt-oss behind OpenAI's API."}
+    return {"openapi": "3.1.0", "info": info, "paths": paths, "components": components}
+
+
+def plain_path(operation: Operation) -> str:
+    """Without the converters of parameters: /v1/models/{name}."""
+    return _PARAMETER.sub(r"{\1}", operation.path)
+
+
+def _bound(properties: dict[str, Any]) -> None:
+    for name, bounds in _BOUNDS.items():
+        if name in properties:
+            properties[name] |= bounds  # of numbers: null has none
+
+
+def _describe(operation: Operation, keys: bool) -> dict[str, Any]:
+    words = re.findall(r"\w+", operation.path)
+    described: dict[str, Any] = {
+        "operationId": "_".join([operation.method.lower(), *words]),
+        "summary": operation.summary,
+    }
+    names = [name for name, _ in _PARAMETER.findall(operation.path)]
+    if names:
+        described["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
+        ]
+    if operation.body is not None:
+        content = {"schema": _reference(operation.body), "example": EXAMPLES[operation.body]}
+        described["requestBody"] = {"required": True, "content": {_JSON: content}}
+    described["responses"] = {"200": _answer(operation)} | _errors(operation, names, keys)
+    if keys and not operation.open:
+        described["security"] = [{"key": []}]
+    return described
+
+
+def _answer(operation: Operation) -> dict[str, Any]:
+    answer = operation.answer
+    content: dict[str, Any] = {answer: {}} if isinstance(answer, str) else {_JSON: {"schema": _reference(answer)}}
+    if operation.streams:
+        content[_EVENTS] = {"schema": {"type": "string"}}
+    return {"description": "The answer", "content": content}
+
+
+def _errors(operation: Operation, parameters: Sequence[str], keys: bool) -> dict[str, Any]:
+    statuses = {"404"} if parameters or operation.body is not None else set()
+    if operation.body is not None:
+        statuses |= {"400", "408", "413", "503"}
+        statuses |= {"529"} if operation.error is AnthropicError else set()
+    if keys and not operation.open:
+        statuses |= {"401", "429"} if operation.method == "POST" else {"401"}
+    answers = dict.fromkeys(statuses, operation.error) | dict(operation.other)
+    content = {status: {_JSON: {"schema": _reference(kind)}} for status, kind in sorted(answers.items())}
+    return {status: {"description": _STATUSES[status], "content": what} for status, what in content.items()}
+
+
+def _reference(kind: type) -> dict[str, str]:
+    return {"$ref": _REF.format(name=kind.__name__)}
+
+
+class Description:
+    """Serves both; the document is made when it is first asked for."""
+
+    def __init__(self, operations: Sequence[Operation], *, keys: bool) -> None:
+        """`operations` may still grow before the first request."""
+        self._operations, self._keys = operations, keys
+        self._page = _PAGE.read_bytes()
+
+    @cached_property
+    def _document(self) -> bytes:
+        return msgspec.json.encode(describe(self._operations, keys=self._keys))
+
+    async def document(self, request: Request) -> Response:
+        return Response(self._document, media_type=_JSON)
+
+    async def page(self, request: Request) -> Response:
+        return Response(self._page, headers={"Content-Security-Policy": _POLICY}, media_type="text/html")

@@ -1,0 +1,31 @@
+"""One line of the table of endpoints: what a path and a method lead to, and what travels over them."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from oscine.api.answers import AnthropicError, Error
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    method: str
+    path: str  # as Starlette writes it: /v1/models/{name:path}
+    handler: Callable[..., Any]  # an ASGI application, or an async function of a Request
+    summary: str
+    body: Any = None  # the msgspec struct of the request's JSON; None: there is no body
+    answer: type | str = "application/json"  # the msgspec struct of the answer's JSON, or a media type
+    open: bool = False  # whether it needs no API key
+    error: type = Error  # the struct of its errors
+    other: Mapping[str, type] = field(default_factory=dict)  # statuses that are answered with other structs
+
+    @property
+    def streams(self) -> bool:
+        """Whether the body can ask for events instead of one answer."""
+        return self.body is not None and "stream" in self.body.__struct_fields__
+
+
+GET, POST, DELETE = (partial(Operation, method) for method in ("GET", "POST", "DELETE"))
+PROBE = partial(Operation, "GET", open=True)
+ANTHROPIC = partial(Operation, "POST", error=AnthropicError)

@@ -303,9 +303,14 @@ function setUpExamples(playground) {
 
 function setUpKeyField(playground) {
   byId("key").value = store.apiKey();
-  byId("key").addEventListener("change", (event) => {
-    store.setApiKey(event.target.value.trim());
+  const use = () => {
+    store.setApiKey(byId("key").value.trim());
     playground.loadModels();
+  };
+  byId("key").addEventListener("change", use);
+  byId("key-form").addEventListener("submit", (event) => {
+    event.preventDefault();
+    use();
   });
 }
 

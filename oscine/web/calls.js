@@ -15,7 +15,7 @@ function card(call, result) {
   return h(
     "section",
     { class: "call", "aria-label": `Call of ${name}` },
-    h("h3", {}, icon("tool"), h("span", {}, "Calls "), h("code", {}, name)),
+    h("p", { class: "call-head" }, icon("tool"), h("span", {}, "Calls "), h("code", {}, name)),
     codeFigure(indented(given), isJson(given) ? "arguments" : "arguments, not valid JSON"),
     result && codeFigure(indented(result.content), "result"),
   );

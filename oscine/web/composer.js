@@ -33,7 +33,7 @@ export class Composer {
   }
 
   focus() {
-    this.prompt.focus();
+    if (!TOUCH.matches) this.prompt.focus(); // there it would bring up the keyboard
   }
 
   setBusy(busy) {

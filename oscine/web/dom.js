@@ -88,8 +88,9 @@ function copyBySelection(text) {
   focused?.focus();
 }
 
-/** A textarea as high as its text, up to the limit that its style sets. */
+/** A textarea as high as its text, up to the limit that its style sets, where a browser does not do so by itself. */
 export function fitHeight(area) {
+  if (CSS.supports("field-sizing", "content") || !area.scrollHeight) return;
   area.style.height = "auto";
   area.style.height = `${area.scrollHeight + 2}px`;
 }

@@ -1,7 +1,6 @@
 // What a new conversation offers; each sets what it needs and asks.
 
-import { pretty } from "./json.js";
-import { SCHEMA_EXAMPLE, TOOL_EXAMPLE } from "./settings.js";
+import { SCHEMA_EXAMPLE, TOOL_EXAMPLE, narrow } from "./settings.js";
 
 const PLAIN = { tools: [], toolChoice: "auto", format: "text" };
 
@@ -10,11 +9,11 @@ export const EXAMPLES = [
   {
     title: "Call a function",
     question: "What is the weather in Paris?",
-    settings: { ...PLAIN, tools: [{ on: true, text: pretty(TOOL_EXAMPLE) }] },
+    settings: { ...PLAIN, tools: [{ on: true, text: narrow(TOOL_EXAMPLE) }] },
   },
   {
     title: "Answer as JSON",
     question: "Anna is 34 years old and lives in Oslo.",
-    settings: { ...PLAIN, format: "json_schema", schema: pretty(SCHEMA_EXAMPLE) },
+    settings: { ...PLAIN, format: "json_schema", schema: narrow(SCHEMA_EXAMPLE) },
   },
 ];

@@ -94,7 +94,7 @@ function block(source, depth) {
   if (FENCE.test(first)) return codeBlock(lines);
   if (RULE.test(first)) return h("hr");
   const heading = first.match(HEADING);
-  if (heading) return h(`h${Math.min(heading[1].length + 2, 6)}`, {}, inline(heading[2].trim().replace(/\s#+$/, "")));
+  if (heading) return h(`h${Math.min(heading[1].length + 1, 6)}`, {}, inline(heading[2].trim().replace(/\s#+$/, "")));
   if (depth < MAX_DEPTH && QUOTE.test(first)) {
     return h("blockquote", {}, children(lines.map((line) => line.replace(QUOTE, "")), depth));
   }

@@ -5,7 +5,8 @@ import { pretty } from "./json.js";
 import { parseTool } from "./request.js";
 
 const FIELDS = ["model", "role", "instructions", "schema", "temperature", "top_p", "max_tokens", "seed", "stop"];
-const GROWING = ["instructions", "stop"];
+const GROWING = ["instructions", "stop", "schema"];
+const WIDTH = 34; // characters of a line of JSON that the panel has room for
 const CHOICES = { effort: "effort", format: "format" };
 
 export const TOOL_EXAMPLE = {
@@ -25,6 +26,9 @@ export const SCHEMA_EXAMPLE = {
   required: ["name", "age", "city"],
   additionalProperties: false,
 };
+
+/** JSON for a box of this panel. */
+export const narrow = (value) => pretty(value, WIDTH);
 
 export class SettingsPanel {
   /** `changed()` is called after each change. */
@@ -58,7 +62,7 @@ export class SettingsPanel {
   #set(name, value) {
     this.settings[name] = value;
     if (name === "format" && value === "json_schema" && !this.settings.schema) {
-      this.settings.schema = byId("schema").value = pretty(SCHEMA_EXAMPLE);
+      this.settings.schema = byId("schema").value = narrow(SCHEMA_EXAMPLE);
     }
     this.#showDependents();
     this.changed();
@@ -73,7 +77,7 @@ export class SettingsPanel {
   #addTool() {
     const taken = new Set(this.#names());
     const name = taken.has(TOOL_EXAMPLE.name) ? `function_${this.settings.tools.length + 1}` : TOOL_EXAMPLE.name;
-    this.settings.tools.push({ on: true, text: pretty({ ...TOOL_EXAMPLE, name }) });
+    this.settings.tools.push({ on: true, text: narrow({ ...TOOL_EXAMPLE, name }) });
     this.#showTools();
     byId(`tool-${this.settings.tools.length - 1}`).focus();
     this.changed();
@@ -86,15 +90,17 @@ export class SettingsPanel {
   #showTools() {
     byId("tools").replaceChildren(...this.settings.tools.map((tool, i) => this.#toolCard(tool, i)));
     byId("tools-hint").hidden = this.settings.tools.length > 0;
+    byId("tools").querySelectorAll("textarea").forEach(fitHeight);
     this.#showToolChoice();
   }
 
   #toolCard(tool, i) {
     const title = h("span", {}, nameOf(tool.text) ?? `Function ${i + 1}`);
     const problem = h("p", { class: "problem", id: `tool-${i}-problem`, hidden: true });
-    const area = h("textarea", { id: `tool-${i}`, class: "mono", rows: 9, spellcheck: "false", "aria-label": `Definition of function ${i + 1}`, value: tool.text });
+    const area = h("textarea", { id: `tool-${i}`, class: "mono", spellcheck: "false", "aria-label": `Definition of function ${i + 1}`, value: tool.text });
     area.addEventListener("input", () => {
       tool.text = area.value;
+      fitHeight(area);
       title.textContent = nameOf(tool.text) ?? `Function ${i + 1}`;
       this.#toolChanged(area, problem, tool);
     });

@@ -39,7 +39,7 @@ export function asPython(body, baseUrl, hasKey) {
 
 const PYTHON_CALLS = [
   "        for call in delta.tool_calls or []:",
-  '            print(call.function.name or "", call.function.arguments or "", end="", flush=True)',
+  '            print(call.function.name or "", call.function.arguments or "", sep="", end="", flush=True)',
 ];
 
 /** A JSON value as Python writes it; a JSON string is a Python string. */

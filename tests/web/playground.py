@@ -1,0 +1,80 @@
+"""The page as a person sees it: what they type, press and read."""
+
+import re
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Locator, Page
+
+
+class Playground:
+    def __init__(self, page: "Page", url: str) -> None:
+        self.page, self.url = page, url
+        self.errors: list[str] = []  # what the console has logged; a test takes out those that it provokes
+        self.requests: list[str] = []
+        page.on("console", lambda message: self.errors.append(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: self.errors.append(str(error)))
+        page.on("request", lambda request: self.requests.append(request.url))
+
+    def open(self) -> None:
+        self.page.goto(self.url + "/")
+        self.page.locator("#model option").first.wait_for(state="attached")
+
+    def check_quiet(self) -> None:
+        assert self.errors == []
+        elsewhere = [url for url in self.requests if not url.startswith(self.url + "/")]
+        assert elsewhere == []
+
+    def expect_refusal(self, status: int) -> None:
+        """The browser itself logs a refused request."""
+        (error,) = self.errors
+        assert f"status of {status}" in error
+        self.errors.clear()
+
+    def button(self, name: str) -> "Locator":
+        return self.page.get_by_role("button", name=name, exact=True)
+
+    @property
+    def prompt(self) -> "Locator":
+        return self.page.get_by_label("Message", exact=True)
+
+    @property
+    def answer(self) -> "Locator":
+        """The newest one."""
+        return self.page.get_by_role("article", name="Answer").last
+
+    @property
+    def questions(self) -> "Locator":
+        return self.page.get_by_role("article", name="You")
+
+    def ask(self, text: str) -> None:
+        self.prompt.fill(text)
+        self.button("Send").click()
+
+    def wait_answered(self) -> None:
+        from playwright.sync_api import expect
+
+        expect(self.page.get_by_role("log")).to_have_attribute("aria-busy", "false")
+        self.answer.get_by_role("button", name="Answer again").wait_for()
+
+    def set(self, **settings: Any) -> None:
+        """By the labels of the panel, with underscores for spaces."""
+        for label, value in settings.items():
+            self.page.get_by_label(label.replace("_", " "), exact=True).fill(str(value))
+
+    def figures(self) -> str:
+        return self.answer.locator(".figures").inner_text()
+
+    def number(self, pattern: str) -> float:
+        """The first group of a pattern in the figures of the newest answer."""
+        match = re.search(pattern, self.figures())
+        assert match, self.figures()
+        return float(match[1])
+
+    def request_as(self, language: str) -> str:
+        """The newest answer's request, through the clipboard."""
+        self.answer.get_by_role("button", name="Request of this answer as code").click()
+        self.page.get_by_role("dialog").get_by_role("radio", name=language).check()
+        self.button("Copy").last.click()
+        self.page.keyboard.press("Escape")
+        return str(self.page.evaluate("navigator.clipboard.readText()"))

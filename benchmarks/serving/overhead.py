@@ -50,7 +50,7 @@ class Stream(asyncio.Protocol):
             self.done.set_exception(RuntimeError(f"stream ended early: {self.tail[-300:]!r}"))
 
 
-def http_request(server: Server, tokens: int) -> bytes:
+def http_request(server: Server, tokens: int, **parameters: object) -> bytes:
     body = json.dumps(
         {
             "model": server.model(),
@@ -59,16 +59,17 @@ def http_request(server: Server, tokens: int) -> bytes:
             "ignore_eos": True,
             "stream": True,
             "stream_options": {"include_usage": True},
+            **parameters,
         }
     )
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {server.host}\r\nContent-Type: application/json\r\n"
     return f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode()
 
 
-async def run_streams(server: Server, streams: int, tokens: int) -> tuple[int, int]:
-    """Tokens and events of all streams together."""
+async def run_streams(server: Server, streams: int, tokens: int, **parameters: object) -> tuple[int, int]:
+    """Tokens and events of all streams together; `parameters` are added to each request."""
     loop = asyncio.get_running_loop()
-    request = http_request(server, tokens)
+    request = http_request(server, tokens, **parameters)
     pending = [loop.create_future() for _ in range(streams)]
     for done in pending:
         await loop.create_connection(lambda done=done: Stream(request, done), server.host, server.port)  # type: ignore[misc]

@@ -5,6 +5,7 @@ Serves every endpoint: takes the records of oscine.chat, and refuses with APIErr
 
 import asyncio
 import hashlib
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,8 @@ from oscine.chat.messages import FunctionTool
 
 _LONGEST = 500  # characters of a grammar's problem that a client is told
 _MOST_VERDICTS = 1024  # remembered, by the digest of a grammar
+
+_EXCERPT = re.compile(r"\n +\d+ \| ")
 
 _Problem = tuple[int, str]  # index of the part, and what is wrong with it
 _verdicts: dict[bytes, _Problem | None] = {}
@@ -105,4 +108,5 @@ def _judge(whole: str, parts: Sequence[_Part]) -> _Problem | None:
 
 
 def _in_a_line(problem: str) -> str:
-    return " ".join(problem.split())[:_LONGEST].rstrip(".")
+    """Without the excerpt of the grammar that llguidance appends."""
+    return " ".join(_EXCERPT.split(problem)[0].split())[:_LONGEST].rstrip(".")

@@ -6,13 +6,16 @@ Knows the types of tools that requests name; not the items that responses have f
 import asyncio
 import importlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from oscine.config import ToolOptions
 from oscine.tools.browser import Backend, BrowserTool
 from oscine.tools.browser_folder import Folder
 from oscine.tools.python import Jail, PythonTool
 from oscine.tools.toolbox import Tool, Toolbox
+
+if TYPE_CHECKING:
+    from oscine.tools.mcp import Servers
 
 _KINDS = {
     "code_interpreter": "python",
@@ -31,6 +34,7 @@ class BuiltinTools:
         self._backend: Backend | None = None
         if options.browser_backend is not None:
             self._backend = _imported(options.browser_backend)
+        self._servers = _mcp_servers(options)
 
     async def start(self) -> None:
         """Raises ValueError, in one line, if a tool cannot work on this machine."""
@@ -40,7 +44,8 @@ class BuiltinTools:
             self._backend = await asyncio.to_thread(Folder, self._options.browser_folder)
 
     async def stop(self) -> None:
-        pass
+        if self._servers is not None:
+            await self._servers.close()
 
     def toolbox(
         self, tools: Sequence[Mapping[str, Any]], max_calls: int | None = None, state: Mapping[str, Any] | None = None
@@ -66,7 +71,10 @@ class BuiltinTools:
             return PythonTool(self._jail, self._options)
         if kind == "browser" and self._backend is not None:
             return BrowserTool(self._backend, self._options.tool_timeout_s, state.get(kind))
-        raise ValueError(f"{tool['type']!r} is not enabled on this server; --tools {kind} enables it")
+        if kind == "mcp" and self._servers is not None:
+            return self._servers.tool(tool)
+        option = "--mcp-servers" if kind == "mcp" else f"--tools {kind}"
+        raise ValueError(f"{tool['type']!r} is not enabled on this server; {option} enables it")
 
 
 def _imported(path: str) -> Backend:
@@ -77,3 +85,14 @@ def _imported(path: str) -> Backend:
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise ValueError(f"--browser-backend {path}: {error}") from None
     return backend
+
+
+def _mcp_servers(options: ToolOptions) -> "Servers | None":
+    """The package is imported only where it is needed: that takes most of a second."""
+    if options.mcp_servers is None and not options.allow_mcp_urls:
+        return None
+    try:
+        from oscine.tools.mcp import Servers
+    except ImportError as error:
+        raise ValueError(f"--mcp-servers and --allow-mcp-urls need pip install 'oscine[tools]': {error}") from None
+    return Servers(options.mcp_servers, options.allow_mcp_urls, options.tool_timeout_s)

@@ -1,0 +1,356 @@
+"""MCP tool servers: commands that the operator runs, and addresses that the operator or a request names.
+
+Knows the `mcp` package, which this module alone imports. A server that fails or goes away is a text for the model.
+"""
+
+import asyncio
+import json
+import logging
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import httpx2
+import msgspec
+from mcp import Client, MCPError, StdioServerParameters
+from mcp.client.streamable_http import streamable_http_client
+from mcp_types import (
+    CONNECTION_CLOSED,
+    CallToolResult,
+    EmbeddedResource,
+    ResourceLink,
+    TextContent,
+    TextResourceContents,
+)
+from mcp_types import Tool as ListedTool
+
+from oscine.chat.messages import FunctionTool, ToolNamespace
+from oscine.tools.toolbox import McpCall, McpListing, ToolResult, bounded
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+_LONGEST = 32_768  # characters of a result, for the model
+_MOST_PAGES = 20  # of a list of tools
+_FAREWELL_S = 5.0  # for a server to end
+_HTTP_TIMEOUT = httpx2.Timeout(30.0, read=300.0)
+_NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_-]")
+_LABEL = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_TAKEN = {*("functions", "python", "browser"), *("assistant", "user", "system", "developer", "tool", "all")}
+
+
+class ServerEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How a server is reached: a command, or an address."""
+
+    command: str | None = None
+    args: list[str] = []
+    env: dict[str, str] = {}
+    cwd: str | None = None
+    url: str | None = None
+    headers: dict[str, str] = {}
+
+    def __post_init__(self) -> None:
+        if (self.command is None) == (self.url is None):
+            raise ValueError("needs either command or url")
+        if self.url is not None and not self.url.startswith(("http://", "https://")):
+            raise ValueError(f"url must begin with http:// or https://, not {self.url!r}")
+
+
+def read_servers(path: str) -> dict[str, ServerEntry]:
+    """By label. Raises ValueError that names the option, and the label."""
+    import yaml
+
+    try:
+        content = yaml.safe_load(Path(path).read_text())
+    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"--mcp-servers {path}: {error}") from None
+    if isinstance(content, dict) and [*content] == ["mcpServers"]:
+        content = content["mcpServers"]
+    if not isinstance(content, dict):
+        raise ValueError(f"--mcp-servers {path} must be a mapping of labels to servers")
+    servers: dict[str, ServerEntry] = {}
+    for label, entry in content.items():
+        try:
+            servers[check_label(label)] = msgspec.convert(entry, ServerEntry)
+        except (ValueError, msgspec.ValidationError) as error:
+            raise ValueError(f"--mcp-servers {path}: {label}: {error}") from None
+    return servers
+
+
+def check_label(label: object) -> str:
+    """Raises ValueError unless this can be a namespace."""
+    if not isinstance(label, str) or not _LABEL.fullmatch(label):
+        raise ValueError(f"the MCP server_label {label!r} is not 1 to 64 letters, digits, underscores or hyphens")
+    if label in _TAKEN:
+        raise ValueError(f"the MCP server_label {label!r} has a meaning of its own; choose another")
+    return label
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """Which of a server's tools a conversation may use."""
+
+    names: frozenset[str] | None = None  # None: any
+    read_only: bool = False  # only tools that say that they change nothing
+
+    def permits(self, tool: ListedTool) -> bool:
+        harmless = tool.annotations is not None and tool.annotations.read_only_hint is True
+        return (self.names is None or tool.name in self.names) and (harmless or not self.read_only)
+
+
+class ServerError(Exception):
+    """What went wrong with a server, in a sentence."""
+
+
+@dataclass(slots=True)
+class _Held:
+    """A connection as its own task holds it open."""
+
+    task: asyncio.Task[None]
+    client: asyncio.Future[Client]
+    closing: asyncio.Event
+
+
+class Connection:
+    """To one server, opened when it is wanted, and again when it broke.
+
+    Lives in a task of its own, so that its failure cancels nobody who waits for something else.
+    """
+
+    def __init__(self, entry: ServerEntry, timeout_s: float) -> None:
+        self._entry = entry
+        self._timeout_s = timeout_s
+        self._held: _Held | None = None
+
+    async def list_tools(self) -> list[ListedTool]:
+        """Raises ServerError."""
+        held = self._held
+        try:
+            return await self._use(_all_tools)
+        except ServerError:
+            if held is None or held is self._held:
+                raise
+        return await self._use(_all_tools)  # it had broken since it was last used
+
+    async def call(self, name: str, arguments: dict[str, Any]) -> CallToolResult:
+        """Raises ServerError."""
+        return await self._use(lambda client: client.call_tool(name, arguments))
+
+    async def close(self) -> None:
+        held, self._held = self._held, None
+        if held is not None:
+            held.closing.set()
+            if not (await asyncio.wait({held.task}, timeout=_FAREWELL_S))[0]:
+                held.task.cancel()
+
+    async def _use(self, request: Callable[[Client], Awaitable[T]]) -> T:
+        held = self._held = self._held or self._open()
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                client = await asyncio.shield(held.client)
+                return await request(client)
+        except TimeoutError:
+            if not held.client.done():
+                await self._drop(held)
+            raise ServerError(f"no answer within {self._timeout_s:g} seconds") from None
+        except Exception as error:
+            if not isinstance(error, MCPError) or error.code == CONNECTION_CLOSED or held.task.done():
+                await self._drop(held)
+            raise ServerError(_reason(error)) from None
+
+    def _open(self) -> _Held:
+        client: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
+        closing = asyncio.Event()
+        return _Held(asyncio.ensure_future(self._hold(client, closing)), client, closing)
+
+    async def _hold(self, opened: asyncio.Future[Client], closing: asyncio.Event) -> None:
+        try:
+            async with AsyncExitStack() as stack:
+                client = await stack.enter_async_context(await self._client(stack))
+                opened.set_result(client)
+                await closing.wait()
+        except Exception as error:
+            logger.info("an MCP server's connection failed: %s", _reason(error))
+            if not opened.done():
+                opened.set_exception(error)
+                opened.exception()  # whoever waits for it gets it; nobody may
+
+    async def _client(self, stack: AsyncExitStack) -> Client:
+        entry = self._entry
+        if entry.url is None:
+            assert entry.command is not None
+            return Client(StdioServerParameters(command=entry.command, args=entry.args, env=entry.env, cwd=entry.cwd))
+        http = await stack.enter_async_context(httpx2.AsyncClient(headers=entry.headers, timeout=_HTTP_TIMEOUT))
+        return Client(streamable_http_client(entry.url, http_client=http))
+
+    async def _drop(self, held: _Held) -> None:
+        if self._held is held:
+            await self.close()
+
+
+async def _all_tools(client: Client) -> list[ListedTool]:
+    tools: list[ListedTool] = []
+    cursor = None
+    for _ in range(_MOST_PAGES):
+        page = await client.list_tools(cursor=cursor)
+        tools += page.tools
+        if (cursor := page.next_cursor) is None:
+            break
+    return tools
+
+
+def _reason(error: BaseException) -> str:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return str(error) or type(error).__name__
+
+
+class McpTool:
+    """One server's tools in one conversation."""
+
+    def __init__(self, label: str, connection: Connection, allowed: Allowed, *, owned: bool) -> None:
+        """`owned`: the connection is this conversation's alone, and ends with it."""
+        self._label = label
+        self._connection = connection
+        self._allowed = allowed
+        self._owned = owned
+        self._names: dict[str, str] = {}  # as the model knows it -> as the server does
+        self.namespace = ToolNamespace(label)
+        self.listing = McpListing(label, ())
+
+    async def __aenter__(self) -> Self:
+        try:
+            listed = [tool for tool in await self._connection.list_tools() if self._allowed.permits(tool)]
+        except ServerError as error:
+            self.listing = McpListing(self._label, (), f"The MCP server failed: {error}.")
+            return self
+        functions = []
+        for tool in listed:
+            name = _NOT_IN_NAMES.sub("_", tool.name)[:64]
+            if name not in self._names:
+                self._names[name] = tool.name
+                functions.append(FunctionTool(name, tool.description or "", tool.input_schema))
+        self.namespace = ToolNamespace(self._label, "", tuple(functions))
+        self.listing = McpListing(self._label, tuple(map(_described, listed)))
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        if self._owned:
+            await self._connection.close()
+
+    async def call(self, recipient: str, content: str) -> ToolResult:
+        called = recipient.partition(".")[2]
+        name = self._names.get(called)
+        if name is None:
+            return self._failure(called, content, f"there is no tool {recipient}")
+        try:
+            arguments = msgspec.json.decode(content.strip() or "{}", type=dict[str, Any])
+        except (ValueError, RecursionError) as error:
+            return self._failure(name, content, f"the arguments are no JSON object: {error}")
+        try:
+            result = await self._connection.call(name, arguments)
+        except ServerError as error:
+            return self._failure(name, content, f"the MCP server failed: {error}")
+        text = bounded(_text(result), _LONGEST)
+        if result.is_error:
+            return ToolResult(text, McpCall(self._label, name, content, None, text), is_error=True)
+        return ToolResult(text or "[no output]", McpCall(self._label, name, content, text))
+
+    def _failure(self, name: str, content: str, reason: str) -> ToolResult:
+        text = f"Error: {reason}"
+        return ToolResult(text, McpCall(self._label, name, content, None, text), is_error=True)
+
+
+def _described(tool: ListedTool) -> dict[str, Any]:
+    annotations = (
+        tool.annotations.model_dump(mode="json", by_alias=True, exclude_none=True) if tool.annotations else None
+    )
+    return {
+        "name": tool.name,
+        "description": tool.description,
+        "input_schema": tool.input_schema,
+        "annotations": annotations,
+    }
+
+
+def _text(result: CallToolResult) -> str:
+    parts: list[str] = []
+    for block in result.content:
+        match block:
+            case TextContent():
+                parts.append(block.text)
+            case ResourceLink():
+                parts.append(f"[{block.name}: {block.uri}]")
+            case EmbeddedResource() if isinstance(block.resource, TextResourceContents):
+                parts.append(block.resource.text)
+            case _:
+                parts.append(f"[{block.type} that cannot be shown as text]")
+    if not parts and result.structured_content is not None:
+        return json.dumps(result.structured_content, ensure_ascii=False)
+    return "\n".join(parts)
+
+
+class Servers:
+    """The MCP servers of the operator, whose connections all conversations share, and those that requests name."""
+
+    def __init__(self, path: str | None, allow_urls: bool, timeout_s: float) -> None:
+        entries = read_servers(path) if path is not None else {}
+        self._shared = {label: Connection(entry, timeout_s) for label, entry in entries.items()}
+        self._allow_urls = allow_urls
+        self._timeout_s = timeout_s
+
+    async def close(self) -> None:
+        await asyncio.gather(*(connection.close() for connection in self._shared.values()))
+
+    def tool(self, given: Mapping[str, Any]) -> McpTool:
+        """Of a request's tool of type mcp. Raises ValueError."""
+        try:
+            wanted = msgspec.convert(given, _Wanted)
+        except msgspec.ValidationError as error:
+            raise ValueError(f"the tool of type 'mcp' is malformed: {error}") from None
+        label, allowed = check_label(wanted.server_label), _allowed(wanted)
+        if wanted.server_url is None:
+            if label not in self._shared:
+                raise ValueError(f"this server has no MCP server {label!r}; it has {', '.join(self._shared) or 'none'}")
+            return McpTool(label, self._shared[label], allowed, owned=False)
+        if not self._allow_urls:
+            raise ValueError("server_url is not enabled on this server; --allow-mcp-urls enables it")
+        headers = dict(wanted.headers or {})
+        if wanted.authorization is not None:
+            headers["Authorization"] = f"Bearer {wanted.authorization}"
+        entry = ServerEntry(url=wanted.server_url, headers=headers)
+        return McpTool(label, Connection(entry, self._timeout_s), allowed, owned=True)
+
+
+class _Names(msgspec.Struct):
+    tool_names: list[str] | None = None
+    read_only: bool | None = None
+
+
+class _Wanted(msgspec.Struct):
+    """A tool of type mcp as requests have it."""
+
+    server_label: str
+    server_url: str | None = None
+    headers: dict[str, str] | None = None
+    authorization: str | None = None
+    allowed_tools: list[str] | _Names | None = None
+    require_approval: Any = None
+    connector_id: str | None = None
+
+
+def _allowed(wanted: _Wanted) -> Allowed:
+    """Raises ValueError for a safeguard that would not be kept."""
+    if wanted.connector_id is not None:
+        raise ValueError("connector_id is not supported; name the server by server_url")
+    # OpenAI asks for approval unless told otherwise; a server that the operator chose is approved of.
+    usual = "always" if wanted.server_url is not None else "never"
+    if (wanted.require_approval or usual) != "never":
+        raise ValueError("approvals are not supported; require_approval must be 'never'")
+    named = wanted.allowed_tools
+    filter_ = named if isinstance(named, _Names) else _Names(named)
+    return Allowed(None if filter_.tool_names is None else frozenset(filter_.tool_names), bool(filter_.read_only))

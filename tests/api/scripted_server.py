@@ -26,13 +26,15 @@ class ScriptedServer:
         self.tokenizer = Tokenizer(folder)
         self.engine = ScriptedEngine(in_pieces([self.tokenizer.return_], 1))
         options = EngineOptions(model=ModelOptions(model=str(folder)))
-        self.service = Service(Config(options, ServerOptions(date="2025-08-05", **server_options)), self.engine)
+        server = ServerOptions(**{"date": "2025-08-05", **server_options})
+        self.service = Service(Config(options, server), self.engine)
 
     def __enter__(self) -> "ScriptedServer":
         self._runner.run(self.service.start())
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+        self._runner.run(self.service.stop())
         self._runner.close()
 
     def says(self, *parts: str | int, size: int = 3, finish: str = "stop") -> Script:

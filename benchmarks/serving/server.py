@@ -1,12 +1,15 @@
 """A real `oscine serve` process on a free port, and the CPU time of each of its processes."""
 
 import json
+import os
 import socket
 import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Mapping
 from types import TracebackType
+from typing import BinaryIO
 
 import psutil
 
@@ -17,15 +20,24 @@ class Server:
     `url` is its base address. Raises RuntimeError when it ends before it is ready; its own output says why.
     """
 
-    def __init__(self, *options: str, ready_timeout_s: float = 120.0) -> None:
+    def __init__(
+        self,
+        *options: str,
+        ready_timeout_s: float = 120.0,
+        environment: Mapping[str, str] | None = None,
+        log: BinaryIO | None = None,
+    ) -> None:
+        """`environment` is added to this process's own; `log` is a file that takes the server's stderr."""
         self._ready_timeout_s = ready_timeout_s
+        self._environment = os.environ | (environment or {})
+        self._log = log
         port = _free_port()
         self.host, self.port = "127.0.0.1", port
         self.url = f"http://{self.host}:{port}"
         self._command = [sys.executable, "-m", "oscine.cli", "serve", "--port", str(port), *options]
 
     def __enter__(self) -> "Server":
-        self._process = subprocess.Popen(self._command)
+        self._process = subprocess.Popen(self._command, env=self._environment, stderr=self._log)
         deadline = time.monotonic() + self._ready_timeout_s
         while not self._is_ready():
             if self._process.poll() is not None or time.monotonic() > deadline:

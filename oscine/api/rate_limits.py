@@ -62,13 +62,14 @@ class KeyUse:
         self.name = name
         self.limits = limits
         self.priority = priority
+        self._clock = clock
         self._requests = Bucket(limits.requests_per_minute, clock) if limits.requests_per_minute else None
         self._tokens = Bucket(limits.tokens_per_minute, clock) if limits.tokens_per_minute else None
         self._parallel = 0
 
     def change(self, limits: KeyLimits, priority: int | None) -> None:
         """New limits for a key that goes on: full buckets where a limit changed, sequences counted as before."""
-        fresh = KeyUse(self.name, limits, priority)
+        fresh = KeyUse(self.name, limits, priority, self._clock)
         if limits.requests_per_minute != self.limits.requests_per_minute:
             self._requests = fresh._requests
         if limits.tokens_per_minute != self.limits.tokens_per_minute:

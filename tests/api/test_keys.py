@@ -1,0 +1,58 @@
+"""The file of keys: what is wrong with one is said in a line that shows no key."""
+
+from pathlib import Path
+
+import pytest
+
+from oscine.api.keys import ApiKeys
+from oscine.config import ServerOptions
+
+DIGEST = "a" * 64
+
+
+def read(tmp_path: Path, text: str, *plain: str) -> ApiKeys:
+    path = tmp_path / "keys.yaml"
+    path.write_text(text)
+    return ApiKeys(ServerOptions(api_keys=plain, api_keys_file=str(path)))
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("{", "is not YAML"),
+        ("name: a", "must be a list of keys: Expected `array`"),
+        ("- {key: secret}", "required field `name`"),
+        ("- {name: a, key: secret, rpm: 5}", "unknown field `rpm`"),
+        (
+            "- {name: a, key: secret, requests_per_minute: many}",
+            r"`int | null`, got `str` - at `\$[0].requests_per_minute`",
+        ),
+        ("- {name: a, key: secret, max_parallel: 0}", "'a': a limit must be at least 1"),
+        ("- {name: a}", "'a': give either 'key' or 'sha256'"),
+        (f"- {{name: a, key: secret, sha256: {DIGEST}}}", "'a': give either 'key' or 'sha256'"),
+        ("- {name: a, sha256: abc}", "'a': 'sha256' must be 64 hexadecimal digits"),
+        ("- {name: '', key: secret}", "a key needs a name"),
+        ("- {name: a, key: secret}\n- {name: a, key: other}", "'a' is there twice"),
+        ("- {name: a, key: secret}\n- {name: b, key: secret}", "two names have the same key"),
+    ],
+)
+def test_a_file_that_cannot_be_used(tmp_path: Path, text: str, reason: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        read(tmp_path, text)
+    message = str(caught.value)
+    assert reason.replace("\\", "") in message
+    assert message.startswith(f"--api-keys-file {tmp_path}/keys.yaml")
+    assert "\n" not in message
+    assert "secret" not in message
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="No such file"):
+        ApiKeys(ServerOptions(api_keys_file=str(tmp_path / "none")))
+
+
+def test_an_empty_list_locks_everybody_out(tmp_path: Path) -> None:
+    keys = read(tmp_path, "[]")
+    assert keys
+    assert keys.find({"type": "http", "headers": []}) is None
+    assert not ApiKeys(ServerOptions())

@@ -48,10 +48,10 @@ _DUPLICATES = """() => {
 _HEADINGS = """() => [...document.querySelectorAll("h1,h2,h3,h4,h5,h6")].filter((e) => e.checkVisibility())
   .map((e) => Number(e.tagName[1]))"""
 
-_SMALL = """() => [...document.querySelectorAll("button, select, a:not(.skip), input:not([type=radio])")]
-  .filter((e) => e.checkVisibility() && !e.closest(".markdown p, figcaption"))
-  .map((e) => [e.ariaLabel || e.id || e.textContent, e.getBoundingClientRect()])
-  .filter(([, box]) => box.height < 24 && !(box.height >= 16 && box.width >= 16)).map(([name]) => name)"""
+# A choice's label can be pressed too.
+_SMALL = """() => [...document.querySelectorAll("button, select, textarea, summary, input")].filter((e) => e.checkVisibility())
+  .map((e) => [e.ariaLabel || e.id || e.textContent || e.value, (e.closest("label") ?? e).getBoundingClientRect()])
+  .filter(([, box]) => box.height < 24 || box.width < 24).map(([name, box]) => [name, box.width, box.height])"""
 
 _FOCUS = """() => {
   const e = document.activeElement, s = getComputedStyle(e), next = e.nextElementSibling;
@@ -78,11 +78,13 @@ def low_contrasts(page: "Page") -> list[Any]:
 
 
 def check_structure(page: "Page") -> None:
-    assert page.evaluate(_DUPLICATES) == []
+    duplicates = page.evaluate(_DUPLICATES)
+    assert duplicates == [], duplicates
     headings: list[int] = page.evaluate(_HEADINGS)
     assert headings.count(1) == 1
     assert all(deeper - level <= 1 for level, deeper in pairwise(headings)), headings
-    assert page.evaluate(_SMALL) == []
+    small = page.evaluate(_SMALL)
+    assert small == [], small
     assert page.locator("[tabindex]:not([tabindex='0']):not([tabindex='-1'])").count() == 0
     assert page.locator("main").count() == 1
     assert page.evaluate("document.documentElement.lang") == "en"

@@ -25,7 +25,9 @@ _RATE_LIMITS = [
 def create_app(service: Service) -> ASGIApp:
     """The service is started and stopped by whoever runs the application."""
     check = [Middleware(KeyCheck, service.keys)] if service.keys else []
-    routes = [*(_route(operation, check) for operation in endpoints(service)), *playground_routes()]
+    routes = [_route(operation, check) for operation in endpoints(service)]
+    if service.config.server.playground:
+        routes += playground_routes()
     app: ASGIApp = Starlette(routes=routes, exception_handlers=HANDLERS)
     app = Observe(app, service.metrics, service.tracing)
     if service.config.server.cors_origins:  # outermost: a browser asks before it shows a key, and reads errors too

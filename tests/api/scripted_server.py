@@ -53,13 +53,15 @@ class ScriptedServer:
         """`body` is JSON, or bytes as they are."""
         return self._runner.run(self._request("POST", path, body if isinstance(body, bytes) else json.dumps(body)))
 
-    def get(self, path: str) -> httpx.Response:
-        return self._runner.run(self._request("GET", path, b""))
+    def get(self, path: str, headers: dict[str, str] | None = None) -> httpx.Response:
+        return self._runner.run(self._request("GET", path, b"", headers))
 
-    async def _request(self, method: str, path: str, content: bytes | str) -> httpx.Response:
+    async def _request(
+        self, method: str, path: str, content: bytes | str, headers: dict[str, str] | None = None
+    ) -> httpx.Response:
         transport = httpx.ASGITransport(create_app(self.service), raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-            return await client.request(method, path, content=content)
+            return await client.request(method, path, content=content, headers=headers)
 
     def chat(self, content: str = "hi", **parameters: Any) -> dict[str, Any]:
         """The answer's JSON; fails unless the status is 200."""

@@ -22,7 +22,8 @@ _CONTRASTS = """() => {
     return own[3] === 1 ? own : over(own, behind(element.parentElement));
   };
   const luminance = (rgb) => {
-    const [r, g, b] = rgb.slice(0, 3).map((v) => v / 255).map((v) => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+    const [r, g, b] = rgb.slice(0, 3).map((v) => v / 255)
+      .map((v) => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
     return 0.2126 * r + 0.7152 * g + 0.0722 * b;
   };
   const ratio = (a, b) => {
@@ -49,7 +50,8 @@ _HEADINGS = """() => [...document.querySelectorAll("h1,h2,h3,h4,h5,h6")].filter(
   .map((e) => Number(e.tagName[1]))"""
 
 # A choice's label can be pressed too.
-_SMALL = """() => [...document.querySelectorAll("button, select, textarea, summary, input")].filter((e) => e.checkVisibility())
+_SMALL = """() => [...document.querySelectorAll("button, select, textarea, summary, input")]
+  .filter((e) => e.checkVisibility())
   .map((e) => [e.ariaLabel || e.id || e.textContent || e.value, (e.closest("label") ?? e).getBoundingClientRect()])
   .filter(([, box]) => box.height < 24 || box.width < 24).map(([name, box]) => [name, box.width, box.height])"""
 

@@ -1,6 +1,7 @@
 """A real browser on the page of a real server.
 
-What the browser needs is imported when it is asked for, and it ends with its module: while it runs, so does an event loop.
+What the browser needs is imported when it is asked for, and it ends with its module: while it runs, so does an event
+loop.
 """
 
 import shutil

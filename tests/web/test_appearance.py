@@ -49,7 +49,17 @@ def test_everything_has_a_name_and_can_be_read(playground: Playground) -> None:
 def test_the_tabulator_goes_through_all_of_it_in_order(playground: Playground) -> None:
     playground.page.get_by_role("link", name="To the message box").focus()
     order = tab_order(playground.page, 40)
-    landmarks = ["new", "toggle-sidebar", "show-request", "prompt", "send", "close-settings", "model", "add-tool", "key"]
+    landmarks = [
+        "new",
+        "toggle-sidebar",
+        "show-request",
+        "prompt",
+        "send",
+        "close-settings",
+        "model",
+        "add-tool",
+        "key",
+    ]
     assert [name for name in order if name in landmarks][: len(landmarks)] == landmarks
 
 

@@ -133,7 +133,7 @@ def test_all_settings_are_sent_and_a_bad_one_is_named(playground: Playground) ->
 
 
 def test_a_copied_request_runs_and_says_the_same(playground: Playground) -> None:
-    playground.set(Temperature=0, Instructions="Don't say \"no\" to $HOME or `ls` \\ ümlauts.")
+    playground.set(Temperature=0, Instructions='Don\'t say "no" to $HOME or `ls` \\ ümlauts.')
     playground.button("Add a function").click()
     playground.ask("What is the weather in Paris?")
     playground.wait_answered()

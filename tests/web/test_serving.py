@@ -1,0 +1,105 @@
+"""How the page is served: its headers, caches and keys, and that it works behind a prefix and with a key."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from playwright.sync_api import expect
+
+from oscine.api.playground import FOLDER
+from tests.api.scripted_server import ScriptedServer
+from tests.server import ServerProcess
+from tests.web.playground import Playground
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Route
+
+FILES = sorted(path.name for path in FOLDER.iterdir())
+
+
+@pytest.fixture
+def scripted(model_folder: Path) -> Iterator[ScriptedServer]:
+    with ScriptedServer(model_folder, api_keys=("secret",)) as server:
+        yield server
+
+
+def test_the_page_and_its_files_need_no_key_and_carry_a_strict_policy(scripted: ScriptedServer) -> None:
+    for path in ("/", *(f"/playground/{name}" for name in FILES if name != "index.html")):
+        response = scripted.get(path)
+        assert response.status_code == 200, path
+        policy = response.headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+        assert response.headers["x-content-type-options"] == "nosniff"
+        assert response.headers["cache-control"] == "no-cache"
+        kind = (
+            "text/html"
+            if path == "/"
+            else {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}[Path(path).suffix]
+        )
+        assert response.headers["content-type"].startswith(kind)
+    assert scripted.get("/v1/models").status_code == 401
+
+
+def test_what_a_browser_has_is_not_sent_again(scripted: ScriptedServer) -> None:
+    first = scripted.get("/playground/app.js")
+    etag = first.headers["etag"]
+    for given in (etag, f'"other", W/{etag}', "*"):
+        again = scripted.get("/playground/app.js", {"If-None-Match": given})
+        assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", etag)
+    assert scripted.get("/playground/app.js", {"If-None-Match": '"other"'}).content == first.content
+
+
+def test_only_its_own_files_are_served(scripted: ScriptedServer) -> None:
+    for path in ("/playground/", "/playground/../config.py", "/playground/%2e%2e/config.py", "/playground/none.js"):
+        assert scripted.get(path).status_code in (401, 404)
+
+
+def test_it_can_be_switched_off(model_folder: Path) -> None:
+    with ScriptedServer(model_folder, playground=False) as server:
+        assert server.get("/").status_code == 404
+        assert server.get("/playground/app.js").status_code == 404
+
+
+def test_the_page_asks_for_nothing_elsewhere() -> None:
+    for name in FILES:
+        text = (FOLDER / name).read_text()
+        addresses = set(re.findall(r"(?:https?:)?//[a-z][\w.-]+", text)) - {"http://www.w3.org"}  # the name of SVG
+        assert not addresses, name
+        assert "innerHTML" not in text
+        assert "eval(" not in text
+        assert len(text.splitlines()) < 400
+
+
+def test_behind_a_prefix_and_with_a_key(browser: "Browser", model_folder: Path) -> None:
+    with ServerProcess(
+        str(model_folder), "--executor", "fake", "--api-key", "secret", "--log-level", "error"
+    ) as server:
+        page = browser.new_page(extra_http_headers={})
+
+        def strip(route: "Route") -> None:
+            """What a proxy in front does."""
+            route.continue_(url=route.request.url.replace("/models/oscine/", "/", 1))
+
+        page.route("**/models/oscine/**", strip)
+        page.goto(f"{server.url}/models/oscine/")
+        playground = Playground(page, server.url)
+        expect(page.locator("#model-problem")).to_contain_text("API key")
+        playground.ask("Hello!")
+        expect(playground.answer.get_by_role("alert")).to_contain_text("status 401")
+        playground.button("Enter the key").click()
+        expect(page.get_by_label("API key")).to_be_focused()
+        page.keyboard.type("secret")
+        page.keyboard.press("Enter")
+        expect(page.locator("#model option")).to_have_count(1)
+        playground.button("Answer again").click()
+        playground.wait_answered()
+        assert playground.answer.locator(".markdown").inner_text()
+        playground.answer.get_by_role("button", name="Request of this answer as code").click()
+        snippet = page.locator("#snippet").inner_text()
+        assert "$OPENAI_API_KEY" in snippet
+        assert "secret" not in snippet
+        assert f"{server.url}/models/oscine/v1/chat/completions" in snippet
+        page.close()

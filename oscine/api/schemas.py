@@ -173,13 +173,16 @@ class CompletionRequest(SamplingFields, kw_only=True):
 
 
 class TokenizeRequest(Struct):
-    """Either a text, or messages that are rendered as a chat completion would render them."""
+    """Either a text, or messages and whatever else of a chat completion its prompt depends on."""
 
     model: str | None = None
     prompt: str | None = None
     messages: list[Message] | None = None
     tools: list[Tool] | None = None
     reasoning_effort: Effort | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
+    response_format: ResponseFormat | None = None
+    add_generation_prompt: bool | None = None  # false: without the header of the answer to come
     return_token_strs: bool | None = None
 
 

@@ -4,12 +4,11 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from oscine.api.conversation import chat_messages, function_tools
+from oscine.api.conversation import conversation
 from oscine.api.errors import invalid
 from oscine.api.limits import read_body
-from oscine.api.schemas import DetokenizeRequest, TokenizeRequest, decode
+from oscine.api.schemas import ChatCompletionRequest, DetokenizeRequest, TokenizeRequest, decode
 from oscine.api.service import Service
-from oscine.chat.messages import Conversation
 
 
 class Tokenize:
@@ -27,13 +26,10 @@ class Tokenize:
         if asked.prompt is not None:
             (ids,) = await ready.prompts.encode([asked.prompt])
         else:
-            conversation = Conversation(
-                messages=chat_messages(asked.messages or []),
-                tools=function_tools(asked.tools),
-                reasoning_effort=asked.reasoning_effort or "medium",
-                current_date=self.service.date,
-            )
-            ids = await ready.prompts.render(self.service.reasoning.restore(conversation), len(received))
+            talk = conversation(decode(received, ChatCompletionRequest), self.service.date)
+            ids = await ready.prompts.render(self.service.reasoning.restore(talk), len(received))
+            if asked.add_generation_prompt is False:
+                del ids[-1 - ids[::-1].index(ready.tokenizer.start) :]
         body = {"tokens": ids, "count": len(ids), "max_model_len": ready.info.max_model_len}
         if asked.return_token_strs:
             body["token_strs"] = await ready.prompts.decode([[i] for i in ids])

@@ -9,6 +9,8 @@ import pytest
 from openai.types.chat import ChatCompletionChunk, ChatCompletionMessageParam
 
 from oscine.executor.fake import TEXT
+from tests.api.scripted_engine import MAX_MODEL_LEN
+from tests.api.scripted_server import ScriptedServer
 from tests.server import ServerProcess
 
 MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Tell me something."}]
@@ -174,3 +176,21 @@ def test_tokenize_and_detokenize(client: openai.OpenAI) -> None:
     usage = client.chat.completions.create(model=client.models.list().data[0].id, messages=MESSAGES, max_tokens=1).usage
     assert usage is not None
     assert chat["count"] == usage.prompt_tokens
+
+
+def test_tokenize_says_what_a_chat_completion_would_be_prompted_with(scripted: ScriptedServer) -> None:
+    tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+    shown = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "integer"}}, "enforce": False}
+    asked = {"messages": MESSAGES, "tools": [tool], "reasoning": {"effort": "high"}, "response_format": shown}
+    for body in (asked, {**asked, "tool_choice": "none"}):
+        told = scripted.post("/tokenize", {**body, "return_token_strs": True}).json()
+        scripted.post("/v1/chat/completions", body)
+        prompt = scripted.engine.requests[-1].prompt_token_ids
+        assert told["tokens"] == prompt
+        assert told["max_model_len"] == MAX_MODEL_LEN
+        assert "".join(told["token_strs"]) == scripted.tokenizer.decode(prompt)
+    closed = scripted.post("/tokenize", {"messages": MESSAGES, "add_generation_prompt": False}).json()["tokens"]
+    assert scripted.tokenizer.decode(closed).endswith("Tell me something.<|end|>")
+    refused = scripted.post("/tokenize", {"messages": MESSAGES, "continue_final_message": True})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "continue_final_message")
+    assert scripted.post("/tokenize", {"messages": MESSAGES, "prompt": "hi"}).status_code == 400

@@ -12,6 +12,8 @@ from oscine.api.metrics import Metrics
 from oscine.api.record import CLIENT_LEFT, RequestRecord, current
 from oscine.api.tracing import Tracing
 
+_ANTHROPIC_PATH = "/v1/messages"  # whose clients look for another name of the request id
+
 
 class Observe:
     """One layer, as each costs something for every event of every stream."""
@@ -46,7 +48,9 @@ class Observe:
     def _respond(self, record: RequestRecord, message: Message) -> None:
         record.status = message["status"]
         limits = record.key.headers() if record.key is not None else ()
-        message["headers"] = [*message.get("headers", ()), (b"x-request-id", record.request_id), *limits]
+        names = (b"x-request-id", b"request-id") if record.path.startswith(_ANTHROPIC_PATH) else (b"x-request-id",)
+        ids = [(name, record.request_id) for name in names]
+        message["headers"] = [*message.get("headers", ()), *ids, *limits]
 
     def _finish(self, record: RequestRecord, scope: Scope) -> None:
         record.ended_s = time.perf_counter()

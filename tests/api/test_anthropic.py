@@ -356,6 +356,12 @@ def test_errors_have_anthropics_shape(server: ScriptedServer) -> None:
     assert (died.value.status_code, died.value.type) == (503, "api_error")
 
 
+def test_the_client_finds_its_request_id(server: ScriptedServer) -> None:
+    say(server)
+    message = ask(server, lambda client: client.messages.create(**ASKED, extra_headers={"x-request-id": "mine"}))
+    assert message._request_id == "mine"
+
+
 def test_a_failure_midway_is_an_error_event(server: ScriptedServer) -> None:
     t = server.tokenizer
     ids = [t.channel, *b"final", t.message, *b"Hel"]

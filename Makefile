@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 BASE   := $(VENV)/.base
 TEST   := $(VENV)/.test
 
-.PHONY: demo serve test check eval soak bench clean
+.PHONY: demo serve test browser screenshot check eval soak bench clean
 
 $(BASE): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -26,6 +26,13 @@ serve: $(BASE)  ## serve the embedded model on port 8000
 
 test: $(TEST)   ## the tests that need no GPU
 	$(BIN)/python -m pytest
+
+browser:        ## Debian's chromium, for the tests of the playground; as root
+	command -v chromium >/dev/null || (apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
+		apt-get install -y -qq --no-install-recommends chromium fonts-inter fonts-jetbrains-mono >/dev/null)
+
+screenshot: $(TEST)  ## take the README's picture of the playground again
+	OSCINE_SCREENSHOT=docs/img/playground.png $(BIN)/python -m pytest tests/web/test_appearance.py -k picture
 
 check: $(TEST)  ## format, lint, types, imports
 	$(BIN)/ruff format --check .

@@ -100,7 +100,7 @@ def test_on_a_phone_the_panels_lie_over_the_conversation(playground: Playground)
     assert page.locator("#page").evaluate("(e) => e.inert") is False
 
 
-@pytest.mark.parametrize("context_options", [{"viewport": {"width": 1280, "height": 800}}], indirect=True)
+@pytest.mark.parametrize("context_options", [{"viewport": {"width": 1360, "height": 880}}], indirect=True)
 def test_the_picture_of_the_readme(playground: Playground, tmp_path: Path) -> None:
     """`make screenshot` writes it to docs/img."""
     playground.set(Temperature=0)
@@ -114,5 +114,5 @@ def test_the_picture_of_the_readme(playground: Playground, tmp_path: Path) -> No
     picture = Path(os.environ.get("OSCINE_SCREENSHOT", tmp_path / "playground.png"))
     playground.page.screenshot(path=picture, animations="disabled", caret="hide")
     data = picture.read_bytes()
-    assert struct.unpack(">II", data[16:24]) == (1280, 800)
+    assert struct.unpack(">II", data[16:24]) == (1360, 880)
     assert 20_000 < len(data) < PICTURE_BYTES

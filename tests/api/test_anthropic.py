@@ -256,6 +256,29 @@ def test_the_conversation_reaches_the_model(server: ScriptedServer) -> None:
     assert counted.input_tokens == len(request.prompt_token_ids)
 
 
+def test_what_the_choice_of_tools_and_the_format_ask_for_is_a_grammar(server: ScriptedServer) -> None:
+    say(server)
+    other = {**ADD, "name": "subtract"}
+
+    def grammar(**parameters: Any) -> str | None:
+        create(server, tools=[ADD, other], **parameters)
+        return server.engine.requests[-1].sampling.grammar
+
+    assert grammar() is grammar(tool_choice={"type": "auto"}) is None
+    required = grammar(tool_choice={"type": "any"})
+    assert required is not None
+    assert "functions.add" in required
+    assert "functions.subtract" in required
+    named = grammar(tool_choice={"type": "tool", "name": "subtract"})
+    assert named is not None
+    assert "functions.add" not in named
+    assert grammar(tool_choice={"type": "any", "disable_parallel_tool_use": True}) != required
+    assert grammar(tool_choice={"type": "none"}) is None
+    assert "type add" not in server.tokenizer.decode(server.engine.requests[-1].prompt_token_ids)
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    assert grammar(output_config={"format": {"type": "json_schema", "schema": schema}}) is not None
+
+
 def test_a_result_that_is_an_error_says_so(server: ScriptedServer) -> None:
     say(server)
     use = {"type": "tool_use", "id": "t", "name": "add", "input": {}}
@@ -399,6 +422,8 @@ def test_the_embedded_model_thinks_calls_and_answers(nano_server: ServerProcess)
         assert said(streamed) == said(called)
         result = {"type": "tool_result", "tool_use_id": use.id, "content": '{"temperature": 17, "sky": "sunny"}'}
         turns: Any = [question, {"role": "assistant", "content": called.content}, {"role": "user", "content": [result]}]
+        forced = client.messages.create(**asked, messages=turns[:1], tool_choice={"type": "any"})
+        assert forced.stop_reason == "tool_use"
         answer = client.messages.create(**asked, messages=turns)
         (text,) = answer.content
         assert text.type == "text"

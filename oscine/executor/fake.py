@@ -146,11 +146,13 @@ class FakeExecutor:
 
 def _allowed(mask_W: ColumnArray, token_id: int, position: int) -> int:
     """The token if it may come, or another one that depends on the position alone."""
-    bits = mask_W.view(np.uint8)
-    if bits[token_id // 8] >> token_id % 8 & 1:
+    bits_W = mask_W.view(np.uint32)
+    if int(bits_W[token_id // 32]) >> token_id % 32 & 1:
         return token_id
-    allowed = np.unpackbits(bits, bitorder="little").nonzero()[0]
-    return int(allowed[position * 2654435761 % len(allowed)])
+    words = bits_W.nonzero()[0]
+    word = int(words[position * 2654435761 % len(words)])
+    allowed = [token for token in range(32) if int(bits_W[word]) >> token & 1]
+    return 32 * word + allowed[position % len(allowed)]
 
 
 def _sleep_until(time_s: float) -> None:

@@ -31,6 +31,14 @@ _MOST_COMPILED = 64  # grammars that are kept
 _COMPILERS = 2  # threads: what takes long does not hold up what does not
 _MOST_THREADS = 16  # that make masks
 _LIMITS = LLParserLimits(verbose_errors=False)
+# Sets of tokens that are looked at together where all of them may come: spaces, and text of up to so many characters
+# that needs no escape in JSON. With few lengths, strings of a largest length take twice the time.
+_TEXT = r'[^"\\\x00-\x1F\x7F]'
+_SLICES = [
+    r"[\x20\x0A\x0D\x09]+",
+    *(f"{_TEXT}{{1,{length}}}" for length in (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 30)),
+    f"{_TEXT}+",
+]
 
 
 class Grammars:
@@ -78,7 +86,8 @@ class Grammars:
         try:
             vocabulary = tokenizers.Tokenizer.from_file(str(self._file))
             num_tokens = max(1 + max(vocabulary.get_vocab().values()), self._vocab_size)
-            return LLTokenizer(str(self._file), n_vocab=num_tokens, eos_token=vocabulary.token_to_id(_END))
+            end = vocabulary.token_to_id(_END)
+            return LLTokenizer(str(self._file), n_vocab=num_tokens, eos_token=end, slices=_SLICES)
         except Exception as error:  # the library raises bare Exception
             raise ValueError(f"{self._file} is not a tokenizer file: {error}") from error
 
@@ -173,7 +182,7 @@ class Constraints:
 
     def _executor(self) -> LLExecutor:
         if self._threads is None:
-            self._threads = LLExecutor(max(1, min(_MOST_THREADS, len(os.sched_getaffinity(0)) - 1)))
+            self._threads = LLExecutor(min(_MOST_THREADS, len(os.sched_getaffinity(0))))
         return self._threads
 
 

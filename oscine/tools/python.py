@@ -71,7 +71,7 @@ class Jail:
     async def run(self, code: str) -> Run:
         async with self._slots, self._folder() as folder:
             process = await asyncio.create_subprocess_exec(
-                *(os.path.realpath(sys.executable), "-I", "-S", "-B", str(_JAIL), json.dumps(self._config())),
+                *(os.path.realpath(sys.executable), "-I", "-S", "-B", str(_JAIL), json.dumps(self.config())),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
@@ -81,7 +81,8 @@ class Jail:
             )
             return await self._watch(process, code)
 
-    def _config(self) -> dict[str, Any]:
+    def config(self) -> dict[str, Any]:
+        """The argument of python_jail.py."""
         return {
             "isolated": self._isolated,
             "parent": os.getpid(),

@@ -83,25 +83,27 @@ def _unshare(as_root: bool) -> None:
     child = os.fork()
     if child == 0:
         os.close(go)
-        os.read(ready, 1)
-        _map_users(os.getppid(), as_root)
-        os._exit(0)
-    kinds = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS
+        os._exit(0 if os.read(ready, 1) and _map_users(os.getppid(), as_root) else 1)
     try:
-        _call("unshare", kinds)
-    finally:
+        _call("unshare", CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS)
         os.write(go, b"x")
+    finally:
+        os.close(go)
         _, status = os.waitpid(child, 0)
     if status != 0:
         sys.exit("the users of the namespace cannot be mapped")
 
 
-def _map_users(pid: int, as_root: bool) -> None:
-    maps = [("uid_map", os.geteuid()), ("gid_map", os.getegid())]
-    if not as_root:
-        _write(f"/proc/{pid}/setgroups", "deny")
-    for name, own in maps:
-        _write(f"/proc/{pid}/{name}", f"0 0 1\n{USER} {NOBODY} 1" if as_root else f"{USER} {own} 1")
+def _map_users(pid: int, as_root: bool) -> bool:
+    outside = {"uid_map": os.geteuid(), "gid_map": os.getegid()}
+    try:
+        if not as_root:
+            _write(f"/proc/{pid}/setgroups", "deny")
+        for name, own in outside.items():
+            _write(f"/proc/{pid}/{name}", f"0 0 1\n{USER} {NOBODY} 1" if as_root else f"{USER} {own} 1")
+    except OSError:
+        return False
+    return True
 
 
 def _fork_and_wait() -> None:

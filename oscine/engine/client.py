@@ -93,7 +93,7 @@ class EngineClient:
         self._supervising: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._heard_s = 0.0  # when the engine last said something while requests ran, or got the first of them
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context: zmq.Context[zmq.Socket[bytes]] | None = None  # made by start()
         self._link: Link | None = None
         self._streams: dict[str, RequestStream] = {}
         self._changed = asyncio.Event()  # set, and replaced, at each change of state
@@ -104,6 +104,7 @@ class EngineClient:
         return self._supervisor.pid if self._supervisor is not None else None
 
     async def start(self) -> None:
+        self._context = zmq.Context()
         if self._options is not None:
             self._folder = tempfile.mkdtemp(prefix="oscine-")  # mode 0700: nobody else may connect
             self.address = f"ipc://{self._folder}/engine"
@@ -123,7 +124,8 @@ class EngineClient:
             await self._supervisor.stop(self._supervising)
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)  # the engine may have removed it first
-        self._context.term()
+        if self._context is not None:
+            self._context.term()
 
     async def wait_ready(self) -> EngineInfo:
         while self.state in ("starting", "restarting"):
@@ -174,6 +176,7 @@ class EngineClient:
     # ---- what the link and the supervisor report ----
 
     def _connect(self) -> None:
+        assert self._context is not None
         assert self.address is not None
         self._link = Link(self._context, self.address, lambda: self._send(Hello()), self._receive, self._on_down)
 

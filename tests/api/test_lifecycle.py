@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.api.raw_client import LONG_ANSWER, RawClient, chat_body
+from tests.api.scripted_server import ScriptedServer
 from tests.server import ServerProcess, wait_until
 
 
@@ -107,6 +109,38 @@ def test_a_crashed_engine_fails_its_requests_and_comes_back(model_folder: Path) 
             client.post(chat_body())
             assert client.status() == 200
         server.wait_idle()
+
+
+def test_an_engine_that_hangs_is_killed_and_started_again(model_folder: Path) -> None:
+    with serve(model_folder, "--engine-timeout", "1") as server, RawClient(server) as running:
+        running.post(LONG_ANSWER | {"stream": True})
+        running.read_until(b'"content":"O"')
+        engine = server.engine
+        engine.suspend()
+        answer = running.read_until(b"data: [DONE]")
+        assert b'"code":"engine_died"' in answer
+        assert b"did nothing for 1 s and was killed" in answer
+        wait_until(lambda: ready_status(server) == 200, "the new engine")
+        assert server.engine.pid != engine.pid
+        assert server.metric("oscine:engine_restarts_total") == 1
+
+
+def test_an_idle_engine_and_a_long_step_are_not_a_hang(model_folder: Path) -> None:
+    """News of a step, not of a token, is what counts; without requests none is expected."""
+    with serve(model_folder, "--engine-timeout", "1", step_s=0.6) as server:
+        engine = server.engine
+        server.post("/v1/completions", {"prompt": "a", "max_tokens": 4})
+        engine.suspend()
+        time.sleep(1.5)
+        engine.resume()
+        server.post("/v1/completions", {"prompt": "a", "max_tokens": 1})
+        assert server.metric("oscine:engine_restarts_total") == 0
+
+
+def test_a_server_whose_engine_is_given_up_does_not_live(scripted: ScriptedServer) -> None:
+    assert scripted.get("/v1/health/live").status_code == 200
+    scripted.engine.state = "failed"
+    assert scripted.get("/v1/health/live").status_code == 503
 
 
 def run_serve(*options: str) -> "subprocess.CompletedProcess[str]":

@@ -1,8 +1,10 @@
 """Keys, body sizes and the queue, on a server with tight limits."""
 
 import asyncio
+import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
@@ -16,6 +18,7 @@ from tests.server import ServerProcess, wait_until
 
 KEYS = ("sesame", "s3same-two")
 MAX_BODY = 4096
+MAX_TOKENS = 2000
 
 
 @pytest.fixture(scope="module")
@@ -23,6 +26,7 @@ def limited(model_folder: Path) -> Iterator[ServerProcess]:
     options = ["--executor", "fake", "--fake-step-s", "0.002", "--log-level", "warning"]
     options += [f"--api-key={key}" for key in KEYS]
     options += ["--max-body-bytes", str(MAX_BODY), "--max-num-seqs", "2", "--max-waiting", "2"]
+    options += ["--max-queued-tokens", str(MAX_TOKENS)]
     with ServerProcess(str(model_folder), *options, "--served-model-name", "a-name", "another") as server:
         yield server
 
@@ -112,6 +116,27 @@ def test_more_sequences_than_could_ever_run_are_a_400(limited: ServerProcess) ->
     with RawClient(limited) as client:
         client.post(chat_body(n=5), authorized())
         assert client.status() == 400
+
+
+def test_the_queue_counts_the_tokens_of_every_sequence(limited: ServerProcess) -> None:
+    def text(tokens: int, **parameters: Any) -> dict[str, Any]:
+        return {"prompt": [65] * tokens, "max_tokens": 1, **parameters}
+
+    def post(client: RawClient, body: dict[str, Any]) -> None:
+        data = json.dumps(body).encode()
+        client.head(f"Content-Length: {len(data)}", authorized(), path="/v1/completions")
+        client.socket.sendall(data)
+
+    with RawClient(limited) as first, RawClient(limited) as second, RawClient(limited) as third:
+        post(first, text(1001, n=2))
+        assert b"2002 prompt tokens in its 2 sequences; this server takes 2000 at once" in first.read_until(b"}}")
+        post(second, text(1000, max_tokens=20_000, ignore_eos=True))
+        limited.wait_running(1)
+        post(third, text(1001))
+        assert b'"code":"overloaded"' in third.read_until(b"}}")
+        post(third, text(1000))
+        assert third.status() == 200
+    limited.wait_idle()
 
 
 def test_a_body_that_never_ends_is_a_408() -> None:

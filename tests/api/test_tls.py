@@ -1,0 +1,48 @@
+"""HTTPS: served with a certificate, refused in one line without a usable one. The certificate here lasts a century."""
+
+import ssl
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from oscine.api.server import ServerError
+from oscine.cli.local_server import LocalServer
+from oscine.config import Config, EngineOptions, ModelOptions, ServerOptions
+
+CERTIFICATE, KEY = (str(Path(__file__).parent / "tls" / name) for name in ("certificate.pem", "key.pem"))
+
+
+def server(folder: Path, certificate: str, key: str | None) -> LocalServer:
+    engine = EngineOptions(model=ModelOptions(model=str(folder)), executor="fake")
+    return LocalServer(Config(engine, ServerOptions(port=0, drain_s=0.0, ssl_certfile=certificate, ssl_keyfile=key)))
+
+
+def test_https(model_folder: Path) -> None:
+    trust = ssl.create_default_context(cafile=CERTIFICATE)
+    with server(model_folder, CERTIFICATE, KEY) as url, httpx.Client(verify=trust) as http:
+        assert url.startswith("https://")
+        with openai.OpenAI(base_url=f"{url}/v1", api_key="none", http_client=http) as client:
+            *_, last = client.completions.create(
+                model=model_folder.name, prompt="a", max_tokens=3, stream=True, stream_options={"include_usage": True}
+            )
+            assert last.usage is not None
+            assert last.usage.completion_tokens == 3
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"{url}/health")
+        with pytest.raises(httpx.HTTPError):
+            httpx.get(f"{url.replace('https', 'http')}/health")
+
+
+@pytest.mark.parametrize(("certificate", "key"), [("/no/such.pem", KEY), (CERTIFICATE, None), (KEY, CERTIFICATE)])
+def test_files_that_cannot_be_used(model_folder: Path, certificate: str, key: str | None) -> None:
+    with pytest.raises(ServerError) as caught, server(model_folder, certificate, key):
+        pass
+    assert str(caught.value).startswith(f"--ssl-certfile {certificate}")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_key_without_a_certificate_is_refused() -> None:
+    with pytest.raises(ValueError, match="--ssl-keyfile must be given with --ssl-certfile"):
+        ServerOptions(ssl_keyfile=KEY)

@@ -1,0 +1,183 @@
+"""Bounds on connections and heads: the protocol by itself, over real sockets, with short times."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+import uvicorn
+from starlette.types import Receive, Scope, Send
+from uvicorn.server import ServerState
+
+from oscine.api import wire
+
+QUICK_S = 0.1
+FIRST_LINE = b"POST / HTTP/1.1\r\nHost: x\r\n"
+Client = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+async def no_reading(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers without a look at the body."""
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+    await send({"type": "http.response.body", "body": b"ok"})
+
+
+async def more_than_any_buffer_holds(scope: Scope, receive: Receive, send: Send) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    for _ in range(2000):
+        await send({"type": "http.response.body", "body": bytes(1 << 16), "more_body": True})
+
+
+def serve(
+    test: Callable[[Callable[[], Awaitable[Client]], ServerState], Awaitable[None]], app: Any = no_reading
+) -> None:
+    """`test(connect, state)` against the protocol with at most two connections."""
+
+    async def main() -> None:
+        config, state = uvicorn.Config(app, log_config=None, lifespan="off"), ServerState()
+        kind = wire.protocol(max_connections=2)
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(lambda: kind(config, state, {}), "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        async with server:
+            await test(lambda: asyncio.open_connection("127.0.0.1", port), state)
+            server.close()
+            for connection in list(state.connections):
+                connection.transport.abort()  # type: ignore[union-attr]
+            await asyncio.gather(*state.tasks, return_exceptions=True)
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+
+
+async def answer(reader: asyncio.StreamReader) -> bytes:
+    """To the end of the connection, however that comes."""
+    data = b""
+    try:
+        while more := await reader.read(65536):
+            data += more
+    except ConnectionResetError:
+        pass
+    return data
+
+
+@pytest.mark.parametrize("sent", [b"", b"POST", FIRST_LINE, FIRST_LINE + b"\r\nx" + FIRST_LINE])
+def test_a_head_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
+    """Also the second one of a connection, and that of a client who sends nothing at all."""
+    monkeypatch.setattr(wire, "HEAD_S", QUICK_S)
+    monkeypatch.setattr(wire, "LINGER_S", 10.0)
+
+    async def test(connect: Callable[[], Awaitable[Client]], state: ServerState) -> None:
+        reader, writer = await connect()
+        writer.write(sent.replace(b"\r\n\r\nx", b"\r\nContent-Length: 1\r\n\r\nx"))
+        data = await answer(reader)
+        assert b"HTTP/1.1 408 " in data
+        assert b"did not arrive within" in data
+        writer.close()
+
+    serve(test)
+
+
+def test_a_head_that_trickles_is_given_up_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "HEAD_S", 3 * QUICK_S)
+
+    async def test(connect: Callable[[], Awaitable[Client]], state: ServerState) -> None:
+        reader, writer = await connect()
+        reading = asyncio.create_task(answer(reader))
+        for byte in FIRST_LINE + b"X: " + b"y" * 1000:
+            writer.write(bytes([byte]))
+            await asyncio.sleep(QUICK_S / 10)
+            if reading.done():
+                break
+        assert b"HTTP/1.1 408 " in await reading
+        writer.close()
+
+    serve(test)
+
+
+@pytest.mark.parametrize("part", [b"x: %s\r\n" % (b"y" * 1000), b"y" * 1000], ids=["many headers", "one header"])
+def test_a_head_that_is_too_large_is_refused(part: bytes) -> None:
+    async def test(connect: Callable[[], Awaitable[Client]], state: ServerState) -> None:
+        reader, writer = await connect()
+        writer.write(FIRST_LINE + b"Z: z\r\nA: " if part[:1] == b"y" else FIRST_LINE)
+        for _ in range(100):
+            writer.write(part)
+        assert b"HTTP/1.1 431 " in await answer(reader)
+        writer.close()
+
+    serve(test)
+
+
+def test_one_connection_too_many_is_told_so_and_makes_room_when_others_end() -> None:
+    async def test(connect: Callable[[], Awaitable[Client]], state: ServerState) -> None:
+        first, second, third = await connect(), await connect(), await connect()
+        refused = await answer(third[0])
+        assert b"HTTP/1.1 503 " in refused
+        assert b"Retry-After" in refused
+        assert b'"code":"overloaded"' in refused
+        first[1].close()
+        while len(state.connections) > 1:
+            await asyncio.sleep(0.001)
+        reader, writer = await connect()
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        assert (await answer(reader)).endswith(b"ok")
+        for _, open_writer in (second, third, (reader, writer)):
+            open_writer.close()
+
+    serve(test)
+
+
+def test_a_body_that_goes_on_after_its_answer_ends_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "LINGER_S", QUICK_S)
+
+    async def test(connect: Callable[[], Awaitable[Client]], state: ServerState) -> None:
+        reader, writer = await connect()
+        writer.write(FIRST_LINE + b"Content-Length: 1000000\r\n\r\nabc")
+        assert (await answer(reader)).endswith(b"ok")
+        writer.close()
+
+    serve(test)
+
+
+def test_a_body_that_ends_in_time_leaves_the_connection_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "LINGER_S", 5.0)
+
+    async def test(connect: Callable[[], Awaitable[Client]], state: ServerState) -> None:
+        reader, writer = await connect()
+        for _ in range(2):
+            writer.write(FIRST_LINE + b"Content-Length: 4\r\n\r\nab")
+            await reader.readuntil(b"ok")
+            writer.write(b"cd")
+            await asyncio.sleep(0.01)
+        writer.close()
+
+    serve(test)
+
+
+def test_a_client_that_does_not_read_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "STALLED_S", QUICK_S)
+
+    async def test(connect: Callable[[], Awaitable[Client]], state: ServerState) -> None:
+        _, writer = await connect()
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        while not state.connections:
+            await asyncio.sleep(0.001)
+        while state.connections:
+            await asyncio.sleep(0.001)
+        writer.close()
+
+    serve(test, more_than_any_buffer_holds)
+
+
+@pytest.mark.parametrize(
+    "data", [b"\x00\x01\r\n\r\n", b"GET / HTTP/1.1\r\nContent-Length: -1\r\n\r\n", b"\r\n\r\nGET\r\n"]
+)
+def test_what_is_no_request_is_refused_in_the_shape_of_all_errors(data: bytes) -> None:
+    async def test(connect: Callable[[], Awaitable[Client]], state: ServerState) -> None:
+        reader, writer = await connect()
+        writer.write(data)
+        refused = await answer(reader)
+        assert b"HTTP/1.1 400 " in refused
+        assert b'{"error":{"message":' in refused
+        writer.close()
+
+    serve(test)

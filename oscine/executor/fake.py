@@ -80,6 +80,7 @@ class _Step:
 
 class FakeExecutor:
     """An AsyncExecutor. Without grammars, the token at a position depends on how many were generated before it alone.
+    What a grammar does not allow is replaced by something that depends on seed and position.
 
     Log-probabilities, where asked for, are those of a model that is certain: 0, without alternatives.
     """
@@ -120,7 +121,9 @@ class FakeExecutor:
             masks_KW = np.empty((len(rows_K), self._constraints.grammars.num_words), np.int32)
             self._constraints.fill(slots_N[rows_K].tolist(), ends_N[rows_K].tolist(), masks_KW)
             for row, mask_W in zip(rows_K, masks_KW, strict=True):
-                token_ids[row] = _allowed(mask_W, token_ids[row], int(ends_N[row]))
+                seed = self._replies[int(slots_N[row])].sampling.seed
+                draw = (seed + int(ends_N[row]) * 2654435761) % 4294967291  # neighbours are far apart
+                token_ids[row] = _allowed(mask_W, token_ids[row], draw)
         self._device_free_s = max(self._device_free_s, time.monotonic())
 
     def collect(self) -> StepResult:
@@ -144,15 +147,15 @@ class FakeExecutor:
         return StepResult(step.plan.step, token_ids, logprobs, prompt_logprobs, step.errors or None)
 
 
-def _allowed(mask_W: ColumnArray, token_id: int, position: int) -> int:
-    """The token if it may come, or another one that depends on the position alone."""
+def _allowed(mask_W: ColumnArray, token_id: int, draw: int) -> int:
+    """The token if it may come, or else one that `draw` decides."""
     bits_W = mask_W.view(np.uint32)
     if int(bits_W[token_id // 32]) >> token_id % 32 & 1:
         return token_id
     words = bits_W.nonzero()[0]
-    word = int(words[position * 2654435761 % len(words)])
+    word = int(words[draw % len(words)])
     allowed = [token for token in range(32) if int(bits_W[word]) >> token & 1]
-    return 32 * word + allowed[position % len(allowed)]
+    return 32 * word + allowed[draw % len(allowed)]
 
 
 def _sleep_until(time_s: float) -> None:

@@ -7,6 +7,7 @@ import datetime
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 NANO = "oscine-nano"  # the embedded model
@@ -121,6 +122,9 @@ class ServerOptions:
     reasoning_field: Literal["reasoning", "reasoning_content", "both"] = "reasoning"
     final_headroom: int = 0  # tokens of a budget kept for the answer, however long the model reasons; 0: none
     date: str | None = None  # YYYY-MM-DD, shown to the model as the current date; None: each day's own (UTC)
+    responses_db: str | None = None  # SQLite file that keeps responses; None: they are kept in memory
+    responses_max_bytes: int = 1 << 30  # of all that are kept; those used longest ago go first
+    responses_max_age: float = 30 * 86400.0  # seconds
     drain_s: float = 30.0  # seconds that SIGTERM gives running requests
     playground: bool = True  # the page at /
     log_level: str = "info"
@@ -143,6 +147,9 @@ class ServerOptions:
         )
         _require(self.final_headroom >= 0, "final-headroom", "at least 0", self.final_headroom)
         _require(self.date is None or _is_date(self.date), "date", "a date like 2025-08-05", self.date)
+        _require(self.responses_db != "", "responses-db", "a path, or :memory:", self.responses_db)
+        _require(self.responses_max_bytes > 0, "responses-max-bytes", "positive", self.responses_max_bytes)
+        _require(self.responses_max_age > 0, "responses-max-age", "positive", self.responses_max_age)
         _require(self.drain_s >= 0, "drain-s", "at least 0", self.drain_s)
         _require(self.log_format in ("text", "json"), "log-format", "text or json", self.log_format)
 
@@ -208,6 +215,7 @@ class Environment:
     api_key: str | None  # OPENAI_API_KEY: sent by `oscine chat`
     server_api_key: str | None  # OSCINE_API_KEY: one more key that `oscine serve` asks for
     traces: bool  # whether OTEL_* name a place for traces; OpenTelemetry's SDK reads the rest itself
+    state_folder: Path  # XDG_STATE_HOME, or where it is by default: what outlives a server
     no_color: bool  # NO_COLOR
 
     @classmethod
@@ -218,5 +226,6 @@ class Environment:
             api_key=get("OPENAI_API_KEY"),
             server_api_key=get("OSCINE_API_KEY"),
             traces=_wants_traces(os.environ),
+            state_folder=Path(get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")),
             no_color=bool(get("NO_COLOR")),
         )

@@ -7,7 +7,6 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
 from typing import Protocol
 
 from starlette.responses import Response
@@ -80,12 +79,6 @@ class Answer(Protocol):
 
 def engine_request(prompt: list[int], sampling: SamplingParams, priority: int) -> GenerationRequest:
     return GenerationRequest(uuid.uuid4().hex, prompt, sampling, priority)
-
-
-def continued(request: GenerationRequest, token_ids: list[int], max_tokens: int) -> GenerationRequest:
-    """The request that goes on behind another: `token_ids` are what that one generated, and what is appended to it."""
-    sampling = replace(request.sampling, max_tokens=max_tokens, min_tokens=0)
-    return engine_request([*request.prompt_token_ids, *token_ids], sampling, request.priority)
 
 
 class Generation:

@@ -86,10 +86,9 @@ def _describe(operation: Operation, keys: bool) -> dict[str, Any]:
         "summary": operation.summary,
     }
     names = [name for name, _ in _PARAMETER.findall(operation.path)]
-    if names:
-        described["parameters"] = [
-            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
-        ]
+    in_path = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names]
+    if parameters := in_path + _query(operation.query):
+        described["parameters"] = parameters
     if operation.body is not None:
         content = {"schema": _reference(operation.body), "example": EXAMPLES[operation.body]}
         described["requestBody"] = {"required": True, "content": {_JSON: content}}
@@ -97,6 +96,13 @@ def _describe(operation: Operation, keys: bool) -> dict[str, Any]:
     if keys and not operation.open:
         described["security"] = [{"key": []}]
     return described
+
+
+def _query(kind: type | None) -> list[dict[str, Any]]:
+    if kind is None:
+        return []
+    properties = msgspec.json.schema(kind)["$defs"][kind.__name__]["properties"]
+    return [{"name": name, "in": "query", "required": False, "schema": schema} for name, schema in properties.items()]
 
 
 def _answer(operation: Operation) -> dict[str, Any]:
@@ -109,6 +115,8 @@ def _answer(operation: Operation) -> dict[str, Any]:
 
 def _errors(operation: Operation, parameters: Sequence[str], keys: bool) -> dict[str, Any]:
     statuses = {"404"} if parameters or operation.body is not None else set()
+    if operation.query is not None:
+        statuses |= {"400"}
     if operation.body is not None:
         statuses |= {"400", "408", "413", "503"}
         statuses |= {"529"} if operation.error is AnthropicError else set()

@@ -18,12 +18,13 @@ class Operation:
     answer: type | str = "application/json"  # the msgspec struct of the answer's JSON, or a media type
     open: bool = False  # whether it needs no API key
     error: type = Error  # the struct of its errors
+    query: Any = None  # the msgspec struct of what may stand behind the question mark
     other: Mapping[str, type] = field(default_factory=dict)  # statuses that are answered with other structs
 
     @property
     def streams(self) -> bool:
-        """Whether the body can ask for events instead of one answer."""
-        return self.body is not None and "stream" in self.body.__struct_fields__
+        """Whether the request can ask for events instead of one answer."""
+        return any("stream" in kind.__struct_fields__ for kind in (self.body, self.query) if kind is not None)
 
 
 GET, POST, DELETE = (partial(Operation, method) for method in ("GET", "POST", "DELETE"))

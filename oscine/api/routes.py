@@ -11,7 +11,11 @@ from oscine.api.completions import Completions
 from oscine.api.health import Health
 from oscine.api.models import Models
 from oscine.api.openapi import Description
-from oscine.api.operation import ANTHROPIC, GET, POST, PROBE, Operation
+from oscine.api.operation import ANTHROPIC, DELETE, GET, POST, PROBE, Operation
+from oscine.api.response_answers import DeletedResponse, InputItems, ResponseAnswer
+from oscine.api.response_query import ItemsQuery, NoQuery, RetrieveQuery
+from oscine.api.response_schemas import ResponseRequest
+from oscine.api.responses import Responses, StoredResponses
 from oscine.api.schemas import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from oscine.api.service import Service
 from oscine.api.tokenize import Tokenize
@@ -22,10 +26,16 @@ def endpoints(service: Service) -> list[Operation]:
     health, models, tokenize = Health(service), Models(service), Tokenize(service)
     chat, text = ChatCompletions(service), Completions(service)
     claude, count = AnthropicMessages(service), CountTokens(service)
+    responses, stored, one = Responses(service), StoredResponses(service), "/v1/responses/{id}"
     unready, unwell = {"503": answers.Status}, {"503": answers.HealthReport}
     table = [
         POST("/v1/chat/completions", chat, "Answer a conversation", ChatCompletionRequest, answers.ChatCompletion),
         POST("/v1/completions", text, "Continue a text", CompletionRequest, answers.Completion),
+        POST("/v1/responses", responses, "Make a response", ResponseRequest, answer=ResponseAnswer),
+        GET(one, stored.retrieve, "A stored response, or its events", query=RetrieveQuery, answer=ResponseAnswer),
+        DELETE(one, stored.delete, "Forget a response", answer=DeletedResponse),
+        POST(f"{one}/cancel", stored.cancel, "End a response in the background", query=NoQuery, answer=ResponseAnswer),
+        GET(f"{one}/input_items", stored.input_items, "What was asked", query=ItemsQuery, answer=InputItems),
         ANTHROPIC("/v1/messages", claude, "Answer messages", MessagesRequest, answers.AnthropicAnswer),
         ANTHROPIC("/v1/messages/count_tokens", count, "Count tokens", CountTokensRequest, answers.InputTokens),
         GET("/v1/models", models.list, "The names of the served model", answer=answers.ModelList),

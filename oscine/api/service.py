@@ -19,12 +19,14 @@ from oscine.api.metrics import Metrics
 from oscine.api.prompt import Prompts
 from oscine.api.reasoning_memory import ReasoningMemory
 from oscine.api.record import current
+from oscine.api.response_service import ResponseService
 from oscine.api.tracing import Tracing
 from oscine.api.vocabulary import tokenizer_folder
 from oscine.chat.tokenizer import Tokenizer
 from oscine.config import Config
 from oscine.engine.client import Engine, EngineDied
 from oscine.engine.stream import RequestStream
+from oscine.tools.builtin import BuiltinTools
 from oscine.types import EngineInfo, GenerationRequest
 
 _LIVE_STATES = ("ready", "restarting")
@@ -60,6 +62,8 @@ class Service:
         scheduler = config.engine.scheduler
         self.admission = Admission(scheduler.max_num_seqs + scheduler.max_waiting, scheduler.max_queued_tokens)
         self.reasoning = ReasoningMemory()
+        self.responses = ResponseService(config.server)
+        self.tools = BuiltinTools(config.tools)
         self.draining = False
         self.started = int(time.time())
         self._tokenizer: Tokenizer | None = None
@@ -68,6 +72,8 @@ class Service:
 
     async def start(self) -> EngineInfo:
         """Raises EngineError or ValueError, in one line, when the model cannot be served."""
+        await self.responses.start()
+        await self.tools.start()
         await self.engine.start()
         load = asyncio.to_thread(lambda: Tokenizer(tokenizer_folder(self.config.engine)))
         info, tokenizer = await asyncio.gather(self.engine.wait_ready(), load, return_exceptions=True)
@@ -83,7 +89,9 @@ class Service:
         return info
 
     async def stop(self) -> None:
+        await self.responses.stop()
         await self.engine.stop()
+        await self.tools.stop()
         if self.tracing is not None:
             await asyncio.to_thread(self.tracing.stop)
 

@@ -278,6 +278,16 @@ _GROUPS: dict[str, _Options] = {
             "help": "of a budget that are kept for the answer: reasoning ends there (0)",
         },
         "date": {"metavar": "YYYY-MM-DD", "help": "that the model is told (each day's own)"},
+        "responses-db": {
+            "metavar": "FILE",
+            "help": "that keeps responses, or :memory: (for a published model $XDG_STATE_HOME/oscine/responses.db)",
+        },
+        "responses-max-bytes": {
+            "type": int,
+            "metavar": "BYTES",
+            "help": "of responses that are kept; those used longest ago go first (1 GiB)",
+        },
+        "responses-max-age": {"type": float, "metavar": "SECONDS", "help": "that responses are kept (30 days)"},
         "drain-s": {"type": float, "metavar": "SECONDS", "help": "that SIGTERM gives running requests (30)"},
         "no-playground": {"action": "store_false", "dest": "playground", "help": "serve no page at /"},
         "log-level": {"choices": ["debug", "info", "warning", "error"], "help": "(info)"},

@@ -10,7 +10,7 @@ from typing import Any
 import oscine
 from oscine.cli.error import CommandError
 from oscine.cli.options import Parser, add_options, read_config
-from oscine.config import Config, Environment
+from oscine.config import NANO, Config, Environment
 from oscine.types import EngineInfo
 
 _LOGGER = logging.getLogger(__name__)
@@ -47,8 +47,17 @@ def run(args: argparse.Namespace) -> None:
 def _with_environment(config: Config, environment: Environment) -> Config:
     key = environment.server_api_key
     keys = (*config.server.api_keys, key) if key else config.server.api_keys
-    server = dataclasses.replace(config.server, api_keys=keys, traces=environment.traces)
+    responses_db = config.server.responses_db or _responses_db(config, environment)
+    server = dataclasses.replace(config.server, api_keys=keys, traces=environment.traces, responses_db=responses_db)
     return dataclasses.replace(config, server=server)
+
+
+def _responses_db(config: Config, environment: Environment) -> str | None:
+    """Responses of a published model outlive its server; those of the embedded one and of imagined ones do not."""
+    engine = config.engine
+    if engine.model.model == NANO or engine.executor == "fake":
+        return None
+    return str(environment.state_folder / "oscine" / "responses.db")
 
 
 def _announce(config: Config, url: str, info: EngineInfo, startup_s: float) -> None:

@@ -1,0 +1,88 @@
+"""Responses that are made without a client that waits: started, read while they grow, cancelled."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Protocol
+
+from oscine.api.response_events import ResponseEvents
+
+
+class Run(Protocol):
+    """What makes one; see ResponseRun."""
+
+    events: ResponseEvents
+    begun: asyncio.Event
+    cancelling: bool
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def ended(self) -> bool: ...
+
+    async def run(self, write: Callable[[bytes], Awaitable[None]] | None) -> None: ...
+
+    def snapshot(self) -> dict[str, Any]: ...
+
+
+class BackgroundResponse:
+    """One of them, from its begin to its end."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self._news = asyncio.Condition()
+        self.task = asyncio.create_task(run.run(self._publish))
+
+    async def _publish(self, events: bytes) -> None:
+        async with self._news:
+            self._news.notify_all()
+
+    async def events(self, number: int) -> AsyncIterator[bytes]:
+        """Those from a number on, as they come."""
+        events = self.run.events
+        while True:
+            async with self._news:
+                while events.num_taken <= number and not self.task.done():
+                    await self._news.wait()
+            data, number = events.since(number), events.num_taken
+            if data:
+                yield data
+            if self.task.done() or self.run.ended:
+                return
+
+    async def cancel(self) -> None:
+        """Returns when it has ended, and is stored."""
+        self.run.cancelling = True
+        self.task.cancel()
+        await asyncio.wait((self.task,))
+
+
+class BackgroundResponses:
+    """Those of one server that have not ended, by id."""
+
+    def __init__(self) -> None:
+        self._live: dict[str, BackgroundResponse] = {}
+
+    async def start(self, run: Run) -> BackgroundResponse:
+        """Returns when it has begun; raises what kept it from that."""
+        response = BackgroundResponse(run)
+        self._live[run.id] = response
+        response.task.add_done_callback(lambda _: self._live.pop(run.id, None))
+        begun = asyncio.ensure_future(run.begun.wait())
+        await asyncio.wait((response.task, begun), return_when=asyncio.FIRST_COMPLETED)
+        begun.cancel()
+        if not run.begun.is_set():
+            await response.task
+        return response
+
+    def get(self, response_id: str) -> BackgroundResponse | None:
+        """None before it has begun: then it cannot be known."""
+        found = self._live.get(response_id)
+        return found if found is not None and found.run.begun.is_set() else None
+
+    async def stop(self) -> None:
+        """Ends them all as failed."""
+        tasks = [response.task for response in self._live.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,240 @@
+"""The input of a response: its items as they are listed and stored, and the conversation that items are.
+
+Knows every type of item that a client may send back. Must not know where stored items come from.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+
+from oscine.api.errors import invalid
+from oscine.api.response_items import new_id
+from oscine.api.response_tools import function_name
+from oscine.api.response_view import unsealed
+from oscine.api.schemas import convert
+from oscine.chat import messages as chat
+
+Object = dict[str, Any]
+
+_PREFIXES = {
+    "message": "msg",
+    "reasoning": "rs",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+    "code_interpreter_call": "ci",
+    "web_search_call": "ws",
+    "mcp_call": "mcp",
+    "mcp_list_tools": "mcpl",
+}
+_TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "refusal")
+
+
+class _Part(Struct):
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+class _Message(Struct):
+    role: Literal["user", "assistant", "system", "developer"]
+    content: str | list[_Part]
+
+
+class _Reasoning(Struct):
+    content: list[_Part] | None = None
+    encrypted_content: str | None = None
+
+
+class _FunctionCall(Struct):
+    call_id: str
+    name: str
+    arguments: str
+    namespace: str | None = None
+
+
+class _CustomCall(Struct):
+    call_id: str
+    name: str
+    input: str
+    namespace: str | None = None
+
+
+class _CallOutput(Struct):
+    call_id: str
+    output: str | list[_Part]
+
+
+class _Logs(Struct):
+    type: str
+    logs: str = ""
+
+
+class _CodeCall(Struct):
+    code: str | None = None
+    outputs: list[_Logs] | None = None
+
+
+class _McpCall(Struct):
+    server_label: str
+    name: str
+    arguments: str
+    output: str | None = None
+    error: Any = None
+
+
+def references(given: str | list[Object]) -> list[str]:
+    """The ids of stored items that the input stands for."""
+    return [] if isinstance(given, str) else [str(item.get("id")) for item in given if _is_reference(item)]
+
+
+def _is_reference(item: Object) -> bool:
+    return item.get("type") == "item_reference" or ("type" not in item and "role" not in item and "id" in item)
+
+
+def input_items(given: str | list[Object], stored: dict[str, Object]) -> list[Object]:
+    """The items of an input, each with its type, id and status; references give way to `stored` items.
+
+    Raises APIError that names what is wrong.
+    """
+    if isinstance(given, str):
+        given = [{"role": "user", "content": given}]
+    return [_input_item(item, stored, f"input[{i}]") for i, item in enumerate(given)]
+
+
+def _input_item(item: Object, stored: dict[str, Object], where: str) -> Object:
+    if _is_reference(item):
+        found = stored.get(str(item.get("id")))
+        if found is None:
+            raise invalid(f"{where}.id", f"there is no stored item {item.get('id')!r}")
+        return found
+    kind = item.get("type", "message")
+    if kind not in _PREFIXES:
+        raise invalid(f"{where}.type", f"items of type {kind!r} are not supported")
+    named = {"type": kind, **item, "id": item.get("id") or new_id(_PREFIXES[kind])}
+    if kind != "mcp_list_tools":
+        named["status"] = item.get("status") or "completed"
+    if kind == "message" and isinstance(item.get("content"), str):
+        part = {"type": "input_text", "text": item["content"]}
+        if item.get("role") == "assistant":
+            part = {"type": "output_text", "text": item["content"], "annotations": []}
+        named["content"] = [part]
+    return named
+
+
+class History:
+    """Puts items together to messages: what the model said in one go is one message."""
+
+    def __init__(self) -> None:
+        self._messages: list[chat.Message] = []
+        self._reasoning: str | None = None
+        self._content: str | None = None
+        self._calls: list[chat.ToolCall] = []
+        self._call_ids: set[str] = set()
+
+    def messages(self) -> tuple[chat.Message, ...]:
+        self._flush()
+        return tuple(self._messages)
+
+    def add(self, items: Iterable[Object], calls: Mapping[str, Sequence[str]], where: str) -> None:
+        """`calls` are the built-in calls among the items by id: recipient, content, channel and result.
+
+        `where` is the parameter that the items came in, for APIError.
+        """
+        for i, item in enumerate(items):
+            self._add(item, calls.get(item["id"]), f"{where}[{i}]")
+
+    def _add(self, item: Object, call: Sequence[str] | None, where: str) -> None:
+        if call is not None:
+            recipient, content, channel, result = call
+            self._builtin(chat.BuiltinCall(recipient, content, _channel(channel)), result)
+            return
+        match item["type"]:
+            case "message":
+                self._message(convert(item, _Message, where), where)
+            case "reasoning":
+                self._reason(convert(item, _Reasoning, where), where)
+            case "function_call":
+                made = convert(item, _FunctionCall, where)
+                self._call(made.call_id, made.name, made.namespace, made.arguments)
+            case "custom_tool_call":
+                custom = convert(item, _CustomCall, where)
+                arguments = msgspec.json.encode({"input": custom.input}).decode()
+                self._call(custom.call_id, custom.name, custom.namespace, arguments)
+            case "function_call_output" | "custom_tool_call_output":
+                self._output(convert(item, _CallOutput, where), where)
+            case "code_interpreter_call":
+                code = convert(item, _CodeCall, where)
+                logs = "".join(output.logs for output in code.outputs or ())
+                self._builtin(chat.BuiltinCall("python", code.code or ""), logs)
+            case "mcp_call":
+                mcp = convert(item, _McpCall, where)
+                answer = mcp.output if mcp.output is not None else f"Error: {_error_text(mcp.error)}"
+                recipient = f"{mcp.server_label}.{mcp.name}"
+                self._builtin(chat.BuiltinCall(recipient, mcp.arguments, "commentary"), answer)
+
+    def _flush(self) -> None:
+        """Ends what the model said in one go."""
+        if self._reasoning is not None or self._content is not None or self._calls:
+            content, calls = self._content or "", tuple(self._calls)
+            self._messages.append(chat.Message("assistant", content, self._reasoning, calls))
+        self._reasoning, self._content, self._calls = None, None, []
+
+    def _message(self, message: _Message, where: str) -> None:
+        text = _text(message.content, where)
+        if message.role != "assistant":
+            self._flush()
+            self._messages.append(chat.Message(message.role, text))
+            return
+        if self._content is not None or self._calls:
+            self._flush()
+        self._content = text
+
+    def _reason(self, item: _Reasoning, where: str) -> None:
+        text = _text(item.content or [], where) or unsealed(item.encrypted_content or "")
+        if text:
+            self._flush()
+            self._reasoning = text
+
+    def _call(self, call_id: str, name: str, namespace: str | None, arguments: str) -> None:
+        self._call_ids.add(call_id)
+        self._calls.append(chat.ToolCall(call_id, function_name(name, namespace), arguments))
+
+    def _output(self, output: _CallOutput, where: str) -> None:
+        if output.call_id not in self._call_ids:
+            raise invalid(f"{where}.call_id", f"no call before it has the id {output.call_id!r}")
+        self._flush()
+        self._messages.append(chat.Message("tool", _text(output.output, where), tool_call_id=output.call_id))
+
+    def _builtin(self, call: chat.BuiltinCall, result: str) -> None:
+        if self._calls:
+            self._flush()
+        said = chat.Message("assistant", self._content or "", self._reasoning, builtin=call)
+        self._reasoning = self._content = None
+        self._messages += [said, chat.Message("tool", result, builtin=call)]
+
+
+def _channel(name: str) -> Literal["analysis", "commentary"]:
+    return "commentary" if name == "commentary" else "analysis"
+
+
+def _error_text(error: Any) -> str:
+    return error if isinstance(error, str) else msgspec.json.encode(error).decode()
+
+
+def _text(content: str | list[_Part], where: str) -> str:
+    if isinstance(content, str):
+        return content
+    return "\n".join(_part_text(part, f"{where}.content[{i}]") for i, part in enumerate(content))
+
+
+def _part_text(part: _Part, where: str) -> str:
+    if part.type not in _TEXT_PARTS:
+        raise invalid(f"{where}.type", f"the model reads text, not {part.type!r}")
+    text = part.refusal if part.type == "refusal" else part.text
+    if text is None:
+        raise invalid(f"{where}.text", f"a part of type {part.type!r} needs it")
+    return text

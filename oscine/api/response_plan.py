@@ -1,0 +1,233 @@
+"""From a request for a response to all that it takes to make it: its conversation, tools, grammar and sampling.
+
+Knows the parameters, and which are refused. Runs nothing.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgspec
+
+from oscine.api import formats, sampling
+from oscine.api.endpoint import Call
+from oscine.api.errors import APIError, invalid, unsupported
+from oscine.api.generation import engine_request
+from oscine.api.response_input import History, input_items, references
+from oscine.api.response_items import new_id
+from oscine.api.response_object import ENDED, KeptItem, KeptResponse
+from oscine.api.response_schemas import ResponseRequest
+from oscine.api.response_store import StoredResponse
+from oscine.api.response_tools import Allowed, ClientTools, allowed, builtin_tools
+from oscine.api.response_turn import Grammars
+from oscine.api.response_view import LOGPROBS, included
+from oscine.api.service import Service
+from oscine.chat.grammar import JsonFormat, TextFormat
+from oscine.chat.messages import Conversation, Message, ResponseSchema, ToolNamespace
+from oscine.tools.toolbox import Toolbox
+from oscine.types import GenerationRequest, SamplingParams
+
+Object = dict[str, Any]
+
+_UNSUPPORTED = (
+    *("conversation", "prompt", "context_management", "n", "stop", "max_tokens", "min_tokens"),
+    *("ignore_eos", "stop_token_ids"),
+)
+_MAX_METADATA = (16, 64, 512)  # pairs, characters of a key, characters of a value
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A request that is in order. Its toolbox is to be entered before its engine request is made."""
+
+    id: str
+    call: Call[ResponseRequest]
+    include: frozenset[str]
+    input: list[Object]
+    messages: tuple[Message, ...]
+    tools: ClientTools
+    toolbox: Toolbox
+    listed: frozenset[str] = field(
+        default_factory=frozenset
+    )  # MCP servers whose tools the conversation has seen listed
+
+    @property
+    def asked(self) -> ResponseRequest:
+        return self.call.asked
+
+    @property
+    def top_logprobs(self) -> int | None:
+        top = self.asked.top_logprobs
+        return top or 0 if top or LOGPROBS in self.include else None
+
+    async def engine_request(self, date: str) -> tuple[GenerationRequest, Grammars]:
+        """Raises APIError."""
+        asked, model = self.asked, self.call.model
+        namespaces = self.toolbox.namespaces
+        may = allowed(
+            asked.tool_choice, self.tools, _recipients(namespaces), parallel=asked.parallel_tool_calls is not False
+        )
+        wanted, schema = _text_format(asked)
+        talk = Conversation(
+            messages=self.messages,
+            tools=() if may.choice == "none" else self.tools.functions,
+            response_schema=schema,
+            reasoning_effort=(asked.reasoning and asked.reasoning.effort) or "medium",
+            current_date=date,
+            namespaces=() if may.choice == "none" else namespaces,
+        )
+        prompt = await model.prompts.render(talk, self.call.size + len(self.messages) * 1024, "input")
+        grammar, grammars = await _grammars(wanted, may)
+        params = replace(self._sampling_params(len(prompt)), grammar=grammar)
+        return engine_request(prompt, params, sampling.priority(asked.priority)), grammars
+
+    def _sampling_params(self, num_prompt_tokens: int) -> SamplingParams:
+        asked, model = self.asked, self.call.model
+        try:
+            max_tokens = sampling.max_new_tokens(
+                num_prompt_tokens,
+                asked.max_output_tokens,
+                model.info.max_model_len,
+                prompt="input",
+                param="max_output_tokens",
+            )
+        except APIError as error:
+            if error.code == "context_length_exceeded" and asked.truncation == "auto":
+                error.message += " Dropping items ('truncation': 'auto') is not supported."
+            raise
+        tokenizer = model.tokenizer
+        return sampling.sampling_params(
+            asked,
+            max_tokens=max_tokens,
+            vocab_size=model.info.vocab_size,
+            model_stop_ids=(tokenizer.return_, tokenizer.call, tokenizer.endoftext),
+            logprobs=self.top_logprobs,
+        )
+
+
+async def make_plan(service: Service, call: Call[ResponseRequest]) -> Plan:
+    """Raises APIError that names the parameter."""
+    asked = call.asked
+    sampling.refuse(asked, _UNSUPPORTED)
+    _check(asked)
+    chain = await _chain(service, asked.previous_response_id)
+    kept = [msgspec.json.decode(stored.body, type=KeptResponse) for stored in chain]
+    history = History()
+    for stored, response in zip(chain, kept, strict=True):
+        history.add(msgspec.json.decode(stored.input), {}, "previous_response_id")
+        history.add(response.response["output"], response.calls, "previous_response_id")
+    found, calls = await _referenced(service, asked)
+    items = input_items(asked.input, found)
+    history.add(items, calls, "input")
+    messages = history.messages()
+    if asked.instructions:
+        messages = (Message("developer", asked.instructions), *messages)
+    listings = (item for response in kept for item in response.response["output"] if item["type"] == "mcp_list_tools")
+    return Plan(
+        id=new_id("resp"),
+        call=call,
+        include=included(asked.include),
+        input=items,
+        messages=messages,
+        tools=ClientTools(asked.tools or ()),
+        toolbox=_toolbox(service, asked, kept[-1].tools if kept else None),
+        listed=frozenset(item["server_label"] for item in listings),
+    )
+
+
+def _check(asked: ResponseRequest) -> None:
+    if asked.text is not None and asked.text.verbosity not in (None, "medium"):
+        raise unsupported("text.verbosity")
+    if asked.stream_options is not None and not asked.stream:
+        raise invalid("stream_options", "it is for streamed answers")
+    if asked.background and asked.store is False:
+        raise invalid("background", "a response in the background must be stored")
+    top = asked.top_logprobs
+    most = sampling.MAX_TOP_LOGPROBS
+    sampling.check(top is None or 0 <= top <= most, "top_logprobs", f"between 0 and {most}", top)
+    calls = asked.max_tool_calls
+    sampling.check(calls is None or calls >= 1, "max_tool_calls", "at least 1", calls)
+    metadata = asked.metadata or {}
+    pairs, key, value = _MAX_METADATA
+    sampling.check(len(metadata) <= pairs, "metadata", f"at most {pairs} pairs", len(metadata))
+    for name, text in metadata.items():
+        fits = len(name) <= key and len(text) <= value
+        sampling.check(fits, "metadata", f"made of keys up to {key} and values up to {value} characters", name)
+
+
+async def _chain(service: Service, response_id: str | None) -> list[StoredResponse]:
+    """The responses that this one goes on with, the oldest first."""
+    if response_id is None:
+        return []
+    chain = await service.responses.store.chain(response_id)
+    if not chain or chain[0].previous is not None:
+        what = "is not" if not chain else "goes on with one that is no longer"
+        raise APIError(
+            f"The response '{response_id}' {what} stored on this server.",
+            status=404,
+            param="previous_response_id",
+            code="previous_response_not_found",
+        )
+    status = msgspec.json.decode(chain[-1].body, type=KeptResponse).response["status"]
+    if chain[-1].running or status not in ENDED:
+        raise invalid("previous_response_id", f"the response '{response_id}' is still being made")
+    return chain
+
+
+async def _referenced(service: Service, asked: ResponseRequest) -> tuple[dict[str, Object], dict[str, Sequence[str]]]:
+    """The stored items that the input refers to, and the built-in calls among them."""
+    ids = references(asked.input)
+    stored = await service.responses.store.items(ids) if ids else {}
+    kept = {item_id: msgspec.json.decode(body, type=KeptItem) for item_id, body in stored.items()}
+    found = {item_id: item.item for item_id, item in kept.items()}
+    return found, {item_id: item.call for item_id, item in kept.items() if item.call is not None}
+
+
+def _toolbox(service: Service, asked: ResponseRequest, state: Object | None) -> Toolbox:
+    try:
+        return service.tools.toolbox(builtin_tools(asked.tools or ()), asked.max_tool_calls, state)
+    except ValueError as error:
+        raise invalid("tools", str(error)) from None
+
+
+def _recipients(namespaces: Sequence[ToolNamespace]) -> list[str]:
+    return [
+        recipient
+        for space in namespaces
+        for recipient in ([f"{space.name}.{f.name}" for f in space.functions] or [space.name])
+    ]
+
+
+def _text_format(asked: ResponseRequest) -> tuple[TextFormat | None, ResponseSchema | None]:
+    """What is enforced of the final message, and what the model is told of it."""
+    wanted = asked.text.format if asked.text else None
+    if wanted is None or wanted.type == "text":
+        return None, None
+    if wanted.type == "json_object":
+        return JsonFormat({"type": "object"}), None
+    if wanted.type != "json_schema":
+        raise invalid("text.format.type", f"it is 'text', 'json_object' or 'json_schema', not {wanted.type!r}")
+    if wanted.name is None or wanted.schema is None:
+        raise invalid(f"text.format.{'name' if wanted.name is None else 'schema'}", "a JSON schema needs it")
+    schema = ResponseSchema(wanted.name, wanted.schema, wanted.description or "")
+    return JsonFormat(wanted.schema), schema
+
+
+async def _grammars(wanted: TextFormat | None, may: Allowed) -> tuple[str | None, Grammars]:
+    """For the begin of the turn, and for what comes later: a call that is required is required once."""
+
+    async def constraint(may: Allowed) -> str | None:
+        return await formats.constraint(
+            wanted,
+            may.functions,
+            may.choice,
+            parallel=may.parallel,
+            other_recipients=may.recipients,
+            text_param="text.format",
+        )
+
+    later = replace(may, choice="auto") if may.choice == "required" else may
+    final = None if wanted is None else await formats.text_constraint(wanted, "text.format")
+    if not may.recipients:
+        return await constraint(may), Grammars(None, final)
+    return await constraint(may), Grammars(await constraint(later), final)

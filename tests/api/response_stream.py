@@ -1,0 +1,174 @@
+"""Reads a stream of responses' events as strictly as it can be read: types, numbers, nesting, sums of deltas.
+
+Written from the `openai` package's types alone; knows nothing of how events are made.
+"""
+
+import json
+from typing import Any
+
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import BaseModel, TypeAdapter
+
+Event = dict[str, Any]
+
+_EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+_RESPONSE: TypeAdapter[Any] = TypeAdapter(Response)
+_TERMINAL = ("response.completed", "response.incomplete", "response.failed", "error")
+_STARTS = {"response.created", "response.queued", "response.in_progress"}
+# Events that add to a field of an item: the field, and the event that tells the sum.
+_SUMS = {
+    "response.function_call_arguments": "arguments",
+    "response.custom_tool_call_input": "input",
+    "response.code_interpreter_call_code": "code",
+    "response.mcp_call_arguments": "arguments",
+}
+
+
+def check_response(response: dict[str, Any]) -> dict[str, Any]:
+    """Fails unless the response is one to the letter."""
+    parsed = _RESPONSE.validate_json(json.dumps(response), strict=True)
+    _check_types(parsed, response, "response")
+    return response
+
+
+def parse(text: str) -> list[Event]:
+    """The events of a body: each has a name that is its type, and nothing comes between or after them."""
+    *frames, end = text.split("\n\n")
+    assert end == ""
+    events = []
+    for frame in frames:
+        name, data = frame.split("\n")
+        event = json.loads(data.removeprefix("data: "))
+        assert name == f"event: {event['type']}"
+        events.append(event)
+    return events
+
+
+def check_stream(events: list[Event], first: int = 0) -> dict[str, Any] | None:
+    """Fails unless the events make a whole stream; returns the response at its end (None after a bare error)."""
+    for event in events:
+        _check_types(_EVENT.validate_json(json.dumps(event), strict=True), event, event["type"])
+    assert [event["sequence_number"] for event in events] == [*range(first, first + len(events))]
+    assert [event["type"] in _TERMINAL for event in events] == [False] * (len(events) - 1) + [True]
+    if events[-1]["type"] == "error":
+        return None
+    stream = _Stream()
+    for event in events:
+        stream.read(event)
+    return stream.response
+
+
+def _check_types(parsed: Any, given: Any, where: str) -> None:
+    """What was parsed is a model of the package wherever a JSON object with a type was given."""
+    if isinstance(parsed, BaseModel):
+        assert not isinstance(given, dict) or "type" not in given or hasattr(parsed, "type"), where
+        for name in type(parsed).model_fields:
+            if isinstance(given, dict) and name in given:
+                _check_types(getattr(parsed, name), given[name], f"{where}.{name}")
+    elif isinstance(parsed, list) and isinstance(given, list):
+        for i, (one, other) in enumerate(zip(parsed, given, strict=True)):
+            _check_types(one, other, f"{where}[{i}]")
+
+
+class _Stream:
+    """The state of a stream: which item is open, and what it must turn out to be."""
+
+    def __init__(self) -> None:
+        self.response: dict[str, Any] = {}
+        self.items: list[dict[str, Any]] = []
+        self.open: str | None = None  # id of the item that is open
+        self.part: dict[str, Any] | None = None  # that is open
+        self.sums: dict[str, str] = {}
+        self.logprobs: list[Any] = []
+        self.annotations: list[Any] = []
+        self.part_text: str | None = None  # told by a text's done event
+
+    def read(self, event: Event) -> None:
+        kind = event["type"]
+        if "response" in event:
+            self._lifecycle(kind, event["response"])
+            return
+        assert self.response, "created comes first"
+        index = event["output_index"]
+        if kind == "response.output_item.added":
+            assert self.open is None, "items do not overlap"
+            assert index == len(self.items)
+            self.open, self.sums = event["item"]["id"], {}
+            assert event["item"].get("status", "in_progress") == "in_progress"
+            self.items.append(event["item"])
+            return
+        assert index == len(self.items) - 1
+        if kind == "response.output_item.done":
+            self._item_done(event["item"])
+            return
+        assert event["item_id"] == self.open
+        if "content_index" in event:
+            self._of_part(kind, event)
+        elif kind.endswith(".delta"):
+            assert event["delta"]
+            name = kind.removesuffix(".delta")
+            self.sums[name] = self.sums.get(name, "") + event["delta"]
+        elif kind.removesuffix(".done") in _SUMS:
+            name = kind.removesuffix(".done")
+            assert event[_SUMS[name]] == self.sums.get(name, "")
+            self.sums[name] = event[_SUMS[name]]
+
+    def _lifecycle(self, kind: str, response: dict[str, Any]) -> None:
+        if not self.response:
+            assert kind == "response.created"
+        else:
+            assert kind != "response.created"
+            changing = ("status", "output", "usage", "completed_at", "error", "incomplete_details")
+            same = [{k: v for k, v in r.items() if k not in changing} for r in (self.response, response)]
+            assert same[0] == same[1]
+        self.response = response
+        if kind in _STARTS:
+            assert response["output"] == []
+            assert not self.items
+            return
+        assert self.open is None, "everything is closed before the end"
+        assert response["output"] == self.items
+        assert response["usage"] is not None
+        check_response(response)
+
+    def _item_done(self, item: dict[str, Any]) -> None:
+        assert item["id"] == self.open
+        assert self.part is None
+        assert item["type"] == self.items[-1]["type"]
+        assert item.get("status") != "in_progress"
+        for name, text in self.sums.items():
+            assert item[_SUMS[name]] == text
+        if item["type"] in ("message", "reasoning"):
+            assert len(item["content"]) == 1
+        self.items[-1] = item
+        self.open = None
+
+    def _of_part(self, kind: str, event: Event) -> None:
+        assert event["content_index"] == 0
+        if kind == "response.content_part.added":
+            assert self.part is None
+            assert event["part"]["text"] == ""
+            self.part, self.part_text = {**event["part"]}, None
+            self.logprobs, self.annotations = [], []
+            return
+        assert self.part is not None
+        assert self.part_text is None or kind == "response.content_part.done"
+        if kind.endswith("_text.delta"):
+            assert event["delta"]
+            self.part["text"] += event["delta"]
+            self.logprobs += event.get("logprobs", [])
+        elif kind.endswith("annotation.added"):
+            assert event["annotation_index"] == len(self.annotations)
+            self.annotations.append(event["annotation"])
+        elif kind.endswith("_text.done"):
+            assert event["text"] == self.part["text"]
+            assert event.get("logprobs", []) == self.logprobs
+            self.part_text = event["text"]
+        else:
+            assert kind == "response.content_part.done"
+            assert self.part_text is not None
+            part = event["part"]
+            assert part["text"] == self.part_text
+            assert part.get("logprobs", []) == self.logprobs
+            assert part.get("annotations", []) == self.annotations
+            self.part = None

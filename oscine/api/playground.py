@@ -5,6 +5,7 @@ Knows files and HTTP caches; the page itself is in oscine/web and talks to the A
 
 import hashlib
 import re
+from functools import cache
 from pathlib import Path
 
 from starlette.requests import Request
@@ -50,5 +51,6 @@ class _File:
         return Response(self._body, headers=self._headers)
 
 
-def playground_routes() -> list[Route]:
-    return [Route("/", _File(_PAGE).get), *(Route(PREFIX + name, _File(name).get) for name in _FILES)]
+@cache
+def playground_routes() -> tuple[Route, ...]:
+    return (Route("/", _File(_PAGE).get), *(Route(PREFIX + name, _File(name).get) for name in _FILES))

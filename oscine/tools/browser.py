@@ -141,9 +141,8 @@ class BrowserTool:
         else:
             shown = self._at(arguments.cursor)
             page = await self._page(shown)
-            if target >= 0 and shown.matches and target < len(shown.matches):
+            if 0 <= target < len(shown.matches):
                 loc = shown.matches[target] if loc < 0 else loc
-                page = await self._load(shown.url)
             elif target >= 0:
                 page = await self._load(_linked(page, target))
         details = WebOpen(page.url)
@@ -170,11 +169,13 @@ class BrowserTool:
         return self._shown[cursor if cursor >= 0 else -1]
 
     async def _page(self, shown: _Shown) -> Page:
-        if shown.page is None:
-            shown.page = await self._load(shown.url)
+        """What a cursor stands for; of matches, the page that was searched."""
+        if shown.page is None or shown.matches:
+            return await self._load(shown.url)
         return shown.page
 
     async def _load(self, url: str) -> Page:
+        """As it was when it was opened first."""
         for shown in reversed(self._shown):
             if shown.url == url and shown.page is not None and not shown.matches:
                 return shown.page

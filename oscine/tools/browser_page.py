@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 from urllib.parse import urljoin, urlsplit
 
 _WIDTH = 80  # characters
-_MARKDOWN_LINK = re.compile(r"(?<!!)\[([^\[\]\n]+)\]\(<?([^()\s<>]+)>?(?:\s+\"[^\"\n]*\")?\)")
+_MARKDOWN_LINK = re.compile(r"(?<!!)\[([^\[\]\n]+)\]\(<?([^()\s<>]+)>?(?:\s+(?:\"[^\"\n]*\"|'[^'\n]*'))?\)")
 _MARKDOWN_TITLE = re.compile(r"^#\s+(.+?)\s*#*\s*$", re.MULTILINE)
 _LINK_ID = re.compile(r"【(\d+)†")
 _BLOCKS = {
@@ -72,12 +72,23 @@ def document_of(url: str, text: str, kind: str, title: str) -> Document:
         links: list[str] = []
 
         def numbered(match: re.Match[str]) -> str:
-            links.append(urljoin(url, match[2]))
-            return link(len(links) - 1, match[1], links[-1], url)
+            target = _joined(url, match[2])
+            if target is None:
+                return match[0]
+            links.append(target)
+            return link(len(links) - 1, match[1], target, url)
 
         shown = _MARKDOWN_LINK.sub(numbered, text)
         return Document(url, found[1] if found else title, shown, tuple(links))
     return Document(url, title, text)
+
+
+def _joined(base: str, target: str) -> str | None:
+    """None for what is no URL."""
+    try:
+        return urlsplit(urljoin(base, target)).geturl()
+    except ValueError:
+        return None
 
 
 class _HtmlText(HTMLParser):
@@ -101,7 +112,8 @@ class _HtmlText(HTMLParser):
         if tag == "body":
             self._unseen = 0  # also where a head was never closed
         elif tag == "a" and (target := dict(attributes).get("href")):
-            self._link = urljoin(self._url, target), len(self._parts)
+            url = _joined(self._url, target)
+            self._link = (url, len(self._parts)) if url is not None else None
         elif tag in _BLOCKS:
             self._parts.append(f"\n{_PREFIXES.get(tag, '')}")
 

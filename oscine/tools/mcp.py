@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+import anyio
 import httpx2
 import msgspec
 from mcp import Client, MCPError, StdioServerParameters
@@ -113,6 +114,7 @@ class _Held:
     task: asyncio.Task[None]
     client: asyncio.Future[Client]
     closing: asyncio.Event
+    scope: anyio.CancelScope  # around all of it: the package tidies up when this cancels it, not when asyncio does
 
 
 class Connection:
@@ -123,7 +125,7 @@ class Connection:
 
     def __init__(self, entry: ServerEntry, timeout_s: float) -> None:
         self._entry = entry
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s  # for an answer; the first one waits for the connection too
         self._held: _Held | None = None
 
     async def list_tools(self) -> list[ListedTool]:
@@ -144,19 +146,21 @@ class Connection:
         held, self._held = self._held, None
         if held is not None:
             held.closing.set()
+            if not held.client.done():
+                held.scope.cancel()
             if not (await asyncio.wait({held.task}, timeout=_FAREWELL_S))[0]:
-                held.task.cancel()
+                held.scope.cancel()
 
     async def _use(self, request: Callable[[Client], Awaitable[T]]) -> T:
         held = self._held = self._held or self._open()
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(self.timeout_s):
                 client = await asyncio.shield(held.client)
                 return await request(client)
         except TimeoutError:
             if not held.client.done():
                 await self._drop(held)
-            raise ServerError(f"no answer within {self._timeout_s:g} seconds") from None
+            raise ServerError(f"no answer within {self.timeout_s:g} seconds") from None
         except Exception as error:
             if not isinstance(error, MCPError) or error.code == CONNECTION_CLOSED or held.task.done():
                 await self._drop(held)
@@ -164,20 +168,22 @@ class Connection:
 
     def _open(self) -> _Held:
         client: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
-        closing = asyncio.Event()
-        return _Held(asyncio.ensure_future(self._hold(client, closing)), client, closing)
+        closing, scope = asyncio.Event(), anyio.CancelScope()
+        return _Held(asyncio.ensure_future(self._hold(client, closing, scope)), client, closing, scope)
 
-    async def _hold(self, opened: asyncio.Future[Client], closing: asyncio.Event) -> None:
+    async def _hold(self, opened: asyncio.Future[Client], closing: asyncio.Event, scope: anyio.CancelScope) -> None:
+        failure: Exception = ServerError("it did not answer")
         try:
-            async with AsyncExitStack() as stack:
-                client = await stack.enter_async_context(await self._client(stack))
-                opened.set_result(client)
-                await closing.wait()
+            with scope:
+                async with AsyncExitStack() as stack:
+                    opened.set_result(await stack.enter_async_context(await self._client(stack)))
+                    await closing.wait()
         except Exception as error:
-            logger.info("an MCP server's connection failed: %s", _reason(error))
-            if not opened.done():
-                opened.set_exception(error)
-                opened.exception()  # whoever waits for it gets it; nobody may
+            failure = error
+            logger.info("the connection to an MCP server failed: %s", _reason(error))
+        if not opened.done():
+            opened.set_exception(failure)
+            opened.exception()  # there may be nobody left who waits for it
 
     async def _client(self, stack: AsyncExitStack) -> Client:
         entry = self._entry

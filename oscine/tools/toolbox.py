@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, runtime_checkable
 
 from oscine.chat.messages import ToolNamespace
 
@@ -95,6 +95,7 @@ class Tool(Protocol):
     async def __aexit__(self, *exc_info: object) -> None: ...
 
 
+@runtime_checkable
 class Listed(Protocol):
     """A tool that clients are told the parts of."""
 
@@ -102,6 +103,7 @@ class Listed(Protocol):
     def listing(self) -> McpListing: ...
 
 
+@runtime_checkable
 class Citing(Protocol):
     """A tool whose results an answer may cite, and which can go on in the conversation's next request."""
 
@@ -141,7 +143,7 @@ class Toolbox:
 
     @property
     def listings(self) -> tuple[McpListing, ...]:
-        return tuple(tool.listing for tool in self._tools.values() if hasattr(tool, "listing"))
+        return tuple(tool.listing for tool in self._tools.values() if isinstance(tool, Listed))
 
     @property
     def exhausted(self) -> bool:
@@ -167,12 +169,12 @@ class Toolbox:
 
     def citations(self, text: str) -> list[Citation]:
         """The places in an answer that cite what the tools have shown, in order."""
-        found = (c for tool in self._tools.values() if hasattr(tool, "citations") for c in tool.citations(text))
+        found = (c for tool in self._tools.values() if isinstance(tool, Citing) for c in tool.citations(text))
         return sorted(found, key=lambda citation: citation.start)
 
     def state(self) -> dict[str, Any]:
         """JSON values with which BuiltinTools.toolbox goes on where this one ends."""
-        return {name: tool.state() for name, tool in self._tools.items() if hasattr(tool, "state")}
+        return {name: tool.state() for name, tool in self._tools.items() if isinstance(tool, Citing)}
 
 
 def bounded(text: str, limit: int) -> str:

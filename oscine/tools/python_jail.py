@@ -29,7 +29,7 @@ MNT_DETACH = 2
 MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID = 1, 2
 AT_FDCWD, AT_RECURSIVE = -100, 0x8000
 PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS = 1, 38
-SYS_MOUNT_SETATTR = 442
+SYS_CLOSE_RANGE, SYS_MOUNT_SETATTR = 436, 442
 SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 SYS_KEYCTL = {"x86_64": 250, "aarch64": 219}
 KEYCTL_JOIN_SESSION_KEYRING = 1
@@ -45,6 +45,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def main(config: dict[str, Any]) -> NoReturn:
+    _call("syscall", SYS_CLOSE_RANGE, 3, 0xFFFFFFFF, 0)  # an event loop may leave files open to a process it starts
     os.nice(10)
     if config["isolated"]:
         _isolate(config)

@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
+import uvloop
 
 from oscine.config import ToolOptions
 from oscine.tools import python_jail
@@ -165,11 +166,14 @@ def test_the_servers_files_and_environment_cannot_be_read(monkeypatch: pytest.Mo
     assert eval(present) == []
 
 
-def test_no_file_of_the_server_is_inherited(tmp_path: Path) -> None:
+@pytest.mark.parametrize("loop", [asyncio, uvloop], ids=["asyncio", "uvloop"])  # of which one closes no files
+@pytest.mark.parametrize("isolation", ["namespaces", "none"])
+def test_nothing_of_the_server_is_inherited(loop: Any, isolation: str, tmp_path: Path) -> None:
     with (tmp_path / "secret").open("w") as file:
         os.set_inheritable(file.fileno(), True)
         code = "import os\nfor fd in range(64):\n    try: os.fstat(fd)\n    except OSError: continue\n    print(fd)"
-        assert run(code).output.split() == ["0", "1", "2"]
+        run = loop.run(Jail(options(isolation=isolation)).run(f"{code}\nlen(os.environ)"))
+    assert run.output.split() == ["0", "1", "2", "4"]
 
 
 def test_there_is_no_network(tmp_path: Path) -> None:

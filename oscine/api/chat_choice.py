@@ -4,10 +4,9 @@ Knows what ends a choice and what it consists of; not how events or answers are 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
-from oscine.api.final_headroom import FinalHeadroom
+from oscine.api.final_headroom import FinalHeadroom, cut
 from oscine.api.logprobs import chat_logprob
 from oscine.chat.events import ContentDelta, Event, MessageEnd, ReasoningDelta, ToolCallBegin, ToolCallDelta
 from oscine.chat.harmony_parser import HarmonyParser
@@ -87,7 +86,7 @@ class ChatChoice:
             self._generated += output.token_ids
             return self._take(output)
         self.headroom = None
-        before, after = _cut(output, room)
+        before, after = cut(output, room)
         events = self._take(before)
         if self.finish_reason is None and self._parser.thinking:
             self._forced = headroom.forced([*self._generated, *before.token_ids])
@@ -165,12 +164,3 @@ class ChatChoice:
 
     def message_logprobs(self) -> dict[str, Any] | None:
         return None if self._top_logprobs is None else {"content": self._content_logprobs, "refusal": None}
-
-
-def _cut(output: GenerationOutput, count: int) -> tuple[GenerationOutput, GenerationOutput]:
-    """The first `count` tokens of some news, and the rest with how it ended."""
-    ids, logprobs = output.token_ids, output.logprobs
-    before = replace(
-        output, token_ids=ids[:count], logprobs=logprobs and logprobs[:count], finish_reason=None, error=None
-    )
-    return before, replace(output, token_ids=ids[count:], logprobs=logprobs and logprobs[count:])

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from oscine.api.generation import engine_request
 from oscine.api.prompt import Prompts
-from oscine.types import GenerationRequest
+from oscine.types import GenerationOutput, GenerationRequest
 
 
 @dataclass(frozen=True)
@@ -34,3 +34,12 @@ class FinalHeadroom:
             return None
         sampling = replace(self.request.sampling, max_tokens=left, min_tokens=0, grammar=self.grammar)
         return engine_request(prompt, sampling, self.request.priority)
+
+
+def cut(output: GenerationOutput, count: int) -> tuple[GenerationOutput, GenerationOutput]:
+    """The first `count` tokens of some news, and the rest with how it ended."""
+    ids, logprobs = output.token_ids, output.logprobs
+    before = replace(
+        output, token_ids=ids[:count], logprobs=logprobs and logprobs[:count], finish_reason=None, error=None
+    )
+    return before, replace(output, token_ids=ids[count:], logprobs=logprobs and logprobs[count:])

@@ -13,6 +13,7 @@ from oscine.api import formats, sampling
 from oscine.api.endpoint import Call
 from oscine.api.errors import APIError, invalid, unsupported
 from oscine.api.generation import engine_request
+from oscine.api.reasoning_memory import ReasoningMemory
 from oscine.api.response_input import History, input_items, references
 from oscine.api.response_items import new_id
 from oscine.api.response_object import ENDED, KeptItem, KeptResponse
@@ -60,7 +61,7 @@ class Plan:
         top = self.asked.top_logprobs
         return top or 0 if top or LOGPROBS in self.include else None
 
-    async def engine_request(self, date: str) -> tuple[GenerationRequest, Grammars]:
+    async def engine_request(self, date: str, memory: ReasoningMemory) -> tuple[GenerationRequest, Grammars]:
         """Raises APIError."""
         asked, model = self.asked, self.call.model
         namespaces = self.toolbox.namespaces
@@ -76,7 +77,7 @@ class Plan:
             current_date=date,
             namespaces=() if may.choice == "none" else namespaces,
         )
-        prompt = await model.prompts.render(talk, self.call.size + len(self.messages) * 1024, "input")
+        prompt = await model.prompts.render(memory.restore(talk), self.call.size + len(self.messages) * 1024, "input")
         grammar, grammars = await _grammars(wanted, may)
         params = replace(self._sampling_params(len(prompt)), grammar=grammar)
         return engine_request(prompt, params, sampling.priority(asked.priority)), grammars
@@ -210,7 +211,7 @@ def _text_format(asked: ResponseRequest) -> tuple[TextFormat | None, ResponseSch
     if wanted.name is None or wanted.schema is None:
         raise invalid(f"text.format.{'name' if wanted.name is None else 'schema'}", "a JSON schema needs it")
     schema = ResponseSchema(wanted.name, wanted.schema, wanted.description or "")
-    return JsonFormat(wanted.schema), schema
+    return JsonFormat(wanted.schema, lenient=wanted.strict is False), schema
 
 
 async def _grammars(wanted: TextFormat | None, may: Allowed) -> tuple[str | None, Grammars]:

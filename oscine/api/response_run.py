@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -78,7 +79,8 @@ class ResponseRun:
     async def _generate(self, write: Write | None) -> None:
         plan = self._plan
         async with plan.toolbox:
-            request, grammars = await plan.engine_request(self._service.date)
+            request, grammars = await plan.engine_request(self._service.date, self._service.reasoning)
+            usual = self._service.config.server.final_headroom
             turn = ResponseTurn(
                 request,
                 plan.call.model,
@@ -87,12 +89,13 @@ class ResponseRun:
                 self.events,
                 grammars=grammars,
                 top_logprobs=plan.top_logprobs,
+                headroom=min(usual, request.sampling.max_tokens // 2),
             )
             with self._service.admit([request]):
                 await self._begin(turn, write)
                 await Generation(self._service, [turn], [request], plan.call.arrived_s).run(write)
-            cut = turn.finish_reason == "length"
-            self._end("incomplete" if cut else "completed")
+            self._end("incomplete" if turn.finish_reason == "length" else "completed")
+            self._remember(turn.output.items)
 
     async def _begin(self, turn: ResponseTurn, write: Write | None) -> None:
         self._turn = turn
@@ -109,6 +112,13 @@ class ResponseRun:
         self.begun.set()
         if self._plan.asked.background:
             await self._flush(write)
+
+    def _remember(self, items: Sequence[Object]) -> None:
+        """Keeps the reasoning that led to calls, for a client that sends back the calls alone."""
+        calls = [item["call_id"] for item in items if item["type"] in ("function_call", "custom_tool_call")]
+        parts = [part["text"] for item in items if item["type"] == "reasoning" for part in item["content"]]
+        if calls:
+            self._service.reasoning.keep(calls, "\n\n".join(parts))
 
     async def _flush(self, write: Write | None) -> None:
         events = self.events.take()

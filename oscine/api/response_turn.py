@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from oscine.api.final_headroom import FinalHeadroom, cut
 from oscine.api.generation import Write, engine_request
 from oscine.api.logprobs import chat_logprob
 from oscine.api.response_builtin_items import BuiltinItem, begin_builtin
@@ -44,11 +45,17 @@ class ResponseTurn:
         *,
         grammars: Grammars,
         top_logprobs: int | None,
+        headroom: int,
     ) -> None:
-        """The request's max_tokens are for the whole turn. `top_logprobs`: None for no log-probabilities at all."""
+        """The request's max_tokens are for the whole turn; `headroom` of them are kept for the answer.
+
+        `top_logprobs`: None for no log-probabilities at all.
+        """
         self._request, self._model, self._toolbox, self._events = request, model, toolbox, events
         self._grammars, self._top_logprobs = grammars, top_logprobs
         self._budget = request.sampling.max_tokens
+        self._headroom = headroom
+        self._forced: GenerationRequest | None = None  # that makes the model answer, once it must
         self._parser = HarmonyParser(model.tokenizer, namespaces=toolbox.names, separator="")
         self._generated: list[int] = []  # by the engine's request at hand
         self._earlier = 0  # tokens of the engine's requests before it
@@ -69,25 +76,49 @@ class ResponseTurn:
 
     @property
     def interrupted(self) -> bool:
-        """Whether a built-in tool is to answer."""
-        return self.finish_reason is None and self._parser.done
+        """Whether a built-in tool is to answer, or the model itself."""
+        return self._forced is not None or (self.finish_reason is None and self._parser.done)
 
     def feed(self, output: GenerationOutput) -> bytes:
-        self._generated += output.token_ids
-        self._logprobs += output.logprobs or ()
         if not self._earlier:
             self.num_cached_tokens = max(self.num_cached_tokens, output.num_cached_tokens)
+        room = self._request.sampling.max_tokens - self._headroom - len(self._generated)
+        if self._headroom and len(output.token_ids) >= room:
+            self._take_within(output, room)
+        else:
+            self._take(output)
+        return self._events.take()
+
+    def _take_within(self, output: GenerationOutput, room: int) -> None:
+        """Up to where the answer must have begun, which is decided once."""
+        before, after = cut(output, room)
+        self._take(before)
+        if self.finish_reason is None and not self._parser.done and self._parser.thinking:
+            model = self._model
+            headroom = FinalHeadroom(
+                model.prompts, self._request, self._headroom, model.info.max_model_len, self._grammars.final
+            )
+            self._forced = headroom.forced(self._generated)
+        self._headroom = 0
+        if self.finish_reason is None and not self.interrupted:
+            self._take(after)
+
+    def _take(self, output: GenerationOutput) -> None:
+        self._generated += output.token_ids
+        self._logprobs += output.logprobs or ()
         self.output.take(self._parser.feed(output.token_ids))
         if output.finish_reason is not None or self._parser.done:
-            cut = output.finish_reason == "length" and not self._parser.done
-            self.output.take(self._parser.finish(), cut=cut)
-            if cut:
+            is_cut = output.finish_reason == "length" and not self._parser.done
+            self.output.take(self._parser.finish(), cut=is_cut)
+            if is_cut:
                 self.finish_reason = "length"
             elif self.output.open is None:
                 self.finish_reason = "tool_calls" if self._parser.num_tool_calls else "stop"
-        return self._events.take()
 
     async def continuation(self, write: Write | None) -> GenerationRequest | None:
+        if self._forced is not None:
+            forced, self._forced = self._forced, None
+            return self._behind(forced)
         item = self.output.open
         if self.finish_reason is not None or item is None:
             return None
@@ -123,13 +154,20 @@ class ResponseTurn:
         if left < 1:
             self.finish_reason = "length"
             return None
+        sampling = replace(request.sampling, max_tokens=left, grammar=grammar)
+        return self._behind(engine_request(prompt, sampling, request.priority))
+
+    def _behind(self, request: GenerationRequest) -> GenerationRequest:
+        """Turns to the request that goes on."""
+        prompt = request.prompt_token_ids
+        generated = self._parser.num_tokens - self._earlier
         self.output.take(self._parser.resume(prompt))
-        self.num_prompt_tokens += len(prompt) - len(request.prompt_token_ids) - len(said)
+        appended = len(prompt) - len(self._request.prompt_token_ids) - generated
+        self.num_prompt_tokens += max(appended, 0)  # a header that was not complete is dropped
         self._earlier, self._generated = self._parser.num_tokens, []
         del self._logprobs[self._earlier :]
-        sampling = replace(request.sampling, max_tokens=left, grammar=grammar)
-        self._request = engine_request(prompt, sampling, request.priority)
-        return self._request
+        self._request = request
+        return request
 
     def _content_logprobs(self, delta: ContentDelta) -> list[Object]:
         top = self._top_logprobs

@@ -36,6 +36,7 @@ def test_a_file_holds_one_noun_in_a_readable_length(path: Path) -> None:
         ("oscine.cli", ("torch", "starlette", "zmq")),
         ("oscine.chat.harmony", ("torch", "starlette", "zmq")),
         ("oscine.api.app", ("torch", "triton", "transformers")),
+        ("oscine.tools.builtin", ("torch", "mcp", "starlette", "yaml")),
         ("oscine.engine.client", ("torch", "triton", "starlette")),
         ("oscine.engine.loop", ("torch", "numpy", "zmq", "msgspec")),
         ("oscine.executor.runner", ("zmq", "msgspec", "starlette", "uvicorn")),

@@ -71,6 +71,17 @@ def test_a_yaml_file_says_the_same_as_a_command_line(tmp_path: Path) -> None:
     )
 
 
+def test_tools_are_named_in_one_word_or_a_list(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("tools: [python, browser]\nbrowser-folder: docs\nallow-mcp-urls: true\npython-timeout-s: 5")
+    config = config_of("--config", str(path))
+    given = ("--tools", "python,browser", "--browser-folder", "docs", "--allow-mcp-urls", "--python-timeout-s", "5")
+    assert config == config_of(*given)
+    assert (config.tools.tools, config.tools.allow_mcp_urls) == (("python", "browser"), True)
+    with pytest.raises(CommandError, match="--tools must be of python and browser"):
+        config_of("--tools", "python,shell")
+
+
 def test_a_date_in_yaml_needs_no_quotes(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text("date: 2025-08-05")

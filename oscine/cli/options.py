@@ -320,7 +320,7 @@ _GROUPS: dict[str, _Options] = {
     },
 }
 _FLAGS = {"no-prefix-caching", "no-async-scheduling", "enforce-eager", "no-playground", "allow-mcp-urls"}
-_LISTS = {"served-model-name", "api-key", "cors-origins"}
+_LISTS = {"served-model-name", "api-key", "cors-origins", "tools"}
 _FRACTION = "kv_cache_free_gpu_memory_fraction"
 _EXCLUDE = {  # fields that size the same thing in two ways
     _FRACTION: ("kv_cache_bytes", "gpu_memory_utilization"),

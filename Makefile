@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 BASE   := $(VENV)/.base
 TEST   := $(VENV)/.test
 
-.PHONY: demo serve test browser screenshot check eval soak bench clean
+.PHONY: demo serve test browser screenshot check eval eval-tools soak bench clean
 
 $(BASE): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -42,6 +42,9 @@ check: $(TEST)  ## format, lint, types, imports
 
 eval: $(BASE)   ## held-out accuracy of the embedded model, one line a skill
 	$(BIN)/python -m training.evaluate
+
+eval-tools: $(TEST)  ## the embedded model with tools and schemas, through the API: seven minutes
+	$(BIN)/python -m benchmarks.serving.eval_tools
 
 soak: $(TEST)   ## 1,000 mixed requests, one in ten cancelled
 	$(BIN)/python -m benchmarks.serving.soak

@@ -127,6 +127,7 @@ class Jail:
                 os.killpg(process.pid, signal.SIGKILL)
             await asyncio.wait((reading, ended), timeout=_FAREWELL_S)
             reading.cancel()
+            ended.cancel()
         return Run(output.text(), ending, failed=bool(ending or process.returncode))
 
 

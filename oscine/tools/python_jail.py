@@ -9,10 +9,12 @@ a JSON object, see `Jail` in oscine/tools/python.py. Linux 5.14 or newer, on x86
               |- unshares the namespaces; a helper beside it, still outside, maps the users
 
 In the namespaces are one unprivileged user, no network, and a file system of Python and the system's libraries,
-read-only, with a small /tmp in memory. There is no /proc.
+read-only, with a small /tmp in memory. There is no /proc. A filter refuses system calls that would hold memory which no
+limit counts, or that reach for other processes and for parts of the kernel which no honest script wants.
 """
 
 import ctypes
+import errno
 import json
 import os
 import platform
@@ -33,6 +35,18 @@ SYS_CLOSE_RANGE, SYS_MOUNT_SETATTR = 436, 442
 SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 SYS_KEYCTL = {"x86_64": 250, "aarch64": 219}
 KEYCTL_JOIN_SESSION_KEYRING = 1
+PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 22, 2
+AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+REFUSED = {  # system calls, by their number on x86-64 and on ARM64
+    **{"memfd_create": (319, 279), "memfd_secret": (447, 447)},
+    **{"shmget": (29, 194), "msgget": (68, 186), "semget": (64, 190)},
+    **{"add_key": (248, 217), "request_key": (249, 218), "keyctl": (250, 219)},
+    **{"ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271)},
+    **{"bpf": (321, 280), "perf_event_open": (298, 241), "userfaultfd": (323, 282)},
+    **{"io_uring_setup": (425, 425), "io_uring_enter": (426, 426), "io_uring_register": (427, 427)},
+    **{"unshare": (272, 97), "setns": (308, 268)},
+}
+X32 = 0x40000000  # where the numbers of another way into the kernel of x86-64 begin; those of ARM64 are far below
 
 USER = 1000  # inside
 NOBODY = 65534  # outside, if the server is root
@@ -52,6 +66,8 @@ def main(config: dict[str, Any]) -> NoReturn:
     _die_with_parent()
     _limit(config)
     _call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    if config["isolated"]:
+        _filter_system_calls()
     environment = ENVIRONMENT | ({} if config["isolated"] else {"HOME": os.getcwd(), "TMPDIR": os.getcwd()})
     python = config["python"]
     os.execve(python, [python, "-I", "-S", "-B", "-X", "utf8", "-c", config["main"]], environment)
@@ -59,6 +75,8 @@ def main(config: dict[str, Any]) -> NoReturn:
 
 def _isolate(config: dict[str, Any]) -> None:
     """Returns in the process that is to become the code; the others wait for it."""
+    if platform.machine() not in AUDIT_ARCH:
+        sys.exit(f"not on {platform.machine()}")
     with open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")
     as_root = os.geteuid() == 0
@@ -167,6 +185,29 @@ def _limit(config: dict[str, Any]) -> None:
         limits[resource.RLIMIT_NPROC] = config["processes"] + 2  # outer and init; counted within the namespace
     for limit, value in limits.items():
         resource.setrlimit(limit, (value, value))
+
+
+class _Instruction(ctypes.Structure):
+    _fields_ = [("code", ctypes.c_ushort), ("yes", ctypes.c_ubyte), ("no", ctypes.c_ubyte), ("k", ctypes.c_uint)]
+
+
+class _Program(ctypes.Structure):
+    _fields_ = [("length", ctypes.c_ushort), ("instructions", ctypes.POINTER(_Instruction))]
+
+
+def _filter_system_calls() -> None:
+    """Refused calls fail with EPERM; calls by another architecture's numbers end the process."""
+    load, equal, at_least, give = 0x20, 0x15, 0x35, 0x06  # BPF_LD|W|ABS, BPF_JMP|JEQ|K, BPF_JMP|JGE|K, BPF_RET|K
+    allow, refuse, end = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x80000000  # SECCOMP_RET_ALLOW, _ERRNO, _KILL_PROCESS
+    machine = platform.machine()
+    column = [*AUDIT_ARCH].index(machine)
+    program = [(load, 0, 0, 4), (equal, 1, 0, AUDIT_ARCH[machine]), (give, 0, 0, end), (load, 0, 0, 0)]
+    program += [(at_least, 0, 1, X32), (give, 0, 0, refuse)]
+    for numbers in REFUSED.values():
+        program += [(equal, 0, 1, numbers[column]), (give, 0, 0, refuse)]
+    program.append((give, 0, 0, allow))
+    instructions = (_Instruction * len(program))(*(_Instruction(*line) for line in program))
+    _call("prctl", PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(_Program(len(program), instructions)), 0, 0)
 
 
 def _die_with_parent() -> None:

@@ -129,6 +129,17 @@ def test_a_memory_bomb_is_refused() -> None:
     assert "Cannot allocate memory" in run("import mmap; mmap.mmap(-1, 1 << 30)").output
 
 
+def test_memory_that_no_limit_counts_cannot_be_had() -> None:
+    code = """
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+for name, arguments in [("memfd_create", (b"x", 0)), ("shmget", (0, 1 << 20, 0o1600)), ("msgget", (0, 0o1600))]:
+    print(name, getattr(libc, name)(*arguments), os.strerror(ctypes.get_errno()))
+for number in (0x40000000 + 39, 425, 447):  # getpid by the numbers of x32, io_uring_setup, memfd_secret
+    print(libc.syscall(number, 0, 0), os.strerror(ctypes.get_errno()))"""
+    assert all(line.endswith("-1 Operation not permitted") for line in run(code).output.splitlines())
+
+
 def test_a_flood_of_output_is_cut() -> None:
     flood = run("for _ in range(1000): print('x' * (1 << 20))")
     assert flood.ending == "it wrote more than 16 MiB"

@@ -9,6 +9,7 @@ from torch import Tensor
 from oscine.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
 from oscine.engine.loop import EngineLoop
 from oscine.engine.offline import generate
+from oscine.executor.grammar import Grammars
 from oscine.executor.kv_memory import MemoryPlan
 from oscine.executor.load import allocate_kv
 from oscine.executor.runner import TorchExecutor
@@ -115,10 +116,16 @@ def options(**changes: object) -> EngineOptions:
     )
 
 
-def executor(model: GptOss, options: EngineOptions, num_full_pages: int, num_sliding_pages: int) -> TorchExecutor:
+def executor(
+    model: GptOss,
+    options: EngineOptions,
+    num_full_pages: int,
+    num_sliding_pages: int,
+    grammars: Grammars | None = None,
+) -> TorchExecutor:
     plan = memory(num_full_pages, num_sliding_pages)
     kv = allocate_kv(CONFIG, plan, model.weights.embed_VH.device, torch.float32)
-    return TorchExecutor(model, plan, kv, options.scheduler.max_num_seqs)
+    return TorchExecutor(model, plan, kv, options.scheduler.max_num_seqs, grammars)
 
 
 def engine(options: EngineOptions, num_full_pages: int = 64, num_sliding_pages: int = 64) -> EngineLoop:

@@ -179,6 +179,33 @@ def test_bias_is_added_and_forbids() -> None:
     assert not logits.any()
 
 
+def test_restricted_rows_choose_among_the_allowed() -> None:
+    """Of 70 tokens: a row without restriction, one with two tokens, one with the last token alone."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(3, 70, generator=generator)
+    words = torch.tensor([[0, 0, 1 << 5, -1], [1 << 31, 1 << 3, 0, -1]], dtype=torch.int64)  # bits past the end are set
+    restricted = {
+        "allowed_KW": words.to(torch.int32),
+        "allowed_row_N": torch.tensor([-1, 1, 0], dtype=torch.int32),
+    }
+    greedy = sampling_batch(3, CPU, temperature_N=torch.zeros(3), greedy=True, num_logprobs=1, **restricted)
+    result = sample(logits, greedy)
+    best = max((31, 35), key=lambda token: logits[1, token])
+    assert result.token_ids_N.tolist() == [logits[0].argmax(), best, 69]
+    assert result.logprobs_N is not None
+    assert result.logprobs_N.tolist() == pytest.approx(
+        [logits[i].log_softmax(-1)[token].item() for i, token in enumerate(result.token_ids_N.tolist())]
+    )
+    drawn = [
+        sample(logits, sampling_batch(3, CPU, truncated=True, seed_N=torch.arange(3) + i, **restricted)).token_ids_N
+        for i in range(40)
+    ]
+    columns = torch.stack(drawn).T
+    assert len(set(columns[0].tolist())) > 10
+    assert set(columns[1].tolist()) == {31, 35}
+    assert set(columns[2].tolist()) == {69}
+
+
 @given(
     st.lists(st.tuples(st.floats(-5, 5), st.integers(0, 3), st.booleans()), min_size=1, max_size=9),
     st.floats(0.5, 2),

@@ -83,10 +83,26 @@ def check_kept(logits_NV: Tensor, batch: SamplingBatch, why: str) -> None:
     assert ((differ_NV.sum(-1) <= 2) | (mass_N < 1e-5)).all(), (why, differ_NV.sum(-1).tolist())
 
 
+def check_restriction(logits_NV: Tensor, why: str) -> None:
+    """Bitwise; rows that share a mask, rows without one, and words for more tokens than there are."""
+    vocab, device = logits_NV.shape[1], logits_NV.device
+    generator = torch.Generator().manual_seed(vocab)
+    masks_KW = torch.randint(-(2**31), 2**31, (3, vocab // 32 + 2), generator=generator).to(torch.int32).to(device)
+    row_N = torch.tensor([2, -1, 0, 0, 1, -1, 2, 1], dtype=torch.int32, device=device)
+    for name in ("greedy", "all"):
+        batch = replace(batches(vocab, device)[name], allowed_KW=masks_KW, allowed_row_N=row_N)
+        got, expected = (module.restrict(logits_NV, batch) for module in (triton, reference))
+        assert torch.equal(got, expected), (why, vocab)
+        assert (expected.isinf() & logits_NV.isfinite()).any(-1).tolist() == [i >= 0 for i in row_N.tolist()]
+        check(logits_NV, batch, why)
+
+
 def nudged(batch: SamplingBatch, row: int) -> list[SamplingBatch]:
     """The row alone, with its cuts and its temperature moved by a few roundings."""
     fields = ("temperature_N", "top_k_N", "top_p_N", "min_p_N", "seed_N", "position_N")
     alone = replace(batch, **{name: getattr(batch, name)[row : row + 1] for name in fields})
+    if batch.allowed_row_N is not None:
+        alone = replace(alone, allowed_row_N=batch.allowed_row_N[row : row + 1])
     by = (1 - 3e-6, 1 + 3e-6)
     return [
         replace(alone, top_p_N=alone.top_p_N * p, min_p_N=alone.min_p_N * m, temperature_N=alone.temperature_N * t)
@@ -114,6 +130,8 @@ def in_interpreter() -> None:
         ids = triton.sample(spread, batches(300, CPU)[name]).token_ids_N
         assert ((ids >= 0) & (ids < 300)).all()
         assert 9 not in ids.tolist()
+    for vocab in (31, 64, 300, 5000):
+        check_restriction(logits("spread", vocab, CPU), "interpreted")
     batch = replace(batches(300, CPU)["greedy"], num_logprobs=3)
     spread = logits("spread", 300, CPU)
     for got, expected in zip(triton.sample(spread, batch), reference.sample(spread, batch), strict=True):
@@ -148,6 +166,13 @@ KERNELS = {
         {"BLOCK_B": 4096},
         8,
     ),
+    "restrict": (
+        triton._restrict_kernel,
+        {"logits": "*fp32", "allowed": "*i32", "allowed_row": "*i32", "restricted": "*fp32"}
+        | {"vocab": "i32", "stride": "i32", "words": "i32"},
+        {"BLOCK_B": triton.RESTRICTED},
+        4,
+    ),
 }
 
 
@@ -175,6 +200,12 @@ def test_choices_are_the_reference_s(kind: str, vocab: int) -> None:
     device = torch.device("cuda")
     for name, batch in batches(vocab, device).items():
         check(logits(kind, vocab, device), batch, name)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("vocab", [50, 3001, 201088])
+def test_restricted_rows_are_the_reference_s(vocab: int) -> None:
+    check_restriction(logits("spread", vocab, torch.device("cuda")), "on a GPU")
 
 
 @pytest.mark.gpu

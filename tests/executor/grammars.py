@@ -1,0 +1,63 @@
+"""A vocabulary for the tiny model, a grammar over it, and what may come next by plain Python.
+
+Words over a, b and c as tokens; the grammar is a number of WORDS, one after the other, then the stop token.
+"""
+
+import json
+from functools import cache
+from itertools import product
+from pathlib import Path
+
+from .tiny import CONFIG
+
+END, STOP = CONFIG.vocab_size - 2, CONFIG.vocab_size - 1
+TOKENS = ["".join(letters) for length in range(1, 5) for letters in product("abc", repeat=length)][:END]
+WORDS = ("abc", "b", "ca")
+
+
+def grammar(fewest: int, most: int) -> str:
+    """Without it, llguidance allows one spelling alone, the tokenizer's, of what the grammar leaves no choice in."""
+    any_spelling = '%llguidance {"no_forcing": true}'
+    return f"{any_spelling}\nstart: /({'|'.join(WORDS)}){{{fewest},{most}}}/ <|return|>"
+
+
+def tokenizer_file(folder: Path) -> Path:
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    added = [(END, "<|endoftext|>"), (STOP, "<|return|>")]
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    content = {
+        "version": "1.0",
+        "added_tokens": [{"id": i, "content": name, **flags} for i, name in added],
+        "pre_tokenizer": byte_level,
+        "decoder": byte_level,
+        "model": {"type": "BPE", "vocab": {token: i for i, token in enumerate(TOKENS)}, "merges": []},
+    }
+    path = folder / "tokenizer.json"
+    path.write_text(json.dumps(content))
+    return path
+
+
+@cache
+def _states(text: str) -> frozenset[tuple[int, str]]:
+    """Every way to read a text: complete words, and what is begun of the next one."""
+    states = {(0, "")}
+    for letter in text:
+        longer = [(count, begun + letter) for count, begun in states]
+        states = {(count, begun) for count, begun in longer if any(w.startswith(begun) for w in WORDS if w != begun)}
+        states |= {(count + 1, "") for count, begun in longer if begun in WORDS}
+    return frozenset(states)
+
+
+def allowed(text: str, fewest: int, most: int) -> set[int]:
+    """Tokens that may follow a text; none if it is no beginning of anything."""
+
+    def possible(longer: str) -> bool:
+        return any(count + bool(begun) <= most for count, begun in _states(longer))
+
+    found = {i for i, token in enumerate(TOKENS) if possible(text + token)}
+    complete = any(not begun and fewest <= count <= most for count, begun in _states(text))
+    return found | {STOP} if complete else found
+
+
+def text_of(token_ids: list[int]) -> str:
+    return "".join(TOKENS[i] for i in token_ids if i != STOP)

@@ -1,0 +1,221 @@
+"""Sequences with grammars: their tokens are those of a full recomputation with a mask by plain Python."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from oscine.engine.loop import EngineLoop
+from oscine.executor.grammar import Constraints, Grammars
+from oscine.executor.threaded import ThreadedExecutor
+from oscine.ops.sample.noise import gumbel
+from oscine.types import GenerationRequest, NewSequence, SamplingParams, StepPlan, StepResult
+
+from . import grammars as tiny_grammars
+from .grammars import STOP, TOKENS, allowed, grammar, text_of, tokenizer_file
+from .tiny import CONFIG, all_logits, executor, loop, model, naive_greedy, options, prompt, request, run
+
+
+@pytest.fixture(scope="module")
+def grammars(tmp_path_factory: pytest.TempPathFactory) -> Grammars:
+    return Grammars(tokenizer_file(tmp_path_factory.mktemp("tokenizer")), CONFIG.vocab_size)
+
+
+def constrained_engine(grammars: Grammars, pages: int = 64, **changes: object) -> EngineLoop:
+    asked = options(**changes)
+    runner = executor(model(), asked, pages, pages, grammars)
+    return loop(ThreadedExecutor(runner) if asked.scheduler.overlap else runner, asked, runner.memory)
+
+
+def expected(one: GenerationRequest, fewest: int, most: int) -> list[int]:
+    """One token after the other, from the logits of the whole sequence."""
+    tokens, generated = one.prompt_token_ids, []
+    while STOP not in generated and len(generated) < one.sampling.max_tokens:
+        logits = all_logits([*tokens, *generated])[-1].clone()
+        for token, bias in one.sampling.logit_bias.items():
+            logits[token] += bias
+        if one.sampling.temperature:
+            position = torch.tensor([len(tokens) + len(generated)])
+            logits += gumbel(torch.tensor([one.sampling.seed]), position, len(logits))[0]
+        mask = allowed(text_of(generated), fewest, most)
+        if len(generated) < one.sampling.min_tokens and len(mask) > 1:
+            mask -= {STOP}
+        generated.append(max(mask, key=lambda token: float(logits[token])))
+    return generated
+
+
+def placed(slot: int, rule: str, generated: list[int] | None = None) -> NewSequence:
+    sampling = SamplingParams(max_tokens=99, grammar=rule)
+    return NewSequence(slot, [0, *(generated or ())], 1, 0, [], [], sampling)
+
+
+def mask_of(constraints: Constraints, slots: list[int]) -> list[set[int]]:
+    masks = np.empty((len(slots), constraints.grammars.num_words), np.int32)
+    constraints.fill(slots, [1] * len(slots), masks)
+    bits = np.unpackbits(masks.view(np.uint8), axis=1, bitorder="little")
+    return [{int(i) for i in row.nonzero()[0]} for row in bits]
+
+
+def test_masks_by_brute_force(grammars: Grammars) -> None:
+    constraints = Constraints(grammars)
+    generator = np.random.default_rng(1)
+    for slot in range(3):
+        constraints.place(placed(slot, grammar(2, 5 + slot)))
+    said: list[list[int]] = [[], [], []]
+    for _ in range(40):
+        rows = constraints.advance(np.arange(3))
+        if not rows:
+            break
+        for slot, found in zip(rows, mask_of(constraints, rows), strict=True):
+            assert found == allowed(text_of(said[slot]), 2, 5 + slot)
+            said[slot].append(int(generator.choice(sorted(found))))
+        constraints.sampled(np.arange(3), lambda: [tokens[-1] for tokens in said])
+    assert all(tokens[-1] == STOP for tokens in said)
+    assert not constraints.errors(range(3))
+
+
+def test_a_sequence_is_placed_again_with_what_it_has_said(grammars: Grammars) -> None:
+    constraints = Constraints(grammars)
+    said = [TOKENS.index("ab"), TOKENS.index("cb")]
+    constraints.place(placed(1, grammar(1, 9)))
+    constraints.sampled(np.array([1]), lambda: pytest.fail("the token of whoever had the slot before"))
+    constraints.place(placed(1, grammar(1, 9), said))
+    assert constraints.advance(np.array([0, 1])) == [1]
+    assert mask_of(constraints, [1]) == [allowed("abcb", 1, 9)]
+
+
+def test_min_tokens_yields_where_only_the_stop_token_is_left(grammars: Grammars) -> None:
+    lengths = []
+    for most, min_tokens in ((40, 0), (40, 5), (3, 12)):
+        one = request("a", prompt(20), max_tokens=20, min_tokens=min_tokens, stop_token_ids=(STOP,))
+        sampling = replace(one.sampling, grammar=grammar(1, most), logit_bias={STOP: 50.0})
+        one = replace(one, sampling=sampling)
+        found = run(constrained_engine(grammars), one)["a"]
+        assert found.token_ids == expected(one, 1, most)
+        assert found.finish_reason == "stop"
+        lengths.append(len(found.token_ids))
+    assert lengths[0] < 6 <= lengths[1]
+    assert lengths[2] < 12
+
+
+def workload() -> list[tuple[GenerationRequest, int, int]]:
+    """Constrained greedily and with noise, with a bias, and not at all, of several lengths."""
+    kinds: list[tuple[int, int, dict[str, object]]] = [
+        (80, 90, {}),
+        (5, 90, {"temperature": 1.0, "seed": 5, "logit_bias": {STOP: -100.0}}),
+        (1, 3, {}),
+        (80, 80, {"temperature": 1.0, "seed": 6, "logprobs": 2}),
+        (0, 0, {"temperature": 1.0, "seed": 7}),
+        (0, 0, {}),
+    ]
+    return [
+        (
+            request(
+                str(i),
+                prompt(12, start=i),
+                max_tokens=48,
+                **({"stop_token_ids": (STOP,), "grammar": grammar(fewest, most)} if most else {}),
+                **extra,
+            ),
+            fewest,
+            most,
+        )
+        for i, (fewest, most, extra) in enumerate(kinds)
+    ]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize(("pages", "chunk"), [(64, 64), (10, 16)])
+def test_tokens_are_those_of_a_loop_with_masks(grammars: Grammars, overlap: bool, pages: int, chunk: int) -> None:
+    engine = constrained_engine(grammars, pages, overlap=overlap, max_num_batched_tokens=chunk)
+    requests = workload()
+    found = run(engine, *(one for one, _, _ in requests))
+    assert (engine.stats().preemptions > 0) == (pages < 64)
+    for one, fewest, most in requests:
+        tokens = found[one.request_id].token_ids
+        if most:
+            assert tokens == expected(one, fewest, most)
+        elif not one.sampling.temperature:
+            assert tokens == naive_greedy(tuple(one.prompt_token_ids), 48)
+
+
+def test_logprobs_are_the_models_own_though_the_token_was_forced(grammars: Grammars) -> None:
+    one = request("a", prompt(20), max_tokens=6, logprobs=1, grammar=grammar(9, 9))
+    found = run(constrained_engine(grammars), one)["a"]
+    tokens = [*prompt(20), *found.token_ids]
+    logprobs = all_logits(tokens).log_softmax(-1)
+    assert found.token_ids != naive_greedy(tuple(prompt(20)), 6), "the case shows nothing"
+    assert [e.logprob for e in found.logprobs or []] == pytest.approx(
+        [logprobs[19 + i, token].item() for i, token in enumerate(found.token_ids)], abs=1e-4
+    )
+
+
+def test_what_comes_after_the_end_of_a_grammar_is_free(grammars: Grammars) -> None:
+    one = request("a", prompt(20), max_tokens=20, grammar=grammar(1, 1))
+    found = run(constrained_engine(grammars), one)["a"].token_ids
+    end = found.index(STOP) + 1
+    assert end < 5
+    assert found[end:] == naive_greedy((*prompt(20), *found[:end]), 20 - end)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_grammar_that_cannot_be_had_ends_its_request_alone(grammars: Grammars, overlap: bool) -> None:
+    requests = [
+        request("broken", prompt(20), max_tokens=8, grammar="start: ("),
+        request("unknown token", prompt(20), max_tokens=8, grammar="start: <|nobody|>"),
+        request("plain", prompt(20), max_tokens=8),
+    ]
+    found = run(constrained_engine(grammars, overlap=overlap), *requests)
+    for name in ("broken", "unknown token"):
+        assert found[name].finish_reason == "error"
+        assert "grammar cannot be compiled" in (found[name].error or "")
+    assert found["plain"].token_ids == naive_greedy(tuple(prompt(20)), 8)
+    without = constrained_engine(Grammars(None, CONFIG.vocab_size))
+    assert "tokenizer.json" in (run(without, request("a", [1], grammar=grammar(1, 1)))["a"].error or "")
+
+
+def test_a_token_that_is_not_allowed_ends_its_request(grammars: Grammars) -> None:
+    """As when logits are NaN: nothing to choose from."""
+    constraints = Constraints(grammars)
+    constraints.place(placed(2, grammar(1, 9)))
+    constraints.sampled(np.array([2]), lambda: [TOKENS.index("aaa")])
+    assert constraints.advance(np.array([2])) == []
+    assert set(constraints.errors([0, 1, 2])) == {2}
+    constraints.place(placed(2, grammar(1, 9)))
+    assert not constraints.errors([2])
+
+
+def test_requests_wait_for_their_grammar_and_hold_nobody_up() -> None:
+    """An executor that is not ready for a grammar until it was asked often enough."""
+
+    class Slow:
+        def __init__(self) -> None:
+            self.asked = 0
+
+        def prepare(self, sampling: SamplingParams) -> bool:
+            self.asked += sampling.grammar is not None
+            return sampling.grammar is None or self.asked > 5
+
+        def execute(self, plan: StepPlan) -> StepResult:
+            return StepResult(plan.step, [[1] for _ in plan.sequences])
+
+    slow = Slow()
+    engine = loop(slow, options(), executor(model(), options(), 64, 64).memory)
+    engine.add(request("slow", [1], max_tokens=1, grammar="start:"))
+    engine.add(request("cancelled", [1], max_tokens=1, grammar="start:"))
+    engine.add(request("quick", [1], max_tokens=1))
+    assert engine.stats().num_waiting == 3
+    assert [output.request_id for output in engine.step()] == ["quick"]
+    engine.cancel("cancelled")
+    outputs = []
+    while engine.has_work:
+        outputs += engine.step()
+    assert [(o.request_id, o.finish_reason) for o in outputs] == [("cancelled", "cancelled"), ("slow", "length")]
+
+
+def test_the_oracle_knows_the_language() -> None:
+    assert allowed("", 1, 1) == {TOKENS.index(t) for t in ("a", "b", "c", "ab", "ca", "abc")}
+    assert allowed("abc", 1, 1) == {STOP}
+    assert allowed("cb", 1, 5) == set()
+    assert tiny_grammars.WORDS == ("abc", "b", "ca")

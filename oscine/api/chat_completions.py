@@ -58,9 +58,9 @@ async def chat_sequences(
     talk = service.reasoning.restore(conversation(asked, service.date))
     n, stop = sampling.choices(asked.n), sampling.stop_strings(asked.stop)
     service.admission.check(n)  # before the prompt is made, which costs more
-    prompt = await model.prompts.render(talk, size)
     form, use = asked_format(asked), tool_use(asked, talk.tools)
     grammar = await _grammar(form, use)
+    prompt = await model.prompts.render(talk, size)
     params = replace(_sampling_params(asked, len(prompt), model), grammar=grammar)
     priority = sampling.priority(asked.priority)
     requests = [engine_request(prompt, sampling.with_seed(params, i), priority) for i in range(n)]

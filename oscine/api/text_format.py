@@ -36,10 +36,12 @@ def asked_format(request: ChatCompletionRequest | CompletionRequest) -> AskedFor
 
 def response_schema(response: ResponseFormat | None) -> ResponseSchema | None:
     """What the model is told of the form: enforced or not, it does better when it knows."""
-    if response is None or response.type == "text":
+    if response is None:
         return None
     if response.type == "json_object":
         return ResponseSchema("json_object", _OBJECT)
+    if response.type != "json_schema":
+        return None
     wanted = _json_schema(response)
     return ResponseSchema(wanted.name, wanted.schema or {}, wanted.description or "")
 

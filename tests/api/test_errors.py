@@ -12,6 +12,21 @@ TOOL = {"type": "function", "function": {"name": "f"}}
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
 
+def schema_format(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+
+
+def nested_schema(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {}
+    for _ in range(depth):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
+def function_tool(schema: dict[str, Any], strict: bool = False) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", "parameters": schema, "strict": strict}}
+
+
 def refused(server: ScriptedServer, path: str, body: Any, status: int = 400) -> dict[str, Any]:
     response = server.post(path, body)
     assert response.status_code == status, response.text
@@ -83,9 +98,37 @@ CHAT: list[tuple[str, dict[str, Any]]] = [
     ("top_logprobs", {"logprobs": True, "top_logprobs": 21}),
     ("reasoning_effort", {"reasoning_effort": "extreme"}),
     ("reasoning.effort", {"reasoning": {"effort": "x"}}),
-    ("response_format", {"response_format": {"type": "json_object"}}),
-    ("response_format", {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}}),
+    ("response_format.type", {"response_format": {"type": "yaml"}}),
+    ("response_format.json_schema", {"response_format": {"type": "json_schema"}}),
+    ("response_format.json_schema.schema", {"response_format": schema_format({"not": {"type": "string"}})}),
+    ("response_format.json_schema.schema", {"response_format": schema_format({"$ref": "#/$defs/missing"})}),
+    ("response_format.json_schema.schema", {"response_format": schema_format({"type": "integer", "minimum": "3"})}),
+    ("response_format.json_schema.schema", {"response_format": schema_format(nested_schema(400))}),
+    ("guided_json", {"guided_json": {"type": "nothing"}}),
+    ("guided_json", {"guided_json": "{"}),
+    ("guided_json", {"guided_json": "[]"}),
+    ("guided_json", {"guided_json": 7}),
+    ("guided_regex", {"guided_regex": "(a"}),
+    ("guided_regex", {"guided_regex": "(?=a)b"}),
+    ("guided_regex", {"guided_regex": ""}),
+    ("guided_choice", {"guided_choice": []}),
+    ("guided_choice", {"guided_choice": ["a", ""]}),
+    ("guided_choice", {"guided_choice": "a"}),
+    ("guided_grammar", {"guided_grammar": "root: 'a'"}),
+    ("guided_grammar", {"guided_grammar": "start: <|end|>"}),
+    ("guided_grammar", {"guided_grammar": "start: @other"}),
+    ("structured_outputs.json", {"structured_outputs": {"json": {"not": {}}}}),
+    ("structured_outputs.regex", {"structured_outputs": {"regex": "["}}),
+    ("structured_outputs.choice", {"structured_outputs": {"choice": []}}),
+    ("structured_outputs.grammar", {"structured_outputs": {"grammar": "start: nobody"}}),
+    ("structured_outputs.structural_tag", {"structured_outputs": {"structural_tag": "{}"}}),
+    ("structured_outputs.regex", {"structured_outputs": {"json": {}, "regex": "a"}}),
+    ("guided_regex", {"guided_regex": "a", "response_format": {"type": "json_object"}}),
     ("tool_choice", {"tool_choice": "required"}),
+    ("tool_choice", {"tool_choice": "required", "tools": [{"type": "web_search"}]}),
+    ("tool_choice", {"tool_choice": {"type": "function", "function": {"name": "g"}}, "tools": [TOOL]}),
+    ("tools", {"tools": [function_tool({"type": "object", "if": {}}, strict=True)]}),
+    ("tools", {"tools": [function_tool({"$ref": "http://elsewhere/"})], "tool_choice": "required"}),
     ("tool_choice", {"tool_choice": "sometimes"}),
     ("tool_choice", {"tool_choice": {"type": "function", "function": {"name": "f"}}}),
     ("tools", {"tools": [{"type": "function", "function": {"name": "no spaces please"}}]}),
@@ -94,8 +137,6 @@ CHAT: list[tuple[str, dict[str, Any]]] = [
     ("tools[0].function.name", {"tools": [{"type": "function", "function": {}}]}),
     ("functions", {"functions": [{"name": "f"}]}),
     ("modalities", {"modalities": ["audio"]}),
-    ("guided_json", {"guided_json": {}}),
-    ("structured_outputs", {"structured_outputs": {"choice": ["a"]}}),
     ("bad_words", {"bad_words": ["a"]}),
     ("verbosity", {"verbosity": "low"}),
     ("chat_template_kwargs", {"chat_template_kwargs": {"a": 1}}),
@@ -145,8 +186,9 @@ TEXT: list[tuple[str, dict[str, Any]]] = [
     ("prompt", {"prompt": 5}),
     ("suffix", {"prompt": "a", "suffix": "b"}),
     ("best_of", {"prompt": "a", "best_of": 2}),
-    ("guided_json", {"prompt": "a", "guided_json": {}}),
-    ("structured_outputs", {"prompt": "a", "structured_outputs": {"choice": ["a"]}}),
+    ("guided_json", {"prompt": "a", "guided_json": {"not": {}}}),
+    ("guided_regex", {"prompt": "a", "guided_regex": "a", "response_format": {"type": "json_object"}}),
+    ("structured_outputs.regex", {"prompt": "a", "structured_outputs": {"regex": "["}}),
     ("use_beam_search", {"prompt": "a", "use_beam_search": True}),
     ("prompt_logprobs", {"prompt": "a", "prompt_logprobs": 0}),
     ("truncate_prompt_tokens", {"prompt": "a", "truncate_prompt_tokens": 5}),

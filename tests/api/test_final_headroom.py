@@ -1,12 +1,13 @@
 """Room kept for the answer: where the budget runs out in reasoning, the final message is forced."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import openai
 import pytest
 
-from oscine.types import GenerationOutput, GenerationRequest
+from oscine.types import GenerationOutput, GenerationRequest, TokenLogprobs
 from tests.api.scripted_engine import MAX_MODEL_LEN
 from tests.api.scripted_server import ScriptedServer
 from tests.api.test_chat_stream import deltas
@@ -58,6 +59,23 @@ def test_the_answer_is_forced(scripted: ScriptedServer, size: int) -> None:
     assert "".join(d.get("reasoning", "") for d in deltas(events)) == reasoning
     assert "".join(d.get("content", "") for d in deltas(events)) == "It is 4."
     assert [c["finish_reason"] for e in events for c in e["choices"]][-1] == "stop"
+
+
+def test_logprobs_are_those_of_the_answer(scripted: ScriptedServer) -> None:
+    t = scripted.tokenizer
+    thinks_for_ever(scripted, 7)
+    plain = scripted.engine.script
+
+    def script(request: GenerationRequest) -> Iterable[GenerationOutput]:
+        for output in plain(request):
+            assert isinstance(output, GenerationOutput)
+            yield replace(output, logprobs=[TokenLogprobs(i, -0.01 * i, ()) for i in output.token_ids])
+
+    scripted.engine.script = script
+    (choice,) = scripted.chat(max_tokens=100, final_headroom=40, logprobs=True)["choices"]
+    entries = choice["logprobs"]["content"]
+    assert "".join(entry["token"] for entry in entries) == "It is 4."
+    assert [entry["logprob"] for entry in entries] == [-0.01 * i for i in t.encode("It is 4.")]
 
 
 def test_an_answer_that_has_begun_goes_on(scripted: ScriptedServer) -> None:

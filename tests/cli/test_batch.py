@@ -50,6 +50,7 @@ def test_every_line_gets_a_line(tmp_path: Path, output: Path, fake_server: Serve
         tmp_path / "in.jsonl",
         request("chat"),
         request("text", "/v1/completions", prompt="Once", max_tokens=70),
+        request("response", "/v1/responses", input="hi", max_output_tokens=160),
         request("unknown model", model="gpt-9", messages=[{"role": "user", "content": "hi"}]),
         "",
         "no JSON",
@@ -61,17 +62,18 @@ def test_every_line_gets_a_line(tmp_path: Path, output: Path, fake_server: Serve
     )
     done = run("batch", str(given), str(output), "--url", f"{fake_server.url}/v1")
     assert done.returncode == 0, done.stderr
-    assert "2 answered, 7 failed" in done.stderr
+    assert "3 answered, 7 failed" in done.stderr
     assert "tokens/s" in done.stderr
     lines = read(output)
-    assert len(lines) == 9
-    assert len({line["id"] for line in lines}) == 9
+    assert len(lines) == 10
+    assert len({line["id"] for line in lines}) == 10
     answered = {line["custom_id"]: line for line in lines if line["response"]}
     chat = answered["chat"]["response"]
     assert chat["status_code"] == 200
     assert chat["request_id"]
     assert chat["body"]["choices"][0]["message"]["content"].startswith(TEXT[:20])
     assert answered["text"]["response"]["body"]["object"] == "text_completion"
+    assert answered["response"]["response"]["body"]["object"] == "response"
     assert answered["unknown model"]["response"]["status_code"] == 404
     assert answered["unknown model"]["response"]["body"]["error"]["code"] == "model_not_found"
     assert all(line["error"] is None for line in answered.values())
@@ -81,7 +83,7 @@ def test_every_line_gets_a_line(tmp_path: Path, output: Path, fake_server: Serve
     assert refused.keys() == expected.keys()
     assert all(word in refused[name] for name, word in expected.items())
     again = run("batch", str(given), str(output), "--url", fake_server.url)
-    assert "0 answered, 0 failed, 9 done before" in again.stderr
+    assert "0 answered, 0 failed, 10 done before" in again.stderr
     assert read(output) == lines
 
 

@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 BASE   := $(VENV)/.base
 TEST   := $(VENV)/.test
 
-.PHONY: demo serve test browser screenshot check eval eval-tools soak bench clean
+.PHONY: demo serve test browser screenshot check eval eval-tools soak chaos bench clean
 
 $(BASE): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -48,6 +48,9 @@ eval-tools: $(TEST)  ## the embedded model with tools and schemas, through the A
 
 soak: $(TEST)   ## 1,000 mixed requests, one in ten cancelled
 	$(BIN)/python -m benchmarks.serving.soak
+
+chaos: $(TEST)  ## engines killed, hostile clients, stored responses after the death of everything
+	$(BIN)/python -m benchmarks.serving.chaos
 
 bench: $(TEST)  ## what the server itself costs, with a fake executor
 	$(BIN)/python -m benchmarks.serving.overhead

@@ -23,16 +23,11 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
 
 
 class ServerProcess(Server):
-    """Context manager; `pid` is the API process's."""
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
+    """Context manager."""
 
     @property
     def engine(self) -> psutil.Process:
-        (engine,) = (p for p in self.processes() if "oscine.engine.process" in " ".join(p.cmdline()))
-        return engine
+        return psutil.Process(self.engine_pid)
 
     def processes(self) -> list[psutil.Process]:
         return psutil.Process(self.pid).children(recursive=True)

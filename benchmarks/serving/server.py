@@ -50,6 +50,20 @@ class Server:
         self._process.terminate()
         self._process.wait(timeout=60)
 
+    @property
+    def pid(self) -> int:
+        """Of the API process."""
+        return self._process.pid
+
+    @property
+    def engine_pid(self) -> int:
+        (engine,) = self._engines()
+        return engine.pid
+
+    def _engines(self) -> list[psutil.Process]:
+        children = psutil.Process(self.pid).children(recursive=True)
+        return [child for child in children if "oscine.engine.process" in " ".join(child.cmdline())]
+
     def _is_ready(self) -> bool:
         try:
             with urllib.request.urlopen(self.url + "/v1/health/ready", timeout=5) as response:
@@ -77,14 +91,12 @@ class Server:
 
     def cpu_seconds(self) -> dict[str, float]:
         """CPU time so far of the API process and of the engine process."""
-        api = psutil.Process(self._process.pid)
-        engines = [p for p in api.children(recursive=True) if "oscine.engine.process" in " ".join(p.cmdline())]
 
         def seconds(process: psutil.Process) -> float:
             times = process.cpu_times()
             return float(times.user + times.system)
 
-        return {"api": seconds(api), "engine": sum(seconds(p) for p in engines)}
+        return {"api": seconds(psutil.Process(self.pid)), "engine": sum(seconds(p) for p in self._engines())}
 
 
 def _free_port() -> int:

@@ -28,8 +28,9 @@ def create_app(service: Service) -> ASGIApp:
     routes = [_route(operation, check) for operation in endpoints(service)]
     if service.config.server.playground:
         routes += playground_routes()
-    app: ASGIApp = Starlette(routes=routes, exception_handlers=HANDLERS)
-    app = Observe(app, service.metrics, service.tracing)
+    router = Starlette(routes=routes, exception_handlers=HANDLERS)
+    router.router.redirect_slashes = False  # to an address made of what the client says the host is
+    app: ASGIApp = Observe(router, service.metrics, service.tracing, service.bodies)
     if service.config.server.cors_origins:  # outermost: a browser asks before it shows a key, and reads errors too
         app = CORSMiddleware(
             app,

@@ -4,11 +4,11 @@ Knows Starlette's ways to hand over an exception; errors says how it is worded.
 """
 
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from oscine.api.errors import APIError, internal, response
-from oscine.api.record import current
+from oscine.api.record import CLIENT_LEFT, current
 
 
 def _respond(error: APIError, request: Request) -> Response:
@@ -35,4 +35,9 @@ async def _crash(request: Request, error: Exception) -> Response:
     return _respond(internal(), request)
 
 
-HANDLERS = {APIError: _api_error, HTTPException: _http_exception, Exception: _crash}
+async def _client_left(request: Request, error: Exception) -> Response:
+    """Within its body: nobody reads this."""
+    return Response(status_code=CLIENT_LEFT)
+
+
+HANDLERS = {APIError: _api_error, HTTPException: _http_exception, ClientDisconnect: _client_left, Exception: _crash}

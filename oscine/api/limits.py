@@ -12,6 +12,7 @@ from starlette.requests import Request
 from oscine.api.errors import APIError, unavailable
 
 BODY_TIMEOUT_S = 60.0
+MAX_BODIES_BYTES = 512 << 20  # of all requests together
 
 
 async def read_body(request: Request, limit: int, timeout_s: float = BODY_TIMEOUT_S) -> bytes:
@@ -39,6 +40,22 @@ async def read_body(request: Request, limit: int, timeout_s: float = BODY_TIMEOU
 
 def _too_large(limit: int) -> APIError:
     return APIError(f"The body is larger than {limit} bytes.", status=413, code="body_too_large")
+
+
+class Bodies:
+    """Counts the bytes of the bodies of all requests that are not over: each is held until then."""
+
+    def __init__(self) -> None:
+        self._bytes = 0
+
+    def take(self, size: int) -> None:
+        """Raises APIError 503 when there is no room; what was taken before stays taken."""
+        if self._bytes + size > MAX_BODIES_BYTES:
+            raise unavailable("The server holds as many large requests as it can.", code="overloaded")
+        self._bytes += size
+
+    def give_back(self, size: int) -> None:
+        self._bytes -= size
 
 
 class Admission:

@@ -53,7 +53,7 @@ def start_logging(level: str, kind: str) -> None:
     handler.setFormatter(JsonFormatter() if kind == "json" else TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     if level != "debug":
-        logging.getLogger("uvicorn").setLevel(logging.WARNING)  # its start and stop are no news
+        logging.getLogger("uvicorn").setLevel(logging.ERROR)  # its start is no news, nor is what is no HTTP
 
 
 def log_request(record: RequestRecord) -> None:

@@ -7,6 +7,7 @@ import time
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from oscine.api.limits import Bodies
 from oscine.api.logs import log_request
 from oscine.api.metrics import Metrics
 from oscine.api.record import CLIENT_LEFT, RequestRecord, current
@@ -18,10 +19,11 @@ _ANTHROPIC_PATH = "/v1/messages"  # whose clients look for another name of the r
 class Observe:
     """One layer, as each costs something for every event of every stream."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, tracing: Tracing | None) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics, tracing: Tracing | None, bodies: Bodies) -> None:
         self.app = app
         self._metrics = metrics
         self._tracing = tracing
+        self._bodies = bodies
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -29,6 +31,13 @@ class Observe:
             return
         record = RequestRecord.of(scope)
         span = None if self._tracing is None else self._tracing.begin(record, scope)
+
+        async def count() -> Message:
+            message = await receive()
+            size = len(message.get("body", b""))
+            self._bodies.take(size)
+            record.body_bytes += size
+            return message
 
         async def observe(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -38,7 +47,7 @@ class Observe:
         outside = current.set(record)
         self._metrics.in_progress.inc()
         try:
-            await self.app(scope, receive, observe)
+            await self.app(scope, count, observe)
         finally:
             self._finish(record, scope)
             if span is not None:
@@ -57,6 +66,7 @@ class Observe:
         record.status = record.status or CLIENT_LEFT
         route = scope.get("route")  # set by the router; absent for unknown paths, which would be unbounded
         record.route = route.path if route else ""
+        self._bodies.give_back(record.body_bytes)
         self._metrics.in_progress.dec()
         self._metrics.responded(record)
         log_request(record)

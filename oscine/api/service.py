@@ -14,7 +14,7 @@ from pathlib import Path
 from oscine.api.engine_metrics import EngineCollector
 from oscine.api.errors import APIError, unavailable
 from oscine.api.keys import ApiKeys
-from oscine.api.limits import Admission
+from oscine.api.limits import Admission, Bodies
 from oscine.api.metrics import Metrics
 from oscine.api.prompt import Prompts
 from oscine.api.reasoning_memory import ReasoningMemory
@@ -64,6 +64,7 @@ class Service:
         self.reasoning = ReasoningMemory()
         self.responses = ResponseService(config.server)
         self.tools = BuiltinTools(config.tools)
+        self.bodies = Bodies()
         self.draining = False
         self.started = int(time.time())
         self._tokenizer: Tokenizer | None = None
@@ -85,7 +86,7 @@ class Service:
             ids = f"ids up to {tokenizer.max_prompt_id}, and the model has only {info.vocab_size} tokens"
             raise ValueError(f"{tokenizer.path} is not the vocabulary of {info.model}: it has {ids}")
         self._tokenizer = tokenizer
-        self._prompts = Prompts(tokenizer)
+        self._prompts = Prompts(tokenizer, info.max_model_len, self.config.engine.scheduler.max_queued_tokens)
         return info
 
     async def stop(self) -> None:

@@ -27,6 +27,7 @@ class BoundedHttp(HttpToolsProtocol):
     _head_bytes = 0
     _in_message = False  # between the first byte of a request and the last of its body
     _in_head = True  # waiting for the end of a head; a new connection owes one
+    _running: Any = None  # the request that is being answered; others may have been read behind it
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -40,6 +41,9 @@ class BoundedHttp(HttpToolsProtocol):
             if timer is not None:
                 timer.cancel()
         self._head_timer = self._stall_timer = self._linger_timer = None
+        if self._running is not None:  # uvicorn tells the newest one only
+            self._running.disconnected = True
+            self._running.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -74,6 +78,10 @@ class BoundedHttp(HttpToolsProtocol):
             self._linger_timer.cancel()
             self._linger_timer = None
         super().on_message_complete()
+
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()

@@ -18,6 +18,10 @@ FUNCTION_CHANNEL = f"Calls to these tools must go to the commentary channel: '{N
 _Piece = str | int  # text to encode, or a special id
 
 
+class PromptTooLong(Exception):  # noqa: N818  (reads as what it is)
+    """A conversation that no context holds."""
+
+
 class HarmonyRenderer:
     """Renders conversations with one tokenizer.
 
@@ -29,12 +33,15 @@ class HarmonyRenderer:
         self._identity = identity
         self._knowledge_cutoff = knowledge_cutoff
 
-    def render(self, conversation: Conversation) -> list[int]:
+    def render(self, conversation: Conversation, most: int | None = None) -> list[int]:
         """The prompt, up to and with `<|start|>assistant`.
 
-        Raises ValueError that names a tool that cannot be declared or a tool_call_id without a call.
+        Raises ValueError that names a tool that cannot be declared or a tool_call_id without a call, PromptTooLong
+        for one that certainly has more than `most` tokens, without making it.
         """
         pieces = [*self._prompt(conversation)]
+        if most is not None and self._tokenizer.exceeds([piece for piece in pieces if isinstance(piece, str)], most):
+            raise PromptTooLong
         return self._encode([*pieces, self._tokenizer.start, "assistant"])
 
     def render_completion(self, message: Message) -> list[int]:

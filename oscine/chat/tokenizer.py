@@ -5,9 +5,12 @@ know how a conversation is laid out.
 """
 
 import contextlib
+from collections.abc import Sequence
 from pathlib import Path
 
 import tokenizers
+
+_SLICE = 16_384  # characters
 
 SPECIAL_TOKENS = {
     "start": "<|start|>",
@@ -129,6 +132,22 @@ class Tokenizer:
         (encoding,) = self._inner.encode_batch_fast([text], add_special_tokens=False)
         ids: list[int] = encoding.ids
         return ids
+
+    def exceeds(self, texts: Sequence[str], most: int) -> bool:
+        """Whether texts have certainly more than `most` tokens, found at a cost that `most` bounds.
+
+        A token costs 250 bytes while it is encoded, so that a body of 32 MiB could take gigabytes. Texts that cannot be
+        as bad are not looked at. The cuts between slices change few tokens.
+        """
+        if sum(map(len, texts)) <= most:
+            return False
+        sure = most + most // 8
+        for text in texts:
+            for start in range(0, len(text), _SLICE):
+                sure -= len(self.encode(text[start : start + _SLICE]))
+                if sure < 0:
+                    return True
+        return False
 
     def decode(self, token_ids: list[int]) -> str:
         """The text of all ids, special tokens by name; invalid UTF-8 becomes U+FFFD."""

@@ -54,12 +54,14 @@ def test_a_body_that_comes_slowly_is_waited_for(fake_server: ServerProcess) -> N
         assert slow.status() == 200
 
 
-def test_a_client_that_leaves_within_its_body(fake_server: ServerProcess) -> None:
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/detokenize"])
+def test_a_client_that_leaves_within_its_body(fake_server: ServerProcess, path: str) -> None:
     with RawClient(fake_server) as client:
-        client.head("Content-Length: 1000")
+        client.head("Content-Length: 1000", path=path)
         client.socket.sendall(b'{"messages": ')
     fake_server.wait_idle()
     assert fake_server.get("/v1/health/ready")
+    assert 'status="500"' not in fake_server.get("/metrics")
 
 
 @pytest.mark.parametrize(

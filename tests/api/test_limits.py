@@ -11,9 +11,11 @@ import pytest
 from starlette.requests import Request
 from starlette.types import Message
 
+from oscine.api import limits
 from oscine.api.errors import APIError
 from oscine.api.limits import read_body
 from tests.api.raw_client import LONG_ANSWER, RawClient, chat_body
+from tests.api.scripted_server import ScriptedServer
 from tests.server import ServerProcess, wait_until
 
 KEYS = ("sesame", "s3same-two")
@@ -151,3 +153,11 @@ def test_a_body_that_never_ends_is_a_408() -> None:
     with pytest.raises(APIError) as caught:
         asyncio.run(read())
     assert caught.value.status == 408
+
+
+def test_bodies_have_a_bound_together(scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_BODIES_BYTES", 1000)
+    small, large = b'{"tokens": []}', b'{"tokens": []}' + b" " * 1000
+    assert scripted.post("/detokenize", large).status_code == 503
+    assert scripted.post("/detokenize", small + b" " * 900).status_code == 200
+    assert scripted.post("/detokenize", small + b" " * 900).status_code == 200, "the first was not given back"

@@ -1,6 +1,7 @@
 """Where prompts are made: on the event loop when they are small, beside it when they would hold up the others."""
 
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from oscine.chat.harmony import HarmonyRenderer
 from oscine.chat.messages import Conversation
 from oscine.chat.tokenizer import Tokenizer
+from oscine.config import SchedulerOptions
 from tests.api.scripted_server import ScriptedServer
 
 LONG = "x" * 20_000
@@ -31,9 +33,9 @@ def test_a_long_prompt_is_made_beside_the_event_loop(
     threads: list[threading.Thread] = []
     render = HarmonyRenderer.render
 
-    def watched(self: HarmonyRenderer, conversation: Conversation) -> list[int]:
+    def watched(self: HarmonyRenderer, conversation: Conversation, most: int | None = None) -> list[int]:
         threads.append(threading.current_thread())
-        return render(self, conversation)
+        return render(self, conversation, most)
 
     monkeypatch.setattr(HarmonyRenderer, "render", watched)
     short = {"messages": [{"role": "user", "content": "hi"}]}
@@ -58,3 +60,38 @@ def test_many_tokens_are_decoded_beside_the_event_loop(
     assert scripted.post("/detokenize", {"tokens": [104, 105]}).json() == {"prompt": "hi"}
     assert scripted.post("/detokenize", {"tokens": [104] * 20_000}).json() == {"prompt": "h" * 20_000}
     assert [thread is threading.main_thread() for thread in threads] == [True, False]
+
+
+def test_a_conversation_that_no_context_holds_is_refused_before_all_of_it_is_encoded(
+    scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded: list[int] = []
+    encode = Tokenizer.encode
+
+    def watched(self: Tokenizer, text: str) -> list[int]:
+        encoded.append(len(text))
+        return encode(self, text)
+
+    monkeypatch.setattr(Tokenizer, "encode", watched)
+    body = {"messages": [{"role": "user", "content": LONG * 50}] * 3}
+    response = scripted.post("/v1/chat/completions", body)
+    assert response.status_code == 400
+    assert response.json()["error"]["code"] == "context_length_exceeded"
+    assert sum(encoded) < 2 * len(LONG)
+
+
+def test_texts_with_more_tokens_than_the_queue_takes_are_refused(model_folder: Path) -> None:
+    limits = SchedulerOptions(max_queued_tokens=1000)
+    with ScriptedServer(model_folder, scheduler=limits) as server:
+        for path, prompt in (("/tokenize", "x" * 2000), ("/v1/completions", ["x" * 400] * 4)):
+            response = server.post(path, {"prompt": prompt})
+            assert response.status_code == 400
+            assert "more than the 1000 tokens" in response.json()["error"]["message"]
+        assert server.post("/tokenize", {"prompt": "x" * 1000}).json()["count"] == 1000
+
+
+@pytest.mark.parametrize("text", ["word " * 4000, "\u00e9" * 4000, "9" * 4000, "\n" * 4000, "x" * 40_000])
+def test_what_fits_is_never_said_to_exceed(tokenizer: Tokenizer, text: str) -> None:
+    count = len(tokenizer.encode(text))
+    assert not tokenizer.exceeds([text], count)
+    assert tokenizer.exceeds([text], count // 3)

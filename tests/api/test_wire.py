@@ -181,3 +181,25 @@ def test_what_is_no_request_is_refused_in_the_shape_of_all_errors(data: bytes) -
         writer.close()
 
     serve(test)
+
+
+def test_a_request_that_is_answered_hears_that_the_client_left_also_with_others_behind_it() -> None:
+    """uvicorn tells the newest request alone, and the answer of an older one would be written to a closed transport."""
+    ends: list[str] = []
+
+    async def waits(scope: Scope, receive: Receive, send: Send) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        await no_reading(scope, receive, send)
+        ends.append(scope["path"])
+
+    async def test(connect: Callable[[], Awaitable[Client]], state: ServerState) -> None:
+        reader, writer = await connect()
+        writer.write(b"".join(b"GET /%d HTTP/1.1\r\nHost: x\r\n\r\n" % i for i in range(3)) + b"\x00garbage\r\n")
+        await answer(reader)
+        writer.close()
+        while not ends:
+            await asyncio.sleep(0.001)
+        assert ends == ["/0"]
+
+    serve(test, waits)

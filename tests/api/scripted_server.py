@@ -12,7 +12,7 @@ import httpx
 from oscine.api.app import create_app
 from oscine.api.service import Service
 from oscine.chat.tokenizer import Tokenizer
-from oscine.config import Config, EngineOptions, ModelOptions, ServerOptions
+from oscine.config import Config, EngineOptions, ModelOptions, SchedulerOptions, ServerOptions
 from tests.api.scripted_engine import Script, ScriptedEngine, in_pieces
 
 T = TypeVar("T")
@@ -21,11 +21,11 @@ T = TypeVar("T")
 class ScriptedServer:
     """Context manager. `engine.script` may be changed between requests."""
 
-    def __init__(self, folder: Path, **server_options: Any) -> None:
+    def __init__(self, folder: Path, scheduler: SchedulerOptions | None = None, **server_options: Any) -> None:
         self._runner = asyncio.Runner()
         self.tokenizer = Tokenizer(folder)
         self.engine = ScriptedEngine(in_pieces([self.tokenizer.return_], 1))
-        options = EngineOptions(model=ModelOptions(model=str(folder)))
+        options = EngineOptions(model=ModelOptions(model=str(folder)), scheduler=scheduler or SchedulerOptions())
         server = ServerOptions(**{"date": "2025-08-05", **server_options})
         self.service = Service(Config(options, server), self.engine)
 
@@ -55,6 +55,9 @@ class ScriptedServer:
 
     def get(self, path: str, headers: dict[str, str] | None = None) -> httpx.Response:
         return self._runner.run(self._request("GET", path, b"", headers))
+
+    def delete(self, path: str) -> httpx.Response:
+        return self._runner.run(self._request("DELETE", path, b""))
 
     async def _request(
         self, method: str, path: str, content: bytes | str, headers: dict[str, str] | None = None

@@ -117,12 +117,18 @@ def _input_item(item: Object, stored: dict[str, Object], where: str) -> Object:
     named = {"type": kind, **item, "id": item.get("id") or new_id(_PREFIXES[kind])}
     if kind != "mcp_list_tools":
         named["status"] = item.get("status") or "completed"
-    if kind == "message" and isinstance(item.get("content"), str):
-        part = {"type": "input_text", "text": item["content"]}
-        if item.get("role") == "assistant":
-            part = {"type": "output_text", "text": item["content"], "annotations": []}
-        named["content"] = [part]
+    if kind == "message":
+        named["content"] = _parts(item.get("content"), by_assistant=item.get("role") == "assistant")
     return named
+
+
+def _parts(content: Any, *, by_assistant: bool) -> Any:
+    """The content of a message as it is listed; what is no content at all is left to be refused."""
+    if isinstance(content, str):
+        content = [{"type": "output_text" if by_assistant else "input_text", "text": content}]
+    if not by_assistant or not isinstance(content, list):
+        return content
+    return [{"annotations": [], **part} if isinstance(part, dict) and "text" in part else part for part in content]
 
 
 class History:

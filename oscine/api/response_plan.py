@@ -77,25 +77,31 @@ class Plan:
             current_date=date,
             namespaces=() if may.choice == "none" else namespaces,
         )
-        prompt = await model.prompts.render(memory.restore(talk), self.call.size + len(self.messages) * 1024, "input")
-        grammar, grammars = await _grammars(wanted, may)
-        params = replace(self._sampling_params(len(prompt)), grammar=grammar)
-        return engine_request(prompt, params, sampling.priority(asked.priority)), grammars
-
-    def _sampling_params(self, num_prompt_tokens: int) -> SamplingParams:
-        asked, model = self.asked, self.call.model
         try:
-            max_tokens = sampling.max_new_tokens(
-                num_prompt_tokens,
-                asked.max_output_tokens,
-                model.info.max_model_len,
-                prompt="input",
-                param="max_output_tokens",
-            )
+            prompt = await model.prompts.render(memory.restore(talk), self._size, "input")
+            params = self._sampling_params(len(prompt))
         except APIError as error:
             if error.code == "context_length_exceeded" and asked.truncation == "auto":
                 error.message += " Dropping items ('truncation': 'auto') is not supported."
             raise
+        grammar, grammars = await _grammars(wanted, may)
+        return engine_request(prompt, replace(params, grammar=grammar), sampling.priority(asked.priority)), grammars
+
+    @property
+    def _size(self) -> int:
+        """Of what becomes the prompt, in characters or so."""
+        said = sum(len(message.content) + len(message.reasoning or "") for message in self.messages)
+        return self.call.size + said
+
+    def _sampling_params(self, num_prompt_tokens: int) -> SamplingParams:
+        asked, model = self.asked, self.call.model
+        max_tokens = sampling.max_new_tokens(
+            num_prompt_tokens,
+            asked.max_output_tokens,
+            model.info.max_model_len,
+            prompt="input",
+            param="max_output_tokens",
+        )
         tokenizer = model.tokenizer
         return sampling.sampling_params(
             asked,

@@ -115,10 +115,15 @@ class ResponseRun:
 
     def _remember(self, items: Sequence[Object]) -> None:
         """Keeps the reasoning that led to calls, for a client that sends back the calls alone."""
-        calls = [item["call_id"] for item in items if item["type"] in ("function_call", "custom_tool_call")]
-        parts = [part["text"] for item in items if item["type"] == "reasoning" for part in item["content"]]
-        if calls:
-            self._service.reasoning.keep(calls, "\n\n".join(parts))
+        calls, thoughts = [], []
+        for item in items:
+            if item["type"] == "reasoning":
+                thoughts += [part["text"] for part in item["content"]]
+            elif item["type"] in ("function_call", "custom_tool_call"):
+                calls.append(item["call_id"])
+            elif item["type"] != "message":  # what came before a built-in call led to that
+                thoughts = []
+        self._service.reasoning.keep(calls, "\n\n".join(thoughts))
 
     async def _flush(self, write: Write | None) -> None:
         events = self.events.take()

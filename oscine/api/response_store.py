@@ -181,7 +181,11 @@ class ResponseStore:
         oldest = "SELECT id FROM responses WHERE runner IS NULL ORDER BY used_s LIMIT 1"
         while self._size > self._max_bytes and (found := self._db.execute(oldest).fetchone()):
             self._forget(found[0])
-        self._db.execute("PRAGMA incremental_vacuum").fetchall()
+        self._shrink()
+
+    def _shrink(self) -> None:
+        """Gives free pages of the file back."""
+        self._db.executescript("PRAGMA incremental_vacuum")  # `execute` would stop after one page
 
     def _oldest_s(self) -> float:
         return time.time() - self._max_age_s
@@ -211,5 +215,5 @@ class ResponseStore:
 
     def _delete(self, response_id: str) -> bool:
         deleted = self._forget(response_id)
-        self._db.execute("PRAGMA incremental_vacuum").fetchall()
+        self._shrink()
         return deleted

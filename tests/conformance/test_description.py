@@ -1,0 +1,116 @@
+"""The server does what its own /openapi.json says, whatever is sent: no 5xx, and no answer that is not described."""
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.errors import Unsatisfiable
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    negative_data_rejection,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from tests.server import ServerProcess
+
+EXAMPLES = {GenerationMode.POSITIVE: 15, GenerationMode.NEGATIVE: 6}
+REQUIRED = {"messages", "prompt", "input", "tokens", "max_tokens"}
+CHECKS: list[Any] = [
+    *(not_a_server_error, status_code_conformance, content_type_conformance),
+    *(response_headers_conformance, response_schema_conformance),
+]
+
+
+class Prober:
+    """Sends cases of one operation and counts the statuses of the answers."""
+
+    def __init__(self, server: ServerProcess, operation: Any) -> None:
+        self.server, self.operation = server, operation
+        self.statuses: Counter[int] = Counter()
+        self.model = server.model()
+        self.stored = server.post("/v1/responses", {"input": "hi"})["id"]
+
+    def send(self, case: Any, checks: list[Any]) -> None:
+        response = case.call(timeout=60)
+        self.statuses[response.status_code] += 1
+        case.validate_response(response, checks=checks)
+
+    def send_valid(self, case: Any, data: st.DataObject) -> None:
+        """Of a random body a random part, about things that exist: all of it at once is always refused."""
+        if isinstance(case.body, dict):
+            optional = sorted(case.body.keys() - REQUIRED)
+            kept = REQUIRED | data.draw(st.sets(st.sampled_from(optional), max_size=3) if optional else st.just(set()))
+            case.body = {name: value for name, value in case.body.items() if name in kept}
+        if data.draw(st.booleans()):
+            self._name_what_exists(case)
+        self.send(case, CHECKS)
+
+    def send_example(self, case: Any) -> None:
+        self._name_what_exists(case)
+        self.send(case, CHECKS)
+
+    def _name_what_exists(self, case: Any) -> None:
+        known = {"id": self.stored, "name": self.model}
+        case.path_parameters = {name: known[name] for name in case.path_parameters or {}}
+        if isinstance(case.body, dict):
+            case.body["model"] = self.model
+
+
+def bounded(mode: GenerationMode) -> Any:
+    health = list(HealthCheck)
+    return settings(
+        max_examples=EXAMPLES[mode], deadline=None, derandomize=True, database=None, suppress_health_check=health
+    )
+
+
+def check_valid(prober: Prober) -> None:
+    cases = prober.operation.as_strategy(generation_mode=GenerationMode.POSITIVE)
+    run = bounded(GenerationMode.POSITIVE)(given(cases, st.data())(lambda case, data: prober.send_valid(case, data)))
+    run()
+
+
+def check_invalid(prober: Prober) -> None:
+    cases = prober.operation.as_strategy(generation_mode=GenerationMode.NEGATIVE)
+    checked = [*CHECKS, negative_data_rejection]
+    run = bounded(GenerationMode.NEGATIVE)(given(cases)(lambda case: prober.send(case, checked)))
+    try:
+        run()
+    except Unsatisfiable:  # an operation without parameters, or whose parameter may be any text
+        assert not prober.operation.body
+
+
+def check_examples(prober: Prober) -> None:
+    """The document's own examples are answered."""
+    for cases in prober.operation.get_strategies_from_examples():
+        run = settings(max_examples=1, deadline=None, database=None)(
+            given(cases)(lambda case: prober.send_example(case))
+        )
+        run()
+        assert prober.statuses[200], prober.statuses
+
+
+@pytest.fixture(scope="module")
+def server(model_folder: Path) -> Iterator[ServerProcess]:
+    """Answers at once."""
+    with ServerProcess(str(model_folder), "--executor", "fake", "--log-level", "error") as server:
+        yield server
+
+
+@pytest.mark.filterwarnings("ignore")  # those of the tool itself
+def test_the_server_keeps_to_its_description(server: ServerProcess, subtests: pytest.Subtests) -> None:
+    schema = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
+    operations = [result.ok() for result in schema.get_all_operations()]
+    assert len(operations) >= 18
+    for operation in operations:
+        for check in (check_examples, check_valid, check_invalid):
+            with subtests.test(operation.label, check=check.__name__):
+                check(Prober(server, operation))

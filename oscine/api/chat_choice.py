@@ -40,6 +40,7 @@ class ChatChoice:
         self._forced: GenerationRequest | None = None
         self._continues = False  # behind a prompt that is longer than the client's
         self._thoughts: list[str] = []  # what is to be remembered
+        self._between = "" if separator else "\n\n"  # the parser joins messages, or the memory does
         self._call_ids: list[str] = []
         self._top_logprobs = top_logprobs
         self._logprobs: list[TokenLogprobs] = []  # of every token, by its index
@@ -108,10 +109,15 @@ class ChatChoice:
         return events
 
     def _note(self, events: Sequence[Event]) -> None:
-        self._thoughts += [event.text for event in events if type(event) is ReasoningDelta]
-        self._call_ids += [event.id for event in events if type(event) is ToolCallBegin]
+        for event in events:
+            if type(event) is ReasoningDelta:
+                self._thoughts.append(event.text)
+            elif type(event) is ToolCallBegin:
+                self._call_ids.append(event.id)
+            elif type(event) is MessageEnd and event.kind == "reasoning":
+                self._thoughts.append(self._between)
         if self.finish_reason is not None and self._call_ids and self._remember is not None:
-            self._remember(self._call_ids, "".join(self._thoughts))
+            self._remember(self._call_ids, "".join(self._thoughts).removesuffix(self._between))
 
     def _is_over(self) -> bool:
         """Whether the turn has ended before the engine knows: by a stop string, or as the model speaks for others."""

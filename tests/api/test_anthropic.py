@@ -95,7 +95,9 @@ def say(server: ScriptedServer, size: int = 3, answer: str = "It is 4.") -> None
 
 def say_calls(server: ScriptedServer, *arguments: str, size: int = 3) -> None:
     t = server.tokenizer
-    parts: list[str | int] = [t.channel, "analysis", t.message, "I add.", t.end, t.start, "assistant"]
+    parts: list[str | int] = []
+    for thought in ("Well.", "I add."):
+        parts += [t.channel, "analysis", t.message, thought, t.end, t.start, "assistant"]
     for text in arguments:
         parts += [t.channel, "commentary to=functions.add ", t.constrain, "json", t.message, text]
         parts += [t.call] if text is arguments[-1] else [t.end, t.start, "assistant"]
@@ -297,7 +299,8 @@ def test_reasoning_is_kept_between_calls_though_the_client_never_saw_it(server: 
     result = {"type": "tool_result", "tool_use_id": use.id, "content": "2"}
     turns = [{"role": "assistant", "content": called.content}, {"role": "user", "content": [result]}]
     create(server, messages=[*ASKED["messages"], *turns], tools=[ADD])
-    assert "I add." in server.tokenizer.decode(server.engine.requests[-1].prompt_token_ids)
+    prompt = server.tokenizer.decode(server.engine.requests[-1].prompt_token_ids)
+    assert "<|channel|>analysis<|message|>Well.\n\nI add.<|end|>" in prompt
 
 
 @pytest.mark.parametrize("size", [1, 20])

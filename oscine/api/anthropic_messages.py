@@ -10,7 +10,13 @@ from oscine.api.anthropic_schemas import CountTokensRequest, MessagesRequest
 from oscine.api.chat_completions import chat_sequences
 from oscine.api.conversation import conversation
 from oscine.api.endpoint import Call, Endpoint
+from oscine.api.errors import APIError
 from oscine.api.generation import Generation
+
+_CHAT_SCHEMA, _SCHEMA = (
+    "response_format.json_schema.schema",
+    "output_config.format.schema",
+)  # the same, as clients know it
 
 
 class AnthropicMessages(Endpoint[MessagesRequest]):
@@ -19,7 +25,11 @@ class AnthropicMessages(Endpoint[MessagesRequest]):
     async def answer(self, call: Call[MessagesRequest], scope: Scope, receive: Receive, send: Send) -> None:
         asked, stream = call.asked, bool(call.asked.stream)
         request = chat_request(asked)
-        (choice,), requests = await chat_sequences(self.service, request, call.model, call.size, separator="")
+        try:
+            (choice,), requests = await chat_sequences(self.service, request, call.model, call.size, separator="")
+        except APIError as error:
+            error.message = error.message.replace(_CHAT_SCHEMA, _SCHEMA)
+            raise
         thinking = asked.thinking
         hidden = thinking is not None and thinking.display == "omitted"
         blocks = Blocks(thinking=shows_thinking(thinking), thinking_text=not hidden)

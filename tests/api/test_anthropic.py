@@ -351,6 +351,10 @@ def test_the_limit(server: ScriptedServer) -> None:
         ({"thinking": {"type": "enabled", "budget_tokens": 500}}, "thinking.budget_tokens"),
         ({"tools": [{"name": "no schema"}]}, "tools[0].input_schema"),
         ({"tools": [ADD], "tool_choice": {"type": "tool"}}, "tool_choice.name"),
+        (
+            {"output_config": {"format": {"type": "json_schema", "schema": {"type": "x"}}}},
+            "output_config.format.schema",
+        ),
         ({"system": [{"type": "image"}]}, "system[0].type"),
     ],
     ids=lambda v: v if isinstance(v, str) else "",

@@ -18,7 +18,9 @@ class Run(Protocol):
     def id(self) -> str: ...
 
     @property
-    def ended(self) -> bool: ...
+    def ended(self) -> bool:
+        """Whether what is left to do is to store it and to tell."""
+        ...
 
     async def run(self, write: Callable[[bytes], Awaitable[None]] | None) -> None: ...
 
@@ -31,7 +33,15 @@ class BackgroundResponse:
     def __init__(self, run: Run) -> None:
         self.run = run
         self._news = asyncio.Condition()
-        self.task = asyncio.create_task(run.run(self._publish))
+        self._over = False  # whether there will be no more events
+        self.task = asyncio.create_task(self._work())
+
+    async def _work(self) -> None:
+        try:
+            await self.run.run(self._publish)
+        finally:
+            self._over = True
+            await self._publish(b"")
 
     async def _publish(self, events: bytes) -> None:
         async with self._news:
@@ -42,18 +52,19 @@ class BackgroundResponse:
         events = self.run.events
         while True:
             async with self._news:
-                while events.num_taken <= number and not self.task.done():
+                while events.num_taken <= number and not self._over:
                     await self._news.wait()
             data, number = events.since(number), events.num_taken
             if data:
                 yield data
-            if self.task.done() or self.run.ended:
+            if self._over and events.num_taken <= number:
                 return
 
-    async def cancel(self) -> None:
+    async def cancel(self, *, by_client: bool) -> None:
         """Returns when it has ended, and is stored."""
-        self.run.cancelling = True
-        self.task.cancel()
+        if not self.run.ended:
+            self.run.cancelling = by_client
+            self.task.cancel()
         await asyncio.wait((self.task,))
 
 
@@ -82,7 +93,4 @@ class BackgroundResponses:
 
     async def stop(self) -> None:
         """Ends them all as failed."""
-        tasks = [response.task for response in self._live.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(response.cancel(by_client=False) for response in self._live.values()))

@@ -96,7 +96,7 @@ class StoredResponses:
         response_id = request.path_params["id"]
         live = self._service.responses.background.get(response_id)
         if live is not None:
-            await live.cancel()
+            await live.cancel(by_client=True)
         response = _shown(await self._stored(response_id), frozenset())
         if not response["background"]:
             raise APIError(f"The response '{response_id}' does not run in the background and cannot be cancelled.")
@@ -106,7 +106,7 @@ class StoredResponses:
         response_id = request.path_params["id"]
         live = self._service.responses.background.get(response_id)
         if live is not None:
-            await live.cancel()
+            await live.cancel(by_client=True)
         if not await self._service.responses.store.delete(response_id):
             raise _not_found(response_id)
         return _json({"id": response_id, "object": "response", "deleted": True})

@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 BASE   := $(VENV)/.base
 TEST   := $(VENV)/.test
 
-.PHONY: demo serve test browser screenshot check eval eval-tools soak chaos bench clean
+.PHONY: demo serve test conformance browser screenshot check eval eval-tools soak chaos bench clean
 
 $(BASE): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -26,6 +26,9 @@ serve: $(BASE)  ## serve the embedded model on port 8000
 
 test: $(TEST)   ## the tests that need no GPU
 	$(BIN)/python -m pytest
+
+conformance: $(TEST)  ## clients' own types, the server's own description, odd token streams; part of `make test`
+	$(BIN)/python -m pytest tests/conformance
 
 browser:        ## Debian's chromium, for the tests of the playground; as root
 	command -v chromium >/dev/null || (apt-get update -qq && DEBIAN_FRONTEND=noninteractive \

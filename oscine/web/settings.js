@@ -53,9 +53,9 @@ export class SettingsPanel {
     this.#showDependents();
   }
 
-  /** Names the control that a problem is about, and forgets the one before. */
+  /** Marks the input that a problem is about, and no other; boxes of JSON are marked while they cannot be read. */
   showProblem(field) {
-    document.querySelectorAll("#settings [aria-invalid]").forEach((control) => control.removeAttribute("aria-invalid"));
+    document.querySelectorAll("#settings input[aria-invalid]").forEach((input) => input.removeAttribute("aria-invalid"));
     if (field) byId(field)?.setAttribute("aria-invalid", "true");
   }
 
@@ -151,6 +151,6 @@ function showJsonProblem(area, place, text, parse) {
   }
   place.textContent = problem;
   place.hidden = !problem;
-  area.toggleAttribute("aria-invalid", Boolean(problem));
   if (problem) area.setAttribute("aria-invalid", "true");
+  else area.removeAttribute("aria-invalid");
 }

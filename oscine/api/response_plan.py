@@ -235,6 +235,7 @@ async def _grammars(wanted: TextFormat | None, may: Allowed) -> tuple[str | None
 
     later = replace(may, choice="auto") if may.choice == "required" else may
     final = None if wanted is None else await formats.text_constraint(wanted, "text.format")
+    answers = may.choice != "required"
     if not may.recipients:
-        return await constraint(may), Grammars(None, final)
-    return await constraint(may), Grammars(await constraint(later), final)
+        return await constraint(may), Grammars(None, final, answers)
+    return await constraint(may), Grammars(await constraint(later), final, answers)

@@ -30,6 +30,7 @@ class Grammars:
 
     later: str | None = None  # all that follows a call's result
     final: str | None = None  # what follows the header of a final message
+    answers: bool = True  # whether the turn may begin with a final message
 
 
 class ResponseTurn:
@@ -54,7 +55,7 @@ class ResponseTurn:
         self._request, self._model, self._toolbox, self._events = request, model, toolbox, events
         self._grammars, self._top_logprobs = grammars, top_logprobs
         self._budget = request.sampling.max_tokens
-        self._headroom = headroom
+        self._headroom = headroom if grammars.answers else 0
         self._forced: GenerationRequest | None = None  # that makes the model answer, once it must
         self._parser = HarmonyParser(model.tokenizer, namespaces=toolbox.names, separator="")
         self._generated: list[int] = []  # by the engine's request at hand

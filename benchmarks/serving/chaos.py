@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import json
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -36,6 +37,25 @@ POOL_THREADS = min(32, (os.cpu_count() or 1) + 4)  # that asyncio.to_thread star
 GROWTH_BYTES = 192 << 20  # of both processes together, under thousands of attacks
 QUESTION = [{"role": "user", "content": "What is 27 + 58?"}]
 ANSWER = "85"
+
+
+# What each kind of stream sends, and how it must end when the engine dies.
+ENDLESS = {"ignore_eos": True, "max_tokens": 1500}
+LONG = {"type": "array", "items": {"type": "integer"}, "minItems": 2000}
+LONG_RESPONSE = {"input": "List", "text": {"format": {"type": "json_schema", "name": "long", "schema": LONG}}}
+STREAMS: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": ENDLESS | {"messages": QUESTION},
+    "/v1/completions": ENDLESS | {"prompt": "Once upon a time"},
+    "/v1/responses": LONG_RESPONSE | {"store": False},
+}
+CODE = rb'"code":"engine_died"'
+STREAM_ENDS = [
+    re.compile(CODE + rb".*\n\ndata: \[DONE\]\n\n", re.DOTALL),
+    re.compile(CODE + rb".*\n\ndata: \[DONE\]\n\n", re.DOTALL),
+    re.compile(
+        rb'event: response.failed\ndata: [^\n]*"error":\{"code":"server_error","message":"The engine failed[^\n]*\n\n'
+    ),
+]
 
 
 class Broken(Exception):  # noqa: N818  (reads as what happened)
@@ -123,13 +143,14 @@ def http_post(server: Server, path: str, body: dict[str, Any]) -> bytes:
 
 async def stream_until_killed(server: Server, i: int, started: asyncio.Semaphore) -> tuple[bytes, float]:
     """What came after the first token, and when it ended."""
-    body: dict[str, Any] = {"stream": True, "ignore_eos": True, "max_tokens": 1500}
-    prompts = {"/v1/chat/completions": {"messages": QUESTION}, "/v1/completions": {"prompt": "Once upon a time"}}
-    path = list(prompts)[i % len(prompts)]
+    path = list(STREAMS)[i % len(STREAMS)]
     reader, writer = await asyncio.open_connection(server.host, server.port)
     try:
-        writer.write(http_post(server, path, body | prompts[path]))
-        await reader.readuntil(b"\ndata: ")
+        writer.write(http_post(server, path, STREAMS[path] | {"stream": True}))
+        try:
+            await reader.readuntil(b"\ndata: ")
+        except asyncio.IncompleteReadError as error:
+            raise Broken(f"no stream, but {error.partial!r}") from None
         started.release()
         rest = await reader.read()
         return rest, time.monotonic()
@@ -140,21 +161,24 @@ async def stream_until_killed(server: Server, i: int, started: asyncio.Semaphore
 async def kill_under(server: Server, streams: int) -> float:
     """Seconds from the kill to the end of the last stream."""
     started = asyncio.Semaphore(0)
-    tasks = [asyncio.create_task(stream_until_killed(server, i, started)) for i in range(streams)]
-    async with asyncio.timeout(READY_S):
-        for _ in tasks:
-            await started.acquire()
-    killed_s = time.monotonic()
-    os.kill(server.engine_pid, signal.SIGKILL)
-    async with asyncio.timeout(READY_S):
-        ends = await asyncio.gather(*tasks)
-    for rest, _ in ends:
-        require(b'"code":"engine_died"' in rest and b"data: [DONE]" in rest, f"no clean error: {rest[-300:]!r}")
+    try:
+        async with asyncio.timeout(READY_S), asyncio.TaskGroup() as group:
+            tasks = [group.create_task(stream_until_killed(server, i, started)) for i in range(streams)]
+            for _ in tasks:
+                await started.acquire()
+            killed_s = time.monotonic()
+            os.kill(server.engine_pid, signal.SIGKILL)
+    except ExceptionGroup as group_of_errors:
+        raise group_of_errors.exceptions[0] from None
+    ends = [task.result() for task in tasks]
+    for i, (rest, _) in enumerate(ends):
+        end = STREAM_ENDS[i % len(STREAMS)]
+        require(end.search(rest) is not None, f"no clean error: {rest[-500:]!r}")
     return max(at_s for _, at_s in ends) - killed_s
 
 
-def engine_killed(server: Server, streams: int, rounds: int) -> str:
-    """The first round is a warm-up: what it leaves is what a server holds. Raises Broken."""
+def engine_killed(server: Server, streams: int, rounds: int, within_s: float = ERROR_S) -> str:
+    """A warm-up comes first: what it leaves is what a server holds. Raises Broken."""
     before = None
     slowest_s = restart_s = 0.0
     for i in range(rounds + 1):
@@ -162,7 +186,7 @@ def engine_killed(server: Server, streams: int, rounds: int) -> str:
         died_s = time.monotonic()
         require(wait(lambda: is_ready(server), READY_S), "the server is not ready again")
         slowest_s, restart_s = max(slowest_s, error_s), max(restart_s, time.monotonic() - died_s)
-        require(error_s <= ERROR_S, f"the last error came {error_s:.2f} s after the kill")
+        require(error_s <= within_s, f"the last error came {error_s:.2f} s after the kill")
         require(answers_right(server), "a wrong answer after the restart")
         if before is None:
             time.sleep(0.5)
@@ -241,6 +265,40 @@ def hostile_requests(server: Server, count: int, seed: int = 0) -> str:
     return f"{count} requests answered ({shown}), memory {before_bytes >> 20} {growth >> 20:+d} MiB, no leaks"
 
 
+# ---- the death of everything ----
+
+
+def call(server: Server, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    data = None if body is None else json.dumps(body).encode()
+    with urllib.request.urlopen(server.url + path, data, timeout=60) as response:
+        return dict(json.load(response))
+
+
+def everything_killed() -> str:
+    """A response that was stored is there after kill -9 of all processes, and can be gone on from. Raises Broken."""
+    with tempfile.TemporaryDirectory() as folder:
+        options = ("--log-level", "error", "--responses-db", f"{folder}/responses.db")
+        with Server(*options) as server:
+            first = call(server, "/v1/responses", {"input": "What is 27 + 58?", "temperature": 0})
+            unfinished = call(server, "/v1/responses", LONG_RESPONSE | {"background": True})
+            for pid in (server.pid, server.engine_pid):
+                os.kill(pid, signal.SIGKILL)
+        with Server(*options) as server:
+            found = call(server, f"/v1/responses/{first['id']}")
+            require(found == first, f"stored {first}, found {found}")
+            state = call(server, f"/v1/responses/{unfinished['id']}")["status"]
+            require(state in ("failed", "cancelled", "incomplete"), f"a response that nobody makes any more is {state}")
+            body = {"input": "And 11 + 12?", "previous_response_id": first["id"], "temperature": 0}
+            more = call(server, "/v1/responses", body)
+            require(more["usage"]["input_tokens"] > first["usage"]["input_tokens"], "the conversation was lost")
+    return "the stored response is the same, and was gone on from"
+
+
+def with_server(check: Callable[[Server], str]) -> str:
+    with Server("--log-level", "error") as server:
+        return check(server)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--streams", type=int, default=64)
@@ -248,19 +306,19 @@ def main() -> int:
     parser.add_argument("--hostile", type=int, default=5000)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    promises: dict[str, Callable[[Server], str]] = {
-        "engine killed": lambda server: engine_killed(server, args.streams, args.rounds),
-        "hostile clients": lambda server: hostile_requests(server, args.hostile, args.seed),
+    promises: dict[str, Callable[[], str]] = {
+        "engine killed": lambda: with_server(lambda server: engine_killed(server, args.streams, args.rounds)),
+        "hostile clients": lambda: with_server(lambda server: hostile_requests(server, args.hostile, args.seed)),
+        "everything killed": everything_killed,
     }
     broken = 0
     for name, check in promises.items():
         started_s = time.monotonic()
-        with Server("--log-level", "error") as server:
-            try:
-                found = check(server)
-            except Broken as error:
-                broken += 1
-                found = f"BROKEN: {error}"
+        try:
+            found = check()
+        except Broken as error:
+            broken += 1
+            found = f"BROKEN: {error}"
         print(f"{name}: {found} ({time.monotonic() - started_s:.0f} s)", flush=True)
     return int(broken > 0)
 

@@ -20,7 +20,7 @@ _GIB = 1 << 30
 _CPU_CACHE_BYTES = 1 * _GIB
 _MOST_CACHED_WINDOWS = 256  # of prefixes; with more sequences than that, memory goes to those that run
 SAMPLED_AT_ONCE = 128  # rows that are sampled beyond greedy in one call
-_SAMPLING_BYTES = 48  # per row and token of the vocabulary while a row is sampled: sorted logits, noise, masks
+_SAMPLING_BYTES = 56  # per row and token of the vocabulary while a row is sampled: sorted logits, noise, masks
 _GPU_RESERVE_BYTES = 3 * _GIB // 2  # context, compiled kernels, captured graphs, fragmentation
 
 

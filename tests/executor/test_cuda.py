@@ -2,24 +2,40 @@
 
 import gc
 import itertools
+from pathlib import Path
 
 import pytest
 import torch
 
 from oscine.engine.loop import EngineLoop
 from oscine.executor.cuda_graphs import CudaGraphs
+from oscine.executor.grammar import Grammars
 from oscine.executor.warm_up import SAMPLINGS, warm_up
 from oscine.types import GenerationRequest
 
-from .tiny import MAX_MODEL_LEN, capturable_model, engine, executor, loop, naive_greedy, options, prompt, request, run
+from .grammars import allowed, grammar, text_of, tokenizer_file
+from .tiny import (
+    CONFIG,
+    MAX_MODEL_LEN,
+    capturable_model,
+    engine,
+    executor,
+    loop,
+    model,
+    naive_greedy,
+    options,
+    prompt,
+    request,
+    run,
+)
 
 pytestmark = pytest.mark.gpu
 GRAPHS = (1, 2, 4, 6)
 
 
-def gpu_engine(graphs: bool = True, pages: int = 64, **changes: object) -> EngineLoop:
+def gpu_engine(graphs: bool = True, pages: int = 64, grammars: Grammars | None = None, **changes: object) -> EngineLoop:
     asked = options(max_num_seqs=6, **changes)
-    runner = executor(capturable_model(torch.device("cuda")), asked, pages, pages)
+    runner = executor(capturable_model(torch.device("cuda")), asked, pages, pages, grammars)
     warm_up(runner, asked.scheduler.max_num_batched_tokens, SAMPLINGS)
     runner.forget_page_zero()
     if graphs:
@@ -70,6 +86,23 @@ def test_what_sampling_asks_for_is_done_outside_of_the_graphs() -> None:
         assert [(e.token_id, len(e.top)) for e in found.prompt_logprobs or []] == [
             (e.token_id, len(e.top)) for e in expected.prompt_logprobs or []
         ]
+
+
+@pytest.mark.parametrize(("graphs", "pages"), [(False, 64), (True, 64), (True, 10)])
+def test_grammars_are_kept_while_steps_overlap(tmp_path: Path, graphs: bool, pages: int) -> None:
+    """Beside free rows, in graphs and in mixed steps; masks come from tokens that the device has just made."""
+    grammars = Grammars(tokenizer_file(tmp_path), CONFIG.vocab_size)
+    requests = [
+        request(str(i), prompt(12, start=i), max_tokens=40, seed=i, temperature=float(i % 2), **kind)
+        for i, kind in enumerate([{"grammar": grammar(80, 90)}, {"grammar": grammar(3, 90)}, {}, {}])
+    ]
+    on_gpu = run(gpu_engine(graphs, pages, grammars, overlap=True, max_num_batched_tokens=16), *requests)
+    on_cpu = run(loop(runner := executor(model(), options(), 64, 64, grammars), options(), runner.memory), *requests)
+    for one in requests:
+        found = on_gpu[one.request_id]
+        assert found.error is None
+        assert found.token_ids == on_cpu[one.request_id].token_ids
+    assert allowed(text_of(on_gpu["0"].token_ids), 80, 90)
 
 
 def test_decodes_do_replay(monkeypatch: pytest.MonkeyPatch) -> None:

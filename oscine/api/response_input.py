@@ -33,6 +33,12 @@ _PREFIXES = {
 _TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "refusal")
 
 
+class _Item(Struct):
+    type: str = "message"
+    id: str | None = None
+    status: str | None = None
+
+
 class _Part(Struct):
     type: str
     text: str | None = None
@@ -111,12 +117,13 @@ def _input_item(item: Object, stored: dict[str, Object], where: str) -> Object:
         if found is None:
             raise invalid(f"{where}.id", f"there is no stored item {item.get('id')!r}")
         return found
-    kind = item.get("type", "message")
+    head = convert(item, _Item, where)
+    kind = head.type
     if kind not in _PREFIXES:
         raise invalid(f"{where}.type", f"items of type {kind!r} are not supported")
-    named = {"type": kind, **item, "id": item.get("id") or new_id(_PREFIXES[kind])}
+    named = {"type": kind, **item, "id": head.id or new_id(_PREFIXES[kind])}
     if kind != "mcp_list_tools":
-        named["status"] = item.get("status") or "completed"
+        named["status"] = head.status or "completed"
     if kind == "message":
         named["content"] = _parts(item.get("content"), by_assistant=item.get("role") == "assistant")
     return named

@@ -181,6 +181,8 @@ LARK = {"type": "custom", "name": "n", "format": {"type": "grammar", "syntax": "
     [
         ("input", {"input": 5}),
         ("input[0].type", {"input": [{"type": "computer_call"}]}),
+        ("input[0].type", {"input": [{"type": []}]}),
+        ("input[0].id", {"input": [{"role": "user", "content": "x", "id": 5}]}),
         ("input[0].role", {"input": [{"role": "robot", "content": "x"}]}),
         ("input[0].content", {"input": [{"role": "user"}]}),
         ("input[0].content[0].type", {"input": [{"role": "user", "content": [IMAGE]}]}),

@@ -180,7 +180,7 @@ def test_a_file_that_is_no_database_is_named(tmp_path: Path, content: bytes | No
 
 
 def server(folder: Path, database: Path) -> ServerProcess:
-    options = ("--executor", "fake", "--fake-step-s", "0.002", "--log-level", "warning")
+    options = ("--executor", "fake", "--fake-step-s", "0.002", "--drain-s", "0", "--log-level", "warning")
     return ServerProcess(str(folder), *options, "--responses-db", str(database))
 
 
@@ -218,3 +218,11 @@ def test_responses_survive_the_death_of_every_process(model_folder: Path, tmp_pa
         again = httpx.get(f"{third.url}/v1/responses/{ended['id']}?stream=true").text
         assert again == events
         check_stream(parse(again))
+        drained = third.post("/v1/responses", {"input": "hi", "background": True})
+        third.terminate()
+        assert third.exit_code() == 0
+    with closing(sqlite3.connect(database)) as db:
+        ((body,),) = db.execute("SELECT body FROM responses WHERE id = ?", (drained["id"],)).fetchall()
+    found = check_response(json.loads(body)["response"])
+    assert found["status"] == "failed"
+    assert "shut" in found["error"]["message"]

@@ -126,7 +126,7 @@ def test_a_function_is_called_and_its_result_used(client: openai.OpenAI) -> None
 
 
 def test_stored_responses_are_retrieved_and_deleted(client: openai.OpenAI) -> None:
-    response = create(client, input=SUM, metadata={"a": "b"})
+    response = create(client, input=SUM, metadata={"a": "b"}, max_output_tokens=8)
     found = client.responses.retrieve(response.id)
     assert found == response
     (item,) = client.responses.input_items.list(response.id).data
@@ -136,13 +136,13 @@ def test_stored_responses_are_retrieved_and_deleted(client: openai.OpenAI) -> No
     for gone in (client.responses.retrieve, client.responses.delete, client.responses.cancel):
         with pytest.raises(openai.NotFoundError):
             gone(response.id)
-    unstored = create(client, input=SUM, store=False)
+    unstored = create(client, input=SUM, store=False, max_output_tokens=8)
     with pytest.raises(openai.NotFoundError):
         client.responses.retrieve(unstored.id)
 
 
 def test_only_what_runs_in_the_background_can_be_cancelled(client: openai.OpenAI) -> None:
-    response = create(client, input=SUM)
+    response = create(client, input=SUM, max_output_tokens=8)
     with pytest.raises(openai.BadRequestError):
         client.responses.cancel(response.id)
     with pytest.raises(openai.BadRequestError):

@@ -29,6 +29,7 @@ def compile_gemm(tiling: hopper.Tiling, *, gated: bool, single: bool, y_dtype: s
         "nibbles_desc": descriptor("u8", [8, 256], 0, 8),
         "scales_desc": descriptor("i32", [triton.next_power_of_2(tiling.units), 32], 0, 32),
         "tokens_desc": descriptor("bf16", [tiling.tokens, 64], 128, 16),
+        "half_desc": descriptor("bf16", [tiling.tokens // 2 if tiling.halves else tiling.tokens, 64], 128, 16),
         "table_ptr": "*i32",
         "out_ptr": "*bf16" if gated else y_dtype,
         "bias_ptr": "*bf16",

@@ -159,7 +159,8 @@ def _launch(
     gemm[(grid,)](
         nibbles,
         scales,
-        TensorDescriptor.from_tensor(tokens, [tiling.tokens, UNIT], gl.NVMMASharedLayout(128, 16, 2)),
+        _rows(tokens, tiling.tokens),
+        _rows(tokens, tiling.tokens // 2 if tiling.halves else tiling.tokens),
         table,
         out,
         matrix.bias,
@@ -189,6 +190,10 @@ def constants(tiling: Tiling, splits: int, k_units: int, unit_rows: int, rows: i
         "EXPERTS_PER_TOKEN": per_token,
         "CONSUMER_REGS": tiling.consumer_registers,
     }
+
+
+def _rows(tokens: Tensor, count: int) -> TensorDescriptor:
+    return TensorDescriptor.from_tensor(tokens, [count, UNIT], gl.NVMMASharedLayout(128, 16, 2))
 
 
 def _descriptors(matrix: Matrix, units: int) -> tuple[TensorDescriptor, TensorDescriptor]:

@@ -187,14 +187,15 @@ def _num_tiles(table_ptr, cfg):
 
 
 @gluon.jit
-def _load_weights(cfg, ring, nibbles_desc, scales_desc, tokens_desc, stage, expert, row_tile, step):
+def _load_weights(cfg, ring, nibbles_desc, scales_desc, tokens_desc, half_desc, stage, tile, step):
     """Opens a stage: all its bytes are announced, those of the weights are on their way."""
+    _, expert, _, rows, row_tile, _, _, _ = tile
     full = ring.full.index(stage)
-    size: gl.constexpr = (
-        CONSUMERS * (cfg.UNITS * nibbles_desc.block_type.nbytes + scales_desc.block_type.nbytes)
-        + cfg.UNITS * tokens_desc.block_type.nbytes
-    )
-    mbarrier.expect(full, size)
+    weights: gl.constexpr = CONSUMERS * (cfg.UNITS * nibbles_desc.block_type.nbytes + scales_desc.block_type.nbytes)
+    if cfg.HALVES and rows <= cfg.N // 2:
+        mbarrier.expect(full, weights + cfg.UNITS * half_desc.block_type.nbytes)
+    else:
+        mbarrier.expect(full, weights + cfg.UNITS * tokens_desc.block_type.nbytes)
     for c in gl.static_range(CONSUMERS):
         slot = stage * CONSUMERS + c
         unit = (expert * cfg.UNIT_ROWS + row_tile * CONSUMERS + c) * cfg.K_UNITS + step * cfg.UNITS
@@ -205,11 +206,16 @@ def _load_weights(cfg, ring, nibbles_desc, scales_desc, tokens_desc, stage, expe
 
 
 @gluon.jit
-def _load_tokens(cfg, ring, tokens_desc, stage, first, step):
+def _load_tokens(cfg, ring, tokens_desc, half_desc, stage, tile, step):
+    _, _, first, rows, _, _, _, _ = tile
+    full = ring.full.index(stage)
     for u in gl.static_range(cfg.UNITS):
         buffer = ring.tokens.index(stage * cfg.UNITS + u)
         column = (step * cfg.UNITS + u) * 64
-        tma.async_copy_global_to_shared(tokens_desc, [first, column], ring.full.index(stage), buffer)
+        if cfg.HALVES and rows <= cfg.N // 2:
+            tma.async_copy_global_to_shared(half_desc, [first, column], full, buffer.slice(0, cfg.N // 2, dim=0))
+        else:
+            tma.async_copy_global_to_shared(tokens_desc, [first, column], full, buffer)
 
 
 @gluon.jit
@@ -219,6 +225,7 @@ def _produce(
     nibbles_desc,
     scales_desc,
     tokens_desc,
+    half_desc,
     table_ptr,
     out_ptr,
     bias_ptr,
@@ -234,22 +241,24 @@ def _produce(
         gdc_wait()
     else:
         # GEMM 1 let this kernel start only after it had waited for the routing: its table is there, its h is not.
-        _, expert, first, _, row_tile, begin, end, _ = _tile(begin_index, table_ptr, cfg)
+        tile = _tile(begin_index, table_ptr, cfg)
+        begin, end = tile[5], tile[6]
         early = gl.where(begin_index < _num_tiles(table_ptr, cfg), gl.minimum(end - begin, cfg.STAGES), 0)
         for s in range(early):
-            _load_weights(cfg, ring, nibbles_desc, scales_desc, tokens_desc, s, expert, row_tile, begin + s)
+            _load_weights(cfg, ring, nibbles_desc, scales_desc, tokens_desc, half_desc, s, tile, begin + s)
         gdc_wait()
         for s in range(early):
-            _load_tokens(cfg, ring, tokens_desc, s, first, begin + s)
+            _load_tokens(cfg, ring, tokens_desc, half_desc, s, tile, begin + s)
         stage = gl.where(early == cfg.STAGES, 0, early)
         phase = gl.where(early == cfg.STAGES, 0, 1)
     tiles = _num_tiles(table_ptr, cfg)
     for index in range(begin_index, tiles, gl.num_programs(0)):
-        _, expert, first, _, row_tile, begin, end, _ = _tile(index, table_ptr, cfg)
+        tile = _tile(index, table_ptr, cfg)
+        begin, end = tile[5], tile[6]
         for step in range(gl.where(index == begin_index, begin + early, begin), end):
             mbarrier.wait(ring.empty.index(stage), phase)
-            _load_weights(cfg, ring, nibbles_desc, scales_desc, tokens_desc, stage, expert, row_tile, step)
-            _load_tokens(cfg, ring, tokens_desc, stage, first, step)
+            _load_weights(cfg, ring, nibbles_desc, scales_desc, tokens_desc, half_desc, stage, tile, step)
+            _load_tokens(cfg, ring, tokens_desc, half_desc, stage, tile, step)
             stage += 1
             if stage == cfg.STAGES:
                 stage = 0
@@ -278,6 +287,7 @@ def _consume(
     nibbles_desc,
     scales_desc,
     tokens_desc,
+    half_desc,
     table_ptr,
     out_ptr,
     bias_ptr,
@@ -399,18 +409,18 @@ def _store_pairs(cfg, acc, pair, weight, real, unit_row, split, out_ptr):
 
 
 @gluon.jit
-def _consume_0(cfg, ring, a, b, c, d, e, f, g, h, i):
-    _consume(cfg, 0, ring, a, b, c, d, e, f, g, h, i)
+def _consume_0(cfg, ring, a, b, c, d, e, f, g, h, i, j):
+    _consume(cfg, 0, ring, a, b, c, d, e, f, g, h, i, j)
 
 
 @gluon.jit
-def _consume_1(cfg, ring, a, b, c, d, e, f, g, h, i):
-    _consume(cfg, 1, ring, a, b, c, d, e, f, g, h, i)
+def _consume_1(cfg, ring, a, b, c, d, e, f, g, h, i, j):
+    _consume(cfg, 1, ring, a, b, c, d, e, f, g, h, i, j)
 
 
 @gluon.jit
-def _consume_2(cfg, ring, a, b, c, d, e, f, g, h, i):
-    _consume(cfg, 2, ring, a, b, c, d, e, f, g, h, i)
+def _consume_2(cfg, ring, a, b, c, d, e, f, g, h, i, j):
+    _consume(cfg, 2, ring, a, b, c, d, e, f, g, h, i, j)
 
 
 @gluon.jit
@@ -418,6 +428,7 @@ def gemm(
     nibbles_desc,
     scales_desc,
     tokens_desc,
+    half_desc,
     table_ptr,
     out_ptr,
     bias_ptr,
@@ -450,7 +461,8 @@ def gemm(
         mbarrier.init(ring.full.index(s), count=1)
         mbarrier.init(ring.empty.index(s), count=CONSUMERS)
     args = (
-        cfg, ring, nibbles_desc, scales_desc, tokens_desc, table_ptr, out_ptr, bias_ptr, order_ptr, weights_ptr, limit
+        cfg, ring, nibbles_desc, scales_desc, tokens_desc, half_desc, table_ptr, out_ptr, bias_ptr, order_ptr,
+        weights_ptr, limit,
     )  # fmt: skip
     gl.warp_specialize(
         [(_consume_0, args), (_consume_1, args), (_consume_2, args), (_produce, args)],

@@ -7,13 +7,16 @@ that of the chosen plan is marked; whether that one is right is for the tests to
 import argparse
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from oscine.ops.cases import random_experts, random_routing
 from oscine.ops.compile_together import Compilers
+from oscine.ops.interface import Routing
 from oscine.ops.moe import hopper
-from oscine.ops.moe.hopper import Plan, Tiling
+from oscine.ops.moe.hopper import Tiling
 from oscine.perf.timer import time_call
 
 HIDDEN = 2880
@@ -23,60 +26,60 @@ DEVICE = torch.device("cuda")
 
 
 def tilings() -> Iterator[Tiling]:
-    """Every shape that kept its registers and fits shared memory when it was compiled."""
+    """Shapes that kept their registers and fit shared memory when they were compiled."""
     for splits in (1, 2, 3):
         yield Tiling(8, splits=splits)
-        yield hopper.wide(8, stages=6, splits=splits)
     for tokens, stages in ((16, 4), (32, 3)):
         yield Tiling(tokens, stages=stages)
-    for tokens, stages in ((16, 5), (32, 4), (64, 3)):
-        yield hopper.wide(tokens, stages=stages)
+        yield Tiling(tokens, stages=stages, halves=True)
     for tokens, units, stages in ((64, 3, 4), (64, 1, 14), (128, 1, 8), (128, 2, 4)):
         yield hopper.large(tokens, units=units, stages=stages)
 
 
-def plans(tokens: int, experts: int) -> list[Plan]:
-    """The chosen one, and pairs of equal token tiles near the mean number of tokens of an expert."""
+def candidates(tokens: int, experts: int) -> list[Tiling]:
+    """The chosen one, and those near the mean number of tokens of an expert."""
     mean = tokens * PER_TOKEN / experts
     near = [t for t in tilings() if mean / 2 <= t.tokens <= 8 * max(mean, 1) and (t.splits == 1 or tokens <= 16)]
-    whole = [t for t in near if t.splits == 1]
-    pairs = [Plan(up, down) for up in whole for down in near if _but_splits(up) == _but_splits(down)]
     chosen = hopper.plan(tokens, PER_TOKEN, experts)
-    return [chosen, *(plan for plan in pairs if plan != chosen)]
+    return [chosen, *(tiling for tiling in near if tiling != chosen)]
 
 
-def _but_splits(tiling: Tiling) -> tuple[int, ...]:
-    return tiling.tokens, tiling.consumers, tiling.units, tiling.stages, tiling.programs
+@dataclass(frozen=True, slots=True)
+class Case:
+    x_TH: Tensor
+    routings: list[Routing]
+    tried: list[Tiling]
+
+    @classmethod
+    def of(cls, tokens: int, experts: int) -> "Case":
+        routings = [random_routing(tokens, experts, PER_TOKEN, DEVICE) for _ in range(CALLS)]
+        return cls(torch.randn(tokens, HIDDEN, device=DEVICE).bfloat16(), routings, candidates(tokens, experts))
+
+    def run(self, prepared: hopper.HopperExperts, tiling: Tiling, i: int = 0) -> Tensor:
+        return hopper.run(self.x_TH, self.routings[i], prepared, 7.0, tiling)
 
 
-def report(tokens: int, experts: int, prepared: hopper.HopperExperts, compilers: Compilers) -> None:
-    x_TH = torch.randn(tokens, HIDDEN, device=DEVICE).bfloat16()
-    routings = [random_routing(tokens, experts, PER_TOKEN, DEVICE) for _ in range(CALLS)]
-    busy = sum(len(routing.expert_ids_TK.unique()) for routing in routings) / CALLS
+def report(case: Case, prepared: hopper.HopperExperts) -> None:
+    tokens = len(case.x_TH)
+    busy = sum(len(routing.expert_ids_TK.unique()) for routing in case.routings) / CALLS
     gigabytes = busy * 3 * HIDDEN * HIDDEN * (0.5 + 1 / 32) / 1e9
-    candidates = plans(tokens, experts)
-    with compilers.compile_together():
-        for plan in candidates:
-            hopper.run(x_TH, routings[0], prepared, 7.0, plan)
-    expected = hopper.run(x_TH, routings[0], prepared, 7.0, candidates[0]).float().sum(1)
-    for plan in candidates:
-        y = hopper.run(x_TH, routings[0], prepared, 7.0, plan).float().sum(1)
-        error = float((y - expected).norm() / expected.norm())
+    expected = case.run(prepared, case.tried[0]).float().sum(1)
+    for tiling in case.tried:
+        error = float((case.run(prepared, tiling).float().sum(1) - expected).norm() / expected.norm())
         calls = min(CALLS, max(2, 4096 // tokens))
-        time = time_call(lambda i, plan=plan: hopper.run(x_TH, routings[i], prepared, 7.0, plan), DEVICE, calls)
+        time = time_call(lambda i, tiling=tiling: case.run(prepared, tiling, i), DEVICE, calls)
         teraflops = tokens * PER_TOKEN * 3 * 2 * HIDDEN**2 / time.seconds / 1e12
         print(
-            f"{tokens:6} {_name(plan):>34} {time.seconds * 1e6:9.1f} us {gigabytes / time.seconds / 1e3:6.2f} TB/s "
-            f"{teraflops:6.0f} TFLOP/s{'  chosen' if plan is candidates[0] else ''}"
+            f"{tokens:6} {_name(tiling):>34} {time.seconds * 1e6:9.1f} us {gigabytes / time.seconds / 1e3:6.2f} TB/s "
+            f"{teraflops:6.0f} TFLOP/s{'  chosen' if tiling is case.tried[0] else ''}"
             f"{'' if error < 0.01 else f'  WRONG by {error:.1%}'}",
             flush=True,
         )
 
 
-def _name(plan: Plan) -> str:
-    up = plan.gate_up
-    shape = f"n{up.tokens} c{up.consumers} u{up.units} s{up.stages} x{up.programs}"
-    return shape + (f", splits {plan.down.splits}" if plan.down.splits > 1 else "")
+def _name(tiling: Tiling) -> str:
+    shape = f"n{tiling.tokens} u{tiling.units} s{tiling.stages} x{tiling.programs}"
+    return shape + (" halves" if tiling.halves else "") + (f", splits {tiling.splits}" if tiling.splits > 1 else "")
 
 
 def main() -> None:
@@ -88,8 +91,13 @@ def main() -> None:
         published = random_experts(options.experts, HIDDEN, HIDDEN, DEVICE, torch.bfloat16, scales=(118, 122))
         prepared = hopper.prepare_experts(published)
         del published
-        for tokens in options.tokens:
-            report(tokens, options.experts, prepared, compilers)
+        cases = [Case.of(tokens, options.experts) for tokens in options.tokens]
+        with compilers.compile_together():  # all at once: one that is compiled already would run on undefined inputs
+            for case in cases:
+                for tiling in case.tried:
+                    case.run(prepared, tiling)
+        for case in cases:
+            report(case, prepared)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,9 @@ _GIB = 1 << 30
 _CPU_CACHE_BYTES = 1 * _GIB
 _MOST_CACHED_WINDOWS = 256  # of prefixes; with more sequences than that, memory goes to those that run
 SAMPLED_AT_ONCE = 128  # rows that are sampled beyond greedy in one call
-_SAMPLING_BYTES = 56  # per row and token of the vocabulary while a row is sampled: sorted logits, noise, masks
+# Per row and token of the vocabulary while a row is sampled. In plain torch: sorted logits, noise, masks; by kernels:
+# histories gathered for penalties, the logits after them and after a grammar's mask, log-probabilities.
+_SAMPLING_BYTES, _SAMPLING_BYTES_ON_GPU = 56, 20
 _GPU_RESERVE_BYTES = 3 * _GIB // 2  # context, compiled kernels, captured graphs, fragmentation
 
 
@@ -146,15 +148,16 @@ def workspace_bytes(config: ModelConfig, options: EngineOptions, element_bytes: 
 
     logits       [max_num_seqs, V] float32, once in a graph's memory and once outside
     sampling     of at most SAMPLED_AT_ONCE rows of them; log-probabilities of prompts take less, in pieces
-    activations  per token: x, normed x, residual and output; q, k, v and heads; per routed copy, sorted input (H),
-                 gate_up (2 I), its product (I) and the output, which may be float32 (2 H)
+    activations  per token: x, normed x, residual and output; q, k, v and heads; per routed copy, on a GPU sorted
+                 input (H), h (I) and output (H), else input, gate_up (2 I), h and the output in float32 (2 H)
     rotary table [max positions, D] float32
     """
     rows, tokens = options.scheduler.max_num_seqs, options.scheduler.max_num_batched_tokens
     heads = (config.num_attention_heads + 2 * config.num_key_value_heads) * config.head_dim
-    routed = config.num_experts_per_tok * 3 * (config.hidden_size + config.intermediate_size)
+    copy = (2, 1) if on_gpu else (3, 3)  # H, I
+    routed = config.num_experts_per_tok * (copy[0] * config.hidden_size + copy[1] * config.intermediate_size)
     logits = 2 * 4 * rows * config.vocab_size
-    sampling = _SAMPLING_BYTES * min(rows, SAMPLED_AT_ONCE) * config.vocab_size
+    sampling = (_SAMPLING_BYTES_ON_GPU if on_gpu else _SAMPLING_BYTES) * min(rows, SAMPLED_AT_ONCE) * config.vocab_size
     activations = tokens * (4 * config.hidden_size + 2 * heads + routed) * element_bytes
     rotary = 4 * config.max_position_embeddings * config.head_dim
     return logits + sampling + activations + rotary + (_GPU_RESERVE_BYTES if on_gpu else 0)

@@ -12,7 +12,7 @@ from triton.experimental.gluon import language as gl
 from oscine.ops.cases import counted, random_experts, random_routing
 from oscine.ops.interface import MxExperts, Routing
 from oscine.ops.moe import hopper, reference
-from oscine.ops.moe.hopper_gemm import gemm
+from oscine.ops.moe.hopper_gemm import CONSUMERS, gemm
 from oscine.ops.moe.mxfp4 import dequantize
 from tests.ops.compile_ahead import Compiled, compile_ahead, run_interpreted
 
@@ -29,6 +29,7 @@ def compile_gemm(tiling: hopper.Tiling, *, gated: bool, single: bool, y_dtype: s
         "nibbles_desc": descriptor("u8", [8, 256], 0, 8),
         "scales_desc": descriptor("i32", [triton.next_power_of_2(tiling.units), 32], 0, 32),
         "tokens_desc": descriptor("bf16", [tiling.tokens, 64], 128, 16),
+        "half_desc": descriptor("bf16", [tiling.tokens // 2 if tiling.halves else tiling.tokens, 64], 128, 16),
         "table_ptr": "*i32",
         "out_ptr": "*bf16" if gated else y_dtype,
         "bias_ptr": "*bf16",
@@ -36,7 +37,8 @@ def compile_gemm(tiling: hopper.Tiling, *, gated: bool, single: bool, y_dtype: s
         "weights_ptr": "*fp32",
         "limit": "fp32",
     }
-    constants = hopper.constants(tiling, k_units=45, unit_rows=90 if gated else 45, rows=2880, per_token=4)
+    splits = 1 if gated else tiling.splits
+    constants = hopper.constants(tiling, splits, k_units=45, unit_rows=90 if gated else 45, rows=2880, per_token=4)
     return compile_ahead(
         gemm, signature, constants | {"GATED": gated, "SINGLE": single}, num_warps=4, maxnreg=tiling.registers
     )
@@ -45,18 +47,18 @@ def compile_gemm(tiling: hopper.Tiling, *, gated: bool, single: bool, y_dtype: s
 @pytest.mark.parametrize(("tokens", "experts"), SIZES)
 @pytest.mark.parametrize("gated", [True, False], ids=["gate_up", "down"])
 def test_kernel_stays_in_registers(tokens: int, experts: int, gated: bool) -> None:
-    chosen = hopper.plan(tokens, 4, experts)
-    tiling = chosen.gate_up if gated else chosen.down
+    tiling = hopper.plan(tokens, 4, experts)
     kernel = compile_gemm(
         tiling, gated=gated, single=tokens == 1, y_dtype="*fp32" if tokens <= hopper.FLOAT_PARTIALS else "*bf16"
     )
     assert kernel.spills == 0
     assert kernel.registers <= tiling.registers
     # 4 instructions of k = 16 to a unit; no data moves between threads to make the operand
-    assert kernel.sass.count("HGMMA.64x") == 4 * tiling.units * tiling.consumers
+    loops = 2 if tiling.halves else 1
+    assert kernel.sass.count("HGMMA.64x") == loops * 4 * tiling.units * CONSUMERS.value
     assert not re.search(r"\b(SHFL|STL|LDL|LDSM|MOVM)\b", kernel.sass)
     assert kernel.shared * tiling.programs <= MAX_SHARED
-    assert len(re.findall(r"LDS\.128", kernel.sass)) == tiling.units * tiling.consumers
+    assert len(re.findall(r"LDS\.128", kernel.sass)) == loops * tiling.units * CONSUMERS.value
 
 
 @pytest.mark.parametrize("rows", [1, 4])

@@ -18,17 +18,17 @@ def unpack_bits(nibbles: Tensor, scales: Tensor, experts: int, rows: int, k: int
     for thread in range(128):
         warp, g, q = thread // 32, thread % 32 // 4, thread % 4
         for j in range(4):
-            word = words[:, :, :, thread, j] & 0xFFFFFFFF
-            expanded = {
-                (0, 0): word & 0x81C081C0,
-                (0, 1): (word << 3) & 0x81C081C0,
-                (1, 0): ((word << 6) & 0x01C001C0) | ((word << 1) & 0x80008000),
-                (1, 1): ((word >> 3) & 0x01C001C0) | ((word << 2) & 0x80008000),
-            }
-            for (h, r), pair in expanded.items():
+            pair = words[:, :, :, thread, 2 * (j // 2) : 2 * (j // 2) + 2] & 0xFFFFFFFF
+            a, b = pair[..., 0], pair[..., 1]
+            y = (a & 0xC180C180) | ((b << 2) & 0x3E7F3E7F)
+            if j % 2 == 0:
+                expanded = {(0, 0): a << 2, (0, 1): a << 6, (1, 0): a << 12 | a >> 20, (1, 1): y}
+            else:
+                expanded = {(0, 0): b, (0, 1): b << 6, (1, 0): b << 10 | b >> 22, (1, 1): y << 10 | y >> 22}
+            for (h, r), turned in expanded.items():
                 scale = (powers[:, :, :, warp * 8 + g, j // 2 * 2 + r] << 7).view(torch.bfloat16)
                 for z in range(2):
-                    half = (pair >> (16 * z)) & 0xFFFF
+                    half = (turned >> (16 * z)) & 0x81C0
                     value = torch.where(half >= 1 << 15, half - (1 << 16), half).short().view(torch.bfloat16) * scale
                     row, column = 16 * warp + 8 * r + g, 16 * j + 8 * h + 2 * q + z
                     out[:, row::64, column::64] = value.float()

@@ -19,7 +19,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from oscine.ops.interface import MxExperts, Routing
-from oscine.ops.moe.hopper_gemm import gemm
+from oscine.ops.moe.hopper_gemm import CONSUMERS, gemm
 from oscine.ops.moe.repack import UNIT, gate_up_order, padded_rows, repack
 
 FLOAT_PARTIALS = 64  # tokens up to which partial sums are float32, their bytes being few
@@ -48,22 +48,16 @@ class HopperExperts:
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """How one GEMM is cut; the constants of hopper_gemm.Config that are free to choose."""
+    """How the GEMMs are cut; the constants of hopper_gemm.Config that are free to choose."""
 
     tokens: int  # N: of a tile
-    consumers: int = 3  # warpgroups, each with a unit row
     units: int = 3  # of k in a stage
     stages: int = 4
-    splits: int = 1  # of k; partial sums that the caller adds up
+    halves: bool = False  # tiles of at most N / 2 tokens are computed as such: twice the code
+    splits: int = 1  # of k in the second product; partial sums that the caller adds up
     programs: int = 2  # of an SM
     registers: int = 64  # a thread, when launched
     consumer_registers: int = 72
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    gate_up: Tiling
-    down: Tiling
 
 
 def prepare_experts(experts: MxExperts) -> HopperExperts:
@@ -98,61 +92,53 @@ def moe(x_TH: Tensor, routing: Routing, experts: HopperExperts, swiglu_limit: fl
     return run(x_TH, routing, experts, swiglu_limit, plan(tokens, per_token, experts.experts))
 
 
-def plan(tokens: int, per_token: int, experts: int) -> Plan:
-    """Tile shapes by static sizes only, so that a CUDA graph can replay any routing. Measured on an NVIDIA H200.
+def plan(tokens: int, per_token: int, experts: int) -> Tiling:
+    """By static sizes only, so that a CUDA graph can replay any routing. Measured on an NVIDIA H200.
 
     Two small programs share a processor where weights dominate, so that the second GEMM's can fetch weights beside the
-    first's. With more tokens of many experts one program with five unit rows reads the tokens less often; for prompts
-    one with three leaves the registers to a tile of 128.
+    first's. With more tokens of an expert, one program of three warpgroups leaves them the registers for larger tiles.
     """
     rows = tokens * per_token / experts  # of an expert, on average
     if tokens == 1:
-        return Plan(Tiling(8), Tiling(8, splits=2))
+        return Tiling(8, splits=2)
     if tokens <= 16:
-        return Plan(Tiling(8), Tiling(8, splits=3))
+        return Tiling(8, splits=3)
     if rows <= 2:
-        tiling = Tiling(8)
-    elif rows <= 8:
-        tiling = wide(16, stages=5) if experts >= 64 else Tiling(16)
-    elif rows <= 16:
-        tiling = Tiling(32, stages=3)
-    elif rows <= 64:
-        tiling = wide(64, stages=3)
-    else:
-        tiling = large(128, units=1, stages=8)
-    return Plan(tiling, tiling)
-
-
-def wide(tokens: int, stages: int, splits: int = 1) -> Tiling:
-    """Five unit rows in one program of an SM."""
-    return Tiling(tokens, consumers=5, stages=stages, splits=splits, programs=1, registers=80, consumer_registers=88)
+        return Tiling(8)
+    if rows <= 8:
+        return Tiling(16, halves=True)
+    if rows <= 16:
+        return Tiling(32, stages=3, halves=True)
+    if rows <= 64:
+        return large(64, units=3, stages=4)
+    return large(128, units=1, stages=8)
 
 
 def large(tokens: int, units: int, stages: int) -> Tiling:
-    """Three unit rows in one program of an SM: registers for many tokens."""
-    return Tiling(tokens, units=units, stages=stages, programs=1, registers=128, consumer_registers=152)
+    """One program of an SM: registers for many tokens."""
+    return Tiling(tokens, units, stages, halves=True, programs=1, registers=128, consumer_registers=152)
 
 
-def run(x_TH: Tensor, routing: Routing, experts: HopperExperts, limit: float, chosen: Plan) -> Tensor:
-    """The op with tile shapes given; benchmarks call it to try others."""
+def run(x_TH: Tensor, routing: Routing, experts: HopperExperts, limit: float, tiling: Tiling) -> Tensor:
+    """The op with a tiling given; benchmarks call it to try others."""
     (tokens, per_token), pairs = routing.expert_ids_TK.shape, routing.expert_ids_TK.numel()
     h = x_TH.new_empty(pairs, experts.intermediate)
-    splits = chosen.down.splits
     y_dtype = torch.float32 if tokens <= FLOAT_PARTIALS else x_TH.dtype
-    y_TJH = torch.empty(tokens, per_token * splits, experts.hidden, dtype=y_dtype, device=x_TH.device)
+    y_TJH = torch.empty(tokens, per_token * tiling.splits, experts.hidden, dtype=y_dtype, device=x_TH.device)
     if tokens == 1:
         table = order = routing.expert_ids_TK
         source, entries = x_TH, per_token
     else:
-        source, order, table, entries = _sort(x_TH, routing, experts.experts, chosen.gate_up.tokens)
+        source, order, table, entries = _sort(x_TH, routing, experts.experts, tiling.tokens)
     arguments = (table, order, routing.weights_TK, limit, entries, per_token, tokens == 1)
-    _launch(chosen.gate_up, experts.gate_up, source, h, experts.intermediate, True, *arguments)
-    _launch(chosen.down, experts.down, h, y_TJH, experts.hidden, False, *arguments)
+    _launch(tiling, 1, experts.gate_up, source, h, experts.intermediate, True, *arguments)
+    _launch(tiling, tiling.splits, experts.down, h, y_TJH, experts.hidden, False, *arguments)
     return y_TJH
 
 
 def _launch(
     tiling: Tiling,
+    splits: int,
     matrix: Matrix,
     tokens: Tensor,
     out: Tensor,
@@ -167,20 +153,21 @@ def _launch(
     single: bool,
 ) -> None:
     nibbles, scales = _descriptors(matrix, tiling.units)
-    row_tiles = (matrix.unit_rows + tiling.consumers - 1) // tiling.consumers
+    tiles = triton.cdiv(matrix.unit_rows, CONSUMERS.value) * splits
     processors = torch.cuda.get_device_properties(out.device).multi_processor_count
-    grid = min(entries * row_tiles * tiling.splits, processors * tiling.programs)
+    grid = min(entries * tiles, processors * tiling.programs)
     gemm[(grid,)](
         nibbles,
         scales,
-        TensorDescriptor.from_tensor(tokens, [tiling.tokens, UNIT], gl.NVMMASharedLayout(128, 16, 2)),
+        _rows(tokens, tiling.tokens),
+        _rows(tokens, tiling.tokens // 2 if tiling.halves else tiling.tokens),
         table,
         out,
         matrix.bias,
         order,
         weights_TK,
         limit,
-        **constants(tiling, matrix.k_units, matrix.unit_rows, rows, per_token),
+        **constants(tiling, splits, matrix.k_units, matrix.unit_rows, rows, per_token),
         GATED=gated,
         SINGLE=single,
         num_warps=4,
@@ -189,20 +176,24 @@ def _launch(
     )
 
 
-def constants(tiling: Tiling, k_units: int, unit_rows: int, rows: int, per_token: int) -> dict[str, int]:
+def constants(tiling: Tiling, splits: int, k_units: int, unit_rows: int, rows: int, per_token: int) -> dict[str, int]:
     """The constexprs of the kernel that do not depend on which of the two GEMMs it is."""
     return {
         "N": tiling.tokens,
-        "CONSUMERS": tiling.consumers,
         "UNITS": tiling.units,
         "STAGES": tiling.stages,
-        "SPLITS": tiling.splits,
+        "HALVES": tiling.halves,
+        "SPLITS": splits,
         "K_UNITS": k_units,
         "UNIT_ROWS": unit_rows,
         "ROWS": rows,
         "EXPERTS_PER_TOKEN": per_token,
         "CONSUMER_REGS": tiling.consumer_registers,
     }
+
+
+def _rows(tokens: Tensor, count: int) -> TensorDescriptor:
+    return TensorDescriptor.from_tensor(tokens, [count, UNIT], gl.NVMMASharedLayout(128, 16, 2))
 
 
 def _descriptors(matrix: Matrix, units: int) -> tuple[TensorDescriptor, TensorDescriptor]:

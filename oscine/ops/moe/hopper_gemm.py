@@ -26,40 +26,37 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.core import _aggregate as aggregate
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from oscine.ops.moe.repack import BLEND, BLEND_SHIFT, FIELDS, VALUE_BITS
+
 
 def _expand_asm() -> str:
     """PTX that expands the thread's 32 nibbles: $0-$15 out (bf16x2), $16-$19 nibble words, $20 the four scale bytes.
 
-    A nibble lies so that one shift and mask leaves its sign at bit 15 and its other bits at 8..6: as bf16 that is the
-    value times 2^-126, subnormals included. The scale byte s + 126 at bits 14..7 is 2^(s - 1).
+    Turned and masked (repack.py) a nibble is, as bf16, its value times 2^-126, subnormals included. The scale byte
+    s + 126 at bits 14..7 is 2^(s - 1); the product takes it from the lower or upper half of a word, for free.
     """
-    lines = [".reg .b32 s<4>, a, b, w;"]
-    for i in range(4):
-        lines += [f"prmt.b32 s{i}, $20, 0, 0x4{i}4{i};", f"shl.b32 s{i}, s{i}, 7;"]
-    for word in range(4):
-        source, half = f"${16 + word}", word // 2
-        low, high = 2 * word, 8 + 2 * word  # outputs: k + 0 (rows g, g + 8), k + 8 (the same rows)
-        first, second = f"s{2 * half}", f"s{2 * half + 1}"
-        lines += [
-            f"and.b32 a, {source}, 0x81C081C0;",
-            f"mul.bf16x2 ${low}, a, {first};",
-            f"shl.b32 a, {source}, 3;",
-            "and.b32 a, a, 0x81C081C0;",
-            f"mul.bf16x2 ${low + 1}, a, {second};",
-            f"shl.b32 a, {source}, 6;",
-            "and.b32 a, a, 0x01C001C0;",
-            f"shl.b32 b, {source}, 1;",
-            "lop3.b32 a, a, b, 0x80008000, 0xF8;",
-            f"mul.bf16x2 ${high}, a, {first};",
-            f"shr.u32 a, {source}, 3;",
-            "and.b32 a, a, 0x01C001C0;",
-            f"shl.b32 b, {source}, 2;",
-            "lop3.b32 a, a, b, 0x80008000, 0xF8;",
-            f"mul.bf16x2 ${high + 1}, a, {second};",
-        ]
+    lines = [".reg .b32 a, y, scales<2>, scale<2>;", ".reg .b16 lower, upper;"]
+    for r, shift in enumerate(("shl.b32 scales0, $20, 7;", "shr.u32 scales1, $20, 1;")):
+        lines += [shift, f"and.b32 scales{r}, scales{r}, 0x7F807F80;"]
+    for p in range(2):
+        words = (f"${16 + 2 * p}", f"${17 + 2 * p}", "y")
+        side = ("lower", "upper")[p]
+        for r in range(2):
+            lines += [f"mov.b32 {{lower, upper}}, scales{r};", f"mov.b32 scale{r}, {{{side}, {side}}};"]
+        lines += [f"shl.b32 y, {words[1]}, {BLEND_SHIFT};", f"lop3.b32 y, {words[0]}, y, {BLEND}, 0xE4;"]
+        for (j, h, r), (source, turn) in FIELDS.items():
+            word = words[source]
+            if turn:  # a shift where no bit must come round: it need not run where the masks do
+                wraps = turn > min(VALUE_BITS)
+                lines += [f"shf.l.wrap.b32 a, {word}, {word}, {turn};" if wraps else f"shl.b32 a, {word}, {turn};"]
+            lines += [
+                f"and.b32 a, {'a' if turn else word}, {VALUE_MASK};",
+                f"mul.bf16x2 ${8 * h + 4 * p + 2 * j + r}, a, scale{r};",
+            ]
     return "{\n" + "\n".join(lines) + "\n}"
 
 
+VALUE_MASK = sum(0x10001 << bit for bit in VALUE_BITS)
 EXPAND_ASM = gl.constexpr(_expand_asm())
 EXPAND_CONSTRAINTS = gl.constexpr(",".join(["=r"] * 16 + ["r"] * 20))
 
@@ -83,6 +80,7 @@ QUADS = gl.constexpr(
         shape=[32, 64],
     )
 )
+CONSUMERS = gl.constexpr(3)  # warpgroups of a program
 PRODUCER_REGISTERS = gl.constexpr(40)  # a thread
 SCALE_ROW = gl.constexpr(gl.SwizzledSharedLayout(vec=1, per_phase=1, max_phase=1, order=[0]))
 
@@ -97,9 +95,9 @@ class Config:
     """What is known when the kernel is compiled."""
 
     N: gl.constexpr  # tokens of a tile
-    CONSUMERS: gl.constexpr
     UNITS: gl.constexpr  # units of k in a stage
     STAGES: gl.constexpr
+    HALVES: gl.constexpr  # a tile of at most N / 2 tokens is computed as such: twice the code
     SPLITS: gl.constexpr  # parts of k that become separate partial sums
     K_UNITS: gl.constexpr
     UNIT_ROWS: gl.constexpr  # of one expert
@@ -107,15 +105,17 @@ class Config:
     GATED: gl.constexpr  # GEMM 1: SwiGLU epilogue
     SINGLE: gl.constexpr  # one token: the entries are its experts, there is no table
     EXPERTS_PER_TOKEN: gl.constexpr
+    STEPS: gl.constexpr  # stages along k
+    ROW_TILES: gl.constexpr  # of an entry
     PART: gl.constexpr  # columns that an epilogue handles at a time, to bound the registers
 
     @gluon.constexpr_function
     def __init__(
         self,
         N,
-        CONSUMERS,
         UNITS,
         STAGES,
+        HALVES,
         SPLITS,
         K_UNITS,
         UNIT_ROWS,
@@ -125,9 +125,9 @@ class Config:
         EXPERTS_PER_TOKEN,
     ):
         self.N = gl.constexpr(N)
-        self.CONSUMERS = gl.constexpr(CONSUMERS)
         self.UNITS = gl.constexpr(UNITS)
         self.STAGES = gl.constexpr(STAGES)
+        self.HALVES = gl.constexpr(HALVES)
         self.SPLITS = gl.constexpr(SPLITS)
         self.K_UNITS = gl.constexpr(K_UNITS)
         self.UNIT_ROWS = gl.constexpr(UNIT_ROWS)
@@ -135,6 +135,8 @@ class Config:
         self.GATED = gl.constexpr(GATED)
         self.SINGLE = gl.constexpr(SINGLE)
         self.EXPERTS_PER_TOKEN = gl.constexpr(EXPERTS_PER_TOKEN)
+        self.STEPS = gl.constexpr((K_UNITS + UNITS - 1) // UNITS)
+        self.ROW_TILES = gl.constexpr((UNIT_ROWS + CONSUMERS.value - 1) // CONSUMERS.value)
         self.PART = gl.constexpr(16 if N < 128 else 32)
 
 
@@ -159,12 +161,10 @@ class Ring:
 
 @gluon.jit
 def _tile(index, table_ptr, cfg):
-    """(entry, expert, first token row, rows, row tile, first stage, end stage, split) of a tile."""
-    row_tiles: gl.constexpr = (cfg.UNIT_ROWS + cfg.CONSUMERS - 1) // cfg.CONSUMERS
-    stages: gl.constexpr = (cfg.K_UNITS + cfg.UNITS - 1) // cfg.UNITS
-    part: gl.constexpr = (stages + cfg.SPLITS - 1) // cfg.SPLITS
-    entry = index // (row_tiles * cfg.SPLITS)
-    rest = index % (row_tiles * cfg.SPLITS)
+    """(entry, expert, first token row, rows, row tile, first step, end step, split) of a tile."""
+    part: gl.constexpr = (cfg.STEPS + cfg.SPLITS - 1) // cfg.SPLITS
+    entry = index // (cfg.ROW_TILES * cfg.SPLITS)
+    rest = index % (cfg.ROW_TILES * cfg.SPLITS)
     row_tile = rest // cfg.SPLITS
     split = rest % cfg.SPLITS
     if cfg.SINGLE:
@@ -176,29 +176,29 @@ def _tile(index, table_ptr, cfg):
         first = gl.load(table_ptr + 4 + entry * 4 + 1)
         rows = gl.load(table_ptr + 4 + entry * 4 + 2)
     begin = split * part
-    end = gl.minimum(begin + part, stages)
+    end = gl.minimum(begin + part, cfg.STEPS)
     return entry, expert, first, rows, row_tile, begin, end, split
 
 
 @gluon.jit
 def _num_tiles(table_ptr, cfg):
-    row_tiles: gl.constexpr = (cfg.UNIT_ROWS + cfg.CONSUMERS - 1) // cfg.CONSUMERS
     entries = cfg.EXPERTS_PER_TOKEN if cfg.SINGLE else gl.load(table_ptr)
-    return entries * (row_tiles * cfg.SPLITS)
+    return entries * (cfg.ROW_TILES * cfg.SPLITS)
 
 
 @gluon.jit
-def _load_weights(cfg, ring, nibbles_desc, scales_desc, tokens_desc, stage, unit_row, step):
+def _load_weights(cfg, ring, nibbles_desc, scales_desc, tokens_desc, half_desc, stage, tile, step):
     """Opens a stage: all its bytes are announced, those of the weights are on their way."""
+    _, expert, _, rows, row_tile, _, _, _ = tile
     full = ring.full.index(stage)
-    size: gl.constexpr = (
-        cfg.CONSUMERS * (cfg.UNITS * nibbles_desc.block_type.nbytes + scales_desc.block_type.nbytes)
-        + cfg.UNITS * tokens_desc.block_type.nbytes
-    )
-    mbarrier.expect(full, size)
-    for c in gl.static_range(cfg.CONSUMERS):
-        slot = stage * cfg.CONSUMERS + c
-        unit = (unit_row + c) * cfg.K_UNITS + step * cfg.UNITS
+    weights: gl.constexpr = CONSUMERS * (cfg.UNITS * nibbles_desc.block_type.nbytes + scales_desc.block_type.nbytes)
+    if cfg.HALVES and rows <= cfg.N // 2:
+        mbarrier.expect(full, weights + cfg.UNITS * half_desc.block_type.nbytes)
+    else:
+        mbarrier.expect(full, weights + cfg.UNITS * tokens_desc.block_type.nbytes)
+    for c in gl.static_range(CONSUMERS):
+        slot = stage * CONSUMERS + c
+        unit = (expert * cfg.UNIT_ROWS + row_tile * CONSUMERS + c) * cfg.K_UNITS + step * cfg.UNITS
         for u in gl.static_range(cfg.UNITS):
             buffer = ring.nibbles.index(slot * cfg.UNITS + u)
             tma.async_copy_global_to_shared(nibbles_desc, [(unit + u) * 8, 0], full, buffer)
@@ -206,11 +206,16 @@ def _load_weights(cfg, ring, nibbles_desc, scales_desc, tokens_desc, stage, unit
 
 
 @gluon.jit
-def _load_tokens(cfg, ring, tokens_desc, stage, first, step):
+def _load_tokens(cfg, ring, tokens_desc, half_desc, stage, tile, step):
+    _, _, first, rows, _, _, _, _ = tile
+    full = ring.full.index(stage)
     for u in gl.static_range(cfg.UNITS):
         buffer = ring.tokens.index(stage * cfg.UNITS + u)
         column = (step * cfg.UNITS + u) * 64
-        tma.async_copy_global_to_shared(tokens_desc, [first, column], ring.full.index(stage), buffer)
+        if cfg.HALVES and rows <= cfg.N // 2:
+            tma.async_copy_global_to_shared(half_desc, [first, column], full, buffer.slice(0, cfg.N // 2, dim=0))
+        else:
+            tma.async_copy_global_to_shared(tokens_desc, [first, column], full, buffer)
 
 
 @gluon.jit
@@ -220,6 +225,7 @@ def _produce(
     nibbles_desc,
     scales_desc,
     tokens_desc,
+    half_desc,
     table_ptr,
     out_ptr,
     bias_ptr,
@@ -235,24 +241,24 @@ def _produce(
         gdc_wait()
     else:
         # GEMM 1 let this kernel start only after it had waited for the routing: its table is there, its h is not.
-        _, expert, first, _, row_tile, begin, end, _ = _tile(begin_index, table_ptr, cfg)
+        tile = _tile(begin_index, table_ptr, cfg)
+        begin, end = tile[5], tile[6]
         early = gl.where(begin_index < _num_tiles(table_ptr, cfg), gl.minimum(end - begin, cfg.STAGES), 0)
-        unit_row = expert * cfg.UNIT_ROWS + row_tile * cfg.CONSUMERS
         for s in range(early):
-            _load_weights(cfg, ring, nibbles_desc, scales_desc, tokens_desc, s, unit_row, begin + s)
+            _load_weights(cfg, ring, nibbles_desc, scales_desc, tokens_desc, half_desc, s, tile, begin + s)
         gdc_wait()
         for s in range(early):
-            _load_tokens(cfg, ring, tokens_desc, s, first, begin + s)
+            _load_tokens(cfg, ring, tokens_desc, half_desc, s, tile, begin + s)
         stage = gl.where(early == cfg.STAGES, 0, early)
         phase = gl.where(early == cfg.STAGES, 0, 1)
     tiles = _num_tiles(table_ptr, cfg)
     for index in range(begin_index, tiles, gl.num_programs(0)):
-        _, expert, first, _, row_tile, begin, end, _ = _tile(index, table_ptr, cfg)
-        unit_row = expert * cfg.UNIT_ROWS + row_tile * cfg.CONSUMERS
+        tile = _tile(index, table_ptr, cfg)
+        begin, end = tile[5], tile[6]
         for step in range(gl.where(index == begin_index, begin + early, begin), end):
             mbarrier.wait(ring.empty.index(stage), phase)
-            _load_weights(cfg, ring, nibbles_desc, scales_desc, tokens_desc, stage, unit_row, step)
-            _load_tokens(cfg, ring, tokens_desc, stage, first, step)
+            _load_weights(cfg, ring, nibbles_desc, scales_desc, tokens_desc, half_desc, stage, tile, step)
+            _load_tokens(cfg, ring, tokens_desc, half_desc, stage, tile, step)
             stage += 1
             if stage == cfg.STAGES:
                 stage = 0
@@ -281,6 +287,7 @@ def _consume(
     nibbles_desc,
     scales_desc,
     tokens_desc,
+    half_desc,
     table_ptr,
     out_ptr,
     bias_ptr,
@@ -288,49 +295,61 @@ def _consume(
     weights_ptr,
     limit,
 ):
-    layout: gl.constexpr = accumulator_layout(cfg.N)
-    operand: gl.constexpr = gl.DotOperandLayout(0, layout, 2)
     gdc_wait()
     gdc_launch_dependents()
     scale_rows = ring.scales._reinterpret(
-        gl.int32, [cfg.STAGES * cfg.CONSUMERS * scales_desc.block_type.shape[0], 32], SCALE_ROW
+        gl.int32, [cfg.STAGES * CONSUMERS * scales_desc.block_type.shape[0], 32], SCALE_ROW
     )
     stage = 0
     phase = 0
-    tiles = _num_tiles(table_ptr, cfg)
-    for index in range(gl.program_id(0), tiles, gl.num_programs(0)):
-        entry, expert, first, rows, row_tile, begin, end, split = _tile(index, table_ptr, cfg)
-        # What the epilogue needs is on its way while the tile is computed.
-        unit_row = row_tile * cfg.CONSUMERS + c
-        row = (expert * cfg.UNIT_ROWS + unit_row) * 64 + gl.arange(0, 64, gl.SliceLayout(1, layout))
-        bias = gl.load(bias_ptr + row, (unit_row < cfg.UNIT_ROWS) & (split == 0), other=0)
-        if not cfg.GATED and cfg.N <= cfg.PART:
-            column = gl.arange(0, cfg.N, gl.SliceLayout(0, layout))
-            pair, weight = _pairs(cfg, first + column, column < rows, order_ptr, weights_ptr)
-        acc = gl.zeros([64, cfg.N], gl.float32, layout)
-        for _ in range(begin, end):
-            mbarrier.wait(ring.full.index(stage), phase)
-            for u in gl.static_range(cfg.UNITS):
-                buffer = ring.nibbles.index((stage * cfg.CONSUMERS + c) * cfg.UNITS + u)
-                scales = scale_rows.index((stage * cfg.CONSUMERS + c) * scales_desc.block_type.shape[0] + u)
-                weights = gl.convert_layout(_expand(buffer, scales), operand, assert_trivial=True)
-                if u > 0:
-                    acc = warpgroup_mma_wait(0, deps=[acc])
-                tokens = ring.tokens.index(stage * cfg.UNITS + u).permute([1, 0])
-                acc = warpgroup_mma(weights, tokens, acc, is_async=True)
-            acc = warpgroup_mma_wait(0, deps=[acc])
-            mbarrier.arrive(ring.empty.index(stage), count=1)
-            stage += 1
-            if stage == cfg.STAGES:
-                stage = 0
-                phase ^= 1
-        acc += bias.to(gl.float32)[:, None]
-        if cfg.GATED:
-            _store_gated(cfg, acc, 0, entry if cfg.SINGLE else first, rows, unit_row, out_ptr, limit)
-        elif cfg.N <= cfg.PART:
-            _store_pairs(cfg, acc, pair, weight, column < rows, unit_row, split, out_ptr)
+    args = (cfg, c, ring, scale_rows, out_ptr, bias_ptr, order_ptr, weights_ptr, limit)
+    for index in range(gl.program_id(0), _num_tiles(table_ptr, cfg), gl.num_programs(0)):
+        tile = _tile(index, table_ptr, cfg)
+        if cfg.HALVES and tile[3] <= cfg.N // 2:
+            stage, phase = _compute(cfg.N // 2, tile, stage, phase, args)
         else:
-            _store_weighted(cfg, acc, 0, first, rows, unit_row, split, out_ptr, order_ptr, weights_ptr)
+            stage, phase = _compute(cfg.N, tile, stage, phase, args)
+
+
+@gluon.jit
+def _compute(n: gl.constexpr, tile, stage, phase, args):
+    """A tile of n columns, the ring's N or half as many. Returns the stage that comes next, and its phase."""
+    cfg, c, ring, scale_rows, out_ptr, bias_ptr, order_ptr, weights_ptr, limit = args
+    entry, expert, first, rows, row_tile, begin, end, split = tile
+    layout: gl.constexpr = accumulator_layout(n)
+    operand: gl.constexpr = gl.DotOperandLayout(0, layout, 2)
+    # What the epilogue needs is on its way while the tile is computed.
+    unit_row = row_tile * CONSUMERS + c
+    row = (expert * cfg.UNIT_ROWS + unit_row) * 64 + gl.arange(0, 64, gl.SliceLayout(1, layout))
+    bias = gl.load(bias_ptr + row, (unit_row < cfg.UNIT_ROWS) & (split == 0), other=0)
+    if not cfg.GATED and n <= cfg.PART:
+        column = gl.arange(0, n, gl.SliceLayout(0, layout))
+        pair, weight = _pairs(cfg, first + column, column < rows, order_ptr, weights_ptr)
+    acc = gl.zeros([64, n], gl.float32, layout)
+    for _ in range(begin, end):
+        mbarrier.wait(ring.full.index(stage), phase)
+        for u in gl.static_range(cfg.UNITS):
+            nibbles = ring.nibbles.index((stage * CONSUMERS + c) * cfg.UNITS + u)
+            scales = scale_rows.index((stage * CONSUMERS + c) * ring.scales.shape[1] + u)
+            weights = gl.convert_layout(_expand(nibbles, scales), operand, assert_trivial=True)
+            if u > 0:
+                acc = warpgroup_mma_wait(0, deps=[acc])
+            tokens = ring.tokens.index(stage * cfg.UNITS + u).slice(0, n, dim=0)
+            acc = warpgroup_mma(weights, tokens.permute([1, 0]), acc, is_async=True)
+        acc = warpgroup_mma_wait(0, deps=[acc])
+        mbarrier.arrive(ring.empty.index(stage), count=1)
+        stage += 1
+        if stage == cfg.STAGES:
+            stage = 0
+            phase ^= 1
+    acc += bias.to(gl.float32)[:, None]
+    if cfg.GATED:
+        _store_gated(cfg, acc, 0, entry if cfg.SINGLE else first, rows, unit_row, out_ptr, limit)
+    elif n <= cfg.PART:
+        _store_pairs(cfg, acc, pair, weight, column < rows, unit_row, split, out_ptr)
+    else:
+        _store_weighted(cfg, acc, 0, first, rows, unit_row, split, out_ptr, order_ptr, weights_ptr)
+    return stage, phase
 
 
 @gluon.jit
@@ -390,28 +409,18 @@ def _store_pairs(cfg, acc, pair, weight, real, unit_row, split, out_ptr):
 
 
 @gluon.jit
-def _consume_0(cfg, ring, a, b, c, d, e, f, g, h, i):
-    _consume(cfg, 0, ring, a, b, c, d, e, f, g, h, i)
+def _consume_0(cfg, ring, a, b, c, d, e, f, g, h, i, j):
+    _consume(cfg, 0, ring, a, b, c, d, e, f, g, h, i, j)
 
 
 @gluon.jit
-def _consume_1(cfg, ring, a, b, c, d, e, f, g, h, i):
-    _consume(cfg, 1, ring, a, b, c, d, e, f, g, h, i)
+def _consume_1(cfg, ring, a, b, c, d, e, f, g, h, i, j):
+    _consume(cfg, 1, ring, a, b, c, d, e, f, g, h, i, j)
 
 
 @gluon.jit
-def _consume_2(cfg, ring, a, b, c, d, e, f, g, h, i):
-    _consume(cfg, 2, ring, a, b, c, d, e, f, g, h, i)
-
-
-@gluon.jit
-def _consume_3(cfg, ring, a, b, c, d, e, f, g, h, i):
-    _consume(cfg, 3, ring, a, b, c, d, e, f, g, h, i)
-
-
-@gluon.jit
-def _consume_4(cfg, ring, a, b, c, d, e, f, g, h, i):
-    _consume(cfg, 4, ring, a, b, c, d, e, f, g, h, i)
+def _consume_2(cfg, ring, a, b, c, d, e, f, g, h, i, j):
+    _consume(cfg, 2, ring, a, b, c, d, e, f, g, h, i, j)
 
 
 @gluon.jit
@@ -419,6 +428,7 @@ def gemm(
     nibbles_desc,
     scales_desc,
     tokens_desc,
+    half_desc,
     table_ptr,
     out_ptr,
     bias_ptr,
@@ -426,9 +436,9 @@ def gemm(
     weights_ptr,
     limit,
     N: gl.constexpr,
-    CONSUMERS: gl.constexpr,
     UNITS: gl.constexpr,
     STAGES: gl.constexpr,
+    HALVES: gl.constexpr,
     SPLITS: gl.constexpr,
     K_UNITS: gl.constexpr,
     UNIT_ROWS: gl.constexpr,
@@ -438,7 +448,7 @@ def gemm(
     EXPERTS_PER_TOKEN: gl.constexpr,
     CONSUMER_REGS: gl.constexpr,
 ):
-    cfg = Config(N, CONSUMERS, UNITS, STAGES, SPLITS, K_UNITS, UNIT_ROWS, ROWS, GATED, SINGLE, EXPERTS_PER_TOKEN)
+    cfg = Config(N, UNITS, STAGES, HALVES, SPLITS, K_UNITS, UNIT_ROWS, ROWS, GATED, SINGLE, EXPERTS_PER_TOKEN)
     BOX: gl.constexpr = scales_desc.block_type.shape[0]  # UNITS, up to a power of two
     ring = Ring(
         gl.allocate_shared_memory(gl.uint8, [STAGES * CONSUMERS * UNITS, 8, 256], nibbles_desc.layout),
@@ -451,27 +461,11 @@ def gemm(
         mbarrier.init(ring.full.index(s), count=1)
         mbarrier.init(ring.empty.index(s), count=CONSUMERS)
     args = (
-        cfg, ring, nibbles_desc, scales_desc, tokens_desc, table_ptr, out_ptr, bias_ptr, order_ptr, weights_ptr, limit
+        cfg, ring, nibbles_desc, scales_desc, tokens_desc, half_desc, table_ptr, out_ptr, bias_ptr, order_ptr,
+        weights_ptr, limit,
     )  # fmt: skip
-    # The compiler wants the partitions spelled out.
-    if CONSUMERS == 3:
-        gl.warp_specialize(
-            [(_consume_0, args), (_consume_1, args), (_consume_2, args), (_produce, args)],
-            [4, 4, 1],
-            [CONSUMER_REGS, CONSUMER_REGS, PRODUCER_REGISTERS],
-        )
-    elif CONSUMERS == 5:
-        gl.warp_specialize(
-            [
-                (_consume_0, args),
-                (_consume_1, args),
-                (_consume_2, args),
-                (_consume_3, args),
-                (_consume_4, args),
-                (_produce, args),
-            ],
-            [4, 4, 4, 4, 1],
-            [CONSUMER_REGS, CONSUMER_REGS, CONSUMER_REGS, CONSUMER_REGS, PRODUCER_REGISTERS],
-        )
-    else:
-        gl.static_assert(False, "3 or 5 consumers")
+    gl.warp_specialize(
+        [(_consume_0, args), (_consume_1, args), (_consume_2, args), (_produce, args)],
+        [4, 4, 1],
+        [CONSUMER_REGS, CONSUMER_REGS, PRODUCER_REGISTERS],
+    )

@@ -3,30 +3,48 @@
 Knows the layouts on both sides; not tiles, kernels or devices.
 
 A unit is 64 rows by 64 values along k. Its nibbles are 2048 bytes: thread t of a warpgroup reads bytes 16 t ..
-16 t + 15 as four words, one for each 16 values along k. With t = 32 warp + 4 g + q, word j, the thread holds (as
-mma.m16n8k16 wants its left operand)
+16 t + 15 as two pairs of words (a, b), one pair for each 32 values along k, which share their scales. With
+t = 32 warp + 4 g + q, pair p, the thread holds (as mma.m16n8k16 wants its left operand)
 
-    row = 16 warp + 8 r + g,   k = 16 j + 8 h + 2 q + z        for r, h, z in {0, 1}
+    row = 16 warp + 8 r + g,   k = 32 p + 16 j + 8 h + 2 q + z        for r, j, h, z in {0, 1}
 
-z picks the half word; in it the nibble of (h, r) has its sign and its three magnitude bits (e1 e0 m) at
+The kernel wants the values z = 0 and 1 of one (j, h, r) in the lower and upper half of a word, sign at bit 15 and
+magnitude (e1 e0 m) at bits 8..6. It turns a word left and masks it. Three of each word's four values lie so; the last
+two lie in what is left of both words, and are reached in y, whose bits are those of a where BLEND says so, else those
+of b << 2:
 
-    (h, r)   (0, 0)      (0, 1)      (1, 0)      (1, 1)
-    sign     15          12          14          13
-    e1 e0 m  8..6        5..3        2..0        11..9
+    (j, h, r)  000  001  010  011  100  101  110  111
+    word         a    a    a    y    b    b    b    y
+    turn         2    6   12    0    0    6   10   10
 
-so that shifts and masks move each to 15 and 8..6. The scales of a unit are 32 words, one for each (warp, g): bytes
-(j // 2, r) in the order (0, 0), (0, 1), (1, 0), (1, 1), each the E8M0 byte + 126.
+That is 16 instructions for 8 pairs of values, and a product each. The scales of a unit are 32 words, one for each
+(warp, g): bytes (p, r) in the order (0, 0), (0, 1), (1, 0), (1, 1), each the E8M0 byte + 126.
 
 Rows that pad a matrix to 64 hold zeros (and scale 0, which multiplies as 0), so does k.
 """
+
+import functools
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 UNIT = 64
-SIGNS = ((15, 12), (14, 13))  # bit of the sign by (h, r)
-MAGNITUDES = ((6, 3), (0, 9))  # lowest bit of the magnitude by (h, r)
+A, B, Y = 0, 1, 2
+# (word, turn) by (j, h, r)
+FIELDS = {
+    (0, 0, 0): (A, 2),
+    (0, 0, 1): (A, 6),
+    (0, 1, 0): (A, 12),
+    (0, 1, 1): (Y, 0),
+    (1, 0, 0): (B, 0),
+    (1, 0, 1): (B, 6),
+    (1, 1, 0): (B, 10),
+    (1, 1, 1): (Y, 10),
+}
+BLEND = 0xC180C180
+BLEND_SHIFT = 2
+VALUE_BITS = (6, 7, 8, 15)  # of a half word, where the bits m, e0, e1 and sign of a nibble end
 SCALE_OFFSET = 126
 MAX_SCALE = 128  # scale bytes 0..128 become the bf16 exponents 126..254; 255 would be no number
 
@@ -89,27 +107,34 @@ def _nibbles(blocks: Tensor) -> Tensor:
     """uint8 [E, 64 R, 2 U, 16] -> [E, R, U, 2048]."""
     experts, rows, k_blocks, _ = blocks.shape
     tables = _byte_tables(blocks.device)
-    # (expert, unit row, warp, r, g, unit, j, h, q) -> (expert, unit row, unit, warp, g, q, j, h, r)
-    source = blocks.view(experts, rows // UNIT, 4, 2, 8, k_blocks // 2, 4, 2, 4)
-    source = source.permute(0, 1, 5, 2, 4, 8, 6, 7, 3)
-    words = torch.zeros(source.shape[:-2], dtype=torch.int32, device=blocks.device)
-    for h in range(2):
-        for r in range(2):
-            words |= tables[h, r].index_select(0, source[..., h, r].flatten().int()).view(words.shape)
-    return words.view(torch.uint8).view(experts, rows // UNIT, k_blocks // 2, 2048)
+    # (expert, unit row, warp, r, g, unit, p, j, h, q) -> (expert, unit row, unit, warp, g, q, p, j, h, r)
+    source = blocks.view(experts, rows // UNIT, 4, 2, 8, k_blocks // 2, 2, 2, 2, 4)
+    source = source.permute(0, 1, 5, 2, 4, 9, 6, 7, 8, 3)
+    pairs = torch.zeros(source.shape[:-3], dtype=torch.int64, device=blocks.device)
+    for j, h, r in FIELDS:
+        pairs |= tables[j, h, r].index_select(0, source[..., j, h, r].flatten().int()).view(pairs.shape)
+    return pairs.view(torch.uint8).view(experts, rows // UNIT, k_blocks // 2, 2048)
 
 
+@functools.cache
 def _byte_tables(device: torch.device) -> Tensor:
-    """int32 [2 (h), 2 (r), 256]: what a byte, the values of z = 0 and 1, adds to its word."""
-    byte = torch.arange(256)
-    tables = torch.zeros(2, 2, 256, dtype=torch.int64)
-    for h in range(2):
-        for r in range(2):
-            for z in range(2):
-                code = byte >> (4 * z) & 15
-                half = (code >> 3 << SIGNS[h][r]) | ((code & 7) << MAGNITUDES[h][r])
-                tables[h, r] |= half << (16 * z)
-    return torch.where(tables >= 1 << 31, tables - (1 << 32), tables).to(torch.int32).to(device)
+    """int64 [2 (j), 2 (h), 2 (r), 256]: what a byte, the values of z = 0 and 1, adds to its pair (a, b)."""
+    tables = torch.zeros(2, 2, 2, 256, dtype=torch.int64)
+    for field in FIELDS:
+        for bit in range(8):
+            half, place = divmod(bit, 4)
+            value = 1 << _position(field, 16 * half + VALUE_BITS[place])
+            tables[field] |= (torch.arange(256) >> bit & 1) * (value if value < 1 << 63 else value - (1 << 64))
+    return tables.to(device)
+
+
+def _position(field: tuple[int, int, int], bit: int) -> int:
+    """Where in the pair, of 64 bits, a bit of a field's expanded word comes from."""
+    word, turn = FIELDS[field]
+    bit = (bit - turn) % 32
+    if word == Y:
+        word, bit = (A, bit) if BLEND >> bit & 1 else (B, bit - BLEND_SHIFT)
+    return 32 * word + bit
 
 
 def _scales(scales: Tensor) -> Tensor:

@@ -1,11 +1,14 @@
 """The loop of built-in tools in a response: calls, results, budgets, and what comes of them later."""
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, Self
 
 import pytest
 
 from oscine.chat.messages import FunctionTool, ToolNamespace
+from oscine.config import ToolOptions
+from oscine.tools.builtin import BuiltinTools
 from oscine.tools.toolbox import (
     Citation,
     CodeRun,
@@ -20,6 +23,7 @@ from oscine.tools.toolbox import (
     WebSearch,
 )
 from oscine.types import GenerationRequest
+from tests.api import scripted_engine
 from tests.api.response_stream import check_response, check_stream, parse
 from tests.api.scripted_engine import in_pieces
 from tests.api.scripted_server import ScriptedServer
@@ -318,3 +322,35 @@ def test_room_for_the_answer(model_folder: Any) -> None:
         assert kinds(response) == ["reasoning", "message"]
         assert response["usage"]["output_tokens"] == 32 + 5
         assert server.engine.requests[1].sampling.max_tokens == 8
+
+
+@pytest.fixture
+def roomy(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedServer]:
+    """A token is a byte here, and the browser has a lot to say."""
+    monkeypatch.setattr(scripted_engine, "MAX_MODEL_LEN", 8192)
+    with ScriptedServer(model_folder) as server:
+        yield server
+
+
+def test_the_servers_own_tools(roomy: ScriptedServer, tmp_path: Path) -> None:
+    (tmp_path / "lisbon.md").write_text("# Lisbon\n\nIt is sunny in Lisbon.\n")
+    options = ToolOptions(tools=("python", "browser"), python_isolation="none", browser_folder=str(tmp_path))
+    roomy.service.tools = BuiltinTools(options)
+    roomy.run(roomy.service.tools.start())
+    plays(
+        roomy,
+        call(roomy, "python", "print(6 * 7)"),
+        call(roomy, "browser.search", '{"query": "sunny Lisbon"}'),
+        call(roomy, "browser.open", '{"id": 0}'),
+        answer(roomy, "42, and sunny."),
+    )
+    asked = {"input": "hi", "stream": True, "tools": [PYTHON, WEB], "include": ["code_interpreter_call.outputs"]}
+    response = check_stream(parse(roomy.post("/v1/responses", asked).text))
+    assert response is not None
+    calls = [item for item in response["output"] if item["type"] not in ("reasoning", "message")]
+    assert [item["status"] for item in calls] == ["completed"] * 3
+    assert calls[0]["outputs"] == [{"type": "logs", "logs": "42"}]
+    assert calls[1]["action"]["query"] == "sunny Lisbon"
+    assert "lisbon.md" in calls[2]["action"]["url"]
+    prompt = roomy.tokenizer.decode(roomy.engine.requests[-1].prompt_token_ids)
+    assert "It is sunny in Lisbon." in prompt

@@ -129,7 +129,7 @@ class ServerOptions:
     playground: bool = True  # the page at /
     log_level: str = "info"
     log_format: Literal["text", "json"] = "text"
-    traces: bool = False  # exported as OpenTelemetry's own environment variables say
+    traces: str | None = None  # protocol of OTLP in which they are exported; None: there are none
 
     def __post_init__(self) -> None:
         _require(0 <= self.port < 65536, "port", "between 0 and 65535", self.port)
@@ -200,11 +200,16 @@ class Config:
     tools: ToolOptions = field(default_factory=ToolOptions)
 
 
-def _wants_traces(environ: Mapping[str, str]) -> bool:
+def _traces(environ: Mapping[str, str]) -> str | None:
     """As OpenTelemetry defines its variables; no exporter but OTLP's is there, and without an endpoint none is made."""
-    endpoint = environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or environ.get("OTEL_EXPORTER_OTLP_ENDPOINT")
+
+    def of_otlp(name: str) -> str | None:
+        return environ.get(f"OTEL_EXPORTER_OTLP_TRACES_{name}") or environ.get(f"OTEL_EXPORTER_OTLP_{name}")
+
     disabled = environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
-    return bool(endpoint) and not disabled and environ.get("OTEL_TRACES_EXPORTER", "otlp").strip() == "otlp"
+    if not of_otlp("ENDPOINT") or disabled or environ.get("OTEL_TRACES_EXPORTER", "otlp").strip() != "otlp":
+        return None
+    return of_otlp("PROTOCOL") or "http/protobuf"
 
 
 @dataclass(frozen=True)
@@ -214,7 +219,7 @@ class Environment:
     base_url: str | None  # OPENAI_BASE_URL: where `oscine chat` finds a server
     api_key: str | None  # OPENAI_API_KEY: sent by `oscine chat`
     server_api_key: str | None  # OSCINE_API_KEY: one more key that `oscine serve` asks for
-    traces: bool  # whether OTEL_* name a place for traces; OpenTelemetry's SDK reads the rest itself
+    traces: str | None  # OTLP's protocol if OTEL_* name a place for traces; OpenTelemetry's SDK reads the rest itself
     state_folder: Path  # XDG_STATE_HOME, or where it is by default: what outlives a server
     no_color: bool  # NO_COLOR
 
@@ -225,7 +230,7 @@ class Environment:
             base_url=get("OPENAI_BASE_URL"),
             api_key=get("OPENAI_API_KEY"),
             server_api_key=get("OSCINE_API_KEY"),
-            traces=_wants_traces(os.environ),
+            traces=_traces(os.environ),
             state_folder=Path(get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")),
             no_color=bool(get("NO_COLOR")),
         )

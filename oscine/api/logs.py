@@ -12,6 +12,7 @@ import msgspec
 from oscine.api.record import RequestRecord, current
 
 _requests = logging.getLogger("oscine.requests")
+_IN_MESSAGE = ("method", "path", "status")  # of a request's line
 _FIELDS = "oscine_fields"  # of a log record that has more to say than its message
 
 
@@ -35,7 +36,8 @@ class TextFormatter(logging.Formatter):
         super().__init__("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S")
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  (logging's name)
-        fields = " ".join(f"{name}={value}" for name, value in _context(record).items())
+        context = _context(record).items()
+        fields = " ".join(f"{name}={value}" for name, value in context if name not in _IN_MESSAGE)
         return f"{super().formatMessage(record)} {fields}".rstrip()
 
 

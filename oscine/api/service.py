@@ -58,7 +58,7 @@ class Service:
         self.metrics = Metrics(self.names[0])
         self.metrics.watch_engine(EngineCollector(engine, config.engine, self.names[0]))
         self.keys = ApiKeys(config.server)
-        self.tracing = Tracing() if config.server.traces else None
+        self.tracing = Tracing(config.server.traces) if config.server.traces else None
         scheduler = config.engine.scheduler
         self.admission = Admission(scheduler.max_num_seqs + scheduler.max_waiting, scheduler.max_queued_tokens)
         self.reasoning = ReasoningMemory()

@@ -13,20 +13,24 @@ import oscine
 from oscine.api.record import RequestRecord, SequenceTimes
 
 _OPERATIONS = {"/v1/completions": "text_completion"}  # gen_ai.operation.name; all others that generate: chat
+_PROTOCOL = "http/protobuf"
 _NS = 1_000_000_000
 
 
 class Tracing:
-    """Exports over OTLP/HTTP, from a thread of its own. Raises ValueError when the packages are not installed."""
+    """Exports over OTLP/HTTP, from a thread of its own. Raises ValueError when it cannot, as it was asked to."""
 
-    def __init__(self) -> None:
+    def __init__(self, protocol: str = _PROTOCOL) -> None:
+        if protocol != _PROTOCOL:
+            raise ValueError(f"OTEL_EXPORTER_OTLP_PROTOCOL is {protocol!r}; traces are sent as {_PROTOCOL!r} alone")
         try:
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
             from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, Resource
             from opentelemetry.sdk.trace import TracerProvider
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
         except ImportError:
-            raise ValueError("OTEL_* ask for traces, which need the packages of oscine[otel]") from None
+            needs = "which need the packages of oscine[otel]; OTEL_SDK_DISABLED=true turns them off"
+            raise ValueError(f"OTEL_EXPORTER_OTLP_ENDPOINT asks for traces, {needs}") from None
         resource = Resource.create()
         if str(resource.attributes[SERVICE_NAME]).startswith("unknown_service"):
             resource = resource.merge(Resource({SERVICE_NAME: "oscine"}))

@@ -1,9 +1,12 @@
 """What /metrics says, and that it adds up."""
 
+import time
+
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from oscine.engine.stream import EngineDied
-from oscine.types import EngineStats
+from oscine.engine.stream import EngineDied, EngineError
+from oscine.types import EngineStats, GenerationOutput, GenerationRequest
 from tests.api.scripted_server import ScriptedServer
 from tests.server import ServerProcess
 
@@ -58,6 +61,55 @@ def test_requests_are_counted_by_how_they_end(scripted: ScriptedServer) -> None:
     assert total(found, "oscine:request_generation_tokens_sum") == 2 * len("hello")
     assert total(found, "oscine:http_responses_total", path="/v1/chat/completions", status="200") == 1
     assert total(found, "oscine:http_responses_total", path="/v1/completions", status="503") == 1
+
+
+def test_the_phases_of_a_sequence_add_up(scripted: ScriptedServer) -> None:
+    def script(request: GenerationRequest) -> list[GenerationOutput | EngineError]:
+        time.sleep(0.02)  # in the queue
+        first = GenerationOutput(request.request_id, [65], queue_s=0.02)
+        return [first, GenerationOutput(request.request_id, [66], finish_reason="length")]
+
+    scripted.engine.script = script
+    scripted.post("/v1/completions", {"prompt": "abc", "n": 2, "max_tokens": 7})
+    found = scrape(scripted)
+
+    def seconds(name: str) -> float:
+        return total(found, f"vllm:{name}_sum")
+
+    queue, prefill, decode = (seconds(f"request_{name}_time_seconds") for name in ("queue", "prefill", "decode"))
+    assert queue >= 0.04
+    assert queue + prefill == pytest.approx(seconds("time_to_first_token_seconds"))
+    assert prefill + decode == pytest.approx(seconds("request_inference_time_seconds"))
+    assert queue + prefill + decode <= seconds("e2e_request_latency_seconds")
+    assert total(found, "vllm:request_params_n_sum") == 2
+    assert total(found, "vllm:request_params_max_tokens_sum") == 14
+    assert total(found, "vllm:request_prompt_tokens_sum") == 6
+    assert total(found, "vllm:cache_config_info", block_size="64", num_gpu_blocks="8") == 1
+
+
+def test_kinds_are_those_of_vllm(scripted: ScriptedServer) -> None:
+    kinds = {family.name: family.type for family in text_string_to_metric_families(scripted.get("/metrics").text)}
+    for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "cache_config_info"):
+        assert kinds[f"vllm:{name}"] == "gauge"
+    for name in ("prompt_tokens", "generation_tokens", "prefix_cache_queries", "prefix_cache_hits", "num_preemptions"):
+        assert kinds[f"vllm:{name}"] == "counter"
+    assert all(kind == "histogram" for name, kind in kinds.items() if name.endswith("_seconds") and ":" in name)
+
+
+@pytest.mark.parametrize("name", ["time_to_first_token_seconds", "inter_token_latency_seconds"])
+def test_buckets_begin_at_a_millisecond(scripted: ScriptedServer, name: str) -> None:
+    edges = {dict(labels)["le"] for known, labels in scrape(scripted) if known == f"vllm:{name}_bucket"}
+    assert min(map(float, edges)) == 0.001
+
+
+def test_errors_are_counted_by_code(scripted: ScriptedServer) -> None:
+    scripted.post("/v1/completions", {"prompt": "a", "max_tokens": 10**6})
+    scripted.engine.script = lambda request: [EngineDied("gone")]
+    scripted.post("/v1/completions", {"prompt": "a"})
+    found = scrape(scripted)
+    for code in ("context_length_exceeded", "engine_died"):
+        assert total(found, "oscine:request_errors_total", path="/v1/completions", code=code) == 1
+    assert total(found, "oscine:http_requests_in_progress") == 1  # this scrape
 
 
 def test_paths_that_do_not_exist_share_a_label(scripted: ScriptedServer) -> None:

@@ -1,0 +1,46 @@
+"""The log's lines, as text and as JSON."""
+
+import json
+import logging
+import sys
+
+import pytest
+
+from oscine.api.logs import JsonFormatter, TextFormatter, log_request
+from oscine.api.record import RequestRecord, current
+
+SCOPE = {"type": "http", "method": "POST", "path": "/x", "headers": [(b"x-request-id", b"abc")]}
+
+
+def record(message: str, *, failed: bool = False) -> logging.LogRecord:
+    try:
+        raise KeyError("why")
+    except KeyError:
+        error = sys.exc_info() if failed else None
+    return logging.LogRecord("oscine.x", logging.WARNING, __file__, 1, message, (), error)
+
+
+def test_a_line_says_which_request_it_is_about() -> None:
+    outside = current.set(RequestRecord.of(SCOPE))
+    try:
+        assert TextFormatter().format(record("slow")).endswith(" WARNING slow request_id=abc")
+        line = json.loads(JsonFormatter().format(record("slow\nindeed", failed=True)))
+    finally:
+        current.reset(outside)
+    assert (line["request_id"], line["level"], line["logger"]) == ("abc", "warning", "oscine.x")
+    assert line["message"] == "slow\nindeed"
+    assert "KeyError: 'why'" in line["exception"]
+
+
+def test_the_line_of_a_request_as_text(caplog: pytest.LogCaptureFixture) -> None:
+    request = RequestRecord.of(SCOPE)
+    request.status, request.ended_s = 200, request.started_s + 1.5
+    with caplog.at_level(logging.INFO, "oscine.requests"):
+        log_request(request)
+    (line,) = caplog.records
+    assert TextFormatter().format(line).endswith(" INFO POST /x 200 request_id=abc duration_s=1.5")
+
+
+def test_a_line_about_no_request() -> None:
+    assert TextFormatter().format(record("up")).endswith(" WARNING up")
+    assert "request_id" not in json.loads(JsonFormatter().format(record("up")))

@@ -15,6 +15,14 @@ if TYPE_CHECKING:
 STEP_S = 0.002  # of the fake executor: a long answer takes long enough to be interrupted
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _own_state_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What servers keep beyond their end, they keep here and not in the home of who runs the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder without weights: for scripted and fake engines."""

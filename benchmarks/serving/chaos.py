@@ -1,6 +1,6 @@
 """What a server must survive: its engine killed under load, hostile clients, and the death of everything.
 
-    python -m benchmarks.serving.chaos [--streams 64] [--rounds 3] [--hostile 5000]
+    python -m benchmarks.serving.chaos [--streams 64] [--rounds 2] [--hostile 5000]
 
 Runs the embedded model. Ends with status 1 and a line for each promise that was not kept. Every attack is made from a
 seed, so that one that did harm can be made again.
@@ -76,19 +76,23 @@ class Holdings:
     tasks: int
     connections: int
     processes: int
-    shared: frozenset[str]  # segments of shared memory and folders of sockets, of all processes of this machine
+    shared: frozenset[str]  # mapped segments of shared memory, and what lies in the folder for sockets
 
     @classmethod
     def of(cls, server: Server) -> "Holdings":
         process = psutil.Process(server.pid)
-        shared = [*Path("/dev/shm").glob("*"), *Path(tempfile.gettempdir()).glob("oscine-*")]
+        children = process.children(recursive=True)
+        mapped = {
+            part.path for p in (process, *children) for part in p.memory_maps() if part.path.startswith("/dev/shm")
+        }
+        folder = Path(server.environment.get("TMPDIR", tempfile.gettempdir()))
         return cls(
             files=process.num_fds(),
             threads=process.num_threads(),
             tasks=int(server.metric("oscine:asyncio_tasks")),
             connections=int(server.metric("oscine:http_connections")),
-            processes=len(process.children(recursive=True)),
-            shared=frozenset(map(str, shared)),
+            processes=len(children),
+            shared=frozenset(mapped | {str(path) for path in folder.rglob("*")}),
         )
 
     def beyond(self, before: "Holdings") -> dict[str, Any]:
@@ -216,7 +220,7 @@ async def make(server: Server, attack: Attack) -> int | None:
         while await reader.read(1 << 16):
             pass
         return int(answer.split()[1]) if answer.startswith(b"HTTP/1.1 ") else 0
-    except ConnectionError:
+    except OSError:  # closed before all was sent
         return None
     finally:
         writer.close()
@@ -295,14 +299,19 @@ def everything_killed() -> str:
 
 
 def with_server(check: Callable[[Server], str]) -> str:
-    with Server("--log-level", "error") as server:
-        return check(server)
+    """With a folder for sockets of its own, where what is left behind is seen."""
+    with tempfile.TemporaryDirectory() as folder:
+        with Server("--log-level", "error", environment={"TMPDIR": folder}) as server:
+            found = check(server)
+        left = [*Path(folder).iterdir()]
+        require(not left, f"left behind at the end: {left}")
+        return found
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--streams", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--hostile", type=int, default=5000)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()

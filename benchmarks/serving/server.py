@@ -29,7 +29,7 @@ class Server:
     ) -> None:
         """`environment` is added to this process's own; `log` is a file that takes the server's stderr."""
         self._ready_timeout_s = ready_timeout_s
-        self._environment = os.environ | (environment or {})
+        self.environment = os.environ | (environment or {})
         self._log = log
         port = _free_port()
         self.host, self.port = "127.0.0.1", port
@@ -37,7 +37,7 @@ class Server:
         self._command = [sys.executable, "-m", "oscine.cli", "serve", "--port", str(port), *options]
 
     def __enter__(self) -> "Server":
-        self._process = subprocess.Popen(self._command, env=self._environment, stderr=self._log)
+        self._process = subprocess.Popen(self._command, env=self.environment, stderr=self._log)
         deadline = time.monotonic() + self._ready_timeout_s
         while not self._is_ready():
             if self._process.poll() is not None or time.monotonic() > deadline:

@@ -2,7 +2,8 @@
 
 Grammars holds what is compiled, for one vocabulary; Constraints holds one matcher a slot, and advances it by what was
 sampled. Knows tokens and bits; no logits, no device, nothing of what a grammar says. A sequence that cannot follow its
-grammar goes on without, and its error says why: whoever runs it ends it.
+grammar goes on without, and its error says why: whoever runs it ends it. llguidance is loaded when there is a
+vocabulary, so that what has no grammars does without.
 
 Shape suffixes: K constrained rows, W words of 32 tokens. Bit t % 32 of word t // 32 says whether token t may come.
 """
@@ -14,14 +15,16 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import tokenizers
-from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
-from llguidance.numpy import fill_next_token_bitmask, fill_next_token_bitmask_par
 
 from oscine.executor.slots import ColumnArray, IntArray
 from oscine.types import NewSequence
+
+if TYPE_CHECKING:
+    from llguidance import LLExecutor, LLMatcher, LLTokenizer
 
 ANYTHING = "start: /(?s:.*)/"  # the grammar of any text
 
@@ -30,7 +33,6 @@ _END = "<|endoftext|>"
 _MOST_COMPILED = 64  # grammars that are kept
 _COMPILERS = 2  # threads: what takes long does not hold up what does not
 _MOST_THREADS = 16  # that make masks
-_LIMITS = LLParserLimits(verbose_errors=False)
 # Sets of tokens that are looked at together where all of them may come: spaces, and text of up to so many characters
 # that needs no escape in JSON. With few lengths, strings of a largest length take twice the time.
 _TEXT = r'[^"\\\x00-\x1F\x7F]'
@@ -49,7 +51,7 @@ class Grammars:
         self._file, self._vocab_size = tokenizer_file, vocab_size
         self._threads = ThreadPoolExecutor(_COMPILERS, thread_name_prefix="grammar")
         self._vocabulary = self._threads.submit(self._read)
-        self._compiled: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
+        self._compiled: OrderedDict[str, Future["LLMatcher"]] = OrderedDict()
         self._lock = threading.Lock()
 
     @property
@@ -61,14 +63,14 @@ class Grammars:
         """Whether `matcher` would return at once; if not, it is compiled meanwhile."""
         return self._future(grammar).done()
 
-    def matcher(self, grammar: str) -> LLMatcher:
+    def matcher(self, grammar: str) -> "LLMatcher":
         """At the start of the grammar. Raises ValueError for one that cannot be compiled, or without a vocabulary."""
         matcher = self._future(grammar).result()
         if matcher.is_error():
             raise ValueError(_first_line(matcher))
         return matcher.deep_copy()
 
-    def _future(self, grammar: str) -> Future[LLMatcher]:
+    def _future(self, grammar: str) -> Future["LLMatcher"]:
         with self._lock:
             if grammar not in self._compiled:
                 self._compiled[grammar] = self._threads.submit(self._compile, grammar)
@@ -77,26 +79,31 @@ class Grammars:
             self._compiled.move_to_end(grammar)
             return self._compiled[grammar]
 
-    def _compile(self, grammar: str) -> LLMatcher:
-        return LLMatcher(self._vocabulary.result(), grammar, log_level=0, limits=_LIMITS)
+    def _compile(self, grammar: str) -> "LLMatcher":
+        vocabulary = self._vocabulary.result()
+        from llguidance import LLMatcher, LLParserLimits
 
-    def _read(self) -> LLTokenizer:
+        return LLMatcher(vocabulary, grammar, log_level=0, limits=LLParserLimits(verbose_errors=False))
+
+    def _read(self) -> "LLTokenizer":
         if self._file is None or not self._file.is_file():
             raise ValueError(f"the model has no {TOKENIZER}")
         try:
+            from llguidance import LLTokenizer
+
             vocabulary = tokenizers.Tokenizer.from_file(str(self._file))
             num_tokens = max(1 + max(vocabulary.get_vocab().values()), self._vocab_size)
             end = vocabulary.token_to_id(_END)
             return LLTokenizer(str(self._file), n_vocab=num_tokens, eos_token=end, slices=_SLICES)
         except Exception as error:  # the library raises bare Exception
-            raise ValueError(f"{self._file} is not a tokenizer file: {error}") from error
+            raise ValueError(f"no grammars for {self._file}: {error}") from error
 
 
 @dataclass(slots=True)
 class _Live:
     """The grammar of one sequence, at the last token known here."""
 
-    matcher: LLMatcher
+    matcher: "LLMatcher"
     stop_token_ids: tuple[int, ...]  # not to be sampled before min_end, if there is anything else
     min_end: int  # position
     sampled: Callable[[], int] | None = None  # the token that was sampled since, once it is known
@@ -109,7 +116,7 @@ class Constraints:
         self.grammars = grammars
         self._live: dict[int, _Live] = {}  # by slot; until the grammar has come to its end
         self._errors: dict[int, str] = {}  # by slot
-        self._threads: LLExecutor | None = None
+        self._threads: "LLExecutor | None" = None
 
     def place(self, new: NewSequence) -> None:
         """A sequence takes a slot, with or without a grammar, and perhaps with tokens that it has generated."""
@@ -159,6 +166,8 @@ class Constraints:
 
     def fill(self, slots_K: Sequence[int], positions_K: Sequence[int], masks_KW: ColumnArray) -> None:
         """What may come at the given positions of slots that `advance` found to be constrained."""
+        from llguidance.numpy import fill_next_token_bitmask, fill_next_token_bitmask_par
+
         lives = [self._live[slot] for slot in slots_K]
         if len(lives) == 1:
             fill_next_token_bitmask(lives[0].matcher, masks_KW)
@@ -180,8 +189,10 @@ class Constraints:
         if matcher.is_stopped():
             del self._live[slot]
 
-    def _executor(self) -> LLExecutor:
+    def _executor(self) -> "LLExecutor":
         if self._threads is None:
+            from llguidance import LLExecutor
+
             self._threads = LLExecutor(min(_MOST_THREADS, len(os.sched_getaffinity(0))))
         return self._threads
 
@@ -196,5 +207,5 @@ def _forbid(mask_W: ColumnArray, token_ids: Iterable[int]) -> None:
         mask_W[:] = left_W.view(np.int32)
 
 
-def _first_line(matcher: LLMatcher) -> str:
+def _first_line(matcher: "LLMatcher") -> str:
     return matcher.get_error().partition("\n")[0]

@@ -30,7 +30,7 @@ ANYTHING = "start: /(?s:.*)/"  # the grammar of any text
 
 TOKENIZER = "tokenizer.json"
 _END = "<|endoftext|>"
-_MOST_COMPILED = 64  # grammars that are kept
+_MOST_COMPILED = 512  # grammars that are kept, some 20 to 200 KB each
 _COMPILERS = 2  # threads: what takes long does not hold up what does not
 _MOST_THREADS = 16  # that make masks
 # Sets of tokens that are looked at together where all of them may come: spaces, and text of up to so many characters
@@ -51,7 +51,7 @@ class Grammars:
         self._file, self._vocab_size = tokenizer_file, vocab_size
         self._threads = ThreadPoolExecutor(_COMPILERS, thread_name_prefix="grammar")
         self._vocabulary = self._threads.submit(self._read)
-        self._compiled: OrderedDict[str, Future["LLMatcher"]] = OrderedDict()
+        self._compiled: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
         self._lock = threading.Lock()
 
     @property
@@ -73,11 +73,18 @@ class Grammars:
     def _future(self, grammar: str) -> Future["LLMatcher"]:
         with self._lock:
             if grammar not in self._compiled:
+                self._make_room()
                 self._compiled[grammar] = self._threads.submit(self._compile, grammar)
-                if len(self._compiled) > _MOST_COMPILED:
-                    self._compiled.popitem(last=False)
             self._compiled.move_to_end(grammar)
             return self._compiled[grammar]
+
+    def _make_room(self) -> None:
+        """Forgets what was asked for longest ago, but nothing that is still awaited: it would be compiled in vain."""
+        while len(self._compiled) >= _MOST_COMPILED:
+            oldest = next((grammar for grammar, compiled in self._compiled.items() if compiled.done()), None)
+            if oldest is None:
+                return
+            del self._compiled[oldest]
 
     def _compile(self, grammar: str) -> "LLMatcher":
         vocabulary = self._vocabulary.result()
@@ -116,7 +123,7 @@ class Constraints:
         self.grammars = grammars
         self._live: dict[int, _Live] = {}  # by slot; until the grammar has come to its end
         self._errors: dict[int, str] = {}  # by slot
-        self._threads: "LLExecutor | None" = None
+        self._threads: LLExecutor | None = None
 
     def place(self, new: NewSequence) -> None:
         """A sequence takes a slot, with or without a grammar, and perhaps with tokens that it has generated."""

@@ -219,3 +219,11 @@ def test_the_oracle_knows_the_language() -> None:
     assert allowed("abc", 1, 1) == {STOP}
     assert allowed("cb", 1, 5) == set()
     assert tiny_grammars.WORDS == ("abc", "b", "ca")
+
+
+def test_more_grammars_at_once_than_are_kept(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that wait do not push one another out before they are compiled."""
+    monkeypatch.setattr("oscine.executor.grammar._MOST_COMPILED", 4)
+    engine = constrained_engine(grammars)
+    requests = [request(str(i), prompt(3), max_tokens=2, grammar=grammar(1, i + 101)) for i in range(12)]
+    assert {output.finish_reason for output in run(engine, *requests).values()} == {"length"}

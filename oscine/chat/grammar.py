@@ -1,6 +1,7 @@
 """What a turn may consist of, as one llguidance grammar: harmony's envelope and what a request asks for inside it.
 
-The constraint is on the final message and on the arguments of calls alone: reasoning stays free, and may be left out.
+The constraint is on the final message and on the arguments of calls alone. What reasoning says stays free, and it may
+be left out; it is one message, as gpt-oss writes it: a weak model would repeat it until its budget ends.
 Knows how headers are spelled (see header.py for what is read) and llguidance's syntax; no tokens, no requests.
 
 A grammar is JSON: {"grammars": [envelope, parts...]}, where the envelope refers to each part by its name.
@@ -128,6 +129,7 @@ class _Envelope:
         rules = [
             f"start: {' | '.join(self._turns())}",
             'next: <|start|> "assistant"',
+            "thoughts: analysis? (preamble analysis?)?",
             'analysis: <|channel|> "analysis" <|message|> TEXT <|end|> next',
             'preamble: <|channel|> "commentary" <|message|> TEXT <|end|> next',
             'json: (" "? <|constrain|> "json" | " json")?',
@@ -143,12 +145,12 @@ class _Envelope:
     def _turns(self) -> list[str]:
         """What a turn may be. A preamble is content, so none may stand beside a final message that is constrained."""
         if not (self._tools or self._others):
-            return ["analysis* final"]
+            return ["analysis? final"]
         if self._required:
-            return ["analysis* calls"]
+            return ["analysis? calls"]
         if self._text is None:
-            return ["(analysis | preamble)* (final | calls)"]
-        return ["analysis* final", "(analysis | preamble)* calls"]
+            return ["thoughts (final | calls)"]
+        return ["analysis? final", "thoughts calls"]
 
     def _final(self) -> list[str]:
         if self._text is None or self._required:

@@ -28,6 +28,7 @@ from oscine.model.hub import NANO_FOLDER
 Accepts = Callable[[str | None, str], bool]
 
 THOUGHT = '<|channel|>analysis<|message|>So, a <thought>\n\n{"like": this<|end|><|start|>assistant'
+PREAMBLE = "<|channel|>commentary<|message|>Let me see.<|end|><|start|>assistant"
 FINAL = "<|channel|>final<|message|>"
 CITY = {
     "type": "object",
@@ -138,7 +139,6 @@ def test_the_final_message_satisfies_the_schema(
 def test_reasoning_is_free_and_may_be_left_out(accepts: Accepts) -> None:
     grammar = turn_grammar(JsonFormat(CITY))
     assert accepts(grammar, final(ARGUMENTS))
-    assert accepts(grammar, THOUGHT + THOUGHT + final(ARGUMENTS))
     assert accepts(grammar, f"<|channel|>final <|constrain|>json<|message|>{ARGUMENTS}<|return|>")
     assert not accepts(grammar, "<|channel|>analysis<|message|>{}<|return|>")
     assert not accepts(
@@ -148,6 +148,15 @@ def test_reasoning_is_free_and_may_be_left_out(accepts: Accepts) -> None:
     assert not accepts(grammar, f"{FINAL}{ARGUMENTS}<|end|>")
     assert not accepts(grammar, THOUGHT)
     assert not accepts(grammar, ARGUMENTS + "<|return|>")
+
+
+def test_reasoning_is_not_repeated(accepts: Accepts) -> None:
+    thoughts = THOUGHT + THOUGHT
+    assert not accepts(turn_grammar(JsonFormat(CITY)), thoughts + final(ARGUMENTS))
+    assert not accepts(turn_grammar(tools=[LOOSE], tool_choice="required"), thoughts + call("get", "{}"))
+    assert not accepts(turn_grammar(tools=[WEATHER]), thoughts + call("get_weather", ARGUMENTS))
+    assert not accepts(turn_grammar(tools=[WEATHER]), PREAMBLE + PREAMBLE + call("get_weather", ARGUMENTS))
+    assert accepts(turn_grammar(tools=[WEATHER]), THOUGHT + PREAMBLE + THOUGHT + call("get_weather", ARGUMENTS))
 
 
 def test_whitespace_is_bounded(accepts: Accepts) -> None:
@@ -207,22 +216,22 @@ def test_several_calls_only_where_they_may_be(accepts: Accepts) -> None:
 
 
 def test_strict_tools_are_kept_strict_where_a_call_is_free(accepts: Accepts) -> None:
-    preamble = "<|channel|>commentary<|message|>Let me see.<|end|><|start|>assistant"
     for text in (None, JsonFormat(CITY)):
         grammar = turn_grammar(text, [WEATHER, LOOSE])
         assert accepts(grammar, THOUGHT + call("get_weather", ARGUMENTS))
-        assert accepts(grammar, preamble + THOUGHT + call("get_weather", ARGUMENTS))
+        assert accepts(grammar, PREAMBLE + THOUGHT + call("get_weather", ARGUMENTS))
         assert accepts(grammar, call("get", "whatever"))
         assert not accepts(grammar, call("get_weather", "{}"))
         assert not accepts(grammar, call("nobody", "{}"))
         assert accepts(grammar, final(ARGUMENTS))
         assert accepts(grammar, final("Hello")) == (text is None)
-        assert accepts(grammar, preamble + final(ARGUMENTS)) == (text is None)
+        assert accepts(grammar, PREAMBLE + final(ARGUMENTS)) == (text is None)
 
 
 def test_other_recipients_are_called_freely(accepts: Accepts) -> None:
     grammar = turn_grammar(tools=[WEATHER], tool_choice="required", other_recipients=("python", "browser.search"))
     assert accepts(grammar, "<|channel|>analysis to=python code<|message|>print(1)<|call|>")
+    assert accepts(grammar, THOUGHT + "<|channel|>analysis to=python code<|message|>print(1)<|call|>")
     assert accepts(grammar, " to=browser.search<|channel|>commentary <|constrain|>json<|message|>{}<|call|>")
     assert accepts(grammar, call("get_weather", ARGUMENTS))
     assert not accepts(grammar, "<|channel|>analysis to=bash<|message|>ls<|call|>")

@@ -36,8 +36,8 @@ class KeptItem(Struct):
     call: list[str] | None = None  # of a built-in tool
 
 
-def new_response(response_id: str, asked: ResponseRequest, model: str) -> Object:
-    """A response that has not begun."""
+def new_response(response_id: str, asked: ResponseRequest, model: str, namespaces: Collection[str]) -> Object:
+    """A response that has not begun; `namespaces` are those of its built-in tools."""
     reasoning, text = asked.reasoning, asked.text
     return {
         "id": response_id,
@@ -64,7 +64,7 @@ def new_response(response_id: str, asked: ResponseRequest, model: str) -> Object
         "temperature": 1.0 if asked.temperature is None else asked.temperature,
         "text": {"format": _text_format(text.format if text else None), "verbosity": "medium"},
         "tool_choice": "auto" if asked.tool_choice is None else asked.tool_choice,
-        "tools": repeated(asked.tools or ()),
+        "tools": repeated(asked.tools or (), namespaces),
         "top_logprobs": asked.top_logprobs or 0,
         "top_p": 1.0 if asked.top_p is None else asked.top_p,
         "truncation": asked.truncation or "disabled",

@@ -32,7 +32,7 @@ class ResponseRun:
         asked = plan.asked
         self._service, self._plan = service, plan
         self._turn: ResponseTurn | None = None
-        self.response = new_response(plan.id, asked, plan.call.name)
+        self.response = new_response(plan.id, asked, plan.call.name, plan.toolbox.names)
         kept = bool(asked.background)
         self.events = ResponseEvents(plan.include, wanted=bool(asked.stream), kept=kept)
         self.begun = asyncio.Event()

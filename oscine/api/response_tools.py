@@ -3,7 +3,7 @@
 Custom tools and the functions of namespaces become functions, the only thing that the model knows to call on a client.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +18,8 @@ from oscine.chat.tools import validate_tools
 Object = dict[str, Any]
 
 _NAMESPACE_SEPARATOR = "__"
-_BUILTIN_TYPES = ("code_interpreter", "web_search", "mcp")  # clients append dates, and "preview"
+_NAMESPACES = {"code_interpreter": "python", "web_search": "browser"}
+_BUILTIN_TYPES = (*_NAMESPACES, "mcp")  # clients append dates, and "preview"
 _CLIENT_TYPES = ("function", "custom", "namespace")
 _SECRETS = ("authorization", "headers")  # of an MCP server: not repeated in the response, and not stored
 
@@ -115,10 +116,18 @@ def _builtin_type(tool: Object) -> str | None:
     return next((kind for kind in _BUILTIN_TYPES if str(tool.get("type")).startswith(kind)), None)
 
 
-def repeated(tools: Sequence[Object]) -> list[Object]:
-    """The tools that a response says it had: those of unknown types are left out, as they are from the prompt."""
-    known = [tool for tool in tools if tool.get("type") in _CLIENT_TYPES or _builtin_type(tool)]
-    return [{key: value for key, value in tool.items() if key not in _SECRETS} for tool in known]
+def repeated(tools: Sequence[Object], namespaces: Collection[str]) -> list[Object]:
+    """The tools that a response says it had; `namespaces` are those of built-in tools.
+
+    What is of an unknown type, or not enabled, is left out as it is from the prompt.
+    """
+    had = [tool for tool in tools if tool.get("type") in _CLIENT_TYPES or _is_offered(tool, namespaces)]
+    return [{key: value for key, value in tool.items() if key not in _SECRETS} for tool in had]
+
+
+def _is_offered(tool: Object, namespaces: Collection[str]) -> bool:
+    kind = _builtin_type(tool)
+    return kind == "mcp" or (kind is not None and _NAMESPACES[kind] in namespaces)
 
 
 def _client_tools(tool: Object, where: str) -> Iterable[ClientTool]:
@@ -186,9 +195,10 @@ def _find(wanted: _Choice, everything: Allowed, tools: ClientTools) -> Allowed:
         if function is None:
             raise invalid("tool_choice", f"there is no tool {wanted.name!r} in 'tools'")
         return replace(everything, functions=(function,), recipients=())
-    prefix = {"code_interpreter": "python", "mcp": f"{wanted.server_label}.{wanted.name or ''}"}
-    start = prefix.get(wanted.type, "browser." if wanted.type.startswith("web_search") else None)
-    found = [recipient for recipient in everything.recipients if start is not None and recipient.startswith(start)]
+    kind = _builtin_type({"type": wanted.type})
+    space, name = (wanted.server_label, wanted.name) if kind == "mcp" else (_NAMESPACES.get(kind or ""), None)
+    split = ((recipient, *recipient.partition(".")) for recipient in everything.recipients)
+    found = [recipient for recipient, of, _, tool in split if of == space and name in (None, tool)]
     if not found:
-        raise invalid("tool_choice", f"there is no tool of type {wanted.type!r} in 'tools'")
+        raise invalid("tool_choice", f"no tool of type {wanted.type!r} is in 'tools' and enabled on this server")
     return replace(everything, functions=(), recipients=tuple(found))

@@ -52,29 +52,32 @@ class BuiltinTools:
     ) -> Toolbox:
         """What a request's `tools` ask for of those that the server answers itself; others are passed over.
 
+        So are Python and the browser where they are not enabled: clients name them without knowing.
         `max_calls` may lower the server's own limit. `state` is what the conversation's last toolbox ended with.
-        Raises ValueError that names a tool which is not enabled, or what is wrong with it.
+        Raises ValueError that says what is wrong with an MCP server, or that there is none.
         """
         opened: dict[str, Tool] = {}
         for tool in tools:
-            if (kind := _KINDS.get(tool["type"])) is None:
-                continue
+            kind = _KINDS.get(tool["type"])
             new = self._open(kind, tool, state or {})
+            if new is None:
+                continue
             if new.namespace.name in opened and kind == "mcp":
                 raise ValueError(f"the MCP server_label {new.namespace.name!r} is used twice")
             opened[new.namespace.name] = new
         limit = self._options.max_tool_calls
         return Toolbox([*opened.values()], limit if max_calls is None else min(limit, max_calls))
 
-    def _open(self, kind: str, tool: Mapping[str, Any], state: Mapping[str, Any]) -> Tool:
+    def _open(self, kind: str | None, tool: Mapping[str, Any], state: Mapping[str, Any]) -> Tool | None:
         if kind == "python" and self._jail is not None:
             return PythonTool(self._jail, self._options)
         if kind == "browser" and self._backend is not None:
             return BrowserTool(self._backend, self._options.tool_timeout_s, state.get(kind))
-        if kind == "mcp" and self._servers is not None:
-            return self._servers.tool(tool)
-        option = "--mcp-servers" if kind == "mcp" else f"--tools {kind}"
-        raise ValueError(f"{tool['type']!r} is not enabled on this server; {option} enables it")
+        if kind != "mcp":
+            return None
+        if self._servers is None:
+            raise ValueError("'mcp' is not enabled on this server; --mcp-servers enables it")
+        return self._servers.tool(tool)
 
 
 def _imported(path: str) -> Backend:

@@ -6,6 +6,8 @@ from typing import Any, Self
 
 import pytest
 
+from oscine.api.errors import APIError
+from oscine.api.response_tools import ClientTools, allowed
 from oscine.chat.messages import FunctionTool, ToolNamespace
 from oscine.config import ToolOptions
 from oscine.tools.builtin import BuiltinTools
@@ -291,6 +293,37 @@ def test_a_required_call_is_required_once(server: ScriptedServer) -> None:
         assert "final" not in begin.partition("start:")[2].partition("\\n")[0]
         assert "final" in later.partition("start:")[2].partition("\\n")[0]
         assert ("browser.search" in begin) is (choice == "required")
+
+
+def test_a_choice_names_one_tool_and_none_that_begins_as_it_does() -> None:
+    recipients = ("python", "pythons.find", "notes.find", "notes.find_all")
+
+    def chosen(**choice: str) -> tuple[str, ...]:
+        return allowed(choice, ClientTools(()), recipients, parallel=True).recipients
+
+    assert chosen(type="code_interpreter") == ("python",)
+    assert chosen(type="mcp", server_label="notes", name="find") == ("notes.find",)
+    assert chosen(type="mcp", server_label="notes") == ("notes.find", "notes.find_all")
+    for other in ({"type": "mcp", "server_label": "note"}, {"type": "mcp"}, {"type": "web_search"}):
+        with pytest.raises(APIError, match="'tool_choice'"):
+            chosen(**other)
+
+
+def test_a_tool_that_is_not_enabled_is_passed_over_but_not_chosen(scripted: ScriptedServer) -> None:
+    """Clients such as Codex name them without knowing."""
+    plays(scripted, answer(scripted, "ok"))
+    add = {"type": "function", "name": "add", "parameters": None, "strict": None}
+    response = scripted.post("/v1/responses", {"input": "hi", "tools": [PYTHON, add, WEB]}).json()
+    assert [tool["type"] for tool in response["tools"]] == ["function"]
+    prompt = scripted.tokenizer.decode(scripted.engine.requests[-1].prompt_token_ids)
+    assert "namespace browser" not in prompt
+    assert "## python" not in prompt
+    some = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "web_search"}]}
+    for choice in ({"type": "code_interpreter"}, {"type": "web_search"}, some):
+        refused = scripted.post("/v1/responses", {"input": "hi", "tools": [PYTHON, add, WEB], "tool_choice": choice})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tool_choice")
+    refused = scripted.post("/v1/responses", {"input": "hi", "tools": [MCP]})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tools")
 
 
 def test_a_tool_that_is_not_offered_is_the_clients(server: ScriptedServer) -> None:

@@ -14,7 +14,7 @@ from oscine.chat import messages as chat
 from oscine.chat.grammar import ToolChoice
 from oscine.chat.tools import validate_tools
 
-_UNSUPPORTED = (
+UNSUPPORTED = (
     *("functions", "function_call", "audio", "web_search_options"),
     *("chat_template", "chat_template_kwargs", "continue_final_message"),
 )
@@ -24,7 +24,7 @@ _TEXT_PARTS = ("text", "refusal")
 
 def conversation(request: ChatCompletionRequest, date: str) -> chat.Conversation:
     """Raises APIError that names the parameter, for all that cannot be honoured."""
-    refuse(request, _UNSUPPORTED)
+    refuse(request, UNSUPPORTED)
     refuse(request, (param for param, usual in _ONLY.items() if getattr(request, param) != usual))
     tools = function_tools(request.tools)
     return chat.Conversation(

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import oscine
-from oscine.api import sampling
+from oscine.api import conversation, response_plan, sampling
 from oscine.api.answers import AnthropicError
 from oscine.api.examples import EXAMPLES
 from oscine.api.operation import Operation
@@ -50,6 +50,14 @@ _BOUNDS: dict[str, dict[str, float]] = {
     "max_completion_tokens": {"minimum": 1},
 }
 
+# Parameters of a body that are refused unless they say nothing; they have fields so that they can be.
+_REFUSED: dict[str, Sequence[str]] = {
+    "ChatCompletionRequest": (*sampling.UNSUPPORTED, *conversation.UNSUPPORTED),
+    "CompletionRequest": (*sampling.UNSUPPORTED, "suffix"),
+    "ResponseRequest": (*sampling.UNSUPPORTED, *response_plan.UNSUPPORTED),
+}
+_NOTHING: dict[str, Any] = {"type": "null", "default": None, "description": "Not supported, and refused."}
+
 
 def describe(operations: Sequence[Operation], *, keys: bool) -> dict[str, Any]:
     """The OpenAPI 3.1 document. `keys`: whether the server asks for them."""
@@ -57,7 +65,9 @@ def describe(operations: Sequence[Operation], *, keys: bool) -> dict[str, Any]:
     types = [kind for kind in kinds if isinstance(kind, type)]
     _, schemas = msgspec.json.schema_components(list(dict.fromkeys(types)), ref_template=_REF)
     for body in {o.body.__name__ for o in operations if o.body is not None}:
-        _bound(schemas[body].get("properties", {}))
+        properties = schemas[body].get("properties", {})
+        _bound(properties)
+        properties.update(dict.fromkeys(_REFUSED.get(body, ()), _NOTHING))
     paths: dict[str, Any] = {}
     for operation in operations:
         paths.setdefault(plain_path(operation), {})[operation.method.lower()] = _describe(operation, keys)

@@ -30,7 +30,7 @@ from oscine.types import GenerationRequest, SamplingParams
 
 Object = dict[str, Any]
 
-_UNSUPPORTED = (
+UNSUPPORTED = (
     *("conversation", "prompt", "context_management", "n", "stop", "max_tokens", "min_tokens"),
     *("ignore_eos", "stop_token_ids"),
 )
@@ -115,7 +115,7 @@ class Plan:
 async def make_plan(service: Service, call: Call[ResponseRequest]) -> Plan:
     """Raises APIError that names the parameter."""
     asked = call.asked
-    sampling.refuse(asked, _UNSUPPORTED)
+    sampling.refuse(asked, UNSUPPORTED)
     _check(asked)
     chain = await _chain(service, asked.previous_response_id)
     kept = [msgspec.json.decode(stored.body, type=KeptResponse) for stored in chain]

@@ -17,7 +17,7 @@ MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 1024
 MAX_LOGIT_BIAS = 1024
 _INT64 = 1 << 63
-_UNSUPPORTED = (
+UNSUPPORTED = (
     *("bad_words", "allowed_token_ids", "logits_processors", "prompt_logprobs", "truncate_prompt_tokens"),
     *("include_stop_str_in_output", "use_beam_search"),
 )
@@ -114,7 +114,7 @@ def sampling_params(
     prompt_logprobs: int | None = None,
 ) -> SamplingParams:
     """Raises APIError that names the parameter. `model_stop_ids` end a sequence unless `ignore_eos` is set."""
-    refuse(request, _UNSUPPORTED)
+    refuse(request, UNSUPPORTED)
     _token_ids("stop_token_ids", request.stop_token_ids, vocab_size)
     top_k = request.top_k or 0
     check(-1 <= top_k < _INT64, "top_k", "at least 0 (0 or -1: off)", top_k)

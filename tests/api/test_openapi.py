@@ -18,6 +18,7 @@ from oscine.api.routes import endpoints
 from oscine.api.service import Service
 from oscine.config import Config, ServerOptions
 from tests.api.scripted_engine import ScriptedEngine, in_pieces
+from tests.api.scripted_server import ScriptedServer
 from tests.server import ServerProcess
 
 
@@ -143,6 +144,20 @@ def test_the_described_bounds_are_those_that_hold(
             body = {**EXAMPLE, name: value}
             response = httpx.post(f"{nano_server.url}/v1/chat/completions", json=body, timeout=60)
             assert response.status_code in statuses, f"{name}={value}: {response.text}"
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses"])
+def test_what_is_said_to_be_refused_is(scripted: ScriptedServer, path: str) -> None:
+    document = scripted.get("/openapi.json").json()
+    content = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
+    properties = document["components"]["schemas"][content["schema"]["$ref"].rpartition("/")[2]]["properties"]
+    refused = [name for name, field in properties.items() if field.get("type") == "null"]
+    assert len(refused) >= 8
+    for name in refused:
+        for value in ("x", 1, {"a": "b"}, [1]):
+            error = scripted.post(path, content["example"] | {name: value}).json()["error"]
+            assert (error["param"] or "").startswith(name), error
+    assert scripted.post(path, content["example"] | dict.fromkeys(refused)).status_code == 200
 
 
 def test_keys_are_described_where_they_are_asked_for(table: list[Operation]) -> None:

@@ -11,9 +11,10 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal
 
-from llguidance import LLMatcher, LLParserLimits, regex_to_lark
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, regex_to_lark
 
 from oscine.chat.messages import FunctionTool
 from oscine.chat.tools import NAMESPACE
@@ -22,6 +23,8 @@ _WHITESPACE = (
     r"[\x20\x0A\x0D\x09]{1,20}"  # at each place where JSON has any: a weak model cannot fill its budget with it
 )
 _LIMITS = LLParserLimits(verbose_errors=False)
+_WALKED = 32  # bytes at the begin of a text
+_PRINTABLE = sum(1 << byte for byte in range(0x21, 0x7F))
 
 ToolChoice = Literal["none", "auto", "required"]
 
@@ -107,10 +110,34 @@ def problem(grammar: str) -> str | None:
 
 
 def problem_of(text: TextFormat) -> str | None:
-    """The same of one part: besides, a user's grammar may not name special tokens, which are the envelope's."""
+    """The same of one part, and what keeps it from being followed at its begin.
+
+    A user's grammar may not name special tokens, which are the envelope's.
+    """
     if isinstance(text, LarkFormat) and "<" in _LARK_LITERAL.sub("", text.grammar):
         return "special tokens cannot be named in it"
-    return problem(text_grammar(text))
+    return problem(text_grammar(text)) or _early_problem(text)
+
+
+def _early_problem(text: TextFormat) -> str | None:
+    """What a walk through the first bytes runs into: what compiles may still leave too much open to be followed.
+
+    It takes the lowest byte that prints; in JSON that is a quotation mark wherever one may come, so it gets on.
+    """
+    grammar = json.dumps({"grammars": [{"lark_grammar": "start: @text"}, {"name": "text", **text.part()}]})
+    matcher = LLMatcher(_bytes(), grammar, log_level=0, limits=_LIMITS)
+    for _ in range(_WALKED):
+        mask = int.from_bytes(matcher.compute_bitmask(), "little") & _PRINTABLE
+        if matcher.is_error() or not mask:
+            break
+        matcher.consume_token((mask & -mask).bit_length() - 1)
+    return matcher.get_error() or None
+
+
+@cache
+def _bytes() -> LLTokenizer:
+    """A vocabulary of bytes, each its own token."""
+    return LLTokenizer("byte")
 
 
 _LARK_LITERAL = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|#[^\n]*|/(?:\\.|[^/\\\n])+/')

@@ -290,6 +290,23 @@ def test_broken_forms_have_a_problem(form: Any) -> None:
     assert problem_of(form)
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"anyOf": [{"type": "object", "properties": {f"x{i}": {}}, "required": [f"x{i}"]} for i in range(2500)]},
+        {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(600)}},
+        {
+            "properties": {"a": {"type": "array", "items": {"enum": [{f"k{i}": i} for i in range(2500)]}}},
+            "required": ["a"],
+        },
+    ],
+)
+def test_what_compiles_but_cannot_be_followed_has_a_problem(schema: dict[str, Any]) -> None:
+    grammar = JsonFormat({"type": "object", **schema})
+    assert problem(text_grammar(grammar)) is None
+    assert "items" in (problem_of(grammar) or "")
+
+
 def test_a_schema_cannot_change_how_it_is_read() -> None:
     lenient = JsonFormat({"not": {}, "x-guidance": {"lenient": True}})
     assert problem_of(lenient)

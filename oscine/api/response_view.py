@@ -33,15 +33,15 @@ def shown(item: Object, include: Collection[str]) -> Object:
     kind = item["type"]
     if kind == "code_interpreter_call" and OUTPUTS not in include:
         return {**item, "outputs": None}
-    if kind == "web_search_call" and SOURCES not in include and "sources" in item["action"]:
-        return {**item, "action": {key: value for key, value in item["action"].items() if key != "sources"}}
+    if kind == "web_search_call" and SOURCES not in include and isinstance(action := item.get("action"), dict):
+        return {**item, "action": {key: value for key, value in action.items() if key != "sources"}}
     if kind == "reasoning" and SEALED_REASONING in include and item["status"] != "in_progress":
-        return {**item, "encrypted_content": _sealed(item)}
+        return {**item, "encrypted_content": item.get("encrypted_content") or _sealed(item)}
     return item
 
 
 def _sealed(item: Object) -> str:
-    text = "".join(part["text"] for part in item["content"])
+    text = "".join(part.get("text") or "" for part in item.get("content") or ())
     return _SEAL + base64.b64encode(text.encode("utf-8", "surrogatepass")).decode()
 
 

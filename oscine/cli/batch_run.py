@@ -17,7 +17,7 @@ from oscine.cli.error import CommandError
 
 PATIENCE_S = 120.0  # that a server may refuse one request again and again, or be out of reach
 _DELAYS_S = (0.5, 30.0)  # before asking again: at first, at most
-_CRASHES = 3  # of the engine during one request; then the request is to blame
+_FAILURES = 3  # of the engine during one request; then the request is to blame
 _REPORT_S = {True: 0.5, False: 10.0}  # between reports, to a terminal and to a file
 
 
@@ -89,15 +89,15 @@ class BatchRun:
         """Until the server takes the request: it may be full, or starting again."""
         give_up_s = time.monotonic() + PATIENCE_S
         delay_s, longest_s = _DELAYS_S
-        crashes = 0
+        failures = 0
         while True:
             try:
                 response = await self._client.post(request.url, content=request.body)
             except httpx.TransportError as error:
                 why = str(error) or type(error).__name__
             else:
-                crashes += _is_crash(response)
-                if response.status_code not in (429, 503) or crashes == _CRASHES:
+                failures += _failed_in_engine(response)
+                if response.status_code not in (429, 503) or failures == _FAILURES:
                     return response
                 delay_s = max(delay_s, _retry_after_s(response))
                 why = f"it answers {response.status_code}: {response.text[:200]}"
@@ -138,8 +138,10 @@ def _tokens(body: Any) -> int:
     return count if isinstance(count, int) else 0
 
 
-def _is_crash(response: httpx.Response) -> bool:
-    return response.status_code == 503 and b'"engine_died"' in response.content
+def _failed_in_engine(response: httpx.Response) -> bool:
+    return response.status_code == 503 and any(
+        code in response.content for code in (b'"engine_died"', b'"engine_failed"')
+    )
 
 
 def _retry_after_s(response: httpx.Response) -> float:

@@ -166,7 +166,7 @@ def test_lines_without_end_cost_no_memory(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 class Busy(BaseHTTPRequestHandler):
-    """Refuses the first requests, drops one connection, then answers; one request kills the engine each time."""
+    """Refuses the first requests, drops one connection, then answers; one request fails in the engine each time."""
 
     posts = 0
 
@@ -177,7 +177,8 @@ class Busy(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers["Content-Length"]))
         Busy.posts += 1
         if b"poison" in body:
-            self._answer(503, {"error": {"message": "it died", "code": "engine_died"}})
+            code = ("engine_died", "engine_failed")[Busy.posts % 2]
+            self._answer(503, {"error": {"message": "it failed", "code": code}})
         elif Busy.posts == 1:
             self._answer(503, {"error": {"message": "full", "code": "overloaded"}})
         elif Busy.posts == 2:

@@ -23,7 +23,8 @@ from oscine.api.response_tools import Allowed, ClientTools, allowed, builtin_too
 from oscine.api.response_turn import Grammars
 from oscine.api.response_view import LOGPROBS, included
 from oscine.api.service import Service
-from oscine.chat.grammar import JsonFormat, TextFormat
+from oscine.api.text_format import AskedFormat, extensions, only_format
+from oscine.chat.grammar import JsonFormat
 from oscine.chat.messages import Conversation, Message, ResponseSchema, ToolNamespace
 from oscine.tools.toolbox import Toolbox
 from oscine.types import GenerationRequest, SamplingParams
@@ -68,7 +69,8 @@ class Plan:
         may = allowed(
             asked.tool_choice, self.tools, _recipients(namespaces), parallel=asked.parallel_tool_calls is not False
         )
-        wanted, schema = _text_format(asked)
+        text, schema = _text_format(asked)
+        wanted = only_format([*text, *extensions(asked)])
         talk = Conversation(
             messages=self.messages,
             tools=() if may.choice == "none" else self.tools.functions,
@@ -205,36 +207,39 @@ def _recipients(namespaces: Sequence[ToolNamespace]) -> list[str]:
     ]
 
 
-def _text_format(asked: ResponseRequest) -> tuple[TextFormat | None, ResponseSchema | None]:
-    """What is enforced of the final message, and what the model is told of it."""
+def _text_format(asked: ResponseRequest) -> tuple[list[AskedFormat], ResponseSchema | None]:
+    """What `text` enforces of the final message, and what the model is told of it."""
     wanted = asked.text.format if asked.text else None
     if wanted is None or wanted.type == "text":
-        return None, None
+        return [], None
     if wanted.type == "json_object":
-        return JsonFormat({"type": "object"}), None
+        schema = ResponseSchema("json_object", {"type": "object"})
+        return [AskedFormat(JsonFormat(schema.schema), "text.format")], schema
     if wanted.type != "json_schema":
         raise invalid("text.format.type", f"it is 'text', 'json_object' or 'json_schema', not {wanted.type!r}")
     if wanted.name is None or wanted.schema is None:
         raise invalid(f"text.format.{'name' if wanted.name is None else 'schema'}", "a JSON schema needs it")
     schema = ResponseSchema(wanted.name, wanted.schema, wanted.description or "")
-    return JsonFormat(wanted.schema, lenient=wanted.strict is False), schema
+    return [AskedFormat(JsonFormat(wanted.schema, lenient=wanted.strict is False), "text.format")], schema
 
 
-async def _grammars(wanted: TextFormat | None, may: Allowed) -> tuple[str | None, Grammars]:
+async def _grammars(wanted: AskedFormat | None, may: Allowed) -> tuple[str | None, Grammars]:
     """For the begin of the turn, and for what comes later: a call that is required is required once."""
+
+    text, param = (None, "text.format") if wanted is None else (wanted.format, wanted.param)
 
     async def constraint(may: Allowed) -> str | None:
         return await formats.constraint(
-            wanted,
+            text,
             may.functions,
             may.choice,
             parallel=may.parallel,
             other_recipients=may.recipients,
-            text_param="text.format",
+            text_param=param,
         )
 
     later = replace(may, choice="auto") if may.choice == "required" else may
-    final = None if wanted is None else await formats.text_constraint(wanted, "text.format")
+    final = None if text is None else await formats.text_constraint(text, param)
     answers = may.choice != "required"
     if not may.recipients:
         return await constraint(may), Grammars(None, final, answers)

@@ -3,14 +3,14 @@
 Knows which of them go together; not what a grammar can keep.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from oscine.api.errors import invalid, unsupported
-from oscine.api.schemas import ChatCompletionRequest, CompletionRequest, JsonSchema, ResponseFormat
+from oscine.api.schemas import ChatCompletionRequest, CompletionRequest, JsonSchema, ResponseFormat, SamplingFields
 from oscine.chat.grammar import ChoiceFormat, JsonFormat, LarkFormat, RegexFormat, TextFormat
 from oscine.chat.messages import ResponseSchema
 
@@ -28,10 +28,20 @@ class AskedFormat:
 
 def asked_format(request: ChatCompletionRequest | CompletionRequest) -> AskedFormat | None:
     """Raises APIError that names the parameter for a value without meaning, or for two forms at once."""
-    found = [*_of_response_format(request.response_format), *_guided(request), *_structured_outputs(request)]
+    return only_format([*_of_response_format(request.response_format), *extensions(request)])
+
+
+def only_format(found: Sequence[AskedFormat]) -> AskedFormat | None:
+    """Raises APIError for a second one."""
     if len(found) > 1:
         raise invalid(found[1].param, f"the answer cannot take a second form beside that of '{found[0].param}'")
     return found[0] if found else None
+
+
+def extensions(request: SamplingFields) -> Iterator[AskedFormat]:
+    """The forms that vLLM's parameters ask for."""
+    yield from _guided(request)
+    yield from _structured_outputs(request)
 
 
 def response_schema(response: ResponseFormat | None) -> ResponseSchema | None:
@@ -67,7 +77,7 @@ def _of_response_format(response: ResponseFormat | None) -> Iterator[AskedFormat
         yield AskedFormat(format, "response_format.json_schema.schema")
 
 
-def _guided(request: ChatCompletionRequest | CompletionRequest) -> Iterator[AskedFormat]:
+def _guided(request: SamplingFields) -> Iterator[AskedFormat]:
     if request.guided_json is not None:
         yield _json(request.guided_json, "guided_json")
     if request.guided_regex is not None:
@@ -78,7 +88,7 @@ def _guided(request: ChatCompletionRequest | CompletionRequest) -> Iterator[Aske
         yield AskedFormat(LarkFormat(request.guided_grammar), "guided_grammar")
 
 
-def _structured_outputs(request: ChatCompletionRequest | CompletionRequest) -> Iterator[AskedFormat]:
+def _structured_outputs(request: SamplingFields) -> Iterator[AskedFormat]:
     asked, param = request.structured_outputs, "structured_outputs"
     if asked is None:
         return

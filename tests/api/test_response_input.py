@@ -229,6 +229,24 @@ def test_what_cannot_be_honoured_is_refused_by_name(scripted: ScriptedServer, pa
     assert scripted.engine.requests == []
 
 
+def test_items_that_lack_something_are_listed_as_they_came(scripted: ScriptedServer) -> None:
+    say(scripted, "ok")
+    odd = [
+        {"type": "web_search_call", "id": "ws_1"},
+        {"type": "web_search_call", "id": "ws_2", "action": "none"},
+        {"type": "reasoning", "id": "rs_1", "content": None, "encrypted_content": "of another server"},
+        {"type": "reasoning", "id": "rs_2", "content": [{"type": "refusal", "refusal": "no"}]},
+    ]
+    made = create(scripted, input=[*odd, {"role": "user", "content": "hi"}])
+    path = f"/v1/responses/{made['id']}/input_items?order=asc"
+    for query in ("", "&include[]=reasoning.encrypted_content"):
+        listed = scripted.get(path + query)
+        assert listed.status_code == 200, listed.text
+        items = listed.json()["data"][:4]
+        assert [item["id"] for item in items] == ["ws_1", "ws_2", "rs_1", "rs_2"]
+        assert items[2]["encrypted_content"] == "of another server"
+
+
 def test_what_is_not_there_is_not_found(scripted: ScriptedServer) -> None:
     answer = scripted.post("/v1/responses", {"input": "hi", "previous_response_id": "resp_1"})
     assert answer.status_code == 404
@@ -290,3 +308,15 @@ def test_tools_are_chosen_by_grammar(scripted: ScriptedServer) -> None:
     assert custom is not None
     assert "[ab]+" in custom
     assert grammar(scripted, text={"format": {"type": "json_object"}}) is not None
+
+
+def test_other_forms_are_enforced_as_in_chat_completions(scripted: ScriptedServer) -> None:
+    for form in ({"guided_regex": "[ab]{3}"}, {"structured_outputs": {"regex": "[ab]{3}"}}):
+        asked = grammar(scripted, **form)
+        assert asked is not None
+        assert "[ab]{3}" in asked
+    two = {"input": "hi", "guided_choice": ["a"], "text": {"format": {"type": "json_object"}}}
+    refused = scripted.post("/v1/responses", two)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "guided_choice")
+    refused = scripted.post("/v1/responses", {"input": "hi", "guided_regex": "("})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "guided_regex")

@@ -100,8 +100,18 @@ def turn_grammar(
 
 def text_grammar(text: TextFormat) -> str:
     """The grammar of text alone, and of the token that ends it: for raw text, or within a final message."""
-    start = "start: @text (<|return|> | <|endoftext|>)"
-    return json.dumps({"grammars": [{"lark_grammar": start}, {"name": "text", **text.part()}]})
+    return _joined("start: @text (<|return|> | <|endoftext|>)", [{"name": "text", **text.part()}])
+
+
+def _joined(rules: str, parts: Sequence[dict[str, Any]]) -> str:
+    """One grammar of rules, and parts that they refer to.
+
+    Text that leaves no choice is forced: llguidance allows its usual spelling in tokens alone. In that, `<|end|>` is
+    the token of this name and no text, so nothing is forced where a text may have an angle bracket.
+    """
+    if _ANGLE_BRACKET.search(json.dumps(parts)):
+        rules = f'%llguidance {{"no_forcing": true}}\n{rules}'
+    return json.dumps({"grammars": [{"lark_grammar": rules}, *parts]})
 
 
 def problem(grammar: str) -> str | None:
@@ -124,7 +134,7 @@ def _early_problem(text: TextFormat) -> str | None:
 
     It takes the lowest byte that prints; in JSON that is a quotation mark wherever one may come, so it gets on.
     """
-    grammar = json.dumps({"grammars": [{"lark_grammar": "start: @text"}, {"name": "text", **text.part()}]})
+    grammar = _joined("start: @text", [{"name": "text", **text.part()}])
     matcher = LLMatcher(_bytes(), grammar, log_level=0, limits=_LIMITS)
     for _ in range(_WALKED):
         mask = int.from_bytes(matcher.compute_bitmask(), "little") & _PRINTABLE
@@ -140,6 +150,7 @@ def _bytes() -> LLTokenizer:
     return LLTokenizer("byte")
 
 
+_ANGLE_BRACKET = re.compile(r"<|x\{?0*3c|u\{?0*3c", re.IGNORECASE)  # or an escape of one
 _LARK_LITERAL = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|#[^\n]*|/(?:\\.|[^/\\\n])+/')
 
 
@@ -167,7 +178,7 @@ class _Envelope:
         ]
         if self._tools or self._others:
             rules += [f"calls: {'(call <|end|> next)* ' if parallel else ''}call <|call|>", *self._calls()]
-        return json.dumps({"grammars": [{"lark_grammar": "\n".join(rules)}, *self._parts]})
+        return _joined("\n".join(rules), self._parts)
 
     def _turns(self) -> list[str]:
         """What a turn may be. A preamble is content, so none may stand beside a final message that is constrained."""

@@ -192,6 +192,24 @@ def test_other_forms(accepts: Accepts, form: Any, valid: list[str], invalid: lis
         assert not accepts(text_grammar(form), f"{text}<|return|>")
 
 
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        (ChoiceFormat(("a<|end|>b",)), "a<|end|>b"),
+        (JsonFormat({"enum": ["<|end|>"]}), '"<|end|>"'),
+        (RegexFormat(r"a\x3c\|end\|\x3eb"), "a<|end|>b"),
+    ],
+)
+def test_a_name_of_a_special_token_is_text(nano: Tokenizer, form: Any, text: str) -> None:
+    matcher = LLMatcher(ll_tokenizer(nano.path, nano.endoftext), text_grammar(form), log_level=0)
+    for token in [*nano.encode(text), nano.return_]:
+        mask = int.from_bytes(matcher.compute_bitmask(), "little")
+        assert mask >> token & 1
+        assert not mask >> nano.end & 1
+        assert matcher.consume_token(token)
+    assert matcher.is_stopped()
+
+
 def test_a_required_call_is_one_of_the_tools_and_satisfies_its_schema(accepts: Accepts) -> None:
     grammar = turn_grammar(tools=[WEATHER, LOOSE], tool_choice="required")
     for header in CALL_HEADERS:

@@ -80,7 +80,9 @@ class Server(uvicorn.Server):
             self.config.load()
         except OSError as error:  # as ssl.SSLError is
             self.listener.close()
-            files = f"--ssl-certfile {options.ssl_certfile}, --ssl-keyfile {options.ssl_keyfile}"
+            files = f"--ssl-certfile {options.ssl_certfile}"
+            if options.ssl_keyfile is not None:
+                files += f", --ssl-keyfile {options.ssl_keyfile}"
             raise ServerError(f"{files}: {error.strerror or error}") from None
         self.service.metrics.watch_connections(lambda: len(self.server_state.connections))
 

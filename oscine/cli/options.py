@@ -35,9 +35,12 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
-        """Takes --max_num_seqs for --max-num-seqs."""
+        """Takes --max_num_seqs for --max-num-seqs. What is unknown is the error of the command that it was given to."""
         given = sys.argv[1:] if args is None else args
-        return super().parse_known_args(list(_with_hyphens(given)), namespace)
+        parsed, unknown = super().parse_known_args(list(_with_hyphens(given)), namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return parsed, unknown
 
 
 def _with_hyphens(arguments: Sequence[str]) -> Iterator[str]:

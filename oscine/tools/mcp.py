@@ -60,6 +60,11 @@ class ServerEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.url is not None and not self.url.startswith(("http://", "https://")):
             raise ValueError(f"url must begin with http:// or https://, not {self.url!r}")
 
+    @property
+    def place(self) -> str:
+        """For the log: without arguments, paths and queries, which may hold secrets."""
+        return self.command or httpx2.URL(self.url or "").host
+
 
 def read_servers(path: str) -> dict[str, ServerEntry]:
     """By label. Raises ValueError that names the option, and the label."""
@@ -180,7 +185,7 @@ class Connection:
                     await closing.wait()
         except Exception as error:
             failure = error
-            logger.info("the connection to an MCP server failed: %s", _reason(error))
+            logger.info("the connection to an MCP server failed: %s: %s", self._entry.place, _reason(error))
         if not opened.done():
             opened.set_exception(failure)
             opened.exception()  # there may be nobody left who waits for it

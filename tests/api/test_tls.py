@@ -40,6 +40,7 @@ def test_files_that_cannot_be_used(model_folder: Path, certificate: str, key: st
     with pytest.raises(ServerError) as caught, server(model_folder, certificate, key):
         pass
     assert str(caught.value).startswith(f"--ssl-certfile {certificate}")
+    assert ("--ssl-keyfile" in str(caught.value)) == (key is not None)
     assert "\n" not in str(caught.value)
 
 

@@ -44,6 +44,7 @@ def test_a_reader_that_has_seen_enough_is_no_error(fake_server: ServerProcess) -
         ([], 2, "COMMAND"),
         (["sing"], 2, "sing"),
         (["serve", "--port", "x"], 2, "--port"),
+        (["serve", "--prot", "1"], 2, "--prot (see oscine serve --help)"),
         (["chat", "--effort", "huge"], 2, "--effort"),
         (["chat", "hi", "--url", "http://127.0.0.1:1"], 1, "http://127.0.0.1:1"),
         (["chat", "hi", "--url", "nonsense"], 1, "nonsense"),

@@ -136,7 +136,7 @@ def test_a_call_that_hangs_is_given_up() -> None:
     asyncio.run(run())
 
 
-def test_commands_that_are_none(tmp_path: Path) -> None:
+def test_commands_that_are_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def run(tools: BuiltinTools) -> None:
         for label, error in (("absent", "No such file"), ("silent", "no answer within 2 seconds"), ("chatty", "")):
             async with tools.toolbox([SUMS | {"server_label": label}]) as toolbox:
@@ -153,7 +153,9 @@ def test_commands_that_are_none(tmp_path: Path) -> None:
         silent={"command": "sleep", "args": ["100"]},
         chatty={"command": "echo", "args": ["hello"]},
     )
-    use(ToolOptions(mcp_servers=path, tool_timeout_s=2), run)
+    with caplog.at_level("INFO", "oscine.tools.mcp"):
+        use(ToolOptions(mcp_servers=path, tool_timeout_s=2), run)
+    assert "failed: /no/such/command: " in caplog.text
 
 
 def test_an_address(start_http: Callable[[], tuple[str, subprocess.Popen[bytes]]]) -> None:

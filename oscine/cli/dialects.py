@@ -32,6 +32,8 @@ FLAGS = {
     "disable-overlap-scheduler": ("overlap", False),
 }
 
+_SWITCHES = {"prefix_caching": "--no-prefix-caching", "overlap": "--no-async-scheduling"}  # how we say no to it
+
 # What a flag that is false in a YAML file stands for.
 WHEN_FALSE = {
     "enable-prefix-caching": "no-prefix-caching",
@@ -115,7 +117,8 @@ def add_dialects(parser: argparse.ArgumentParser, options: dict[str, dict[str, A
         dest = ours.replace("-", "_")
         add(theirs, **{"dest": dest, **options[ours], "help": f"--{ours}"})
     for theirs, (field, value) in FLAGS.items():
-        add(theirs, action="store_const", const=value, dest=field, help=f"{field}: {str(value).lower()}")
+        what = f"undoes {_SWITCHES[field]} of a file" if value else _SWITCHES[field]
+        add(theirs, action="store_const", const=value, dest=field, help=what)
     for theirs, feature in MUST_BE_ONE.items():
         add(theirs, action=_MustBeOne, feature=feature, metavar="N", help=f"only 1: no {feature} yet")
     for theirs, allowed in MUST_BE.items():

@@ -18,6 +18,12 @@ def _require(condition: bool, option: str, rule: str, value: object) -> None:
         raise ValueError(f"--{option} must be {rule}, not {value!r}")
 
 
+def _is_origin(text: str) -> bool:
+    """As browsers write it: a scheme and a host without a path, or null (of files). Anything else would match none."""
+    scheme, _, host = text.partition("://")
+    return text in ("*", "null") or (bool(scheme and host) and "/" not in host)
+
+
 def _is_date(text: str) -> bool:
     try:
         return datetime.date.fromisoformat(text).isoformat() == text
@@ -137,6 +143,8 @@ class ServerOptions:
         _require(
             self.ssl_keyfile is None or bool(self.ssl_certfile), "ssl-keyfile", "given with --ssl-certfile", "alone"
         )
+        for origin in self.cors_origins:
+            _require(_is_origin(origin), "cors-origins", "* or origins like https://example.org", origin)
         _require(self.max_body_bytes > 0, "max-body-bytes", "positive", self.max_body_bytes)
         _require(self.max_connections >= 1, "max-connections", "at least 1", self.max_connections)
         _require(

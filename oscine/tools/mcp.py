@@ -34,6 +34,7 @@ from oscine.tools.toolbox import McpCall, McpListing, ToolResult, bounded
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
+logging.getLogger("httpx2").setLevel(logging.WARNING)  # it logs whole addresses, whose queries may hold secrets
 
 _LONGEST = 32_768  # characters of a result, for the model
 _MOST_PAGES = 20  # of a list of tools
@@ -41,6 +42,8 @@ _FAREWELL_S = 5.0  # for a server to end
 _HTTP_TIMEOUT = httpx2.Timeout(30.0, read=300.0)
 _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_-]")
 _LABEL = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9a-zA-Z-]+")
+_HEADER_VALUE = re.compile(r"(?:[!-~](?:[\t -~]*[!-~])?)?")
 _TAKEN = {*("functions", "python", "browser"), *("assistant", "user", "system", "developer", "tool", "all")}
 
 
@@ -57,13 +60,26 @@ class ServerEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if (self.command is None) == (self.url is None):
             raise ValueError("needs either command or url")
-        if self.url is not None and not self.url.startswith(("http://", "https://")):
-            raise ValueError(f"url must begin with http:// or https://, not {self.url!r}")
+        if self.url is not None and not _host(self.url):
+            raise ValueError(f"url must begin with http:// or https:// and a host, not {self.url!r}")
+        for name, value in self.headers.items():
+            if not _HEADER_NAME.fullmatch(name) or not _HEADER_VALUE.fullmatch(value):
+                # Said here, as the HTTP client would show the value, to the clients of a shared server too.
+                raise ValueError(f"the header {name!r} cannot be sent: its value must be ASCII, with nothing around it")
 
     @property
     def place(self) -> str:
         """For the log: without arguments, paths and queries, which may hold secrets."""
-        return self.command or httpx2.URL(self.url or "").host
+        return self.command or _host(self.url or "")
+
+
+def _host(url: str) -> str:
+    """Empty for what is no address of HTTP."""
+    try:
+        parsed = httpx2.URL(url)
+    except httpx2.InvalidURL:
+        return ""
+    return parsed.host if parsed.scheme in ("http", "https") else ""
 
 
 def read_servers(path: str) -> dict[str, ServerEntry]:
@@ -235,10 +251,18 @@ class McpTool:
 
     async def __aenter__(self) -> Self:
         try:
+            await self._list()
+        except BaseException:  # the client left
+            await self.__aexit__()
+            raise
+        return self
+
+    async def _list(self) -> None:
+        try:
             listed = [tool for tool in await self._connection.list_tools() if self._allowed.permits(tool)]
         except ServerError as error:
             self.listing = McpListing(self._label, (), f"The MCP server failed: {error}.")
-            return self
+            return
         functions = []
         for tool in listed:
             name = _NOT_IN_NAMES.sub("_", tool.name)[:64]
@@ -247,7 +271,6 @@ class McpTool:
                 functions.append(FunctionTool(name, tool.description or "", tool.input_schema))
         self.namespace = ToolNamespace(self._label, "", tuple(functions))
         self.listing = McpListing(self._label, tuple(map(_described, listed)))
-        return self
 
     async def __aexit__(self, *exc_info: object) -> None:
         if self._owned:

@@ -81,10 +81,31 @@ def test_mcp_tools_that_are_refused(tools: BuiltinTools, asked: dict[str, Any], 
     assert error in str(raised.value)
 
 
-def test_a_url_must_be_of_http() -> None:
-    asked = {"type": "mcp", "server_label": "x", "server_url": "file:///etc/passwd", "require_approval": "never"}
+@pytest.mark.parametrize(
+    "url", ["file:///etc/passwd", "http:///x", "https://", "http://[::1/x", "http://x:y/z", "http"]
+)
+def test_a_url_must_be_of_http(url: str) -> None:
+    asked = {"type": "mcp", "server_label": "x", "server_url": url, "require_approval": "never"}
     with pytest.raises(ValueError, match="url must begin with http"):
         BuiltinTools(ToolOptions(allow_mcp_urls=True)).toolbox([asked])
+
+
+@pytest.mark.parametrize(
+    ("asked", "name"),
+    [
+        ({"authorization": "secret\n"}, "Authorization"),
+        ({"headers": {"x-key": " secret"}}, "x-key"),
+        ({"headers": {"x-key": "secret\r\nx-other: y"}}, "x-key"),
+        ({"headers": {"x-key": "secreté"}}, "x-key"),
+        ({"headers": {"x key": "secret"}}, "x key"),
+        ({"headers": {"": "secret"}}, ""),
+    ],
+)
+def test_headers_that_cannot_be_sent_are_refused_by_name_alone(asked: dict[str, Any], name: str) -> None:
+    asked |= {"type": "mcp", "server_label": "x", "server_url": "http://x", "require_approval": "never"}
+    with pytest.raises(ValueError, match=f"the header {name!r} cannot be sent") as raised:
+        BuiltinTools(ToolOptions(allow_mcp_urls=True)).toolbox([asked])
+    assert "secret" not in str(raised.value)
 
 
 def test_a_label_is_used_once(tools: BuiltinTools) -> None:
@@ -104,6 +125,7 @@ def test_a_label_is_used_once(tools: BuiltinTools) -> None:
         ("a: {}", "a: needs either command or url"),
         ("a: {command: b, url: 'http://c'}", "a: needs either command or url"),
         ("a: {url: 'ftp://c'}", "a: url must begin with http"),
+        ("a: {url: 'http://c', headers: {b: 'c '}}", "a: the header 'b' cannot be sent"),
         ("a: {command: b, arguments: []}", "a: Object contains unknown field `arguments`"),
         ("a: {command: b, args: x}", "a: Expected `array`, got `str` - at `$.args`"),
         ("a: 3", "a: Expected `object`, got `int`"),

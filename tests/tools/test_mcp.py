@@ -183,3 +183,47 @@ def test_an_address(start_http: Callable[[], tuple[str, subprocess.Popen[bytes]]
             assert toolbox.listings[0].error is not None
 
     use(ToolOptions(allow_mcp_urls=True, tool_timeout_s=30), run)
+
+
+def test_a_client_that_leaves_while_a_server_is_asked_leaves_nothing_behind() -> None:
+    async def run() -> None:
+        asked, left = asyncio.Event(), asyncio.Event()
+
+        async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            asked.set()
+            while await reader.read(65_536):
+                pass
+            writer.close()
+            left.set()
+
+        async with await asyncio.start_server(silent, "127.0.0.1", 0) as server:
+            url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/mcp?key=secret"
+            tools = BuiltinTools(ToolOptions(allow_mcp_urls=True, tool_timeout_s=60))
+            toolbox = tools.toolbox([SUMS | {"server_url": url, "require_approval": "never"}])
+            entering = asyncio.ensure_future(toolbox.__aenter__())
+            await asked.wait()
+            entering.cancel()
+            await asyncio.wait((entering,))
+            async with asyncio.timeout(30):
+                await left.wait()
+
+    asyncio.run(run())
+
+
+def test_the_log_shows_no_query_of_an_address(caplog: pytest.LogCaptureFixture) -> None:
+    async def run() -> None:
+        async def nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+            writer.close()
+
+        async with await asyncio.start_server(nothing, "127.0.0.1", 0) as server:
+            url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/mcp?key=secret"
+            async with McpTool("sums", Connection(ServerEntry(url=url), 30), Allowed(), owned=True) as tool:
+                assert tool.listing.error == "The MCP server failed: Not Found."
+
+    with caplog.at_level("INFO"):
+        asyncio.run(run())
+    assert "failed: 127.0.0.1: Not Found" in caplog.text
+    assert "secret" not in caplog.text

@@ -10,7 +10,8 @@ a JSON object, see `Jail` in oscine/tools/python.py. Linux 5.14 or newer, on x86
 
 In the namespaces are one unprivileged user, no network, and a file system of Python and the system's libraries,
 read-only, with a small /tmp in memory. There is no /proc. A filter refuses system calls that would hold memory which no
-limit counts, or that reach for other processes and for parts of the kernel which no honest script wants.
+limit counts, or that reach for other processes and for parts of the kernel which no honest script wants, and sockets
+of families that know no namespaces, such as those to the host of a virtual machine.
 """
 
 import ctypes
@@ -46,6 +47,8 @@ REFUSED = {  # system calls, by their number on x86-64 and on ARM64
     **{"io_uring_setup": (425, 425), "io_uring_enter": (426, 426), "io_uring_register": (427, 427)},
     **{"unshare": (272, 97), "setns": (308, 268)},
 }
+SOCKET = {"x86_64": 41, "aarch64": 198}
+SOCKET_FAMILIES = (1, 2, 10, 16)  # UNIX, IPv4, IPv6 and netlink, which the network namespace holds back
 X32 = 0x40000000  # where the numbers of another way into the kernel of x86-64 begin; those of ARM64 are far below
 
 USER = 1000  # inside
@@ -203,6 +206,11 @@ def _filter_system_calls() -> None:
     column = [*AUDIT_ARCH].index(machine)
     program = [(load, 0, 0, 4), (equal, 1, 0, AUDIT_ARCH[machine]), (give, 0, 0, end), (load, 0, 0, 0)]
     program += [(at_least, 0, 1, X32), (give, 0, 0, refuse)]
+    socket_call = [(load, 0, 0, 16)]  # the low half of the first argument
+    for family in SOCKET_FAMILIES:
+        socket_call += [(equal, 0, 1, family), (give, 0, 0, allow)]
+    socket_call.append((give, 0, 0, refuse))
+    program += [(equal, 0, len(socket_call), SOCKET[machine]), *socket_call]
     for numbers in REFUSED.values():
         program += [(equal, 0, 1, numbers[column]), (give, 0, 0, refuse)]
     program.append((give, 0, 0, allow))

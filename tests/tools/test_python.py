@@ -214,6 +214,17 @@ print(socket.if_nameindex(), socket.gethostname())"""
             assert run(code).output == "[(1, 'lo')] jail\n"
 
 
+def test_sockets_that_no_namespace_holds_back_cannot_be_had() -> None:
+    code = """
+import errno, socket
+for family in (38, 40, 44):  # the kernel's cryptography, the host of a virtual machine, raw frames
+    try:
+        socket.socket(family, socket.SOCK_STREAM)
+    except OSError as error:
+        print(errno.errorcode[error.errno])"""
+    assert run(code).output == "EPERM\n" * 3
+
+
 def test_nothing_is_left_in_the_background() -> None:
     code = (
         "import os, time\nfor _ in range(3):\n    if os.fork() == 0:\n        os.setsid()\n"

@@ -5,8 +5,10 @@ Knows what the model is told and shown, and which pages a conversation has open;
 
 import asyncio
 import re
+from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, Protocol, Self
 
 import msgspec
@@ -21,7 +23,7 @@ _MOST_HITS = 20
 _MOST_MATCHES = 30
 _AROUND = 3  # lines shown with a match
 _SEARCH = "search:"  # how the URL of a page of results begins
-_CITATION = re.compile(r"【(\d+)†L(\d+)(?:-L?(\d+))?[^】]*】")
+_CITATION = re.compile(r"【(\d{1,9})†L(\d{1,9})(?:-L?(\d{1,9}))?[^】]{0,200}】")
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +152,7 @@ class BrowserTool:
 
     async def _find(self, arguments: _FindArguments) -> ToolResult:
         page = await self._page(self._at(arguments.cursor))
-        matches, found = _matches(page, arguments.pattern)
+        matches, found = await asyncio.to_thread(_matches, page, arguments.pattern)
         details = WebFind(page.url, arguments.pattern)
         return self._show(_Shown(page.url, page.title, found, matches), details)
 
@@ -224,8 +226,9 @@ def _matches(page: Page, pattern: str) -> tuple[list[int], Page]:
     """
     text = "\n".join(page.lines)
     words = r"\s+".join(re.escape(word) for word in pattern.split())
+    starts = [0, *accumulate(len(line) + 1 for line in page.lines)]
     places = (match.start() for match in re.finditer(words, text, re.IGNORECASE)) if words else ()
-    matches = [*dict.fromkeys(text.count("\n", 0, place) for place in places)]
+    matches = [*dict.fromkeys(bisect_right(starts, place) - 1 for place in places)]
     if not matches:
         raise LookupError(f"{pattern!r} is not on the page {page.title!r}.")
     lines: list[str] = []

@@ -113,6 +113,12 @@ def test_citations_are_resolved(browser: BrowserTool) -> None:
     assert sorted(browser.citations(text), key=lambda c: c.start) == expected
 
 
+def test_citations_that_are_none(browser: BrowserTool) -> None:
+    call(browser, "search", query="wrens")
+    call(browser, "open", id=0)
+    assert [*browser.citations(f"【{'9' * 5000}†L1】 【1†L{'9' * 5000}】 【1†L1{'x' * 5000}】")] == []
+
+
 def test_a_browser_goes_on_where_another_ended(browser: BrowserTool, folder: Path) -> None:
     call(browser, "search", query="wrens")
     call(browser, "open", id=0)

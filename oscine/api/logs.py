@@ -4,6 +4,7 @@ Knows records of requests; never what a prompt or an answer says.
 """
 
 import datetime
+import json
 import logging
 from typing import Any
 
@@ -13,6 +14,7 @@ from oscine.api.record import RequestRecord, current
 
 _requests = logging.getLogger("oscine.requests")
 _IN_MESSAGE = ("method", "path", "status")  # of a request's line
+_LONGEST = 200  # characters of what a client chose
 _FIELDS = "oscine_fields"  # of a log record that has more to say than its message
 
 
@@ -37,8 +39,14 @@ class TextFormatter(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  (logging's name)
         context = _context(record).items()
-        fields = " ".join(f"{name}={value}" for name, value in context if name not in _IN_MESSAGE)
+        fields = " ".join(f"{name}={_word(value)}" for name, value in context if name not in _IN_MESSAGE)
         return f"{super().formatMessage(record)} {fields}".rstrip()
+
+
+def _word(value: object) -> str:
+    """What a client chose may have spaces, line breaks or quotes: such a text stands in quotes, on the same line."""
+    text = str(value)
+    return text if text.isprintable() and not {*' "'}.intersection(text) else json.dumps(text)
 
 
 def _context(record: logging.LogRecord) -> dict[str, Any]:
@@ -62,7 +70,7 @@ def log_request(record: RequestRecord) -> None:
     """One line when a request is over. One that only looked and found is of interest to nobody but a debugger."""
     level = logging.DEBUG if record.method != "POST" and record.status < 400 else logging.INFO
     if _requests.isEnabledFor(level):
-        message = f"{record.method} {record.path[:200]} {record.status}"
+        message = f"{record.method} {record.path[:_LONGEST]} {record.status}"
         _requests.log(level, "%s", message, extra={_FIELDS: _fields(record)})
 
 
@@ -73,10 +81,10 @@ def _fields(record: RequestRecord) -> dict[str, Any]:
         "trace_id": record.trace_id,
         "key": record.key.name if record.key else None,
         "method": record.method,
-        "path": record.path[:200],
+        "path": record.path[:_LONGEST],
         "status": record.status,
         "error": record.error,
-        "model": record.model,
+        "model": record.model and record.model[:_LONGEST],
         "duration_s": round(record.ended_s - record.started_s, 6),
     }
     if sequences:

@@ -41,6 +41,20 @@ def test_the_line_of_a_request_as_text(caplog: pytest.LogCaptureFixture) -> None
     assert TextFormatter().format(line).endswith(" INFO POST /x 200 request_id=abc duration_s=1.5")
 
 
+def test_what_a_client_calls_the_model_makes_no_line_of_its_own(caplog: pytest.LogCaptureFixture) -> None:
+    request = RequestRecord.of(SCOPE)
+    request.status, request.ended_s = 404, request.started_s + 1.5
+    request.model = "a\n12:00:00 INFO POST /y 200 key=b" + "x" * 10_000
+    with caplog.at_level(logging.INFO, "oscine.requests"):
+        log_request(request)
+    (line,) = caplog.records
+    text = TextFormatter().format(line)
+    assert ' model="a\\n12:00:00 INFO POST /y 200 key=bxxx' in text
+    assert text.count("\n") == 0
+    assert len(text) < 400
+    assert json.loads(JsonFormatter().format(line))["model"].startswith("a\n12")
+
+
 def test_a_line_about_no_request() -> None:
     assert TextFormatter().format(record("up")).endswith(" WARNING up")
     assert "request_id" not in json.loads(JsonFormatter().format(record("up")))

@@ -88,9 +88,12 @@ class ApiKeys:
         """Reads the file again; keys that stay keep what they have used. Raises ValueError and changes nothing."""
         if self._path is None:
             return
+        entries = _read(self._path)
+        if shared := {entry.name for entry in entries} & {use.name for use in self._plain.values()}:
+            raise ValueError(f"--api-keys-file {self._path}: {min(shared)!r} is what a key of --api-key is called")
         known = {use.name: use for use in self._by_digest.values()}
         by_digest = {}
-        for entry in _read(self._path):
+        for entry in entries:
             limits = KeyLimits(entry.requests_per_minute, entry.tokens_per_minute, entry.max_parallel)
             use = known.get(entry.name) or KeyUse(entry.name, limits, entry.priority)
             use.change(limits, entry.priority)

@@ -56,3 +56,8 @@ def test_an_empty_list_locks_everybody_out(tmp_path: Path) -> None:
     assert keys
     assert keys.find({"type": "http", "headers": []}) is None
     assert not ApiKeys(ServerOptions())
+
+
+def test_a_key_of_the_file_is_none_of_the_command_line(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="'api-key-1' is what a key of --api-key is called"):
+        read(tmp_path, "- {name: api-key-1, key: other, requests_per_minute: 1}", "plain")

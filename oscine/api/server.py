@@ -108,10 +108,13 @@ class Server(uvicorn.Server):
     async def _start_service(self, on_ready: Callable[[EngineInfo], None]) -> None:
         try:
             on_ready(await self.service.start())
-        except (EngineError, ValueError) as error:
-            if not self.service.draining:
-                self.error = str(error)
-                self.should_exit = True
+        except Exception as error:
+            if self.service.draining:
+                return
+            if not isinstance(error, EngineError | ValueError):
+                logger.exception("the start failed")
+            self.error = str(error) or type(error).__name__
+            self.should_exit = True
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

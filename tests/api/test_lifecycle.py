@@ -1,5 +1,7 @@
 """The server's states: starting, ready, restarting after a crash, draining."""
 
+import asyncio
+import errno
 import json
 import os
 import signal
@@ -14,6 +16,9 @@ from typing import Any
 
 import pytest
 
+from oscine.api.server import Server, ServerError
+from oscine.config import Config, EngineOptions, ModelOptions, ServerOptions
+from oscine.tools.builtin import BuiltinTools
 from tests.api.raw_client import LONG_ANSWER, RawClient, chat_body
 from tests.api.scripted_server import ScriptedServer
 from tests.server import ServerProcess, wait_until
@@ -141,6 +146,18 @@ def test_a_server_whose_engine_is_given_up_does_not_live(scripted: ScriptedServe
     assert scripted.get("/v1/health/live").status_code == 200
     scripted.engine.state = "failed"
     assert scripted.get("/v1/health/live").status_code == 503
+
+
+def test_a_start_that_breaks_ends_the_server(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also by an exception that nobody thought of: nothing would ever make it ready."""
+
+    async def broken(tools: BuiltinTools) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(BuiltinTools, "start", broken)
+    server = Server(Config(EngineOptions(model=ModelOptions(model=str(model_folder))), ServerOptions(port=0)))
+    with pytest.raises(ServerError, match="Too many open files"):
+        asyncio.run(asyncio.wait_for(server.run_service(lambda info: None), 60))
 
 
 def run_serve(*options: str) -> "subprocess.CompletedProcess[str]":

@@ -39,7 +39,7 @@ class Stream(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self.events += data.count(b"\ndata: ")
         self.tail = data if len(data) >= TAIL_BYTES else (self.tail + data)[-TAIL_BYTES:]
-        if b"data: [DONE]" in data:
+        if b"data: [DONE]" in self.tail:
             self.transport.close()
 
     def connection_lost(self, error: Exception | None) -> None:

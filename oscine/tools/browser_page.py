@@ -11,7 +11,7 @@ from urllib.parse import urljoin, urlsplit
 
 _WIDTH = 80  # characters
 _MARKDOWN_LINK = re.compile(r"(?<!!)\[([^\[\]\n]+)\]\(<?([^()\s<>]+)>?(?:\s+(?:\"[^\"\n]*\"|'[^'\n]*'))?\)")
-_MARKDOWN_TITLE = re.compile(r"^#\s+(.+?)\s*#*\s*$", re.MULTILINE)
+_MARKDOWN_TITLE = re.compile(r"^#[ \t](.*)$", re.MULTILINE)
 _LINK_ID = re.compile(r"【(\d+)†")
 _BLOCKS = {
     *("address", "article", "aside", "blockquote", "br", "dd", "div", "dl", "dt", "figure", "footer", "form", "header"),
@@ -68,7 +68,6 @@ def document_of(url: str, text: str, kind: str, title: str) -> Document:
         reader.close()
         return Document(url, reader.title.strip() or title, reader.text(), tuple(reader.links))
     if kind == "markdown":
-        found = _MARKDOWN_TITLE.search(text)
         links: list[str] = []
 
         def numbered(match: re.Match[str]) -> str:
@@ -79,8 +78,16 @@ def document_of(url: str, text: str, kind: str, title: str) -> Document:
             return link(len(links) - 1, match[1], target, url)
 
         shown = _MARKDOWN_LINK.sub(numbered, text)
-        return Document(url, found[1] if found else title, shown, tuple(links))
+        return Document(url, _markdown_title(text) or title, shown, tuple(links))
     return Document(url, title, text)
+
+
+def _markdown_title(text: str) -> str:
+    """The first heading of the first level, without what closes it."""
+    found = _MARKDOWN_TITLE.search(text)
+    heading = found[1].strip() if found else ""
+    opened = heading.rstrip("#")
+    return heading if opened[-1:].strip() else opened.rstrip()
 
 
 def _joined(base: str, target: str) -> str | None:

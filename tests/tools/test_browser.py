@@ -231,6 +231,22 @@ def test_malformed_html_is_read(html: str) -> None:
     page_of(document_of("file:///a.html", html, "html", "a"))
 
 
+@pytest.mark.parametrize(
+    ("heading", "title"),
+    [
+        ("# Wrens", "Wrens"),
+        ("#\tWrens  ##  ", "Wrens"),
+        ("# C#", "C#"),
+        ("# C# #", "C#"),
+        ("#Wrens", "log.md"),
+        ("# ##", "log.md"),
+        ("# " + " " * 100_000 + "x" + "#" * 100_000 + "y", "x" + "#" * 100_000 + "y"),
+    ],
+)
+def test_titles_of_markdown(heading: str, title: str) -> None:
+    assert document_of("file:///log.md", f"Begin.\n{heading}\nEnd.", "markdown", "log.md").title == title
+
+
 def test_long_lines_are_wrapped() -> None:
     page = page_of(Document("u", "t", "word " * 40 + "\n" + "x" * 200))
     assert [len(line) for line in page.lines] == [79, 79, 39, 200]

@@ -25,6 +25,7 @@ class BoundedHttp(HttpToolsProtocol):
     _stall_timer: asyncio.TimerHandle | None = None
     _linger_timer: asyncio.TimerHandle | None = None
     _head_bytes = 0
+    _ended_here = False  # a message in the bytes that came last: not all of them are of the next head
     _in_message = False  # between the first byte of a request and the last of its body
     _in_head = True  # waiting for the end of a head; a new connection owes one
     _running: Any = None  # the request that is being answered; others may have been read behind it
@@ -49,8 +50,9 @@ class BoundedHttp(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
+        self._ended_here = False
         super().data_received(data)
-        if not self._in_head:
+        if not self._in_head or self._ended_here:
             return
         self._head_bytes += len(data)
         if self._head_bytes > MAX_HEAD_BYTES:
@@ -74,6 +76,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._in_message = False
+        self._ended_here = True
         if self._linger_timer is not None:
             self._linger_timer.cancel()
             self._linger_timer = None

@@ -107,6 +107,32 @@ def test_a_head_that_is_too_large_is_refused(part: bytes) -> None:
     serve(test)
 
 
+def test_a_body_is_no_part_of_the_head_that_comes_behind_it() -> None:
+    bodies: list[int] = []
+
+    async def reads(scope: Scope, receive: Receive, send: Send) -> None:
+        size, more = 0, True
+        while more:
+            message = await receive()
+            size, more = size + len(message["body"]), message["more_body"]
+        bodies.append(size)
+        await no_reading(scope, receive, send)
+
+    async def test(connect: Callable[[], Awaitable[Client]], state: ServerState) -> None:
+        reader, writer = await connect()
+        writer.write(FIRST_LINE + b"Content-Length: 100000\r\n\r\n")
+        while not next((c.cycle for c in state.connections), None):  # type: ignore[union-attr]
+            await asyncio.sleep(0.001)
+        (connection,) = state.connections
+        connection.data_received(bytes(100_000) + b"GET / HTTP/1.1\r\n")  # type: ignore[union-attr]
+        writer.write(b"Host: x\r\nConnection: close\r\n\r\n")
+        assert (await answer(reader)).count(b"HTTP/1.1 200 ") == 2
+        assert bodies == [100_000, 0]
+        writer.close()
+
+    serve(test, reads)
+
+
 def test_one_connection_too_many_is_told_so_and_makes_room_when_others_end() -> None:
     async def test(connect: Callable[[], Awaitable[Client]], state: ServerState) -> None:
         first, second, third = await connect(), await connect(), await connect()

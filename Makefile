@@ -4,6 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 BASE   := $(VENV)/.base
 TEST   := $(VENV)/.test
+WORKERS ?= 3
 
 .PHONY: demo serve test conformance browser screenshot check eval eval-tools soak chaos bench clean
 
@@ -24,8 +25,8 @@ demo: $(BASE)   ## answer a question with the embedded model
 serve: $(BASE)  ## serve the embedded model on port 8000
 	$(BIN)/oscine serve
 
-test: $(TEST)   ## the tests that need no GPU
-	$(BIN)/python -m pytest
+test: $(TEST)   ## the tests that need no GPU; some wait for processes, so there are more workers than cores
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 conformance: $(TEST)  ## clients' own types, the server's own description, odd token streams; part of `make test`
 	$(BIN)/python -m pytest tests/conformance

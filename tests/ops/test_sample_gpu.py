@@ -94,7 +94,7 @@ def check_restriction(logits_NV: Tensor, why: str) -> None:
         got, expected = (module.restrict(logits_NV, batch) for module in (triton, reference))
         assert torch.equal(got, expected), (why, vocab)
         assert (expected.isinf() & logits_NV.isfinite()).any(-1).tolist() == [i >= 0 for i in row_N.tolist()]
-        check(logits_NV, batch, why)
+    check(logits_NV, batch, why)
 
 
 def nudged(batch: SamplingBatch, row: int) -> list[SamplingBatch]:
@@ -117,8 +117,8 @@ def in_interpreter() -> None:
     for name, value in {"PARTS": 4, "LANES": 32, "MAX_RANK": 32, "CAPACITY": 64}.items():
         setattr(triton, name, type(triton.PARTS)(value))
     for kind, vocab, names in (
-        ("spread", 900, ("greedy", "noise", "top_k", "top_p", "min_p", "all")),
-        ("few values", 900, ("greedy", "top_k", "all")),
+        ("spread", 400, ("greedy", "noise", "top_k", "top_p", "min_p", "all")),
+        ("few values", 200, ("greedy", "all")),
         ("all equal", 50, ("greedy", "noise", "top_k", "all")),
     ):
         for name in names:
@@ -130,7 +130,7 @@ def in_interpreter() -> None:
         ids = triton.sample(spread, batches(300, CPU)[name]).token_ids_N
         assert ((ids >= 0) & (ids < 300)).all()
         assert 9 not in ids.tolist()
-    for vocab in (31, 64, 300, 5000):
+    for vocab in (31, 300):
         check_restriction(logits("spread", vocab, CPU), "interpreted")
     batch = replace(batches(300, CPU)["greedy"], num_logprobs=3)
     spread = logits("spread", 300, CPU)

@@ -128,6 +128,7 @@ class Jail:
             await asyncio.wait((reading, ended), timeout=_FAREWELL_S)
             reading.cancel()
             ended.cancel()
+            process._transport.close()  # type: ignore[attr-defined]  # a flood leaves its pipe open
         return Run(output.text(), ending, failed=bool(ending or process.returncode))
 
 

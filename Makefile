@@ -15,7 +15,7 @@ $(BASE): pyproject.toml constraints.txt
 	touch $@
 
 $(TEST): $(BASE)
-	$(BIN)/pip install -q -c constraints.txt -e '.[test]'
+	$(BIN)/pip install -q -c constraints.txt -e '.[test,cluster]'
 	$(BIN)/python -c 'import triton' 2>/dev/null || $(BIN)/pip install -q -c constraints.txt triton==3.6.0  # torch for GPUs has its own
 	touch $@
 

@@ -93,12 +93,30 @@ class SchedulerOptions:
 
 
 @dataclass(frozen=True)
+class PeerOptions:
+    """How an engine is one of many: who reaches it, and what it shares with others."""
+
+    host: str | None = None  # of this machine, as others reach it; None: only the server beside it does
+    kv_events: bool = False  # publish what the prefix cache stores and forgets
+    kv_events_kept: int = 10_000  # messages kept for subscribers that missed some
+    # Hex; prefixes have equal addresses in engines with equal seeds. Empty: a random one, so that nobody can guess any.
+    prefix_seed: str = ""
+    kv_transfer: bool = False  # give pages to other engines and fetch pages from them
+
+    def __post_init__(self) -> None:
+        _require(self.kv_events_kept >= 0, "kv-events-kept", "at least 0", self.kv_events_kept)
+        alone = self.host is None and (self.kv_events or self.kv_transfer)
+        _require(not alone, "peer-host", "given for KV events and KV transfer", None)
+
+
+@dataclass(frozen=True)
 class EngineOptions:
     """What the engine process needs; travels to it as JSON."""
 
     model: ModelOptions = field(default_factory=ModelOptions)
     cache: CacheOptions = field(default_factory=CacheOptions)
     scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
+    peers: PeerOptions = field(default_factory=PeerOptions)
     cuda_graphs: bool = True  # replay decode steps from CUDA graphs where the ops allow it
     executor: Literal["torch", "fake"] = "torch"  # fake: scripted tokens, to measure and test the server itself
     fake_step_s: float = 0.0  # seconds a step of the fake executor takes

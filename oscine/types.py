@@ -129,6 +129,16 @@ class AsyncExecutor(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class PrefillSource:
+    """Another engine that may compute a prompt, whose pages are then fetched from it."""
+
+    replica: str  # its name in the cluster
+    address: str  # ZeroMQ endpoint where it takes requests
+    min_tokens: int  # a prompt that lacks fewer tokens than this is computed where it is
+    timeout_s: float  # from asking to having the pages; then the prompt is computed where it is
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One sequence to generate. `n` choices are n requests with the same prompt and different seeds."""
 
@@ -136,6 +146,24 @@ class GenerationRequest:
     prompt_token_ids: list[int]  # 1 .. max_model_len - 1 tokens, each below the vocabulary size
     sampling: SamplingParams
     priority: int = 0  # lower runs sooner; within one priority, first come first served
+    # What another engine generated of this sequence before it was lost: known here, counted as generated (max_tokens,
+    # penalties, grammar), and never sent again.
+    generated_token_ids: list[int] = field(default_factory=list)
+    prefill: PrefillSource | None = None  # who may compute the prompt
+    tenant: str = ""  # on whose behalf; a cluster's router shares fairly among tenants
+
+
+@dataclass(frozen=True, slots=True)
+class RemotePrefill:
+    """How a prompt came from another engine."""
+
+    replica: str  # PrefillSource.replica
+    prefill_s: float  # from asking to its pages being ready there
+    transfer_s: float  # from there to having them here
+    num_full_pages: int  # moved
+    num_sliding_pages: int
+    num_bytes: int
+    failure: str | None = None  # why the prompt was computed here after all, in one line
 
 
 @dataclass(slots=True)
@@ -150,6 +178,16 @@ class GenerationOutput:
     error: str | None = None  # set when finish_reason is "error"; safe to show to the client
     num_cached_tokens: int = 0  # prompt tokens that came from the prefix cache
     queue_s: float = 0.0  # seconds between arrival and the first scheduled step
+    prefill: RemotePrefill | None = None  # with the first output of a request that asked another engine
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoints:
+    """Where other processes of a cluster reach an engine: ZeroMQ endpoints with host and port."""
+
+    requests: str  # clients and other engines
+    kv_events: str | None = None  # publishes what the prefix cache stores and forgets
+    kv_replay: str | None = None  # gives events again that a subscriber has missed
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +198,9 @@ class EngineInfo:
     max_model_len: int  # tokens, prompt and generated together
     vocab_size: int  # ids at or above are refused
     ready_s: float  # seconds from process start to ready
+    page_size: int = 64  # tokens
+    max_num_seqs: int = 64  # sequences that run at once
+    endpoints: Endpoints | None = None  # of an engine that others may reach
 
 
 @dataclass(slots=True)
@@ -178,3 +219,14 @@ class EngineStats:
     prefix_queries: int = 0  # counter: prompt tokens looked up in the prefix index
     prefix_hits: int = 0  # counter: prompt tokens found there
     preemptions: int = 0  # counter
+    queued_tokens: int = 0  # tokens not yet computed of requests that wait or run
+    active_tokens: int = 0  # tokens known of the requests that run
+    first_tokens: int = 0  # counter: requests whose first token was sampled
+    first_token_s: float = 0.0  # counter: seconds from their arrival to it, added up
+    inter_tokens: int = 0  # counter: further tokens
+    inter_token_s: float = 0.0  # counter: seconds from the token before to each of them, added up
+    remote_prefills: int = 0  # counter: prompts whose pages came from another engine
+    remote_prefill_failures: int = 0  # counter: prompts computed here after all
+    fetched_pages: int = 0  # counter, both groups
+    fetched_bytes: int = 0  # counter
+    fetch_s: float = 0.0  # counter: seconds that fetches took, added up

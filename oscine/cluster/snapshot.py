@@ -1,0 +1,48 @@
+"""The state of a cluster as the router sees it: for `oscine cluster status`, for metrics and for scaling."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from oscine.types import EngineStats
+
+Role = Literal["aggregated", "prefill", "decode"]
+ReplicaState = Literal["starting", "ready", "draining", "lost"]
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSnapshot:
+    """One replica; rates are over the last seconds."""
+
+    replica: str  # unique in the cluster, over its whole life
+    model: str
+    role: Role
+    node: str  # address of its machine
+    state: ReplicaState
+    stats: EngineStats
+    tokens_s: float = 0.0  # generated
+    prompt_tokens_s: float = 0.0
+    ttft_s: float | None = None  # mean, where there was any
+    itl_s: float | None = None
+    num_indexed_pages: int = 0  # that the router believes to be cached there
+
+
+@dataclass(frozen=True, slots=True)
+class RouterCounters:
+    """Of one model; only grow while the router lives."""
+
+    model: str
+    placed: int = 0
+    refused: int = 0  # for overload
+    overlap_tokens: int = 0  # believed to be cached where the requests were placed
+    known_tokens: int = 0  # of the requests placed
+    remote_prefills: int = 0  # placed with a prefill replica
+    event_gaps: int = 0  # KV events that were missed and asked for again
+    queue_s: float = 0.0  # seconds that requests waited for a place, added up
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSnapshot:
+    time_s: float  # Unix time
+    replicas: list[ReplicaSnapshot] = field(default_factory=list)
+    routers: list[RouterCounters] = field(default_factory=list)  # one a model
+    queued: dict[str, int] = field(default_factory=dict)  # model -> requests that wait for a place

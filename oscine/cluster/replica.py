@@ -1,0 +1,137 @@
+"""A replica of a model: a Ray Serve actor that owns an engine process, and speaks for it.
+
+Knows the life of one engine, and what Serve asks of a replica. Must not know who places requests, nor how; tokens never
+pass here, and torch is loaded in the engine process alone.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+from typing import Any
+
+import ray
+from ray import serve
+
+from oscine.cluster.snapshot import ReplicaState, Role
+from oscine.config import EngineOptions, PeerOptions
+from oscine.engine.client import EngineClient
+from oscine.types import Endpoints, EngineInfo, EngineStats
+
+_POLL_S = 0.05  # while a drain waits for the engine to become idle
+_STATES: dict[str, ReplicaState] = {"starting": "starting", "ready": "ready", "restarting": "starting"}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ReplicaOptions:
+    """One role of a model."""
+
+    model: str  # its first name
+    role: Role
+    engine: EngineOptions  # whose `peers` are made here
+    prefix_seed: str  # hex; equal in all engines of a cluster
+    num_threads: int | None = None  # of the engine process; None: as many as it likes
+    drain_s: float = 30.0  # that streams may go on here once the replica has to stop; then they move
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Admission:
+    """A replica takes a request."""
+
+    replica: str
+    endpoints: Endpoints
+
+
+def peer_options(options: ReplicaOptions, host: str) -> PeerOptions:
+    transfers = options.role != "aggregated"
+    return PeerOptions(host=host, kv_events=True, prefix_seed=options.prefix_seed, kv_transfer=transfers)
+
+
+class Replica:
+    """The class behind the Serve deployments of a model. Constructed once its engine is ready."""
+
+    async def __init__(self, options: ReplicaOptions) -> None:  # type: ignore[misc]  # Serve awaits it
+        """Raises EngineError, with the reason in one line, when the engine cannot start."""
+        if options.num_threads is not None:
+            os.environ["OMP_NUM_THREADS"] = str(options.num_threads)
+        self._options = options
+        self._name = serve.get_replica_context().replica_id.unique_id
+        self._node = ray.util.get_node_ip_address()
+        self._draining = False
+        self._scaled = EngineStats()  # at the last call of record_autoscaling_stats
+        peers = peer_options(options, self._node)
+        self._engine = EngineClient(dataclasses.replace(options.engine, peers=peers))
+        await self._engine.start()
+        try:
+            await self._engine.wait_ready()
+        except BaseException:
+            await self._engine.stop()
+            raise
+
+    @property
+    def _state(self) -> ReplicaState:
+        return "draining" if self._draining else _STATES.get(self._engine.state, "lost")
+
+    async def admit(self, placement: object) -> Admission | None:
+        """Where the engine takes the request; None while it takes none. `placement` is there for the one who routes."""
+        if self._state != "ready":
+            return None
+        return Admission(self._name, self._endpoints())
+
+    def _endpoints(self) -> Endpoints:
+        """Of the engine's present life: one that is started again listens elsewhere."""
+        endpoints = self._info().endpoints
+        assert endpoints is not None
+        return endpoints
+
+    def _info(self) -> EngineInfo:
+        info = self._engine.info
+        assert info is not None
+        return info
+
+    async def record_routing_stats(self) -> dict[str, Any]:
+        return {
+            "replica": self._name,
+            "model": self._options.model,
+            "role": self._options.role,
+            "node": self._node,
+            "state": self._state,
+            "endpoints": dataclasses.asdict(self._endpoints()),
+            "info": dataclasses.asdict(self._info()),
+        }
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Gauges, and what the counters grew by since the call before: sums, so that they add up over replicas."""
+        now, before = self._engine.stats, self._scaled
+        self._scaled = now
+        pages = max(
+            now.full_pages_used / max(now.full_pages_total, 1), now.sliding_pages_used / max(now.sliding_pages_total, 1)
+        )
+        grown = ("first_tokens", "first_token_s", "inter_tokens", "inter_token_s", "prompt_tokens", "generated_tokens")
+        return {
+            "running": float(now.num_running),
+            "waiting": float(now.num_waiting),
+            "queued_tokens": float(now.queued_tokens),
+            "active_tokens": float(now.active_tokens),
+            "kv_usage": pages,
+        } | {name: max(float(getattr(now, name) - getattr(before, name)), 0.0) for name in grown}
+
+    async def check_health(self) -> None:
+        if self._engine.state == "failed":
+            raise RuntimeError(f"the engine failed: {self._engine.error}")
+
+    async def shutdown(self) -> None:
+        """Lets streams end within drain_s seconds; what is left moves to another replica when the engine is gone."""
+        self._draining = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._options.drain_s):
+                while self._busy():
+                    await asyncio.sleep(_POLL_S)
+        await self._engine.stop()
+
+    def _busy(self) -> bool:
+        stats = self._engine.stats
+        return self._engine.state == "ready" and stats.num_running + stats.num_waiting > 0
+
+    async def __del__(self) -> None:  # Serve's call before it ends the actor
+        await self.shutdown()

@@ -13,6 +13,11 @@ from oscine.types import GenerationOutput
 class EngineError(Exception):
     """The engine cannot serve; the message is one line and safe to show to a client."""
 
+    def __init__(self, message: str | None, *, retry_after_s: float | None = None) -> None:
+        """`retry_after_s`: when the request may find a place, as far as somebody knows."""
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
 
 class EngineDied(EngineError):  # noqa: N818  (reads as what happened)
     """The engine process ended while the request ran. A client may send the request again."""

@@ -56,7 +56,7 @@ class Replica:
             os.environ["OMP_NUM_THREADS"] = str(options.num_threads)
         self._options = options
         self._name = serve.get_replica_context().replica_id.unique_id
-        self._node = ray.util.get_node_ip_address()
+        self._node = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         self._draining = False
         self._scaled = EngineStats()  # at the last call of record_autoscaling_stats
         peers = peer_options(options, self._node)

@@ -31,6 +31,13 @@ def _is_date(text: str) -> bool:
         return False
 
 
+def _is_hex(text: str) -> bool:
+    try:
+        return bytes.fromhex(text).hex() == text.lower()
+    except ValueError:
+        return False
+
+
 @dataclass(frozen=True)
 class ModelOptions:
     model: str = NANO  # a folder, a Hugging Face name, or the embedded model
@@ -105,6 +112,7 @@ class PeerOptions:
 
     def __post_init__(self) -> None:
         _require(self.kv_events_kept >= 0, "kv-events-kept", "at least 0", self.kv_events_kept)
+        _require(_is_hex(self.prefix_seed), "prefix-seed", "an even number of hexadecimal digits", self.prefix_seed)
         alone = self.host is None and (self.kv_events or self.kv_transfer)
         _require(not alone, "peer-host", "given for KV events and KV transfer", None)
 

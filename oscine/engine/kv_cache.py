@@ -11,7 +11,7 @@ a later plan may give such a page away at once.
 from functools import partial
 
 from oscine.engine.page_pool import PagePool
-from oscine.engine.prefix_index import PrefixHit, PrefixIndex
+from oscine.engine.prefix_index import PrefixHit, PrefixIndex, root_of
 from oscine.engine.request import NEVER, Request
 
 
@@ -19,11 +19,18 @@ class KVCache:
     """The pages of both groups. Every page index of a sequence has an entry in both of its tables."""
 
     def __init__(
-        self, *, num_full_pages: int, num_sliding_pages: int, page_size: int, sliding_window: int, prefix_caching: bool
+        self,
+        *,
+        num_full_pages: int,
+        num_sliding_pages: int,
+        page_size: int,
+        sliding_window: int,
+        prefix_caching: bool,
+        prefix_seed: str,
     ) -> None:
         self.page_size = page_size
         self.prefix_caching = prefix_caching
-        self.index = PrefixIndex(page_size, sliding_window)
+        self.index = PrefixIndex(page_size, sliding_window, root_of(prefix_seed))
         self.full = PagePool(num_full_pages, partial(self.index.forget, "full"))
         self.sliding = PagePool(num_sliding_pages, partial(self.index.forget, "sliding"))
         # A sequence holds the pages that a window can touch, the one being written included.

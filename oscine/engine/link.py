@@ -1,4 +1,5 @@
-"""A client's connection to one life of an engine process: it ends when that process does, and is not used again.
+"""A client's connection to one life of an engine process: it ends when that process or its machine does, and is
+not used again.
 
 So nothing that was sent to a dead engine can reach its successor.
 """
@@ -10,6 +11,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from oscine.engine.messages import ToClient, ToEngine, decode_to_client, encode
+from oscine.engine.tcp import expect_heartbeats
 
 _RECONNECT_MS = 50  # how soon a starting engine is found
 
@@ -34,6 +36,9 @@ class Link:
         self._socket.set(zmq.RCVHWM, 0)
         self._socket.set(zmq.SNDHWM, 0)
         self._socket.set(zmq.RECONNECT_IVL, _RECONNECT_MS)
+        if address.startswith("tcp:"):
+            expect_heartbeats(self._socket)
+            self._socket.set(zmq.IPV6, "[" in address)
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
         self._fds = (self._socket.FD, self._monitor.FD)
         self._loop.add_reader(self._fds[0], self._read)

@@ -51,7 +51,7 @@ class EngineLoop:
     sequence, the launched step computes one token in vain; it is thrown away, and the page it wrote to is given to
     somebody else by a later plan at the earliest.
 
-    Of the options it reads scheduler and cache; pages are counted, and sized in tokens, never in bytes. Raises
+    Of the options it reads scheduler, cache and peers; pages are counted, and sized in tokens, never in bytes. Raises
     ValueError if the sliding pages cannot hold one window.
     """
 
@@ -76,6 +76,7 @@ class EngineLoop:
             page_size=options.cache.page_size,
             sliding_window=sliding_window,
             prefix_caching=options.cache.prefix_caching,
+            prefix_seed=options.peers.prefix_seed,
         )
         self._scheduler = Scheduler(
             self._cache,

@@ -12,6 +12,21 @@ from typing import Literal, NamedTuple
 Group = Literal["full", "sliding"]
 
 
+def root_of(seed: str) -> bytes:
+    """The address of the empty prefix. A seed (hex) makes those of several engines equal; without one, nobody outside
+    can predict an address."""
+    return bytes.fromhex(seed) or os.urandom(16)
+
+
+def extend_digests(digests: list[bytes], token_ids: list[int], num_pages: int, *, page_size: int, root: bytes) -> None:
+    """Makes `digests`, of 16 bytes each, cover the first `num_pages` pages of token_ids."""
+    parent = digests[-1] if digests else root
+    for page in range(len(digests), num_pages):
+        packed = array("q", token_ids[page * page_size : (page + 1) * page_size]).tobytes()
+        parent = hashlib.blake2b(parent + packed, digest_size=16).digest()
+        digests.append(parent)
+
+
 class PrefixHit(NamedTuple):
     """The longest usable prefix: `num_pages` pages of tokens; holes of the sliding group are -1."""
 
@@ -25,10 +40,10 @@ class PrefixHit(NamedTuple):
 class PrefixIndex:
     """Digest of a prefix of whole pages -> the page that holds its last page_size tokens."""
 
-    def __init__(self, page_size: int, sliding_window: int) -> None:
+    def __init__(self, page_size: int, sliding_window: int, root: bytes) -> None:
         self.page_size = page_size
         self._reach = sliding_window - 1  # how far back of its own position a token looks
-        self._root = os.urandom(16)  # addresses cannot be predicted from outside
+        self._root = root  # address of the empty prefix
         self._pages: dict[Group, dict[bytes, int]] = {"full": {}, "sliding": {}}
         self._digests: dict[Group, dict[int, bytes]] = {"full": {}, "sliding": {}}
 
@@ -37,13 +52,8 @@ class PrefixIndex:
         return max(0, num_pages * self.page_size - self._reach) // self.page_size
 
     def extend_digests(self, digests: list[bytes], token_ids: list[int], num_pages: int) -> None:
-        """Makes `digests` cover the first `num_pages` pages of token_ids."""
-        size = self.page_size
-        parent = digests[-1] if digests else self._root
-        for page in range(len(digests), num_pages):
-            packed = array("q", token_ids[page * size : (page + 1) * size]).tobytes()
-            parent = hashlib.blake2b(parent + packed, digest_size=16).digest()
-            digests.append(parent)
+        """As the function of this name, with the page size and the root of this index."""
+        extend_digests(digests, token_ids, num_pages, page_size=self.page_size, root=self._root)
 
     def insert(self, group: Group, digest: bytes, page: int) -> bool:
         """Offers a page. False if another page of this content is known already."""

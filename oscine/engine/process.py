@@ -34,7 +34,8 @@ from oscine.engine.messages import (
     decode_to_engine,
     encode,
 )
-from oscine.types import EngineInfo, EngineStats, GenerationOutput, GenerationRequest
+from oscine.engine.tcp import bind_tcp
+from oscine.types import Endpoints, EngineInfo, EngineStats, GenerationOutput, GenerationRequest
 
 _STATS_INTERVAL_S = 0.1
 _FAREWELL_MS = 5000  # for the last words of a failed engine to be asked for, and to be sent
@@ -55,6 +56,10 @@ class Clients:
         self._socket.set(zmq.LINGER, _FAREWELL_MS)
         self._socket.bind(address)
 
+    def listen(self, host: str) -> str:
+        """Lets clients of other machines come too, over TCP. Returns the endpoint. Raises ValueError."""
+        return bind_tcp(self._socket, host)
+
     def send(self, client: bytes, message: ToClient) -> bool:
         """False when the client is gone."""
         try:
@@ -70,8 +75,12 @@ class Clients:
         if wait_ms != 0:
             self._socket.poll(wait_ms)
         while int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN:
-            client, data = self._socket.recv_multipart()
-            yield client, decode_to_engine(data)
+            client, *frames = self._socket.recv_multipart()
+            try:
+                message = decode_to_engine(b"".join(frames))
+            except msgspec.MsgspecError:
+                continue  # somebody who speaks another language found the port
+            yield client, message
 
     def close(self) -> None:
         """Returns when everything is sent."""
@@ -163,7 +172,9 @@ def _exit_with_stdin(address: str) -> None:
 
 def _serve(clients: Clients, launch: Launch, started_s: float) -> int:
     """Returns the exit status."""
+    peers = launch.options.peers
     try:
+        endpoints = None if peers.host is None else Endpoints(clients.listen(peers.host))
         engine = build_engine(launch.options)
     except (ValueError, OSError) as error:
         return _fail(clients, str(error))
@@ -171,7 +182,15 @@ def _serve(clients: Clients, launch: Launch, started_s: float) -> int:
         traceback.print_exc()
         return _fail(clients, f"{type(error).__name__}: {error}")
     ready_s = time.monotonic() - started_s
-    info = EngineInfo(engine.model, engine.max_model_len, engine.vocab_size, ready_s)
+    info = EngineInfo(
+        engine.model,
+        engine.max_model_len,
+        engine.vocab_size,
+        ready_s,
+        page_size=launch.options.cache.page_size,
+        max_num_seqs=launch.options.scheduler.max_num_seqs,
+        endpoints=endpoints,
+    )
     gc.collect()
     gc.freeze()  # the collector need not look at the model's objects again in the middle of a step
     try:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oscine.engine.prefix_index import PrefixIndex
+from oscine.engine.prefix_index import PrefixIndex, extend_digests, root_of
 
 SIZE = 4
 WINDOW = 9  # eight keys back: exactly two pages at a page boundary
@@ -12,7 +12,7 @@ WINDOW = 9  # eight keys back: exactly two pages at a page boundary
 
 def index_of(tokens: list[int], *, window: int = WINDOW) -> tuple[PrefixIndex, list[bytes]]:
     """An index that knows every page of tokens; page i is 10 + i in the full group and 20 + i in the sliding one."""
-    index = PrefixIndex(SIZE, window)
+    index = PrefixIndex(SIZE, window, root_of(""))
     digests: list[bytes] = []
     index.extend_digests(digests, tokens, len(tokens) // SIZE)
     for i, digest in enumerate(digests):
@@ -31,7 +31,7 @@ def test_a_hit_names_all_full_pages_and_only_the_last_window_of_sliding_ones() -
 
 
 def test_a_digest_covers_everything_before_it() -> None:
-    index = PrefixIndex(SIZE, WINDOW)
+    index = PrefixIndex(SIZE, WINDOW, root_of(""))
     one: list[bytes] = []
     two: list[bytes] = []
     index.extend_digests(one, [1, 2, 3, 4, 5, 6, 7, 8], 2)
@@ -40,6 +40,20 @@ def test_a_digest_covers_everything_before_it() -> None:
     grown = one[:1]
     index.extend_digests(grown, [1, 2, 3, 4, 5, 6, 7, 8], 2)
     assert grown == one
+
+
+def test_a_seed_makes_addresses_equal_and_no_seed_makes_them_unlike_any_other() -> None:
+    tokens = list(range(2 * SIZE))
+    without_index: list[bytes] = []
+    extend_digests(without_index, tokens, 2, page_size=SIZE, root=root_of("ab12"))
+    found: dict[str, list[bytes]] = {"ab12": [], "ab13": [], "": []}
+    for seed, digests in found.items():
+        PrefixIndex(SIZE, WINDOW, root_of(seed)).extend_digests(digests, tokens, 2)
+    assert found["ab12"] == without_index
+    assert found["ab13"] != without_index
+    again: list[bytes] = []
+    PrefixIndex(SIZE, WINDOW, root_of("")).extend_digests(again, tokens, 2)
+    assert again != found[""]
 
 
 def test_without_a_full_page_the_prefix_ends_before_it() -> None:

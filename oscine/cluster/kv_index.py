@@ -1,0 +1,90 @@
+"""Which replica has which pages in its prefix cache, as far as their events tell.
+
+Knows page addresses only, whatever hashable they are; nothing of sockets, of load or of how a page is addressed. It is
+a belief: a page that is wrongly listed costs a prefill, never an answer.
+
+    holders    page -> bits of the replicas that have it      asked for each request: one look-up a page, for all replicas
+    pages      replica -> its pages                           asked when a replica goes
+"""
+
+from collections.abc import Hashable, Iterable, Sequence
+
+
+class KVIndex:
+    """Pages of all replicas of a model. A look-up takes time in the pages of the prompt, whatever is cached."""
+
+    def __init__(self) -> None:
+        self._holders: dict[Hashable, int] = {}
+        self._pages: dict[str, set[Hashable]] = {}
+        self._bits: dict[str, int] = {}  # replica -> its bit, 1 << i
+        self._names: dict[int, str] = {}  # and back
+
+    def add(self, replica: str) -> None:
+        """A replica that has no page yet; nothing where it is known."""
+        if replica in self._bits:
+            return
+        bit = 1
+        while bit in self._names:
+            bit <<= 1
+        self._bits[replica], self._names[bit], self._pages[replica] = bit, replica, set()
+
+    def drop(self, replica: str) -> None:
+        """Forgets a replica; nothing where it is unknown."""
+        if replica in self._bits:
+            self.clear(replica)
+            del self._names[self._bits.pop(replica)], self._pages[replica]
+
+    def clear(self, replica: str) -> None:
+        """The replica has no page any more."""
+        pages = self._pages[replica]
+        self._pages[replica] = set()
+        for page in pages:
+            self._unhold(page, self._bits[replica])
+
+    def store(self, replica: str, pages: Iterable[Hashable]) -> None:
+        """The replica has these pages now."""
+        holders, bit = self._holders, self._bits[replica]
+        own = self._pages[replica]
+        for page in pages:
+            own.add(page)
+            # The replica's own number is what the entry of a page that it alone has refers to: no object a page.
+            holders[page] = holders[page] | bit if page in holders else bit
+
+    def remove(self, replica: str, pages: Iterable[Hashable]) -> None:
+        """The replica has these pages no more; those that it was not known to have are passed over."""
+        own, bit = self._pages[replica], self._bits[replica]
+        for page in pages:
+            if page in own:
+                own.remove(page)
+                self._unhold(page, bit)
+
+    def num_pages(self, replica: str) -> int:
+        return len(self._pages[replica])
+
+    def overlap(self, pages: Sequence[Hashable]) -> dict[str, int]:
+        """Replica -> how many leading pages of a prompt it has; replicas without the first one are left out."""
+        holders = self._holders
+        having = holders.get(pages[0], 0) if pages else 0
+        overlap: dict[str, int] = {}
+        for i, page in enumerate(pages):
+            ended = having & ~holders.get(page, 0)
+            if ended:
+                self._note(overlap, ended, i)
+                having ^= ended
+            if not having:
+                break
+        self._note(overlap, having, len(pages))
+        return overlap
+
+    def _note(self, overlap: dict[str, int], bits: int, num_pages: int) -> None:
+        while bits:
+            bit = bits & -bits
+            overlap[self._names[bit]] = num_pages
+            bits ^= bit
+
+    def _unhold(self, page: Hashable, bit: int) -> None:
+        left = self._holders[page] & ~bit
+        if left:
+            self._holders[page] = left
+        else:
+            del self._holders[page]

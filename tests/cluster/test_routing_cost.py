@@ -1,0 +1,95 @@
+"""Where a request goes: each term of the cost alone, and what decides among equals."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oscine.cluster.routing_cost import Load, Weights, cost, rank, sticky_key
+
+WEIGHTS = Weights()
+IDLE = [Load("a"), Load("b"), Load("c")]
+
+
+def first(loads: list[Load], overlap: dict[str, int], num_tokens: int = 1000, key: bytes = b"k") -> str:
+    return rank(loads, overlap, num_tokens, key, WEIGHTS)[0]
+
+
+def test_the_longest_overlap_wins_among_idle_replicas() -> None:
+    assert first(IDLE, {"a": 128, "b": 640}) == "b"
+
+
+def test_a_prompt_is_computed_again_rather_than_waiting_longer_for_its_pages() -> None:
+    busy = Load("b", queued_tokens=900)
+    assert first([Load("a"), busy], {"b": 640}) == "a"
+    assert first([Load("a"), Load("b", queued_tokens=300)], {"b": 640}) == "b"
+
+
+@pytest.mark.parametrize(
+    "loaded",
+    [
+        Load("a", queued_tokens=2000),
+        Load("a", active_tokens=20_000),
+        Load("a", num_requests=40),
+        Load("a", capacity_tokens=4096, held_tokens=4000),
+        Load("a", capacity_tokens=4096, cached_tokens=4096),
+    ],
+    ids=["queue", "contexts", "requests", "held pages", "full cache"],
+)
+def test_each_term_drives_requests_away(loaded: Load) -> None:
+    empty = Load("b", capacity_tokens=4096)
+    assert all(first([loaded, empty], {}, key=bytes([i])) == "b" for i in range(20))
+
+
+def test_a_full_cache_costs_nothing_to_whom_it_has() -> None:
+    full = Load("a", capacity_tokens=4096, cached_tokens=4096)
+    assert cost(full, 640, 640, WEIGHTS) == cost(Load("a", capacity_tokens=4096), 640, 640, WEIGHTS)
+
+
+def test_equality_is_sticky() -> None:
+    keys = [bytes([i]) for i in range(60)]
+    chosen = {key: first(IDLE, {}, key=key) for key in keys}
+    assert chosen == {key: first(IDLE[::-1], {}, key=key) for key in keys}, "the order of replicas decides nothing"
+    assert set(chosen.values()) == {"a", "b", "c"}
+    left = {key: first(IDLE[:2], {}, key=key) for key in keys}
+    assert all(left[key] == chosen[key] for key in keys if chosen[key] != "c"), "only those of the lost one move"
+
+
+def test_a_small_difference_of_load_does_not_move_a_session() -> None:
+    keys = [bytes([i]) for i in range(30)]
+    noisy = [Load("a", active_tokens=300), Load("b", num_requests=1), Load("c")]
+    assert {key: first(noisy, {}, key=key) for key in keys} == {key: first(IDLE, {}, key=key) for key in keys}
+    assert first([Load("a", num_requests=1), Load("b")], {"a": 64}, num_tokens=100) == "a"
+
+
+def test_prompts_with_a_common_beginning_that_all_have_are_spread() -> None:
+    system = [b"s1", b"s2"]
+    keys = [sticky_key([*system, b"user %d" % i], [2, 2, 2]) for i in range(30)]
+    assert {first(IDLE, {"a": 128, "b": 128, "c": 128}, key=key) for key in keys} == {"a", "b", "c"}
+    assert sticky_key(system, [2]) == b"s2"
+    assert sticky_key([], []) == b""
+
+
+loads = st.builds(
+    Load,
+    replica=st.uuids().map(str),
+    queued_tokens=st.integers(0, 10_000),
+    active_tokens=st.integers(0, 10_000),
+    num_requests=st.integers(0, 100),
+    capacity_tokens=st.integers(0, 10_000),
+    held_tokens=st.integers(0, 10_000),
+    cached_tokens=st.integers(0, 20_000),
+)
+
+
+@given(loads, st.integers(1, 5000), st.data())
+def test_more_overlap_never_costs_more(load: Load, num_tokens: int, data: st.DataObject) -> None:
+    less, more = sorted(data.draw(st.tuples(*[st.integers(0, num_tokens)] * 2)))
+    assert 0 <= cost(load, num_tokens, more, WEIGHTS) <= cost(load, num_tokens, less, WEIGHTS)
+
+
+@given(st.lists(loads, max_size=6, unique_by=lambda load: load.replica), st.integers(1, 5000))
+def test_every_replica_is_ranked_once_and_none_is_much_cheaper_than_the_first(given: list[Load], num: int) -> None:
+    order = rank(given, {}, num, b"k", WEIGHTS)
+    assert sorted(order) == sorted(load.replica for load in given)
+    costs = {load.replica: cost(load, num, 0, WEIGHTS) for load in given}
+    assert all(costs[order[0]] <= costs[replica] + WEIGHTS.slack for replica in order)

@@ -3,8 +3,8 @@
 Pure policy with a clock that is given. Knows nothing of replicas, of Ray or of asyncio: what waits is anybody's object.
 
 Order: priority (lower first), then a fair share of tokens for each tenant, then arrival. The share is start-time fair
-queueing (Goyal, Vin and Cheng, 1996): a request's start tag is where its tenant's last one ended in virtual time, or the
-present virtual time if the tenant had none waiting; the smallest tag is served, and virtual time is the tag last served.
+queueing (Goyal, Vin and Cheng, 1996): a request's start tag is where its tenant's last one ended in virtual time, or
+the present virtual time if the tenant had none waiting. The smallest tag is served, and becomes the virtual time.
 """
 
 import bisect

@@ -3,8 +3,8 @@
 Knows page addresses only, whatever hashable they are; nothing of sockets, of load or of how a page is addressed. It is
 a belief: a page that is wrongly listed costs a prefill, never an answer.
 
-    holders    page -> bits of the replicas that have it      asked for each request: one look-up a page, for all replicas
-    pages      replica -> its pages                           asked when a replica goes
+    holders    page -> bits of the replicas that have it    asked for each request: one look-up a page for all replicas
+    pages      replica -> its pages                         asked when a replica goes
 """
 
 from collections.abc import Hashable, Iterable, Sequence

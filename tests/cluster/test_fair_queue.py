@@ -52,7 +52,7 @@ def test_a_tenant_with_one_request_does_not_wait_for_a_flood() -> None:
 
 def test_shares_are_counted_in_tokens() -> None:
     q = queue()
-    for i in range(40):
+    for _ in range(40):
         push(q, "long", tenant="long", tokens=300)
         push(q, "short", tenant="short", tokens=100)
     served = Counter(drain(q)[:40])

@@ -13,7 +13,7 @@ import zmq
 
 from oscine.config import EngineOptions
 from oscine.engine.link import Link
-from oscine.engine.messages import Cancel, Failed, Hello, Outputs, Ready, Refused, Submit, ToClient, ToEngine
+from oscine.engine.messages import Cancel, Ending, Failed, Hello, Outputs, Ready, Refused, Submit, ToClient, ToEngine
 from oscine.engine.stream import EngineDied, EngineError, EngineOverloaded, RequestStream
 from oscine.engine.supervisor import EngineSupervisor
 from oscine.types import EngineInfo, EngineStats, GenerationOutput, GenerationRequest
@@ -196,6 +196,8 @@ class EngineClient:
                 if self._supervisor is not None:
                     self._supervisor.mark_ready()
                 self._enter("ready", None)
+            case Ending():
+                self.error = message.message
             case Failed():
                 if self._supervisor is not None:
                     self._supervisor.give_up()

@@ -17,7 +17,7 @@ _RECONNECT_MS = 50  # how soon a starting engine is found
 
 
 class Link:
-    """One DEALER socket on the running event loop. Waits for an engine at `address`, however long that takes."""
+    """One DEALER socket on the running event loop. With patience, waits for an engine at `address` however long."""
 
     def __init__(
         self,
@@ -26,8 +26,13 @@ class Link:
         on_up: Callable[[], None],
         on_message: Callable[[ToClient], None],
         on_down: Callable[[], None],
+        *,
+        patient: bool = True,
     ) -> None:
-        """`on_up` and `on_down` are called at most once each; every message comes before `on_down`."""
+        """Without patience, an engine that is not there is as good as one that ended.
+
+        `on_up` and `on_down` are called at most once each; every message comes before `on_down`.
+        """
         self._on_up, self._on_message, self._on_down = on_up, on_message, on_down
         self._loop = asyncio.get_running_loop()
         self._socket = context.socket(zmq.DEALER)
@@ -39,7 +44,8 @@ class Link:
         if address.startswith("tcp:"):
             expect_heartbeats(self._socket)
             self._socket.set(zmq.IPV6, "[" in address)
-        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+        events = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+        self._monitor = self._socket.get_monitor_socket(events if patient else events | zmq.EVENT_CONNECT_RETRIED)
         self._fds = (self._socket.FD, self._monitor.FD)
         self._loop.add_reader(self._fds[0], self._read)
         self._loop.add_reader(self._fds[1], self._read_monitor)
@@ -79,5 +85,6 @@ class Link:
                 self._on_up()
             else:
                 self._read()
-                self._on_down()
+                if not self._socket.closed:  # by one of the last messages
+                    self._on_down()
                 return

@@ -38,6 +38,12 @@ class Failed(Struct, frozen=True, tag="failed"):
     message: str  # one line
 
 
+class Ending(Struct, frozen=True, tag="ending"):
+    """The engine failed and is about to end: none of its requests goes on here, though none of them may be bad."""
+
+    message: str  # one line
+
+
 class Refused(Struct, frozen=True, tag="refused"):
     """Too many requests wait; this one was not taken."""
 
@@ -53,7 +59,7 @@ class Outputs(Struct, frozen=True, tag="outputs"):
 
 
 ToEngine = Hello | Submit | Cancel
-ToClient = Ready | Failed | Refused | Outputs
+ToClient = Ready | Failed | Ending | Refused | Outputs
 
 encode = msgpack.Encoder().encode
 decode_to_engine = msgpack.Decoder(ToEngine).decode

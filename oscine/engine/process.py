@@ -22,6 +22,7 @@ from oscine.engine.build import build_engine
 from oscine.engine.loop import EngineLoop
 from oscine.engine.messages import (
     Cancel,
+    Ending,
     Failed,
     Hello,
     Launch,
@@ -108,9 +109,15 @@ class EngineServer:
             try:
                 outputs = loop.step()
             except Exception as error:
-                self._send(loop.fail_all(f"the engine failed ({type(error).__name__}) and is started again"))
+                self._fail(f"the engine failed ({type(error).__name__}) and is started again")
                 raise
             self._send(outputs)
+
+    def _fail(self, message: str) -> None:
+        """Clients that can run requests elsewhere hear that they should before they hear what becomes of each."""
+        for client in self._known:
+            self._clients.send(client, Ending(message))
+        self._send(self._loop.fail_all(message))
 
     def _handle(self, client: bytes, message: ToEngine) -> None:
         match message:

@@ -1,0 +1,53 @@
+"""Adds up what the engines behind an ingress's links report of themselves.
+
+An engine's counters begin at zero with each life; those of all together never shrink. Gauges are of engines that are
+linked now.
+"""
+
+from dataclasses import fields
+
+from oscine.types import EngineStats
+
+_NAMES = frozenset(field.name for field in fields(EngineStats))
+_GAUGES = frozenset(
+    (
+        *("num_running", "num_waiting", "queued_tokens", "active_tokens"),
+        *("full_pages_used", "full_pages_total", "sliding_pages_used", "sliding_pages_total"),
+    )
+)
+
+
+class Reports:
+    """By the address of the engine, which no two have at a time."""
+
+    def __init__(self) -> None:
+        self._newest: dict[str, EngineStats] = {}
+        self._ended = EngineStats()  # counters of lives that are over
+
+    def take(self, address: str, stats: EngineStats) -> None:
+        before = self._newest.get(address)
+        if before is not None and stats.steps < before.steps:
+            _add(self._ended, before, _NAMES - _GAUGES)
+        self._newest[address] = stats
+
+    def rest(self, address: str) -> None:
+        """The engine goes on, and is not heard any more."""
+        if address in self._newest:
+            self._newest[address] = _add(EngineStats(), self._newest[address], _NAMES - _GAUGES)
+
+    def end(self, address: str) -> None:
+        """The engine's life is over."""
+        if address in self._newest:
+            _add(self._ended, self._newest.pop(address), _NAMES - _GAUGES)
+
+    def total(self) -> EngineStats:
+        total = _add(EngineStats(), self._ended, _NAMES)
+        for stats in self._newest.values():
+            _add(total, stats, _NAMES)
+        return total
+
+
+def _add(total: EngineStats, stats: EngineStats, names: frozenset[str]) -> EngineStats:
+    for name in names:
+        setattr(total, name, getattr(total, name) + getattr(stats, name))
+    return total

@@ -1,0 +1,153 @@
+"""Pages read by NIXL from another process, by way of memory that only tests look at."""
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+import pytest
+
+from oscine.executor.kv_transfer import KVTransfer, Moves, Transfer
+from oscine.executor.page_layout import KVEndpoint, PageLayout, RankMemory, Region
+
+FULL = PageLayout("m", "full", 3, 8, 16, 8, "float32", 4)
+SLIDING = replace(FULL, group="sliding", num_layers=2)
+PAGES = 12
+PATIENCE_S = 30.0
+
+
+def logical(layout: PageLayout, num_pages: int = PAGES) -> np.ndarray:
+    """Every element different: [pages, layers, 2, heads, page size, head dim]."""
+    shape = (num_pages, layout.num_layers, 2, layout.num_kv_heads, layout.page_size, layout.head_dim)
+    start = 0.5 if layout.group == "sliding" else 0.0
+    return (np.arange(np.prod(shape), dtype=np.float32) + np.float32(start)).reshape(shape)
+
+
+def of_rank(pages: np.ndarray, num_ranks: int, rank: int) -> np.ndarray:
+    return np.ascontiguousarray(np.split(pages, num_ranks, axis=3)[rank])
+
+
+class Rank:
+    """One rank's memory, and its transfer."""
+
+    def __init__(self, num_ranks: int, rank: int, *, filled: bool, num_pages: int = PAGES) -> None:
+        self.layouts = [replace(layout, num_ranks=num_ranks) for layout in (FULL, SLIDING)]
+        self.memory = [of_rank(logical(layout, num_pages), num_ranks, rank) for layout in (FULL, SLIDING)]
+        if not filled:
+            for pages in self.memory:
+                pages.fill(-1)
+        regions = [Region(pages.ctypes.data, num_pages) for pages in self.memory]
+        self.transfer = KVTransfer(*self.layouts, RankMemory(b"", "DRAM", 0, *regions), rank)
+
+
+def serve(pipe: Connection, num_ranks: int, num_pages: int) -> None:
+    ranks = [Rank(num_ranks, rank, filled=True, num_pages=num_pages) for rank in range(num_ranks)]
+    first = ranks[0].transfer.endpoint
+    for rank in ranks:
+        rank.transfer.attend(True)
+    pipe.send(KVEndpoint(first.full, first.sliding, [rank.transfer.endpoint.ranks[0] for rank in ranks]))
+    pipe.recv()
+
+
+class Source:
+    """A process with filled pages."""
+
+    def __init__(self, num_ranks: int = 1, num_pages: int = PAGES) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self.process: Any = context.Process(target=serve, args=(theirs, num_ranks, num_pages), daemon=True)
+        self.process.start()
+        self.endpoint: KVEndpoint = self._pipe.recv()
+
+    def kill(self) -> None:
+        os.kill(self.process.pid, signal.SIGKILL)
+        self.process.join()
+
+
+@pytest.fixture(scope="module")
+def sources() -> Iterator[dict[int, Source]]:
+    found = {num_ranks: Source(num_ranks) for num_ranks in (1, 2)}
+    yield found
+    for source in found.values():
+        source.kill()
+
+
+def wait(transfer: Transfer) -> Transfer:
+    until = time.monotonic() + PATIENCE_S
+    while transfer.state == "running":
+        assert time.monotonic() < until
+        time.sleep(0.001)
+    return transfer
+
+
+MOVES = [Moves("full", [3, 0, 7], [1, 2, 11]), Moves("sliding", [5], [0])]
+
+
+@pytest.mark.parametrize("here", [1, 2, 4])
+@pytest.mark.parametrize("there", [1, 2])
+def test_pages_arrive_where_they_should_and_nowhere_else(here: int, there: int, sources: dict[int, Source]) -> None:
+    for number in range(here):
+        rank = Rank(here, number, filled=False)
+        transfer = wait(rank.transfer.start(rank.transfer.connect(sources[there].endpoint), MOVES))
+        assert (transfer.state, transfer.error) == ("done", None)
+        assert (
+            transfer.num_bytes == rank.transfer.num_bytes(MOVES) == (3 * FULL.page_bytes + SLIDING.page_bytes) // here
+        )
+        for (group, source_pages, target_pages), found in zip(MOVES, rank.memory, strict=True):
+            layout = FULL if group == "full" else SLIDING
+            expected = np.full_like(found, -1)
+            expected[target_pages] = of_rank(logical(layout), here, number)[source_pages]
+            assert (found == expected).all()
+        rank.transfer.close()
+
+
+def test_a_peer_that_dies_fails_its_transfers_and_nobody_elses(sources: dict[int, Source]) -> None:
+    rank, doomed = Rank(1, 0, filled=False), Source()
+    peer = rank.transfer.connect(doomed.endpoint)
+    assert wait(rank.transfer.start(peer, MOVES)).state == "done"
+    doomed.kill()
+    failed = wait(rank.transfer.start(peer, MOVES))
+    assert failed.state == "failed"
+    assert failed.error
+    rank.transfer.disconnect(peer)
+    assert wait(rank.transfer.start(rank.transfer.connect(sources[1].endpoint), MOVES)).state == "done"
+    rank.transfer.close()
+
+
+def test_a_cancelled_transfer_ends_before_all_is_moved() -> None:
+    many = 4000
+    source, rank = Source(num_pages=many), Rank(1, 0, filled=False, num_pages=many)
+    everything = [Moves("full", list(range(many)), list(range(many)))]
+    transfer = rank.transfer.start(rank.transfer.connect(source.endpoint), everything)
+    transfer.cancel()
+    wait(transfer)
+    assert (transfer.state, transfer.error) == ("failed", "the transfer was cancelled")
+    assert transfer.num_bytes < rank.transfer.num_bytes(everything)
+    rank.transfer.close()
+    source.kill()
+
+
+def test_other_layouts_are_refused_before_anything_moves(sources: dict[int, Source]) -> None:
+    rank, endpoint = Rank(1, 0, filled=False), sources[1].endpoint
+    other = replace(endpoint, sliding=replace(endpoint.sliding, page_size=32))
+    with pytest.raises(ValueError, match="page size: 32 there, 16 here"):
+        rank.transfer.connect(other)
+    rank.transfer.close()
+
+
+def test_without_nixl_the_error_says_what_to_install() -> None:
+    code = (
+        "import sys; sys.modules['nixl_cu13'] = None\n"
+        "from tests.executor.test_kv_transfer import Rank\n"
+        "try: Rank(1, 0, filled=False)\n"
+        "except ValueError as error: print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "KV transfer needs NIXL: install oscine[cluster]" in done.stdout

@@ -130,17 +130,35 @@ class Text(Struct):
     prompt: str
 
 
-class HealthReport(Struct):
-    status: Literal["starting", "ready", "restarting", "draining", "failed", "stopped"]
+_State = Literal["starting", "ready", "restarting", "draining", "failed", "stopped"]
+
+
+class ModelReport(Struct):
+    names: list[str]
+    status: _State
     error: str | None
     model: str
-    uptime_s: float
     running: int
     waiting: int
 
 
+class HealthReport(Struct):
+    status: _State  # of the worst model
+    error: str | None
+    model: str | None  # where there is one alone
+    uptime_s: float
+    running: int
+    waiting: int
+    models: list[ModelReport]
+
+
 class Status(Struct):
     status: str
+
+
+class Readiness(Struct):
+    status: _State  # ready: all models are
+    models: dict[str, _State]
 
 
 class Version(Struct):

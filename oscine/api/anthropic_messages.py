@@ -34,7 +34,7 @@ class AnthropicMessages(Endpoint[MessagesRequest]):
         hidden = thinking is not None and thinking.display == "omitted"
         blocks = Blocks(thinking=shows_thinking(thinking), thinking_text=not hidden)
         answer = AnthropicAnswer(choice, call.name, blocks, stream=stream)
-        generation = Generation(self.service, answer.choices, requests, call.arrived_s)
+        generation = Generation(call.model.served, answer.choices, requests, call.arrived_s)
         await generation.respond(answer, scope, receive, send, stream=stream)
 
 

@@ -19,7 +19,8 @@ from oscine.api.final_headroom import FinalHeadroom
 from oscine.api.formats import constraint
 from oscine.api.generation import Generation, Write, engine_request
 from oscine.api.schemas import ChatCompletionRequest
-from oscine.api.service import ReadyModel, Service
+from oscine.api.served_model import ReadyModel
+from oscine.api.service import Service
 from oscine.api.sse import DONE, failure
 from oscine.api.text_format import AskedFormat, asked_format
 from oscine.api.usage import Usage, usage
@@ -40,7 +41,7 @@ class ChatCompletions(Endpoint[ChatCompletionRequest]):
         asked = call.asked
         choices, requests = await chat_sequences(self.service, asked, call.model, call.size)
         answer = ChatAnswer(choices, call.name, self._reasoning_fields(asked), asked)
-        generation = Generation(self.service, answer.choices, requests, call.arrived_s)
+        generation = Generation(call.model.served, answer.choices, requests, call.arrived_s)
         await generation.respond(answer, scope, receive, send, stream=bool(asked.stream))
 
     def _reasoning_fields(self, asked: ChatCompletionRequest) -> Sequence[str]:
@@ -57,7 +58,7 @@ async def chat_sequences(
     """
     talk = service.reasoning.restore(conversation(asked, service.date))
     n, stop = sampling.choices(asked.n), sampling.stop_strings(asked.stop)
-    service.admission.check(n)  # before the prompt is made, which costs more
+    model.served.admission.check(n)  # before the prompt is made, which costs more
     form, use = asked_format(asked), tool_use(asked, talk.tools)
     grammar = await _grammar(form, use)
     prompt = await model.prompts.render(talk, size)

@@ -14,7 +14,7 @@ from oscine.api.errors import APIError, invalid, unsupported
 from oscine.api.formats import text_constraint
 from oscine.api.generation import Generation, Write, engine_request
 from oscine.api.schemas import CompletionRequest
-from oscine.api.service import ReadyModel
+from oscine.api.served_model import ReadyModel
 from oscine.api.sse import DONE, event, failure
 from oscine.api.text_choice import TextChoice
 from oscine.api.text_format import asked_format
@@ -32,7 +32,7 @@ class Completions(Endpoint[CompletionRequest]):
         _check_supported(asked)
         n, stop = sampling.choices(asked.n), sampling.stop_strings(asked.stop)
         given = _prompts(asked.prompt)
-        self.service.admission.check(len(given) * n)
+        model.served.admission.check(len(given) * n)
         prompts = await _token_ids(given, model)
         priority = sampling.priority(asked.priority)
         form = asked_format(asked)
@@ -45,7 +45,7 @@ class Completions(Endpoint[CompletionRequest]):
             for i in range(n)
         ]
         answer = TextAnswer(choices, n, call.name, asked)
-        generation = Generation(self.service, answer.choices, requests, call.arrived_s)
+        generation = Generation(model.served, answer.choices, requests, call.arrived_s)
         await generation.respond(answer, scope, receive, send, stream=bool(asked.stream))
 
 

@@ -13,7 +13,8 @@ from starlette.types import Receive, Scope, Send
 
 from oscine.api.limits import read_body
 from oscine.api.schemas import decode
-from oscine.api.service import ReadyModel, Service
+from oscine.api.served_model import ReadyModel
+from oscine.api.service import Service
 
 
 class Asked(Protocol):
@@ -52,8 +53,8 @@ class Endpoint(ABC, Generic[T]):
         except ClientDisconnect:
             return
         asked = decode(body, self.request_type)
-        name = self.service.served_name(asked.model)
-        await self.answer(Call(asked, name, self.service.ready(), len(body), arrived_s), scope, receive, send)
+        name, model = self.service.find(asked.model)
+        await self.answer(Call(asked, name, model.ready(), len(body), arrived_s), scope, receive, send)
 
     @abstractmethod
     async def answer(self, call: Call[T], scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,65 +1,77 @@
-"""The engine's own numbers as metrics, read at the moment of a scrape.
+"""The engines' own numbers as metrics, read at the moment of a scrape.
 
 Knows the engine's statistics and its configuration; nothing of requests.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
-from oscine.config import EngineOptions
-from oscine.engine.client import Engine
+from oscine.api.served_model import ServedModel
+from oscine.types import EngineStats
 
 
 def _fraction(used: int, total: int) -> float:
     return used / total if total else 0.0
 
 
-class EngineCollector:
-    """`model` labels all that it has."""
+def _kv_usage(s: EngineStats) -> float:
+    full = _fraction(s.full_pages_used, s.full_pages_total)
+    return max(full, _fraction(s.sliding_pages_used, s.sliding_pages_total))
 
-    def __init__(self, engine: Engine, options: EngineOptions, model: str) -> None:
-        self._engine, self._cache, self._model = engine, options.cache, model
 
-    def _gauge(self, name: str, what: str, value: float) -> GaugeMetricFamily:
-        family = GaugeMetricFamily(f"oscine:{name}", what, labels=["model_name"])
-        family.add_metric([self._model], value)
-        return family
+_Read = Callable[[EngineStats], float]
+_GAUGES: tuple[tuple[str, str, _Read], ...] = (
+    ("num_requests_running", "Sequences that run", lambda s: s.num_running),
+    ("num_requests_waiting", "Sequences that wait", lambda s: s.num_waiting),
+    ("kv_cache_usage_perc", "Used share of the fuller page group, 0 to 1", _kv_usage),
+    ("full_pages_used", "Full-attention pages held by live requests", lambda s: s.full_pages_used),
+    ("full_pages", "Full-attention pages there are", lambda s: s.full_pages_total),
+    ("sliding_pages_used", "Sliding-window pages held by live requests", lambda s: s.sliding_pages_used),
+    ("sliding_pages", "Sliding-window pages there are", lambda s: s.sliding_pages_total),
+)
+_COUNTERS: tuple[tuple[str, str, _Read], ...] = (
+    ("engine_steps", "Steps of the model", lambda s: s.steps),
+    ("prompt_tokens", "Prompt tokens of admitted requests", lambda s: s.prompt_tokens),
+    ("generation_tokens", "Generated tokens", lambda s: s.generated_tokens),
+    ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache", lambda s: s.prefix_queries),
+    ("prefix_cache_hits", "Prompt tokens found in the prefix cache", lambda s: s.prefix_hits),
+    ("num_preemptions", "Sequences that were put back to make room", lambda s: s.preemptions),
+)
 
-    def _counter(self, name: str, what: str, value: float) -> CounterMetricFamily:
-        family = CounterMetricFamily(f"oscine:{name}", what, labels=["model_name"])
-        family.add_metric([self._model], value)
-        return family
+
+class EngineCollector(Collector):
+    """Of all models that are served now; the first name of each labels its samples."""
+
+    def __init__(self, models: Callable[[], Sequence[ServedModel]]) -> None:
+        self._models = models
 
     def collect(self) -> Iterable[Metric]:
-        s = self._engine.stats
-        full = _fraction(s.full_pages_used, s.full_pages_total)
-        sliding = _fraction(s.sliding_pages_used, s.sliding_pages_total)
-        yield self._gauge("engine_ready", "1 while the engine takes requests", float(self._engine.state == "ready"))
-        yield self._counter("engine_restarts", "Times that the engine was started again", self._engine.restarts)
-        yield self._gauge("num_requests_running", "Sequences that run", s.num_running)
-        yield self._gauge("num_requests_waiting", "Sequences that wait", s.num_waiting)
-        yield self._gauge("kv_cache_usage_perc", "Used share of the fuller page group, 0 to 1", max(full, sliding))
-        yield self._gauge("full_pages_used", "Full-attention pages held by live requests", s.full_pages_used)
-        yield self._gauge("full_pages", "Full-attention pages there are", s.full_pages_total)
-        yield self._gauge("sliding_pages_used", "Sliding-window pages held by live requests", s.sliding_pages_used)
-        yield self._gauge("sliding_pages", "Sliding-window pages there are", s.sliding_pages_total)
-        yield self._counter("engine_steps", "Steps of the model", s.steps)
-        yield self._counter("prompt_tokens", "Prompt tokens of admitted requests", s.prompt_tokens)
-        yield self._counter("generation_tokens", "Generated tokens", s.generated_tokens)
-        yield self._counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache", s.prefix_queries)
-        yield self._counter("prefix_cache_hits", "Prompt tokens found in the prefix cache", s.prefix_hits)
-        yield self._counter("num_preemptions", "Sequences that were put back to make room", s.preemptions)
-        yield self._cache_config(s.full_pages_total)
+        models = self._models()
+        ready = GaugeMetricFamily("oscine:engine_ready", "1 while the engine takes requests", labels=["model_name"])
+        restarts = CounterMetricFamily(
+            "oscine:engine_restarts", "Times that the engine was started again", labels=["model_name"]
+        )
+        for model in models:
+            ready.add_metric([model.names[0]], float(model.engine.state == "ready"))
+            restarts.add_metric([model.names[0]], model.engine.restarts)
+        yield from (ready, restarts)
+        kinds = ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS))
+        for family_of, table in kinds:
+            for name, what, read in table:
+                family = family_of(f"oscine:{name}", what, labels=["model_name"])
+                for model in models:
+                    family.add_metric([model.names[0]], read(model.engine.stats))
+                yield family
+        yield _cache_config(models)
 
-    def _cache_config(self, num_pages: int) -> GaugeMetricFamily:
-        """Under the label names that routers in front of several servers read."""
-        labels = {
-            "model_name": self._model,
-            "block_size": str(self._cache.page_size),
-            "num_gpu_blocks": str(num_pages),
-            "enable_prefix_caching": str(self._cache.prefix_caching),
-        }
-        family = GaugeMetricFamily("oscine:cache_config_info", "Shape of the KV cache; always 1", labels=list(labels))
-        family.add_metric(list(labels.values()), 1.0)
-        return family
+
+def _cache_config(models: Sequence[ServedModel]) -> Metric:
+    """Under the label names that routers in front of several servers read."""
+    labels = ["model_name", "block_size", "num_gpu_blocks", "enable_prefix_caching"]
+    family = GaugeMetricFamily("oscine:cache_config_info", "Shape of the KV cache; always 1", labels=labels)
+    for model in models:
+        cache, pages = model.options.cache, model.engine.stats.full_pages_total
+        family.add_metric([model.names[0], str(cache.page_size), str(pages), str(cache.prefix_caching)], 1.0)
+    return family

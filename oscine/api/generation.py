@@ -14,8 +14,8 @@ from starlette.types import Receive, Scope, Send
 
 from oscine.api.connection import run_while_connected
 from oscine.api.errors import APIError, internal, unavailable
-from oscine.api.metrics import SequenceClock
-from oscine.api.service import Service
+from oscine.api.sequence_metrics import SequenceClock
+from oscine.api.served_model import ServedModel
 from oscine.api.sse import EventStream
 from oscine.engine.stream import EngineDied, EngineOverloaded, RequestStream
 from oscine.types import GenerationOutput, GenerationRequest, SamplingParams
@@ -85,17 +85,17 @@ class Generation:
     """Runs the sequences of one answer."""
 
     def __init__(
-        self, service: Service, choices: Sequence[Choice], requests: Sequence[GenerationRequest], arrived_s: float
+        self, model: ServedModel, choices: Sequence[Choice], requests: Sequence[GenerationRequest], arrived_s: float
     ) -> None:
         """`arrived_s` is when the HTTP request came, on the clock of time.perf_counter."""
-        self._service = service
+        self._model = model
         self._choices = choices
         self._requests = requests
         self._arrived_s = arrived_s
 
     async def respond(self, answer: Answer, scope: Scope, receive: Receive, send: Send, *, stream: bool) -> None:
         """Sends the response; a client that goes away ends its sequences. Raises APIError if nothing was sent yet."""
-        with self._service.admit(self._requests):
+        with self._model.admit(self._requests):
             if stream:
                 events = EventStream(send)
                 await run_while_connected(receive, self._stream(answer, events), on_idle=events.keep_alive)
@@ -130,7 +130,7 @@ class Generation:
                 task.cancel()
 
     async def _run_choice(self, request: GenerationRequest, choice: Choice, write: Write | None) -> None:
-        clock = SequenceClock(self._service.metrics, self._arrived_s)
+        clock = SequenceClock(self._model.metrics, self._arrived_s)
         following: GenerationRequest | None = request
         try:
             while following is not None:
@@ -146,7 +146,7 @@ class Generation:
         self, request: GenerationRequest, choice: Choice, clock: SequenceClock, write: Write | None
     ) -> None:
         """Until it ends or the choice is complete; closing the stream before its end cancels it in the engine."""
-        stream = self._service.submit(request)
+        stream = self._model.submit(request)
         try:
             async with stream:
                 await self._pump(stream, choice, clock, write)
@@ -155,7 +155,7 @@ class Generation:
         except EngineOverloaded as error:
             raise unavailable(f"The server is overloaded: {error}.", code="overloaded") from None
         finally:
-            self._service.forget(stream)
+            self._model.forget(stream)
 
     async def _pump(self, stream: RequestStream, choice: Choice, clock: SequenceClock, write: Write | None) -> None:
         """The hot path: one wake-up of the stream is one write, whatever has arrived."""

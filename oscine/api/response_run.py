@@ -91,9 +91,10 @@ class ResponseRun:
                 top_logprobs=plan.top_logprobs,
                 headroom=min(usual, request.sampling.max_tokens // 2),
             )
-            with self._service.admit([request]):
+            served = plan.call.model.served
+            with served.admit([request]):
                 await self._begin(turn, write)
-                await Generation(self._service, [turn], [request], plan.call.arrived_s).run(write)
+                await Generation(served, [turn], [request], plan.call.arrived_s).run(write)
             self._end("incomplete" if turn.finish_reason == "length" else "completed")
             self._remember(turn.output.items)
 

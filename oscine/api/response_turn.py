@@ -14,7 +14,7 @@ from oscine.api.response_builtin_items import BuiltinItem, begin_builtin
 from oscine.api.response_events import ResponseEvents
 from oscine.api.response_items import OutputItems
 from oscine.api.response_tools import ClientTools
-from oscine.api.service import ReadyModel
+from oscine.api.served_model import ReadyModel
 from oscine.chat.events import ContentDelta
 from oscine.chat.harmony_parser import HarmonyParser
 from oscine.chat.messages import BuiltinCall

@@ -32,7 +32,7 @@ class Responses(Endpoint[ResponseRequest]):
     request_type = ResponseRequest
 
     async def answer(self, call: Call[ResponseRequest], scope: Scope, receive: Receive, send: Send) -> None:
-        self.service.admission.check(1)  # before the prompt is made, which costs more
+        call.model.served.admission.check(1)  # before the prompt is made, which costs more
         run = ResponseRun(self.service, await make_plan(self.service, call))
         if call.asked.background:
             response = await self.service.responses.background.start(run)

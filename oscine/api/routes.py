@@ -27,7 +27,7 @@ def endpoints(service: Service) -> list[Operation]:
     chat, text = ChatCompletions(service), Completions(service)
     claude, count = AnthropicMessages(service), CountTokens(service)
     responses, stored, one = Responses(service), StoredResponses(service), "/v1/responses/{id}"
-    unready, unwell = {"503": answers.Status}, {"503": answers.HealthReport}
+    dead, unready, unwell = ({"503": kind} for kind in (answers.Status, answers.Readiness, answers.HealthReport))
     table = [
         POST("/v1/chat/completions", chat, "Answer a conversation", ChatCompletionRequest, answers.ChatCompletion),
         POST("/v1/completions", text, "Continue a text", CompletionRequest, answers.Completion),
@@ -38,13 +38,13 @@ def endpoints(service: Service) -> list[Operation]:
         GET(f"{one}/input_items", stored.input_items, "What was asked", query=ItemsQuery, answer=InputItems),
         ANTHROPIC("/v1/messages", claude, "Answer messages", MessagesRequest, answers.AnthropicAnswer),
         ANTHROPIC("/v1/messages/count_tokens", count, "Count tokens", CountTokensRequest, answers.InputTokens),
-        GET("/v1/models", models.list, "The names of the served model", answer=answers.ModelList),
-        GET("/v1/models/{name:path}", models.retrieve, "One name of the served model", answer=answers.ModelCard),
+        GET("/v1/models", models.list, "The models by their names", answer=answers.ModelList),
+        GET("/v1/models/{name:path}", models.retrieve, "One model", answer=answers.ModelCard),
         POST("/tokenize", tokenize.tokenize, "The tokens of a text or messages", TokenizeRequest, answers.Tokens),
         POST("/detokenize", tokenize.detokenize, "The text of tokens", DetokenizeRequest, answers.Text),
-        PROBE("/health", health.health, "State of server and engine", answer=answers.HealthReport, other=unwell),
-        PROBE("/v1/health/live", health.live, "Whether the server lives", answer=answers.Status, other=unready),
-        PROBE("/v1/health/ready", health.ready, "Whether requests can be served", answer=answers.Status, other=unready),
+        PROBE("/health", health.health, "State of server and engines", answer=answers.HealthReport, other=unwell),
+        PROBE("/v1/health/live", health.live, "Whether the server lives", answer=answers.Status, other=dead),
+        PROBE("/v1/health/ready", health.ready, "Whether all models are", answer=answers.Readiness, other=unready),
         PROBE("/version", health.version, "Version of Oscine", answer=answers.Version),
         PROBE("/metrics", service.metrics.endpoint, "Metrics for Prometheus", answer="text/plain"),
     ]

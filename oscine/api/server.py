@@ -31,11 +31,13 @@ class ServerError(Exception):
     """The server could not start; the message is one line."""
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """Raises ServerError when the address cannot be had."""
+def bind(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:
+    """Raises ServerError when the address cannot be had. Processes that all reuse a port share its connections."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if reuse_port:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     try:
         listener.bind((host, port))
     except OSError as error:
@@ -44,19 +46,27 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
+def one_model(config: Config) -> Service:
+    """The service of `oscine serve`. Raises ValueError as Service does."""
+    service = Service(config)
+    service.add(EngineClient(config.engine), config.engine, config.server.served_model_names)
+    return service
+
+
 class Server(uvicorn.Server):
-    """Serves one Service. SIGTERM or SIGINT drain it, a second one ends the drain at once; SIGHUP reads the keys again.
+    """Serves a Service. SIGTERM or SIGINT drain it, a second one ends the drain at once; SIGHUP reads the keys again.
 
     In a thread other than the main one there are no signals: call `request_stop` through the loop instead.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, service: Service | None = None, *, reuse_port: bool = False) -> None:
+        """`service` is one with models of its own; without it there is one model, whose engine the server runs."""
         options = config.server
         try:
-            self.service = Service(config, EngineClient(config.engine))
+            self.service = service or one_model(config)
         except ValueError as error:
             raise ServerError(str(error)) from None
-        self.listener = bind(options.host, options.port)
+        self.listener = bind(options.host, options.port, reuse_port=reuse_port)
         self.error: str | None = None  # why the service could not start
         self._drain: asyncio.Task[None] | None = None
         super().__init__(
@@ -94,7 +104,10 @@ class Server(uvicorn.Server):
         return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
     async def run_service(self, on_ready: Callable[[EngineInfo], None]) -> None:
-        """From the start of the engine to its end. Raises ServerError when the model cannot be served."""
+        """From the start of the engines to their end; `on_ready` is told of each model that is ready.
+
+        Raises ServerError when none of them can be served.
+        """
         starting = asyncio.create_task(self._start_service(on_ready))
         try:
             await self.serve(sockets=[self.listener])
@@ -107,7 +120,7 @@ class Server(uvicorn.Server):
 
     async def _start_service(self, on_ready: Callable[[EngineInfo], None]) -> None:
         try:
-            on_ready(await self.service.start())
+            await self.service.start(on_ready)
         except Exception as error:
             if self.service.draining:
                 return

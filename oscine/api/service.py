@@ -1,97 +1,111 @@
-"""What all endpoints share: the engine, the tokenizer, the names of the model, and who may be served now.
+"""What all endpoints share: the models by their names, and what is the server's own, such as keys, tools and metrics.
 
 Knows no HTTP and no wire format.
 """
 
 import asyncio
 import datetime
+import logging
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
 from oscine.api.engine_metrics import EngineCollector
-from oscine.api.errors import APIError, unavailable
+from oscine.api.errors import APIError, invalid, unavailable
 from oscine.api.keys import ApiKeys
-from oscine.api.limits import Admission, Bodies
+from oscine.api.limits import Bodies
 from oscine.api.metrics import Metrics
-from oscine.api.prompt import Prompts
 from oscine.api.reasoning_memory import ReasoningMemory
 from oscine.api.record import current
 from oscine.api.response_service import ResponseService
+from oscine.api.served_model import ServedModel
 from oscine.api.tracing import Tracing
-from oscine.api.vocabulary import tokenizer_folder
-from oscine.chat.tokenizer import Tokenizer
-from oscine.config import Config
-from oscine.engine.client import Engine, EngineDied
-from oscine.engine.stream import RequestStream
+from oscine.config import Config, EngineOptions
+from oscine.engine.client import Engine, EngineError
 from oscine.tools.builtin import BuiltinTools
-from oscine.types import EngineInfo, GenerationRequest
+from oscine.types import EngineInfo
 
-_LIVE_STATES = ("ready", "restarting")
-_FAREWELL_S = 1.0  # for cancelled requests to tell their clients
+logger = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True, slots=True)
-class ReadyModel:
-    """What an endpoint needs of a model that takes requests."""
-
-    info: EngineInfo
-    tokenizer: Tokenizer
-    prompts: Prompts
+_WORST_FIRST = ("failed", "stopped", "starting", "restarting", "draining", "ready")
 
 
 class Service:
-    """One served model. `start` returns when it is ready; endpoints may be called before and are refused with 503.
+    """Any number of models, which may come and go while it runs. Belongs to one event loop.
 
     Raises ValueError, in one line, for a file of keys or for traces that cannot be had.
     """
 
-    def __init__(self, config: Config, engine: Engine) -> None:
+    def __init__(self, config: Config) -> None:
         self.config = config
-        self.engine = engine
-        options = config.engine.model
-        model = f"random-{Path(options.random_weights).stem}" if options.random_weights else options.model
-        self.model = Path(model).resolve().name if Path(model).is_dir() else model
-        self.names = config.server.served_model_names or (self.model,)
-        self.metrics = Metrics(self.names[0])
-        self.metrics.watch_engine(EngineCollector(engine, config.engine, self.names[0]))
+        self.metrics = Metrics()
+        self.metrics.watch(EngineCollector(lambda: self.models))
         self.keys = ApiKeys(config.server)
         self.tracing = Tracing(config.server.traces) if config.server.traces else None
-        scheduler = config.engine.scheduler
-        self.admission = Admission(scheduler.max_num_seqs + scheduler.max_waiting, scheduler.max_queued_tokens)
         self.reasoning = ReasoningMemory()
         self.responses = ResponseService(config.server)
         self.tools = BuiltinTools(config.tools)
         self.bodies = Bodies()
         self.draining = False
         self.started = int(time.time())
-        self._tokenizer: Tokenizer | None = None
-        self._prompts: Prompts | None = None
-        self._live: set[str] = set()
+        self._by_name: dict[str, ServedModel] = {}
+        self._leaving: set[ServedModel] = set()  # removed, with requests that still run
 
-    async def start(self) -> EngineInfo:
-        """Raises EngineError or ValueError, in one line, when the model cannot be served."""
+    def add(self, engine: Engine, options: EngineOptions, names: Sequence[str] = ()) -> ServedModel:
+        """One more model, known from now on; of a service that has started, the caller starts it.
+
+        `options` are those of its engine; `names` what clients call it, if not the model's own. Raises ValueError for
+        a name that another has.
+        """
+        model = ServedModel(engine, options, names, self.metrics)
+        for name in model.names:
+            if name in self._by_name:
+                raise ValueError(f"there is a model {name!r} already")
+        self._by_name |= dict.fromkeys(model.names, model)
+        model.draining = self.draining
+        return model
+
+    async def remove(self, model: ServedModel) -> None:
+        """Its names are unknown at once, and free; returns when its requests have ended and its engine has stopped."""
+        for name in model.names:
+            del self._by_name[name]
+        self._leaving.add(model)
+        await model.drain(self.config.server.drain_s)
+        await model.stop()
+        self._leaving.discard(model)
+
+    @property
+    def models(self) -> list[ServedModel]:
+        """In the order in which they came."""
+        return list(dict.fromkeys(self._by_name.values()))
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._by_name)
+
+    async def start(self, on_ready: Callable[[EngineInfo], None] = lambda info: None) -> None:
+        """Returns when each model is ready, which `on_ready` is told, or has failed.
+
+        Raises what kept the server itself from its start, or what all the models from theirs.
+        """
         await self.responses.start()
         await self.tools.start()
-        await self.engine.start()
-        load = asyncio.to_thread(lambda: Tokenizer(tokenizer_folder(self.config.engine)))
-        info, tokenizer = await asyncio.gather(self.engine.wait_ready(), load, return_exceptions=True)
-        if isinstance(info, BaseException):
-            raise info  # what the engine says is wrong with the model is the better message
-        if isinstance(tokenizer, BaseException):
-            raise tokenizer
-        if tokenizer.max_prompt_id >= info.vocab_size:
-            ids = f"ids up to {tokenizer.max_prompt_id}, and the model has only {info.vocab_size} tokens"
-            raise ValueError(f"{tokenizer.path} is not the vocabulary of {info.model}: it has {ids}")
-        self._tokenizer = tokenizer
-        self._prompts = Prompts(tokenizer, info.max_model_len, self.config.engine.scheduler.max_queued_tokens)
-        return info
+
+        async def start(model: ServedModel) -> None:
+            on_ready(await model.start())
+
+        models = self.models
+        ends = await asyncio.gather(*map(start, models), return_exceptions=True)
+        errors = [end for end in ends if end is not None]
+        if models and len(errors) == len(models):
+            raise errors[0]
+        for model, error in zip(models, ends, strict=True):
+            if error is not None:
+                trace = None if isinstance(error, EngineError | ValueError) else error
+                logger.error("%s cannot be served: %s", model.names[0], error, exc_info=trace)
 
     async def stop(self) -> None:
         await self.responses.stop()
-        await self.engine.stop()
+        await asyncio.gather(*(model.stop() for model in self._all()))
         await self.tools.stop()
         if self.tracing is not None:
             await asyncio.to_thread(self.tracing.stop)
@@ -99,18 +113,14 @@ class Service:
     async def drain(self) -> None:
         """Refuses new requests, lets those that run finish within drain_s seconds, then cancels what is left."""
         self.draining = True
-        try:
-            async with asyncio.timeout(self.config.server.drain_s):
-                await self.admission.wait_empty()
-        except TimeoutError:
-            self.cancel_all()
-            with suppress(TimeoutError):  # a client that does not read cannot be told
-                async with asyncio.timeout(_FAREWELL_S):
-                    await self.admission.wait_empty()
+        await asyncio.gather(*(model.drain(self.config.server.drain_s) for model in self._all()))
 
     def cancel_all(self) -> None:
-        for request_id in self._live:
-            self.engine.cancel(request_id)
+        for model in self._all():
+            model.cancel_all()
+
+    def _all(self) -> list[ServedModel]:
+        return [*self.models, *self._leaving]
 
     @property
     def uptime_s(self) -> float:
@@ -118,74 +128,43 @@ class Service:
 
     @property
     def state(self) -> str:
-        """starting, ready, restarting, draining, failed or stopped."""
+        """starting, ready (all that there are), restarting, draining, failed or stopped: that of the worst model."""
         if self.draining:
             return "draining"
-        if self._tokenizer is None and self.engine.state in _LIVE_STATES:
-            return "starting"
-        return self.engine.state
+        return min((model.state for model in self.models), key=_WORST_FIRST.index, default="starting")
+
+    @property
+    def failed(self) -> bool:
+        """Whether no model will ever be ready."""
+        models = self.models
+        return bool(models) and not self.draining and all(model.state == "failed" for model in models)
 
     @property
     def date(self) -> str:
         """What the model is told; the same all day, so that prompts keep their common prefix."""
         return self.config.server.date or datetime.datetime.now(datetime.UTC).date().isoformat()
 
-    def served_name(self, name: str | None) -> str:
-        """The name to answer with. Raises APIError 404 for a name that is not served."""
-        record = current.get()
-        if record is not None:
-            record.model = name or self.names[0]
-        if name is None:
-            return self.names[0]
-        if name not in self.names:
-            raise APIError(
-                f"The model '{name}' does not exist; this server has {', '.join(self.names)}.",
-                status=404,
-                param="model",
-                code="model_not_found",
-            )
-        return name
+    def find(self, name: str | None) -> tuple[str, ServedModel]:
+        """The name to answer with, and its model: the only one, if none is named.
 
-    def ready(self) -> ReadyModel:
-        """Raises APIError 503 unless requests can be served now."""
-        state = self.state
-        info = self.engine.info
-        if state != "ready" or self._tokenizer is None or self._prompts is None or info is None:
-            reason = f": {self.engine.error}" if self.engine.error else ""
-            raise unavailable(f"The server is {state}{reason}.", code=state)
-        return ReadyModel(info, self._tokenizer, self._prompts)
-
-    @contextmanager
-    def admit(self, requests: Sequence[GenerationRequest]) -> Iterator[None]:
-        """A place for each sequence of one HTTP request, until the context ends.
-
-        Raises APIError: 503 when there is none, 429 when its API key has used what it may. Choices of one prompt share
-        their list of tokens; a key is charged for it once.
+        Raises APIError 404 for a name that is not served, and 400 where one has to be given.
         """
-        self.ready()
-        lengths = [len(request.prompt_token_ids) for request in requests]
-        prompts = {id(request.prompt_token_ids): length for request, length in zip(requests, lengths, strict=True)}
         record = current.get()
-        with ExitStack() as held:
-            held.enter_context(self.admission.hold(len(requests), sum(lengths)))
-            if record is not None and record.key is not None:
-                held.enter_context(record.key.hold(len(requests), sum(prompts.values())))
-            self.metrics.admitted(requests)
-            yield
-
-    def submit(self, request: GenerationRequest) -> RequestStream:
-        """Raises APIError 503 when the engine is gone. The stream must be closed, and then forgotten with `forget`."""
-        record = current.get()
+        model = self._default() if name is None else self._by_name.get(name)
         if record is not None:
-            record.sampling = record.sampling or request.sampling
-            if record.key is not None:
-                request = replace(request, priority=record.key.bounded_priority(request.priority))
-        try:
-            stream = self.engine.submit(request)
-        except EngineDied as error:
-            raise unavailable(f"The engine is not available: {error}.", code="engine_unavailable") from None
-        self._live.add(request.request_id)
-        return stream
+            record.model = name or (model.names[0] if model is not None else None)
+        if model is not None:
+            return name or model.names[0], model
+        there = f"this server has {', '.join(self.names) or 'none'}"
+        if name is None:
+            raise invalid("model", f"it is required: {there}")
+        raise APIError(
+            f"The model '{name}' does not exist; {there}.", status=404, param="model", code="model_not_found"
+        )
 
-    def forget(self, stream: RequestStream) -> None:
-        self._live.discard(stream.request_id)
+    def _default(self) -> ServedModel | None:
+        """Raises APIError 503 where there is no model yet."""
+        models = self.models
+        if not models:
+            raise unavailable("The server has no model yet.", code="starting")
+        return models[0] if len(models) == 1 else None

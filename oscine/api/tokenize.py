@@ -19,8 +19,8 @@ class Tokenize:
         """{"tokens", "count", "max_model_len"} and, if asked for, "token_strs"."""
         received = await read_body(request, self.service.config.server.max_body_bytes)
         asked = decode(received, TokenizeRequest)
-        self.service.served_name(asked.model)
-        ready = self.service.ready()
+        _, model = self.service.find(asked.model)
+        ready = model.ready()
         if (asked.prompt is None) == (asked.messages is None):
             raise invalid("prompt", "give either 'prompt' or 'messages'")
         if asked.prompt is not None:
@@ -38,8 +38,8 @@ class Tokenize:
     async def detokenize(self, request: Request) -> Response:
         """{"prompt"}: special tokens by name, invalid UTF-8 as U+FFFD."""
         asked = decode(await read_body(request, self.service.config.server.max_body_bytes), DetokenizeRequest)
-        self.service.served_name(asked.model)
-        ready = self.service.ready()
+        _, model = self.service.find(asked.model)
+        ready = model.ready()
         size = ready.info.vocab_size
         wrong = next((i for i, token_id in enumerate(asked.tokens) if not 0 <= token_id < size), None)
         if wrong is not None:

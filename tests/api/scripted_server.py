@@ -27,7 +27,8 @@ class ScriptedServer:
         self.engine = ScriptedEngine(in_pieces([self.tokenizer.return_], 1))
         options = EngineOptions(model=ModelOptions(model=str(folder)), scheduler=scheduler or SchedulerOptions())
         server = ServerOptions(**{"date": "2025-08-05", **server_options})
-        self.service = Service(Config(options, server), self.engine)
+        self.service = Service(Config(options, server))
+        self.model = self.service.add(self.engine, options, server.served_model_names)
 
     def __enter__(self) -> "ScriptedServer":
         self._runner.run(self.service.start())

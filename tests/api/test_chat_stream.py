@@ -227,7 +227,7 @@ def test_one_failing_choice_ends_the_answer_and_cancels_the_others(scripted: Scr
     body = {"messages": [{"role": "user", "content": "hi"}], "n": 2}
     assert scripted.post("/v1/chat/completions", body).status_code == 503
     assert scripted.engine.cancelled == [scripted.engine.requests[1].request_id]
-    assert scripted.service.admission.sequences == 0
+    assert scripted.model.admission.sequences == 0
 
 
 def test_the_conversation_reaches_the_model(scripted: ScriptedServer) -> None:

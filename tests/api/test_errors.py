@@ -253,7 +253,7 @@ def test_a_bug_is_a_plain_500(scripted: ScriptedServer, monkeypatch: pytest.Monk
     def broken() -> None:
         raise RuntimeError("a secret")
 
-    monkeypatch.setattr(scripted.service, "ready", broken)
+    monkeypatch.setattr(scripted.model, "ready", broken)
     error = refused(scripted, "/v1/chat/completions", {"messages": [USER]}, 500)
     assert "secret" not in error["message"]
     assert scripted.post("/v1/chat/completions", {"messages": [USER]}).headers["x-request-id"]

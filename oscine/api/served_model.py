@@ -1,0 +1,163 @@
+"""One model of a server: its engine, names and vocabulary, and which of its requests run.
+
+Knows no HTTP and no wire format, and nothing of other models.
+"""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from oscine.api.errors import unavailable
+from oscine.api.limits import Admission
+from oscine.api.metrics import Metrics
+from oscine.api.prompt import Prompts
+from oscine.api.record import current
+from oscine.api.vocabulary import tokenizer_folder
+from oscine.chat.tokenizer import Tokenizer
+from oscine.config import EngineOptions
+from oscine.engine.client import Engine, EngineDied
+from oscine.engine.stream import RequestStream
+from oscine.types import EngineInfo, GenerationRequest
+
+_LIVE_STATES = ("ready", "restarting")
+_FAREWELL_S = 1.0  # for cancelled requests to tell their clients
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyModel:
+    """What an endpoint needs of a model that takes requests."""
+
+    info: EngineInfo
+    tokenizer: Tokenizer
+    prompts: Prompts
+    served: "ServedModel"
+
+
+class ServedModel:
+    """`start` returns when it is ready; requests that come before are refused with 503. `stop` comes last."""
+
+    def __init__(self, engine: Engine, options: EngineOptions, names: Sequence[str], metrics: Metrics) -> None:
+        """`options` are those of the engine, which tell its vocabulary and how many requests it takes.
+
+        `names` are what clients call it; there are none: the model's own.
+        """
+        self.engine, self.options = engine, options
+        self.root = _root(options)
+        self.names = tuple(names) or (self.root,)
+        self.metrics = metrics.of_model(self.names[0])
+        scheduler = options.scheduler
+        self.admission = Admission(scheduler.max_num_seqs + scheduler.max_waiting, scheduler.max_queued_tokens)
+        self.draining = False
+        self._ready: ReadyModel | None = None  # as it was when it started
+        self._failure: str | None = None  # why it did not
+        self._live: set[str] = set()
+
+    async def start(self) -> EngineInfo:
+        """Raises EngineError or ValueError, in one line, when the model cannot be served."""
+        try:
+            return await self._start()
+        except Exception as error:
+            self._failure = str(error) or type(error).__name__
+            raise
+
+    async def _start(self) -> EngineInfo:
+        await self.engine.start()
+        load = asyncio.to_thread(lambda: Tokenizer(tokenizer_folder(self.options)))
+        info, tokenizer = await asyncio.gather(self.engine.wait_ready(), load, return_exceptions=True)
+        if isinstance(info, BaseException):
+            raise info  # what the engine says is wrong with the model is the better message
+        if isinstance(tokenizer, BaseException):
+            raise tokenizer
+        if tokenizer.max_prompt_id >= info.vocab_size:
+            ids = f"ids up to {tokenizer.max_prompt_id}, and the model has only {info.vocab_size} tokens"
+            raise ValueError(f"{tokenizer.path} is not the vocabulary of {info.model}: it has {ids}")
+        prompts = Prompts(tokenizer, info.max_model_len, self.options.scheduler.max_queued_tokens)
+        self._ready = ReadyModel(info, tokenizer, prompts, self)
+        return info
+
+    async def stop(self) -> None:
+        await self.engine.stop()
+
+    async def drain(self, within_s: float) -> None:
+        """Refuses new requests, lets those that run finish in time, then cancels what is left."""
+        self.draining = True
+        try:
+            async with asyncio.timeout(within_s):
+                await self.admission.wait_empty()
+        except TimeoutError:
+            self.cancel_all()
+            with suppress(TimeoutError):  # a client that does not read cannot be told
+                async with asyncio.timeout(_FAREWELL_S):
+                    await self.admission.wait_empty()
+
+    def cancel_all(self) -> None:
+        for request_id in self._live:
+            self.engine.cancel(request_id)
+
+    @property
+    def state(self) -> str:
+        """starting, ready, restarting, draining, failed or stopped."""
+        if self.draining:
+            return "draining"
+        if self._failure is not None:
+            return "failed"
+        if self._ready is None and self.engine.state in _LIVE_STATES:
+            return "starting"
+        return self.engine.state
+
+    @property
+    def error(self) -> str | None:
+        """Why it could not be started, or why its engine last failed."""
+        return self._failure or self.engine.error
+
+    def ready(self) -> ReadyModel:
+        """Raises APIError 503 unless requests can be served now."""
+        state = self.state
+        if state != "ready" or self._ready is None:
+            reason = f": {self.error}" if self.error else ""
+            raise unavailable(f"The server is {state}{reason}.", code=state)
+        return self._ready
+
+    @contextmanager
+    def admit(self, requests: Sequence[GenerationRequest]) -> Iterator[None]:
+        """A place for each sequence of one HTTP request, until the context ends.
+
+        Raises APIError: 503 when there is none, 429 when its API key has used what it may. Choices of one prompt share
+        their list of tokens; a key is charged for it once.
+        """
+        self.ready()
+        lengths = [len(request.prompt_token_ids) for request in requests]
+        prompts = {id(request.prompt_token_ids): length for request, length in zip(requests, lengths, strict=True)}
+        record = current.get()
+        with ExitStack() as held:
+            held.enter_context(self.admission.hold(len(requests), sum(lengths)))
+            if record is not None and record.key is not None:
+                held.enter_context(record.key.hold(len(requests), sum(prompts.values())))
+            self.metrics.admitted(requests)
+            yield
+
+    def submit(self, request: GenerationRequest) -> RequestStream:
+        """Raises APIError 503 when the engine is gone. The stream must be closed, and then forgotten with `forget`."""
+        record = current.get()
+        if record is not None:
+            record.sampling = record.sampling or request.sampling
+            if record.key is not None:
+                request = replace(request, priority=record.key.bounded_priority(request.priority))
+        try:
+            stream = self.engine.submit(request)
+        except EngineDied as error:
+            raise unavailable(f"The engine is not available: {error}.", code="engine_unavailable") from None
+        self._live.add(request.request_id)
+        return stream
+
+    def forget(self, stream: RequestStream) -> None:
+        self._live.discard(stream.request_id)
+
+
+def _root(options: EngineOptions) -> str:
+    """What a model is called that was given no other name."""
+    model = options.model
+    name = f"random-{Path(model.random_weights).stem}" if model.random_weights else model.model
+    return Path(name).resolve().name if Path(name).is_dir() else name

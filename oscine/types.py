@@ -147,7 +147,7 @@ class GenerationRequest:
     sampling: SamplingParams
     priority: int = 0  # lower runs sooner; within one priority, first come first served
     # What another engine generated of this sequence before it was lost: known here, counted as generated (max_tokens,
-    # penalties, grammar), and never sent again.
+    # min_tokens, penalties, grammar, positions of the seed), and never sent again; nor are logprobs of the prompt.
     generated_token_ids: list[int] = field(default_factory=list)
     prefill: PrefillSource | None = None  # who may compute the prompt
     tenant: str = ""  # on whose behalf; a cluster's router shares fairly among tenants
@@ -177,7 +177,7 @@ class GenerationOutput:
     finish_reason: FinishReason | None = None
     error: str | None = None  # set when finish_reason is "error"; safe to show to the client
     num_cached_tokens: int = 0  # prompt tokens that came from the prefix cache
-    queue_s: float = 0.0  # seconds between arrival and the first scheduled step
+    queue_s: float = 0.0  # seconds between arrival, at the engine that says so, and the first scheduled step
     prefill: RemotePrefill | None = None  # with the first output of a request that asked another engine
 
 
@@ -216,17 +216,21 @@ class EngineStats:
     steps: int = 0  # counter
     prompt_tokens: int = 0  # counter: prompt tokens of admitted requests
     generated_tokens: int = 0  # counter
-    prefix_queries: int = 0  # counter: prompt tokens looked up in the prefix index
-    prefix_hits: int = 0  # counter: prompt tokens found there
+    prefix_queries: int = 0  # counter: tokens that requests came with, looked up in the prefix index
+    prefix_hits: int = 0  # counter: of these found there
     preemptions: int = 0  # counter
-    queued_tokens: int = 0  # tokens not yet computed of requests that wait or run
+    # Not yet computed, of requests that wait or run, those that a sequence is sampled from aside. What the prefix index
+    # has of a request that waits is not known yet, and included.
+    queued_tokens: int = 0
     active_tokens: int = 0  # tokens known of the requests that run
-    first_tokens: int = 0  # counter: requests whose first token was sampled
+    first_tokens: int = 0  # counter: requests whose first token here was sampled
     first_token_s: float = 0.0  # counter: seconds from their arrival to it, added up
     inter_tokens: int = 0  # counter: further tokens
-    inter_token_s: float = 0.0  # counter: seconds from the token before to each of them, added up
+    # Counter: seconds from the token before to each of them, added up; the wait for one that is late is in it already.
+    inter_token_s: float = 0.0
     remote_prefills: int = 0  # counter: prompts whose pages came from another engine
     remote_prefill_failures: int = 0  # counter: prompts computed here after all
     fetched_pages: int = 0  # counter, both groups
     fetched_bytes: int = 0  # counter
     fetch_s: float = 0.0  # counter: seconds that fetches took, added up
+    requests: int = 0  # counter: taken, whatever became of them; a router so knows which it has yet to add

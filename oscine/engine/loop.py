@@ -11,6 +11,7 @@ from typing import cast
 
 from oscine.config import EngineOptions
 from oscine.engine.kv_cache import KVCache
+from oscine.engine.latency import Latencies
 from oscine.engine.request import Request
 from oscine.engine.scheduler import ScheduledStep, Scheduler
 from oscine.types import (
@@ -93,6 +94,7 @@ class EngineLoop:
         self._num_arrivals = 0
         self._num_steps = 0
         self._num_generated = 0
+        self._latencies = Latencies()
 
     @property
     def has_work(self) -> bool:
@@ -118,6 +120,10 @@ class EngineLoop:
             stream_interval=self._options.stream_interval,
         )
         self._num_arrivals += 1
+        live.finish_reason = live.given_end
+        if live.finish_reason is not None:
+            self._news.append(live.take_output())
+            return
         self._requests[live.request_id] = live
         if self._is_prepared(live):
             self._scheduler.add(live)
@@ -148,10 +154,12 @@ class EngineLoop:
         return self._commit(done)
 
     def stats(self) -> EngineStats:
-        counters = self._scheduler.counters
-        return EngineStats(
-            num_running=len(self._scheduler.running),
-            num_waiting=len(self._scheduler.waiting) + len(self._unprepared),
+        counters, running = self._scheduler.counters, self._scheduler.running.values()
+        waiting = self._scheduler.waiting + self._unprepared
+        missing = [request.num_missing for request in running]
+        stats = EngineStats(
+            num_running=len(running),
+            num_waiting=len(waiting),
             full_pages_used=self._cache.full.num_used,
             full_pages_total=self._cache.full.num_pages,
             sliding_pages_used=self._cache.sliding.num_used,
@@ -162,7 +170,12 @@ class EngineLoop:
             prefix_queries=counters.prefix_queries,
             prefix_hits=counters.prefix_hits,
             preemptions=counters.preemptions,
+            queued_tokens=sum(len(r.token_ids) for r in waiting) + sum(count for count in missing if count > 1),
+            active_tokens=sum(len(r.token_ids) for r in running),
+            requests=self._num_arrivals,
         )
+        self._latencies.report(self._requests.values(), stats)
+        return stats
 
     def _execute(self, step: ScheduledStep) -> tuple[ScheduledStep, StepResult] | None:
         """Launches a step, then waits for the oldest one unless the device may go on with it meanwhile."""
@@ -181,6 +194,7 @@ class EngineLoop:
         step, result = done
         assert result.step == step.plan.step
         self._num_steps += 1
+        self._latencies.begin_commit(self._clock())
         for i, request in enumerate(step.requests):
             if request.finish_reason is None:  # else cancelled, or ended by the token before this one
                 self._advance(request, step.plan.sequences[i], result, i, news)
@@ -204,6 +218,8 @@ class EngineLoop:
             num_known = len(request.token_ids)
             reason = request.accept(sampled, result.logprobs[i] if result.logprobs is not None else None)
             self._num_generated += len(request.token_ids) - num_known
+            if num_known == request.num_given:
+                self._latencies.first_token(request)
         else:
             reason = None if request.samples or num_computed < request.num_prompt_tokens else "length"
         if reason is not None:
@@ -213,11 +229,13 @@ class EngineLoop:
 
     def _refusal(self, request: GenerationRequest) -> str | None:
         """Why a request cannot be run, for its sender."""
-        num_tokens = len(request.prompt_token_ids)
+        num_tokens, num_generated = len(request.prompt_token_ids), len(request.generated_token_ids)
         if request.request_id in self._requests:
             return f"request id {request.request_id!r} is in use"
         if not 1 <= num_tokens < self._max_model_len:
             return f"the prompt has {num_tokens} tokens; 1 to {self._max_model_len - 1} are possible"
+        if num_tokens + num_generated > self._max_model_len:
+            return f"{num_tokens} prompt tokens and {num_generated} generated ones are more than {self._max_model_len}"
         if self.is_full:
             return f"{self._options.max_waiting} requests are waiting already"
         end = min(num_tokens + request.sampling.max_tokens, self._max_model_len)
@@ -246,6 +264,7 @@ class EngineLoop:
         """Ends a live request and frees what it holds. Returns its last output."""
         request.finish_reason = reason
         del self._requests[request.request_id]
+        self._latencies.end(request)
         if request in self._unprepared:
             self._unprepared.remove(request)
         else:

@@ -3,10 +3,12 @@
 Knows nothing of other requests, of pools or of time. There is no prefill and no decode: a request has tokens that are
 computed and tokens that are wanted, and a step computes some of the difference.
 
-    token_ids   p p p p p p p p g g g            known here: the prompt, then what was generated
+    token_ids   p p p p p p p p g g g            known here: the prompt, then what was generated, also elsewhere
                               ^num_computed      computed, or being computed by a launched step
                                       ^num_wanted    known, or being sampled by a launched step
 """
+
+from dataclasses import replace
 
 from oscine.types import FinishReason, GenerationOutput, GenerationRequest, TokenLogprobs
 
@@ -25,11 +27,13 @@ class Request:
         "fast_end",
         "finish_reason",
         "first_sliding",
+        "first_token_s",
         "full_pages",
         "logprobs",
         "num_cached_tokens",
         "num_computed",
         "num_emitted",
+        "num_given",
         "num_hit_pages",
         "num_prompt_tokens",
         "num_registered",
@@ -53,22 +57,26 @@ class Request:
         self, request: GenerationRequest, *, arrival: int, arrival_s: float, max_model_len: int, stream_interval: int
     ) -> None:
         sampling = request.sampling
+        if request.generated_token_ids and sampling.prompt_logprobs is not None:
+            sampling = replace(sampling, prompt_logprobs=None)  # they went out with the first generated token
         self.request_id = request.request_id
         self.sampling = sampling
         self.priority = request.priority
         self.order = (request.priority, arrival)  # smaller is more urgent; kept through preemptions
         self.arrival_s = arrival_s
         self.queue_s: float | None = None  # set when first scheduled
+        self.first_token_s: float | None = None  # when the first token was sampled here
         self.stop_token_ids = frozenset(sampling.stop_token_ids)
         self.stream_interval = stream_interval
 
-        self.token_ids = list(request.prompt_token_ids)
-        self.num_prompt_tokens = len(self.token_ids)
+        self.token_ids = request.prompt_token_ids + request.generated_token_ids
+        self.num_prompt_tokens = len(request.prompt_token_ids)
+        self.num_given = len(self.token_ids)  # leading tokens that came with the request
         self.end = min(self.num_prompt_tokens + sampling.max_tokens, max_model_len)  # tokens when it ends by length
         # The last token of all is never computed; without any to generate, the whole prompt still is.
         self.num_to_compute = max(self.end - 1, self.num_prompt_tokens)
         self.num_computed = 0
-        self.num_wanted = self.num_prompt_tokens
+        self.num_wanted = self.num_given
         self.finish_reason: FinishReason | None = None
 
         self.slot = -1  # of the executor; -1 while waiting
@@ -84,8 +92,8 @@ class Request:
         self.branch_page = 0  # pages of the longest prefix that the index knew then, if only in the full group
 
         self.num_cached_tokens = 0  # prompt tokens found in the prefix index at the first admission
-        self.num_emitted = self.num_prompt_tokens  # leading tokens that need no output any more
-        self.emit_at = self.num_prompt_tokens + 1  # tokens at which the next output is due
+        self.num_emitted = self.num_given  # leading tokens that need no output any more
+        self.emit_at = self.num_given + 1  # tokens at which the next output is due
         self.logprobs: list[TokenLogprobs] = []  # of the tokens not yet emitted
         self.prompt_logprobs: list[TokenLogprobs] = []  # until the first output
 
@@ -98,6 +106,15 @@ class Request:
     def num_missing(self) -> int:
         """Tokens that could be computed now."""
         return min(self.num_wanted, self.num_to_compute) - self.num_computed
+
+    @property
+    def given_end(self) -> FinishReason | None:
+        """Why the sequence has ended with the tokens that came with it, if so."""
+        if self.num_given == self.num_prompt_tokens:
+            return None
+        if self.token_ids[-1] in self.stop_token_ids:
+            return "stop"
+        return "length" if self.num_given >= self.end else None
 
     def accept(self, sampled: list[int], logprobs: list[TokenLogprobs] | None) -> FinishReason | None:
         """Appends what a step sampled, up to the token that ends the sequence. Returns why it ends there, if so."""
@@ -127,7 +144,7 @@ class Request:
         output.finish_reason = self.finish_reason
         if self.sampling.logprobs is not None:
             output.logprobs, self.logprobs = self.logprobs, []
-        if self.emit_at == self.num_prompt_tokens + 1:
+        if self.emit_at == self.num_given + 1:
             self._add_first_news(output)
         self.num_emitted = len(tokens)
         self.emit_at = len(tokens) + self.stream_interval

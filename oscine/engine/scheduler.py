@@ -39,7 +39,7 @@ class SchedulerCounters:
     """Only grow."""
 
     prompt_tokens: int = 0  # of requests admitted
-    prefix_queries: int = 0  # prompt tokens looked up
+    prefix_queries: int = 0  # tokens that came with requests and were looked up
     prefix_hits: int = 0  # of these found
     preemptions: int = 0
 
@@ -201,10 +201,10 @@ class Scheduler:
     def _count_admission(self, request: Request) -> None:
         """A request starts for the first time."""
         request.queue_s = self._clock() - request.arrival_s
-        request.num_cached_tokens = request.num_computed
+        request.num_cached_tokens = min(request.num_computed, request.num_prompt_tokens)
         self.counters.prompt_tokens += request.num_prompt_tokens
         if self.cache.looks_up(request):
-            self.counters.prefix_queries += request.num_prompt_tokens
+            self.counters.prefix_queries += request.num_given
             self.counters.prefix_hits += request.num_computed
 
     def _preempt(self, request: Request) -> None:

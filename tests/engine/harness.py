@@ -90,7 +90,16 @@ class Run:
         self, request_id: str, prompt: list[int], max_tokens: int = 8, priority: int = 0, **sampling: object
     ) -> None:
         params = SamplingParams(max_tokens=max_tokens, **sampling)  # type: ignore[arg-type]
-        request = GenerationRequest(request_id, prompt, params, priority)
+        self.submit(GenerationRequest(request_id, prompt, params, priority))
+
+    def add_cut(self, request_id: str, prompt: list[int], cut: int, max_tokens: int = 8, **sampling: object) -> None:
+        """A request that another engine has lost after `cut` tokens, or at its end."""
+        params = SamplingParams(max_tokens=max_tokens, **sampling)  # type: ignore[arg-type]
+        generated = naive_tokens(prompt, params, self.setting.max_model_len)[0][:cut]
+        self.submit(GenerationRequest(request_id, prompt, params, generated_token_ids=generated))
+
+    def submit(self, request: GenerationRequest) -> None:
+        request_id = request.request_id
         self.requests[request_id] = request
         self.outputs[request_id] = []
         self.loop.add(request)
@@ -155,18 +164,22 @@ class Run:
             return
         tokens = self.tokens(request_id)
         expected, expected_reason = naive_tokens(request.prompt_token_ids, sampling, self.setting.max_model_len)
+        given = request.prompt_token_ids + request.generated_token_ids
+        expected = expected[len(request.generated_token_ids) :]
         if reason == "cancelled":
             assert tokens == expected[: len(tokens)]
         else:
             assert (tokens, reason) == (expected, expected_reason)
         self._check_intervals(outputs)
-        everything = request.prompt_token_ids + tokens
+        everything = given + tokens
         if sampling.logprobs is None:
             assert all(output.logprobs is None for output in outputs)
         else:
             found = [entry for output in outputs for entry in output.logprobs or []]
-            assert found == logprobs_of(everything, len(request.prompt_token_ids))
-        if sampling.prompt_logprobs is not None and reason != "cancelled":
+            assert found == logprobs_of(everything, len(given))
+        if request.generated_token_ids:
+            assert outputs[0].prompt_logprobs is None
+        elif sampling.prompt_logprobs is not None and reason != "cancelled":
             assert outputs[0].prompt_logprobs == logprobs_of(request.prompt_token_ids, 1)
             assert outputs[0].num_cached_tokens == 0
 
@@ -181,3 +194,4 @@ class Run:
         for output in outputs[1:]:
             assert output.prompt_logprobs is None
             assert (output.num_cached_tokens, output.queue_s) == (0, 0.0)
+        assert outputs[0].num_cached_tokens <= len(self.requests[outputs[0].request_id].prompt_token_ids)

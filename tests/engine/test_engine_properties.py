@@ -61,6 +61,11 @@ class EngineMachine(RuleBasedStateMachine):
         self.run_.add(f"r{self.count}", prompt, max_tokens, prompt_logprobs=0)
         self.count += 1
 
+    @rule(prompt=prompts, cut=st.integers(1, 60), max_tokens=st.integers(1, 60), sampling=samplings)
+    def add_cut(self, prompt: list[int], cut: int, max_tokens: int, sampling: dict[str, object]) -> None:
+        self.run_.add_cut(f"r{self.count}", prompt, cut, max_tokens, **sampling)
+        self.count += 1
+
     @precondition(lambda self: any(not self.run_.is_done(r) for r in self.run_.outputs))
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:

@@ -4,7 +4,7 @@ import os
 import sys
 
 import oscine
-from oscine.cli import batch, bench, chat, serve
+from oscine.cli import batch, bench, chat, dynamo_worker, serve
 from oscine.cli.error import INTERRUPTED, CommandError
 from oscine.cli.options import Parser
 
@@ -21,6 +21,7 @@ def _parser() -> Parser:
     chat.add_command(commands)
     batch.add_command(commands)
     bench.add_command(commands)
+    dynamo_worker.add_command(commands)
     return parser
 
 

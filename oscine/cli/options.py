@@ -9,7 +9,7 @@ import argparse
 import dataclasses
 import datetime
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -53,16 +53,20 @@ def _with_hyphens(arguments: Sequence[str]) -> Iterator[str]:
         yield argument
 
 
-def add_options(parser: argparse.ArgumentParser, *, nested: bool = False) -> None:
+def add_options(
+    parser: argparse.ArgumentParser, *, nested: bool = False, groups: Collection[str] | None = None
+) -> None:
     """Every option is absent from the namespace unless it is given: defaults live in oscine.config.
 
-    `nested`: also names with a dot, as other servers' YAML files have them.
+    `nested`: also names with a dot, as other servers' YAML files have them. `groups`: only these, of _GROUPS.
     """
     parser.add_argument("model", nargs="?", metavar="MODEL", default=argparse.SUPPRESS, help=_MODEL_HELP)
     files = ("--config", "--extra-llm-api-options")
     parser.add_argument(*files, dest="config", metavar="FILE", type=Path, default=argparse.SUPPRESS, help=_CONFIG_HELP)
     parser.add_argument("--profile", choices=PROFILES, default=argparse.SUPPRESS, help=_PROFILE_HELP)
     for title, options in _GROUPS.items():
+        if groups is not None and title not in groups:
+            continue
         group = parser.add_argument_group(title)
         for name, settings in options.items():
             group.add_argument(f"--{name}", default=argparse.SUPPRESS, **settings)
@@ -182,6 +186,7 @@ _CONFIG_HELP = "YAML file whose keys are the names of these options; the command
 _PROFILE_HELP = "options for a few quick answers or for many; a file of --config wins"
 PROFILE_FOLDER = Path(__file__).parents[1] / "profiles"
 PROFILES = ("low_latency", "max_throughput")
+ENGINE_GROUPS = ("model", "KV cache", "scheduler")  # what a command needs that serves no HTTP
 _Options = dict[str, dict[str, Any]]
 
 _GROUPS: dict[str, _Options] = {

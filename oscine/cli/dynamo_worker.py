@@ -1,0 +1,82 @@
+"""`oscine dynamo-worker [MODEL]`: an engine behind NVIDIA Dynamo's own frontend and router."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from oscine.cli.error import USAGE, CommandError
+from oscine.cli.options import ENGINE_GROUPS, Parser, add_options, read_config
+from oscine.config import ModelOptions
+
+_ROLES = ("aggregated", "prefill", "decode")
+_OWN = ("role", "peer_host", "prefill_min_tokens", "prefill_timeout_s")
+_RUNTIME = {
+    "namespace": "the group of workers and frontends that find each other (dynamo)",
+    "discovery-backend": "where they find each other: etcd, kubernetes, file or mem (etcd)",
+    "request-plane": "how requests travel: tcp or nats (tcp)",
+    "event-plane": "how KV events and load travel: zmq or nats (zmq)",
+    "endpoint": "full name, as dyn://NAMESPACE.COMPONENT.ENDPOINT (backend or prefill, generate)",
+}
+
+
+def add_command(commands: "argparse._SubParsersAction[Parser]") -> None:
+    what = "serve a model to NVIDIA Dynamo's frontend and router"
+    parser = commands.add_parser(
+        "dynamo-worker",
+        help=what,
+        description="Serve a model to NVIDIA Dynamo's frontend and router (needs the extra `dynamo`).",
+        allow_abbrev=False,
+    )
+    add_options(parser, groups=ENGINE_GROUPS)
+    worker = parser.add_argument_group("worker")
+
+    def add(name: str, **settings: Any) -> None:
+        worker.add_argument(f"--{name}", default=argparse.SUPPRESS, **settings)
+
+    add("served-model-name", metavar="NAME", help="what clients call the model (its own name)")
+    add("role", choices=_ROLES, help="of the worker: all of a request, its prompt, or what follows (aggregated)")
+    add("peer-host", metavar="ADDRESS", help="of this machine, as other workers reach it (its own towards others)")
+    add("prefill-min-tokens", type=int, metavar="TOKENS", help="lacking of a prompt, to be fetched by role decode (1)")
+    add("prefill-timeout-s", type=float, metavar="SECONDS", help="for pages to arrive; then they are computed (30)")
+    runtime = parser.add_argument_group(
+        "Dynamo's runtime; each is also an environment variable DYN_NAME, as all others"
+    )
+    for name, text in _RUNTIME.items():
+        runtime.add_argument(f"--{name}", metavar="NAME", default=argparse.SUPPRESS, help=text)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> None:
+    given = {name: value for name, value in vars(args).items() if name not in ("command", "run")}
+    runtime = [f"--{name}={given.pop(key)}" for name in _RUNTIME if (key := name.replace("-", "_")) in given]
+    own = {name: given.pop(name) for name in _OWN if name in given}
+    name = given.pop("served_model_name", None)
+    try:
+        from oscine.cluster.dynamo_worker import DynamoOptions, run
+    except ModuleNotFoundError as error:
+        raise CommandError(
+            f"NVIDIA Dynamo is not installed here (no module {error.name}): see docs/dynamo.md"
+        ) from None
+    config = read_config(given, lambda note: print(f"oscine: {note}", file=sys.stderr))
+    try:
+        folder = _folder(config.engine.model)
+        name = name or (config.server.served_model_names or (_name(config.engine.model),))[0]
+        options = DynamoOptions(folder, name, engine=config.engine, runtime=tuple(runtime), **own)
+    except ValueError as error:
+        raise CommandError(str(error), USAGE) from None
+    if run(options) != 0:
+        raise CommandError("the engine was lost")
+
+
+def _folder(model: ModelOptions) -> Path:
+    """Raises ValueError."""
+    if model.random_weights is not None:
+        raise ValueError("--random-weights has no folder with a tokenizer and a chat template, which Dynamo reads")
+    from oscine.model.hub import find_folder
+
+    return find_folder(model.model, model.revision).resolve()
+
+
+def _name(model: ModelOptions) -> str:
+    return Path(model.model).resolve().name if Path(model.model).is_dir() else model.model

@@ -1,0 +1,41 @@
+"""Where prompts were placed moments ago: their pages are expected there before any event says so.
+
+Knows page addresses and names of replicas. Addresses are chained: two prompts that share a page share all before it, so
+what is known of a prompt's pages is known of its first ones, and the last such page is found by bisection.
+"""
+
+from collections.abc import Sequence
+
+_KEPT_S = 10.0  # by then a page is in an event, or its request was never run
+
+
+class RecentPlacements:
+    """The replica that each page was last placed on."""
+
+    def __init__(self) -> None:
+        self._placed: dict[bytes, tuple[str, float]] = {}  # page -> replica and time; in the order of time
+
+    def note(self, pages: Sequence[bytes], replica: str, now_s: float) -> None:
+        self._expire(now_s)
+        for page in reversed(pages):  # of a prefix, the end is forgotten before the start
+            self._placed.pop(page, None)
+            self._placed[page] = (replica, now_s)
+
+    def find(self, pages: Sequence[bytes], now_s: float) -> tuple[str, int] | None:
+        """The replica that served most of this prefix last, and how many leading pages it will have."""
+        self._expire(now_s)
+        known, unknown = 0, len(pages) + 1
+        while unknown - known > 1:
+            middle = (known + unknown) // 2
+            if pages[middle - 1] in self._placed:
+                known = middle
+            else:
+                unknown = middle
+        return (self._placed[pages[known - 1]][0], known) if known else None
+
+    def _expire(self, now_s: float) -> None:
+        while self._placed:
+            page = next(iter(self._placed))
+            if now_s - self._placed[page][1] < _KEPT_S:
+                return
+            del self._placed[page]

@@ -1,0 +1,116 @@
+"""The Serve deployment "router": places the requests of every model, and says how the cluster does.
+
+Knows Serve's handles; the policy is ModelRouter's. Nothing is stored: a router that is started again learns of replicas
+from Serve, of their pages by replay, and of their load from their next report.
+"""
+
+import asyncio
+import time
+from typing import Any
+
+import msgspec
+from ray import serve
+from ray.exceptions import RayActorError
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
+from ray.serve.handle import DeploymentHandle
+
+from oscine.cluster.fleet import Fleet
+from oscine.cluster.model_route import ModelRoute, RouterConfig
+from oscine.cluster.model_router import Admission, ModelRouter
+from oscine.cluster.placement import NoPlace, Place, Placement
+from oscine.cluster.request_router import fleet_of
+from oscine.cluster.snapshot import ClusterSnapshot
+from oscine.types import EngineInfo
+
+_LOOK_S = 0.05  # between looks for the first report of a replica
+_AGAIN_S = 5.0  # where a model is not deployed
+
+
+class Router:
+    """Implements what a Placer needs; every method runs on one event loop."""
+
+    def __init__(self) -> None:
+        self._routers: dict[str, ModelRouter] = {}
+
+    async def reconfigure(self, user_config: dict[str, Any]) -> None:
+        """The models of the deployment file now; requests of the others find no place any more."""
+        config = msgspec.convert(user_config, RouterConfig)
+        routers: dict[str, ModelRouter] = {}
+        for route in config.models:
+            router = self._routers.get(route.model)
+            if router is not None and _deployments(router.route) == _deployments(route):
+                router.reconfigure(route)
+            else:
+                router = _model_router(route)
+            routers[route.model] = router
+        self._routers = routers
+
+    async def place(self, placement: Placement) -> Place:
+        """Waits for a place. Raises NoPlace."""
+        return await self._router(placement.model).place(placement)
+
+    async def describe(self, model: str) -> EngineInfo:
+        """Of any replica of the model, once one was ready. Raises NoPlace when it cannot be served."""
+        router = self._router(model)
+        try:
+            async with asyncio.timeout(router.route.start_timeout_s):
+                if router.generate.info is None and not len(router.generate):
+                    await router.wake()
+                while router.generate.info is None:
+                    await asyncio.sleep(_LOOK_S)
+        except TimeoutError:
+            raise NoPlace(f"no replica of {model} is ready", retry_after_s=_AGAIN_S, overloaded=False) from None
+        return router.generate.info
+
+    async def snapshot(self) -> ClusterSnapshot:
+        routers = self._routers.values()
+        fleets = [fleet for router in routers for fleet in (router.generate, router.prefill) if fleet is not None]
+        return ClusterSnapshot(
+            time.time(),
+            replicas=[replica for fleet in fleets for replica in fleet.snapshot()],
+            routers=[router.counters for router in routers],
+            queued={router.route.model: router.num_queued for router in routers},
+        )
+
+    def _router(self, model: str) -> ModelRouter:
+        router = self._routers.get(model)
+        if router is None:
+            raise NoPlace(f"the model {model!r} is not deployed", retry_after_s=_AGAIN_S, overloaded=False)
+        return router
+
+
+def _deployments(route: ModelRoute) -> tuple[str, str, str | None]:
+    return route.app, route.generate, route.prefill
+
+
+def _model_router(route: ModelRoute) -> ModelRouter:
+    handle, generate = _follow(route.app, route.generate)
+    prefill = _follow(route.app, route.prefill)[1] if route.prefill is not None else None
+
+    async def admit(placement: Placement) -> Admission | None:
+        """Serve's router asks the replicas in the order of the fleet's ranking."""
+        response = handle.admit.remote(placement)
+        try:
+            admission: Admission | None = await response
+        except asyncio.CancelledError:
+            response.cancel()  # type: ignore[no-untyped-call]
+            raise
+        except RayActorError:  # it died with the answer
+            return None
+        except (BackPressureError, DeploymentUnavailableError) as error:
+            message = f"{route.model} cannot be reached: {type(error).__name__}"
+            raise NoPlace(message, retry_after_s=_AGAIN_S, overloaded=False) from None
+        return admission
+
+    return ModelRouter(route, generate, prefill, admit)
+
+
+def _follow(app: str, deployment: str) -> tuple[DeploymentHandle[Any], Fleet]:
+    """A handle that routes on this event loop, and what its request router knows: from now on it learns of replicas.
+
+    The deployment need not be there yet.
+    """
+    fleet = fleet_of(app, deployment)
+    handle: DeploymentHandle[Any] = serve.get_deployment_handle(deployment, app, _check_exists=False)
+    handle._init(_run_router_in_separate_loop=False)  # type: ignore[no-untyped-call]
+    return handle, fleet

@@ -1,0 +1,192 @@
+"""What a subscriber believes of an engine that loses messages, forgets them and starts again."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
+
+import zmq.asyncio
+
+from oscine.cluster.kv_subscriber import KVSubscriber
+from oscine.types import EngineStats
+from tests.cluster.kv_publisher import Publisher
+
+A, B, C, D = (bytes([i]) * 16 for i in range(4))
+
+
+class Belief:
+    def __init__(self) -> None:
+        self.pages: set[bytes | int] = set()
+        self.stats: list[EngineStats] = []
+
+    def store(self, pages: Iterable[bytes | int]) -> None:
+        self.pages.update(pages)
+
+    def remove(self, pages: Iterable[bytes | int]) -> None:
+        self.pages.difference_update(pages)
+
+    def clear(self) -> None:
+        self.pages.clear()
+
+    def hear(self, stats: EngineStats) -> None:
+        self.stats.append(stats)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def serving(publisher: Publisher) -> AsyncIterator[Publisher]:
+    task = asyncio.create_task(publisher.serve())
+    try:
+        yield publisher
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        publisher.close()
+
+
+@asynccontextmanager
+async def following(
+    context: zmq.asyncio.Context, publisher: Publisher, replay: bool = True
+) -> AsyncIterator[tuple[Belief, KVSubscriber]]:
+    """Once the subscription is there."""
+    belief = Belief()
+    address = publisher.replay_address if replay else None
+    subscriber = KVSubscriber(context, publisher.events_address, address, belief)
+    task = asyncio.create_task(subscriber.run())
+    try:
+        await connected(publisher, belief)
+        yield belief, subscriber
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def connected(publisher: Publisher, belief: Belief) -> None:
+    """A subscription takes a moment, in which everything is lost."""
+    heard = len(belief.stats)
+    async with asyncio.timeout(20):
+        while len(belief.stats) == heard:
+            await publisher.report(EngineStats())
+            await asyncio.sleep(0.01)
+
+
+def run(test: Callable[[zmq.asyncio.Context], Awaitable[None]]) -> None:
+    async def inside() -> None:
+        with zmq.asyncio.Context() as context:
+            await test(context)
+
+    asyncio.run(inside())
+
+
+def test_it_follows_and_begins_with_what_was_before_it() -> None:
+    async def test(context: zmq.asyncio.Context) -> None:
+        async with serving(Publisher(context)) as publisher:
+            await publisher.store(A, B)
+            await publisher.remove(A)
+            async with following(context, publisher) as (belief, subscriber):
+                await until(lambda: belief.pages == {B})
+                await publisher.store(C, D)
+                await publisher.remove(B)
+                await until(lambda: belief.pages == {C, D})
+                await publisher.publish(["AllBlocksCleared"], ["BlockStored", [A], None, [], 16, None])
+                await until(lambda: belief.pages == {A})
+                await publisher.report(EngineStats(num_running=3))
+                await until(lambda: belief.stats[-1].num_running == 3)
+                assert subscriber.num_gaps == 0
+                assert publisher.replays == 1
+
+    run(test)
+
+
+def test_what_was_missed_is_asked_for() -> None:
+    async def test(context: zmq.asyncio.Context) -> None:
+        async with serving(Publisher(context)) as publisher, following(context, publisher) as (belief, subscriber):
+            await publisher.store(A)
+            await until(lambda: belief.pages == {A})
+            await publisher.store(B, lose=True)
+            await publisher.remove(A, lose=True)
+            await publisher.store(C)
+            await until(lambda: belief.pages == {B, C})
+            assert subscriber.num_gaps == 1
+            await publisher.store(D)
+            await until(lambda: belief.pages == {B, C, D})
+            assert subscriber.num_gaps == 1
+
+    run(test)
+
+
+def test_what_nobody_remembers_is_believed_no_more() -> None:
+    async def test(context: zmq.asyncio.Context) -> None:
+        async with serving(Publisher(context, kept=2)) as publisher, following(context, publisher) as (belief, _):
+            await publisher.store(A)
+            await until(lambda: belief.pages == {A})
+            await publisher.remove(A, lose=True)
+            for page in (B, C, D):
+                await publisher.store(page, lose=page is not D)
+            await until(lambda: belief.pages == {C, D})
+
+    run(test)
+
+
+def test_without_replay_a_gap_is_a_new_beginning() -> None:
+    async def test(context: zmq.asyncio.Context) -> None:
+        async with serving(Publisher(context)) as publisher, following(context, publisher, replay=False) as (belief, _):
+            await publisher.store(A)
+            await until(lambda: belief.pages == {A})
+            await publisher.store(B, lose=True)
+            await publisher.store(C)
+            await until(lambda: belief.pages == {C})
+            await publisher.store(D)
+            await until(lambda: belief.pages == {C, D})
+
+    run(test)
+
+
+def test_an_engine_that_starts_again_at_the_same_address_is_another_one() -> None:
+    async def test(context: zmq.asyncio.Context) -> None:
+        first = Publisher(context)
+        async with serving(first):
+            await first.store(A)
+            await first.store(B)
+            lives = following(context, first)
+            belief, _ = await lives.__aenter__()
+            await until(lambda: belief.pages == {A, B})
+        async with serving(Publisher(context, ports=first.ports)) as second:
+            await second.store(C)
+            await second.store(D)  # as many as the first one had: the next number is the one expected
+            await connected(second, belief)
+            await second.remove(C)
+            await until(lambda: belief.pages == {D})
+            await lives.__aexit__(None, None, None)
+
+    run(test)
+
+
+def test_numbers_that_go_back_are_another_engine() -> None:
+    async def test(context: zmq.asyncio.Context) -> None:
+        async with serving(Publisher(context)) as publisher, following(context, publisher) as (belief, _):
+            for page in (A, B, C):
+                await publisher.store(page)
+            await until(lambda: belief.pages == {A, B, C})
+            publisher._messages.clear()  # a proxy may hide that the connection was another one
+            await publisher.store(D)
+            await until(lambda: belief.pages == {D})
+
+    run(test)
+
+
+def test_what_is_no_event_is_passed_over() -> None:
+    async def test(context: zmq.asyncio.Context) -> None:
+        async with serving(Publisher(context)) as publisher, following(context, publisher) as (belief, _):
+            await publisher._events.send_multipart([b"kv-events", b"\0", b"\xc1"])
+            await publisher._events.send_multipart([b"kv-events"])
+            await publisher._events.send_multipart([b"oscine-stats", b"[]"])
+            await publisher.publish(["SomethingNew", 3])
+            await publisher.store(A)
+            await until(lambda: belief.pages == {A})
+
+    run(test)

@@ -179,12 +179,10 @@ def main() -> None:
 
 def engine_generator(loop: EngineLoop, encoder: Encoder) -> Generate:
     """Oscine's own engine, as it serves: continuous batching, chunked prefill, prefix reuse."""
-    token = encoder.tokenizer
+    turn_end_ids = encoder.tokenizer.turn_end_ids
 
     def generate(prompts: list[list[int]], max_tokens: int) -> list[list[int]]:
-        greedy = SamplingParams(
-            max_tokens, temperature=0.0, stop_token_ids=(token.return_, token.call, token.endoftext)
-        )
+        greedy = SamplingParams(max_tokens, temperature=0.0, stop_token_ids=turn_end_ids)
         requests = [GenerationRequest(str(i), prompt, greedy) for i, prompt in enumerate(prompts)]
         outputs = offline.generate(loop, requests)
         return [[i for output in outputs[r.request_id] for i in output.token_ids] for r in requests]

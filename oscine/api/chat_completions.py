@@ -110,14 +110,7 @@ def _sampling_params(asked: ChatCompletionRequest, num_prompt_tokens: int, model
         prompt="messages",
         param="max_completion_tokens" if newer else "max_tokens",
     )
-    tokenizer = model.tokenizer
-    return sampling.sampling_params(
-        asked,
-        max_tokens=max_tokens,
-        vocab_size=model.info.vocab_size,
-        model_stop_ids=(tokenizer.return_, tokenizer.call, tokenizer.endoftext),
-        logprobs=(top or 0) if asked.logprobs else None,
-    )
+    return model.sampling_params(asked, max_tokens=max_tokens, logprobs=(top or 0) if asked.logprobs else None)
 
 
 def _choice(

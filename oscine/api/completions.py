@@ -85,13 +85,10 @@ def _sampling_params(asked: CompletionRequest, num_prompt_tokens: int, model: Re
     max_tokens = sampling.max_new_tokens(
         num_prompt_tokens, wanted, model.info.max_model_len, prompt="prompt", minimum=0 if asked.echo else 1
     )
-    tokenizer = model.tokenizer
     of_prompt = asked.logprobs if asked.echo else None
-    return sampling.sampling_params(
+    return model.sampling_params(
         asked,
         max_tokens=max_tokens,
-        vocab_size=model.info.vocab_size,
-        model_stop_ids=(tokenizer.return_, tokenizer.call, tokenizer.endoftext),
         logprobs=asked.logprobs,
         # Nothing to generate: the engine then needs something else to report, the prompt's own log-probabilities.
         prompt_logprobs=0 if of_prompt is None and max_tokens == 0 else of_prompt,

@@ -104,14 +104,7 @@ class Plan:
             prompt="input",
             param="max_output_tokens",
         )
-        tokenizer = model.tokenizer
-        return sampling.sampling_params(
-            asked,
-            max_tokens=max_tokens,
-            vocab_size=model.info.vocab_size,
-            model_stop_ids=(tokenizer.return_, tokenizer.call, tokenizer.endoftext),
-            logprobs=self.top_logprobs,
-        )
+        return model.sampling_params(asked, max_tokens=max_tokens, logprobs=self.top_logprobs)
 
 
 async def make_plan(service: Service, call: Call[ResponseRequest]) -> Plan:

@@ -14,12 +14,14 @@ from oscine.api.limits import Admission
 from oscine.api.metrics import Metrics
 from oscine.api.prompt import Prompts
 from oscine.api.record import current
+from oscine.api.sampling import sampling_params
+from oscine.api.schemas import SamplingFields
 from oscine.api.vocabulary import tokenizer_folder
 from oscine.chat.tokenizer import Tokenizer
 from oscine.config import EngineOptions
 from oscine.engine.client import Engine, EngineDied
 from oscine.engine.stream import RequestStream
-from oscine.types import EngineInfo, GenerationRequest
+from oscine.types import EngineInfo, GenerationRequest, SamplingParams
 
 _LIVE_STATES = ("ready", "restarting")
 _FAREWELL_S = 1.0  # for cancelled requests to tell their clients
@@ -33,6 +35,19 @@ class ReadyModel:
     tokenizer: Tokenizer
     prompts: Prompts
     served: "ServedModel"
+
+    def sampling_params(
+        self, asked: SamplingFields, *, max_tokens: int, logprobs: int | None, prompt_logprobs: int | None = None
+    ) -> SamplingParams:
+        """Raises APIError that names the parameter."""
+        return sampling_params(
+            asked,
+            max_tokens=max_tokens,
+            vocab_size=self.info.vocab_size,
+            model_stop_ids=self.tokenizer.turn_end_ids,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+        )
 
 
 class ServedModel:

@@ -75,7 +75,8 @@ class _TextTable(dict[int, "str | None"]):
 class Tokenizer:
     """A byte-level BPE vocabulary with the harmony special tokens.
 
-    The ids of special tokens are the attributes start, end, message, channel, constrain, return_, call and endoftext.
+    The ids of special tokens are the attributes start, end, message, channel, constrain, return_, call and endoftext;
+    those that end the model's turn are turn_end_ids.
     Ids outside of the vocabulary (the embedding is larger than it) count as special and have no bytes. No prompt has
     an id above max_prompt_id: special tokens beyond it are never used.
     """
@@ -104,6 +105,7 @@ class Tokenizer:
         self._special = {token_id for token_id, token in added.items() if token.special}
         contents = {token_id: token.content for token_id, token in added.items()}
         self._name_special_tokens({contents[token_id]: token_id for token_id in self._special})
+        self.turn_end_ids = (self.return_, self.call, self.endoftext)
         vocabulary: dict[str, int] = self._inner.get_vocab()
         self.vocab_size = 1 + max(vocabulary.values())
         named = {getattr(self, attribute) for attribute in SPECIAL_TOKENS}

@@ -28,8 +28,8 @@ _SHORTEST_RETRY_S, _LONGEST_RETRY_S = 0.1, 1.0  # between two tries to find a pl
 class MigrationLimits:
     """What a request may cost, before it ends with an error."""
 
-    max_losses: int = 4  # engines that break while they have it: perhaps they do because of it
-    max_refusals: int = 8  # engines in a row that are full
+    max_losses: int = 4  # engines that may break while they have it: perhaps they do because of it
+    max_refusals: int = 8  # engines in a row that may be full
     timeout_s: float = 60.0  # without an engine that goes on with it, once it was lost
 
 
@@ -217,7 +217,7 @@ class ClusterEngine:
         if live.deadline_s is None:
             live.deadline_s = now + self._limits.timeout_s
         if live.losses > self._limits.max_losses:
-            self._fail(live, EngineDied(f"{error}, for the {live.losses}th time under this request"))
+            self._fail(live, EngineDied(f"{error}; {live.losses} engines broke while they had this request"))
         elif now > live.deadline_s:
             self._fail(live, EngineDied(f"{error}, and no other engine has gone on with this request in time"))
         else:

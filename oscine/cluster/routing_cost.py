@@ -29,7 +29,9 @@ class Weights:
     """Of each term, in tokens of prefill: one is what it takes to compute a token of a prompt."""
 
     missing: float = 1.0  # a token of the prompt that its cache lacks
-    queued: float = 1.0  # a token that others still want computed there: it is computed first
+    # A token that others still want computed there: it comes first. But it has to be computed in any case, so that
+    # waiting for pages that are on their way beats computing them a second time.
+    queued: float = 0.75
     # A token that decoding requests attend to. Each of them is read once a step, for as many steps as the request
     # lives: little beside computing it, but what a replica full of long contexts has to do.
     active: float = 0.1

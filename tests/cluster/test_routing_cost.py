@@ -19,7 +19,7 @@ def test_the_longest_overlap_wins_among_idle_replicas() -> None:
 
 
 def test_a_prompt_is_computed_again_rather_than_waiting_longer_for_its_pages() -> None:
-    busy = Load("b", queued_tokens=900)
+    busy = Load("b", queued_tokens=1200)
     assert first([Load("a"), busy], {"b": 640}) == "a"
     assert first([Load("a"), Load("b", queued_tokens=300)], {"b": 640}) == "b"
 

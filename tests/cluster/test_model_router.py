@@ -1,0 +1,294 @@
+"""Who gets a place, where and when: a model's router over replicas that a test speaks for, by a clock that it moves."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from oscine.cluster.fleet import Fleet
+from oscine.cluster.model_route import ModelRoute, QueueLimits
+from oscine.cluster.model_router import ModelRouter
+from oscine.cluster.placement import NoPlace, Place, Placement
+from oscine.cluster.replica_view import ReplicaReport
+from oscine.types import Endpoints, EngineInfo, EngineStats
+
+ROUTE = ModelRoute("m", "app", "decode", prefill="prefill", prefill_min_tokens=256, start_timeout_s=0.2)
+DIGESTS = [bytes([i]) * 16 for i in range(40)]
+PAGE = 64
+
+
+@dataclass(frozen=True)
+class Admitted:
+    replica: str
+    endpoints: Endpoints
+
+
+@dataclass
+class Cluster:
+    """Two fleets, and replicas that admit whatever comes, unless they are told not to."""
+
+    now_s: float = 1000.0
+    refusing: set[str] = field(default_factory=set)
+    admitted: list[str] = field(default_factory=list)
+    lives: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.decode, self.prefill = Fleet(clock=self.clock), Fleet(clock=self.clock)
+
+    def clock(self) -> float:
+        return self.now_s
+
+    def router(self, route: ModelRoute = ROUTE) -> ModelRouter:
+        prefill = self.prefill if route.prefill is not None else None
+        return ModelRouter(route, self.decode, prefill, self.admit, self.clock)
+
+    def report(self, name: str, **changes: object) -> ReplicaReport:
+        info = EngineInfo("m", 4096, 300, 1.0, page_size=PAGE, max_num_seqs=4)
+        endpoints = Endpoints(f"tcp://{name}:{self.lives.get(name, 0)}")
+        return replace(ReplicaReport("m", endpoints=endpoints, info=info), **changes)  # type: ignore[arg-type]
+
+    def start(self, *names: str) -> None:
+        self.decode.update({name: self.report(name) for name in names})
+
+    async def admit(self, placement: Placement) -> Admitted | None:
+        """As Serve does with the hook's ranking."""
+        while not (order := self.decode.rank(placement.digests, placement.num_tokens, placement.exclude)):
+            await asyncio.sleep(0.001)
+        self.decode.place(placement.request_id, order[0], placement.digests, placement.num_tokens)
+        await asyncio.sleep(0)
+        if order[0] in self.refusing:
+            return None
+        self.admitted.append(order[0])
+        return Admitted(order[0], Endpoints(f"tcp://{order[0]}:{self.lives.get(order[0], 0)}"))
+
+
+def placement(name: str, num_pages: int = 2, num_tokens: int | None = None, **more: object) -> Placement:
+    tokens = num_tokens if num_tokens is not None else num_pages * PAGE
+    return Placement(name, "m", DIGESTS[:num_pages], tokens, 100, **more)  # type: ignore[arg-type]
+
+
+def run(test: Callable[[Cluster], Awaitable[None]]) -> None:
+    async def patient() -> None:
+        async with asyncio.timeout(20):
+            await test(Cluster())
+
+    asyncio.run(patient())
+
+
+def test_a_request_goes_where_its_prefix_is() -> None:
+    async def test(cluster: Cluster) -> None:
+        cluster.start("a", "b", "c")
+        cluster.decode.index.store("b", DIGESTS[:8])
+        place = await cluster.router().place(placement("r", 10))
+        assert place == Place("b", "tcp://b:0", None, 8 * PAGE, 0.0)
+
+    run(test)
+
+
+def test_requests_just_placed_count_and_their_pages_are_expected() -> None:
+    async def test(cluster: Cluster) -> None:
+        cluster.start("a", "b")
+        router = cluster.router(replace(ROUTE, prefill=None))
+        first = await router.place(placement("1", 10))
+        same = await router.place(placement("2", 12))
+        assert same.replica == first.replica, "its prefix is being computed there"
+        assert same.num_overlap_tokens == 10 * PAGE
+        other = await router.place(Placement("3", "m", [b"x" * 16], 2000, 100))
+        assert other.replica != first.replica, "there is work to do before it"
+
+    run(test)
+
+
+def test_a_report_replaces_what_was_expected() -> None:
+    async def test(cluster: Cluster) -> None:
+        cluster.start("a")
+        router = cluster.router()
+        cluster.decode.hear("a", EngineStats(requests=7))
+        await router.place(placement("1"))
+        await router.place(placement("2"))
+        assert cluster.decode.room() == 8 - 2
+        cluster.decode.hear("a", EngineStats(requests=8, num_running=1))
+        assert cluster.decode.room() == 8 - 2, "one is in the report, one is still expected"
+        cluster.decode.hear("a", EngineStats(requests=9, num_running=1))
+        assert cluster.decode.room() == 8 - 1
+        await router.place(placement("3"))
+        cluster.now_s += 3
+        assert cluster.decode.room() == 8 - 1, "it never came"
+
+    run(test)
+
+
+def test_saturated_replicas_leave_requests_waiting_in_order() -> None:
+    async def test(cluster: Cluster) -> None:
+        cluster.start("a")
+        router = cluster.router()
+        cluster.decode.hear("a", EngineStats(requests=8, num_running=4, num_waiting=4))
+        placed: list[str] = []
+
+        async def place(name: str, priority: int) -> None:
+            await router.place(placement(name, priority=priority))
+            placed.append(name)
+
+        tasks = [asyncio.create_task(place(name, p)) for name, p in [("late", 1), ("soon", 0), ("gone", 0)]]
+        await asyncio.sleep(0.01)
+        assert router.num_queued == 3
+        tasks[2].cancel()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert router.num_queued == 2, "who leaves, leaves at once"
+        cluster.decode.hear("a", EngineStats(requests=8, num_running=4, num_waiting=3))
+        await asyncio.sleep(0.01)
+        assert placed == ["soon"]
+        cluster.decode.hear("a", EngineStats(requests=9, num_running=4, num_waiting=3))
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert placed == ["soon", "late"]
+        assert router.num_queued == 0
+
+    run(test)
+
+
+def test_no_more_turns_are_given_than_there_is_room() -> None:
+    async def test(cluster: Cluster) -> None:
+        cluster.start("a", "b")
+        router = cluster.router()
+        tasks = [asyncio.create_task(router.place(placement(str(i)))) for i in range(30)]
+        await asyncio.sleep(0.02)
+        assert sorted(cluster.admitted) == ["a"] * 8 + ["b"] * 8
+        assert router.num_queued == 14
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert router.num_queued == 0
+
+    run(test)
+
+
+def test_an_overloaded_model_says_so() -> None:
+    async def test(cluster: Cluster) -> None:
+        cluster.start("a")
+        router = cluster.router(replace(ROUTE, queue=QueueLimits(max_requests=1, max_wait_s=0.05)))
+        cluster.decode.hear("a", EngineStats(num_running=8))
+        waits = asyncio.create_task(router.place(placement("1", tenant="x")))
+        await asyncio.sleep(0)
+        with pytest.raises(NoPlace) as full:
+            await router.place(placement("2", tenant="x"))
+        with pytest.raises(NoPlace) as late:
+            await waits
+        assert full.value.overloaded
+        assert late.value.overloaded
+        assert late.value.retry_after_s >= 1
+        assert router.counters.refused == 2
+        assert router.num_queued == 0
+
+    run(test)
+
+
+def test_a_request_waits_for_the_first_replica_but_not_for_ever() -> None:
+    async def test(cluster: Cluster) -> None:
+        router = cluster.router()
+        with pytest.raises(NoPlace, match="no replica of m is ready") as refusal:
+            await router.place(placement("1"))
+        assert not refusal.value.overloaded
+        tasks = [asyncio.create_task(router.place(placement(str(i)))) for i in range(3)]
+        await asyncio.sleep(0.01)
+        assert router.num_queued == 2, "one asks, so that Serve starts a replica"
+        cluster.start("a")
+        assert {place.replica for place in await asyncio.gather(*tasks)} == {"a"}
+
+    run(test)
+
+
+def test_excluded_and_draining_replicas_get_nothing() -> None:
+    async def test(cluster: Cluster) -> None:
+        draining = cluster.report("draining", state="draining")
+        cluster.decode.update({"draining": draining} | {name: cluster.report(name) for name in ("failed", "ok")})
+        for name in ("draining", "failed"):
+            cluster.decode.index.store(name, DIGESTS)
+        place = await cluster.router().place(placement("1", 4, exclude=["failed"]))
+        assert place.replica == "ok"
+
+    run(test)
+
+
+def test_a_replica_that_refuses_is_passed_over() -> None:
+    async def test(cluster: Cluster) -> None:
+        cluster.start("a", "b")
+        cluster.decode.index.store("a", DIGESTS)
+        cluster.refusing.add("a")
+        place = await cluster.router().place(placement("1", 4))
+        assert place.replica == "b"
+        assert cluster.decode.room() == 8 - 1, "nothing is expected of the one that refused"
+
+    run(test)
+
+
+def test_an_excluded_replica_may_serve_again_once_its_engine_is_another_one() -> None:
+    async def test(cluster: Cluster) -> None:
+        cluster.start("a")
+        router = cluster.router(replace(ROUTE, start_timeout_s=10))
+        task = asyncio.create_task(router.place(placement("1", exclude=["a"])))
+        await asyncio.sleep(0.01)
+        assert not task.done()
+        cluster.lives["a"] = 1
+        cluster.start("a")
+        assert (await task).address == "tcp://a:1"
+        cluster.lives["a"] = 2
+        assert (await router.place(placement("2"))).address == "tcp://a:2", "as the replica says, not as Serve does"
+        assert cluster.decode.address("a") == "tcp://a:2"
+        cluster.lives["a"] = 1
+        cluster.start("a")
+        assert cluster.decode.address("a") == "tcp://a:2", "Serve may be behind"
+
+    run(test)
+
+
+def test_long_prompts_that_are_not_cached_get_a_prefill_replica() -> None:
+    async def test(cluster: Cluster) -> None:
+        cluster.start("a")
+        router = cluster.router()
+        assert (await router.place(placement("0", 10))).prefill is None, "there is none"
+        cluster.prefill.update({name: cluster.report(name, role="prefill") for name in ("p", "q")})
+        cluster.prefill.index.store("q", DIGESTS[:20])
+        place = await router.place(placement("1", 20))
+        assert place.prefill is not None
+        assert (place.prefill.replica, place.prefill.address) == ("q", "tcp://q:0")
+        assert place.prefill.min_tokens == 256
+        assert (await router.place(placement("2", 3))).prefill is None, "it is short"
+        cluster.decode.index.store("a", DIGESTS[:38])
+        assert (await router.place(placement("3", 40))).prefill is None, "most of it is cached"
+        counters = router.counters
+        assert (counters.placed, counters.remote_prefills) == (4, 1)
+        assert counters.known_tokens == 73 * PAGE
+
+    run(test)
+
+
+def test_a_replica_that_goes_takes_its_pages_along() -> None:
+    async def test(cluster: Cluster) -> None:
+        cluster.start("a", "b")
+        cluster.decode.index.store("a", DIGESTS)
+        cluster.decode.update({"b": cluster.report("b")})
+        place = await cluster.router(replace(ROUTE, prefill=None)).place(placement("1", 4))
+        assert (place.replica, place.num_overlap_tokens) == ("b", 0)
+
+    run(test)
+
+
+def test_rates_are_of_the_last_seconds() -> None:
+    async def test(cluster: Cluster) -> None:
+        cluster.start("a")
+        for second in range(20):
+            cluster.now_s += 1
+            generated = 100 * min(second, 12)
+            stats = EngineStats(generated_tokens=generated, inter_tokens=generated, inter_token_s=generated * 0.01)
+            cluster.decode.hear("a", stats)
+            (snapshot,) = cluster.decode.snapshot()
+            if 6 <= second <= 12:
+                assert snapshot.tokens_s == pytest.approx(100)
+                assert snapshot.itl_s == pytest.approx(0.01)
+        assert snapshot.tokens_s == 0
+        assert snapshot.itl_s is None
+        assert snapshot.ttft_s is None
+
+    run(test)

@@ -123,6 +123,7 @@ class EngineServer:
         match message:
             case Hello():
                 self._known.add(client)
+                self._clients.send(client, Outputs([], self._loop.stats()))  # how large the cache is
                 self._clients.send(client, Ready(self._info))
             case Submit():
                 self._submit(client, message.request)

@@ -31,6 +31,7 @@ def test_many_streams_at_once(folder: Path) -> None:
         async with serving(options(folder)) as client:
             assert client.info is not None
             assert (client.info.model, client.info.vocab_size) == (str(folder), CONFIG.vocab_size)
+            assert min(client.stats.full_pages_total, client.stats.sliding_pages_total) > 0  # known from the start
             requests = [request(str(i), max_tokens=20 + i) for i in range(20)]
             found = await asyncio.gather(*(read(client.submit(one)) for one in requests))
             for one, outputs in zip(requests, found, strict=True):

@@ -4,11 +4,13 @@ Knows the engine's statistics and its configuration; nothing of requests.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from oscine.api.served_model import ServedModel
+from oscine.config import EngineOptions
+from oscine.engine.client import Engine
 from oscine.types import EngineStats
 
 
@@ -41,10 +43,23 @@ _COUNTERS: tuple[tuple[str, str, _Read], ...] = (
 )
 
 
+class MeasuredModel(Protocol):
+    """What is read of a model; oscine.api.served_model.ServedModel has it."""
+
+    @property
+    def names(self) -> tuple[str, ...]: ...
+
+    @property
+    def engine(self) -> Engine: ...
+
+    @property
+    def options(self) -> EngineOptions: ...
+
+
 class EngineCollector(Collector):
     """Of all models that are served now; the first name of each labels its samples."""
 
-    def __init__(self, models: Callable[[], Sequence[ServedModel]]) -> None:
+    def __init__(self, models: Callable[[], Sequence[MeasuredModel]]) -> None:
         self._models = models
 
     def collect(self) -> Iterable[Metric]:
@@ -67,7 +82,7 @@ class EngineCollector(Collector):
         yield _cache_config(models)
 
 
-def _cache_config(models: Sequence[ServedModel]) -> Metric:
+def _cache_config(models: Sequence[MeasuredModel]) -> Metric:
     """Under the label names that routers in front of several servers read."""
     labels = ["model_name", "block_size", "num_gpu_blocks", "enable_prefix_caching"]
     family = GaugeMetricFamily("oscine:cache_config_info", "Shape of the KV cache; always 1", labels=labels)

@@ -24,12 +24,15 @@ import uvloop
 from dynamo._core import Context
 from dynamo.common.backend import EngineConfig, LLMEngine, LlmRegistration, Worker, WorkerConfig
 from dynamo.common.backend.health_check import build_health_check_payload
+from dynamo.common.backend.metrics import register_engine_registry
 from dynamo.common.backend.publisher import ComponentSnapshot, ZmqSource
 from dynamo.common.configuration.groups.runtime_args import DynamoRuntimeArgGroup, DynamoRuntimeConfig
 from dynamo.common.constants import DisaggregationMode
 from dynamo.common.utils.runtime import parse_endpoint
 from dynamo.llm.exceptions import EngineShutdown, InvalidArgument, WorkerUnavailable
+from prometheus_client import CollectorRegistry
 
+from oscine.api.engine_metrics import EngineCollector
 from oscine.api.errors import APIError
 from oscine.chat.tokenizer import Tokenizer
 from oscine.cluster.dynamo_request import Chunks, ModelFacts, generation_request, prefill_request
@@ -94,6 +97,15 @@ def worker_config(options: DynamoOptions) -> WorkerConfig:
         disaggregation_mode=_MODES[options.role],
         **dict(zip(("namespace", "component", "endpoint"), names, strict=True)),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """What metrics are read of."""
+
+    names: tuple[str, ...]
+    engine: EngineClient
+    options: EngineOptions
 
 
 class DynamoEngine(LLMEngine):  # type: ignore[misc]  # untyped, and not installed where types are checked
@@ -164,6 +176,13 @@ class DynamoEngine(LLMEngine):  # type: ignore[misc]  # untyped, and not install
         if endpoints is None or endpoints.kv_events is None:
             return []
         return [ZmqSource(endpoint=endpoints.kv_events, topic=_KV_EVENTS_TOPIC, dp_rank=_RANK)]
+
+    async def register_prometheus(self, metrics: Any) -> None:
+        """Oscine's own metrics, beside Dynamo's on the worker's /metrics (DYN_SYSTEM_PORT)."""
+        registry = CollectorRegistry()
+        measured = _Measured((self._options.name,), self._engine, self._options.engine)
+        registry.register(EngineCollector(lambda: [measured]))
+        register_engine_registry(metrics, registry)
 
     def component_metrics_dp_ranks(self) -> list[int]:
         return [_RANK]

@@ -13,7 +13,7 @@ import msgspec
 
 from oscine.api.chat_choice import ChatChoice
 from oscine.api.errors import APIError
-from oscine.api.generation import Write
+from oscine.api.sse import Write, named_event
 from oscine.chat.events import ContentDelta, Event, MessageEnd, ReasoningDelta, ToolCallBegin, ToolCallDelta
 from oscine.types import GenerationOutput, GenerationRequest
 
@@ -23,7 +23,7 @@ _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool
 
 
 def sse(event: Json) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), msgspec.json.encode(event))
+    return named_event(event["type"], msgspec.json.encode(event))
 
 
 class Blocks:
@@ -155,7 +155,7 @@ class AnthropicAnswer:
         return stopped + delta + sse({"type": "message_stop"})
 
     def failure(self, error: APIError) -> bytes:
-        return b"event: error\ndata: " + error.anthropic_body() + b"\n\n"
+        return named_event("error", error.anthropic_body())
 
     def body(self) -> bytes:
         self._keep([*self._blocks.stop()])

@@ -15,13 +15,13 @@ from oscine.api.chat_chunks import ChatChunks, ChunkHead
 from oscine.api.conversation import ToolUse, conversation, tool_use
 from oscine.api.endpoint import Call, Endpoint
 from oscine.api.errors import APIError, invalid
-from oscine.api.final_headroom import FinalHeadroom
+from oscine.api.final_headroom import FinalHeadroom, usual_headroom
 from oscine.api.formats import constraint
-from oscine.api.generation import Generation, Write, engine_request
+from oscine.api.generation import Generation, engine_request
 from oscine.api.schemas import ChatCompletionRequest
 from oscine.api.served_model import ReadyModel
 from oscine.api.service import Service
-from oscine.api.sse import DONE, failure
+from oscine.api.sse import DONE, Write, failure
 from oscine.api.text_format import AskedFormat, asked_format
 from oscine.api.usage import Usage, usage
 from oscine.chat.grammar import text_grammar
@@ -75,11 +75,11 @@ async def chat_sequences(
     return choices, requests
 
 
-def _headroom(asked: ChatCompletionRequest, max_tokens: int, usual: int) -> int:
-    """Tokens kept for the answer; the server's own setting gives way where the budget is small."""
+def _headroom(asked: ChatCompletionRequest, max_tokens: int, setting: int) -> int:
+    """Tokens kept for the answer; `setting` is the server's own."""
     wanted = asked.final_headroom
     if wanted is None:
-        return min(usual, max_tokens // 2)
+        return usual_headroom(setting, max_tokens)
     sampling.check(0 <= wanted < max_tokens, "final_headroom", f"between 0 and {max_tokens - 1}", wanted)
     return wanted
 

@@ -12,10 +12,10 @@ from oscine.api import sampling
 from oscine.api.endpoint import Call, Endpoint
 from oscine.api.errors import APIError, invalid, unsupported
 from oscine.api.formats import text_constraint
-from oscine.api.generation import Generation, Write, engine_request
+from oscine.api.generation import Generation, engine_request
 from oscine.api.schemas import CompletionRequest
 from oscine.api.served_model import ReadyModel
-from oscine.api.sse import DONE, event, failure
+from oscine.api.sse import DONE, Write, event, failure
 from oscine.api.text_choice import TextChoice
 from oscine.api.text_format import asked_format
 from oscine.api.usage import Usage, usage

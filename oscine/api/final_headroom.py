@@ -36,6 +36,11 @@ class FinalHeadroom:
         return engine_request(prompt, sampling, self.request.priority)
 
 
+def usual_headroom(setting: int, max_tokens: int) -> int:
+    """Of a request that asks for none: the server's setting gives way where the budget is small."""
+    return min(setting, max_tokens // 2)
+
+
 def cut(output: GenerationOutput, count: int) -> tuple[GenerationOutput, GenerationOutput]:
     """The first `count` tokens of some news, and the rest with how it ended."""
     ids, logprobs = output.token_ids, output.logprobs

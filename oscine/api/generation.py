@@ -6,7 +6,7 @@ Knows engine streams, connections and event streams; not what the tokens mean: t
 import asyncio
 import logging
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from starlette.responses import Response
@@ -16,13 +16,11 @@ from oscine.api.connection import run_while_connected
 from oscine.api.errors import APIError, internal, unavailable
 from oscine.api.sequence_metrics import SequenceClock
 from oscine.api.served_model import ServedModel
-from oscine.api.sse import EventStream
+from oscine.api.sse import EventStream, Write
 from oscine.engine.stream import EngineDied, EngineOverloaded, RequestStream
 from oscine.types import GenerationOutput, GenerationRequest, SamplingParams
 
 logger = logging.getLogger(__name__)
-
-Write = Callable[[bytes], Awaitable[None]]
 
 
 class Choice(Protocol):

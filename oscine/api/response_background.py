@@ -1,10 +1,11 @@
 """Responses that are made without a client that waits: started, read while they grow, cancelled."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from typing import Any, Protocol
 
 from oscine.api.response_events import ResponseEvents
+from oscine.api.sse import Write
 
 
 class Run(Protocol):
@@ -22,7 +23,7 @@ class Run(Protocol):
         """Whether what is left to do is to store it and to tell."""
         ...
 
-    async def run(self, write: Callable[[bytes], Awaitable[None]] | None) -> None: ...
+    async def run(self, write: Write | None) -> None: ...
 
     def snapshot(self) -> dict[str, Any]: ...
 

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from oscine.api.response_view import shown
+from oscine.api.sse import Write, named_event
 
 _encode = msgspec.json.encode
 _END = b"\n\n"
@@ -30,7 +31,7 @@ class ResponseEvents:
         """The next event. Nothing is encoded for an answer that is sent whole."""
         if self._wanted:
             data = _encode({"type": kind, **fields, "sequence_number": self._number})
-            self._events.append(b"event: " + kind.encode() + b"\ndata: " + data + _END)
+            self._events.append(named_event(kind, data))
             self._number += 1
 
     def add_item(self, kind: str, index: int, item: dict[str, Any]) -> None:
@@ -45,6 +46,12 @@ class ResponseEvents:
             events, self._events = self._events, []
         self.num_taken += len(events)
         return b"".join(events)
+
+    async def flush(self, write: Write | None) -> None:
+        """Sends what `take` gives, if anybody reads it."""
+        events = self.take()
+        if write is not None and events:
+            await write(events)
 
     def since(self, number: int) -> bytes:
         """Of a response whose events are kept: those from a number on that `take` has given."""

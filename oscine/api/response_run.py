@@ -10,7 +10,8 @@ import msgspec
 
 from oscine.api import response_object
 from oscine.api.errors import APIError, internal, unavailable
-from oscine.api.generation import Generation, Write
+from oscine.api.final_headroom import usual_headroom
+from oscine.api.generation import Generation
 from oscine.api.response_builtin_items import ListingItem
 from oscine.api.response_events import ResponseEvents
 from oscine.api.response_items import Status
@@ -19,6 +20,7 @@ from oscine.api.response_plan import Plan
 from oscine.api.response_store import StoredResponse
 from oscine.api.response_turn import ResponseTurn
 from oscine.api.service import Service
+from oscine.api.sse import Write
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +63,7 @@ class ResponseRun:
             self._end("failed", internal())
         self.events.add(f"response.{TERMINAL[self.response['status']]}", response=self.snapshot())
         await self._store()
-        await self._flush(write)
+        await self.events.flush(write)
 
     @property
     def id(self) -> str:
@@ -80,7 +82,7 @@ class ResponseRun:
         plan = self._plan
         async with plan.toolbox:
             request, grammars = await plan.engine_request(self._service.date, self._service.reasoning)
-            usual = self._service.config.server.final_headroom
+            headroom = usual_headroom(self._service.config.server.final_headroom, request.sampling.max_tokens)
             turn = ResponseTurn(
                 request,
                 plan.call.model,
@@ -89,7 +91,7 @@ class ResponseRun:
                 self.events,
                 grammars=grammars,
                 top_logprobs=plan.top_logprobs,
-                headroom=min(usual, request.sampling.max_tokens // 2),
+                headroom=headroom,
             )
             served = plan.call.model.served
             with served.admit([request]):
@@ -112,7 +114,7 @@ class ResponseRun:
                 turn.output.end("completed")
         self.begun.set()
         if self._plan.asked.background:
-            await self._flush(write)
+            await self.events.flush(write)
 
     def _remember(self, items: Sequence[Object]) -> None:
         """Keeps the reasoning that led to calls, for a client that sends back the calls alone."""
@@ -125,11 +127,6 @@ class ResponseRun:
             elif item["type"] != "message":  # what came before a built-in call led to that
                 thoughts = []
         self._service.reasoning.keep(calls, "\n\n".join(thoughts))
-
-    async def _flush(self, write: Write | None) -> None:
-        events = self.events.take()
-        if write is not None and events:
-            await write(events)
 
     def _cancelled(self) -> tuple[str, APIError | None]:
         if self.cancelling:

@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from oscine.api.final_headroom import FinalHeadroom, cut
-from oscine.api.generation import Write, engine_request
+from oscine.api.generation import engine_request
 from oscine.api.logprobs import chat_logprob
 from oscine.api.response_builtin_items import BuiltinItem, begin_builtin
 from oscine.api.response_events import ResponseEvents
 from oscine.api.response_items import OutputItems
 from oscine.api.response_tools import ClientTools
 from oscine.api.served_model import ReadyModel
+from oscine.api.sse import Write
 from oscine.chat.events import ContentDelta
 from oscine.chat.harmony_parser import HarmonyParser
 from oscine.chat.messages import BuiltinCall
@@ -125,20 +126,15 @@ class ResponseTurn:
             return None
         assert isinstance(item, BuiltinItem)
         item.said()
-        await self._flush(write)
+        await self._events.flush(write)
         result = await self._toolbox.call(item.begin.recipient, item.content)
         self.output.open = None
         item.answered(result)
         call = BuiltinCall(item.begin.recipient, item.content, item.begin.channel)
         self.calls[item.item["id"]] = (call.recipient, call.content, call.channel, result.text)
         following = await self._after(call, result)
-        await self._flush(write)
+        await self._events.flush(write)
         return following
-
-    async def _flush(self, write: Write | None) -> None:
-        events = self._events.take()
-        if write is not None and events:
-            await write(events)
 
     async def _after(self, call: BuiltinCall, result: ToolResult) -> GenerationRequest | None:
         """The engine's request with a tool's result in its prompt; None if the turn ends here."""

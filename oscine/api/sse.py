@@ -4,10 +4,13 @@ Knows framing only: what an event says is encoded elsewhere. One write is one AS
 """
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 from starlette.types import Send
 
 from oscine.api.errors import APIError
+
+Write = Callable[[bytes], Awaitable[None]]  # sends events
 
 DONE = b"data: [DONE]\n\n"
 _KEEP_ALIVE = b": keep-alive\n\n"
@@ -21,6 +24,10 @@ _HEADERS = [
 def event(data: bytes) -> bytes:
     """`data` is one line, such as compact JSON."""
     return b"data: " + data + b"\n\n"
+
+
+def named_event(name: str, data: bytes) -> bytes:
+    return b"event: " + name.encode() + b"\ndata: " + data + b"\n\n"
 
 
 def failure(error: APIError) -> bytes:

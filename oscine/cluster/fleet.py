@@ -8,6 +8,7 @@ import asyncio
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from weakref import WeakKeyDictionary
 
 import zmq.asyncio
 
@@ -223,3 +224,13 @@ class Fleet:
         if subscription is not None:
             self._ended_gaps += subscription.subscriber.num_gaps
             subscription.task.cancel()
+
+
+# Serve makes the routers, and gives nobody a way to them; this is the way to what they know.
+_fleets: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[str, str], Fleet]] = WeakKeyDictionary()
+
+
+def fleet_of(app: str, deployment: str) -> Fleet:
+    """What the handles of a deployment that route on the running event loop know of its replicas."""
+    fleets = _fleets.setdefault(asyncio.get_running_loop(), {})
+    return fleets.setdefault((app, deployment), Fleet())

@@ -8,33 +8,23 @@ For any deployment whose replicas report, as their routing stats, where their en
     ))
 
 Calls whose first argument is a Placement are routed by their prefix, others by load alone. Everything here runs on the
-event loop of Serve's router: a thread of its own, unless the handle was made to route on its caller's loop.
+event loop of Serve's router: a thread of its own, unless the handle was made to route on its caller's loop. Serve sends
+this module by value: it must hold no state.
 """
 
-import asyncio
 import logging
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import msgspec
 from ray.serve._private.replica_result import ReplicaResult
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from oscine.cluster.fleet import Fleet
+from oscine.cluster.fleet import fleet_of
 from oscine.cluster.placement import Placement
 from oscine.cluster.replica_view import ReplicaReport
 from oscine.cluster.routing_cost import Weights
 
 _log = logging.getLogger(__name__)
-
-# Serve makes the routers, and gives nobody a way to them; this is the way to what they know.
-_fleets: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[str, str], Fleet]] = WeakKeyDictionary()
-
-
-def fleet_of(app: str, deployment: str) -> Fleet:
-    """What the handles of a deployment that route on the running event loop know of its replicas."""
-    fleets = _fleets.setdefault(asyncio.get_running_loop(), {})
-    return fleets.setdefault((app, deployment), Fleet())
 
 
 class KVAwareRequestRouter(RequestRouter):

@@ -14,11 +14,10 @@ from ray.exceptions import RayActorError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
-from oscine.cluster.fleet import Fleet
+from oscine.cluster.fleet import Fleet, fleet_of
 from oscine.cluster.model_route import ModelRoute, RouterConfig
 from oscine.cluster.model_router import Admission, ModelRouter
 from oscine.cluster.placement import NoPlace, Place, Placement
-from oscine.cluster.request_router import fleet_of
 from oscine.cluster.snapshot import ClusterSnapshot
 from oscine.types import EngineInfo
 

@@ -6,9 +6,10 @@ Knows the wire names and which combinations mean something; not how a conversati
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from oscine.api.content import content_text
 from oscine.api.errors import invalid
 from oscine.api.sampling import refuse
-from oscine.api.schemas import ChatCompletionRequest, ContentPart, Effort, Message, NamedToolChoice, Tool
+from oscine.api.schemas import ChatCompletionRequest, Effort, Message, NamedToolChoice, Tool
 from oscine.api.text_format import response_schema
 from oscine.chat import messages as chat
 from oscine.chat.grammar import ToolChoice
@@ -95,24 +96,9 @@ def _message(message: Message, where: str) -> chat.Message:
         raise invalid(f"{where}.content", f"a {message.role} message needs it")
     return chat.Message(
         role=message.role,
-        content=_text(message.content, where),
+        content=content_text(message.content, _TEXT_PARTS, where),
         reasoning=message.reasoning or message.reasoning_content,
         tool_calls=tuple(chat.ToolCall(c.id, c.function.name, c.function.arguments) for c in calls),
         tool_call_id=message.tool_call_id,
         name=message.name,
     )
-
-
-def _text(content: str | list[ContentPart] | None, where: str) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    return "\n".join(_part_text(part, f"{where}.content[{i}]") for i, part in enumerate(content))
-
-
-def _part_text(part: ContentPart, where: str) -> str:
-    if part.type not in _TEXT_PARTS:
-        raise invalid(f"{where}.type", f"the model reads text, not '{part.type}'")
-    text = part.refusal if part.type == "refusal" else part.text
-    if text is None:
-        raise invalid(f"{where}.{part.type}", f"a part of type '{part.type}' needs it")
-    return text

@@ -9,11 +9,12 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
+from oscine.api.content import content_text
 from oscine.api.errors import invalid
 from oscine.api.response_items import new_id
 from oscine.api.response_tools import function_name
 from oscine.api.response_view import unsealed
-from oscine.api.schemas import convert
+from oscine.api.schemas import ContentPart, convert
 from oscine.chat import messages as chat
 
 Object = dict[str, Any]
@@ -39,19 +40,13 @@ class _Item(Struct):
     status: str | None = None
 
 
-class _Part(Struct):
-    type: str
-    text: str | None = None
-    refusal: str | None = None
-
-
 class _Message(Struct):
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | list[_Part]
+    content: str | list[ContentPart]
 
 
 class _Reasoning(Struct):
-    content: list[_Part] | None = None
+    content: list[ContentPart] | None = None
     encrypted_content: str | None = None
 
 
@@ -71,7 +66,7 @@ class _CustomCall(Struct):
 
 class _CallOutput(Struct):
     call_id: str
-    output: str | list[_Part]
+    output: str | list[ContentPart]
 
 
 class _Logs(Struct):
@@ -197,7 +192,7 @@ class History:
         self._reasoning, self._content, self._calls = None, None, []
 
     def _message(self, message: _Message, where: str) -> None:
-        text = _text(message.content, where)
+        text = content_text(message.content, _TEXT_PARTS, where)
         if message.role != "assistant":
             self._flush()
             self._messages.append(chat.Message(message.role, text))
@@ -207,7 +202,7 @@ class History:
         self._content = text
 
     def _reason(self, item: _Reasoning, where: str) -> None:
-        text = _text(item.content or [], where) or unsealed(item.encrypted_content or "")
+        text = content_text(item.content, _TEXT_PARTS, where) or unsealed(item.encrypted_content or "")
         if text:
             self._flush()
             self._reasoning = text
@@ -220,7 +215,9 @@ class History:
         if output.call_id not in self._call_ids:
             raise invalid(f"{where}.call_id", f"no call before it has the id {output.call_id!r}")
         self._flush()
-        self._messages.append(chat.Message("tool", _text(output.output, where), tool_call_id=output.call_id))
+        self._messages.append(
+            chat.Message("tool", content_text(output.output, _TEXT_PARTS, where), tool_call_id=output.call_id)
+        )
 
     def _builtin(self, call: chat.BuiltinCall, result: str) -> None:
         if self._calls:
@@ -236,18 +233,3 @@ def _channel(name: str) -> Literal["analysis", "commentary"]:
 
 def _error_text(error: Any) -> str:
     return error if isinstance(error, str) else msgspec.json.encode(error).decode()
-
-
-def _text(content: str | list[_Part], where: str) -> str:
-    if isinstance(content, str):
-        return content
-    return "\n".join(_part_text(part, f"{where}.content[{i}]") for i, part in enumerate(content))
-
-
-def _part_text(part: _Part, where: str) -> str:
-    if part.type not in _TEXT_PARTS:
-        raise invalid(f"{where}.type", f"the model reads text, not {part.type!r}")
-    text = part.refusal if part.type == "refusal" else part.text
-    if text is None:
-        raise invalid(f"{where}.text", f"a part of type {part.type!r} needs it")
-    return text

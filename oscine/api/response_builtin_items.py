@@ -3,8 +3,10 @@
 Knows what clients are told of a call and its result; not how a tool works.
 """
 
+from abc import abstractmethod
+
 from oscine.api.response_events import ResponseEvents
-from oscine.api.response_items import Object, OpenItem, Status, new_id
+from oscine.api.response_items import Item, Object, OpenItem, Status, new_id
 from oscine.chat.events import BuiltinCallBegin
 from oscine.tools.toolbox import CodeRun, McpCall, McpListing, Source, ToolResult, WebFind, WebOpen, WebSearch
 
@@ -37,9 +39,9 @@ class BuiltinItem(OpenItem):
             self.emit(f"{self.kind}.completed")
         self.end(status)
 
+    @abstractmethod
     def _show(self, result: ToolResult) -> Status:
         """Puts what came of the call into the item."""
-        raise NotImplementedError
 
 
 class CodeItem(BuiltinItem):
@@ -130,7 +132,7 @@ def begin_builtin(begin: BuiltinCallBegin, events: ResponseEvents, index: int) -
     return McpItem(events, index, {**item, "output": None, "error": None}, begin)
 
 
-class ListingItem(OpenItem):
+class ListingItem(Item):
     """What an MCP server offers."""
 
     def __init__(self, events: ResponseEvents, index: int, listing: McpListing) -> None:

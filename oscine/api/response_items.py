@@ -6,6 +6,7 @@ are in response_builtin_items. Knows no tokens, and not what becomes of a respon
 
 import json
 import secrets
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
@@ -30,8 +31,8 @@ def new_id(prefix: str) -> str:
     return f"{prefix}_{secrets.token_hex(24)}"
 
 
-class OpenItem:
-    """An item that grows. It is announced when it is made, and complete once it has ended."""
+class Item:
+    """It is announced when it is made, and complete once it has ended."""
 
     def __init__(self, events: ResponseEvents, index: int, item: Object) -> None:
         self.item = item
@@ -41,13 +42,17 @@ class OpenItem:
     def emit(self, kind: str, **fields: Any) -> None:
         self._events.add(f"response.{kind}", item_id=self.item["id"], output_index=self._index, **fields)
 
-    def add(self, text: str) -> None:
-        raise NotImplementedError
-
     def end(self, status: Status) -> None:
         if "status" in self.item:
             self.item["status"] = status
         self._events.add_item("response.output_item.done", self._index, self.item)
+
+
+class OpenItem(Item, ABC):
+    """One that the model writes."""
+
+    @abstractmethod
+    def add(self, text: str) -> None: ...
 
 
 class TextItem(OpenItem):
@@ -152,7 +157,7 @@ class OutputItems:
         events: ResponseEvents,
         client_tool: Callable[[str], ClientTool],
         begin_builtin: Callable[[BuiltinCallBegin, ResponseEvents, int], OpenItem],
-        logprobs: Callable[[ContentDelta], Sequence[Object]],
+        logprobs: Callable[[ContentDelta], Sequence[Object] | None],
         annotate: Callable[[str], Sequence[Object]],
     ) -> None:
         """`client_tool` is what the client calls the function of a name; `logprobs` are those of a delta's tokens."""
@@ -171,7 +176,7 @@ class OutputItems:
                 case ContentDelta():
                     message = self.open or self._begin(self._message(event.preamble))
                     assert isinstance(message, MessageItem)
-                    message.add_content(event.text, self._logprobs(event))
+                    message.add_content(event.text, self._logprobs(event) or ())
                 case ToolCallBegin():
                     self._begin(self._call(event))
                 case BuiltinCallBegin():
@@ -193,9 +198,11 @@ class OutputItems:
             self.open.end(status)
             self.open = None
 
-    def append(self, item: OpenItem) -> None:
-        """Adds an item that the model did not write."""
-        self._begin(item)
+    def append(self, item: Item) -> None:
+        """Adds an item that the model did not write, and that is complete."""
+        assert self.open is None
+        self.items.append(item.item)
+        item.end("completed")
 
     @property
     def ended(self) -> list[Object]:

@@ -111,7 +111,6 @@ class ResponseRun:
         for listing in self._plan.toolbox.listings:
             if listing.server_label not in self._plan.listed:
                 turn.output.append(ListingItem(self.events, len(turn.output.items), listing))
-                turn.output.end("completed")
         self.begun.set()
         if self._plan.asked.background:
             await self.events.flush(write)

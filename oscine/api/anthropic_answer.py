@@ -13,9 +13,10 @@ import msgspec
 
 from oscine.api.chat_choice import ChatChoice
 from oscine.api.errors import APIError
-from oscine.api.sse import Write, named_event
+from oscine.api.sent_choice import SentChoice
+from oscine.api.sse import named_event
 from oscine.chat.events import ContentDelta, Event, MessageEnd, ReasoningDelta, ToolCallBegin, ToolCallDelta
-from oscine.types import GenerationOutput, GenerationRequest
+from oscine.types import GenerationOutput
 
 Json = dict[str, Any]
 
@@ -78,11 +79,12 @@ class Blocks:
         return {"type": "content_block_delta", "index": self._index, "delta": {"type": kind, field: text}}
 
 
-class AnthropicAnswer:
+class AnthropicAnswer(SentChoice[ChatChoice]):
     """One answer, as a stream of events or as one object. It is the only choice of itself."""
 
     def __init__(self, choice: ChatChoice, model: str, blocks: Blocks, *, stream: bool) -> None:
-        self._choice, self._blocks, self._stream = choice, blocks, stream
+        super().__init__(choice)
+        self._blocks, self._stream = blocks, stream
         self._message: Json = {
             "id": f"msg_{uuid.uuid4().hex}",
             "type": "message",
@@ -94,30 +96,14 @@ class AnthropicAnswer:
         }
         self._begun = False
         self.choices = (self,)
-        self.num_prompt_tokens = choice.num_prompt_tokens
-
-    @property
-    def finish_reason(self) -> str | None:
-        return self._choice.finish_reason
-
-    @property
-    def num_tokens(self) -> int:
-        return self._choice.num_tokens
 
     def feed(self, output: GenerationOutput) -> bytes:
-        events = [*self._blocks.feed(self._choice.feed(output))]
+        events = [*self._blocks.feed(self.choice.feed(output))]
         if not self._stream:
             self._keep(events)
             return b""
         begin = b"" if self._begun else self._begin()
         return begin + b"".join(map(sse, events))
-
-    @property
-    def interrupted(self) -> bool:
-        return self._choice.interrupted
-
-    async def continuation(self, write: Write | None) -> GenerationRequest | None:
-        return self._choice.continuation()
 
     def _begin(self) -> bytes:
         self._begun = True
@@ -135,7 +121,7 @@ class AnthropicAnswer:
 
     def _usage(self) -> Json:
         """Prompt tokens that the prefix cache had are not among the input tokens."""
-        choice = self._choice
+        choice = self.choice
         return {
             "input_tokens": choice.num_prompt_tokens - choice.num_cached_tokens,
             "cache_creation_input_tokens": 0,
@@ -145,8 +131,8 @@ class AnthropicAnswer:
         }
 
     def _ending(self) -> Json:
-        stopped_by = self._choice.stop_string
-        reason = _STOP_REASONS[self._choice.finish_reason or "stop"]
+        stopped_by = self.choice.stop_string
+        reason = _STOP_REASONS[self.choice.finish_reason or "stop"]
         return {"stop_reason": "stop_sequence" if stopped_by else reason, "stop_sequence": stopped_by}
 
     def last_event(self) -> bytes:

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from oscine.api.final_headroom import FinalHeadroom, cut
-from oscine.api.logprobs import chat_logprob
+from oscine.api.logprobs import ContentLogprobs
 from oscine.chat.events import ContentDelta, Event, MessageEnd, ReasoningDelta, ToolCallBegin, ToolCallDelta
 from oscine.chat.harmony_parser import HarmonyParser
 from oscine.chat.tokenizer import Tokenizer
-from oscine.types import GenerationOutput, GenerationRequest, TokenLogprobs
+from oscine.types import GenerationOutput, GenerationRequest
 
 
 class ChatChoice:
@@ -32,7 +32,6 @@ class ChatChoice:
 
         `separator` joins the texts of several messages. `remember(call_ids, reasoning)` hears what led to calls.
         """
-        self._tokenizer = tokenizer
         self._parser = HarmonyParser(tokenizer, stop, separator=separator)
         self._remember = remember
         self.headroom: FinalHeadroom | None = None  # set, it forces the final message
@@ -42,8 +41,7 @@ class ChatChoice:
         self._thoughts: list[str] = []  # what is to be remembered
         self._between = "" if separator else "\n\n"  # the parser joins messages, or the memory does
         self._call_ids: list[str] = []
-        self._top_logprobs = top_logprobs
-        self._logprobs: list[TokenLogprobs] = []  # of every token, by its index
+        self.logprobs = ContentLogprobs(tokenizer, top_logprobs)
         self._ignore_eos = ignore_eos
         self.num_prompt_tokens = num_prompt_tokens
         self.num_tokens = 0
@@ -97,7 +95,7 @@ class ChatChoice:
 
     def _take(self, output: GenerationOutput) -> list[Event]:
         if output.logprobs is not None:
-            self._logprobs += output.logprobs
+            self.logprobs.take(output.logprobs)
         if not self._continues:
             self.num_cached_tokens = max(self.num_cached_tokens, output.num_cached_tokens)
         self.num_tokens += len(output.token_ids)
@@ -132,20 +130,13 @@ class ChatChoice:
         self.finish_reason = "tool_calls" if reason == "stop" and self._parser.num_tool_calls else reason
         return events
 
-    def logprobs(self, delta: ContentDelta) -> list[dict[str, Any]] | None:
-        """Of the tokens that a delta consists of; None when they were not asked for."""
-        if self._top_logprobs is None:
-            return None
-        top = self._top_logprobs
-        return [chat_logprob(self._tokenizer, self._logprobs[i], top) for i in delta.token_indices]
-
     def keep(self, events: Sequence[Event]) -> None:
         """Adds what was reported to the message, for an answer that is sent whole."""
         for event in events:
             match event:
                 case ContentDelta():
                     self._content.append(event.text)
-                    self._content_logprobs += self.logprobs(event) or ()
+                    self._content_logprobs += self.logprobs.of(event) or ()
                 case ReasoningDelta():
                     self._reasoning.append(event.text)
                 case ToolCallBegin():
@@ -169,4 +160,4 @@ class ChatChoice:
         return message
 
     def message_logprobs(self) -> dict[str, Any] | None:
-        return None if self._top_logprobs is None else {"content": self._content_logprobs, "refusal": None}
+        return None if self.logprobs.top is None else {"content": self._content_logprobs, "refusal": None}

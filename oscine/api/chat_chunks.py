@@ -38,7 +38,7 @@ class ChatChunks:
         self._close = b',"logprobs":null,"finish_reason":null}]' + head.end
         self._content = start + b'{"content":'
         self._reasoning = tuple(encode(field) + b":" for field in reasoning_fields)
-        self._choice = choice
+        self._logprobs = choice.logprobs
         self._begun = False
 
     def encode(self, events: Sequence[Event], finish_reason: str | None) -> bytes:
@@ -64,7 +64,7 @@ class ChatChunks:
         return self._start + encode({"tool_calls": [_call(event)]}) + self._close
 
     def _after_content(self, delta: ContentDelta) -> bytes:
-        logprobs = self._choice.logprobs(delta)
+        logprobs = self._logprobs.of(delta)
         if logprobs is None:
             return self._close
         body = {"content": logprobs, "refusal": None}

@@ -19,9 +19,10 @@ from oscine.api.final_headroom import FinalHeadroom, usual_headroom
 from oscine.api.formats import constraint
 from oscine.api.generation import Generation, engine_request
 from oscine.api.schemas import ChatCompletionRequest
+from oscine.api.sent_choice import SentChoice
 from oscine.api.served_model import ReadyModel
 from oscine.api.service import Service
-from oscine.api.sse import DONE, Write, failure
+from oscine.api.sse import DONE, failure
 from oscine.api.text_format import AskedFormat, asked_format
 from oscine.api.usage import Usage, usage
 from oscine.chat.grammar import text_grammar
@@ -132,38 +133,23 @@ def _choice(
     )
 
 
-class StreamedChoice:
+class StreamedChoice(SentChoice[ChatChoice]):
     """A choice whose news become events."""
 
     def __init__(self, choice: ChatChoice, chunks: ChatChunks) -> None:
-        self._choice, self._chunks = choice, chunks
-        self.num_prompt_tokens = choice.num_prompt_tokens
-
-    @property
-    def finish_reason(self) -> str | None:
-        return self._choice.finish_reason
-
-    @property
-    def num_tokens(self) -> int:
-        return self._choice.num_tokens
+        super().__init__(choice)
+        self._chunks = chunks
 
     def feed(self, output: GenerationOutput) -> bytes:
-        events = self._choice.feed(output)
-        return self._chunks.encode(events, self._choice.finish_reason)
-
-    @property
-    def interrupted(self) -> bool:
-        return self._choice.interrupted
-
-    async def continuation(self, write: Write | None) -> GenerationRequest | None:
-        return self._choice.continuation()
+        events = self.choice.feed(output)
+        return self._chunks.encode(events, self.choice.finish_reason)
 
 
 class WholeChoice(StreamedChoice):
     """A choice that is sent when it is complete."""
 
     def feed(self, output: GenerationOutput) -> bytes:
-        self._choice.keep(self._choice.feed(output))
+        self.choice.keep(self.choice.feed(output))
         return b""
 
 

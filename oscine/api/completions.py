@@ -14,12 +14,13 @@ from oscine.api.errors import APIError, invalid, unsupported
 from oscine.api.formats import text_constraint
 from oscine.api.generation import Generation, engine_request
 from oscine.api.schemas import CompletionRequest
+from oscine.api.sent_choice import SentChoice
 from oscine.api.served_model import ReadyModel
-from oscine.api.sse import DONE, Write, event, failure
+from oscine.api.sse import DONE, event, failure
 from oscine.api.text_choice import TextChoice
 from oscine.api.text_format import asked_format
 from oscine.api.usage import Usage, usage
-from oscine.types import GenerationOutput, GenerationRequest, SamplingParams
+from oscine.types import GenerationOutput, SamplingParams
 
 _DEFAULT_MAX_TOKENS = 16  # as OpenAI's
 
@@ -106,24 +107,13 @@ def _choice(asked: CompletionRequest, model: ReadyModel, prompt: list[int], stop
     )
 
 
-class _Sent:
+class _Sent(SentChoice[TextChoice]):
     """A choice, and what of it is to be sent: event by event, or as a whole."""
 
-    interrupted = False
-
     def __init__(self, answer: "TextAnswer", index: int, choice: TextChoice, *, stream: bool) -> None:
+        super().__init__(choice)
         self._answer, self._index, self._stream = answer, index, stream
-        self.choice = choice
         self.text = ""
-        self.num_prompt_tokens = choice.num_prompt_tokens
-
-    @property
-    def finish_reason(self) -> str | None:
-        return self.choice.finish_reason
-
-    @property
-    def num_tokens(self) -> int:
-        return self.choice.num_tokens
 
     def feed(self, output: GenerationOutput) -> bytes:
         text = self.choice.feed(output)
@@ -133,9 +123,6 @@ class _Sent:
         if not text and self.finish_reason is None:
             return b""
         return self._answer.event(self.as_dict(text))
-
-    async def continuation(self, write: Write | None) -> GenerationRequest | None:
-        return None
 
     def as_dict(self, text: str) -> dict[str, Any]:
         logprobs = self.choice.take_logprobs()

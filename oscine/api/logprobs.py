@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from oscine.chat.events import ContentDelta
 from oscine.chat.tokenizer import Tokenizer
 from oscine.types import TokenLogprobs
 
@@ -21,6 +22,30 @@ def chat_logprob(tokenizer: Tokenizer, position: TokenLogprobs, top: int) -> dic
     """One entry of `logprobs.content`; `top` is how many alternatives were asked for."""
     alternatives = [_token(tokenizer, token_id, logprob) for token_id, logprob in position.top[:top]]
     return {**_token(tokenizer, position.token_id, position.logprob), "top_logprobs": alternatives}
+
+
+class ContentLogprobs:
+    """Those of every token of a choice by its index, and of its content as the chat API words them."""
+
+    def __init__(self, tokenizer: Tokenizer, top: int | None) -> None:
+        """`top` is how many alternatives a token gets; None: no log-probabilities were asked for."""
+        self._tokenizer = tokenizer
+        self.top = top
+        self._positions: list[TokenLogprobs] = []
+
+    def take(self, positions: list[TokenLogprobs]) -> None:
+        """Of the tokens that come next."""
+        self._positions += positions
+
+    def forget(self, index: int) -> None:
+        """The tokens from `index` on."""
+        del self._positions[index:]
+
+    def of(self, delta: ContentDelta) -> list[dict[str, Any]] | None:
+        """Of the tokens that a delta consists of; None when they were not asked for."""
+        if self.top is None:
+            return None
+        return [chat_logprob(self._tokenizer, self._positions[i], self.top) for i in delta.token_indices]
 
 
 class TextLogprobs:

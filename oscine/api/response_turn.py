@@ -9,18 +9,17 @@ from typing import Any
 
 from oscine.api.final_headroom import FinalHeadroom, cut
 from oscine.api.generation import engine_request
-from oscine.api.logprobs import chat_logprob
+from oscine.api.logprobs import ContentLogprobs
 from oscine.api.response_builtin_items import BuiltinItem, begin_builtin
 from oscine.api.response_events import ResponseEvents
 from oscine.api.response_items import OutputItems
 from oscine.api.response_tools import ClientTools
 from oscine.api.served_model import ReadyModel
 from oscine.api.sse import Write
-from oscine.chat.events import ContentDelta
 from oscine.chat.harmony_parser import HarmonyParser
 from oscine.chat.messages import BuiltinCall
 from oscine.tools.toolbox import Toolbox, ToolResult
-from oscine.types import GenerationOutput, GenerationRequest, TokenLogprobs
+from oscine.types import GenerationOutput, GenerationRequest
 
 Object = dict[str, Any]
 
@@ -54,15 +53,15 @@ class ResponseTurn:
         `top_logprobs`: None for no log-probabilities at all.
         """
         self._request, self._model, self._toolbox, self._events = request, model, toolbox, events
-        self._grammars, self._top_logprobs = grammars, top_logprobs
+        self._grammars = grammars
         self._budget = request.sampling.max_tokens
         self._headroom = headroom if grammars.answers else 0
         self._forced: GenerationRequest | None = None  # that makes the model answer, once it must
         self._parser = HarmonyParser(model.tokenizer, namespaces=toolbox.names, separator="")
         self._generated: list[int] = []  # by the engine's request at hand
         self._earlier = 0  # tokens of the engine's requests before it
-        self._logprobs: list[TokenLogprobs] = []  # of every token, by its index
-        self.output = OutputItems(events, tools.named, begin_builtin, self._content_logprobs, self._annotations)
+        self._logprobs = ContentLogprobs(model.tokenizer, top_logprobs)
+        self.output = OutputItems(events, tools.named, begin_builtin, self._logprobs.of, self._annotations)
         self.calls: dict[str, Sequence[str]] = {}  # see History.add
         self.num_prompt_tokens = len(request.prompt_token_ids)
         self.num_cached_tokens = 0
@@ -107,7 +106,8 @@ class ResponseTurn:
 
     def _take(self, output: GenerationOutput) -> None:
         self._generated += output.token_ids
-        self._logprobs += output.logprobs or ()
+        if output.logprobs is not None:
+            self._logprobs.take(output.logprobs)
         self.output.take(self._parser.feed(output.token_ids))
         if output.finish_reason is not None or self._parser.done:
             is_cut = output.finish_reason == "length" and not self._parser.done
@@ -162,15 +162,9 @@ class ResponseTurn:
         appended = len(prompt) - len(self._request.prompt_token_ids) - generated
         self.num_prompt_tokens += max(appended, 0)  # a header that was not complete is dropped
         self._earlier, self._generated = self._parser.num_tokens, []
-        del self._logprobs[self._earlier :]
+        self._logprobs.forget(self._earlier)
         self._request = request
         return request
-
-    def _content_logprobs(self, delta: ContentDelta) -> list[Object]:
-        top = self._top_logprobs
-        if top is None:
-            return []
-        return [chat_logprob(self._model.tokenizer, self._logprobs[i], top) for i in delta.token_indices]
 
     def _annotations(self, text: str) -> list[Object]:
         return [

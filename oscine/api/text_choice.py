@@ -19,6 +19,8 @@ class TextChoice:
     Log-probabilities are those of every generated token, special ones too, up to the one that ends the choice.
     """
 
+    interrupted = False
+
     def __init__(
         self,
         tokenizer: Tokenizer,
@@ -40,6 +42,9 @@ class TextChoice:
         self.num_tokens = 0
         self.num_cached_tokens = 0
         self.finish_reason: str | None = None
+
+    def continuation(self) -> None:
+        """One request of the engine is all of it."""
 
     def feed(self, output: GenerationOutput) -> str:
         """The text that can be shown now."""

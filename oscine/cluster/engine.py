@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 
 _SHORTEST_RETRY_S, _LONGEST_RETRY_S = 0.1, 1.0  # between two tries to find a place, or what can be served
 
+_NOT_IN_TIME = "the engine was lost, and no other one has gone on with the request in time"
+
 
 @dataclass(frozen=True, slots=True)
 class MigrationLimits:
@@ -171,14 +173,19 @@ class ClusterEngine:
         """Raises NoPlace: at once for a request that comes, in the end for one that has lost its engine."""
         if live.misses > 1:
             await asyncio.sleep(min(_SHORTEST_RETRY_S * live.misses, _LONGEST_RETRY_S))
-        while True:
-            try:
-                return await self._placer.place(live.placement(self._model))
-            except NoPlace as no:
-                pause_s = _retry_s(no)
-                if live.deadline_s is None or time.monotonic() + pause_s > live.deadline_s:
-                    raise
-                await asyncio.sleep(pause_s)
+        if live.deadline_s is None:
+            return await self._placer.place(live.placement(self._model))
+        refusal = NoPlace(_NOT_IN_TIME, retry_after_s=_LONGEST_RETRY_S, overloaded=False)
+        try:
+            async with asyncio.timeout(live.deadline_s - time.monotonic()):
+                while True:
+                    try:
+                        return await self._placer.place(live.placement(self._model))
+                    except NoPlace as no:
+                        refusal = no
+                    await asyncio.sleep(_retry_s(refusal))
+        except TimeoutError:
+            raise refusal from None
 
     def _link_to(self, place: Place) -> EngineLink:
         link = self._links.get(place.address)
@@ -219,7 +226,7 @@ class ClusterEngine:
         if live.losses > self._limits.max_losses:
             self._fail(live, EngineDied(f"{error}; {live.losses} engines broke while they had this request"))
         elif now > live.deadline_s:
-            self._fail(live, EngineDied(f"{error}, and no other engine has gone on with this request in time"))
+            self._fail(live, EngineDied(_NOT_IN_TIME))
         else:
             self.migrations.migrations += 1
             if self._root is not None:

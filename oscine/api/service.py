@@ -26,6 +26,7 @@ from oscine.types import EngineInfo
 
 logger = logging.getLogger(__name__)
 
+_FOUND_S = 1.0  # from a request's finding its model to its being admitted, at most
 _WORST_FIRST = ("failed", "stopped", "starting", "restarting", "draining", "ready")
 
 
@@ -49,6 +50,7 @@ class Service:
         self.started = int(time.time())
         self._by_name: dict[str, ServedModel] = {}
         self._leaving: set[ServedModel] = set()  # removed, with requests that still run
+        self._retiring: set[asyncio.Task[None]] = set()  # of those that were replaced
 
     def add(self, engine: Engine, options: EngineOptions, names: Sequence[str] = ()) -> ServedModel:
         """One more model, known from now on; of a service that has started, the caller starts it.
@@ -57,21 +59,57 @@ class Service:
         a name that another has.
         """
         model = ServedModel(engine, options, names, self.metrics)
+        self._name(model)
+        return model
+
+    async def remove(self, model: ServedModel) -> None:
+        """Its names are unknown at once, and free; returns when its requests have ended and its engine has stopped."""
+        self._unname(model)
+        await self._retire(model)
+
+    async def replace(
+        self, old: ServedModel, engine: Engine, options: EngineOptions, names: Sequence[str] = ()
+    ) -> ServedModel:
+        """One model in the place of another as soon as it is ready, so that no request is refused.
+
+        Returns when it is; the old one leaves by and by. Raises as the start of a model does, and nothing has changed.
+        """
+        new = ServedModel(engine, options, names, self.metrics)
+        try:
+            await new.start()
+            self._unname(old)
+            try:
+                self._name(new)
+            except ValueError:
+                self._name(old)
+                raise
+        except BaseException:
+            await new.stop()
+            raise
+        self._retiring.add(asyncio.create_task(self._retire_late(old)))
+        return new
+
+    def _name(self, model: ServedModel) -> None:
         for name in model.names:
             if name in self._by_name:
                 raise ValueError(f"there is a model {name!r} already")
         self._by_name |= dict.fromkeys(model.names, model)
         model.draining = self.draining
-        return model
 
-    async def remove(self, model: ServedModel) -> None:
-        """Its names are unknown at once, and free; returns when its requests have ended and its engine has stopped."""
+    def _unname(self, model: ServedModel) -> None:
         for name in model.names:
             del self._by_name[name]
         self._leaving.add(model)
+
+    async def _retire(self, model: ServedModel) -> None:
         await model.drain(self.config.server.drain_s)
         await model.stop()
         self._leaving.discard(model)
+
+    async def _retire_late(self, model: ServedModel) -> None:
+        """Requests that have found the model just now are still to be admitted."""
+        await asyncio.sleep(_FOUND_S)
+        await self._retire(model)
 
     @property
     def models(self) -> list[ServedModel]:
@@ -105,6 +143,8 @@ class Service:
 
     async def stop(self) -> None:
         await self.responses.stop()
+        for task in self._retiring:
+            task.cancel()
         await asyncio.gather(*(model.stop() for model in self._all()))
         await self.tools.stop()
         if self.tracing is not None:

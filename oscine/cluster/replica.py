@@ -50,8 +50,11 @@ def peer_options(options: ReplicaOptions, host: str) -> PeerOptions:
 class Replica:
     """The class behind the Serve deployments of a model. Constructed once its engine is ready."""
 
-    async def __init__(self, options: ReplicaOptions) -> None:  # type: ignore[misc]  # Serve awaits it
-        """Raises EngineError, with the reason in one line, when the engine cannot start."""
+    async def __init__(self, options: ReplicaOptions, *companions: object) -> None:  # type: ignore[misc]
+        """Serve awaits it. Raises EngineError, with the reason in one line, when the engine cannot start.
+
+        `companions`: the model's other roles, because an app is what its first deployment is bound to.
+        """
         if options.num_threads is not None:
             os.environ["OMP_NUM_THREADS"] = str(options.num_threads)
         self._options = options

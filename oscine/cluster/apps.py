@@ -1,0 +1,118 @@
+"""A deployment as Ray Serve applications: one a model, whose deployments are its roles; one of router and ingress.
+
+Knows how Serve is told; not when. What needs other actors if it changes makes their version; the rest is changed in
+place.
+"""
+
+import hashlib
+from typing import Any
+
+import msgspec
+from ray import serve
+from ray.serve.config import RequestRouterConfig
+
+import oscine
+from oscine.cluster.deployment import Deployment, ModelSpec, RoleSpec, app_name
+from oscine.cluster.ingress import Ingress, IngressConfig
+from oscine.cluster.model_route import ModelRoute, RouterConfig
+from oscine.cluster.replica import Replica, ReplicaOptions
+from oscine.cluster.router import Router
+
+ROUTER, INGRESS = "router", "ingress"
+_CALLS = 100_000  # at once: calls are small, and what waits does so in our queue
+_HEALTH_S = 0.5  # between two looks at an actor
+_HEALTH_TIMEOUT_S = 10.0  # an actor that does not answer so long is replaced
+_ROUTING: dict[str, Any] = {
+    "request_router_class": "oscine.cluster.request_router:KVAwareRequestRouter",
+    "request_routing_stats_period_s": 0.5,  # between two reports of a replica to the router
+}
+_WAIT_LOOP_S = 0.1  # of Serve, before it lets an actor shut itself down
+_SHUTDOWN_S = 10.0  # beyond the drain
+
+
+def model_app(model: ModelSpec, prefix_seed: str, drain_s: float) -> serve.Application:
+    prefill, serving = model.role("prefill"), model.serving
+    companions = [] if prefill is None else [_bind(model, prefill, prefix_seed, drain_s)]
+    return _bind(model, serving, prefix_seed, drain_s, *companions)
+
+
+def _bind(
+    model: ModelSpec, role: RoleSpec, prefix_seed: str, drain_s: float, *companions: serve.Application
+) -> serve.Application:
+    threads = max(1, int(role.cpus))
+    options = ReplicaOptions(model.name, role.role, role.engine, prefix_seed, threads, drain_s)
+    deployment = _deployment(
+        Replica,
+        name=role.role,
+        **_scale(role),
+        ray_actor_options={"num_cpus": role.cpus, "num_gpus": role.gpus},
+        request_router_config=RequestRouterConfig(**_ROUTING),
+        max_surge_percent=100 if role.gpus == 0 else 0,
+        **_lifecycle(options, drain_s),
+    )
+    return deployment.bind(options, *companions)
+
+
+def _deployment(kind: type, **options: Any) -> serve.Deployment:
+    made: serve.Deployment = serve.deployment(kind).options(**options)  # type: ignore[attr-defined]
+    return made
+
+
+def _scale(role: RoleSpec) -> dict[str, Any]:
+    return {"num_replicas": role.replicas.min}
+
+
+def router_config(deployment: Deployment) -> RouterConfig:
+    return RouterConfig([_route(model) for model in deployment.models])
+
+
+def _route(model: ModelSpec) -> ModelRoute:
+    return ModelRoute(
+        model.name,
+        app_name(model.name),
+        generate=model.serving.role,
+        prefill="prefill" if model.role("prefill") is not None else None,
+        prefill_min_tokens=model.prefill.min_tokens,
+        prefill_timeout_s=model.prefill.timeout_s,
+        start_timeout_s=model.start_timeout_s,
+        queue=model.queue,
+    )
+
+
+def cluster_app(deployment: Deployment) -> serve.Application:
+    server, tools = deployment.server, deployment.tools
+    router = _deployment(
+        Router,
+        name=ROUTER,
+        num_replicas=deployment.router_replicas,
+        ray_actor_options={"num_cpus": 0},
+        user_config=msgspec.to_builtins(router_config(deployment)),
+        **_lifecycle(None, 0.0),
+    )
+    ingress = _deployment(
+        Ingress,
+        name=INGRESS,
+        num_replicas=deployment.ingress_replicas,
+        ray_actor_options={"num_cpus": 0},
+        user_config=msgspec.to_builtins(IngressConfig(list(deployment.models), deployment.prefix_seed)),
+        **_lifecycle((server, tools), server.drain_s),
+    )
+    return ingress.bind(server, tools, router.bind())
+
+
+def _lifecycle(options: object, drain_s: float) -> dict[str, Any]:
+    """`options`: what an actor is made with; where it changes, actors are replaced."""
+    return {
+        "version": _version(options),
+        "_internal": True,  # without a version of ours, each call of serve.run would replace every actor
+        "max_ongoing_requests": _CALLS,
+        "max_constructor_retry_count": 1,  # an engine has its own retries
+        "health_check_period_s": _HEALTH_S,
+        "health_check_timeout_s": _HEALTH_TIMEOUT_S,
+        "graceful_shutdown_wait_loop_s": _WAIT_LOOP_S,
+        "graceful_shutdown_timeout_s": drain_s + _SHUTDOWN_S,
+    }
+
+
+def _version(options: object) -> str:
+    return hashlib.sha256(oscine.__version__.encode() + msgspec.json.encode(options)).hexdigest()[:16]

@@ -1,0 +1,152 @@
+"""The Serve deployment "ingress": the API server over engines that are clusters.
+
+Knows how the server is run and which models it has; not how a request is placed or answered. The server has a thread
+and an event loop of its own, so nothing of Ray runs between a token and its client.
+"""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Coroutine
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+import msgspec
+from ray.serve.handle import DeploymentHandle
+
+from oscine.api.logs import start_logging
+from oscine.api.served_model import ServedModel
+from oscine.api.server import Server, ServerError
+from oscine.api.service import Service
+from oscine.cluster.deployment import ModelSpec
+from oscine.cluster.engine import ClusterEngine, MigrationLimits
+from oscine.cluster.placement import Placer
+from oscine.cluster.ray_placer import RayPlacer
+from oscine.config import Config, EngineOptions, Environment, ServerOptions, ToolOptions
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+_POLL_S = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class IngressConfig:
+    """user_config of the ingress: msgspec.to_builtins(IngressConfig(...))."""
+
+    models: list[ModelSpec] = field(default_factory=list)
+    prefix_seed: str = ""
+
+
+class Ingress:
+    """The class behind the Serve deployment; ready once it listens, whatever its models do."""
+
+    def __init__(self, server: ServerOptions, tools: ToolOptions, router: DeploymentHandle[Any]) -> None:
+        """Raises ServerError when it cannot listen."""
+        start_logging(server.log_level, server.log_format)
+        config = Config(server=replace(server, traces=Environment.read().traces), tools=tools)
+        self._placer: Placer = RayPlacer(router)
+        self._service = Service(config)
+        self._server = Server(config, self._service, reuse_port=True)
+        self._models: dict[str, tuple[ModelSpec, ServedModel]] = {}
+        self._updating: asyncio.Task[None] | None = None  # the last update
+        self._loop: asyncio.AbstractEventLoop | None = None  # of the server, once it runs
+        self._error: str | None = None  # why it does not any more
+        self._thread = threading.Thread(target=self._run, name="server", daemon=True)
+
+    def _run(self) -> None:
+        try:
+            with asyncio.Runner(loop_factory=self._server.config.get_loop_factory()) as runner:
+                self._loop = runner.get_loop()
+                runner.run(self._server.run_service(lambda info: None))
+        except ServerError as error:
+            self._error = str(error)
+
+    async def reconfigure(self, user_config: dict[str, Any]) -> None:
+        """The models now. Returns once the server listens; models start, and are replaced, by and by."""
+        config = msgspec.convert(user_config, IngressConfig)
+        if self._loop is None:
+            self._thread.start()
+            while not self._server.started and self._thread.is_alive():
+                await asyncio.sleep(_POLL_S)
+        await self._in_server(self._update(config))
+
+    async def _in_server(self, work: Coroutine[Any, Any, T]) -> T:
+        assert self._loop is not None
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+
+    async def _update(self, config: IngressConfig) -> None:
+        """On the server's loop. One update after the other, so that each model is in one place."""
+        self._updating = asyncio.create_task(self._follow(self._updating, config))
+
+    async def _follow(self, before: "asyncio.Task[None] | None", config: IngressConfig) -> None:
+        if before is not None:
+            await before
+        wanted = {model.name: model for model in config.models}
+        work = [self._service.remove(self._models.pop(name)[1]) for name in self._models.keys() - wanted.keys()]
+        for name, model in wanted.items():
+            there = self._models.get(name)
+            if there is None:
+                work.append(self._start(model, config.prefix_seed))
+            elif _api_options(there[0]) != _api_options(model):
+                work.append(self._replace(model, config.prefix_seed))
+        for error in await asyncio.gather(*work, return_exceptions=True):
+            if error is not None:
+                logger.error("a model cannot be served: %s", error)
+
+    async def _start(self, model: ModelSpec, prefix_seed: str) -> None:
+        served = self._service.add(self._engine(model, prefix_seed), cluster_options(model), model.names)
+        self._models[model.name] = model, served
+        await served.start()
+
+    async def _replace(self, model: ModelSpec, prefix_seed: str) -> None:
+        """Once its successor is ready, so that no request is refused."""
+        old = self._models[model.name][1]
+        new = await self._service.replace(old, self._engine(model, prefix_seed), cluster_options(model), model.names)
+        self._models[model.name] = model, new
+
+    async def settled(self) -> bool:
+        """Whether all that `reconfigure` was told is so, as far as it can be."""
+
+        async def done() -> bool:
+            return self._updating is not None and self._updating.done()
+
+        return await self._in_server(done())
+
+    def _engine(self, model: ModelSpec, prefix_seed: str) -> ClusterEngine:
+        limits = MigrationLimits(max_losses=model.migration_retries)
+        return ClusterEngine(self._placer, model.name, prefix_seed=prefix_seed, limits=limits)
+
+    async def url(self) -> str:
+        """Where it listens, as its own machine reaches it."""
+        return self._server.url
+
+    async def check_health(self) -> None:
+        if not self._thread.is_alive():
+            raise RuntimeError(f"the server has ended: {self._error}")
+
+    async def __del__(self) -> None:  # Serve's call before it ends the actor
+        """Refuses new requests, and lets those that run end within drain_s seconds."""
+        if self._loop is not None and self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._server.request_stop)
+            await asyncio.to_thread(self._thread.join)
+
+
+def _api_options(model: ModelSpec) -> tuple[object, ...]:
+    """What the server must know of a model."""
+    return model.names, cluster_options(model), model.migration_retries
+
+
+def cluster_options(model: ModelSpec) -> EngineOptions:
+    """One engine as large as all replicas together, and the queue before them: the router refuses what is too much."""
+    role = model.serving
+    scheduler = role.engine.scheduler
+    waiting = role.replicas.max * scheduler.max_waiting + model.queue.max_requests
+    whole = replace(
+        scheduler,
+        max_num_seqs=role.replicas.max * scheduler.max_num_seqs,
+        max_num_batched_tokens=role.replicas.max * scheduler.max_num_batched_tokens,
+        max_queued_tokens=role.replicas.max * scheduler.max_queued_tokens,
+        max_waiting=waiting,
+    )
+    return replace(role.engine, scheduler=whole)

@@ -1,0 +1,168 @@
+"""A Ray cluster of this machine alone, which outlives the command that starts it and ends with all that it started.
+
+Knows processes and folders; not what runs on the cluster. It has no dashboard, no fixed ports, a temporary folder of
+its own, a token that its clients must show, and no usage statistics: it meets no other Ray. Ray itself is imported
+late, because it reads the token when it is.
+"""
+
+import fcntl
+import json
+import logging
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+_START_S = 60.0
+_STOP_S = 15.0  # for processes to end by themselves
+_POLL_S = 0.05
+_OBJECT_STORE_BYTES = 80 << 20  # nothing large goes through it: tokens and pages have ways of their own
+_ADDRESS, _LOCK, _LOG, _TOKEN = "address", "lock", "start.log", "token"  # in the folder
+
+
+class LocalRayError(Exception):
+    """One line."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalRay:
+    address: str  # of its GCS
+    pid: int  # of the process that all others belong to
+    folder: str  # temporary; with its token and its logs
+
+    def save(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(asdict(self)))
+
+    @classmethod
+    def load(cls, path: Path) -> "LocalRay | None":
+        """None when there is none, or it is gone."""
+        try:
+            found = cls(**json.loads(path.read_text()))
+        except (OSError, ValueError, TypeError):
+            return None
+        return found if found.alive else None
+
+    @property
+    def alive(self) -> bool:
+        """The process holds a lock as long as it lives; its pid alone may be somebody else's by now."""
+        try:
+            with Path(self.folder, _LOCK).open() as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False
+
+    def stop(self) -> None:
+        """Ends every process of it, and removes the folder."""
+        for number, wait_s in ((signal.SIGTERM, 2 * _STOP_S), (signal.SIGKILL, _STOP_S)):
+            deadline = time.monotonic() + wait_s
+            if self.alive:
+                os.kill(self.pid, number)
+            while self.alive and time.monotonic() < deadline:
+                time.sleep(_POLL_S)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def connect(self) -> None:
+        """Makes this process its client; it cannot be one of another cluster afterwards."""
+        os.environ.update(_environment(self.folder))
+        connect(self.address)
+
+
+def connect(address: str) -> None:
+    """Makes this process a client of a Ray cluster. Raises LocalRayError when it is not there."""
+    import ray
+
+    try:
+        ray.init(address=address, namespace="oscine", log_to_driver=False, logging_level=logging.ERROR)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise LocalRayError(f"no Ray cluster at {address}: {str(error).splitlines()[0]}") from None
+
+
+def start(num_cpus: int, num_gpus: int | None = None) -> LocalRay:
+    """Raises LocalRayError when Ray does not start. `num_gpus`: None for those that Ray finds."""
+    folder = Path(tempfile.mkdtemp(prefix="oscine-ray-"))  # mode 0700, so nobody else reads the token
+    (folder / _TOKEN).write_text(secrets.token_hex(32))
+    request = json.dumps({"folder": str(folder), "num_cpus": num_cpus, "num_gpus": num_gpus})
+    log, address = folder / _LOG, folder / _ADDRESS
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", __name__, request],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,  # a ctrl-C of the terminal is not meant for it
+            env=os.environ | _environment(str(folder)),
+        )
+    deadline = time.monotonic() + _START_S
+    while not address.exists():
+        if process.poll() is not None or time.monotonic() > deadline:
+            said = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+            LocalRay("", process.pid, str(folder)).stop()
+            raise LocalRayError(f"Ray does not start: {said[-1] if said else 'it says nothing'}")
+        time.sleep(_POLL_S)
+    return LocalRay(address.read_text(), process.pid, str(folder))
+
+
+def _environment(folder: str) -> dict[str, str]:
+    token = str(Path(folder, _TOKEN))
+    return {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": token}
+
+
+def _run(folder: str, num_cpus: int, num_gpus: int | None) -> None:
+    """In the process that all others belong to: until SIGTERM."""
+    signals = {signal.SIGTERM, signal.SIGINT}
+    with Path(folder, _LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        _start_ray(folder, num_cpus, num_gpus)
+        signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+        # Appears whole: who waits for it never reads half an address.
+        unfinished = Path(folder, _ADDRESS + ".new")
+        unfinished.write_text(ray_address())
+        unfinished.rename(Path(folder, _ADDRESS))
+        signal.sigwait(signals)
+        _stop_ray()
+
+
+def _start_ray(folder: str, num_cpus: int, num_gpus: int | None) -> None:
+    import ray
+
+    ray.init(
+        num_cpus=num_cpus,
+        num_gpus=num_gpus,
+        include_dashboard=False,
+        log_to_driver=False,
+        object_store_memory=_OBJECT_STORE_BYTES,
+        _temp_dir=folder,
+    )
+
+
+def ray_address() -> str:
+    """Of the cluster that this process is a client of."""
+    import ray
+
+    return str(ray.get_runtime_context().gcs_address)
+
+
+def _stop_ray() -> None:
+    """Waits for every process below, engines too: they end when their owner has."""
+    import psutil  # Ray brings its own
+    import ray
+
+    below = psutil.Process().children(recursive=True)
+    ray.shutdown()
+    _, left = psutil.wait_procs(below, timeout=_STOP_S)
+    for process in left:
+        process.kill()
+
+
+if __name__ == "__main__":
+    _run(**json.loads(sys.argv[1]))

@@ -3,6 +3,7 @@
 Knows nothing of what went wrong; the code that finds a problem raises an APIError that says so.
 """
 
+import math
 import re
 
 import msgspec
@@ -19,7 +20,7 @@ _ANTHROPIC_TYPES = {
     429: "rate_limit_error",
     _ANTHROPIC_OVERLOADED: "overloaded_error",
 }
-RETRY_AFTER_S = 1  # what a client is told to wait when the server is busy, loading or draining
+RETRY_AFTER_S = 1.0  # what a client is told to wait when nobody knows better
 
 
 class APIError(Exception):
@@ -63,9 +64,14 @@ def unsupported(param: str, why: str = "it is not supported") -> APIError:
     return APIError(f"Invalid value for '{param}': {why}.", param=param, code="unsupported_parameter")
 
 
-def unavailable(message: str, *, code: str = "unavailable") -> APIError:
-    """The server cannot take the request now; the same request may succeed later."""
-    headers = {"Retry-After": str(RETRY_AFTER_S)}
+def retry_after(seconds: float | None) -> dict[str, str]:
+    """The header: whole seconds, one at least."""
+    return {"Retry-After": str(max(1, math.ceil(RETRY_AFTER_S if seconds is None else seconds)))}
+
+
+def unavailable(message: str, *, code: str = "unavailable", retry_after_s: float | None = None) -> APIError:
+    """The server cannot take the request now; the same one may succeed later: in `retry_after_s`, if that is known."""
+    headers = retry_after(retry_after_s)
     return APIError(message, status=503, type="service_unavailable_error", code=code, headers=headers)
 
 

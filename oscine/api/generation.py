@@ -149,9 +149,12 @@ class Generation:
             async with stream:
                 await self._pump(stream, choice, clock, write)
         except EngineDied as error:
-            raise unavailable(f"The engine failed: {error}.", code="engine_died") from None
+            raise unavailable(
+                f"The engine failed: {error}.", code="engine_died", retry_after_s=error.retry_after_s
+            ) from None
         except EngineOverloaded as error:
-            raise unavailable(f"The server is overloaded: {error}.", code="overloaded") from None
+            wait_s = error.retry_after_s or self._model.admission.departures.wait_s(1, 0)
+            raise unavailable(f"The server is overloaded: {error}.", code="overloaded", retry_after_s=wait_s) from None
         finally:
             self._model.forget(stream)
 

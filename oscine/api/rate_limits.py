@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from oscine.api.errors import APIError
+from oscine.api.errors import APIError, retry_after
 
 _MINUTE_S = 60.0
 Headers = list[tuple[bytes, bytes]]
@@ -140,7 +140,7 @@ def _exceeded(limit: str, what: str, wait_s: float) -> APIError:
         status=429,
         type=what,
         code="rate_limit_exceeded",
-        headers={"Retry-After": str(max(1, math.ceil(wait_s)))},
+        headers=retry_after(wait_s),
     )
 
 

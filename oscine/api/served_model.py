@@ -158,12 +158,13 @@ class ServedModel:
         record = current.get()
         if record is not None:
             record.sampling = record.sampling or request.sampling
-            if record.key is not None:
-                request = replace(request, priority=record.key.bounded_priority(request.priority))
+            if (key := record.key) is not None:
+                request = replace(request, priority=key.bounded_priority(request.priority), tenant=key.name)
         try:
             stream = self.engine.submit(request)
         except EngineDied as error:
-            raise unavailable(f"The engine is not available: {error}.", code="engine_unavailable") from None
+            message = f"The engine is not available: {error}."
+            raise unavailable(message, code="engine_unavailable", retry_after_s=error.retry_after_s) from None
         self._live.add(request.request_id)
         return stream
 

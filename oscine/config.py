@@ -105,6 +105,9 @@ class PeerOptions:
 
     host: str | None = None  # of this machine, as others reach it; None: only the server beside it does
     kv_events: bool = False  # publish what the prefix cache stores and forgets
+    kv_events_topic: str = "kv-events"
+    kv_events_endpoint: str | None = None  # ZeroMQ's; None: a free port of host
+    kv_replay_endpoint: str | None = None  # the same; None without a host: no events are given again
     kv_events_kept: int = 10_000  # messages kept for subscribers that missed some
     # Hex; prefixes have equal addresses in engines with equal seeds. Empty: a random one, so that nobody can guess any.
     prefix_seed: str = ""
@@ -113,7 +116,8 @@ class PeerOptions:
     def __post_init__(self) -> None:
         _require(self.kv_events_kept >= 0, "kv-events-kept", "at least 0", self.kv_events_kept)
         _require(_is_hex(self.prefix_seed), "prefix-seed", "an even number of hexadecimal digits", self.prefix_seed)
-        alone = self.host is None and (self.kv_events or self.kv_transfer)
+        published = self.host is not None or self.kv_events_endpoint is not None
+        alone = (self.kv_events and not published) or (self.kv_transfer and self.host is None)
         _require(not alone, "peer-host", "given for KV events and KV transfer", None)
 
 

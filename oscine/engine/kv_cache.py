@@ -117,12 +117,15 @@ class KVCache:
 
     def _register(self, request: Request, num_pages: int) -> None:
         self.index.extend_digests(request.digests, request.token_ids, num_pages)
+        learnt = []
         for i in range(request.num_registered, num_pages):
             digest = request.digests[i]
             if self.index.insert("full", digest, request.full_pages[i]):
                 self.full.mark_indexed(request.full_pages[i])
+                learnt.append(i)
             if self.index.insert("sliding", digest, request.sliding_pages[i]):
                 self.sliding.mark_indexed(request.sliding_pages[i])
+        self.index.announce(request.digests, request.token_ids, learnt)
         request.num_registered = num_pages
 
     def _worth_keeping(self, request: Request, page: int) -> bool:

@@ -12,6 +12,7 @@ from typing import cast
 from oscine.config import EngineOptions
 from oscine.engine.kv_cache import KVCache
 from oscine.engine.latency import Latencies
+from oscine.engine.prefix_index import PageEvents
 from oscine.engine.request import Request
 from oscine.engine.scheduler import ScheduledStep, Scheduler
 from oscine.types import (
@@ -95,6 +96,10 @@ class EngineLoop:
         self._num_steps = 0
         self._num_generated = 0
         self._latencies = Latencies()
+
+    def tell_of_pages(self, events: PageEvents) -> None:
+        """From here on `events` hears what the prefix cache stores and forgets."""
+        self._cache.index.events = events
 
     @property
     def has_work(self) -> bool:

@@ -7,7 +7,7 @@ mean equal content. Each group forgets pages on its own.
 import hashlib
 import os
 from array import array
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 Group = Literal["full", "sliding"]
 
@@ -37,6 +37,18 @@ class PrefixHit(NamedTuple):
     first_sliding: int  # sliding_pages before this index are holes
 
 
+class PageEvents(Protocol):
+    """Hears what becomes of pages of the full group."""
+
+    def stored(self, digests: list[bytes], token_ids: list[int], pages: list[int]) -> None:
+        """Pages of a prefix, by their places in it, are known now; it has these digests and tokens, or more."""
+        ...
+
+    def removed(self, digest: bytes) -> None:
+        """A page is known no more."""
+        ...
+
+
 class PrefixIndex:
     """Digest of a prefix of whole pages -> the page that holds its last page_size tokens."""
 
@@ -44,6 +56,7 @@ class PrefixIndex:
         self.page_size = page_size
         self._reach = sliding_window - 1  # how far back of its own position a token looks
         self._root = root  # address of the empty prefix
+        self.events: PageEvents | None = None
         self._pages: dict[Group, dict[bytes, int]] = {"full": {}, "sliding": {}}
         self._digests: dict[Group, dict[int, bytes]] = {"full": {}, "sliding": {}}
 
@@ -65,7 +78,15 @@ class PrefixIndex:
 
     def forget(self, group: Group, page: int) -> None:
         """The page is about to hold something else."""
-        del self._pages[group][self._digests[group].pop(page)]
+        digest = self._digests[group].pop(page)
+        del self._pages[group][digest]
+        if group == "full" and self.events is not None:
+            self.events.removed(digest)
+
+    def announce(self, digests: list[bytes], token_ids: list[int], places: list[int]) -> None:
+        """Tells who listens of pages of the full group that were just inserted."""
+        if places and self.events is not None:
+            self.events.stored(digests, token_ids, places)
 
     def find(self, digests: list[bytes]) -> PrefixHit:
         """The longest prefix whose full pages are all known and whose last window is known in the sliding group."""

@@ -18,7 +18,9 @@ from collections.abc import Iterator
 import msgspec
 import zmq
 
+from oscine.config import EngineOptions
 from oscine.engine.build import build_engine
+from oscine.engine.kv_events import KVEvents
 from oscine.engine.loop import EngineLoop
 from oscine.engine.messages import (
     Cancel,
@@ -35,10 +37,11 @@ from oscine.engine.messages import (
     decode_to_engine,
     encode,
 )
-from oscine.engine.tcp import bind_tcp
+from oscine.engine.tcp import bind_tcp, expect_heartbeats
 from oscine.types import Endpoints, EngineInfo, EngineStats, GenerationOutput, GenerationRequest
 
 _STATS_INTERVAL_S = 0.1
+_IDLE_STATS_MS = 1000  # between statistics for other processes of a cluster, while nothing runs
 _FAREWELL_MS = 5000  # for the last words of a failed engine to be asked for, and to be sent
 
 _FAILED_TO_START = 2
@@ -59,6 +62,7 @@ class Clients:
 
     def listen(self, host: str) -> str:
         """Lets clients of other machines come too, over TCP. Returns the endpoint. Raises ValueError."""
+        expect_heartbeats(self._socket)
         return bind_tcp(self._socket, host)
 
     def send(self, client: bytes, message: ToClient) -> bool:
@@ -92,8 +96,8 @@ class Clients:
 class EngineServer:
     """Runs the loop for the clients of one socket, until a step fails."""
 
-    def __init__(self, clients: Clients, loop: EngineLoop, info: EngineInfo) -> None:
-        self._clients, self._loop, self._info = clients, loop, info
+    def __init__(self, clients: Clients, loop: EngineLoop, info: EngineInfo, events: KVEvents | None) -> None:
+        self._clients, self._loop, self._info, self._events = clients, loop, info, events
         self._known: set[bytes] = set()  # clients that said hello
         self._owners: dict[str, bytes] = {}  # live request id -> client
         self._stats_at = 0.0
@@ -101,10 +105,13 @@ class EngineServer:
     def run(self) -> None:
         """Raises what a failing step raised, after every request was told."""
         loop = self._loop
+        idle_ms = None if self._events is None else _IDLE_STATS_MS
         while True:
-            for client, message in self._clients.receive(0 if loop.has_work else None):
+            for client, message in self._clients.receive(0 if loop.has_work else idle_ms):
                 self._handle(client, message)
             if not loop.has_work:
+                if self._events is not None:
+                    self._publish(self._events, loop.stats())
                 continue
             try:
                 outputs = loop.step()
@@ -149,6 +156,8 @@ class EngineServer:
             if output.finish_reason is not None:
                 del self._owners[output.request_id]
         stats = self._due_stats()
+        if self._events is not None:
+            self._publish(self._events, stats)
         for client in list(by_client if stats is None else self._known):
             if not self._clients.send(client, Outputs(by_client.get(client, []), stats)):
                 self._forget(client)
@@ -159,6 +168,12 @@ class EngineServer:
             return None
         self._stats_at = now
         return self._loop.stats()
+
+    def _publish(self, events: KVEvents, stats: EngineStats | None) -> None:
+        """Before the outputs of a step are sent: the next turn of a request that ends finds the router informed."""
+        events.flush()
+        if stats is not None:
+            events.publish_stats(stats)
 
     def _forget(self, client: bytes) -> None:
         self._known.discard(client)
@@ -178,11 +193,22 @@ def _exit_with_stdin(address: str) -> None:
     os._exit(0)
 
 
+def _open_to_peers(clients: Clients, options: EngineOptions) -> tuple[Endpoints | None, KVEvents | None]:
+    """Raises ValueError for an endpoint that cannot be had."""
+    peers = options.peers
+    events = KVEvents(peers, options.cache.page_size) if peers.kv_events else None
+    if peers.host is None:
+        return None, events
+    requests = clients.listen(peers.host)
+    if events is None:
+        return Endpoints(requests), None
+    return Endpoints(requests, events.endpoint, events.replay_endpoint), events
+
+
 def _serve(clients: Clients, launch: Launch, started_s: float) -> int:
     """Returns the exit status."""
-    peers = launch.options.peers
     try:
-        endpoints = None if peers.host is None else Endpoints(clients.listen(peers.host))
+        endpoints, events = _open_to_peers(clients, launch.options)
         engine = build_engine(launch.options)
     except (ValueError, OSError) as error:
         return _fail(clients, str(error))
@@ -199,10 +225,12 @@ def _serve(clients: Clients, launch: Launch, started_s: float) -> int:
         max_num_seqs=launch.options.scheduler.max_num_seqs,
         endpoints=endpoints,
     )
+    if events is not None:
+        engine.loop.tell_of_pages(events)
     gc.collect()
     gc.freeze()  # the collector need not look at the model's objects again in the middle of a step
     try:
-        EngineServer(clients, engine.loop, info).run()
+        EngineServer(clients, engine.loop, info, events).run()
     except Exception:
         traceback.print_exc()
     return _FAILED_STEP

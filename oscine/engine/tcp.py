@@ -24,12 +24,27 @@ def expect_heartbeats(socket: zmq.Socket[Any]) -> None:
 
 def bind_tcp(socket: zmq.Socket[Any], host: str) -> str:
     """Binds a free port of this machine's address `host`. Returns the endpoint for others. Raises ValueError."""
-    expect_heartbeats(socket)
     try:
         family, *_, address = getaddrinfo(host, None, type=SOCK_STREAM)[0]
         socket.set(zmq.IPV6, family == AF_INET6)
         socket.bind(f"tcp://[{address[0]}]:*" if family == AF_INET6 else f"tcp://{address[0]}:*")
     except (OSError, zmq.ZMQError) as error:
         raise ValueError(f"--peer-host {host}: {error.strerror}") from None
-    port = bytes(socket.get(zmq.LAST_ENDPOINT)).rstrip(b"\0").rpartition(b":")[2].decode()
+    port = port_of(socket)
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+
+
+def bind_to(socket: zmq.Socket[Any], endpoint: str, option: str) -> None:
+    """Binds an endpoint that a user gave with `option`, or connects it where it names another machine's port, as vLLM
+    does: it binds where there is a wildcard. Raises ValueError."""
+    socket.set(zmq.IPV6, "[" in endpoint)
+    binds = "*" in endpoint or "::" in endpoint or endpoint.startswith(("ipc://", "inproc://"))
+    try:
+        (socket.bind if binds else socket.connect)(endpoint)
+    except zmq.ZMQError as error:
+        raise ValueError(f"{option}: {endpoint}: {error.strerror}") from None
+
+
+def port_of(socket: zmq.Socket[Any]) -> str:
+    """That the socket was bound to last."""
+    return bytes(socket.get(zmq.LAST_ENDPOINT)).rstrip(b"\0").rpartition(b":")[2].decode()

@@ -18,6 +18,7 @@ from oscine.cluster.recent_placements import RecentPlacements
 from oscine.cluster.replica_view import Expected, ReplicaReport, ReplicaView
 from oscine.cluster.routing_cost import Weights, rank, sticky_key
 from oscine.cluster.snapshot import ReplicaSnapshot
+from oscine.engine.kv_events import page_hash
 from oscine.types import Endpoints, EngineInfo, EngineStats
 
 _PLACED_KEPT = 4096  # requests; those that a replica is being asked for are among them
@@ -163,7 +164,7 @@ class Fleet:
 
     def overlap_pages(self, digests: Sequence[bytes]) -> dict[str, int]:
         """Replica -> leading pages that it has, or will have when it has computed what was placed on it."""
-        pages = self.index.overlap(digests)
+        pages = self.index.overlap(map(page_hash, digests))
         recent = self._recent.find(digests, self._clock())
         if recent is not None and recent[0] in self._views:
             replica, num_pages = recent

@@ -7,7 +7,7 @@ a belief: a page that is wrongly listed costs a prefill, never an answer.
     pages      replica -> its pages                         asked when a replica goes
 """
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable
 
 
 class KVIndex:
@@ -18,6 +18,7 @@ class KVIndex:
         self._pages: dict[str, set[Hashable]] = {}
         self._bits: dict[str, int] = {}  # replica -> its bit, 1 << i
         self._names: dict[int, str] = {}  # and back
+        self._all = 0  # their bits
 
     def add(self, replica: str) -> None:
         """A replica that has no page yet; nothing where it is known."""
@@ -27,12 +28,15 @@ class KVIndex:
         while bit in self._names:
             bit <<= 1
         self._bits[replica], self._names[bit], self._pages[replica] = bit, replica, set()
+        self._all |= bit
 
     def drop(self, replica: str) -> None:
         """Forgets a replica; nothing where it is unknown."""
         if replica in self._bits:
             self.clear(replica)
-            del self._names[self._bits.pop(replica)], self._pages[replica]
+            bit = self._bits.pop(replica)
+            self._all ^= bit
+            del self._names[bit], self._pages[replica]
 
     def clear(self, replica: str) -> None:
         """The replica has no page any more."""
@@ -61,23 +65,23 @@ class KVIndex:
     def num_pages(self, replica: str) -> int:
         return len(self._pages[replica])
 
-    def overlap(self, pages: Sequence[Hashable]) -> dict[str, int]:
+    def overlap(self, pages: Iterable[Hashable]) -> dict[str, int]:
         """Replica -> how many leading pages of a prompt it has; replicas without the first one are left out."""
-        holders = self._holders
-        having = holders.get(pages[0], 0) if pages else 0
-        overlap: dict[str, int] = {}
-        for i, page in enumerate(pages):
-            ended = having & ~holders.get(page, 0)
-            if ended:
-                self._note(overlap, ended, i)
-                having ^= ended
+        holders, overlap = self._holders, dict[str, int]()
+        having, count = self._all, 0
+        for page in pages:
+            held = having & holders.get(page, 0)
+            if held != having:
+                self._note(overlap, having ^ held, count)
+                having = held
             if not having:
-                break
-        self._note(overlap, having, len(pages))
+                return overlap
+            count += 1
+        self._note(overlap, having, count)
         return overlap
 
     def _note(self, overlap: dict[str, int], bits: int, num_pages: int) -> None:
-        while bits:
+        while bits and num_pages:
             bit = bits & -bits
             overlap[self._names[bit]] = num_pages
             bits ^= bit

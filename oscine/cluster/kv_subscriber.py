@@ -1,7 +1,6 @@
 """Follows the events of one engine: pages stored, removed, cleared, and its statistics, over ZeroMQ.
 
-The format is that of vLLM's publisher, whose engines can be followed as well: three frames (topic, number of eight
-bytes, MessagePack of [time, events, rank]), and a ROUTER that gives messages again from a number on and ends with -1.
+The format is that of vLLM's publisher (see oscine.engine.kv_events), whose engines can be followed as well.
 
 Knows sockets and numbers; what an event means for routing is the sink's affair. Messages can be lost and engines start
 again; either leaves a gap, or numbers that go back. Then the last message known is asked for again with all that came
@@ -18,12 +17,11 @@ from typing import Any, Protocol
 import msgspec
 import zmq.asyncio
 
+from oscine.engine.kv_events import END, STATS_TOPIC
 from oscine.types import EngineStats
 
 EVENTS_TOPIC = b"kv-events"
-STATS_TOPIC = b"oscine-stats"
 
-_END = (-1).to_bytes(8, "big", signed=True)
 _REPLAY_S = 2.0  # without a word, after which an engine is taken for one that gives nothing again
 _BREATH = 64  # messages of a replay after which others on this event loop have their turn
 
@@ -59,9 +57,7 @@ class KVSubscriber:
         self._last: tuple[int, bytes, float] | None = None  # number, payload and time of the one before it
 
     async def run(self) -> None:
-        socket = self._context.socket(zmq.SUB)
-        socket.set(zmq.LINGER, 0)
-        socket.set(zmq.RCVHWM, 0)
+        socket = self._socket(zmq.SUB, self._events)
         socket.subscribe(EVENTS_TOPIC)
         socket.subscribe(STATS_TOPIC)
         lost = self._watch(socket)
@@ -87,6 +83,13 @@ class KVSubscriber:
         monitor.set(zmq.LINGER, 0)
         monitor.connect(address)
         return monitor
+
+    def _socket(self, kind: int, address: str) -> zmq.asyncio.Socket:
+        socket = self._context.socket(kind)
+        socket.set(zmq.LINGER, 0)
+        socket.set(zmq.RCVHWM, 0)  # bounded by what the engine's socket holds back
+        socket.set(zmq.IPV6, "[" in address)
+        return socket
 
     async def _receive(self, frames: list[bytes]) -> None:
         try:
@@ -149,9 +152,7 @@ class KVSubscriber:
         """The messages from a number on that the engine remembers; none if it does not answer."""
         if self._replay_address is None:
             return
-        socket = self._context.socket(zmq.DEALER)
-        socket.set(zmq.LINGER, 0)
-        socket.set(zmq.RCVHWM, 0)
+        socket = self._socket(zmq.DEALER, self._replay_address)
         try:
             socket.connect(self._replay_address)
             await socket.send_multipart([b"", start.to_bytes(8, "big")])
@@ -159,7 +160,7 @@ class KVSubscriber:
             while True:
                 async with asyncio.timeout(_REPLAY_S):
                     *_, number, payload = await socket.recv_multipart()
-                if number == _END:
+                if number == END:
                     return
                 yield int.from_bytes(number, "big"), payload
                 count += 1

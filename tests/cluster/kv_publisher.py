@@ -66,7 +66,7 @@ class Publisher:
         await self.publish(["BlockRemoved", list(pages), "GPU"], lose=lose)
 
     async def report(self, stats: EngineStats) -> None:
-        await self._events.send_multipart([b"oscine-stats", (0).to_bytes(8, "big"), msgspec.msgpack.encode(stats)])
+        await self._events.send_multipart([b"oscine-stats", msgspec.msgpack.encode(stats)])
 
     async def serve(self) -> None:
         """Answers those who missed something; runs until it is cancelled."""

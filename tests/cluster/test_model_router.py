@@ -11,10 +11,12 @@ from oscine.cluster.model_route import ModelRoute, QueueLimits
 from oscine.cluster.model_router import ModelRouter
 from oscine.cluster.placement import NoPlace, Place, Placement
 from oscine.cluster.replica_view import ReplicaReport
+from oscine.engine.kv_events import page_hash
 from oscine.types import Endpoints, EngineInfo, EngineStats
 
 ROUTE = ModelRoute("m", "app", "decode", prefill="prefill", prefill_min_tokens=256, start_timeout_s=0.2)
 DIGESTS = [bytes([i]) * 16 for i in range(40)]
+HASHES = [page_hash(digest) for digest in DIGESTS]
 PAGE = 64
 
 
@@ -79,7 +81,7 @@ def run(test: Callable[[Cluster], Awaitable[None]]) -> None:
 def test_a_request_goes_where_its_prefix_is() -> None:
     async def test(cluster: Cluster) -> None:
         cluster.start("a", "b", "c")
-        cluster.decode.index.store("b", DIGESTS[:8])
+        cluster.decode.index.store("b", HASHES[:8])
         place = await cluster.router().place(placement("r", 10))
         assert place == Place("b", "tcp://b:0", None, 8 * PAGE, 0.0)
 
@@ -204,7 +206,7 @@ def test_excluded_and_draining_replicas_get_nothing() -> None:
         draining = cluster.report("draining", state="draining")
         cluster.decode.update({"draining": draining} | {name: cluster.report(name) for name in ("failed", "ok")})
         for name in ("draining", "failed"):
-            cluster.decode.index.store(name, DIGESTS)
+            cluster.decode.index.store(name, HASHES)
         place = await cluster.router().place(placement("1", 4, exclude=["failed"]))
         assert place.replica == "ok"
 
@@ -214,7 +216,7 @@ def test_excluded_and_draining_replicas_get_nothing() -> None:
 def test_a_replica_that_refuses_is_passed_over() -> None:
     async def test(cluster: Cluster) -> None:
         cluster.start("a", "b")
-        cluster.decode.index.store("a", DIGESTS)
+        cluster.decode.index.store("a", HASHES)
         cluster.refusing.add("a")
         place = await cluster.router().place(placement("1", 4))
         assert place.replica == "b"
@@ -249,13 +251,13 @@ def test_long_prompts_that_are_not_cached_get_a_prefill_replica() -> None:
         router = cluster.router()
         assert (await router.place(placement("0", 10))).prefill is None, "there is none"
         cluster.prefill.update({name: cluster.report(name, role="prefill") for name in ("p", "q")})
-        cluster.prefill.index.store("q", DIGESTS[:20])
+        cluster.prefill.index.store("q", HASHES[:20])
         place = await router.place(placement("1", 20))
         assert place.prefill is not None
         assert (place.prefill.replica, place.prefill.address) == ("q", "tcp://q:0")
         assert place.prefill.min_tokens == 256
         assert (await router.place(placement("2", 3))).prefill is None, "it is short"
-        cluster.decode.index.store("a", DIGESTS[:38])
+        cluster.decode.index.store("a", HASHES[:38])
         assert (await router.place(placement("3", 40))).prefill is None, "most of it is cached"
         counters = router.counters
         assert (counters.placed, counters.remote_prefills) == (4, 1)
@@ -267,7 +269,7 @@ def test_long_prompts_that_are_not_cached_get_a_prefill_replica() -> None:
 def test_a_replica_that_goes_takes_its_pages_along() -> None:
     async def test(cluster: Cluster) -> None:
         cluster.start("a", "b")
-        cluster.decode.index.store("a", DIGESTS)
+        cluster.decode.index.store("a", HASHES)
         cluster.decode.update({"b": cluster.report("b")})
         place = await cluster.router(replace(ROUTE, prefill=None)).place(placement("1", 4))
         assert (place.replica, place.num_overlap_tokens) == ("b", 0)

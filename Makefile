@@ -6,7 +6,7 @@ BASE   := $(VENV)/.base
 TEST   := $(VENV)/.test
 WORKERS ?= 3
 
-.PHONY: demo serve test conformance browser screenshot check eval eval-tools soak chaos bench clean
+.PHONY: demo serve test conformance browser screenshot check eval eval-tools soak chaos bench cluster-bench clean
 
 $(BASE): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -58,6 +58,9 @@ chaos: $(TEST)  ## engines killed, hostile clients, stored responses after the d
 
 bench: $(TEST)  ## what the server itself costs, with a fake executor
 	$(BIN)/python -m benchmarks.serving.overhead
+
+cluster-bench: $(TEST)  ## what a cluster costs around its models: tokens through the whole path, CPU time of each hop
+	$(BIN)/python -m benchmarks.cluster.throughput
 
 clean:
 	rm -rf $(VENV) *.egg-info

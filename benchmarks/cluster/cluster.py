@@ -1,0 +1,80 @@
+"""A cluster of this machine for as long as a benchmark takes, on a Ray of its own, and what its processes cost."""
+
+import json
+import urllib.request
+from collections import Counter
+from types import TracebackType
+from urllib.parse import urlsplit
+
+import psutil
+
+from oscine.cluster import local_ray
+from oscine.cluster.deployment import Deployment
+
+_NUM_CPUS = 64  # that Ray may give away: what runs at a time is the machine's affair
+
+
+class Cluster:
+    """Context manager: the cluster is ready, and its models are. Nothing is left of it afterwards.
+
+    The process becomes a client of its Ray, so there is one cluster a process.
+    """
+
+    def __init__(self, deployment: Deployment) -> None:
+        self._deployment = deployment
+
+    def __enter__(self) -> "Cluster":
+        self._ray = local_ray.start(_NUM_CPUS, 0)
+        try:
+            self._ray.connect()
+            from oscine.cluster import control  # Ray is imported when its surroundings are set
+
+            control.up(self._deployment, wait=True, note=lambda text: None)
+            self.url = control.url()
+        except BaseException:
+            self._ray.stop()
+            raise
+        self.host, self.port = urlsplit(self.url).hostname, urlsplit(self.url).port
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+        import ray
+
+        ray.shutdown()
+        self._ray.stop()
+
+    def get(self, path: str) -> str:
+        with urllib.request.urlopen(self.url + path, timeout=30) as response:
+            return str(response.read().decode())
+
+    def model(self) -> str:
+        return str(json.loads(self.get("/v1/models"))["data"][0]["id"])
+
+    def processes(self, kind: str) -> list[psutil.Process]:
+        """Those of one kind: ingress, router, aggregated, prefill and decode are actors; engine; ray is all others."""
+        return [process for process in self._all() if kind_of(process) == kind]
+
+    def _all(self) -> list[psutil.Process]:
+        return psutil.Process(self._ray.pid).children(recursive=True)
+
+    def cpu_seconds(self) -> Counter[str]:
+        """CPU time so far, by kind."""
+        used: Counter[str] = Counter()
+        for process in self._all():
+            try:
+                times = process.cpu_times()
+                used[kind_of(process)] += times.user + times.system
+            except psutil.NoSuchProcess:
+                continue
+        return used
+
+
+def kind_of(process: psutil.Process) -> str:
+    try:
+        command = " ".join(process.cmdline())
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return "ray"
+    if "oscine.engine.process" in command:
+        return "engine"
+    _, _, actor = command.partition("ray::ServeReplica:")
+    return actor.split(":")[1].split(".")[0].split()[0] if actor else "ray"

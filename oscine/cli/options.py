@@ -8,6 +8,7 @@ over the file of --config, the file over the profile.
 import argparse
 import dataclasses
 import datetime
+import json
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any, NoReturn
 
 from oscine.cli import dialects
 from oscine.cli.error import USAGE, CommandError
+from oscine.cli.kv_events_config import KVEventsConfig
 from oscine.config import (
     CacheOptions,
     Config,
@@ -153,6 +155,8 @@ def _arguments(content: dict[Any, Any]) -> list[str]:
             continue
         if name not in known:
             raise CommandError(f"unknown key {key!r}", USAGE)
+        if name == "kv-events-config" and isinstance(value, dict):
+            value = json.dumps(value)
         flag = name in _FLAGS
         several = isinstance(value, list) and name in _LISTS
         if flag != isinstance(value, bool) or not (several or isinstance(value, str | int | float | datetime.date)):
@@ -275,6 +279,11 @@ _GROUPS: dict[str, _Options] = {
             "dest": "engine_timeout_s",
             "metavar": "SECONDS",
             "help": "without a step, after which a hung engine is started again; 0: never (900)",
+        },
+        "kv-events-config": {
+            "action": KVEventsConfig,
+            "metavar": "JSON",
+            "help": "vLLM's: whether, and where, events of the KV cache are published for routers (they are not)",
         },
         "reasoning-field": {
             "choices": ["reasoning", "reasoning_content", "both"],

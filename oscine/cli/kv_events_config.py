@@ -1,0 +1,79 @@
+"""`--kv-events-config`: vLLM's JSON for events of the KV cache, as our PeerOptions.
+
+Knows vLLM's keys and their defaults; not what is published.
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from oscine.cli.dialects import NOTES
+from oscine.config import PeerOptions
+
+_KINDS: dict[str, tuple[type, ...]] = {
+    "enable_kv_cache_events": (bool,),
+    "publisher": (str, type(None)),
+    "endpoint": (str,),
+    "replay_endpoint": (str, type(None)),
+    "buffer_steps": (int,),
+    "hwm": (int,),
+    "max_queue_size": (int,),
+    "topic": (str,),
+}
+_IGNORED = {
+    "hwm": "what a slow subscriber misses is asked for again",
+    "max_queue_size": "events wait for nothing before they are sent",
+}
+
+
+class KVEventsConfig(argparse.Action):
+    """Sets `peers` of EngineOptions, and leaves a note for each key that has no effect."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        try:
+            config = _read(str(values))
+        except ValueError as error:
+            raise argparse.ArgumentError(self, str(error)) from None
+        namespace.peers = _peers(config)
+        notes = (f"kv_events_config.{key} has no effect: {why}" for key, why in _IGNORED.items() if key in config)
+        setattr(namespace, NOTES, (*getattr(namespace, NOTES, ()), *notes))
+
+
+def _read(text: str) -> dict[str, Any]:
+    """Raises ValueError that names the key."""
+    try:
+        config = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"it is not JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise ValueError("it must be an object")
+    for key, value in config.items():
+        if key not in _KINDS:
+            raise ValueError(f"unknown key {key!r}")
+        if type(value) not in _KINDS[key]:  # not isinstance: true is no number
+            raise ValueError(f"{key} cannot be {json.dumps(value)}")
+    if config.get("publisher") not in (None, "zmq", "null"):
+        raise ValueError(f'publisher must be "zmq" or "null", not {json.dumps(config["publisher"])}')
+    if config.get("buffer_steps", 0) < 0:
+        raise ValueError(f"buffer_steps must be at least 0, not {config['buffer_steps']}")
+    return config
+
+
+def _peers(config: dict[str, Any]) -> PeerOptions:
+    default = PeerOptions()
+    if not config.get("enable_kv_cache_events", False) or config.get("publisher") == "null":
+        return default
+    return PeerOptions(
+        kv_events=True,
+        kv_events_topic=config.get("topic", default.kv_events_topic),
+        kv_events_endpoint=config.get("endpoint", "tcp://*:5557"),
+        kv_replay_endpoint=config.get("replay_endpoint"),
+        kv_events_kept=config.get("buffer_steps", default.kv_events_kept),
+    )

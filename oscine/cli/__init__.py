@@ -1,10 +1,13 @@
-"""The command line: `oscine serve`, `chat`, `batch`, `bench`. Importing it loads neither the server nor the model."""
+"""The command line: `oscine serve`, `chat`, `batch`, `bench`, `cluster`.
+
+Importing it loads neither the server nor the model.
+"""
 
 import os
 import sys
 
 import oscine
-from oscine.cli import batch, bench, chat, dynamo_worker, serve
+from oscine.cli import batch, bench, chat, cluster, dynamo_worker, serve
 from oscine.cli.error import INTERRUPTED, CommandError
 from oscine.cli.options import Parser
 
@@ -21,6 +24,7 @@ def _parser() -> Parser:
     chat.add_command(commands)
     batch.add_command(commands)
     bench.add_command(commands)
+    cluster.add_command(commands)
     dynamo_worker.add_command(commands)
     return parser
 

@@ -88,16 +88,26 @@ def read_config(given: Mapping[str, Any], note: Callable[[str], None] = lambda t
         layers.append(_read_yaml(path, f"--config {path}"))
     profile = next((layer["profile"] for layer in layers if "profile" in layer), None)
     if profile is not None:
-        layers.append(_read_yaml(PROFILE_FOLDER / f"{profile}.yaml", f"--profile {profile}"))
+        layers.append(read_profile(profile))
+    try:
+        return make_config(layers, note)
+    except ValueError as error:
+        raise CommandError(str(error), USAGE) from None
+
+
+def read_profile(name: str) -> dict[str, Any]:
+    """The options of a profile, by field of the configuration."""
+    return _read_yaml(PROFILE_FOLDER / f"{name}.yaml", f"--profile {name}")
+
+
+def make_config(layers: Sequence[dict[str, Any]], note: Callable[[str], None] = lambda text: None) -> Config:
+    """Of options by field; the first layer wins. Raises ValueError that names the option."""
     options: dict[str, Any] = {}
     for layer in reversed(layers):
         for text in layer.pop(dialects.NOTES, ()):
             note(text)
         options = {name: value for name, value in options.items() if not _excluded(name, layer)} | layer
-    try:
-        return _config(options)
-    except ValueError as error:
-        raise CommandError(str(error), USAGE) from None
+    return _config(options)
 
 
 def _excluded(name: str, layer: Mapping[str, Any]) -> bool:
@@ -134,14 +144,19 @@ def _read_yaml(path: Path, source: str) -> dict[str, Any]:
         raise CommandError(f"{source} is not YAML: {error}", USAGE) from None
     if not isinstance(content, dict):
         raise CommandError(f"{source} must be a mapping of option names to values", USAGE)
-    parser = Parser(prog="oscine serve", add_help=False, allow_abbrev=False)
-    add_options(parser, nested=True)
     try:
-        options = vars(parser.parse_args(_arguments(content)))
-        _check_exclusions(options)
-        return options
+        return read_mapping(content)
     except CommandError as error:
         raise CommandError(f"{source}: {error}", USAGE) from None
+
+
+def read_mapping(content: dict[Any, Any]) -> dict[str, Any]:
+    """The options of a YAML mapping, by field of the configuration. Raises CommandError that names the key."""
+    parser = Parser(prog="oscine serve", add_help=False, allow_abbrev=False)
+    add_options(parser, nested=True)
+    options = vars(parser.parse_args(_arguments(content)))
+    _check_exclusions(options)
+    return options
 
 
 def _arguments(content: dict[Any, Any]) -> list[str]:

@@ -47,7 +47,7 @@ def _bind(
         **_scale(role),
         ray_actor_options={"num_cpus": role.cpus, "num_gpus": role.gpus},
         request_router_config=RequestRouterConfig(**_ROUTING),
-        max_surge_percent=100 if role.gpus == 0 else 0,
+        max_surge_percent=100 if role.surge else 0,
         **_lifecycle(options, drain_s),
     )
     return deployment.bind(options, *companions)

@@ -4,17 +4,23 @@ Knows the order of things: models first, then the router and ingress that speak 
 models go. Called by a process that is a client of Ray.
 """
 
+import logging
 import re
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 from ray import serve
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview
 
 from oscine.cluster.apps import INGRESS, ROUTER, cluster_app, model_app
 from oscine.cluster.deployment import APP, Deployment, app_name
 from oscine.cluster.snapshot import ClusterSnapshot
 
+logging.getLogger("ray.serve").setLevel(logging.ERROR)  # it tells every handle that is made
 _POLL_S = 0.2
 _CALL_S = 10.0
 _REASON = re.compile(r"^(?:\w+\.)*(?:EngineError|ServerError|ValueError): (.+)$", re.MULTILINE)
@@ -52,7 +58,12 @@ def _run(apps: dict[str, serve.Application]) -> None:
 
 def running() -> list[str]:
     """The names of our apps."""
-    return [name for name in serve.status().applications if name == APP or name.startswith(f"{APP}-")]
+    return list(_ours())
+
+
+def _ours() -> dict[str, ApplicationStatusOverview]:
+    apps = serve.status().applications
+    return {name: app for name, app in apps.items() if name == APP or name.startswith(f"{APP}-")}
 
 
 def down(note: Note) -> None:
@@ -104,10 +115,43 @@ def _reason(name: str, app: ApplicationStatusOverview) -> str:
     return f"{name}: {' '.join(app.message.split())}"
 
 
-def snapshot() -> ClusterSnapshot:
-    answer: ClusterSnapshot = serve.get_deployment_handle(ROUTER, APP).snapshot.remote().result(timeout_s=_CALL_S)
-    return answer
+@dataclass(frozen=True, slots=True)
+class AppState:
+    name: str
+    status: str  # of Serve: DEPLOYING, RUNNING, DEPLOY_FAILED, ...
+    message: str  # why it is not RUNNING, in one line
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterState:
+    apps: list[AppState]
+    snapshot: ClusterSnapshot | None  # None while there is no router
+    url: str | None  # of the ingress
+
+
+def state() -> ClusterState:
+    apps = [AppState(name, app.status.value, _trouble(name, app)) for name, app in _ours().items()]
+    known = _ask(ROUTER, "snapshot")
+    return ClusterState(apps, known, _ask(INGRESS, "url"))
 
 
 def url() -> str:
-    return str(serve.get_deployment_handle(INGRESS, APP).url.remote().result(timeout_s=_CALL_S))
+    return str(_ask(INGRESS, "url"))
+
+
+def prefix_seed() -> str | None:
+    """Of the cluster that runs: its engines keep it, whatever else changes."""
+    answer: str | None = _ask(INGRESS, "prefix_seed") if APP in running() else None
+    return answer
+
+
+def _trouble(name: str, app: ApplicationStatusOverview) -> str:
+    return "" if app.status == ApplicationStatus.RUNNING else _reason(name, app)
+
+
+def _ask(deployment: str, method: str) -> Any:
+    """None where it does not answer."""
+    try:
+        return getattr(serve.get_deployment_handle(deployment, APP), method).remote().result(timeout_s=_CALL_S)
+    except (RayError, RayServeException, TimeoutError):
+        return None

@@ -50,6 +50,7 @@ class RoleSpec:
     gpus: float = 0.0  # of each replica
     cpus: float = 1.0  # of each replica, and threads of its engine
     tensor_parallel_size: int = 1
+    surge: bool = True  # an update starts new replicas before it ends old ones; false where there is no room for both
 
     def __post_init__(self) -> None:
         _require(self.gpus >= 0, "gpus", "at least 0", self.gpus)
@@ -101,7 +102,7 @@ class ModelSpec:
     prefill: PrefillLimits = field(default_factory=PrefillLimits)
     scaling: ScalingOptions = field(default_factory=ScalingOptions)
     queue: QueueLimits = field(default_factory=QueueLimits)
-    migration_retries: int = 4  # of one request that loses its replica; then it fails
+    migration_retries: int = 4  # of a request whose replicas break; then it fails
     start_timeout_s: float = 600.0  # for a replica to be ready
 
     def __post_init__(self) -> None:

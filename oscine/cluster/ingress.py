@@ -48,6 +48,7 @@ class Ingress:
         self._placer: Placer = RayPlacer(router)
         self._service = Service(config)
         self._server = Server(config, self._service, reuse_port=True)
+        self._prefix_seed = ""
         self._models: dict[str, tuple[ModelSpec, ServedModel]] = {}
         self._updating: asyncio.Task[None] | None = None  # the last update
         self._loop: asyncio.AbstractEventLoop | None = None  # of the server, once it runs
@@ -65,6 +66,7 @@ class Ingress:
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
         """The models now. Returns once the server listens; models start, and are replaced, by and by."""
         config = msgspec.convert(user_config, IngressConfig)
+        self._prefix_seed = config.prefix_seed
         if self._loop is None:
             self._thread.start()
             while not self._server.started and self._thread.is_alive():
@@ -116,6 +118,9 @@ class Ingress:
     def _engine(self, model: ModelSpec, prefix_seed: str) -> ClusterEngine:
         limits = MigrationLimits(max_losses=model.migration_retries)
         return ClusterEngine(self._placer, model.name, prefix_seed=prefix_seed, limits=limits)
+
+    async def prefix_seed(self) -> str:
+        return self._prefix_seed
 
     async def url(self) -> str:
         """Where it listens, as its own machine reaches it."""

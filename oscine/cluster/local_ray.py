@@ -35,6 +35,7 @@ class LocalRay:
     address: str  # of its GCS
     pid: int  # of the process that all others belong to
     folder: str  # temporary; with its token and its logs
+    num_cpus: int
 
     def save(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -87,6 +88,12 @@ def connect(address: str) -> None:
         raise LocalRayError(f"no Ray cluster at {address}: {str(error).splitlines()[0]}") from None
 
 
+def disconnect() -> None:
+    import ray
+
+    ray.shutdown()
+
+
 def start(num_cpus: int, num_gpus: int | None = None) -> LocalRay:
     """Raises LocalRayError when Ray does not start. `num_gpus`: None for those that Ray finds."""
     folder = Path(tempfile.mkdtemp(prefix="oscine-ray-"))  # mode 0700, so nobody else reads the token
@@ -106,10 +113,10 @@ def start(num_cpus: int, num_gpus: int | None = None) -> LocalRay:
     while not address.exists():
         if process.poll() is not None or time.monotonic() > deadline:
             said = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-            LocalRay("", process.pid, str(folder)).stop()
+            LocalRay("", process.pid, str(folder), num_cpus).stop()
             raise LocalRayError(f"Ray does not start: {said[-1] if said else 'it says nothing'}")
         time.sleep(_POLL_S)
-    return LocalRay(address.read_text(), process.pid, str(folder))
+    return LocalRay(address.read_text(), process.pid, str(folder), num_cpus)
 
 
 def _environment(folder: str) -> dict[str, str]:
@@ -126,7 +133,7 @@ def _run(folder: str, num_cpus: int, num_gpus: int | None) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, signals)
         # Appears whole: who waits for it never reads half an address.
         unfinished = Path(folder, _ADDRESS + ".new")
-        unfinished.write_text(ray_address())
+        unfinished.write_text(_address())
         unfinished.rename(Path(folder, _ADDRESS))
         signal.sigwait(signals)
         _stop_ray()
@@ -145,7 +152,7 @@ def _start_ray(folder: str, num_cpus: int, num_gpus: int | None) -> None:
     )
 
 
-def ray_address() -> str:
+def _address() -> str:
     """Of the cluster that this process is a client of."""
     import ray
 

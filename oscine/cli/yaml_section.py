@@ -1,0 +1,139 @@
+"""Mappings of a YAML file whose every key knows its line, so that an error can name it.
+
+Knows YAML and simple types; not what a file is about. Keys are written with hyphens or underscores.
+"""
+
+import dataclasses
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from oscine.cli.error import USAGE, CommandError
+
+T = TypeVar("T")
+_NAMES: dict[Any, str] = {
+    str: "text",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    list: "a list",
+}
+
+
+class Section:
+    """One mapping. Each key is taken once; `end` refuses those that nobody took. Errors are CommandErrors."""
+
+    def __init__(self, file: Path, node: yaml.Node, path: str = "") -> None:
+        self.file = file
+        self._node, self._path = node, path
+        self._entries: dict[str, tuple[yaml.Node, yaml.Node]] = {}
+        self._left: set[str] = set()
+        if not isinstance(node, yaml.MappingNode):
+            raise self._error(node, f"{path or 'the file'} must be a mapping of keys to values")
+        for key, value in node.value:
+            name = str(key.value).replace("_", "-")
+            if name in self._entries:
+                raise self._error(key, f"{self._named(name)} is there twice")
+            self._entries[name] = key, value
+            self._left.add(name)
+
+    @classmethod
+    def read(cls, file: Path) -> "Section":
+        try:
+            node = yaml.compose(file.read_text(), Loader=yaml.SafeLoader)
+        except OSError as error:
+            raise CommandError(f"{file}: {error.strerror}", USAGE) from None
+        except yaml.MarkedYAMLError as error:
+            line = error.problem_mark.line + 1 if error.problem_mark else 1
+            raise CommandError(f"{file}:{line}: {error.problem}", USAGE) from None
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise CommandError(f"{file} is not YAML: {error}", USAGE) from None
+        if node is None:
+            raise CommandError(f"{file} is empty", USAGE)
+        return cls(file, node)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._entries
+
+    def error(self, key: str, message: str) -> CommandError:
+        """At the line of the key, or of this mapping where it has no such key."""
+        key_node, _ = self._entries.get(key, (self._node, None))
+        return self._error(key_node, f"{self._path}: {message}" if self._path else message)
+
+    def _error(self, node: yaml.Node, message: str) -> CommandError:
+        return CommandError(f"{self.file}:{node.start_mark.line + 1}: {message}", USAGE)
+
+    def _named(self, key: str) -> str:
+        return f"{self._path}.{key}" if self._path else key
+
+    # ---- values ----
+
+    def take(self, key: str, *kinds: type) -> Any:
+        """The value of a key that is there, which must be of one of the types; a whole number is a number too."""
+        self._left.discard(key)
+        node = self._entries[key][1]
+        value = _value(node)
+        if float in kinds and isinstance(value, int) and not isinstance(value, bool):
+            value = float(value)
+        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+            wanted = " or ".join(_NAMES[kind] for kind in kinds)
+            raise self._error(node, f"{self._named(key)} must be {wanted}, not {value!r}")
+        return value
+
+    def is_mapping(self, key: str) -> bool:
+        return isinstance(self._entries[key][1], yaml.MappingNode)
+
+    def section(self, key: str) -> "Section":
+        """The mapping of a key; an empty one, with this one's line, where there is none."""
+        self._left.discard(key)
+        mark = self._node.start_mark
+        empty = yaml.MappingNode("tag:yaml.org,2002:map", [], mark, mark)
+        key_node, node = self._entries.get(key, (empty, empty))
+        if isinstance(node, yaml.ScalarNode) and node.value == "":  # `decode:` alone
+            node = yaml.MappingNode(empty.tag, [], key_node.start_mark, key_node.end_mark)
+        return Section(self.file, node, self._named(key))
+
+    def sections(self, key: str) -> list["Section"]:
+        """The mappings of a list that is there."""
+        self._left.discard(key)
+        node = self._entries[key][1]
+        if not isinstance(node, yaml.SequenceNode):
+            raise self._error(node, f"{self._named(key)} must be a list")
+        return [Section(self.file, item, f"{self._named(key)}[{i}]") for i, item in enumerate(node.value)]
+
+    def rest(self) -> Iterator[tuple[str, Any]]:
+        """Takes all that is left, as written."""
+        for key, (_, node) in self._entries.items():
+            if key in self._left:
+                self._left.discard(key)
+                yield key, _value(node)
+
+    # ---- records ----
+
+    def record(self, kind: type[T], **given: Any) -> T:
+        """A dataclass of what is left, whose plain fields are keys, and of what is given.
+
+        Its ValueError starts with a key, whose line is named.
+        """
+        hints = typing.get_type_hints(kind)
+        for field in dataclasses.fields(kind):  # type: ignore[arg-type]
+            key = field.name.replace("_", "-")
+            if field.name not in given and key in self._left and hints[field.name] in _NAMES:
+                given[field.name] = self.take(key, hints[field.name])
+        self.end()
+        try:
+            return kind(**given)
+        except ValueError as error:
+            raise self.error(str(error).partition(" ")[0], str(error)) from None
+
+    def end(self) -> None:
+        for key in self._entries:
+            if key in self._left:
+                raise self.error(key, f"unknown key {key!r}")
+
+
+def _value(node: yaml.Node) -> Any:
+    return yaml.SafeLoader("").construct_document(node)

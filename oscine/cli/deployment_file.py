@@ -23,6 +23,7 @@ from oscine.cluster.deployment import (
     RoleSpec,
     ScalingOptions,
     ServiceLevels,
+    app_name,
 )
 from oscine.cluster.model_route import QueueLimits
 from oscine.cluster.snapshot import Role
@@ -59,16 +60,21 @@ def read_deployment(file: Path) -> Deployment:
     top = Section.read(file)
     if "models" not in top:
         raise top.error("models", "models is missing: a list of what shall be served")
-    models = tuple(_model(section) for section in top.sections("models"))
+    models: list[ModelSpec] = []
+    for section in top.sections("models"):
+        models.append(_model(section))
+        _check_names(section, models)
     ingress = top.section("ingress")
     replicas = ingress.take("replicas", int) if "replicas" in ingress else 1
     server, tools = _ingress(ingress)
+    if replicas > 1 and server.port == 0:
+        raise ingress.error("port", "port must be given where several ingresses share it")
     router = top.section("router")
     router_replicas = router.take("replicas", int) if "replicas" in router else 1
     router.end()
     return top.record(
         Deployment,
-        models=models,
+        models=tuple(models),
         server=server,
         tools=tools,
         ingress_replicas=replicas,
@@ -149,6 +155,15 @@ def _model(section: Section) -> ModelSpec:
         scaling=section.section("scaling").record(ScalingOptions),
         queue=section.section("queue").record(QueueLimits),
     )
+
+
+def _check_names(section: Section, models: list[ModelSpec]) -> None:
+    *others, model = models
+    for name in model.names:
+        if any(name in other.names for other in others):
+            raise section.error("name", f"there is a model {name!r} already")
+    if any(app_name(model.name) == app_name(other.name) for other in others):
+        raise section.error("name", f"{model.name!r} is too much like the name of another model")
 
 
 def _roles(section: Section) -> tuple[RoleSpec, ...]:

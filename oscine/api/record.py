@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from starlette.types import Scope
 
 from oscine.api.rate_limits import KeyUse
+from oscine.engine.stream import Stay
 from oscine.types import SamplingParams
 
 _USABLE_ID = re.compile(rb"[\x21-\x7e]{1,128}")
@@ -32,6 +33,7 @@ class SequenceTimes:
     cached_tokens: int = 0
     tokens: int = 0
     finish_reason: str = ""
+    stays: list[Stay] = field(default_factory=list)  # of an engine that is several
 
 
 @dataclass(slots=True)

@@ -1,8 +1,8 @@
-"""OpenTelemetry traces: one span a request, and one for each phase of its sequences, with `gen_ai.*` attributes.
+"""OpenTelemetry traces: one span a request, with `gen_ai.*` attributes, and those of its sequences below it.
 
 Knows records of requests, and OpenTelemetry's SDK, which is imported only when traces are wanted. That reads its own
-environment: OTEL_EXPORTER_OTLP_*, OTEL_TRACES_SAMPLER, OTEL_SERVICE_NAME, OTEL_BSP_* and the like. Phases become spans
-when a request is over, from the times in its record: a token costs nothing.
+environment: OTEL_EXPORTER_OTLP_*, OTEL_TRACES_SAMPLER, OTEL_SERVICE_NAME, OTEL_BSP_* and the like. What spans tell is
+in records, and becomes spans when a request is over: a token costs nothing.
 """
 
 from typing import Any
@@ -10,11 +10,11 @@ from typing import Any
 from starlette.types import Scope
 
 import oscine
-from oscine.api.record import RequestRecord, SequenceTimes
+from oscine.api.record import RequestRecord
+from oscine.api.spans import SequenceSpans, unix_ns
 
 _OPERATIONS = {"/v1/completions": "text_completion"}  # gen_ai.operation.name; all others that generate: chat
 _PROTOCOL = "http/protobuf"
-_NS = 1_000_000_000
 
 
 class Tracing:
@@ -73,23 +73,10 @@ class RequestSpan:
             span.set_attributes(_attributes(record))
             if record.status >= 500 or (record.error and record.status == 200):
                 span.set_status(Status(StatusCode.ERROR))
+            children = SequenceSpans(self._tracer, record)
             for sequence in record.sequences:
-                self._add_phases(record, sequence)
-        span.end(_unix_ns(record, record.ended_s))
-
-    def _add_phases(self, record: RequestRecord, sequence: SequenceTimes) -> None:
-        from opentelemetry.trace import set_span_in_context
-
-        context = set_span_in_context(self._span)
-        marks = (sequence.arrived_s, sequence.scheduled_s, sequence.first_s, sequence.ended_s)
-        for name, start_s, end_s in zip(("queue", "prefill", "decode"), marks, marks[1:], strict=False):
-            if start_s:
-                end_ns = _unix_ns(record, end_s or sequence.ended_s)
-                self._tracer.start_span(name, context, start_time=_unix_ns(record, start_s)).end(end_ns)
-
-
-def _unix_ns(record: RequestRecord, at_s: float) -> int:
-    return record.started_ns + int((at_s - record.started_s) * _NS)
+                children.add(span, sequence)
+        span.end(unix_ns(record, record.ended_s))
 
 
 def _name(record: RequestRecord) -> str:

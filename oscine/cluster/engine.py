@@ -150,6 +150,7 @@ class ClusterEngine:
     # ---- finding a place ----
 
     def _seek(self, live: LiveRequest) -> None:
+        live.asked_s = time.perf_counter()
         live.seating = asyncio.create_task(self._seat(live))
 
     async def _seat(self, live: LiveRequest) -> None:
@@ -167,6 +168,7 @@ class ClusterEngine:
             self._fail(live, EngineDied("the request could not be placed"))
         else:
             self.error = live.seating = None
+            live.enter(place)
             self._link_to(place).submit(live, place)
 
     async def _find_place(self, live: LiveRequest) -> Place:
@@ -262,6 +264,7 @@ class ClusterEngine:
         live.stream.fail(error)
 
     def _count(self, live: LiveRequest) -> None:
+        live.leave()
         self.migrations.pause_s += live.pause_s
         self.migrations.longest_pause_s = max(self.migrations.longest_pause_s, live.pause_s)
 

@@ -12,8 +12,8 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from oscine.cluster.placement import Placement
-from oscine.engine.stream import RequestStream
+from oscine.cluster.placement import Place, Placement
+from oscine.engine.stream import RequestStream, Stay
 from oscine.types import GenerationOutput, GenerationRequest, PrefillSource
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ class LiveRequest:
         "_sent_s",
         "_silent_s",
         "_waiting_for_output",
+        "asked_s",
         "attempts",
         "deadline_s",
         "digests",
@@ -51,6 +52,7 @@ class LiveRequest:
         self.generated: list[int] = []  # by all engines so far
         self.seating: asyncio.Task[None] | None = None  # while it looks for a place
         self.link: EngineLink | None = None  # while an engine has it
+        self.asked_s = 0.0  # for a place, on the clock of time.perf_counter
         self.attempts = 0  # engines that it was sent to
         self.losses = 0  # engines that broke while they had it
         self.misses = 0  # engines in a row that gave nothing
@@ -80,6 +82,18 @@ class LiveRequest:
             exclude=[replica for replica, failed_s in self._failed.items() if now - failed_s < _EXCLUDED_S],
         )
 
+    def enter(self, place: Place) -> None:
+        """An engine is to have it."""
+        now_s, overlap = time.perf_counter(), place.num_overlap_tokens
+        known = len(self.generated)
+        self.stream.stays.append(Stay(place.replica, self.asked_s, now_s, place.queue_s, overlap, known))
+
+    def leave(self) -> None:
+        """The engine that had it, if any did, has it no more."""
+        if self.stream.stays and not (stay := self.stream.stays[-1]).left_s:
+            stay.left_s = time.perf_counter()
+            stay.num_tokens = len(self.generated) - stay.num_known_tokens
+
     def for_engine(self, prefill: PrefillSource | None) -> GenerationRequest:
         """What the next engine is asked to do: to go on from here."""
         self.attempts += 1
@@ -88,6 +102,7 @@ class LiveRequest:
 
     def fails_at(self, replica: str, heard_s: float) -> None:
         """The engine there, last heard of at `heard_s`, does not have the request any more, or never had."""
+        self.leave()
         self.link = None
         self.misses += 1
         now = time.monotonic()
@@ -107,6 +122,8 @@ class LiveRequest:
 
     def _join(self, output: GenerationOutput) -> None:
         """Makes the first output of an engine one of the whole request."""
+        stay = self.stream.stays[-1]
+        stay.first_s, stay.prefill = time.perf_counter(), output.prefill
         if self._has_output:
             output.num_cached_tokens, output.queue_s = 0, 0.0
             output.prompt_logprobs = output.prefill = None

@@ -5,9 +5,10 @@ Knows asyncio only: not where outputs come from, nor what their tokens mean.
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import TracebackType
 
-from oscine.types import GenerationOutput
+from oscine.types import GenerationOutput, RemotePrefill
 
 
 class EngineError(Exception):
@@ -27,6 +28,22 @@ class EngineOverloaded(EngineError):  # noqa: N818
     """The engine has as many waiting requests as it admits."""
 
 
+@dataclass(slots=True)
+class Stay:
+    """A request's time in one of several engines. Times are in seconds on the clock of time.perf_counter; 0: never."""
+
+    replica: str
+    asked_s: float  # when a place was asked for
+    placed_s: float  # when this one was given
+    queue_s: float  # that the request waited for its turn in between
+    num_overlap_tokens: int  # that were believed to be cached there
+    num_known_tokens: int  # generated before, elsewhere
+    first_s: float = 0.0  # first output
+    left_s: float = 0.0  # when it had ended, or had to go on elsewhere
+    num_tokens: int = 0  # generated here
+    prefill: RemotePrefill | None = None  # how the prompt came here
+
+
 class RequestStream:
     """Reads the outputs of one request: `async for outputs in stream`, each time all that has arrived (>= 1).
 
@@ -39,6 +56,7 @@ class RequestStream:
     def __init__(self, request_id: str, cancel: Callable[[str], object]) -> None:
         """`cancel(request_id)` is called at most once, when the stream is closed before its end."""
         self.request_id = request_id
+        self.stays: list[Stay] = []  # filled in by a producer with several engines
         self._cancel = cancel
         self._outputs: list[GenerationOutput] = []
         self._error: EngineError | None = None

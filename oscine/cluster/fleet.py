@@ -83,10 +83,13 @@ class Fleet:
         """Times that events were missed, or began anew."""
         return self._ended_gaps + sum(s.subscriber.num_gaps for s in self._subscriptions.values())
 
-    def close(self) -> None:
+    async def close(self) -> None:
+        """Ends all subscriptions."""
+        tasks = [subscription.task for subscription in self._subscriptions.values()]
         self.update({})
+        await asyncio.gather(*tasks, return_exceptions=True)
         if self._context is not None:
-            self._context.destroy(linger=0)
+            self._context.term()
             self._context = None
 
     # ---- who there is ----

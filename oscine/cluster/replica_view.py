@@ -73,9 +73,10 @@ class ReplicaView:
         if before is not None and stats.requests < before.requests:
             self.begin_life(now_s)
             before = None
-        if before is not None:
-            for request_id in list(self._expected)[: stats.requests - before.requests]:
-                del self._expected[request_id]
+        # Of a first report nobody can tell whether it has those that are expected.
+        arrived = stats.requests - before.requests if before is not None else len(self._expected)
+        for request_id in list(self._expected)[:arrived]:
+            del self._expected[request_id]
         self.stats, self._heard_s = stats, now_s
         self._history.append((now_s, stats))
         while self._history[0][0] < now_s - _RATES_S:

@@ -76,7 +76,8 @@ class EngineClient:
     """An engine in another process: implements Engine.
 
     Made with options it owns the process: starts it, restarts it when it dies, and ends it. Made with the address of
-    such a client it shares that one's engine, and only reports what becomes of it.
+    such a client it shares that one's engine, and only reports what becomes of it. An address over TCP is good for one
+    life of an engine: the next one listens at a port of its own, which somebody else may have had before.
     """
 
     def __init__(self, options: EngineOptions | None = None, *, address: str | None = None) -> None:

@@ -158,11 +158,11 @@ class RemotePrefill:
     """How a prompt came from another engine."""
 
     replica: str  # PrefillSource.replica
-    prefill_s: float  # from asking to its pages being ready there
-    transfer_s: float  # from there to having them here
-    num_full_pages: int  # moved
-    num_sliding_pages: int
-    num_bytes: int
+    prefill_s: float = 0.0  # from asking to its pages being ready there
+    transfer_s: float = 0.0  # from there to having them here
+    num_full_pages: int = 0  # moved
+    num_sliding_pages: int = 0
+    num_bytes: int = 0
     failure: str | None = None  # why the prompt was computed here after all, in one line
 
 

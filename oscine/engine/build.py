@@ -1,10 +1,14 @@
 """From options to an engine that runs in this process: evaluation and benchmarks use it directly, no socket needed."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from oscine.config import EngineOptions
 from oscine.engine.loop import EngineLoop
 from oscine.executor.build import build_executor
+
+if TYPE_CHECKING:  # it needs NIXL
+    from oscine.executor.kv_transfer import KVTransfer
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,6 +17,7 @@ class BuiltEngine:
     model: str  # as loaded
     max_model_len: int  # tokens
     vocab_size: int
+    transfer: "KVTransfer | None"  # where the options want pages to move between engines
 
 
 def build_engine(options: EngineOptions) -> BuiltEngine:
@@ -26,4 +31,4 @@ def build_engine(options: EngineOptions) -> BuiltEngine:
         max_model_len=built.max_model_len,
         sliding_window=built.sliding_window,
     )
-    return BuiltEngine(loop, built.model, built.max_model_len, built.vocab_size)
+    return BuiltEngine(loop, built.model, built.max_model_len, built.vocab_size, built.transfer)

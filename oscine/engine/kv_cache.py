@@ -10,6 +10,7 @@ a later plan may give such a page away at once.
 
 from functools import partial
 
+from oscine.engine.page_holds import PageHolds
 from oscine.engine.page_pool import PagePool
 from oscine.engine.prefix_index import PrefixHit, PrefixIndex, root_of
 from oscine.engine.request import NEVER, Request
@@ -33,6 +34,7 @@ class KVCache:
         self.index = PrefixIndex(page_size, sliding_window, root_of(prefix_seed))
         self.full = PagePool(num_full_pages, partial(self.index.forget, "full"))
         self.sliding = PagePool(num_sliding_pages, partial(self.index.forget, "sliding"))
+        self.holds = PageHolds(self.index, self.full, self.sliding)
         # A sequence holds the pages that a window can touch, the one being written included.
         self.max_sliding_held = (sliding_window - 1 + page_size - 1) // page_size + 1
         if num_sliding_pages < self.max_sliding_held:
@@ -74,6 +76,7 @@ class KVCache:
         request.branch_page = hit.branch_page
         request.num_computed = hit.num_pages * self.page_size
         request.page_event = request.num_computed + self.page_size
+        self.holds.release_of(request)
 
     def num_free_pages(self) -> int:
         """Pages that a sequence can append to both of its tables."""

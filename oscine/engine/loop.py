@@ -7,7 +7,7 @@ executor is any object that runs plans in order.
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from oscine.config import EngineOptions
 from oscine.engine.kv_cache import KVCache
@@ -22,13 +22,18 @@ from oscine.types import (
     FinishReason,
     GenerationOutput,
     GenerationRequest,
+    PrefillSource,
+    RemotePrefill,
     SamplingParams,
     ScheduledSequence,
     StepPlan,
     StepResult,
 )
 
-_PREPARING_S = 0.001  # between looks, if there is nothing else to do
+if TYPE_CHECKING:  # it needs packages that are not wanted where there is no other engine
+    from oscine.engine.remote_prefill import RemotePrefills
+
+_IDLE_S = 0.001  # between looks at what others do for the requests, if there is nothing else to do
 
 
 class _Immediate:
@@ -72,7 +77,7 @@ class EngineLoop:
         self._options = options.scheduler
         self._max_model_len = max_model_len
         self._clock = clock
-        self._cache = KVCache(
+        self.cache = KVCache(
             num_full_pages=num_full_pages,
             num_sliding_pages=num_sliding_pages,
             page_size=options.cache.page_size,
@@ -81,12 +86,13 @@ class EngineLoop:
             prefix_seed=options.peers.prefix_seed,
         )
         self._scheduler = Scheduler(
-            self._cache,
+            self.cache,
             max_num_seqs=self._options.max_num_seqs,
             max_num_batched_tokens=self._options.max_num_batched_tokens,
             clock=clock,
         )
         self._prepare: Callable[[SamplingParams], bool] | None = getattr(executor, "prepare", None)
+        self.remote_prefills: RemotePrefills | None = None  # who fetches pages from other engines, where they may
         self._unprepared: list[Request] = []  # live, but the executor cannot take them yet
         self._requests: dict[str, Request] = {}  # live
         self._launched: deque[ScheduledStep] = deque()
@@ -99,17 +105,18 @@ class EngineLoop:
 
     def tell_of_pages(self, events: PageEvents) -> None:
         """From here on `events` hears what the prefix cache stores and forgets."""
-        self._cache.index.events = events
+        self.cache.index.events = events
 
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return bool(self._requests or self._launched or self._news)
+        fetches = self.remote_prefills
+        return bool(self._requests or self._launched or self._news or (fetches is not None and fetches.is_busy))
 
     @property
     def is_full(self) -> bool:
         """Whether one more request would be refused because too many wait."""
-        return len(self._scheduler.waiting) + len(self._unprepared) >= self._options.max_waiting
+        return len(self._waiting()) >= self._options.max_waiting
 
     def add(self, request: GenerationRequest) -> None:
         """Queues a request. One that cannot be run gets its only output, an error, from the next step."""
@@ -130,10 +137,8 @@ class EngineLoop:
             self._news.append(live.take_output())
             return
         self._requests[live.request_id] = live
-        if self._is_prepared(live):
-            self._scheduler.add(live)
-        else:
-            self._unprepared.append(live)
+        if request.prefill is None or not self._asks(live, request.prefill):
+            self._queue(live)
 
     def cancel(self, request_id: str) -> None:
         """Ends a request at once, wherever it is; unknown ids are of requests that have just ended by themselves."""
@@ -152,23 +157,30 @@ class EngineLoop:
 
     def step(self) -> list[GenerationOutput]:
         """Schedules and launches a step, commits the oldest one. Returns all news. Raises what the executor raises."""
+        if self.remote_prefills is not None:
+            for request in self.remote_prefills.poll(
+                self._num_steps, len(self._launched), len(self._scheduler.running)
+            ):
+                self._queue(request)
         if self._unprepared:
             self._add_prepared()
         step = self._scheduler.schedule()
+        if not (step.requests or self._launched or self._news):
+            time.sleep(_IDLE_S)
         done = self._execute(step)
         return self._commit(done)
 
     def stats(self) -> EngineStats:
         counters, running = self._scheduler.counters, self._scheduler.running.values()
-        waiting = self._scheduler.waiting + self._unprepared
+        waiting = self._waiting()
         missing = [request.num_missing for request in running]
         stats = EngineStats(
             num_running=len(running),
             num_waiting=len(waiting),
-            full_pages_used=self._cache.full.num_used,
-            full_pages_total=self._cache.full.num_pages,
-            sliding_pages_used=self._cache.sliding.num_used,
-            sliding_pages_total=self._cache.sliding.num_pages,
+            full_pages_used=self.cache.full.num_used,
+            full_pages_total=self.cache.full.num_pages,
+            sliding_pages_used=self.cache.sliding.num_used,
+            sliding_pages_total=self.cache.sliding.num_pages,
             steps=self._num_steps,
             prompt_tokens=counters.prompt_tokens,
             generated_tokens=self._num_generated,
@@ -180,6 +192,8 @@ class EngineLoop:
             requests=self._num_arrivals,
         )
         self._latencies.report(self._requests.values(), stats)
+        if self.remote_prefills is not None:
+            self.remote_prefills.report(stats)
         return stats
 
     def _execute(self, step: ScheduledStep) -> tuple[ScheduledStep, StepResult] | None:
@@ -187,7 +201,8 @@ class EngineLoop:
         if step.requests:
             self._executor.launch(step.plan)
             self._launched.append(step)
-        assert self._launched or len(self._requests) == len(self._unprepared), "requests, but nothing to compute"
+        idle = not (self._scheduler.running or self._scheduler.waiting)
+        assert self._launched or idle or self.cache.holds.num_holds, "requests, but nothing to compute"
         if len(self._launched) == self._max_launched or (self._launched and not step.requests):
             return self._launched.popleft(), self._executor.collect()
         return None
@@ -211,7 +226,7 @@ class EngineLoop:
         """Takes in what a step computed of one live request: the i-th of the step."""
         num_computed = sequence.start + sequence.num_tokens
         if num_computed >= request.page_event:
-            self._cache.commit(request, num_computed)
+            self.cache.commit(request, num_computed)
         if result.prompt_logprobs is not None and sequence.slot in result.prompt_logprobs:
             request.add_prompt_logprobs(sequence.start, result.prompt_logprobs[sequence.slot])
         sampled = result.token_ids[i]
@@ -244,26 +259,37 @@ class EngineLoop:
         if self.is_full:
             return f"{self._options.max_waiting} requests are waiting already"
         end = min(num_tokens + request.sampling.max_tokens, self._max_model_len)
-        num_pages = self._cache.num_pages(max(num_tokens, end - 1))
-        if num_pages > self._cache.full.num_pages:
-            capacity = self._cache.full.num_pages * self._cache.page_size
+        num_pages = self.cache.num_pages(max(num_tokens, end - 1))
+        if num_pages > self.cache.full.num_pages:
+            capacity = self.cache.full.num_pages * self.cache.page_size
             return f"{num_tokens} prompt tokens and {end - num_tokens} more do not fit a KV cache of {capacity} tokens"
         return None
+
+    def _asks(self, request: Request, source: PrefillSource) -> bool:
+        """Whether another engine is asked for the pages of a request, which is queued when they are here."""
+        if self.remote_prefills is not None:
+            return self.remote_prefills.ask(request, source)
+        request.remote_prefill = RemotePrefill(source.replica, failure="this engine does not fetch pages")
+        return False
+
+    def _waiting(self) -> list[Request]:
+        fetching = [] if self.remote_prefills is None else self.remote_prefills.requests
+        return self._scheduler.waiting + self._unprepared + fetching
+
+    def _queue(self, request: Request) -> None:
+        if self._is_prepared(request):
+            self._scheduler.add(request)
+        else:
+            self._unprepared.append(request)
 
     def _is_prepared(self, request: Request) -> bool:
         return self._prepare is None or self._prepare(request.sampling)
 
     def _add_prepared(self) -> None:
-        """Queues those that the executor can take now; waits a little for them if there is nothing else to do."""
-        waiting = self._unprepared
-        if len(waiting) == len(self._requests) and not self._launched and not self._news:
-            time.sleep(_PREPARING_S)
-        self._unprepared = []
+        """Queues those that the executor can take now."""
+        waiting, self._unprepared = self._unprepared, []
         for request in waiting:
-            if self._is_prepared(request):
-                self._scheduler.add(request)
-            else:
-                self._unprepared.append(request)
+            self._queue(request)
 
     def _finish(self, request: Request, reason: FinishReason, error: str | None = None) -> GenerationOutput:
         """Ends a live request and frees what it holds. Returns its last output."""
@@ -272,8 +298,9 @@ class EngineLoop:
         self._latencies.end(request)
         if request in self._unprepared:
             self._unprepared.remove(request)
-        else:
+        elif self.remote_prefills is None or not self.remote_prefills.abandon(request):
             self._scheduler.remove(request)
+        self.cache.holds.release_of(request)
         output = request.take_output()
         output.error = error
         return output

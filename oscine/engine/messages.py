@@ -6,6 +6,7 @@ The records of oscine.types travel as they are. Only plain data is decoded: noth
 from msgspec import Struct, msgpack
 
 from oscine.config import EngineOptions
+from oscine.executor.page_layout import KVEndpoint
 from oscine.types import EngineInfo, EngineStats, GenerationOutput, GenerationRequest
 
 
@@ -25,6 +26,25 @@ class Submit(Struct, frozen=True, tag="submit"):
 
 
 class Cancel(Struct, frozen=True, tag="cancel"):
+    request_id: str
+
+
+class Meet(Struct, frozen=True, tag="meet"):
+    """First message of another engine, which wants pages of this one; answered by Met."""
+
+
+class Prefill(Struct, frozen=True, tag="prefill"):
+    """Another engine wants these tokens computed, and their pages kept; answered by Prefilled or PrefillRefused."""
+
+    request_id: str  # unique among those of its sender
+    token_ids: list[int]  # whole pages
+    lease_s: float  # how long the pages are kept after the answer unless they are released
+    priority: int
+
+
+class Release(Struct, frozen=True, tag="release"):
+    """The pages, or the computation, are not wanted any more."""
+
     request_id: str
 
 
@@ -58,8 +78,28 @@ class Outputs(Struct, frozen=True, tag="outputs"):
     stats: EngineStats | None  # now and then; always when the engine becomes idle
 
 
-ToEngine = Hello | Submit | Cancel
-ToClient = Ready | Failed | Ending | Refused | Outputs
+class Met(Struct, frozen=True, tag="met"):
+    endpoint: KVEndpoint | None  # None: nobody can read this engine's pages
+
+
+class Prefilled(Struct, frozen=True, tag="prefilled"):
+    """The pages hold their content from now on for the time of the lease."""
+
+    request_id: str
+    full_pages: list[int]  # of all the tokens
+    sliding_pages: list[int]  # of the last window
+    lease_s: float
+
+
+class PrefillRefused(Struct, frozen=True, tag="prefill_refused"):
+    request_id: str
+    message: str  # one line
+
+
+FromPeer = Meet | Prefill | Release
+ToPeer = Met | Prefilled | PrefillRefused
+ToEngine = Hello | Submit | Cancel | FromPeer
+ToClient = Ready | Failed | Ending | Refused | Outputs | ToPeer
 
 encode = msgpack.Encoder().encode
 decode_to_engine = msgpack.Decoder(ToEngine).decode

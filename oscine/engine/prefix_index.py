@@ -68,6 +68,10 @@ class PrefixIndex:
         """As the function of this name, with the page size and the root of this index."""
         extend_digests(digests, token_ids, num_pages, page_size=self.page_size, root=self._root)
 
+    def page(self, group: Group, digest: bytes) -> int | None:
+        """The page that holds the last tokens of this prefix, if there is one."""
+        return self._pages[group].get(digest)
+
     def insert(self, group: Group, digest: bytes, page: int) -> bool:
         """Offers a page. False if another page of this content is known already."""
         if digest in self._pages[group]:

@@ -19,7 +19,7 @@ import msgspec
 import zmq
 
 from oscine.config import EngineOptions
-from oscine.engine.build import build_engine
+from oscine.engine.build import BuiltEngine, build_engine
 from oscine.engine.kv_events import KVEvents
 from oscine.engine.loop import EngineLoop
 from oscine.engine.messages import (
@@ -37,6 +37,9 @@ from oscine.engine.messages import (
     decode_to_engine,
     encode,
 )
+from oscine.engine.peer_links import PeerLinks
+from oscine.engine.prefill_service import PrefillService
+from oscine.engine.remote_prefill import RemotePrefills
 from oscine.engine.tcp import bind_tcp, expect_heartbeats
 from oscine.types import Endpoints, EngineInfo, EngineStats, GenerationOutput, GenerationRequest
 
@@ -96,8 +99,10 @@ class Clients:
 class EngineServer:
     """Runs the loop for the clients of one socket, until a step fails."""
 
-    def __init__(self, clients: Clients, loop: EngineLoop, info: EngineInfo, events: KVEvents | None) -> None:
-        self._clients, self._loop, self._info, self._events = clients, loop, info, events
+    def __init__(
+        self, clients: Clients, loop: EngineLoop, info: EngineInfo, events: KVEvents | None, prefills: PrefillService
+    ) -> None:
+        self._clients, self._loop, self._info, self._events, self._prefills = clients, loop, info, events, prefills
         self._known: set[bytes] = set()  # clients that said hello
         self._owners: dict[str, bytes] = {}  # live request id -> client
         self._stats_at = 0.0
@@ -107,7 +112,8 @@ class EngineServer:
         loop = self._loop
         idle_ms = None if self._events is None else _IDLE_STATS_MS
         while True:
-            for client, message in self._clients.receive(0 if loop.has_work else idle_ms):
+            self._tend_peers()
+            for client, message in self._clients.receive(0 if loop.has_work else self._prefills.patience_ms or idle_ms):
                 self._handle(client, message)
             if not loop.has_work:
                 if self._events is not None:
@@ -137,6 +143,16 @@ class EngineServer:
             case Cancel():
                 if self._owners.get(message.request_id) == client:
                     self._loop.cancel(message.request_id)
+            case _:
+                self._prefills.handle(client, message)
+
+    def _tend_peers(self) -> None:
+        """Tells other engines what became of the prompts that they wanted computed."""
+        self._prefills.expire()
+        news, self._prefills.news = self._prefills.news, []
+        for client, message in news:
+            if not self._clients.send(client, message):
+                self._prefills.lose(client)
 
     def _submit(self, client: bytes, request: GenerationRequest) -> None:
         request_id = request.request_id
@@ -151,7 +167,7 @@ class EngineServer:
 
     def _send(self, outputs: list[GenerationOutput]) -> None:
         by_client: dict[bytes, list[GenerationOutput]] = {}
-        for output in outputs:
+        for output in self._prefills.take(outputs):
             by_client.setdefault(self._owners[output.request_id], []).append(output)
             if output.finish_reason is not None:
                 del self._owners[output.request_id]
@@ -205,6 +221,14 @@ def _open_to_peers(clients: Clients, options: EngineOptions) -> tuple[Endpoints 
     return Endpoints(requests, events.endpoint, events.replay_endpoint), events
 
 
+def _meet_peers(engine: BuiltEngine) -> PrefillService:
+    """Lets pages move between this engine and others, if they may."""
+    if engine.transfer is None:
+        return PrefillService(engine.loop, None, lambda _: None)
+    engine.loop.remote_prefills = RemotePrefills(engine.loop.cache, PeerLinks(), engine.transfer)
+    return PrefillService(engine.loop, engine.transfer.endpoint, engine.transfer.attend)
+
+
 def _serve(clients: Clients, launch: Launch, started_s: float) -> int:
     """Returns the exit status."""
     try:
@@ -230,7 +254,7 @@ def _serve(clients: Clients, launch: Launch, started_s: float) -> int:
     gc.collect()
     gc.freeze()  # the collector need not look at the model's objects again in the middle of a step
     try:
-        EngineServer(clients, engine.loop, info, events).run()
+        EngineServer(clients, engine.loop, info, events, _meet_peers(engine)).run()
     except Exception:
         traceback.print_exc()
     return _FAILED_STEP

@@ -10,7 +10,7 @@ computed and tokens that are wanted, and a step computes some of the difference.
 
 from dataclasses import replace
 
-from oscine.types import FinishReason, GenerationOutput, GenerationRequest, TokenLogprobs
+from oscine.types import FinishReason, GenerationOutput, GenerationRequest, RemotePrefill, TokenLogprobs
 
 NEVER = 1 << 62
 
@@ -44,6 +44,7 @@ class Request:
         "priority",
         "prompt_logprobs",
         "queue_s",
+        "remote_prefill",
         "request_id",
         "sampling",
         "sliding_pages",
@@ -96,6 +97,7 @@ class Request:
         self.emit_at = self.num_given + 1  # tokens at which the next output is due
         self.logprobs: list[TokenLogprobs] = []  # of the tokens not yet emitted
         self.prompt_logprobs: list[TokenLogprobs] = []  # until the first output
+        self.remote_prefill: RemotePrefill | None = None  # what another engine that was asked did
 
     @property
     def samples(self) -> bool:
@@ -153,5 +155,6 @@ class Request:
     def _add_first_news(self, output: GenerationOutput) -> None:
         output.num_cached_tokens = self.num_cached_tokens
         output.queue_s = self.queue_s or 0.0
+        output.prefill = self.remote_prefill
         if self.sampling.prompt_logprobs is not None:
             output.prompt_logprobs, self.prompt_logprobs = self.prompt_logprobs, []

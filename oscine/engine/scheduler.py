@@ -135,6 +135,8 @@ class Scheduler:
         if room >= num_tokens:
             return room
         while not room and not self.cache.num_free_pages():
+            if self.cache.holds.reclaim():
+                continue
             victim = max(self.running.values(), key=_order)
             if victim is request:
                 return 0
@@ -163,7 +165,7 @@ class Scheduler:
         yet complete needs no more than that: it has left no budget, or no pages, to whoever comes after it.
         """
         hit = self.cache.find(request) if self._free_slots else None
-        if hit is not None and self.cache.fits(request, hit, len(self.running)):
+        if hit is not None and self._fits(request, hit, len(self.running)):
             return hit
         lower = sorted((r for r in self.running.values() if r.priority > request.priority), key=_order)
         if not lower:
@@ -171,13 +173,20 @@ class Scheduler:
         hit = hit or self.cache.find(request)
         reserve = len(self.running) - len(lower)
         spare = sum(len(r.full_pages) for r in lower)  # preempting them all frees this at most
-        if not self.cache.fits(request, hit, reserve - spare):
+        if not self._fits(request, hit, reserve - spare):
             return None
-        while not (self._free_slots and self.cache.fits(request, hit, reserve)):
+        while not (self._free_slots and self._fits(request, hit, reserve)):
             if not lower:
                 return None
             self._preempt(lower.pop())
         return hit
+
+    def _fits(self, request: Request, hit: PrefixHit, reserve: int) -> bool:
+        """Whether a waiting request finds pages, after giving up those held for requests that come after it."""
+        while not self.cache.fits(request, hit, reserve):
+            if not self.cache.holds.reclaim(after=request.order):
+                return False
+        return True
 
     def _start(self, request: Request, hit: PrefixHit) -> None:
         self.cache.start(request, hit)

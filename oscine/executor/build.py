@@ -1,16 +1,24 @@
 """The executor that the options name, ready to run, and what its user must know of it. Imports torch only if needed."""
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from oscine.config import EngineOptions
 from oscine.executor.fake import FakeExecutor, Script
 from oscine.executor.grammar import TOKENIZER, Grammars
+from oscine.executor.page_layout import MemoryKind, RankMemory, Region, layouts_of
 from oscine.executor.stopwatch import Stopwatch
-from oscine.model.config import ModelConfig
+from oscine.model.config import LayerType, ModelConfig
 from oscine.model.hub import find_folder
 from oscine.types import AsyncExecutor, Executor
+
+if TYPE_CHECKING:  # they need torch and NIXL
+    from oscine.executor.kv_transfer import KVTransfer
+    from oscine.executor.runner import TorchExecutor
 
 _FAKE_TOKENS_PER_SEQUENCE = 4096
 
@@ -24,6 +32,7 @@ class BuiltExecutor:
     sliding_window: int  # tokens
     num_full_pages: int
     num_sliding_pages: int
+    transfer: "KVTransfer | None" = None  # where the options want pages to move between engines
 
 
 def build_executor(options: EngineOptions) -> BuiltExecutor:
@@ -56,7 +65,21 @@ def _build_torch(options: EngineOptions) -> BuiltExecutor:
         sliding_window=config.sliding_window,
         num_full_pages=plan.num_full_pages,
         num_sliding_pages=plan.num_sliding_pages,
+        transfer=_kv_transfer(options, executor) if options.peers.kv_transfer else None,
     )
+
+
+def _kv_transfer(options: EngineOptions, executor: "TorchExecutor") -> "KVTransfer":
+    from oscine.executor.kv_transfer import KVTransfer
+
+    kv, model = executor.kv, options.model
+    dtype = str(kv.full.dtype).removeprefix("torch.")
+    full, sliding = layouts_of(
+        model.random_weights or model.model, executor.config, executor.memory.page_size, dtype, kv.full.element_size()
+    )
+    kind: MemoryKind = "VRAM" if executor.device.type == "cuda" else "DRAM"
+    regions = (Region(tensor.data_ptr(), len(tensor)) for tensor in (kv.full, kv.sliding))
+    return KVTransfer(full, sliding, RankMemory(b"", kind, executor.device.index or 0, *regions))
 
 
 def _build_fake(options: EngineOptions) -> BuiltExecutor:
@@ -78,4 +101,17 @@ def _build_fake(options: EngineOptions) -> BuiltExecutor:
         sliding_window=config.sliding_window,
         num_full_pages=num_pages,
         num_sliding_pages=num_pages,
+        transfer=_fake_transfer(options, config, num_pages) if options.peers.kv_transfer else None,
     )
+
+
+def _fake_transfer(options: EngineOptions, config: ModelConfig, num_pages: int) -> "KVTransfer":
+    """Moves pages that nobody reads: one byte for a key, and one for a value."""
+    from oscine.executor.kv_transfer import KVTransfer
+
+    layers: tuple[LayerType, ...] = ("sliding_attention", "full_attention")
+    small = replace(config, num_hidden_layers=2, layer_types=layers, num_key_value_heads=1, head_dim=2)
+    full, sliding = layouts_of(options.model.model, small, options.cache.page_size, "uint8", 1)
+    memory = [np.zeros(num_pages * layout.rank_bytes, np.uint8) for layout in (full, sliding)]
+    regions = (Region(pages.ctypes.data, num_pages) for pages in memory)
+    return KVTransfer(full, sliding, RankMemory(b"", "DRAM", 0, *regions), owner=memory)

@@ -13,12 +13,12 @@ import uuid
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from oscine.executor.page_layout import Copy, Group, KVEndpoint, MemoryKind, PageLayout, RankMemory, copies
+from oscine.executor.page_layout import Copy, Group, KVEndpoint, MemoryKind, Moves, PageLayout, RankMemory, copies
 
 _BATCH_BYTES = 32 << 20  # what is posted at once, and so what a cancelled transfer still moves
 _POSTED_BATCHES = 2  # of one transfer: the next is on its way while one ends
@@ -34,14 +34,6 @@ _ENVIRONMENT = {
 
 Descriptors = NDArray[np.uint64]  # [N, 3]: address, bytes, device
 State = Literal["running", "done", "failed"]
-
-
-class Moves(NamedTuple):
-    """Pages of one group: the i-th of the source becomes the i-th of the target."""
-
-    group: Group
-    source_pages: list[int]
-    target_pages: list[int]
 
 
 @dataclass(slots=True)
@@ -140,8 +132,11 @@ class KVTransfer:
     Raises ValueError if NIXL is not installed or cannot read such memory.
     """
 
-    def __init__(self, full: PageLayout, sliding: PageLayout, memory: RankMemory, rank: int = 0) -> None:
-        """`memory` without an agent: regions that stay where they are as long as this lives."""
+    def __init__(
+        self, full: PageLayout, sliding: PageLayout, memory: RankMemory, rank: int = 0, owner: object = None
+    ) -> None:
+        """`memory` without an agent: regions that stay where they are as long as `owner`, or this, lives."""
+        self._owner = owner
         self._layouts: dict[Group, PageLayout] = {"full": full, "sliding": sliding}
         self._rank, self._memory = rank, memory
         self._agent = _new_agent()

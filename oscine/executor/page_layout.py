@@ -5,9 +5,13 @@ over all layers of its group, [layers, 2, kv heads, page size, head dim] (docs/d
 each rank holds it for an equal share of the kv heads, in order, so a page is one block on each rank.
 """
 
+import hashlib
+import json
 from dataclasses import dataclass, fields
 from math import prod
 from typing import Literal, NamedTuple
+
+from oscine.model.config import ModelConfig
 
 Group = Literal["full", "sliding"]
 MemoryKind = Literal["DRAM", "VRAM"]
@@ -51,6 +55,20 @@ class PageLayout:
         return self.rank_bytes * self.num_ranks
 
 
+def layouts_of(
+    model: str, config: ModelConfig, page_size: int, dtype: str, element_bytes: int
+) -> tuple[PageLayout, PageLayout]:
+    """Of the full and of the sliding group of a model that runs on one rank. Of a path only its end names the model,
+    as machines may keep it in different places."""
+    sizes = hashlib.blake2b(json.dumps(config.to_dict(), sort_keys=True).encode(), digest_size=8).hexdigest()
+    name = f"{model.rstrip('/').rpartition('/')[2]} {sizes}"
+    heads, dim = config.num_key_value_heads, config.head_dim
+    return (
+        PageLayout(name, "full", config.num_full_layers, heads, page_size, dim, dtype, element_bytes),
+        PageLayout(name, "sliding", config.num_sliding_layers, heads, page_size, dim, dtype, element_bytes),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Region:
     """The pages of one group on one rank, one after the other."""
@@ -92,6 +110,14 @@ class Copy(NamedTuple):
     source_offset: int
     target_offset: int
     length: int
+
+
+class Moves(NamedTuple):
+    """Pages of one group: the i-th of the source becomes the i-th of the target."""
+
+    group: Group
+    source_pages: list[int]
+    target_pages: list[int]
 
 
 def check_compatible(source: PageLayout, target: PageLayout) -> None:

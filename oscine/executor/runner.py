@@ -54,6 +54,11 @@ class TorchExecutor:
         self._graphs = CudaGraphs(self._decode, self.device)
         self._launched: deque[LaunchedStep] = deque()
 
+    @property
+    def kv(self) -> KvCache:
+        """Where the pages are; it stays where it is."""
+        return self._kv
+
     def of_first_layers(self, count: int) -> "TorchExecutor":
         """An executor of its own, of fewer layers, on the same weights and cache: to rehearse."""
         layers, grammars = first_layers(self._model, count), self._constraints.grammars

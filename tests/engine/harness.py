@@ -84,7 +84,7 @@ class Run:
 
     @property
     def cache(self) -> KVCache:
-        return self.loop._cache
+        return self.loop.cache
 
     def add(
         self, request_id: str, prompt: list[int], max_tokens: int = 8, priority: int = 0, **sampling: object

@@ -1,0 +1,255 @@
+"""Pages that another engine computed: what is fetched, what is left behind, and that nothing depends on it."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from oscine.types import RemotePrefill
+
+from .engine_pair import Pair
+from .harness import PAGE, Setting
+
+SETTING = Setting(num_full_pages=64, num_sliding_pages=64, overlap=True, lazy=True)
+
+
+def prompt(num_tokens: int, start: int = 0) -> list[int]:
+    return [(start + 7 * i) % 50 for i in range(num_tokens)]
+
+
+def moved(news: RemotePrefill | None) -> tuple[int, int]:
+    assert news is not None
+    assert news.failure is None, news.failure
+    return news.num_full_pages, news.num_sliding_pages
+
+
+def failure(news: RemotePrefill | None) -> str:
+    assert news is not None
+    assert news.num_bytes == 0
+    return news.failure or ""
+
+
+def test_all_full_pages_and_the_last_window_are_fetched_and_the_rest_is_computed() -> None:
+    pair = Pair(SETTING)
+    pair.add("a", prompt(100))
+    pair.finish()
+    assert moved(pair.news("a")) == (6, 2)  # 96 tokens; a window of 24 after them touches two pages
+    assert pair.here.cached("a") == 96
+    assert pair.here.executor.num_computed == 4 + 3
+    stats = pair.here.loop.stats()
+    assert (stats.remote_prefills, stats.remote_prefill_failures, stats.fetched_pages) == (1, 0, 8)
+    assert stats.fetched_bytes == 8
+    assert stats.fetch_s > 0
+
+
+def test_only_what_is_missing_is_fetched() -> None:
+    pair = Pair(SETTING)
+    pair.add("a", prompt(64), max_tokens=1)
+    pair.finish()
+    assert moved(pair.news("a")) == (3, 2)  # the last token is computed here, and with it a page of its own
+    pair.add("b", prompt(64) + prompt(66, 3))
+    pair.finish()
+    assert moved(pair.news("b")) == (4, 2)
+
+
+def test_short_prompts_known_prefixes_and_prompt_logprobs_stay_here() -> None:
+    pair = Pair(SETTING)
+    pair.add("short", prompt(40), min_tokens=41)
+    pair.add("less than a page", prompt(PAGE), min_tokens=1)
+    pair.add("logprobs", prompt(90, 1), prompt_logprobs=0)
+    pair.finish()
+    assert {pair.news(name) for name in pair.here.requests} == {None}
+    pair.add("again", prompt(40) + prompt(20, 2), min_tokens=40)
+    pair.finish()
+    assert pair.news("again") is None
+    assert pair.there.run.executor.num_steps == 0
+    uncached = Pair(replace(SETTING, prefix_caching=False))
+    uncached.add("a", prompt(100))
+    uncached.finish()
+    assert uncached.news("a") is None
+
+
+def test_pages_that_are_under_way_are_not_fetched_twice() -> None:
+    pair = Pair(SETTING)
+    pair.add("a", prompt(80) + [1] * 20)
+    pair.add("b", prompt(80) + [2] * 20)
+    pair.add("c", prompt(80) + [1] * 20)
+    pair.finish()
+    assert sorted(moved(pair.news(name)) for name in "abc") == [(0, 0), (1, 1), (6, 2)]
+
+
+def test_running_requests_go_on_while_pages_come() -> None:
+    pair = Pair(SETTING)
+    pair.add("running", prompt(10), max_tokens=100)
+    pair.step()
+    pair.add("a", prompt(100))
+    while not pair.here.is_done("a"):
+        before = len(pair.here.tokens("running"))
+        pair.step()
+        assert len(pair.here.tokens("running")) in (before, before + 1)
+    assert len(pair.here.tokens("running")) > 8
+    pair.finish()
+
+
+def test_who_does_not_answer_in_time_is_not_waited_for() -> None:
+    pair = Pair(SETTING)
+    pair.there.is_stuck = True
+    pair.add("a", prompt(100), timeout_s=20.0)
+    for _ in range(35):
+        pair.step()
+    assert pair.here.is_done("a")
+    assert failure(pair.news("a")) == "there did not deliver within 20 s"
+    assert pair.here.executor.num_computed == 103
+    pair.there.is_stuck = False
+    pair.finish()
+    assert pair.there.run.executor.num_steps <= 2  # it was told that nobody wants it any more
+
+
+def test_a_transfer_that_takes_too_long_is_ended_and_its_pages_are_nobodys_until_it_has() -> None:
+    pair = Pair(SETTING)
+    pair.add("a", prompt(150), timeout_s=11.0)
+    pair.finish()
+    assert failure(pair.news("a")) == "there did not deliver within 11 s"
+
+
+@pytest.mark.parametrize("steps", range(14))
+def test_the_other_engine_dies_at_any_time(steps: int) -> None:
+    pair = Pair(SETTING)
+    pair.add("a", prompt(120))
+    for _ in range(steps):
+        pair.step()
+    pair.kill_there()
+    pair.finish()
+    news = pair.news("a")
+    assert news is not None
+    assert news.failure in (None, "the connection to there was lost")
+
+
+@pytest.mark.parametrize("steps", range(14))
+def test_a_request_ends_at_any_time(steps: int) -> None:
+    pair = Pair(SETTING)
+    pair.add("a", prompt(120))
+    for _ in range(steps):
+        pair.step()
+    pair.here.loop.cancel("a")
+    pair.finish()
+    assert pair.here.outputs["a"][-1].finish_reason == "cancelled"
+
+
+@pytest.mark.parametrize("steps", range(14))
+def test_leases_end_when_the_reader_is_gone(steps: int) -> None:
+    pair = Pair(SETTING)
+    pair.add("a", prompt(120), timeout_s=30.0)
+    for _ in range(steps):
+        pair.step()
+    service, wire = pair.there.service, pair.wire
+    wire.cut()
+    service.lose(b"decode engine")
+    for _ in range(40):
+        pair.there.step(wire)
+    assert not service._jobs
+    assert pair.there.run.cache.full.num_used == pair.there.run.cache.sliding.num_used == 0
+    assert not pair.there.run.loop.has_work
+
+
+def test_a_broken_transfer_fails_its_request_alone() -> None:
+    pair = Pair(SETTING)
+    pair.add("a", prompt(100))
+    pair.add("b", prompt(100, 1))
+    pair.transfers.fails = 1
+    pair.finish()
+    assert failure(pair.news("a")) == "the transfer from there failed: bad luck"
+    assert moved(pair.news("b")) == (6, 2)
+    stats = pair.here.loop.stats()
+    assert (stats.remote_prefills, stats.remote_prefill_failures) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"), [("n", "pages differ in model: n there, m here"), (None, "it gives no pages to others")]
+)
+def test_an_engine_whose_pages_are_of_no_use_is_asked_once(model: str | None, reason: str) -> None:
+    pair = Pair(SETTING, model=model)
+    pair.add("a", prompt(100))
+    pair.finish()
+    pair.add("b", prompt(100, 1))
+    pair.finish()
+    assert failure(pair.news("a")) == failure(pair.news("b")) == reason
+    assert pair.fetches._num_asked == 1
+
+
+def test_a_refusal_there_means_computing_here() -> None:
+    pair = Pair(SETTING, replace(SETTING, max_waiting=1, max_num_seqs=1))
+    for i in range(4):
+        pair.add(str(i), prompt(100, i))
+    pair.finish()
+    found = [pair.news(str(i)) for i in range(4)]
+    refused = "there: too many requests are waiting"
+    assert [news is not None and news.failure for news in found] == [None, refused, refused, refused]
+
+
+def test_an_engine_that_cannot_fetch_says_so() -> None:
+    pair = Pair(SETTING)
+    pair.here.loop.remote_prefills = None
+    pair.add("a", prompt(100))
+    while not pair.here.is_done("a"):
+        pair.step()
+    assert failure(pair.news("a")) == "this engine does not fetch pages"
+
+
+def test_fetched_pages_make_way_for_requests_that_run_or_come_first() -> None:
+    """The cache holds one long prompt and little more; two of them are fetched, and a short one needs room as well."""
+    pair = Pair(replace(SETTING, num_full_pages=12, num_sliding_pages=12, max_num_seqs=1), SETTING)
+    pair.add("a", prompt(100), max_tokens=30)
+    pair.add("b", prompt(100, 1), max_tokens=30)
+    pair.add("c", prompt(20, 2), max_tokens=30, priority=-1)
+    pair.finish()
+    assert all(pair.here.is_done(name) for name in "abc")
+
+
+def test_a_cache_full_of_running_requests_is_left_to_them() -> None:
+    pair = Pair(replace(SETTING, num_full_pages=12, num_sliding_pages=64), SETTING)
+    pair.add("running", prompt(90), max_tokens=60, min_tokens=1000)
+    for _ in range(3):
+        pair.step()
+    pair.add("a", prompt(100, 1), timeout_s=25.0)
+    pair.finish()
+    assert failure(pair.news("a")) == "there did not deliver within 25 s"
+    assert pair.here.loop.stats().preemptions == 0
+
+
+PROMPTS = st.tuples(st.integers(1, 150), st.integers(0, 2), st.integers(0, 150))
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_whatever_happens_tokens_are_right_and_no_page_is_lost(data: st.DataObject) -> None:
+    draw = data.draw
+    here = Setting(
+        max_num_seqs=draw(st.integers(1, 4)),
+        max_num_batched_tokens=draw(st.sampled_from((16, 64))),
+        overlap=draw(st.booleans()),
+        lazy=draw(st.booleans()),
+        num_full_pages=draw(st.integers(11, 40)),
+        num_sliding_pages=draw(st.integers(4, 40)),
+    )
+    there = replace(here, num_full_pages=draw(st.integers(11, 40)), num_sliding_pages=draw(st.integers(4, 40)))
+    pair = Pair(here, there)
+    for i in range(draw(st.integers(1, 8))):
+        length, family, branch = draw(PROMPTS)
+        tokens = prompt(branch, family) + prompt(length, i)
+        timeout_s = draw(st.sampled_from((5.0, 15.0, 100.0)))
+        pair.add(str(i), tokens[:length], timeout_s=timeout_s, priority=draw(st.integers(0, 1)), seed=i)
+        event = draw(st.sampled_from(("", "", "", "cancel", "fail", "stuck", "go on", "kill")))
+        if event == "cancel":
+            pair.here.loop.cancel(str(draw(st.integers(0, i))))
+        elif event == "fail":
+            pair.transfers.fails += 1
+        elif event == "kill":
+            pair.kill_there()
+        elif event:
+            pair.there.is_stuck = event == "stuck"
+        for _ in range(draw(st.integers(0, 12))):
+            pair.step()
+    pair.there.is_stuck = False
+    pair.finish()

@@ -18,6 +18,7 @@ import msgspec
 import zmq.asyncio
 
 from oscine.engine.kv_events import END, STATS_TOPIC
+from oscine.engine.tcp import expect_heartbeats
 from oscine.types import EngineStats
 
 EVENTS_TOPIC = b"kv-events"
@@ -89,6 +90,8 @@ class KVSubscriber:
         socket.set(zmq.LINGER, 0)
         socket.set(zmq.RCVHWM, 0)  # bounded by what the engine's socket holds back
         socket.set(zmq.IPV6, "[" in address)
+        if address.startswith("tcp:"):
+            expect_heartbeats(socket)
         return socket
 
     async def _receive(self, frames: list[bytes]) -> None:

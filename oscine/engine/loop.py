@@ -7,7 +7,7 @@ executor is any object that runs plans in order.
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, cast
+from typing import Protocol, cast
 
 from oscine.config import EngineOptions
 from oscine.engine.kv_cache import KVCache
@@ -30,10 +30,25 @@ from oscine.types import (
     StepResult,
 )
 
-if TYPE_CHECKING:  # it needs packages that are not wanted where there is no other engine
-    from oscine.engine.remote_prefill import RemotePrefills
-
 _IDLE_S = 0.001  # between looks at what others do for the requests, if there is nothing else to do
+
+
+class Fetches(Protocol):
+    """Requests that wait for pages from another engine: see oscine.engine.remote_prefill."""
+
+    @property
+    def requests(self) -> list[Request]: ...
+
+    @property
+    def is_busy(self) -> bool: ...
+
+    def ask(self, request: Request, source: PrefillSource) -> bool: ...
+
+    def abandon(self, request: Request) -> bool: ...
+
+    def poll(self, num_ended: int, num_launched: int, num_running: int) -> list[Request]: ...
+
+    def report(self, stats: EngineStats) -> None: ...
 
 
 class _Immediate:
@@ -92,7 +107,7 @@ class EngineLoop:
             clock=clock,
         )
         self._prepare: Callable[[SamplingParams], bool] | None = getattr(executor, "prepare", None)
-        self.remote_prefills: RemotePrefills | None = None  # who fetches pages from other engines, where they may
+        self.remote_prefills: Fetches | None = None  # who fetches pages from other engines, where they may
         self._unprepared: list[Request] = []  # live, but the executor cannot take them yet
         self._requests: dict[str, Request] = {}  # live
         self._launched: deque[ScheduledStep] = deque()

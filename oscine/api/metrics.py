@@ -4,7 +4,7 @@ Knows HTTP requests and their ends; what sequences are measured by is in sequenc
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector, disable_created_metrics
 from prometheus_client.core import Metric
@@ -61,6 +61,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self._refreshes: list[Callable[[], Awaitable[None]]] = []
         ProcessCollector(registry=self.registry)
         self._http = self._counter("http_responses", "HTTP responses", "path", "status")
         self._errors = self._counter("request_errors", "Requests that ended with an error", "path", "code")
@@ -78,9 +79,11 @@ class Metrics:
     def of_model(self, name: str) -> SequenceMetrics:
         return SequenceMetrics(self._sequences, name)
 
-    def watch(self, collector: Collector) -> None:
-        """Asks it at each scrape."""
+    def watch(self, collector: Collector, refresh: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Asks it at each scrape; `refresh` comes first, for one whose numbers are elsewhere."""
         self.registry.register(collector)
+        if refresh is not None:
+            self._refreshes.append(refresh)
 
     def watch_connections(self, count: Callable[[], int]) -> None:
         self._gauge("http_connections", "Open connections").set_function(count)
@@ -98,5 +101,6 @@ class Metrics:
         return _aliases(self.registry.collect())
 
     async def endpoint(self, request: Request) -> Response:
+        await asyncio.gather(*(refresh() for refresh in self._refreshes))
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
         return Response(encode(self), media_type=content_type)

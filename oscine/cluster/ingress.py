@@ -19,8 +19,8 @@ from oscine.api.served_model import ServedModel
 from oscine.api.server import Server, ServerError
 from oscine.api.service import Service
 from oscine.cluster.deployment import ModelSpec
-from oscine.cluster.engine import ClusterEngine, MigrationLimits
-from oscine.cluster.placement import Placer
+from oscine.cluster.engine import ClusterEngine, MigrationCounters, MigrationLimits
+from oscine.cluster.metrics import ClusterMetrics
 from oscine.cluster.ray_placer import RayPlacer
 from oscine.config import Config, EngineOptions, Environment, ServerOptions, ToolOptions
 
@@ -45,8 +45,10 @@ class Ingress:
         """Raises ServerError when it cannot listen."""
         start_logging(server.log_level, server.log_format)
         config = Config(server=replace(server, traces=Environment.read().traces), tools=tools)
-        self._placer: Placer = RayPlacer(router)
+        self._placer = RayPlacer(router)
         self._service = Service(config)
+        metrics = ClusterMetrics(self._placer.snapshot, self._migrations)
+        self._service.metrics.watch(metrics, metrics.refresh)
         self._server = Server(config, self._service, reuse_port=True)
         self._prefix_seed = ""
         self._models: dict[str, tuple[ModelSpec, ServedModel]] = {}
@@ -121,6 +123,10 @@ class Ingress:
 
     async def prefix_seed(self) -> str:
         return self._prefix_seed
+
+    def _migrations(self) -> dict[str, MigrationCounters]:
+        engines = ((name, served.engine) for name, (_, served) in self._models.items())
+        return {name: engine.migrations for name, engine in engines if isinstance(engine, ClusterEngine)}
 
     async def url(self) -> str:
         """Where it listens, as its own machine reaches it."""

@@ -12,6 +12,7 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from oscine.cluster.placement import NoPlace, Place, Placement
+from oscine.cluster.snapshot import ClusterSnapshot
 from oscine.types import EngineInfo
 
 _AGAIN_S = 0.1  # between two tries to reach a router
@@ -36,7 +37,12 @@ class RayPlacer:
         info: EngineInfo = await self._call("describe", model)
         return info
 
-    async def _call(self, method: str, argument: object) -> Any:
+    async def snapshot(self) -> ClusterSnapshot:
+        """Raises NoPlace when there is no router."""
+        snapshot: ClusterSnapshot = await self._call("snapshot")
+        return snapshot
+
+    async def _call(self, method: str, *arguments: object) -> Any:
         """Raises NoPlace, the router's own or one that says that there is no router."""
         timeout = asyncio.timeout(self._answer_s)
         failure: Exception | None = None
@@ -44,7 +50,7 @@ class RayPlacer:
             async with timeout:
                 while True:
                     try:
-                        return await self._ask(method, argument)
+                        return await self._ask(method, *arguments)
                     except (RayError, RayServeException) as error:
                         if failure is None:
                             timeout.reschedule(asyncio.get_running_loop().time() + self._absence_s)
@@ -55,8 +61,8 @@ class RayPlacer:
             message = f"the router cannot be reached: {reason}"
             raise NoPlace(message, retry_after_s=_RETRY_AFTER_S, overloaded=False) from None
 
-    async def _ask(self, method: str, argument: object) -> Any:
-        response = getattr(self._router, method).remote(argument)
+    async def _ask(self, method: str, *arguments: object) -> Any:
+        response = getattr(self._router, method).remote(*arguments)
         try:
             return await response
         except asyncio.CancelledError:

@@ -1,5 +1,6 @@
 """The dashboard names only metrics and labels that a real server has, and asks of each what its kind can answer."""
 
+import asyncio
 import json
 import re
 from collections.abc import Iterator
@@ -8,8 +9,12 @@ from typing import Any
 
 import httpx
 import pytest
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from oscine.cluster.engine import MigrationCounters
+from oscine.cluster.metrics import ClusterMetrics
+from tests.cluster.test_metrics import Router
 from tests.server import ServerProcess
 
 DASHBOARD = Path(__file__).parents[2] / "deploy" / "grafana" / "oscine.json"
@@ -17,7 +22,8 @@ TOKEN = re.compile(
     r'\s*(?:(?P<name>[a-zA-Z_:][\w:]*)|(?P<text>"[^"]*")|(?P<range>\[[^\]]*\])|(?P<mark>=~|!~|!=|[^\s\w"]|\d[\d.]*))'
 )
 NAME = re.compile(r"[a-zA-Z_:][\w:]*")
-OVER_TIME = {"rate", "increase"}  # of counters alone
+OVER_TIME = {"rate", "increase"}  # of what is counted alone
+COUNTED = {"counter", "histogram", "summary"}
 FUNCTIONS = {"sum", "max", "histogram_quantile", "label_values", *OVER_TIME}
 TARGET_LABELS = {"instance", "job"}  # that Prometheus adds
 KEY = "sk-dashboard"
@@ -94,11 +100,22 @@ def scraped(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dic
                 f"{server.url}/v1/completions", json={"prompt": prompt}, headers={"Authorization": f"Bearer {KEY}"}
             )
             assert answer.status_code == status
-        return {
-            sample.name: (family.type, set(sample.labels))
-            for family in text_string_to_metric_families(server.get("/metrics"))
-            for sample in family.samples
-        }
+        found = server.get("/metrics")
+    return {
+        sample.name: (family.type, set(sample.labels))
+        for text in (found, cluster_metrics())
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def cluster_metrics() -> str:
+    """What an ingress adds to these."""
+    registry = CollectorRegistry()
+    collector = ClusterMetrics(Router().snapshot, lambda: {"m": MigrationCounters()})
+    asyncio.run(collector.refresh())
+    registry.register(collector)
+    return generate_latest(registry).decode()
 
 
 @pytest.mark.parametrize("expression", expressions())
@@ -114,9 +131,9 @@ def test_an_expression_names_what_there_is(expression: str, scraped: dict[str, t
         assert name in scraped, f"no metric {name}"
         kind, own = scraped[name]
         assert labels <= own | TARGET_LABELS, f"{name} has no {labels - own}"
-        assert (function in OVER_TIME) == (kind in ("counter", "histogram")), f"{function} of {name}, a {kind}"
+        assert (function in OVER_TIME) == (kind in COUNTED), f"{function} of {name}, a {kind}"
         known |= own
-    assert read.labels <= known
+    assert read.labels <= known | TARGET_LABELS
 
 
 def test_panels_are_complete_and_do_not_overlap() -> None:

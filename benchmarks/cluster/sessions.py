@@ -1,4 +1,4 @@
-"""Sessions of several turns over replicas with small caches: how much of their prefixes is found, and who does the work.
+"""Sessions of several turns over replicas with small caches: how much of their prefixes is found, and who works.
 
     python -m benchmarks.cluster.sessions
 
@@ -207,7 +207,7 @@ POLICIES: dict[str, Callable[[list[EngineClient]], Policy]] = {
 
 @asynccontextmanager
 async def running(load: Load) -> AsyncIterator[list[EngineClient]]:
-    """Engines with empty caches. The fake executor has as many pages as max_num_seqs sequences of max_model_len need."""
+    """Engines with empty caches. The fake executor has the pages of max_num_seqs sequences of max_model_len."""
     max_num_seqs = load.tokens_per_replica // LONGEST
     options = EngineOptions(
         ModelOptions(max_model_len=load.tokens_per_replica // max_num_seqs),
@@ -297,9 +297,8 @@ def report(load: Load, outcomes: list[Outcome]) -> None:
         ttfts = sorted(o.ttfts)
         late_ms = ttfts[int(0.95 * len(ttfts))] * 1e3
         ttft = f"{sum(ttfts) / len(ttfts) * 1e3:.0f}, {late_ms:.0f} ms"
-        print(
-            f"{o.policy:14}{o.found / o.asked:10.1%}{o.share:14.1%}{o.imbalance:14.2f}{ttft:>18}  {o.work}, {o.requests}"
-        )
+        shares = f"{o.found / o.asked:10.1%}{o.share:14.1%}{o.imbalance:14.2f}"
+        print(f"{o.policy:14}{shares}{ttft:>18}  {o.work}, {o.requests}")
 
 
 def main() -> int:

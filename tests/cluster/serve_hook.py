@@ -1,0 +1,147 @@
+"""The router in real Ray Serve, over real engines with a fake executor: `python -m tests.cluster.serve_hook`.
+
+A process of its own, as Ray changes the process that uses it; prints what happened as one line of JSON.
+"""
+
+import asyncio
+import json
+import tempfile
+import time
+from typing import Any
+
+import msgspec
+import ray
+from ray import serve
+from ray.exceptions import RayActorError
+from ray.serve.config import RequestRouterConfig
+
+from oscine.cluster.model_route import ModelRoute, RouterConfig
+from oscine.cluster.placement import NoPlace, Place, Placement
+from oscine.cluster.replica import Replica, ReplicaOptions
+from oscine.cluster.router import Router
+from oscine.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
+from oscine.engine.client import EngineClient
+from oscine.engine.prefix_index import extend_digests, root_of
+from oscine.types import GenerationRequest, SamplingParams
+
+SEED = "00ff"
+PAGE = 16
+ROUTER_CLASS = "oscine.cluster.request_router:KVAwareRequestRouter"
+
+
+def deploy(num_replicas: int) -> None:
+    engine = EngineOptions(
+        ModelOptions(max_model_len=2048),
+        CacheOptions(page_size=PAGE),
+        SchedulerOptions(max_num_seqs=4),
+        executor="fake",
+        quiet=True,
+    )
+    options = ReplicaOptions("m", "aggregated", engine, SEED, drain_s=1.0)
+    replica = serve.deployment(
+        Replica,
+        name="aggregated",
+        num_replicas=num_replicas,
+        ray_actor_options={"num_cpus": 0.1},
+        health_check_period_s=1,
+        request_router_config=RequestRouterConfig(
+            request_router_class=ROUTER_CLASS, request_routing_stats_period_s=0.5
+        ),
+    )
+    serve.run(replica.bind(options), name="engines", route_prefix=None)
+
+
+def deploy_router() -> Any:
+    config = RouterConfig([ModelRoute("m", "engines", "aggregated", start_timeout_s=20)])
+    router = serve.deployment(
+        Router,
+        name="router",
+        ray_actor_options={"num_cpus": 0.1},
+        user_config=msgspec.to_builtins(config),
+        health_check_period_s=0.5,
+    )
+    return serve.run(router.bind(), name="router", route_prefix=None)
+
+
+def placement(name: str, tokens: list[int], **more: Any) -> Placement:
+    digests: list[bytes] = []
+    extend_digests(digests, tokens, len(tokens) // PAGE, page_size=PAGE, root=root_of(SEED))
+    return Placement(name, "m", digests, len(tokens), 8, **more)
+
+
+async def generate(place: Place, name: str, tokens: list[int]) -> None:
+    """As an ingress does."""
+    client = EngineClient(address=place.address)
+    await client.start()
+    await client.wait_ready()
+    async with client.submit(GenerationRequest(name, tokens, SamplingParams(max_tokens=8))) as stream:
+        async for _ in stream:
+            pass
+    await client.stop()
+
+
+async def snapshot_when(router: Any, condition: Any) -> Any:
+    end_s = time.monotonic() + 15
+    while not condition(snapshot := await router.snapshot.remote()):
+        assert time.monotonic() < end_s, snapshot
+        await asyncio.sleep(0.1)
+    return snapshot
+
+
+async def session(router: Any) -> dict[str, Any]:
+    said: dict[str, Any] = {"model": (await router.describe.remote("m")).model}
+    await snapshot_when(router, lambda s: sum(r.stats.full_pages_total > 0 for r in s.replicas) == 2)
+    prompts = {name: [100 + i] * 40 * PAGE for i, name in enumerate("abcdef")}
+    first = {name: await router.place.remote(placement(name, tokens)) for name, tokens in prompts.items()}
+    said["spread"] = len({place.replica for place in first.values()})
+    await generate(first["a"], "a", prompts["a"])
+    await snapshot_when(router, lambda s: sum(r.num_indexed_pages for r in s.replicas) >= 40)
+    await kill_router(router)
+    indexed = await snapshot_when(router, lambda s: sum(r.num_indexed_pages for r in s.replicas) >= 40)
+    said["pages"] = {r.replica: r.num_indexed_pages for r in indexed.replicas}
+    said["first"] = first["a"].replica
+    again = await router.place.remote(placement("again", prompts["a"] + [1] * PAGE))
+    said["again"], said["overlap"] = again.replica, again.num_overlap_tokens
+    elsewhere = await router.place.remote(placement("elsewhere", prompts["a"], exclude=[again.replica]))
+    said["elsewhere"] = elsewhere.replica
+    try:
+        await router.place.remote(Placement("x", "?", [], 1, 1))
+    except NoPlace as refusal:
+        said["unknown"] = refusal.message
+    said["placed"] = (await router.snapshot.remote()).routers[0].placed
+    return said
+
+
+async def kill_router(router: Any) -> None:
+    """Returns when Serve has started another one."""
+    (name,) = [a["name"] for a in ray.util.list_named_actors(all_namespaces=True) if "#router#" in a["name"]]
+    ray.kill(ray.get_actor(name, namespace="serve"))
+    while True:
+        try:
+            await router.describe.remote("m")
+            return
+        except RayActorError:
+            await asyncio.sleep(0.1)
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory(prefix="oscine-ray-") as folder:
+        ray.init(
+            num_cpus=2,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level="ERROR",
+            object_store_memory=80 << 20,
+            _temp_dir=folder,
+        )
+        try:
+            serve.start(proxy_location="Disabled", logging_config={"log_level": "ERROR"})
+            deploy(2)
+            print(json.dumps(asyncio.run(session(deploy_router()))))
+        finally:
+            serve.shutdown()
+            ray.shutdown()
+
+
+if __name__ == "__main__":
+    main()

@@ -15,8 +15,8 @@ from benchmarks.serving.server import Server
 DEADLINE_S = 30.0
 
 
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + DEADLINE_S
+def wait_until(condition: Callable[[], bool], what: str, deadline_s: float = DEADLINE_S) -> None:
+    deadline = time.monotonic() + deadline_s
     while not condition():
         assert time.monotonic() < deadline, f"not in time: {what}"
         time.sleep(0.01)

@@ -31,7 +31,7 @@ class Server:
         self._ready_timeout_s = ready_timeout_s
         self.environment = os.environ | (environment or {})
         self._log = log
-        port = _free_port()
+        port = free_port()
         self.host, self.port = "127.0.0.1", port
         self.url = f"http://{self.host}:{port}"
         self._command = [sys.executable, "-m", "oscine.cli", "serve", "--port", str(port), *options]
@@ -99,7 +99,7 @@ class Server:
         return {"api": seconds(psutil.Process(self.pid)), "engine": sum(seconds(p) for p in self._engines())}
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return int(s.getsockname()[1])

@@ -54,6 +54,7 @@ def run(args: argparse.Namespace) -> None:
     name = given.pop("served_model_name", None)
     try:
         from oscine.cluster.dynamo_worker import DynamoOptions, run
+        from oscine.engine.stream import EngineError
     except ModuleNotFoundError as error:
         raise CommandError(
             f"NVIDIA Dynamo is not installed here (no module {error.name}): see docs/dynamo.md"
@@ -65,8 +66,10 @@ def run(args: argparse.Namespace) -> None:
         options = DynamoOptions(folder, name, engine=config.engine, runtime=tuple(runtime), **own)
     except ValueError as error:
         raise CommandError(str(error), USAGE) from None
-    if run(options) != 0:
-        raise CommandError("the engine was lost")
+    try:
+        run(options)
+    except EngineError as error:
+        raise CommandError(str(error)) from None
 
 
 def _folder(model: ModelOptions) -> Path:

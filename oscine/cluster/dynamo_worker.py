@@ -44,7 +44,6 @@ from oscine.types import EngineInfo, EngineStats, GenerationOutput, GenerationRe
 logger = logging.getLogger(__name__)
 
 _WATCH_S = 0.1  # between two looks at the engine's load, and at whether it lives
-_KV_EVENTS_TOPIC = "kv-events"
 _RANK = 0  # of data parallelism: a worker is one engine
 _MODES = {
     "aggregated": DisaggregationMode.AGGREGATED,
@@ -73,11 +72,16 @@ class DynamoOptions:
             raise ValueError(f"--prefill-timeout-s must be positive, not {self.prefill_timeout_s:g}")
 
 
-def run(options: DynamoOptions) -> int:
-    """Serves until SIGTERM or SIGINT, or until the engine ends. Returns the exit status."""
+def run(options: DynamoOptions) -> None:
+    """Serves until SIGTERM or SIGINT. Raises EngineError, in one line, when the engine cannot start or ends unasked."""
     engine = DynamoEngine(options)
-    uvloop.run(Worker(engine, worker_config(options)).run())
-    return 1 if engine.lost else 0
+    worker = Worker(engine, worker_config(options))
+    try:
+        uvloop.run(worker.run())
+    except Exception as error:  # the runtime has no narrower one
+        raise EngineError(str(error)) from error
+    if engine.failure is not None:
+        raise EngineError(engine.failure)
 
 
 def worker_config(options: DynamoOptions) -> WorkerConfig:
@@ -123,7 +127,7 @@ class DynamoEngine(LLMEngine):  # type: ignore[misc]  # untyped, and not install
         self._requests: dict[str, str] = {}  # Dynamo's id of a live request -> the engine's
         self._publisher: Any = None  # takes the load, once Dynamo has made it
         self._watching: asyncio.Task[None] | None = None
-        self.lost = False  # whether the engine ended unasked
+        self.failure: str | None = None  # why the engine ended unasked
 
     @classmethod
     async def from_args(cls, argv: list[str] | None = None) -> tuple["DynamoEngine", WorkerConfig]:
@@ -175,7 +179,7 @@ class DynamoEngine(LLMEngine):  # type: ignore[misc]  # untyped, and not install
         endpoints = self._engine.info.endpoints
         if endpoints is None or endpoints.kv_events is None:
             return []
-        return [ZmqSource(endpoint=endpoints.kv_events, topic=_KV_EVENTS_TOPIC, dp_rank=_RANK)]
+        return [ZmqSource(endpoint=endpoints.kv_events, topic=PeerOptions().kv_events_topic, dp_rank=_RANK)]
 
     async def register_prometheus(self, metrics: Any) -> None:
         """Oscine's own metrics, beside Dynamo's on the worker's /metrics (DYN_SYSTEM_PORT)."""
@@ -198,8 +202,8 @@ class DynamoEngine(LLMEngine):  # type: ignore[misc]  # untyped, and not install
                 published = self._engine.stats
                 self._publisher.publish(_RANK, _load(published))
             await asyncio.sleep(_WATCH_S)
-        self.lost = True
-        logger.error("the engine is lost, and the worker ends: %s", self._engine.error)
+        self.failure = self._engine.error or "the engine ended"
+        logger.error("the worker ends: %s", self.failure)
         os.kill(os.getpid(), signal.SIGTERM)  # Dynamo's way to stop: it takes the worker out of discovery first
         await self._engine.stop()
 

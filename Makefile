@@ -4,9 +4,11 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 BASE   := $(VENV)/.base
 TEST   := $(VENV)/.test
+DYNAMO := .venv-dynamo
+CLUSTER := $(VENV)/.cluster
 WORKERS ?= 3
 
-.PHONY: demo serve test conformance browser screenshot check eval eval-tools soak chaos bench cluster-bench clean
+.PHONY: demo serve test conformance browser screenshot check eval eval-tools soak chaos bench cluster-bench cluster-demo dynamo-test clean
 
 $(BASE): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -19,14 +21,32 @@ $(TEST): $(BASE)
 	$(BIN)/python -c 'import triton' 2>/dev/null || $(BIN)/pip install -q -c constraints.txt triton==3.6.0  # torch for GPUs has its own
 	touch $@
 
+$(CLUSTER): $(BASE)
+	$(BIN)/pip install -q -c constraints.txt -e '.[cluster]' openai psutil
+	touch $@
+
 demo: $(BASE)   ## answer a question with the embedded model
 	$(BIN)/oscine chat "What is 27 + 58?"
 
 serve: $(BASE)  ## serve the embedded model on port 8000
 	$(BIN)/oscine serve
 
+cluster-demo: $(CLUSTER)  ## one ingress, one prefill and two decode replicas on this machine: a question, a call, the end
+	$(BIN)/python -m benchmarks.cluster.demo
+
 test: $(TEST)   ## the tests that need no GPU; some wait for processes, so there are more workers than cores
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+
+# An environment of its own: ai-dynamo's dependencies do not go together with others', and it needs next to none of them.
+$(DYNAMO)/.ready: pyproject.toml constraints.txt
+	test -x $(DYNAMO)/bin/python || $(PYTHON) -m venv $(DYNAMO)
+	$(DYNAMO)/bin/pip install -q -c constraints.txt torch
+	$(DYNAMO)/bin/pip install -q -c constraints.txt -e '.[dynamo]' pytest pytest-timeout openai psutil
+	$(DYNAMO)/bin/pip install -q -c constraints.txt --no-deps ai-dynamo
+	touch $@
+
+dynamo-test: $(DYNAMO)/.ready  ## workers behind NVIDIA Dynamo's own frontend, in an environment of their own
+	$(DYNAMO)/bin/python -m pytest tests/dynamo
 
 conformance: $(TEST)  ## clients' own types, the server's own description, odd token streams; part of `make test`
 	$(BIN)/python -m pytest tests/conformance
@@ -63,4 +83,4 @@ cluster-bench: $(TEST)  ## what a cluster costs around its models: tokens throug
 	$(BIN)/python -m benchmarks.cluster.throughput
 
 clean:
-	rm -rf $(VENV) *.egg-info
+	rm -rf $(VENV) $(DYNAMO) *.egg-info

@@ -20,7 +20,7 @@ from oscine.config import Environment
 if TYPE_CHECKING:
     from oscine.cluster.deployment import Deployment
     from oscine.cluster.local_ray import LocalRay
-    from oscine.cluster.snapshot import ClusterSnapshot, ReplicaSnapshot
+    from oscine.cluster.snapshot import ClusterSnapshot, ReplicaSnapshot, RouterCounters
 
 _NOTHING = "no cluster runs (`oscine cluster up FILE` starts one; --ray ADDRESS names one on a Ray of your own)"
 
@@ -196,12 +196,19 @@ _COLUMNS = ("MODEL", "ROLE", "REPLICA", "NODE", "STATE", "RUNNING", "WAITING", "
 
 
 def table(snapshot: "ClusterSnapshot") -> list[str]:
-    """One line a replica, in columns; then what waits at the router."""
+    """One line a replica, in columns; then one a model."""
     rows = [_COLUMNS, *(_row(replica) for replica in snapshot.replicas)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(_COLUMNS))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    waiting = [f"{count} requests for {model} wait for a place" for model, count in snapshot.queued.items() if count]
-    return lines + waiting
+    return lines + [_route(router, snapshot.queued.get(router.model, 0)) for router in snapshot.routers]
+
+
+def _route(router: "RouterCounters", waiting: int) -> str:
+    share = router.overlap_tokens / router.known_tokens if router.known_tokens else 0.0
+    return (
+        f"{router.model}: {router.placed} requests placed, {router.remote_prefills} with a prefill replica, "
+        f"{share:.0%} of their tokens found in caches; {waiting} wait, {router.refused} refused"
+    )
 
 
 def _row(replica: "ReplicaSnapshot") -> tuple[str, ...]:

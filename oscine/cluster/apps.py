@@ -5,16 +5,19 @@ place.
 """
 
 import hashlib
+import warnings
 from typing import Any
 
 import msgspec
 from ray import serve
-from ray.serve.config import RequestRouterConfig
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 
 import oscine
+from oscine.cluster.demand import goals_of
 from oscine.cluster.deployment import Deployment, ModelSpec, RoleSpec, app_name
 from oscine.cluster.ingress import Ingress, IngressConfig
 from oscine.cluster.model_route import ModelRoute, RouterConfig
+from oscine.cluster.pool_load import LOOK_BACK_S
 from oscine.cluster.replica import Replica, ReplicaOptions
 from oscine.cluster.router import Router
 
@@ -26,6 +29,8 @@ _ROUTING: dict[str, Any] = {
     "request_router_class": "oscine.cluster.request_router:KVAwareRequestRouter",
     "request_routing_stats_period_s": 0.5,  # between two reports of a replica to the router
 }
+_POLICY = "oscine.cluster.autoscale_policy:PoolPolicy"
+_REPORT_S = 1.0  # between two reports of a replica to the policy
 _WAIT_LOOP_S = 0.1  # of Serve, before it lets an actor shut itself down
 _SHUTDOWN_S = 10.0  # beyond the drain
 
@@ -44,7 +49,7 @@ def _bind(
     deployment = _deployment(
         Replica,
         name=role.role,
-        **_scale(role),
+        **_scale(model, role),
         ray_actor_options={"num_cpus": role.cpus, "num_gpus": role.gpus},
         request_router_config=RequestRouterConfig(**_ROUTING),
         max_surge_percent=100 if role.surge else 0,
@@ -58,8 +63,24 @@ def _deployment(kind: type, **options: Any) -> serve.Deployment:
     return made
 
 
-def _scale(role: RoleSpec) -> dict[str, Any]:
-    return {"num_replicas": role.replicas.min}
+def _scale(model: ModelSpec, role: RoleSpec) -> dict[str, Any]:
+    """Serve's own delays are none: our policy alone decides."""
+    if not role.replicas.scales:
+        return {"num_replicas": role.replicas.min}
+    goals = msgspec.to_builtins(goals_of(model, role))
+    policy = AutoscalingPolicy(policy_function=_POLICY, policy_kwargs=goals)  # type: ignore[no-untyped-call]
+    with warnings.catch_warnings():  # Serve would rather have metrics_interval_s in the environment of every process
+        warnings.simplefilter("ignore", DeprecationWarning)
+        config = AutoscalingConfig(
+            min_replicas=role.replicas.min,
+            max_replicas=role.replicas.max,
+            metrics_interval_s=_REPORT_S,
+            look_back_period_s=LOOK_BACK_S + _REPORT_S,
+            upscale_delay_s=0.0,
+            downscale_delay_s=0.0,
+            policy=policy,
+        )
+    return {"autoscaling_config": config}
 
 
 def router_config(deployment: Deployment) -> RouterConfig:

@@ -88,10 +88,12 @@ class ServiceLevels:
 class ScalingOptions:
     up_cooldown_s: float = 5.0  # between two steps up
     down_cooldown_s: float = 60.0  # that there must have been too many replicas, before one goes
+    idle_s: float = 300.0  # without a request, before the last one goes, where min is 0
 
     def __post_init__(self) -> None:
         _require(self.up_cooldown_s >= 0, "up-cooldown-s", "at least 0", self.up_cooldown_s)
         _require(self.down_cooldown_s >= 0, "down-cooldown-s", "at least 0", self.down_cooldown_s)
+        _require(self.idle_s >= 0, "idle-s", "at least 0", self.idle_s)
 
 
 @dataclass(frozen=True)

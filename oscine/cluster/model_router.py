@@ -113,7 +113,8 @@ class ModelRouter:
     async def _admission(self, waiter: _Waiter) -> Admission:
         while True:
             await self._turn(waiter)
-            wanted = replace(waiter.placement, exclude=self._still_excluded(waiter.excluded))
+            excluded = self._still_excluded(waiter.excluded)
+            wanted = replace(waiter.placement, exclude=excluded, held_back=self.num_queued)
             try:
                 admission = await self._admit(wanted)
             finally:

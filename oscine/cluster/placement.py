@@ -21,6 +21,7 @@ class Placement:
     priority: int = 0  # lower is placed sooner
     tenant: str = ""  # on whose behalf
     exclude: list[str] = field(default_factory=list)  # replicas that have just failed it
+    held_back: int = 0  # other requests of the model that the router has no place for yet; it says so
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,17 +8,24 @@ import asyncio
 import contextlib
 import dataclasses
 import os
+import time
 from typing import Any
 
 import ray
 from ray import serve
 
+from oscine.cluster.placement import Placement
 from oscine.cluster.snapshot import ReplicaState, Role
 from oscine.config import EngineOptions, PeerOptions
 from oscine.engine.client import EngineClient
 from oscine.types import Endpoints, EngineInfo, EngineStats
 
 _POLL_S = 0.05  # while a drain waits for the engine to become idle
+# Counters that scaling looks at.
+_GROWN = (
+    *("first_tokens", "first_token_s", "inter_tokens", "inter_token_s", "prefix_queries", "prefix_hits"),
+    *("prompt_tokens", "generated_tokens"),
+)
 _STATES: dict[str, ReplicaState] = {"starting": "starting", "ready": "ready", "restarting": "starting"}
 
 
@@ -62,6 +69,7 @@ class Replica:
         self._node = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         self._draining = False
         self._scaled = EngineStats()  # at the last call of record_autoscaling_stats
+        self._held_back, self._held_back_s = 0, 0.0  # requests at the router, as of the last one that came; Unix time
         peers = peer_options(options, self._node)
         self._engine = EngineClient(dataclasses.replace(options.engine, peers=peers))
         await self._engine.start()
@@ -76,7 +84,9 @@ class Replica:
         return "draining" if self._draining else _STATES.get(self._engine.state, "lost")
 
     async def admit(self, placement: object) -> Admission | None:
-        """Where the engine takes the request; None while it takes none. `placement` is there for the one who routes."""
+        """Where the engine takes the request; None while it takes none. The router has chosen by `placement`."""
+        if isinstance(placement, Placement):
+            self._held_back, self._held_back_s = placement.held_back, time.time()
         if self._state != "ready":
             return None
         return Admission(self._name, self._endpoints())
@@ -110,14 +120,16 @@ class Replica:
         pages = max(
             now.full_pages_used / max(now.full_pages_total, 1), now.sliding_pages_used / max(now.sliding_pages_total, 1)
         )
-        grown = ("first_tokens", "first_token_s", "inter_tokens", "inter_token_s", "prompt_tokens", "generated_tokens")
         return {
             "running": float(now.num_running),
             "waiting": float(now.num_waiting),
             "queued_tokens": float(now.queued_tokens),
             "active_tokens": float(now.active_tokens),
             "kv_usage": pages,
-        } | {name: max(float(getattr(now, name) - getattr(before, name)), 0.0) for name in grown}
+            "max_num_seqs": float(self._info().max_num_seqs),
+            "held_back": float(self._held_back),
+            "held_back_s": self._held_back_s,
+        } | {name: max(float(getattr(now, name) - getattr(before, name)), 0.0) for name in _GROWN}
 
     async def check_health(self) -> None:
         if self._engine.state == "failed":

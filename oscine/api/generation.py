@@ -162,17 +162,18 @@ class Generation:
     async def _pump(self, stream: RequestStream, choice: Choice, clock: SequenceClock, write: Write | None) -> None:
         """The hot path: one wake-up of the stream is one write, whatever has arrived."""
         async for outputs in stream:
-            events = []
+            events, over = [], False
             for output in outputs:
                 if output.finish_reason == "error" or output.finish_reason == "cancelled":
                     raise _failure(output)
                 clock.output(output)
                 events.append(choice.feed(output))
-                if choice.finish_reason is not None or choice.interrupted:
+                over = choice.finish_reason is not None or choice.interrupted
+                if over:
                     break
             if write is not None and (data := b"".join(events)):
                 await write(data)
-            if choice.finish_reason is not None or choice.interrupted:
+            if over:
                 return
 
 

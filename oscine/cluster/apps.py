@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 from ray import serve
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
+from ray.serve.schema import LoggingConfig
 
 import oscine
 from oscine.cluster.demand import goals_of
@@ -132,6 +133,7 @@ def _lifecycle(options: object, drain_s: float) -> dict[str, Any]:
         "health_check_timeout_s": _HEALTH_TIMEOUT_S,
         "graceful_shutdown_wait_loop_s": _WAIT_LOOP_S,
         "graceful_shutdown_timeout_s": drain_s + _SHUTDOWN_S,
+        "logging_config": LoggingConfig(enable_access_log=False),  # else a line for each placement
     }
 
 

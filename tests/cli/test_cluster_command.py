@@ -1,0 +1,64 @@
+"""`oscine cluster` where no cluster runs, and what its status looks like."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from oscine.cli import main
+from oscine.cli.cluster import table
+from oscine.cluster.snapshot import ClusterSnapshot, ReplicaSnapshot, RouterCounters
+from oscine.types import EngineStats
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+
+
+@pytest.mark.parametrize("verb", ["status", "down"])
+def test_no_cluster_runs(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["cluster", verb]) == 1
+    assert capsys.readouterr().err.startswith("oscine: error: no cluster runs")
+
+
+def test_what_an_ended_cluster_left_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "oscine"
+    folder.mkdir()
+    (folder / "cluster.json").write_text('{"address": "x:1", "pid": 1, "folder": "/tmp/gone", "num_cpus": 2}')
+    assert main(["cluster", "status"]) == 1
+    assert "no cluster runs" in capsys.readouterr().err
+
+
+def test_ray_is_not_installed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert main(["cluster", "status"]) == 1
+    assert "pip install 'oscine[cluster]'" in capsys.readouterr().err
+
+
+def test_a_file_with_an_error_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "cluster.yaml"
+    file.write_text("models:\n  - name: a\n    gpus: 1\n")
+    assert main(["cluster", "up", str(file)]) == 2
+    assert f"{file}:3: models[0]: unknown key 'gpus'" in capsys.readouterr().err
+
+
+def test_more_cpus_than_this_machine_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "cluster.yaml"
+    file.write_text("models: [{name: a, aggregated: {cpus: 3, replicas: 1000}}]")
+    assert main(["cluster", "up", str(file)]) == 2
+    assert "the replicas ask for 3000 CPUs" in capsys.readouterr().err
+
+
+def test_status_is_one_line_for_each_replica() -> None:
+    stats = EngineStats(2, 1, 50, 100, 3, 10, prefix_queries=200, prefix_hits=150)
+    busy = ReplicaSnapshot("ab12", "nano", "decode", "10.0.0.1", "ready", stats, tokens_s=123.4)
+    idle = ReplicaSnapshot("cd34", "nano", "prefill", "10.0.0.2", "starting", EngineStats())
+    counters = RouterCounters("nano", placed=4, refused=1, overlap_tokens=30, known_tokens=120, remote_prefills=2)
+    header, *rows, route = table(ClusterSnapshot(0.0, [busy, idle], [counters], {"nano": 7}))
+    assert header.split()[:3] == ["MODEL", "ROLE", "REPLICA"]
+    assert rows[0].split() == ["nano", "decode", "ab12", "10.0.0.1", "ready", "2", "1", "50%", "75%", "123"]
+    assert rows[1].split() == ["nano", "prefill", "cd34", "10.0.0.2", "starting", "0", "0", "0%", "-", "0"]
+    assert route == (
+        "nano: 4 requests placed, 2 with a prefill replica, 25% of their tokens found in caches; 7 wait, 1 refused"
+    )

@@ -42,6 +42,13 @@ _COUNTERS: tuple[tuple[str, str, _Read], ...] = (
     ("prefix_cache_hits", "Prompt tokens found in the prefix cache", lambda s: s.prefix_hits),
     ("num_preemptions", "Sequences that were put back to make room", lambda s: s.preemptions),
 )
+_TRANSFERS: tuple[tuple[str, str, _Read], ...] = (
+    ("remote_prefills", "Prompts whose pages came from another engine", lambda s: s.remote_prefills),
+    ("remote_prefill_failures", "Prompts computed here after all", lambda s: s.remote_prefill_failures),
+    ("fetched_pages", "KV pages that came from other engines", lambda s: s.fetched_pages),
+    ("fetched_bytes", "Bytes of these", lambda s: s.fetched_bytes),
+    ("fetch_seconds", "Seconds that fetching them took, added up", lambda s: s.fetch_s),
+)
 
 
 class MeasuredModel(Protocol):
@@ -60,8 +67,10 @@ class MeasuredModel(Protocol):
 class EngineCollector(Collector):
     """Of all models that are served now; the first name of each labels its samples."""
 
-    def __init__(self, models: Callable[[], Sequence[MeasuredModel]]) -> None:
+    def __init__(self, models: Callable[[], Sequence[MeasuredModel]], *, transfers: bool = False) -> None:
+        """`transfers`: also what came from other engines."""
         self._models = models
+        self._counters = (*_COUNTERS, *(_TRANSFERS if transfers else ()))
 
     def collect(self) -> Iterable[Metric]:
         models = self._models()
@@ -73,7 +82,7 @@ class EngineCollector(Collector):
             ready.add_metric([model.names[0]], float(model.engine.state == "ready"))
             restarts.add_metric([model.names[0]], model.engine.restarts)
         yield from (ready, restarts)
-        kinds = ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS))
+        kinds = ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, self._counters))
         for family_of, table in kinds:
             for name, what, read in table:
                 family = family_of(f"oscine:{name}", what, labels=["model_name"])

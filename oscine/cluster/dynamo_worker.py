@@ -185,7 +185,7 @@ class DynamoEngine(LLMEngine):  # type: ignore[misc]  # untyped, and not install
         """Oscine's own metrics, beside Dynamo's on the worker's /metrics (DYN_SYSTEM_PORT)."""
         registry = CollectorRegistry()
         measured = _Measured((self._options.name,), self._engine, self._options.engine)
-        registry.register(EngineCollector(lambda: [measured]))
+        registry.register(EngineCollector(lambda: [measured], transfers=self._options.role == "decode"))
         register_engine_registry(metrics, registry)
 
     def component_metrics_dp_ranks(self) -> list[int]:

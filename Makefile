@@ -34,6 +34,9 @@ serve: $(BASE)  ## serve the embedded model on port 8000
 cluster-demo: $(CLUSTER)  ## one ingress, one prefill and two decode replicas on this machine: a question, a call, the end
 	$(BIN)/python -m benchmarks.cluster.demo
 
+cluster-rollout: $(TEST)  ## two models at once, and an update of one under load
+	$(BIN)/python -m benchmarks.cluster.rollout
+
 test: $(TEST)   ## the tests that need no GPU; some wait for processes, so there are more workers than cores
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 

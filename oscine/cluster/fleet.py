@@ -73,6 +73,7 @@ class Fleet:
         self._retired: dict[str, set[str]] = {}  # replica -> addresses of earlier lives of its engine
         self._ended_gaps = 0  # of subscriptions that are over
         self._placed: dict[str, Placed] = {}  # the last requests
+        self._ranked: tuple[Sequence[bytes], dict[str, int]] = ([], {})  # the last one's pages, and who has them
         self._context: zmq.asyncio.Context | None = None  # made by the first subscription
 
     def __len__(self) -> int:
@@ -151,7 +152,7 @@ class Fleet:
         """Requests that the replicas can take before they have enough to do."""
         now_s = self._clock()
         views = self.candidates(exclude)
-        return sum(max(0, v.bound - v.load(0, now_s).num_requests) for v in views)
+        return sum(max(0, v.bound - v.num_requests(now_s)) for v in views)
 
     def rank(self, digests: Sequence[bytes], num_tokens: int, exclude: Collection[str] = ()) -> list[str]:
         """Replicas that may take a request, best first; those that have enough to do come last."""
@@ -159,6 +160,7 @@ class Fleet:
         views = self.candidates(exclude)
         loads = {v.name: v.load(self.index.num_pages(v.name), now_s) for v in views}
         pages = self.overlap_pages(digests)
+        self._ranked = (digests, pages)
         tokens = {v.name: min(pages.get(v.name, 0) * v.page_size, num_tokens) for v in views}
         key = sticky_key(digests, [pages[v.name] for v in views if v.name in pages])
         free = [loads[v.name] for v in views if loads[v.name].num_requests < v.bound]
@@ -167,8 +169,8 @@ class Fleet:
 
     def overlap_pages(self, digests: Sequence[bytes]) -> dict[str, int]:
         """Replica -> leading pages that it has, or will have when it has computed what was placed on it."""
-        pages = self.index.overlap(map(page_hash, digests))
-        recent = self._recent.find(digests, self._clock())
+        pages = self.index.overlap(map(page_hash, digests))  # hashes none beyond the first that nobody has
+        recent = self._recent.find(digests, max(pages.values(), default=0), self._clock())
         if recent is not None and recent[0] in self._views:
             replica, num_pages = recent
             pages[replica] = max(pages.get(replica, 0), num_pages)
@@ -182,9 +184,10 @@ class Fleet:
         now_s = self._clock()
         self.withdraw(request_id)
         view = self._views[name]
-        overlap = min(self.overlap_pages(digests).get(name, 0) * view.page_size, num_tokens)
+        known = self._ranked[1] if self._ranked[0] is digests else self.overlap_pages(digests)
+        overlap = min(known.get(name, 0) * view.page_size, num_tokens)
         view.expect(Expected(request_id, num_tokens, overlap, now_s))
-        self._recent.note(digests, name, now_s)
+        self._recent.note(digests[known.get(name, 0) :], name, now_s)
         self._placed[request_id] = Placed(name, overlap)
         if len(self._placed) > _PLACED_KEPT:
             del self._placed[next(iter(self._placed))]

@@ -1,7 +1,7 @@
 """Where prompts were placed moments ago: their pages are expected there before any event says so.
 
-Knows page addresses and names of replicas. Addresses are chained: two prompts that share a page share all before it, so
-what is known of a prompt's pages is known of its first ones, and the last such page is found by bisection.
+Knows page addresses and names of replicas. Addresses are chained: two prompts that share a page share all before it.
+So what was noted of a prompt's pages are the first ones after those that were cached, and bisection finds the last.
 """
 
 from collections.abc import Sequence
@@ -21,17 +21,20 @@ class RecentPlacements:
             self._placed.pop(page, None)
             self._placed[page] = (replica, now_s)
 
-    def find(self, pages: Sequence[bytes], now_s: float) -> tuple[str, int] | None:
-        """The replica that served most of this prefix last, and how many leading pages it will have."""
+    def find(self, pages: Sequence[bytes], num_cached: int, now_s: float) -> tuple[str, int] | None:
+        """The replica that served most of this prefix last, and how many leading pages it will have.
+
+        The first num_cached pages are cached somewhere, and were noted by nobody; only more than these are of interest.
+        """
         self._expire(now_s)
-        known, unknown = 0, len(pages) + 1
+        known, unknown = num_cached, len(pages) + 1
         while unknown - known > 1:
             middle = (known + unknown) // 2
             if pages[middle - 1] in self._placed:
                 known = middle
             else:
                 unknown = middle
-        return (self._placed[pages[known - 1]][0], known) if known else None
+        return (self._placed[pages[known - 1]][0], known) if known > num_cached else None
 
     def _expire(self, now_s: float) -> None:
         while self._placed:

@@ -5,6 +5,7 @@ Knows no sockets and nothing of Ray; time is given.
 
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import islice
 
 from oscine.cluster.routing_cost import Load
 from oscine.cluster.snapshot import ReplicaSnapshot, ReplicaState, Role
@@ -13,7 +14,11 @@ from oscine.types import Endpoints, EngineInfo, EngineStats
 _PENDING_S = 2.0  # a placed request that no report shows by then never arrived
 _RATES_S = 5.0  # that rates look back on
 _SILENT_S = 4.0  # an engine reports every second at least
+_ARRIVED_KEPT = 256  # requests; those that wait are the last that arrived
 _REFUSED_S = 0.5  # a replica that has just refused a request is not asked again
+
+
+_NOTHING = EngineStats()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +55,9 @@ class ReplicaView:
     _refused_s: float | None = None
     _history: deque[tuple[float, EngineStats]] = field(default_factory=deque)  # of the last seconds
     _expected: dict[str, Expected] = field(default_factory=dict)  # in the order of placement
+    _arrived: deque[int] = field(default_factory=lambda: deque(maxlen=_ARRIVED_KEPT))  # overlap of each, oldest first
+    # Tokens that its engine counts as queued because they belong to requests that wait, and that it will find cached.
+    _waiting_overlap: int = 0
 
     @property
     def page_size(self) -> int:
@@ -66,6 +74,8 @@ class ReplicaView:
         self.stats, self._heard_s, self.since_s = None, None, now_s
         self._history.clear()
         self._expected.clear()
+        self._arrived.clear()
+        self._waiting_overlap = 0
 
     def hear(self, stats: EngineStats, now_s: float) -> None:
         """Takes in a snapshot of its engine, and stops expecting the requests that are in it."""
@@ -76,7 +86,8 @@ class ReplicaView:
         # Of a first report nobody can tell whether it has those that are expected.
         arrived = stats.requests - before.requests if before is not None else len(self._expected)
         for request_id in list(self._expected)[:arrived]:
-            del self._expected[request_id]
+            self._arrived.append(self._expected.pop(request_id).num_overlap)
+        self._waiting_overlap = sum(islice(reversed(self._arrived), stats.num_waiting))
         self.stats, self._heard_s = stats, now_s
         self._history.append((now_s, stats))
         while self._history[0][0] < now_s - _RATES_S:
@@ -102,24 +113,33 @@ class ReplicaView:
         publishes = self.report.endpoints is not None and self.report.endpoints.kv_events is not None
         return "lost" if publishes and silent_s > _SILENT_S else "ready"
 
+    def num_requests(self, now_s: float) -> int:
+        """That wait or run, those expected included."""
+        while self._expected:
+            oldest = next(iter(self._expected.values()))
+            if now_s - oldest.placed_s <= _PENDING_S:
+                break
+            del self._expected[oldest.request_id]
+        running = self.stats.num_running + self.stats.num_waiting if self.stats is not None else 0
+        return running + len(self._expected)
+
     def load(self, num_indexed_pages: int, now_s: float) -> Load:
-        stats, size = self.stats or EngineStats(), self.page_size
-        for request in [e for e in self._expected.values() if now_s - e.placed_s > _PENDING_S]:
-            del self._expected[request.request_id]
+        stats, size = self.stats or _NOTHING, self.page_size
+        num_requests = self.num_requests(now_s)
         expected = self._expected.values()
         new_tokens = sum(e.num_tokens - e.num_overlap for e in expected)
         return Load(
             self.name,
-            queued_tokens=stats.queued_tokens + new_tokens,
+            queued_tokens=max(0, stats.queued_tokens - self._waiting_overlap) + new_tokens,
             active_tokens=stats.active_tokens + sum(e.num_tokens for e in expected),
-            num_requests=stats.num_running + stats.num_waiting + len(expected),
+            num_requests=num_requests,
             capacity_tokens=stats.full_pages_total * size,
             held_tokens=stats.full_pages_used * size + new_tokens,
             cached_tokens=num_indexed_pages * size,
         )
 
     def snapshot(self, num_indexed_pages: int, now_s: float) -> ReplicaSnapshot:
-        now = self.stats or EngineStats()
+        now = self.stats or _NOTHING
         then_s, then = self._history[0] if self._history else (now_s, now)
         elapsed_s = (self._heard_s or now_s) - then_s
         per_s = 1 / elapsed_s if elapsed_s > 0 else 0.0

@@ -32,10 +32,10 @@ class Weights:
     # A token that others still want computed there: it comes first. But it has to be computed in any case, so that
     # waiting for pages that are on their way beats computing them a second time.
     queued: float = 0.75
-    # A token that decoding requests attend to. Each of them is read once a step, for as many steps as the request
-    # lives: little beside computing it, but what a replica full of long contexts has to do.
-    active: float = 0.1
-    request: float = 32.0  # a request that runs beside: its rows in each step
+    # A token that decoding requests attend to. It is read once a step, for as many steps as the request lives, wherever
+    # that is: unlike a missing token it makes no work, but shared evenly the work is done sooner.
+    active: float = 0.03
+    request: float = 24.0  # a request that runs beside: its rows in each step
     # A missing token pushes another one out of a full cache, which may be asked for again; in an empty cache, none.
     evicted: float = 0.5
     # A token by which live requests would exceed `full` of the cache: one of them is put back and computed again.
@@ -70,7 +70,7 @@ def rank(
     least = min(costs.values())
     equal = [replica for replica in costs if costs[replica] <= least + weights.slack]
     first = max(equal, key=lambda replica: (overlap_tokens.get(replica, 0), rendezvous(key, replica)))
-    others = sorted((replica for replica in costs if replica != first), key=lambda r: (costs[r], rendezvous(key, r)))
+    others = sorted((replica for replica in costs if replica != first), key=lambda replica: (costs[replica], replica))
     return [first, *others]
 
 

@@ -294,3 +294,19 @@ def test_rates_are_of_the_last_seconds() -> None:
         assert snapshot.ttft_s is None
 
     run(test)
+
+
+def test_what_waiting_requests_will_find_cached_is_no_work() -> None:
+    async def test(cluster: Cluster) -> None:
+        cluster.start("a")
+        router = cluster.router()
+        cluster.decode.hear("a", EngineStats())
+        cluster.decode.index.store("a", HASHES[:20])
+        await router.place(placement("1", 24))
+        cluster.decode.hear("a", EngineStats(requests=1, num_waiting=1, queued_tokens=24 * PAGE))
+        (view,) = cluster.decode.candidates()
+        assert view.load(20, cluster.now_s).queued_tokens == 4 * PAGE
+        cluster.decode.hear("a", EngineStats(requests=1, num_running=1, queued_tokens=PAGE))
+        assert view.load(20, cluster.now_s).queued_tokens == PAGE
+
+    run(test)

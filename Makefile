@@ -8,7 +8,7 @@ DYNAMO := .venv-dynamo
 CLUSTER := $(VENV)/.cluster
 WORKERS ?= 3
 
-.PHONY: demo serve test conformance browser screenshot check eval eval-tools soak chaos bench cluster-bench cluster-demo dynamo-test clean
+.PHONY: demo serve test conformance browser screenshot check eval eval-tools soak chaos bench cluster-bench cluster-demo cluster-rollout dynamo-test clean
 
 $(BASE): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -10,6 +10,7 @@ from ray.serve.exceptions import BackPressureError, RequestCancelledError
 
 from oscine.cluster.placement import NoPlace, Place, Placement
 from oscine.cluster.ray_placer import RayPlacer
+from oscine.cluster.snapshot import ClusterSnapshot
 from tests.engine_process.harness import run
 
 PLACEMENT = Placement("r", "model", [b"x" * 16], num_tokens=3, max_tokens=5)
@@ -40,15 +41,15 @@ class Handle:
 
     def __init__(self, *answers: Any) -> None:
         self.answers = [*answers]
-        self.calls: list[tuple[str, object]] = []
+        self.calls: list[tuple[object, ...]] = []
         self.responses: list[Response] = []
 
     def __getattr__(self, method: str) -> "Handle":
         self.method = method
         return self
 
-    def remote(self, argument: object) -> Response:
-        self.calls.append((self.method, argument))
+    def remote(self, *arguments: object) -> Response:
+        self.calls.append((self.method, *arguments))
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
 
         async def come() -> Any:
@@ -73,6 +74,15 @@ def test_a_router_that_died_is_waited_for() -> None:
         handle = Handle(ActorDiedError(), BackPressureError(1, 1), PLACE)
         assert await RayPlacer(handle).place(PLACEMENT) == PLACE  # type: ignore[arg-type]
         assert handle.calls == [("place", PLACEMENT)] * 3
+
+    run(test)
+
+
+def test_the_state_of_the_cluster_is_asked_for_in_the_same_way() -> None:
+    async def test() -> None:
+        handle = Handle(ActorDiedError(), ClusterSnapshot(1.0))
+        assert await RayPlacer(handle).snapshot() == ClusterSnapshot(1.0)  # type: ignore[arg-type]
+        assert handle.calls == [("snapshot",)] * 2
 
     run(test)
 

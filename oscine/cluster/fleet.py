@@ -169,7 +169,7 @@ class Fleet:
 
     def overlap_pages(self, digests: Sequence[bytes]) -> dict[str, int]:
         """Replica -> leading pages that it has, or will have when it has computed what was placed on it."""
-        pages = self.index.overlap(map(page_hash, digests))  # hashes none beyond the first that nobody has
+        pages = self.index.overlap(map(page_hash, digests))
         recent = self._recent.find(digests, max(pages.values(), default=0), self._clock())
         if recent is not None and recent[0] in self._views:
             replica, num_pages = recent

@@ -64,9 +64,9 @@ def rank(
     loads: Sequence[Load], overlap_tokens: dict[str, int], num_tokens: int, key: bytes, weights: Weights
 ) -> list[str]:
     """The replicas, best first. Among equals the greatest overlap wins, then the one that `key` always picks."""
-    costs = {load.replica: cost(load, num_tokens, overlap_tokens.get(load.replica, 0), weights) for load in loads}
-    if not costs:
+    if not loads:
         return []
+    costs = {load.replica: cost(load, num_tokens, overlap_tokens.get(load.replica, 0), weights) for load in loads}
     least = min(costs.values())
     equal = [replica for replica in costs if costs[replica] <= least + weights.slack]
     first = max(equal, key=lambda replica: (overlap_tokens.get(replica, 0), rendezvous(key, replica)))

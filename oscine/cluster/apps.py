@@ -19,7 +19,7 @@ from oscine.cluster.deployment import Deployment, ModelSpec, RoleSpec, app_name
 from oscine.cluster.ingress import Ingress, IngressConfig
 from oscine.cluster.model_route import ModelRoute, RouterConfig
 from oscine.cluster.pool_load import LOOK_BACK_S
-from oscine.cluster.replica import Replica, ReplicaOptions
+from oscine.cluster.replica import ReplicaActor, ReplicaOptions
 from oscine.cluster.router import Router
 
 ROUTER, INGRESS = "router", "ingress"
@@ -48,7 +48,7 @@ def _bind(
     threads = max(1, int(role.cpus))
     options = ReplicaOptions(model.name, role.role, role.engine, prefix_seed, threads, drain_s)
     deployment = _deployment(
-        Replica,
+        ReplicaActor,
         name=role.role,
         **_scale(model, role),
         ray_actor_options={"num_cpus": role.cpus, "num_gpus": role.gpus},

@@ -7,10 +7,16 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from oscine.types import EngineStats
+
 LOOK_BACK_S = 5.0  # of what is counted: enough tokens for a mean, and old news are gone before a replica has started
 GAUGE_S = 3.0  # of gauges, whose mean is taken: what is over sooner is no reason to start a replica
 STALE_S = 5.0  # a replica that was not heard for so long is starting, ending or lost; clocks may differ by less
 
+_COUNTERS = (
+    *("first_tokens", "first_token_s", "inter_tokens", "inter_token_s", "prefix_queries", "prefix_hits"),
+    *("prompt_tokens", "generated_tokens"),
+)
 Series = Mapping[str, Sequence[tuple[float, float]]]  # name -> (Unix time, value), oldest first
 
 
@@ -117,6 +123,18 @@ def replica_load(series: Series, now_s: float) -> ReplicaLoad | None:
         held_back=last("held_back"),
         held_back_s=last("held_back_s"),
     )
+
+
+def report(now: EngineStats, before: EngineStats) -> dict[str, float]:
+    """One point of each series: gauges, and by how much the counters grew; an engine that begins again adds nothing."""
+    pages = (now.full_pages_used, now.full_pages_total), (now.sliding_pages_used, now.sliding_pages_total)
+    return {
+        "running": float(now.num_running),
+        "waiting": float(now.num_waiting),
+        "queued_tokens": float(now.queued_tokens),
+        "active_tokens": float(now.active_tokens),
+        "kv_usage": max(used / max(total, 1) for used, total in pages),
+    } | {name: max(float(getattr(now, name) - getattr(before, name)), 0.0) for name in _COUNTERS}
 
 
 def _since(series: Series, name: str, from_s: float) -> list[float]:

@@ -15,17 +15,13 @@ import ray
 from ray import serve
 
 from oscine.cluster.placement import Placement
+from oscine.cluster.pool_load import report
 from oscine.cluster.snapshot import ReplicaState, Role
 from oscine.config import EngineOptions, PeerOptions
 from oscine.engine.client import EngineClient
 from oscine.types import Endpoints, EngineInfo, EngineStats
 
 _POLL_S = 0.05  # while a drain waits for the engine to become idle
-# Counters that scaling looks at.
-_GROWN = (
-    *("first_tokens", "first_token_s", "inter_tokens", "inter_token_s", "prefix_queries", "prefix_hits"),
-    *("prompt_tokens", "generated_tokens"),
-)
 _STATES: dict[str, ReplicaState] = {"starting": "starting", "ready": "ready", "restarting": "starting"}
 
 
@@ -55,15 +51,9 @@ def peer_options(options: ReplicaOptions, host: str) -> PeerOptions:
 
 
 class Replica:
-    """The class behind the Serve deployments of a model. Constructed once its engine is ready."""
+    """One engine of a model, and what Serve and the router ask of it."""
 
-    async def __init__(self, options: ReplicaOptions, *companions: object) -> None:  # type: ignore[misc]
-        """Serve awaits it. Raises EngineError, with the reason in one line, when the engine cannot start.
-
-        `companions`: the model's other roles, because an app is what its first deployment is bound to.
-        """
-        if options.num_threads is not None:
-            os.environ["OMP_NUM_THREADS"] = str(options.num_threads)
+    def __init__(self, options: ReplicaOptions) -> None:
         self._options = options
         self._name = serve.get_replica_context().replica_id.unique_id
         self._node = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
@@ -72,6 +62,11 @@ class Replica:
         self._held_back, self._held_back_s = 0, 0.0  # requests at the router, as of the last one that came; Unix time
         peers = peer_options(options, self._node)
         self._engine = EngineClient(dataclasses.replace(options.engine, peers=peers))
+
+    async def start(self) -> None:
+        """Returns when the engine is ready. Raises EngineError, with the reason in one line, when it cannot start."""
+        if self._options.num_threads is not None:
+            os.environ["OMP_NUM_THREADS"] = str(self._options.num_threads)
         await self._engine.start()
         try:
             await self._engine.wait_ready()
@@ -117,19 +112,11 @@ class Replica:
         """Gauges, and what the counters grew by since the call before: sums, so that they add up over replicas."""
         now, before = self._engine.stats, self._scaled
         self._scaled = now
-        pages = max(
-            now.full_pages_used / max(now.full_pages_total, 1), now.sliding_pages_used / max(now.sliding_pages_total, 1)
-        )
-        return {
-            "running": float(now.num_running),
-            "waiting": float(now.num_waiting),
-            "queued_tokens": float(now.queued_tokens),
-            "active_tokens": float(now.active_tokens),
-            "kv_usage": pages,
+        return report(now, before) | {
             "max_num_seqs": float(self._info().max_num_seqs),
             "held_back": float(self._held_back),
             "held_back_s": self._held_back_s,
-        } | {name: max(float(getattr(now, name) - getattr(before, name)), 0.0) for name in _GROWN}
+        }
 
     async def check_health(self) -> None:
         if self._engine.state == "failed":
@@ -148,5 +135,14 @@ class Replica:
         stats = self._engine.stats
         return self._engine.state == "ready" and stats.num_running + stats.num_waiting > 0
 
-    async def __del__(self) -> None:  # Serve's call before it ends the actor
+
+class ReplicaActor(Replica):
+    """The class behind the Serve deployments of a model: Serve awaits its beginning and its end."""
+
+    async def __init__(self, options: ReplicaOptions, *companions: object) -> None:  # type: ignore[misc]
+        """`companions`: the model's other roles, because an app is what its first deployment is bound to."""
+        super().__init__(options)
+        await self.start()
+
+    async def __del__(self) -> None:
         await self.shutdown()

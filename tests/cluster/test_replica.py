@@ -1,0 +1,124 @@
+"""A replica over a real engine process, without a Ray cluster around it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+
+import psutil
+import pytest
+import ray
+from ray import serve
+
+from oscine.cluster.replica import Replica, ReplicaOptions
+from oscine.config import CacheOptions, EngineOptions, ModelOptions
+from oscine.engine.client import EngineClient, EngineDied, EngineError
+from oscine.types import GenerationRequest, SamplingParams
+
+FAKE = EngineOptions(executor="fake", fake_step_s=0.01, quiet=True)
+
+
+@pytest.fixture(autouse=True)
+def surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What Ray would say."""
+    context = SimpleNamespace(replica_id=SimpleNamespace(unique_id="ab12cd34"))
+    monkeypatch.setattr(serve, "get_replica_context", lambda: context)
+    monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "127.0.0.1")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+@asynccontextmanager
+async def replica(engine: EngineOptions = FAKE, drain_s: float = 20.0) -> AsyncIterator[Replica]:
+    made = Replica(ReplicaOptions("fake", "aggregated", engine, "5eed", 1, drain_s))
+    await made.start()
+    try:
+        yield made
+    finally:
+        await made.shutdown()
+
+
+@asynccontextmanager
+async def ingress(made: Replica) -> AsyncIterator[EngineClient]:
+    """Somebody else who reaches the replica's engine where the replica says that it is."""
+    admission = await made.admit(None)
+    assert admission is not None
+    client = EngineClient(address=admission.endpoints.requests)
+    await client.start()
+    await client.wait_ready()
+    try:
+        yield client
+    finally:
+        await client.stop()
+
+
+def request(max_tokens: int) -> GenerationRequest:
+    return GenerationRequest("r", [1, 2, 3], SamplingParams(max_tokens, temperature=0.0))
+
+
+async def count(client: EngineClient, max_tokens: int) -> int:
+    return sum([len(output.token_ids) async for outputs in client.submit(request(max_tokens)) for output in outputs])
+
+
+def engines() -> list[psutil.Process]:
+    return [p for p in psutil.Process().children(recursive=True) if "oscine.engine.process" in " ".join(p.cmdline())]
+
+
+def test_it_says_where_its_engine_is_and_how_it_does() -> None:
+    async def run() -> None:
+        async with replica() as made, ingress(made) as client:
+            assert await count(client, 20) == 20
+            said = await made.record_routing_stats()
+            assert (said["replica"], said["model"], said["role"], said["node"]) == (
+                *("ab12cd34", "fake", "aggregated"),
+                "127.0.0.1",
+            )
+            assert said["state"] == "ready"
+            assert said["endpoints"]["requests"].startswith("tcp://127.0.0.1:")
+            assert said["endpoints"]["kv_events"].startswith("tcp://127.0.0.1:")
+            await asyncio.sleep(0.2)  # an engine says when it is idle
+            grown = await made.record_autoscaling_stats()
+            assert (grown["generated_tokens"], grown["first_tokens"]) == (20.0, 1.0)
+            assert (await made.record_autoscaling_stats())["generated_tokens"] == 0.0
+            await made.check_health()
+
+    asyncio.run(run())
+
+
+def test_it_lets_streams_end_before_it_does_and_admits_no_more() -> None:
+    async def run() -> None:
+        async with replica() as made, ingress(made) as client:
+            stream = asyncio.create_task(count(client, 100))
+            await asyncio.sleep(0.3)
+            ending = asyncio.create_task(made.shutdown())
+            await asyncio.sleep(0.1)
+            assert await made.admit(None) is None
+            assert (await made.record_routing_stats())["state"] == "draining"
+            assert await stream == 100
+            await ending
+            assert not engines()
+
+    asyncio.run(run())
+
+
+def test_streams_that_take_too_long_break_off() -> None:
+    async def run() -> None:
+        async with replica(drain_s=0.2) as made, ingress(made) as client:
+            stream = asyncio.create_task(count(client, 10_000))
+            await asyncio.sleep(0.3)
+            await made.shutdown()
+            with pytest.raises(EngineDied):
+                await stream
+
+    asyncio.run(run())
+
+
+def test_an_engine_that_cannot_start_says_why_and_leaves_nothing() -> None:
+    async def run() -> None:
+        options = EngineOptions(model=ModelOptions(max_model_len=131072), cache=CacheOptions(kv_cache_bytes=1000))
+        with pytest.raises(EngineError) as caught:
+            async with replica(options):
+                pass
+        assert "\n" not in str(caught.value)
+        assert not engines()
+
+    asyncio.run(run())

@@ -111,8 +111,11 @@ class PrefillService:
         return self._loop.add(GenerationRequest(request_id, tokens, sampling, job.wanted.priority))
 
     def _promise(self, job: _Job) -> None:
+        """Right after they were computed, or found."""
         holds = self._cache.holds
-        assert not any(holds.lacking(job.digests)), "a step forgot what it had just computed"
+        if any(holds.lacking(job.digests)):  # older pages of this content were known instead of the ones just computed
+            self._refuse(job, "pages of the prompt were evicted while others were computed")
+            return
         job.hold = hold = holds.take(job.digests)
         lease_s = min(job.wanted.lease_s, _LONGEST_LEASE_S)
         job.end_s = self._clock() + lease_s

@@ -177,11 +177,11 @@ class RemotePrefills:
                 self._fail(fetch, f"{fetch.source.replica} did not deliver within {fetch.source.timeout_s:g} s")
             elif fetch.transfer is not None:
                 self._look(fetch, fetch.transfer)
-            elif fetch.hold is not None:
-                if num_ended >= fetch.fence:
+            elif fetch.answer is not None:
+                if fetch.hold is None and has_room and not self._comes(fetch):
+                    has_room = self._take_pages(fetch, num_ended + num_launched, reserve=num_running + 1)
+                if any(fetch.lacking) and num_ended >= fetch.fence:
                     fetch.transfer = self._transfers.start(self._sources[fetch.source.address].peer, fetch.moves())
-            elif fetch.answer is not None and has_room and not self._comes(fetch):
-                has_room = self._take_pages(fetch, num_ended + num_launched, reserve=num_running + 1)
         ready, self._ready = self._ready, []
         return ready
 

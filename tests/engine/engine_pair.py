@@ -74,6 +74,7 @@ class PageTransfers:
         assert left, "a transfer of nothing"
         transfer = PageTransfer(self.source, self.target, left)
         self.running.append(transfer)
+        transfer.tick()  # bytes may move at once
         return transfer
 
     def tick(self) -> None:

@@ -6,10 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oscine.types import RemotePrefill
+from oscine.engine.page_pool import PagePool
+from oscine.types import RemotePrefill, SamplingParams
 
 from .engine_pair import Pair
 from .harness import PAGE, Setting
+from .paged_executor import naive_tokens
 
 SETTING = Setting(num_full_pages=64, num_sliding_pages=64, overlap=True, lazy=True)
 
@@ -28,6 +30,11 @@ def failure(news: RemotePrefill | None) -> str:
     assert news is not None
     assert news.num_bytes == 0
     return news.failure or ""
+
+
+def evict_all(pool: PagePool) -> None:
+    for page in pool.allocate(pool.num_available):
+        pool.release(page)
 
 
 def test_all_full_pages_and_the_last_window_are_fetched_and_the_rest_is_computed() -> None:
@@ -111,6 +118,44 @@ def test_a_transfer_that_takes_too_long_is_ended_and_its_pages_are_nobodys_until
     pair.add("a", prompt(150), timeout_s=11.0)
     pair.finish()
     assert failure(pair.news("a")) == "there did not deliver within 11 s"
+
+
+@pytest.mark.parametrize("timeout_s", range(5, 14))
+def test_pages_of_an_ended_transfer_are_not_given_away_while_bytes_still_arrive(timeout_s: float) -> None:
+    pair = Pair(SETTING)
+    pair.add("a", prompt(150), timeout_s=timeout_s)
+    while pair.fetches.requests:
+        pair.add(f"b{len(pair.here.requests)}", prompt(3 * PAGE, len(pair.here.requests)), min_tokens=1000, priority=-1)
+        pair.step()
+    pair.finish()
+    assert failure(pair.news("a")) == f"there did not deliver within {timeout_s} s"
+
+
+def test_pages_that_a_launched_step_may_write_to_are_not_fetched_into() -> None:
+    """The sequence that runs ends by a stop token, while one more token of it is under way to a page that it loses."""
+    pair = Pair(replace(SETTING, num_full_pages=12))
+    said, _ = naive_tokens(prompt(100), SamplingParams(max_tokens=40), 160)
+    stop = next(i for i in range(14, 40) if said[i] not in said[:i])
+    pair.add("running", prompt(100), min_tokens=1000, max_tokens=60, stop_token_ids=(said[stop],))
+    pair.step()
+    pair.add("a", prompt(100, 1))
+    pair.finish()
+    assert moved(pair.news("a")) == (6, 2)
+
+
+def test_a_prompt_whose_pages_got_lost_there_is_computed_here() -> None:
+    """There, its old full pages are known but no window, so it is computed once more, while the index keeps to the old
+    pages, which are evicted before that has ended."""
+    pair = Pair(SETTING, replace(SETTING, max_num_batched_tokens=16))
+    pair.there.run.add("old", prompt(100), max_tokens=1)
+    pair.there.run.finish()
+    evict_all(pair.there.run.cache.sliding)
+    pair.add("a", prompt(100))
+    for _ in range(4):
+        pair.step()
+    evict_all(pair.there.run.cache.full)
+    pair.finish()
+    assert failure(pair.news("a")) == "there: pages of the prompt were evicted while others were computed"
 
 
 @pytest.mark.parametrize("steps", range(14))

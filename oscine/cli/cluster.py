@@ -1,4 +1,4 @@
-"""`oscine cluster up FILE | status | down`: many engines as one, on Ray.
+"""`oscine cluster up FILE | status | record | down`: many engines as one, on Ray.
 
 Knows arguments and what is printed; the work is oscine.cluster's, which needs the extra `oscine[cluster]`.
 """
@@ -9,10 +9,12 @@ import importlib.util
 import json
 import os
 import secrets
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from oscine.cli import cluster_plan
 from oscine.cli.error import USAGE, CommandError
 from oscine.cli.options import Parser
 from oscine.config import Environment
@@ -28,7 +30,7 @@ _NOTHING = "no cluster runs (`oscine cluster up FILE` starts one; --ray ADDRESS 
 def add_command(commands: "argparse._SubParsersAction[Parser]") -> None:
     what = "serve models from many engines, on Ray"
     parser = commands.add_parser("cluster", help=what, description=f"{what.capitalize()}.", allow_abbrev=False)
-    verbs = parser.add_subparsers(dest="verb", metavar="up|status|down", required=True)
+    verbs = parser.add_subparsers(dest="verb", metavar="up|status|record|plan|down", required=True)
     up = verbs.add_parser("up", help="start what a deployment file says, or change what runs", allow_abbrev=False)
     up.add_argument("file", metavar="FILE", type=Path, help="deployment file (YAML); see docs/cluster.md")
     up.add_argument(
@@ -40,7 +42,11 @@ def add_command(commands: "argparse._SubParsersAction[Parser]") -> None:
     status.set_defaults(run=_guarded(_status))
     down = verbs.add_parser("down", help="let requests end, and stop all that `up` started", allow_abbrev=False)
     down.set_defaults(run=_guarded(_down))
-    for verb in (status, down):
+    record = verbs.add_parser("record", help="note each second what scaling looks at, until ctrl-C", allow_abbrev=False)
+    record.add_argument("file", metavar="LOAD", type=Path, help="JSON lines are appended, for `oscine cluster plan`")
+    record.set_defaults(run=_guarded(_record))
+    cluster_plan.add_command(verbs)
+    for verb in (status, record, down):
         verb.add_argument("--ray", metavar="ADDRESS", help="of a Ray that `up` did not start here; auto: $RAY_ADDRESS")
 
 
@@ -180,6 +186,21 @@ def _status(args: argparse.Namespace) -> None:
         print("\n".join(table(state.snapshot)))
     if state.url is not None:
         print(f"ingress: {state.url}")
+
+
+def _record(args: argparse.Namespace) -> None:
+    _connect(args.ray)
+    from oscine.cluster import control
+    from oscine.cluster.load_record import EVERY_S, Recorder
+
+    recorder = Recorder()
+    with args.file.open("a") as file:
+        while True:
+            snapshot = control.state().snapshot
+            if snapshot is not None:
+                file.writelines(f"{line}\n" for line in recorder.take(snapshot))
+                file.flush()
+            time.sleep(EVERY_S)
 
 
 def _down(args: argparse.Namespace) -> None:

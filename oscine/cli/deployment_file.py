@@ -54,6 +54,8 @@ _ENGINE = _fields(ModelOptions, CacheOptions, SchedulerOptions, EngineOptions) -
 }
 _INGRESS = _fields(ServerOptions, ToolOptions) - {"served_model_names", "traces"}
 
+_FILES = ("api_keys_file", "ssl_certfile", "ssl_keyfile", "browser_folder", "mcp_servers", "responses_db")
+
 
 def read_deployment(file: Path) -> Deployment:
     """Raises CommandError: FILE:LINE, the key, the rule. Nothing is started; names of a hub may be looked up."""
@@ -113,7 +115,7 @@ def _ingress(section: Section) -> tuple[ServerOptions, ToolOptions]:
 
 def _engine(model: str | None, profile: _Options, *sections: tuple[Section, _Options]) -> EngineOptions:
     """The first section wins."""
-    layers = [dict(read) for _, read in sections] + [dict(profile)]
+    layers = [_absolute(read) for _, read in sections] + [dict(profile)]
     named = {} if model is None else {"model": model}
     try:
         return options.make_config([*layers, named]).engine
@@ -133,8 +135,9 @@ def _option_error(error: ValueError, *sections: Section) -> CommandError:
 
 def _absolute(read: _Options) -> _Options:
     """Files as the actors of a cluster find them, whatever folder they run in."""
-    files = ("api_keys_file", "ssl_certfile", "ssl_keyfile", "browser_folder", "mcp_servers", "responses_db")
-    given = {name: read[name] for name in files if read.get(name) not in (None, ":memory:")}
+    given = {name: read[name] for name in _FILES if read.get(name) not in (None, ":memory:")}
+    if Path(read.get("random_weights", "")).is_file():  # else the name of a published shape
+        given["random_weights"] = read["random_weights"]
     return read | {name: str(Path(value).resolve()) for name, value in given.items()}
 
 

@@ -6,12 +6,14 @@ and an event loop of its own, so nothing of Ray runs between a token and its cli
 
 import asyncio
 import logging
+import re
 import threading
 from collections.abc import Coroutine
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import msgspec
+import ray
 from ray.serve.handle import DeploymentHandle
 
 from oscine.api.logs import start_logging
@@ -50,6 +52,7 @@ class Ingress:
         metrics = ClusterMetrics(self._placer.snapshot, self._migrations)
         self._service.metrics.watch(metrics, metrics.refresh)
         self._server = Server(config, self._service, reuse_port=True)
+        self._anywhere = server.host in ("0.0.0.0", "::")
         self._prefix_seed = ""
         self._models: dict[str, tuple[ModelSpec, ServedModel]] = {}
         self._updating: asyncio.Task[None] | None = None  # the last update
@@ -129,8 +132,10 @@ class Ingress:
         return {name: engine.migrations for name, engine in engines if isinstance(engine, ClusterEngine)}
 
     async def url(self) -> str:
-        """Where it listens, as its own machine reaches it."""
-        return self._server.url
+        """Where it listens; the address of its machine, if that is any."""
+        node = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+        url = self._server.url
+        return re.sub(r"//.*:", f"//{node}:", url) if self._anywhere else url
 
     async def check_health(self) -> None:
         if not self._thread.is_alive():

@@ -43,12 +43,16 @@ class LocalRay:
 
     @classmethod
     def load(cls, path: Path) -> "LocalRay | None":
-        """None when there is none, or it is gone."""
+        """None when there is none, or it died: what is left of it then is removed."""
         try:
             found = cls(**json.loads(path.read_text()))
         except (OSError, ValueError, TypeError):
             return None
-        return found if found.alive else None
+        if found.alive:
+            return found
+        found.stop()
+        path.unlink()
+        return None
 
     @property
     def alive(self) -> bool:

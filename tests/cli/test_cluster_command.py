@@ -1,6 +1,7 @@
 """`oscine cluster` where no cluster runs, and what its status looks like."""
 
 import importlib.util
+import json
 from pathlib import Path
 
 import pytest
@@ -25,9 +26,13 @@ def test_no_cluster_runs(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_an_ended_cluster_left_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "oscine"
     folder.mkdir()
-    (folder / "cluster.json").write_text('{"address": "x:1", "pid": 1, "folder": "/tmp/gone", "num_cpus": 2}')
+    left = tmp_path / "ray"
+    left.mkdir()
+    state = {"address": "x:1", "pid": 1, "folder": str(left), "num_cpus": 2}
+    (folder / "cluster.json").write_text(json.dumps(state))
     assert main(["cluster", "status"]) == 1
     assert "no cluster runs" in capsys.readouterr().err
+    assert not left.exists()
 
 
 def test_ray_is_not_installed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

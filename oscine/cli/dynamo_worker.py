@@ -63,11 +63,9 @@ def run(args: argparse.Namespace) -> None:
     try:
         folder = _folder(config.engine.model)
         name = name or (config.server.served_model_names or (_name(config.engine.model),))[0]
-        options = DynamoOptions(folder, name, engine=config.engine, runtime=tuple(runtime), **own)
+        run(DynamoOptions(folder, name, engine=config.engine, runtime=tuple(runtime), **own))
     except ValueError as error:
         raise CommandError(str(error), USAGE) from None
-    try:
-        run(options)
     except EngineError as error:
         raise CommandError(str(error)) from None
 

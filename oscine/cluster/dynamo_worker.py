@@ -29,7 +29,7 @@ from dynamo.common.backend.publisher import ComponentSnapshot, ZmqSource
 from dynamo.common.configuration.groups.runtime_args import DynamoRuntimeArgGroup, DynamoRuntimeConfig
 from dynamo.common.constants import DisaggregationMode
 from dynamo.common.utils.runtime import parse_endpoint
-from dynamo.llm.exceptions import EngineShutdown, InvalidArgument, WorkerUnavailable
+from dynamo.llm.exceptions import EngineShutdown, HttpError, InvalidArgument
 from prometheus_client import CollectorRegistry
 
 from oscine.api.engine_metrics import EngineCollector
@@ -73,7 +73,10 @@ class DynamoOptions:
 
 
 def run(options: DynamoOptions) -> None:
-    """Serves until SIGTERM or SIGINT. Raises EngineError, in one line, when the engine cannot start or ends unasked."""
+    """Serves until SIGTERM or SIGINT.
+
+    Raises ValueError for an option, and EngineError, in one line, when the engine cannot start or ends unasked.
+    """
     engine = DynamoEngine(options)
     worker = Worker(engine, worker_config(options))
     try:
@@ -85,10 +88,16 @@ def run(options: DynamoOptions) -> None:
 
 
 def worker_config(options: DynamoOptions) -> WorkerConfig:
-    """The frontend renders and tokenizes prompts, so that its router can compare them, and parses harmony."""
-    parser = argparse.ArgumentParser(prog="oscine dynamo-worker", allow_abbrev=False)
+    """The frontend renders and tokenizes prompts, so that its router can compare them, and parses harmony.
+
+    Raises ValueError that names the option.
+    """
+    parser = argparse.ArgumentParser(allow_abbrev=False, exit_on_error=False)
     DynamoRuntimeArgGroup().add_arguments(parser)
-    runtime = DynamoRuntimeConfig.from_cli_args(parser.parse_args(options.runtime))
+    try:
+        runtime = DynamoRuntimeConfig.from_cli_args(parser.parse_args(options.runtime))
+    except argparse.ArgumentError as error:
+        raise ValueError(str(error)) from None
     runtime.validate()
     runtime.dyn_reasoning_parser = runtime.dyn_reasoning_parser or "gpt_oss"
     runtime.dyn_tool_call_parser = runtime.dyn_tool_call_parser or "harmony"
@@ -223,7 +232,7 @@ class DynamoEngine(LLMEngine):  # type: ignore[misc]  # untyped, and not install
                     for output in outputs:
                         yield self._chunk(chunks, output)
         except EngineOverloaded as error:
-            raise WorkerUnavailable(str(error)) from None
+            raise HttpError(503, str(error)) from None  # any other exception takes the worker out of routing
         except EngineDied as error:
             raise EngineShutdown(str(error)) from None
         finally:

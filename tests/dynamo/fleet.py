@@ -85,10 +85,10 @@ class Process:
 
 
 class DynamoWorker(Process):
-    def __init__(self, name: str, role: str, environment: dict[str, str], folder: Path) -> None:
+    def __init__(self, name: str, role: str, options: Sequence[str], environment: dict[str, str], folder: Path) -> None:
         command = [sys.executable, "-m", "oscine.cli", "dynamo-worker", "--role", role, "--peer-host", "127.0.0.1"]
         sizes = ["--kv-cache-bytes", str(_KV_CACHE_BYTES)]
-        super().__init__(name, command + sizes, environment, folder)
+        super().__init__(name, [*command, *sizes, *options], environment, folder)
 
     @property
     def is_ready(self) -> bool:
@@ -117,8 +117,11 @@ class DynamoWorker(Process):
 class Fleet:
     """Context manager: a frontend with KV routing, and one worker of each role named."""
 
-    def __init__(self, folder: Path, vocabulary: Path, *roles: str, frontend: Sequence[str] = ()) -> None:
-        self._folder, self._roles, self._options = folder, roles, frontend
+    def __init__(
+        self, folder: Path, vocabulary: Path, *roles: str, frontend: Sequence[str] = (), worker: Sequence[str] = ()
+    ) -> None:
+        """`frontend` and `worker` are options of theirs."""
+        self._folder, self._roles, self._frontend_options, self._worker_options = folder, roles, frontend, worker
         self._port = free_port()
         store, home = folder / "discovery", folder / "home"
         store.mkdir(parents=True)
@@ -133,11 +136,11 @@ class Fleet:
         with ExitStack() as stack:
             stack.callback(self.client.close)
             command = [sys.executable, "-m", "dynamo.frontend", "--http-host", "127.0.0.1"]
-            command += ["--http-port", str(self._port), "--router-mode", "kv", *self._options]
+            command += ["--http-port", str(self._port), "--router-mode", "kv", *self._frontend_options]
             self.frontend = Process("frontend", command, self._environment, self._folder)
             stack.callback(self.frontend.end)
             for number, role in enumerate(self._roles):
-                worker = DynamoWorker(f"{role}-{number}", role, self._environment, self._folder)
+                worker = DynamoWorker(f"{role}-{number}", role, self._worker_options, self._environment, self._folder)
                 stack.callback(worker.end)
                 self.workers.append(worker)
             self._wait_ready()

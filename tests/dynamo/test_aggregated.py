@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,8 @@ NUMBER = {
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory, vocabulary: Path) -> Iterator[Fleet]:
-    with Fleet(tmp_path_factory.mktemp("fleet"), vocabulary, "aggregated", "aggregated") as fleet:
+    limits = ("--max-num-seqs", "4", "--max-waiting", "1")
+    with Fleet(tmp_path_factory.mktemp("fleet"), vocabulary, "aggregated", "aggregated", worker=limits) as fleet:
         yield fleet
 
 
@@ -117,6 +119,19 @@ def test_raw_text_is_continued(fleet: Fleet) -> None:
 def test_what_a_worker_refuses_is_the_clients_fault(fleet: Fleet, more: dict[str, Any], says: str) -> None:
     with pytest.raises(openai.BadRequestError, match=says):
         fleet.ask(SUM, **more)
+    assert fleet.ask(SUM).choices[0].message.content == "27 + 58 = 85."
+
+
+def test_more_than_workers_take_is_refused_for_now(fleet: Fleet) -> None:
+    def status(number: int) -> int:
+        try:
+            fleet.ask(SUM, max_tokens=60, extra_body={"ignore_eos": True})
+        except openai.InternalServerError as error:
+            return error.status_code
+        return 200
+
+    with ThreadPoolExecutor(24) as pool:
+        assert {*pool.map(status, range(24))} == {200, 503}
     assert fleet.ask(SUM).choices[0].message.content == "27 + 58 = 85."
 
 

@@ -8,7 +8,7 @@ DYNAMO := .venv-dynamo
 CLUSTER := $(VENV)/.cluster
 WORKERS ?= 3
 
-.PHONY: demo serve test conformance browser screenshot check eval eval-tools soak chaos bench cluster-bench cluster-demo cluster-rollout dynamo-test clean
+.PHONY: demo serve test conformance browser screenshot check eval eval-tools soak chaos bench cluster-chaos cluster-bench cluster-demo cluster-ramp cluster-rollout dynamo-test clean
 
 $(BASE): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -82,8 +82,14 @@ chaos: $(TEST)  ## engines killed, hostile clients, stored responses after the d
 bench: $(TEST)  ## what the server itself costs, with a fake executor
 	$(BIN)/python -m benchmarks.serving.overhead
 
+cluster-chaos: $(TEST)  ## replicas and the router of a cluster killed under streams
+	$(BIN)/python -m benchmarks.cluster.chaos
+
 cluster-bench: $(TEST)  ## what a cluster costs around its models: tokens through the whole path, CPU time of each hop
 	$(BIN)/python -m benchmarks.cluster.throughput
+
+cluster-ramp: $(TEST)  ## a load that rises and falls: replicas follow it, 1 -> 4 -> 1, and no request fails; four minutes
+	$(BIN)/python -m benchmarks.cluster.ramp
 
 clean:
 	rm -rf $(VENV) $(DYNAMO) *.egg-info

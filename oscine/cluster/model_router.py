@@ -61,6 +61,7 @@ class ModelRouter:
         self._queue: FairQueue[_Waiter] = FairQueue(route.queue, clock)
         self._asking = 0  # requests whose turn it was, and that no replica has admitted yet
         self._counters = RouterCounters(route.model)
+        self.wake_prefill: Callable[[], None] = lambda: None  # called when a replica for prompts is missed
         generate.on_change = self.pump
 
     @property
@@ -180,6 +181,8 @@ class ModelRouter:
         route = self.route
         if self.prefill is None or num_missing < route.prefill_min_tokens:
             return None
+        if not len(self.prefill):
+            self.wake_prefill()
         for name in self.prefill.rank(placement.digests, placement.num_tokens, placement.exclude):
             address = self.prefill.address(name)
             if address is not None:

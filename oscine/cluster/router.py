@@ -5,13 +5,15 @@ from Serve, of their pages by replay, and of their load from their next report.
 """
 
 import asyncio
+import contextlib
 import time
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 from ray import serve
-from ray.exceptions import RayActorError
-from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
+from ray.exceptions import RayActorError, RayError
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from oscine.cluster.fleet import Fleet, fleet_of
@@ -84,7 +86,7 @@ def _deployments(route: ModelRoute) -> tuple[str, str, str | None]:
 
 def _model_router(route: ModelRoute) -> ModelRouter:
     handle, generate = _follow(route.app, route.generate)
-    prefill = _follow(route.app, route.prefill)[1] if route.prefill is not None else None
+    prefill_handle, prefill = _follow(route.app, route.prefill) if route.prefill is not None else (None, None)
 
     async def admit(placement: Placement) -> Admission | None:
         """Serve's router asks the replicas in the order of the fleet's ranking."""
@@ -101,7 +103,28 @@ def _model_router(route: ModelRoute) -> ModelRouter:
             raise NoPlace(message, retry_after_s=_AGAIN_S, overloaded=False) from None
         return admission
 
-    return ModelRouter(route, generate, prefill, admit)
+    router = ModelRouter(route, generate, prefill, admit)
+    if prefill_handle is not None and prefill is not None:
+        router.wake_prefill = _waker(prefill_handle, prefill, f"wake-prefill-{route.model}")
+    return router
+
+
+def _waker(handle: DeploymentHandle[Any], fleet: Fleet, name: str) -> Callable[[], None]:
+    """Has Serve start a first replica: it does so for a call that waits. One call at a time."""
+    calls: set[asyncio.Task[None]] = set()
+
+    async def call() -> None:
+        with contextlib.suppress(RayError, RayServeException):
+            await handle.admit.remote(Placement(name, "", [], num_tokens=0, max_tokens=0))
+        fleet.withdraw(name)
+
+    def wake() -> None:
+        if not calls:
+            task = asyncio.create_task(call())
+            calls.add(task)
+            task.add_done_callback(calls.discard)
+
+    return wake
 
 
 def _follow(app: str, deployment: str) -> tuple[DeploymentHandle[Any], Fleet]:

@@ -316,3 +316,19 @@ def test_what_waiting_requests_will_find_cached_is_no_work() -> None:
         assert view.load(20, cluster.now_s).queued_tokens == PAGE
 
     run(test)
+
+
+def test_a_prefill_replica_is_asked_for_where_there_is_none_and_a_prompt_is_long() -> None:
+    async def test(cluster: Cluster) -> None:
+        cluster.start("a")
+        router, asked = cluster.router(), []
+        router.wake_prefill = lambda: asked.append("now")
+        assert (await router.place(placement("short", num_pages=2))).prefill is None
+        assert asked == []
+        assert (await router.place(placement("long", num_pages=8))).prefill is None
+        assert asked == ["now"]
+        cluster.prefill.update({"p": cluster.report("p")})
+        assert (await router.place(placement("other", num_pages=1, num_tokens=600))).prefill is not None
+        assert asked == ["now"]
+
+    run(test)

@@ -132,7 +132,7 @@ def _sampling_fields(asked: Mapping[str, Any]) -> SamplingFields:
     return SamplingFields(
         **{name: options.get(name) for name in _PLAIN},
         max_tokens=stop.get("max_tokens"),
-        min_tokens=stop.get("min_tokens"),
+        min_tokens=_min_tokens(stop),
         ignore_eos=stop.get("ignore_eos"),
         stop_token_ids=stop.get("stop_token_ids"),
         prompt_logprobs=_group(asked, "output_options").get("prompt_logprobs"),
@@ -141,6 +141,12 @@ def _sampling_fields(asked: Mapping[str, Any]) -> SamplingFields:
         guided_choice=guided.get("choice"),
         guided_grammar=guided.get("grammar"),
     )
+
+
+def _min_tokens(stop: Mapping[str, Any]) -> int | None:
+    """The frontend takes what was generated off max_tokens alone, when a request migrates."""
+    least, most = stop.get("min_tokens"), stop.get("max_tokens")
+    return least if least is None or most is None else min(least, most)
 
 
 def _own_stop_ids(asked: Mapping[str, Any]) -> tuple[int, ...]:

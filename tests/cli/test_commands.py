@@ -22,7 +22,16 @@ def run(*arguments: str, given: str = "", **environment: str) -> "subprocess.Com
 
 def test_version_and_help() -> None:
     assert run("--version").stdout == f"oscine {oscine.__version__}\n"
-    for command in ([], ["serve"], ["chat"], ["batch"], ["bench"], ["bench", "engine"], ["bench", "ops"]):
+    for command in (
+        [],
+        ["serve"],
+        ["chat"],
+        ["batch"],
+        ["bench"],
+        ["bench", "engine"],
+        ["bench", "ops"],
+        ["dynamo-worker"],
+    ):
         done = run(*command, "--help")
         assert done.returncode == 0
         assert done.stdout.startswith("usage: oscine")

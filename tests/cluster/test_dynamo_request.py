@@ -109,6 +109,12 @@ def test_what_is_seen_of_a_stop_makes_no_difference_to_the_engine() -> None:
     assert set(request_of(asked([1], stop=stop)).sampling.stop_token_ids) == {RETURN, ENDOFTEXT, CALL}
 
 
+def test_a_request_that_migrates_near_its_end_is_not_refused() -> None:
+    """The frontend lowered max_tokens by what was generated, and left min_tokens as it was."""
+    sampling = request_of(asked([1, 2, 3], stop={"max_tokens": 2, "min_tokens": 5})).sampling
+    assert (sampling.max_tokens, sampling.min_tokens) == (2, 2)
+
+
 def test_a_sequence_may_go_on_after_its_end() -> None:
     stop = {"stop_token_ids_hidden": None, "ignore_eos": True, "max_tokens": 5}
     assert request_of(asked([1], stop=stop)).sampling.stop_token_ids == ()

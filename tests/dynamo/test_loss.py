@@ -59,8 +59,10 @@ def test_a_stream_goes_on_where_it_was_cut(fleet: Fleet) -> None:
 
 
 def test_a_worker_ends_with_its_engine(fleet: Fleet) -> None:
-    whole = tokens(fleet.ask(STORY, stream=True, **LONG))
-    stream = fleet.ask(STORY, stream=True, **LONG)
+    """And a sampled text goes on as well, with its seed."""
+    sampled = LONG | {"temperature": 1, "seed": 7}
+    whole = tokens(fleet.ask(STORY, stream=True, **sampled))
+    stream = fleet.ask(STORY, stream=True, **sampled)
     begin = tokens([next(stream) for _ in range(20)])
     lost = running(fleet)
     lost.engine().kill()

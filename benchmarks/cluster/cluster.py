@@ -57,6 +57,14 @@ class Cluster:
     def _all(self) -> list[psutil.Process]:
         return psutil.Process(self._ray.pid).children(recursive=True)
 
+    def ready(self) -> Counter[str]:
+        """Roles of the replicas that the router knows as ready; none while there is no router."""
+        from oscine.cluster import control
+
+        snapshot = control.state().snapshot
+        replicas = snapshot.replicas if snapshot is not None else []
+        return Counter(replica.role for replica in replicas if replica.state == "ready")
+
     def cpu_seconds(self) -> Counter[str]:
         """CPU time so far, by kind."""
         used: Counter[str] = Counter()

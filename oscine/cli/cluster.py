@@ -63,6 +63,12 @@ def _guarded(run: Callable[[argparse.Namespace], None]) -> Callable[[argparse.Na
             run(args)
         except LocalRayError as error:
             raise CommandError(str(error)) from None
+        except Exception as error:
+            from oscine.cluster.control import FAILURES
+
+            if not isinstance(error, FAILURES):
+                raise
+            raise CommandError(f"the cluster does not answer: {type(error).__name__}: {error}") from None
 
     return guarded
 

@@ -21,6 +21,7 @@ from oscine.cluster.deployment import APP, Deployment, app_name
 from oscine.cluster.snapshot import ClusterSnapshot
 
 logging.getLogger("ray.serve").setLevel(logging.ERROR)  # it tells every handle that is made
+FAILURES = (RayError, RayServeException, TimeoutError)  # of calls to a cluster that is in trouble
 _POLL_S = 0.2
 _CALL_S = 10.0
 _REASON = re.compile(r"^(?:\w+\.)*(?:EngineError|ServerError|ValueError): (.+)$", re.MULTILINE)
@@ -153,5 +154,5 @@ def _ask(deployment: str, method: str) -> Any:
     """None where it does not answer."""
     try:
         return getattr(serve.get_deployment_handle(deployment, APP), method).remote().result(timeout_s=_CALL_S)
-    except (RayError, RayServeException, TimeoutError):
+    except FAILURES:
         return None

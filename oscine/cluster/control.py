@@ -141,8 +141,14 @@ def url() -> str:
 
 
 def prefix_seed() -> str | None:
-    """Of the cluster that runs: its engines keep it, whatever else changes."""
-    answer: str | None = _ask(INGRESS, "prefix_seed") if APP in running() else None
+    """Of the cluster that runs: its engines keep it, whatever else changes. Raises ControlError if it cannot be had."""
+    if APP not in running():
+        return None
+    answer: str | None = _ask(INGRESS, "prefix_seed")
+    if not answer:
+        raise ControlError(
+            "the ingress does not answer, so the prefix-seed is unknown: try again, or give it in the file"
+        )
     return answer
 
 

@@ -1,0 +1,118 @@
+"""A real cluster from the command line: models, roles, status, an update, a model that cannot start, the end."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from tests.api.test_metrics import samples, total
+from tests.cluster.conftest import CommandLine
+
+QUESTION, ANSWER = "What is 27 + 58?", "85"
+FIRST = """
+ingress: {port: 0, drain-s: 5}
+models:
+  - name: [nano, small]
+    engine: {kv-cache-bytes: 33554432, max-num-seqs: 4, max-num-batched-tokens: 256}
+    prefill: {cpus: 0.25}
+    decode: {cpus: 0.25}
+    remote-prefill: {min-tokens: 64, timeout-s: 60}
+"""
+FAKE = """
+  - name: fake
+    engine: {executor: fake}
+    aggregated: {cpus: 0.25}
+"""
+BROKEN = """
+  - name: broken
+    engine: {max-model-len: 131072, kv-cache-bytes: 1000}
+    aggregated: {cpus: 0.25}
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster(cluster_command: CommandLine) -> CommandLine:
+    done = cluster_command.up(FIRST)
+    assert done.returncode == 0, done.stderr
+    return cluster_command
+
+
+@pytest.fixture(scope="module")
+def api(cluster: CommandLine) -> Iterator[openai.OpenAI]:
+    """The same ingress, whatever models come and go."""
+    with openai.OpenAI(base_url=f"{cluster.status()['url']}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def ask(api: openai.OpenAI, model: str) -> str:
+    messages = [{"role": "user", "content": QUESTION}]
+    answer = api.chat.completions.create(model=model, messages=messages, temperature=0)  # type: ignore[arg-type]
+    return answer.choices[0].message.content or ""
+
+
+def replicas(cluster: CommandLine) -> dict[str, str]:
+    return {replica["replica"]: replica["model"] for replica in cluster.status()["snapshot"]["replicas"]}
+
+
+def test_a_model_answers_by_each_of_its_names(api: openai.OpenAI) -> None:
+    assert [model.id for model in api.models.list()] == ["nano", "small"]
+    assert ANSWER in ask(api, "nano")
+    assert ask(api, "nano") == ask(api, "small")
+    with pytest.raises(openai.NotFoundError):
+        ask(api, "other")
+
+
+def test_status_shows_each_replica(cluster: CommandLine, api: openai.OpenAI) -> None:
+    ask(api, "nano")
+    done = cluster.run("status")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[:2] == ["oscine-nano: RUNNING", "oscine: RUNNING"]
+    rows = [line.split() for line in lines if line.startswith("nano ")]
+    assert sorted((row[1], row[4]) for row in rows) == [("decode", "ready"), ("prefill", "ready")]
+    assert lines[-1].startswith("ingress: http://127.0.0.1:")
+
+
+def test_one_scrape_shows_the_whole_cluster(api: openai.OpenAI) -> None:
+    ask(api, "nano")
+    deadline = time.monotonic() + 60.0
+    while True:
+        found = samples(httpx.get(str(api.base_url).removesuffix("/v1/") + "/metrics").text)
+        if total(found, "oscine:replica_generation_tokens_total", role="decode") > 0:
+            break
+        assert time.monotonic() < deadline  # replicas report every second
+        time.sleep(0.2)
+    assert total(found, "oscine:router_up") == 1
+    assert total(found, "oscine:replica_state", state="ready", role="prefill") == 1
+    assert total(found, "oscine:router_requests_placed_total", model_name="nano") >= 1
+
+
+def test_updates(cluster: CommandLine, api: openai.OpenAI) -> None:
+    """Another model comes; one that cannot start is told in one line and disturbs nobody; both go."""
+    before = replicas(cluster)
+    assert cluster.up(FIRST + FAKE).returncode == 0
+    assert {model.id for model in api.models.list()} == {"nano", "small", "fake"}
+    assert ask(api, "fake")
+    failed = cluster.up(FIRST + FAKE + BROKEN)
+    assert failed.returncode == 1
+    (line,) = failed.stderr.splitlines()
+    assert line.startswith("oscine: error: oscine-broken: ")
+    assert "Traceback" not in line
+    assert ANSWER in ask(api, "nano")
+    assert ask(api, "fake")
+    assert cluster.up(FIRST).returncode == 0
+    with pytest.raises(openai.NotFoundError):
+        ask(api, "fake")
+    assert replicas(cluster) == before  # what did not change went on
+
+
+def test_down_leaves_nothing(cluster: CommandLine) -> None:
+    processes, folder = cluster.processes(), Path(cluster.ray()["folder"])
+    assert len(processes) > 5
+    assert cluster.run("down").returncode == 0
+    assert not any(process.is_running() for process in processes)
+    assert not folder.exists()
+    assert "no cluster runs" in cluster.run("status").stderr

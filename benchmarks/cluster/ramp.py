@@ -35,7 +35,7 @@ from oscine.config import EngineOptions, SchedulerOptions, ServerOptions
 
 MODEL, TOKENS, STEP_S, SEQUENCES, MOST = "fake", 40, 0.05, 4, 4
 LEVELS = ServiceLevels(ttft_s=2.0, itl_s=0.2)
-LOAD = ((0, 0.8), (15, 0.8), (55, 6.2), (90, 6.2), (125, 0.6), (175, 0.6))  # (second, requests/s), lines between
+LOAD = ((0, 0.8), (10, 0.8), (80, 5.6), (110, 5.6), (130, 0.6), (165, 0.6))  # (second, requests/s), lines between
 IMAGE = Path("docs/img/cluster-ramp.png")
 
 
@@ -45,6 +45,7 @@ class Ramp:
 
     started_s: float = field(default_factory=time.monotonic)
     replicas: list[tuple[float, int]] = field(default_factory=list)  # that are in service
+    wanted: list[tuple[float, int]] = field(default_factory=list)  # and those that start
     first_tokens: list[tuple[float, float]] = field(default_factory=list)  # (when asked, seconds)
     longest_s: float = 0.0  # between two pieces of one answer
     failures: list[str] = field(default_factory=list)
@@ -115,19 +116,22 @@ def _request() -> dict[str, object]:
 async def watch(seen: Ramp) -> None:
     """Serve's own count of replicas, until cancelled."""
     while True:
-        count = await asyncio.to_thread(_running)
-        if not seen.replicas or seen.replicas[-1][1] != count:
-            print(f"{seen.now_s:5.0f} s: {count} replicas at {rate(seen.now_s):.1f} requests/s", flush=True)
-        seen.replicas.append((seen.now_s, count))
+        count, starting = await asyncio.to_thread(_replicas)
+        now_s = seen.now_s
+        if not seen.replicas or (seen.replicas[-1][1], seen.wanted[-1][1]) != (count, count + starting):
+            print(f"{now_s:5.0f} s, {rate(now_s):.1f} requests/s: {count} replicas, {starting} start", flush=True)
+        seen.replicas.append((now_s, count))
+        seen.wanted.append((now_s, count + starting))
         await asyncio.sleep(0.5)
 
 
-def _running() -> int:
+def _replicas() -> tuple[int, int]:
+    """In service, starting."""
     from ray import serve  # Ray is imported when its surroundings are set
     from ray.serve.schema import ReplicaState
 
     states = serve.status().applications[app_name(MODEL)].deployments["aggregated"].replica_states
-    return states.get(ReplicaState.RUNNING, 0)
+    return states.get(ReplicaState.RUNNING, 0), states.get(ReplicaState.STARTING, 0)
 
 
 async def ramp(url: str, seed: int) -> Ramp:
@@ -171,9 +175,11 @@ def main() -> int:
     with Cluster(deployment()) as cluster:
         seen = asyncio.run(ramp(cluster.url, args.seed))
     report(seen)
-    draw([(float(second), rate(second)) for second in range(LOAD[-1][0])], seen.replicas, seen.first_tokens, args.image)
+    load = [(float(second), rate(second)) for second in range(LOAD[-1][0])]
+    draw(load, seen.wanted, seen.replicas, seen.first_tokens, args.image)
     wrong = verdict(seen)
-    print("\n".join(wrong))
+    for problem in wrong:
+        print(problem)
     return int(bool(wrong))
 
 

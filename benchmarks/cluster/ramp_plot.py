@@ -10,10 +10,11 @@ Points = Sequence[tuple[float, float]]
 LOAD, REPLICAS, FIRST = "#94a3b8", "#c2410c", "#1d4ed8"
 
 
-def draw(load: Points, replicas: Points, first_tokens: Points, image: Path) -> None:
+def draw(load: Points, wanted: Points, replicas: Points, first_tokens: Points, image: Path) -> None:
     figure = Figure(figsize=(9.0, 5.4), layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True)
     above.fill_between(*_columns(load), color=LOAD, alpha=0.4, linewidth=0, label="requests/s asked")
+    above.step(*_columns(wanted), where="post", color=REPLICAS, linestyle=":", label="replicas wanted")
     above.step(*_columns(replicas), where="post", color=REPLICAS, label="replicas in service")
     above.set(ylabel="replicas; requests/s", ylim=(0, None))
     above.legend(loc="upper right", frameon=False)

@@ -119,7 +119,7 @@ class RemotePrefills:
     @property
     def requests(self) -> list[Request]:
         """Those that are here."""
-        return [fetch.request for fetch in self._fetches.values()]
+        return [*(fetch.request for fetch in self._fetches.values()), *self._ready]
 
     @property
     def is_busy(self) -> bool:
@@ -157,6 +157,9 @@ class RemotePrefills:
 
     def abandon(self, request: Request) -> bool:
         """A request ends. False if it is not here."""
+        if request in self._ready:
+            self._ready.remove(request)
+            return True
         for fetch in self._fetches.values():
             if fetch.request is request:
                 self._give_up(fetch)

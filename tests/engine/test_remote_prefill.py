@@ -233,6 +233,18 @@ def test_a_refusal_there_means_computing_here() -> None:
     assert [news is not None and news.failure for news in found] == [None, refused, refused, refused]
 
 
+def test_a_request_may_end_between_the_news_that_its_prompt_does_not_come_and_the_next_step() -> None:
+    """What the other engine says is heard when a request is added, too."""
+    pair = Pair(SETTING, model=None)
+    pair.add("a", prompt(100))
+    pair.there.step(pair.wire)
+    pair.add("b", prompt(100, 1))
+    pair.here.loop.cancel("a")
+    pair.finish()
+    assert pair.here.outputs["a"][-1].finish_reason == "cancelled"
+    assert len(pair.here.tokens("b")) == 4
+
+
 def test_an_engine_that_cannot_fetch_says_so() -> None:
     pair = Pair(SETTING)
     pair.here.loop.remote_prefills = None

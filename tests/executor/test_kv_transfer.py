@@ -121,6 +121,22 @@ def test_a_peer_that_dies_fails_its_transfers_and_nobody_elses(sources: dict[int
     rank.transfer.close()
 
 
+def test_pages_still_move_after_nixl_could_not_forget_a_peer(
+    sources: dict[int, Source], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank = Rank(1, 0, filled=False)
+    peer = rank.transfer.connect(sources[1].endpoint)
+    assert wait(rank.transfer.start(peer, MOVES)).state == "done"
+
+    def refuse(name: str) -> None:
+        raise RuntimeError(name)
+
+    monkeypatch.setattr(rank.transfer._agent, "remove_remote_agent", refuse)
+    rank.transfer.disconnect(peer)
+    assert wait(rank.transfer.start(rank.transfer.connect(sources[2].endpoint), MOVES)).state == "done"
+    rank.transfer.close()
+
+
 def test_a_cancelled_transfer_ends_before_all_is_moved() -> None:
     many = 4000
     source, rank = Source(num_pages=many), Rank(1, 0, filled=False, num_pages=many)

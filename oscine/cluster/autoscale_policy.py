@@ -49,7 +49,7 @@ def pool_load(context: AutoscalingContext, now_s: float) -> PoolLoad:
         now_s,
         ready=context.current_num_replicas,
         replicas=tuple(load for load in loads if load is not None),
-        queued=context.total_queued_requests if context.current_num_replicas == 0 else 0.0,
+        queued=context.total_num_requests,
     )
 
 

@@ -54,7 +54,7 @@ class PoolLoad:
     time_s: float  # Unix time
     ready: int  # replicas that are in service, whether they report or not
     replicas: tuple[ReplicaLoad, ...] = ()  # of those that report
-    queued: float = 0.0  # requests that wait at Serve's handles, because there is no replica
+    queued: float = 0.0  # requests at Serve's handles in the last seconds: where there is no replica they wait for one
 
     @property
     def num_missing(self) -> int:
@@ -70,12 +70,14 @@ class PoolLoad:
     @property
     def requests(self) -> float:
         """That want to run now, wherever they wait."""
-        return self.total("running") + self.total("waiting") + self.held_back + self.queued
+        queued = self.queued if self.ready == 0 else 0.0  # else they are calls of the router, over in a moment
+        return self.total("running") + self.total("waiting") + self.held_back + queued
 
     @property
     def idle(self) -> bool:
-        """Nobody asked for anything in the whole window."""
-        return not (self.requests or self.total("asked_tokens") or self.total("inter_tokens"))
+        """There are replicas, and nobody asked them for anything in the whole window."""
+        asked = self.requests or self.queued or self.total("asked_tokens") or self.total("inter_tokens")
+        return bool(self.replicas) and not asked
 
     def total(self, name: str) -> float:
         return float(sum(getattr(r, name) for r in self.replicas))

@@ -86,6 +86,24 @@ def test_a_pool_that_nobody_asks_goes_to_zero_where_it_may_and_comes_back_with_t
     assert min(target for _, target in simulate(FEW, 0, 300, rate=lambda now_s: 0.0).targets) == 1
 
 
+def test_a_replica_that_was_started_from_zero_has_its_whole_idle_time_before_it() -> None:
+    """Also where its only request was too short to be seen, and Serve started it without asking the policy."""
+    quiet = [PoolLoad(float(now_s), 0, ()) for now_s in range(200)]
+    back = [PoolLoad(float(now_s), 1, busy(1)) for now_s in range(210, 210 + int(GOALS.idle_s))]
+    state = after(quiet, 0, Bounds(0, 4)).state
+    for load in back:
+        decision = decide(load, 1, Bounds(0, 4), GOALS, state)
+        state = decision.state
+        assert decision.replicas == 1
+    assert decide(PoolLoad(211.0 + GOALS.idle_s, 1, busy(1)), 1, Bounds(0, 4), GOALS, state).replicas == 0
+
+
+def test_no_pool_goes_to_zero_while_serve_still_remembers_a_request() -> None:
+    """It would start a replica at once, for a request that had its answer."""
+    loads = [PoolLoad(float(now_s), 1, busy(1), queued=0.2) for now_s in range(200)]
+    assert after(loads, 1, Bounds(0, 4)).replicas == 1
+
+
 # ---- which pool ----
 
 

@@ -96,10 +96,14 @@ class Stream:
                 self.begun.set()
 
 
-def kill(cluster: Cluster, victim: str) -> None:
+def find(cluster: Cluster, victim: str) -> list[psutil.Process]:
     """One actor of this kind with all that it started."""
-    actor = cluster.processes(victim)[0]
-    for process in (*actor.children(recursive=True), actor):
+    actor = cluster.processes()[victim][0]
+    return [*actor.children(recursive=True), actor]
+
+
+def kill(processes: list[psutil.Process]) -> None:
+    for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             os.kill(process.pid, signal.SIGKILL)
 
@@ -109,6 +113,7 @@ async def run_streams(
 ) -> tuple[list[Stream], float]:
     """All streams to their ends, and the seconds from the kill until all is back. Raises Broken."""
     back_s = 0.0
+    doomed = find(cluster, victim) if victim is not None else []
     streams = [Stream() for _ in bodies]
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=cluster.url, timeout=STREAM_S, limits=limits) as client:
@@ -122,7 +127,7 @@ async def run_streams(
             await asyncio.gather(*(stream.begun.wait() for stream in streams[:half]))
             tasks += [start(i) for i in range(half, len(bodies))]
             await asyncio.sleep(0.05)
-            await asyncio.to_thread(kill, cluster, victim)
+            kill(doomed)
             back_s = await asyncio.to_thread(wait_back, cluster)
         await asyncio.gather(*tasks)
     return streams, back_s
@@ -132,7 +137,8 @@ def wait_back(cluster: Cluster) -> float:
     """Seconds until everything runs, and the router knows all replicas as ready. Raises Broken."""
     started_s = time.monotonic()
     while time.monotonic() - started_s < BACK_S:
-        actors = {kind: len(cluster.processes(kind)) for kind in VICTIMS}
+        there = cluster.processes()
+        actors = {kind: len(there.get(kind, [])) for kind in VICTIMS}
         if actors == REPLICAS | {"router": 1} and cluster.ready() == REPLICAS:
             return time.monotonic() - started_s
         time.sleep(LOOK_S)

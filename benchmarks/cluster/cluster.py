@@ -50,9 +50,12 @@ class Cluster:
     def model(self) -> str:
         return str(json.loads(self.get("/v1/models"))["data"][0]["id"])
 
-    def processes(self, kind: str) -> list[psutil.Process]:
-        """Those of one kind: ingress, router, aggregated, prefill and decode are actors; engine; ray is all others."""
-        return [process for process in self._all() if kind_of(process) == kind]
+    def processes(self) -> dict[str, list[psutil.Process]]:
+        """By kind: ingress, router, aggregated, prefill and decode are actors; engine; ray is all others."""
+        kinds: dict[str, list[psutil.Process]] = {}
+        for process in self._all():
+            kinds.setdefault(kind_of(process), []).append(process)
+        return kinds
 
     def _all(self) -> list[psutil.Process]:
         return psutil.Process(self._ray.pid).children(recursive=True)

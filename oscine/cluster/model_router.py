@@ -19,7 +19,7 @@ from oscine.types import Endpoints, PrefillSource
 # What a request is charged for: its prompt, and of what it may generate no more than this, as most end far earlier.
 _CHARGED_TOKENS = 512
 _RETRY_S = 2.0  # where no replica is there: one may be, soon
-_NONE: Mapping[str, str | None] = {}
+_EXCLUDED_S = 2.0  # a replica that failed a request is asked again: its engine may go on, and it may be the only one
 
 
 class Admission(Protocol):
@@ -37,10 +37,21 @@ class Admission(Protocol):
 Admit = Callable[[Placement], Awaitable[Admission | None]]
 
 
+@dataclass(frozen=True, slots=True)
+class _Excluded:
+    """Replicas that a request shall not go to."""
+
+    addresses: Mapping[str, str | None]  # replica -> where the engine listened that failed the request
+    until_s: float
+
+
+_NONE = _Excluded({}, 0.0)
+
+
 @dataclass(eq=False, slots=True)
 class _Waiter:
     placement: Placement
-    excluded: dict[str, str | None]  # replica -> where the engine listened that failed the request
+    excluded: _Excluded
     turn: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
@@ -81,7 +92,8 @@ class ModelRouter:
     async def place(self, placement: Placement) -> Place:
         """Waits for a place. Raises NoPlace."""
         started_s = self._clock()
-        excluded = {name: self.generate.address(name) for name in placement.exclude}
+        addresses = {name: self.generate.address(name) for name in placement.exclude}
+        excluded = _Excluded(addresses, started_s + _EXCLUDED_S)
         patience_s = self._patience_s(excluded)
         try:
             async with asyncio.timeout(patience_s):
@@ -97,7 +109,7 @@ class ModelRouter:
     def pump(self) -> None:
         """Gives turns to requests that wait, as many as the replicas can take."""
         while len(self._queue) and self._room() > 0:
-            ticket = self._queue.pop(lambda waiter: not waiter.excluded or self._room(waiter.excluded) > 0)
+            ticket = self._queue.pop(lambda waiter: not waiter.placement.exclude or self._room(waiter.excluded) > 0)
             if ticket is None:
                 return
             if not ticket.item.turn.done():  # else it is leaving
@@ -135,13 +147,13 @@ class ModelRouter:
             tenant=wanted.tenant,
             tokens=wanted.num_tokens + min(wanted.max_tokens, _CHARGED_TOKENS),
         )
-        if displaced is not None:
+        if displaced is not None and not displaced.item.turn.done():  # else it is leaving
             displaced.item.turn.set_exception(self._queue.overloaded("others were to be served before", None))
         self.pump()
         try:
             await waiter.turn
         except asyncio.CancelledError:
-            if not self._queue.remove(ticket) and waiter.turn.done() and not waiter.turn.cancelled():
+            if not self._queue.remove(ticket) and _was_given(waiter.turn):
                 self._asking -= 1  # it left at the very moment of its turn
                 self.pump()
             raise
@@ -152,14 +164,16 @@ class ModelRouter:
             self.generate.refuse(placed.replica)
             self.generate.withdraw(wanted.request_id)
 
-    def _room(self, excluded: Mapping[str, str | None] = _NONE) -> int:
+    def _room(self, excluded: _Excluded = _NONE) -> int:
         """Turns to give. One request may ask while there is no replica at all: so Serve learns that one is wanted."""
         room = self.generate.room(self._still_excluded(excluded)) if len(self.generate) else 1
         return room - self._asking
 
-    def _still_excluded(self, excluded: Mapping[str, str | None]) -> list[str]:
+    def _still_excluded(self, excluded: _Excluded) -> list[str]:
         """A replica whose engine was started again since it failed the request is another one."""
-        return [name for name, address in excluded.items() if self.generate.address(name) in (address, None)]
+        if self._clock() >= excluded.until_s:
+            return []
+        return [name for name, address in excluded.addresses.items() if self.generate.address(name) in (address, None)]
 
     # ---- what comes out ----
 
@@ -190,12 +204,12 @@ class ModelRouter:
                 return PrefillSource(name, address, route.prefill_min_tokens, route.prefill_timeout_s)
         return None
 
-    def _patience_s(self, excluded: Mapping[str, str | None]) -> float:
+    def _patience_s(self, excluded: _Excluded) -> float:
         """Until a replica has room; longer where one has to be started first."""
         there = self.generate.candidates(self._still_excluded(excluded))
         return self.route.queue.max_wait_s if there else self.route.start_timeout_s
 
-    def _no_place(self, excluded: Mapping[str, str | None], reason: str) -> NoPlace:
+    def _no_place(self, excluded: _Excluded, reason: str) -> NoPlace:
         if self.generate.candidates(self._still_excluded(excluded)):
             self._count(refused=1)
             return self._queue.overloaded(reason, None)
@@ -205,3 +219,7 @@ class ModelRouter:
     def _count(self, **more: float) -> None:
         counters = self._counters
         self._counters = replace(counters, **{name: getattr(counters, name) + n for name, n in more.items()})
+
+
+def _was_given(turn: asyncio.Future[None]) -> bool:
+    return turn.done() and not turn.cancelled() and turn.exception() is None

@@ -192,6 +192,35 @@ def test_an_overloaded_model_says_so() -> None:
     run(test)
 
 
+@pytest.mark.parametrize("leaves", ["before", "after"])
+def test_a_request_may_leave_at_the_very_moment_that_it_has_to_make_room(leaves: str) -> None:
+    async def test(cluster: Cluster) -> None:
+        cluster.start("a")
+        router = cluster.router(replace(ROUTE, queue=QueueLimits(max_requests=1)))
+        cluster.decode.hear("a", EngineStats(num_running=8))
+        late = asyncio.create_task(router.place(placement("late", priority=1)))
+        await settle()
+        urgent = asyncio.create_task(router.place(placement("urgent")))
+        if leaves == "before":
+            late.cancel()
+        else:
+            asyncio.get_running_loop().call_soon(late.cancel)
+        await asyncio.gather(late, return_exceptions=True)
+        assert not urgent.done()
+        cluster.decode.hear("a", EngineStats(num_running=7))
+        assert (await urgent).replica == "a"
+        router.reconfigure(ROUTE)
+        cluster.now_s += 3
+        others = [asyncio.create_task(router.place(placement(str(i)))) for i in range(3)]
+        await settle()
+        assert router.num_queued == 2, "there is room for one"
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+    run(test)
+
+
 def test_a_request_waits_for_the_first_replica_but_not_for_ever() -> None:
     async def test(cluster: Cluster) -> None:
         router = cluster.router()
@@ -247,6 +276,24 @@ def test_an_excluded_replica_may_serve_again_once_its_engine_is_another_one() ->
         cluster.lives["a"] = 1
         cluster.start("a")
         assert cluster.decode.address("a") == "tcp://a:2", "Serve may be behind"
+
+    run(test)
+
+
+def test_the_only_replica_serves_a_request_again_that_it_has_failed_a_while_ago() -> None:
+    """Its engine goes on: the connection broke, or its queue was full."""
+
+    async def test(cluster: Cluster) -> None:
+        cluster.start("a")
+        router = cluster.router(replace(ROUTE, start_timeout_s=10))
+        task = asyncio.create_task(router.place(placement("1", exclude=["a"])))
+        await settle()
+        cluster.decode.hear("a", EngineStats())
+        await settle()
+        assert not task.done()
+        cluster.now_s += 3
+        cluster.decode.hear("a", EngineStats())
+        assert (await task).address == "tcp://a:0"
 
     run(test)
 

@@ -21,6 +21,7 @@ from oscine.types import EngineInfo, EngineStats, GenerationOutput, GenerationRe
 __all__ = ["Engine", "EngineClient", "EngineDied", "EngineError", "EngineOverloaded", "EngineState", "RequestStream"]
 
 _WATCH_S = 0.05  # the watch over a silent engine sleeps no less
+_LOOKS = 4  # of the watch in the time that an engine may be silent
 
 EngineState = Literal["starting", "ready", "restarting", "failed", "stopped"]
 
@@ -93,7 +94,8 @@ class EngineClient:
         self._supervisor: EngineSupervisor | None = None
         self._supervising: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
-        self._heard_s = 0.0  # when the engine last said something while requests ran, or got the first of them
+        self._heard_s = 0.0  # when the engine last said something, or was first asked for something after that
+        self._greeted = False  # asked whether it is there; no answer yet
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None  # made by start()
         self._link: Link | None = None
         self._streams: dict[str, RequestStream] = {}
@@ -112,7 +114,7 @@ class EngineClient:
             self._supervisor = EngineSupervisor(self._options, self.address, self._on_exit)
             self._supervising = asyncio.create_task(self._supervisor.run())
             if self._options.engine_timeout_s:
-                self._watching = asyncio.create_task(self._watch(self._supervisor, self._options.engine_timeout_s))
+                self._watching = asyncio.create_task(self._watch(self._supervisor, self._options))
         self._connect()
 
     async def stop(self) -> None:
@@ -164,15 +166,22 @@ class EngineClient:
         assert self._link is not None
         self._link.send(message)
 
-    async def _watch(self, supervisor: EngineSupervisor, timeout_s: float) -> None:
-        """Kills an engine that has requests and says nothing: each step is news, and the engine waits for no client."""
+    async def _watch(self, supervisor: EngineSupervisor, options: EngineOptions) -> None:
+        """Kills an engine that has requests and says nothing: each step is news, and the engine waits for no client.
+
+        One that others reach may have requests of theirs: it is asked whether it is there, and answers after its step.
+        """
+        timeout_s, is_shared = options.engine_timeout_s, options.peers.host is not None
         while True:
-            silent_s = time.monotonic() - self._heard_s if self._streams else 0.0
-            if silent_s >= timeout_s:
+            waits = bool(self._streams) or self._greeted
+            if waits and time.monotonic() - self._heard_s >= timeout_s:
                 self.error = f"the engine process did nothing for {timeout_s:g} s and was killed"
                 supervisor.kill(self.error)
                 self._heard_s = time.monotonic()
-            await asyncio.sleep(max(timeout_s - silent_s, _WATCH_S))
+            elif is_shared and not waits and self.state == "ready":
+                self._greeted, self._heard_s = True, time.monotonic()
+                self._send(Hello())
+            await asyncio.sleep(max(timeout_s / _LOOKS, _WATCH_S))
 
     # ---- what the link and the supervisor report ----
 
@@ -182,7 +191,7 @@ class EngineClient:
         self._link = Link(self._context, self.address, lambda: self._send(Hello()), self._receive, self._on_down)
 
     def _receive(self, message: ToClient) -> None:
-        self._heard_s = time.monotonic()
+        self._heard_s, self._greeted = time.monotonic(), False
         match message:
             case Outputs():
                 if message.stats is not None:
@@ -238,7 +247,7 @@ class EngineClient:
     def _enter(self, state: EngineState, error: str | None) -> None:
         self.state, self.error = state, error
         if state != "ready":
-            self.stats = EngineStats()
+            self.stats, self._greeted = EngineStats(), False
             streams, self._streams = self._streams, {}
             for stream in streams.values():
                 stream.fail(EngineDied(error))

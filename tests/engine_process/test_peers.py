@@ -128,6 +128,24 @@ def test_a_machine_that_falls_silent_is_noticed_on_both_sides(folder: Path, monk
     run(test)
 
 
+def test_an_engine_that_hangs_is_started_again_though_all_its_requests_are_of_guests(folder: Path) -> None:
+    hasty = replace(peer(folder, fake_step_s=SLOW_S), engine_timeout_s=3.0)
+
+    async def test() -> None:
+        async with serving(hasty) as owner, running(EngineClient(address=address_of(owner))) as guest:
+            stream, first = guest.submit(request("a", max_tokens=ENDLESS)), owner.pid
+            await anext(stream)
+            assert first is not None
+            psutil.Process(first).suspend()
+            with pytest.raises(EngineDied):
+                await read(stream)
+            await until(lambda: owner.restarts == 1)
+            await owner.wait_ready()
+            assert owner.pid != first
+
+    run(test)
+
+
 BUSY_S = 3.0
 
 

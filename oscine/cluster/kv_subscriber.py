@@ -140,16 +140,24 @@ class KVSubscriber:
             self._apply(number, payload)
 
     def _apply(self, number: int, payload: bytes) -> None:
-        batch = _decode_batch(payload)
-        for event in batch.events:
-            match event:
-                case ["BlockStored", pages, *_]:
-                    self._sink.store(pages)
-                case ["BlockRemoved", pages, *_]:
-                    self._sink.remove(pages)
-                case ["AllBlocksCleared", *_]:
-                    self._sink.clear()
-        self._next, self._last = number + 1, (number, payload, batch.time_s)
+        """One that cannot be read is passed over, and not asked for again."""
+        self._next, self._last = number + 1, (number, payload, 0.0)
+        try:
+            batch = _decode_batch(payload)
+            self._last = (number, payload, batch.time_s)
+            for event in batch.events:
+                self._tell(event)
+        except (msgspec.MsgspecError, TypeError) as error:  # TypeError: of pages that are none
+            _log.warning("%s sent what is no event: %s", self._events, error)
+
+    def _tell(self, event: list[Any]) -> None:
+        match event:
+            case ["BlockStored", pages, *_]:
+                self._sink.store(pages)
+            case ["BlockRemoved", pages, *_]:
+                self._sink.remove(pages)
+            case ["AllBlocksCleared", *_]:
+                self._sink.clear()
 
     async def _replay(self, start: int) -> AsyncGenerator[tuple[int, bytes], None]:
         """The messages from a number on that the engine remembers; none if it does not answer."""
@@ -169,7 +177,7 @@ class KVSubscriber:
                 count += 1
                 if count % _BREATH == 0:
                     await asyncio.sleep(0)
-        except TimeoutError:
+        except (TimeoutError, ValueError):  # ValueError: of a message without a number
             _log.warning("%s gives no events again", self._replay_address)
         finally:
             socket.close()

@@ -188,5 +188,24 @@ def test_what_is_no_event_is_passed_over() -> None:
             await publisher.publish(["SomethingNew", 3])
             await publisher.store(A)
             await until(lambda: belief.pages == {A})
+            await publisher.publish(["BlockStored", 3])
+            await publisher.publish(["BlockStored", [[]]])
+            await publisher.store(B)
+            await until(lambda: belief.pages == {A, B})
+
+    run(test)
+
+
+def test_what_cannot_be_read_is_passed_over_when_it_is_given_again() -> None:
+    async def test(context: zmq.asyncio.Context) -> None:
+        async with serving(Publisher(context)) as publisher:
+            await publisher.store(A)
+            publisher._messages.append(b"\xc1")
+            await publisher.store(B)
+            async with following(context, publisher) as (belief, subscriber):
+                await until(lambda: belief.pages == {A, B})
+                await publisher.store(C)
+                await until(lambda: belief.pages == {A, B, C})
+                assert (subscriber.num_gaps, publisher.replays) == (0, 1)
 
     run(test)

@@ -22,10 +22,11 @@ _RETRY_AFTER_S = 5.0  # what a client is told when there was none
 class RayPlacer:
     """Implements Placer."""
 
-    def __init__(self, router: DeploymentHandle[Any], *, absence_s: float = 60.0, answer_s: float = 300.0) -> None:
+    def __init__(self, router: DeploymentHandle[Any], *, absence_s: float = 60.0, answer_s: float = 3600.0) -> None:
         """`absence_s`: how long a call waits for a router that died; `answer_s`: for one that lives.
 
-        A router bounds the wait for a place itself, so the latter is for one that hangs.
+        A router bounds the wait for a place itself, by what the deployment file says, and Serve replaces one that
+        hangs; so the latter is for an answer that got lost.
         """
         self._router, self._absence_s, self._answer_s = router, absence_s, answer_s
 

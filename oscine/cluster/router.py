@@ -46,6 +46,9 @@ class Router:
             routers[route.model] = router
         self._routers = routers
 
+    async def check_health(self) -> None:
+        """Serve's question, answered as long as the event loop turns; it replaces a router that does not answer."""
+
     async def place(self, placement: Placement) -> Place:
         """Waits for a place. Raises NoPlace."""
         return await self._router(placement.model).place(placement)

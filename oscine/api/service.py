@@ -86,7 +86,9 @@ class Service:
         except BaseException:
             await new.stop()
             raise
-        self._retiring.add(asyncio.create_task(self._retire_late(old)))
+        leaving = asyncio.create_task(self._retire_late(old))
+        self._retiring.add(leaving)
+        leaving.add_done_callback(self._retiring.discard)
         return new
 
     def _name(self, model: ServedModel) -> None:

@@ -64,7 +64,7 @@ class Fleet:
     def __init__(self, weights: Weights | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self.weights = weights or Weights()
         self.index = KVIndex()
-        self.info: EngineInfo | None = None  # of any replica that there was
+        self.info: EngineInfo | None = None  # of any replica; where there is none, of one that there was
         self.on_change: Callable[[], None] = lambda: None
         self._clock = clock
         self._views: dict[str, ReplicaView] = {}
@@ -106,8 +106,9 @@ class Fleet:
             if endpoints is not None and endpoints.requests in self._retired.get(name, ()):
                 endpoints = view.report.endpoints  # the report is older than what the replica itself has said since
             view.report = replace(report, endpoints=endpoints)
-            self.info = report.info or self.info
             self._follow(view)
+        if reports:
+            self.info = next((report.info for report in reports.values() if report.info is not None), None)
         self.on_change()
 
     def remove(self, name: str) -> None:

@@ -12,7 +12,7 @@ from oscine.cluster.replica_view import ReplicaReport
 from oscine.config import CacheOptions, EngineOptions, ModelOptions, PeerOptions, SchedulerOptions
 from oscine.engine.client import EngineClient
 from oscine.engine.prefix_index import extend_digests, root_of
-from oscine.types import GenerationRequest, SamplingParams
+from oscine.types import EngineInfo, GenerationRequest, SamplingParams
 
 SEED = "5eed"
 PAGE = 16
@@ -129,3 +129,15 @@ def test_whoever_comes_later_learns_all_that_is_cached() -> None:
         await later.close()
 
     run(test)
+
+
+def test_a_model_is_described_by_a_replica_that_there_is_and_by_the_last_one_where_there_is_none() -> None:
+    fleet, old, new = Fleet(), EngineInfo("m", 512, 300, 1.0), EngineInfo("m", 1024, 300, 1.0)
+    fleet.update({"a": ReplicaReport("m", info=old)})
+    assert fleet.info == old
+    fleet.update({"b": ReplicaReport()})
+    assert fleet.info is None, "the new one has not said yet what it is"
+    fleet.update({"b": ReplicaReport("m", info=new)})
+    assert fleet.info == new
+    fleet.update({})
+    assert fleet.info == new

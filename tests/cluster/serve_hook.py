@@ -17,7 +17,7 @@ from ray.serve.config import RequestRouterConfig
 
 from oscine.cluster.model_route import ModelRoute, RouterConfig
 from oscine.cluster.placement import NoPlace, Place, Placement
-from oscine.cluster.replica import Replica, ReplicaOptions
+from oscine.cluster.replica import ReplicaActor, ReplicaOptions
 from oscine.cluster.router import Router
 from oscine.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
 from oscine.engine.client import EngineClient
@@ -39,7 +39,7 @@ def deploy(num_replicas: int) -> None:
     )
     options = ReplicaOptions("m", "aggregated", engine, SEED, drain_s=1.0)
     replica = serve.deployment(
-        Replica,
+        ReplicaActor,
         name="aggregated",
         num_replicas=num_replicas,
         ray_actor_options={"num_cpus": 0.1},

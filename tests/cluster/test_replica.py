@@ -14,6 +14,7 @@ from oscine.cluster.replica import Replica, ReplicaOptions
 from oscine.config import CacheOptions, EngineOptions, ModelOptions
 from oscine.engine.client import EngineClient, EngineDied, EngineError
 from oscine.types import GenerationRequest, SamplingParams
+from tests.engine_process.harness import until
 
 FAKE = EngineOptions(executor="fake", fake_step_s=0.01, quiet=True)
 
@@ -75,7 +76,7 @@ def test_it_says_where_its_engine_is_and_how_it_does() -> None:
             assert said["state"] == "ready"
             assert said["endpoints"]["requests"].startswith("tcp://127.0.0.1:")
             assert said["endpoints"]["kv_events"].startswith("tcp://127.0.0.1:")
-            await asyncio.sleep(0.2)  # an engine says when it is idle
+            await until(lambda: made._engine.stats.generated_tokens == 20)  # an engine says when it is idle
             grown = await made.record_autoscaling_stats()
             assert (grown["generated_tokens"], grown["first_tokens"]) == (20.0, 1.0)
             assert (await made.record_autoscaling_stats())["generated_tokens"] == 0.0
@@ -88,9 +89,9 @@ def test_it_lets_streams_end_before_it_does_and_admits_no_more() -> None:
     async def run() -> None:
         async with replica() as made, ingress(made) as client:
             stream = asyncio.create_task(count(client, 100))
-            await asyncio.sleep(0.3)
+            await until(lambda: made._engine.stats.num_running == 1)
             ending = asyncio.create_task(made.shutdown())
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0)
             assert await made.admit(None) is None
             assert (await made.record_routing_stats())["state"] == "draining"
             assert await stream == 100
@@ -104,7 +105,7 @@ def test_streams_that_take_too_long_break_off() -> None:
     async def run() -> None:
         async with replica(drain_s=0.2) as made, ingress(made) as client:
             stream = asyncio.create_task(count(client, 10_000))
-            await asyncio.sleep(0.3)
+            await until(lambda: made._engine.stats.num_running == 1)
             await made.shutdown()
             with pytest.raises(EngineDied):
                 await stream

@@ -117,7 +117,7 @@ class PrefillService:
             self._refuse(job, "pages of the prompt were evicted while others were computed")
             return
         job.hold = hold = holds.take(job.digests)
-        lease_s = min(job.wanted.lease_s, _LONGEST_LEASE_S)
+        lease_s = min(_LONGEST_LEASE_S, job.wanted.lease_s)  # in this order also for what is no number
         job.end_s = self._clock() + lease_s
         self._attend(True)
         full, sliding = ([pages[i] for i in sorted(pages)] for pages in (hold.full, hold.sliding))

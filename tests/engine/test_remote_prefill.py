@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from oscine.engine.messages import Prefill, encode
 from oscine.engine.page_pool import PagePool
 from oscine.types import RemotePrefill, SamplingParams
 
@@ -196,6 +197,14 @@ def test_leases_end_when_the_reader_is_gone(steps: int) -> None:
     assert not service._jobs
     assert pair.there.run.cache.full.num_used == pair.there.run.cache.sliding.num_used == 0
     assert not pair.there.run.loop.has_work
+
+
+def test_a_lease_that_is_no_number_ends_too() -> None:
+    pair = Pair(SETTING)
+    pair.wire.to_there.append(encode(Prefill("x", prompt(96), float("nan"), 0)))
+    for _ in range(320):
+        pair.there.step(pair.wire)
+    assert not pair.there.service._jobs
 
 
 def test_a_broken_transfer_fails_its_request_alone() -> None:

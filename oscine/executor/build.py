@@ -71,12 +71,13 @@ def _build_torch(options: EngineOptions) -> BuiltExecutor:
 
 def _kv_transfer(options: EngineOptions, executor: "TorchExecutor") -> "KVTransfer":
     from oscine.executor.kv_transfer import KVTransfer
+    from oscine.model.checkpoint import fingerprint
 
     kv, model = executor.kv, options.model
     dtype = str(kv.full.dtype).removeprefix("torch.")
-    full, sliding = layouts_of(
-        model.random_weights or model.model, executor.config, executor.memory.page_size, dtype, kv.full.element_size()
-    )
+    weights = "" if model.random_weights else fingerprint(find_folder(model.model, model.revision))
+    name = model.random_weights or model.model
+    full, sliding = layouts_of(name, weights, executor.config, executor.memory.page_size, dtype, kv.full.element_size())
     kind: MemoryKind = "VRAM" if executor.device.type == "cuda" else "DRAM"
     regions = (Region(tensor.data_ptr(), len(tensor)) for tensor in (kv.full, kv.sliding))
     return KVTransfer(full, sliding, RankMemory(b"", kind, executor.device.index or 0, *regions))
@@ -111,7 +112,7 @@ def _fake_transfer(options: EngineOptions, config: ModelConfig, num_pages: int) 
 
     layers: tuple[LayerType, ...] = ("sliding_attention", "full_attention")
     small = replace(config, num_hidden_layers=2, layer_types=layers, num_key_value_heads=1, head_dim=2)
-    full, sliding = layouts_of(options.model.model, small, options.cache.page_size, "uint8", 1)
+    full, sliding = layouts_of(options.model.model, "", small, options.cache.page_size, "uint8", 1)
     memory = [np.zeros(num_pages * layout.rank_bytes, np.uint8) for layout in (full, sliding)]
     regions = (Region(pages.ctypes.data, num_pages) for pages in memory)
     return KVTransfer(full, sliding, RankMemory(b"", "DRAM", 0, *regions), owner=memory)

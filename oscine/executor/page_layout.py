@@ -21,7 +21,7 @@ MemoryKind = Literal["DRAM", "VRAM"]
 class PageLayout:
     """A page of one group, over all ranks. Engines can move pages if everything but the number of ranks is equal."""
 
-    model: str  # name and sizes: what makes equal tokens have equal keys and values
+    model: str  # name, weights and sizes: what makes equal tokens have equal keys and values
     group: Group
     num_layers: int  # of the group
     num_kv_heads: int  # of a layer, over all ranks
@@ -56,12 +56,12 @@ class PageLayout:
 
 
 def layouts_of(
-    model: str, config: ModelConfig, page_size: int, dtype: str, element_bytes: int
+    model: str, weights: str, config: ModelConfig, page_size: int, dtype: str, element_bytes: int
 ) -> tuple[PageLayout, PageLayout]:
     """Of the full and of the sliding group of a model that runs on one rank. Of a path only its end names the model,
-    as machines may keep it in different places."""
+    as machines may keep it in different places; `weights` tells it from another one there, or another revision."""
     sizes = hashlib.blake2b(json.dumps(config.to_dict(), sort_keys=True).encode(), digest_size=8).hexdigest()
-    name = f"{model.rstrip('/').rpartition('/')[2]} {sizes}"
+    name = " ".join((model.rstrip("/").rpartition("/")[2], *filter(None, (weights, sizes))))
     heads, dim = config.num_key_value_heads, config.head_dim
     return (
         PageLayout(name, "full", config.num_full_layers, heads, page_size, dim, dtype, element_bytes),

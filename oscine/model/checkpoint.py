@@ -4,6 +4,7 @@ Knows files and what must be in them; everything is checked from the headers bef
 Must not know devices or what tensors are for.
 """
 
+import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from oscine.model.weights import TensorSpec, tensor_specs
 CONFIG = "config.json"
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+_SAMPLE_BYTES = 1024  # of each tensor, from its middle
 HEADER_LENGTH_BYTES = 8  # a safetensors file starts with the length of its JSON header, little-endian
 
 
@@ -78,6 +80,25 @@ def save(folder: Path, config: ModelConfig, tensors: dict[str, Tensor], max_shar
     total = sum(tensor.nbytes for tensor in tensors.values())
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
     (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+
+def fingerprint(folder: Path) -> str:
+    """Tells weights of equal names and shapes apart, by a sample of each tensor; in how many files they are is nothing
+    to it. Raises ValueError for a folder without weights."""
+    samples: dict[str, bytes] = {}
+    for name in set(_placement(folder).values()) or {SINGLE}:
+        header = _read_header(folder / name)
+        with header.path.open("rb") as file:
+            head_bytes = header.path.stat().st_size - header.data_bytes
+            for tensor, entry in header.tensors.items():
+                start, end = entry["data_offsets"]
+                middle = max(start, (start + end - _SAMPLE_BYTES) // 2)
+                file.seek(head_bytes + middle)
+                samples[tensor] = file.read(min(_SAMPLE_BYTES, end - middle))
+    digest = hashlib.blake2b(digest_size=8)
+    for tensor in sorted(samples):
+        digest.update(tensor.encode() + b"\0" + samples[tensor])
+    return digest.hexdigest()
 
 
 def _placement(folder: Path) -> dict[str, str]:

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oscine.executor.page_layout import PageLayout, copies
+from oscine.executor.page_layout import PageLayout, check_compatible, copies, layouts_of
+from tests.executor.tiny import CONFIG
 
 RANKS = (1, 2, 4, 8)
 LAYOUT = PageLayout("m", "full", 3, 8, 16, 4, "float16", 2)
@@ -69,3 +70,10 @@ def test_layouts_that_differ_are_refused_by_what_differs(change: dict[str, objec
 def test_heads_must_be_shared_out_evenly() -> None:
     with pytest.raises(ValueError, match="8 kv heads cannot be shared out among 3 ranks"):
         replace(LAYOUT, num_ranks=3)
+
+
+def test_pages_are_those_of_equal_weights_wherever_these_are() -> None:
+    ours, _ = layouts_of("/models/a/checkpoint", "1234", CONFIG, 16, "float32", 4)
+    check_compatible(layouts_of("/mnt/checkpoint/", "1234", CONFIG, 16, "float32", 4)[0], ours)
+    with pytest.raises(ValueError, match="pages differ in model"):
+        check_compatible(layouts_of("/models/b/checkpoint", "5678", CONFIG, 16, "float32", 4)[0], ours)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from oscine.config import ModelOptions
 from oscine.model import hub
-from oscine.model.checkpoint import INDEX, SINGLE, Checkpoint, save
+from oscine.model.checkpoint import INDEX, SINGLE, Checkpoint, fingerprint, save
 from oscine.model.opened_model import open_model
 from oscine.model.random_weights import RandomTensors
 from oscine.model.weights import LayerWeights, checkpoint_bytes, load_weights, tensor_specs
@@ -65,6 +65,15 @@ def rewrite(path: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
     held = load_file(path)
     change(held)
     save_file(held, path)
+
+
+def test_weights_are_told_apart_wherever_and_in_how_many_files_they_are(tmp_path: Path) -> None:
+    for name, shard_bytes in (("a", None), ("b", 250_000)):
+        save(tmp_path / name, SMALL, tensors(SMALL), max_shard_bytes=shard_bytes)
+    before = fingerprint(tmp_path / "a")
+    assert fingerprint(tmp_path / "b") == before
+    rewrite(tmp_path / "a" / SINGLE, lambda found: found[KEY].mul_(1.5))
+    assert fingerprint(tmp_path / "a") != before
 
 
 def refusal(folder: Path) -> str:

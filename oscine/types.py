@@ -145,7 +145,7 @@ class GenerationRequest:
     request_id: str  # unique among live requests
     prompt_token_ids: list[int]  # 1 .. max_model_len - 1 tokens, each below the vocabulary size
     sampling: SamplingParams
-    priority: int = 0  # lower runs sooner; within one priority, first come first served
+    priority: int = 0  # lower runs sooner; within one, who comes from another engine, then first come first served
     # What another engine generated of this sequence before it was lost: known here, counted as generated (max_tokens,
     # min_tokens, penalties, grammar, positions of the seed), and never sent again; nor are logprobs of the prompt.
     generated_token_ids: list[int] = field(default_factory=list)

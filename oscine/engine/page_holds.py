@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from oscine.engine.page_pool import PagePool
 from oscine.engine.prefix_index import Group, PrefixIndex
-from oscine.engine.request import Request
+from oscine.engine.request import Order, Request
 
 
 class Lacking(NamedTuple):
@@ -96,7 +96,7 @@ class PageHolds:
         if hold is not None:
             self.release(hold)
 
-    def reclaim(self, after: tuple[int, int] | None = None) -> bool:
+    def reclaim(self, after: Order | None = None) -> bool:
         """Gives up the hold of the last waiting request, unless it comes before `after` in order. False if none."""
         last = max(self._waiting, key=lambda request: request.order, default=None)
         if last is None or (after is not None and last.order <= after):

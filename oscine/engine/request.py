@@ -14,6 +14,8 @@ from oscine.types import FinishReason, GenerationOutput, GenerationRequest, Remo
 
 NEVER = 1 << 62
 
+Order = tuple[int, bool, int]  # priority, whether it is new (else it comes from another engine), arrival
+
 
 class Request:
     """State of one live request. The scheduler moves it, the cache gives it pages, the loop feeds it tokens."""
@@ -63,7 +65,8 @@ class Request:
         self.request_id = request.request_id
         self.sampling = sampling
         self.priority = request.priority
-        self.order = (request.priority, arrival)  # smaller is more urgent; kept through preemptions
+        is_new = not request.generated_token_ids  # else it has waited elsewhere, and its reader waits for the rest
+        self.order = (request.priority, is_new, arrival)  # smaller is more urgent; kept through preemptions
         self.arrival_s = arrival_s
         self.queue_s: float | None = None  # set when first scheduled
         self.first_token_s: float | None = None  # when the first token was sampled here

@@ -4,7 +4,7 @@ Knows requests, slots, budget and the cache; knows nothing of what a token means
 
 Order. Sequences with one token to compute go first: there is always budget for them. Then those with more (prompts, and
 what a preemption lost), the most urgent first, and among them, where they are more urgent, the waiting requests.
-`Request.order` = (priority, arrival) never changes, also not when a request is preempted.
+`Request.order` = (priority, whether it is new, arrival) never changes, also not when a request is preempted.
 
 Progress. Pages are only ever taken from a request that comes later in that order, so the first of all running requests
 computes something in each step and in the end finishes; then the next is first. Who finds no pages and nobody
@@ -18,11 +18,11 @@ from math import inf
 
 from oscine.engine.kv_cache import KVCache
 from oscine.engine.prefix_index import PrefixHit
-from oscine.engine.request import Request
+from oscine.engine.request import Order, Request
 from oscine.types import NewSequence, ScheduledSequence, StepPlan
 
 
-def _order(request: Request) -> tuple[int, int]:
+def _order(request: Request) -> Order:
     return request.order
 
 

@@ -96,3 +96,15 @@ def test_a_cut_in_a_request_that_was_preempted() -> None:
     run.finish()
     assert run.finished == ["urgent", "low"]
     assert run.loop.stats().preemptions == 1
+
+
+def test_who_has_waited_elsewhere_goes_before_newcomers_but_not_before_a_higher_priority() -> None:
+    run = Run(Setting(max_num_seqs=1))
+    run.add("running", TEXT[:10], priority=-2)
+    run.step()
+    for name, priority in (("newcomer", 0), ("urgent", -1)):
+        run.add(name, TEXT[:20], priority=priority)
+    for i in range(2):
+        run.add_cut(f"moved {i}", TEXT[: 30 + i], 3)
+    run.finish()
+    assert run.finished == ["running", "urgent", "moved 0", "moved 1", "newcomer"]

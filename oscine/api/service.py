@@ -7,7 +7,8 @@ import asyncio
 import datetime
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
 
 from oscine.api.engine_metrics import EngineCollector
 from oscine.api.errors import APIError, invalid, unavailable
@@ -62,10 +63,10 @@ class Service:
         self._name(model)
         return model
 
-    async def remove(self, model: ServedModel) -> None:
-        """Its names are unknown at once, and free; returns when its requests have ended and its engine has stopped."""
+    def remove(self, model: ServedModel) -> Coroutine[Any, Any, None]:
+        """Its names are unknown at once, and free; await until its requests have ended and its engine has stopped."""
         self._unname(model)
-        await self._retire(model)
+        return self._retire(model)
 
     async def replace(
         self, old: ServedModel, engine: Engine, options: EngineOptions, names: Sequence[str] = ()
@@ -127,13 +128,13 @@ class Service:
 
         Raises what kept the server itself from its start, or what all the models from theirs.
         """
+        models = self.models  # who adds others meanwhile starts them
         await self.responses.start()
         await self.tools.start()
 
         async def start(model: ServedModel) -> None:
             on_ready(await model.start())
 
-        models = self.models
         ends = await asyncio.gather(*map(start, models), return_exceptions=True)
         errors = [end for end in ends if end is not None]
         if models and len(errors) == len(models):

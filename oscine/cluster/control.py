@@ -11,18 +11,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import ray
 from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
-from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview
+from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview, DeploymentStatusOverview
 
 from oscine.cluster.apps import INGRESS, ROUTER, cluster_app, model_app
-from oscine.cluster.deployment import APP, Deployment, app_name
+from oscine.cluster.deployment import APP, Deployment, ModelSpec, app_name
 from oscine.cluster.snapshot import ClusterSnapshot
 
 logging.getLogger("ray.serve").setLevel(logging.ERROR)  # it tells every handle that is made
 FAILURES = (RayError, RayServeException, TimeoutError)  # of calls to a cluster that is in trouble
 _POLL_S = 0.2
+_TELL_S = 10.0  # that a start takes, before it is told what it waits for
+_DOING = {"STARTING": "to start", "STOPPING": "to end"}  # by state of a replica
 _CALL_S = 10.0
 _REASON = re.compile(r"^(?:\w+\.)*(?:EngineError|ServerError|ValueError): (.+)$", re.MULTILINE)
 Note = Callable[[str], None]
@@ -44,11 +47,13 @@ def up(deployment: Deployment, *, wait: bool, note: Note) -> None:
     else:
         _run(models)  # what the ingress says of a model is true only when its replicas are
     if wait:
-        _wait_running(list(models), note)
+        waits = [Wait(app_name(model.name), model, model.start_timeout_s + drain_s) for model in deployment.models]
+        _wait_running(waits, note)
         if APP in there:
             _run(front)
-        _wait_running([APP], note)
-        _wait_settled(deployment.ingress_replicas)
+        longest_s = max(model.start_timeout_s for model in deployment.models) + drain_s
+        _wait_running([Wait(APP, None, longest_s)], note)
+        _wait_settled(deployment.ingress_replicas, longest_s)
     _delete([name for name in there if name != APP and name not in models], note)
 
 
@@ -84,26 +89,76 @@ def _delete(names: list[str], note: Note) -> None:
         time.sleep(_POLL_S)
 
 
-def _wait_running(names: list[str], note: Note) -> None:
-    waiting = names
-    while waiting:
+class Wait:
+    """For one app to run, as long as something moves. `patience_s` is how long nothing may."""
+
+    def __init__(self, name: str, model: ModelSpec | None, patience_s: float) -> None:
+        """`model` is that of the app; None for the one of router and ingress."""
+        self.name, self._model, self._patience_s = name, model, patience_s
+        self._seen: object = None
+        self._since_s = time.monotonic()
+        self._told = False
+
+    def over(self, app: ApplicationStatusOverview | None, free: Callable[[], dict[str, float]], note: Note) -> bool:
+        """Whether it runs now; `note` is told once what a long wait is for, with what Ray has `free`.
+
+        Raises ControlError when it failed, or will not run.
+        """
+        if app is not None and app.status == ApplicationStatus.DEPLOY_FAILED:
+            raise ControlError(_reason(self.name, app))
+        if app is not None and app.status == ApplicationStatus.RUNNING:
+            note(f"{self.name} is ready")
+            return True
+        seen = app and [_by_state(one) for one in app.deployments.values()]
+        if seen != self._seen:
+            self._seen, self._since_s = seen, time.monotonic()
+        waited_s = time.monotonic() - self._since_s
+        if waited_s > self._patience_s:
+            raise ControlError(f"{self.name} is not ready after {self._patience_s:g} s: {self._what(app, free())}")
+        if waited_s > _TELL_S and not self._told:
+            self._told = True
+            note(f"{self.name} waits: {self._what(app, free())}")
+        return False
+
+    def _what(self, app: ApplicationStatusOverview | None, free: dict[str, float]) -> str:
+        deployments = app.deployments.items() if app is not None else ()
+        parts = [
+            f"{number} {name} {doing}{self._needs(name) if state == 'STARTING' else ''}"
+            for name, one in deployments
+            for state, doing in _DOING.items()
+            if (number := _by_state(one).get(state))
+        ]
+        has = ", ".join(f"{free.get(kind, 0.0):g} {kind}" for kind in ("CPU", "GPU"))
+        return f"{', '.join(parts)}; Ray has {has} free" if parts else "Serve has not begun"
+
+    def _needs(self, deployment: str) -> str:
+        for role in self._model.roles if self._model is not None else ():
+            if role.role == deployment:
+                return f" (each takes {role.cpus:g} CPU, {role.gpus:g} GPU)"
+        return ""
+
+
+def _by_state(deployment: DeploymentStatusOverview) -> dict[str, int]:
+    return {state.value: number for state, number in deployment.replica_states.items()}
+
+
+def _wait_running(waits: list[Wait], note: Note) -> None:
+    while waits:
         apps = serve.status().applications
-        for name in waiting:
-            if name in apps and apps[name].status == ApplicationStatus.DEPLOY_FAILED:
-                raise ControlError(_reason(name, apps[name]))
-        ready = [name for name in waiting if name in apps and apps[name].status == ApplicationStatus.RUNNING]
-        for name in ready:
-            note(f"{name} is ready")
-        waiting = [name for name in waiting if name not in ready]
+        waits = [wait for wait in waits if not wait.over(apps.get(wait.name), ray.available_resources, note)]
         time.sleep(_POLL_S)
 
 
-def _wait_settled(num_ingresses: int) -> None:
+def _wait_settled(num_ingresses: int, within_s: float) -> None:
     """Any of the ingresses answers: as often as makes it likely that each has."""
     handle, answers = serve.get_deployment_handle(INGRESS, APP), 0
+    deadline = time.monotonic() + within_s
     while answers < 2 * num_ingresses - 1:
-        answers = answers + 1 if handle.settled.remote().result(timeout_s=_CALL_S) else 0
-        if not answers:
+        pending: list[str] = handle.pending.remote().result(timeout_s=_CALL_S)
+        answers = 0 if pending else answers + 1
+        if pending and time.monotonic() > deadline:
+            raise ControlError(f"the ingress still waits for {', '.join(pending)} after {within_s:g} s")
+        if pending:
             time.sleep(_POLL_S)
 
 

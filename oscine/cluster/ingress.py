@@ -17,14 +17,14 @@ import ray
 from ray.serve.handle import DeploymentHandle
 
 from oscine.api.logs import start_logging
-from oscine.api.served_model import ServedModel
 from oscine.api.server import Server, ServerError
 from oscine.api.service import Service
 from oscine.cluster.deployment import ModelSpec
 from oscine.cluster.engine import ClusterEngine, MigrationCounters, MigrationLimits
+from oscine.cluster.followed_models import FollowedModels
 from oscine.cluster.metrics import ClusterMetrics
 from oscine.cluster.ray_placer import RayPlacer
-from oscine.config import Config, EngineOptions, Environment, ServerOptions, ToolOptions
+from oscine.config import Config, Environment, ServerOptions, ToolOptions
 
 logger = logging.getLogger(__name__)
 
@@ -54,8 +54,7 @@ class Ingress:
         self._server = Server(config, self._service, reuse_port=True)
         self._anywhere = server.host in ("0.0.0.0", "::")
         self._prefix_seed = ""
-        self._models: dict[str, tuple[ModelSpec, ServedModel]] = {}
-        self._updating: asyncio.Task[None] | None = None  # the last update
+        self._models = FollowedModels(self._service)
         self._loop: asyncio.AbstractEventLoop | None = None  # of the server, once it runs
         self._error: str | None = None  # why it does not any more
         self._thread = threading.Thread(target=self._run, name="server", daemon=True)
@@ -83,42 +82,15 @@ class Ingress:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
 
     async def _update(self, config: IngressConfig) -> None:
-        """On the server's loop. One update after the other, so that each model is in one place."""
-        self._updating = asyncio.create_task(self._follow(self._updating, config))
+        self._models.update(config.models, lambda model: self._engine(model, config.prefix_seed))
 
-    async def _follow(self, before: "asyncio.Task[None] | None", config: IngressConfig) -> None:
-        if before is not None:
-            await before
-        wanted = {model.name: model for model in config.models}
-        work = [self._service.remove(self._models.pop(name)[1]) for name in self._models.keys() - wanted.keys()]
-        for name, model in wanted.items():
-            there = self._models.get(name)
-            if there is None:
-                work.append(self._start(model, config.prefix_seed))
-            elif _api_options(there[0]) != _api_options(model):
-                work.append(self._replace(model, config.prefix_seed))
-        for error in await asyncio.gather(*work, return_exceptions=True):
-            if error is not None:
-                logger.error("a model cannot be served: %s", error)
+    async def pending(self) -> list[str]:
+        """Models that are not yet as `reconfigure` was told."""
 
-    async def _start(self, model: ModelSpec, prefix_seed: str) -> None:
-        served = self._service.add(self._engine(model, prefix_seed), cluster_options(model), model.names)
-        self._models[model.name] = model, served
-        await served.start()
+        async def pending() -> list[str]:
+            return self._models.pending
 
-    async def _replace(self, model: ModelSpec, prefix_seed: str) -> None:
-        """Once its successor is ready, so that no request is refused."""
-        old = self._models[model.name][1]
-        new = await self._service.replace(old, self._engine(model, prefix_seed), cluster_options(model), model.names)
-        self._models[model.name] = model, new
-
-    async def settled(self) -> bool:
-        """Whether all that `reconfigure` was told is so, as far as it can be."""
-
-        async def done() -> bool:
-            return self._updating is not None and self._updating.done()
-
-        return await self._in_server(done())
+        return await self._in_server(pending())
 
     def _engine(self, model: ModelSpec, prefix_seed: str) -> ClusterEngine:
         limits = MigrationLimits(max_losses=model.migration_retries)
@@ -128,7 +100,7 @@ class Ingress:
         return self._prefix_seed
 
     def _migrations(self) -> dict[str, MigrationCounters]:
-        engines = ((name, served.engine) for name, (_, served) in self._models.items())
+        engines = self._models.engines.items()
         return {name: engine.migrations for name, engine in engines if isinstance(engine, ClusterEngine)}
 
     async def url(self) -> str:
@@ -146,23 +118,3 @@ class Ingress:
         if self._loop is not None and self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._server.request_stop)
             await asyncio.to_thread(self._thread.join)
-
-
-def _api_options(model: ModelSpec) -> tuple[object, ...]:
-    """What the server must know of a model."""
-    return model.names, cluster_options(model), model.migration_retries
-
-
-def cluster_options(model: ModelSpec) -> EngineOptions:
-    """One engine as large as all replicas together, and the queue before them: the router refuses what is too much."""
-    role = model.serving
-    scheduler = role.engine.scheduler
-    waiting = role.replicas.max * scheduler.max_waiting + model.queue.max_requests
-    whole = replace(
-        scheduler,
-        max_num_seqs=role.replicas.max * scheduler.max_num_seqs,
-        max_num_batched_tokens=role.replicas.max * scheduler.max_num_batched_tokens,
-        max_queued_tokens=role.replicas.max * scheduler.max_queued_tokens,
-        max_waiting=waiting,
-    )
-    return replace(role.engine, scheduler=whole)

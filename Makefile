@@ -8,7 +8,7 @@ DYNAMO := .venv-dynamo
 CLUSTER := $(VENV)/.cluster
 WORKERS ?= 3
 
-.PHONY: demo serve test conformance browser screenshot check eval eval-tools soak chaos bench cluster-chaos cluster-bench cluster-demo cluster-ramp cluster-rollout dynamo-test clean
+.PHONY: demo serve test conformance browser screenshot check eval eval-tools soak chaos bench cluster-chaos cluster-bench cluster-demo cluster-ramp cluster-rollout cluster-sessions cluster-transfer dynamo-test clean
 
 $(BASE): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -90,6 +90,12 @@ cluster-bench: $(TEST)  ## what a cluster costs around its models: tokens throug
 
 cluster-ramp: $(TEST)  ## a load that rises and falls: replicas follow it, 1 -> 4 -> 1, and no request fails; four minutes
 	$(BIN)/python -m benchmarks.cluster.ramp
+
+cluster-sessions: $(TEST)  ## sessions of several turns over four replicas: prefixes found, beside round robin and least-loaded
+	$(BIN)/python -m benchmarks.cluster.sessions
+
+cluster-transfer: $(TEST)  ## prompts computed by another engine: the same tokens, only missing pages moved, GB/s beside NIXL alone
+	$(BIN)/python -m benchmarks.cluster.disaggregation
 
 clean:
 	rm -rf $(VENV) $(DYNAMO) *.egg-info

@@ -118,26 +118,34 @@ def _connect_for(deployment: "Deployment", file: Path) -> "LocalRay | None":
     if deployment.ray != LOCAL:
         local_ray.connect(deployment.ray)
         return None
-    running = local_ray.LocalRay.load(_state())
-    num_cpus = running.num_cpus if running is not None else _num_cpus()
-    wanted = sum(role.replicas.min * role.cpus for model in deployment.models for role in model.roles)
-    if wanted > num_cpus:
-        rule = (
-            f"the replicas ask for {wanted:g} CPUs, and this machine has {num_cpus}: give each fewer (0.5 is allowed)"
-        )
-        raise CommandError(f"{file}: cpus: {rule}", USAGE)
-    if running is not None:
-        running.connect()
-        return None
-    _note("starting Ray")
-    started = local_ray.start(num_cpus)
-    started.save(_state())
+    with local_ray.alone(_state()):
+        running = local_ray.LocalRay.load(_state())
+        _check_fits(file, "cpus", _wanted(deployment, "cpus"), running.num_cpus if running is not None else _num_cpus())
+        started = None
+        if running is None:
+            _note("starting Ray")
+            running = started = local_ray.start(_num_cpus())
+            started.save(_state())
     try:
-        started.connect()
+        running.connect()
+        _check_fits(file, "gpus", _wanted(deployment, "gpus"), local_ray.num_gpus())
     except BaseException:
-        _end(started)
+        if started is not None:
+            _end(started)
         raise
     return started
+
+
+def _wanted(deployment: "Deployment", kind: str) -> float:
+    roles = (role for model in deployment.models for role in model.roles)
+    return sum(role.replicas.min * (role.gpus if kind == "gpus" else role.cpus) for role in roles)
+
+
+def _check_fits(file: Path, kind: str, wanted: float, there: float) -> None:
+    """Raises CommandError when the replicas ask for more than this machine has."""
+    if wanted > there:
+        rule = f"the replicas ask for {wanted:g} {kind[:-1].upper()}s, and this machine has {there:g}"
+        raise CommandError(f"{file}: {kind}: {rule}: give each fewer (0.5 is allowed)", USAGE)
 
 
 def _num_cpus() -> int:
@@ -145,11 +153,11 @@ def _num_cpus() -> int:
 
 
 def _end(ray: "LocalRay") -> None:
-    from oscine.cluster.local_ray import disconnect
+    from oscine.cluster import local_ray
 
-    disconnect()
-    ray.stop()
-    _state().unlink(missing_ok=True)
+    local_ray.disconnect()
+    with local_ray.alone(_state()):
+        ray.end(_state())
 
 
 def _note(text: str) -> None:
@@ -167,7 +175,8 @@ def _connect(address: str | None) -> "LocalRay | None":
         local_ray.connect(address)
         running = None
     else:
-        running = local_ray.LocalRay.load(_state())
+        with local_ray.alone(_state()):
+            running = local_ray.LocalRay.load(_state())
         if running is None:
             raise CommandError(_NOTHING)
         running.connect()

@@ -5,6 +5,7 @@ its own, a token that its clients must show, and no usage statistics: it meets n
 late, because it reads the token when it is.
 """
 
+import contextlib
 import fcntl
 import json
 import logging
@@ -16,7 +17,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 _START_S = 60.0
@@ -30,6 +32,15 @@ class LocalRayError(Exception):
     """One line."""
 
 
+@contextlib.contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """One process at a time, of all that load, save or end what is noted at `path`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 @dataclass(frozen=True, slots=True)
 class LocalRay:
     address: str  # of its GCS
@@ -38,21 +49,29 @@ class LocalRay:
     num_cpus: int
 
     def save(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(asdict(self)))
 
     @classmethod
     def load(cls, path: Path) -> "LocalRay | None":
         """None when there is none, or it died: what is left of it then is removed."""
+        found = cls._read(path)
+        if found is None or found.alive:
+            return found
+        found.end(path)
+        return None
+
+    @classmethod
+    def _read(cls, path: Path) -> "LocalRay | None":
         try:
-            found = cls(**json.loads(path.read_text()))
+            return cls(**json.loads(path.read_text()))
         except (OSError, ValueError, TypeError):
             return None
-        if found.alive:
-            return found
-        found.stop()
-        path.unlink()
-        return None
+
+    def end(self, path: Path) -> None:
+        """Stops it, and removes the note of it; that of another one stays."""
+        self.stop()
+        if self._read(path) == self:
+            path.unlink()
 
     @property
     def alive(self) -> bool:
@@ -92,6 +111,13 @@ def connect(address: str) -> None:
         raise LocalRayError(f"no Ray cluster at {address}: {str(error).splitlines()[0]}") from None
 
 
+def num_gpus() -> float:
+    """Of the cluster that this process is a client of."""
+    import ray
+
+    return float(ray.cluster_resources().get("GPU", 0.0))  # type: ignore[no-untyped-call]
+
+
 def disconnect() -> None:
     import ray
 
@@ -113,14 +139,25 @@ def start(num_cpus: int, num_gpus: int | None = None) -> LocalRay:
             start_new_session=True,  # a ctrl-C of the terminal is not meant for it
             env=os.environ | _environment(str(folder)),
         )
+    started = LocalRay("", process.pid, str(folder), num_cpus)
+    try:
+        _wait_for(address, process)
+    except BaseException as error:
+        said = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+        started.stop()
+        if not isinstance(error, TimeoutError):
+            raise
+        raise LocalRayError(f"Ray does not start: {said[-1] if said else 'it says nothing'}") from None
+    return replace(started, address=address.read_text())
+
+
+def _wait_for(address: Path, process: "subprocess.Popen[bytes]") -> None:
+    """Raises TimeoutError when there will be none."""
     deadline = time.monotonic() + _START_S
     while not address.exists():
         if process.poll() is not None or time.monotonic() > deadline:
-            said = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-            LocalRay("", process.pid, str(folder), num_cpus).stop()
-            raise LocalRayError(f"Ray does not start: {said[-1] if said else 'it says nothing'}")
+            raise TimeoutError
         time.sleep(_POLL_S)
-    return LocalRay(address.read_text(), process.pid, str(folder), num_cpus)
 
 
 def _environment(folder: str) -> dict[str, str]:

@@ -8,6 +8,8 @@ import pytest
 
 from oscine.cli import main
 from oscine.cli.cluster import table
+from oscine.cluster import local_ray
+from oscine.cluster.local_ray import LocalRay
 from oscine.cluster.snapshot import ClusterSnapshot, ReplicaSnapshot, RouterCounters
 from oscine.types import EngineStats
 
@@ -53,6 +55,23 @@ def test_more_cpus_than_this_machine_has(tmp_path: Path, capsys: pytest.CaptureF
     file.write_text("models: [{name: a, aggregated: {cpus: 3, replicas: 1000}}]")
     assert main(["cluster", "up", str(file)]) == 2
     assert "the replicas ask for 3000 CPUs" in capsys.readouterr().err
+
+
+def test_more_gpus_than_this_machine_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ray counts them; the one that was started for it is ended again."""
+    folder = tmp_path / "ray"
+    folder.mkdir()
+    monkeypatch.setattr(local_ray, "start", lambda num_cpus: LocalRay("x:1", 1, str(folder), num_cpus))
+    monkeypatch.setattr(LocalRay, "connect", lambda self: None)
+    monkeypatch.setattr(local_ray, "num_gpus", lambda: 1.0)
+    file = tmp_path / "cluster.yaml"
+    file.write_text("models: [{name: a, aggregated: {cpus: 0.1, gpus: 1, replicas: 2}}]")
+    assert main(["cluster", "up", str(file)]) == 2
+    assert f"{file}: gpus: the replicas ask for 2 GPUs, and this machine has 1" in capsys.readouterr().err
+    assert not folder.exists()
+    assert not (tmp_path / "oscine" / "cluster.json").exists()
 
 
 def test_status_is_one_line_for_each_replica() -> None:

@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 
 _SHORTEST_RETRY_S, _LONGEST_RETRY_S = 0.1, 1.0  # between two tries to find a place, or what can be served
 
+_NOT_PLACED = "the request could not be placed"
 _NOT_IN_TIME = "the engine was lost, and no other one has gone on with the request in time"
 
 
@@ -68,7 +69,8 @@ class ClusterEngine:
         self._links: dict[str, EngineLink] = {}  # by address
         self._live: dict[str, LiveRequest] = {}
         self._reports = Reports()
-        self._prompt: tuple[list[int], list[bytes]] = ([], [])  # the last one and its digests: choices share theirs
+        # The last prompt, its length and its digests: choices share theirs.
+        self._prompt: tuple[list[int], int, list[bytes]] = ([], 0, [])
         self._discovering: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()  # set once the state is not "starting" any more
 
@@ -79,6 +81,7 @@ class ClusterEngine:
 
     async def start(self) -> None:
         self._context = zmq.Context()
+        self._context.set(zmq.MAX_SOCKETS, self._context.get(zmq.SOCKET_LIMIT))  # a link has two
         self._discovering = asyncio.create_task(self._discover())
 
     async def stop(self) -> None:
@@ -134,9 +137,10 @@ class ClusterEngine:
         self._changed.set()
 
     def _digests(self, prompt: list[int]) -> list[bytes]:
-        if prompt is not self._prompt[0]:
-            self._prompt = (prompt, self._extended([], prompt))
-        return self._prompt[1]
+        known, length, _ = self._prompt
+        if prompt is not known or len(prompt) != length:
+            self._prompt = (prompt, len(prompt), self._extended([], prompt))
+        return self._prompt[2]
 
     def _extended(self, digests: list[bytes], tokens: list[int]) -> list[bytes]:
         """The digests of all whole pages of `tokens`, of which `digests` has some."""
@@ -157,6 +161,8 @@ class ClusterEngine:
         """Until an engine has the request, or its time is over."""
         try:
             place = await self._find_place(live)
+            live.enter(place)
+            self._link_to(place).submit(live, place)
         except NoPlace as no:
             live.seating = None
             self.error = None if no.overloaded else no.message
@@ -165,11 +171,9 @@ class ClusterEngine:
         except Exception:
             logger.exception("a request could not be placed")
             live.seating = None
-            self._fail(live, EngineDied("the request could not be placed"))
+            self._fail(live, EngineDied(_NOT_PLACED))
         else:
             self.error = live.seating = None
-            live.enter(place)
-            self._link_to(place).submit(live, place)
 
     async def _find_place(self, live: LiveRequest) -> Place:
         """Raises NoPlace: at once for a request that comes, in the end for one that has lost its engine."""
@@ -185,6 +189,9 @@ class ClusterEngine:
                         return await self._placer.place(live.placement(self._model))
                     except NoPlace as no:
                         refusal = no
+                    except Exception:
+                        logger.exception("a request could not be placed; it is tried again")
+                        refusal = NoPlace(_NOT_PLACED, retry_after_s=_LONGEST_RETRY_S, overloaded=False)
                     await asyncio.sleep(_retry_s(refusal))
         except TimeoutError:
             raise refusal from None
@@ -219,9 +226,11 @@ class ClusterEngine:
         for live in requests:
             live.fails_at(link.replica, link.heard_s)
             live.losses += link.was_up
+            self.migrations.migrations += link.was_up
             self._migrate(live, error)
 
     def _migrate(self, live: LiveRequest, error: str) -> None:
+        """To the next place, unless that was tried too often or for too long."""
         now = time.monotonic()
         if live.deadline_s is None:
             live.deadline_s = now + self._limits.timeout_s
@@ -230,7 +239,6 @@ class ClusterEngine:
         elif now > live.deadline_s:
             self._fail(live, EngineDied(_NOT_IN_TIME))
         else:
-            self.migrations.migrations += 1
             if self._root is not None:
                 live.digests = self._extended(live.digests, live.request.prompt_token_ids + live.generated)
             self._seek(live)

@@ -41,14 +41,15 @@ class EngineLink:
     """Opened by whoever is placed there first."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], place: Place, owner: LinkOwner) -> None:
+        """Raises ZMQError when there can be no such connection."""
         self.replica, self.address = place.replica, place.address
         self.was_up = False
         self.heard_s = time.monotonic()
         self._owner = owner
         self._requests: dict[str, LiveRequest] = {}  # by their ids in the engine
         self._loop = asyncio.get_running_loop()
-        self._timer = self._loop.call_later(_CONNECT_S, self._close, "the engine cannot be reached")
         self._link = Link(context, place.address, self._on_up, self._receive, self._on_down, patient=False)
+        self._timer = self._loop.call_later(_CONNECT_S, self._close, "the engine cannot be reached")
         self._link.send(Hello())  # goes first, so that the engine knows whom to tell of its end
 
     def submit(self, live: LiveRequest, place: Place) -> None:

@@ -6,6 +6,7 @@ So nothing that was sent to a dead engine can reach its successor.
 
 import asyncio
 from collections.abc import Callable
+from contextlib import ExitStack
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
@@ -31,6 +32,7 @@ class Link:
     ) -> None:
         """Without patience, an engine that is not there is as good as one that ended.
 
+        Raises ZMQError for an address that is none, and where there are too many sockets.
         `on_up` and `on_down` are called at most once each; every message comes before `on_down`.
         """
         self._on_up, self._on_message, self._on_down = on_up, on_message, on_down
@@ -45,11 +47,15 @@ class Link:
             expect_heartbeats(self._socket)
             self._socket.set(zmq.IPV6, "[" in address)
         events = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
-        self._monitor = self._socket.get_monitor_socket(events if patient else events | zmq.EVENT_CONNECT_RETRIED)
+        with ExitStack() as undo:
+            undo.callback(self._socket.close)
+            self._monitor = self._socket.get_monitor_socket(events if patient else events | zmq.EVENT_CONNECT_RETRIED)
+            undo.callback(self._monitor.close)
+            self._socket.connect(address)
+            undo.pop_all()
         self._fds = (self._socket.FD, self._monitor.FD)
         self._loop.add_reader(self._fds[0], self._read)
         self._loop.add_reader(self._fds[1], self._read_monitor)
-        self._socket.connect(address)
         # A socket's descriptor only signals news once all that was there before has been read.
         self._loop.call_soon(self._read)
         self._loop.call_soon(self._read_monitor)

@@ -124,7 +124,7 @@ def test_an_engine_that_is_not_there_counts_as_no_loss() -> None:
                 stream = cluster.submit(request("r", PROMPT))
                 await b.answer(await b.request(), [5], finish_reason="stop")
                 assert tokens(await read(stream)) == [5]
-                assert cluster.restarts == 0
+                assert (cluster.restarts, cluster.migrations.migrations) == (0, 0)
 
     run(test)
 
@@ -183,5 +183,59 @@ def test_what_a_placer_does_not_say_is_a_clean_error_too() -> None:
         with pytest.raises(EngineDied, match="could not be placed"):
             await read(cluster.submit(request("r")))
         await cluster.stop()
+
+    run(test)
+
+
+def test_what_cannot_be_sent_is_a_clean_error_too() -> None:
+    nowhere = Place("nowhere", "tcp://127.0.0.1:no port", None, num_overlap_tokens=0, queue_s=0.0)
+
+    async def test() -> None:
+        with RawEngine("a") as a:
+            async with over(a) as (placer, cluster):
+                for prompt in ([1 << 70], PROMPT):  # no such number in MessagePack; no such place
+                    with pytest.raises(EngineDied, match="could not be placed"):
+                        await read(cluster.submit(request("r", prompt)))
+                    placer.answer = lambda placement: nowhere
+                placer.answer = lambda placement: a.place()
+                stream = cluster.submit(request("r"))
+                await a.answer(await a.request(), [5], finish_reason="stop")
+                assert tokens(await read(stream)) == [5]
+
+    run(test)
+
+
+def test_a_placer_that_stumbles_costs_a_moving_request_some_time() -> None:
+    async def test() -> None:
+        with RawEngine("a") as a, RawEngine("b") as b:
+            async with over(a, b) as (placer, cluster):
+                stream = cluster.submit(request("r", PROMPT))
+                await a.answer(await a.request(), [1])
+                begun = await anext(stream)
+                answer, placer.answer = placer.answer, stumble
+                a.end()
+                await until(lambda: len(placer.asked) > 2)
+                placer.answer = answer
+                await b.answer(await b.request(), [2], finish_reason="stop")
+                assert tokens(begun + await read(stream)) == [1, 2]
+
+    run(test)
+
+
+def stumble(placement: Placement) -> Place:
+    raise AssertionError(placement.model)
+
+
+def test_a_prompt_that_has_grown_is_looked_up_anew() -> None:
+    async def test() -> None:
+        with RawEngine("a") as a:
+            async with over(a) as (placer, cluster):
+                prompt = PROMPT.copy()
+                for i in range(2):
+                    stream = cluster.submit(request(str(i), prompt))
+                    await a.answer(await a.request(), [5], finish_reason="stop")
+                    await read(stream)
+                    prompt += PROMPT
+                assert [placement.digests for placement in placer.asked] == [digests(PROMPT), digests(PROMPT * 2)]
 
     run(test)

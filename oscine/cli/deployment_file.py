@@ -71,17 +71,21 @@ def read_deployment(file: Path) -> Deployment:
     server, tools = _ingress(ingress)
     if replicas > 1 and server.port == 0:
         raise ingress.error("port", "port must be given where several ingresses share it")
-    router = top.section("router")
-    router_replicas = router.take("replicas", int) if "replicas" in router else 1
-    router.end()
+    _check_router(top.section("router"))
     return top.record(
         Deployment,
         models=tuple(models),
         server=server,
         tools=tools,
         ingress_replicas=replicas,
-        router_replicas=router_replicas,
     )
+
+
+def _check_router(section: Section) -> None:
+    if "replicas" in section and (replicas := section.take("replicas", int)) != 1:
+        rule = "1 (the router has the whole queue; it is started again when it dies)"
+        raise section.error("replicas", f"replicas must be {rule}, not {replicas}")
+    section.end()
 
 
 # ---- options of `oscine serve` ----

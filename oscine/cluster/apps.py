@@ -106,7 +106,6 @@ def cluster_app(deployment: Deployment) -> serve.Application:
     router = _deployment(
         Router,
         name=ROUTER,
-        num_replicas=deployment.router_replicas,
         ray_actor_options={"num_cpus": 0},
         user_config=msgspec.to_builtins(router_config(deployment)),
         **_lifecycle(None, 0.0),

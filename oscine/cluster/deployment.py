@@ -137,14 +137,12 @@ class Deployment:
     server: ServerOptions = field(default_factory=ServerOptions)  # of each ingress
     tools: ToolOptions = field(default_factory=ToolOptions)
     ingress_replicas: int = 1  # on one machine they share the port
-    router_replicas: int = 1
     prefix_seed: str = ""  # hex, of all engines; empty until `oscine cluster up` made one
 
     def __post_init__(self) -> None:
         _require(bool(self.models), "models", "one or more", "none")
         _require(bool(self.ray), "ray", "local, auto or an address", self.ray)
         _require(self.ingress_replicas >= 1, "replicas", "at least 1", self.ingress_replicas)
-        _require(self.router_replicas >= 1, "replicas", "at least 1", self.router_replicas)
         _require(_is_hex(self.prefix_seed), "prefix-seed", "hexadecimal digits, two a byte", self.prefix_seed)
         several = self.ingress_replicas == 1 or self.server.port != 0
         _require(several, "port", "given when several ingresses share it", self.server.port)

@@ -20,7 +20,7 @@ ingress:
   replicas: 2
   max_connections: 100
   no-playground: true
-router: {replicas: 2}
+router: {replicas: 1}
 models:
   - name: [first, second]
     profile: max_throughput
@@ -52,7 +52,7 @@ def read(folder: Path, text: str) -> Deployment:
 def test_all_that_a_file_can_say(tmp_path: Path, model_folder: Path) -> None:
     deployment = read(tmp_path, WHOLE.replace("FOLDER", str(model_folder)))
     assert (deployment.ray, deployment.prefix_seed) == ("10.0.0.1:6379", "5eed5eed")
-    assert (deployment.ingress_replicas, deployment.router_replicas) == (2, 2)
+    assert deployment.ingress_replicas == 2
     server = deployment.server
     assert (server.host, server.port, server.max_connections, server.playground) == ("0.0.0.0", 9000, 100, False)
     first, other = deployment.models
@@ -119,6 +119,8 @@ MODEL = "models:\n  - name: nano\n"
         ("ingress: {max-num-seqs: 3}\n" + MODEL, 1, ["max-num-seqs is no option of an ingress"]),
         ("ingress:\n  port: 99999\n" + MODEL, 2, ["--port must be between"]),
         ("ingress:\n  replicas: 2\n  port: 0\n" + MODEL, 3, ["port must be given"]),
+        ("router:\n  replicas: 2\n" + MODEL, 2, ["replicas must be 1", "the whole queue"]),
+        ("router: {policy: random}\n" + MODEL, 1, ["unknown key 'policy'"]),
         ("ingress:\n  api-keys-file: /no/keys.yaml\n" + MODEL, 2, ["/no/keys.yaml"]),
         ("prefix-seed: xyz\n" + MODEL, 1, ["prefix-seed must be hexadecimal"]),
         ("prefix-seed: 1234\n" + MODEL, 1, ["prefix-seed must be text"]),

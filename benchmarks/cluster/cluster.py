@@ -32,15 +32,16 @@ class Cluster:
             control.up(self._deployment, wait=True, note=lambda text: None)
             self.url = control.url()
         except BaseException:
-            self._ray.stop()
+            self._end()
             raise
         self.host, self.port = urlsplit(self.url).hostname, urlsplit(self.url).port
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
-        import ray
+        self._end()
 
-        ray.shutdown()
+    def _end(self) -> None:
+        local_ray.disconnect()  # first: a client of a Ray that is gone waits a minute for it
         self._ray.stop()
 
     def get(self, path: str) -> str:

@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 
 _BACKLOG = 2048
 _KEEP_ALIVE_S = 75  # longer than the usual minute of a proxy in front, so that the proxy closes first
+_HAND_OVER_S = 1.0  # for requests on connections that came just before the port was left to others
 _CLOSE_S = 2  # for connections that are still busy after the drain
 
 
@@ -60,12 +61,16 @@ class Server(uvicorn.Server):
     """
 
     def __init__(self, config: Config, service: Service | None = None, *, reuse_port: bool = False) -> None:
-        """`service` is one with models of its own; without it there is one model, whose engine the server runs."""
+        """`service` is one with models of its own; without it there is one model, whose engine the server runs.
+
+        With `reuse_port` other servers may have the port, too: one that goes leaves it to them before it drains.
+        """
         options = config.server
         try:
             self.service = service or one_model(config)
         except ValueError as error:
             raise ServerError(str(error)) from None
+        self._shares_port = reuse_port
         self.listener = bind(options.host, options.port, reuse_port=reuse_port)
         self.error: str | None = None  # why the service could not start
         self._drain: asyncio.Task[None] | None = None
@@ -160,8 +165,18 @@ class Server(uvicorn.Server):
             self.service.cancel_all()
 
     async def _drain_and_exit(self) -> None:
+        if self._shares_port and self.started:
+            await self._hand_over()
         await self.service.drain()
         self.should_exit = True
+
+    async def _hand_over(self) -> None:
+        """New connections go to the others from now on; idle ones are closed, the rest after their answers."""
+        for server in self.servers:
+            server.close()
+        await asyncio.sleep(_HAND_OVER_S)
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
 
 
 def serve(config: Config, on_ready: Callable[[str, EngineInfo], None]) -> None:

@@ -53,8 +53,7 @@ def _bind(
         **_scale(model, role),
         ray_actor_options={"num_cpus": role.cpus, "num_gpus": role.gpus},
         request_router_config=RequestRouterConfig(**_ROUTING),
-        max_surge_percent=100 if role.surge else 0,
-        **_lifecycle(options, drain_s),
+        **_lifecycle(options, drain_s, surge=role.surge),
     )
     return deployment.bind(options, *companions)
 
@@ -121,11 +120,15 @@ def cluster_app(deployment: Deployment) -> serve.Application:
     return ingress.bind(server, tools, router.bind())
 
 
-def _lifecycle(options: object, drain_s: float) -> dict[str, Any]:
-    """`options`: what an actor is made with; where it changes, actors are replaced."""
+def _lifecycle(options: object, drain_s: float, *, surge: bool = True) -> dict[str, Any]:
+    """`options`: what an actor is made with; where it changes, actors are replaced.
+
+    With `surge` new ones are there before old ones go: two ingresses have the port for that time, so it never closes.
+    """
     return {
         "version": _version(options),
         "_internal": True,  # without a version of ours, each call of serve.run would replace every actor
+        "max_surge_percent": 100 if surge else 0,
         "max_ongoing_requests": _CALLS,
         "max_constructor_retry_count": 1,  # an engine has its own retries
         "health_check_period_s": _HEALTH_S,

@@ -198,24 +198,34 @@ def test_a_stop_drains_all_models(two: ScriptedServer) -> None:
 class Running:
     """A server in a thread of this process; its engines are real processes."""
 
-    def __init__(self, folder: Path, names: list[str], port: int = 0) -> None:
-        config = Config(EngineOptions(model=ModelOptions(model=str(folder)), executor="fake"), ServerOptions(port=port))
+    def __init__(self, folder: Path, names: list[str], port: int = 0, fake_step_s: float = 0.0) -> None:
+        options = EngineOptions(model=ModelOptions(model=str(folder)), executor="fake", fake_step_s=fake_step_s)
+        config = Config(options, ServerOptions(port=port))
         self.service = Service(config)
         for name in names:
             self.service.add(EngineClient(config.engine), config.engine, [name])
         self.server = Server(config, self.service, reuse_port=True)
         self._ready = threading.Semaphore(0)
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
+        self._thread = threading.Thread(target=self._run)
         self._thread.start()
         for _ in names:
             assert self._ready.acquire(timeout=30)
 
-    async def _run(self) -> None:
-        self.loop = asyncio.get_running_loop()
-        await self.server.run_service(lambda info: self._ready.release())
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=self.server.config.get_loop_factory()) as runner:
+            self.loop = runner.get_loop()
+            runner.run(self.server.run_service(lambda info: self._ready.release()))
+
+    def begin_stop(self) -> None:
+        self.loop.call_soon_threadsafe(self.server.request_stop)
+
+    @property
+    def running(self) -> bool:
+        return self._thread.is_alive()
 
     def stop(self) -> None:
-        self.loop.call_soon_threadsafe(self.server.request_stop)
+        if self.running:
+            self.begin_stop()
         self._thread.join()
 
 
@@ -246,6 +256,37 @@ def test_servers_share_a_port(model_folder: Path, running: Running) -> None:
     finally:
         other.stop()
     assert {name for _ in range(16) for name in served(running.server.url)} == {"alpha", "beta"}
+
+
+def test_a_server_that_goes_leaves_the_port_to_the_other(model_folder: Path, running: Running) -> None:
+    """No new connection meets one that refuses; a stream and an idle connection of the old one come to their ends."""
+    url = running.server.url
+    other = Running(model_folder, ["gamma"], running.server.listener.getsockname()[1], fake_step_s=0.05)
+    try:
+        client = client_of(url, "gamma")
+        stream = client.completions.create(model="gamma", prompt="a", max_tokens=60, stream=True)
+        next(stream)
+        idle = client_of(url, "gamma")
+        other.begin_stop()
+        ends = []
+        for chunk in stream:
+            with urllib.request.urlopen(f"{url}/v1/health/ready", timeout=10) as response:
+                assert response.status == 200
+            ends.append(chunk.choices[0].finish_reason)
+        assert len(ends) > 20
+        assert ends[-1] == "length"
+        assert [model.id for model in idle.models.list()] == ["alpha", "beta"]
+    finally:
+        other.stop()
+
+
+def client_of(url: str, model: str) -> openai.OpenAI:
+    """Whose connection leads to the server that has the model."""
+    while True:
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0)
+        if model in [model.id for model in client.models.list()]:
+            return client
+        client.close()
 
 
 def served(url: str) -> list[str]:

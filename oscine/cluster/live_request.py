@@ -40,6 +40,7 @@ class LiveRequest:
         "link",
         "losses",
         "misses",
+        "moves",
         "pause_s",
         "request",
         "seating",
@@ -55,6 +56,7 @@ class LiveRequest:
         self.asked_s = 0.0  # for a place, on the clock of time.perf_counter
         self.attempts = 0  # engines that it was sent to
         self.losses = 0  # engines that broke while they had it
+        self.moves = 0  # engines that had it and do not any more, those included that were to stop
         self.misses = 0  # engines in a row that gave nothing
         self.deadline_s: float | None = None  # when to give up, while it is between two engines
         self.pause_s = 0.0  # longest silence that a change of engines has caused
@@ -79,6 +81,7 @@ class LiveRequest:
             max_tokens=request.sampling.max_tokens - len(self.generated),
             priority=request.priority,
             tenant=request.tenant,
+            moved=self.deadline_s is not None,
             exclude=[replica for replica, failed_s in self._failed.items() if now - failed_s < _EXCLUDED_S],
         )
 

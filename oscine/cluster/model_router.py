@@ -143,7 +143,7 @@ class ModelRouter:
         wanted = waiter.placement
         ticket, displaced = self._queue.push(
             waiter,
-            priority=wanted.priority,
+            priority=2 * wanted.priority - wanted.moved,  # half a priority before newcomers of its own
             tenant=wanted.tenant,
             tokens=wanted.num_tokens + min(wanted.max_tokens, _CHARGED_TOKENS),
         )

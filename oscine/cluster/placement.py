@@ -20,6 +20,7 @@ class Placement:
     max_tokens: int  # still to generate at most
     priority: int = 0  # lower is placed sooner
     tenant: str = ""  # on whose behalf
+    moved: bool = False  # it has lost a replica, and its client waits for the rest: placed before newcomers
     exclude: list[str] = field(default_factory=list)  # replicas that have just failed it
     held_back: int = 0  # other requests of the model that the router has no place for yet; it says so
 

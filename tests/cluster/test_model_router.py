@@ -156,6 +156,25 @@ def test_saturated_replicas_leave_requests_waiting_in_order() -> None:
     run(test)
 
 
+def test_who_has_lost_a_replica_is_placed_before_newcomers_of_its_priority() -> None:
+    async def test(cluster: Cluster) -> None:
+        cluster.start("a")
+        router = cluster.router(replace(ROUTE, queue=QueueLimits(max_requests=3)))
+        cluster.decode.hear("a", EngineStats(requests=8, num_running=4, num_waiting=4))
+        new = [asyncio.create_task(router.place(placement(f"new {i}", priority=i))) for i in (1, 0, 1)]
+        await settle()
+        moved = asyncio.create_task(router.place(placement("moved", priority=1, moved=True)))
+        await settle()
+        with pytest.raises(NoPlace, match="others were to be served before"):
+            await new[2]
+        for number, task in enumerate([new[1], moved, new[0]]):
+            assert not task.done()
+            cluster.decode.hear("a", EngineStats(requests=8 + number, num_running=4, num_waiting=3))
+            await task
+
+    run(test)
+
+
 def test_no_more_turns_are_given_than_there_is_room() -> None:
     async def test(cluster: Cluster) -> None:
         cluster.start("a", "b")

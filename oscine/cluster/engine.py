@@ -222,15 +222,15 @@ class ClusterEngine:
             return
         self._reports.end(link.address)
         logger.warning("%s: %s; %d requests go on elsewhere", link.replica, error, len(requests))
-        self.restarts += link.was_up
+        self.restarts += link.broke
         for live in requests:
             live.fails_at(link.replica, link.heard_s)
-            live.losses += link.was_up
-            self.migrations.migrations += link.was_up
-            self._migrate(live, error)
+            live.losses += link.broke
+            live.moves += link.was_up
+            self._migrate(live, link, error)
 
-    def _migrate(self, live: LiveRequest, error: str) -> None:
-        """To the next place, unless that was tried too often or for too long."""
+    def _migrate(self, live: LiveRequest, link: EngineLink, error: str) -> None:
+        """From `link` to the next place, unless too many broke or it takes too long."""
         now = time.monotonic()
         if live.deadline_s is None:
             live.deadline_s = now + self._limits.timeout_s
@@ -239,6 +239,7 @@ class ClusterEngine:
         elif now > live.deadline_s:
             self._fail(live, EngineDied(_NOT_IN_TIME))
         else:
+            self.migrations.migrations += link.was_up
             if self._root is not None:
                 live.digests = self._extended(live.digests, live.request.prompt_token_ids + live.generated)
             self._seek(live)
@@ -266,7 +267,7 @@ class ClusterEngine:
 
     def _fail(self, live: LiveRequest, error: EngineError) -> None:
         del self._live[live.request.request_id]
-        self.migrations.failures += live.losses > 0
+        self.migrations.failures += live.moves > 0
         self._leave(live)
         self._count(live)
         live.stream.fail(error)

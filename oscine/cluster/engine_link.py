@@ -33,7 +33,7 @@ class LinkOwner(Protocol):
     def reported(self, link: "EngineLink", stats: EngineStats) -> None: ...
 
     def link_closed(self, link: "EngineLink", error: str | None, requests: list[LiveRequest]) -> None:
-        """`requests` went down with it; without an error it had none, for long."""
+        """`requests` are at an end there; without an error it had none, for long."""
         ...
 
 
@@ -44,6 +44,7 @@ class EngineLink:
         """Raises ZMQError when there can be no such connection."""
         self.replica, self.address = place.replica, place.address
         self.was_up = False
+        self.broke = False  # once it is closed: nobody had asked the engine to end
         self.heard_s = time.monotonic()
         self._owner = owner
         self._requests: dict[str, LiveRequest] = {}  # by their ids in the engine
@@ -83,7 +84,8 @@ class EngineLink:
             if not self._requests:
                 self._timer = self._loop.call_later(_IDLE_S, self._close, None)
 
-    def _close(self, error: str | None) -> None:
+    def _close(self, error: str | None, *, asked: bool = False) -> None:
+        self.broke = self.was_up and error is not None and not asked
         self._owner.link_closed(self, error, self.shut())
 
     # ---- what the link reports ----
@@ -106,7 +108,9 @@ class EngineLink:
                 live = self._forget(message.request_id)
                 if live is not None:
                     self._owner.refused(self, live, message.message)
-            case Ending() | Failed():
+            case Ending():
+                self._close(message.message, asked=message.asked)
+            case Failed():
                 self._close(message.message)
             case Ready():
                 pass

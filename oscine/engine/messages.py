@@ -11,7 +11,7 @@ from oscine.types import EngineInfo, EngineStats, GenerationOutput, GenerationRe
 
 
 class Launch(Struct, frozen=True):
-    """One line of JSON on the engine process's stdin, which stays open as long as the parent wants the engine."""
+    """First line, in JSON, on the engine process's stdin: see oscine.engine.parent for what comes after it."""
 
     address: str  # ZeroMQ endpoint that the engine binds
     options: EngineOptions
@@ -59,9 +59,10 @@ class Failed(Struct, frozen=True, tag="failed"):
 
 
 class Ending(Struct, frozen=True, tag="ending"):
-    """The engine failed and is about to end: none of its requests goes on here, though none of them may be bad."""
+    """The engine is about to end: none of its requests goes on here, though none of them may be bad."""
 
     message: str  # one line
+    asked: bool = False  # its owner wants it; else it failed
 
 
 class Refused(Struct, frozen=True, tag="refused"):

@@ -1,16 +1,13 @@
 """The engine process: `python -m oscine.engine.process`, with a Launch record on stdin.
 
 Knows sockets, clients and their requests; what a step does is the loop's affair. It lives as long as its stdin is open:
-the end of the parent, however it comes, closes it. Signals are left to the parent, so that a ctrl-C or a SIGTERM for
-the whole group lets the parent drain first.
+the end of the parent, however it comes, closes it. A parent that has time asks it to stop, so that its clients hear of
+it. Signals are left to the parent, so that a ctrl-C or a SIGTERM for the whole group lets the parent drain first.
 """
 
-import contextlib
 import gc
-import os
 import signal
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Iterator
@@ -37,6 +34,7 @@ from oscine.engine.messages import (
     decode_to_engine,
     encode,
 )
+from oscine.engine.parent import Parent
 from oscine.engine.peer_links import PeerLinks
 from oscine.engine.prefill_service import PrefillService
 from oscine.engine.remote_prefill import RemotePrefills
@@ -47,6 +45,7 @@ _STATS_INTERVAL_S = 0.1
 _IDLE_STATS_MS = 1000  # between statistics for other processes of a cluster, while nothing runs
 _FAREWELL_MS = 5000  # for the last words of a failed engine to be asked for, and to be sent
 
+_STOPPED = 0
 _FAILED_TO_START = 2
 _FAILED_STEP = 3
 
@@ -54,7 +53,8 @@ _FAILED_STEP = 3
 class Clients:
     """A ROUTER socket and who is behind it. A client whose connection is gone is noticed when it is next sent to."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, parent: Parent) -> None:
+        """Whoever waits for messages wakes up for `parent` too."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.set(zmq.ROUTER_MANDATORY, 1)  # sending to a vanished client raises
@@ -62,6 +62,9 @@ class Clients:
         self._socket.set(zmq.RCVHWM, 0)
         self._socket.set(zmq.LINGER, _FAREWELL_MS)
         self._socket.bind(address)
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+        self._poller.register(parent, zmq.POLLIN)
 
     def listen(self, host: str) -> str:
         """Lets clients of other machines come too, over TCP. Returns the endpoint. Raises ValueError."""
@@ -81,7 +84,7 @@ class Clients:
     def receive(self, wait_ms: int | None) -> Iterator[tuple[bytes, ToEngine]]:
         """Everything that has arrived, after waiting for the first message: None for ever, 0 not at all."""
         if wait_ms != 0:
-            self._socket.poll(wait_ms)
+            self._poller.poll(wait_ms)
         while int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN:
             client, *frames = self._socket.recv_multipart()
             try:
@@ -97,7 +100,7 @@ class Clients:
 
 
 class EngineServer:
-    """Runs the loop for the clients of one socket, until a step fails."""
+    """Runs the loop for the clients of one socket, until a step fails or the parent asks to stop."""
 
     def __init__(
         self, clients: Clients, loop: EngineLoop, info: EngineInfo, events: KVEvents | None, prefills: PrefillService
@@ -107,11 +110,11 @@ class EngineServer:
         self._owners: dict[str, bytes] = {}  # live request id -> client
         self._stats_at = 0.0
 
-    def run(self) -> None:
+    def run(self, parent: Parent) -> None:
         """Raises what a failing step raised, after every request was told."""
         loop = self._loop
         idle_ms = None if self._events is None else _IDLE_STATS_MS
-        while True:
+        while not parent.asks_to_stop:
             self._tend_peers()
             for client, message in self._clients.receive(0 if loop.has_work else self._prefills.patience_ms or idle_ms):
                 self._handle(client, message)
@@ -125,11 +128,15 @@ class EngineServer:
                 self._fail(f"the engine failed ({type(error).__name__}) and is started again")
                 raise
             self._send(outputs)
+        self._say(Ending("the engine was stopped", asked=True))
+
+    def _say(self, ending: Ending) -> None:
+        for client in self._known:
+            self._clients.send(client, ending)
 
     def _fail(self, message: str) -> None:
         """Clients that can run requests elsewhere hear that they should before they hear what becomes of each."""
-        for client in self._known:
-            self._clients.send(client, Ending(message))
+        self._say(Ending(message))
         self._send(self._loop.fail_all(message))
 
     def _handle(self, client: bytes, message: ToEngine) -> None:
@@ -198,17 +205,6 @@ class EngineServer:
                 self._loop.cancel(request_id)
 
 
-def _exit_with_stdin(address: str) -> None:
-    """The parent is gone, or wants this process to go; nothing here is worth keeping, nor is the socket's folder."""
-    while os.read(sys.stdin.fileno(), 4096):  # not sys.stdin, whose lock could not be had again at exit
-        pass
-    socket = address.removeprefix("ipc://")
-    with contextlib.suppress(OSError):  # the folder may be somebody else's too, or gone with the parent
-        os.unlink(socket)
-        os.rmdir(os.path.dirname(socket))
-    os._exit(0)
-
-
 def _open_to_peers(clients: Clients, options: EngineOptions) -> tuple[Endpoints | None, KVEvents | None]:
     """Raises ValueError for an endpoint that cannot be had."""
     peers = options.peers
@@ -229,7 +225,7 @@ def _meet_peers(engine: BuiltEngine) -> PrefillService:
     return PrefillService(engine.loop, engine.transfer.endpoint, engine.transfer.attend)
 
 
-def _serve(clients: Clients, launch: Launch, started_s: float) -> int:
+def _serve(clients: Clients, parent: Parent, launch: Launch, started_s: float) -> int:
     """Returns the exit status."""
     try:
         endpoints, events = _open_to_peers(clients, launch.options)
@@ -254,10 +250,11 @@ def _serve(clients: Clients, launch: Launch, started_s: float) -> int:
     gc.collect()
     gc.freeze()  # the collector need not look at the model's objects again in the middle of a step
     try:
-        EngineServer(clients, engine.loop, info, events, _meet_peers(engine)).run()
+        EngineServer(clients, engine.loop, info, events, _meet_peers(engine)).run(parent)
     except Exception:
         traceback.print_exc()
-    return _FAILED_STEP
+        return _FAILED_STEP
+    return _STOPPED
 
 
 def _fail(clients: Clients, message: str) -> int:
@@ -272,10 +269,12 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     launch = msgspec.json.decode(sys.stdin.buffer.readline(), type=Launch)
-    clients = Clients(launch.address)
-    threading.Thread(target=_exit_with_stdin, args=(launch.address,), daemon=True).start()
-    status = _serve(clients, launch, started_s)
+    parent = Parent(launch.address)
+    clients = Clients(launch.address, parent)
+    status = _serve(clients, parent, launch, started_s)
     clients.close()
+    if status == _STOPPED:
+        parent.leave()
     return status
 
 

@@ -4,6 +4,7 @@ Knows processes only: not what is said over the socket.
 """
 
 import asyncio
+import contextlib
 import os
 import sys
 import time
@@ -13,6 +14,7 @@ import msgspec
 
 from oscine.config import EngineOptions
 from oscine.engine.messages import Launch
+from oscine.engine.parent import STOP
 
 _FIRST_PAUSE_S = 0.1  # doubles with every failure in a row
 _LONGEST_PAUSE_S = 10.0
@@ -20,6 +22,7 @@ _STABLE_S = 60.0  # an engine that served this long has recovered
 _MAX_FAILED_STARTS = 3  # in a row, before the engine is given up
 # OpenMP threads that spin while they wait make a step 10 to 100 times slower once another process wants the cores.
 _CHILD_ENVIRONMENT = {"OMP_WAIT_POLICY": "passive"}
+_FAREWELL_S = 2.0  # granted to an engine that serves, to tell its clients that it ends
 _EXIT_S = 5.0  # granted after stdin was closed, before the process is killed
 
 
@@ -87,15 +90,23 @@ class EngineSupervisor:
         self.give_up()
         process = self._process
         if process is not None and process.returncode is None:
-            assert process.stdin is not None
-            process.stdin.close()
-            try:
-                await asyncio.wait_for(process.wait(), _EXIT_S)
-            except TimeoutError:
-                process.kill()
-                await process.wait()
+            await self._end(process)
         running.cancel()
         await asyncio.wait((running,))
+
+    async def _end(self, process: asyncio.subprocess.Process) -> None:
+        """In order if the engine can, at once if it does nothing, by force if it does not even hear."""
+        assert process.stdin is not None
+        if self._ready_at is not None:
+            process.stdin.write(STOP)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), _FAREWELL_S)
+        process.stdin.close()
+        try:
+            await asyncio.wait_for(process.wait(), _EXIT_S)
+        except TimeoutError:
+            process.kill()
+            await process.wait()
 
 
 def _describe(code: int, while_starting: bool) -> str:

@@ -113,6 +113,21 @@ def test_a_request_may_lose_several_engines(model_folder: Path) -> None:
     run(test)
 
 
+def test_an_engine_that_is_stopped_passes_its_requests_on_at_once(model_folder: Path) -> None:
+    async def test() -> None:
+        slow = options(model_folder, fake_step_s=SLOW_S)
+        async with clustered(slow, slow, limits=MigrationLimits(max_losses=0)) as (fleet, cluster):
+            expected = await read(cluster.submit(request("calm", max_tokens=60)))
+            streams = [cluster.submit(request(str(i), max_tokens=60)) for i in range(6)]
+            begun = await asyncio.gather(*(first(stream, 5) for stream in streams))
+            await fleet.engines["0"].stop()
+            for before, rest in zip(begun, await asyncio.gather(*map(read, streams)), strict=True):
+                assert tokens(before + rest) == tokens(expected)
+            assert (cluster.restarts, cluster.migrations.migrations) == (0, 3)
+
+    run(test)
+
+
 def test_a_failing_step_costs_others_a_pause_and_the_request_behind_it_its_tries() -> None:
     async def test() -> None:
         async with clustered(nano(), nano(), limits=MigrationLimits(max_losses=1)) as (fleet, cluster):

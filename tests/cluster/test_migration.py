@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from oscine.cluster.engine import ClusterEngine
+from oscine.cluster.engine import ClusterEngine, MigrationLimits
 from oscine.cluster.placement import NoPlace, Place, Placement
 from oscine.engine.messages import Cancel, Ending, Hello, Refused
 from oscine.engine.prefix_index import extend_digests, root_of
@@ -20,7 +20,9 @@ PROMPT = list(range(200))  # three pages and a bit
 
 
 @asynccontextmanager
-async def over(*engines: RawEngine) -> AsyncIterator[tuple[ScriptedPlacer, ClusterEngine]]:
+async def over(
+    *engines: RawEngine, limits: MigrationLimits | None = None
+) -> AsyncIterator[tuple[ScriptedPlacer, ClusterEngine]]:
     """The first engine that a request does not exclude takes it."""
 
     def answer(placement: Placement) -> Place:
@@ -30,7 +32,7 @@ async def over(*engines: RawEngine) -> AsyncIterator[tuple[ScriptedPlacer, Clust
         return free[0].place(PrefillSource("p", "tcp://127.0.0.1:9", 100, 1.0))
 
     placer = ScriptedPlacer(answer)
-    cluster = ClusterEngine(placer, "model", prefix_seed=SEED)
+    cluster = ClusterEngine(placer, "model", prefix_seed=SEED, limits=limits)
     await cluster.start()
     await cluster.wait_ready()
     try:
@@ -98,6 +100,20 @@ def test_an_engine_that_says_it_ends_and_one_that_is_full_are_left_at_once() -> 
                 await c.answer(asked, [5], finish_reason="stop")
                 assert tokens(await read(stream)) == [5]
             assert [sorted(placement.exclude) for placement in placer.asked] == [[], ["a"], ["a", "b"]]
+
+    run(test)
+
+
+def test_an_engine_that_is_to_stop_is_no_loss() -> None:
+    async def test() -> None:
+        with RawEngine("a") as a, RawEngine("b") as b:
+            async with over(a, b, limits=MigrationLimits(max_losses=0)) as (_, cluster):
+                stream = cluster.submit(request("r", PROMPT))
+                await a.request()
+                await a.send(Ending("it is stopped", asked=True))
+                await b.answer(await b.request(), [5], finish_reason="stop")
+                assert tokens(await read(stream)) == [5]
+                assert (cluster.restarts, cluster.migrations.migrations, cluster.migrations.failures) == (0, 1, 0)
 
     run(test)
 

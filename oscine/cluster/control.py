@@ -15,7 +15,7 @@ import ray
 from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
-from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview, DeploymentStatusOverview, ReplicaState
+from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview, DeploymentStatusOverview
 
 from oscine.cluster.apps import INGRESS, ROUTER, cluster_app, model_app
 from oscine.cluster.deployment import APP, Deployment, ModelSpec, app_name
@@ -139,8 +139,8 @@ class Wait:
 
 
 def _by_state(deployment: DeploymentStatusOverview) -> dict[str, int]:
-    # Serve gives the states as plain strings, whatever its types say.
-    return {ReplicaState(state).value: number for state, number in deployment.replica_states.items()}
+    """Serve gives the states as plain strings, whatever its types say."""
+    return dict(deployment.replica_states.items())
 
 
 def _wait_running(waits: list[Wait], note: Note) -> None:

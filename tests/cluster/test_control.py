@@ -4,7 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ray.serve.schema import ApplicationStatus, ReplicaState
+from ray.serve.schema import ApplicationStatus
 
 from oscine.cluster import control
 from oscine.cluster.control import ControlError, Wait
@@ -29,10 +29,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def app(status: str, message: str = "", **deployments: dict[str, int]) -> Any:
     """As Serve tells it; replicas by state."""
-    told = {
-        name: SimpleNamespace(replica_states={ReplicaState(state): n for state, n in states.items()}, message="")
-        for name, states in deployments.items()
-    }
+    told = {name: SimpleNamespace(replica_states=states, message="") for name, states in deployments.items()}
     return SimpleNamespace(status=ApplicationStatus(status), message=message, deployments=told)
 
 

@@ -37,21 +37,31 @@ CITY, TOLD = "Paris", {"temperature": 21, "condition": "sunny"}
 def main() -> int:
     file = sys.argv[1] if len(sys.argv) > 1 else str(FILE)
     started_s = time.monotonic()
+    wrong: list[str] = []
     with tempfile.TemporaryDirectory(prefix="oscine-demo-") as state:
         os.environ["XDG_STATE_HOME"] = state  # another cluster of this machine is not this one
+        url = _oscine("up", file).split()[-1]  # which leaves nothing where it fails
+        ray = json.loads(Path(state, "oscine", "cluster.json").read_text())
+        owner = psutil.Process(ray["pid"])
+        started = {process: process.name() for process in (owner, *owner.children(recursive=True))}
         try:
-            url = _oscine("up", file).split()[-1]
-            started = psutil.Process(_pid(state)).children(recursive=True)
-            right = _ask(openai.OpenAI(base_url=f"{url}/v1", api_key="none"))
+            wrong += _ask(openai.OpenAI(base_url=f"{url}/v1", api_key="none"))
             time.sleep(_REPORT_S)
-            status = _oscine("status")
+            if not _WITH_PREFILL.search(_oscine("status")):
+                wrong.append("no request was placed with a prefill replica")
         finally:
             _oscine("down")
-        left = [process for process in started if process.is_running()]
-    for process in left:
-        print(f"left running: {process.pid} {' '.join(process.cmdline())}")
-    print(f"{time.monotonic() - started_s:.0f} s")
-    return 0 if right and not left and _WITH_PREFILL.search(status) else 1
+    wrong += [f"left running: {process.pid} {name}" for process, name in started.items() if _runs(process)]
+    if Path(ray["folder"]).exists():
+        wrong.append(f"left behind: {ray['folder']}")
+    for what in wrong:
+        print(f"WRONG: {what}")
+    print(f"{time.monotonic() - started_s:.0f} s; {'it failed' if wrong else 'all is right, and nothing is left'}")
+    return 1 if wrong else 0
+
+
+def _runs(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
 
 
 def _oscine(*arguments: str) -> str:
@@ -69,29 +79,34 @@ def _oscine(*arguments: str) -> str:
     return "".join(lines)
 
 
-def _pid(state: str) -> int:
-    return int(json.loads(Path(state, "oscine", "cluster.json").read_text())["pid"])
-
-
-def _ask(client: openai.OpenAI) -> bool:
+def _ask(client: openai.OpenAI) -> list[str]:
+    """What was wrong with the answers; always the same, as the most likely tokens are taken."""
     (model,) = (model.id for model in client.models.list())
-    answer = client.chat.completions.create(model=model, messages=[{"role": "user", "content": QUESTION}])
-    text = answer.choices[0].message.content or ""
+    wrong: list[str] = []
+
+    def chat(messages: list[Any], **more: Any) -> Any:
+        return client.chat.completions.create(model=model, messages=messages, temperature=0, **more).choices[0].message
+
+    text = chat([{"role": "user", "content": QUESTION}]).content or ""
     print(f"> {QUESTION}\n{text}", flush=True)
+    if ANSWER not in text:
+        wrong.append(f"{ANSWER} is not in the answer")
     messages: list[Any] = [{"role": "user", "content": f"What is the weather in {CITY}?"}]
-    first = client.chat.completions.create(model=model, messages=messages, tools=[WEATHER])
     print(f"> {messages[0]['content']}", flush=True)
-    calls = first.choices[0].message.tool_calls or []
-    if len(calls) != 1 or calls[0].type != "function":
-        print(f"no call: {first.choices[0].message}")
-        return False
+    first = chat(messages, tools=[WEATHER])
+    calls = [call for call in first.tool_calls or [] if call.type == "function"]
+    if len(calls) != 1:
+        return [*wrong, f"one call was expected, not {first}"]
     function = calls[0].function
     print(f"{function.name}({function.arguments}) = {json.dumps(TOLD)}", flush=True)
-    messages += [first.choices[0].message, {"role": "tool", "tool_call_id": calls[0].id, "content": json.dumps(TOLD)}]
-    last = client.chat.completions.create(model=model, messages=messages, tools=[WEATHER]).choices[0].message.content
+    if function.name != "get_weather" or json.loads(function.arguments) != {"city": CITY}:
+        wrong.append(f"get_weather was to be called with {CITY}")
+    told = {"role": "tool", "tool_call_id": calls[0].id, "content": json.dumps(TOLD)}
+    last = chat([*messages, first, told], tools=[WEATHER]).content or ""
     print(last, flush=True)
-    called = function.name == "get_weather" and json.loads(function.arguments) == {"city": CITY}
-    return ANSWER in text and called and str(TOLD["temperature"]) in (last or "")
+    if str(TOLD["temperature"]) not in last:
+        wrong.append(f"{TOLD['temperature']} is not in the answer")
+    return wrong
 
 
 if __name__ == "__main__":

@@ -65,7 +65,7 @@ class ServedModel:
         scheduler = options.scheduler
         self.admission = Admission(scheduler.max_num_seqs + scheduler.max_waiting, scheduler.max_queued_tokens)
         self.draining = False
-        self._ready: ReadyModel | None = None  # as it was when it started
+        self._ready: ReadyModel | None = None  # once it has started
         self._failure: str | None = None  # why it did not
         self._live: set[str] = set()
 
@@ -88,9 +88,12 @@ class ServedModel:
         if tokenizer.max_prompt_id >= info.vocab_size:
             ids = f"ids up to {tokenizer.max_prompt_id}, and the model has only {info.vocab_size} tokens"
             raise ValueError(f"{tokenizer.path} is not the vocabulary of {info.model}: it has {ids}")
-        prompts = Prompts(tokenizer, info.max_model_len, self.options.scheduler.max_queued_tokens)
-        self._ready = ReadyModel(info, tokenizer, prompts, self)
+        self._ready = self._made_ready(info, tokenizer)
         return info
+
+    def _made_ready(self, info: EngineInfo, tokenizer: Tokenizer) -> ReadyModel:
+        prompts = Prompts(tokenizer, info.max_model_len, self.options.scheduler.max_queued_tokens)
+        return ReadyModel(info, tokenizer, prompts, self)
 
     async def stop(self) -> None:
         await self.engine.stop()
@@ -133,6 +136,9 @@ class ServedModel:
         if state != "ready" or self._ready is None:
             reason = f": {self.error}" if self.error else ""
             raise unavailable(f"The server is {state}{reason}.", code=state)
+        info = self.engine.info
+        if info is not None and info.max_model_len != self._ready.info.max_model_len:  # a cluster was updated
+            self._ready = self._made_ready(info, self._ready.tokenizer)
         return self._ready
 
     @contextmanager

@@ -21,6 +21,7 @@ from oscine.types import EngineInfo, EngineStats, GenerationOutput, GenerationRe
 
 logger = logging.getLogger(__name__)
 
+_REFRESH_S = 10.0  # between two looks at what is served: a rolling update may have changed it
 _SHORTEST_RETRY_S, _LONGEST_RETRY_S = 0.1, 1.0  # between two tries to find a place, or what can be served
 
 _NOT_PLACED = "the request could not be placed"
@@ -123,14 +124,25 @@ class ClusterEngine:
 
     async def _discover(self) -> None:
         while True:
-            try:
-                self.info = await self._placer.describe(self._model)
-            except NoPlace as no:
+            await asyncio.sleep(await self._describe())
+
+    async def _describe(self) -> float:
+        """Returns the seconds until another look; until then what was known before is true enough."""
+        try:
+            info = await self._placer.describe(self._model)
+        except NoPlace as no:
+            if self.state == "starting":
                 self.error = no.message
-                await asyncio.sleep(_retry_s(no))
-            else:
+                return _retry_s(no)
+        except Exception:
+            logger.exception("nobody says what %s is", self._model)
+            if self.state == "starting":
+                return _LONGEST_RETRY_S
+        else:
+            self.info, self._prompt = info, ([], 0, [])
+            if self.state == "starting":
                 self._enter("ready", None)
-                return
+        return _REFRESH_S
 
     def _enter(self, state: EngineState, error: str | None) -> None:
         self.state, self.error = state, error

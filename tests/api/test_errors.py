@@ -1,5 +1,6 @@
 """Bad requests: each is refused by name, in OpenAI's shape, and costs the others nothing."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -211,6 +212,19 @@ def test_unknown_model(scripted: ScriptedServer) -> None:
     assert (error["param"], error["code"]) == ("model", "model_not_found")
     assert "gpt-9" in error["message"]
     assert refused(scripted, "/v1/completions", {"model": "gpt-9", "prompt": "a"}, 404)["code"] == "model_not_found"
+
+
+def test_the_context_is_as_long_as_the_engine_says_now(scripted: ScriptedServer) -> None:
+    """A rolling update of a cluster changes it under a server that goes on."""
+    asked = {"messages": [{"role": "user", "content": "y" * (MAX_MODEL_LEN - 500)}], "max_tokens": 9}
+    info = scripted.engine.info
+    assert info is not None
+    scripted.engine.info = replace(info, max_model_len=1024)
+    assert "1024 tokens" in refused(scripted, "/v1/chat/completions", asked)["message"]
+    assert "1024 tokens" in refused(scripted, "/v1/completions", {"prompt": "x" * 1100})["message"]
+    scripted.engine.info = replace(info, max_model_len=8 * MAX_MODEL_LEN)
+    asked["max_tokens"] = 4 * MAX_MODEL_LEN
+    assert scripted.post("/v1/chat/completions", asked).status_code == 200
 
 
 def test_context_overflow_shows_the_arithmetic(scripted: ScriptedServer) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -11,7 +12,7 @@ from oscine.cluster.placement import NoPlace, Place, Placement
 from oscine.engine.messages import Cancel, Ending, Hello, Refused
 from oscine.engine.prefix_index import extend_digests, root_of
 from oscine.engine.stream import EngineDied, EngineOverloaded
-from oscine.types import PrefillSource, RemotePrefill, TokenLogprobs
+from oscine.types import EngineInfo, PrefillSource, RemotePrefill, TokenLogprobs
 from tests.cluster.local_placer import SEED, ScriptedPlacer
 from tests.cluster.raw_engine import RawEngine
 from tests.engine_process.harness import read, request, run, tokens, until
@@ -253,5 +254,31 @@ def test_a_prompt_that_has_grown_is_looked_up_anew() -> None:
                     await read(stream)
                     prompt += PROMPT
                 assert [placement.digests for placement in placer.asked] == [digests(PROMPT), digests(PROMPT * 2)]
+
+    run(test)
+
+
+def test_what_a_rolling_update_changes_is_learnt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("oscine.cluster.engine._REFRESH_S", 0.01)
+
+    class Updated(ScriptedPlacer):
+        asked_for_info = 0
+
+        async def describe(self, model: str) -> EngineInfo:
+            self.asked_for_info += 1
+            if self.asked_for_info == 2:
+                raise NoPlace("the router is gone", retry_after_s=0.1, overloaded=False)
+            if self.asked_for_info == 3:
+                raise AssertionError
+            info = await super().describe(model)
+            return info if self.asked_for_info == 1 else replace(info, max_model_len=8192)
+
+    async def test() -> None:
+        cluster = ClusterEngine(Updated(lambda placement: pytest.fail("placed")), "model")
+        await cluster.start()
+        assert (await cluster.wait_ready()).max_model_len == 4096
+        await until(lambda: cluster.info is not None and cluster.info.max_model_len == 8192)
+        assert (cluster.state, cluster.error) == ("ready", None)
+        await cluster.stop()
 
     run(test)

@@ -233,7 +233,7 @@ class ClusterEngine:
             self._reports.rest(link.address)
             return
         self._reports.end(link.address)
-        logger.warning("%s: %s; %d requests go on elsewhere", link.replica, error, len(requests))
+        logger.warning("%s: %s; %d requests go elsewhere", link.replica, error, len(requests))
         self.restarts += link.broke
         for live in requests:
             live.fails_at(link.replica, link.heard_s)

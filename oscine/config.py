@@ -31,7 +31,7 @@ def _is_date(text: str) -> bool:
         return False
 
 
-def _is_hex(text: str) -> bool:
+def is_hex(text: str) -> bool:
     try:
         return bytes.fromhex(text).hex() == text.lower()
     except ValueError:
@@ -115,7 +115,7 @@ class PeerOptions:
 
     def __post_init__(self) -> None:
         _require(self.kv_events_kept >= 0, "kv-events-kept", "at least 0", self.kv_events_kept)
-        _require(_is_hex(self.prefix_seed), "prefix-seed", "an even number of hexadecimal digits", self.prefix_seed)
+        _require(is_hex(self.prefix_seed), "prefix-seed", "an even number of hexadecimal digits", self.prefix_seed)
         published = self.host is not None or self.kv_events_endpoint is not None
         alone = (self.kv_events and not published) or (self.kv_transfer and self.host is None)
         _require(not alone, "peer-host", "given for KV events and KV transfer", None)

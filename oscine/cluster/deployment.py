@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from oscine.cluster.model_route import QueueLimits
 from oscine.cluster.snapshot import Role
-from oscine.config import EngineOptions, ServerOptions, ToolOptions
+from oscine.config import EngineOptions, ServerOptions, ToolOptions, is_hex
 
 APP = "oscine"  # the Serve app with the deployments "router" and "ingress"
 LOCAL = "local"  # a Ray cluster on this machine, that `oscine cluster up` starts
@@ -143,7 +143,7 @@ class Deployment:
         _require(bool(self.models), "models", "one or more", "none")
         _require(bool(self.ray), "ray", "local, auto or an address", self.ray)
         _require(self.ingress_replicas >= 1, "replicas", "at least 1", self.ingress_replicas)
-        _require(_is_hex(self.prefix_seed), "prefix-seed", "hexadecimal digits, two a byte", self.prefix_seed)
+        _require(is_hex(self.prefix_seed), "prefix-seed", "hexadecimal digits, two a byte", self.prefix_seed)
         several = self.ingress_replicas == 1 or self.server.port != 0
         _require(several, "port", "given when several ingresses share it", self.server.port)
         for name in self._duplicates():
@@ -156,10 +156,3 @@ class Deployment:
 
     def model(self, name: str) -> ModelSpec | None:
         return next((model for model in self.models if name in model.names), None)
-
-
-def _is_hex(text: str) -> bool:
-    try:
-        return bytes.fromhex(text).hex() == text.lower()
-    except ValueError:
-        return False

@@ -40,8 +40,9 @@ async def generation_request(asked: Mapping[str, Any], request_id: str, model: M
     _check_supported(asked)
     prompt: list[int] = [*asked["token_ids"]]
     sampling.check(bool(prompt), "prompt", "at least one token", prompt)
-    highest = max(prompt)
-    sampling.check(highest < model.vocab_size, "prompt", f"made of token ids below {model.vocab_size}", highest)
+    for extreme in (min(prompt), max(prompt)):
+        known = 0 <= extreme < model.vocab_size
+        sampling.check(known, "prompt", f"made of token ids from 0 to below {model.vocab_size}", extreme)
     fields = _sampling_fields(asked)
     max_tokens = sampling.max_new_tokens(len(prompt), fields.max_tokens, model.max_model_len, prompt="prompt")
     params = sampling.sampling_params(

@@ -35,13 +35,16 @@ class FollowedModels:
         self._there: dict[str, _Followed] = {}
         self._leaving: dict[asyncio.Task[None], str] = {}
 
-    def update(self, models: Sequence[ModelSpec], engine_of: EngineOf) -> None:
-        """Names of models that go are unknown at once; all else happens by and by. Tries again what has failed."""
+    def update(self, models: Sequence[ModelSpec], engine_of: EngineOf, prefix_seed: str = "") -> None:
+        """Names of models that go are unknown at once; all else happens by and by. Tries again what has failed.
+
+        `prefix_seed` is that of all engines; with another one a model has changed.
+        """
         wanted = {model.name: model for model in models}
         for name in self._there.keys() - wanted.keys():
             self._remove(name, self._there.pop(name))
         for name, model in wanted.items():
-            followed, asked = self._there.setdefault(name, _Followed(None)), _asked(model)
+            followed, asked = self._there.setdefault(name, _Followed(None)), (*_asked(model), prefix_seed)
             if followed.asked != asked:
                 if followed.work is not None:
                     followed.work.cancel()

@@ -82,7 +82,8 @@ class Ingress:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
 
     async def _update(self, config: IngressConfig) -> None:
-        self._models.update(config.models, lambda model: self._engine(model, config.prefix_seed))
+        seed = config.prefix_seed
+        self._models.update(config.models, lambda model: self._engine(model, seed), seed)
 
     async def pending(self) -> list[str]:
         """Models that are not yet as `reconfigure` was told."""
@@ -110,8 +111,10 @@ class Ingress:
         return re.sub(r"//.*:", f"//{node}:", url) if self._anywhere else url
 
     async def check_health(self) -> None:
+        """Also that the server's loop goes round: Serve waits for the answer, and not for long."""
         if not self._thread.is_alive():
             raise RuntimeError(f"the server has ended: {self._error}")
+        await self._in_server(asyncio.sleep(0))
 
     async def __del__(self) -> None:  # Serve's call before it ends the actor
         """Refuses new requests, and lets those that run end within drain_s seconds."""

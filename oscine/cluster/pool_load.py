@@ -129,6 +129,8 @@ def replica_load(series: Series, now_s: float) -> ReplicaLoad | None:
 
 def report(now: EngineStats, before: EngineStats) -> dict[str, float]:
     """One point of each series: gauges, and by how much the counters grew; an engine that begins again adds nothing."""
+    if now.steps < before.steps or now.requests < before.requests:
+        before = now
     pages = (now.full_pages_used, now.full_pages_total), (now.sliding_pages_used, now.sliding_pages_total)
     return {
         "running": float(now.num_running),
@@ -136,7 +138,7 @@ def report(now: EngineStats, before: EngineStats) -> dict[str, float]:
         "queued_tokens": float(now.queued_tokens),
         "active_tokens": float(now.active_tokens),
         "kv_usage": max(used / max(total, 1) for used, total in pages),
-    } | {name: max(float(getattr(now, name) - getattr(before, name)), 0.0) for name in _COUNTERS}
+    } | {name: float(getattr(now, name) - getattr(before, name)) for name in _COUNTERS}
 
 
 def _since(series: Series, name: str, from_s: float) -> list[float]:

@@ -125,6 +125,7 @@ def test_a_sequence_may_go_on_after_its_end() -> None:
     [
         (asked([]), "prompt"),
         (asked([1920]), "prompt"),
+        (asked([1, -1]), "prompt"),
         (asked([1], {"temperature": 3.0}), "temperature"),
         (asked([1], {"n": 2}), "n"),
         (asked([1], {"best_of": 2}), "best_of"),

@@ -53,8 +53,8 @@ class Followed:
         self.engines.setdefault(model.name, []).append(engine)
         return engine
 
-    async def update(self, *models: ModelSpec) -> None:
-        self.models.update(models, self._engine)
+    async def update(self, *models: ModelSpec, prefix_seed: str = "") -> None:
+        self.models.update(models, self._engine, prefix_seed)
         await asyncio.sleep(0)
 
     async def until(self, condition: Callable[[], bool]) -> None:
@@ -118,6 +118,15 @@ def test_what_is_changed_once_more_takes_the_last_form(followed: Followed) -> No
         await followed.until(lambda: not followed.models.pending)
         assert followed.states == {"a": "ready", "b": "ready"}
         assert followed.models.engines == {"a": third}
+
+    asyncio.run(scenario())
+
+
+def test_another_prefix_seed_changes_every_model(followed: Followed) -> None:
+    async def scenario() -> None:
+        for seed in ("00", "00", "01"):
+            await followed.update(followed.spec("a"), prefix_seed=seed)
+        assert len(followed.engines["a"]) == 2
 
     asyncio.run(scenario())
 

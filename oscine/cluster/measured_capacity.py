@@ -13,6 +13,7 @@ from oscine.cluster.pool_load import ReplicaLoad
 
 _NEWEST = 0.2  # weight of a new measurement: noise of one window is damped, another load is learnt in ten seconds
 _FEWEST_TOKENS = 20  # that a mean is taken of
+_LEAST_S = 1e-6  # of a further token; no engine is so quick, and less is no measurement
 _PROMPT_MEMORY_S = 60.0  # of time that prompts were computed: admissions come in lumps of whole prompts
 _FULL = 0.95  # of sequences or pages: then requests wait for these, and not for their prompts' turn
 _COMING_MEMORY_S = 20.0  # prompts of very different lengths make a rate over less time jump
@@ -85,7 +86,8 @@ class MeasuredCapacity:
         return (constant_s, each_s) if constant_s >= 0 else (0.0, mean_y / mean_x)
 
     def _learn_token_time(self, load: ReplicaLoad) -> "MeasuredCapacity":
-        if load.inter_tokens < _FEWEST_TOKENS or load.running < 0.5:
+        least_s = _LEAST_S * load.inter_tokens
+        if load.inter_tokens < _FEWEST_TOKENS or load.inter_token_s < least_s or load.running < 0.5:
             return self
         seconds, sequences = load.inter_token_s / load.inter_tokens, max(load.running, 1.0)
         power = round(math.log2(sequences))

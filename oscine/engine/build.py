@@ -17,7 +17,7 @@ class BuiltEngine:
     model: str  # as loaded
     max_model_len: int  # tokens
     vocab_size: int
-    transfer: "KVTransfer | None"  # where the options want pages to move between engines
+    transfer: "KVTransfer | None" = None  # where the options want pages to move between engines
 
 
 def build_engine(options: EngineOptions) -> BuiltEngine:

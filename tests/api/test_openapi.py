@@ -123,7 +123,7 @@ def fields_beyond(schemas: dict[str, Any], kind: str, value: Any) -> set[str]:
 
 
 STEP = 0.001
-EXAMPLE = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 20, "logprobs": True}
+EXAMPLE = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "logprobs": True}
 
 
 @pytest.mark.parametrize("limit", ["minimum", "exclusiveMinimum", "maximum"])

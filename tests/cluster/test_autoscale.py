@@ -211,7 +211,7 @@ loads = st.builds(
 pools = st.tuples(st.floats(0.1, 60), st.integers(0, 5), st.lists(loads, max_size=4))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     st.sampled_from(["aggregated", "prefill", "decode"]),
     st.integers(0, 4),

@@ -41,7 +41,7 @@ def relative_error(inputs: MoeInputs, routing: Routing) -> float:
 
 
 def in_interpreter() -> None:
-    for case in (*MOE_CASES, *TILED_CASES[:2]):
+    for case in (*MOE_CASES, *TILED_CASES[:1]):
         inputs = moe_inputs(case, CPU, torch.float32)
         assert relative_error(inputs, routed(inputs)) < 1e-6, case.why
     assert relative_error(inputs, counted(routed(inputs), 6)) < 1e-6

@@ -15,7 +15,7 @@ def _workloads(draw: st.DrawFn) -> list[tuple[int, int, int]]:
     return draw(st.lists(st.tuples(lengths, st.integers(0, 2), st.integers(0, 1)), min_size=2, max_size=7))
 
 
-@settings(deadline=None, max_examples=12, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=6, suppress_health_check=[HealthCheck.too_slow])
 @given(
     workload=_workloads(),
     chunk=st.sampled_from([4, 7, 16, 64]),

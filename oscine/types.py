@@ -233,4 +233,11 @@ class EngineStats:
     fetched_pages: int = 0  # counter, both groups
     fetched_bytes: int = 0  # counter
     fetch_s: float = 0.0  # counter: seconds that fetches took, added up
+
+    @property
+    def kv_usage(self) -> float:
+        """Used share of the fuller page group, 0 to 1; 0 where there are no pages."""
+        full = self.full_pages_used / max(self.full_pages_total, 1)
+        return max(full, self.sliding_pages_used / max(self.sliding_pages_total, 1))
+
     requests: int = 0  # counter: taken, whatever became of them; a router so knows which it has yet to add

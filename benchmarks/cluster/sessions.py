@@ -12,6 +12,7 @@ import asyncio
 import random
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -118,20 +119,20 @@ def digests_of(token_ids: list[int]) -> list[bytes]:
 # ---- policies: a placement becomes the number of a replica ----
 
 
-class Policy:
+class Policy(ABC):
     """Chooses by what it likes; is told of each request's end."""
 
     def __init__(self, engines: list[EngineClient]) -> None:
         self.engines = engines
 
-    async def choose(self, placement: Placement) -> int:
-        raise NotImplementedError
+    @abstractmethod
+    async def choose(self, placement: Placement) -> int: ...
 
-    def done(self, replica: int) -> None:
-        return
+    def done(self, replica: int) -> None:  # noqa: B027 (not every policy minds)
+        pass
 
-    async def close(self) -> None:
-        return
+    async def close(self) -> None:  # noqa: B027
+        pass
 
 
 class RoundRobin(Policy):

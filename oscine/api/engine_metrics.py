@@ -13,22 +13,11 @@ from oscine.config import EngineOptions
 from oscine.engine.client import Engine
 from oscine.types import EngineStats
 
-
-def _fraction(used: int, total: int) -> float:
-    return used / total if total else 0.0
-
-
-def kv_usage(s: EngineStats) -> float:
-    """Of the fuller page group, 0 to 1."""
-    full = _fraction(s.full_pages_used, s.full_pages_total)
-    return max(full, _fraction(s.sliding_pages_used, s.sliding_pages_total))
-
-
 _Read = Callable[[EngineStats], float]
 _GAUGES: tuple[tuple[str, str, _Read], ...] = (
     ("num_requests_running", "Sequences that run", lambda s: s.num_running),
     ("num_requests_waiting", "Sequences that wait", lambda s: s.num_waiting),
-    ("kv_cache_usage_perc", "Used share of the fuller page group, 0 to 1", kv_usage),
+    ("kv_cache_usage_perc", "Used share of the fuller page group, 0 to 1", lambda s: s.kv_usage),
     ("full_pages_used", "Full-attention pages held by live requests", lambda s: s.full_pages_used),
     ("full_pages", "Full-attention pages there are", lambda s: s.full_pages_total),
     ("sliding_pages_used", "Sliding-window pages held by live requests", lambda s: s.sliding_pages_used),

@@ -249,8 +249,6 @@ def _route(router: "RouterCounters", waiting: int) -> str:
 
 def _row(replica: "ReplicaSnapshot") -> tuple[str, ...]:
     stats = replica.stats
-    pools = (stats.full_pages_used, stats.full_pages_total), (stats.sliding_pages_used, stats.sliding_pages_total)
-    kv_use = max(used / total if total else 0.0 for used, total in pools)
     hits = f"{stats.prefix_hits / stats.prefix_queries:.0%}" if stats.prefix_queries else "-"
-    load = str(stats.num_running), str(stats.num_waiting), f"{kv_use:.0%}", hits, f"{replica.tokens_s:.0f}"
+    load = str(stats.num_running), str(stats.num_waiting), f"{stats.kv_usage:.0%}", hits, f"{replica.tokens_s:.0f}"
     return replica.model, replica.role, replica.replica, replica.node, replica.state, *load

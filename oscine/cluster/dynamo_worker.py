@@ -140,6 +140,7 @@ class DynamoEngine(LLMEngine):  # type: ignore[misc]  # untyped, and not install
 
     @classmethod
     async def from_args(cls, argv: list[str] | None = None) -> tuple["DynamoEngine", WorkerConfig]:
+        # Dynamo's contract demands it; its own launcher, which would call it, is not used.
         raise NotImplementedError("oscine.cli reads the command line; see run()")
 
     # ---- life ----

@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 from prometheus_client.registry import Collector
 
-from oscine.api.engine_metrics import kv_usage
 from oscine.cluster.engine import MigrationCounters
 from oscine.cluster.snapshot import ClusterSnapshot, ReplicaSnapshot, RouterCounters
 from oscine.types import EngineStats
@@ -28,7 +27,7 @@ _REPLICA_GAUGES: tuple[tuple[str, str, _OfReplica], ...] = (
     ("requests_waiting", "Sequences that wait", lambda r: r.stats.num_waiting),
     ("queued_tokens", "Tokens not yet computed of live requests", lambda r: r.stats.queued_tokens),
     ("active_tokens", "Tokens known of the requests that run", lambda r: r.stats.active_tokens),
-    ("kv_cache_usage_perc", "Used share of the fuller page group, 0 to 1", lambda r: kv_usage(r.stats)),
+    ("kv_cache_usage_perc", "Used share of the fuller page group, 0 to 1", lambda r: r.stats.kv_usage),
     ("indexed_pages", "Pages that the router believes to be cached there", lambda r: r.num_indexed_pages),
 )
 _REPLICA_COUNTERS: tuple[tuple[str, str, _OfReplica], ...] = (

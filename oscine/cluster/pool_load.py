@@ -131,13 +131,12 @@ def report(now: EngineStats, before: EngineStats) -> dict[str, float]:
     """One point of each series: gauges, and by how much the counters grew; an engine that begins again adds nothing."""
     if now.steps < before.steps or now.requests < before.requests:
         before = now
-    pages = (now.full_pages_used, now.full_pages_total), (now.sliding_pages_used, now.sliding_pages_total)
     return {
         "running": float(now.num_running),
         "waiting": float(now.num_waiting),
         "queued_tokens": float(now.queued_tokens),
         "active_tokens": float(now.active_tokens),
-        "kv_usage": max(used / max(total, 1) for used, total in pages),
+        "kv_usage": now.kv_usage,
     } | {name: float(getattr(now, name) - getattr(before, name)) for name in _COUNTERS}
 
 

@@ -57,7 +57,11 @@ def batches(vocab: int, device: torch.device) -> dict[str, SamplingBatch]:
 
 
 def check(logits_NV: Tensor, batch: SamplingBatch, why: str) -> None:
-    got, expected = (module.sample(logits_NV, batch).token_ids_N for module in (triton, reference))
+    cuts: list[Tensor] = []
+    with pytest.MonkeyPatch.context() as patch:
+        find_cuts = triton._find_cuts
+        patch.setattr(triton, "_find_cuts", lambda *given: cuts.append(find_cuts(*given)) or cuts[-1])
+        got, expected = (module.sample(logits_NV, batch).token_ids_N for module in (triton, reference))
     assert got.dtype == torch.int64
     for row in (got != expected).nonzero().flatten().tolist():
         close = [
@@ -66,18 +70,18 @@ def check(logits_NV: Tensor, batch: SamplingBatch, why: str) -> None:
         ]
         assert any(close), (why, row, got[row].item(), expected[row].item())
     if batch.truncated:
-        check_kept(logits_NV, batch, why)
+        check_kept(reference.restrict(logits_NV, batch), batch, *cuts, why)
     assert not arrivals(logits_NV.device).any()
 
 
-def check_kept(logits_NV: Tensor, batch: SamplingBatch, why: str) -> None:
+def check_kept(logits_NV: Tensor, batch: SamplingBatch, cut_N: Tensor, why: str) -> None:
     """The sets of tokens that are left, but for one at each of two cuts, or as many as have the mass of a rounding."""
     scaled_NV = logits_NV / batch.temperature_N.masked_fill(batch.temperature_N == 0, 1)[:, None]
     expected_NV = reference._truncate(scaled_NV, batch) > -torch.inf
     bits_NV = (scaled_NV + 0.0).view(torch.int32)
     order_NV = (bits_NV ^ ((bits_NV >> 31) & 0x7FFFFFFF)).long()
     lower_V = 0x7FFFFFFF - torch.arange(logits_NV.shape[1], device=logits_NV.device)
-    got_NV = (order_NV << 32 | lower_V) >= triton._find_cuts(logits_NV, batch)[:, None]
+    got_NV = (order_NV << 32 | lower_V) >= cut_N[:, None]
     differ_NV = (got_NV != expected_NV) & logits_NV.isfinite()
     mass_N = (scaled_NV.softmax(-1) * differ_NV).sum(-1)
     assert ((differ_NV.sum(-1) <= 2) | (mass_N < 1e-5)).all(), (why, differ_NV.sum(-1).tolist())

@@ -8,6 +8,7 @@ from contextlib import closing
 from math import prod
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -95,12 +96,19 @@ def allocate_kv(config: ModelConfig, memory: MemoryPlan, device: torch.device, d
     """Zeros, not garbage: attention multiplies what it masks by zero, and zero times NaN is NaN."""
 
     def group(num_layers: int, num_pages: int) -> Tensor:
-        return torch.zeros(kv_shape(config, num_layers, num_pages, memory.page_size), dtype=dtype, device=device)
+        return _zeros(kv_shape(config, num_layers, num_pages, memory.page_size), dtype, device)
 
     return KvCache(
         full=group(config.num_full_layers, memory.num_full_pages),
         sliding=group(config.num_sliding_layers, memory.num_sliding_pages),
     )
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """On a CPU, the system gives the memory when it is first used: none of it is waited for, or taken in vain."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.from_numpy(np.zeros(prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
 
 
 def weight_bytes(config: ModelConfig, dtype: torch.dtype) -> int:

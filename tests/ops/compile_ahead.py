@@ -73,10 +73,9 @@ def compile_ahead(
     with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
         cubin.write(compiled.asm["cubin"])
         cubin.flush()
-        usage = _tool("cuobjdump", "-res-usage", cubin.name)
-        sass = _tool("cuobjdump", "-sass", cubin.name)
-    found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
-    assert found, usage
+        sass = _tool("cuobjdump", "-res-usage", "-sass", cubin.name)
+    found = re.search(r"REG:(\d+) STACK:(\d+)", sass)
+    assert found, sass
     return Compiled(
         registers=int(found[1]),
         spills=int(found[2]),

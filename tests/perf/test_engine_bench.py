@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from oscine.cli import main
 from oscine.config import CacheOptions, ModelOptions
 from oscine.engine.build import BuiltEngine
 from oscine.engine.loop import EngineLoop
@@ -59,6 +60,7 @@ def test_the_embedded_model_without_the_servers_packages(tmp_path: Path) -> None
     assert len(done.stdout.splitlines()) == 4  # machine, header, two points
 
 
+@pytest.mark.usefixtures("waiting_policy")
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -73,10 +75,11 @@ def test_the_embedded_model_without_the_servers_packages(tmp_path: Path) -> None
     ],
     ids=lambda v: " ".join(v) if isinstance(v, list) else v,
 )
-def test_errors_are_one_line(arguments: list[str], said: str) -> None:
-    done = bench(*arguments)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert said in done.stderr.splitlines()[-1]
+def test_errors_are_one_line(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", *arguments]) == 2
+    output, errors = capsys.readouterr()
+    assert output == ""
+    assert said in errors.splitlines()[-1]
 
 
 STEP_S, TOKEN_S = 0.5, 0.001

@@ -1,0 +1,9 @@
+"""What the command does to its process."""
+
+import pytest
+
+
+@pytest.fixture
+def waiting_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command sets it for the threads to come; it goes with the test."""
+    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")

@@ -7,22 +7,31 @@ TEST   := $(VENV)/.test
 DYNAMO := .venv-dynamo
 CLUSTER := $(VENV)/.cluster
 WORKERS ?= 3
+# Python compiles what is imported, when it is: a tenth of what is installed.
+INSTALL := $(BIN)/pip install -q --no-compile -c constraints.txt
+
+EXTRAS  :=
+# All extras in one go: each call of pip builds and resolves the project anew.
+define install
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(INSTALL) torch
+	$(INSTALL) -e '.$(EXTRAS)'
+endef
 
 .PHONY: demo serve test conformance browser screenshot check eval eval-tools soak chaos bench cluster-chaos cluster-bench cluster-demo cluster-ramp cluster-rollout cluster-sessions cluster-transfer dynamo-test clean
 
 $(BASE): pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q -c constraints.txt torch
-	$(BIN)/pip install -q -c constraints.txt -e .
+	$(install)
 	touch $@
 
-$(TEST): $(BASE)
-	$(BIN)/pip install -q -c constraints.txt -e '.[test,cluster]'
-	$(BIN)/python -c 'import triton' 2>/dev/null || $(BIN)/pip install -q -c constraints.txt triton==3.6.0  # torch for GPUs has its own
-	touch $@
+$(TEST): EXTRAS := [test,cluster]
+$(TEST): pyproject.toml constraints.txt
+	$(install)
+	$(BIN)/python -c 'import triton' 2>/dev/null || $(INSTALL) triton==3.6.0  # torch for GPUs has its own
+	touch $(BASE) $@
 
 $(CLUSTER): $(BASE)
-	$(BIN)/pip install -q -c constraints.txt -e '.[cluster]' openai psutil
+	$(INSTALL) -e '.[cluster]' openai psutil
 	touch $@
 
 demo: $(BASE)   ## answer a question with the embedded model
@@ -37,8 +46,8 @@ cluster-demo: $(CLUSTER)  ## one ingress, one prefill and two decode replicas on
 cluster-rollout: $(TEST)  ## two models at once, and an update of one under load
 	$(BIN)/python -m benchmarks.cluster.rollout
 
-test: $(TEST)   ## the tests that need no GPU; some wait for processes, so there are more workers than cores
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+test: $(TEST)   ## the tests that need no GPU; some wait for processes, so there are more workers than cores, of one thread
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 # An environment of its own: ai-dynamo's dependencies do not go together with others', and it needs next to none of them.
 $(DYNAMO)/.ready: pyproject.toml constraints.txt
@@ -64,7 +73,7 @@ screenshot: $(TEST)  ## take the README's picture of the playground again
 check: $(TEST)  ## format, lint, types, imports
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers 2
 	$(BIN)/lint-imports
 
 eval: $(BASE)   ## held-out accuracy of the embedded model, one line a skill

@@ -29,13 +29,16 @@ CONVERSATIONS = {
 
 @pytest.fixture(scope="module")
 def generated() -> dict[str, list[int]]:
-    """By Oscine's engine, all conversations at once; prompt and answer."""
+    """By Oscine's engine on two threads, all conversations at once; prompt and answer."""
     token = Tokenizer(NANO)
     renderer = HarmonyRenderer(token)
     sampling = SamplingParams(MAX_TOKENS, temperature=0.0, stop_token_ids=(token.return_, token.call))
     prompts = {name: renderer.render(conversation) for name, conversation in CONVERSATIONS.items()}
     loop = build_engine(EngineOptions(quiet=True)).loop
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
     outputs = offline.generate(loop, [GenerationRequest(name, ids, sampling) for name, ids in prompts.items()])
+    torch.set_num_threads(threads)
     return {name: ids + [i for output in outputs[name] for i in output.token_ids] for name, ids in prompts.items()}
 
 

@@ -6,24 +6,45 @@
     y = sum over the K experts of w * (a W_d^T + b_d)
 
 The definition, and the path on a CPU: weights stay packed, and a step expands only the experts that it uses, one at
-a time. Computes in float32 whatever the dtype of x, rounds once at the end.
+a time; those of a small model are expanded once. Computes in float32 whatever the dtype of x, rounds once at the end.
 """
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from oscine.ops.interface import MxExperts, Routing
-from oscine.ops.moe.mxfp4 import dequantize
+from oscine.ops.moe.mxfp4 import BLOCK, dequantize
 
 SWIGLU_ALPHA = 1.702
+SMALL_BYTES = 64 << 20  # of a layer in float32: more than the embedded model's 6 MB, less than the 3 GB of gpt-oss-20b
 
 
-def prepare_experts(experts: MxExperts) -> MxExperts:
-    return experts
+@dataclass(frozen=True, slots=True)
+class ExpandedExperts:
+    """As MxExperts, all in float32."""
+
+    gate_up_weight: Tensor  # [E, 2I, H]
+    gate_up_bias: Tensor
+    down_weight: Tensor  # [E, H, I]
+    down_bias: Tensor
 
 
-def moe(x_TH: Tensor, routing: Routing, experts: MxExperts, swiglu_limit: float) -> Tensor:
+def prepare_experts(experts: MxExperts) -> MxExperts | ExpandedExperts:
+    num_weights = BLOCK * (experts.gate_up_scales.numel() + experts.down_scales.numel())
+    if num_weights * torch.float32.itemsize > SMALL_BYTES:
+        return experts
+    return ExpandedExperts(
+        dequantize(experts.gate_up_blocks, experts.gate_up_scales),
+        experts.gate_up_bias.float(),
+        dequantize(experts.down_blocks, experts.down_scales),
+        experts.down_bias.float(),
+    )
+
+
+def moe(x_TH: Tensor, routing: Routing, experts: MxExperts | ExpandedExperts, swiglu_limit: float) -> Tensor:
     """[T, H] -> [T, H] in the dtype of x."""
     x_TH, dtype = x_TH.float(), x_TH.dtype
     out_TH = torch.zeros_like(x_TH)
@@ -60,8 +81,11 @@ def _rows_by_expert(ids_TK: Tensor, num_experts: int) -> tuple[Tensor, list[int]
     return flat.argsort(stable=True), torch.bincount(flat, minlength=num_experts).tolist()
 
 
-def _expert(x: Tensor, experts: MxExperts, index: int, limit: float) -> Tensor:
-    gate_up = dequantize(experts.gate_up_blocks[index], experts.gate_up_scales[index])
-    down = dequantize(experts.down_blocks[index], experts.down_scales[index])
+def _expert(x: Tensor, experts: MxExperts | ExpandedExperts, index: int, limit: float) -> Tensor:
+    if isinstance(experts, ExpandedExperts):
+        gate_up, down = experts.gate_up_weight[index], experts.down_weight[index]
+    else:
+        gate_up = dequantize(experts.gate_up_blocks[index], experts.gate_up_scales[index])
+        down = dequantize(experts.down_blocks[index], experts.down_scales[index])
     hidden = swiglu(functional.linear(x, gate_up, experts.gate_up_bias[index].float()), limit)
     return functional.linear(hidden, down, experts.down_bias[index].float())

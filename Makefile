@@ -7,15 +7,17 @@ TEST   := $(VENV)/.test
 DYNAMO := .venv-dynamo
 CLUSTER := $(VENV)/.cluster
 WORKERS ?= 3
-# Python compiles what is imported, when it is: a tenth of what is installed.
 INSTALL := $(BIN)/pip install -q --no-compile -c constraints.txt
+unexport PYTHONDONTWRITEBYTECODE  # else each of the many processes of a test run compiles the project anew
 
 EXTRAS  :=
-# All extras in one go: each call of pip builds and resolves the project anew.
+# All extras in one go: each call of pip builds and resolves the project anew. It compiles on one core; some packages
+# hold templates that are no Python.
 define install
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(INSTALL) torch
 	$(INSTALL) -e '.$(EXTRAS)'
+	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 endef
 
 .PHONY: demo serve test conformance browser screenshot check eval eval-tools soak chaos bench cluster-chaos cluster-bench cluster-demo cluster-ramp cluster-rollout cluster-sessions cluster-transfer dynamo-test clean
@@ -47,7 +49,7 @@ cluster-rollout: $(TEST)  ## two models at once, and an update of one under load
 	$(BIN)/python -m benchmarks.cluster.rollout
 
 test: $(TEST)   ## the tests that need no GPU; some wait for processes, so there are more workers than cores, of one thread
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # An environment of its own: ai-dynamo's dependencies do not go together with others', and it needs next to none of them.
 $(DYNAMO)/.ready: pyproject.toml constraints.txt

@@ -12,7 +12,25 @@ import pytest
 if TYPE_CHECKING:
     from tests.server import ServerProcess
 
+# The files that take longest, so that no worker is left alone with one of them in the end; the others follow in order.
+LONGEST = (
+    "tests/cluster/test_cluster.py",
+    "tests/web/test_playground.py",
+    "tests/api/test_structured_output.py",
+    "tests/cluster/test_engine.py",
+    "tests/engine_process/test_disaggregation.py",
+    "tests/cluster/test_migrating_answers.py",
+    "tests/cluster/test_serve_hook.py",
+    "tests/api/test_embedded_model.py",
+    "tests/api/test_chaos.py",
+)
+
 STEP_S = 0.002  # of the fake executor: a long answer takes long enough to be interrupted
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    place = {name: index for index, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.location[0], len(place)))
 
 
 @pytest.fixture(scope="session", autouse=True)

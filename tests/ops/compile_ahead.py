@@ -19,6 +19,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,18 +30,22 @@ from triton.compiler.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 from triton.runtime import interpreter
 
-TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 REPOSITORY = Path(__file__).parents[2]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Compiled:
     registers: int  # a thread
     spills: int  # bytes of local memory a thread: spilled registers, and nothing else in these kernels
     shared: int  # bytes of shared memory a program
-    sass: str
+    cubin: bytes
     ptx: str
     ttgir: str
+
+    @cached_property
+    def sass(self) -> str:
+        return _cuobjdump("-sass", self.cubin)
 
 
 def compile_ahead(
@@ -70,17 +75,14 @@ def compile_ahead(
     }
     source = (GluonASTSource if kernel.is_gluon() else ASTSource)(kernel, types, dict(constexprs), aligned)
     compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
-        cubin.write(compiled.asm["cubin"])
-        cubin.flush()
-        sass = _tool("cuobjdump", "-res-usage", "-sass", cubin.name)
-    found = re.search(r"REG:(\d+) STACK:(\d+)", sass)
-    assert found, sass
+    usage = _cuobjdump("-res-usage", compiled.asm["cubin"])
+    found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
+    assert found, usage
     return Compiled(
         registers=int(found[1]),
         spills=int(found[2]),
         shared=compiled.metadata.shared,
-        sass=sass,
+        cubin=compiled.asm["cubin"],
         ptx=compiled.asm["ptx"],
         ttgir=compiled.asm["ttgir"],
     )
@@ -99,8 +101,11 @@ def run_interpreted(function: Callable[[], None]) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def _tool(name: str, *arguments: str) -> str:
-    return subprocess.run([TOOLS / name, *arguments], capture_output=True, text=True, check=True).stdout
+def _cuobjdump(what: str, cubin: bytes) -> str:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        return subprocess.run([CUOBJDUMP, what, file.name], capture_output=True, text=True, check=True).stdout
 
 
 def _patch_language_once() -> None:

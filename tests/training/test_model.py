@@ -1,16 +1,19 @@
 """The training model is gpt-oss: its export, loaded by transformers, gives the same logits and the same tokens."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from transformers import GptOssForCausalLM, Mxfp4Config
 
 from oscine.chat.tokenizer import Tokenizer
 from training.attention import CachedAttention, DocumentAttention
 from training.export import export, load
 from training.generate import Generator
 from training.model import GptOss, Size
+
+if TYPE_CHECKING:  # takes seconds, of every process that collects the tests
+    from transformers import GptOssForCausalLM
 
 SIZE = Size(vocab_size=1920, hidden=64, intermediate=32, layers=4, heads=4, kv_heads=2, head_dim=64, window=128)
 LENGTH = 150  # beyond the window
@@ -33,7 +36,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def reference(folder: Path) -> GptOssForCausalLM:
+def reference(folder: Path) -> "GptOssForCausalLM":
+    from transformers import GptOssForCausalLM, Mxfp4Config
+
     config = Mxfp4Config(dequantize=True)
     return GptOssForCausalLM.from_pretrained(folder, quantization_config=config, attn_implementation="eager").float()
 
@@ -42,7 +47,7 @@ def tokens(seed: int, *shape: int) -> torch.Tensor:
     return torch.randint(0, SIZE.vocab_size, shape, generator=torch.Generator().manual_seed(seed))
 
 
-def test_logits_equal_those_of_transformers(folder: Path, reference: GptOssForCausalLM) -> None:
+def test_logits_equal_those_of_transformers(folder: Path, reference: "GptOssForCausalLM") -> None:
     ids = tokens(1, 2, LENGTH)
     starts = torch.zeros(2, LENGTH, dtype=torch.int32)
     with torch.no_grad():
@@ -72,7 +77,7 @@ def test_cached_steps_equal_one_pass(folder: Path) -> None:
     torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-4, atol=1e-4)
 
 
-def test_batched_generation_equals_transformers(folder: Path, reference: GptOssForCausalLM) -> None:
+def test_batched_generation_equals_transformers(folder: Path, reference: "GptOssForCausalLM") -> None:
     prompts = [tokens(i, 7 + 9 * i).tolist() for i in range(3)]
     generated = Generator(load(folder), stop_ids=(3,))(prompts, 8)
     for prompt, output in zip(prompts, generated, strict=True):

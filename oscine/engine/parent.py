@@ -12,13 +12,16 @@ STOP = b"stop\n"  # asks the engine to take its leave of its clients, and to end
 
 
 class Parent:
-    """Listens from now on in a thread of its own, so that neither a long step nor a start is in the way."""
+    """Listens in a thread of its own, so that neither a long step nor a start is in the way."""
 
     def __init__(self, address: str) -> None:
         """`address` is the engine's own, whose socket and folder nobody needs once it ends."""
         self.asks_to_stop = False
         self._address = address
         self._asked, self._ask = os.pipe()
+
+    def listen(self) -> None:
+        """To be called once the socket is there: what ends the process before that would leave it behind."""
         threading.Thread(target=self._listen, daemon=True).start()
 
     def fileno(self) -> int:

@@ -271,6 +271,7 @@ def main() -> int:
     launch = msgspec.json.decode(sys.stdin.buffer.readline(), type=Launch)
     parent = Parent(launch.address)
     clients = Clients(launch.address, parent)
+    parent.listen()
     status = _serve(clients, parent, launch, started_s)
     clients.close()
     if status == _STOPPED:

@@ -24,6 +24,7 @@ TABLE: dict[str, dict[str, str]] = {
     "attention": {
         "reference": "oscine.ops.attention.reference:attention",
         "triton": "oscine.ops.attention.triton:attention",
+        "hopper": "oscine.ops.attention.hopper:attention",
     },
     "out_proj": {
         "reference": "oscine.ops.linear.reference:out_proj",
@@ -54,7 +55,7 @@ TABLE: dict[str, dict[str, str]] = {
 DEFAULTS: dict[str, dict[str, str]] = {
     "cpu": {"*": "reference"},
     "cuda": {"*": "triton"},
-    "hopper": {"*": "triton", "qkv": "hopper", "out_proj": "hopper", "moe": "hopper", "lm_head": "hopper"},
+    "hopper": {"*": "hopper", "rms_norm": "triton", "norm_route": "triton", "sample": "triton"},
 }
 
 

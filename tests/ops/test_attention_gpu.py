@@ -1,16 +1,18 @@
-"""The Triton attention kernels: compiled for sm_90a and sm_80 without a GPU, interpreted on a CPU, and on a GPU.
+"""The attention kernels: compiled for sm_90a and sm_80 without a GPU, interpreted on a CPU, and on a GPU.
 
 On a GPU the truth is the reference in float32 over the same bfloat16 inputs; the yardstick of its error is plain torch
 in bfloat16, and outputs start as NaN.
 """
 
 import dataclasses
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
+from triton.experimental.gluon import language as gl
 
-from oscine.ops.attention import reference
+from oscine.ops.attention import hopper, hopper_decode, reference
 from oscine.ops.attention import triton as kernels
 from oscine.ops.attention.decode import decode_kernel
 from oscine.ops.attention.prefill import prefill_kernel
@@ -19,6 +21,7 @@ from oscine.ops.cases import ATTENTION_CASES, AttentionCase, AttentionInputs, at
 from oscine.ops.launch import arrivals
 from tests.ops.compile_ahead import Compiled, compile_ahead, run_interpreted
 
+Attention = Callable[..., Tensor]
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 SIGNATURE = {
     "out_ptr": "*bf16",
@@ -76,8 +79,31 @@ def test_prefill_kernels_fit_an_ampere_gpu(window: int | None) -> None:
     assert compiled.shared <= 99 * 1024
 
 
-def run(inputs: AttentionInputs, case: AttentionCase) -> Tensor:
-    return kernels.attention(inputs.q_TQD, inputs.kv_pages, inputs.batch, inputs.group, inputs.sinks_Q, case.window)
+@pytest.mark.parametrize("num_decodes", [1, 8, 64])
+@pytest.mark.parametrize("window", [None, 128])
+def test_decode_on_hopper_multiplies_what_tma_brings(num_decodes: int, window: int | None) -> None:
+    def box(*shape: int) -> str:
+        return f"tensordesc<bf16[{', '.join(map(str, shape))}],{gl.NVMMASharedLayout(128, 16, len(shape))!r}>"
+
+    config = hopper.decode_config(num_decodes, 8, window)
+    pointers = {"out_ptr": "*bf16", "sinks_ptr": "*bf16"} | dict.fromkeys(("partial_ptr", "stats_ptr"), "*fp32")
+    pointers |= dict.fromkeys(("table_ptr", "lens_ptr", "arrivals_ptr"), "*i32")
+    compiled = compile_ahead(
+        hopper_decode.decode_kernel,
+        {"queries": box(8, 64), "pages": box(1, 2, 1, 64, 64), "table_stride": "i32", "scale": "fp32"} | pointers,
+        {"KV_HEADS": 8, "WINDOW": window or 0} | hopper.constants(config),
+        num_warps=4,
+        launch_pdl=True,
+    )
+    assert compiled.spills == 0
+    assert compiled.registers <= 128
+    assert "HGMMA" in compiled.sass
+    assert "UTMALDG" in compiled.sass
+    assert 2 * compiled.shared <= 227 * 1024  # two programs an SM
+
+
+def run(inputs: AttentionInputs, case: AttentionCase, attention: Attention = kernels.attention) -> Tensor:
+    return attention(inputs.q_TQD, inputs.kv_pages, inputs.batch, inputs.group, inputs.sinks_Q, case.window)
 
 
 def truth(inputs: AttentionInputs, case: AttentionCase) -> Tensor:
@@ -156,28 +182,46 @@ def nan_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch, name, lambda *args, empty=empty, **kwargs: empty(*args, **kwargs).fill_(torch.nan))
 
 
-@pytest.mark.gpu
+def has_decodes_for_hopper(case: AttentionCase) -> bool:
+    return case.sequences[0][0] == 1 and case.num_query_heads == 8 * case.num_kv_heads
+
+
 @pytest.mark.usefixtures("nan_outputs")
-@pytest.mark.parametrize("case", ATTENTION_CASES + LARGE_CASES, ids=lambda case: f"{case.why}, window {case.window}")
-def test_error_is_at_most_twice_that_of_plain_torch(case: AttentionCase) -> None:
+@pytest.mark.parametrize(
+    ("attention", "case"),
+    [pytest.param(kernels.attention, case, marks=pytest.mark.gpu) for case in ATTENTION_CASES + LARGE_CASES]
+    + [
+        pytest.param(hopper.attention, case, marks=pytest.mark.hopper)
+        for case in ATTENTION_CASES + LARGE_CASES
+        if has_decodes_for_hopper(case)
+    ],
+    ids=lambda value: f"{value.why}, window {value.window}" if isinstance(value, AttentionCase) else value.__module__,
+)
+def test_error_is_at_most_twice_that_of_plain_torch(attention: Attention, case: AttentionCase) -> None:
     inputs = attention_inputs(case, CUDA, torch.bfloat16)
     expected = truth(inputs, case)
     allowed = 2 * rms(in_plain_torch(inputs, case) - expected)
     for variant in with_and_without_decodes(inputs):
-        assert rms(run(variant, case) - expected) <= allowed
+        assert rms(run(variant, case, attention) - expected) <= allowed
     assert not arrivals(CUDA).any()
 
 
-@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "attention",
+    [
+        pytest.param(kernels.attention, marks=pytest.mark.gpu, id="triton"),
+        pytest.param(hopper.attention, marks=pytest.mark.hopper, id="hopper"),
+    ],
+)
 @pytest.mark.parametrize("window", [None, 128])
-def test_one_captured_graph_serves_every_context_length(window: int | None) -> None:
+def test_one_captured_graph_serves_every_context_length(attention: Attention, window: int | None) -> None:
     case = AttentionCase("three decodes", ((1, 2000),) * 3, num_query_heads=16, num_kv_heads=2, window=window)
     inputs = attention_inputs(dataclasses.replace(case, window=None), CUDA, torch.bfloat16)
     inputs.kv_pages.nan_to_num_()
-    run(inputs, case)
+    run(inputs, case, attention)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        out = run(inputs, case)
+        out = run(inputs, case, attention)
     for lengths in ((1, 1, 1), (64, 65, 1999), (1024, 3, 2000)):
         inputs.batch.context_lens_S.copy_(torch.tensor(lengths))
         out.fill_(torch.nan)

@@ -1,0 +1,271 @@
+"""Decode attention on Hopper, in Gluon: one query a sequence, the eight query heads of a key head beside each other.
+
+A program takes one sequence, one key head and one share of the context: every SHARES-th page, up to a length that is
+read at run time. Pages of 64 keys and values arrive by TMA in a ring of stages; keys are the 64-row operand of wgmma
+and query heads its 8 columns, then values (transposed) and probabilities:
+
+    before gdc_wait   the table, and the program's first pages but the sequence's last, which were there a step ago
+    after it          the query and the last page, where this step's key and value are
+    GROUP pages       s = K q;  m' = max(m, s);  p = 2^(s - m');  o = 2^(m - m') o + V^T p
+
+So little is left to do between the end of the projections and the result. With several shares the program that
+arrives last adds them up, as in decode.py, where the softmax is defined.
+
+Keys and values outside of the context or the window may be anything, NaN too: scores are masked, values zeroed.
+
+Shape suffixes: N keys of a page, M query heads of a key head, D head dimension.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.language.core import _aggregate as aggregate
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+PAGE = gl.constexpr(64)
+HEAD_DIM = gl.constexpr(64)
+HEADS = gl.constexpr(8)  # query heads of a key head
+LOG2E = gl.constexpr(1.4426950408889634)
+ACCUMULATOR = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 8, 16]))
+TILE = gl.constexpr(gl.NVMMASharedLayout(128, 16, 2))
+VALUES = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
+
+
+@aggregate
+class Context:
+    """The pages of one program: number i of them is `first + i * SHARES` of the sequence, in stage i % STAGES."""
+
+    pages: tma.tensor_descriptor  # [pages, 2, key heads, PAGE, HEAD_DIM]
+    ring: gl.shared_memory_descriptor
+    arrived: gl.shared_memory_descriptor  # an mbarrier a stage
+    table_ptr: gl.tensor
+    head: gl.tensor
+    first: gl.tensor  # page of the program
+    last: gl.tensor  # page of the sequence
+    start: gl.tensor  # key
+    end: gl.tensor  # key
+    SHARES: gl.constexpr
+    STAGES: gl.constexpr
+
+    @gluon.constexpr_function
+    def __init__(self, pages, ring, arrived, table_ptr, head, first, last, start, end, SHARES, STAGES):
+        self.pages = pages
+        self.ring = ring
+        self.arrived = arrived
+        self.table_ptr = table_ptr
+        self.head = head
+        self.first = first
+        self.last = last
+        self.start = start
+        self.end = end
+        self.SHARES = gl.constexpr(SHARES)
+        self.STAGES = gl.constexpr(STAGES)
+
+    @gluon.jit
+    def page(self, i):
+        """The i-th of this program; 0 if there is none."""
+        at = self.first + i * self.SHARES
+        return gl.load(self.table_ptr + at, at <= self.last, other=0)
+
+    @gluon.jit
+    def expect(self, i):
+        wanted = self.first + i * self.SHARES <= self.last
+        mbarrier.expect(self.arrived.index(i % self.STAGES), self.pages.block_type.nbytes, pred=wanted)
+
+    @gluon.jit
+    def fetch(self, i, page, wanted):
+        stage = i % self.STAGES
+        at = [page, 0, self.head, 0, 0]
+        tma.async_copy_global_to_shared(self.pages, at, self.arrived.index(stage), self.ring.index(stage), pred=wanted)
+
+    @gluon.jit
+    def keys_and_values(self, i):
+        both = self.ring.index(i % self.STAGES)._reinterpret(self.pages.dtype, [2 * PAGE, HEAD_DIM], TILE)
+        return both.slice(0, PAGE, dim=0), both.slice(PAGE, PAGE, dim=0)
+
+    @gluon.jit
+    def inside(self, i, layout: gl.constexpr):
+        """Which keys of a page count."""
+        key_N = (self.first + i * self.SHARES) * PAGE + gl.arange(0, PAGE, layout)
+        return (key_N >= self.start) & (key_N < self.end)
+
+    @gluon.jit
+    def clear_outside(self, i):
+        """Zeroes the values that do not count."""
+        first_key = (self.first + i * self.SHARES) * PAGE
+        if (first_key < self.start) | (first_key + PAGE > self.end):
+            _, values = self.keys_and_values(i)
+            inside_N = self.inside(i, gl.SliceLayout(1, VALUES))
+            values.store(gl.where(inside_N[:, None], values.load(VALUES), 0.0))
+
+
+@gluon.jit
+def decode_kernel(
+    queries,
+    pages,
+    out_ptr,
+    table_ptr,
+    lens_ptr,
+    sinks_ptr,
+    partial_ptr,
+    stats_ptr,
+    arrivals_ptr,
+    table_stride,
+    scale,
+    KV_HEADS: gl.constexpr,
+    WINDOW: gl.constexpr,
+    SHARES: gl.constexpr,
+    GROUP: gl.constexpr,
+    STAGES: gl.constexpr,
+):
+    """Grid (KV_HEADS, sequences, SHARES). WINDOW 0 is full attention; scale includes log2(e)."""
+    gdc_launch_dependents()
+    head, sequence, share = gl.program_id(0), gl.program_id(1), gl.program_id(2)
+    ring = gl.allocate_shared_memory(pages.dtype, [STAGES] + pages.block_type.shape, pages.layout)  # noqa: RUF005
+    arrived = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    query = gl.allocate_shared_memory(queries.dtype, [HEADS, HEAD_DIM], queries.layout)
+    query_arrived = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    p_tiles = gl.allocate_shared_memory(pages.dtype, [GROUP, HEADS, PAGE], TILE)
+    mbarrier.init(query_arrived, count=1)
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(arrived.index(stage), count=1)
+    end = gl.load(lens_ptr + sequence)
+    start = gl.maximum(end - WINDOW, 0) if WINDOW else gl.to_tensor(0)
+    last = (end - 1) // PAGE
+    blocks = last - start // PAGE + 1
+    if share >= blocks:
+        return
+    table_ptr += sequence.to(gl.int64) * table_stride
+    context = Context(pages, ring, arrived, table_ptr, head, start // PAGE + share, last, start, end, SHARES, STAGES)
+    row_M = gl.arange(0, HEADS, gl.SliceLayout(0, ACCUMULATOR))
+    sink_M = gl.load(sinks_ptr + head * HEADS + row_M).to(gl.float32) * LOG2E
+
+    first_pages = ()
+    for i in gl.static_range(STAGES):
+        first_pages += (context.page(i),)
+    for i in gl.static_range(STAGES):
+        context.expect(i)
+        context.fetch(i, first_pages[i], context.first + i * SHARES < last)
+    gdc_wait()
+    mbarrier.expect(query_arrived, queries.block_type.nbytes)
+    pair = sequence * KV_HEADS + head
+    tma.async_copy_global_to_shared(queries, [pair * HEADS, 0], query_arrived, query)
+    for i in gl.static_range(STAGES):
+        context.fetch(i, first_pages[i], context.first + i * SHARES == last)
+
+    mine = gl.cdiv(blocks - share, SHARES)
+    max_M, sum_M, out_DM = _attend(context, query, query_arrived, p_tiles, sink_M, mine, scale, GROUP)
+    sum_M += gl.where(share == 0, gl.exp2(sink_M - max_M), 0.0)
+
+    shares = gl.minimum(blocks, SHARES)
+    at_DM = row_M[None, :] * HEAD_DIM + gl.arange(0, HEAD_DIM, gl.SliceLayout(1, ACCUMULATOR))[:, None]
+    result_ptrs = out_ptr + pair.to(gl.int64) * (HEADS * HEAD_DIM) + at_DM
+    if shares == 1:
+        gl.store(result_ptrs, (out_DM / sum_M[None, :]).to(out_ptr.dtype.element_ty))
+    elif SHARES > 1:
+        stats_ptrs = stats_ptr + pair * (SHARES * HEADS * 2) + row_M
+        partial_ptrs = partial_ptr + pair * (SHARES * HEADS * HEAD_DIM) + at_DM
+        gl.store(stats_ptrs + share * (2 * HEADS), max_M)
+        gl.store(stats_ptrs + share * (2 * HEADS) + HEADS, sum_M)
+        gl.store(partial_ptrs + share * (HEADS * HEAD_DIM), out_DM)
+        # Every thread's part must be written before the one thread that counts says so.
+        gl.thread_barrier()
+        if gl.atomic_add(arrivals_ptr + pair, 1, sem="acq_rel") == shares - 1:
+            gl.store(arrivals_ptr + pair, 0)
+            total_DM = _combine(partial_ptrs, stats_ptrs, shares, SHARES)
+            gl.store(result_ptrs, total_DM.to(out_ptr.dtype.element_ty))
+
+
+@gluon.jit
+def _attend(context, query, query_arrived, p_tiles, sink_M, mine, scale, GROUP: gl.constexpr):
+    """(maximum, sum of p, sum of p v) over the `mine` pages of a program, the maximum no less than the sink's."""
+    rows: gl.constexpr = gl.SliceLayout(1, ACCUMULATOR)
+    max_M = sink_M
+    zeros = gl.zeros([PAGE, HEADS], gl.float32, ACCUMULATOR)
+    sum_NM = zeros
+    out_DM = zeros
+    mbarrier.wait(query_arrived, 0)
+    for begin in range(0, mine, GROUP):
+        scores = ()
+        for u in gl.static_range(GROUP):
+            i = _page_or(begin, u, mine)
+            mbarrier.wait(context.arrived.index(i % context.STAGES), (i // context.STAGES) & 1)
+            keys, _ = context.keys_and_values(i)
+            scores += (warpgroup_mma(keys, query.permute((1, 0)), zeros, use_acc=False, is_async=True),)
+        for u in gl.static_range(GROUP):
+            context.clear_outside(_page_or(begin, u, mine))
+        scores = warpgroup_mma_wait(0, deps=scores)
+        masked = ()
+        top_NM = gl.full([PAGE, HEADS], float("-inf"), gl.float32, ACCUMULATOR)
+        for u in gl.static_range(GROUP):
+            inside_N = context.inside(begin + u, rows) & (begin + u < mine)
+            masked += (gl.where(inside_N[:, None], (scores[u] if GROUP > 1 else scores) * scale, float("-inf")),)
+            top_NM = gl.maximum(top_NM, masked[u])
+        new_max_M = gl.maximum(max_M, gl.max(top_NM, 0))
+        rescale_M = gl.exp2(max_M - new_max_M)
+        max_M = new_max_M
+        sum_NM *= rescale_M[None, :]
+        out_DM *= rescale_M[None, :]
+        for u in gl.static_range(GROUP):
+            p_NM = gl.exp2(masked[u] - max_M[None, :])
+            sum_NM += p_NM
+            p_tiles.index(u).permute((1, 0)).store(p_NM.to(p_tiles.dtype))
+        fence_async_shared()
+        gl.thread_barrier()
+        for u in gl.static_range(GROUP):
+            _, values = context.keys_and_values(_page_or(begin, u, mine))
+            p_tile = p_tiles.index(u).permute((1, 0))
+            out_DM = warpgroup_mma(values.permute((1, 0)), p_tile, out_DM, is_async=True)
+        out_DM = warpgroup_mma_wait(0, deps=[out_DM])
+        for u in gl.static_range(GROUP):
+            i = begin + u + context.STAGES
+            if i < mine:
+                context.expect(i)
+                context.fetch(i, context.page(i), True)
+    return max_M, gl.sum(sum_NM, 0), out_DM
+
+
+@gluon.jit
+def _page_or(begin, u, mine):
+    """The u-th page of a group; past the program's last the first one again, whose scores are masked then."""
+    return gl.where(begin + u < mine, begin + u, begin)
+
+
+@gluon.jit
+def _combine(partial_ptrs, stats_ptrs, shares, SHARES: gl.constexpr):
+    """The results of the first `shares` programs of a sequence and key head, each relative to its own maximum.
+
+    Other programs wrote these: read from the L2, where a line of the L1 could be stale.
+    """
+    BATCH: gl.constexpr = 8  # whose loads overlap
+    max_M = gl.full([HEADS], float("-inf"), gl.float32, gl.SliceLayout(0, ACCUMULATOR))
+    sum_M = gl.zeros([HEADS], gl.float32, gl.SliceLayout(0, ACCUMULATOR))
+    out_DM = gl.zeros([HEAD_DIM, HEADS], gl.float32, ACCUMULATOR)
+    for first in gl.static_range(0, SHARES, BATCH):
+        if first < shares:
+            maxima, sums, parts = (), (), ()
+            for c in gl.static_range(first, min(first + BATCH, SHARES)):
+                wanted = c < shares
+                stat_ptrs = stats_ptrs + c * (2 * HEADS)
+                maxima += (gl.load(stat_ptrs, wanted, other=float("-inf"), cache_modifier=".cg"),)
+                sums += (gl.load(stat_ptrs + HEADS, wanted, other=0.0, cache_modifier=".cg"),)
+                part_ptrs = partial_ptrs + c * (HEADS * HEAD_DIM)
+                parts += (gl.load(part_ptrs, wanted, other=0.0, cache_modifier=".cg"),)
+            new_max_M = max_M
+            for c in gl.static_range(len(maxima)):
+                new_max_M = gl.maximum(new_max_M, maxima[c])
+            rescale_M = gl.exp2(max_M - new_max_M)
+            sum_M *= rescale_M
+            out_DM *= rescale_M[None, :]
+            for c in gl.static_range(len(maxima)):
+                weight_M = gl.exp2(maxima[c] - new_max_M)
+                sum_M += weight_M * sums[c]
+                out_DM += weight_M[None, :] * parts[c]
+            max_M = new_max_M
+    return out_DM / sum_M[None, :]

@@ -12,7 +12,8 @@ from triton.experimental.gluon import language as gl
 from oscine.ops.cases import counted, random_experts, random_routing
 from oscine.ops.interface import MxExperts, Routing
 from oscine.ops.moe import hopper, reference
-from oscine.ops.moe.hopper_gemm import CONSUMERS, gemm
+from oscine.ops.moe.hopper_gemm import gemm
+from oscine.ops.moe.hopper_tiles import CONSUMERS
 from oscine.ops.moe.mxfp4 import dequantize
 from tests.ops.compile_ahead import Compiled, compile_ahead, run_interpreted
 
@@ -21,7 +22,7 @@ MAX_SHARED = 227 * 1024  # bytes of shared memory of an H100 or H200 processor t
 SIZES = [(1, 128), (8, 128), (64, 128), (256, 128), (64, 32), (512, 128), (1024, 128), (8192, 128)]
 
 
-def compile_gemm(tiling: hopper.Tiling, *, gated: bool, single: bool, y_dtype: str) -> Compiled:
+def compile_gemm(tiling: hopper.Tiling, *, gated: bool, direct: bool, y_dtype: str) -> Compiled:
     def descriptor(dtype: str, shape: list[int], swizzle: int, bits: int) -> str:
         return f"tensordesc<{dtype}{shape},{gl.NVMMASharedLayout(swizzle, bits, 2)!r}>".replace(", ", ",", 1)
 
@@ -31,16 +32,18 @@ def compile_gemm(tiling: hopper.Tiling, *, gated: bool, single: bool, y_dtype: s
         "tokens_desc": descriptor("bf16", [tiling.tokens, 64], 128, 16),
         "half_desc": descriptor("bf16", [tiling.tokens // 2 if tiling.halves else tiling.tokens, 64], 128, 16),
         "table_ptr": "*i32",
+        "num_tokens": "i32",
         "out_ptr": "*bf16" if gated else y_dtype,
         "bias_ptr": "*bf16",
         "order_ptr": "*i32",
         "weights_ptr": "*fp32",
+        "claims_ptr": "*i32",
         "limit": "fp32",
     }
     splits = 1 if gated else tiling.splits
     constants = hopper.constants(tiling, splits, k_units=45, unit_rows=90 if gated else 45, rows=2880, per_token=4)
     return compile_ahead(
-        gemm, signature, constants | {"GATED": gated, "SINGLE": single}, num_warps=4, maxnreg=tiling.registers
+        gemm, signature, constants | {"GATED": gated, "DIRECT": direct}, num_warps=4, maxnreg=tiling.registers
     )
 
 
@@ -49,7 +52,7 @@ def compile_gemm(tiling: hopper.Tiling, *, gated: bool, single: bool, y_dtype: s
 def test_kernel_stays_in_registers(tokens: int, experts: int, gated: bool) -> None:
     tiling = hopper.plan(tokens, 4, experts)
     kernel = compile_gemm(
-        tiling, gated=gated, single=tokens == 1, y_dtype="*fp32" if tokens <= hopper.FLOAT_PARTIALS else "*bf16"
+        tiling, gated=gated, direct=tokens <= 8, y_dtype="*fp32" if tokens <= hopper.FLOAT_PARTIALS else "*bf16"
     )
     assert kernel.spills == 0
     assert kernel.registers <= tiling.registers
@@ -121,7 +124,7 @@ def test_odd_sizes_are_refused() -> None:
 
 
 @pytest.mark.hopper
-@pytest.mark.parametrize("tokens", [1, 2, 3, 16, 37, 300, 1000])
+@pytest.mark.parametrize("tokens", [1, 2, 3, 8, 16, 37, 300, 1000])
 @pytest.mark.parametrize(("experts", "size"), [(8, 256), (32, 288), (5, 2880)], ids=["nano", "odd", "wide"])
 def test_error_is_that_of_bf16(tokens: int, experts: int, size: int) -> None:
     device = torch.device("cuda")

@@ -2,12 +2,13 @@
 
 Knows which tile shapes suit how many tokens; not the kernels' insides (hopper_gemm.py) nor the weights' (repack.py).
 
-    one token:   gemm(x, gate_up) -> h;  gemm(h, down) -> y
+    few tokens:  gemm(x, gate_up) -> h;  gemm(h, down) -> y;  h has a row for each token, for each expert in use
     more tokens: sort: x rows by expert, and a table of entries (expert, first row, rows <= N); then the same two
 
 Shape suffixes: T tokens, H hidden, I intermediate, E experts, K experts per token, J partial sums of a token.
 """
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +20,8 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from oscine.ops.interface import MxExperts, Routing
-from oscine.ops.moe.hopper_gemm import CONSUMERS, gemm
+from oscine.ops.moe.hopper_gemm import gemm
+from oscine.ops.moe.hopper_tiles import CONSUMERS, DIRECT_PAIRS
 from oscine.ops.moe.repack import UNIT, gate_up_order, padded_rows, repack
 
 FLOAT_PARTIALS = 64  # tokens up to which partial sums are float32, their bytes being few
@@ -54,6 +56,7 @@ class Tiling:
     units: int = 3  # of k in a stage
     stages: int = 4
     halves: bool = False  # tiles of at most N / 2 tokens are computed as such: twice the code
+    claimed: bool = False  # programs claim tiles one by one, which evens out where few tiles are left to each
     splits: int = 1  # of k in the second product; partial sums that the caller adds up
     programs: int = 2  # of an SM
     registers: int = 64  # a thread, when launched
@@ -102,9 +105,9 @@ def plan(tokens: int, per_token: int, experts: int) -> Tiling:
     if tokens == 1:
         return Tiling(8, splits=2)
     if tokens <= 16:
-        return Tiling(8, splits=3)
+        return Tiling(8, splits=3, claimed=True)
     if rows <= 2:
-        return Tiling(8)
+        return Tiling(8, claimed=True)
     if rows <= 8:
         return Tiling(16, halves=True)
     if rows <= 16:
@@ -122,15 +125,16 @@ def large(tokens: int, units: int, stages: int) -> Tiling:
 def run(x_TH: Tensor, routing: Routing, experts: HopperExperts, limit: float, tiling: Tiling) -> Tensor:
     """The op with a tiling given; benchmarks call it to try others."""
     (tokens, per_token), pairs = routing.expert_ids_TK.shape, routing.expert_ids_TK.numel()
-    h = x_TH.new_empty(pairs, experts.intermediate)
+    direct = tokens <= tiling.tokens and pairs <= DIRECT_PAIRS and not tiling.halves
     y_dtype = torch.float32 if tokens <= FLOAT_PARTIALS else x_TH.dtype
     y_TJH = torch.empty(tokens, per_token * tiling.splits, experts.hidden, dtype=y_dtype, device=x_TH.device)
-    if tokens == 1:
+    if direct:
         table = order = routing.expert_ids_TK
-        source, entries = x_TH, per_token
+        source, entries = x_TH, min(experts.experts, pairs)
     else:
         source, order, table, entries = _sort(x_TH, routing, experts.experts, tiling.tokens)
-    arguments = (table, order, routing.weights_TK, limit, entries, per_token, tokens == 1)
+    h = x_TH.new_empty(entries * tiling.tokens if direct else pairs, experts.intermediate)
+    arguments = (table, tokens, order, routing.weights_TK, limit, entries, per_token, direct)
     _launch(tiling, 1, experts.gate_up, source, h, experts.intermediate, True, *arguments)
     _launch(tiling, tiling.splits, experts.down, h, y_TJH, experts.hidden, False, *arguments)
     return y_TJH
@@ -145,12 +149,13 @@ def _launch(
     rows: int,
     gated: bool,
     table: Tensor,
+    num_tokens: int,
     order: Tensor,
     weights_TK: Tensor,
     limit: float,
     entries: int,
     per_token: int,
-    single: bool,
+    direct: bool,
 ) -> None:
     nibbles, scales = _descriptors(matrix, tiling.units)
     tiles = triton.cdiv(matrix.unit_rows, CONSUMERS.value) * splits
@@ -162,18 +167,26 @@ def _launch(
         _rows(tokens, tiling.tokens),
         _rows(tokens, tiling.tokens // 2 if tiling.halves else tiling.tokens),
         table,
+        num_tokens,
         out,
         matrix.bias,
         order,
         weights_TK,
+        claims(out.device),
         limit,
         **constants(tiling, splits, matrix.k_units, matrix.unit_rows, rows, per_token),
         GATED=gated,
-        SINGLE=single,
+        DIRECT=direct,
         num_warps=4,
         maxnreg=tiling.registers,
         launch_pdl=True,
     )
+
+
+@functools.cache
+def claims(device: torch.device) -> Tensor:
+    """How many tiles of the two products were claimed. Shared by all layers, so these must run on one stream."""
+    return torch.zeros(2, dtype=torch.int32, device=device)
 
 
 def constants(tiling: Tiling, splits: int, k_units: int, unit_rows: int, rows: int, per_token: int) -> dict[str, int]:
@@ -183,6 +196,7 @@ def constants(tiling: Tiling, splits: int, k_units: int, unit_rows: int, rows: i
         "UNITS": tiling.units,
         "STAGES": tiling.stages,
         "HALVES": tiling.halves,
+        "CLAIMED": tiling.claimed,
         "SPLITS": splits,
         "K_UNITS": k_units,
         "UNIT_ROWS": unit_rows,

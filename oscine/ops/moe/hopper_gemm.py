@@ -11,8 +11,7 @@ unit row (64 weight rows) each. A stage holds UNITS units of 64 along k:
     producer: wait empty[s]  ->  TMA nibbles, scales, tokens  ->  full[s]
     consumer: wait full[s]   ->  LDS, expand to bf16, wgmma   ->  empty[s]
 
-A tile is (entry, row tile, split of k); an entry is up to N rows of tokens, sorted by expert, of one expert.
-Layout of a unit: repack.py.
+What a tile is: hopper_tiles.py. Layout of a unit: repack.py.
 """
 
 from triton.experimental import gluon
@@ -26,6 +25,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.core import _aggregate as aggregate
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from oscine.ops.moe.hopper_tiles import CONSUMERS, Config, claim, find_entries, is_wanted, pairs_of, tile_at
 from oscine.ops.moe.repack import BLEND, BLEND_SHIFT, FIELDS, VALUE_BITS
 
 
@@ -80,7 +80,6 @@ QUADS = gl.constexpr(
         shape=[32, 64],
     )
 )
-CONSUMERS = gl.constexpr(3)  # warpgroups of a program
 PRODUCER_REGISTERS = gl.constexpr(40)  # a thread
 SCALE_ROW = gl.constexpr(gl.SwizzledSharedLayout(vec=1, per_phase=1, max_phase=1, order=[0]))
 
@@ -91,114 +90,39 @@ def accumulator_layout(n):
 
 
 @aggregate
-class Config:
-    """What is known when the kernel is compiled."""
-
-    N: gl.constexpr  # tokens of a tile
-    UNITS: gl.constexpr  # units of k in a stage
-    STAGES: gl.constexpr
-    HALVES: gl.constexpr  # a tile of at most N / 2 tokens is computed as such: twice the code
-    SPLITS: gl.constexpr  # parts of k that become separate partial sums
-    K_UNITS: gl.constexpr
-    UNIT_ROWS: gl.constexpr  # of one expert
-    ROWS: gl.constexpr  # valid rows of the output: I (gated) or H
-    GATED: gl.constexpr  # GEMM 1: SwiGLU epilogue
-    SINGLE: gl.constexpr  # one token: the entries are its experts, there is no table
-    EXPERTS_PER_TOKEN: gl.constexpr
-    STEPS: gl.constexpr  # stages along k
-    ROW_TILES: gl.constexpr  # of an entry
-    PART: gl.constexpr  # columns that an epilogue handles at a time, to bound the registers
-
-    @gluon.constexpr_function
-    def __init__(
-        self,
-        N,
-        UNITS,
-        STAGES,
-        HALVES,
-        SPLITS,
-        K_UNITS,
-        UNIT_ROWS,
-        ROWS,
-        GATED,
-        SINGLE,
-        EXPERTS_PER_TOKEN,
-    ):
-        self.N = gl.constexpr(N)
-        self.UNITS = gl.constexpr(UNITS)
-        self.STAGES = gl.constexpr(STAGES)
-        self.HALVES = gl.constexpr(HALVES)
-        self.SPLITS = gl.constexpr(SPLITS)
-        self.K_UNITS = gl.constexpr(K_UNITS)
-        self.UNIT_ROWS = gl.constexpr(UNIT_ROWS)
-        self.ROWS = gl.constexpr(ROWS)
-        self.GATED = gl.constexpr(GATED)
-        self.SINGLE = gl.constexpr(SINGLE)
-        self.EXPERTS_PER_TOKEN = gl.constexpr(EXPERTS_PER_TOKEN)
-        self.STEPS = gl.constexpr((K_UNITS + UNITS - 1) // UNITS)
-        self.ROW_TILES = gl.constexpr((UNIT_ROWS + CONSUMERS.value - 1) // CONSUMERS.value)
-        self.PART = gl.constexpr(16 if N < 128 else 32)
-
-
-@aggregate
 class Ring:
     """The shared buffers and their barriers."""
 
     nibbles: gl.shared_memory_descriptor
     scales: gl.shared_memory_descriptor
     tokens: gl.shared_memory_descriptor
+    tiles: gl.shared_memory_descriptor  # which tile a stage is of
     full: gl.shared_memory_descriptor
     empty: gl.shared_memory_descriptor
 
     @gluon.constexpr_function
-    def __init__(self, nibbles, scales, tokens, full, empty):
+    def __init__(self, nibbles, scales, tokens, tiles, full, empty):
         self.nibbles = nibbles
         self.scales = scales
         self.tokens = tokens
+        self.tiles = tiles
         self.full = full
         self.empty = empty
 
 
 @gluon.jit
-def _tile(index, table_ptr, cfg):
-    """(entry, expert, first token row, rows, row tile, first step, end step, split) of a tile."""
-    part: gl.constexpr = (cfg.STEPS + cfg.SPLITS - 1) // cfg.SPLITS
-    entry = index // (cfg.ROW_TILES * cfg.SPLITS)
-    rest = index % (cfg.ROW_TILES * cfg.SPLITS)
-    row_tile = rest // cfg.SPLITS
-    split = rest % cfg.SPLITS
-    if cfg.SINGLE:
-        expert = gl.load(table_ptr + entry).to(gl.int32)
-        first = 0 if cfg.GATED else entry
-        rows = 1
-    else:
-        expert = gl.load(table_ptr + 4 + entry * 4)
-        first = gl.load(table_ptr + 4 + entry * 4 + 1)
-        rows = gl.load(table_ptr + 4 + entry * 4 + 2)
-    begin = split * part
-    end = gl.minimum(begin + part, cfg.STEPS)
-    return entry, expert, first, rows, row_tile, begin, end, split
-
-
-@gluon.jit
-def _num_tiles(table_ptr, cfg):
-    entries = cfg.EXPERTS_PER_TOKEN if cfg.SINGLE else gl.load(table_ptr)
-    return entries * (cfg.ROW_TILES * cfg.SPLITS)
-
-
-@gluon.jit
 def _load_weights(cfg, ring, nibbles_desc, scales_desc, tokens_desc, half_desc, stage, tile, step):
     """Opens a stage: all its bytes are announced, those of the weights are on their way."""
-    _, expert, _, rows, row_tile, _, _, _ = tile
+    _name_tile(cfg, ring, stage, tile.index)
     full = ring.full.index(stage)
     weights: gl.constexpr = CONSUMERS * (cfg.UNITS * nibbles_desc.block_type.nbytes + scales_desc.block_type.nbytes)
-    if cfg.HALVES and rows <= cfg.N // 2:
+    if cfg.HALVES and tile.rows <= cfg.N // 2:
         mbarrier.expect(full, weights + cfg.UNITS * half_desc.block_type.nbytes)
     else:
         mbarrier.expect(full, weights + cfg.UNITS * tokens_desc.block_type.nbytes)
     for c in gl.static_range(CONSUMERS):
         slot = stage * CONSUMERS + c
-        unit = (expert * cfg.UNIT_ROWS + row_tile * CONSUMERS + c) * cfg.K_UNITS + step * cfg.UNITS
+        unit = (tile.expert * cfg.UNIT_ROWS + tile.row_tile * CONSUMERS + c) * cfg.K_UNITS + step * cfg.UNITS
         for u in gl.static_range(cfg.UNITS):
             buffer = ring.nibbles.index(slot * cfg.UNITS + u)
             tma.async_copy_global_to_shared(nibbles_desc, [(unit + u) * 8, 0], full, buffer)
@@ -207,15 +131,14 @@ def _load_weights(cfg, ring, nibbles_desc, scales_desc, tokens_desc, half_desc, 
 
 @gluon.jit
 def _load_tokens(cfg, ring, tokens_desc, half_desc, stage, tile, step):
-    _, _, first, rows, _, _, _, _ = tile
     full = ring.full.index(stage)
     for u in gl.static_range(cfg.UNITS):
         buffer = ring.tokens.index(stage * cfg.UNITS + u)
         column = (step * cfg.UNITS + u) * 64
-        if cfg.HALVES and rows <= cfg.N // 2:
-            tma.async_copy_global_to_shared(half_desc, [first, column], full, buffer.slice(0, cfg.N // 2, dim=0))
+        if cfg.HALVES and tile.rows <= cfg.N // 2:
+            tma.async_copy_global_to_shared(half_desc, [tile.first, column], full, buffer.slice(0, cfg.N // 2, dim=0))
         else:
-            tma.async_copy_global_to_shared(tokens_desc, [first, column], full, buffer)
+            tma.async_copy_global_to_shared(tokens_desc, [tile.first, column], full, buffer)
 
 
 @gluon.jit
@@ -227,10 +150,12 @@ def _produce(
     tokens_desc,
     half_desc,
     table_ptr,
+    num_tokens,
     out_ptr,
     bias_ptr,
     order_ptr,
     weights_ptr,
+    claims_ptr,
     limit,
 ):
     stage = 0
@@ -239,23 +164,25 @@ def _produce(
     begin_index = gl.program_id(0)
     if cfg.GATED:
         gdc_wait()
-    else:
-        # GEMM 1 let this kernel start only after it had waited for the routing: its table is there, its h is not.
-        tile = _tile(begin_index, table_ptr, cfg)
-        begin, end = tile[5], tile[6]
-        early = gl.where(begin_index < _num_tiles(table_ptr, cfg), gl.minimum(end - begin, cfg.STAGES), 0)
+    # GEMM 1 let GEMM 2 start only after it had waited for the routing: the table is there, h is not.
+    entries = find_entries(cfg, table_ptr, num_tokens, 1)
+    tiles = entries.count * (cfg.ROW_TILES * cfg.SPLITS)
+    if not cfg.GATED:
+        tile = tile_at(cfg, entries, begin_index)
+        early = gl.where(begin_index < tiles, gl.minimum(tile.end - tile.begin, cfg.STAGES), 0)
         for s in range(early):
-            _load_weights(cfg, ring, nibbles_desc, scales_desc, tokens_desc, half_desc, s, tile, begin + s)
+            _load_weights(cfg, ring, nibbles_desc, scales_desc, tokens_desc, half_desc, s, tile, tile.begin + s)
         gdc_wait()
         for s in range(early):
-            _load_tokens(cfg, ring, tokens_desc, half_desc, s, tile, begin + s)
+            _load_tokens(cfg, ring, tokens_desc, half_desc, s, tile, tile.begin + s)
         stage = gl.where(early == cfg.STAGES, 0, early)
         phase = gl.where(early == cfg.STAGES, 0, 1)
-    tiles = _num_tiles(table_ptr, cfg)
-    for index in range(begin_index, tiles, gl.num_programs(0)):
-        tile = _tile(index, table_ptr, cfg)
-        begin, end = tile[5], tile[6]
-        for step in range(gl.where(index == begin_index, begin + early, begin), end):
+    if cfg.CLAIMED and begin_index == 0:
+        gl.store(claims_ptr + (1 if cfg.GATED else 0), 0)  # of the other product, which has ended or will wait for this
+    index = begin_index
+    while index < tiles:
+        tile = tile_at(cfg, entries, index)
+        for step in range(tile.begin + gl.where(index == begin_index, early, 0), tile.end):
             mbarrier.wait(ring.empty.index(stage), phase)
             _load_weights(cfg, ring, nibbles_desc, scales_desc, tokens_desc, half_desc, stage, tile, step)
             _load_tokens(cfg, ring, tokens_desc, half_desc, stage, tile, step)
@@ -263,6 +190,18 @@ def _produce(
             if stage == cfg.STAGES:
                 stage = 0
                 phase ^= 1
+        index = claim(claims_ptr + (0 if cfg.GATED else 1)) if cfg.CLAIMED else index + gl.num_programs(0)
+    if cfg.CLAIMED:
+        mbarrier.wait(ring.empty.index(stage), phase)
+        _name_tile(cfg, ring, stage, index)
+        mbarrier.arrive(ring.full.index(stage), count=1)
+
+
+@gluon.jit
+def _name_tile(cfg, ring, stage, index):
+    """Tells the consumers which tile the stage is of."""
+    if cfg.CLAIMED:
+        ring.tiles.index(stage).store(gl.full([1], index, gl.int32, gl.BlockedLayout([1], [32], [1], [0])))
 
 
 @gluon.jit
@@ -289,10 +228,12 @@ def _consume(
     tokens_desc,
     half_desc,
     table_ptr,
+    num_tokens,
     out_ptr,
     bias_ptr,
     order_ptr,
     weights_ptr,
+    claims_ptr,
     limit,
 ):
     gdc_wait()
@@ -302,31 +243,38 @@ def _consume(
     )
     stage = 0
     phase = 0
+    entries = find_entries(cfg, table_ptr, num_tokens, 4)
     args = (cfg, c, ring, scale_rows, out_ptr, bias_ptr, order_ptr, weights_ptr, limit)
-    for index in range(gl.program_id(0), _num_tiles(table_ptr, cfg), gl.num_programs(0)):
-        tile = _tile(index, table_ptr, cfg)
-        if cfg.HALVES and tile[3] <= cfg.N // 2:
+    index = gl.program_id(0)
+    while index < entries.count * (cfg.ROW_TILES * cfg.SPLITS):
+        tile = tile_at(cfg, entries, index)
+        if cfg.HALVES and tile.rows <= cfg.N // 2:
             stage, phase = _compute(cfg.N // 2, tile, stage, phase, args)
         else:
             stage, phase = _compute(cfg.N, tile, stage, phase, args)
+        if cfg.CLAIMED:
+            mbarrier.wait(ring.full.index(stage), phase)
+            index = gl.max(ring.tiles.index(stage).load(gl.BlockedLayout([1], [32], [4], [0])), 0)
+        else:
+            index += gl.num_programs(0)
 
 
 @gluon.jit
 def _compute(n: gl.constexpr, tile, stage, phase, args):
     """A tile of n columns, the ring's N or half as many. Returns the stage that comes next, and its phase."""
     cfg, c, ring, scale_rows, out_ptr, bias_ptr, order_ptr, weights_ptr, limit = args
-    entry, expert, first, rows, row_tile, begin, end, split = tile
+    first, rows = tile.first, tile.rows
     layout: gl.constexpr = accumulator_layout(n)
     operand: gl.constexpr = gl.DotOperandLayout(0, layout, 2)
     # What the epilogue needs is on its way while the tile is computed.
-    unit_row = row_tile * CONSUMERS + c
-    row = (expert * cfg.UNIT_ROWS + unit_row) * 64 + gl.arange(0, 64, gl.SliceLayout(1, layout))
-    bias = gl.load(bias_ptr + row, (unit_row < cfg.UNIT_ROWS) & (split == 0), other=0)
+    unit_row = tile.row_tile * CONSUMERS + c
+    row = (tile.expert * cfg.UNIT_ROWS + unit_row) * 64 + gl.arange(0, 64, gl.SliceLayout(1, layout))
+    bias = gl.load(bias_ptr + row, (unit_row < cfg.UNIT_ROWS) & (tile.split == 0), other=0)
     if not cfg.GATED and n <= cfg.PART:
         column = gl.arange(0, n, gl.SliceLayout(0, layout))
-        pair, weight = _pairs(cfg, first + column, column < rows, order_ptr, weights_ptr)
+        pair, weight = pairs_of(cfg, first, column, rows, order_ptr, weights_ptr)
     acc = gl.zeros([64, n], gl.float32, layout)
-    for _ in range(begin, end):
+    for _ in range(tile.begin, tile.end):
         mbarrier.wait(ring.full.index(stage), phase)
         for u in gl.static_range(cfg.UNITS):
             nibbles = ring.nibbles.index((stage * CONSUMERS + c) * cfg.UNITS + u)
@@ -344,11 +292,11 @@ def _compute(n: gl.constexpr, tile, stage, phase, args):
             phase ^= 1
     acc += bias.to(gl.float32)[:, None]
     if cfg.GATED:
-        _store_gated(cfg, acc, 0, entry if cfg.SINGLE else first, rows, unit_row, out_ptr, limit)
+        _store_gated(cfg, acc, 0, tile.entry * cfg.N if cfg.DIRECT else first, rows, unit_row, out_ptr, limit)
     elif n <= cfg.PART:
-        _store_pairs(cfg, acc, pair, weight, column < rows, unit_row, split, out_ptr)
+        _store_pairs(cfg, acc, pair, weight, is_wanted(cfg, column, rows), unit_row, tile.split, out_ptr)
     else:
-        _store_weighted(cfg, acc, 0, first, rows, unit_row, split, out_ptr, order_ptr, weights_ptr)
+        _store_weighted(cfg, acc, 0, first, rows, unit_row, tile.split, out_ptr, order_ptr, weights_ptr)
     return stage, phase
 
 
@@ -376,7 +324,7 @@ def _store_gated(cfg, acc, begin: gl.constexpr, first, rows, unit_row, out_ptr, 
         i = unit_row * 32 + gl.arange(0, 32, gl.SliceLayout(1, gate.type.layout))
         column = begin + gl.arange(0, n, gl.SliceLayout(0, gate.type.layout))
         out_ptrs = out_ptr + (first + column).to(gl.int64)[None, :] * cfg.ROWS + i[:, None]
-        gl.store(out_ptrs, value.to(gl.bfloat16), (i < cfg.ROWS)[:, None] & (column < rows)[None, :])
+        gl.store(out_ptrs, value.to(gl.bfloat16), (i < cfg.ROWS)[:, None] & is_wanted(cfg, column, rows)[None, :])
 
 
 @gluon.jit
@@ -388,15 +336,8 @@ def _store_weighted(cfg, acc, begin: gl.constexpr, first, rows, unit_row, split,
         _store_weighted(cfg, right, begin + n // 2, first, rows, unit_row, split, out_ptr, order_ptr, weights_ptr)
     else:
         column = begin + gl.arange(0, n, gl.SliceLayout(0, acc.type.layout))
-        pair, weight = _pairs(cfg, first + column, column < rows, order_ptr, weights_ptr)
-        _store_pairs(cfg, acc, pair, weight, column < rows, unit_row, split, out_ptr)
-
-
-@gluon.jit
-def _pairs(cfg, token_row, real, order_ptr, weights_ptr):
-    """A pair is (token, which of its experts): its index and its routing weight."""
-    pair = token_row if cfg.SINGLE else gl.load(order_ptr + token_row, real, other=0)
-    return pair, gl.load(weights_ptr + pair, real, other=0)
+        pair, weight = pairs_of(cfg, first, column, rows, order_ptr, weights_ptr)
+        _store_pairs(cfg, acc, pair, weight, is_wanted(cfg, column, rows), unit_row, split, out_ptr)
 
 
 @gluon.jit
@@ -409,51 +350,55 @@ def _store_pairs(cfg, acc, pair, weight, real, unit_row, split, out_ptr):
 
 
 @gluon.jit
-def _consume_0(cfg, ring, a, b, c, d, e, f, g, h, i, j):
-    _consume(cfg, 0, ring, a, b, c, d, e, f, g, h, i, j)
+def _consume_0(cfg, ring, a, b, c, d, e, f, g, h, i, j, k, m):
+    _consume(cfg, 0, ring, a, b, c, d, e, f, g, h, i, j, k, m)
 
 
 @gluon.jit
-def _consume_1(cfg, ring, a, b, c, d, e, f, g, h, i, j):
-    _consume(cfg, 1, ring, a, b, c, d, e, f, g, h, i, j)
+def _consume_1(cfg, ring, a, b, c, d, e, f, g, h, i, j, k, m):
+    _consume(cfg, 1, ring, a, b, c, d, e, f, g, h, i, j, k, m)
 
 
 @gluon.jit
-def _consume_2(cfg, ring, a, b, c, d, e, f, g, h, i, j):
-    _consume(cfg, 2, ring, a, b, c, d, e, f, g, h, i, j)
+def _consume_2(cfg, ring, a, b, c, d, e, f, g, h, i, j, k, m):
+    _consume(cfg, 2, ring, a, b, c, d, e, f, g, h, i, j, k, m)
 
 
-@gluon.jit
+@gluon.jit(do_not_specialize=["num_tokens"])
 def gemm(
     nibbles_desc,
     scales_desc,
     tokens_desc,
     half_desc,
     table_ptr,
+    num_tokens,
     out_ptr,
     bias_ptr,
     order_ptr,
     weights_ptr,
+    claims_ptr,
     limit,
     N: gl.constexpr,
     UNITS: gl.constexpr,
     STAGES: gl.constexpr,
     HALVES: gl.constexpr,
+    CLAIMED: gl.constexpr,
     SPLITS: gl.constexpr,
     K_UNITS: gl.constexpr,
     UNIT_ROWS: gl.constexpr,
     ROWS: gl.constexpr,
     GATED: gl.constexpr,
-    SINGLE: gl.constexpr,
+    DIRECT: gl.constexpr,
     EXPERTS_PER_TOKEN: gl.constexpr,
     CONSUMER_REGS: gl.constexpr,
 ):
-    cfg = Config(N, UNITS, STAGES, HALVES, SPLITS, K_UNITS, UNIT_ROWS, ROWS, GATED, SINGLE, EXPERTS_PER_TOKEN)
+    cfg = Config(N, UNITS, STAGES, HALVES, CLAIMED, SPLITS, K_UNITS, UNIT_ROWS, ROWS, GATED, DIRECT, EXPERTS_PER_TOKEN)
     BOX: gl.constexpr = scales_desc.block_type.shape[0]  # UNITS, up to a power of two
     ring = Ring(
         gl.allocate_shared_memory(gl.uint8, [STAGES * CONSUMERS * UNITS, 8, 256], nibbles_desc.layout),
         gl.allocate_shared_memory(gl.int32, [STAGES * CONSUMERS, BOX, 32], scales_desc.layout),
         gl.allocate_shared_memory(gl.bfloat16, [STAGES * UNITS, N, 64], tokens_desc.layout),
+        gl.allocate_shared_memory(gl.int32, [STAGES, 1], SCALE_ROW),
         gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout()),
         gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout()),
     )
@@ -461,8 +406,8 @@ def gemm(
         mbarrier.init(ring.full.index(s), count=1)
         mbarrier.init(ring.empty.index(s), count=CONSUMERS)
     args = (
-        cfg, ring, nibbles_desc, scales_desc, tokens_desc, half_desc, table_ptr, out_ptr, bias_ptr, order_ptr,
-        weights_ptr, limit,
+        cfg, ring, nibbles_desc, scales_desc, tokens_desc, half_desc, table_ptr, num_tokens, out_ptr, bias_ptr,
+        order_ptr, weights_ptr, claims_ptr, limit,
     )  # fmt: skip
     gl.warp_specialize(
         [(_consume_0, args), (_consume_1, args), (_consume_2, args), (_produce, args)],

@@ -1,0 +1,215 @@
+"""What the programs of the Hopper experts' GEMM compute: entries, tiles and pairs.
+
+A tile is (entry, row tile, split of k); an entry is up to N rows of tokens, sorted by expert, of one expert. With so
+few pairs that a warp can hold them, nothing is sorted: an entry is an expert that some token chose, its columns are all
+tokens, and what comes out for those that did not choose it is dropped in the end.
+
+Knows routing tables and how work is divided; nothing of weights, barriers or registers (hopper_gemm.py).
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.language.core import _aggregate as aggregate
+
+CONSUMERS = gl.constexpr(3)  # warpgroups of a program
+DIRECT_PAIRS = 32  # (token, expert) pairs that need no sort: one for each thread of a warp
+
+
+@aggregate
+class Config:
+    """What is known when the kernel is compiled."""
+
+    N: gl.constexpr  # tokens of a tile
+    UNITS: gl.constexpr  # units of k in a stage
+    STAGES: gl.constexpr
+    HALVES: gl.constexpr  # a tile of at most N / 2 tokens is computed as such: twice the code
+    CLAIMED: gl.constexpr  # a program claims its tiles one after the other, else it has every num_programs-th
+    SPLITS: gl.constexpr  # parts of k that become separate partial sums
+    K_UNITS: gl.constexpr
+    UNIT_ROWS: gl.constexpr  # of one expert
+    ROWS: gl.constexpr  # valid rows of the output: I (gated) or H
+    GATED: gl.constexpr  # GEMM 1: SwiGLU epilogue
+    DIRECT: gl.constexpr  # nothing is sorted: the table is the experts of each token
+    EXPERTS_PER_TOKEN: gl.constexpr
+    STEPS: gl.constexpr  # stages along k
+    ROW_TILES: gl.constexpr  # of an entry
+    PART: gl.constexpr  # columns that an epilogue handles at a time, to bound the registers
+
+    @gluon.constexpr_function
+    def __init__(
+        self,
+        N,
+        UNITS,
+        STAGES,
+        HALVES,
+        CLAIMED,
+        SPLITS,
+        K_UNITS,
+        UNIT_ROWS,
+        ROWS,
+        GATED,
+        DIRECT,
+        EXPERTS_PER_TOKEN,
+    ):
+        self.N = gl.constexpr(N)
+        self.UNITS = gl.constexpr(UNITS)
+        self.STAGES = gl.constexpr(STAGES)
+        self.HALVES = gl.constexpr(HALVES)
+        self.CLAIMED = gl.constexpr(CLAIMED)
+        self.SPLITS = gl.constexpr(SPLITS)
+        self.K_UNITS = gl.constexpr(K_UNITS)
+        self.UNIT_ROWS = gl.constexpr(UNIT_ROWS)
+        self.ROWS = gl.constexpr(ROWS)
+        self.GATED = gl.constexpr(GATED)
+        self.DIRECT = gl.constexpr(DIRECT)
+        self.EXPERTS_PER_TOKEN = gl.constexpr(EXPERTS_PER_TOKEN)
+        self.STEPS = gl.constexpr((K_UNITS + UNITS - 1) // UNITS)
+        self.ROW_TILES = gl.constexpr((UNIT_ROWS + CONSUMERS.value - 1) // CONSUMERS.value)
+        self.PART = gl.constexpr(16 if N < 128 else 32)
+
+
+@aggregate
+class Entries:
+    """What there is to compute, after gdc_wait; each thread of a DIRECT kernel remembers a pair."""
+
+    table_ptr: gl.tensor
+    count: gl.tensor
+    entry_P: gl.tensor  # of the pair's expert, for the first of its pairs, else -1
+    expert_P: gl.tensor
+    members_P: gl.tensor  # bit p: whether pair p has the same expert
+
+    @gluon.constexpr_function
+    def __init__(self, table_ptr, count, entry_P, expert_P, members_P):
+        self.table_ptr = table_ptr
+        self.count = count
+        self.entry_P = entry_P
+        self.expert_P = expert_P
+        self.members_P = members_P
+
+
+# Of the threads whose pairs have the same expert the first one names it; entries are counted in the order of the names.
+FIND_ENTRIES = gl.constexpr("""{
+    .reg .pred real, first;
+    .reg .b32 earlier, below, named;
+    mov.u32 below, %lanemask_lt;
+    match.any.sync.b32 $2, $3, 0xFFFFFFFF;
+    and.b32 earlier, $2, below;
+    setp.ge.s32 real, $3, 0;
+    setp.eq.and.u32 first, earlier, 0, real;
+    vote.sync.ballot.b32 named, first, 0xFFFFFFFF;
+    popc.b32 $1, named;
+    and.b32 named, named, below;
+    popc.b32 $0, named;
+    @!first mov.b32 $0, -1;
+}""")
+
+
+@gluon.jit
+def find_entries(cfg, table_ptr, num_tokens, WARPS: gl.constexpr):
+    """The table is that of the sort, or DIRECT the experts of each token; for callers of so many warps."""
+    pair_P = gl.arange(0, 32, gl.BlockedLayout([1], [32], [WARPS], [0]))
+    if cfg.DIRECT:
+        expert_P = gl.load(table_ptr + pair_P, pair_P < num_tokens * cfg.EXPERTS_PER_TOKEN, other=-1).to(gl.int32)
+        entry_P, count_P, members_P = gl.inline_asm_elementwise(
+            FIND_ENTRIES, "=&r,=&r,=&r,r", [expert_P], dtype=(gl.int32, gl.int32, gl.int32), is_pure=False, pack=1
+        )
+        entries = Entries(table_ptr, gl.max(count_P, 0), entry_P, expert_P, members_P)
+    else:
+        entries = Entries(table_ptr, gl.load(table_ptr), pair_P, pair_P, pair_P)
+    return entries
+
+
+@aggregate
+class Tile:
+    """Some rows of an entry's weights, and some of k, times the entry's tokens."""
+
+    index: gl.tensor
+    entry: gl.tensor
+    expert: gl.tensor
+    first: gl.tensor  # row of its tokens
+    rows: gl.tensor  # of them; DIRECT: its members
+    row_tile: gl.tensor  # of the weights
+    begin: gl.tensor  # stage along k
+    end: gl.tensor
+    split: gl.tensor
+
+    @gluon.constexpr_function
+    def __init__(self, index, entry, expert, first, rows, row_tile, begin, end, split):
+        self.index = index
+        self.entry = entry
+        self.expert = expert
+        self.first = first
+        self.rows = rows
+        self.row_tile = row_tile
+        self.begin = begin
+        self.end = end
+        self.split = split
+
+
+@gluon.jit
+def tile_at(cfg, entries, index):
+    """The tile of this index below entries.count * ROW_TILES * SPLITS."""
+    part: gl.constexpr = (cfg.STEPS + cfg.SPLITS - 1) // cfg.SPLITS
+    entry = index // (cfg.ROW_TILES * cfg.SPLITS)
+    rest = index % (cfg.ROW_TILES * cfg.SPLITS)
+    row_tile = rest // cfg.SPLITS
+    split = rest % cfg.SPLITS
+    if cfg.DIRECT:
+        mine_P = entries.entry_P == entry
+        expert = gl.sum(gl.where(mine_P, entries.expert_P, 0), 0)
+        first = gl.to_tensor(0) if cfg.GATED else entry * cfg.N
+        rows = gl.sum(gl.where(mine_P, entries.members_P, 0), 0)
+    else:
+        expert = gl.load(entries.table_ptr + 4 + entry * 4)
+        first = gl.load(entries.table_ptr + 4 + entry * 4 + 1)
+        rows = gl.load(entries.table_ptr + 4 + entry * 4 + 2)
+    begin = split * part
+    end = gl.minimum(begin + part, cfg.STEPS)
+    return Tile(index, entry, expert, first, rows, row_tile, begin, end, split)
+
+
+# The first thread of a warp claims, all are told.
+CLAIM = gl.constexpr("""{
+    .reg .pred first;
+    .reg .b32 lane;
+    mov.u32 lane, %laneid;
+    setp.eq.u32 first, lane, 0;
+    mov.b32 $0, 0;
+    @first atom.relaxed.gpu.global.add.u32 $0, [$1], 1;
+    redux.sync.add.u32 $0, $0, 0xFFFFFFFF;
+}""")
+
+
+@gluon.jit
+def claim(claims_ptr):
+    """The next tile that no program has; the first of each are its own."""
+    claimed = gl.inline_asm_elementwise(
+        CLAIM, "=&r,l", [claims_ptr.to(gl.int64)], dtype=gl.int32, is_pure=False, pack=1
+    )
+    return gl.num_programs(0) + claimed
+
+
+@gluon.jit
+def pairs_of(cfg, first, column, rows, order_ptr, weights_ptr):
+    """A pair is (token, which of its experts): its index and its routing weight."""
+    wanted = is_wanted(cfg, column, rows)
+    if cfg.DIRECT:
+        chosen = _chosen(cfg, column, rows)
+        pair = column * cfg.EXPERTS_PER_TOKEN
+        for k in gl.static_range(1, cfg.EXPERTS_PER_TOKEN):
+            pair += gl.where(chosen >= (1 << k), 1, 0)
+    else:
+        pair = gl.load(order_ptr + first + column, wanted, other=0)
+    return pair, gl.load(weights_ptr + pair, wanted, other=0)
+
+
+@gluon.jit
+def is_wanted(cfg, column, rows):
+    """Whether what a column of an entry becomes is somebody's; `rows` is how many there are, or DIRECT its members."""
+    return _chosen(cfg, column, rows) != 0 if cfg.DIRECT else column < rows
+
+
+@gluon.jit
+def _chosen(cfg, token, members):
+    """Bit k: whether the token's choice number k is the expert."""
+    return (members >> (token * cfg.EXPERTS_PER_TOKEN)) & ((1 << cfg.EXPERTS_PER_TOKEN) - 1)

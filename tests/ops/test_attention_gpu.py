@@ -79,7 +79,7 @@ def test_prefill_kernels_fit_an_ampere_gpu(window: int | None) -> None:
     assert compiled.shared <= 99 * 1024
 
 
-@pytest.mark.parametrize("num_decodes", [1, 8, 64])
+@pytest.mark.parametrize("num_decodes", [2, 8, 64])
 @pytest.mark.parametrize("window", [None, 128])
 def test_decode_on_hopper_multiplies_what_tma_brings(num_decodes: int, window: int | None) -> None:
     def box(*shape: int) -> str:
@@ -163,6 +163,7 @@ LARGE_CASES = tuple(
     for why, sequences in (
         ("one long decode", ((1, 33_333),)),
         ("few decodes", tuple((1, 700 * i + 1) for i in range(7))),
+        ("as many decodes as Hopper takes", tuple((1, 1 + i * 53 % 1700) for i in range(64))),
         ("many decodes", tuple((1, 1 + i * 37 % 1500) for i in range(130))),
         (
             "decodes and prompts",

@@ -22,7 +22,7 @@ MAX_SHARED = 227 * 1024  # bytes of shared memory of an H100 or H200 processor t
 SIZES = [(1, 128), (8, 128), (64, 128), (256, 128), (64, 32), (512, 128), (1024, 128), (8192, 128)]
 
 
-def compile_gemm(tiling: hopper.Tiling, *, gated: bool, direct: bool, y_dtype: str) -> Compiled:
+def compile_gemm(tiling: hopper.Tiling, *, gated: bool, tokens: int, y_dtype: str) -> Compiled:
     def descriptor(dtype: str, shape: list[int], swizzle: int, bits: int) -> str:
         return f"tensordesc<{dtype}{shape},{gl.NVMMASharedLayout(swizzle, bits, 2)!r}>".replace(", ", ",", 1)
 
@@ -43,7 +43,11 @@ def compile_gemm(tiling: hopper.Tiling, *, gated: bool, direct: bool, y_dtype: s
     splits = 1 if gated else tiling.splits
     constants = hopper.constants(tiling, splits, k_units=45, unit_rows=90 if gated else 45, rows=2880, per_token=4)
     return compile_ahead(
-        gemm, signature, constants | {"GATED": gated, "DIRECT": direct}, num_warps=4, maxnreg=tiling.registers
+        gemm,
+        signature,
+        constants | {"GATED": gated, "SINGLE": tokens == 1, "DIRECT": 1 < tokens <= 8},
+        num_warps=4,
+        maxnreg=tiling.registers,
     )
 
 
@@ -52,7 +56,7 @@ def compile_gemm(tiling: hopper.Tiling, *, gated: bool, direct: bool, y_dtype: s
 def test_kernel_stays_in_registers(tokens: int, experts: int, gated: bool) -> None:
     tiling = hopper.plan(tokens, 4, experts)
     kernel = compile_gemm(
-        tiling, gated=gated, direct=tokens <= 8, y_dtype="*fp32" if tokens <= hopper.FLOAT_PARTIALS else "*bf16"
+        tiling, gated=gated, tokens=tokens, y_dtype="*fp32" if tokens <= hopper.FLOAT_PARTIALS else "*bf16"
     )
     assert kernel.spills == 0
     assert kernel.registers <= tiling.registers

@@ -17,7 +17,9 @@ from oscine.ops.attention.hopper_decode import HEAD_DIM, HEADS, PAGE, decode_ker
 from oscine.ops.interface import Batch, PageGroup
 from oscine.ops.launch import NUM_ARRIVALS, arrivals
 
-MOST_DECODES = 64  # sequences; with more the Triton kernel has enough programs to hide what is hidden here
+# Sequences; one alone is no slower in the Triton kernel, and quicker if it is long. More than the most are programs
+# enough to hide there, too, what is hidden here.
+FEWEST_DECODES, MOST_DECODES = 2, 64
 PROGRAMS = 192  # about so many are wanted, beside which the output projection's weights have room to come in
 MAX_SHARES = 32
 MAX_GROUP = 4
@@ -34,7 +36,7 @@ def attention(
     q_TQD: Tensor, kv_pages: Tensor, batch: Batch, group: PageGroup, sinks_Q: Tensor, window: int | None
 ) -> Tensor:
     """As the portable one: q [T, Q, D], kv_pages [pages, 2, G, P, D] -> [T, Q * D] in q's dtype."""
-    if not 0 < batch.num_decodes <= MOST_DECODES or not fits(q_TQD, kv_pages):
+    if not FEWEST_DECODES <= batch.num_decodes <= MOST_DECODES or not fits(q_TQD, kv_pages):
         return portable.attention(q_TQD, kv_pages, batch, group, sinks_Q, window)
     out = torch.empty_like(q_TQD)
     config = decode_config(batch.num_decodes, kv_pages.shape[2], window)
@@ -57,10 +59,8 @@ def decode_config(num_decodes: int, num_kv_heads: int, window: int | None) -> De
     if window is not None:
         pages = (window + PAGE.value - 2) // PAGE.value + 1  # that a window can touch
         return DecodeConfig(shares=1, group=min(pages, MAX_GROUP), stages=min(pages, MAX_GROUP))
-    programs = num_decodes * num_kv_heads
-    if programs >= PROGRAMS:
-        return DecodeConfig(shares=1, group=2, stages=4)
-    return DecodeConfig(shares=min(MAX_SHARES, -(-PROGRAMS // programs)), group=3, stages=6)
+    shares = min(MAX_SHARES, -(-PROGRAMS // (num_decodes * num_kv_heads)))
+    return DecodeConfig(shares, group=3, stages=6)
 
 
 def constants(config: DecodeConfig) -> dict[str, int]:

@@ -2,7 +2,7 @@
 
 Knows which tile shapes suit how many tokens; not the kernels' insides (hopper_gemm.py) nor the weights' (repack.py).
 
-    few tokens:  gemm(x, gate_up) -> h;  gemm(h, down) -> y;  h has a row for each token, for each expert in use
+    few tokens:  gemm(x, gate_up) -> h;  gemm(h, down) -> y;  h has rows of all tokens for each expert in use
     more tokens: sort: x rows by expert, and a table of entries (expert, first row, rows <= N); then the same two
 
 Shape suffixes: T tokens, H hidden, I intermediate, E experts, K experts per token, J partial sums of a token.
@@ -125,16 +125,17 @@ def large(tokens: int, units: int, stages: int) -> Tiling:
 def run(x_TH: Tensor, routing: Routing, experts: HopperExperts, limit: float, tiling: Tiling) -> Tensor:
     """The op with a tiling given; benchmarks call it to try others."""
     (tokens, per_token), pairs = routing.expert_ids_TK.shape, routing.expert_ids_TK.numel()
-    direct = tokens <= tiling.tokens and pairs <= DIRECT_PAIRS and not tiling.halves
+    single = tokens == 1
+    direct = 1 < tokens <= tiling.tokens and pairs <= DIRECT_PAIRS and not tiling.halves
     y_dtype = torch.float32 if tokens <= FLOAT_PARTIALS else x_TH.dtype
     y_TJH = torch.empty(tokens, per_token * tiling.splits, experts.hidden, dtype=y_dtype, device=x_TH.device)
-    if direct:
+    if single or direct:
         table = order = routing.expert_ids_TK
         source, entries = x_TH, min(experts.experts, pairs)
     else:
         source, order, table, entries = _sort(x_TH, routing, experts.experts, tiling.tokens)
     h = x_TH.new_empty(entries * tiling.tokens if direct else pairs, experts.intermediate)
-    arguments = (table, tokens, order, routing.weights_TK, limit, entries, per_token, direct)
+    arguments = (table, tokens, order, routing.weights_TK, limit, entries, per_token, single, direct)
     _launch(tiling, 1, experts.gate_up, source, h, experts.intermediate, True, *arguments)
     _launch(tiling, tiling.splits, experts.down, h, y_TJH, experts.hidden, False, *arguments)
     return y_TJH
@@ -155,6 +156,7 @@ def _launch(
     limit: float,
     entries: int,
     per_token: int,
+    single: bool,
     direct: bool,
 ) -> None:
     nibbles, scales = _descriptors(matrix, tiling.units)
@@ -176,6 +178,7 @@ def _launch(
         limit,
         **constants(tiling, splits, matrix.k_units, matrix.unit_rows, rows, per_token),
         GATED=gated,
+        SINGLE=single,
         DIRECT=direct,
         num_warps=4,
         maxnreg=tiling.registers,

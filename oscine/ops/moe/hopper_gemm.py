@@ -292,7 +292,9 @@ def _compute(n: gl.constexpr, tile, stage, phase, args):
             phase ^= 1
     acc += bias.to(gl.float32)[:, None]
     if cfg.GATED:
-        _store_gated(cfg, acc, 0, tile.entry * cfg.N if cfg.DIRECT else first, rows, unit_row, out_ptr, limit)
+        if cfg.SINGLE or cfg.DIRECT:
+            first = tile.entry * (cfg.N if cfg.DIRECT else 1)
+        _store_gated(cfg, acc, 0, first, rows, unit_row, out_ptr, limit)
     elif n <= cfg.PART:
         _store_pairs(cfg, acc, pair, weight, is_wanted(cfg, column, rows), unit_row, tile.split, out_ptr)
     else:
@@ -388,11 +390,14 @@ def gemm(
     UNIT_ROWS: gl.constexpr,
     ROWS: gl.constexpr,
     GATED: gl.constexpr,
+    SINGLE: gl.constexpr,
     DIRECT: gl.constexpr,
     EXPERTS_PER_TOKEN: gl.constexpr,
     CONSUMER_REGS: gl.constexpr,
 ):
-    cfg = Config(N, UNITS, STAGES, HALVES, CLAIMED, SPLITS, K_UNITS, UNIT_ROWS, ROWS, GATED, DIRECT, EXPERTS_PER_TOKEN)
+    cfg = Config(
+        N, UNITS, STAGES, HALVES, CLAIMED, SPLITS, K_UNITS, UNIT_ROWS, ROWS, GATED, SINGLE, DIRECT, EXPERTS_PER_TOKEN
+    )
     BOX: gl.constexpr = scales_desc.block_type.shape[0]  # UNITS, up to a power of two
     ring = Ring(
         gl.allocate_shared_memory(gl.uint8, [STAGES * CONSUMERS * UNITS, 8, 256], nibbles_desc.layout),

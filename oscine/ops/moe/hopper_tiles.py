@@ -2,7 +2,8 @@
 
 A tile is (entry, row tile, split of k); an entry is up to N rows of tokens, sorted by expert, of one expert. With so
 few pairs that a warp can hold them, nothing is sorted: an entry is an expert that some token chose, its columns are all
-tokens, and what comes out for those that did not choose it is dropped in the end.
+tokens, and what comes out for those that did not choose it is dropped in the end. The entries of a single token are its
+experts.
 
 Knows routing tables and how work is divided; nothing of weights, barriers or registers (hopper_gemm.py).
 """
@@ -29,7 +30,8 @@ class Config:
     UNIT_ROWS: gl.constexpr  # of one expert
     ROWS: gl.constexpr  # valid rows of the output: I (gated) or H
     GATED: gl.constexpr  # GEMM 1: SwiGLU epilogue
-    DIRECT: gl.constexpr  # nothing is sorted: the table is the experts of each token
+    SINGLE: gl.constexpr  # one token: the table is its experts
+    DIRECT: gl.constexpr  # a few tokens: the table is the experts of each
     EXPERTS_PER_TOKEN: gl.constexpr
     STEPS: gl.constexpr  # stages along k
     ROW_TILES: gl.constexpr  # of an entry
@@ -48,6 +50,7 @@ class Config:
         UNIT_ROWS,
         ROWS,
         GATED,
+        SINGLE,
         DIRECT,
         EXPERTS_PER_TOKEN,
     ):
@@ -61,6 +64,7 @@ class Config:
         self.UNIT_ROWS = gl.constexpr(UNIT_ROWS)
         self.ROWS = gl.constexpr(ROWS)
         self.GATED = gl.constexpr(GATED)
+        self.SINGLE = gl.constexpr(SINGLE)
         self.DIRECT = gl.constexpr(DIRECT)
         self.EXPERTS_PER_TOKEN = gl.constexpr(EXPERTS_PER_TOKEN)
         self.STEPS = gl.constexpr((K_UNITS + UNITS - 1) // UNITS)
@@ -106,7 +110,7 @@ FIND_ENTRIES = gl.constexpr("""{
 
 @gluon.jit
 def find_entries(cfg, table_ptr, num_tokens, WARPS: gl.constexpr):
-    """The table is that of the sort, or DIRECT the experts of each token; for callers of so many warps."""
+    """From the table, for callers of so many warps."""
     pair_P = gl.arange(0, 32, gl.BlockedLayout([1], [32], [WARPS], [0]))
     if cfg.DIRECT:
         expert_P = gl.load(table_ptr + pair_P, pair_P < num_tokens * cfg.EXPERTS_PER_TOKEN, other=-1).to(gl.int32)
@@ -115,7 +119,8 @@ def find_entries(cfg, table_ptr, num_tokens, WARPS: gl.constexpr):
         )
         entries = Entries(table_ptr, gl.max(count_P, 0), entry_P, expert_P, members_P)
     else:
-        entries = Entries(table_ptr, gl.load(table_ptr), pair_P, pair_P, pair_P)
+        count = gl.to_tensor(cfg.EXPERTS_PER_TOKEN) if cfg.SINGLE else gl.load(table_ptr)
+        entries = Entries(table_ptr, count, pair_P, pair_P, pair_P)
     return entries
 
 
@@ -154,7 +159,11 @@ def tile_at(cfg, entries, index):
     rest = index % (cfg.ROW_TILES * cfg.SPLITS)
     row_tile = rest // cfg.SPLITS
     split = rest % cfg.SPLITS
-    if cfg.DIRECT:
+    if cfg.SINGLE:
+        expert = gl.load(entries.table_ptr + entry).to(gl.int32)
+        first = gl.to_tensor(0) if cfg.GATED else entry
+        rows = gl.to_tensor(1)
+    elif cfg.DIRECT:
         mine_P = entries.entry_P == entry
         expert = gl.sum(gl.where(mine_P, entries.expert_P, 0), 0)
         first = gl.to_tensor(0) if cfg.GATED else entry * cfg.N
@@ -198,6 +207,8 @@ def pairs_of(cfg, first, column, rows, order_ptr, weights_ptr):
         pair = column * cfg.EXPERTS_PER_TOKEN
         for k in gl.static_range(1, cfg.EXPERTS_PER_TOKEN):
             pair += gl.where(chosen >= (1 << k), 1, 0)
+    elif cfg.SINGLE:
+        pair = first + column
     else:
         pair = gl.load(order_ptr + first + column, wanted, other=0)
     return pair, gl.load(weights_ptr + pair, wanted, other=0)

@@ -108,7 +108,7 @@ class PeerOptions:
     kv_events_topic: str = "kv-events"
     kv_events_endpoint: str | None = None  # ZeroMQ's; None: a free port of host
     kv_replay_endpoint: str | None = None  # the same; None without a host: no events are given again
-    kv_events_kept: int = 10_000  # messages kept for subscribers that missed some
+    kv_events_kept: int = 10_000  # messages kept for subscribers that missed some, and no more than 64 MiB of them
     # Hex; prefixes have equal addresses in engines with equal seeds. Empty: a random one, so that nobody can guess any.
     prefix_seed: str = ""
     kv_transfer: bool = False  # give pages to other engines and fetch pages from them

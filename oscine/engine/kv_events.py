@@ -42,6 +42,7 @@ END = (-1).to_bytes(8, "big", signed=True)  # number after the last message of a
 _MEDIUM = "GPU"  # the readers' name for the memory that the model runs from, whatever it is
 _RANK = 0
 _MOST_UNSENT = 10_000  # messages to one subscriber; what it misses beyond, it asks for again
+KEPT_BYTES = 64 << 20  # of the messages kept for replays, which carry the tokens of long prompts
 
 _encode = msgpack.Encoder().encode
 
@@ -119,8 +120,10 @@ class _Replay:
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], num_kept: int) -> None:
         self._context = context
-        self._kept: deque[tuple[bytes, bytes]] = deque(maxlen=num_kept)  # number, payload
-        self._lock = threading.Lock()  # over _kept
+        self._num_kept = num_kept
+        self._kept: deque[tuple[bytes, bytes]] = deque()  # number, payload
+        self._kept_bytes = 0
+        self._lock = threading.Lock()  # over these two
         self._socket = context.socket(zmq.ROUTER)
         self._socket.set(zmq.SNDHWM, 0)  # bounded by what is kept
         self._socket.set(zmq.LINGER, 0)
@@ -137,6 +140,9 @@ class _Replay:
     def keep(self, number: bytes, payload: bytes) -> None:
         with self._lock:
             self._kept.append((number, payload))
+            self._kept_bytes += len(payload)
+            while len(self._kept) > self._num_kept or self._kept_bytes > KEPT_BYTES:
+                self._kept_bytes -= len(self._kept.popleft()[1])
 
     def close(self) -> None:
         """Ends the context too: that is how the thread learns of it."""

@@ -17,7 +17,7 @@ import zmq.asyncio
 
 from oscine.config import CacheOptions, EngineOptions, ModelOptions, PeerOptions
 from oscine.engine.client import EngineClient, EngineError
-from oscine.engine.kv_events import KVEvents, page_hash
+from oscine.engine.kv_events import KEPT_BYTES, KVEvents, page_hash
 from oscine.engine.prefix_index import extend_digests, root_of
 from oscine.types import EngineStats
 
@@ -344,3 +344,16 @@ def test_events_of_a_step_are_one_message_in_the_order_in_which_they_were() -> N
         Removed([h[0]], "GPU"),
     ]
     assert h[1] == 0x0101010101010101
+
+
+def test_what_is_kept_for_replays_is_bounded_in_bytes() -> None:
+    text = [200_000] * (16_384 * PAGE)
+    with publisher() as events:
+        assert events.replay_endpoint is not None
+        for i in range(60):
+            events.stored([bytes([i]) * 16] * 16_384, text, list(range(16_384)))
+            events.flush()
+        kept = replay(events.replay_endpoint, 0)
+    sizes = [len(payload) for _, payload in kept]
+    assert [number for number, _ in kept] == list(range(61 - len(kept), 61))
+    assert sum(sizes) <= KEPT_BYTES < sum(sizes) + max(sizes)

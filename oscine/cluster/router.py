@@ -26,7 +26,7 @@ from oscine.cluster.router_service import RouterService
 from oscine.cluster.snapshot import ClusterSnapshot
 from oscine.types import EngineInfo
 
-_LOOK_S = 0.05  # between looks for the first report of a replica
+_LOOK_S = 0.05  # between looks for what is waited for
 _AGAIN_S = 5.0  # where a model is not deployed
 
 
@@ -86,6 +86,11 @@ class Router:
             routers=[router.counters for router in routers],
             queued={router.route.model: router.num_queued for router in routers},
         )
+
+    async def __del__(self) -> None:  # Serve's call before it ends the actor, for which it waits some seconds
+        """Lets requests of ingresses that drain have their places."""
+        while self._service.num_open:
+            await asyncio.sleep(_LOOK_S)
 
     def _router(self, model: str) -> ModelRouter:
         router = self._routers.get(model)

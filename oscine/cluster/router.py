@@ -87,7 +87,7 @@ class Router:
             queued={router.route.model: router.num_queued for router in routers},
         )
 
-    async def __del__(self) -> None:  # Serve's call before it ends the actor, for which it waits some seconds
+    async def __del__(self) -> None:  # Serve's call before it ends the actor
         """Lets requests of ingresses that drain have their places."""
         while self._service.num_open:
             await asyncio.sleep(_LOOK_S)

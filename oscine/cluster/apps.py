@@ -107,7 +107,7 @@ def cluster_app(deployment: Deployment) -> serve.Application:
         name=ROUTER,
         ray_actor_options={"num_cpus": 0},
         user_config=msgspec.to_builtins(router_config(deployment)),
-        **_lifecycle(None, 0.0),
+        **_lifecycle(None, server.drain_s),  # as long as ingresses that drain may need it
     )
     ingress = _deployment(
         Ingress,

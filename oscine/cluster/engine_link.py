@@ -12,7 +12,18 @@ import zmq
 from oscine.cluster.live_request import LiveRequest
 from oscine.cluster.placement import Place
 from oscine.engine.link import Link
-from oscine.engine.messages import Cancel, Ending, Failed, Hello, Outputs, Ready, Refused, Submit, ToClient
+from oscine.engine.messages import (
+    Cancel,
+    Ending,
+    Failed,
+    Hello,
+    Outputs,
+    Ready,
+    Refused,
+    Submit,
+    ToClient,
+    decode_to_client,
+)
 from oscine.types import EngineStats, GenerationOutput
 
 _CONNECT_S = 5.0  # for the engine at the other end to be heard of
@@ -49,7 +60,9 @@ class EngineLink:
         self._owner = owner
         self._requests: dict[str, LiveRequest] = {}  # by their ids in the engine
         self._loop = asyncio.get_running_loop()
-        self._link = Link(context, place.address, self._on_up, self._receive, self._on_down, patient=False)
+        self._link = Link(
+            context, place.address, decode_to_client, self._on_up, self._receive, self._on_down, patient=False
+        )
         self._timer = self._loop.call_later(_CONNECT_S, self._close, "the engine cannot be reached")
         self._link.send(Hello())  # goes first, so that the engine knows whom to tell of its end
 

@@ -23,7 +23,8 @@ from oscine.cluster.deployment import ModelSpec
 from oscine.cluster.engine import ClusterEngine, MigrationCounters, MigrationLimits
 from oscine.cluster.followed_models import FollowedModels
 from oscine.cluster.metrics import ClusterMetrics
-from oscine.cluster.ray_placer import RayPlacer
+from oscine.cluster.router_address import router_address
+from oscine.cluster.router_client import RouterClient
 from oscine.config import Config, Environment, ServerOptions, ToolOptions
 
 logger = logging.getLogger(__name__)
@@ -47,7 +48,7 @@ class Ingress:
         """Raises ServerError when it cannot listen."""
         start_logging(server.log_level, server.log_format)
         config = Config(server=replace(server, traces=Environment.read().traces), tools=tools)
-        self._placer = RayPlacer(router)
+        self._placer = RouterClient(router_address(router))
         self._service = Service(config)
         metrics = ClusterMetrics(self._placer.snapshot, self._migrations)
         self._service.metrics.watch(metrics, metrics.refresh)
@@ -63,9 +64,15 @@ class Ingress:
         try:
             with asyncio.Runner(loop_factory=self._server.config.get_loop_factory()) as runner:
                 self._loop = runner.get_loop()
-                runner.run(self._server.run_service(lambda info: None))
+                runner.run(self._serve())
         except ServerError as error:
             self._error = str(error)
+
+    async def _serve(self) -> None:
+        try:
+            await self._server.run_service(lambda info: None)
+        finally:
+            self._placer.close()
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
         """The models now. Returns once the server listens; models start, and are replaced, by and by."""

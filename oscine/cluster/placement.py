@@ -44,13 +44,6 @@ class NoPlace(Exception):  # noqa: N818  (reads as what happened)
         super().__init__(message)
         self.message, self.retry_after_s, self.overloaded = message, retry_after_s, overloaded
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return _no_place, (self.message, self.retry_after_s, self.overloaded)
-
-
-def _no_place(message: str, retry_after_s: float, overloaded: bool) -> NoPlace:
-    return NoPlace(message, retry_after_s=retry_after_s, overloaded=overloaded)
-
 
 class Placer(Protocol):
     """The router, from where the ingress is. Survives restarts of the router: calls wait for it, within bounds."""

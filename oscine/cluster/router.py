@@ -1,7 +1,8 @@
 """The Serve deployment "router": places the requests of every model, and says how the cluster does.
 
-Knows Serve's handles; the policy is ModelRouter's. Nothing is stored: a router that is started again learns of replicas
-from Serve, of their pages by replay, and of their load from their next report.
+Ingresses ask over ZeroMQ, which is RouterService's affair; Serve only tells them where. Knows Serve's handles; the
+policy is ModelRouter's. Nothing is stored: a router that is started again learns of replicas from Serve, of their pages
+by replay, and of their load from their next report.
 """
 
 import asyncio
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
+import ray
 from ray import serve
 from ray.exceptions import RayActorError, RayError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException
@@ -20,18 +22,21 @@ from oscine.cluster.fleet import Fleet, fleet_of
 from oscine.cluster.model_route import ModelRoute, RouterConfig
 from oscine.cluster.model_router import Admission, ModelRouter
 from oscine.cluster.placement import NoPlace, Place, Placement
+from oscine.cluster.router_service import RouterService
 from oscine.cluster.snapshot import ClusterSnapshot
 from oscine.types import EngineInfo
 
-_LOOK_S = 0.05  # between looks for the first report of a replica
+_LOOK_S = 0.05  # between looks for what is waited for
 _AGAIN_S = 5.0  # where a model is not deployed
 
 
 class Router:
-    """Implements what a Placer needs; every method runs on one event loop."""
+    """Implements Asked; every method runs on one event loop."""
 
     def __init__(self) -> None:
         self._routers: dict[str, ModelRouter] = {}
+        node = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+        self._service = RouterService(self, node)
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
         """The models of the deployment file now; requests of the others find no place any more."""
@@ -48,6 +53,12 @@ class Router:
 
     async def check_health(self) -> None:
         """Serve's question, answered as long as the event loop turns; it replaces a router that does not answer."""
+        if not self._service.is_listening:
+            raise RuntimeError("the router does not listen any more")
+
+    async def address(self) -> str:
+        """Where ingresses ask."""
+        return self._service.address
 
     async def place(self, placement: Placement) -> Place:
         """Waits for a place. Raises NoPlace."""
@@ -75,6 +86,11 @@ class Router:
             routers=[router.counters for router in routers],
             queued={router.route.model: router.num_queued for router in routers},
         )
+
+    async def __del__(self) -> None:  # Serve's call before it ends the actor
+        """Lets requests of ingresses that drain have their places."""
+        while self._service.num_open:
+            await asyncio.sleep(_LOOK_S)
 
     def _router(self, model: str) -> ModelRouter:
         router = self._routers.get(model)

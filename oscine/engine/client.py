@@ -13,7 +13,19 @@ import zmq
 
 from oscine.config import EngineOptions
 from oscine.engine.link import Link
-from oscine.engine.messages import Cancel, Ending, Failed, Hello, Outputs, Ready, Refused, Submit, ToClient, ToEngine
+from oscine.engine.messages import (
+    Cancel,
+    Ending,
+    Failed,
+    Hello,
+    Outputs,
+    Ready,
+    Refused,
+    Submit,
+    ToClient,
+    ToEngine,
+    decode_to_client,
+)
 from oscine.engine.stream import EngineDied, EngineError, EngineOverloaded, RequestStream
 from oscine.engine.supervisor import EngineSupervisor
 from oscine.types import EngineInfo, EngineStats, GenerationOutput, GenerationRequest
@@ -97,7 +109,7 @@ class EngineClient:
         self._heard_s = 0.0  # when the engine last said something, or was first asked for something after that
         self._greeted = False  # asked whether it is there; no answer yet
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None  # made by start()
-        self._link: Link | None = None
+        self._link: Link[ToClient] | None = None
         self._streams: dict[str, RequestStream] = {}
         self._changed = asyncio.Event()  # set, and replaced, at each change of state
 
@@ -188,7 +200,9 @@ class EngineClient:
     def _connect(self) -> None:
         assert self._context is not None
         assert self.address is not None
-        self._link = Link(self._context, self.address, lambda: self._send(Hello()), self._receive, self._on_down)
+        self._link = Link(
+            self._context, self.address, decode_to_client, lambda: self._send(Hello()), self._receive, self._on_down
+        )
 
     def _receive(self, message: ToClient) -> None:
         self._heard_s, self._greeted = time.monotonic(), False

@@ -1,45 +1,52 @@
-"""A client's connection to one life of an engine process: it ends when that process or its machine does, and is
-not used again.
+"""A connection to one life of a process, as a client's to an engine: it ends when that process or its machine does, and
+is not used again.
 
-So nothing that was sent to a dead engine can reach its successor.
+So nothing that was sent to a dead process can reach its successor. Knows no message.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable
 from contextlib import ExitStack
+from typing import Generic, TypeVar
 
 import zmq
+from msgspec import MsgspecError, Struct
 from zmq.utils.monitor import recv_monitor_message
 
-from oscine.engine.messages import ToClient, ToEngine, decode_to_client, encode
+from oscine.engine.messages import encode
 from oscine.engine.tcp import expect_heartbeats
 
-_RECONNECT_MS = 50  # how soon a starting engine is found
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+_RECONNECT_MS = 50  # how soon a starting process is found
 
 
-class Link:
-    """One DEALER socket on the running event loop. With patience, waits for an engine at `address` however long."""
+class Link(Generic[T]):
+    """One DEALER socket on the running event loop. With patience, waits for a process at `address` however long."""
 
     def __init__(
         self,
         context: zmq.Context[zmq.Socket[bytes]],
         address: str,
+        decode: Callable[[bytes], T],
         on_up: Callable[[], None],
-        on_message: Callable[[ToClient], None],
+        on_message: Callable[[T], None],
         on_down: Callable[[], None],
         *,
         patient: bool = True,
     ) -> None:
-        """Without patience, an engine that is not there is as good as one that ended.
+        """Without patience, a process that is not there is as good as one that ended.
 
         Raises ZMQError for an address that is none, and where there are too many sockets.
         `on_up` and `on_down` are called at most once each; every message comes before `on_down`.
         """
-        self._on_up, self._on_message, self._on_down = on_up, on_message, on_down
+        self._decode, self._on_up, self._on_message, self._on_down = decode, on_up, on_message, on_down
         self._loop = asyncio.get_running_loop()
         self._socket = context.socket(zmq.DEALER)
         self._socket.set(zmq.LINGER, 0)
-        # Unbounded: what the engine may send is bounded by the requests that it admits.
+        # Unbounded: what the other end may send is bounded by the requests that it takes.
         self._socket.set(zmq.RCVHWM, 0)
         self._socket.set(zmq.SNDHWM, 0)
         self._socket.set(zmq.RECONNECT_IVL, _RECONNECT_MS)
@@ -67,7 +74,7 @@ class Link:
         self._monitor.close()
         self._socket.close()
 
-    def send(self, message: ToEngine) -> None:
+    def send(self, message: Struct) -> None:
         """Never waits."""
         self._socket.send(encode(message))
         # Sending may consume the signal that something can be read.
@@ -79,7 +86,12 @@ class Link:
                 data = self._socket.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            self._on_message(decode_to_client(data))
+            try:
+                message = self._decode(data)
+            except MsgspecError as error:  # of another version, perhaps
+                logger.warning("a message that cannot be read: %s", error)
+                continue
+            self._on_message(message)
 
     def _read_monitor(self) -> None:
         while not self._monitor.closed:

@@ -12,13 +12,14 @@ from typing import Any
 import msgspec
 import ray
 from ray import serve
-from ray.exceptions import RayActorError
 from ray.serve.config import RequestRouterConfig
 
 from oscine.cluster.model_route import ModelRoute, RouterConfig
 from oscine.cluster.placement import NoPlace, Place, Placement
 from oscine.cluster.replica import ReplicaActor, ReplicaOptions
 from oscine.cluster.router import Router
+from oscine.cluster.router_address import router_address
+from oscine.cluster.router_client import RouterClient
 from oscine.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
 from oscine.engine.client import EngineClient
 from oscine.engine.prefix_index import extend_digests, root_of
@@ -80,19 +81,20 @@ async def generate(place: Place, name: str, tokens: list[int]) -> None:
     await client.stop()
 
 
-async def snapshot_when(router: Any, condition: Any) -> Any:
+async def snapshot_when(router: RouterClient, condition: Any) -> Any:
     end_s = time.monotonic() + 15
-    while not condition(snapshot := await router.snapshot.remote()):
+    while not condition(snapshot := await router.snapshot()):
         assert time.monotonic() < end_s, snapshot
         await asyncio.sleep(0.1)
     return snapshot
 
 
-async def session(router: Any) -> dict[str, Any]:
-    said: dict[str, Any] = {"model": (await router.describe.remote("m")).model}
+async def session(handle: Any) -> dict[str, Any]:
+    router = RouterClient(router_address(handle))
+    said: dict[str, Any] = {"model": (await router.describe("m")).model}
     await snapshot_when(router, lambda s: sum(r.stats.full_pages_total > 0 for r in s.replicas) == 2)
     prompts = {name: [100 + i] * 40 * PAGE for i, name in enumerate("abcdef")}
-    first = {name: await router.place.remote(placement(name, tokens)) for name, tokens in prompts.items()}
+    first = {name: await router.place(placement(name, tokens)) for name, tokens in prompts.items()}
     said["spread"] = len({place.replica for place in first.values()})
     await generate(first["a"], "a", prompts["a"])
     await snapshot_when(router, lambda s: sum(r.num_indexed_pages for r in s.replicas) >= 40)
@@ -100,28 +102,24 @@ async def session(router: Any) -> dict[str, Any]:
     indexed = await snapshot_when(router, lambda s: sum(r.num_indexed_pages for r in s.replicas) >= 40)
     said["pages"] = {r.replica: r.num_indexed_pages for r in indexed.replicas}
     said["first"] = first["a"].replica
-    again = await router.place.remote(placement("again", prompts["a"] + [1] * PAGE))
+    again = await router.place(placement("again", prompts["a"] + [1] * PAGE))
     said["again"], said["overlap"] = again.replica, again.num_overlap_tokens
-    elsewhere = await router.place.remote(placement("elsewhere", prompts["a"], exclude=[again.replica]))
+    elsewhere = await router.place(placement("elsewhere", prompts["a"], exclude=[again.replica]))
     said["elsewhere"] = elsewhere.replica
     try:
-        await router.place.remote(Placement("x", "?", [], 1, 1))
+        await router.place(Placement("x", "?", [], 1, 1))
     except NoPlace as refusal:
         said["unknown"] = refusal.message
-    said["placed"] = (await router.snapshot.remote()).routers[0].placed
+    said["placed"] = (await router.snapshot()).routers[0].placed
+    router.close()
     return said
 
 
-async def kill_router(router: Any) -> None:
+async def kill_router(router: RouterClient) -> None:
     """Returns when Serve has started another one."""
     (name,) = [a["name"] for a in ray.util.list_named_actors(all_namespaces=True) if "#router#" in a["name"]]
     ray.kill(ray.get_actor(name, namespace="serve"))
-    while True:
-        try:
-            await router.describe.remote("m")
-            return
-        except RayActorError:
-            await asyncio.sleep(0.1)
+    await snapshot_when(router, lambda s: s.routers[0].placed == 0)
 
 
 def main() -> None:

@@ -201,9 +201,10 @@ def test_cancelling_frees_the_engine_and_never_waits(model_folder: Path) -> None
             await until(lambda: cluster.restarts == 1)
             cluster.cancel("lost")
             assert (await read(stream))[-1].finish_reason == "cancelled"
+            num_places = len(fleet.where["lost"])  # before the loss, and perhaps one before the placer knew of it
             await fleet.wait_ready()
             assert len(tokens(await read(cluster.submit(request("lost"))))) == 8
-            assert fleet.where["lost"] == ["0", "0"]
+            assert len(fleet.where["lost"]) == num_places + 1
 
     run(test)
 

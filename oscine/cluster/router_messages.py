@@ -72,6 +72,5 @@ Answer = Found | Described | Seen | Refused
 ToRouter = Question | Cancel
 ToIngress = Answer | Waiting
 
-encode = msgpack.Encoder().encode
 decode_to_router = msgpack.Decoder(ToRouter).decode
 decode_to_ingress = msgpack.Decoder(ToIngress).decode

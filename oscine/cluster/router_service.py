@@ -28,9 +28,9 @@ from oscine.cluster.router_messages import (
     ToRouter,
     Waiting,
     decode_to_router,
-    encode,
 )
 from oscine.cluster.snapshot import ClusterSnapshot
+from oscine.engine.messages import encode
 from oscine.engine.tcp import bind_tcp, expect_heartbeats
 
 _log = logging.getLogger(__name__)

@@ -18,8 +18,9 @@ from oscine.cluster.model_route import QueueLimits
 from oscine.cluster.model_router import ModelRouter
 from oscine.cluster.placement import NoPlace, Place, Placement
 from oscine.cluster.router_client import RouterAway, RouterClient
-from oscine.cluster.router_messages import FindPlace, encode
+from oscine.cluster.router_messages import FindPlace
 from oscine.cluster.router_service import RouterService
+from oscine.engine.messages import encode
 from tests.cluster.scripted_router import INFO, PLACE, PLACEMENT, SNAPSHOT, ScriptedRouter, served
 from tests.cluster.test_model_router import ROUTE, Cluster, placement
 from tests.engine_process.harness import run, until

@@ -27,6 +27,7 @@ from typing import Any
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler.compiler import ASTSource
+from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 from triton.runtime import interpreter
 
@@ -86,6 +87,11 @@ def compile_ahead(
         ptx=compiled.asm["ptx"],
         ttgir=compiled.asm["ttgir"],
     )
+
+
+def box_type(*shape: int) -> str:
+    """Of an argument that is a descriptor of bfloat16 boxes, as oscine.ops.linear.stream makes them."""
+    return f"tensordesc<bf16[{', '.join(map(str, shape))}],{gl.NVMMASharedLayout(128, 16, len(shape))!r}>"
 
 
 def run_interpreted(function: Callable[[], None]) -> None:

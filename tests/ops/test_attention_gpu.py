@@ -10,7 +10,6 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
-from triton.experimental.gluon import language as gl
 
 from oscine.ops.attention import hopper, hopper_decode, reference
 from oscine.ops.attention import triton as kernels
@@ -19,7 +18,7 @@ from oscine.ops.attention.prefill import prefill_kernel
 from oscine.ops.attention.triton import DecodeConfig, PrefillConfig
 from oscine.ops.cases import ATTENTION_CASES, AttentionCase, AttentionInputs, attention_inputs
 from oscine.ops.launch import arrivals
-from tests.ops.compile_ahead import Compiled, compile_ahead, run_interpreted
+from tests.ops.compile_ahead import Compiled, box_type, compile_ahead, run_interpreted
 
 Attention = Callable[..., Tensor]
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -82,15 +81,13 @@ def test_prefill_kernels_fit_an_ampere_gpu(window: int | None) -> None:
 @pytest.mark.parametrize("num_decodes", [2, 8, 64])
 @pytest.mark.parametrize("window", [None, 128])
 def test_decode_on_hopper_multiplies_what_tma_brings(num_decodes: int, window: int | None) -> None:
-    def box(*shape: int) -> str:
-        return f"tensordesc<bf16[{', '.join(map(str, shape))}],{gl.NVMMASharedLayout(128, 16, len(shape))!r}>"
-
     config = hopper.decode_config(num_decodes, 8, window)
     pointers = {"out_ptr": "*bf16", "sinks_ptr": "*bf16"} | dict.fromkeys(("partial_ptr", "stats_ptr"), "*fp32")
     pointers |= dict.fromkeys(("table_ptr", "lens_ptr", "arrivals_ptr"), "*i32")
     compiled = compile_ahead(
         hopper_decode.decode_kernel,
-        {"queries": box(8, 64), "pages": box(1, 2, 1, 64, 64), "table_stride": "i32", "scale": "fp32"} | pointers,
+        {"queries": box_type(8, 64), "pages": box_type(1, 2, 1, 64, 64), "table_stride": "i32", "scale": "fp32"}
+        | pointers,
         {"KV_HEADS": 8, "WINDOW": window or 0} | hopper.constants(config),
         num_warps=4,
         launch_pdl=True,

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import pytest
 import torch
 from torch import Tensor
-from triton.experimental.gluon import language as gl
 
 from oscine.ops.linear import hopper, reference
 from oscine.ops.linear import triton as portable
@@ -19,11 +18,7 @@ from oscine.ops.qkv import reference as qkv_reference
 from oscine.ops.qkv import triton as qkv_portable
 from oscine.ops.rope.reference import rope_and_write as reference_rope
 from oscine.ops.rope.triton import rope_and_write
-from tests.ops.compile_ahead import Compiled, compile_ahead, run_interpreted
-
-
-def box_type(*shape: int) -> str:
-    return f"tensordesc<bf16[{', '.join(map(str, shape))}],{gl.NVMMASharedLayout(128, 16, len(shape))!r}>"
+from tests.ops.compile_ahead import Compiled, box_type, compile_ahead, run_interpreted
 
 
 def assert_streams(kernel: Compiled) -> None:

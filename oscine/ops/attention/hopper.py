@@ -9,13 +9,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from oscine.ops.attention import triton as portable
 from oscine.ops.attention.hopper_decode import HEAD_DIM, HEADS, PAGE, decode_kernel
 from oscine.ops.interface import Batch, PageGroup
-from oscine.ops.launch import NUM_ARRIVALS, arrivals
+from oscine.ops.launch import arrivals
+from oscine.ops.linear.stream import descriptor
 
 # Sequences; one alone is no slower in the Triton kernel, and quicker if it is long. More than the most are programs
 # enough to hide there, too, what is hidden here.
@@ -36,15 +35,8 @@ def attention(
     q_TQD: Tensor, kv_pages: Tensor, batch: Batch, group: PageGroup, sinks_Q: Tensor, window: int | None
 ) -> Tensor:
     """As the portable one: q [T, Q, D], kv_pages [pages, 2, G, P, D] -> [T, Q * D] in q's dtype."""
-    if not FEWEST_DECODES <= batch.num_decodes <= MOST_DECODES or not fits(q_TQD, kv_pages):
-        return portable.attention(q_TQD, kv_pages, batch, group, sinks_Q, window)
-    out = torch.empty_like(q_TQD)
-    config = decode_config(batch.num_decodes, kv_pages.shape[2], window)
-    decode(out, q_TQD, kv_pages, batch, group, sinks_Q, window, config)
-    if len(batch.context_lens_S) > batch.num_decodes:
-        chunks = portable.prefill_config(warp_groups=True)
-        portable.prefill(out, q_TQD, kv_pages, batch, group, sinks_Q, window, chunks)
-    return out.flatten(1)
+    ours = FEWEST_DECODES <= batch.num_decodes <= MOST_DECODES and fits(q_TQD, kv_pages)
+    return portable.attend(decode if ours else portable.decode, q_TQD, kv_pages, batch, group, sinks_Q, window)
 
 
 def fits(q_TQD: Tensor, kv_pages: Tensor) -> bool:
@@ -76,18 +68,14 @@ def decode(
     group: PageGroup,
     sinks_Q: Tensor,
     window: int | None,
-    config: DecodeConfig,
 ) -> None:
-    """Writes the rows of the leading batch.num_decodes sequences."""
-    num_decodes, num_kv_heads = batch.num_decodes, kv_pages.shape[2]
-    groups = num_decodes * num_kv_heads if config.shares > 1 else 0
-    assert groups <= NUM_ARRIVALS
-    partial = q_TQD.new_empty((groups, config.shares, HEADS.value, HEAD_DIM.value), dtype=torch.float32)
-    stats = q_TQD.new_empty((groups, config.shares, 2, HEADS.value), dtype=torch.float32)
-    q_rows = q_TQD.flatten(0, 1)
-    decode_kernel[(num_kv_heads, num_decodes, config.shares)](
-        TensorDescriptor.from_tensor(q_rows, [HEADS.value, HEAD_DIM.value], gl.NVMMASharedLayout(128, 16, 2)),
-        descriptor(kv_pages),
+    """Implements triton.Decode."""
+    num_kv_heads = kv_pages.shape[2]
+    config = decode_config(batch.num_decodes, num_kv_heads, window)
+    partial, stats = portable.workspace(q_TQD, batch.num_decodes, num_kv_heads, config.shares)
+    decode_kernel[(num_kv_heads, batch.num_decodes, config.shares)](
+        descriptor(q_TQD.flatten(0, 1), [HEADS.value, HEAD_DIM.value]),
+        descriptor(kv_pages, [1, 2, 1, PAGE.value, HEAD_DIM.value]),  # keys and values of a page and head
         out_TQD,
         group.page_table_SB,
         batch.context_lens_S,
@@ -103,10 +91,3 @@ def decode(
         num_warps=4,
         launch_pdl=True,
     )
-
-
-def descriptor(kv_pages: Tensor) -> TensorDescriptor:
-    """Boxes of a page's keys and values of one head."""
-    box = [1, 2, 1, PAGE.value, HEAD_DIM.value]
-    layout = gl.NVMMASharedLayout(128, 16, len(box))
-    return TensorDescriptor(kv_pages, list(kv_pages.shape), list(kv_pages.stride()), box, layout)

@@ -7,6 +7,7 @@ Shape suffixes as in interface.py.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
@@ -42,16 +43,31 @@ class PrefillConfig:
     stages: int = 3
 
 
+# (out_TQD, q_TQD, kv_pages, batch, group, sinks_Q, window): writes the rows of the leading batch.num_decodes sequences
+Decode = Callable[[Tensor, Tensor, Tensor, Batch, PageGroup, Tensor, int | None], None]
+
+
 def attention(
     q_TQD: Tensor, kv_pages: Tensor, batch: Batch, group: PageGroup, sinks_Q: Tensor, window: int | None
 ) -> Tensor:
     """q [T, Q, D], kv_pages [pages, 2, G, P, D] with this step's keys and values -> [T, Q * D] in q's dtype."""
+    return attend(decode, q_TQD, kv_pages, batch, group, sinks_Q, window)
+
+
+def attend(
+    decode: Decode,
+    q_TQD: Tensor,
+    kv_pages: Tensor,
+    batch: Batch,
+    group: PageGroup,
+    sinks_Q: Tensor,
+    window: int | None,
+) -> Tensor:
+    """`attention` with decodes by any kernel."""
     out = torch.empty_like(q_TQD)
-    num_sequences, num_kv_heads = len(batch.context_lens_S), kv_pages.shape[2]
     if batch.num_decodes:
-        config = decode_config(batch.num_decodes, num_kv_heads, window)
-        decode(out, q_TQD, kv_pages, batch, group, sinks_Q, window, config)
-    if num_sequences > batch.num_decodes:
+        decode(out, q_TQD, kv_pages, batch, group, sinks_Q, window)
+    if len(batch.context_lens_S) > batch.num_decodes:
         prefill(out, q_TQD, kv_pages, batch, group, sinks_Q, window, prefill_config(has_warp_groups(q_TQD.device)))
     return out.flatten(1)
 
@@ -85,17 +101,13 @@ def decode(
     group: PageGroup,
     sinks_Q: Tensor,
     window: int | None,
-    config: DecodeConfig,
 ) -> None:
-    """Writes the rows of the leading batch.num_decodes sequences."""
+    """Implements Decode."""
     (_, num_heads, head_dim), (_, _, num_kv_heads, page_size, _) = q_TQD.shape, kv_pages.shape
     repeats = num_heads // num_kv_heads
-    num_decodes, shares = batch.num_decodes, config.shares
-    groups = num_decodes * num_kv_heads if shares > 1 else 0
-    assert groups <= NUM_ARRIVALS
-    partial = q_TQD.new_empty((groups, shares, repeats, head_dim), dtype=torch.float32)
-    stats = q_TQD.new_empty((groups, shares, 2, repeats), dtype=torch.float32)
-    decode_kernel[(num_kv_heads, num_decodes, shares)](
+    config = decode_config(batch.num_decodes, num_kv_heads, window)
+    partial, stats = workspace(q_TQD, batch.num_decodes, num_kv_heads, config.shares)
+    decode_kernel[(num_kv_heads, batch.num_decodes, config.shares)](
         out_TQD,
         q_TQD,
         kv_pages,
@@ -117,6 +129,16 @@ def decode(
         num_warps=config.warps,
         **launch_options(q_TQD.device),
     )
+
+
+def workspace(q_TQD: Tensor, num_decodes: int, num_kv_heads: int, shares: int) -> tuple[Tensor, Tensor]:
+    """What the shares of a context leave for the last of them: sums of p v, and (maxima, sums of p); float32."""
+    _, num_heads, head_dim = q_TQD.shape
+    repeats = num_heads // num_kv_heads
+    groups = num_decodes * num_kv_heads if shares > 1 else 0
+    assert groups <= NUM_ARRIVALS
+    partial = q_TQD.new_empty((groups, shares, repeats, head_dim), dtype=torch.float32)
+    return partial, q_TQD.new_empty((groups, shares, 2, repeats), dtype=torch.float32)
 
 
 def prefill(

@@ -20,6 +20,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from oscine.ops.interface import MxExperts, Routing
+from oscine.ops.linear.stream import descriptor
 from oscine.ops.moe.hopper_gemm import gemm
 from oscine.ops.moe.hopper_tiles import CONSUMERS, DIRECT_PAIRS
 from oscine.ops.moe.repack import UNIT, gate_up_order, padded_rows, repack
@@ -125,17 +126,16 @@ def large(tokens: int, units: int, stages: int) -> Tiling:
 def run(x_TH: Tensor, routing: Routing, experts: HopperExperts, limit: float, tiling: Tiling) -> Tensor:
     """The op with a tiling given; benchmarks call it to try others."""
     (tokens, per_token), pairs = routing.expert_ids_TK.shape, routing.expert_ids_TK.numel()
-    single = tokens == 1
     direct = 1 < tokens <= tiling.tokens and pairs <= DIRECT_PAIRS and not tiling.halves
     y_dtype = torch.float32 if tokens <= FLOAT_PARTIALS else x_TH.dtype
     y_TJH = torch.empty(tokens, per_token * tiling.splits, experts.hidden, dtype=y_dtype, device=x_TH.device)
-    if single or direct:
+    if tokens == 1 or direct:
         table = order = routing.expert_ids_TK
         source, entries = x_TH, min(experts.experts, pairs)
     else:
         source, order, table, entries = _sort(x_TH, routing, experts.experts, tiling.tokens)
     h = x_TH.new_empty(entries * tiling.tokens if direct else pairs, experts.intermediate)
-    arguments = (table, tokens, order, routing.weights_TK, limit, entries, per_token, single, direct)
+    arguments = (table, tokens, order, routing.weights_TK, limit, entries, per_token, direct)
     _launch(tiling, 1, experts.gate_up, source, h, experts.intermediate, True, *arguments)
     _launch(tiling, tiling.splits, experts.down, h, y_TJH, experts.hidden, False, *arguments)
     return y_TJH
@@ -156,7 +156,6 @@ def _launch(
     limit: float,
     entries: int,
     per_token: int,
-    single: bool,
     direct: bool,
 ) -> None:
     nibbles, scales = _descriptors(matrix, tiling.units)
@@ -166,8 +165,8 @@ def _launch(
     gemm[(grid,)](
         nibbles,
         scales,
-        _rows(tokens, tiling.tokens),
-        _rows(tokens, tiling.tokens // 2 if tiling.halves else tiling.tokens),
+        descriptor(tokens, [tiling.tokens, UNIT]),
+        descriptor(tokens, [tiling.tokens // 2 if tiling.halves else tiling.tokens, UNIT]),
         table,
         num_tokens,
         out,
@@ -178,7 +177,7 @@ def _launch(
         limit,
         **constants(tiling, splits, matrix.k_units, matrix.unit_rows, rows, per_token),
         GATED=gated,
-        SINGLE=single,
+        SINGLE=num_tokens == 1,
         DIRECT=direct,
         num_warps=4,
         maxnreg=tiling.registers,
@@ -207,10 +206,6 @@ def constants(tiling: Tiling, splits: int, k_units: int, unit_rows: int, rows: i
         "EXPERTS_PER_TOKEN": per_token,
         "CONSUMER_REGS": tiling.consumer_registers,
     }
-
-
-def _rows(tokens: Tensor, count: int) -> TensorDescriptor:
-    return TensorDescriptor.from_tensor(tokens, [count, UNIT], gl.NVMMASharedLayout(128, 16, 2))
 
 
 def _descriptors(matrix: Matrix, units: int) -> tuple[TensorDescriptor, TensorDescriptor]:

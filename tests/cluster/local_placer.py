@@ -34,16 +34,22 @@ class ScriptedPlacer:
 
 
 class Fleet:
-    """Implements Placer, over engines that it owns. Named 0, 1, ... and restarted when they are killed."""
+    """Implements Placer, over engines that it owns. Named 0, 1, ... and restarted when they are killed.
+
+    It knows at once which it killed; those that end otherwise, as a router does, when their connections break.
+    """
 
     def __init__(self, options: list[EngineOptions]) -> None:
         peers = PeerOptions(host="127.0.0.1", prefix_seed=SEED)
         self.engines = {str(i): EngineClient(replace(one, peers=peers)) for i, one in enumerate(options)}
         self.placed: Counter[str] = Counter()
         self.where: dict[str, list[str]] = {}  # request id -> replicas, in order
+        self._killed: set[int] = set()  # processes
 
     async def place(self, placement: Placement) -> Place:
-        ready = [name for name, engine in self.engines.items() if engine.state == "ready"]
+        ready = [
+            name for name, engine in self.engines.items() if engine.state == "ready" and not self._is_killed(engine)
+        ]
         free = [name for name in ready if name not in placement.exclude]
         if not free:
             raise NoPlace("nobody has room", retry_after_s=RETRY_S, overloaded=bool(ready))
@@ -69,6 +75,8 @@ class Fleet:
 
     async def wait_ready(self) -> None:
         """All of them, those that were killed too."""
+        while any(map(self._is_killed, self.engines.values())):
+            await asyncio.sleep(0.01)
         await asyncio.gather(*(engine.wait_ready() for engine in self.engines.values()))
 
     async def stop(self) -> None:
@@ -77,7 +85,11 @@ class Fleet:
     def kill(self, name: str) -> None:
         pid = self.engines[name].pid
         assert pid is not None
+        self._killed.add(pid)
         os.kill(pid, signal.SIGKILL)
+
+    def _is_killed(self, engine: EngineClient) -> bool:
+        return engine.pid in self._killed
 
     @property
     def running(self) -> int:

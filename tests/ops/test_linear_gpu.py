@@ -1,4 +1,4 @@
-"""The dense projections: compiled ahead of a GPU, the rotation interpreted on a CPU, and all of it on a GPU.
+"""The dense projections: compiled ahead of a GPU, interpreted on a CPU, and on a GPU.
 
 Float32 torch is the truth; a kernel may err at most twice as much as plain torch in bfloat16.
 """
@@ -19,6 +19,7 @@ from oscine.ops.qkv import triton as qkv_portable
 from oscine.ops.rope.reference import rope_and_write as reference_rope
 from oscine.ops.rope.triton import rope_and_write
 from tests.ops.compile_ahead import Compiled, box_type, compile_ahead, run_interpreted
+from tests.ops.gluon_interpreter import run_gluon
 
 
 def assert_streams(kernel: Compiled) -> None:
@@ -218,8 +219,11 @@ LM_HEAD = {"triton": portable.lm_head, "hopper": hopper.lm_head}
     ids=str,
 )
 def test_qkv_on_gpu(backend: str, widths: dict[str, int], num_tokens: int) -> None:
-    case = projection(num_tokens, "cuda", **widths)
-    queries, pool = case.run(QKV[backend], torch.bfloat16)
+    check_qkv(QKV[backend], projection(num_tokens, "cuda", **widths))
+
+
+def check_qkv(op: Callable[..., Tensor], case: Projection) -> None:
+    queries, pool = case.run(op, torch.bfloat16)
     torch_queries, torch_pool = case.run(qkv_reference.qkv, torch.bfloat16)
     expected_queries, expected_pool = case.run(qkv_reference.qkv, torch.float32)
     written = ~expected_pool.isnan()
@@ -240,10 +244,24 @@ def test_qkv_on_gpu(backend: str, widths: dict[str, int], num_tokens: int) -> No
     ],
 )
 def test_out_proj_and_head_on_gpu(backend: str, rows: int, columns: int, num_tokens: int) -> None:
+    check_out_proj_and_head(backend, rows, columns, num_tokens, "cuda")
+
+
+def interpret_projections() -> None:
+    for num_tokens in (1, 3, 9, 33):  # each number of parts
+        check_qkv(qkv_hopper.qkv, projection(num_tokens, "cpu", hidden=320, query_heads=2, kv_heads=1, page=16))
+        check_out_proj_and_head("hopper", 200, 1000, num_tokens, "cpu")
+
+
+def test_interpreted_projections() -> None:
+    run_gluon(interpret_projections)
+
+
+def check_out_proj_and_head(backend: str, rows: int, columns: int, num_tokens: int, device: str) -> None:
     generator = torch.Generator().manual_seed(num_tokens)
-    x = torch.randn(num_tokens, columns, generator=generator).bfloat16().cuda()
-    weight = (torch.randn(rows, columns, generator=generator) / columns**0.5).bfloat16().cuda()
-    bias = torch.randn(rows, generator=generator).bfloat16().cuda()
+    x = torch.randn(num_tokens, columns, generator=generator).bfloat16().to(device)
+    weight = (torch.randn(rows, columns, generator=generator) / columns**0.5).bfloat16().to(device)
+    bias = torch.randn(rows, generator=generator).bfloat16().to(device)
     expected = reference.out_proj(x.float(), weight.float(), bias.float())
     parts = OUT_PROJ[backend](x, weight, bias)
     total = parts.float().sum(1) if parts.dim() == 3 else parts

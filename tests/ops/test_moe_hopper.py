@@ -16,6 +16,7 @@ from oscine.ops.moe.hopper_gemm import gemm
 from oscine.ops.moe.hopper_tiles import CONSUMERS
 from oscine.ops.moe.mxfp4 import dequantize
 from tests.ops.compile_ahead import Compiled, compile_ahead, run_interpreted
+from tests.ops.gluon_interpreter import run_gluon
 
 MAX_SHARED = 227 * 1024  # bytes of shared memory of an H100 or H200 processor that programs may use
 # (tokens, experts): one for each row of the table of tile shapes
@@ -131,15 +132,32 @@ def test_odd_sizes_are_refused() -> None:
 @pytest.mark.parametrize("tokens", [1, 2, 3, 8, 16, 37, 300, 1000])
 @pytest.mark.parametrize(("experts", "size"), [(8, 256), (32, 288), (5, 2880)], ids=["nano", "odd", "wide"])
 def test_error_is_that_of_bf16(tokens: int, experts: int, size: int) -> None:
-    device = torch.device("cuda")
+    check_error(tokens, experts, size, size, torch.device("cuda"))
+
+
+def interpret_experts() -> None:
+    cpu = torch.device("cpu")
+    for tokens in (1, 2, 8, 9):  # no table, no sort, sorted; fewer stages than parts of the sum
+        check_error(tokens, 5, 32, 224, cpu)
+    check_error(20, 16, 96, 32, cpu)  # tiles of which some are half full
+    check_error(70, 5, 32, 96, cpu)  # large tiles
+
+
+def test_interpreted_error_is_that_of_bf16() -> None:
+    run_gluon(interpret_experts)
+
+
+def check_error(tokens: int, experts: int, hidden: int, intermediate: int, device: torch.device) -> None:
+    """At most twice that of plain torch in bf16."""
     torch.manual_seed(tokens)
-    published = published_experts(experts, size, size, device)
+    published = published_experts(experts, hidden, intermediate, device)
     prepared = hopper.prepare_experts(published)
     routing = random_routing(tokens, experts, 4, device)
-    x_TH = torch.randn(tokens, size, device=device).bfloat16()
+    x_TH = torch.randn(tokens, hidden, device=device).bfloat16()
     exact = reference.moe(x_TH.float(), routing, in_float(published), 7.0)
     plain = plain_bf16(x_TH, routing, published)
-    poison_memory(device)
+    if device.type == "cuda":
+        poison_memory(device)
     if tokens <= 16:  # the router does not count few tokens
         routing = Routing(routing.expert_ids_TK, routing.weights_TK)
     ours = hopper.moe(x_TH, routing, prepared, 7.0).float().sum(1)

@@ -128,7 +128,8 @@ def run(x_TH: Tensor, routing: Routing, experts: HopperExperts, limit: float, ti
     (tokens, per_token), pairs = routing.expert_ids_TK.shape, routing.expert_ids_TK.numel()
     direct = 1 < tokens <= tiling.tokens and pairs <= DIRECT_PAIRS and not tiling.halves
     y_dtype = torch.float32 if tokens <= FLOAT_PARTIALS else x_TH.dtype
-    y_TJH = torch.empty(tokens, per_token * tiling.splits, experts.hidden, dtype=y_dtype, device=x_TH.device)
+    splits = nonempty_splits(tiling, experts.down.k_units)
+    y_TJH = torch.empty(tokens, per_token * splits, experts.hidden, dtype=y_dtype, device=x_TH.device)
     if tokens == 1 or direct:
         table = order = routing.expert_ids_TK
         source, entries = x_TH, min(experts.experts, pairs)
@@ -137,8 +138,14 @@ def run(x_TH: Tensor, routing: Routing, experts: HopperExperts, limit: float, ti
     h = x_TH.new_empty(entries * tiling.tokens if direct else pairs, experts.intermediate)
     arguments = (table, tokens, order, routing.weights_TK, limit, entries, per_token, direct)
     _launch(tiling, 1, experts.gate_up, source, h, experts.intermediate, True, *arguments)
-    _launch(tiling, tiling.splits, experts.down, h, y_TJH, experts.hidden, False, *arguments)
+    _launch(tiling, splits, experts.down, h, y_TJH, experts.hidden, False, *arguments)
     return y_TJH
+
+
+def nonempty_splits(tiling: Tiling, k_units: int) -> int:
+    """The tiling's splits, or as many as have stages: a claimed tile is named by its first."""
+    stages = -(-k_units // tiling.units)
+    return -(-stages // -(-stages // tiling.splits))
 
 
 def _launch(

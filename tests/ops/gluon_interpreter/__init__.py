@@ -1,0 +1,34 @@
+"""Runs Gluon kernels for Hopper on CPU tensors: what they compute, and whether their barriers hold.
+
+    def interpret_it() -> None: ...  # a plain function of a test module, launches kernels on CPU tensors
+    def test_it() -> None:
+        run_gluon(interpret_it)
+
+Kernels are run as the Python functions that they are, over torch tensors, one program after the other; the partitions
+of a warp-specialised program take turns. A layout says where a value lies and never what it is, so layouts are
+ignored, and that they fit is for the compiler to say (compile_ahead.py). What is asynchronous happens as late as it
+may:
+
+    a TMA load     destroys its target when it is issued, and fills it when somebody waits for its barrier
+    wgmma          multiplies what is in shared memory when it is waited for
+    a barrier      completes by its arrivals and to the byte; when all partitions wait in vain, that is an error
+
+Shared memory begins as NaN, and reading or writing global memory outside of a tensor is an error. Not seen are races
+of threads within a partition, of programs with one another, and missing proxy fences.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[3]
+
+
+def run_gluon(function: Callable[[], None]) -> None:
+    """Calls a module-level function in a process of its own, where all kernels are interpreted."""
+    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "tests.ops.gluon_interpreter", function.__module__, function.__name__]
+    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr

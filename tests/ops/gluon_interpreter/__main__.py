@@ -1,0 +1,13 @@
+"""python -m tests.ops.gluon_interpreter MODULE FUNCTION"""
+
+import importlib
+import sys
+
+import torch
+
+from tests.ops.gluon_interpreter.language import install
+
+torch.set_num_threads(1)
+torch.use_deterministic_algorithms(True)  # so that memory that nobody wrote is full of NaN, or of the largest integer
+install()
+getattr(importlib.import_module(sys.argv[1]), sys.argv[2])()

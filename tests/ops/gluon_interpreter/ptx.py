@@ -1,0 +1,175 @@
+"""Interprets the inline PTX of kernels: straight lines of code, on registers that are vectors over the threads.
+
+Knows the instructions that Oscine's kernels use, as the PTX ISA defines them; any other is an error. A warp is 32
+threads in a row.
+"""
+
+import ctypes
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+Register = NDArray[np.uint64]  # a thread each; what is above a narrower register's bits is zero
+Guard = NDArray[np.bool_] | None  # the threads that do it; None is all
+WARP = 32
+WORD = np.uint64(0xFFFFFFFF)
+
+
+def run_ptx(asm: str, inputs: list[Tensor], dtypes: tuple[torch.dtype, ...], pack: int) -> list[Tensor]:
+    """`inputs`: [threads, pack] each, what one run of the code sees. Returns one such tensor a dtype."""
+    counts = [-(-pack * dtype.itemsize // 4) for dtype in dtypes]
+    registers: dict[str, Register] = {}
+    threads = len(inputs[0])
+    for i, register in enumerate(r for x in inputs for r in _registers(x)):
+        registers[f"${sum(counts) + i}"] = register
+    _Run(registers, threads).run(asm)
+    results, first = [], 0
+    for dtype, count in zip(dtypes, counts, strict=True):
+        words = np.stack([registers[f"${first + i}"] for i in range(count)], 1).astype(np.uint32)
+        results.append(torch.from_numpy(words).view(dtype)[:, :pack])
+        first += count
+    return results
+
+
+def _registers(x: Tensor) -> list[Register]:
+    if x.dtype.itemsize == 8:
+        return [x[:, i].numpy().astype(np.uint64) for i in range(x.shape[1])]
+    words = x.contiguous().view(torch.int32).numpy().view(np.uint32)
+    return [words[:, i].astype(np.uint64) for i in range(words.shape[1])]
+
+
+def _bf16x2(operation: Callable[[Tensor, Tensor], Tensor], a: Register, b: Register) -> Register:
+    left, right = (torch.from_numpy(x.astype(np.uint32)).view(torch.bfloat16).float() for x in (a, b))
+    return operation(left, right).bfloat16().view(torch.int32).numpy().view(np.uint32).astype(np.uint64)
+
+
+def _signed(x: Register) -> NDArray[np.int32]:
+    return x.astype(np.uint32).view(np.int32)
+
+
+@dataclass(frozen=True)
+class _Line:
+    opcode: str
+    operands: list[str]
+    guard: str | None
+    negated: bool
+
+
+@cache
+def _parsed(asm: str) -> list[_Line]:
+    lines = []
+    for text in asm.strip().removeprefix("{").removesuffix("}").split(";"):
+        found = re.fullmatch(r"(?:@(!?)(\w+)\s+)?([\w.:]+)\s+(.*)", text.strip(), re.DOTALL)
+        if found is not None and found[3] != ".reg":
+            operands = re.findall(r"\{[^}]*\}|\[[^\]]*\]|[^,\s]+", found[4])
+            lines.append(_Line(found[3], operands, found[2], bool(found[1])))
+        assert found is not None or not text.strip(), text
+    return lines
+
+
+class _Run:
+    def __init__(self, registers: dict[str, Register], threads: int) -> None:
+        self.registers, self.threads = registers, threads
+        lane = np.arange(threads, dtype=np.uint64) % np.uint64(WARP)
+        self.registers |= {"%laneid": lane, "%lanemask_lt": (np.uint64(1) << lane) - np.uint64(1)}
+
+    def run(self, asm: str) -> None:
+        for line in _parsed(asm):
+            guard = None
+            if line.guard:
+                guard = (self.registers[line.guard] != 0) ^ line.negated
+            self._step(line.opcode, line.operands, guard)
+
+    def _read(self, operand: str) -> Register:
+        if operand[0] in "{[":
+            parts = [self._read(part.strip()) for part in operand[1:-1].split(",")]
+            return parts[0] if len(parts) == 1 else parts[0] | parts[1] << np.uint64(16)
+        if operand in self.registers:
+            return self.registers[operand]
+        return np.full(self.threads, int(operand, 0) & int(WORD), np.uint64)
+
+    def _write(self, target: str, result: Register, guard: Guard) -> None:
+        if target[0] == "{":
+            low, high = (part.strip() for part in target[1:-1].split(","))
+            self._write(low, result & np.uint64(0xFFFF), guard)
+            self._write(high, result >> np.uint64(16), guard)
+        elif guard is None:
+            self.registers[target] = result & WORD
+        else:
+            self.registers[target] = np.where(guard, result & WORD, self.registers[target])
+
+    def _step(self, opcode: str, operands: list[str], guard: Guard) -> None:
+        target, *sources = operands
+        if opcode.startswith("atom."):
+            assert opcode == "atom.relaxed.gpu.global.add.u32", opcode
+            self._write(target, self._atomic_add(*map(self._read, sources), guard), guard)
+        elif opcode.startswith("setp."):
+            self._write(target, self._compare(opcode.split(".")[1:], [self._read(x) for x in sources]), guard)
+        else:
+            self._write(target, self._compute(opcode, [self._read(x) for x in sources]), guard)
+
+    def _compute(self, opcode: str, x: list[Register]) -> Register:
+        match opcode:
+            case "mov.b32" | "mov.u32":
+                return x[0]
+            case "shl.b32":
+                return x[0] << x[1]
+            case "shr.u32":
+                return x[0] >> x[1]
+            case "and.b32":
+                return x[0] & x[1]
+            case "shf.l.wrap.b32":  # the upper word of (b:a) << c
+                return ((x[1] << np.uint64(32) | x[0]) << x[2]) >> np.uint64(32)
+            case "lop3.b32":
+                return _lop3(*x)
+            case "mul.bf16x2":
+                return _bf16x2(torch.mul, x[0], x[1])
+            case "popc.b32":
+                return np.array([int(v).bit_count() for v in x[0]], np.uint64)
+            case "match.any.sync.b32":
+                return self._by_warp(lambda v: (v[:, None] == v[None, :]) @ _powers(), x[0])
+            case "vote.sync.ballot.b32":
+                return self._by_warp(lambda v: np.full(WARP, (v != 0) @ _powers(), np.uint64), x[0])
+            case "redux.sync.add.u32":
+                return self._by_warp(lambda v: np.full(WARP, v.sum(), np.uint64), x[0])
+        raise NotImplementedError(opcode)
+
+    def _compare(self, how: list[str], x: list[Register]) -> Register:
+        a, b = (_signed(x[0]), _signed(x[1])) if how[-1] == "s32" else (x[0], x[1])
+        result = {"ge": a >= b, "eq": a == b}[how[0]]
+        if len(how) == 3:
+            assert how[1] == "and", how
+            result &= x[2] != 0
+        return result.astype(np.uint64)
+
+    def _by_warp(self, function: Callable[[Register], Register], x: Register) -> Register:
+        assert self.threads % WARP == 0
+        return np.concatenate([function(warp) for warp in x.reshape(-1, WARP)])
+
+    def _atomic_add(self, addresses: Register, amount: Register, guard: Guard) -> Register:
+        old = np.zeros(self.threads, np.uint64)
+        for thread in range(self.threads) if guard is None else guard.nonzero()[0]:
+            word = ctypes.c_uint32.from_address(int(addresses[thread]))
+            old[thread] = word.value
+            word.value += int(amount[thread])
+        return old
+
+
+def _powers() -> Register:
+    return np.uint64(1) << np.arange(WARP, dtype=np.uint64)
+
+
+def _lop3(a: Register, b: Register, c: Register, table: Register) -> Register:
+    """Bit i of the table is the result where (a, b, c) are the bits of i, a the highest."""
+    result = np.zeros_like(a)
+    for i in range(8):
+        if int(table[0]) >> i & 1:
+            terms = [x if i >> place & 1 else ~x for x, place in ((a, 2), (b, 1), (c, 0))]
+            result |= terms[0] & terms[1] & terms[2]
+    return result & WORD

@@ -1,8 +1,10 @@
 """Decode steps as CUDA graphs: captured once for some sizes, then replayed with one launch instead of hundreds.
 
-Knows sizes and addresses; nothing of what a step computes. A graph reads one array of int32 at a fixed address
-and whatever persistent state its body reads. A step of n sequences runs in the next larger graph, filled up with
-copies of its first sequence: they write what the first one writes where it writes it, and choose the same experts.
+Knows sizes and addresses; nothing of what a step computes. A size has two graphs: one of all that leads to the last
+activations, and one that chooses tokens, which other steps than greedy ones do without. They read one array of int32 at
+a fixed address and whatever persistent state their bodies read. A step of n sequences runs in the next larger graph,
+filled up with copies of its first sequence: they write what the first one writes where it writes it, and choose the
+same experts.
 
 All graphs share one memory pool, and only one of them runs at a time; so what a graph returns is good until the
 next replay is queued.
@@ -20,20 +22,24 @@ from oscine.executor.slots import ColumnArray
 from oscine.executor.transfer import upload_into
 from oscine.ops.batch.packed import PackedSizes, PackedStep
 
-# One token a sequence -> (logits [S, V] float32, token ids [S]); must be capturable.
-Body = Callable[[PackedStep[Tensor]], tuple[Tensor, Tensor]]
-Outputs = tuple[PackedStep[Tensor], Tensor, Tensor]
+# One token a sequence -> what the head takes [S, H]; must be capturable, as the next.
+Forward = Callable[[PackedStep[Tensor]], Tensor]
+# That -> token ids [S]
+Choose = Callable[[PackedStep[Tensor], Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class _Captured:
-    graph: torch.cuda.CUDAGraph
-    outputs: Outputs
+    forward: torch.cuda.CUDAGraph
+    choice: torch.cuda.CUDAGraph
+    packed: PackedStep[Tensor]  # at the fixed address
+    x_SH: Tensor
+    ids_S: Tensor
 
 
 class CudaGraphs:
-    def __init__(self, body: Body, device: torch.device) -> None:
-        self._body = body
+    def __init__(self, forward: Forward, choose: Choose, device: torch.device) -> None:
+        self._forward, self._choose = forward, choose
         self._device = device
         self._sizes: list[int] = []  # ascending
         self._captured: dict[int, _Captured] = {}
@@ -42,7 +48,8 @@ class CudaGraphs:
     def run_eagerly(self, sizes: list[int]) -> None:
         """What would be captured, largest size first: compiles kernels and takes memory."""
         for size in sorted(sizes, reverse=True):
-            self._body(self._blank(size))
+            packed = self._blank(size)
+            self._choose(packed, self._forward(packed))
 
     def capture(self, sizes: list[int]) -> None:
         """Largest first: the smaller ones then find room in what it has taken. All kernels must be compiled."""
@@ -51,10 +58,12 @@ class CudaGraphs:
         pool = torch.cuda.graph_pool_handle()
         for size in reversed(self._sizes):
             packed = self._blank(size)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool):
-                logits_NV, ids_N = self._body(packed)
-            self._captured[size] = _Captured(graph, (packed, _borrowed(logits_NV), ids_N))
+            forward, choice = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+            with torch.cuda.graph(forward, pool=pool):
+                x_SH = self._forward(packed)
+            with torch.cuda.graph(choice, pool=pool):
+                ids_S = self._choose(packed, x_SH)
+            self._captured[size] = _Captured(forward, choice, packed, x_SH, ids_S)
         torch.cuda.synchronize(self._device)
 
     def _blank(self, size: int) -> PackedStep[Tensor]:
@@ -82,13 +91,19 @@ class CudaGraphs:
         """To the size of the graph that it will run in."""
         return step.padded(self._sizes[bisect_left(self._sizes, len(step.slots_S))])
 
-    def replay(self, packed: tuple[ColumnArray, PackedSizes]) -> Outputs:
-        """Queues a padded step. Returns (its input on the device, logits, token ids)."""
+    def replay(self, packed: tuple[ColumnArray, PackedSizes]) -> tuple[PackedStep[Tensor], Tensor]:
+        """Queues a padded step. Returns its input on the device, and what the head takes."""
         flat, sizes = packed
         upload_into(self._input, flat)
         captured = self._captured[sizes.sequences]
-        captured.graph.replay()
-        return captured.outputs
+        captured.forward.replay()
+        return captured.packed, captured.x_SH
+
+    def replay_choice(self, size: int) -> Tensor:
+        """Queues the choice after a step that was padded to this size. Returns its token ids."""
+        captured = self._captured[size]
+        captured.choice.replay()
+        return captured.ids_S
 
 
 def sizes_up_to(most: int) -> list[int]:
@@ -101,21 +116,3 @@ def sizes_up_to(most: int) -> list[int]:
 
 def _sizes_of(size: int) -> PackedSizes:
     return PackedSizes(tokens=size, sequences=size, logits_rows=size, sampled=size)
-
-
-class _Memory:
-    """The memory of a tensor, without a claim to it: the pool may give it to the next graph that is captured."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.__cuda_array_interface__ = {
-            "data": (tensor.data_ptr(), False),
-            "shape": tuple(tensor.shape),
-            "strides": tuple(stride * tensor.itemsize for stride in tensor.stride()),
-            "typestr": "<f4",
-            "version": 2,
-        }
-
-
-def _borrowed(tensor: Tensor) -> Tensor:
-    assert tensor.dtype == torch.float32
-    return torch.as_tensor(_Memory(tensor), device=tensor.device)

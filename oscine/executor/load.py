@@ -22,7 +22,7 @@ from oscine.executor.warm_up import KERNEL_SAMPLINGS, MASKED, SAMPLINGS, run_lar
 from oscine.model.config import ModelConfig
 from oscine.model.gpt_oss import GptOss, kv_shape
 from oscine.model.opened_model import OpenedModel, open_model
-from oscine.model.weights import preparation, tensor_specs
+from oscine.model.weights import tensor_specs
 from oscine.ops.interface import KvCache
 from oscine.ops.resolve import choose, describe, platform, resolve
 
@@ -58,12 +58,14 @@ def load_executor(options: EngineOptions, report: Report, watch: Stopwatch) -> T
 def _load(opened: OpenedModel, on: str, options: EngineOptions, report: Report, watch: Stopwatch) -> TorchExecutor:
     """`on`: the platform of the ops."""
     ops = resolve(on)
-    memory = _plan(opened, options, weight_bytes(opened.config, opened.dtype))
+    vocab, hidden = opened.config.vocab_size, opened.config.hidden_size
+    weight_total = weight_bytes(opened.config, opened.dtype) + ops.chooser.prepared_bytes(vocab, hidden)
+    memory = _plan(opened, options, weight_total)
     report(f"{memory}\nops: {describe(choose(on))}")
     watch.lap("open")
     tokenizer = None if opened.folder is None else opened.folder / TOKENIZER
     grammars = Grammars(tokenizer, opened.config.vocab_size)  # which reads it while the weights are loaded
-    weights = opened.load(prepare_layer=preparation(ops), progress=not options.quiet)
+    weights = opened.load(ops=ops, progress=not options.quiet)
     if opened.device.type == "cuda":
         memory = _plan_again(opened, options, memory, report)
     watch.lap("weights")

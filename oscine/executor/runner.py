@@ -51,7 +51,7 @@ class TorchExecutor:
         self._sampler = Sampler(max_num_seqs, model.config.vocab_size, self.device, model.ops.sample)
         self._constraints = Constraints(grammars or Grammars(None, model.config.vocab_size))
         self._prompt_logprobs: dict[int, int] = {}  # slot -> how many of the most probable tokens
-        self._graphs = CudaGraphs(self._decode, self.device)
+        self._graphs = CudaGraphs(self._decode, self._choose_greedily, self.device)
         self._launched: deque[LaunchedStep] = deque()
 
     @property
@@ -136,8 +136,8 @@ class TorchExecutor:
         x_NH = self._model.hidden(self._state.batch(packed, step.num_decodes), self._kv)
         sampled = None
         if sizes.sampled:
-            logits_MV = self._model.head(x_NH[: sizes.sampled])
-            sampled = self._sampler.sample(logits_MV, slots_M, positions_M, self._allowed(slots_M, positions_M))
+            allowed = self._allowed(slots_M, positions_M)
+            sampled = self._sample(x_NH[: sizes.sampled], slots_M, positions_M, allowed)
             self._state.remember(packed.sampled_slots_M, sampled.token_ids_N)
         return Outcome(sampled, self._of_prompts(step, prompt_rows, x_NH[sizes.sampled :]))
 
@@ -145,13 +145,20 @@ class TorchExecutor:
         padded = self._graphs.pad(step)
         size, count = len(padded.slots_S), len(step.slots_S)
         remembered_M = np.where(padded.samples_S, padded.slots_S, self._state.nobody)
-        packed, logits_NV, ids_N = self._graphs.replay(pack(padded, self._slots, np.arange(size), remembered_M))
+        packed, x_NH = self._graphs.replay(pack(padded, self._slots, np.arange(size), remembered_M))
         allowed = self._allowed(step.slots_S, step.ends_S)
         if allowed is None and self._sampler.wants_argmax(step.slots_S):
-            return Outcome(Sampled(ids_N[:count]), {})
-        sampled = self._sampler.sample(logits_NV[:count], step.slots_S, step.ends_S, allowed)
+            return Outcome(Sampled(self._graphs.replay_choice(size)[:count]), {})
+        sampled = self._sample(x_NH[:count], step.slots_S, step.ends_S, allowed)
         self._state.remember(packed.sampled_slots_M[:count], sampled.token_ids_N)
         return Outcome(sampled, {})
+
+    def _sample(self, x_NH: Tensor, slots_N: IntArray, positions_N: IntArray, allowed: Allowed | None) -> Sampled:
+        """A token a row of what the head takes."""
+        plain = self._sampler.plain(slots_N, positions_N) if allowed is None else None
+        if plain is not None:
+            return Sampled(self._model.choose(x_NH, plain))
+        return self._sampler.sample(self._model.head(x_NH), slots_N, positions_N, allowed)
 
     def _allowed(self, slots_N: IntArray, positions_N: IntArray) -> Allowed | None:
         """What grammars allow next, if any row has one.
@@ -167,12 +174,15 @@ class TorchExecutor:
         row_N[rows_K] = np.arange(len(rows_K))
         return Allowed(send(masks_KW, self.device), row_N)
 
-    def _decode(self, packed: PackedStep[Tensor]) -> tuple[Tensor, Tensor]:
-        """What a graph holds: (logits, the most probable tokens) of one token a sequence."""
-        logits_NV = self._model.forward(self._state.batch(packed, num_decodes=len(packed.slots_S)), self._kv)
-        ids_N = self._sampler.argmax(logits_NV)
+    def _decode(self, packed: PackedStep[Tensor]) -> Tensor:
+        """What a graph holds: one token a sequence, to what the head takes."""
+        return self._model.hidden(self._state.batch(packed, num_decodes=len(packed.slots_S)), self._kv)
+
+    def _choose_greedily(self, packed: PackedStep[Tensor], x_NH: Tensor) -> Tensor:
+        """What the other graph holds: to the most probable tokens, remembered."""
+        ids_N = self._model.choose(x_NH, self._sampler.greedy(len(x_NH)))
         self._state.remember(packed.sampled_slots_M, ids_N)
-        return logits_NV, ids_N
+        return ids_N
 
     def _prompt_rows(self, step: StepArrays) -> dict[int, IntArray]:
         """Index of a sequence in the step -> those of its tokens that are followed by a token of the prompt."""

@@ -83,30 +83,35 @@ class Sampler:
 
     def wants_argmax(self, slots_N: IntArray) -> bool:
         """Whether all that these rows ask for is the most probable token."""
+        return not (self._temperature[slots_N].any() or self._wants_logits(slots_N))
+
+    def _wants_logits(self, slots_N: IntArray) -> bool:
+        """Whether a row asks for log-probabilities, or changes logits."""
         special = self._biases.keys() | self._histories.keys()
-        return not (
-            self._temperature[slots_N].any()
-            or (self._num_logprobs[slots_N] >= 0).any()
-            or (special and not special.isdisjoint(slots_N.tolist()))
-        )
+        return bool((self._num_logprobs[slots_N] >= 0).any() or (special and not special.isdisjoint(slots_N.tolist())))
 
     def num_logprobs(self, slots_N: IntArray) -> list[int]:
         """How many most probable tokens each row asked for; -1 where it asked for no log-probabilities."""
         wanted: list[int] = self._num_logprobs[slots_N].tolist()
         return wanted
 
-    def argmax(self, logits_NV: Tensor) -> Tensor:
-        """Token ids [N]; works on any rows, so also in a graph."""
-        floats, integers = self._no_floats[: len(logits_NV)], self._no_integers[: len(logits_NV)]
-        sampling = SamplingBatch(floats, integers, floats, floats, integers, integers, greedy=True, truncated=False)
-        return self._sample(logits_NV, sampling).token_ids_N
+    def greedy(self, num_rows: int) -> SamplingBatch:
+        """Works on any rows, so also in a graph."""
+        floats, integers = self._no_floats[:num_rows], self._no_integers[:num_rows]
+        return SamplingBatch(floats, integers, floats, floats, integers, integers, greedy=True, truncated=False)
+
+    def plain(self, slots_N: IntArray, positions_N: IntArray) -> SamplingBatch | None:
+        """What a chooser is asked; None where these rows ask for more than temperature, or are many."""
+        if self.wants_argmax(slots_N):
+            return self.greedy(len(slots_N))
+        if len(slots_N) > SAMPLED_AT_ONCE or self._truncated[slots_N].any() or self._wants_logits(slots_N):
+            return None
+        return self._batch(slots_N, positions_N, None)
 
     def sample(
         self, logits_NV: Tensor, slots_N: IntArray, positions_N: IntArray, allowed: Allowed | None = None
     ) -> Sampled:
         """One token a row, to stand at the given position of its slot; log-probabilities if any row asked for them."""
-        if allowed is None and self.wants_argmax(slots_N):
-            return Sampled(self.argmax(logits_NV))
         most_logprobs = int(self._num_logprobs[slots_N].max())
         parts = []
         for start in range(0, len(slots_N), SAMPLED_AT_ONCE):

@@ -12,8 +12,13 @@ from oscine.executor.runner import TorchExecutor
 from oscine.types import NewSequence, SamplingParams, ScheduledSequence, StepPlan
 
 GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
-# What the sampling op has kernels for: for any number of rows, then once; and what it does besides with what they find.
-KERNEL_SAMPLINGS = (SamplingParams(max_tokens=1), SamplingParams(max_tokens=1, top_p=0.9))
+# What choosing and sampling have kernels for: for any number of rows, then once; and what they do besides with what
+# these find. Log-probabilities need all logits, where temperature alone may not.
+KERNEL_SAMPLINGS = (
+    SamplingParams(max_tokens=1),
+    SamplingParams(max_tokens=1, logprobs=0),
+    SamplingParams(max_tokens=1, top_p=0.9),
+)
 MASKED = SamplingParams(max_tokens=1, grammar=ANYTHING)
 SAMPLINGS = (
     *KERNEL_SAMPLINGS,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from oscine.model.config import ModelConfig
 from oscine.model.weights import LayerWeights, Weights
-from oscine.ops.interface import Batch, KvCache, Ops, PageGroup
+from oscine.ops.interface import Batch, KvCache, Ops, PageGroup, SamplingBatch
 from oscine.ops.rope.yarn import yarn_cos_sin
 
 
@@ -58,6 +58,11 @@ class GptOss:
     def head(self, x_NH: Tensor) -> Tensor:
         """Logits [N, V], float32: so large that many rows are better given in pieces."""
         return self.ops.lm_head(x_NH, self.weights.head_VH)
+
+    @torch.inference_mode()
+    def choose(self, x_NH: Tensor, sampling: SamplingBatch) -> Tensor:
+        """Token ids [N] of rows that ask for nothing but temperature: as sampled from their logits."""
+        return self.ops.chooser.choose(x_NH, self.weights.head_VH, self.weights.prepared_head, sampling)
 
     def _layer_caches(self, batch: Batch, kv: KvCache) -> list[LayerCache]:
         """Layers of a group have consecutive indices in that group's memory, in model order."""

@@ -11,7 +11,8 @@ from oscine.model.checkpoint import CONFIG, Checkpoint
 from oscine.model.config import ModelConfig, gpt_oss_20b, gpt_oss_120b
 from oscine.model.hub import find_folder
 from oscine.model.random_weights import RandomTensors
-from oscine.model.weights import PrepareLayer, TensorSource, Weights, load_weights
+from oscine.model.weights import TensorSource, Weights, load_weights
+from oscine.ops.interface import Ops
 
 PUBLISHED: dict[str, Callable[[], ModelConfig]] = {"20b": gpt_oss_20b, "120b": gpt_oss_120b}
 RANDOM_SEED = 0
@@ -25,11 +26,9 @@ class OpenedModel:
     device: torch.device
     dtype: torch.dtype  # of activations, KV and unquantised weights
 
-    def load(self, *, prepare_layer: PrepareLayer | None = None, progress: bool = False) -> Weights:
-        """Brings the weights to the device; prepare_layer repacks each layer as it arrives."""
-        return load_weights(
-            self.config, self.source, self.device, self.dtype, prepare_layer=prepare_layer, progress=progress
-        )
+    def load(self, *, ops: Ops | None = None, progress: bool = False) -> Weights:
+        """Brings the weights to the device, prepared for `ops`."""
+        return load_weights(self.config, self.source, self.device, self.dtype, ops=ops, progress=progress)
 
 
 def open_model(options: ModelOptions) -> OpenedModel:

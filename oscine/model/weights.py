@@ -3,7 +3,6 @@
 Knows the published names, shapes and dtypes. Must not know files, folders or how a tensor comes about.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Literal, Protocol
@@ -56,6 +55,7 @@ class Weights:
     layers: list[LayerWeights]
     norm_H: Tensor
     head_VH: Tensor
+    prepared_head: Any = None  # what Ops.chooser makes of head_VH, and wants beside it
 
 
 class TensorSource(Protocol):
@@ -64,10 +64,6 @@ class TensorSource(Protocol):
     def get(self, name: str) -> Tensor:
         """The tensor under its published name, in its published dtype, on any device."""
         ...
-
-
-# Repacks one layer for a backend as soon as it is on the device: (index, layer) -> layer.
-PrepareLayer = Callable[[int, LayerWeights], LayerWeights]
 
 
 def tensor_specs(config: ModelConfig) -> dict[str, TensorSpec]:
@@ -121,30 +117,26 @@ def load_weights(
     device: torch.device,
     dtype: torch.dtype,
     *,
-    prepare_layer: PrepareLayer | None = None,
+    ops: Ops | None = None,
     progress: bool = False,
 ) -> Weights:
-    """Brings every tensor to the device, one layer after the other, floats cast to dtype, MXFP4 left packed."""
+    """Brings every tensor to the device, one layer after the other, floats cast to dtype, MXFP4 left packed.
+
+    With `ops`, experts are repacked for them as soon as they are there, layer by layer, and the head prepared.
+    """
     loader = _Loader(source, Staging(device), dtype)
     layers = []
     for index in tqdm(range(config.num_hidden_layers), desc="Loading layers", disable=not progress):
         layer = loader.layer(f"model.layers.{index}.")
-        layers.append(prepare_layer(index, layer) if prepare_layer else layer)
+        layers.append(layer if ops is None else replace(layer, experts=ops.prepare_experts(layer.experts)))
+    head_VH = loader.get("lm_head.weight")
     return Weights(
         embed_VH=loader.get("model.embed_tokens.weight"),
         layers=layers,
         norm_H=loader.get("model.norm.weight"),
-        head_VH=loader.get("lm_head.weight"),
+        head_VH=head_VH,
+        prepared_head=None if ops is None else ops.chooser.prepare(head_VH),
     )
-
-
-def preparation(ops: Ops) -> PrepareLayer:
-    """Repacks the experts of a layer as soon as they are on the device."""
-
-    def prepare(_: int, layer: LayerWeights) -> LayerWeights:
-        return replace(layer, experts=ops.prepare_experts(layer.experts))
-
-    return prepare
 
 
 @dataclass(frozen=True, slots=True)

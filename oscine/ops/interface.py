@@ -102,6 +102,22 @@ class Sampled(NamedTuple):
     top_logprobs_NK: Tensor | None = None  # float32
 
 
+# (x_NH, weight_VH) -> logits_NV float32
+LmHead = Callable[[Tensor, Tensor], Tensor]
+# (logits_NV float32, sampling) -> Sampled
+Sample = Callable[[Tensor, SamplingBatch], Sampled]
+
+
+@dataclass(frozen=True, slots=True)
+class Chooser:
+    """lm_head and sample in one, for rows of which nothing but temperature is asked: logits need not all be made."""
+
+    prepare: Callable[[Tensor], Any]  # weight_VH on the device -> what `choose` wants besides it
+    prepared_bytes: Callable[[int, int], int]  # (V, H) -> of that
+    # (x_NH, weight_VH, prepared, sampling) -> token ids_N int64
+    choose: Callable[[Tensor, Tensor, Any, SamplingBatch], Tensor]
+
+
 @dataclass(frozen=True, slots=True)
 class Ops:
     """The callables of one backend choice; a model receives it in its constructor. Definitions: each reference.py.
@@ -125,7 +141,6 @@ class Ops:
     prepare_experts: Callable[[MxExperts], Any]
     # (x_TH, routing, prepared experts, swiglu limit) -> [T, H] or [T, J, H]
     moe: Callable[[Tensor, Routing, Any, float], Tensor]
-    # (x_NH, weight_VH) -> logits_NV float32
-    lm_head: Callable[[Tensor, Tensor], Tensor]
-    # (logits_NV float32, sampling) -> Sampled
-    sample: Callable[[Tensor, SamplingBatch], Sampled]
+    lm_head: LmHead
+    sample: Sample
+    chooser: Chooser

@@ -49,13 +49,23 @@ TABLE: dict[str, dict[str, str]] = {
         "reference": "oscine.ops.sample.reference:sample",
         "triton": "oscine.ops.sample.triton:sample",
     },
+    "chooser": {  # made of the lm_head and the sample that are chosen
+        "reference": "oscine.ops.choose.reference:bind",
+        "screened": "oscine.ops.choose.screened:bind",
+    },
 }
 
 # platform -> op -> backend; "*" is every op not named
 DEFAULTS: dict[str, dict[str, str]] = {
     "cpu": {"*": "reference"},
-    "cuda": {"*": "triton"},
-    "hopper": {"*": "hopper", "rms_norm": "triton", "norm_route": "triton", "sample": "triton"},
+    "cuda": {"*": "triton", "chooser": "reference"},
+    "hopper": {
+        "*": "hopper",
+        "rms_norm": "triton",
+        "norm_route": "triton",
+        "sample": "triton",
+        "chooser": "reference",
+    },
 }
 
 
@@ -98,6 +108,7 @@ def resolve(platform: str, overrides: Mapping[str, str] | None = None) -> Ops:
         functions[op] = getattr(module, function)
         if op == "moe":
             functions["prepare_experts"] = module.prepare_experts
+    functions["chooser"] = functions["chooser"](functions["lm_head"], functions["sample"])
     return Ops(**functions)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from oscine.model.config import ModelConfig
 from oscine.model.gpt_oss import kv_shape, rope_table
 from oscine.model.random_weights import RandomTensors
-from oscine.model.weights import LayerWeights, Weights, load_weights, preparation
+from oscine.model.weights import LayerWeights, Weights, load_weights
 from oscine.ops.cases import sampling_batch
 from oscine.ops.interface import Batch, KvCache, Ops, PageGroup, Routing
 from oscine.perf import roofline
@@ -72,7 +72,7 @@ def random_weights(config: ModelConfig, ops: Ops, device: torch.device, dtype: t
     kinds = config.layer_types[:NUM_LAYERS]
     short = replace(config, num_hidden_layers=len(kinds), layer_types=kinds)
 
-    return load_weights(short, RandomTensors(short, 0, device), device, dtype, prepare_layer=preparation(ops))
+    return load_weights(short, RandomTensors(short, 0, device), device, dtype, ops=ops)
 
 
 def step_calls(config: ModelConfig, weights: Weights, ops: Ops, load: Load) -> list[OpCall]:
@@ -161,15 +161,25 @@ class _Step:
         ]
 
     def head_calls(self, ops: Ops) -> list[OpCall]:
-        """The norm before the head is among those of the layers; only the last token of each sequence is sampled."""
+        """The norm before the head is among those of the layers; only the last token of each sequence is sampled.
+
+        A step of greedy rows only chooses: what makes all logits and samples from them is timed, and not counted.
+        """
         rows, head_VH = self.batch.logits_rows_N, self.weights.head_VH
         x_NH, _ = ops.rms_norm(self.x[rows], self.weights.norm_H, self.config.rms_norm_eps, self.residual_TH[rows])
         logits_NV = ops.lm_head(x_NH, head_VH)
         temperature_N = torch.zeros(len(rows), device=self.device)
         sampling = sampling_batch(len(rows), self.device, temperature_N=temperature_N, greedy=True)
+        prepared, chooser = self.weights.prepared_head, ops.chooser
+        read = head_VH.nbytes if prepared is None else chooser.prepared_bytes(*head_VH.shape)
+
+        def choose(_: int) -> Tensor:
+            return chooser.choose(x_NH, head_VH, prepared, sampling)
+
         return [
-            self._linear("lm_head", 1, lambda _: ops.lm_head(x_NH, head_VH), head_VH, x_NH, logits_NV),
-            OpCall("sample", "sample", 1, lambda _: ops.sample(logits_NV, sampling), _bytes(logits_NV), 0.0),
+            OpCall("choose", "chooser", 1, choose, read + _bytes(x_NH), 2.0 * len(rows) * head_VH.numel()),
+            self._linear("lm_head", 0, lambda _: ops.lm_head(x_NH, head_VH), head_VH, x_NH, logits_NV),
+            OpCall("sample", "sample", 0, lambda _: ops.sample(logits_NV, sampling), _bytes(logits_NV), 0.0),
         ]
 
     def layer(self, i: int) -> LayerWeights:

@@ -17,7 +17,7 @@ from oscine.executor.threaded import ThreadedExecutor
 from oscine.model.config import ModelConfig
 from oscine.model.gpt_oss import GptOss, kv_shape
 from oscine.model.random_weights import RandomTensors
-from oscine.model.weights import load_weights, preparation
+from oscine.model.weights import load_weights
 from oscine.ops.interface import Batch, KvCache, PageGroup
 from oscine.ops.resolve import resolve
 from oscine.types import AsyncExecutor, Executor, GenerationOutput, GenerationRequest, SamplingParams
@@ -65,7 +65,7 @@ def model() -> GptOss:
 def capturable_model(device: torch.device) -> GptOss:
     """The same weights on any device."""
     ops, source = capturable_ops(), LivelyTensors(CONFIG, 3, CPU)
-    return GptOss(CONFIG, load_weights(CONFIG, source, device, torch.float32, prepare_layer=preparation(ops)), ops)
+    return GptOss(CONFIG, load_weights(CONFIG, source, device, torch.float32, ops=ops), ops)
 
 
 def all_logits(tokens: list[int]) -> Tensor:

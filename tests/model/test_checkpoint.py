@@ -3,6 +3,7 @@
 import json
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,9 @@ from oscine.model import hub
 from oscine.model.checkpoint import INDEX, SINGLE, Checkpoint, fingerprint, save
 from oscine.model.opened_model import open_model
 from oscine.model.random_weights import RandomTensors
-from oscine.model.weights import LayerWeights, checkpoint_bytes, load_weights, tensor_specs
+from oscine.model.weights import checkpoint_bytes, load_weights, tensor_specs
+from oscine.ops.interface import MxExperts
+from oscine.ops.resolve import resolve
 from tests.model.tiny import CPU, SMALL, tensors
 
 KEY = "model.layers.2.self_attn.k_proj.weight"
@@ -46,19 +49,19 @@ def test_every_tensor_comes_back(layout: str, request: pytest.FixtureRequest) ->
 
 
 def test_queries_keys_and_values_are_fused_and_layers_prepared_in_order(single: Path) -> None:
-    seen = []
+    made, seen = tensors(SMALL), []
 
-    def prepare(index: int, layer: LayerWeights) -> LayerWeights:
-        seen.append(index)
-        return layer
+    def prepare(experts: MxExperts) -> MxExperts:
+        seen.append(experts.down_blocks)
+        return experts
 
-    weights = open_model(ModelOptions(model=str(single))).load(prepare_layer=prepare)
-    made = tensors(SMALL)
+    weights = open_model(ModelOptions(model=str(single))).load(ops=replace(resolve("cpu"), prepare_experts=prepare))
     prefix = "model.layers.3.self_attn."
     fused = torch.cat([made[f"{prefix}{name}_proj.weight"] for name in "qkv"]).float()
     assert torch.equal(weights.layers[3].qkv_weight_FH, fused)
     assert weights.layers[3].experts.down_blocks.dtype == torch.uint8
-    assert seen == [0, 1, 2, 3]
+    names = [f"model.layers.{index}.mlp.experts.down_proj_blocks" for index in range(4)]
+    assert all(torch.equal(blocks, made[name]) for blocks, name in zip(seen, names, strict=True))
 
 
 def rewrite(path: Path, change: Callable[[dict[str, Tensor]], object]) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from oscine.model.config import ModelConfig, gpt_oss_20b, gpt_oss_120b
 from oscine.model.gpt_oss import GptOss
 from oscine.model.random_weights import RandomTensors
-from oscine.model.weights import load_weights, preparation
+from oscine.model.weights import load_weights
 from oscine.ops.interface import Ops
 from oscine.ops.resolve import platform, resolve
 from tests.model.tiny import PAGE, Sequence, Stepper, random_tokens
@@ -46,7 +46,7 @@ SHAPES = [
 def build(config: ModelConfig, dtype: torch.dtype, ops: Ops) -> GptOss:
     device = torch.device("cuda")
     source = RandomTensors(config, 0, device)
-    return GptOss(config, load_weights(config, source, device, dtype, prepare_layer=preparation(ops)), ops)
+    return GptOss(config, load_weights(config, source, device, dtype, ops=ops), ops)
 
 
 def run(model: GptOss) -> list[Tensor]:

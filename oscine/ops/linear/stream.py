@@ -1,7 +1,7 @@
 """Products of a big weight matrix with few tokens on Hopper: weights flow from memory through the tensor cores.
 
 A program computes W[rows, k range] x[tokens, k range]^T. Rows are the 64-row operand of wgmma and tokens its columns,
-so few tokens waste nothing but arithmetic. Chunks of 64 columns of both arrive by TMA in a ring of stages:
+so few tokens waste nothing but arithmetic. Chunks of 128 bytes of both arrive by TMA in a ring of stages:
 
     start       issue the weights of every stage             nothing before this kernel in the stream writes them
     depend()    gdc_wait, issue the tokens of every stage     the kernel before this one writes them
@@ -23,7 +23,8 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.core import _aggregate as aggregate
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-CHUNK = 64  # columns; 128 bytes of bf16, one row of the widest swizzle
+CHUNK_BYTES = 128  # of a row; one row of the widest swizzle
+CHUNK = CHUNK_BYTES // 2  # columns of bf16
 
 
 @aggregate
@@ -44,6 +45,7 @@ class Ring:
     CHUNKS: gl.constexpr
     STAGES: gl.constexpr
     STEPS: gl.constexpr
+    WIDTH: gl.constexpr  # columns of a chunk
 
     @gluon.constexpr_function
     def __init__(
@@ -63,11 +65,12 @@ class Ring:
         self.CHUNKS = gl.constexpr(CHUNKS)
         self.STAGES = gl.constexpr(STAGES)
         self.STEPS = gl.constexpr(STEPS)
+        self.WIDTH = gl.constexpr(weight.block_type.shape[3])
 
     @gluon.jit
     def load_weights(self, step, stage, wanted):
         for chunk in gl.static_range(self.CHUNKS):
-            column = self.column + (step * self.CHUNKS + chunk) * 64
+            column = self.column + (step * self.CHUNKS + chunk) * self.WIDTH
             target = self.weight_ring.index(stage * self.CHUNKS + chunk)
             at = [0, self.outer, self.row, column]
             tma.async_copy_global_to_shared(self.weight, at, self.arrived.index(stage), target, pred=wanted)
@@ -75,7 +78,7 @@ class Ring:
     @gluon.jit
     def load_tokens(self, step, stage, wanted):
         for chunk in gl.static_range(self.CHUNKS):
-            column = self.column + (step * self.CHUNKS + chunk) * 64
+            column = self.column + (step * self.CHUNKS + chunk) * self.WIDTH
             target = self.token_ring.index(stage * self.CHUNKS + chunk)
             at = [0, self.token, column]
             tma.async_copy_global_to_shared(self.tokens, at, self.arrived.index(stage), target, pred=wanted)
@@ -94,16 +97,16 @@ class Ring:
 
     @gluon.jit
     def multiply(self, layout: gl.constexpr):
-        """float32 [M, N]."""
-        shape: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
-        sums = gl.zeros([self.M, self.N], gl.float32, layout)
+        """float32 [M, N]; int32 of int8."""
+        shape: gl.constexpr = gl.NVMMASharedLayout(128, 1024 // self.WIDTH, 2)
+        sums = gl.zeros([self.M, self.N], gl.int32 if self.WIDTH == 128 else gl.float32, layout)
         for step in range(self.STEPS):
             stage = step % self.STAGES
             mbarrier.wait(self.arrived.index(stage), (step // self.STAGES) & 1)
             for chunk in gl.static_range(self.CHUNKS):
                 slot = stage * self.CHUNKS + chunk
-                a = self.weight_ring.index(slot)._reinterpret(self.weight.dtype, [self.M, 64], shape)
-                b = self.token_ring.index(slot)._reinterpret(self.tokens.dtype, [self.N, 64], shape)
+                a = self.weight_ring.index(slot)._reinterpret(self.weight.dtype, [self.M, self.WIDTH], shape)
+                b = self.token_ring.index(slot)._reinterpret(self.tokens.dtype, [self.N, self.WIDTH], shape)
                 sums = warpgroup_mma(a, b.permute((1, 0)), sums, is_async=True)
             sums = warpgroup_mma_wait(0, deps=[sums])
             wanted = step + self.STAGES < self.STEPS
@@ -145,7 +148,7 @@ def start_ring(
 
 def descriptor(matrix: Tensor, box: list[int]) -> TensorDescriptor:
     """Boxes of this shape are zero where they leave the matrix."""
-    layout = gl.NVMMASharedLayout(128, 16, len(box))
+    layout = gl.NVMMASharedLayout(128, 8 * matrix.element_size(), len(box))
     return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), box, layout)
 
 

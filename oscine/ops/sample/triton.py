@@ -174,7 +174,7 @@ def _mix(x):
 
 
 @triton.jit
-def _gumbel(token_B, seed, position):
+def gumbel(token_B, seed, position):
     """As noise.py; -log(1 - v) is a series where 1 - v would round v away."""
     low, high = (seed & 0xFFFFFFFF).to(tl.uint32), ((seed >> 32) & 0xFFFFFFFF).to(tl.uint32)
     first = _mix((position & 0xFFFFFFFF).to(tl.uint32) ^ _mix(low ^ _mix(high)))
@@ -192,7 +192,12 @@ def _gumbel(token_B, seed, position):
 def _scaled(logits, stride, temperature, row, token_B, vocab):
     """Logits over temperature, never NaN; those past the vocabulary are -inf."""
     x_B = tl.load(logits + row.to(tl.int64) * stride + token_B, mask=token_B < vocab, other=float("-inf"))
-    heat = tl.load(temperature + row)
+    return heated(x_B, tl.load(temperature + row))
+
+
+@triton.jit
+def heated(x_B, heat):
+    """Logits over a temperature, of which 0 is taken for 1; never NaN."""
     x_B = tl.div_rn(x_B, tl.where(heat == 0, 1.0, tl.maximum(heat, COOLEST)))
     return tl.where(x_B == x_B, x_B, float("-inf"))
 
@@ -250,7 +255,7 @@ def _choose_kernel(
         token_B = start + lane_B
         if drawn:
             x_B = _scaled(logits, stride, temperature, row, token_B, vocab)
-            noisy_B = x_B + _gumbel(token_B, tl.load(seed + row), tl.load(position + row))
+            noisy_B = x_B + gumbel(token_B, tl.load(seed + row), tl.load(position + row))
             if cut is not None:
                 noisy_B = tl.where(_key(x_B, token_B) >= tl.load(cut + row), noisy_B, float("-inf"))
             x_B = tl.where(token_B < vocab, noisy_B, float("-inf"))
@@ -261,11 +266,29 @@ def _choose_kernel(
         value_B = tl.where(better_B, x_B, value_B)
     value = tl.max(value_B, 0)
     id = tl.min(tl.where(value_B == value, id_B, vocab), 0)
+    settle(value, id, row, tl.program_id(0), ids, best_value, best_id, arrivals, vocab, PARTS_S, BLOCK_S)
+
+
+@triton.jit
+def settle(
+    value,
+    id,
+    row,
+    part,
+    ids,
+    best_value,
+    best_id,
+    arrivals,
+    vocab,
+    PARTS_S: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+):
+    """The best of a row's parts, the lower id of equals: stored by the program that arrives last."""
     if PARTS_S == 1:
         tl.store(ids + row, id.to(tl.int64))
     else:
-        tl.store(best_value + row * PARTS_S + tl.program_id(0), value)
-        tl.store(best_id + row * PARTS_S + tl.program_id(0), id)
+        tl.store(best_value + row * PARTS_S + part, value)
+        tl.store(best_id + row * PARTS_S + part, id)
         tl.debug_barrier()  # the atomic of one thread publishes what other threads stored
         if tl.atomic_add(arrivals + row, 1) == PARTS_S - 1:
             tl.store(arrivals + row, 0)

@@ -1,0 +1,91 @@
+"""Choosing with and without all logits, and tile shapes of the screen: `python -m benchmarks.kernels.choose`.
+
+For each number of rows: lm_head and sample; the screened choice, greedy and with noise; then its int8 product alone, in
+shapes that fit, the chosen one first. A product that is not that of the chosen shape is marked. The best belong into
+screen_gemm.TILES, and the faster backend into resolve.DEFAULTS.
+"""
+
+import argparse
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from oscine.model.config import gpt_oss_120b
+from oscine.ops.cases import sampling_batch
+from oscine.ops.choose import screened
+from oscine.ops.choose.screen_gemm import TILES, Tile, logits
+from oscine.ops.interface import SamplingBatch
+from oscine.ops.resolve import resolve
+from oscine.perf.timer import time_call
+
+DEVICE = torch.device("cuda")
+CALLS = 4
+# rows, chunks, stages, warps
+SHAPES = ((64, 2, 5, 4), (64, 2, 3, 4), (64, 4, 2, 4), (128, 1, 5, 8), (128, 2, 3, 8), (128, 1, 5, 4), (256, 1, 2, 8))
+SHARED = 113 * 1024  # bytes of shared memory of each of two programs
+
+
+def tiles(num_rows: int) -> Iterator[Tile]:
+    chosen = next(tile for tile in TILES if num_rows <= tile.max_tokens)
+    yield chosen
+    for rows, chunks, stages, warps in SHAPES:
+        tile = Tile(chosen.max_tokens, rows, chunks, stages, warps)
+        if stages * chunks * 128 * (rows + 2 * tile.max_tokens) < SHARED and tile != chosen:
+            yield tile
+
+
+def report(name: str, num_rows: int, num_bytes: int, call: Callable[[], object], note: str = "") -> None:
+    seconds = time_call(lambda _: call(), DEVICE, CALLS).seconds
+    print(f"{num_rows:4} {name:>34} {seconds * 1e6:8.1f} us {num_bytes / seconds / 1e12:6.2f} TB/s{note}", flush=True)
+
+
+def compare(num_rows: int, weight_VH: Tensor, screen: screened.Screen) -> None:
+    vocab, hidden = weight_VH.shape
+    ops, x_NH = resolve("hopper"), torch.randn(num_rows, hidden, device=DEVICE).bfloat16()
+    batches: dict[str, SamplingBatch] = {}
+    for heat, name in ((0.0, "greedy"), (1.0, "drawn")):
+        temperature_N = torch.full((num_rows,), heat, device=DEVICE)
+        batches[name] = sampling_batch(num_rows, DEVICE, temperature_N=temperature_N, greedy=heat == 0)
+    for name, sampling in batches.items():
+        all_logits = ops.sample(ops.lm_head(x_NH, weight_VH), sampling).token_ids_N
+        same = torch.equal(screened.screened(x_NH, weight_VH, screen, sampling), all_logits)
+        report(
+            f"{name}, all logits",
+            num_rows,
+            weight_VH.nbytes,
+            lambda sampling=sampling: ops.sample(ops.lm_head(x_NH, weight_VH), sampling),
+        )
+        report(
+            f"{name}, screened",
+            num_rows,
+            screened.prepared_bytes(vocab, hidden),
+            lambda sampling=sampling: screened.screened(x_NH, weight_VH, screen, sampling),
+            "" if same else "  OTHER TOKENS",
+        )
+    planes_2NH = torch.randint(-100, 100, (2, num_rows, hidden), device=DEVICE).to(torch.int8)
+    scale_N = torch.rand(num_rows, device=DEVICE)
+    arguments = (planes_2NH, scale_N, screen.codes_VH, screen.scale_V)
+    expected = None
+    for tile in tiles(num_rows):
+        found = logits(*arguments, tile)
+        expected = found if expected is None else expected
+        name = f"{tile.rows} rows, {tile.chunks} x {tile.stages}, {tile.warps} warps"
+        note = "" if torch.allclose(found, expected, rtol=1e-5) else "  WRONG"
+        report(name, num_rows, screen.codes_VH.nbytes, lambda tile=tile: logits(*arguments, tile), note)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 16, 32, 64])
+    options = parser.parse_args()
+    config = gpt_oss_120b()
+    weight_VH = torch.randn(config.vocab_size, config.hidden_size, device=DEVICE).mul_(0.02).bfloat16()
+    screen = screened.prepare(weight_VH)
+    assert screen is not None
+    for num_rows in options.rows:
+        compare(num_rows, weight_VH, screen)
+
+
+if __name__ == "__main__":
+    main()

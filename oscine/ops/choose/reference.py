@@ -1,0 +1,16 @@
+"""The token of each row, where nothing but temperature is asked of it: all logits, then the choice among them."""
+
+from typing import Any
+
+from torch import Tensor
+
+from oscine.ops.interface import Chooser, LmHead, Sample, SamplingBatch
+
+
+def bind(lm_head: LmHead, sample: Sample) -> Chooser:
+    """Of the backends given."""
+
+    def choose(x_NH: Tensor, weight_VH: Tensor, _: Any, sampling: SamplingBatch) -> Tensor:
+        return sample(lm_head(x_NH, weight_VH), sampling).token_ids_N
+
+    return Chooser(prepare=lambda weight_VH: None, prepared_bytes=lambda vocab, hidden: 0, choose=choose)

@@ -1,0 +1,101 @@
+"""Logits of int8 weights on Hopper, in Gluon: half the bytes of the head, exact in what is multiplied.
+
+Rows' weights have a scale each, and so have tokens, of which there are two int8 planes: x = scale (128 high + low). The
+planes lie beside each other as columns of the tensor cores' operand, whose sums are integers.
+
+Knows tiles and planes; not how good the logits are, nor what becomes of them (screened.py).
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from oscine.ops.linear.stream import CHUNK_BYTES, descriptor, start_ring
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """How the product is cut."""
+
+    max_tokens: int  # half the columns of the tensor cores' operand
+    rows: int  # weight rows of a program
+    chunks: int  # of 128 columns a stage
+    stages: int  # at most; under way in each program
+    warps: int  # 4 for each 64 or 128 rows
+
+
+# From the fewest tokens up; not measured yet.
+TILES = (
+    Tile(max_tokens=8, rows=64, chunks=2, stages=5, warps=4),
+    Tile(max_tokens=16, rows=64, chunks=2, stages=4, warps=4),
+    Tile(max_tokens=32, rows=128, chunks=1, stages=4, warps=8),
+    Tile(max_tokens=64, rows=128, chunks=1, stages=3, warps=8),
+)
+
+
+@gluon.jit
+def screen_kernel(
+    weight,
+    planes,
+    row_scale_ptr,
+    token_scale_ptr,
+    out_ptr,
+    num_rows,
+    num_tokens,
+    ROWS: gl.constexpr,
+    TOKENS: gl.constexpr,
+    CHUNKS: gl.constexpr,
+    STAGES: gl.constexpr,
+    STEPS: gl.constexpr,
+):
+    """out[token, row], float32."""
+    first_row = gl.program_id(0) * ROWS
+    zero = gl.to_tensor(0)
+    ring = start_ring(weight, planes, zero, first_row, zero, zero, ROWS, 2 * TOKENS, CHUNKS, STAGES, STEPS)
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, 2 * TOKENS, 32])
+    ring.depend()
+    sums = gl.permute(gl.reshape(ring.multiply(layout), [ROWS, 2, TOKENS]), [0, 2, 1])
+    high, low = gl.split(sums)
+    values = high.to(gl.float32) * 128.0 + low.to(gl.float32)
+    row = first_row + gl.arange(0, ROWS, gl.SliceLayout(1, values.type.layout))
+    token = gl.arange(0, TOKENS, gl.SliceLayout(0, values.type.layout))
+    row_scale = gl.load(row_scale_ptr + row, row < num_rows, other=0.0)
+    token_scale = gl.load(token_scale_ptr + token, token < num_tokens, other=0.0)
+    inside = (row < num_rows)[:, None] & (token < num_tokens)[None, :]
+    at = token.to(gl.int64)[None, :] * num_rows + row[:, None]
+    gl.store(out_ptr + at, values * row_scale[:, None] * token_scale[None, :], inside)
+
+
+def logits(planes_2NH: Tensor, token_scale_N: Tensor, codes_VH: Tensor, row_scale_V: Tensor, tile: Tile) -> Tensor:
+    """[N, V] float32; int8 planes and codes of rows that are multiples of 16 bytes, N <= tile.max_tokens."""
+    _, num_tokens, num_columns = planes_2NH.shape
+    num_rows = len(codes_VH)
+    steps = -(-num_columns // (CHUNK_BYTES * tile.chunks))
+    out_NV = torch.empty(num_tokens, num_rows, dtype=torch.float32, device=codes_VH.device)
+    screen_kernel[(-(-num_rows // tile.rows),)](
+        descriptor(codes_VH[None, None], [1, 1, tile.rows, CHUNK_BYTES]),
+        descriptor(planes_2NH, [2, tile.max_tokens, CHUNK_BYTES]),
+        row_scale_V,
+        token_scale_N,
+        out_NV,
+        num_rows,
+        num_tokens,
+        **constants(tile, steps),
+        num_warps=tile.warps,
+        launch_pdl=True,
+    )
+    return out_NV
+
+
+def constants(tile: Tile, steps: int) -> dict[str, int]:
+    """The constants of screen_kernel."""
+    return {
+        "ROWS": tile.rows,
+        "TOKENS": tile.max_tokens,
+        "CHUNKS": tile.chunks,
+        "STAGES": min(tile.stages, steps),
+        "STEPS": steps,
+    }

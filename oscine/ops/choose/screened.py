@@ -1,0 +1,256 @@
+"""The token of each row from half the bytes of the head: int8 logits screen the vocabulary, exact ones decide.
+
+A row of the head is scale * codes + rest, its codes int8; the last activations are scale * (128 high + low) + rest.
+So a logit is known up to a bound, by Cauchy and Schwarz and for any weights:
+
+    |w x - w' x'|  <=  |w - w'| |x|  +  |w'| |x - x'|        w', x' as coded; norms of the rests are computed once
+
+A token whose score cannot reach the best score that is certain is out. For those that remain the logits are computed
+from the weights as they are: of a vocabulary of 201,088, for normally distributed weights and activations, some twenty
+to a hundred when greedy, and one or two with noise. So what is chosen is what all logits would have chosen; the screen
+decides only how long it takes.
+
+    quantize   x -> planes, scales and norms
+    logits     of int8, from memory: nearly all of the time (screen_gemm.py)
+    floor      the best score that is certain, of each part of a row
+    decide     the exact scores of those that reach it, and the best of them
+
+Where it is no gain (more than MOST_TOKENS rows), all logits are made.
+
+Shape suffixes: N rows, H hidden, V vocabulary, B tokens of a part, S parts of a row.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from oscine.ops.choose.screen_gemm import TILES, logits
+from oscine.ops.interface import Chooser, LmHead, Sample, SamplingBatch
+from oscine.ops.launch import arrivals, launch_options
+from oscine.ops.sample.triton import gumbel, heated, settle
+
+MOST_TOKENS = TILES[-1].max_tokens
+PART = 1024  # tokens of a program
+CODED_AT_ONCE = 8192  # rows of the head, to bound the workspace
+MOST_CODE = tl.constexpr(127)  # of int8
+MOST_FINE = tl.constexpr(127 * 128)  # of two planes
+# What rounding adds to the bound: sums of float32 products, relative to |w'| |x|; and all else, relative to the bound.
+ROUNDED_SUM = tl.constexpr(2.0**-18)
+ROUNDED_BOUND = tl.constexpr(1 + 2.0**-10)
+
+
+@dataclass(frozen=True, slots=True)
+class Screen:
+    """The head in int8, row by row."""
+
+    codes_VH: Tensor  # int8
+    scale_V: Tensor  # float32
+    norm_V: Tensor  # float32; of scale * codes
+    rest_V: Tensor  # float32; norm of what the codes leave of the row
+
+
+def prepare(weight_VH: Tensor) -> Screen | None:
+    """None where rows are not made of whole 16 bytes."""
+    vocab, hidden = weight_VH.shape
+    if hidden % 16:
+        return None
+    codes_VH = torch.empty(vocab, hidden, dtype=torch.int8, device=weight_VH.device)
+    scale_V, norm_V, rest_V = torch.empty(3, vocab, dtype=torch.float32, device=weight_VH.device)
+    for start in range(0, vocab, CODED_AT_ONCE):
+        rows = slice(start, start + CODED_AT_ONCE)
+        exact = weight_VH[rows].float()
+        scale = exact.abs().amax(1, keepdim=True) / MOST_CODE.value
+        scale = scale.masked_fill(scale == 0, 1)
+        codes = (exact / scale).round_().clamp_(-MOST_CODE.value, MOST_CODE.value)
+        coded = codes * scale
+        codes_VH[rows], scale_V[rows] = codes.to(torch.int8), scale[:, 0]
+        norm_V[rows], rest_V[rows] = coded.norm(dim=1), (exact - coded).norm(dim=1)
+    return Screen(codes_VH, scale_V, norm_V, rest_V)
+
+
+def prepared_bytes(vocab: int, hidden: int) -> int:
+    return vocab * (hidden + 12) if hidden % 16 == 0 else 0
+
+
+def bind(lm_head: LmHead, sample: Sample) -> Chooser:
+    def choose(x_NH: Tensor, weight_VH: Tensor, screen: Screen | None, sampling: SamplingBatch) -> Tensor:
+        if screen is None or not 0 < len(x_NH) <= MOST_TOKENS:
+            return sample(lm_head(x_NH, weight_VH), sampling).token_ids_N
+        return screened(x_NH, weight_VH, screen, sampling)
+
+    return Chooser(prepare, prepared_bytes, choose)
+
+
+def screened(x_NH: Tensor, weight_VH: Tensor, screen: Screen, sampling: SamplingBatch) -> Tensor:
+    """int64 [N]; as `sample` of all logits, of a batch that asks for nothing but temperature."""
+    (num_rows, hidden), vocab, device = x_NH.shape, len(weight_VH), x_NH.device
+    parts, options = triton.cdiv(vocab, PART), launch_options(device)
+    block_h = triton.next_power_of_2(hidden)
+
+    def empty(dtype: torch.dtype, *shape: int) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=device)
+
+    planes_2NH = empty(torch.int8, 2, num_rows, hidden)
+    scale_N, norm_N, rest_N = empty(torch.float32, 3, num_rows)
+    quantize_kernel[(num_rows,)](
+        x_NH, planes_2NH, scale_N, norm_N, rest_N, num_rows * hidden, hidden, BLOCK_H=block_h, num_warps=8, **options
+    )
+    tile = next(tile for tile in TILES if num_rows <= tile.max_tokens)
+    rough_NV = logits(planes_2NH, scale_N, screen.codes_VH, screen.scale_V, tile)
+    floor_NS, best_NS = empty(torch.float32, 2, num_rows, parts)
+    scores = (rough_NV, screen.norm_V, screen.rest_V, norm_N, rest_N)
+    drawn = (sampling.temperature_N, sampling.seed_N, sampling.position_N, vocab)
+    noise = not sampling.greedy
+    floor_kernel[(parts, num_rows)](*scores, *drawn, floor_NS, NOISE=noise, BLOCK_B=PART, num_warps=4, **options)
+    ids_N = empty(torch.int64, num_rows)
+    decide_kernel[(parts, num_rows)](
+        *scores,
+        *drawn,
+        floor_NS,
+        x_NH,
+        weight_VH,
+        hidden,
+        ids_N,
+        best_NS,
+        empty(torch.int32, num_rows, parts),
+        arrivals(device),
+        NOISE=noise,
+        BLOCK_B=PART,
+        BLOCK_H=block_h,
+        PARTS_S=parts,
+        BLOCK_S=triton.next_power_of_2(parts),
+        num_warps=4,
+        **options,
+    )
+    return ids_N
+
+
+@triton.jit
+def quantize_kernel(x, planes, scale, norm, rest, plane_stride, hidden, BLOCK_H: tl.constexpr, PDL: tl.constexpr):
+    row = tl.program_id(0)
+    column_H = tl.arange(0, BLOCK_H)
+    inside_H = column_H < hidden
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    at_H = row * hidden + column_H
+    x_H = tl.load(x + at_H, mask=inside_H, other=0.0).to(tl.float32)
+    step = tl.max(tl.abs(x_H), 0) / MOST_FINE
+    step = tl.where(step == 0, 1.0, step)
+    fine_H = tl.floor(x_H / step + 0.5)
+    fine_H = tl.minimum(tl.maximum(fine_H, -MOST_FINE), MOST_FINE)
+    high_H = tl.floor(fine_H / 128 + 0.5)
+    tl.store(planes + at_H, high_H.to(tl.int8), mask=inside_H)
+    tl.store(planes + plane_stride + at_H, (fine_H - high_H * 128).to(tl.int8), mask=inside_H)
+    rest_H = x_H - fine_H * step
+    tl.store(scale + row, step)
+    tl.store(norm + row, tl.sqrt(tl.sum(x_H * x_H, 0)))
+    tl.store(rest + row, tl.sqrt(tl.sum(rest_H * rest_H, 0)))
+
+
+@triton.jit
+def _scores(
+    rough, row_norm, row_rest, norm, rest, row, token_B, vocab, temperature, seed, position, SIGN, NOISE: tl.constexpr
+):
+    """The lowest (SIGN -1) or highest (1) score that a token can have; -inf past the vocabulary."""
+    inside_B = token_B < vocab
+    row_norm_B = tl.load(row_norm + token_B, mask=inside_B, other=0.0)
+    row_rest_B = tl.load(row_rest + token_B, mask=inside_B, other=0.0)
+    x_B = tl.load(rough + row.to(tl.int64) * vocab + token_B, mask=inside_B, other=float("-inf"))
+    x_norm = tl.load(norm + row)
+    bound_B = row_rest_B * x_norm + row_norm_B * (tl.load(rest + row) + ROUNDED_SUM * x_norm)
+    x_B += SIGN * ROUNDED_BOUND * bound_B
+    if NOISE:
+        heat = tl.load(temperature + row)
+        if heat != 0:
+            x_B = heated(x_B, heat) + gumbel(token_B, tl.load(seed + row), tl.load(position + row))
+            x_B = tl.where(inside_B, x_B, float("-inf"))
+    return x_B
+
+
+@triton.jit
+def floor_kernel(
+    rough,
+    row_norm,
+    row_rest,
+    norm,
+    rest,
+    temperature,
+    seed,
+    position,
+    vocab,
+    floor,
+    NOISE: tl.constexpr,
+    BLOCK_B: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    row = tl.program_id(1)
+    token_B = tl.program_id(0) * BLOCK_B + tl.arange(0, BLOCK_B)
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    lowest_B = _scores(
+        rough, row_norm, row_rest, norm, rest, row, token_B, vocab, temperature, seed, position, -1, NOISE
+    )
+    tl.store(floor + row * tl.num_programs(0) + tl.program_id(0), tl.max(lowest_B, 0))
+
+
+@triton.jit
+def decide_kernel(
+    rough,
+    row_norm,
+    row_rest,
+    norm,
+    rest,
+    temperature,
+    seed,
+    position,
+    vocab,
+    floor,
+    x,
+    weight,
+    hidden,
+    ids,
+    best_value,
+    best_id,
+    arrivals,
+    NOISE: tl.constexpr,
+    BLOCK_B: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    PARTS_S: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    row = tl.program_id(1)
+    token_B = tl.program_id(0) * BLOCK_B + tl.arange(0, BLOCK_B)
+    part_S = tl.arange(0, BLOCK_S)
+    column_H = tl.arange(0, BLOCK_H)
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    highest_B = _scores(
+        rough, row_norm, row_rest, norm, rest, row, token_B, vocab, temperature, seed, position, 1, NOISE
+    )
+    floor_S = tl.load(floor + row * PARTS_S + part_S, mask=part_S < PARTS_S, other=float("-inf"))
+    # One after the other: there are few, and most parts have none.
+    left_B = (highest_B >= tl.max(floor_S, 0)) & (token_B < vocab)
+    value = tl.full((), float("-inf"), tl.float32)
+    id = tl.program_id(0) * BLOCK_B
+    x_H = tl.load(x + row * hidden + column_H, mask=column_H < hidden, other=0.0).to(tl.float32)
+    token = tl.min(tl.where(left_B, token_B, vocab), 0)
+    while token < vocab:
+        weight_H = tl.load(weight + token.to(tl.int64) * hidden + column_H, mask=column_H < hidden, other=0.0)
+        score = tl.sum(weight_H.to(tl.float32) * x_H, 0)
+        if NOISE:
+            heat = tl.load(temperature + row)
+            if heat != 0:
+                score = heated(score, heat) + gumbel(token, tl.load(seed + row), tl.load(position + row))
+        if score > value:
+            value = score
+            id = token
+        left_B = left_B & (token_B != token)
+        token = tl.min(tl.where(left_B, token_B, vocab), 0)
+    settle(value, id, row, tl.program_id(0), ids, best_value, best_id, arrivals, vocab, PARTS_S, BLOCK_S)

@@ -1,0 +1,185 @@
+"""Choosing without all logits: what is chosen is what all of them would have chosen, whatever the weights."""
+
+import re
+
+import pytest
+import torch
+from torch import Tensor
+from triton.experimental.gluon import language as gl
+
+from oscine.ops.cases import sampling_batch
+from oscine.ops.choose import screen_gemm, screened
+from oscine.ops.interface import SamplingBatch
+from oscine.ops.launch import arrivals
+from oscine.ops.linear.stream import CHUNK_BYTES
+from oscine.ops.resolve import resolve
+from oscine.ops.sample import reference
+from tests.ops.compile_ahead import compile_ahead
+from tests.ops.gluon_interpreter import run_gluon
+
+CPU = torch.device("cpu")
+HIDDEN = 96
+SCORES = {"rough": "*fp32", "row_norm": "*fp32", "row_rest": "*fp32", "norm": "*fp32", "rest": "*fp32"}
+DRAWN = {"temperature": "*fp32", "seed": "*i64", "position": "*i64", "vocab": "i32"}
+
+
+def heads(vocab: int, hidden: int) -> dict[str, Tensor]:
+    """Weights [V, H] by what is hard about them."""
+    generator = torch.Generator().manual_seed(0)
+    normal = torch.randn(vocab, hidden, generator=generator) * 0.02
+    alike, loud, twins = normal.clone(), normal.clone(), normal.clone()
+    alike[100:140] = normal[:1] * 3 + alike[100:140] * 0.001  # int8 cannot tell them apart
+    loud[:, 7] *= 20
+    twins[vocab // 2 : vocab // 2 * 2] = twins[: vocab // 2]
+    return {"nothing": normal, "some nearly alike": alike, "one loud column": loud, "each twice": twins}
+
+
+def activations(num_rows: int, weight_VH: Tensor) -> Tensor:
+    """[N, H]; the first row prefers the first token and its like, and has an outlier."""
+    x_NH = torch.randn(num_rows, weight_VH.shape[1], generator=torch.Generator().manual_seed(num_rows))
+    x_NH[0] += 100 * weight_VH[0].cpu()
+    x_NH[0, 3] = 40
+    return x_NH
+
+
+def batch(num_rows: int, device: torch.device, *, greedy: bool) -> SamplingBatch:
+    heat_N = torch.tensor([0.0, 1.0, 0.3, 2.0, 1e-30])[torch.arange(num_rows) % 5] * (not greedy)
+    return sampling_batch(num_rows, device, temperature_N=heat_N.to(device), greedy=greedy)
+
+
+def check_choice(weight_VH: Tensor, x_NH: Tensor, sampling: SamplingBatch) -> None:
+    """The score of what is chosen is the best, to what rounding leaves; the id too, where it is the only such one."""
+    chosen_N = screened.screened(x_NH, weight_VH, screened.prepare(weight_VH), sampling)  # type: ignore[arg-type]
+    logits_NV = x_NH.double() @ weight_VH.double().T
+    expected_N = reference.sample(logits_NV.float(), sampling).token_ids_N
+    for row in (chosen_N != expected_N).nonzero().flatten().tolist():
+        assert sampling.temperature_N[row] < 1e-20, "noise makes ties unlikely"
+        best, other = logits_NV[row, expected_N[row]], logits_NV[row, chosen_N[row]]
+        assert best - other < 1e-6 * x_NH[row].norm() * weight_VH[chosen_N[row]].norm()
+    assert not arrivals(x_NH.device).any()
+
+
+def interpret_choices() -> None:
+    for weight_VH in heads(1100, HIDDEN).values():
+        for num_rows, greedy in ((2, True), (5, False)):
+            x_NH = activations(num_rows, weight_VH).bfloat16()
+            check_choice(weight_VH.bfloat16(), x_NH, batch(num_rows, CPU, greedy=greedy))
+    twins_VH = heads(1100, HIDDEN)["each twice"].bfloat16()
+    [first] = screened.screened(
+        activations(1, twins_VH).bfloat16(),
+        twins_VH,
+        screened.prepare(twins_VH),
+        batch(1, CPU, greedy=True),
+    ).tolist()
+    assert first < 550  # the lower of two
+    nothing_VH = torch.zeros(100, HIDDEN).bfloat16()
+    check_choice(nothing_VH, torch.zeros(3, HIDDEN).bfloat16(), batch(3, CPU, greedy=False))
+    check_bounds()
+
+
+def check_bounds() -> None:
+    """No logit is further from its estimate than it is said to be, and the estimate is good to some percent."""
+    for name, weight_VH in heads(300, HIDDEN).items():
+        weight_VH, x_NH = weight_VH.bfloat16(), activations(9, weight_VH).bfloat16()
+        screen = screened.prepare(weight_VH)
+        assert screen is not None
+        exact_NV = x_NH.double() @ weight_VH.double().T
+        coded_VH = screen.codes_VH.double() * screen.scale_V[:, None]
+        norm_N1 = x_NH.double().norm(dim=1, keepdim=True)
+        bound_NV = screen.rest_V * norm_N1
+        error_NV = (x_NH.double() @ coded_VH.T - exact_NV).abs()
+        assert (error_NV <= bound_NV * (1 + 1e-6) + 1e-12).all(), name
+        assert (bound_NV <= 0.012 * norm_N1 * weight_VH.double().norm(dim=1)).all() or name == "one loud column"
+        assert torch.allclose(screen.norm_V.double(), coded_VH.norm(dim=1), rtol=1e-5)
+
+
+def test_interpreted_choices() -> None:
+    run_gluon(interpret_choices)
+
+
+def test_what_cannot_be_screened_is_chosen_among_all_logits() -> None:
+    """Rows of no whole 16 bytes; the empty batch; more rows than are any gain."""
+    ops = resolve("cpu", {"chooser": "screened"})
+    for num_rows, hidden in ((2, 40), (0, 96), (70, 96)):
+        weight_VH, x_NH = torch.randn(50, hidden), torch.randn(num_rows, hidden)
+        prepared = ops.chooser.prepare(weight_VH)
+        assert (prepared is None) == (hidden == 40)
+        chosen_N = ops.chooser.choose(x_NH, weight_VH, prepared, batch(num_rows, CPU, greedy=True))
+        assert torch.equal(chosen_N, (x_NH @ weight_VH.T).argmax(1))
+
+
+@pytest.mark.parametrize("hidden", [40, 96])
+def test_planned_bytes_are_prepared_bytes(hidden: int) -> None:
+    screen = screened.prepare(torch.randn(10, hidden))
+    held = 0 if screen is None else sum(getattr(screen, name).nbytes for name in screen.__slots__)
+    assert screened.prepared_bytes(10, hidden) == held
+
+
+@pytest.mark.parametrize("tile", screen_gemm.TILES, ids=str)
+def test_integers_are_multiplied_on_hopper(tile: screen_gemm.Tile) -> None:
+    def box(*shape: int) -> str:
+        return f"tensordesc<i8[{', '.join(map(str, shape))}],{gl.NVMMASharedLayout(128, 8, len(shape))!r}>"
+
+    steps = -(-2880 // (CHUNK_BYTES * tile.chunks))
+    kernel = compile_ahead(
+        screen_gemm.screen_kernel,
+        {
+            "weight": box(1, 1, tile.rows, CHUNK_BYTES),
+            "planes": box(2, tile.max_tokens, CHUNK_BYTES),
+            "row_scale_ptr": "*fp32",
+            "token_scale_ptr": "*fp32",
+            "out_ptr": "*fp32",
+            "num_rows": "i32",
+            "num_tokens": "i32",
+        },
+        screen_gemm.constants(tile, steps),
+        num_warps=tile.warps,
+        launch_pdl=True,
+    )
+    assert kernel.spills == 0
+    assert kernel.registers <= 128
+    assert len(re.findall("IGMMA", kernel.sass)) == 4 * tile.chunks  # 32 columns each
+    assert "UTMALDG" in kernel.sass
+    assert 2 * kernel.shared <= 227 * 1024  # two programs an SM
+
+
+@pytest.mark.parametrize("noise", [False, True])
+def test_deciding_fits_the_registers(noise: bool) -> None:
+    constants = {"NOISE": noise, "BLOCK_B": screened.PART, "PDL": True}
+    pointers = {"x": "*bf16", "weight": "*bf16", "ids": "*i64", "best_value": "*fp32", "best_id": "*i32"}
+    floor = compile_ahead(
+        screened.floor_kernel, {**SCORES, **DRAWN, "floor": "*fp32"}, constants, num_warps=4, launch_pdl=True
+    )
+    decide = compile_ahead(
+        screened.decide_kernel,
+        {**SCORES, **DRAWN, **pointers, "floor": "*fp32", "hidden": "i32", "arrivals": "*i32"},
+        {**constants, "BLOCK_H": 4096, "PARTS_S": 197, "BLOCK_S": 256},
+        divisible=("hidden",),
+        num_warps=4,
+        launch_pdl=True,
+    )
+    for kernel in (floor, decide):
+        assert kernel.spills == 0
+        assert kernel.registers <= 96
+
+
+@pytest.mark.hopper
+@pytest.mark.parametrize("num_rows", [1, 3, 8, 9, 17, 33, 64])
+@pytest.mark.parametrize("greedy", [True, False])
+def test_choices_on_hopper(num_rows: int, greedy: bool) -> None:
+    """At the published width; also replayed in a graph, with other activations."""
+    for weight_VH in heads(20_011, 2880).values():
+        weight_VH = weight_VH.bfloat16().cuda()
+        x_NH = activations(num_rows, weight_VH.float()).bfloat16().cuda()
+        check_choice(weight_VH, x_NH, batch(num_rows, x_NH.device, greedy=greedy))
+    screen = screened.prepare(weight_VH)
+    assert screen is not None
+    sampling = batch(num_rows, x_NH.device, greedy=greedy)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        chosen_N = screened.screened(x_NH, weight_VH, screen, sampling)
+    for _ in range(3):
+        x_NH.normal_()
+        graph.replay()
+        assert torch.equal(chosen_N, screened.screened(x_NH, weight_VH, screen, sampling))
+        check_choice(weight_VH, x_NH, sampling)

@@ -39,8 +39,8 @@ class DeviceState:
             self._state.full_table.view(-1).index_copy_(0, entries, full)
             self._state.sliding_table.view(-1).index_copy_(0, entries, sliding)
 
-    def batch(self, packed: PackedStep[Tensor], num_decodes: int) -> Batch:
-        """`num_decodes` as in Batch."""
+    def batch(self, packed: PackedStep[Tensor], num_decodes: int, *, all_rows: bool = False) -> Batch:
+        """`num_decodes` as in Batch. `all_rows`: logits_rows_N is known to name all tokens in their order."""
         prepared = self._ops.prepare_batch(packed, self._state)
         return Batch(
             token_ids_T=prepared.token_ids_T,
@@ -49,7 +49,7 @@ class DeviceState:
             context_lens_S=packed.context_lens_S,
             full=prepared.full,
             sliding=prepared.sliding,
-            logits_rows_N=prepared.logits_rows_N,
+            logits_rows_N=None if all_rows else prepared.logits_rows_N,
             num_decodes=num_decodes,
         )
 

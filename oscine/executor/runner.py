@@ -176,7 +176,7 @@ class TorchExecutor:
 
     def _decode(self, packed: PackedStep[Tensor]) -> Tensor:
         """What a graph holds: one token a sequence, to what the head takes."""
-        return self._model.hidden(self._state.batch(packed, num_decodes=len(packed.slots_S)), self._kv)
+        return self._model.hidden(self._state.batch(packed, len(packed.slots_S), all_rows=True), self._kv)
 
     def _choose_greedily(self, packed: PackedStep[Tensor], x_NH: Tensor) -> Tensor:
         """What the other graph holds: to the most probable tokens, remembered."""

@@ -50,9 +50,9 @@ class GptOss:
             x_TH, residual_TH = ops.rms_norm(x, layer.input_norm_H, eps, residual_TH)
             x = self._attend(x_TH, layer, cache, batch)
             x, residual_TH = self._mix_experts(x, residual_TH, layer)
-        rows = batch.logits_rows_N
-        last_NH = None if residual_TH is None else residual_TH[rows]
-        return ops.rms_norm(x[rows], self.weights.norm_H, eps, last_NH)[0]
+        if (rows_N := batch.logits_rows_N) is not None:
+            x, residual_TH = x[rows_N], None if residual_TH is None else residual_TH[rows_N]
+        return ops.rms_norm(x, self.weights.norm_H, eps, residual_TH)[0]
 
     @torch.inference_mode()
     def head(self, x_NH: Tensor) -> Tensor:

@@ -125,7 +125,7 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
         batch.context_lens_S.to(device),
         full,
         sliding,
-        batch.logits_rows_N.to(device),
+        None if batch.logits_rows_N is None else batch.logits_rows_N.to(device),
         batch.num_decodes,
     )
 

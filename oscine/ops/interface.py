@@ -35,7 +35,7 @@ class Batch:
     context_lens_S: Tensor  # int32; tokens in the cache after this step, its own included
     full: PageGroup
     sliding: PageGroup
-    logits_rows_N: Tensor  # int64; the tokens whose logits are wanted
+    logits_rows_N: Tensor | None  # int64; the tokens whose logits are wanted; None: all, in their order
     num_decodes: int = 0  # leading sequences known to have one token each, so that token s is of sequence s
 
 

@@ -166,6 +166,7 @@ class _Step:
         A step of greedy rows only chooses: what makes all logits and samples from them is timed, and not counted.
         """
         rows, head_VH = self.batch.logits_rows_N, self.weights.head_VH
+        assert rows is not None
         x_NH, _ = ops.rms_norm(self.x[rows], self.weights.norm_H, self.config.rms_norm_eps, self.residual_TH[rows])
         logits_NV = ops.lm_head(x_NH, head_VH)
         temperature_N = torch.zeros(len(rows), device=self.device)

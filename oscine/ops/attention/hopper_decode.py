@@ -149,6 +149,9 @@ def decode_kernel(
     first_pages = ()
     for i in gl.static_range(STAGES):
         first_pages += (context.page(i),)
+    newest = (last - context.first) // SHARES
+    newest_is_due = (context.first + newest * SHARES == last) & (newest < STAGES)
+    newest_page = context.page(newest)
     for i in gl.static_range(STAGES):
         context.expect(i)
         context.fetch(i, first_pages[i], context.first + i * SHARES < last)
@@ -156,8 +159,7 @@ def decode_kernel(
     mbarrier.expect(query_arrived, queries.block_type.nbytes)
     pair = sequence * KV_HEADS + head
     tma.async_copy_global_to_shared(queries, [pair * HEADS, 0], query_arrived, query)
-    for i in gl.static_range(STAGES):
-        context.fetch(i, first_pages[i], context.first + i * SHARES == last)
+    context.fetch(newest, newest_page, newest_is_due)
 
     mine = gl.cdiv(blocks - share, SHARES)
     max_M, sum_M, out_DM = _attend(context, query, query_arrived, p_tiles, sink_M, mine, scale, GROUP)

@@ -126,7 +126,7 @@ def large(tokens: int, units: int, stages: int) -> Tiling:
 def run(x_TH: Tensor, routing: Routing, experts: HopperExperts, limit: float, tiling: Tiling) -> Tensor:
     """The op with a tiling given; benchmarks call it to try others."""
     (tokens, per_token), pairs = routing.expert_ids_TK.shape, routing.expert_ids_TK.numel()
-    direct = 1 < tokens <= tiling.tokens and pairs <= DIRECT_PAIRS and not tiling.halves
+    direct = 1 < tokens <= tiling.tokens <= DIRECT_PAIRS // per_token and not tiling.halves
     y_dtype = torch.float32 if tokens <= FLOAT_PARTIALS else x_TH.dtype
     splits = nonempty_splits(tiling, experts.down.k_units)
     y_TJH = torch.empty(tokens, per_token * splits, experts.hidden, dtype=y_dtype, device=x_TH.device)

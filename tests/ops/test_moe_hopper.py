@@ -136,11 +136,19 @@ def test_error_is_that_of_bf16(tokens: int, experts: int, size: int) -> None:
 
 
 def interpret_experts() -> None:
+    torch.use_deterministic_algorithms(True)  # torch.empty hands out NaN, and integers that are no pair
     cpu = torch.device("cpu")
     for tokens in (1, 2, 8, 9):  # no table, no sort, sorted; fewer stages than parts of the sum
         check_error(tokens, 5, 32, 224, cpu)
     check_error(20, 16, 96, 32, cpu)  # tiles of which some are half full
     check_error(70, 5, 32, 96, cpu)  # large tiles
+    # not sorted: all tokens on the same experts, and each on its own
+    check_ids(torch.tensor([[3, 0, 4, 1]] * 8), 32, 32)
+    check_ids(torch.arange(32).view(8, 4).flip(0), 32, 32)
+    # experts that are the first choice of one token and a later one of another
+    check_ids(torch.tensor([[4, 0, 2, 1], [2, 4, 3, 0], [1, 3, 0, 2]]), 32, 128)
+    check_ids((torch.arange(5)[:, None] + 2 * torch.arange(4)) % 8, 32, 32)
+    check_ids(torch.arange(32).view(4, 8) % 9, 32, 32)  # sorted: pairs of eight tokens would not fit a word
 
 
 def test_interpreted_error_is_that_of_bf16() -> None:
@@ -148,11 +156,21 @@ def test_interpreted_error_is_that_of_bf16() -> None:
 
 
 def check_error(tokens: int, experts: int, hidden: int, intermediate: int, device: torch.device) -> None:
-    """At most twice that of plain torch in bf16."""
     torch.manual_seed(tokens)
+    check_routing(random_routing(tokens, experts, 4, device), experts, hidden, intermediate)
+
+
+def check_ids(ids_TK: torch.Tensor, hidden: int, intermediate: int) -> None:
+    torch.manual_seed(0)
+    experts = int(ids_TK.max()) + 1
+    check_routing(counted(ids_TK, torch.rand(ids_TK.shape), experts), experts, hidden, intermediate)
+
+
+def check_routing(routing: Routing, experts: int, hidden: int, intermediate: int) -> None:
+    """The error is at most twice that of plain torch in bf16."""
+    tokens, device = len(routing.weights_TK), routing.weights_TK.device
     published = published_experts(experts, hidden, intermediate, device)
     prepared = hopper.prepare_experts(published)
-    routing = random_routing(tokens, experts, 4, device)
     x_TH = torch.randn(tokens, hidden, device=device).bfloat16()
     exact = reference.moe(x_TH.float(), routing, in_float(published), 7.0)
     plain = plain_bf16(x_TH, routing, published)

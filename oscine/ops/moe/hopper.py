@@ -2,8 +2,10 @@
 
 Knows which tile shapes suit how many tokens; not the kernels' insides (hopper_gemm.py) nor the weights' (repack.py).
 
-    few tokens:  gemm(x, gate_up) -> h;  gemm(h, down) -> y;  h has rows of all tokens for each expert in use
+    few tokens:  gemm(x, gate_up) -> h, and which pair each of its rows is of;  gemm(h, down) -> y
     more tokens: sort: x rows by expert, and a table of entries (expert, first row, rows <= N); then the same two
+
+h has one row for each pair of a token and an expert, those of an expert beside each other.
 
 Shape suffixes: T tokens, H hidden, I intermediate, E experts, K experts per token, J partial sums of a token.
 """
@@ -126,16 +128,16 @@ def large(tokens: int, units: int, stages: int) -> Tiling:
 def run(x_TH: Tensor, routing: Routing, experts: HopperExperts, limit: float, tiling: Tiling) -> Tensor:
     """The op with a tiling given; benchmarks call it to try others."""
     (tokens, per_token), pairs = routing.expert_ids_TK.shape, routing.expert_ids_TK.numel()
-    direct = 1 < tokens <= tiling.tokens and pairs <= DIRECT_PAIRS and not tiling.halves
+    direct = 1 < tokens <= tiling.tokens <= DIRECT_PAIRS // per_token and not tiling.halves
     y_dtype = torch.float32 if tokens <= FLOAT_PARTIALS else x_TH.dtype
     splits = nonempty_splits(tiling, experts.down.k_units)
     y_TJH = torch.empty(tokens, per_token * splits, experts.hidden, dtype=y_dtype, device=x_TH.device)
     if tokens == 1 or direct:
-        table = order = routing.expert_ids_TK
-        source, entries = x_TH, min(experts.experts, pairs)
+        source, table, entries = x_TH, routing.expert_ids_TK, min(experts.experts, pairs)
+        order = torch.empty(pairs, dtype=torch.int32, device=x_TH.device) if direct else table
     else:
         source, order, table, entries = _sort(x_TH, routing, experts.experts, tiling.tokens)
-    h = x_TH.new_empty(entries * tiling.tokens if direct else pairs, experts.intermediate)
+    h = x_TH.new_empty(pairs, experts.intermediate)
     arguments = (table, tokens, order, routing.weights_TK, limit, entries, per_token, direct)
     _launch(tiling, 1, experts.gate_up, source, h, experts.intermediate, True, *arguments)
     _launch(tiling, splits, experts.down, h, y_TJH, experts.hidden, False, *arguments)

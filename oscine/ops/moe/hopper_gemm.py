@@ -25,7 +25,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.core import _aggregate as aggregate
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from oscine.ops.moe.hopper_tiles import CONSUMERS, Config, claim, find_entries, is_wanted, pairs_of, tile_at
+from oscine.ops.moe.hopper_tiles import CONSUMERS, Config, claim, find_entries, note_order, pairs_of, rows_of, tile_at
 from oscine.ops.moe.repack import BLEND, BLEND_SHIFT, FIELDS, VALUE_BITS
 
 
@@ -136,9 +136,9 @@ def _load_tokens(cfg, ring, tokens_desc, half_desc, stage, tile, step):
         buffer = ring.tokens.index(stage * cfg.UNITS + u)
         column = (step * cfg.UNITS + u) * 64
         if cfg.HALVES and tile.rows <= cfg.N // 2:
-            tma.async_copy_global_to_shared(half_desc, [tile.first, column], full, buffer.slice(0, cfg.N // 2, dim=0))
+            tma.async_copy_global_to_shared(half_desc, [tile.source, column], full, buffer.slice(0, cfg.N // 2, dim=0))
         else:
-            tma.async_copy_global_to_shared(tokens_desc, [tile.first, column], full, buffer)
+            tma.async_copy_global_to_shared(tokens_desc, [tile.source, column], full, buffer)
 
 
 @gluon.jit
@@ -248,6 +248,8 @@ def _consume(
     index = gl.program_id(0)
     while index < entries.count * (cfg.ROW_TILES * cfg.SPLITS):
         tile = tile_at(cfg, entries, index)
+        if cfg.DIRECT and cfg.GATED and c == 0 and tile.row_tile == 0:
+            note_order(tile, order_ptr, 4)
         if cfg.HALVES and tile.rows <= cfg.N // 2:
             stage, phase = _compute(cfg.N // 2, tile, stage, phase, args)
         else:
@@ -263,7 +265,6 @@ def _consume(
 def _compute(n: gl.constexpr, tile, stage, phase, args):
     """A tile of n columns, the ring's N or half as many. Returns the stage that comes next, and its phase."""
     cfg, c, ring, scale_rows, out_ptr, bias_ptr, order_ptr, weights_ptr, limit = args
-    first, rows = tile.first, tile.rows
     layout: gl.constexpr = accumulator_layout(n)
     operand: gl.constexpr = gl.DotOperandLayout(0, layout, 2)
     # What the epilogue needs is on its way while the tile is computed.
@@ -272,7 +273,7 @@ def _compute(n: gl.constexpr, tile, stage, phase, args):
     bias = gl.load(bias_ptr + row, (unit_row < cfg.UNIT_ROWS) & (tile.split == 0), other=0)
     if not cfg.GATED and n <= cfg.PART:
         column = gl.arange(0, n, gl.SliceLayout(0, layout))
-        pair, weight = pairs_of(cfg, first, column, rows, order_ptr, weights_ptr)
+        pair, weight, wanted = pairs_of(cfg, tile, column, order_ptr, weights_ptr)
     acc = gl.zeros([64, n], gl.float32, layout)
     for _ in range(tile.begin, tile.end):
         mbarrier.wait(ring.full.index(stage), phase)
@@ -292,13 +293,11 @@ def _compute(n: gl.constexpr, tile, stage, phase, args):
             phase ^= 1
     acc += bias.to(gl.float32)[:, None]
     if cfg.GATED:
-        if cfg.SINGLE or cfg.DIRECT:
-            first = tile.entry * (cfg.N if cfg.DIRECT else 1)
-        _store_gated(cfg, acc, 0, first, rows, unit_row, out_ptr, limit)
+        _store_gated(cfg, acc, 0, tile, unit_row, out_ptr, limit)
     elif n <= cfg.PART:
-        _store_pairs(cfg, acc, pair, weight, is_wanted(cfg, column, rows), unit_row, tile.split, out_ptr)
+        _store_pairs(cfg, acc, pair, weight, wanted, unit_row, tile.split, out_ptr)
     else:
-        _store_weighted(cfg, acc, 0, first, rows, unit_row, tile.split, out_ptr, order_ptr, weights_ptr)
+        _store_weighted(cfg, acc, 0, tile, unit_row, out_ptr, order_ptr, weights_ptr)
     return stage, phase
 
 
@@ -310,13 +309,13 @@ def _halves(acc):
 
 
 @gluon.jit
-def _store_gated(cfg, acc, begin: gl.constexpr, first, rows, unit_row, out_ptr, limit):
-    """h[token row, i] = (up + 1) * gate * sigmoid(1.702 * gate), clamped; gate and up lie in one thread."""
+def _store_gated(cfg, acc, begin: gl.constexpr, tile, unit_row, out_ptr, limit):
+    """h[row, i] = (up + 1) * gate * sigmoid(1.702 * gate), clamped; gate and up lie in one thread."""
     n: gl.constexpr = acc.shape[1]
     if n > cfg.PART:
         left, right = _halves(acc)
-        _store_gated(cfg, left, begin, first, rows, unit_row, out_ptr, limit)
-        _store_gated(cfg, right, begin + n // 2, first, rows, unit_row, out_ptr, limit)
+        _store_gated(cfg, left, begin, tile, unit_row, out_ptr, limit)
+        _store_gated(cfg, right, begin + n // 2, tile, unit_row, out_ptr, limit)
     else:
         pairs = gl.permute(gl.reshape(acc, [4, 2, 8, n]), [0, 2, 3, 1])
         gate, up = gl.split(gl.reshape(pairs, [32, n, 2]))
@@ -325,30 +324,31 @@ def _store_gated(cfg, acc, begin: gl.constexpr, first, rows, unit_row, out_ptr, 
         value = (up + 1) * gate / (1 + gl.exp2(gate * (-1.702 * 1.4426950408889634)))
         i = unit_row * 32 + gl.arange(0, 32, gl.SliceLayout(1, gate.type.layout))
         column = begin + gl.arange(0, n, gl.SliceLayout(0, gate.type.layout))
-        out_ptrs = out_ptr + (first + column).to(gl.int64)[None, :] * cfg.ROWS + i[:, None]
-        gl.store(out_ptrs, value.to(gl.bfloat16), (i < cfg.ROWS)[:, None] & is_wanted(cfg, column, rows)[None, :])
+        row, wanted = rows_of(cfg, tile, column)
+        out_ptrs = out_ptr + row.to(gl.int64)[None, :] * cfg.ROWS + i[:, None]
+        gl.store(out_ptrs, value.to(gl.bfloat16), (i < cfg.ROWS)[:, None] & wanted[None, :])
 
 
 @gluon.jit
-def _store_weighted(cfg, acc, begin: gl.constexpr, first, rows, unit_row, split, out_ptr, order_ptr, weights_ptr):
+def _store_weighted(cfg, acc, begin: gl.constexpr, tile, unit_row, out_ptr, order_ptr, weights_ptr):
     n: gl.constexpr = acc.shape[1]
     if n > cfg.PART:
         left, right = _halves(acc)
-        _store_weighted(cfg, left, begin, first, rows, unit_row, split, out_ptr, order_ptr, weights_ptr)
-        _store_weighted(cfg, right, begin + n // 2, first, rows, unit_row, split, out_ptr, order_ptr, weights_ptr)
+        _store_weighted(cfg, left, begin, tile, unit_row, out_ptr, order_ptr, weights_ptr)
+        _store_weighted(cfg, right, begin + n // 2, tile, unit_row, out_ptr, order_ptr, weights_ptr)
     else:
         column = begin + gl.arange(0, n, gl.SliceLayout(0, acc.type.layout))
-        pair, weight = pairs_of(cfg, first, column, rows, order_ptr, weights_ptr)
-        _store_pairs(cfg, acc, pair, weight, is_wanted(cfg, column, rows), unit_row, split, out_ptr)
+        pair, weight, wanted = pairs_of(cfg, tile, column, order_ptr, weights_ptr)
+        _store_pairs(cfg, acc, pair, weight, wanted, unit_row, tile.split, out_ptr)
 
 
 @gluon.jit
-def _store_pairs(cfg, acc, pair, weight, real, unit_row, split, out_ptr):
+def _store_pairs(cfg, acc, pair, weight, wanted, unit_row, split, out_ptr):
     """y[pair, split, row] = weight of the pair * acc."""
     row = unit_row * 64 + gl.arange(0, 64, gl.SliceLayout(1, acc.type.layout))
     out_ptrs = out_ptr + (pair * cfg.SPLITS + split).to(gl.int64)[None, :] * cfg.ROWS + row[:, None]
     value = acc * weight[None, :]
-    gl.store(out_ptrs, value.to(out_ptr.dtype.element_ty), (row < cfg.ROWS)[:, None] & real[None, :])
+    gl.store(out_ptrs, value.to(out_ptr.dtype.element_ty), (row < cfg.ROWS)[:, None] & wanted[None, :])
 
 
 @gluon.jit

@@ -1,9 +1,10 @@
 """What the programs of the Hopper experts' GEMM compute: entries, tiles and pairs.
 
-A tile is (entry, row tile, split of k); an entry is up to N rows of tokens, sorted by expert, of one expert. With so
-few pairs that a warp can hold them, nothing is sorted: an entry is an expert that some token chose, its columns are all
-tokens, and what comes out for those that did not choose it is dropped in the end. The entries of a single token are its
-experts.
+A tile is (entry, row tile, split of k); an entry is up to N rows of tokens, sorted by expert, of one expert. h has a
+row for each pair (token, which of its experts), an entry's beside each other. With so few pairs that a warp can hold
+them, nothing is sorted: an entry is an expert that some token chose, and GEMM 1's columns are all tokens. It drops what
+comes out for those that did not choose the expert, and notes which pair became which row of h, so that GEMM 2 finds all
+as if it had been sorted. The entries of a single token are its experts.
 
 Knows routing tables and how work is divided; nothing of weights, barriers or registers (hopper_gemm.py).
 """
@@ -78,7 +79,7 @@ class Entries:
 
     table_ptr: gl.tensor
     count: gl.tensor
-    entry_P: gl.tensor  # of the pair's expert, for the first of its pairs, else -1
+    entry_P: gl.tensor  # of the pair's expert, for the first of its pairs, else 32: behind all entries
     expert_P: gl.tensor
     members_P: gl.tensor  # bit p: whether pair p has the same expert
 
@@ -104,7 +105,7 @@ FIND_ENTRIES = gl.constexpr("""{
     popc.b32 $1, named;
     and.b32 named, named, below;
     popc.b32 $0, named;
-    @!first mov.b32 $0, -1;
+    @!first mov.b32 $0, 32;
 }""")
 
 
@@ -129,22 +130,24 @@ class Tile:
     """Some rows of an entry's weights, and some of k, times the entry's tokens."""
 
     index: gl.tensor
-    entry: gl.tensor
     expert: gl.tensor
-    first: gl.tensor  # row of its tokens
-    rows: gl.tensor  # of them; DIRECT: its members
+    source: gl.tensor  # row of its tokens in what is multiplied
+    first: gl.tensor  # row of h of its first pair
+    rows: gl.tensor  # how many pairs it has
+    members: gl.tensor  # DIRECT: bit p: whether pair p is one of them
     row_tile: gl.tensor  # of the weights
     begin: gl.tensor  # stage along k
     end: gl.tensor
     split: gl.tensor
 
     @gluon.constexpr_function
-    def __init__(self, index, entry, expert, first, rows, row_tile, begin, end, split):
+    def __init__(self, index, expert, source, first, rows, members, row_tile, begin, end, split):
         self.index = index
-        self.entry = entry
         self.expert = expert
+        self.source = source
         self.first = first
         self.rows = rows
+        self.members = members
         self.row_tile = row_tile
         self.begin = begin
         self.end = end
@@ -161,20 +164,29 @@ def tile_at(cfg, entries, index):
     split = rest % cfg.SPLITS
     if cfg.SINGLE:
         expert = gl.load(entries.table_ptr + entry).to(gl.int32)
-        first = gl.to_tensor(0) if cfg.GATED else entry
+        first = entry
         rows = gl.to_tensor(1)
+        members = rows
     elif cfg.DIRECT:
         mine_P = entries.entry_P == entry
         expert = gl.sum(gl.where(mine_P, entries.expert_P, 0), 0)
-        first = gl.to_tensor(0) if cfg.GATED else entry * cfg.N
-        rows = gl.sum(gl.where(mine_P, entries.members_P, 0), 0)
+        members = gl.sum(gl.where(mine_P, entries.members_P, 0), 0)
+        first = _popc(gl.sum(gl.where(entries.entry_P < entry, entries.members_P, 0), 0))  # a pair has one expert
+        rows = _popc(members)
     else:
         expert = gl.load(entries.table_ptr + 4 + entry * 4)
         first = gl.load(entries.table_ptr + 4 + entry * 4 + 1)
         rows = gl.load(entries.table_ptr + 4 + entry * 4 + 2)
+        members = rows
+    source = gl.to_tensor(0) if cfg.GATED and (cfg.SINGLE or cfg.DIRECT) else first
     begin = split * part
     end = gl.minimum(begin + part, cfg.STEPS)
-    return Tile(index, entry, expert, first, rows, row_tile, begin, end, split)
+    return Tile(index, expert, source, first, rows, members, row_tile, begin, end, split)
+
+
+@gluon.jit
+def _popc(x):
+    return gl.inline_asm_elementwise("popc.b32 $0, $1;", "=r,r", [x], dtype=gl.int32, is_pure=True, pack=1)
 
 
 # The first thread of a warp claims, all are told.
@@ -199,28 +211,30 @@ def claim(claims_ptr):
 
 
 @gluon.jit
-def pairs_of(cfg, first, column, rows, order_ptr, weights_ptr):
-    """A pair is (token, which of its experts): its index and its routing weight."""
-    wanted = is_wanted(cfg, column, rows)
+def note_order(tile, order_ptr, WARPS: gl.constexpr):
+    """DIRECT: order[row of h] = pair, for the tile's entry. For callers of so many warps."""
+    pair_P = gl.arange(0, 32, gl.BlockedLayout([1], [32], [WARPS], [0]))
+    row_P = tile.first + _popc(tile.members & ((1 << pair_P) - 1))
+    gl.store(order_ptr + row_P, pair_P, (tile.members >> pair_P) & 1 != 0)
+
+
+@gluon.jit
+def rows_of(cfg, tile, column):
+    """The rows of h that GEMM 1's columns become, and which of them are somebody's."""
     if cfg.DIRECT:
-        chosen = _chosen(cfg, column, rows)
-        pair = column * cfg.EXPERTS_PER_TOKEN
-        for k in gl.static_range(1, cfg.EXPERTS_PER_TOKEN):
-            pair += gl.where(chosen >= (1 << k), 1, 0)
-    elif cfg.SINGLE:
-        pair = first + column
+        pair = column * cfg.EXPERTS_PER_TOKEN  # the token's first; at most one of its pairs is a member
+        chosen = (tile.members >> pair) & ((1 << cfg.EXPERTS_PER_TOKEN) - 1)
+        row = tile.first + _popc(tile.members & ((1 << pair) - 1))
+        wanted = chosen != 0
     else:
-        pair = gl.load(order_ptr + first + column, wanted, other=0)
-    return pair, gl.load(weights_ptr + pair, wanted, other=0)
+        row = tile.first + column
+        wanted = column < tile.rows
+    return row, wanted
 
 
 @gluon.jit
-def is_wanted(cfg, column, rows):
-    """Whether what a column of an entry becomes is somebody's; `rows` is how many there are, or DIRECT its members."""
-    return _chosen(cfg, column, rows) != 0 if cfg.DIRECT else column < rows
-
-
-@gluon.jit
-def _chosen(cfg, token, members):
-    """Bit k: whether the token's choice number k is the expert."""
-    return (members >> (token * cfg.EXPERTS_PER_TOKEN)) & ((1 << cfg.EXPERTS_PER_TOKEN) - 1)
+def pairs_of(cfg, tile, column, order_ptr, weights_ptr):
+    """GEMM 2's columns: their pairs, the routing weights of these, and which of them there are."""
+    wanted = column < tile.rows
+    pair = tile.first + column if cfg.SINGLE else gl.load(order_ptr + tile.first + column, wanted, other=0)
+    return pair, gl.load(weights_ptr + pair, wanted, other=0), wanted

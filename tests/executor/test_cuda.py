@@ -1,7 +1,11 @@
-"""The executor on a GPU, where steps are queued and decodes are replayed: its tokens are those of a CPU."""
+"""The executor on a GPU, where steps are queued and decodes are replayed: its tokens are those of a CPU.
+
+Without a GPU, graphs are recorded operators; steps are not queued then.
+"""
 
 import gc
 import itertools
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +18,7 @@ from oscine.executor.warm_up import SAMPLINGS, warm_up
 from oscine.types import GenerationRequest
 
 from .grammars import allowed, grammar, text_of, tokenizer_file
+from .recorded import record_graphs
 from .tiny import (
     CONFIG,
     MAX_MODEL_LEN,
@@ -29,19 +34,29 @@ from .tiny import (
     run,
 )
 
-pytestmark = pytest.mark.gpu
 GRAPHS = (1, 2, 4, 6)
+MakeEngine = Callable[..., EngineLoop]
 
 
-def gpu_engine(graphs: bool = True, pages: int = 64, grammars: Grammars | None = None, **changes: object) -> EngineLoop:
+def gpu_engine(
+    graphs: bool = True, pages: int = 64, grammars: Grammars | None = None, device: str = "cuda", **changes: object
+) -> EngineLoop:
     asked = options(max_num_seqs=6, **changes)
-    runner = executor(capturable_model(torch.device("cuda")), asked, pages, pages, grammars)
+    runner = executor(capturable_model(torch.device(device)), asked, pages, pages, grammars)
     warm_up(runner, asked.scheduler.max_num_batched_tokens, SAMPLINGS)
     runner.forget_page_zero()
     if graphs:
         runner.run_decodes(list(GRAPHS))
         runner.capture(list(GRAPHS))
     return loop(runner, asked, runner.memory)
+
+
+@pytest.fixture(params=[pytest.param("cuda", marks=pytest.mark.gpu), "recorded"])
+def make_engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> MakeEngine:
+    if request.param == "cuda":
+        return gpu_engine
+    record_graphs(monkeypatch)
+    return lambda *args, **changes: gpu_engine(*args, **{**changes, "device": "cpu", "overlap": False})
 
 
 def mixed_workload() -> list[GenerationRequest]:
@@ -54,9 +69,19 @@ def mixed_workload() -> list[GenerationRequest]:
     ("graphs", "overlap", "pages", "chunk"),
     [*itertools.product((False, True), (False, True), (64,), (64,)), (True, True, 11, 16), (True, False, 10, 16)],
 )
+@pytest.mark.gpu
 def test_greedy_tokens_are_those_of_full_recomputation(graphs: bool, overlap: bool, pages: int, chunk: int) -> None:
+    check_greedy(gpu_engine(graphs, pages, overlap=overlap, max_num_batched_tokens=chunk), pages)
+
+
+@pytest.mark.parametrize(("pages", "chunk"), [(64, 64), (10, 16)])
+def test_recorded_graphs_make_the_same_tokens(monkeypatch: pytest.MonkeyPatch, pages: int, chunk: int) -> None:
+    record_graphs(monkeypatch)
+    check_greedy(gpu_engine(pages=pages, device="cpu", max_num_batched_tokens=chunk), pages)
+
+
+def check_greedy(gpu: EngineLoop, pages: int) -> None:
     requests = mixed_workload()
-    gpu = gpu_engine(graphs, pages, overlap=overlap, max_num_batched_tokens=chunk)
     found = run(gpu, *requests)
     for one in requests:
         expected = naive_greedy(tuple(one.prompt_token_ids), one.sampling.max_tokens)
@@ -65,7 +90,7 @@ def test_greedy_tokens_are_those_of_full_recomputation(graphs: bool, overlap: bo
     assert gpu.stats().prefix_hits > 0
 
 
-def test_what_sampling_asks_for_is_done_outside_of_the_graphs() -> None:
+def test_what_sampling_asks_for_is_done_outside_of_the_graphs(make_engine: MakeEngine) -> None:
     kinds: list[dict[str, object]] = [
         {"temperature": 0.9},
         {"logprobs": 3},
@@ -76,7 +101,7 @@ def test_what_sampling_asks_for_is_done_outside_of_the_graphs() -> None:
         {},
     ]
     requests = [request(str(i), prompt(11 + 4 * i, start=i), max_tokens=20, seed=i, **k) for i, k in enumerate(kinds)]
-    on_gpu = run(gpu_engine(overlap=True), *requests)
+    on_gpu = run(make_engine(overlap=True), *requests)
     on_cpu = run(engine(options(max_num_seqs=6)), *requests)
     for name, expected in on_cpu.items():
         found = on_gpu[name]
@@ -88,6 +113,7 @@ def test_what_sampling_asks_for_is_done_outside_of_the_graphs() -> None:
         ]
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize(("graphs", "pages"), [(False, 64), (True, 64), (True, 10)])
 def test_grammars_are_kept_while_steps_overlap(tmp_path: Path, graphs: bool, pages: int) -> None:
     """Beside free rows, in graphs and in mixed steps; masks come from tokens that the device has just made."""
@@ -105,7 +131,7 @@ def test_grammars_are_kept_while_steps_overlap(tmp_path: Path, graphs: bool, pag
     assert allowed(text_of(on_gpu["0"].token_ids), 80, 90)
 
 
-def test_decodes_do_replay(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decodes_do_replay(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """So that the tests above have something to test."""
     replayed: list[int] = []
     replay = CudaGraphs.replay
@@ -113,11 +139,12 @@ def test_decodes_do_replay(monkeypatch: pytest.MonkeyPatch) -> None:
         CudaGraphs, "replay", lambda self, packed: (replayed.append(packed[1].sequences), replay(self, packed))[1]
     )
     requests = [request(str(i), prompt(5, start=i), max_tokens=6 + 6 * i) for i in range(5)]
-    run(gpu_engine(), *requests)
+    run(make_engine(), *requests)
     assert set(replayed) == {1, 2, 4, 6}
     assert len(replayed) == 6 + 6 * 4 - 1
 
 
+@pytest.mark.gpu
 def test_a_launch_does_not_wait_and_garbage_does_not_matter() -> None:
     """Steps in flight keep alive what they need."""
     gpu = gpu_engine(overlap=True)

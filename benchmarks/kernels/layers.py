@@ -1,0 +1,89 @@
+"""All layers of a decode step in a CUDA graph, experts fixed: `python -m benchmarks.kernels.layers [--tokens 1 8 64]`.
+
+For changes of some microseconds a layer. Other rounding chooses other experts, and an expert more or less is 3 us: so
+each layer's routing is drawn once and for all, and the router's own is computed and dropped. Also timed is the choice
+of tokens from the last activations, by each chooser.
+"""
+
+import argparse
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from oscine.model.gpt_oss import GptOss, kv_shape
+from oscine.model.opened_model import PUBLISHED
+from oscine.model.random_weights import RandomTensors
+from oscine.model.weights import load_weights
+from oscine.ops.cases import random_routing, sampling_batch
+from oscine.ops.interface import Batch, KvCache, Ops, Routing
+from oscine.ops.resolve import TABLE, resolve
+from oscine.perf.step_inputs import PAGE, Load, make_batch
+from oscine.perf.timer import time_call
+
+DEVICE = torch.device("cuda")
+COUNTED = 17  # tokens from which on the router counts
+
+
+def with_fixed_experts(ops: Ops, num_layers: int, num_experts: int, num_tokens: int, per_token: int) -> Ops:
+    """Steps must be whole: the n-th call is of layer n modulo num_layers."""
+    torch.manual_seed(num_tokens)
+    routings = [random_routing(num_tokens, num_experts, per_token, DEVICE) for _ in range(num_layers)]
+    if num_tokens < COUNTED:
+        routings = [Routing(routing.expert_ids_TK, routing.weights_TK) for routing in routings]
+    calls = iter(range(1 << 30))
+
+    def norm_route(*inputs: object) -> tuple[Tensor, Tensor, Routing]:
+        x_TH, residual_TH, _ = ops.norm_route(*inputs)  # type: ignore[arg-type]
+        return x_TH, residual_TH, routings[next(calls) % num_layers]
+
+    return replace(ops, norm_route=norm_route)
+
+
+def kv_cache(model: GptOss, batch: Batch) -> KvCache:
+    config = model.config
+
+    def pages(num_layers: int, table_SB: Tensor) -> Tensor:
+        shape = kv_shape(config, num_layers, int(table_SB.max()) + 1, PAGE)
+        return torch.randn(shape, dtype=torch.bfloat16, device=DEVICE)
+
+    return KvCache(
+        pages(config.num_full_layers, batch.full.page_table_SB),
+        pages(config.num_sliding_layers, batch.sliding.page_table_SB),
+    )
+
+
+def report(model: GptOss, num_tokens: int, context: int) -> None:
+    config = model.config
+    batch = replace(make_batch(config, Load(num_tokens, 1, context), DEVICE), logits_rows_N=None)
+    layers, experts = config.num_hidden_layers, config.num_local_experts
+    ops = with_fixed_experts(model.ops, layers, experts, num_tokens, config.num_experts_per_tok)
+    fixed, kv = GptOss(config, model.weights, ops), kv_cache(model, batch)
+    step = time_call(lambda _: fixed.hidden(batch, kv), DEVICE, 1).seconds
+    print(f"{num_tokens:5} tokens  {step * 1e6 / layers:8.2f} us a layer", end="", flush=True)
+    x_NH = fixed.hidden(batch, kv)
+    greedy = sampling_batch(num_tokens, DEVICE, temperature_N=torch.zeros(num_tokens, device=DEVICE), greedy=True)
+    for name in TABLE["chooser"]:
+        chooser = resolve("hopper", {"chooser": name}).chooser
+        prepared, head_VH = chooser.prepare(model.weights.head_VH), model.weights.head_VH
+        choice = time_call(lambda _: chooser.choose(x_NH, head_VH, prepared, greedy), DEVICE, 4).seconds  # noqa: B023
+        print(f"  {name} choice {choice * 1e6:7.1f} us, step {(step + choice) * 1e3:6.3f} ms", end="", flush=True)
+    print(flush=True)
+
+
+@torch.inference_mode()
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", choices=sorted(PUBLISHED), default="120b")
+    parser.add_argument("--tokens", type=int, nargs="+", default=[1, 2, 4, 8, 16, 64])
+    parser.add_argument("--context", type=int, default=1152)
+    parser.add_argument("--backend", action="append", default=[], metavar="OP=BACKEND")
+    options = parser.parse_args()
+    config, ops = PUBLISHED[options.model](), resolve("hopper", dict(one.split("=") for one in options.backend))
+    weights = load_weights(config, RandomTensors(config, 0, DEVICE), DEVICE, torch.bfloat16, ops=ops)
+    for num_tokens in options.tokens:
+        report(GptOss(config, weights, ops), num_tokens, options.context)
+
+
+if __name__ == "__main__":
+    main()

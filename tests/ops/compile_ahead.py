@@ -99,7 +99,7 @@ def run_interpreted(function: Callable[[], None]) -> None:
 
     A process each time, since the choice is made when a kernel's module is imported: check many cases in one.
     """
-    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "2"}
+    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     ignored = ("Conversion of an array with ndim > 0:DeprecationWarning", ":RuntimeWarning")  # Triton's own; log(0)
     warnings = ["-W", "error", *(part for warning in ignored for part in ("-W", f"ignore:{warning}"))]
     command = [sys.executable, *warnings, "-m", "tests.ops.compile_ahead", function.__module__, function.__name__]

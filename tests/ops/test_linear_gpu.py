@@ -162,7 +162,7 @@ def rope_like_reference() -> None:
     for num_tokens, query_heads, kv_heads, head_dim, page in (
         (1, 64, 8, 64, 64),  # one decode
         (37, 8, 2, 64, 64),  # the embedded model, odd count
-        (300, 8, 8, 64, 16),  # several tokens a program, the last one not full
+        (70, 8, 8, 64, 16),  # several tokens a program, the last one not full
         (5, 3, 3, 16, 8),  # no common power of two among the heads
     ):
         case = projection(

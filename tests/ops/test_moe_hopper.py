@@ -136,17 +136,17 @@ def test_error_is_that_of_bf16(tokens: int, experts: int, size: int) -> None:
 
 
 def interpret_experts() -> None:
-    torch.use_deterministic_algorithms(True)  # torch.empty hands out NaN, and integers that are no pair
     cpu = torch.device("cpu")
-    for tokens in (1, 2, 8, 9):  # no table, no sort, sorted; fewer stages than parts of the sum
-        check_error(tokens, 5, 32, 224, cpu)
-    check_error(20, 16, 96, 32, cpu)  # tiles of which some are half full
-    check_error(70, 5, 32, 96, cpu)  # large tiles
+    check_error(1, 5, 96, 96, cpu)  # no table
+    check_error(2, 5, 32, 224, cpu)  # no sort; fewer stages than parts of the sum
+    check_error(9, 5, 96, 32, cpu)  # sorted
+    check_error(17, 16, 32, 32, cpu)  # tiles of which some are half full
+    check_error(40, 4, 32, 32, cpu)  # large tiles
     # not sorted: all tokens on the same experts, and each on its own
     check_ids(torch.tensor([[3, 0, 4, 1]] * 8), 32, 32)
-    check_ids(torch.arange(32).view(8, 4).flip(0), 32, 32)
+    check_ids(torch.arange(16).view(4, 4).flip(0), 32, 32)
     # experts that are the first choice of one token and a later one of another
-    check_ids(torch.tensor([[4, 0, 2, 1], [2, 4, 3, 0], [1, 3, 0, 2]]), 32, 128)
+    check_ids(torch.tensor([[4, 0, 2, 1], [2, 4, 3, 0], [1, 3, 0, 2]]), 32, 32)
     check_ids((torch.arange(5)[:, None] + 2 * torch.arange(4)) % 8, 32, 32)
     check_ids(torch.arange(32).view(4, 8) % 9, 32, 32)  # sorted: pairs of eight tokens would not fit a word
 

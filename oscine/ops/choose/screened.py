@@ -58,7 +58,7 @@ def prepare(weight_VH: Tensor) -> Screen | None:
     if hidden % 16:
         return None
     codes_VH = torch.empty(vocab, hidden, dtype=torch.int8, device=weight_VH.device)
-    scale_V, norm_V, rest_V = torch.empty(3, vocab, dtype=torch.float32, device=weight_VH.device)
+    scale_V, norm_V, rest_V = (torch.empty(vocab, dtype=torch.float32, device=weight_VH.device) for _ in range(3))
     for start in range(0, vocab, CODED_AT_ONCE):
         rows = slice(start, start + CODED_AT_ONCE)
         exact = weight_VH[rows].float()
@@ -94,13 +94,13 @@ def screened(x_NH: Tensor, weight_VH: Tensor, screen: Screen, sampling: Sampling
         return torch.empty(shape, dtype=dtype, device=device)
 
     planes_2NH = empty(torch.int8, 2, num_rows, hidden)
-    scale_N, norm_N, rest_N = empty(torch.float32, 3, num_rows)
+    scale_N, norm_N, rest_N = (empty(torch.float32, num_rows) for _ in range(3))  # aligned, as slices would not be
     quantize_kernel[(num_rows,)](
         x_NH, planes_2NH, scale_N, norm_N, rest_N, num_rows * hidden, hidden, BLOCK_H=block_h, num_warps=8, **options
     )
     tile = next(tile for tile in TILES if num_rows <= tile.max_tokens)
     rough_NV = logits(planes_2NH, scale_N, screen.codes_VH, screen.scale_V, tile)
-    floor_NS, best_NS = empty(torch.float32, 2, num_rows, parts)
+    floor_NS = empty(torch.float32, num_rows, parts)
     scores = (rough_NV, screen.norm_V, screen.rest_V, norm_N, rest_N)
     drawn = (sampling.temperature_N, sampling.seed_N, sampling.position_N, vocab)
     noise = not sampling.greedy
@@ -114,7 +114,7 @@ def screened(x_NH: Tensor, weight_VH: Tensor, screen: Screen, sampling: Sampling
         weight_VH,
         hidden,
         ids_N,
-        best_NS,
+        empty(torch.float32, num_rows, parts),
         empty(torch.int32, num_rows, parts),
         arrivals(device),
         NOISE=noise,

@@ -92,7 +92,7 @@ class _Run:
             return parts[0] if len(parts) == 1 else parts[0] | parts[1] << np.uint64(16)
         if operand in self.registers:
             return self.registers[operand]
-        return np.full(self.threads, int(operand, 0) & int(WORD), np.uint64)
+        return _constant(operand, self.threads)
 
     def _write(self, target: str, result: Register, guard: Guard) -> None:
         if target[0] == "{":
@@ -161,6 +161,12 @@ class _Run:
         return old
 
 
+@cache
+def _constant(text: str, threads: int) -> Register:
+    return np.full(threads, int(text, 0) & int(WORD), np.uint64)
+
+
+@cache
 def _powers() -> Register:
     return np.uint64(1) << np.arange(WARP, dtype=np.uint64)
 

@@ -43,11 +43,12 @@ def gpu_engine(
 ) -> EngineLoop:
     asked = options(max_num_seqs=6, **changes)
     runner = executor(capturable_model(torch.device(device)), asked, pages, pages, grammars)
-    warm_up(runner, asked.scheduler.max_num_batched_tokens, SAMPLINGS)
-    runner.forget_page_zero()
+    if device == "cuda":
+        warm_up(runner, asked.scheduler.max_num_batched_tokens, SAMPLINGS)
     if graphs:
         runner.run_decodes(list(GRAPHS))
         runner.capture(list(GRAPHS))
+    runner.forget_page_zero()
     return loop(runner, asked, runner.memory)
 
 
@@ -71,23 +72,26 @@ def mixed_workload() -> list[GenerationRequest]:
 )
 @pytest.mark.gpu
 def test_greedy_tokens_are_those_of_full_recomputation(graphs: bool, overlap: bool, pages: int, chunk: int) -> None:
-    check_greedy(gpu_engine(graphs, pages, overlap=overlap, max_num_batched_tokens=chunk), pages)
-
-
-@pytest.mark.parametrize(("pages", "chunk"), [(64, 64), (10, 16)])
-def test_recorded_graphs_make_the_same_tokens(monkeypatch: pytest.MonkeyPatch, pages: int, chunk: int) -> None:
-    record_graphs(monkeypatch)
-    check_greedy(gpu_engine(pages=pages, device="cpu", max_num_batched_tokens=chunk), pages)
-
-
-def check_greedy(gpu: EngineLoop, pages: int) -> None:
     requests = mixed_workload()
+    gpu = gpu_engine(graphs, pages, overlap=overlap, max_num_batched_tokens=chunk)
     found = run(gpu, *requests)
     for one in requests:
         expected = naive_greedy(tuple(one.prompt_token_ids), one.sampling.max_tokens)
         assert found[one.request_id].token_ids == expected
     assert (gpu.stats().preemptions > 0) == (pages < 64)
     assert gpu.stats().prefix_hits > 0
+
+
+@pytest.mark.parametrize(("pages", "chunk"), [(64, 64), (10, 16)])
+def test_recorded_graphs_make_the_same_tokens(monkeypatch: pytest.MonkeyPatch, pages: int, chunk: int) -> None:
+    expected = run(engine(options(max_num_seqs=6)), *mixed_workload())
+    record_graphs(monkeypatch)
+    recorded = gpu_engine(pages=pages, device="cpu", max_num_batched_tokens=chunk)
+    found = run(recorded, *mixed_workload())
+    assert {name: one.token_ids for name, one in found.items()} == {
+        name: one.token_ids for name, one in expected.items()
+    }
+    assert (recorded.stats().preemptions > 0) == (pages < 64)
 
 
 def test_what_sampling_asks_for_is_done_outside_of_the_graphs(make_engine: MakeEngine) -> None:

@@ -205,7 +205,7 @@ def interpret_decodes_on_hopper() -> None:
     for sequences in (
         ((1, 1), (1, 63), (1, 64), (1, 65)),
         ((1, 2000), (1, 2), (1, 700)),  # several programs share a context, and some have none
-        tuple((1, 1 + i * 153 % 700) for i in range(12)),  # more pages than stages, rings go round
+        ((1, 3700), *((1, 1 + i * 153 % 700) for i in range(11))),  # more pages of a program than it has stages
     ):
         for window in (None, 128):
             case = AttentionCase("", sequences, num_query_heads=16, num_kv_heads=2, window=window)

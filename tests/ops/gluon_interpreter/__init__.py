@@ -13,8 +13,10 @@ may:
     wgmma          multiplies what is in shared memory when it is waited for
     a barrier      completes by its arrivals and to the byte; when all partitions wait in vain, that is an error
 
-Shared memory begins as NaN, and reading or writing global memory outside of a tensor is an error. Not seen are races
-of threads within a partition, of programs with one another, and missing proxy fences.
+Shared memory begins as NaN, and reading or writing global memory outside of what a tensor's storage holds is an error.
+
+Not seen: races of threads within a partition, of programs and of kernels with one another (so a read before gdc_wait
+passes), missing proxy fences, a TMA load into a place whose former load nobody waited for, and speed.
 """
 
 import os

@@ -109,6 +109,7 @@ class Jit:
         for ids in itertools.product(*map(range, grid)):
             Program.current = Program(ids, grid, num_warps)
             self.function(*values, **kwargs)
+            Program.current.end()
 
 
 def _argument(arg: Any) -> Any:

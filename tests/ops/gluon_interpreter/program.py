@@ -30,6 +30,7 @@ class Barrier:
     def advance(self) -> None:
         """Completes the phase when all have arrived and been copied."""
         if self.pending == 0 and self.expected == sum(to.nbytes for to, _ in self.copies):
+            assert not self.complete, "a phase that copied has passed, and nobody waited for it"
             self.complete, self.copies = self.copies, []
             self.expected, self.pending, self.phase = 0, self.count, self.phase ^ 1
 
@@ -65,6 +66,12 @@ class Program:
             self._pass_on()
             rounds = rounds + 1 if self.progress == seen else 0
             seen = self.progress
+
+    def end(self) -> None:
+        """Raises AssertionError where copies were not announced, or announced and not made."""
+        for barrier in self.barriers.values():
+            assert not barrier.copies, "bytes that no barrier expects"
+            assert not barrier.expected, "a barrier expects bytes that do not come"
 
     def specialise(self, partitions: list[tuple[Callable[..., Any], tuple[Any, ...]]]) -> None:
         self._running = list(range(len(partitions)))

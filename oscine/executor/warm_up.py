@@ -4,6 +4,7 @@ Goes through plans, as the engine does. Every page of the imagined sequences is 
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from oscine.executor.cuda_graphs import sizes_up_to
 from oscine.executor.grammar import ANYTHING
@@ -12,11 +13,13 @@ from oscine.executor.runner import TorchExecutor
 from oscine.types import NewSequence, SamplingParams, ScheduledSequence, StepPlan
 
 GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
-# What choosing and sampling have kernels for: for any number of rows, then once; and what they do besides with what
-# these find. Log-probabilities need all logits, where temperature alone may not.
+# What choosing and sampling have kernels for, for any number of rows, then once; nothing but kernels looks at what they
+# find. A bias needs all logits, where temperature alone may not.
 KERNEL_SAMPLINGS = (
+    GREEDY,
+    replace(GREEDY, logit_bias={0: 1.0}),
     SamplingParams(max_tokens=1),
-    SamplingParams(max_tokens=1, logprobs=0),
+    SamplingParams(max_tokens=1, logit_bias={0: 1.0}),
     SamplingParams(max_tokens=1, top_p=0.9),
 )
 MASKED = SamplingParams(max_tokens=1, grammar=ANYTHING)

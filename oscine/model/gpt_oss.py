@@ -47,8 +47,7 @@ class GptOss:
         x = self.weights.embed_VH[batch.token_ids_T]  # from here on [T, H], or partial sums [T, J, H]
         residual_TH: Tensor | None = None
         for layer, cache in zip(self.weights.layers, self._layer_caches(batch, kv), strict=True):
-            x_TH, residual_TH = ops.rms_norm(x, layer.input_norm_H, eps, residual_TH)
-            x = self._attend(x_TH, layer, cache, batch)
+            x, residual_TH = self._attend(x, residual_TH, layer, cache, batch)
             x, residual_TH = self._mix_experts(x, residual_TH, layer)
         if (rows_N := batch.logits_rows_N) is not None:
             x, residual_TH = x[rows_N], None if residual_TH is None else residual_TH[rows_N]
@@ -76,10 +75,15 @@ class GptOss:
                 num_sliding += 1
         return caches
 
-    def _attend(self, x_TH: Tensor, layer: LayerWeights, cache: LayerCache, batch: Batch) -> Tensor:
+    def _attend(
+        self, x: Tensor, residual_TH: Tensor | None, layer: LayerWeights, cache: LayerCache, batch: Batch
+    ) -> tuple[Tensor, Tensor]:
         ops, group = self.ops, cache.group
-        q_TQD = ops.qkv(
-            x_TH,
+        q_TQD, residual_TH = ops.norm_qkv(
+            x,
+            layer.input_norm_H,
+            self.config.rms_norm_eps,
+            residual_TH,
             layer.qkv_weight_FH,
             layer.qkv_bias_F,
             self.cos_sin,
@@ -88,7 +92,7 @@ class GptOss:
             group.slots_T,
         )
         heads = ops.attention(q_TQD, cache.kv_pages, batch, group, layer.sinks_Q, cache.window)
-        return ops.out_proj(heads, layer.out_weight, layer.out_bias_H)
+        return ops.out_proj(heads, layer.out_weight, layer.out_bias_H), residual_TH
 
     def _mix_experts(self, x: Tensor, residual_TH: Tensor, layer: LayerWeights) -> tuple[Tensor, Tensor]:
         ops, config = self.ops, self.config
@@ -105,7 +109,7 @@ class GptOss:
 
 
 def rope_table(config: ModelConfig, device: torch.device) -> Tensor:
-    """[max_position_embeddings, D] float32: the cos_sin of ops.qkv."""
+    """[max_position_embeddings, D] float32: the cos_sin of ops.norm_qkv."""
     yarn = config.yarn
     return yarn_cos_sin(
         config.max_position_embeddings,

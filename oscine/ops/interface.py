@@ -127,9 +127,12 @@ class Ops:
 
     # (x [T, H] or [T, J, H], weight_H, eps, residual_TH or None) -> (norm(x + residual), x + residual)
     rms_norm: Callable[[Tensor, Tensor, float, Tensor | None], tuple[Tensor, Tensor]]
-    # (x_TH, weight_FH, bias_F, cos_sin [max position, D], positions_T, kv [pages, 2, G, P, D] written, slots_T)
-    #     -> q_TQD
-    qkv: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+    # (x [T, H] or [T, J, H], norm_weight_H, eps, residual_TH or None,
+    #  weight_FH, bias_F, cos_sin [max position, D], positions_T, kv [pages, 2, G, P, D] written, slots_T)
+    #     -> (q_TQD of norm(x + residual), x + residual)
+    norm_qkv: Callable[
+        [Tensor, Tensor, float, Tensor | None, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]
+    ]
     # (q_TQD, kv [pages, 2, G, P, D], batch, group, sinks_Q, window in tokens or None) -> [T, Q * D]
     attention: Callable[[Tensor, Tensor, Batch, PageGroup, Tensor, int | None], Tensor]
     # ([T, Q * D], weight [H, Q * D], bias_H) -> [T, H] or [T, J, H]

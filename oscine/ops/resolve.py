@@ -16,10 +16,10 @@ TABLE: dict[str, dict[str, str]] = {
         "reference": "oscine.ops.norm.reference:rms_norm",
         "triton": "oscine.ops.norm.triton:rms_norm",
     },
-    "qkv": {
-        "reference": "oscine.ops.qkv.reference:qkv",
-        "triton": "oscine.ops.qkv.triton:qkv",
-        "hopper": "oscine.ops.qkv.hopper:qkv",
+    "norm_qkv": {
+        "reference": "oscine.ops.qkv.reference:norm_qkv",
+        "triton": "oscine.ops.qkv.triton:norm_qkv",
+        "hopper": "oscine.ops.qkv.hopper:norm_qkv",
     },
     "attention": {
         "reference": "oscine.ops.attention.reference:attention",
@@ -64,7 +64,7 @@ DEFAULTS: dict[str, dict[str, str]] = {
         "rms_norm": "triton",
         "norm_route": "triton",
         "sample": "triton",
-        "chooser": "reference",
+        "chooser": "screened",
     },
 }
 

@@ -98,17 +98,14 @@ class _Step:
     def attention_calls(self, ops: Ops) -> list[OpCall]:
         config, batch, kv, eps = self.config, self.batch, self.kv, self.config.rms_norm_eps
         x_in, residual_in = self.x, self.residual_TH
-        x_TH, residual_TH = ops.rms_norm(x_in, self.layer(0).input_norm_H, eps, residual_in)
-        table, positions_T = self.cos_sin, batch.positions_T
+        table, positions_T, slots_T = self.cos_sin, batch.positions_T, batch.full.slots_T
 
-        def norm(i: int) -> object:
-            return ops.rms_norm(x_in, self.layer(i).input_norm_H, eps, residual_in)
-
-        def qkv(i: int) -> Tensor:
+        def norm_qkv(i: int) -> tuple[Tensor, Tensor]:
             w, pages = self.layer(i), kv.full[:, i % kv.full.shape[1]]
-            return ops.qkv(x_TH, w.qkv_weight_FH, w.qkv_bias_F, table, positions_T, pages, batch.full.slots_T)
+            projection = w.qkv_weight_FH, w.qkv_bias_F, table, positions_T, pages, slots_T
+            return ops.norm_qkv(x_in, w.input_norm_H, eps, residual_in, *projection)
 
-        q_TQD = qkv(0)
+        q_TQD, residual_TH = norm_qkv(0)
 
         def full(i: int) -> Tensor:
             return ops.attention(
@@ -127,11 +124,10 @@ class _Step:
         self.x, self.residual_TH = out_proj(0), residual_TH
         layers, first = config.num_hidden_layers, self.layer(0)
         return [
-            OpCall("rms_norm", "rms_norm", layers + 1, norm, _bytes(x_in, residual_in, x_TH, residual_TH), 0.0),
-            self._linear("qkv", layers, qkv, first.qkv_weight_FH, x_TH, q_TQD),
+            self._linear("norm_qkv", layers, norm_qkv, first.qkv_weight_FH, x_in, residual_in, residual_TH, q_TQD),
             self._attention("attention full", config.num_full_layers, full, q_TQD, None),
             self._attention("attention sliding", config.num_sliding_layers, sliding, q_TQD, config.sliding_window),
-            self._linear("out_proj", layers, out_proj, first.out_weight, heads, x_TH),
+            self._linear("out_proj", layers, out_proj, first.out_weight, heads, residual_TH),
         ]
 
     def expert_calls(self, ops: Ops) -> list[OpCall]:
@@ -161,13 +157,18 @@ class _Step:
         ]
 
     def head_calls(self, ops: Ops) -> list[OpCall]:
-        """The norm before the head is among those of the layers; only the last token of each sequence is sampled.
+        """Only the last token of each sequence is sampled.
 
         A step of greedy rows only chooses: what makes all logits and samples from them is timed, and not counted.
         """
         rows, head_VH = self.batch.logits_rows_N, self.weights.head_VH
         assert rows is not None
-        x_NH, _ = ops.rms_norm(self.x[rows], self.weights.norm_H, self.config.rms_norm_eps, self.residual_TH[rows])
+        x_in, residual_in, norm_H = self.x[rows], self.residual_TH[rows], self.weights.norm_H
+
+        def norm(_: int) -> tuple[Tensor, Tensor]:
+            return ops.rms_norm(x_in, norm_H, self.config.rms_norm_eps, residual_in)
+
+        x_NH, _ = norm(0)
         logits_NV = ops.lm_head(x_NH, head_VH)
         temperature_N = torch.zeros(len(rows), device=self.device)
         sampling = sampling_batch(len(rows), self.device, temperature_N=temperature_N, greedy=True)
@@ -178,6 +179,7 @@ class _Step:
             return chooser.choose(x_NH, head_VH, prepared, sampling)
 
         return [
+            OpCall("rms_norm", "rms_norm", 1, norm, _bytes(x_in, residual_in, x_NH), 0.0),
             OpCall("choose", "chooser", 1, choose, read + _bytes(x_NH), 2.0 * len(rows) * head_VH.numel()),
             self._linear("lm_head", 0, lambda _: ops.lm_head(x_NH, head_VH), head_VH, x_NH, logits_NV),
             OpCall("sample", "sample", 0, lambda _: ops.sample(logits_NV, sampling), _bytes(logits_NV), 0.0),
@@ -186,8 +188,8 @@ class _Step:
     def layer(self, i: int) -> LayerWeights:
         return self.weights.layers[i % len(self.weights.layers)]
 
-    def _linear(self, name: str, per_step: int, call: Call, weight: Tensor, x: Tensor, out: Tensor) -> OpCall:
-        return OpCall(name, name, per_step, call, _bytes(weight, x, out), 2.0 * x.shape[0] * weight.numel())
+    def _linear(self, name: str, per_step: int, call: Call, weight: Tensor, x: Tensor, *others: Tensor) -> OpCall:
+        return OpCall(name, name, per_step, call, _bytes(weight, x, *others), 2.0 * x.shape[0] * weight.numel())
 
     def _attention(self, name: str, per_step: int, call: Call, q_TQD: Tensor, window: int | None) -> OpCall:
         """Each sequence's keys and values are read once; a window adds to those of the chunk itself."""

@@ -1,10 +1,16 @@
 """What is run before the first request: every variant of the kernels that choose tokens, no trace of it."""
 
+from dataclasses import replace
+
 import pytest
+import torch
+from torch import Tensor
 
 from oscine.executor.cuda_graphs import sizes_up_to
 from oscine.executor.kv_memory import SAMPLED_AT_ONCE
-from oscine.executor.warm_up import SAMPLINGS, row_counts, warm_up
+from oscine.executor.warm_up import KERNEL_SAMPLINGS, MASKED, SAMPLINGS, row_counts, warm_up
+from oscine.model.gpt_oss import GptOss
+from oscine.ops.interface import Sampled, SamplingBatch
 from oscine.ops.sample.triton import split_rows
 
 from .tiny import executor, loop, model, naive_greedy, options, prompt, request, run
@@ -30,3 +36,29 @@ def test_a_warm_executor_answers_like_a_fresh_one() -> None:
     found = run(loop(runner, asked, runner.memory), *requests)
     for one in requests:
         assert found[one.request_id].token_ids == naive_greedy(tuple(one.prompt_token_ids), 9)
+
+
+def test_choices_that_nobody_made_harm_nobody() -> None:
+    """While kernels are compiled, the ids that they choose are undefined; yet each kernel must be asked for."""
+    asked, base = options(max_num_seqs=6), model()
+    chosen: set[tuple[str, bool, bool, int]] = set()
+
+    def undefined(name: str, num_rows: int, sampling: SamplingBatch) -> Tensor:
+        assert sampling.num_logprobs is None, "which looks at the ids"
+        chosen.add((name, sampling.greedy, sampling.truncated, num_rows))
+        return torch.full((num_rows,), 1 << 40)
+
+    def sample(logits_NV: Tensor, sampling: SamplingBatch) -> Sampled:
+        return Sampled(undefined("sample", len(logits_NV), sampling))
+
+    def choose(x_NH: Tensor, _weight: Tensor, _prepared: None, sampling: SamplingBatch) -> Tensor:
+        return undefined("choose", len(x_NH), sampling)
+
+    ops = replace(base.ops, sample=sample, chooser=replace(base.ops.chooser, choose=choose))
+    runner = executor(GptOss(base.config, base.weights, ops), asked, 64, 64)
+    warm_up(runner, asked.scheduler.max_num_batched_tokens, (*KERNEL_SAMPLINGS, MASKED))
+    rows = row_counts(6)
+    for greedy in (True, False):
+        assert {("sample", greedy, False, count) for count in rows} <= chosen
+        assert {("choose", greedy, False, count) for count in rows} <= chosen
+    assert {("sample", False, True, count) for count in rows} <= chosen

@@ -38,6 +38,7 @@ def test_qkv_compiles_for_hopper(tile: qkv_hopper.Tile) -> None:
         {
             "weight": box_type(tile.parts, 2, 32 // tile.parts, CHUNK),
             "tokens": box_type(tile.parts, tile.max_tokens, CHUNK),
+            "squares_ptr": "*fp32",
             "bias_ptr": "*bf16",
             "cos_sin_ptr": "*fp32",
             "positions_ptr": "*i64",
@@ -45,6 +46,7 @@ def test_qkv_compiles_for_hopper(tile: qkv_hopper.Tile) -> None:
             "q_ptr": "*bf16",
             "kv_ptr": "*bf16",
             "num_tokens": "i32",
+            "eps": "fp32",
             "kv_page_stride": "i32",
             "kv_kind_stride": "i32",
             "kv_head_stride": "i32",
@@ -54,6 +56,8 @@ def test_qkv_compiles_for_hopper(tile: qkv_hopper.Tile) -> None:
             "QUERY_HEADS": 64,
             "KV_HEADS": 8,
             "PAGE": 64,
+            "HIDDEN": 2880,
+            "SQUARES": 6,
             "TOKENS": tile.max_tokens,
             "PARTS": tile.parts,
             "CHUNKS": tile.chunks,
@@ -106,7 +110,9 @@ def test_out_proj_and_head_compile_for_hopper(tile: hopper.Tile, columns: int) -
 class Projection:
     """One layer's inputs. kv_pages is one of three layers' pages, so it is strided; NaN before the op."""
 
-    x_TH: Tensor
+    x_TJH: Tensor  # partial sums
+    norm_H: Tensor
+    residual_TH: Tensor
     weight_FH: Tensor
     bias_F: Tensor
     cos_sin: Tensor
@@ -114,12 +120,15 @@ class Projection:
     pool: Tensor
     slots_T: Tensor
 
-    def run(self, op: Callable[..., Tensor], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """(queries, pool), both float32."""
+    def run(self, op: Callable[..., tuple[Tensor, Tensor]], dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+        """(queries, x + residual, pool), all float32."""
         pool = self.pool.to(dtype)
-        x, weight, bias = self.x_TH.to(dtype), self.weight_FH.to(dtype), self.bias_F.to(dtype)
-        queries = op(x, weight, bias, self.cos_sin, self.positions_T, pool[:, 1], self.slots_T)
-        return queries.float(), pool.float()
+        norm, residual, weight, bias = (
+            t.to(dtype) for t in (self.norm_H, self.residual_TH, self.weight_FH, self.bias_F)
+        )
+        place = self.cos_sin, self.positions_T, pool[:, 1], self.slots_T
+        queries, total = op(self.x_TJH, norm, 1e-5, residual, weight, bias, *place)
+        return queries.float(), total.float(), pool.float()
 
 
 def projection(
@@ -142,8 +151,13 @@ def projection(
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator).bfloat16().to(device)
 
+    x_TJH, residual_TH = normal(num_tokens, 3, hidden).float(), normal(num_tokens, hidden)
+    for inputs in (x_TJH, residual_TH):
+        inputs[:1] /= 512  # so small that the norm's epsilon counts
     return Projection(
-        x_TH=normal(num_tokens, hidden),
+        x_TJH=x_TJH,
+        norm_H=normal(hidden),
+        residual_TH=residual_TH,
         weight_FH=normal(rows, hidden) / hidden**0.5,
         bias_F=normal(rows),
         cos_sin=torch.rand(500, head_dim, generator=generator).to(device) * 2 - 1,
@@ -200,7 +214,7 @@ GPU_BACKENDS = [
 # Each tile full and not full, the first count beyond tiles, and a long chunk of a prompt; and some of each.
 TOKENS = (1, 2, 3, 8, 9, 16, 17, 32, 33, 64, 65, 777)
 SOME_TOKENS = (1, 5, 33, 65)
-QKV = {"triton": qkv_portable.qkv, "hopper": qkv_hopper.qkv}
+NORM_QKV = {"triton": qkv_portable.norm_qkv, "hopper": qkv_hopper.norm_qkv}
 OUT_PROJ = {"triton": portable.out_proj, "hopper": hopper.out_proj}
 LM_HEAD = {"triton": portable.lm_head, "hopper": hopper.lm_head}
 
@@ -218,16 +232,17 @@ LM_HEAD = {"triton": portable.lm_head, "hopper": hopper.lm_head}
     ],
     ids=str,
 )
-def test_qkv_on_gpu(backend: str, widths: dict[str, int], num_tokens: int) -> None:
-    check_qkv(QKV[backend], projection(num_tokens, "cuda", **widths))
+def test_norm_qkv_on_gpu(backend: str, widths: dict[str, int], num_tokens: int) -> None:
+    check_norm_qkv(NORM_QKV[backend], projection(num_tokens, "cuda", **widths))
 
 
-def check_qkv(op: Callable[..., Tensor], case: Projection) -> None:
-    queries, pool = case.run(op, torch.bfloat16)
-    torch_queries, torch_pool = case.run(qkv_reference.qkv, torch.bfloat16)
-    expected_queries, expected_pool = case.run(qkv_reference.qkv, torch.float32)
+def check_norm_qkv(op: Callable[..., tuple[Tensor, Tensor]], case: Projection) -> None:
+    queries, total, pool = case.run(op, torch.bfloat16)
+    torch_queries, torch_total, torch_pool = case.run(qkv_reference.norm_qkv, torch.bfloat16)
+    expected_queries, expected_total, expected_pool = case.run(qkv_reference.norm_qkv, torch.float32)
     written = ~expected_pool.isnan()
     assert torch.equal(~pool.isnan(), written)
+    assert relative_error(total, expected_total) <= 2.1 * relative_error(torch_total, expected_total)
     assert relative_error(queries, expected_queries) <= 2 * relative_error(torch_queries, expected_queries)
     allowed = 2 * relative_error(torch_pool[written], expected_pool[written])
     assert relative_error(pool[written], expected_pool[written]) <= allowed
@@ -249,7 +264,9 @@ def test_out_proj_and_head_on_gpu(backend: str, rows: int, columns: int, num_tok
 
 def interpret_projections() -> None:
     for num_tokens in (1, 3, 9, 33):  # each number of parts
-        check_qkv(qkv_hopper.qkv, projection(num_tokens, "cpu", hidden=320, query_heads=2, kv_heads=1, page=16))
+        check_norm_qkv(
+            qkv_hopper.norm_qkv, projection(num_tokens, "cpu", hidden=320, query_heads=2, kv_heads=1, page=16)
+        )
         check_out_proj_and_head("hopper", 200, 1000, num_tokens, "cpu")
 
 
@@ -282,26 +299,26 @@ def test_a_graph_replays_what_the_kernels_do(num_tokens: int) -> None:
     case = projection(num_tokens, "cuda")
     generator = torch.Generator().manual_seed(0)
     out_weight = (torch.randn(2880, 4096, generator=generator) / 64).bfloat16().cuda()
-    x, weight, bias, pool = (t.bfloat16() for t in (case.x_TH, case.weight_FH, case.bias_F, case.pool))
+    pool, x = case.pool.bfloat16(), case.residual_TH
 
-    def two_layers(qkv: Callable[..., Tensor], out_proj: Callable[..., Tensor]) -> Tensor:
-        y = x
+    def two_layers(norm_qkv: Callable[..., tuple[Tensor, Tensor]], out_proj: Callable[..., Tensor]) -> Tensor:
+        y, residual = x, None
+        place = case.cos_sin, case.positions_T, pool[:, 1], case.slots_T
         for _ in range(2):
-            queries = qkv(y, weight, bias, case.cos_sin, case.positions_T, pool[:, 1], case.slots_T)
-            parts = out_proj(queries.flatten(1), out_weight, bias[:2880])
-            y = (parts.sum(1) if parts.dim() == 3 else parts).bfloat16()
-        return y
+            queries, residual = norm_qkv(y, case.norm_H, 1e-5, residual, case.weight_FH, case.bias_F, *place)
+            y = out_proj(queries.flatten(1), out_weight, case.bias_F[:2880])
+        return (y.sum(1) if y.dim() == 3 else y) + residual
 
-    two_layers(qkv_hopper.qkv, hopper.out_proj)
+    two_layers(qkv_hopper.norm_qkv, hopper.out_proj)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        result = two_layers(qkv_hopper.qkv, hopper.out_proj)
+        result = two_layers(qkv_hopper.norm_qkv, hopper.out_proj)
     for seed in range(3):
         x.copy_(torch.randn(x.shape, generator=torch.Generator().manual_seed(seed)))
         pool.fill_(torch.nan)
         result.fill_(torch.nan)
         graph.replay()
         written = pool.clone()
-        expected = two_layers(qkv_portable.qkv, portable.out_proj)
+        expected = two_layers(qkv_portable.norm_qkv, portable.out_proj)
         assert relative_error(result, expected.float()) < 0.02
         assert torch.equal(written.isnan(), pool.isnan())

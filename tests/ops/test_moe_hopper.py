@@ -25,13 +25,14 @@ SIZES = [(1, 128), (8, 128), (64, 128), (256, 128), (64, 32), (512, 128), (1024,
 
 def compile_gemm(tiling: hopper.Tiling, *, gated: bool, tokens: int, y_dtype: str) -> Compiled:
     def descriptor(dtype: str, shape: list[int], swizzle: int, bits: int) -> str:
-        return f"tensordesc<{dtype}{shape},{gl.NVMMASharedLayout(swizzle, bits, 2)!r}>".replace(", ", ",", 1)
+        return f"tensordesc<{dtype}[{','.join(map(str, shape))}],{gl.NVMMASharedLayout(swizzle, bits, len(shape))!r}>"
 
+    narrow = [tiling.tokens // 2, 64] if tiling.halves else [1, tiling.tokens, 64]
     signature = {
         "nibbles_desc": descriptor("u8", [8, 256], 0, 8),
         "scales_desc": descriptor("i32", [triton.next_power_of_2(tiling.units), 32], 0, 32),
         "tokens_desc": descriptor("bf16", [tiling.tokens, 64], 128, 16),
-        "half_desc": descriptor("bf16", [tiling.tokens // 2 if tiling.halves else tiling.tokens, 64], 128, 16),
+        "narrow_desc": descriptor("bf16", narrow, 128, 16),
         "table_ptr": "*i32",
         "num_tokens": "i32",
         "out_ptr": "*bf16" if gated else y_dtype,

@@ -80,6 +80,10 @@ def in_interpreter() -> None:
             expected_y, expected_total = reference.rms_norm(x, weight_H, EPS, residual)
             torch.testing.assert_close(y, expected_y)
             assert torch.equal(total, expected_total)
+            y, total, squares_TS = triton.weigh(x, weight_H, residual)
+            mean_T1 = squares_TS.sum(1, keepdim=True) / hidden
+            torch.testing.assert_close(y * torch.rsqrt(mean_T1 + EPS), expected_y)
+            assert torch.equal(total, expected_total)
     for case in ROUTE_CASES:
         arguments = inputs(*case, torch.float32, CPU)
         y, total, routing = triton.norm_route(*arguments)
@@ -107,6 +111,17 @@ def compiled_norm(arch: int) -> Compiled:
         arch=arch,
         launch_pdl=arch >= 90,
         **triton.ALL_LOADS_FIRST,
+    )
+
+
+def compiled_weigh(arch: int) -> Compiled:
+    return compile_ahead(
+        triton._weigh_kernel,
+        {"x": "*fp32", "residual": "*bf16", "weight": "*bf16", "y": "*bf16", "total": "*bf16", "squares": "*fp32"},
+        {"H": 2880, "J": 12, "BLOCK_H": triton.PART_H, "PDL": arch >= 90},
+        arch=arch,
+        launch_pdl=arch >= 90,
+        **triton.BESIDE_EXPERTS,
     )
 
 
@@ -142,8 +157,14 @@ def compiled_route(arch: int, tokens: int) -> Compiled:
 @pytest.mark.parametrize("arch", [80, 90])
 @pytest.mark.parametrize(
     "make",
-    [compiled_norm, compiled_fused, lambda arch: compiled_route(arch, 64), lambda arch: compiled_route(arch, 16384)],
-    ids=["norm", "fused", "route few", "route many"],
+    [
+        compiled_norm,
+        compiled_weigh,
+        compiled_fused,
+        lambda arch: compiled_route(arch, 64),
+        lambda arch: compiled_route(arch, 16384),
+    ],
+    ids=["norm", "weigh", "fused", "route few", "route many"],
 )
 def test_kernels_compile_without_spills(make: Callable[[int], Compiled], arch: int) -> None:
     kernel = make(arch)
@@ -159,6 +180,13 @@ def test_weights_load_before_the_wait_and_partial_sums_together() -> None:
         assert "LDG.E.128" in after
     loads = compiled_norm(90).sass.split("ACQBULK")[1].split("FADD")[0]
     assert loads.count("LDG.E.128") == 12
+
+
+def test_weighing_finds_room_beside_the_experts() -> None:
+    kernel = compiled_weigh(90)
+    assert kernel.sass.split("ACQBULK")[1].split("FADD")[0].count("LDG.E.128") == 12
+    assert kernel.registers * 128 <= 65536 - 2 * 416 * 64  # what two of their programs leave of a processor's
+    assert kernel.shared <= 1024
 
 
 @pytest.fixture

@@ -62,7 +62,7 @@ def test_every_op_of_a_step_is_there_and_runs(load: Load) -> None:
     calls = calls_of(load)
     assert {op.backend_of for op in calls.values()} == set(TABLE)
     assert {name: op.per_step for name, op in calls.items()} == {
-        **{"rms_norm": 7, "qkv": 6, "attention full": 3, "attention sliding": 3, "out_proj": 6, "norm_route": 6},
+        **{"rms_norm": 1, "norm_qkv": 6, "attention full": 3, "attention sliding": 3, "out_proj": 6, "norm_route": 6},
         **{"moe": 6, "choose": 1, "lm_head": 0, "sample": 0},
     }
     for op in calls.values():
@@ -77,7 +77,9 @@ def test_an_op_must_read_what_the_roofline_says() -> None:
     calls = calls_of(Load(1, 1, 100))
     chosen = CONFIG.num_experts_per_tok * roofline.expert_bytes(CONFIG)
     assert calls["moe"].num_bytes == chosen + 2 * 4 * CONFIG.hidden_size
-    weights = sum(calls[name].num_bytes * calls[name].per_step for name in ("qkv", "out_proj", "norm_route", "choose"))
+    weights = sum(
+        calls[name].num_bytes * calls[name].per_step for name in ("norm_qkv", "out_proj", "norm_route", "choose")
+    )
     assert weights == pytest.approx(2 * roofline.fixed_bytes(CONFIG), rel=0.15)
     keys = sum(calls[f"attention {kind}"].num_bytes * 3 for kind in ("full", "sliding"))
     assert keys == pytest.approx(2 * roofline.kv_bytes(CONFIG, 100), rel=0.1)

@@ -27,7 +27,7 @@ class Tile:
     warps: int  # 4 for each 64 or 128 rows
 
 
-# From the fewest tokens up; not measured yet.
+# From the fewest tokens up; measured on an NVIDIA H200.
 TILES = (
     Tile(max_tokens=8, rows=64, chunks=2, stages=5, warps=4),
     Tile(max_tokens=16, rows=64, chunks=2, stages=4, warps=4),

@@ -152,12 +152,12 @@ def descriptor(matrix: Tensor, box: list[int]) -> TensorDescriptor:
     return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), box, layout)
 
 
-def streamable(x: Tensor, weight: Tensor) -> bool:
-    """Whether TMA can read both: bfloat16, and rows that are contiguous and multiples of 16 bytes."""
+def streamable(*matrices: Tensor) -> bool:
+    """Whether TMA can read them: bfloat16, and rows that are contiguous and multiples of 16 bytes."""
     return all(
         matrix.dtype == torch.bfloat16
         and matrix.is_contiguous()
         and matrix.shape[1] % 8 == 0
         and matrix.data_ptr() % 16 == 0
-        for matrix in (x, weight)
+        for matrix in matrices
     )

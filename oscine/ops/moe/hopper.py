@@ -106,7 +106,7 @@ def plan(tokens: int, per_token: int, experts: int) -> Tiling:
     """
     rows = tokens * per_token / experts  # of an expert, on average
     if tokens == 1:
-        return Tiling(8, splits=2)
+        return Tiling(8, splits=3)
     if tokens <= 16:
         return Tiling(8, splits=3, claimed=True)
     if rows <= 2:
@@ -175,7 +175,9 @@ def _launch(
         nibbles,
         scales,
         descriptor(tokens, [tiling.tokens, UNIT]),
-        descriptor(tokens, [tiling.tokens // 2 if tiling.halves else tiling.tokens, UNIT]),
+        descriptor(tokens, [tiling.tokens // 2, UNIT])
+        if tiling.halves
+        else descriptor(tokens[:, None], [1, tiling.tokens, UNIT]),
         table,
         num_tokens,
         out,

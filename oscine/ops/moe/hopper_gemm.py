@@ -111,13 +111,13 @@ class Ring:
 
 
 @gluon.jit
-def _load_weights(cfg, ring, nibbles_desc, scales_desc, tokens_desc, half_desc, stage, tile, step):
+def _load_weights(cfg, ring, nibbles_desc, scales_desc, tokens_desc, narrow_desc, stage, tile, step):
     """Opens a stage: all its bytes are announced, those of the weights are on their way."""
     _name_tile(cfg, ring, stage, tile.index)
     full = ring.full.index(stage)
     weights: gl.constexpr = CONSUMERS * (cfg.UNITS * nibbles_desc.block_type.nbytes + scales_desc.block_type.nbytes)
     if cfg.HALVES and tile.rows <= cfg.N // 2:
-        mbarrier.expect(full, weights + cfg.UNITS * half_desc.block_type.nbytes)
+        mbarrier.expect(full, weights + cfg.UNITS * narrow_desc.block_type.nbytes)
     else:
         mbarrier.expect(full, weights + cfg.UNITS * tokens_desc.block_type.nbytes)
     for c in gl.static_range(CONSUMERS):
@@ -130,13 +130,17 @@ def _load_weights(cfg, ring, nibbles_desc, scales_desc, tokens_desc, half_desc, 
 
 
 @gluon.jit
-def _load_tokens(cfg, ring, tokens_desc, half_desc, stage, tile, step):
+def _load_tokens(cfg, ring, tokens_desc, narrow_desc, stage, tile, step):
     full = ring.full.index(stage)
     for u in gl.static_range(cfg.UNITS):
         buffer = ring.tokens.index(stage * cfg.UNITS + u)
         column = (step * cfg.UNITS + u) * 64
         if cfg.HALVES and tile.rows <= cfg.N // 2:
-            tma.async_copy_global_to_shared(half_desc, [tile.source, column], full, buffer.slice(0, cfg.N // 2, dim=0))
+            half = buffer.slice(0, cfg.N // 2, dim=0)
+            tma.async_copy_global_to_shared(narrow_desc, [tile.source, column], full, half)
+        elif (cfg.DIRECT or cfg.SINGLE) and tile.rows == 1:
+            row = buffer._reinterpret(gl.bfloat16, [1, cfg.N, 64], narrow_desc.layout)
+            tma.async_copy_global_to_shared(narrow_desc, [tile.source, 0, column], full, row)
         else:
             tma.async_copy_global_to_shared(tokens_desc, [tile.source, column], full, buffer)
 
@@ -148,7 +152,7 @@ def _produce(
     nibbles_desc,
     scales_desc,
     tokens_desc,
-    half_desc,
+    narrow_desc,
     table_ptr,
     num_tokens,
     out_ptr,
@@ -171,10 +175,10 @@ def _produce(
         tile = tile_at(cfg, entries, begin_index)
         early = gl.where(begin_index < tiles, gl.minimum(tile.end - tile.begin, cfg.STAGES), 0)
         for s in range(early):
-            _load_weights(cfg, ring, nibbles_desc, scales_desc, tokens_desc, half_desc, s, tile, tile.begin + s)
+            _load_weights(cfg, ring, nibbles_desc, scales_desc, tokens_desc, narrow_desc, s, tile, tile.begin + s)
         gdc_wait()
         for s in range(early):
-            _load_tokens(cfg, ring, tokens_desc, half_desc, s, tile, tile.begin + s)
+            _load_tokens(cfg, ring, tokens_desc, narrow_desc, s, tile, tile.begin + s)
         stage = gl.where(early == cfg.STAGES, 0, early)
         phase = gl.where(early == cfg.STAGES, 0, 1)
     if cfg.CLAIMED and begin_index == 0:
@@ -184,8 +188,8 @@ def _produce(
         tile = tile_at(cfg, entries, index)
         for step in range(tile.begin + gl.where(index == begin_index, early, 0), tile.end):
             mbarrier.wait(ring.empty.index(stage), phase)
-            _load_weights(cfg, ring, nibbles_desc, scales_desc, tokens_desc, half_desc, stage, tile, step)
-            _load_tokens(cfg, ring, tokens_desc, half_desc, stage, tile, step)
+            _load_weights(cfg, ring, nibbles_desc, scales_desc, tokens_desc, narrow_desc, stage, tile, step)
+            _load_tokens(cfg, ring, tokens_desc, narrow_desc, stage, tile, step)
             stage += 1
             if stage == cfg.STAGES:
                 stage = 0
@@ -226,7 +230,7 @@ def _consume(
     nibbles_desc,
     scales_desc,
     tokens_desc,
-    half_desc,
+    narrow_desc,
     table_ptr,
     num_tokens,
     out_ptr,
@@ -371,7 +375,7 @@ def gemm(
     nibbles_desc,
     scales_desc,
     tokens_desc,
-    half_desc,
+    narrow_desc,
     table_ptr,
     num_tokens,
     out_ptr,
@@ -411,7 +415,7 @@ def gemm(
         mbarrier.init(ring.full.index(s), count=1)
         mbarrier.init(ring.empty.index(s), count=CONSUMERS)
     args = (
-        cfg, ring, nibbles_desc, scales_desc, tokens_desc, half_desc, table_ptr, num_tokens, out_ptr, bias_ptr,
+        cfg, ring, nibbles_desc, scales_desc, tokens_desc, narrow_desc, table_ptr, num_tokens, out_ptr, bias_ptr,
         order_ptr, weights_ptr, claims_ptr, limit,
     )  # fmt: skip
     gl.warp_specialize(

@@ -178,7 +178,13 @@ def tile_at(cfg, entries, index):
         first = gl.load(entries.table_ptr + 4 + entry * 4 + 1)
         rows = gl.load(entries.table_ptr + 4 + entry * 4 + 2)
         members = rows
-    source = gl.to_tensor(0) if cfg.GATED and (cfg.SINGLE or cfg.DIRECT) else first
+    if cfg.GATED and cfg.SINGLE:
+        source = gl.to_tensor(0)
+    elif cfg.GATED and cfg.DIRECT:
+        only = _popc((members & -members) - 1)  # the first pair
+        source = gl.where(rows == 1, only // cfg.EXPERTS_PER_TOKEN, 0)
+    else:
+        source = first
     begin = split * part
     end = gl.minimum(begin + part, cfg.STEPS)
     return Tile(index, expert, source, first, rows, members, row_tile, begin, end, split)
@@ -224,8 +230,8 @@ def rows_of(cfg, tile, column):
     if cfg.DIRECT:
         pair = column * cfg.EXPERTS_PER_TOKEN  # the token's first; at most one of its pairs is a member
         chosen = (tile.members >> pair) & ((1 << cfg.EXPERTS_PER_TOKEN) - 1)
-        row = tile.first + _popc(tile.members & ((1 << pair) - 1))
-        wanted = chosen != 0
+        row = tile.first + gl.where(tile.rows == 1, 0, _popc(tile.members & ((1 << pair) - 1)))
+        wanted = gl.where(tile.rows == 1, column == 0, chosen != 0)
     else:
         row = tile.first + column
         wanted = column < tile.rows

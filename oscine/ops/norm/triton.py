@@ -22,12 +22,16 @@ from oscine.ops.launch import NUM_ARRIVALS, arrivals, launch_options
 FUSED_TOKENS = 4  # up to here norm and router are one launch
 UNCOUNTED_TOKENS = 16  # up to here norm_route gives neither counts nor ranks
 SMALL_TOKENS = 512  # up to here the router splits the hidden dimension into programs of one step
+PART_H = 512  # columns of a program that leaves the division to its reader
 FUSED_ROWS = 4  # router rows of one program of the fused kernel
 SPLIT_H = 256  # hidden dimension of one program while tokens are few
 LONG_SPLIT_H = 512  # the same where several tiles of tokens share the GPU
 # A few programs on an empty GPU: without a limit of its own, ptxas saves registers for an occupancy that cannot come,
 # and lets the loads of partial sums wait for one another.
 ALL_LOADS_FIRST = {"num_warps": 32, "maxnreg": 64}
+
+# The same loads, in what registers two programs of the Hopper experts leave of a processor's.
+BESIDE_EXPERTS = {"num_warps": 4, "maxnreg": 96}
 
 
 def rms_norm(x: Tensor, weight_H: Tensor, eps: float, residual_TH: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -85,6 +89,34 @@ def _norm(
             **launch_options(x.device),
         )
     return y_TH, sum_TH
+
+
+def weigh(x: Tensor, weight_H: Tensor, residual_TH: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """rms_norm but for the division: ((x + residual) * weight, x + residual, squares of the latter [T, parts]).
+
+    The squares of a token, summed up and divided by H, are its mean square. Several programs a token, each with few
+    registers: they find room beside a kernel that still runs, and the one that reads this can start as early.
+    """
+    num_tokens, hidden = x.shape[0], x.shape[-1]
+    parts = triton.cdiv(hidden, PART_H)
+    y_TH = torch.empty((num_tokens, hidden), dtype=weight_H.dtype, device=x.device)
+    unchanged = x.dim() == 2 and residual_TH is None and x.dtype == weight_H.dtype
+    sum_TH = x if unchanged else torch.empty_like(y_TH)
+    squares_TS = torch.empty((num_tokens, parts), dtype=torch.float32, device=x.device)
+    _weigh_kernel[(parts, num_tokens)](
+        x,
+        residual_TH,
+        weight_H,
+        y_TH,
+        None if unchanged else sum_TH,
+        squares_TS,
+        H=hidden,
+        J=_partials(x),
+        BLOCK_H=PART_H,
+        **BESIDE_EXPERTS,
+        **launch_options(x.device),
+    )
+    return y_TH, sum_TH, squares_TS
 
 
 def _norm_route_fused(
@@ -234,6 +266,35 @@ def _norm_kernel(
         if token == 0:
             expert_E = tl.arange(0, BLOCK_E)
             tl.store(counts + expert_E, tl.zeros_like(expert_E), mask=expert_E < E)
+
+
+@triton.jit
+def _weigh_kernel(
+    x,
+    residual,
+    weight,
+    y,
+    total,
+    squares,
+    H: tl.constexpr,
+    J: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    token = tl.program_id(1)
+    column_H = tl.program_id(0) * BLOCK_H + tl.arange(0, BLOCK_H)
+    inside_H = column_H < H
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+    weight_H = tl.load(weight + column_H, mask=inside_H, other=0).to(tl.float32)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+    sum_H = _add_up(x, residual, token, column_H, inside_H, H, J).to(y.dtype.element_ty)
+    tl.store(y + token * H + column_H, (sum_H.to(tl.float32) * weight_H).to(y.dtype.element_ty), mask=inside_H)
+    if total is not None:
+        tl.store(total + token * H + column_H, sum_H, mask=inside_H)
+    square = tl.sum(sum_H.to(tl.float32) * sum_H.to(tl.float32), 0)
+    tl.store(squares + token * tl.num_programs(0) + tl.program_id(0), square)
 
 
 @triton.jit

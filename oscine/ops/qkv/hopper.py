@@ -1,5 +1,8 @@
 """Queries, keys and values on Hopper in one kernel for few tokens; cuBLAS and a second kernel for many.
 
+For few tokens the norm before them leaves its division to the products: x scales, weight and all. So its programs need
+not know each other's squares, and nothing waits for their sum but what is stored.
+
 A program computes the dimensions [a, a + R) and [32 + a, 32 + a + R) of one head, the pairs that rotate together, and
 writes them where they belong. With few tokens more programs than heads are wanted, so that every SM has its share, but
 the rotation cannot wait for a sum across programs. So the sum's columns are cut into parts, R is 32 / parts, and the 64
@@ -19,6 +22,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from oscine.ops.linear.stream import CHUNK, descriptor, start_ring, streamable
+from oscine.ops.norm.triton import weigh
 from oscine.ops.qkv import triton as portable
 
 HEAD = 64  # the head dimension of the streaming kernel
@@ -48,6 +52,7 @@ TILES = (
 def qkv_kernel(
     weight,
     tokens,
+    squares_ptr,
     bias_ptr,
     cos_sin_ptr,
     positions_ptr,
@@ -55,6 +60,7 @@ def qkv_kernel(
     q_ptr,
     kv_ptr,
     num_tokens,
+    eps,
     kv_page_stride,
     kv_kind_stride,
     kv_head_stride,
@@ -62,6 +68,8 @@ def qkv_kernel(
     QUERY_HEADS: gl.constexpr,
     KV_HEADS: gl.constexpr,
     PAGE: gl.constexpr,
+    HIDDEN: gl.constexpr,
+    SQUARES: gl.constexpr,
     TOKENS: gl.constexpr,
     PARTS: gl.constexpr,
     CHUNKS: gl.constexpr,
@@ -84,6 +92,10 @@ def qkv_kernel(
     ring.depend()
     position_T = gl.load(positions_ptr + token_T, valid_T, other=0)
     slot_T = gl.load(slots_ptr + token_T, valid_T, other=0)
+    square_T = gl.zeros([TOKENS], gl.float32, gl.SliceLayout(0, layout))
+    for part in gl.static_range(SQUARES):
+        square_T += gl.load(squares_ptr + token_T * SQUARES + part, valid_T, other=0)
+    scale_T = gl.rsqrt(square_T / HIDDEN + eps)
     angle = cos_sin_ptr + position_T[None, :] * 64 + dim_R[:, None]
     rotates = head < QUERY_HEADS + KV_HEADS
     cos = gl.where(rotates, gl.load(angle), 1.0)
@@ -92,12 +104,14 @@ def qkv_kernel(
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
     products = gl.allocate_shared_memory(gl.float32, [64, COLUMNS], gl.SwizzledSharedLayout(1, 1, 1, [0, 1]))
     products.store(ring.multiply(mma))
-    a = first_bias[:, None]
-    b = second_bias[:, None]
+    a = gl.zeros([PAIRS, TOKENS], gl.float32, layout)
+    b = gl.zeros([PAIRS, TOKENS], gl.float32, layout)
     for part in gl.static_range(PARTS):
         columns = products.slice(part * TOKENS, TOKENS, 1)
         a += columns.slice(2 * part * PAIRS, PAIRS, 0).load(layout)
         b += columns.slice((2 * part + 1) * PAIRS, PAIRS, 0).load(layout)
+    a = a * scale_T[None, :] + first_bias[:, None]
+    b = b * scale_T[None, :] + second_bias[:, None]
     first = a * cos - b * sin
     second = b * cos + a * sin
 
@@ -117,6 +131,8 @@ def qkv_kernel(
 
 def stream(
     x_TH: Tensor,
+    squares_TS: Tensor,
+    eps: float,
     weight_FH: Tensor,
     bias_F: Tensor,
     cos_sin: Tensor,
@@ -125,7 +141,10 @@ def stream(
     slots_T: Tensor,
     tile: Tile,
 ) -> Tensor:
-    """The single kernel. Needs T <= max_tokens, `streamable` inputs, heads of 64, and parts of whole 16 bytes."""
+    """The single kernel, of norm.triton.weigh's results.
+
+    Needs T <= max_tokens, `streamable` inputs, heads of 64, and parts of whole 16 bytes.
+    """
     num_tokens, hidden = x_TH.shape
     _, _, num_kv_heads, page_size, _ = kv_pages.shape
     num_heads = weight_FH.shape[0] // HEAD
@@ -140,6 +159,7 @@ def stream(
     qkv_kernel[(num_heads * parts,)](
         descriptor(weight, [parts, 2, pairs, CHUNK]),
         descriptor(tokens, [parts, tile.max_tokens, CHUNK]),
+        squares_TS,
         bias_F,
         cos_sin,
         positions_T,
@@ -147,6 +167,7 @@ def stream(
         q_TQD,
         kv_pages,
         num_tokens,
+        eps,
         page_stride,
         kind_stride,
         head_stride,
@@ -154,6 +175,8 @@ def stream(
         QUERY_HEADS=num_query_heads,
         KV_HEADS=num_kv_heads,
         PAGE=page_size,
+        HIDDEN=hidden,
+        SQUARES=squares_TS.shape[1],
         TOKENS=tile.max_tokens,
         PARTS=parts,
         CHUNKS=tile.chunks,
@@ -165,26 +188,31 @@ def stream(
     return q_TQD
 
 
-def choose_tile(x_TH: Tensor, weight_FH: Tensor, kv_pages: Tensor) -> Tile | None:
+def choose_tile(num_tokens: int, weight_FH: Tensor, kv_pages: Tensor) -> Tile | None:
     """None: cuBLAS, since there are more tokens than tiles take, or other heads, or TMA cannot read."""
-    num_tokens, hidden = x_TH.shape
-    if kv_pages.shape[-1] != HEAD or not streamable(x_TH, weight_FH):
+    if num_tokens == 0 or kv_pages.shape[-1] != HEAD or not streamable(weight_FH):
         return None
+    hidden = weight_FH.shape[1]
     fitting = (tile for tile in TILES if num_tokens <= tile.max_tokens and hidden % (8 * tile.parts) == 0)
     return next(fitting, None)
 
 
-def qkv(
-    x_TH: Tensor,
+def norm_qkv(
+    x: Tensor,
+    norm_weight_H: Tensor,
+    eps: float,
+    residual_TH: Tensor | None,
     weight_FH: Tensor,
     bias_F: Tensor,
     cos_sin: Tensor,
     positions_T: Tensor,
     kv_pages: Tensor,
     slots_T: Tensor,
-) -> Tensor:
-    """See reference.py. Rounds once, after the rotation, in the single kernel; twice where cuBLAS is used."""
-    tile = choose_tile(x_TH, weight_FH, kv_pages)
+) -> tuple[Tensor, Tensor]:
+    """See reference.py. Queries are rounded once, after the rotation; twice where cuBLAS is used."""
+    rest = weight_FH, bias_F, cos_sin, positions_T, kv_pages, slots_T
+    tile = choose_tile(len(x), weight_FH, kv_pages)
     if tile is None:
-        return portable.qkv(x_TH, weight_FH, bias_F, cos_sin, positions_T, kv_pages, slots_T)
-    return stream(x_TH, weight_FH, bias_F, cos_sin, positions_T, kv_pages, slots_T, tile)
+        return portable.norm_qkv(x, norm_weight_H, eps, residual_TH, *rest)
+    x_TH, total_TH, squares_TS = weigh(x, norm_weight_H, residual_TH)
+    return stream(x_TH, squares_TS, eps, *rest, tile), total_TH

@@ -1,4 +1,4 @@
-"""Queries, keys and values of a step: projection, bias, rotation, and the write into the paged cache.
+"""Queries, keys and values of a step: norm, projection, bias, rotation, and the write into the paged cache.
 
 The definition; any device.
 """
@@ -6,7 +6,25 @@ The definition; any device.
 from torch import Tensor
 from torch.nn import functional
 
+from oscine.ops.norm.reference import rms_norm
 from oscine.ops.rope.reference import rope_and_write
+
+
+def norm_qkv(
+    x: Tensor,
+    norm_weight_H: Tensor,
+    eps: float,
+    residual_TH: Tensor | None,
+    weight_FH: Tensor,
+    bias_F: Tensor,
+    cos_sin: Tensor,
+    positions_T: Tensor,
+    kv_pages: Tensor,
+    slots_T: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Returns (qkv of norm(x + residual), x + residual); x is [T, H] or partial sums [T, J, H]."""
+    x_TH, total_TH = rms_norm(x, norm_weight_H, eps, residual_TH)
+    return qkv(x_TH, weight_FH, bias_F, cos_sin, positions_T, kv_pages, slots_T), total_TH
 
 
 def qkv(

@@ -1,9 +1,27 @@
-"""Queries, keys and values on any CUDA GPU: cuBLAS, then one kernel for the rotation and the cache write."""
+"""Queries, keys and values on any CUDA GPU: norm, cuBLAS, then one kernel for the rotation and the cache write."""
 
 from torch import Tensor
 from torch.nn import functional
 
+from oscine.ops.norm.triton import rms_norm
 from oscine.ops.rope.triton import rope_and_write
+
+
+def norm_qkv(
+    x: Tensor,
+    norm_weight_H: Tensor,
+    eps: float,
+    residual_TH: Tensor | None,
+    weight_FH: Tensor,
+    bias_F: Tensor,
+    cos_sin: Tensor,
+    positions_T: Tensor,
+    kv_pages: Tensor,
+    slots_T: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """See reference.py; head dimensions must be powers of two."""
+    x_TH, total_TH = rms_norm(x, norm_weight_H, eps, residual_TH)
+    return qkv(x_TH, weight_FH, bias_F, cos_sin, positions_T, kv_pages, slots_T), total_TH
 
 
 def qkv(

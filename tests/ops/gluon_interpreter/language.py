@@ -179,6 +179,7 @@ def _language() -> ModuleType:
         "maximum": _pairwise(torch.maximum),
         "exp": lambda x: value(torch.exp(x)),
         "exp2": lambda x: value(torch.exp2(x)),
+        "rsqrt": lambda x: value(torch.rsqrt(x)),
         "abs": lambda x: value(torch.abs(x)),
         "sum": _reduced(_sum),
         "max": _reduced(torch.amax),

@@ -1,8 +1,8 @@
 """Choosing with and without all logits, and tile shapes of the screen: `python -m benchmarks.kernels.choose`.
 
-For each number of rows: lm_head and sample; the screened choice, greedy and with noise; then its int8 product alone, in
-shapes that fit, the chosen one first. A product that is not that of the chosen shape is marked. The best belong into
-screen_gemm.TILES, and the faster backend into resolve.DEFAULTS.
+For each number of rows: lm_head and sample; the screened choice, greedy and with noise; how many tokens a greedy row
+leaves to be computed exactly; then the int8 product alone, in shapes that fit, the chosen one first. A product that is
+not that of the chosen shape is marked. The best belong into screen_gemm.TILES.
 """
 
 import argparse
@@ -40,6 +40,14 @@ def report(name: str, num_rows: int, num_bytes: int, call: Callable[[], object],
     print(f"{num_rows:4} {name:>34} {seconds * 1e6:8.1f} us {num_bytes / seconds / 1e12:6.2f} TB/s{note}", flush=True)
 
 
+def num_candidates(x_NH: Tensor, weight_VH: Tensor, screen: screened.Screen) -> float:
+    """Of a greedy row, on average: by exact logits, which are as good as rough ones for counting."""
+    logits_NV = x_NH.float() @ weight_VH.float().T
+    bound_NV = screen.rest_V * (x_NH * screen.column_H).norm(dim=1, keepdim=True)
+    floor_N1 = (logits_NV - bound_NV).amax(1, keepdim=True)
+    return float((logits_NV + bound_NV >= floor_N1).sum(1).float().mean())
+
+
 def compare(num_rows: int, weight_VH: Tensor, screen: screened.Screen) -> None:
     vocab, hidden = weight_VH.shape
     ops, x_NH = resolve("hopper"), torch.randn(num_rows, hidden, device=DEVICE).bfloat16()
@@ -63,6 +71,9 @@ def compare(num_rows: int, weight_VH: Tensor, screen: screened.Screen) -> None:
             lambda sampling=sampling: screened.screened(x_NH, weight_VH, screen, sampling),
             "" if same else "  OTHER TOKENS",
         )
+    print(
+        f"{num_rows:4} {'exact scores of a greedy row':>34} {num_candidates(x_NH, weight_VH, screen):8.0f}", flush=True
+    )
     planes_2NH = torch.randint(-100, 100, (2, num_rows, hidden), device=DEVICE).to(torch.int8)
     scale_N = torch.rand(num_rows, device=DEVICE)
     arguments = (planes_2NH, scale_N, screen.codes_VH, screen.scale_V)

@@ -117,16 +117,17 @@ def test_what_sampling_asks_for_is_done_outside_of_the_graphs(make_engine: MakeE
         ]
 
 
-@pytest.mark.gpu
 @pytest.mark.parametrize(("graphs", "pages"), [(False, 64), (True, 64), (True, 10)])
-def test_grammars_are_kept_while_steps_overlap(tmp_path: Path, graphs: bool, pages: int) -> None:
+def test_grammars_are_kept_while_steps_overlap(
+    make_engine: MakeEngine, tmp_path: Path, graphs: bool, pages: int
+) -> None:
     """Beside free rows, in graphs and in mixed steps; masks come from tokens that the device has just made."""
     grammars = Grammars(tokenizer_file(tmp_path), CONFIG.vocab_size)
     requests = [
         request(str(i), prompt(12, start=i), max_tokens=40, seed=i, temperature=float(i % 2), **kind)
         for i, kind in enumerate([{"grammar": grammar(80, 90)}, {"grammar": grammar(3, 90)}, {}, {}])
     ]
-    on_gpu = run(gpu_engine(graphs, pages, grammars, overlap=True, max_num_batched_tokens=16), *requests)
+    on_gpu = run(make_engine(graphs, pages, grammars, overlap=True, max_num_batched_tokens=16), *requests)
     on_cpu = run(loop(runner := executor(model(), options(), 64, 64, grammars), options(), runner.memory), *requests)
     for one in requests:
         found = on_gpu[one.request_id]

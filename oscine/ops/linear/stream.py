@@ -99,7 +99,7 @@ class Ring:
     def multiply(self, layout: gl.constexpr):
         """float32 [M, N]; int32 of int8."""
         shape: gl.constexpr = gl.NVMMASharedLayout(128, 1024 // self.WIDTH, 2)
-        sums = gl.zeros([self.M, self.N], gl.int32 if self.WIDTH == 128 else gl.float32, layout)
+        sums = gl.zeros([self.M, self.N], gl.int32 if self.weight.dtype == gl.int8 else gl.float32, layout)
         for step in range(self.STEPS):
             stage = step % self.STAGES
             mbarrier.wait(self.arrived.index(stage), (step // self.STAGES) & 1)

@@ -27,8 +27,6 @@ from oscine.ops.moe.hopper_gemm import gemm
 from oscine.ops.moe.hopper_tiles import CONSUMERS, DIRECT_PAIRS
 from oscine.ops.moe.repack import UNIT, gate_up_order, padded_rows, repack
 
-FLOAT_PARTIALS = 64  # tokens up to which partial sums are float32, their bytes being few
-
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
@@ -90,7 +88,7 @@ def _matrix(blocks: Tensor, scales: Tensor, bias: Tensor, row_order: Tensor | No
 
 
 def moe(x_TH: Tensor, routing: Routing, experts: HopperExperts, swiglu_limit: float) -> Tensor:
-    """bf16 [T, H] -> [T, J, H], float32 for few tokens and bf16 for many; the sum over J is the result.
+    """bf16 [T, H] -> bf16 [T, J, H]; the sum over J is the result.
 
     Routing may leave out counts and ranks of up to 256 pairs: each program of the sort then finds them itself.
     """
@@ -129,9 +127,8 @@ def run(x_TH: Tensor, routing: Routing, experts: HopperExperts, limit: float, ti
     """The op with a tiling given; benchmarks call it to try others."""
     (tokens, per_token), pairs = routing.expert_ids_TK.shape, routing.expert_ids_TK.numel()
     direct = 1 < tokens <= tiling.tokens <= DIRECT_PAIRS // per_token and not tiling.halves
-    y_dtype = torch.float32 if tokens <= FLOAT_PARTIALS else x_TH.dtype
     splits = nonempty_splits(tiling, experts.down.k_units)
-    y_TJH = torch.empty(tokens, per_token * splits, experts.hidden, dtype=y_dtype, device=x_TH.device)
+    y_TJH = x_TH.new_empty(tokens, per_token * splits, experts.hidden)
     if tokens == 1 or direct:
         source, table, entries = x_TH, routing.expert_ids_TK, min(experts.experts, pairs)
         order = torch.empty(pairs, dtype=torch.int32, device=x_TH.device) if direct else table

@@ -97,7 +97,7 @@ class _Step:
 
     def attention_calls(self, ops: Ops) -> list[OpCall]:
         config, batch, kv, eps = self.config, self.batch, self.kv, self.config.rms_norm_eps
-        x_in, residual_in = self.x, self.residual_TH
+        x_in, residual_in = self._after_experts(ops)
         table, positions_T, slots_T = self.cos_sin, batch.positions_T, batch.full.slots_T
 
         def norm_qkv(i: int) -> tuple[Tensor, Tensor]:
@@ -127,8 +127,16 @@ class _Step:
             self._linear("norm_qkv", layers, norm_qkv, first.qkv_weight_FH, x_in, residual_in, residual_TH, q_TQD),
             self._attention("attention full", config.num_full_layers, full, q_TQD, None),
             self._attention("attention sliding", config.num_sliding_layers, sliding, q_TQD, config.sliding_window),
-            self._linear("out_proj", layers, out_proj, first.out_weight, heads, residual_TH),
+            self._linear("out_proj", layers, out_proj, first.out_weight, heads, self.x),
         ]
+
+    def _after_experts(self, ops: Ops) -> tuple[Tensor, Tensor]:
+        """What all layers but the first are given: the sums of experts."""
+        config, w = self.config, self.layer(0)
+        norm_H, weight_EH, bias_E = w.post_attention_norm_H, w.router_weight_EH, w.router_bias_E
+        eps, chosen = config.rms_norm_eps, config.num_experts_per_tok
+        x_TH, residual_TH, routing = ops.norm_route(self.x, norm_H, eps, self.residual_TH, weight_EH, bias_E, chosen)
+        return ops.moe(x_TH, routing, w.experts, config.swiglu_limit), residual_TH
 
     def expert_calls(self, ops: Ops) -> list[OpCall]:
         config, x_in, residual_in = self.config, self.x, self.residual_TH
@@ -168,7 +176,7 @@ class _Step:
         def norm(_: int) -> tuple[Tensor, Tensor]:
             return ops.rms_norm(x_in, norm_H, self.config.rms_norm_eps, residual_in)
 
-        x_NH, _ = norm(0)
+        x_NH, total_NH = norm(0)
         logits_NV = ops.lm_head(x_NH, head_VH)
         temperature_N = torch.zeros(len(rows), device=self.device)
         sampling = sampling_batch(len(rows), self.device, temperature_N=temperature_N, greedy=True)
@@ -179,7 +187,7 @@ class _Step:
             return chooser.choose(x_NH, head_VH, prepared, sampling)
 
         return [
-            OpCall("rms_norm", "rms_norm", 1, norm, _bytes(x_in, residual_in, x_NH), 0.0),
+            OpCall("rms_norm", "rms_norm", 1, norm, _bytes(x_in, residual_in, x_NH, total_NH), 0.0),
             OpCall("choose", "chooser", 1, choose, read + _bytes(x_NH), 2.0 * len(rows) * head_VH.numel()),
             self._linear("lm_head", 0, lambda _: ops.lm_head(x_NH, head_VH), head_VH, x_NH, logits_NV),
             OpCall("sample", "sample", 0, lambda _: ops.sample(logits_NV, sampling), _bytes(logits_NV), 0.0),

@@ -242,6 +242,7 @@ def check_norm_qkv(op: Callable[..., tuple[Tensor, Tensor]], case: Projection) -
     expected_queries, expected_total, expected_pool = case.run(qkv_reference.norm_qkv, torch.float32)
     written = ~expected_pool.isnan()
     assert torch.equal(~pool.isnan(), written)
+    # The interpreter cuts off what a GPU rounds.
     assert relative_error(total, expected_total) <= 2.1 * relative_error(torch_total, expected_total)
     assert relative_error(queries, expected_queries) <= 2 * relative_error(torch_queries, expected_queries)
     allowed = 2 * relative_error(torch_pool[written], expected_pool[written])
@@ -265,7 +266,7 @@ def test_out_proj_and_head_on_gpu(backend: str, rows: int, columns: int, num_tok
 def interpret_projections() -> None:
     for num_tokens in (1, 3, 9, 33):  # each number of parts
         check_norm_qkv(
-            qkv_hopper.norm_qkv, projection(num_tokens, "cpu", hidden=320, query_heads=2, kv_heads=1, page=16)
+            qkv_hopper.norm_qkv, projection(num_tokens, "cpu", hidden=576, query_heads=2, kv_heads=1, page=16)
         )
         check_out_proj_and_head("hopper", 200, 1000, num_tokens, "cpu")
 

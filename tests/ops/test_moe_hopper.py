@@ -64,8 +64,14 @@ def test_kernel_stays_in_registers(tokens: int, experts: int, gated: bool) -> No
     loops = 2 if tiling.halves else 1
     assert kernel.sass.count("HGMMA.64x") == loops * 4 * tiling.units * CONSUMERS.value
     assert not re.search(r"\b(SHFL|STL|LDL|LDSM|MOVM)\b", kernel.sass)
+    assert ("UTMALDG.3D" in kernel.sass) == (tokens <= 8)  # a lone row, with zeros behind it
     assert kernel.shared * tiling.programs <= MAX_SHARED
     assert len(re.findall(r"LDS\.128", kernel.sass)) == loops * tiling.units * CONSUMERS.value
+
+
+def test_a_lone_row_is_the_end_of_its_dimension() -> None:
+    lone = hopper.narrow(torch.zeros(5, 64), hopper.plan(5, 4, 128))
+    assert (lone.shape, lone.block_shape) == ([5, 1, 64], [1, 8, 64])
 
 
 @pytest.mark.parametrize("rows", [1, 4])

@@ -80,7 +80,7 @@ def in_interpreter() -> None:
             expected_y, expected_total = reference.rms_norm(x, weight_H, EPS, residual)
             torch.testing.assert_close(y, expected_y)
             assert torch.equal(total, expected_total)
-            y, total, squares_TS = triton.weigh(x, weight_H, residual)
+            y, total, squares_TS = triton.undivided_norm(x, weight_H, residual)
             mean_T1 = squares_TS.sum(1, keepdim=True) / hidden
             torch.testing.assert_close(y * torch.rsqrt(mean_T1 + EPS), expected_y)
             assert torch.equal(total, expected_total)
@@ -114,9 +114,9 @@ def compiled_norm(arch: int) -> Compiled:
     )
 
 
-def compiled_weigh(arch: int) -> Compiled:
+def compiled_undivided(arch: int) -> Compiled:
     return compile_ahead(
-        triton._weigh_kernel,
+        triton._undivided_norm_kernel,
         {"x": "*bf16", "residual": "*bf16", "weight": "*bf16", "y": "*bf16", "total": "*bf16", "squares": "*fp32"},
         {"H": 2880, "J": 12, "BLOCK_H": triton.PART_H, "PDL": arch >= 90},
         arch=arch,
@@ -159,12 +159,12 @@ def compiled_route(arch: int, tokens: int) -> Compiled:
     "make",
     [
         compiled_norm,
-        compiled_weigh,
+        compiled_undivided,
         compiled_fused,
         lambda arch: compiled_route(arch, 64),
         lambda arch: compiled_route(arch, 16384),
     ],
-    ids=["norm", "weigh", "fused", "route few", "route many"],
+    ids=["norm", "undivided", "fused", "route few", "route many"],
 )
 def test_kernels_compile_without_spills(make: Callable[[int], Compiled], arch: int) -> None:
     kernel = make(arch)
@@ -182,8 +182,8 @@ def test_weights_load_before_the_wait_and_partial_sums_together() -> None:
     assert loads.count("LDG.E.64") == 13  # 12 partial sums and the residual
 
 
-def test_weighing_finds_room_beside_the_experts() -> None:
-    kernel = compiled_weigh(90)
+def test_the_undivided_norm_finds_room_beside_the_experts() -> None:
+    kernel = compiled_undivided(90)
     assert kernel.sass.split("ACQBULK")[1].split("FADD")[0].count("LDG.E.64") == 13
     assert kernel.registers * 128 <= 65536 - 2 * 416 * 64  # what two of their programs leave of a processor's
     assert kernel.shared <= 1024

@@ -126,6 +126,7 @@ def large(tokens: int, units: int, stages: int) -> Tiling:
 def run(x_TH: Tensor, routing: Routing, experts: HopperExperts, limit: float, tiling: Tiling) -> Tensor:
     """The op with a tiling given; benchmarks call it to try others."""
     (tokens, per_token), pairs = routing.expert_ids_TK.shape, routing.expert_ids_TK.numel()
+    assert not (tokens == 1 and tiling.halves)
     direct = 1 < tokens <= tiling.tokens <= DIRECT_PAIRS // per_token and not tiling.halves
     splits = nonempty_splits(tiling, experts.down.k_units)
     y_TJH = x_TH.new_empty(tokens, per_token * splits, experts.hidden)
@@ -172,9 +173,7 @@ def _launch(
         nibbles,
         scales,
         descriptor(tokens, [tiling.tokens, UNIT]),
-        descriptor(tokens, [tiling.tokens // 2, UNIT])
-        if tiling.halves
-        else descriptor(tokens[:, None], [1, tiling.tokens, UNIT]),
+        narrow(tokens, tiling),
         table,
         num_tokens,
         out,
@@ -191,6 +190,17 @@ def _launch(
         maxnreg=tiling.registers,
         launch_pdl=True,
     )
+
+
+def narrow(tokens: Tensor, tiling: Tiling) -> TensorDescriptor:
+    """For entries of few tokens: half a tile's rows, or one row with zeros behind it.
+
+    Most experts of a few tokens have one. Seven other rows beside it would come from the L2 cache and be multiplied for
+    nothing but power; what TMA finds past the end of a dimension, here of size 1, is zero.
+    """
+    if tiling.halves:
+        return descriptor(tokens, [tiling.tokens // 2, UNIT])
+    return descriptor(tokens[:, None], [1, tiling.tokens, UNIT])
 
 
 @functools.cache

@@ -112,7 +112,7 @@ class Ring:
 
 @gluon.jit
 def _load_weights(cfg, ring, nibbles_desc, scales_desc, tokens_desc, narrow_desc, stage, tile, step):
-    """Opens a stage: all its bytes are announced, those of the weights are on their way."""
+    """Opens a stage: all its bytes are announced, zeros among them; those of the weights are on their way."""
     _name_tile(cfg, ring, stage, tile.index)
     full = ring.full.index(stage)
     weights: gl.constexpr = CONSUMERS * (cfg.UNITS * nibbles_desc.block_type.nbytes + scales_desc.block_type.nbytes)

@@ -2,9 +2,9 @@
 
 A tile is (entry, row tile, split of k); an entry is up to N rows of tokens, sorted by expert, of one expert. h has a
 row for each pair (token, which of its experts), an entry's beside each other. With so few pairs that a warp can hold
-them, nothing is sorted: an entry is an expert that some token chose, and GEMM 1's columns are all tokens. It drops what
-comes out for those that did not choose the expert, and notes which pair became which row of h, so that GEMM 2 finds all
-as if it had been sorted. The entries of a single token are its experts.
+them, nothing is sorted: an entry is an expert that some token chose, and GEMM 1's columns are all tokens, or that token
+alone and zeros. It drops what comes out for those that did not choose the expert, and notes which pair became which row
+of h, so that GEMM 2 finds all as if it had been sorted. The entries of a single token are its experts.
 
 Knows routing tables and how work is divided; nothing of weights, barriers or registers (hopper_gemm.py).
 """
@@ -181,7 +181,7 @@ def tile_at(cfg, entries, index):
     if cfg.GATED and cfg.SINGLE:
         source = gl.to_tensor(0)
     elif cfg.GATED and cfg.DIRECT:
-        only = _popc((members & -members) - 1)  # the first pair
+        only = _popc(members - 1)  # the pair of an entry of one
         source = gl.where(rows == 1, only // cfg.EXPERTS_PER_TOKEN, 0)
     else:
         source = first
@@ -230,7 +230,7 @@ def rows_of(cfg, tile, column):
     if cfg.DIRECT:
         pair = column * cfg.EXPERTS_PER_TOKEN  # the token's first; at most one of its pairs is a member
         chosen = (tile.members >> pair) & ((1 << cfg.EXPERTS_PER_TOKEN) - 1)
-        row = tile.first + gl.where(tile.rows == 1, 0, _popc(tile.members & ((1 << pair) - 1)))
+        row = tile.first + _popc(tile.members & ((1 << pair) - 1))
         wanted = gl.where(tile.rows == 1, column == 0, chosen != 0)
     else:
         row = tile.first + column

@@ -1,6 +1,6 @@
 """RMSNorm and the router, in Triton: sm_80 and newer. Definitions: reference.py.
 
-Both norms add up partial sums and the residual in float32 and round that sum once, as it is stored, before it is
+All norms add up partial sums and the residual in float32 and round that sum once, as it is stored, before it is
 squared. Statistics and router logits are float32. Of equal logits the lower expert goes first; a NaN logit counts as
 -inf, so that ids stay in range.
 
@@ -8,7 +8,8 @@ Few tokens: one launch, where each program adds and norms its token again and mu
 router; the last program of a token chooses. More tokens: a norm kernel, then a matmul in tiles of tokens, split along
 the hidden dimension while tiles are few; the last program of a tile chooses, and counts tokens by expert.
 
-Shape suffixes: T tokens, H hidden, J partial sums, E experts, K experts per token; R router rows of a program.
+Shape suffixes: T tokens, H hidden, J partial sums, E experts, K experts per token; R router rows of a program, S sums
+of squares of a token.
 """
 
 import torch
@@ -22,7 +23,6 @@ from oscine.ops.launch import NUM_ARRIVALS, arrivals, launch_options
 FUSED_TOKENS = 4  # up to here norm and router are one launch
 UNCOUNTED_TOKENS = 16  # up to here norm_route gives neither counts nor ranks
 SMALL_TOKENS = 512  # up to here the router splits the hidden dimension into programs of one step
-PART_H = 512  # columns of a program that leaves the division to its reader
 FUSED_ROWS = 4  # router rows of one program of the fused kernel
 SPLIT_H = 256  # hidden dimension of one program while tokens are few
 LONG_SPLIT_H = 512  # the same where several tiles of tokens share the GPU
@@ -30,7 +30,8 @@ LONG_SPLIT_H = 512  # the same where several tiles of tokens share the GPU
 # and lets the loads of partial sums wait for one another.
 ALL_LOADS_FIRST = {"num_warps": 32, "maxnreg": 64}
 
-# The same loads, in what registers two programs of the Hopper experts leave of a processor's.
+# The same loads of PART_H columns, in what registers two programs of the Hopper experts leave of a processor's.
+PART_H = 512
 BESIDE_EXPERTS = {"num_warps": 4, "maxnreg": 96}
 
 
@@ -91,11 +92,11 @@ def _norm(
     return y_TH, sum_TH
 
 
-def weigh(x: Tensor, weight_H: Tensor, residual_TH: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """rms_norm but for the division: ((x + residual) * weight, x + residual, squares of the latter [T, parts]).
+def undivided_norm(x: Tensor, weight_H: Tensor, residual_TH: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """rms_norm but for the division: ((x + residual) * weight, x + residual, sums of squares of the latter [T, S]).
 
-    The squares of a token, summed up and divided by H, are its mean square. Several programs a token, each with few
-    registers: they find room beside a kernel that still runs, and the one that reads this can start as early.
+    A token's sums, added up and divided by H, are its mean square. Several programs a token, each with few registers:
+    they find room beside a kernel that still runs, and the one that reads this can start as early.
     """
     num_tokens, hidden = x.shape[0], x.shape[-1]
     parts = triton.cdiv(hidden, PART_H)
@@ -103,7 +104,7 @@ def weigh(x: Tensor, weight_H: Tensor, residual_TH: Tensor | None) -> tuple[Tens
     unchanged = x.dim() == 2 and residual_TH is None and x.dtype == weight_H.dtype
     sum_TH = x if unchanged else torch.empty_like(y_TH)
     squares_TS = torch.empty((num_tokens, parts), dtype=torch.float32, device=x.device)
-    _weigh_kernel[(parts, num_tokens)](
+    _undivided_norm_kernel[(parts, num_tokens)](
         x,
         residual_TH,
         weight_H,
@@ -269,7 +270,7 @@ def _norm_kernel(
 
 
 @triton.jit
-def _weigh_kernel(
+def _undivided_norm_kernel(
     x,
     residual,
     weight,
@@ -281,7 +282,7 @@ def _weigh_kernel(
     BLOCK_H: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    token = tl.program_id(1)
+    token = tl.program_id(1).to(tl.int64)
     column_H = tl.program_id(0) * BLOCK_H + tl.arange(0, BLOCK_H)
     inside_H = column_H < H
     if PDL:

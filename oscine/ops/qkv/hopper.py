@@ -1,7 +1,8 @@
-"""Queries, keys and values on Hopper in one kernel for few tokens; cuBLAS and a second kernel for many.
+"""Queries, keys and values on Hopper: a norm and one more kernel for few tokens; cuBLAS and a third one for many.
 
-For few tokens the norm before them leaves its division to the products: x scales, weight and all. So its programs need
-not know each other's squares, and nothing waits for their sum but what is stored.
+For few tokens the norm leaves its division to the products, so that its programs need not know each other's squares:
+
+    W (x w / rms) = (W (x w)) / rms        rms^2 = sum of squares of x / H + eps
 
 A program computes the dimensions [a, a + R) and [32 + a, 32 + a + R) of one head, the pairs that rotate together, and
 writes them where they belong. With few tokens more programs than heads are wanted, so that every SM has its share, but
@@ -12,7 +13,7 @@ rows of the tensor cores' operand are these 2 R dimensions once for each part; w
     rows x lower         wanted          not used
     rows x upper        not used          wanted
 
-Shape suffixes: R pairs of dimensions of a program, T tokens of a program.
+Shape suffixes: R pairs of dimensions of a program, T tokens of a program, S sums of squares of a token.
 """
 
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from oscine.ops.linear.stream import CHUNK, descriptor, start_ring, streamable
-from oscine.ops.norm.triton import weigh
+from oscine.ops.norm.triton import undivided_norm
 from oscine.ops.qkv import triton as portable
 
 HEAD = 64  # the head dimension of the streaming kernel
@@ -141,10 +142,11 @@ def stream(
     slots_T: Tensor,
     tile: Tile,
 ) -> Tensor:
-    """The single kernel, of norm.triton.weigh's results.
+    """Queries of x_TH / rms, where squares_TS [T, S] float32 are those of undivided_norm.
 
-    Needs T <= max_tokens, `streamable` inputs, heads of 64, and parts of whole 16 bytes.
+    Needs T <= max_tokens, heads of 64, and parts of whole 16 bytes.
     """
+    assert streamable(x_TH, weight_FH)
     num_tokens, hidden = x_TH.shape
     _, _, num_kv_heads, page_size, _ = kv_pages.shape
     num_heads = weight_FH.shape[0] // HEAD
@@ -190,7 +192,7 @@ def stream(
 
 def choose_tile(num_tokens: int, weight_FH: Tensor, kv_pages: Tensor) -> Tile | None:
     """None: cuBLAS, since there are more tokens than tiles take, or other heads, or TMA cannot read."""
-    if num_tokens == 0 or kv_pages.shape[-1] != HEAD or not streamable(weight_FH):
+    if kv_pages.shape[-1] != HEAD or not streamable(weight_FH):
         return None
     hidden = weight_FH.shape[1]
     fitting = (tile for tile in TILES if num_tokens <= tile.max_tokens and hidden % (8 * tile.parts) == 0)
@@ -214,5 +216,5 @@ def norm_qkv(
     tile = choose_tile(len(x), weight_FH, kv_pages)
     if tile is None:
         return portable.norm_qkv(x, norm_weight_H, eps, residual_TH, *rest)
-    x_TH, total_TH, squares_TS = weigh(x, norm_weight_H, residual_TH)
+    x_TH, total_TH, squares_TS = undivided_norm(x, norm_weight_H, residual_TH)
     return stream(x_TH, squares_TS, eps, *rest, tile), total_TH

@@ -22,22 +22,11 @@ def norm_qkv(
     kv_pages: Tensor,
     slots_T: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Returns (qkv of norm(x + residual), x + residual); x is [T, H] or partial sums [T, J, H]."""
-    x_TH, total_TH = rms_norm(x, norm_weight_H, eps, residual_TH)
-    return qkv(x_TH, weight_FH, bias_F, cos_sin, positions_T, kv_pages, slots_T), total_TH
+    """Returns (queries [T, Q, D], x + residual); keys and values go to slots_T of kv_pages [pages, 2, G, P, D].
 
-
-def qkv(
-    x_TH: Tensor,
-    weight_FH: Tensor,
-    bias_F: Tensor,
-    cos_sin: Tensor,
-    positions_T: Tensor,
-    kv_pages: Tensor,
-    slots_T: Tensor,
-) -> Tensor:
-    """Returns the queries [T, Q, D]; keys and values go to slots_T of kv_pages [pages, 2, G, P, D].
-
-    cos_sin [max position, D] float32: D/2 cosines, then D/2 sines.
+    x is [T, H] or partial sums [T, J, H]; of their sum with the residual the norm is projected. cos_sin [max position,
+    D] float32: D/2 cosines, then D/2 sines.
     """
-    return rope_and_write(functional.linear(x_TH, weight_FH, bias_F), cos_sin, positions_T, kv_pages, slots_T)
+    x_TH, total_TH = rms_norm(x, norm_weight_H, eps, residual_TH)
+    projected = functional.linear(x_TH, weight_FH, bias_F)
+    return rope_and_write(projected, cos_sin, positions_T, kv_pages, slots_T), total_TH

@@ -21,17 +21,5 @@ def norm_qkv(
 ) -> tuple[Tensor, Tensor]:
     """See reference.py; head dimensions must be powers of two."""
     x_TH, total_TH = rms_norm(x, norm_weight_H, eps, residual_TH)
-    return qkv(x_TH, weight_FH, bias_F, cos_sin, positions_T, kv_pages, slots_T), total_TH
-
-
-def qkv(
-    x_TH: Tensor,
-    weight_FH: Tensor,
-    bias_F: Tensor,
-    cos_sin: Tensor,
-    positions_T: Tensor,
-    kv_pages: Tensor,
-    slots_T: Tensor,
-) -> Tensor:
-    """See reference.py; head dimensions must be powers of two."""
-    return rope_and_write(functional.linear(x_TH, weight_FH, bias_F), cos_sin, positions_T, kv_pages, slots_T)
+    projected = functional.linear(x_TH, weight_FH, bias_F)
+    return rope_and_write(projected, cos_sin, positions_T, kv_pages, slots_T), total_TH

@@ -7,6 +7,7 @@ of tokens from the last activations, by each chooser.
 
 import argparse
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from oscine.model.opened_model import PUBLISHED
 from oscine.model.random_weights import RandomTensors
 from oscine.model.weights import load_weights
 from oscine.ops.cases import random_routing, sampling_batch
-from oscine.ops.interface import Batch, KvCache, Ops, Routing
+from oscine.ops.interface import Batch, Chooser, KvCache, Ops, Routing
 from oscine.ops.resolve import TABLE, resolve
 from oscine.perf.step_inputs import PAGE, Load, make_batch
 from oscine.perf.timer import time_call
@@ -53,7 +54,7 @@ def kv_cache(model: GptOss, batch: Batch) -> KvCache:
     )
 
 
-def report(model: GptOss, num_tokens: int, context: int) -> None:
+def report(model: GptOss, num_tokens: int, context: int, choosers: dict[str, tuple[Chooser, Any]]) -> None:
     config = model.config
     batch = replace(make_batch(config, Load(num_tokens, 1, context), DEVICE), logits_rows_N=None)
     layers, experts = config.num_hidden_layers, config.num_local_experts
@@ -63,9 +64,8 @@ def report(model: GptOss, num_tokens: int, context: int) -> None:
     print(f"{num_tokens:5} tokens  {step * 1e6 / layers:8.2f} us a layer", end="", flush=True)
     x_NH = fixed.hidden(batch, kv)
     greedy = sampling_batch(num_tokens, DEVICE, temperature_N=torch.zeros(num_tokens, device=DEVICE), greedy=True)
-    for name in TABLE["chooser"]:
-        chooser = resolve("hopper", {"chooser": name}).chooser
-        prepared, head_VH = chooser.prepare(model.weights.head_VH), model.weights.head_VH
+    head_VH = model.weights.head_VH
+    for name, (chooser, prepared) in choosers.items():
         choice = time_call(lambda _: chooser.choose(x_NH, head_VH, prepared, greedy), DEVICE, 4).seconds  # noqa: B023
         print(f"  {name} choice {choice * 1e6:7.1f} us, step {(step + choice) * 1e3:6.3f} ms", end="", flush=True)
     print(flush=True)
@@ -79,10 +79,13 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=1152)
     parser.add_argument("--backend", action="append", default=[], metavar="OP=BACKEND")
     options = parser.parse_args()
-    config, ops = PUBLISHED[options.model](), resolve("hopper", dict(one.split("=") for one in options.backend))
+    config, backends = PUBLISHED[options.model](), dict(one.split("=") for one in options.backend)
+    ops = resolve("hopper", backends)
     weights = load_weights(config, RandomTensors(config, 0, DEVICE), DEVICE, torch.bfloat16, ops=ops)
+    choosers = {name: resolve("hopper", backends | {"chooser": name}).chooser for name in TABLE["chooser"]}
+    prepared = {name: (chooser, chooser.prepare(weights.head_VH)) for name, chooser in choosers.items()}
     for num_tokens in options.tokens:
-        report(GptOss(config, weights, ops), num_tokens, options.context)
+        report(GptOss(config, weights, ops), num_tokens, options.context, prepared)
 
 
 if __name__ == "__main__":

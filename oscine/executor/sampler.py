@@ -101,7 +101,10 @@ class Sampler:
         return SamplingBatch(floats, integers, floats, floats, integers, integers, greedy=True, truncated=False)
 
     def plain(self, slots_N: IntArray, positions_N: IntArray) -> SamplingBatch | None:
-        """What a chooser is asked; None where these rows ask for more than temperature, or are many."""
+        """What a chooser is asked for these rows; None where one asks for more than temperature.
+
+        Also None for many rows that are not greedy, which are sampled in pieces.
+        """
         if self.wants_argmax(slots_N):
             return self.greedy(len(slots_N))
         if len(slots_N) > SAMPLED_AT_ONCE or self._truncated[slots_N].any() or self._wants_logits(slots_N):

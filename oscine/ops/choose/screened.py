@@ -193,7 +193,10 @@ def quantize_kernel(
 def _scores(
     rough, row_norm, row_rest, norm, rest, row, token_B, vocab, temperature, seed, position, SIGN, NOISE: tl.constexpr
 ):
-    """The lowest (SIGN -1) or highest (1) score that a token can have; -inf past the vocabulary."""
+    """The lowest (SIGN -1) or highest (1) score that a token can have; -inf past the vocabulary.
+
+    The noise of a token is the same number in both, and in its exact score.
+    """
     inside_B = token_B < vocab
     row_norm_B = tl.load(row_norm + token_B, mask=inside_B, other=0.0)
     row_rest_B = tl.load(row_rest + token_B, mask=inside_B, other=0.0)

@@ -1,0 +1,149 @@
+"""What kernels take at the GPU's limit of power: `python -m benchmarks.kernels.power [--tokens 8]`.
+
+Each runs for a second, while nvidia-smi says what the GPU draws and how fast its clock is. A kernel that is timed in a
+few milliseconds runs at the full clock; in a server it may not. Zeros show what the data themselves cost.
+"""
+
+import argparse
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from statistics import fmean, median
+
+import torch
+
+from oscine.model.config import gpt_oss_120b
+from oscine.ops.cases import random_experts, random_routing
+from oscine.ops.choose import screened
+from oscine.ops.choose.screen_gemm import TILES, logits
+from oscine.ops.interface import Routing
+from oscine.ops.moe import hopper
+from oscine.ops.resolve import resolve
+
+DEVICE = torch.device("cuda")
+SECONDS = 1.0  # of each case
+SETTLED = 0.4  # of it, before power and clock are looked at
+REST = 0.4  # seconds before the next
+EVERY_MS = 20
+CALLS = 16
+COUNTED = 17  # tokens from which on the router counts
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    time: float
+    megahertz: float
+    watts: float
+
+
+class Meter:
+    """Reads nvidia-smi until the process ends."""
+
+    def __init__(self) -> None:
+        command = ["nvidia-smi", "--query-gpu=clocks.sm,power.draw.instant", "--format=csv,noheader,nounits"]
+        self._samples: list[Sample] = []
+        process = subprocess.Popen([*command, "-lms", str(EVERY_MS)], stdout=subprocess.PIPE, text=True)
+        threading.Thread(target=self._read, args=(process,), daemon=True).start()
+
+    def _read(self, process: "subprocess.Popen[str]") -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            megahertz, watts = line.split(",")
+            self._samples.append(Sample(time.monotonic(), float(megahertz), float(watts)))
+
+    def between(self, start: float, end: float) -> list[Sample]:
+        return [sample for sample in self._samples if start < sample.time < end]
+
+
+def measure(meter: Meter, name: str, call: Callable[[int], object], calls: int = CALLS) -> None:
+    """Prints a line; `call(i)` is the i-th of a round of `calls`."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for i in range(calls):
+            call(i)
+    stream.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        for i in range(calls):
+            call(i)
+    graph.replay()
+    torch.cuda.synchronize()
+    time.sleep(REST)
+    cold = _replay(graph, 2) / calls
+    rounds = max(1, int(0.05 / (cold * calls)))
+    start, times = time.monotonic(), []
+    while (now := time.monotonic()) < start + SECONDS:
+        times.append((now, _replay(graph, rounds) / calls))
+    settled = start + SETTLED * SECONDS
+    warm = median(seconds for when, seconds in times if when > settled)
+    samples = meter.between(settled, time.monotonic())
+    watts, megahertz = fmean(sample.watts for sample in samples), fmean(sample.megahertz for sample in samples)
+    print(
+        f"{name:<40} cold {cold * 1e6:8.1f} us  warm {warm * 1e6:8.1f} us {watts:6.0f} W {megahertz:6.0f} MHz "
+        f"{watts * warm * 1e3:8.1f} mJ",
+        flush=True,
+    )
+
+
+def _replay(graph: torch.cuda.CUDAGraph, rounds: int) -> float:
+    """Seconds of a replay."""
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
+    for _ in range(rounds):
+        graph.replay()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) / 1e3 / rounds
+
+
+def report_experts(meter: Meter, tokens: int) -> None:
+    config = gpt_oss_120b()
+    hidden, experts, per_token = config.hidden_size, config.num_local_experts, config.num_experts_per_tok
+    published = random_experts(experts, hidden, config.intermediate_size, DEVICE, torch.bfloat16, scales=(118, 122))
+    prepared, tiling = hopper.prepare_experts(published), hopper.plan(tokens, per_token, experts)
+    routings = [random_routing(tokens, experts, per_token, DEVICE) for _ in range(CALLS)]
+    if tokens < COUNTED:
+        routings = [Routing(routing.expert_ids_TK, routing.weights_TK) for routing in routings]
+    zero = replace(
+        prepared,
+        gate_up=replace(prepared.gate_up, nibbles=torch.zeros_like(prepared.gate_up.nibbles), descriptors={}),
+        down=replace(prepared.down, nibbles=torch.zeros_like(prepared.down.nibbles), descriptors={}),
+    )
+    x_TH = torch.randn(tokens, hidden, device=DEVICE).bfloat16()
+    for what, x, weights in (
+        ("experts", x_TH, prepared),
+        ("experts, tokens zero", torch.zeros_like(x_TH), prepared),
+        ("experts, weights zero", x_TH, zero),
+        ("experts, all zero", torch.zeros_like(x_TH), zero),
+    ):
+        measure(meter, what, lambda i, x=x, weights=weights: hopper.run(x, routings[i], weights, 7.0, tiling))
+
+
+def report_head(meter: Meter, rows: int) -> None:
+    config, ops = gpt_oss_120b(), resolve("hopper")
+    head_VH = torch.randn(config.vocab_size, config.hidden_size, device=DEVICE).mul_(0.02).bfloat16()
+    x_NH = torch.randn(rows, config.hidden_size, device=DEVICE).bfloat16()
+    measure(meter, "head in bfloat16", lambda _: ops.lm_head(x_NH, head_VH), 4)
+    screen = screened.prepare(head_VH)
+    assert screen is not None
+    planes_2NH, scale_N, _, _ = screened.quantize(x_NH, screen)
+    tile = next(tile for tile in TILES if rows <= tile.max_tokens)
+    measure(meter, "head in int8", lambda _: logits(planes_2NH, scale_N, screen.codes_VH, screen.scale_V, tile), 4)
+    head_VH.zero_()
+    x_NH.zero_()
+    measure(meter, "head in bfloat16, all zero", lambda _: ops.lm_head(x_NH, head_VH), 4)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tokens", type=int, default=8)
+    options = parser.parse_args()
+    meter = Meter()
+    report_experts(meter, options.tokens)
+    report_head(meter, min(options.tokens, TILES[-1].max_tokens))
+
+
+if __name__ == "__main__":
+    main()

@@ -14,7 +14,7 @@ from torch import Tensor
 from oscine.model.config import gpt_oss_120b
 from oscine.ops.cases import sampling_batch
 from oscine.ops.choose import screened
-from oscine.ops.choose.screen_gemm import TILES, Tile, logits
+from oscine.ops.choose.screen_gemm import Tile, logits, tile_for
 from oscine.ops.interface import SamplingBatch
 from oscine.ops.resolve import resolve
 from oscine.perf.timer import time_call
@@ -27,7 +27,7 @@ SHARED = 113 * 1024  # bytes of shared memory of each of two programs
 
 
 def tiles(num_rows: int) -> Iterator[Tile]:
-    chosen = next(tile for tile in TILES if num_rows <= tile.max_tokens)
+    chosen = tile_for(num_rows)
     yield chosen
     for rows, chunks, stages, warps in SHAPES:
         tile = Tile(chosen.max_tokens, rows, chunks, stages, warps)
@@ -74,8 +74,7 @@ def compare(num_rows: int, weight_VH: Tensor, screen: screened.Screen) -> None:
     print(
         f"{num_rows:4} {'exact scores of a greedy row':>34} {num_candidates(x_NH, weight_VH, screen):8.0f}", flush=True
     )
-    planes_2NH = torch.randint(-100, 100, (2, num_rows, hidden), device=DEVICE).to(torch.int8)
-    scale_N = torch.rand(num_rows, device=DEVICE)
+    planes_2NH, scale_N, _, _ = screened.quantize(x_NH, screen)
     arguments = (planes_2NH, scale_N, screen.codes_VH, screen.scale_V)
     expected = None
     for tile in tiles(num_rows):

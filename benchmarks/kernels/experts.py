@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from oscine.ops.cases import random_experts, random_routing
+from benchmarks.kernels.routings import draw
+from oscine.ops.cases import random_experts
 from oscine.ops.compile_together import Compilers
 from oscine.ops.interface import Routing
 from oscine.ops.moe import hopper
@@ -52,7 +53,7 @@ class Case:
 
     @classmethod
     def of(cls, tokens: int, experts: int) -> "Case":
-        routings = [random_routing(tokens, experts, PER_TOKEN, DEVICE) for _ in range(CALLS)]
+        routings = draw(CALLS, tokens, experts, PER_TOKEN, DEVICE)
         return cls(torch.randn(tokens, HIDDEN, device=DEVICE).bfloat16(), routings, candidates(tokens, experts))
 
     def run(self, prepared: hopper.HopperExperts, tiling: Tiling, i: int = 0) -> Tensor:

@@ -12,26 +12,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from oscine.model.gpt_oss import GptOss, kv_shape
+from benchmarks.kernels.routings import draw
+from oscine.model.gpt_oss import GptOss
 from oscine.model.opened_model import PUBLISHED
 from oscine.model.random_weights import RandomTensors
 from oscine.model.weights import load_weights
-from oscine.ops.cases import random_routing, sampling_batch
-from oscine.ops.interface import Batch, Chooser, KvCache, Ops, Routing
+from oscine.ops.cases import sampling_batch
+from oscine.ops.interface import Batch, Chooser, KvCache, Ops, PageGroup, Routing
 from oscine.ops.resolve import TABLE, resolve
-from oscine.perf.step_inputs import PAGE, Load, make_batch
+from oscine.perf.step_inputs import Load, make_batch, random_pages
 from oscine.perf.timer import time_call
 
 DEVICE = torch.device("cuda")
-COUNTED = 17  # tokens from which on the router counts
 
 
 def with_fixed_experts(ops: Ops, num_layers: int, num_experts: int, num_tokens: int, per_token: int) -> Ops:
     """Steps must be whole: the n-th call is of layer n modulo num_layers."""
     torch.manual_seed(num_tokens)
-    routings = [random_routing(num_tokens, num_experts, per_token, DEVICE) for _ in range(num_layers)]
-    if num_tokens < COUNTED:
-        routings = [Routing(routing.expert_ids_TK, routing.weights_TK) for routing in routings]
+    routings = draw(num_layers, num_tokens, num_experts, per_token, DEVICE)
     calls = iter(range(1 << 30))
 
     def norm_route(*inputs: object) -> tuple[Tensor, Tensor, Routing]:
@@ -44,14 +42,11 @@ def with_fixed_experts(ops: Ops, num_layers: int, num_experts: int, num_tokens: 
 def kv_cache(model: GptOss, batch: Batch) -> KvCache:
     config = model.config
 
-    def pages(num_layers: int, table_SB: Tensor) -> Tensor:
-        shape = kv_shape(config, num_layers, int(table_SB.max()) + 1, PAGE)
-        return torch.randn(shape, dtype=torch.bfloat16, device=DEVICE)
+    def pages(num_layers: int, group: PageGroup) -> Tensor:
+        num_pages = int(group.page_table_SB.max()) + 1
+        return random_pages(config, num_layers, num_pages, DEVICE, torch.bfloat16)
 
-    return KvCache(
-        pages(config.num_full_layers, batch.full.page_table_SB),
-        pages(config.num_sliding_layers, batch.sliding.page_table_SB),
-    )
+    return KvCache(pages(config.num_full_layers, batch.full), pages(config.num_sliding_layers, batch.sliding))
 
 
 def report(model: GptOss, num_tokens: int, context: int, choosers: dict[str, tuple[Chooser, Any]]) -> None:

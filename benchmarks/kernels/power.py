@@ -14,13 +14,14 @@ from statistics import fmean, median
 
 import torch
 
+from benchmarks.kernels.routings import draw
 from oscine.model.config import gpt_oss_120b
-from oscine.ops.cases import random_experts, random_routing
+from oscine.ops.cases import random_experts
 from oscine.ops.choose import screened
-from oscine.ops.choose.screen_gemm import TILES, logits
-from oscine.ops.interface import Routing
+from oscine.ops.choose.screen_gemm import TILES, logits, tile_for
 from oscine.ops.moe import hopper
 from oscine.ops.resolve import resolve
+from oscine.perf.timer import capture, seconds_on_gpu
 
 DEVICE = torch.device("cuda")
 SECONDS = 1.0  # of each case
@@ -28,7 +29,6 @@ SETTLED = 0.4  # of it, before power and clock are looked at
 REST = 0.4  # seconds before the next
 EVERY_MS = 20
 CALLS = 16
-COUNTED = 17  # tokens from which on the router counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,23 +59,20 @@ class Meter:
 
 def measure(meter: Meter, name: str, call: Callable[[int], object], calls: int = CALLS) -> None:
     """Prints a line; `call(i)` is the i-th of a round of `calls`."""
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        for i in range(calls):
-            call(i)
-    stream.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        for i in range(calls):
-            call(i)
+    graph = capture(call, DEVICE, calls)
     graph.replay()
     torch.cuda.synchronize()
     time.sleep(REST)
-    cold = _replay(graph, 2) / calls
+    cold = seconds_on_gpu(graph.replay) / calls
     rounds = max(1, int(0.05 / (cold * calls)))
+
+    def replay() -> None:
+        for _ in range(rounds):
+            graph.replay()
+
     start, times = time.monotonic(), []
     while (now := time.monotonic()) < start + SECONDS:
-        times.append((now, _replay(graph, rounds) / calls))
+        times.append((now, seconds_on_gpu(replay) / calls / rounds))
     settled = start + SETTLED * SECONDS
     warm = median(seconds for when, seconds in times if when > settled)
     samples = meter.between(settled, time.monotonic())
@@ -87,25 +84,12 @@ def measure(meter: Meter, name: str, call: Callable[[int], object], calls: int =
     )
 
 
-def _replay(graph: torch.cuda.CUDAGraph, rounds: int) -> float:
-    """Seconds of a replay."""
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    begin.record()
-    for _ in range(rounds):
-        graph.replay()
-    end.record()
-    end.synchronize()
-    return begin.elapsed_time(end) / 1e3 / rounds
-
-
 def report_experts(meter: Meter, tokens: int) -> None:
     config = gpt_oss_120b()
     hidden, experts, per_token = config.hidden_size, config.num_local_experts, config.num_experts_per_tok
     published = random_experts(experts, hidden, config.intermediate_size, DEVICE, torch.bfloat16, scales=(118, 122))
     prepared, tiling = hopper.prepare_experts(published), hopper.plan(tokens, per_token, experts)
-    routings = [random_routing(tokens, experts, per_token, DEVICE) for _ in range(CALLS)]
-    if tokens < COUNTED:
-        routings = [Routing(routing.expert_ids_TK, routing.weights_TK) for routing in routings]
+    routings = draw(CALLS, tokens, experts, per_token, DEVICE)
     zero = replace(
         prepared,
         gate_up=replace(prepared.gate_up, nibbles=torch.zeros_like(prepared.gate_up.nibbles), descriptors={}),
@@ -129,8 +113,8 @@ def report_head(meter: Meter, rows: int) -> None:
     screen = screened.prepare(head_VH)
     assert screen is not None
     planes_2NH, scale_N, _, _ = screened.quantize(x_NH, screen)
-    tile = next(tile for tile in TILES if rows <= tile.max_tokens)
-    measure(meter, "head in int8", lambda _: logits(planes_2NH, scale_N, screen.codes_VH, screen.scale_V, tile), 4)
+    arguments = planes_2NH, scale_N, screen.codes_VH, screen.scale_V, tile_for(rows)
+    measure(meter, "head in int8", lambda _: logits(*arguments), 4)
     head_VH.zero_()
     x_NH.zero_()
     measure(meter, "head in bfloat16, all zero", lambda _: ops.lm_head(x_NH, head_VH), 4)

@@ -105,9 +105,11 @@ class Sampler:
 
         Also None for many rows that are not greedy, which are sampled in pieces.
         """
-        if self.wants_argmax(slots_N):
+        if self._wants_logits(slots_N):
+            return None
+        if not self._temperature[slots_N].any():
             return self.greedy(len(slots_N))
-        if len(slots_N) > SAMPLED_AT_ONCE or self._truncated[slots_N].any() or self._wants_logits(slots_N):
+        if len(slots_N) > SAMPLED_AT_ONCE or self._truncated[slots_N].any():
             return None
         return self._batch(slots_N, positions_N, None)
 

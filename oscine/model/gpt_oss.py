@@ -36,13 +36,8 @@ class GptOss:
         self.cos_sin = rope_table(config, weights.embed_VH.device)
 
     @torch.inference_mode()
-    def forward(self, batch: Batch, kv: KvCache) -> Tensor:
-        """Runs one step, writing its keys and values into kv. Returns logits [N, V], float32."""
-        return self.head(self.hidden(batch, kv))
-
-    @torch.inference_mode()
     def hidden(self, batch: Batch, kv: KvCache) -> Tensor:
-        """As forward, but returns what the head makes logits of: [N, H]."""
+        """Runs one step, writing its keys and values into kv. Returns what the head makes logits of: [N, H]."""
         ops, eps = self.ops, self.config.rms_norm_eps
         x = self.weights.embed_VH[batch.token_ids_T]  # from here on [T, H], or partial sums [T, J, H]
         residual_TH: Tensor | None = None

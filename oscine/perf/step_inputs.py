@@ -214,8 +214,14 @@ class _Step:
         num_pages = int(page_table_SB.max()) + 1
         layer = torch.Size(kv_shape(self.config, 1, num_pages, PAGE)).numel() * self.dtype.itemsize
         num_layers = min(MOST_KV_LAYERS, ceil(KV_BYTES / layer))
-        shape = kv_shape(self.config, num_layers, num_pages, PAGE)
-        return torch.empty(shape, dtype=self.dtype, device=self.device).normal_()
+        return random_pages(self.config, num_layers, num_pages, self.device, self.dtype)
+
+
+def random_pages(
+    config: ModelConfig, num_layers: int, num_pages: int, device: torch.device, dtype: torch.dtype
+) -> Tensor:
+    """Keys and values of one group of layers, normally distributed."""
+    return torch.empty(kv_shape(config, num_layers, num_pages, PAGE), dtype=dtype, device=device).normal_()
 
 
 def make_batch(config: ModelConfig, load: Load, device: torch.device) -> Batch:

@@ -31,19 +31,24 @@ def time_call(call: Call, device: torch.device, calls: int = CALLS) -> Time:
     """`call(i)` is the i-th of a round of `calls`; together they should touch more than the caches hold."""
     if device.type != "cuda":
         return Time(_on_cpu(call, calls), "cpu")
-    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    with torch.cuda.stream(stream):
-        for i in range(calls):
-            call(i)  # compiles, allocates, and fills caches of what does not depend on the call
-    stream.synchronize()
-    graph = torch.cuda.CUDAGraph()
     try:
-        with torch.cuda.graph(graph, stream=stream):
-            _round(call, calls)
+        graph = capture(call, device, calls)
     except RuntimeError:
         torch.cuda.synchronize(device)
         return Time(_with_events(lambda: _round(call, calls)) / calls, "eager")
     return Time(_with_events(graph.replay) / calls, "graph")
+
+
+def capture(call: Call, device: torch.device, calls: int) -> torch.cuda.CUDAGraph:
+    """A round of calls, after one that is not captured. Raises RuntimeError where it cannot be."""
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    with torch.cuda.stream(stream):
+        _round(call, calls)  # compiles, allocates, and fills caches of what does not depend on the call
+    stream.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        _round(call, calls)
+    return graph
 
 
 def measure_ceiling(device: torch.device) -> Ceiling:
@@ -67,15 +72,17 @@ def _round(call: Call, calls: int) -> None:
 
 def _with_events(run: Callable[[], None]) -> float:
     """Median seconds of a run; the first is not counted."""
-    times = []
-    for _ in range(REPLAYS + 1):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        start.record()
-        run()
-        end.record()
-        end.synchronize()
-        times.append(float(start.elapsed_time(end)) / 1e3)
-    return median(times[1:])
+    return median([seconds_on_gpu(run) for _ in range(REPLAYS + 1)][1:])
+
+
+def seconds_on_gpu(run: Callable[[], None]) -> float:
+    """Of what one run queues."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    start.record()
+    run()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) / 1e3
 
 
 def _on_cpu(call: Call, calls: int) -> float:

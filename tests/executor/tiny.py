@@ -82,7 +82,8 @@ def all_logits(tokens: list[int]) -> Tensor:
         sliding=group,
         logits_rows_N=index,
     )
-    return model().forward(batch, KvCache(*(torch.zeros(kv_shape(CONFIG, 2, 1, 256)) for _ in range(2))))
+    kv = KvCache(*(torch.zeros(kv_shape(CONFIG, 2, 1, 256)) for _ in range(2)))
+    return model().head(model().hidden(batch, kv))
 
 
 @cache

@@ -22,6 +22,7 @@ from tests.model.tiny import (
     WIDE_GROUP,
     Sequence,
     Stepper,
+    logits_of,
     model,
     random_tokens,
     relative_error,
@@ -116,9 +117,9 @@ def test_only_the_wanted_rows_get_logits() -> None:
     stepper, sequence = Stepper(ours), Sequence(tokens, 0)
     sequence.pages.append(0)
     batch = stepper.batch(((sequence, 20),))
-    everything = ours.forward(replace(batch, logits_rows_N=None), stepper.kv)
-    assert torch.equal(ours.forward(replace(batch, logits_rows_N=torch.arange(20)), stepper.kv), everything)
-    some = ours.forward(replace(batch, logits_rows_N=torch.tensor([19, 3])), stepper.kv)
+    everything = logits_of(ours, replace(batch, logits_rows_N=None), stepper.kv)
+    assert torch.equal(logits_of(ours, replace(batch, logits_rows_N=torch.arange(20)), stepper.kv), everything)
+    some = logits_of(ours, replace(batch, logits_rows_N=torch.tensor([19, 3])), stepper.kv)
     torch.testing.assert_close(some, everything[[19, 3]])
-    none = ours.forward(replace(batch, logits_rows_N=torch.empty(0, dtype=torch.int64)), stepper.kv)
+    none = logits_of(ours, replace(batch, logits_rows_N=torch.empty(0, dtype=torch.int64)), stepper.kv)
     assert none.shape == (0, SMALL.vocab_size)

@@ -79,6 +79,10 @@ class Sequence:
     computed: int = 0
 
 
+def logits_of(model: GptOss, batch: Batch, kv: KvCache) -> Tensor:
+    return model.head(model.hidden(batch, kv))
+
+
 class Stepper:
     """Runs chunks of several sequences through a model. Most full pages have numbers that no sliding page can have."""
 
@@ -98,7 +102,7 @@ class Stepper:
         for sequence, count in work:
             while len(sequence.pages) * PAGE < sequence.computed + count:
                 sequence.pages.append(self.free.pop())
-        logits = self.model.forward(to_device(self.batch(work), self.device), self.kv)
+        logits = logits_of(self.model, to_device(self.batch(work), self.device), self.kv)
         for sequence, count in work:
             sequence.computed += count
         return list(logits.split([count for _, count in work]))

@@ -36,6 +36,10 @@ TILES = (
 )
 
 
+def tile_for(num_tokens: int) -> Tile:
+    return next(tile for tile in TILES if num_tokens <= tile.max_tokens)
+
+
 @gluon.jit
 def screen_kernel(
     weight,

@@ -28,7 +28,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from oscine.ops.choose.screen_gemm import TILES, logits
+from oscine.ops.choose.screen_gemm import TILES, logits, tile_for
 from oscine.ops.interface import Chooser, LmHead, Sample, SamplingBatch
 from oscine.ops.launch import arrivals, launch_options
 from oscine.ops.sample.triton import gumbel, heated, settle
@@ -110,8 +110,7 @@ def screened(x_NH: Tensor, weight_VH: Tensor, screen: Screen, sampling: Sampling
         return torch.empty(shape, dtype=dtype, device=device)
 
     planes_2NH, scale_N, norm_N, rest_N = quantize(x_NH, screen)
-    tile = next(tile for tile in TILES if num_rows <= tile.max_tokens)
-    rough_NV = logits(planes_2NH, scale_N, screen.codes_VH, screen.scale_V, tile)
+    rough_NV = logits(planes_2NH, scale_N, screen.codes_VH, screen.scale_V, tile_for(num_rows))
     floor_NS = empty(torch.float32, num_rows, parts)
     scores = (rough_NV, screen.norm_V, screen.rest_V, norm_N, rest_N)
     drawn = (sampling.temperature_N, sampling.seed_N, sampling.position_N, vocab)
@@ -190,13 +189,39 @@ def quantize_kernel(
 
 
 @triton.jit
-def _scores(
-    rough, row_norm, row_rest, norm, rest, row, token_B, vocab, temperature, seed, position, SIGN, NOISE: tl.constexpr
-):
-    """The lowest (SIGN -1) or highest (1) score that a token can have; -inf past the vocabulary.
+def _drawn(logit, token, row, temperature, seed, position):
+    """The score of a logit: with the token's noise, which is the same whenever it is asked for; itself where greedy."""
+    heat = tl.load(temperature + row)
+    if heat != 0:
+        logit = heated(logit, heat) + gumbel(token, tl.load(seed + row), tl.load(position + row))
+    return logit
 
-    The noise of a token is the same number in both, and in its exact score.
+
+@triton.jit
+def _scores(
+    rough,
+    row_norm,
+    row_rest,
+    norm,
+    rest,
+    temperature,
+    seed,
+    position,
+    vocab,
+    SIGN,
+    NOISE: tl.constexpr,
+    BLOCK_B: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """The program's tokens, and the lowest (SIGN -1) or highest (1) scores that they can have; -inf for no token.
+
+    Waits for the kernel before this one.
     """
+    row = tl.program_id(1)
+    token_B = tl.program_id(0) * BLOCK_B + tl.arange(0, BLOCK_B)
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     inside_B = token_B < vocab
     row_norm_B = tl.load(row_norm + token_B, mask=inside_B, other=0.0)
     row_rest_B = tl.load(row_rest + token_B, mask=inside_B, other=0.0)
@@ -205,11 +230,8 @@ def _scores(
     bound_B = row_rest_B * x_norm + row_norm_B * (tl.load(rest + row) + ROUNDED_SUM * x_norm)
     x_B += SIGN * ROUNDED_BOUND * bound_B
     if NOISE:
-        heat = tl.load(temperature + row)
-        if heat != 0:
-            x_B = heated(x_B, heat) + gumbel(token_B, tl.load(seed + row), tl.load(position + row))
-            x_B = tl.where(inside_B, x_B, float("-inf"))
-    return x_B
+        x_B = _drawn(x_B, token_B, row, temperature, seed, position)  # noise is finite, so -inf stays what it is
+    return token_B, x_B
 
 
 @triton.jit
@@ -229,12 +251,8 @@ def floor_kernel(
     PDL: tl.constexpr,
 ):
     row = tl.program_id(1)
-    token_B = tl.program_id(0) * BLOCK_B + tl.arange(0, BLOCK_B)
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
-    lowest_B = _scores(
-        rough, row_norm, row_rest, norm, rest, row, token_B, vocab, temperature, seed, position, -1, NOISE
+    _, lowest_B = _scores(
+        rough, row_norm, row_rest, norm, rest, temperature, seed, position, vocab, -1, NOISE, BLOCK_B, PDL
     )
     tl.store(floor + row * tl.num_programs(0) + tl.program_id(0), tl.max(lowest_B, 0))
 
@@ -266,14 +284,10 @@ def decide_kernel(
     PDL: tl.constexpr,
 ):
     row = tl.program_id(1)
-    token_B = tl.program_id(0) * BLOCK_B + tl.arange(0, BLOCK_B)
     part_S = tl.arange(0, BLOCK_S)
     column_H = tl.arange(0, BLOCK_H)
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
-    highest_B = _scores(
-        rough, row_norm, row_rest, norm, rest, row, token_B, vocab, temperature, seed, position, 1, NOISE
+    token_B, highest_B = _scores(
+        rough, row_norm, row_rest, norm, rest, temperature, seed, position, vocab, 1, NOISE, BLOCK_B, PDL
     )
     floor_S = tl.load(floor + row * PARTS_S + part_S, mask=part_S < PARTS_S, other=float("-inf"))
     # One after the other: there are few, and most parts have none.
@@ -286,9 +300,7 @@ def decide_kernel(
         weight_H = tl.load(weight + token.to(tl.int64) * hidden + column_H, mask=column_H < hidden, other=0.0)
         score = tl.sum(weight_H.to(tl.float32) * x_H, 0)
         if NOISE:
-            heat = tl.load(temperature + row)
-            if heat != 0:
-                score = heated(score, heat) + gumbel(token, tl.load(seed + row), tl.load(position + row))
+            score = _drawn(score, token, row, temperature, seed, position)
         if score > value:
             value = score
             id = token

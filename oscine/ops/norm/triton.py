@@ -68,9 +68,7 @@ def _norm(
 ) -> tuple[Tensor, Tensor]:
     """Sets counts_E to zero on the way."""
     num_tokens, hidden = x.shape[0], x.shape[-1]
-    y_TH = torch.empty((num_tokens, hidden), dtype=weight_H.dtype, device=x.device)
-    unchanged = x.dim() == 2 and residual_TH is None and x.dtype == weight_H.dtype
-    sum_TH = x if unchanged else torch.empty_like(y_TH)
+    y_TH, sum_TH = _outputs(x, weight_H, residual_TH)
     if num_tokens:
         num_experts = 1 if counts_E is None else counts_E.shape[0]
         _norm_kernel[(num_tokens,)](
@@ -78,7 +76,7 @@ def _norm(
             residual_TH,
             weight_H,
             y_TH,
-            None if unchanged else sum_TH,
+            sum_TH,
             counts_E,
             eps,
             H=hidden,
@@ -89,7 +87,14 @@ def _norm(
             **(ALL_LOADS_FIRST if num_tokens <= 128 else {"num_warps": 4}),
             **launch_options(x.device),
         )
-    return y_TH, sum_TH
+    return y_TH, x if sum_TH is None else sum_TH
+
+
+def _outputs(x: Tensor, weight_H: Tensor, residual_TH: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Of a norm and of the sum before it; None where the sum is x itself."""
+    y_TH = torch.empty((x.shape[0], x.shape[-1]), dtype=weight_H.dtype, device=x.device)
+    unchanged = x.dim() == 2 and residual_TH is None and x.dtype == weight_H.dtype
+    return y_TH, None if unchanged else torch.empty_like(y_TH)
 
 
 def undivided_norm(x: Tensor, weight_H: Tensor, residual_TH: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -100,16 +105,14 @@ def undivided_norm(x: Tensor, weight_H: Tensor, residual_TH: Tensor | None) -> t
     """
     num_tokens, hidden = x.shape[0], x.shape[-1]
     parts = triton.cdiv(hidden, PART_H)
-    y_TH = torch.empty((num_tokens, hidden), dtype=weight_H.dtype, device=x.device)
-    unchanged = x.dim() == 2 and residual_TH is None and x.dtype == weight_H.dtype
-    sum_TH = x if unchanged else torch.empty_like(y_TH)
+    y_TH, sum_TH = _outputs(x, weight_H, residual_TH)
     squares_TS = torch.empty((num_tokens, parts), dtype=torch.float32, device=x.device)
     _undivided_norm_kernel[(parts, num_tokens)](
         x,
         residual_TH,
         weight_H,
         y_TH,
-        None if unchanged else sum_TH,
+        sum_TH,
         squares_TS,
         H=hidden,
         J=_partials(x),
@@ -117,7 +120,7 @@ def undivided_norm(x: Tensor, weight_H: Tensor, residual_TH: Tensor | None) -> t
         **BESIDE_EXPERTS,
         **launch_options(x.device),
     )
-    return y_TH, sum_TH, squares_TS
+    return y_TH, x if sum_TH is None else sum_TH, squares_TS
 
 
 def _norm_route_fused(
@@ -235,6 +238,28 @@ def _scale(sum_H, weight_H, eps, H: tl.constexpr):
 
 
 @triton.jit
+def _begin(
+    x,
+    residual,
+    weight,
+    token,
+    column_H,
+    inside_H,
+    H: tl.constexpr,
+    J: tl.constexpr,
+    dtype: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Lets the next kernel begin, and waits for the one before. Returns (the sum, rounded; weights in float32)."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+    weight_H = tl.load(weight + column_H, mask=inside_H, other=0).to(tl.float32)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+    return _add_up(x, residual, token, column_H, inside_H, H, J).to(dtype), weight_H
+
+
+@triton.jit
 def _norm_kernel(
     x,
     residual,
@@ -253,12 +278,7 @@ def _norm_kernel(
     token = tl.program_id(0).to(tl.int64)
     column_H = tl.arange(0, BLOCK_H)
     inside_H = column_H < H
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-    weight_H = tl.load(weight + column_H, mask=inside_H, other=0).to(tl.float32)
-    if PDL:
-        tl.extra.cuda.gdc_wait()
-    sum_H = _add_up(x, residual, token, column_H, inside_H, H, J).to(y.dtype.element_ty)
+    sum_H, weight_H = _begin(x, residual, weight, token, column_H, inside_H, H, J, y.dtype.element_ty, PDL)
     y_H = _scale(sum_H.to(tl.float32), weight_H, eps, H)
     tl.store(y + token * H + column_H, y_H.to(y.dtype.element_ty), mask=inside_H)
     if total is not None:
@@ -285,12 +305,7 @@ def _undivided_norm_kernel(
     token = tl.program_id(1).to(tl.int64)
     column_H = tl.program_id(0) * BLOCK_H + tl.arange(0, BLOCK_H)
     inside_H = column_H < H
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-    weight_H = tl.load(weight + column_H, mask=inside_H, other=0).to(tl.float32)
-    if PDL:
-        tl.extra.cuda.gdc_wait()
-    sum_H = _add_up(x, residual, token, column_H, inside_H, H, J).to(y.dtype.element_ty)
+    sum_H, weight_H = _begin(x, residual, weight, token, column_H, inside_H, H, J, y.dtype.element_ty, PDL)
     tl.store(y + token * H + column_H, (sum_H.to(tl.float32) * weight_H).to(y.dtype.element_ty), mask=inside_H)
     if total is not None:
         tl.store(total + token * H + column_H, sum_H, mask=inside_H)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from benchmarks.kernels.routings import draw
+from benchmarks.kernels.routings import draw_for
 from oscine.ops.cases import random_experts
 from oscine.ops.compile_together import Compilers
 from oscine.ops.interface import Routing
@@ -29,9 +29,8 @@ DEVICE = torch.device("cuda")
 def tilings() -> Iterator[Tiling]:
     """Shapes that kept their registers and fit shared memory when they were compiled."""
     for splits in (1, 2, 3):
-        yield Tiling(8, splits=splits)
-    for tokens, stages in ((16, 4), (32, 3)):
-        yield Tiling(tokens, stages=stages)
+        yield Tiling(8, planes=True, halves=True, claimed=True, splits=splits)
+    for tokens, stages in ((8, 4), (16, 4), (32, 3)):
         yield Tiling(tokens, stages=stages, halves=True)
     for tokens, units, stages in ((64, 3, 4), (64, 1, 14), (128, 1, 8), (128, 2, 4)):
         yield hopper.large(tokens, units=units, stages=stages)
@@ -53,8 +52,8 @@ class Case:
 
     @classmethod
     def of(cls, tokens: int, experts: int) -> "Case":
-        routings = draw(CALLS, tokens, experts, PER_TOKEN, DEVICE)
-        return cls(torch.randn(tokens, HIDDEN, device=DEVICE).bfloat16(), routings, candidates(tokens, experts))
+        x_TH = torch.randn(tokens, HIDDEN, device=DEVICE).bfloat16()
+        return cls(x_TH, draw_for(x_TH, CALLS, experts, PER_TOKEN), candidates(tokens, experts))
 
     def run(self, prepared: hopper.HopperExperts, tiling: Tiling, i: int = 0) -> Tensor:
         return hopper.run(self.x_TH, self.routings[i], prepared, 7.0, tiling)
@@ -79,7 +78,7 @@ def report(case: Case, prepared: hopper.HopperExperts) -> None:
 
 
 def _name(tiling: Tiling) -> str:
-    shape = f"n{tiling.tokens} u{tiling.units} s{tiling.stages} x{tiling.programs}"
+    shape = f"n{tiling.tokens} u{tiling.units} s{tiling.stages} x{tiling.programs}{' planes' if tiling.planes else ''}"
     return shape + (" halves" if tiling.halves else "") + (f", splits {tiling.splits}" if tiling.splits > 1 else "")
 
 

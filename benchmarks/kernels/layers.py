@@ -33,8 +33,8 @@ def with_fixed_experts(ops: Ops, num_layers: int, num_experts: int, num_tokens: 
     calls = iter(range(1 << 30))
 
     def norm_route(*inputs: object) -> tuple[Tensor, Tensor, Routing]:
-        x_TH, residual_TH, _ = ops.norm_route(*inputs)  # type: ignore[arg-type]
-        return x_TH, residual_TH, routings[next(calls) % num_layers]
+        x_TH, residual_TH, routing = ops.norm_route(*inputs)  # type: ignore[arg-type]
+        return x_TH, residual_TH, routings[next(calls) % num_layers]._replace(planes=routing.planes)
 
     return replace(ops, norm_route=norm_route)
 

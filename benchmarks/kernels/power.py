@@ -10,15 +10,18 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import fmean, median
 
 import torch
+from torch import Tensor
 
-from benchmarks.kernels.routings import draw
+from benchmarks.kernels.routings import draw_for
 from oscine.model.config import gpt_oss_120b
 from oscine.ops.cases import random_experts
 from oscine.ops.choose import screened
 from oscine.ops.choose.screen_gemm import TILES, logits, tile_for
+from oscine.ops.interface import Routing
 from oscine.ops.moe import hopper
 from oscine.ops.resolve import resolve
 from oscine.perf.timer import capture, seconds_on_gpu
@@ -89,7 +92,6 @@ def report_experts(meter: Meter, tokens: int) -> None:
     hidden, experts, per_token = config.hidden_size, config.num_local_experts, config.num_experts_per_tok
     published = random_experts(experts, hidden, config.intermediate_size, DEVICE, torch.bfloat16, scales=(118, 122))
     prepared, tiling = hopper.prepare_experts(published), hopper.plan(tokens, per_token, experts)
-    routings = draw(CALLS, tokens, experts, per_token, DEVICE)
     zero = replace(
         prepared,
         gate_up=replace(prepared.gate_up, nibbles=torch.zeros_like(prepared.gate_up.nibbles), descriptors={}),
@@ -102,7 +104,12 @@ def report_experts(meter: Meter, tokens: int) -> None:
         ("experts, weights zero", x_TH, zero),
         ("experts, all zero", torch.zeros_like(x_TH), zero),
     ):
-        measure(meter, what, lambda i, x=x, weights=weights: hopper.run(x, routings[i], weights, 7.0, tiling))
+        routings = draw_for(x, CALLS, experts, per_token)
+        measure(meter, what, partial(run, x, routings, weights, tiling))
+
+
+def run(x_TH: Tensor, routings: list[Routing], weights: hopper.HopperExperts, tiling: hopper.Tiling, i: int) -> Tensor:
+    return hopper.run(x_TH, routings[i], weights, 7.0, tiling)
 
 
 def report_head(meter: Meter, rows: int) -> None:

@@ -1,7 +1,9 @@
 """Routings as the router of Hopper gives them, for benchmarks of experts."""
 
 import torch
+from torch import Tensor
 
+from oscine.ops import planes
 from oscine.ops.cases import random_routing
 from oscine.ops.interface import Routing
 from oscine.ops.norm.triton import UNCOUNTED_TOKENS
@@ -13,3 +15,10 @@ def draw(count: int, num_tokens: int, num_experts: int, per_token: int, device: 
     if num_tokens > UNCOUNTED_TOKENS:
         return routings
     return [Routing(routing.expert_ids_TK, routing.weights_TK) for routing in routings]
+
+
+def draw_for(x_TH: Tensor, count: int, num_experts: int, per_token: int) -> list[Routing]:
+    """The same with the planes of these tokens, where their norm would make them."""
+    routings = draw(count, len(x_TH), num_experts, per_token, x_TH.device)
+    split = planes.split(x_TH) if planes.wanted(len(x_TH), per_token, num_experts) else None
+    return [routing._replace(planes=split) for routing in routings]

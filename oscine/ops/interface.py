@@ -59,6 +59,17 @@ class MxExperts:
     down_bias: Tensor  # [E, H]
 
 
+class Planes(NamedTuple):
+    """Activations as two planes of FP8: x[t, i] = (values[t, 0, p(i)] + values[t, 1, p(i)] / 16) * scale[t].
+
+    p(i) is i with its lowest four bits turned, (i & ~15) | (i & 7) << 1 | (i >> 3) & 1: of each 16 columns the two
+    halves are interleaved, the order in which Hopper's experts want them.
+    """
+
+    values_T2H: Tensor  # float8_e4m3fn
+    scale_T: Tensor  # float32; powers of two
+
+
 class Routing(NamedTuple):
     """Which experts each token goes to. Counts and ranks are given together, where a backend makes them on the way."""
 
@@ -66,6 +77,8 @@ class Routing(NamedTuple):
     weights_TK: Tensor  # float32; softmax over the K
     counts_E: Tensor | None = None  # int32; tokens of each expert
     ranks_TK: Tensor | None = None  # int32; 0 .. counts - 1 among the tokens of the same expert, in any order
+    # of the tokens, for experts that multiply in FP8, where a backend makes them on the way
+    planes: Planes | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ TABLE: dict[str, dict[str, str]] = {
     "norm_route": {
         "reference": "oscine.ops.norm.reference:norm_route",
         "triton": "oscine.ops.norm.triton:norm_route",
+        "hopper": "oscine.ops.norm.hopper:norm_route",
     },
     "moe": {  # its module has prepare_experts too
         "reference": "oscine.ops.moe.reference:moe",
@@ -62,7 +63,6 @@ DEFAULTS: dict[str, dict[str, str]] = {
     "hopper": {
         "*": "hopper",
         "rms_norm": "triton",
-        "norm_route": "triton",
         "sample": "triton",
         "chooser": "screened",
     },

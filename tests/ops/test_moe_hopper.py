@@ -17,37 +17,45 @@ from oscine.ops.moe.hopper_tiles import CONSUMERS
 from oscine.ops.moe.mxfp4 import dequantize
 from tests.ops.compile_ahead import Compiled, compile_ahead, run_interpreted
 from tests.ops.gluon_interpreter import run_gluon
+from tests.ops.test_planes import round_as_torch
 
 MAX_SHARED = 227 * 1024  # bytes of shared memory of an H100 or H200 processor that programs may use
 # (tokens, experts): one for each row of the table of tile shapes
-SIZES = [(1, 128), (8, 128), (64, 128), (256, 128), (64, 32), (512, 128), (1024, 128), (8192, 128)]
+SIZES = [(1, 128), (4, 128), (8, 128), (16, 128), (64, 128), (256, 128), (64, 32), (512, 128), (1024, 128), (8192, 128)]
+NO_SCALES = {"scales_ptr": None, "sorted_scales_ptr": None}
 
 
 def compile_gemm(tiling: hopper.Tiling, *, gated: bool, tokens: int) -> Compiled:
     def descriptor(dtype: str, shape: list[int], swizzle: int, bits: int) -> str:
         return f"tensordesc<{dtype}[{','.join(map(str, shape))}],{gl.NVMMASharedLayout(swizzle, bits, len(shape))!r}>"
 
-    narrow = [tiling.tokens // 2, 64] if tiling.halves else [1, tiling.tokens, 64]
+    direct = tiling.planes and 1 < tokens <= tiling.tokens
+    dtype, columns, swizzle, bits = (
+        ("fp8e4nv", 2 * tiling.tokens, 64, 8) if tiling.planes else ("fp16", tiling.tokens, 128, 16)
+    )
+    narrow = [1, 8, 64] if direct or tokens == 1 else [columns // 2, 64]
     signature = {
         "nibbles_desc": descriptor("u8", [8, 256], 0, 8),
         "scales_desc": descriptor("i32", [triton.next_power_of_2(tiling.units), 32], 0, 32),
-        "tokens_desc": descriptor("bf16", [tiling.tokens, 64], 128, 16),
-        "narrow_desc": descriptor("bf16", narrow, 128, 16),
+        "tokens_desc": descriptor(dtype, [columns, 64], swizzle, bits),
+        "narrow_desc": descriptor(dtype, narrow, swizzle, bits),
         "table_ptr": "*i32",
-        "num_tokens": "i32",
-        "out_ptr": "*bf16",
-        "bias_ptr": "*bf16",
+        "out_ptr": ("*fp8e4nv" if tiling.planes else "*fp16") if gated else "*bf16",
+        "rows_ptr": "*i32",
+        "token_scales_ptr": "*fp32",
         "order_ptr": "*i32",
         "weights_ptr": "*fp32",
         "claims_ptr": "*i32",
-        "limit": "fp32",
+        "num_tokens": "i32",
     }
     splits = 1 if gated else tiling.splits
-    constants = hopper.constants(tiling, splits, k_units=45, unit_rows=90 if gated else 45, rows=2880, per_token=4)
+    constants = hopper.constants(
+        tiling, splits, k_units=45, unit_rows=90 if gated else 45, rows=2880, per_token=4, limit=7.0
+    )
     return compile_ahead(
         gemm,
         signature,
-        constants | {"GATED": gated, "SINGLE": tokens == 1, "DIRECT": 1 < tokens <= 8},
+        constants | {"GATED": gated, "SINGLE": tokens == 1, "DIRECT": direct},
         num_warps=4,
         maxnreg=tiling.registers,
     )
@@ -60,26 +68,34 @@ def test_kernel_stays_in_registers(tokens: int, experts: int, gated: bool) -> No
     kernel = compile_gemm(tiling, gated=gated, tokens=tokens)
     assert kernel.spills == 0
     assert kernel.registers <= tiling.registers
-    # 4 instructions of k = 16 to a unit; no data moves between threads to make the operand
-    loops = 2 if tiling.halves else 1
-    assert kernel.sass.count("HGMMA.64x") == loops * 4 * tiling.units * CONSUMERS.value
+    # 2 instructions of FP8 or 4 of fp16 to a unit; no data moves between threads to make the operand
+    loops = 3 if tiling.tokens == 128 else 2 if tiling.halves else 1
+    units = loops * tiling.units * CONSUMERS.value
+    assert kernel.sass.count("QGMMA.64x") == (2 * units if tiling.planes else 0)
+    assert kernel.sass.count("HGMMA.64x") == (0 if tiling.planes else 4 * units)
     assert not re.search(r"\b(SHFL|STL|LDL|LDSM|MOVM)\b", kernel.sass)
-    assert ("UTMALDG.3D" in kernel.sass) == (tokens <= 8)  # a lone row, with zeros behind it
+    assert ("UTMALDG.3D" in kernel.sass) == (tokens <= 8)  # a lone token, with zeros behind it
     assert kernel.shared * tiling.programs <= MAX_SHARED
-    assert len(re.findall(r"LDS\.128", kernel.sass)) == loops * tiling.units * CONSUMERS.value
+    assert len(re.findall(r"LDS\.128", kernel.sass)) == units
 
 
-def test_a_lone_row_is_the_end_of_its_dimension() -> None:
-    lone = hopper.narrow(torch.zeros(5, 64), hopper.plan(5, 4, 128))
-    assert (lone.shape, lone.block_shape) == ([5, 1, 64], [1, 8, 64])
+def test_a_lone_token_is_the_end_of_its_dimension() -> None:
+    planes, tiling = torch.zeros(5, 2, 64, dtype=torch.float8_e4m3fn), hopper.plan(5, 4, 128)
+    tokens, lone = hopper.token_descriptors(planes, tiling, lone=True)
+    assert (list(tokens.shape), tokens.block_shape) == ([10, 64], [16, 64])
+    assert (list(lone.shape), lone.block_shape) == ([5, 2, 64], [1, 8, 64])
 
 
 @pytest.mark.parametrize("rows", [1, 4])
 def test_sort_compiles(rows: int) -> None:
-    pointers = ("x_ptr", "ids_ptr", "counts_ptr", "ranks_ptr", "sorted_ptr", "order_ptr", "table_ptr")
-    signature = {name: "*bf16" if name in ("x_ptr", "sorted_ptr") else "*i32" for name in pointers} | {"pairs": "i32"}
+    signature = dict.fromkeys(("ids_ptr", "counts_ptr", "ranks_ptr", "order_ptr", "table_ptr"), "*i32")
+    if rows == 1:  # planes
+        signature |= {"x_ptr": "*i16", "sorted_ptr": "*i16", "scales_ptr": "*fp32", "sorted_scales_ptr": "*fp32"}
+    else:
+        signature |= {"x_ptr": "*bf16", "sorted_ptr": "*fp16"}
+    signature["pairs"] = "i32"
     constants = {"K": 4, "H": 2880, "E": 128, "TILE": 8, "ROWS": rows, "BLOCK_E": 128, "BLOCK_H": 1024}
-    constants |= {"BLOCK_P": 64 if rows == 1 else 1, "PDL": True}
+    constants |= {"BLOCK_P": 64, "PDL": True} if rows == 1 else {"BLOCK_P": 1, "PDL": True} | NO_SCALES
     kernel = compile_ahead(hopper.sort_kernel, signature, constants, num_warps=4, launch_pdl=True)
     assert kernel.spills == 0
     assert "LDG.E.128" in kernel.sass or rows == 1
@@ -87,18 +103,25 @@ def test_sort_compiles(rows: int) -> None:
 
 def sort_in_interpreter() -> None:
     for tokens, experts, per_token, hidden, tile in [(5, 8, 4, 64, 8), (300, 7, 2, 96, 16), (40, 128, 4, 32, 64)]:
+        words = tile == 8  # of planes, which have scales; else bf16 that becomes fp16
         routing = random_routing(tokens, experts, per_token, torch.device("cpu"))
         pairs, most = tokens * per_token, min(experts, tokens * per_token) + tokens * per_token // tile
-        x_TH = torch.randn(tokens, hidden)
+        x_TH = torch.randn(tokens, hidden).mul(1e5 if tokens == 40 else 1).bfloat16()
+        if words:
+            x_TH = x_TH.view(torch.int16)
+        scale_T, sorted_scales = torch.rand(tokens), torch.full((pairs,), torch.nan)
         counted = pairs > 32
-        rows, pair_of_row = torch.full((pairs, hidden), torch.nan), torch.full((pairs,), -1, dtype=torch.int32)
+        rows = torch.full((pairs, hidden), -1, dtype=torch.int16 if words else torch.float16)
+        pair_of_row = torch.full((pairs,), -1, dtype=torch.int32)
         table = torch.full((4 + 4 * most,), -1, dtype=torch.int32)
         hopper.sort_kernel[(triton.cdiv(pairs, 8),)](
             x_TH,
+            scale_T if words else None,
             routing.expert_ids_TK,
             routing.counts_E if counted else None,
             routing.ranks_TK if counted else None,
             rows,
+            sorted_scales,
             pair_of_row,
             table,
             pairs,
@@ -114,7 +137,11 @@ def sort_in_interpreter() -> None:
         )
         order = routing.expert_ids_TK.flatten().argsort(stable=True)
         assert torch.equal(pair_of_row.long(), order)
-        assert torch.equal(rows, x_TH[order // per_token])
+        if words:
+            assert torch.equal(rows, x_TH[order // per_token])
+            assert torch.equal(sorted_scales, scale_T[order // per_token])
+        else:
+            assert torch.equal(rows, x_TH[order // per_token].float().clamp(-65504, 65504).half())
         want, start = [], 0
         for expert, count in enumerate(routing.counts_E.tolist()):
             want += [[expert, start + first, min(count - first, tile)] for first in range(0, count, tile)]
@@ -141,6 +168,7 @@ def test_error_is_that_of_bf16(tokens: int, experts: int, size: int) -> None:
 
 
 def interpret_experts() -> None:
+    round_as_torch()
     cpu = torch.device("cpu")
     check_error(1, 5, 96, 96, cpu)  # no table
     check_error(2, 5, 32, 224, cpu)  # no sort; fewer stages than parts of the sum
@@ -206,7 +234,7 @@ def test_every_tiling_replays_in_a_graph(tokens: int) -> None:
         routing = random_routing(tokens, 16, 4, device)
         if seed == 2:
             routing = counted(routing.expert_ids_TK[:1].expand_as(routing.expert_ids_TK), routing.weights_TK, 16)
-        for target, source in zip(static, routing, strict=True):
+        for target, source in zip(static[:4], routing[:4], strict=True):  # not the planes, which there are none of
             target.copy_(source)
         y_TJH.fill_(torch.nan)
         graph.replay()

@@ -1,52 +1,69 @@
 """Repacked experts hold exactly the published values, where the kernel looks for them."""
 
+import itertools
+
 import pytest
 import torch
 from torch import Tensor
 
 from oscine.ops.moe.mxfp4 import dequantize
-from oscine.ops.moe.repack import gate_up_order, repack
+from oscine.ops.moe.repack import Units, gate_up_order, repack
 
 
-def unpack_bits(nibbles: Tensor, scales: Tensor, experts: int, rows: int, k: int) -> Tensor:
-    """Does what the kernel does, element by element: shifts, masks, one bf16 product. float32 [E, rows, k]."""
-    words = nibbles.view(experts, rows // 64, k // 64, 2048).view(torch.int32).view(experts, -1, k // 64, 128, 4).long()
-    powers = (
-        scales.view(experts, rows // 64, k // 64, 32, 1).view(torch.uint8).view(experts, -1, k // 64, 32, 4).short()
-    )
-    out = torch.full((experts, rows, k), torch.nan)
-    for thread in range(128):
+def unpack(units: Units, experts: int, rows: int, k: int, dtype: torch.dtype) -> Tensor:
+    """Does what the kernels do, element by element, with weights in FP8 or fp16. float64 [E, rows, k]."""
+    shape = experts, rows // 64, k // 64
+    words = units.nibbles.view(*shape, 2048).view(torch.int32).view(*shape, 128, 2, 2).long() & 0xFFFFFFFF
+    scales = units.scales.view(*shape, 32).long()
+    out = torch.full((experts, rows, k), torch.nan, dtype=torch.float64)
+    for thread, p in itertools.product(range(128), range(2)):
         warp, g, q = thread // 32, thread % 32 // 4, thread % 4
-        for j in range(4):
-            pair = words[:, :, :, thread, 2 * (j // 2) : 2 * (j // 2) + 2] & 0xFFFFFFFF
-            a, b = pair[..., 0], pair[..., 1]
-            y = (a & 0xC180C180) | ((b << 2) & 0x3E7F3E7F)
-            if j % 2 == 0:
-                expanded = {(0, 0): a << 2, (0, 1): a << 6, (1, 0): a << 12 | a >> 20, (1, 1): y}
-            else:
-                expanded = {(0, 0): b, (0, 1): b << 6, (1, 0): b << 10 | b >> 22, (1, 1): y << 10 | y >> 22}
-            for (h, r), turned in expanded.items():
-                scale = (powers[:, :, :, warp * 8 + g, j // 2 * 2 + r] << 7).view(torch.bfloat16)
-                for z in range(2):
-                    half = (turned >> (16 * z)) & 0x81C0
-                    value = torch.where(half >= 1 << 15, half - (1 << 16), half).short().view(torch.bfloat16) * scale
-                    row, column = 16 * warp + 8 * r + g, 16 * j + 8 * h + 2 * q + z
-                    out[:, row::64, column::64] = value.float()
-    return out
+        a, b = words[..., thread, p, 0], words[..., thread, p, 1]
+        y = (a & 0x50505050) | (b & 0xAFAFAFAF)
+        v = (b & 0x0A0A0A0A) | (a << 2 & 0xF5F5F5F5)
+        turned = {(0, 0): a, (0, 1): b << 3 | b >> 29, (1, 0): y << 5 | y >> 27, (1, 1): v}
+        for (j, r), word in turned.items():
+            f = scales[..., warp * 8 + g] >> (10, 0, 26, 16)[2 * p + r] & 31
+            for h, z in itertools.product(range(2), repeat=2):
+                byte = word >> 8 * (2 * z + h) & 0x8E
+                row, column = 16 * warp + 8 * r + g, 32 * p + 16 * j + 8 * h + 2 * q + z
+                out[:, row::64, column::64] = product(byte, f, dtype)
+    return out * units.row_scales.double()[..., None]
 
 
+def product(byte: Tensor, f: Tensor, dtype: torch.dtype) -> Tensor:
+    """As fp16 the scale is applied to the weight; as FP8 later on, where 2^112 makes up for both their factors."""
+    if dtype == torch.float16:
+        half = torch.where(byte >= 128, byte - 256, byte) << 8
+        return (half.short().view(torch.float16) * (f << 10).short().view(torch.float16)).double()
+    weight = byte.byte().view(torch.float8_e5m2).double()
+    return weight * (f << 23).int().view(torch.float32).double() * 2.0**112
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float8_e5m2], ids=["fp16", "fp8"])
 @pytest.mark.parametrize(("rows", "k"), [(64, 64), (128, 192), (96, 160)], ids=["unit", "units", "padded"])
-def test_units_hold_the_published_values(rows: int, k: int) -> None:
+def test_units_hold_the_published_values(rows: int, k: int, dtype: torch.dtype) -> None:
     torch.manual_seed(rows)
     blocks = torch.randint(0, 256, (3, rows, k // 32, 16), dtype=torch.uint8)
-    scales = torch.randint(0, 129, (3, rows, k // 32), dtype=torch.uint8)
+    scales = torch.randint(0, 24, (3, rows, k // 32), dtype=torch.uint8)
+    scales += torch.randint(0, 230, (3, rows, 1), dtype=torch.uint8)  # rows differ more than a row's blocks
     scales[:, ::7] = 0
-    nibbles, powers = repack(blocks, scales, chunk=2)
+    units = repack(blocks, scales, chunk=2)
     padded_rows, padded_k = (rows + 63) // 64 * 64, (k + 63) // 64 * 64
-    values = unpack_bits(nibbles, powers, 3, padded_rows, padded_k)
-    assert torch.equal(values[:, :rows, :k], dequantize(blocks, scales))
+    values = unpack(units, 3, padded_rows, padded_k, dtype)
+    assert torch.equal(values[:, :rows, :k], dequantize(blocks, scales).double())
     assert not values[:, rows:].any()
     assert not values[:, :, k:].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float8_e5m2], ids=["fp16", "fp8"])
+def test_the_smallest_of_very_different_scales_are_rounded(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    blocks = torch.randint(0, 256, (1, 64, 64, 16), dtype=torch.uint8)
+    scales = torch.randint(0, 255, (1, 64, 64), dtype=torch.uint8)
+    exact = dequantize(blocks, scales).double()
+    values = unpack(repack(blocks, scales), 1, 64, 2048, dtype)
+    assert (values - exact).abs().max(2).values.le(exact.abs().max(2).values * 2.0**-25).all()
 
 
 def test_gate_and_up_share_a_thread() -> None:
@@ -59,15 +76,14 @@ def test_gate_and_up_share_a_thread() -> None:
 def test_gate_up_rows_are_reordered() -> None:
     torch.manual_seed(0)
     blocks = torch.randint(0, 256, (2, 64, 2, 16), dtype=torch.uint8)
-    scales = torch.randint(100, 129, (2, 64, 2), dtype=torch.uint8)
+    scales = torch.randint(105, 129, (2, 64, 2), dtype=torch.uint8)
     order = gate_up_order(32, torch.device("cpu"))
-    nibbles, powers = repack(blocks, scales, order)
-    assert torch.equal(unpack_bits(nibbles, powers, 2, 64, 64), dequantize(blocks, scales)[:, order])
+    values = unpack(repack(blocks, scales, order), 2, 64, 64, torch.float16)
+    assert torch.equal(values, dequantize(blocks, scales)[:, order].double())
 
 
-@pytest.mark.parametrize("bad", [129, 255])
-def test_extreme_scales_are_refused(bad: int) -> None:
+def test_a_scale_that_is_no_number_is_refused() -> None:
     scales = torch.full((1, 64, 2), 120, dtype=torch.uint8)
-    scales[0, 3, 1] = bad
-    with pytest.raises(ValueError, match=f"not {bad}"):
+    scales[0, 3, 1] = 255
+    with pytest.raises(ValueError, match="255 is no number"):
         repack(torch.zeros(1, 64, 2, 16, dtype=torch.uint8), scales)

@@ -9,11 +9,14 @@ from torch import Tensor
 from oscine.ops.cases import NORM_CASES
 from oscine.ops.interface import Routing
 from oscine.ops.launch import arrivals
-from oscine.ops.norm import reference, triton
+from oscine.ops.norm import hopper, reference, triton
+from oscine.ops.planes import wanted
 from tests.ops.compile_ahead import Compiled, compile_ahead, run_interpreted
+from tests.ops.test_planes import POINTERS, check_planes, round_as_torch
 
 CPU = torch.device("cpu")
 EPS = 1e-5
+NO_PLANES = dict.fromkeys(POINTERS)
 
 # (tokens, partial sums or 0 for [T, H], hidden, experts, experts per token): both launches of norm_route, full and
 # ragged tiles, with and without counts, widths that are no power of two
@@ -28,6 +31,7 @@ ROUTE_CASES = (
 )
 
 Inputs = tuple[Tensor, Tensor, float, Tensor, Tensor, Tensor, int]
+NormRoute = Callable[..., tuple[Tensor, Tensor, Routing]]
 
 
 def inputs(
@@ -72,7 +76,23 @@ def check_routing(routing: Routing, y_TH: Tensor, router_EH: Tensor, bias_E: Ten
     assert (ids_TK * tokens + routing.ranks_TK).unique().numel() == tokens * k
 
 
+def check_hoppers(arguments: Inputs) -> None:
+    """What Triton's own backend gives, and where they are wanted the planes of the first result."""
+    y, total, routing = hopper.norm_route(*arguments)
+    plain_y, plain_total, plain = triton.norm_route(*arguments)
+    assert torch.equal(y, plain_y)
+    assert torch.equal(total, plain_total)
+    assert torch.equal(routing.expert_ids_TK, plain.expert_ids_TK)
+    assert torch.equal(routing.weights_TK, plain.weights_TK)
+    assert (routing.counts_E is None) == (plain.counts_E is None)
+    assert plain.planes is None
+    assert (routing.planes is not None) == wanted(len(y), arguments[-1], len(arguments[-2]))
+    if routing.planes is not None:
+        check_planes(routing.planes, y)
+
+
 def in_interpreter() -> None:
+    round_as_torch()
     for tokens, hidden, _ in NORM_CASES:
         x, weight_H, _, residual_TH, *_ = inputs(tokens, 0, hidden, 1, 1, torch.float32, CPU)
         for residual in (residual_TH, None):
@@ -92,6 +112,9 @@ def in_interpreter() -> None:
         torch.testing.assert_close(total, expected_total)
         check_routing(routing, y, arguments[4], arguments[5])
         assert not arrivals(CPU).any()
+    for case in ((0, 2, 96, 5, 4), (1, 3, 2880, 5, 4), (4, 0, 288, 4, 4), (7, 2, 96, 16, 4), (20, 2, 96, 32, 4)):
+        check_hoppers(inputs(*case, torch.bfloat16, CPU))
+    check_hoppers(inputs(9, 2, 96, 8, 4, torch.bfloat16, CPU))
     equal = inputs(2, 0, 96, 32, 4, torch.float32, CPU)
     equal[4].zero_()
     equal[5].zero_()
@@ -102,12 +125,14 @@ def test_kernels_on_a_cpu() -> None:
     run_interpreted(in_interpreter)
 
 
-def compiled_norm(arch: int) -> Compiled:
+def compiled_norm(arch: int, planes: bool = False) -> Compiled:
     return compile_ahead(
         triton._norm_kernel,
         {"x": "*bf16", "residual": "*bf16", "weight": "*bf16", "y": "*bf16", "total": "*bf16", "counts": "*i32"}
-        | {"eps": "fp32"},
-        {"H": 2880, "J": 12, "E": 128, "BLOCK_H": 4096, "BLOCK_E": 128, "PDL": arch >= 90},
+        | {"eps": "fp32"}
+        | (POINTERS if planes else {}),
+        {"H": 2880, "J": 12, "E": 128, "BLOCK_H": 4096, "BLOCK_E": 128, "PDL": arch >= 90}
+        | ({} if planes else NO_PLANES),
         arch=arch,
         launch_pdl=arch >= 90,
         **triton.ALL_LOADS_FIRST,
@@ -125,14 +150,15 @@ def compiled_undivided(arch: int) -> Compiled:
     )
 
 
-def compiled_fused(arch: int) -> Compiled:
+def compiled_fused(arch: int, planes: bool = False) -> Compiled:
     inputs = {"x": "*fp32", "residual": "*bf16", "weight": "*bf16", "router_weight": "*bf16", "router_bias": "*bf16"}
     outputs = {"y": "*bf16", "total": "*bf16", "logits": "*fp32", "arrivals": "*i32", "expert_ids": "*i32"}
     return compile_ahead(
         triton._norm_route_kernel,
-        inputs | outputs | {"weights": "*fp32", "eps": "fp32"},
+        inputs | outputs | {"weights": "*fp32", "eps": "fp32"} | (POINTERS if planes else {}),
         {"H": 2880, "J": 4, "E": 128, "K": 4, "BLOCK_H": 4096, "BLOCK_R": triton.FUSED_ROWS, "BLOCK_E": 128}
-        | {"PDL": arch >= 90},
+        | {"PDL": arch >= 90}
+        | ({} if planes else NO_PLANES),
         arch=arch,
         launch_pdl=arch >= 90,
         **triton.ALL_LOADS_FIRST,
@@ -172,14 +198,24 @@ def test_kernels_compile_without_spills(make: Callable[[int], Compiled], arch: i
     assert kernel.shared <= (227 if arch == 90 else 99) * 1024  # 99 is the least of those before Hopper
 
 
+def test_planes_are_stored_in_words_without_spills() -> None:
+    for make in (compiled_norm, compiled_fused):
+        kernel, plain = make(90, planes=True), make(90)
+        assert kernel.spills == 0
+        assert "E4M3" in kernel.sass
+        assert "STG.E.U8" not in kernel.sass
+        assert "E4M3" not in plain.sass
+
+
 def test_weights_load_before_the_wait_and_partial_sums_together() -> None:
-    for kernel in (compiled_fused(90), compiled_route(90, 64)):
+    for kernel in (compiled_fused(90), compiled_fused(90, planes=True), compiled_route(90, 64)):
         before, after = kernel.sass.split("ACQBULK")
         assert "LDG.E.128" in before
         assert "STG" not in before
         assert "LDG.E.128" in after
-    loads = compiled_norm(90).sass.split("ACQBULK")[1].split("FADD")[0]
-    assert loads.count("LDG.E.64") == 13  # 12 partial sums and the residual
+    for kernel in (compiled_norm(90), compiled_norm(90, planes=True)):
+        loads = kernel.sass.split("ACQBULK")[1].split("FADD")[0]
+        assert loads.count("LDG.E.64") == 13  # 12 partial sums and the residual
 
 
 def test_the_undivided_norm_finds_room_beside_the_experts() -> None:
@@ -234,6 +270,13 @@ def test_small_widths(device: torch.device, case: tuple[int, int, int, int, int]
     check_routing(routing, y, arguments[4], arguments[5])
 
 
+@pytest.mark.hopper
+@pytest.mark.parametrize("tokens", [0, 1, 2, 4, 5, 16, 17, 64, 128, 129])
+@pytest.mark.parametrize("hidden", [288, 2880])
+def test_the_norm_of_hopper_adds_planes(device: torch.device, tokens: int, hidden: int) -> None:
+    check_hoppers(inputs(tokens, 4, hidden, 128, 4, torch.bfloat16, device))
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("tokens", [2, 16, 40, 1100])
 def test_nan_stays_in_its_token_and_in_range(device: torch.device, tokens: int) -> None:
@@ -249,15 +292,21 @@ def test_nan_stays_in_its_token_and_in_range(device: torch.device, tokens: int) 
     assert torch.equal(routing.weights_TK[2:], clean[2].weights_TK[2:])
 
 
-@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "norm_route",
+    [
+        pytest.param(triton.norm_route, marks=pytest.mark.gpu, id="triton"),
+        pytest.param(hopper.norm_route, marks=pytest.mark.hopper, id="hopper"),
+    ],
+)
 @pytest.mark.parametrize("tokens", [1, 16, 70])
-def test_a_graph_replays_on_new_inputs(device: torch.device, tokens: int) -> None:
+def test_a_graph_replays_on_new_inputs(device: torch.device, norm_route: NormRoute, tokens: int) -> None:
     arguments = inputs(tokens, 4, 2880, 128, 4, torch.bfloat16, device)
-    triton.norm_route(*arguments)
+    norm_route(*arguments)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for _ in range(3):  # back to back, as dependent launches
-            y, total, routing = triton.norm_route(*arguments)
+            y, total, routing = norm_route(*arguments)
     for seed in (1, 2):
         fresh = inputs(tokens, 4, 2880, 128, 4, torch.bfloat16, device, seed)
         arguments[0].copy_(fresh[0])
@@ -266,3 +315,6 @@ def test_a_graph_replays_on_new_inputs(device: torch.device, tokens: int) -> Non
         assert torch.equal(y, expected_y)
         assert torch.equal(total, expected_total)
         check_routing(routing, y, arguments[4], arguments[5])
+        if norm_route is hopper.norm_route:
+            assert routing.planes is not None
+            check_planes(routing.planes, y)

@@ -5,13 +5,16 @@ Knows which tile shapes suit how many tokens; not the kernels' insides (hopper_g
     few tokens:  gemm(x, gate_up) -> h, and which pair each of its rows is of;  gemm(h, down) -> y
     more tokens: sort: x rows by expert, and a table of entries (expert, first row, rows <= N); then the same two
 
-h has one row for each pair of a token and an expert, those of an expert beside each other.
+h has one row for each pair of a token and an expert, those of an expert beside each other. x and h are multiplied as
+fp16, or where an expert has few tokens as two planes of FP8 each (interface.Planes): to expand weights to FP8 takes
+half as many instructions, and twice as many columns find room in the same product.
 
 Shape suffixes: T tokens, H hidden, I intermediate, E experts, K experts per token, J partial sums of a token.
 """
 
 import functools
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import triton
@@ -21,20 +24,23 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from oscine.ops import planes
 from oscine.ops.interface import MxExperts, Routing
 from oscine.ops.linear.stream import descriptor
 from oscine.ops.moe.hopper_gemm import gemm
 from oscine.ops.moe.hopper_tiles import CONSUMERS, DIRECT_PAIRS
 from oscine.ops.moe.repack import UNIT, gate_up_order, padded_rows, repack
 
+FEWEST_COLUMNS = 8  # of a product
+
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """One weight matrix of all experts, in units, and its bias in the order of their rows."""
+    """One weight matrix of all experts, in units, and what an epilogue wants of each of their rows."""
 
     nibbles: Tensor  # uint8 [E * unit rows * k units * 8, 256]
     scales: Tensor  # int32 [E * unit rows * k units, 32]
-    bias: Tensor  # [E, unit rows * 64]
+    rows: Tensor  # int32 [E, unit rows * 64]; a row's bias as bf16 in the lower half, its scale in the upper one
     unit_rows: int  # of one expert
     k_units: int
     descriptors: dict[int, tuple[TensorDescriptor, TensorDescriptor]]  # by the units of a stage
@@ -54,9 +60,10 @@ class Tiling:
     """How the GEMMs are cut; the constants of hopper_gemm.Config that are free to choose."""
 
     tokens: int  # N: of a tile
+    planes: bool = False  # tokens as two planes of FP8 each, which are two columns
     units: int = 3  # of k in a stage
     stages: int = 4
-    halves: bool = False  # tiles of at most N / 2 tokens are computed as such: twice the code
+    halves: bool = False  # tiles of at most N / 2 tokens (not sorted: of one) are computed as such: twice the code
     claimed: bool = False  # programs claim tiles one by one, which evens out where few tiles are left to each
     splits: int = 1  # of k in the second product; partial sums that the caller adds up
     programs: int = 2  # of an SM
@@ -82,15 +89,16 @@ def prepare_experts(experts: MxExperts) -> HopperExperts:
 
 
 def _matrix(blocks: Tensor, scales: Tensor, bias: Tensor, row_order: Tensor | None) -> Matrix:
-    nibbles, powers = repack(blocks, scales, row_order)
-    padded = padded_rows(bias, row_order)
-    return Matrix(nibbles, powers, padded, padded.shape[1] // UNIT, (scales.shape[2] + 1) // 2, {})
+    units = repack(blocks, scales, row_order)
+    rows = torch.stack((padded_rows(bias, row_order).bfloat16(), units.row_scales), -1).view(torch.int32).squeeze(-1)
+    return Matrix(units.nibbles, units.scales, rows, rows.shape[1] // UNIT, (scales.shape[2] + 1) // 2, {})
 
 
 def moe(x_TH: Tensor, routing: Routing, experts: HopperExperts, swiglu_limit: float) -> Tensor:
     """bf16 [T, H] -> bf16 [T, J, H]; the sum over J is the result.
 
-    Routing may leave out counts and ranks of up to 256 pairs: each program of the sort then finds them itself.
+    Routing may leave out counts and ranks of up to 256 pairs: each program of the sort then finds them itself. It may
+    leave out the planes of x, which takes another launch where they are wanted.
     """
     tokens, per_token = routing.expert_ids_TK.shape
     return run(x_TH, routing, experts, swiglu_limit, plan(tokens, per_token, experts.experts))
@@ -102,13 +110,15 @@ def plan(tokens: int, per_token: int, experts: int) -> Tiling:
     Two small programs share a processor where weights dominate, so that the second GEMM's can fetch weights beside the
     first's. With more tokens of an expert, one program of three warpgroups leaves them the registers for larger tiles.
     """
-    rows = tokens * per_token / experts  # of an expert, on average
     if tokens == 1:
-        return Tiling(8, splits=3)
+        return Tiling(4, planes=True, splits=3)
+    if tokens <= 4:
+        return Tiling(4, planes=True, splits=3, claimed=True)
     if tokens <= 16:
-        return Tiling(8, splits=3, claimed=True)
-    if rows <= 2:
-        return Tiling(8, claimed=True)
+        return Tiling(8, planes=True, splits=3, claimed=True, halves=True)
+    if planes.wanted(tokens, per_token, experts):
+        return Tiling(8, planes=True, claimed=True, halves=True)
+    rows = tokens * per_token / experts  # of an expert, on average
     if rows <= 8:
         return Tiling(16, halves=True)
     if rows <= 16:
@@ -120,26 +130,44 @@ def plan(tokens: int, per_token: int, experts: int) -> Tiling:
 
 def large(tokens: int, units: int, stages: int) -> Tiling:
     """One program of an SM: registers for many tokens."""
-    return Tiling(tokens, units, stages, halves=True, programs=1, registers=128, consumer_registers=152)
+    return Tiling(tokens, units=units, stages=stages, halves=True, programs=1, registers=128, consumer_registers=152)
 
 
 def run(x_TH: Tensor, routing: Routing, experts: HopperExperts, limit: float, tiling: Tiling) -> Tensor:
     """The op with a tiling given; benchmarks call it to try others."""
     (tokens, per_token), pairs = routing.expert_ids_TK.shape, routing.expert_ids_TK.numel()
-    assert not (tokens == 1 and tiling.halves)
-    direct = 1 < tokens <= tiling.tokens <= DIRECT_PAIRS // per_token and not tiling.halves
+    direct = tiling.planes and 1 < tokens <= tiling.tokens <= DIRECT_PAIRS // per_token
     splits = nonempty_splits(tiling, experts.down.k_units)
     y_TJH = x_TH.new_empty(tokens, per_token * splits, experts.hidden)
+    x = _tokens(x_TH, routing, tiling)
     if tokens == 1 or direct:
-        source, table, entries = x_TH, routing.expert_ids_TK, min(experts.experts, pairs)
+        table, entries = routing.expert_ids_TK, min(experts.experts, pairs)
         order = torch.empty(pairs, dtype=torch.int32, device=x_TH.device) if direct else table
     else:
-        source, order, table, entries = _sort(x_TH, routing, experts.experts, tiling.tokens)
-    h = x_TH.new_empty(pairs, experts.intermediate)
+        x, order, table, entries = _sort(x, routing, experts.experts, tiling)
+    h = Tokens(_empty_tokens(pairs, experts.intermediate, tiling, x_TH.device), None)
     arguments = (table, tokens, order, routing.weights_TK, limit, entries, per_token, direct)
-    _launch(tiling, 1, experts.gate_up, source, h, experts.intermediate, True, *arguments)
+    _launch(tiling, 1, experts.gate_up, x, h.rows, experts.intermediate, True, *arguments)
     _launch(tiling, splits, experts.down, h, y_TJH, experts.hidden, False, *arguments)
     return y_TJH
+
+
+class Tokens(NamedTuple):
+    """What is multiplied."""
+
+    rows: Tensor  # fp16 [rows, H], or planes [rows, 2, H] of FP8
+    scales: Tensor | None  # of the rows of planes; None for h, of which all have the same
+
+
+def _tokens(x_TH: Tensor, routing: Routing, tiling: Tiling) -> Tokens:
+    """x as it is given; it is made fp16 when it is sorted."""
+    return Tokens(*(routing.planes or planes.split(x_TH))) if tiling.planes else Tokens(x_TH, None)
+
+
+def _empty_tokens(rows: int, columns: int, tiling: Tiling, device: torch.device) -> Tensor:
+    if tiling.planes:
+        return torch.empty((rows, 2, columns), dtype=torch.float8_e4m3fn, device=device)
+    return torch.empty((rows, columns), dtype=torch.float16, device=device)
 
 
 def nonempty_splits(tiling: Tiling, k_units: int) -> int:
@@ -152,7 +180,7 @@ def _launch(
     tiling: Tiling,
     splits: int,
     matrix: Matrix,
-    tokens: Tensor,
+    tokens: Tokens,
     out: Tensor,
     rows: int,
     gated: bool,
@@ -172,17 +200,16 @@ def _launch(
     gemm[(grid,)](
         nibbles,
         scales,
-        descriptor(tokens, [tiling.tokens, UNIT]),
-        narrow(tokens, tiling),
+        *token_descriptors(tokens.rows, tiling, lone=direct or num_tokens == 1),
         table,
-        num_tokens,
         out,
-        matrix.bias,
+        matrix.rows,
+        weights_TK if tokens.scales is None else tokens.scales,
         order,
         weights_TK,
         claims(out.device),
-        limit,
-        **constants(tiling, splits, matrix.k_units, matrix.unit_rows, rows, per_token),
+        num_tokens,
+        **constants(tiling, splits, matrix.k_units, matrix.unit_rows, rows, per_token, limit),
         GATED=gated,
         SINGLE=num_tokens == 1,
         DIRECT=direct,
@@ -192,15 +219,19 @@ def _launch(
     )
 
 
-def narrow(tokens: Tensor, tiling: Tiling) -> TensorDescriptor:
-    """For entries of few tokens: half a tile's rows, or one row with zeros behind it.
+def token_descriptors(rows: Tensor, tiling: Tiling, lone: bool) -> tuple[TensorDescriptor, TensorDescriptor]:
+    """Boxes for a tile's tokens, and for entries of few: half as many, or a lone one with zeros behind it.
 
-    Most experts of a few tokens have one. Seven other rows beside it would come from the L2 cache and be multiplied for
-    nothing but power; what TMA finds past the end of a dimension, here of size 1, is zero.
+    Most experts of a few tokens have one. Other rows beside it would come from the L2 cache and be multiplied for
+    nothing but power; what TMA finds past the end of a dimension, here the two planes of a token, is zero.
     """
-    if tiling.halves:
-        return descriptor(tokens, [tiling.tokens // 2, UNIT])
-    return descriptor(tokens[:, None], [1, tiling.tokens, UNIT])
+    if not tiling.planes:
+        return descriptor(rows, [tiling.tokens, UNIT]), descriptor(rows, [tiling.tokens // 2, UNIT])
+    columns, layout = rows.flatten(0, 1), functools.partial(gl.NVMMASharedLayout, UNIT, 8)
+    tokens = TensorDescriptor.from_tensor(columns, [2 * tiling.tokens, UNIT], layout(2))
+    if lone:
+        return tokens, TensorDescriptor.from_tensor(rows, [1, FEWEST_COLUMNS, UNIT], layout(3))
+    return tokens, TensorDescriptor.from_tensor(columns, [tiling.tokens, UNIT], layout(2))
 
 
 @functools.cache
@@ -209,10 +240,13 @@ def claims(device: torch.device) -> Tensor:
     return torch.zeros(2, dtype=torch.int32, device=device)
 
 
-def constants(tiling: Tiling, splits: int, k_units: int, unit_rows: int, rows: int, per_token: int) -> dict[str, int]:
+def constants(
+    tiling: Tiling, splits: int, k_units: int, unit_rows: int, rows: int, per_token: int, limit: float
+) -> dict[str, float]:
     """The constexprs of the kernel that do not depend on which of the two GEMMs it is."""
     return {
         "N": tiling.tokens,
+        "PLANES": tiling.planes,
         "UNITS": tiling.units,
         "STAGES": tiling.stages,
         "HALVES": tiling.halves,
@@ -222,6 +256,7 @@ def constants(tiling: Tiling, splits: int, k_units: int, unit_rows: int, rows: i
         "UNIT_ROWS": unit_rows,
         "ROWS": rows,
         "EXPERTS_PER_TOKEN": per_token,
+        "LIMIT": limit,
         "CONSUMER_REGS": tiling.consumer_registers,
     }
 
@@ -235,29 +270,33 @@ def _descriptors(matrix: Matrix, units: int) -> tuple[TensorDescriptor, TensorDe
     return matrix.descriptors[units]
 
 
-def _sort(x_TH: Tensor, routing: Routing, experts: int, tile: int) -> tuple[Tensor, Tensor, Tensor, int]:
-    """(rows of x by expert [T * K, H], their pairs [T * K], the table of entries, the most entries there can be)."""
+def _sort(x: Tokens, routing: Routing, experts: int, tiling: Tiling) -> tuple[Tokens, Tensor, Tensor, int]:
+    """(rows of x by expert, their pairs [T * K], the table of entries, the most entries there can be)."""
     pairs, ids = routing.expert_ids_TK.numel(), routing.expert_ids_TK
     counted = routing.counts_E is not None
     assert counted or pairs <= 256, "many tokens are counted by the router"
-    entries = min(experts, pairs) + pairs // tile
-    sorted_x = x_TH.new_empty(pairs, x_TH.shape[1])
-    order = torch.empty(pairs, dtype=torch.int32, device=x_TH.device)
-    table = torch.empty(4 + 4 * entries, dtype=torch.int32, device=x_TH.device)
+    entries = min(experts, pairs) + pairs // tiling.tokens
+    hidden, device = x.rows.shape[-1], x.rows.device
+    sorted_x = _empty_tokens(pairs, hidden, tiling, device)
+    scales = None if x.scales is None else torch.empty(pairs, dtype=torch.float32, device=device)
+    order = torch.empty(pairs, dtype=torch.int32, device=device)
+    table = torch.empty(4 + 4 * entries, dtype=torch.int32, device=device)
     rows = 1 if pairs <= 2048 else 4
     sort_kernel[(triton.cdiv(pairs, rows),)](
-        x_TH,
+        x.rows.flatten(1).view(torch.int16) if tiling.planes else x.rows,
+        x.scales,
         ids,
         routing.counts_E if counted else ids,
         routing.ranks_TK if counted else ids,
-        sorted_x,
+        sorted_x.flatten(1).view(torch.int16) if tiling.planes else sorted_x,
+        scales,
         order,
         table,
         pairs,
         K=ids.shape[1],
-        H=x_TH.shape[1],
+        H=hidden,
         E=experts,
-        TILE=tile,
+        TILE=tiling.tokens,
         ROWS=rows,
         BLOCK_E=triton.next_power_of_2(experts),
         BLOCK_H=1024,
@@ -266,16 +305,18 @@ def _sort(x_TH: Tensor, routing: Routing, experts: int, tile: int) -> tuple[Tens
         num_warps=4,
         launch_pdl=True,
     )
-    return sorted_x, order, table, entries
+    return Tokens(sorted_x, scales), order, table, entries
 
 
 @triton.jit
 def sort_kernel(
     x_ptr,
+    scales_ptr,
     ids_ptr,
     counts_ptr,
     ranks_ptr,
     sorted_ptr,
+    sorted_scales_ptr,
     order_ptr,
     table_ptr,
     pairs,
@@ -289,9 +330,10 @@ def sort_kernel(
     BLOCK_P: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Counting sort of the (token, expert) pairs, and of the rows of x; the first program writes the table.
+    """Counting sort of the (token, expert) pairs, and of the rows of x: 16-bit words, which stay so or become fp16.
 
-    table: the number of entries in word 0; from word 4 on, for each entry (expert, first row, rows, unused).
+    The first program writes the table: the number of entries in word 0; from word 4 on, for each entry (expert, first
+    row, rows, unused).
     BLOCK_P 1: counts and ranks are given; else at least `pairs`, and they are found here, from all ids.
     """
     if PDL:
@@ -313,12 +355,16 @@ def sort_kernel(
     starts = tl.cumsum(counts, 0) - counts
     row = tl.sum(tl.where(ids[:, None] == expert[None, :], starts[None, :], 0), 1) + rank
     tl.store(order_ptr + row, pair, valid)
+    if scales_ptr is not None:
+        tl.store(sorted_scales_ptr + row, tl.load(scales_ptr + pair // K, valid), valid)
     source = (pair // K).to(tl.int64) * H
     target = row.to(tl.int64) * H
     for begin in tl.static_range(0, H, BLOCK_H):
         column = begin + tl.arange(0, BLOCK_H)
         mask = valid[:, None] & (column < H)[None, :]
         values = tl.load(x_ptr + source[:, None] + column[None, :], mask)
+        if sorted_ptr.dtype.element_ty == tl.float16:
+            values = tl.clamp(values.to(tl.float32), -65504.0, 65504.0).to(tl.float16)
         tl.store(sorted_ptr + target[:, None] + column[None, :], values, mask)
     if tl.program_id(0) == 0:
         tiles = (counts + TILE - 1) // TILE

@@ -9,11 +9,14 @@ of h, so that GEMM 2 finds all as if it had been sorted. The entries of a single
 Knows routing tables and how work is divided; nothing of weights, barriers or registers (hopper_gemm.py).
 """
 
+import math
+
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.language.core import _aggregate as aggregate
 
 CONSUMERS = gl.constexpr(3)  # warpgroups of a program
+LARGEST_FP8 = 448  # of e4m3
 DIRECT_PAIRS = 32  # (token, expert) pairs that need no sort: one for each thread of a warp
 
 
@@ -22,9 +25,10 @@ class Config:
     """What is known when the kernel is compiled."""
 
     N: gl.constexpr  # tokens of a tile
+    PLANES: gl.constexpr  # tokens, and h, are two planes of FP8, which are two columns; else fp16
     UNITS: gl.constexpr  # units of k in a stage
     STAGES: gl.constexpr
-    HALVES: gl.constexpr  # a tile of at most N / 2 tokens is computed as such: twice the code
+    HALVES: gl.constexpr  # a tile of at most N / 2 tokens (DIRECT: of one) is computed as such: twice the code
     CLAIMED: gl.constexpr  # a program claims its tiles one after the other, else it has every num_programs-th
     SPLITS: gl.constexpr  # parts of k that become separate partial sums
     K_UNITS: gl.constexpr
@@ -34,6 +38,8 @@ class Config:
     SINGLE: gl.constexpr  # one token: the table is its experts
     DIRECT: gl.constexpr  # a few tokens: the table is the experts of each
     EXPERTS_PER_TOKEN: gl.constexpr
+    LIMIT: gl.constexpr  # of SwiGLU, a float
+    H_FACTOR: gl.constexpr  # of h as PLANES
     STEPS: gl.constexpr  # stages along k
     ROW_TILES: gl.constexpr  # of an entry
     PART: gl.constexpr  # columns that an epilogue handles at a time, to bound the registers
@@ -42,6 +48,7 @@ class Config:
     def __init__(
         self,
         N,
+        PLANES,
         UNITS,
         STAGES,
         HALVES,
@@ -54,8 +61,10 @@ class Config:
         SINGLE,
         DIRECT,
         EXPERTS_PER_TOKEN,
+        LIMIT,
     ):
         self.N = gl.constexpr(N)
+        self.PLANES = gl.constexpr(PLANES)
         self.UNITS = gl.constexpr(UNITS)
         self.STAGES = gl.constexpr(STAGES)
         self.HALVES = gl.constexpr(HALVES)
@@ -68,6 +77,8 @@ class Config:
         self.SINGLE = gl.constexpr(SINGLE)
         self.DIRECT = gl.constexpr(DIRECT)
         self.EXPERTS_PER_TOKEN = gl.constexpr(EXPERTS_PER_TOKEN)
+        self.LIMIT = gl.constexpr(LIMIT)
+        self.H_FACTOR = gl.constexpr(2.0 ** math.floor(math.log2(LARGEST_FP8 / (LIMIT * (LIMIT + 1)))))
         self.STEPS = gl.constexpr((K_UNITS + UNITS - 1) // UNITS)
         self.ROW_TILES = gl.constexpr((UNIT_ROWS + CONSUMERS.value - 1) // CONSUMERS.value)
         self.PART = gl.constexpr(16 if N < 128 else 32)
@@ -191,6 +202,12 @@ def tile_at(cfg, entries, index):
 
 
 @gluon.jit
+def is_narrow(cfg, tile):
+    """Whether the tile has so few tokens that they are loaded, and with HALVES computed, as fewer columns."""
+    return tile.rows == 1 if cfg.DIRECT or cfg.SINGLE else (tile.rows <= cfg.N // 2) & cfg.HALVES
+
+
+@gluon.jit
 def _popc(x):
     return gl.inline_asm_elementwise("popc.b32 $0, $1;", "=r,r", [x], dtype=gl.int32, is_pure=True, pack=1)
 
@@ -239,8 +256,8 @@ def rows_of(cfg, tile, column):
 
 
 @gluon.jit
-def pairs_of(cfg, tile, column, order_ptr, weights_ptr):
-    """GEMM 2's columns: their pairs, the routing weights of these, and which of them there are."""
+def pairs_of(cfg, tile, column, order_ptr):
+    """GEMM 2's columns: their pairs, and which of them there are."""
     wanted = column < tile.rows
     pair = tile.first + column if cfg.SINGLE else gl.load(order_ptr + tile.first + column, wanted, other=0)
-    return pair, gl.load(weights_ptr + pair, wanted, other=0), wanted
+    return pair, wanted

@@ -8,56 +8,62 @@ t = 32 warp + 4 g + q, pair p, the thread holds (as mma.m16n8k16 wants its left 
 
     row = 16 warp + 8 r + g,   k = 32 p + 16 j + 8 h + 2 q + z        for r, j, h, z in {0, 1}
 
-The kernel wants the values z = 0 and 1 of one (j, h, r) in the lower and upper half of a word, sign at bit 15 and
-magnitude (e1 e0 m) at bits 8..6. It turns a word left and masks it. Three of each word's four values lie so; the last
-two lie in what is left of both words, and are reached in y, whose bits are those of a where BLEND says so, else those
-of b << 2:
+The kernel turns a word left and masks it, and has four values as FP8 (e5m2: sign at bit 7 of a byte, magnitude e1 e0 m
+at bits 3..1), or in the upper byte of each half two of them as fp16, which has the same bits there. Byte 2 z + h holds
+(h, z). Two words hold one (j, r) each that lies so; the other two are put together from what is left of both, in
+y, whose bits are those of a where Y_FROM_A says so, else those of b, and in v: of b where V_FROM_B says so, else of
+a << 2:
 
-    (j, h, r)  000  001  010  011  100  101  110  111
-    word         a    a    a    y    b    b    b    y
-    turn         2    6   12    0    0    6   10   10
+    (j, r)     00   01   10   11
+    word        a    b    y    v
+    turn        0    3    5    0
 
-That is 16 instructions for 8 pairs of values, and a product each. The scales of a unit are 32 words, one for each
-(warp, g): bytes (p, r) in the order (0, 0), (0, 1), (1, 0), (1, 1), each the E8M0 byte + 126.
+That is 9 instructions for 16 values as FP8, and 17 as fp16.
 
-Rows that pad a matrix to 64 hold zeros (and scale 0, which multiplies as 0), so does k.
+The scale of a row's block is 2^(f - 30) of the largest of the row, which is the row's own scale; f = 0 stands for zero,
+where a block is 2^30 times smaller than another one of its row. The scales of a unit are 32 words, one for each (warp,
+g): f of (p, r) ends at bits 10, 0, 26 and 16 for (0, 0), (0, 1), (1, 0) and (1, 1).
+
+Rows that pad a matrix to 64 hold zeros, so does k.
 """
 
 import functools
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 UNIT = 64
-A, B, Y = 0, 1, 2
-# (word, turn) by (j, h, r)
-FIELDS = {
-    (0, 0, 0): (A, 2),
-    (0, 0, 1): (A, 6),
-    (0, 1, 0): (A, 12),
-    (0, 1, 1): (Y, 0),
-    (1, 0, 0): (B, 0),
-    (1, 0, 1): (B, 6),
-    (1, 1, 0): (B, 10),
-    (1, 1, 1): (Y, 10),
-}
-BLEND = 0xC180C180
-BLEND_SHIFT = 2
-VALUE_BITS = (6, 7, 8, 15)  # of a half word, where the bits m, e0, e1 and sign of a nibble end
-SCALE_OFFSET = 126
-MAX_SCALE = 128  # scale bytes 0..128 become the bf16 exponents 126..254; 255 would be no number
+A, B, Y, V = "abyv"
+# (word, turn) by (j, r)
+FIELDS = {(0, 0): (A, 0), (0, 1): (B, 3), (1, 0): (Y, 5), (1, 1): (V, 0)}
+Y_FROM_A = 0x50505050
+V_FROM_B = 0x0A0A0A0A
+V_SHIFT = 2  # of a
+VALUE_BITS = (1, 2, 3, 7)  # of a byte, where the bits m, e0, e1 and sign of a nibble end
+SCALE_BITS = (10, 0, 26, 16)  # where f of (p, r) ends
+MAX_FACTOR = 30  # f of a row's largest scale
+NAN_SCALE = 255
 
 
-def repack(blocks: Tensor, scales: Tensor, row_order: Tensor | None = None, chunk: int = 8) -> tuple[Tensor, Tensor]:
-    """uint8 blocks [E, rows, K / 32, 16] and scales [E, rows, K / 32] -> (nibbles, scales) in units.
+@dataclass(frozen=True, slots=True)
+class Units:
+    """A matrix of all experts."""
 
-    nibbles: uint8 [E * unit rows * k units * 8, 256]; scales: int32 [E * unit rows * k units, 32].
+    nibbles: Tensor  # uint8 [E * unit rows * k units * 8, 256]
+    scales: Tensor  # int32 [E * unit rows * k units, 32]
+    row_scales: Tensor  # bf16 [E, unit rows * 64]; 2^(s - 128), s being the largest E8M0 byte of the row
+
+
+def repack(blocks: Tensor, scales: Tensor, row_order: Tensor | None = None, chunk: int = 8) -> Units:
+    """uint8 blocks [E, rows, K / 32, 16] and scales [E, rows, K / 32] -> units.
+
     row_order: the source row of each row, or -1 for a row of zeros. chunk: experts at a time, to bound the workspace.
-    Raises ValueError for scales above 128.
+    Raises ValueError for scales that are NaN.
     """
-    if (largest := int(scales.max())) > MAX_SCALE:
-        raise ValueError(f"the Hopper experts take MXFP4 scale bytes up to {MAX_SCALE} (2^1), not {largest}")
+    if (scales == NAN_SCALE).any():
+        raise ValueError(f"MXFP4 scale byte {NAN_SCALE} is no number")
     experts, rows, k_blocks = scales.shape
     row_order = _to_units(rows, row_order, scales.device)
     units = row_order.numel() // UNIT * ((k_blocks + 1) // 2)
@@ -66,8 +72,15 @@ def repack(blocks: Tensor, scales: Tensor, row_order: Tensor | None = None, chun
     for start in range(0, experts, chunk):
         part = slice(start, start + chunk)
         nibbles_out[part] = _nibbles(_even(_padded(blocks[part], row_order))).view(-1, units * 8, 256)
-        scales_out[part] = _scales(_even(_padded(scales[part] + SCALE_OFFSET, row_order))).view(-1, units, 32)
-    return nibbles_out.flatten(0, 1), scales_out.flatten(0, 1)
+        scales_out[part] = _scales(_even(_padded(_factors(scales[part]), row_order))).view(-1, units, 32)
+    largest = _padded(scales.amax(2), row_order)
+    row_scales = torch.ldexp(torch.ones((), dtype=torch.float64, device=scales.device), largest.double() - 128)
+    return Units(nibbles_out.flatten(0, 1), scales_out.flatten(0, 1), row_scales.bfloat16())
+
+
+def _factors(scales: Tensor) -> Tensor:
+    """f of each block, uint8."""
+    return (scales.int() - scales.amax(2, keepdim=True) + MAX_FACTOR).clamp(min=0).byte()
 
 
 def gate_up_order(intermediate: int, device: torch.device) -> Tensor:
@@ -111,35 +124,41 @@ def _nibbles(blocks: Tensor) -> Tensor:
     source = blocks.view(experts, rows // UNIT, 4, 2, 8, k_blocks // 2, 2, 2, 2, 4)
     source = source.permute(0, 1, 5, 2, 4, 9, 6, 7, 8, 3)
     pairs = torch.zeros(source.shape[:-3], dtype=torch.int64, device=blocks.device)
-    for j, h, r in FIELDS:
-        pairs |= tables[j, h, r].index_select(0, source[..., j, h, r].flatten().int()).view(pairs.shape)
+    for j, r in FIELDS:
+        for h in range(2):
+            pairs |= tables[j, r, h].index_select(0, source[..., j, h, r].flatten().int()).view(pairs.shape)
     return pairs.view(torch.uint8).view(experts, rows // UNIT, k_blocks // 2, 2048)
 
 
 @functools.cache
 def _byte_tables(device: torch.device) -> Tensor:
-    """int64 [2 (j), 2 (h), 2 (r), 256]: what a byte, the values of z = 0 and 1, adds to its pair (a, b)."""
+    """int64 [2 (j), 2 (r), 2 (h), 256]: what a byte, the values of z = 0 and 1, adds to its pair (a, b)."""
     tables = torch.zeros(2, 2, 2, 256, dtype=torch.int64)
-    for field in FIELDS:
-        for bit in range(8):
-            half, place = divmod(bit, 4)
-            value = 1 << _position(field, 16 * half + VALUE_BITS[place])
-            tables[field] |= (torch.arange(256) >> bit & 1) * (value if value < 1 << 63 else value - (1 << 64))
+    for (j, r), field in FIELDS.items():
+        for h in range(2):
+            for bit in range(8):
+                z, place = divmod(bit, 4)
+                value = 1 << _position(field, 8 * (2 * z + h) + VALUE_BITS[place])
+                tables[j, r, h] |= (torch.arange(256) >> bit & 1) * (value if value < 1 << 63 else value - (1 << 64))
     return tables.to(device)
 
 
-def _position(field: tuple[int, int, int], bit: int) -> int:
+def _position(field: tuple[str, int], bit: int) -> int:
     """Where in the pair, of 64 bits, a bit of a field's expanded word comes from."""
-    word, turn = FIELDS[field]
+    word, turn = field
     bit = (bit - turn) % 32
     if word == Y:
-        word, bit = (A, bit) if BLEND >> bit & 1 else (B, bit - BLEND_SHIFT)
-    return 32 * word + bit
+        word = A if Y_FROM_A >> bit & 1 else B
+    elif word == V:
+        word, bit = (B, bit) if V_FROM_B >> bit & 1 else (A, bit - V_SHIFT)
+    return bit if word == A else 32 + bit
 
 
-def _scales(scales: Tensor) -> Tensor:
+def _scales(factors: Tensor) -> Tensor:
     """uint8 [E, 64 R, 2 U] -> int32 [E, R, U, 32]."""
-    experts, rows, k_blocks = scales.shape
-    # (expert, unit row, warp, r, g, unit, k half) -> (expert, unit row, unit, warp, g, k half, r)
-    source = scales.view(experts, rows // UNIT, 4, 2, 8, k_blocks // 2, 2).permute(0, 1, 5, 2, 4, 6, 3)
-    return source.flatten().view(torch.int32).view(experts, rows // UNIT, k_blocks // 2, 32)
+    experts, rows, k_blocks = factors.shape
+    # (expert, unit row, warp, r, g, unit, p) -> (expert, unit row, unit, warp, g, p, r)
+    source = factors.view(experts, rows // UNIT, 4, 2, 8, k_blocks // 2, 2).permute(0, 1, 5, 2, 4, 6, 3)
+    shifts = torch.tensor(SCALE_BITS, dtype=torch.int32, device=factors.device).view(2, 2)
+    words = (source.int() << shifts).sum((-2, -1), dtype=torch.int32)
+    return words.view(experts, rows // UNIT, k_blocks // 2, 32)

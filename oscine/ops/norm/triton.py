@@ -17,8 +17,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from oscine.ops.interface import Routing
+from oscine.ops.interface import Planes, Routing
 from oscine.ops.launch import NUM_ARRIVALS, arrivals, launch_options
+from oscine.ops.planes import store_planes
 
 FUSED_TOKENS = 4  # up to here norm and router are one launch
 UNCOUNTED_TOKENS = 16  # up to here norm_route gives neither counts nor ranks
@@ -37,7 +38,7 @@ BESIDE_EXPERTS = {"num_warps": 4, "maxnreg": 96}
 
 def rms_norm(x: Tensor, weight_H: Tensor, eps: float, residual_TH: Tensor | None) -> tuple[Tensor, Tensor]:
     """x [T, H] or partial sums [T, J, H]; returns (norm(x + residual), x + residual) in the dtype of the weight."""
-    return _norm(x, weight_H, eps, residual_TH, None)
+    return _norm(x, weight_H, eps, residual_TH, None, None)
 
 
 def norm_route(
@@ -50,13 +51,30 @@ def norm_route(
     experts_per_token: int,
 ) -> tuple[Tensor, Tensor, Routing]:
     """rms_norm, and the experts of its first result. Counts and ranks come with more than UNCOUNTED_TOKENS tokens."""
+    return norm_route_into(x, weight_H, eps, residual_TH, router_weight_EH, router_bias_E, experts_per_token, None)
+
+
+def norm_route_into(
+    x: Tensor,
+    weight_H: Tensor,
+    eps: float,
+    residual_TH: Tensor,
+    router_weight_EH: Tensor,
+    router_bias_E: Tensor,
+    experts_per_token: int,
+    planes: Planes | None,
+) -> tuple[Tensor, Tensor, Routing]:
+    """norm_route, which also writes the planes of its first result, where there are any: sm_89 and newer."""
+    router = (router_weight_EH, router_bias_E, experts_per_token)
     if x.shape[0] <= FUSED_TOKENS:
-        return _norm_route_fused(x, weight_H, eps, residual_TH, router_weight_EH, router_bias_E, experts_per_token)
-    counts_E = None
-    if x.shape[0] > UNCOUNTED_TOKENS:
-        counts_E = torch.empty(router_bias_E.shape[0], dtype=torch.int32, device=x.device)
-    y_TH, sum_TH = _norm(x, weight_H, eps, residual_TH, counts_E)
-    return y_TH, sum_TH, _route(y_TH, router_weight_EH, router_bias_E, experts_per_token, counts_E)
+        y_TH, sum_TH, routing = _norm_route_fused(x, weight_H, eps, residual_TH, *router, planes)
+    else:
+        counts_E = None
+        if x.shape[0] > UNCOUNTED_TOKENS:
+            counts_E = torch.empty(router_bias_E.shape[0], dtype=torch.int32, device=x.device)
+        y_TH, sum_TH = _norm(x, weight_H, eps, residual_TH, counts_E, planes)
+        routing = _route(y_TH, *router, counts_E)
+    return y_TH, sum_TH, routing._replace(planes=planes)
 
 
 def _partials(x: Tensor) -> int:
@@ -64,9 +82,14 @@ def _partials(x: Tensor) -> int:
 
 
 def _norm(
-    x: Tensor, weight_H: Tensor, eps: float, residual_TH: Tensor | None, counts_E: Tensor | None
+    x: Tensor,
+    weight_H: Tensor,
+    eps: float,
+    residual_TH: Tensor | None,
+    counts_E: Tensor | None,
+    planes: Planes | None,
 ) -> tuple[Tensor, Tensor]:
-    """Sets counts_E to zero on the way."""
+    """Sets counts_E to zero on the way, and writes planes."""
     num_tokens, hidden = x.shape[0], x.shape[-1]
     y_TH, sum_TH = _outputs(x, weight_H, residual_TH)
     if num_tokens:
@@ -78,6 +101,7 @@ def _norm(
             y_TH,
             sum_TH,
             counts_E,
+            *(planes or (None, None)),
             eps,
             H=hidden,
             J=_partials(x),
@@ -131,6 +155,7 @@ def _norm_route_fused(
     router_weight_EH: Tensor,
     router_bias_E: Tensor,
     experts_per_token: int,
+    planes: Planes | None,
 ) -> tuple[Tensor, Tensor, Routing]:
     (num_tokens, hidden), num_experts = residual_TH.shape, router_bias_E.shape[0]
     y_TH = torch.empty((num_tokens, hidden), dtype=weight_H.dtype, device=x.device)
@@ -150,6 +175,7 @@ def _norm_route_fused(
             arrivals(x.device),
             routing.expert_ids_TK,
             routing.weights_TK,
+            *(planes or (None, None)),
             eps,
             H=hidden,
             J=_partials(x),
@@ -194,7 +220,7 @@ def _route(
         router_bias_E,
         partial_STE,
         arrivals(y_TH.device),
-        *routing,
+        *routing[:4],
         num_tokens,
         H=hidden,
         E=num_experts,
@@ -267,6 +293,8 @@ def _norm_kernel(
     y,
     total,
     counts,
+    values,
+    scale,
     eps,
     H: tl.constexpr,
     J: tl.constexpr,
@@ -283,6 +311,8 @@ def _norm_kernel(
     tl.store(y + token * H + column_H, y_H.to(y.dtype.element_ty), mask=inside_H)
     if total is not None:
         tl.store(total + token * H + column_H, sum_H, mask=inside_H)
+    if values is not None:
+        store_planes(y_H.to(y.dtype.element_ty).to(tl.float32), values, scale, token, H, BLOCK_H)
     if counts is not None:  # noqa: SIM102 (the first is decided when compiling)
         if token == 0:
             expert_E = tl.arange(0, BLOCK_E)
@@ -326,6 +356,8 @@ def _norm_route_kernel(
     arrivals,
     expert_ids,
     weights,
+    values,
+    scale,
     eps,
     H: tl.constexpr,
     J: tl.constexpr,
@@ -360,6 +392,8 @@ def _norm_route_kernel(
     if tl.program_id(0) == 0:
         tl.store(y + token * H + column_H, y_H, mask=inside_H)
         tl.store(total + token * H + column_H, sum_H, mask=inside_H)
+        if values is not None:
+            store_planes(y_H.to(tl.float32), values, scale, token, H, BLOCK_H)
     if arrived == tl.num_programs(0) - 1:
         tl.store(arrivals + token, 0)
         expert_E = tl.arange(0, BLOCK_E)

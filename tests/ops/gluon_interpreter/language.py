@@ -156,6 +156,7 @@ def _language() -> ModuleType:
         setattr(gl, name, lambda *args, **kwargs: None)
     for name in ("int8", "int16", "int32", "int64", "uint8", "float16", "bfloat16", "float32"):
         setattr(gl, name, getattr(torch, name))
+    gl.float8e5, gl.float8e4nv = torch.float8_e5m2, torch.float8_e4m3fn  # type: ignore[attr-defined]
     everything = {
         "constexpr": constexpr,
         "tensor": Value,

@@ -18,6 +18,10 @@ class Value(Tensor):
     def type(self) -> Any:  # type: ignore[override]
         return SimpleNamespace(layout=None)
 
+    def to(self, dtype: torch.dtype, bitcast: bool = False) -> "Value":  # type: ignore[override]
+        plain = self.as_subclass(Tensor)
+        return value(plain.view(dtype) if bitcast else plain.to(dtype))
+
     def _new(name: str) -> Any:  # type: ignore[misc] # noqa: N805
         return lambda self, other: getattr(self, name)(other)
 

@@ -44,9 +44,9 @@ def _registers(x: Tensor) -> list[Register]:
     return [words[:, i].astype(np.uint64) for i in range(words.shape[1])]
 
 
-def _bf16x2(operation: Callable[[Tensor, Tensor], Tensor], a: Register, b: Register) -> Register:
-    left, right = (torch.from_numpy(x.astype(np.uint32)).view(torch.bfloat16).float() for x in (a, b))
-    return operation(left, right).bfloat16().view(torch.int32).numpy().view(np.uint32).astype(np.uint64)
+def _product_f16x2(a: Register, b: Register) -> Register:
+    left, right = (torch.from_numpy(x.astype(np.uint32)).view(torch.float16).float() for x in (a, b))
+    return (left * right).half().view(torch.int32).numpy().view(np.uint32).astype(np.uint64)
 
 
 def _signed(x: Register) -> NDArray[np.int32]:
@@ -128,8 +128,8 @@ class _Run:
                 return ((x[1] << np.uint64(32) | x[0]) << x[2]) >> np.uint64(32)
             case "lop3.b32":
                 return _lop3(*x)
-            case "mul.bf16x2":
-                return _bf16x2(torch.mul, x[0], x[1])
+            case "mul.f16x2":
+                return _product_f16x2(x[0], x[1])
             case "popc.b32":
                 return np.array([int(v).bit_count() for v in x[0]], np.uint64)
             case "match.any.sync.b32":

@@ -30,7 +30,7 @@ def tilings() -> Iterator[Tiling]:
     """Shapes that kept their registers and fit shared memory when they were compiled."""
     for splits in (1, 2, 3):
         yield Tiling(8, planes=True, halves=True, claimed=True, splits=splits)
-    for tokens, stages in ((8, 4), (16, 4), (32, 3)):
+    for tokens, stages in ((16, 4), (32, 3)):
         yield Tiling(tokens, stages=stages, halves=True)
     for tokens, units, stages in ((64, 3, 4), (64, 1, 14), (128, 1, 8), (128, 2, 4)):
         yield hopper.large(tokens, units=units, stages=stages)
@@ -40,6 +40,8 @@ def candidates(tokens: int, experts: int) -> list[Tiling]:
     """The chosen one, and those near the mean number of tokens of an expert."""
     mean = tokens * PER_TOKEN / experts
     near = [t for t in tilings() if mean / 2 <= t.tokens <= 8 * max(mean, 1) and (t.splits == 1 or tokens <= 16)]
+    if tokens == 1:  # whose tiles are of it alone
+        near = [t for t in near if t.planes and not t.halves]
     chosen = hopper.plan(tokens, PER_TOKEN, experts)
     return [chosen, *(tiling for tiling in near if tiling != chosen)]
 

@@ -4,6 +4,7 @@ Knows names, types and rules of the fields. Must not know tensors, files other t
 """
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -60,6 +61,7 @@ class ModelConfig:
         for kind in self.layer_types:
             known = kind in ("sliding_attention", "full_attention")
             _require(known, "layer_types", "sliding_attention or full_attention", kind)
+        _require(0 < self.swiglu_limit < math.inf, "swiglu_limit", "positive and finite", self.swiglu_limit)
         _require(
             all(0 <= i < self.vocab_size for i in self.eos_token_ids), "eos_token_id", "a token", self.eos_token_ids
         )

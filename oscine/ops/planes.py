@@ -24,16 +24,17 @@ from torch import Tensor
 from oscine.ops.interface import Planes
 from oscine.ops.launch import launch_options
 
-MAX_ROWS = 4  # tokens of an expert in the mean
+FEW_TOKENS = 16  # these have planes in any case
+MEAN_TOKENS = 4  # of an expert, up to which there are planes
 
 
 def wanted(tokens: int, per_token: int, experts: int) -> bool:
     """Whether experts multiply in FP8: more tokens of an expert are quicker in fp16.
 
     With few tokens the time goes into weights, which are less work to expand to FP8; with more it goes into products,
-    and two planes need twice as many.
+    and two planes need twice as many, and a scale for each.
     """
-    return tokens * per_token <= MAX_ROWS * experts
+    return tokens <= FEW_TOKENS or tokens * per_token <= MEAN_TOKENS * experts
 
 
 def empty_planes(num_tokens: int, hidden: int, device: torch.device) -> Planes:

@@ -9,6 +9,7 @@ import triton
 from torch.nn import functional
 from triton.experimental.gluon import language as gl
 
+from oscine.ops import planes
 from oscine.ops.cases import counted, random_experts, random_routing
 from oscine.ops.interface import MxExperts, Routing
 from oscine.ops.moe import hopper, reference
@@ -25,11 +26,11 @@ SIZES = [(1, 128), (4, 128), (8, 128), (16, 128), (64, 128), (256, 128), (64, 32
 NO_SCALES = {"scales_ptr": None, "sorted_scales_ptr": None}
 
 
-def compile_gemm(tiling: hopper.Tiling, *, gated: bool, tokens: int) -> Compiled:
+def compile_gemm(tiling: hopper.Tiling, *, gated: bool, tokens: int, per_token: int = 4) -> Compiled:
     def descriptor(dtype: str, shape: list[int], swizzle: int, bits: int) -> str:
         return f"tensordesc<{dtype}[{','.join(map(str, shape))}],{gl.NVMMASharedLayout(swizzle, bits, len(shape))!r}>"
 
-    direct = tiling.planes and 1 < tokens <= tiling.tokens
+    direct = tiling.planes and hopper.is_direct(tokens, per_token, tiling.tokens)
     dtype, columns, swizzle, bits = (
         ("fp8e4nv", 2 * tiling.tokens, 64, 8) if tiling.planes else ("fp16", tiling.tokens, 128, 16)
     )
@@ -50,7 +51,7 @@ def compile_gemm(tiling: hopper.Tiling, *, gated: bool, tokens: int) -> Compiled
     }
     splits = 1 if gated else tiling.splits
     constants = hopper.constants(
-        tiling, splits, k_units=45, unit_rows=90 if gated else 45, rows=2880, per_token=4, limit=7.0
+        tiling, splits, k_units=45, unit_rows=90 if gated else 45, rows=2880, per_token=per_token, limit=7.0
     )
     return compile_ahead(
         gemm,
@@ -79,11 +80,9 @@ def test_kernel_stays_in_registers(tokens: int, experts: int, gated: bool) -> No
     assert len(re.findall(r"LDS\.128", kernel.sass)) == units
 
 
-def test_a_lone_token_is_the_end_of_its_dimension() -> None:
-    planes, tiling = torch.zeros(5, 2, 64, dtype=torch.float8_e4m3fn), hopper.plan(5, 4, 128)
-    tokens, lone = hopper.token_descriptors(planes, tiling, lone=True)
-    assert (list(tokens.shape), tokens.block_shape) == ([10, 64], [16, 64])
-    assert (list(lone.shape), lone.block_shape) == ([5, 2, 64], [1, 8, 64])
+def test_a_few_tokens_with_many_experts_each_are_sorted() -> None:
+    kernel = compile_gemm(hopper.plan(3, 16, 32), gated=True, tokens=3, per_token=16)
+    assert kernel.spills == 0
 
 
 @pytest.mark.parametrize("rows", [1, 4])
@@ -183,6 +182,15 @@ def interpret_experts() -> None:
     check_ids(torch.tensor([[4, 0, 2, 1], [2, 4, 3, 0], [1, 3, 0, 2]]), 32, 32)
     check_ids((torch.arange(5)[:, None] + 2 * torch.arange(4)) % 8, 32, 32)
     check_ids(torch.arange(32).view(4, 8) % 9, 32, 32)  # sorted: pairs of eight tokens would not fit a word
+    check_ids(torch.arange(48).view(3, 16) % 19, 32, 32)  # sorted, though tokens are so few
+    for tokens in (3, 40):  # in FP8, in fp16
+        check_scales(tokens)
+        check_small_activations(tokens)
+        check_nan_stays_in_its_row(tokens)
+    check_given_planes(1)
+    check_given_planes(12)
+    nothing = hopper.moe(torch.empty(0, 64).bfloat16(), random_routing(0, 8, 4, cpu), prepared_experts(), 7.0)
+    assert nothing.sum(1).shape == (0, 64)
 
 
 def test_interpreted_error_is_that_of_bf16() -> None:
@@ -201,19 +209,75 @@ def check_ids(ids_TK: torch.Tensor, hidden: int, intermediate: int) -> None:
 
 
 def check_routing(routing: Routing, experts: int, hidden: int, intermediate: int) -> None:
-    """The error is at most twice that of plain torch in bf16."""
-    tokens, device = len(routing.weights_TK), routing.weights_TK.device
+    device = routing.weights_TK.device
     published = published_experts(experts, hidden, intermediate, device)
+    check(torch.randn(len(routing.weights_TK), hidden, device=device).bfloat16(), routing, published)
+
+
+def check(x_TH: torch.Tensor, routing: Routing, published: MxExperts) -> None:
+    """The error is at most twice that of plain torch in bf16."""
     prepared = hopper.prepare_experts(published)
-    x_TH = torch.randn(tokens, hidden, device=device).bfloat16()
     exact = reference.moe(x_TH.float(), routing, in_float(published), 7.0)
     plain = plain_bf16(x_TH, routing, published)
-    if device.type == "cuda":
-        poison_memory(device)
-    if tokens <= 16:  # the router does not count few tokens
+    if x_TH.device.type == "cuda":
+        poison_memory(x_TH.device)
+    if len(x_TH) <= 16:  # the router does not count few tokens
         routing = Routing(routing.expert_ids_TK, routing.weights_TK)
     ours = hopper.moe(x_TH, routing, prepared, 7.0).float().sum(1)
     assert (ours - exact).norm() <= 2 * (plain - exact).norm()
+
+
+def prepared_experts() -> hopper.HopperExperts:
+    torch.manual_seed(0)
+    return hopper.prepare_experts(published_experts(8, 64, 64, torch.device("cpu")))
+
+
+def drawn(tokens: int) -> tuple[torch.Tensor, Routing]:
+    torch.manual_seed(tokens)
+    return torch.randn(tokens, 64).bfloat16(), random_routing(tokens, 8, 4, torch.device("cpu"))
+
+
+def check_scales(tokens: int) -> None:
+    """Blocks of a row differ much; some are zeros, whose scale says nothing."""
+    published = random_experts(8, 64, 64, torch.device("cpu"), torch.bfloat16, scales=(70, 124))
+    for blocks, scales in (
+        (published.gate_up_blocks, published.gate_up_scales),
+        (published.down_blocks, published.down_scales),
+    ):
+        blocks[:, ::3, 1], scales[:, ::3, 1] = 0x80, 254
+    check(*drawn(tokens), published)
+
+
+def check_small_activations(tokens: int) -> None:
+    published = published_experts(8, 64, 64, torch.device("cpu"))
+    biases = {"gate_up_bias": published.gate_up_bias * 0.01, "down_bias": published.down_bias * 0.01}
+    x_TH, routing = drawn(tokens)
+    check(x_TH * 0.01, routing, replace(published, **biases))
+
+
+def check_nan_stays_in_its_row(tokens: int) -> None:
+    x_TH, routing = drawn(tokens)
+    before = hopper.moe(x_TH, routing, prepared_experts(), 7.0)
+    x_TH[1] = torch.nan
+    after = hopper.moe(x_TH, routing, prepared_experts(), 7.0)
+    others = torch.arange(tokens) != 1
+    assert torch.equal(after[others], before[others])
+    assert after[1].isnan().all()
+
+
+def check_given_planes(tokens: int) -> None:
+    """They are what is multiplied: x itself is not looked at."""
+    x_TH, routing = drawn(tokens)
+    want = hopper.moe(x_TH, routing, prepared_experts(), 7.0)
+    given = routing._replace(planes=planes.split(x_TH))
+    assert torch.equal(hopper.moe(x_TH * torch.nan, given, prepared_experts(), 7.0), want)
+
+
+@pytest.mark.parametrize("limit", [0.0, 65.0, torch.inf, torch.nan])
+def test_limits_beyond_the_range_are_refused(limit: float) -> None:
+    x_TH, routing = drawn(3)
+    with pytest.raises(ValueError, match="SwiGLU limit"):
+        hopper.moe(x_TH, routing, prepared_experts(), limit)
 
 
 @pytest.mark.hopper

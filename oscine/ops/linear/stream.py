@@ -14,6 +14,8 @@ Knows tiles, rings and barriers. Must not know heads, caches or what becomes of 
 Shape suffixes: M weight rows of a program, N tokens of a program, C chunks of a stage.
 """
 
+import functools
+
 import torch
 from torch import Tensor
 from triton.experimental import gluon
@@ -148,8 +150,15 @@ def start_ring(
 
 def descriptor(matrix: Tensor, box: list[int]) -> TensorDescriptor:
     """Boxes of this shape are zero where they leave the matrix."""
-    layout = gl.NVMMASharedLayout(128, 8 * matrix.element_size(), len(box))
+    size = matrix.element_size()
+    layout = _swizzled(box[-1] * size, 8 * size, len(box))
     return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), box, layout)
+
+
+@functools.cache
+def _swizzled(num_bytes: int, bits: int, rank: int) -> gl.NVMMASharedLayout:
+    """For rows of so many bytes, at most 128, and elements of so many bits."""
+    return gl.NVMMASharedLayout(num_bytes, bits, rank)
 
 
 def streamable(*matrices: Tensor) -> bool:

@@ -32,6 +32,7 @@ from oscine.ops.moe.hopper_tiles import CONSUMERS, DIRECT_PAIRS
 from oscine.ops.moe.repack import UNIT, gate_up_order, padded_rows, repack
 
 FEWEST_COLUMNS = 8  # of a product
+MAX_LIMIT = 64  # of SwiGLU
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,7 @@ class Tiling:
     planes: bool = False  # tokens as two planes of FP8 each, which are two columns
     units: int = 3  # of k in a stage
     stages: int = 4
-    halves: bool = False  # tiles of at most N / 2 tokens (not sorted: of one) are computed as such: twice the code
+    halves: bool = False  # tiles of at most N / 2 tokens (not sorted: one; N 128: N / 4 too) have a loop of their own
     claimed: bool = False  # programs claim tiles one by one, which evens out where few tiles are left to each
     splits: int = 1  # of k in the second product; partial sums that the caller adds up
     programs: int = 2  # of an SM
@@ -72,7 +73,10 @@ class Tiling:
 
 
 def prepare_experts(experts: MxExperts) -> HopperExperts:
-    """Repacks one layer's experts. Raises ValueError for dimensions not in multiples of 32, and for huge scales."""
+    """Repacks one layer's experts.
+
+    Raises ValueError for dimensions not in multiples of 32, and for scales that are no number.
+    """
     num_experts, rows, k_blocks = experts.gate_up_scales.shape
     intermediate, hidden = rows // 2, k_blocks * 32
     if intermediate % 32 or experts.down_scales.shape[1] != hidden:
@@ -98,8 +102,11 @@ def moe(x_TH: Tensor, routing: Routing, experts: HopperExperts, swiglu_limit: fl
     """bf16 [T, H] -> bf16 [T, J, H]; the sum over J is the result.
 
     Routing may leave out counts and ranks of up to 256 pairs: each program of the sort then finds them itself. It may
-    leave out the planes of x, which takes another launch where they are wanted.
+    leave out the planes of x, which takes another launch where they are wanted. Raises ValueError for limits so large
+    that products of the clamped halves leave the range of FP8.
     """
+    if not 0 < swiglu_limit <= MAX_LIMIT:
+        raise ValueError(f"the Hopper experts take a SwiGLU limit of at most {MAX_LIMIT}, not {swiglu_limit}")
     tokens, per_token = routing.expert_ids_TK.shape
     return run(x_TH, routing, experts, swiglu_limit, plan(tokens, per_token, experts.experts))
 
@@ -112,12 +119,10 @@ def plan(tokens: int, per_token: int, experts: int) -> Tiling:
     """
     if tokens == 1:
         return Tiling(4, planes=True, splits=3)
-    if tokens <= 4:
+    if is_direct(tokens, per_token, 4):
         return Tiling(4, planes=True, splits=3, claimed=True)
-    if tokens <= 16:
-        return Tiling(8, planes=True, splits=3, claimed=True, halves=True)
     if planes.wanted(tokens, per_token, experts):
-        return Tiling(8, planes=True, claimed=True, halves=True)
+        return Tiling(8, planes=True, splits=3 if tokens <= 16 else 1, claimed=True, halves=True)
     rows = tokens * per_token / experts  # of an expert, on average
     if rows <= 8:
         return Tiling(16, halves=True)
@@ -133,23 +138,42 @@ def large(tokens: int, units: int, stages: int) -> Tiling:
     return Tiling(tokens, units=units, stages=stages, halves=True, programs=1, registers=128, consumer_registers=152)
 
 
+def is_direct(tokens: int, per_token: int, most: int) -> bool:
+    """Whether tiles of so many tokens are all tokens, so that nothing is sorted. One token has no tiles of others."""
+    return 1 < tokens <= most <= DIRECT_PAIRS // per_token
+
+
 def run(x_TH: Tensor, routing: Routing, experts: HopperExperts, limit: float, tiling: Tiling) -> Tensor:
     """The op with a tiling given; benchmarks call it to try others."""
     (tokens, per_token), pairs = routing.expert_ids_TK.shape, routing.expert_ids_TK.numel()
-    direct = tiling.planes and 1 < tokens <= tiling.tokens <= DIRECT_PAIRS // per_token
+    direct = tiling.planes and is_direct(tokens, per_token, tiling.tokens)
     splits = nonempty_splits(tiling, experts.down.k_units)
     y_TJH = x_TH.new_empty(tokens, per_token * splits, experts.hidden)
+    if tokens == 0:
+        return y_TJH
     x = _tokens(x_TH, routing, tiling)
     if tokens == 1 or direct:
+        assert tiling.planes
         table, entries = routing.expert_ids_TK, min(experts.experts, pairs)
         order = torch.empty(pairs, dtype=torch.int32, device=x_TH.device) if direct else table
     else:
         x, order, table, entries = _sort(x, routing, experts.experts, tiling)
     h = Tokens(_empty_tokens(pairs, experts.intermediate, tiling, x_TH.device), None)
-    arguments = (table, tokens, order, routing.weights_TK, limit, entries, per_token, direct)
-    _launch(tiling, 1, experts.gate_up, x, h.rows, experts.intermediate, True, *arguments)
-    _launch(tiling, splits, experts.down, h, y_TJH, experts.hidden, False, *arguments)
+    work = Work(table, entries, order, routing.weights_TK, limit, direct)
+    _launch(tiling, 1, experts.gate_up, x, h.rows, experts.intermediate, True, work)
+    _launch(tiling, splits, experts.down, h, y_TJH, experts.hidden, False, work)
     return y_TJH
+
+
+class Work(NamedTuple):
+    """What both products are told of the tokens."""
+
+    table: Tensor
+    entries: int  # at most
+    order: Tensor
+    weights_TK: Tensor
+    limit: float
+    direct: bool
 
 
 class Tokens(NamedTuple):
@@ -177,42 +201,29 @@ def nonempty_splits(tiling: Tiling, k_units: int) -> int:
 
 
 def _launch(
-    tiling: Tiling,
-    splits: int,
-    matrix: Matrix,
-    tokens: Tokens,
-    out: Tensor,
-    rows: int,
-    gated: bool,
-    table: Tensor,
-    num_tokens: int,
-    order: Tensor,
-    weights_TK: Tensor,
-    limit: float,
-    entries: int,
-    per_token: int,
-    direct: bool,
+    tiling: Tiling, splits: int, matrix: Matrix, tokens: Tokens, out: Tensor, rows: int, gated: bool, work: Work
 ) -> None:
     nibbles, scales = _descriptors(matrix, tiling.units)
+    num_tokens, per_token = work.weights_TK.shape
     tiles = triton.cdiv(matrix.unit_rows, CONSUMERS.value) * splits
     processors = torch.cuda.get_device_properties(out.device).multi_processor_count
-    grid = min(entries * tiles, processors * tiling.programs)
+    grid = min(work.entries * tiles, processors * tiling.programs)
     gemm[(grid,)](
         nibbles,
         scales,
-        *token_descriptors(tokens.rows, tiling, lone=direct or num_tokens == 1),
-        table,
+        *token_descriptors(tokens.rows, tiling, lone=work.direct or num_tokens == 1),
+        work.table,
         out,
         matrix.rows,
-        weights_TK if tokens.scales is None else tokens.scales,
-        order,
-        weights_TK,
+        work.weights_TK if tokens.scales is None else tokens.scales,
+        work.order,
+        work.weights_TK,
         claims(out.device),
         num_tokens,
-        **constants(tiling, splits, matrix.k_units, matrix.unit_rows, rows, per_token, limit),
+        **constants(tiling, splits, matrix.k_units, matrix.unit_rows, rows, per_token, work.limit),
         GATED=gated,
         SINGLE=num_tokens == 1,
-        DIRECT=direct,
+        DIRECT=work.direct,
         num_warps=4,
         maxnreg=tiling.registers,
         launch_pdl=True,
@@ -225,13 +236,15 @@ def token_descriptors(rows: Tensor, tiling: Tiling, lone: bool) -> tuple[TensorD
     Most experts of a few tokens have one. Other rows beside it would come from the L2 cache and be multiplied for
     nothing but power; what TMA finds past the end of a dimension, here the two planes of a token, is zero.
     """
+    narrowest = tiling.tokens if tiling.planes else tiling.tokens // 2
+    assert narrowest >= FEWEST_COLUMNS or lone
     if not tiling.planes:
-        return descriptor(rows, [tiling.tokens, UNIT]), descriptor(rows, [tiling.tokens // 2, UNIT])
-    columns, layout = rows.flatten(0, 1), functools.partial(gl.NVMMASharedLayout, UNIT, 8)
-    tokens = TensorDescriptor.from_tensor(columns, [2 * tiling.tokens, UNIT], layout(2))
+        return descriptor(rows, [tiling.tokens, UNIT]), descriptor(rows, [narrowest, UNIT])
+    columns = rows.flatten(0, 1)
+    tokens = descriptor(columns, [2 * tiling.tokens, UNIT])
     if lone:
-        return tokens, TensorDescriptor.from_tensor(rows, [1, FEWEST_COLUMNS, UNIT], layout(3))
-    return tokens, TensorDescriptor.from_tensor(columns, [tiling.tokens, UNIT], layout(2))
+        return tokens, descriptor(rows, [1, FEWEST_COLUMNS, UNIT])
+    return tokens, descriptor(columns, [narrowest, UNIT])
 
 
 @functools.cache
@@ -364,7 +377,8 @@ def sort_kernel(
         mask = valid[:, None] & (column < H)[None, :]
         values = tl.load(x_ptr + source[:, None] + column[None, :], mask)
         if sorted_ptr.dtype.element_ty == tl.float16:
-            values = tl.clamp(values.to(tl.float32), -65504.0, 65504.0).to(tl.float16)
+            limited = tl.clamp(values.to(tl.float32), -65504.0, 65504.0, propagate_nan=tl.PropagateNan.ALL)
+            values = limited.to(tl.float16)
         tl.store(sorted_ptr + target[:, None] + column[None, :], values, mask)
     if tl.program_id(0) == 0:
         tiles = (counts + TILE - 1) // TILE

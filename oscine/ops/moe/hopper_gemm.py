@@ -9,7 +9,7 @@ One producer warp runs ahead through a ring of STAGES buffers, across the border
 unit row (64 weight rows) each. A stage holds UNITS units of 64 along k:
 
     producer: wait empty[s]  ->  TMA nibbles, scales, tokens  ->  full[s]
-    consumer: wait full[s]   ->  LDS, expand to bf16, wgmma   ->  empty[s]
+    consumer: wait full[s]   ->  LDS, expand, wgmma   ->  empty[s]
 
 What a tile is: hopper_tiles.py. Layout of a unit: repack.py.
 """
@@ -75,7 +75,7 @@ def _scales_asm() -> str:
     lines = []
     for i, bit in enumerate(SCALE_BITS):
         lines += [f"shl.b32 ${i}, $4, {23 - bit};" if bit < 23 else f"shr.u32 ${i}, $4, {bit - 23};"]
-        if bit:  # below and above the first there is nothing
+        if bit:  # there is nothing below the first, and what is above it leaves the word
             lines += [f"and.b32 ${i}, ${i}, {31 << 23};"]
     return "\n".join(lines)
 
@@ -106,7 +106,7 @@ def _turned(out: str, word: str, turn: int, mask: int) -> list[str]:
 BYTE_MASK = sum(0x01010101 << bit for bit in VALUE_BITS)
 HALF_MASK = BYTE_MASK & 0xFF00FF00
 HALF_ASM = gl.constexpr(_half_asm())
-HALF_CONSTRAINTS = gl.constexpr(",".join(["=r"] * 16 + ["r"] * 20))
+HALF_CONSTRAINTS = gl.constexpr(",".join(["=&r"] * 16 + ["r"] * 20))
 BYTE_ASM = gl.constexpr(_byte_asm())
 BYTE_CONSTRAINTS = gl.constexpr(",".join(["=&r"] * 8 + ["r"] * 4))
 SCALES_ASM = gl.constexpr(_scales_asm())
@@ -374,7 +374,7 @@ def _consume(cfg, c: gl.constexpr, ring, sources, pointers, num_tokens):
 
 @gluon.jit
 def _compute(n: gl.constexpr, tile, stage, phase, args):
-    """A tile of n tokens, the ring's N or half as many. Returns the stage that comes next, and its phase."""
+    """A tile of n tokens, the ring's N or a half or quarter of it. Returns the stage that comes next, and its phase."""
     cfg, c, ring, scale_rows, pointers = args
     columns: gl.constexpr = 2 * n if cfg.PLANES else n
     layout: gl.constexpr = accumulator_layout(columns, 32 if cfg.PLANES else 16)
@@ -438,15 +438,15 @@ def _add_blocks(nibbles, scales, tokens, acc):
 def _add_planes(cfg, acc, tile, pointers):
     """[64, 2 n] -> [64, n]: the two planes of a token, undone what they and the weights were multiplied by."""
     high, low = gl.split(gl.reshape(acc, [64, acc.shape[1] // 2, 2]))
-    sum = (high + low * 0.0625) * PLANES_FACTOR
+    value = (high + low * 0.0625) * PLANES_FACTOR
     if cfg.GATED:
-        column = gl.arange(0, sum.shape[1], gl.SliceLayout(0, sum.type.layout))
+        column = gl.arange(0, value.shape[1], gl.SliceLayout(0, value.type.layout))
         _, wanted = rows_of(cfg, tile, column)
         factor = gl.load(pointers.token_scales + tile.source + column, wanted, other=0)
-        sum *= factor[None, :]
+        value *= factor[None, :]
     else:
-        sum *= 1 / cfg.H_FACTOR
-    return sum
+        value *= 1 / cfg.H_FACTOR
+    return value
 
 
 @gluon.jit

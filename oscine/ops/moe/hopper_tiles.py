@@ -28,7 +28,7 @@ class Config:
     PLANES: gl.constexpr  # tokens, and h, are two planes of FP8, which are two columns; else fp16
     UNITS: gl.constexpr  # units of k in a stage
     STAGES: gl.constexpr
-    HALVES: gl.constexpr  # a tile of at most N / 2 tokens (DIRECT: of one) is computed as such: twice the code
+    HALVES: gl.constexpr  # a tile of at most N / 2 tokens (DIRECT: one; N 128: N / 4 too) has a loop of its own
     CLAIMED: gl.constexpr  # a program claims its tiles one after the other, else it has every num_programs-th
     SPLITS: gl.constexpr  # parts of k that become separate partial sums
     K_UNITS: gl.constexpr
@@ -39,7 +39,7 @@ class Config:
     DIRECT: gl.constexpr  # a few tokens: the table is the experts of each
     EXPERTS_PER_TOKEN: gl.constexpr
     LIMIT: gl.constexpr  # of SwiGLU, a float
-    H_FACTOR: gl.constexpr  # of h as PLANES
+    H_FACTOR: gl.constexpr  # of h as PLANES: no |h| saturates, and steps are 2^-13 of its inverse or finer
     STEPS: gl.constexpr  # stages along k
     ROW_TILES: gl.constexpr  # of an entry
     PART: gl.constexpr  # columns that an epilogue handles at a time, to bound the registers

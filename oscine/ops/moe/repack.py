@@ -20,8 +20,9 @@ a << 2:
 
 That is 9 instructions for 16 values as FP8, and 17 as fp16.
 
-The scale of a row's block is 2^(f - 30) of the largest of the row, which is the row's own scale; f = 0 stands for zero,
-where a block is 2^30 times smaller than another one of its row. The scales of a unit are 32 words, one for each (warp,
+The scale of a row's block is 2^(f - 30) of the largest of the row, which is the row's own scale. Blocks of zeros do not
+count, whatever their scales. f = 0 stands for zero, where a block is 2^30 times smaller than another one of its row;
+fp16 rounds what is less than 2^-24 of the row. The scales of a unit are 32 words, one for each (warp,
 g): f of (p, r) ends at bits 10, 0, 26 and 16 for (0, 0), (0, 1), (1, 0) and (1, 1).
 
 Rows that pad a matrix to 64 hold zeros, so does k.
@@ -45,6 +46,7 @@ VALUE_BITS = (1, 2, 3, 7)  # of a byte, where the bits m, e0, e1 and sign of a n
 SCALE_BITS = (10, 0, 26, 16)  # where f of (p, r) ends
 MAX_FACTOR = 30  # f of a row's largest scale
 NAN_SCALE = 255
+MAGNITUDES = 0x7777777777777777  # of sixteen nibbles
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,18 +71,22 @@ def repack(blocks: Tensor, scales: Tensor, row_order: Tensor | None = None, chun
     units = row_order.numel() // UNIT * ((k_blocks + 1) // 2)
     nibbles_out = torch.empty(experts, units * 8, 256, dtype=torch.uint8, device=blocks.device)
     scales_out = torch.empty(experts, units, 32, dtype=torch.int32, device=blocks.device)
+    row_scales = torch.empty(experts, row_order.numel(), dtype=torch.bfloat16, device=scales.device)
+    one = torch.ones((), dtype=torch.float64, device=scales.device)
     for start in range(0, experts, chunk):
         part = slice(start, start + chunk)
+        largest = _largest_scales(blocks[part], scales[part])
+        factors = (scales[part].int() - largest[..., None] + MAX_FACTOR).clamp(0, MAX_FACTOR).byte()
         nibbles_out[part] = _nibbles(_even(_padded(blocks[part], row_order))).view(-1, units * 8, 256)
-        scales_out[part] = _scales(_even(_padded(_factors(scales[part]), row_order))).view(-1, units, 32)
-    largest = _padded(scales.amax(2), row_order)
-    row_scales = torch.ldexp(torch.ones((), dtype=torch.float64, device=scales.device), largest.double() - 128)
-    return Units(nibbles_out.flatten(0, 1), scales_out.flatten(0, 1), row_scales.bfloat16())
+        scales_out[part] = _scales(_even(_padded(factors, row_order))).view(-1, units, 32)
+        row_scales[part] = torch.ldexp(one, _padded(largest, row_order).double() - 128)
+    return Units(nibbles_out.flatten(0, 1), scales_out.flatten(0, 1), row_scales)
 
 
-def _factors(scales: Tensor) -> Tensor:
-    """f of each block, uint8."""
-    return (scales.int() - scales.amax(2, keepdim=True) + MAX_FACTOR).clamp(min=0).byte()
+def _largest_scales(blocks: Tensor, scales: Tensor) -> Tensor:
+    """Of each row's blocks that are not zeros, int32 [E, rows]; 0 where all are."""
+    words = blocks.view(torch.int64)  # a block is two; the sign of a zero does not matter
+    return torch.where(((words & MAGNITUDES) != 0).any(-1), scales.int(), 0).amax(2)
 
 
 def gate_up_order(intermediate: int, device: torch.device) -> Tensor:

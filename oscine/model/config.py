@@ -48,7 +48,7 @@ class ModelConfig:
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
             if isinstance(value, int | float):
-                _require(value > 0, name, "positive", value)
+                _require(0 < value < math.inf, name, "positive and finite", value)
         _require(self.head_dim % 2 == 0, "head_dim", "even", self.head_dim)
         for name in ("hidden_size", "intermediate_size"):
             _require(getattr(self, name) % 32 == 0, name, "a multiple of 32 (an MXFP4 block)", getattr(self, name))
@@ -61,7 +61,6 @@ class ModelConfig:
         for kind in self.layer_types:
             known = kind in ("sliding_attention", "full_attention")
             _require(known, "layer_types", "sliding_attention or full_attention", kind)
-        _require(0 < self.swiglu_limit < math.inf, "swiglu_limit", "positive and finite", self.swiglu_limit)
         _require(
             all(0 <= i < self.vocab_size for i in self.eos_token_ids), "eos_token_id", "a token", self.eos_token_ids
         )

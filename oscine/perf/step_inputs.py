@@ -132,21 +132,19 @@ class _Step:
 
     def _after_experts(self, ops: Ops) -> tuple[Tensor, Tensor]:
         """What all layers but the first are given: the sums of experts."""
-        config, w = self.config, self.layer(0)
-        norm_H, weight_EH, bias_E = w.post_attention_norm_H, w.router_weight_EH, w.router_bias_E
-        eps, chosen = config.rms_norm_eps, config.num_experts_per_tok
-        x_TH, residual_TH, routing = ops.norm_route(self.x, norm_H, eps, self.residual_TH, weight_EH, bias_E, chosen)
-        return ops.moe(x_TH, routing, w.experts, config.swiglu_limit), residual_TH
+        x_TH, residual_TH, routing = self._norm_route(ops, self.x, self.residual_TH, 0)
+        return ops.moe(x_TH, routing, self.layer(0).experts, self.config.swiglu_limit), residual_TH
+
+    def _norm_route(self, ops: Ops, x: Tensor, residual_TH: Tensor, i: int) -> tuple[Tensor, Tensor, Routing]:
+        config, w = self.config, self.layer(i)
+        router = w.router_weight_EH, w.router_bias_E, config.num_experts_per_tok
+        return ops.norm_route(x, w.post_attention_norm_H, config.rms_norm_eps, residual_TH, *router)
 
     def expert_calls(self, ops: Ops) -> list[OpCall]:
         config, x_in, residual_in = self.config, self.x, self.residual_TH
 
-        eps, chosen = config.rms_norm_eps, config.num_experts_per_tok
-
         def norm_route(i: int) -> tuple[Tensor, Tensor, Routing]:
-            w = self.layer(i)
-            norm_H, weight_EH, bias_E = w.post_attention_norm_H, w.router_weight_EH, w.router_bias_E
-            return ops.norm_route(x_in, norm_H, eps, residual_in, weight_EH, bias_E, chosen)
+            return self._norm_route(ops, x_in, residual_in, i)
 
         x_TH, residual_TH, routing = norm_route(0)
 
@@ -158,7 +156,7 @@ class _Step:
         weight_EH = self.layer(0).router_weight_EH
         router = _bytes(x_in, residual_in, x_TH, residual_TH, weight_EH)
         experts = len(set(routing.expert_ids_TK.flatten().tolist())) * roofline.expert_bytes(config)
-        expert_flops = 2.0 * tokens * chosen * 3 * config.hidden_size * config.intermediate_size
+        expert_flops = 2.0 * tokens * config.num_experts_per_tok * 3 * config.hidden_size * config.intermediate_size
         return [
             OpCall("norm_route", "norm_route", layers, norm_route, router, 2.0 * tokens * weight_EH.numel()),
             OpCall("moe", "moe", layers, moe, experts + _bytes(x_TH, x_TH), expert_flops),

@@ -99,7 +99,8 @@ def test_kernels_on_a_cpu() -> None:
 def test_planes_are_wanted_where_experts_have_few_tokens() -> None:
     assert planes.wanted(128, 4, 128)
     assert not planes.wanted(129, 4, 128)
-    assert planes.wanted(1, 4, 1)
+    assert planes.wanted(16, 4, 1)
+    assert not planes.wanted(17, 4, 1)
 
 
 def test_the_kernel_compiles_without_spills_and_stores_words() -> None:

@@ -291,9 +291,14 @@ def _name_tile(cfg, ring, stage, index):
 
 
 @gluon.jit
+def _quads(nibbles):
+    return gl.convert_layout(gl.reshape(nibbles.load(NIBBLES), [32, 64]), QUADS, assert_trivial=True)
+
+
+@gluon.jit
 def _scaled_weights(nibbles, scales, operand: gl.constexpr):
     """Nibbles [8, 256] and scale words [32] of a unit -> its weights [64, 64], fp16, as the register operand."""
-    quads = gl.convert_layout(gl.reshape(nibbles.load(NIBBLES), [32, 64]), QUADS, assert_trivial=True)
+    quads = _quads(nibbles)
     words = gl.expand_dims(scales.load(gl.SliceLayout(1, QUADS)), 1)
     low, high = gl.inline_asm_elementwise(
         HALF_ASM, HALF_CONSTRAINTS, [quads, words], dtype=(gl.float16, gl.float16), is_pure=True, pack=16
@@ -307,9 +312,8 @@ def _scaled_weights(nibbles, scales, operand: gl.constexpr):
 @gluon.jit
 def _blocks(nibbles, operand: gl.constexpr):
     """Nibbles [8, 256] of a unit -> its two blocks along k [64, 32], FP8, without their scales."""
-    quads = gl.convert_layout(gl.reshape(nibbles.load(NIBBLES), [32, 64]), QUADS, assert_trivial=True)
     first, second = gl.inline_asm_elementwise(
-        BYTE_ASM, BYTE_CONSTRAINTS, [quads], dtype=(gl.float8e5, gl.float8e5), is_pure=True, pack=16
+        BYTE_ASM, BYTE_CONSTRAINTS, [_quads(nibbles)], dtype=(gl.float8e5, gl.float8e5), is_pure=True, pack=16
     )
     return _block(first, operand), _block(second, operand)
 

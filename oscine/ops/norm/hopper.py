@@ -6,7 +6,7 @@ Shape suffixes: T tokens, H hidden, E experts.
 from torch import Tensor
 
 from oscine.ops.interface import Routing
-from oscine.ops.norm.triton import norm_route_into
+from oscine.ops.norm import triton as portable
 from oscine.ops.planes import empty_planes, wanted
 
 
@@ -23,4 +23,6 @@ def norm_route(
     (num_tokens, hidden), num_experts = residual_TH.shape, router_bias_E.shape[0]
     fp8 = wanted(num_tokens, experts_per_token, num_experts)
     planes = empty_planes(num_tokens, hidden, x.device) if fp8 else None
-    return norm_route_into(x, weight_H, eps, residual_TH, router_weight_EH, router_bias_E, experts_per_token, planes)
+    return portable.norm_route(
+        x, weight_H, eps, residual_TH, router_weight_EH, router_bias_E, experts_per_token, planes
+    )

@@ -49,22 +49,12 @@ def norm_route(
     router_weight_EH: Tensor,
     router_bias_E: Tensor,
     experts_per_token: int,
+    planes: Planes | None = None,
 ) -> tuple[Tensor, Tensor, Routing]:
-    """rms_norm, and the experts of its first result. Counts and ranks come with more than UNCOUNTED_TOKENS tokens."""
-    return norm_route_into(x, weight_H, eps, residual_TH, router_weight_EH, router_bias_E, experts_per_token, None)
+    """rms_norm, and the experts of its first result. Counts and ranks come with more than UNCOUNTED_TOKENS tokens.
 
-
-def norm_route_into(
-    x: Tensor,
-    weight_H: Tensor,
-    eps: float,
-    residual_TH: Tensor,
-    router_weight_EH: Tensor,
-    router_bias_E: Tensor,
-    experts_per_token: int,
-    planes: Planes | None,
-) -> tuple[Tensor, Tensor, Routing]:
-    """norm_route, which also writes the planes of its first result, where there are any: sm_89 and newer."""
+    Where planes are given, writes those of its first result: sm_89 and newer.
+    """
     router = (router_weight_EH, router_bias_E, experts_per_token)
     if x.shape[0] <= FUSED_TOKENS:
         y_TH, sum_TH, routing = _norm_route_fused(x, weight_H, eps, residual_TH, *router, planes)

@@ -3,6 +3,11 @@
 Knows processes and folders; not what runs on the cluster. It has no dashboard, no fixed ports, a temporary folder of
 its own, a token that its clients must show, and no usage statistics: it meets no other Ray. Ray itself is imported
 late, because it reads the token when it is.
+
+    oscine-ray-XXXXXXXX/  0700: other users of this machine reach nothing below
+        token             0600
+        lock, address, start.log
+        ray/              Ray's own: sockets, logs, sessions. It opens the folder that it is given to everyone
 """
 
 import contextlib
@@ -13,6 +18,7 @@ import os
 import secrets
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -25,7 +31,7 @@ _START_S = 60.0
 _STOP_S = 15.0  # for processes to end by themselves
 _POLL_S = 0.05
 _OBJECT_STORE_BYTES = 80 << 20  # nothing large goes through it: tokens and pages have ways of their own
-_ADDRESS, _LOCK, _LOG, _TOKEN = "address", "lock", "start.log", "token"  # in the folder
+_ADDRESS, _LOCK, _LOG, _TOKEN, _RAY = "address", "lock", "start.log", "token", "ray"  # in the folder
 
 
 class LocalRayError(Exception):
@@ -126,8 +132,8 @@ def disconnect() -> None:
 
 def start(num_cpus: int, num_gpus: int | None = None) -> LocalRay:
     """Raises LocalRayError when Ray does not start. `num_gpus`: None for those that Ray finds."""
-    folder = Path(tempfile.mkdtemp(prefix="oscine-ray-"))  # mode 0700, so nobody else reads the token
-    (folder / _TOKEN).write_text(secrets.token_hex(32))
+    folder = Path(tempfile.mkdtemp(prefix="oscine-ray-"))  # mode 0700
+    _write_private(folder / _TOKEN, secrets.token_hex(32))
     request = json.dumps({"folder": str(folder), "num_cpus": num_cpus, "num_gpus": num_gpus})
     log, address = folder / _LOG, folder / _ADDRESS
     with log.open("wb") as output:
@@ -142,6 +148,7 @@ def start(num_cpus: int, num_gpus: int | None = None) -> LocalRay:
     started = LocalRay("", process.pid, str(folder), num_cpus)
     try:
         _wait_for(address, process)
+        require_private(folder)
     except BaseException as error:
         said = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
         started.stop()
@@ -158,6 +165,20 @@ def _wait_for(address: Path, process: "subprocess.Popen[bytes]") -> None:
         if process.poll() is not None or time.monotonic() > deadline:
             raise TimeoutError
         time.sleep(_POLL_S)
+
+
+def _write_private(path: Path, text: str) -> None:
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(text)
+
+
+def require_private(folder: Path) -> None:
+    """Raises LocalRayError when other users could read the token, or reach what Ray has below: it changes modes."""
+    for path in (folder, folder / _TOKEN):
+        found = path.stat()
+        if found.st_uid != os.geteuid() or found.st_mode & 0o077:
+            mode = stat.filemode(found.st_mode)
+            raise LocalRayError(f"{path} is open to other users ({mode}), so Ray was ended: they could run code in it")
 
 
 def _environment(folder: str) -> dict[str, str]:
@@ -189,7 +210,7 @@ def _start_ray(folder: str, num_cpus: int, num_gpus: int | None) -> None:
         include_dashboard=False,
         log_to_driver=False,
         object_store_memory=_OBJECT_STORE_BYTES,
-        _temp_dir=folder,
+        _temp_dir=str(Path(folder, _RAY)),
     )
 
 

@@ -1,5 +1,8 @@
 """A real cluster from the command line: models, roles, status, an update, a model that cannot start, the end."""
 
+import os
+import stat
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -63,6 +66,20 @@ def test_a_model_answers_by_each_of_its_names(api: openai.OpenAI) -> None:
     assert ask(api, "nano") == ask(api, "small")
     with pytest.raises(openai.NotFoundError):
         ask(api, "other")
+
+
+def test_other_users_of_the_machine_cannot_reach_ray(cluster: CommandLine) -> None:
+    """Ray opens the folder that it is given to everyone; its token and its sockets are behind one that it is not."""
+    folder = Path(cluster.ray()["folder"])
+    token = folder / "token"
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert stat.S_IMODE(token.stat().st_mode) == 0o600
+    sockets = [path for path in folder.rglob("*") if path.is_socket()]
+    assert len(sockets) >= 2
+    if os.geteuid() == 0:
+        for path in (token, *sockets):
+            found = subprocess.run(["/usr/bin/test", "-e", str(path)], user=65534, group=65534, extra_groups=[])
+            assert found.returncode == 1
 
 
 def test_status_shows_each_replica(cluster: CommandLine, api: openai.OpenAI) -> None:

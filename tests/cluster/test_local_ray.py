@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from oscine.cluster.local_ray import LocalRay, alone
+from oscine.cluster.local_ray import LocalRay, LocalRayError, alone, require_private
 
 HOLD = """
 import fcntl, sys, time
@@ -65,3 +65,14 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     with note.with_suffix(".lock").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+@pytest.mark.parametrize("opened", ["", "token"])
+def test_a_folder_that_others_can_enter_is_refused(tmp_path: Path, opened: str) -> None:
+    folder = tmp_path / "ray"
+    folder.mkdir(mode=0o700)
+    (folder / "token").touch(mode=0o600)
+    require_private(folder)
+    (folder / opened).chmod(0o755)
+    with pytest.raises(LocalRayError, match="open to other users"):
+        require_private(folder)

@@ -11,6 +11,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from oscine.api.errors import APIError, unavailable
 
 MAX_HEAD_BYTES = 65_536  # request line and headers
+MAX_FRAMING_BYTES = 65_536  # trailers and chunk extensions of a request
+_CHUNK_FRAMING_BYTES = 20  # of a chunk without extensions: its length and two line breaks
 HEAD_S = 15.0  # from the first byte of a head, or from the connection, to its last
 STALLED_S = 120.0  # that a client may leave a full buffer unread
 LINGER_S = 2.0  # for a client to read a response that came before it had sent its body
@@ -28,6 +30,8 @@ class BoundedHttp(HttpToolsProtocol):
     _ended_here = False  # a message in the bytes that came last: not all of them are of the next head
     _in_message = False  # between the first byte of a request and the last of its body
     _in_head = True  # waiting for the end of a head; a new connection owes one
+    _framing_bytes = 0  # of the request's trailers and chunk extensions
+    _accounted_bytes = 0  # of the bytes that came last: body, and the usual framing of its chunks
     _running: Any = None  # the request that is being answered; others may have been read behind it
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -50,14 +54,21 @@ class BoundedHttp(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
-        self._ended_here = False
+        self._ended_here, self._accounted_bytes = False, 0
+        after_head = not self._in_head
         super().data_received(data)
-        if not self._in_head or self._ended_here:
+        if self._ended_here:
             return
-        self._head_bytes += len(data)
-        if self._head_bytes > MAX_HEAD_BYTES:
-            message = f"The request line and the headers are larger than {MAX_HEAD_BYTES} bytes."
-            self._refuse(APIError(message, status=431, code="head_too_large"))
+        if self._in_head:
+            self._head_bytes += len(data)
+        elif after_head:
+            self._framing_bytes += max(0, len(data) - self._accounted_bytes)
+        self._check_size(self._head_bytes, MAX_HEAD_BYTES, "request line and the headers")
+        self._check_size(self._framing_bytes, MAX_FRAMING_BYTES, "trailers and chunk extensions")
+
+    def _check_size(self, size: int, most: int, what: str) -> None:
+        if size > most:
+            self._refuse(APIError(f"The {what} are larger than {most} bytes.", status=431, code="head_too_large"))
 
     # ---- what the parser finds ----
 
@@ -66,9 +77,20 @@ class BoundedHttp(HttpToolsProtocol):
         self._in_message = True
         self._start_head()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_head:  # the parser calls this for trailers too
+            super().on_header(name, value)
+
+    def on_chunk_header(self) -> None:
+        self._accounted_bytes += _CHUNK_FRAMING_BYTES
+
+    def on_body(self, body: bytes) -> None:
+        self._accounted_bytes += len(body)
+        super().on_body(body)
+
     def on_headers_complete(self) -> None:
         self._in_head = False
-        self._head_bytes = 0
+        self._head_bytes = self._framing_bytes = 0
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None

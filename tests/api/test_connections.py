@@ -2,6 +2,7 @@
 
 import socket
 
+import psutil
 import pytest
 
 from tests.api.raw_client import LONG_ANSWER, RawClient, chat_body
@@ -87,3 +88,39 @@ def test_pipelined_requests_are_answered_in_order(fake_server: ServerProcess) ->
         client.post(chat_body(max_tokens=101), "Connection: close")
         answers = client.read_to_end()
     assert answers.index(b'"completion_tokens":100,') < answers.index(b'"completion_tokens":101,')
+
+
+@pytest.mark.parametrize("kind", ["trailers", "one trailer", "chunk extension"])
+def test_what_is_neither_head_nor_body_has_a_bound(fake_server: ServerProcess, kind: str) -> None:
+    begin, more = {
+        "trailers": (b"0\r\n", b"X-Header: a value\r\n" * 3000),
+        "one trailer": (b"0\r\nX: ", b"y" * 60_000),
+        "chunk extension": (b"1;", b"y" * 60_000),
+    }[kind]
+    memory = psutil.Process(fake_server.pid).memory_info
+    before = memory().rss
+    with RawClient(fake_server) as client:
+        client.head("Transfer-Encoding: chunked")
+        with pytest.raises(ConnectionError):  # noqa: PT012  (how many it takes is up to buffers)
+            client.socket.sendall(begin)
+            for _ in range(2000):
+                client.socket.sendall(more)
+    assert memory().rss - before < 32 << 20
+
+
+def test_chunks_of_one_byte_are_a_body(fake_server: ServerProcess) -> None:
+    with RawClient(fake_server) as client:
+        client.head("Transfer-Encoding: chunked", path="/tokenize")
+        body = b'{"prompt": "%s"}' % (b"a" * 60_000)
+        client.socket.sendall(b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\nX: y\r\n\r\n")
+        assert client.status() == 200
+
+
+def test_a_trailer_is_no_header(fake_server: ServerProcess) -> None:
+    with RawClient(fake_server) as client:
+        end = b"3\r\n{}\n\r\n0\r\nX-Request-Id: of-the-trailer\r\nConnection: close\r\n\r\n"
+        head = b"POST /tokenize HTTP/1.1\r\nHost: test\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+        client.socket.sendall(head + end)
+        answer = client.read_to_end()
+    assert b"x-request-id: " in answer
+    assert b"of-the-trailer" not in answer

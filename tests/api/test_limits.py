@@ -75,6 +75,13 @@ def test_a_missing_key_is_noticed_before_the_body_is_read(limited: ServerProcess
         assert client.status() == 401
 
 
+def test_a_key_in_a_trailer_is_none(limited: ServerProcess) -> None:
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: test\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with RawClient(limited) as client:
+        client.socket.sendall(head + b"2\r\n{}\r\n0\r\n" + authorized().encode() + b"\r\n\r\n")
+        assert client.status() == 401
+
+
 def test_a_large_body_is_refused_by_its_announced_length(limited: ServerProcess) -> None:
     with RawClient(limited) as client:
         client.head(f"Content-Length: {MAX_BODY + 1}", authorized())

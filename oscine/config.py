@@ -153,7 +153,7 @@ class ServerOptions:
     ssl_certfile: str | None = None  # PEM; None: plain HTTP
     ssl_keyfile: str | None = None  # PEM; None: it is in ssl_certfile
     cors_origins: tuple[str, ...] = ()  # that browsers may call from; "*": any
-    max_body_bytes: int = 32 << 20
+    max_body_bytes: int = 4 << 20  # a prompt of 131,072 tokens is a third of it, in a script of escapes
     max_connections: int = 4096  # open ones; one more gets 503 and is closed
     reasoning_field: Literal["reasoning", "reasoning_content", "both"] = "reasoning"
     final_headroom: int = 0  # tokens of a budget kept for the answer, however long the model reasons; 0: none

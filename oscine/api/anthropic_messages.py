@@ -12,6 +12,7 @@ from oscine.api.conversation import conversation
 from oscine.api.endpoint import Call, Endpoint
 from oscine.api.errors import APIError
 from oscine.api.generation import Generation
+from oscine.api.work import beside
 
 _CHAT_SCHEMA, _SCHEMA = (
     "response_format.json_schema.schema",
@@ -24,7 +25,7 @@ class AnthropicMessages(Endpoint[MessagesRequest]):
 
     async def answer(self, call: Call[MessagesRequest], scope: Scope, receive: Receive, send: Send) -> None:
         asked, stream = call.asked, bool(call.asked.stream)
-        request = chat_request(asked)
+        request = await beside(lambda: chat_request(asked), call.size)
         try:
             (choice,), requests = await chat_sequences(self.service, request, call.model, call.size, separator="")
         except APIError as error:
@@ -42,7 +43,8 @@ class CountTokens(Endpoint[CountTokensRequest]):
     request_type = CountTokensRequest
 
     async def answer(self, call: Call[CountTokensRequest], scope: Scope, receive: Receive, send: Send) -> None:
-        talk = self.service.reasoning.restore(conversation(prompt_request(call.asked), self.service.date))
+        said = await beside(lambda: conversation(prompt_request(call.asked), self.service.date), call.size)
+        talk = self.service.reasoning.restore(said)
         prompt = await call.model.prompts.render(talk, call.size)
         body = msgspec.json.encode({"input_tokens": len(prompt)})
         await Response(body, media_type="application/json")(scope, receive, send)

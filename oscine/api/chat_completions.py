@@ -25,6 +25,7 @@ from oscine.api.service import Service
 from oscine.api.sse import DONE, failure
 from oscine.api.text_format import AskedFormat, asked_format
 from oscine.api.usage import Usage, usage
+from oscine.api.work import beside
 from oscine.chat.grammar import text_grammar
 from oscine.types import GenerationOutput, GenerationRequest, SamplingParams
 
@@ -57,7 +58,7 @@ async def chat_sequences(
 
     `size` is that of the body in bytes; `separator` joins the texts of several messages of one kind.
     """
-    talk = service.reasoning.restore(conversation(asked, service.date))
+    talk = service.reasoning.restore(await beside(lambda: conversation(asked, service.date), size))
     n, stop = sampling.choices(asked.n), sampling.stop_strings(asked.stop)
     model.served.admission.check(n)  # before the prompt is made, which costs more
     form, use = asked_format(asked), tool_use(asked, talk.tools)

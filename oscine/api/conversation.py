@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from oscine.api.content import content_text
 from oscine.api.errors import invalid
-from oscine.api.sampling import refuse
+from oscine.api.sampling import MAX_TOOLS, at_most, refuse
 from oscine.api.schemas import ChatCompletionRequest, Effort, Message, NamedToolChoice, Tool
 from oscine.api.text_format import response_schema
 from oscine.chat import messages as chat
@@ -65,6 +65,7 @@ def tool_use(request: ChatCompletionRequest, tools: Sequence[chat.FunctionTool])
 
 def function_tools(tools: list[Tool] | None) -> tuple[chat.FunctionTool, ...]:
     """The functions among the tools; tools of other types are left out, as clients send types that no server knows."""
+    at_most(MAX_TOOLS, tools, "tools")
     functions = []
     for i, tool in enumerate(tools or ()):
         if tool.type != "function":

@@ -64,6 +64,8 @@ async def constraint(
         whole = grammar.turn_grammar(text, tools, tool_choice, parallel=parallel, other_recipients=others)
     except RecursionError:
         raise invalid(parts[0].param, "a schema is nested too deeply") from None
+    except ValueError as error:
+        raise invalid(parts[0].param, str(error)) from None
     if whole is not None:
         await _check(whole, parts)
     return whole
@@ -78,6 +80,8 @@ async def text_constraint(text: TextFormat, param: str) -> str:
         whole = grammar.text_grammar(text)
     except RecursionError:
         raise invalid(param, "the schema is nested too deeply") from None
+    except ValueError as error:
+        raise invalid(param, str(error)) from None
     await _check(whole, [_Part(text, param)])
     return whole
 

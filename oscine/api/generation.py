@@ -22,6 +22,8 @@ from oscine.types import GenerationOutput, GenerationRequest, SamplingParams
 
 logger = logging.getLogger(__name__)
 
+_STARTED_AT_ONCE = 16  # sequences of one answer, in a turn of the event loop
+
 
 class Choice(Protocol):
     """One sequence of an answer as it grows."""
@@ -120,8 +122,12 @@ class Generation:
         if len(pairs) == 1:
             await self._run_choice(*pairs[0], write)
             return
-        tasks = [asyncio.ensure_future(self._run_choice(request, choice, write)) for request, choice in pairs]
+        tasks: list[asyncio.Future[None]] = []
         try:
+            for request, choice in pairs:
+                tasks.append(asyncio.ensure_future(self._run_choice(request, choice, write)))
+                if len(tasks) % _STARTED_AT_ONCE == 0:
+                    await asyncio.sleep(0)
             await asyncio.gather(*tasks)
         finally:
             for task in tasks:

@@ -14,7 +14,10 @@ from starlette.requests import Request
 from oscine.api.errors import APIError, unavailable
 
 BODY_TIMEOUT_S = 60.0
-MAX_BODIES_BYTES = 512 << 20  # of all requests together
+MAX_BODIES_BYTES = 512 << 20  # of all requests together, with what their values take as objects
+MAX_VALUES = 1 << 18  # of one JSON text: numbers, texts, lists and objects
+_VALUE_BYTES = 96  # that one takes as an object, about
+_BEFORE_VALUES = (b",", b":", b"[", b"{")  # one of these stands before each value and each key, except the first
 _DEPARTURES = 64  # that an estimate looks back on
 _LONGEST_WAIT_S = 60.0  # that a client is told
 
@@ -46,8 +49,30 @@ def _too_large(limit: int) -> APIError:
     return APIError(f"The body is larger than {limit} bytes.", status=413, code="body_too_large")
 
 
+def check_values(text: bytes) -> None:
+    """Raises ValueError for JSON of more than MAX_VALUES values and keys, which is then not worth decoding.
+
+    Decoding is one call, which nothing can interrupt: this bounds how long it takes, and how much memory.
+    """
+    if _marks(text) <= MAX_VALUES:
+        return
+    plain = text.replace(b"\\\\", b"").replace(b'\\"', b"")  # every quotation mark begins or ends a text now
+    strings = plain.count(b'"') // 2
+    if strings > MAX_VALUES or _marks(b"".join(plain.split(b'"')[::2])) > MAX_VALUES:
+        raise ValueError(f"it holds more than {MAX_VALUES} JSON values")
+
+
+def _marks(text: bytes) -> int:
+    return sum(map(text.count, _BEFORE_VALUES))
+
+
+def memory_of(body: bytes) -> int:
+    """The bytes that a piece of a body takes until its request is over, as it came and as objects, at most."""
+    return len(body) + _VALUE_BYTES * _marks(body)
+
+
 class Bodies:
-    """Counts the bytes of the bodies of all requests that are not over: each is held until then."""
+    """Counts the memory of the bodies of all requests that are not over: each is held until then."""
 
     def __init__(self) -> None:
         self._bytes = 0

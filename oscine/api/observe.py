@@ -7,7 +7,7 @@ import time
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from oscine.api.limits import Bodies
+from oscine.api.limits import Bodies, memory_of
 from oscine.api.logs import log_request
 from oscine.api.metrics import Metrics
 from oscine.api.record import CLIENT_LEFT, RequestRecord, current
@@ -34,9 +34,9 @@ class Observe:
 
         async def count() -> Message:
             message = await receive()
-            size = len(message.get("body", b""))
+            size = memory_of(message.get("body", b""))
             self._bodies.take(size)
-            record.body_bytes += size
+            record.held_bytes += size
             return message
 
         async def observe(message: Message) -> None:
@@ -66,7 +66,7 @@ class Observe:
         record.status = record.status or CLIENT_LEFT
         route = scope.get("route")  # set by the router; absent for unknown paths, which would be unbounded
         record.route = route.path if route else ""
-        self._bodies.give_back(record.body_bytes)
+        self._bodies.give_back(record.held_bytes)
         self._metrics.in_progress.dec()
         self._metrics.responded(record)
         log_request(record)

@@ -1,20 +1,15 @@
 """Prompts as token ids, made without holding up the event loop.
 
-Knows how large a text may be to be dealt with at once; not where it comes from.
+Knows no request's wire format.
 """
 
-import asyncio
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
 
 from oscine.api.errors import APIError, invalid
+from oscine.api.work import beside
 from oscine.chat.harmony import HarmonyRenderer, PromptTooLong
 from oscine.chat.messages import BuiltinCall, Conversation
 from oscine.chat.tokenizer import Tokenizer
-
-T = TypeVar("T")
-
-_INLINE_SIZE = 16_384  # characters, bytes or tokens: some milliseconds of work; what is larger goes to a thread
 
 
 class Prompts:
@@ -28,16 +23,20 @@ class Prompts:
 
     async def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Special tokens typed in are plain text. Raises APIError for more tokens than the server takes at once."""
-        return await _run(lambda: self._encode(texts), sum(map(len, texts)))
+        return await beside(lambda: self._encode(texts), sum(map(len, texts)))
 
     def _encode(self, texts: Sequence[str]) -> list[list[int]]:
         if self._tokenizer.exceeds(texts, self._max_queued_tokens):
             raise APIError(f"The request has more than the {self._max_queued_tokens} tokens that this server takes.")
         return [self._tokenizer.encode(text) for text in texts]
 
-    async def decode(self, sequences: Sequence[list[int]]) -> list[str]:
+    async def decode(self, token_ids: Sequence[int]) -> str:
         """Special tokens by name, invalid UTF-8 as U+FFFD."""
-        return await _run(lambda: [self._tokenizer.decode(ids) for ids in sequences], sum(map(len, sequences)))
+        return await beside(lambda: self._tokenizer.decode(token_ids), len(token_ids))
+
+    async def decode_each(self, token_ids: Sequence[int]) -> list[str]:
+        """The same of each token by itself."""
+        return await beside(lambda: [self._tokenizer.decode([i]) for i in token_ids], len(token_ids))
 
     async def render(self, conversation: Conversation, size: int, messages: str = "messages") -> list[int]:
         """`size` is that of the request in bytes, tools and schemas included; `messages` is the parameter with those.
@@ -45,7 +44,7 @@ class Prompts:
         Raises APIError for a conversation that has no rendering, or that is so long that none is made.
         """
         try:
-            return await _run(lambda: self._renderer.render(conversation, self._max_model_len), size)
+            return await beside(lambda: self._renderer.render(conversation, self._max_model_len), size)
         except PromptTooLong:
             raise APIError(
                 f"The context of this model holds {self._max_model_len} tokens, and '{messages}' has many more.",
@@ -58,12 +57,8 @@ class Prompts:
 
     async def after_call(self, token_ids: Sequence[int], call: BuiltinCall, result: str) -> list[int]:
         """The prompt that goes on with the result of a built-in call; see HarmonyRenderer."""
-        return await _run(lambda: self._renderer.after_call(token_ids, call, result), len(result))
+        return await beside(lambda: self._renderer.after_call(token_ids, call, result), len(result))
 
     def into_final(self, token_ids: Sequence[int]) -> list[int]:
         """The prompt that makes the model answer, whatever it was saying; see HarmonyRenderer."""
         return self._renderer.into_final(token_ids)
-
-
-async def _run(make: Callable[[], T], size: int) -> T:
-    return make() if size <= _INLINE_SIZE else await asyncio.to_thread(make)

@@ -44,7 +44,7 @@ class RequestRecord:
     started_s: float  # on the clock of time.perf_counter
     started_ns: int  # since 1970
     route: str = ""  # the path of the endpoint, parameters by name
-    body_bytes: int = 0  # received
+    held_bytes: int = 0  # of memory, for the body
     status: int = 0  # 0: no response yet
     error: str | None = None  # code of the error that was answered, or that ended a stream
     key: KeyUse | None = None

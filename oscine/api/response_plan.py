@@ -24,6 +24,7 @@ from oscine.api.response_turn import Grammars
 from oscine.api.response_view import LOGPROBS, included
 from oscine.api.service import Service
 from oscine.api.text_format import AskedFormat, extensions, only_format
+from oscine.api.work import beside
 from oscine.chat.grammar import JsonFormat
 from oscine.chat.messages import Conversation, Message, ResponseSchema, ToolNamespace
 from oscine.tools.toolbox import Toolbox
@@ -35,6 +36,7 @@ UNSUPPORTED = (
     *("conversation", "prompt", "context_management", "n", "stop", "max_tokens", "min_tokens"),
     *("ignore_eos", "stop_token_ids"),
 )
+_MAX_CHAIN_BYTES = 32 << 20  # of the stored responses that one goes on with
 _MAX_METADATA = (16, 64, 512)  # pairs, characters of a key, characters of a value
 
 
@@ -113,15 +115,22 @@ async def make_plan(service: Service, call: Call[ResponseRequest]) -> Plan:
     sampling.refuse(asked, UNSUPPORTED)
     _check(asked)
     chain = await _chain(service, asked.previous_response_id)
-    kept = [msgspec.json.decode(stored.body, type=KeptResponse) for stored in chain]
-    history = History()
-    for stored, response in zip(chain, kept, strict=True):
-        history.add(msgspec.json.decode(stored.input), {}, "previous_response_id")
-        history.add(response.response["output"], response.calls, "previous_response_id")
+    size = sum(len(stored.input) + len(stored.body) for stored in chain)
+    if size > _MAX_CHAIN_BYTES:
+        raise invalid("previous_response_id", f"the conversation so far is larger than {_MAX_CHAIN_BYTES} bytes")
+    kept = await beside(lambda: [msgspec.json.decode(stored.body, type=KeptResponse) for stored in chain], size)
     found, calls = await _referenced(service, asked)
-    items = input_items(asked.input, found)
-    history.add(items, calls, "input")
-    messages = history.messages()
+
+    def said() -> tuple[list[Object], tuple[Message, ...]]:
+        history = History()
+        for stored, response in zip(chain, kept, strict=True):
+            history.add(msgspec.json.decode(stored.input), {}, "previous_response_id")
+            history.add(response.response["output"], response.calls, "previous_response_id")
+        items = input_items(asked.input, found)
+        history.add(items, calls, "input")
+        return items, history.messages()
+
+    items, messages = await beside(said, call.size + size)
     if asked.instructions:
         messages = (Message("developer", asked.instructions), *messages)
     listings = (item for response in kept for item in response.response["output"] if item["type"] == "mcp_list_tools")
@@ -144,6 +153,7 @@ def _check(asked: ResponseRequest) -> None:
         raise invalid("stream_options", "it is for streamed answers")
     if asked.background and asked.store is False:
         raise invalid("background", "a response in the background must be stored")
+    sampling.at_most(sampling.MAX_TOOLS, asked.tools, "tools")
     top = asked.top_logprobs
     most = sampling.MAX_TOP_LOGPROBS
     sampling.check(top is None or 0 <= top <= most, "top_logprobs", f"between 0 and {most}", top)

@@ -4,7 +4,7 @@ Knows token ids and numbers: not what the prompt says, nor how the answer is sen
 """
 
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sized
 from dataclasses import replace
 
 from oscine.api.errors import APIError, invalid, unsupported
@@ -16,6 +16,8 @@ MAX_TOP_LOGPROBS = 20
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 1024
 MAX_LOGIT_BIAS = 1024
+MAX_STOP_TOKEN_IDS = 1024
+MAX_TOOLS = 1024
 _INT64 = 1 << 63
 UNSUPPORTED = (
     *("bad_words", "allowed_token_ids", "logits_processors", "prompt_logprobs", "truncate_prompt_tokens"),
@@ -26,6 +28,12 @@ UNSUPPORTED = (
 def check(condition: bool, param: str, rule: str, value: object) -> None:
     if not condition:
         raise invalid(param, f"it must be {rule}, not {value!r}")
+
+
+def at_most(most: int, given: Sized | None, param: str) -> None:
+    count = len(given or ())
+    if count > most:
+        raise invalid(param, f"it may have {most} entries, not {count}")
 
 
 def refuse(request: SamplingFields, params: Iterable[str]) -> None:
@@ -90,8 +98,8 @@ def _token_ids(param: str, ids: list[int] | dict[int, float] | None, vocab_size:
 
 
 def _logit_bias(bias: dict[int, float] | None, vocab_size: int) -> dict[int, float]:
+    at_most(MAX_LOGIT_BIAS, bias, "logit_bias")
     _token_ids("logit_bias", bias, vocab_size)
-    check(len(bias or ()) <= MAX_LOGIT_BIAS, "logit_bias", f"at most {MAX_LOGIT_BIAS} tokens", len(bias or ()))
     for value in (bias or {}).values():
         check(-100 <= value <= 100, "logit_bias", "made of values between -100 and 100", value)
     return bias or {}
@@ -115,6 +123,7 @@ def sampling_params(
 ) -> SamplingParams:
     """Raises APIError that names the parameter. `model_stop_ids` end a sequence unless `ignore_eos` is set."""
     refuse(request, UNSUPPORTED)
+    at_most(MAX_STOP_TOKEN_IDS, request.stop_token_ids, "stop_token_ids")
     _token_ids("stop_token_ids", request.stop_token_ids, vocab_size)
     top_k = request.top_k or 0
     check(-1 <= top_k < _INT64, "top_k", "at least 0 (0 or -1: off)", top_k)

@@ -4,12 +4,16 @@ A parameter that OpenAI's clients send and that changes nothing here (`user`, `s
 unknown parameters are ignored. One that would change the answer has a field, so that it can be honoured or refused.
 """
 
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Literal, TypeVar, get_args
 
 import msgspec
 from msgspec import Struct
 
-from oscine.api.errors import APIError, from_validation
+from oscine.api.errors import APIError, from_validation, invalid
+from oscine.api.limits import check_values
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 Effort = Literal["low", "medium", "high"]
@@ -199,17 +203,45 @@ _CHOICES = {"role": get_args(Role), "reasoning_effort": get_args(Effort), "effor
 def decode(body: bytes, type: type[T]) -> T:
     """Raises APIError that names the parameter, or says that the body is no JSON."""
     try:
-        return msgspec.json.decode(body, type=type)
+        check_values(body)
+    except ValueError as error:
+        raise _too_many_values(body, str(error)) from None
+    try:
+        with _no_collection():
+            return msgspec.json.decode(body, type=type)
     except msgspec.ValidationError as error:
-        invalid = from_validation(error)
-        choices = _CHOICES.get((invalid.param or "").rpartition(".")[2])
-        if choices:
-            invalid.message += f" Choose one of {', '.join(choices)}."
-        raise invalid from None
+        raise _with_choices(from_validation(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise APIError(f"The body is not valid JSON: {error}.", code="invalid_json") from None
     except RecursionError:
         raise APIError("The JSON of the body is nested too deeply.", code="invalid_json") from None
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Without the garbage collector, which would walk through a large request again and again while it is decoded."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def _with_choices(error: APIError) -> APIError:
+    choices = _CHOICES.get((error.param or "").rpartition(".")[2])
+    if choices:
+        error.message += f" Choose one of {', '.join(choices)}."
+    return error
+
+
+def _too_many_values(body: bytes, why: str) -> APIError:
+    """Names the parameter that is the longest."""
+    try:
+        params = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        params = {}
+    largest = max(params, key=lambda param: len(bytes(params[param])), default=None)
+    return APIError(f"Invalid request: {why}.") if largest is None else invalid(largest, why)
 
 
 def convert(value: Any, type: type[T], where: str) -> T:

@@ -10,12 +10,15 @@ from typing import Any
 import msgspec
 
 from oscine.api.errors import invalid, unsupported
+from oscine.api.limits import check_values
+from oscine.api.sampling import check
 from oscine.api.schemas import ChatCompletionRequest, CompletionRequest, JsonSchema, ResponseFormat, SamplingFields
-from oscine.chat.grammar import ChoiceFormat, JsonFormat, LarkFormat, RegexFormat, TextFormat
+from oscine.chat.grammar import MOST_BYTES, ChoiceFormat, JsonFormat, LarkFormat, RegexFormat, TextFormat
 from oscine.chat.messages import ResponseSchema
 
 _TYPES = ("text", "json_object", "json_schema")
 _OBJECT = {"type": "object"}
+_MOST_CHOICES = 8192
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +88,7 @@ def _guided(request: SamplingFields) -> Iterator[AskedFormat]:
     if request.guided_choice is not None:
         yield _choice(request.guided_choice, "guided_choice")
     if request.guided_grammar is not None:
-        yield AskedFormat(LarkFormat(request.guided_grammar), "guided_grammar")
+        yield _lark(request.guided_grammar, "guided_grammar")
 
 
 def _structured_outputs(request: SamplingFields) -> Iterator[AskedFormat]:
@@ -101,7 +104,7 @@ def _structured_outputs(request: SamplingFields) -> Iterator[AskedFormat]:
     if asked.choice is not None:
         yield _choice(asked.choice, f"{param}.choice")
     if asked.grammar is not None:
-        yield AskedFormat(LarkFormat(asked.grammar), f"{param}.grammar")
+        yield _lark(asked.grammar, f"{param}.grammar")
     if asked.json_object:
         yield AskedFormat(JsonFormat(_OBJECT), f"{param}.json_object")
 
@@ -109,8 +112,9 @@ def _structured_outputs(request: SamplingFields) -> Iterator[AskedFormat]:
 def _json(schema: dict[str, Any] | str, param: str) -> AskedFormat:
     if isinstance(schema, str):
         try:
+            check_values(schema.encode("utf-8", "surrogatepass"))
             schema = msgspec.json.decode(schema, type=dict[str, Any])
-        except (msgspec.DecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:  # as msgspec.DecodeError is
             raise invalid(param, f"it is no JSON schema: {error}") from None
     return AskedFormat(JsonFormat(schema), param)
 
@@ -118,10 +122,21 @@ def _json(schema: dict[str, Any] | str, param: str) -> AskedFormat:
 def _regex(pattern: str, param: str) -> AskedFormat:
     if not pattern:
         raise invalid(param, "it is empty")
+    _check_length(pattern, param)
     return AskedFormat(RegexFormat(pattern), param)
+
+
+def _lark(grammar: str, param: str) -> AskedFormat:
+    _check_length(grammar, param)
+    return AskedFormat(LarkFormat(grammar), param)
+
+
+def _check_length(text: str, param: str) -> None:
+    check(len(text) <= MOST_BYTES, param, f"at most {MOST_BYTES} characters", len(text))
 
 
 def _choice(choices: list[str], param: str) -> AskedFormat:
     if not choices or not all(choices):
         raise invalid(param, "it must be a list of texts, none of them empty")
+    check(len(choices) <= _MOST_CHOICES, param, f"at most {_MOST_CHOICES} texts", len(choices))
     return AskedFormat(ChoiceFormat(tuple(dict.fromkeys(choices))), param)

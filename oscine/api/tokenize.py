@@ -9,6 +9,7 @@ from oscine.api.errors import invalid
 from oscine.api.limits import read_body
 from oscine.api.schemas import ChatCompletionRequest, DetokenizeRequest, TokenizeRequest, decode
 from oscine.api.service import Service
+from oscine.api.work import beside
 
 
 class Tokenize:
@@ -26,13 +27,14 @@ class Tokenize:
         if asked.prompt is not None:
             (ids,) = await ready.prompts.encode([asked.prompt])
         else:
-            talk = conversation(decode(received, ChatCompletionRequest), self.service.date)
+            chat = decode(received, ChatCompletionRequest)
+            talk = await beside(lambda: conversation(chat, self.service.date), len(received))
             ids = await ready.prompts.render(self.service.reasoning.restore(talk), len(received))
             if asked.add_generation_prompt is False:
                 del ids[-1 - ids[::-1].index(ready.tokenizer.start) :]
         body = {"tokens": ids, "count": len(ids), "max_model_len": ready.info.max_model_len}
         if asked.return_token_strs:
-            body["token_strs"] = await ready.prompts.decode([[i] for i in ids])
+            body["token_strs"] = await ready.prompts.decode_each(ids)
         return Response(msgspec.json.encode(body), media_type="application/json")
 
     async def detokenize(self, request: Request) -> Response:
@@ -45,5 +47,5 @@ class Tokenize:
         if wrong is not None:
             rule = f"it must be a token id between 0 and {size - 1}, not {asked.tokens[wrong]}"
             raise invalid(f"tokens[{wrong}]", rule)
-        (text,) = await ready.prompts.decode([asked.tokens])
+        text = await ready.prompts.decode(asked.tokens)
         return Response(msgspec.json.encode({"prompt": text}), media_type="application/json")

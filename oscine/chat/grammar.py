@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
+import msgspec
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, regex_to_lark
 
 from oscine.chat.messages import FunctionTool
@@ -25,6 +26,8 @@ _WHITESPACE = (
 _LIMITS = LLParserLimits(verbose_errors=False)
 _WALKED = 32  # bytes at the begin of a text
 _PRINTABLE = sum(1 << byte for byte in range(0x21, 0x7F))
+
+MOST_BYTES = 1 << 18  # of the parts of a grammar as JSON: more than can be compiled in a reasonable time
 
 ToolChoice = Literal["none", "auto", "required"]
 
@@ -108,7 +111,10 @@ def _joined(rules: str, parts: Sequence[dict[str, Any]]) -> str:
 
     Text that leaves no choice is forced: llguidance allows its usual spelling in tokens alone. In that, `<|end|>` is
     the token of this name and no text, so nothing is forced where a text may have an angle bracket.
+    Raises ValueError for parts that are too large to be compiled.
     """
+    if len(msgspec.json.encode(parts)) > MOST_BYTES:
+        raise ValueError(f"what is to be enforced has more than {MOST_BYTES} bytes")
     if _ANGLE_BRACKET.search(json.dumps(parts)):
         rules = f'%llguidance {{"no_forcing": true}}\n{rules}'
     return json.dumps({"grammars": [{"lark_grammar": rules}, *parts]})

@@ -138,7 +138,7 @@ class Tokenizer:
     def exceeds(self, texts: Sequence[str], most: int) -> bool:
         """Whether texts have certainly more than `most` tokens, found at a cost that `most` bounds.
 
-        A token costs 250 bytes while it is encoded, so that a body of 32 MiB could take gigabytes. Texts that cannot be
+        A token costs 250 bytes while it is encoded, so that a large body could take gigabytes. Texts that cannot be
         as bad are not looked at. The cuts between slices change few tokens.
         """
         if sum(map(len, texts)) <= most:

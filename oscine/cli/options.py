@@ -287,7 +287,7 @@ _GROUPS: dict[str, _Options] = {
             "metavar": "ORIGIN",
             "help": "from which pages in browsers may call, such as https://example.org; * for any",
         },
-        "max-body-bytes": {"type": int, "metavar": "BYTES", "help": "of a request; a larger one gets 413 (32 MiB)"},
+        "max-body-bytes": {"type": int, "metavar": "BYTES", "help": "of a request; a larger one gets 413 (4 MiB)"},
         "max-connections": {"type": int, "metavar": "N", "help": "open at once; more get 503 (4096)"},
         "engine-timeout": {
             "type": float,

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,9 @@ import pytest
 from starlette.requests import Request
 from starlette.types import Message
 
-from oscine.api import limits
+from oscine.api import conversation, limits
 from oscine.api.errors import APIError
-from oscine.api.limits import read_body
+from oscine.api.limits import check_values, read_body
 from tests.api.raw_client import LONG_ANSWER, RawClient, chat_body
 from tests.api.scripted_server import ScriptedServer
 from tests.server import ServerProcess, wait_until
@@ -166,5 +167,104 @@ def test_bodies_have_a_bound_together(scripted: ScriptedServer, monkeypatch: pyt
     monkeypatch.setattr(limits, "MAX_BODIES_BYTES", 1000)
     small, large = b'{"tokens": []}', b'{"tokens": []}' + b" " * 1000
     assert scripted.post("/detokenize", large).status_code == 503
-    assert scripted.post("/detokenize", small + b" " * 900).status_code == 200
-    assert scripted.post("/detokenize", small + b" " * 900).status_code == 200, "the first was not given back"
+    assert scripted.post("/detokenize", small + b" " * 600).status_code == 200
+    assert scripted.post("/detokenize", small + b" " * 600).status_code == 200, "the first was not given back"
+
+
+def chat_with(**parameters: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": "hi"}], **parameters}
+
+
+MANY = {
+    "messages": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}] * 60_000}),
+    "tools": ("/v1/chat/completions", chat_with(tools=[{"type": "x"}] * 1025)),
+    "stop_token_ids": ("/v1/chat/completions", chat_with(stop_token_ids=[1] * 1025)),
+    "guided_choice": ("/v1/chat/completions", chat_with(guided_choice=[str(i) for i in range(8193)])),
+    "guided_json": ("/v1/chat/completions", chat_with(guided_json="[" + "[]," * 300_000 + "[]]")),
+    "guided_regex": ("/v1/chat/completions", chat_with(guided_regex="a" * 300_000)),
+    "guided_grammar": ("/v1/chat/completions", chat_with(guided_grammar="a" * 300_000)),
+    "response_format.json_schema.schema": (
+        "/v1/chat/completions",
+        chat_with(
+            response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": {"b": "c" * 300_000}}}
+        ),
+    ),
+    "unknown": ("/v1/chat/completions", chat_with(unknown=[[]] * 200_000)),
+    "prompt": ("/v1/completions", {"prompt": [65] * 300_000}),
+    "tokens": ("/detokenize", {"tokens": [65] * 300_000}),
+    "input": ("/v1/responses", {"input": [{"role": "user", "content": ""}] * 60_000}),
+    "tools of a response": ("/v1/responses", {"input": "hi", "tools": [{"type": "x"}] * 1025}),
+}
+
+
+@pytest.mark.parametrize("name", MANY)
+def test_a_request_of_too_many_things_is_refused_by_its_parameter(scripted: ScriptedServer, name: str) -> None:
+    answer = scripted.post(*MANY[name])
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"] == name.partition(" ")[0]
+    assert len(answer.text) < 500
+
+
+@pytest.mark.parametrize("text", ["[{,:" * 100_000, '\\"' * 200_000, '\\",' * 200_000 + "\\\\"])
+def test_marks_within_a_text_are_no_values(text: str) -> None:
+    check_values(json.dumps({"prompt": text}).encode())
+    check_values(b'{"prompt": "%s"}' % text.encode())
+
+
+@pytest.mark.parametrize("text", [b"[" + b'"\\\\",' * 262_144, b'{"":{}}' * 200_000, b'"' * 600_000 + b"," * 300_000])
+def test_values_are_counted_behind_texts(text: bytes) -> None:
+    with pytest.raises(ValueError, match="more than 262144 JSON values"):
+        check_values(text)
+
+
+def test_a_prompt_of_a_whole_context_in_token_ids_is_no_flood() -> None:
+    check_values(json.dumps({"prompt": list(range(131_072))}).encode())
+
+
+def test_large_requests_are_worked_on_beside_the_event_loop(
+    scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Message by message in Python, they would keep the loop for seconds."""
+    loop_thread, seen = threading.get_ident(), set()
+    whole = conversation.chat_messages
+
+    def noted(messages: list[Any]) -> Any:
+        seen.add(threading.get_ident() == loop_thread)
+        return whole(messages)
+
+    monkeypatch.setattr(conversation, "chat_messages", noted)
+    for path in ("/v1/chat/completions", "/tokenize", "/v1/messages", "/v1/messages/count_tokens"):
+        body = {
+            "messages": [{"role": "user", "content": "hi"}] * 20_000,
+            "max_tokens": 1,
+            "model": scripted.model.names[0],
+        }
+        assert scripted.post(path, body).status_code == 400, "more than its context"
+    assert seen == {False}
+
+
+def test_the_loop_goes_round_while_a_large_conversation_is_read(scripted: ScriptedServer) -> None:
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    async def ask() -> int:
+        counting = asyncio.create_task(count())
+        body = json.dumps({"input": [{"role": "user", "content": "hi"}] * 20_000})
+        answer = await scripted._request("POST", "/v1/responses", body)
+        counting.cancel()
+        return answer.status_code
+
+    assert scripted.run(ask()) == 400
+    assert turns > 20
+
+
+def test_many_sequences_of_one_request_start_by_and_by(scripted: ScriptedServer) -> None:
+    scripted.says("A")
+    assert len(scripted.chat(n=100, max_tokens=1)["choices"]) == 100
+    answer = scripted.post("/v1/completions", {"prompt": ["a"] * 300, "max_tokens": 1})
+    assert [choice["index"] for choice in answer.json()["choices"]] == [*range(300)]

@@ -1,0 +1,25 @@
+"""Work on requests that would keep the event loop from its streams: it is done beside the loop, a few at a time.
+
+Knows how large a request may be to be dealt with at once; not what is done. A thread gives way every few milliseconds,
+except within one call into C, such as the decoding of a body: `limits` bounds those.
+"""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from typing import TypeVar
+
+T = TypeVar("T")
+
+INLINE_SIZE = 16_384  # characters, bytes or tokens: some milliseconds of work
+_THREADS = 2  # more of them would keep the event loop waiting for its turn, and hold more memory at once
+
+_threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="requests")
+
+
+async def beside(make: Callable[[], T], size: int) -> T:
+    """What `make` returns or raises; `size` is that of what it works on."""
+    if size <= INLINE_SIZE:
+        return make()
+    return await asyncio.get_running_loop().run_in_executor(_threads, copy_context().run, make)

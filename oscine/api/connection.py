@@ -5,9 +5,12 @@ Knows ASGI and tasks; not what the work is.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+from typing import Any, TypeVar
 
+from starlette.requests import ClientDisconnect
 from starlette.types import Receive
+
+T = TypeVar("T")
 
 KEEP_ALIVE_S = 10.0  # an idle stream gets a comment after this long, and before twice as long
 
@@ -15,6 +18,24 @@ KEEP_ALIVE_S = 10.0  # an idle stream gets a comment after this long, and before
 async def _disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+async def result_while_connected(receive: Receive | None, work: asyncio.Future[T]) -> T:
+    """What `work` comes to, before a response has begun; without `receive` there is no client that could leave.
+
+    Raises what it raised, and ClientDisconnect when the client goes away first.
+    """
+    if receive is None:
+        return await work
+    gone = asyncio.ensure_future(_disconnect(receive))
+    try:
+        await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            raise ClientDisconnect
+        return work.result()
+    finally:
+        gone.cancel()
+        work.cancel()
 
 
 async def run_while_connected(

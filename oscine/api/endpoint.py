@@ -5,6 +5,7 @@ Knows HTTP bodies and names of models; not what is asked.
 
 import time
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -48,14 +49,12 @@ class Endpoint(ABC, Generic[T]):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         arrived_s = time.perf_counter()
-        try:
+        with suppress(ClientDisconnect):
             body = await read_body(Request(scope, receive), self.service.config.server.max_body_bytes)
-        except ClientDisconnect:
-            return
-        asked = decode(body, self.request_type)
-        name, model = self.service.find(asked.model)
-        await self.answer(Call(asked, name, model.ready(), len(body), arrived_s), scope, receive, send)
+            asked = decode(body, self.request_type)
+            name, model = self.service.find(asked.model)
+            await self.answer(Call(asked, name, model.ready(), len(body), arrived_s), scope, receive, send)
 
     @abstractmethod
     async def answer(self, call: Call[T], scope: Scope, receive: Receive, send: Send) -> None:
-        """Sends the response. Raises APIError if nothing was sent yet."""
+        """Sends the response. Raises APIError if nothing was sent yet, ClientDisconnect if nothing is to be sent."""

@@ -9,13 +9,18 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from oscine.api.errors import invalid
+from oscine.api.connection import result_while_connected
+from oscine.api.errors import APIError, invalid, unavailable
+from oscine.api.record import current
 from oscine.chat import grammar
 from oscine.chat.grammar import TextFormat, ToolChoice
 from oscine.chat.messages import FunctionTool
+from oscine.executor.grammar_judges import TooManyGrammarsError, UndecidedError, judges
+from oscine.executor.grammar_trial import Problem, Trial
 
 _LONGEST = 500  # characters of a grammar's problem that a client is told
 _MOST_VERDICTS = 1024  # remembered, by the digest of a grammar
+_PATIENCE_S = 30.0  # for a verdict: a few grammars that take the longest may come before
 
 _EXCERPT = re.compile(r"\n +\d+ \| ")
 
@@ -87,28 +92,59 @@ async def text_constraint(text: TextFormat, param: str) -> str:
 
 
 async def _check(whole: str, parts: Sequence[_Part]) -> None:
-    """Raises APIError for the first part that cannot be enforced. Compiling takes milliseconds: not on this thread."""
+    """Raises APIError for the first part that cannot be enforced."""
     digest = hashlib.sha256(whole.encode()).digest()
     if digest not in _verdicts:
-        verdict = await asyncio.to_thread(_judge, whole, parts)
+        verdict = await _judged(whole, parts)
         if len(_verdicts) >= _MOST_VERDICTS:
             del _verdicts[next(iter(_verdicts))]
         _verdicts[digest] = verdict
     found = _verdicts[digest]
     if found is not None:
         index, problem = found
-        part = parts[index]
-        raise invalid(part.param, f"{part.about} cannot be enforced: {problem}")
+        raise _refusal(parts[index], problem)
 
 
-def _judge(whole: str, parts: Sequence[_Part]) -> _Problem | None:
-    """The first part with a problem; all may be in order but too much together."""
-    for i, part in enumerate(parts):
-        problem = grammar.problem_of(part.format)
-        if problem is not None:
-            return i, _in_a_line(problem)
-    problem = grammar.problem(whole)
-    return None if problem is None else (0, _in_a_line(problem))
+async def _judged(whole: str, parts: Sequence[_Part]) -> _Problem | None:
+    """The first part with a problem; all may be in order but too much together.
+
+    Raises APIError where there is no verdict, ClientDisconnect where the client leaves before there is one.
+    """
+    trials: list[Trial] = []
+    origins: list[int] = []  # of the trials: index of the part
+    for index, part in enumerate(parts):
+        try:
+            of_part = grammar.trials_of(part.format)
+        except ValueError as error:
+            return index, str(error)
+        trials += of_part
+        origins += [index] * len(of_part)
+    found = await _tried([*trials, Trial(whole)], parts[0])
+    return None if found is None else ([*origins, 0][found.trial], _in_a_line(found.message))
+
+
+async def _tried(trials: list[Trial], part: _Part) -> Problem | None:
+    """`part` is what an error names where no trial came to its end."""
+    record = current.get()
+    owner = None if record is None or record.key is None else record.key.name
+    try:
+        async with asyncio.timeout(_PATIENCE_S):
+            verdict = asyncio.wrap_future(judges().judge(trials, owner))
+            return await result_while_connected(None if record is None else record.receive, verdict)
+    except UndecidedError as error:
+        raise _refusal(part, str(error)) from None
+    except TooManyGrammarsError:
+        raise _overloaded("Too many schemas and grammars of one API key wait to be compiled.") from None
+    except (TimeoutError, OSError):
+        raise _overloaded("The server has too many schemas and grammars to compile.") from None
+
+
+def _overloaded(message: str) -> APIError:
+    return unavailable(message, code="overloaded", retry_after_s=_PATIENCE_S)
+
+
+def _refusal(part: _Part, problem: str) -> APIError:
+    return invalid(part.param, f"{part.about} cannot be enforced: {problem}")
 
 
 def _in_a_line(problem: str) -> str:

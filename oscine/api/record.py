@@ -10,7 +10,7 @@ import uuid
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
-from starlette.types import Scope
+from starlette.types import Receive, Scope
 
 from oscine.api.rate_limits import KeyUse
 from oscine.engine.stream import Stay
@@ -43,6 +43,7 @@ class RequestRecord:
     path: str  # percent-encoded, as it came
     started_s: float  # on the clock of time.perf_counter
     started_ns: int  # since 1970
+    receive: Receive | None = None  # what tells that the client has left
     route: str = ""  # the path of the endpoint, parameters by name
     held_bytes: int = 0  # of memory, for the body
     status: int = 0  # 0: no response yet

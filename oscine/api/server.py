@@ -6,6 +6,7 @@ Knows processes, sockets and signals; not what is served.
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import socket
 import threading
@@ -26,6 +27,7 @@ _BACKLOG = 2048
 _KEEP_ALIVE_S = 75  # longer than the usual minute of a proxy in front, so that the proxy closes first
 _HAND_OVER_S = 1.0  # for requests on connections that came just before the port was left to others
 _CLOSE_S = 2  # for connections that are still busy after the drain
+_END_S = 15.0  # from the end of the drain to that of the process, whatever its threads still do
 
 
 class ServerError(Exception):
@@ -73,6 +75,7 @@ class Server(uvicorn.Server):
         self._shares_port = reuse_port
         self.listener = bind(options.host, options.port, reuse_port=reuse_port)
         self.error: str | None = None  # why the service could not start
+        self.owns_process = False  # and so ends it in time
         self._drain: asyncio.Task[None] | None = None
         super().__init__(
             uvicorn.Config(
@@ -169,6 +172,8 @@ class Server(uvicorn.Server):
             await self._hand_over()
         await self.service.drain()
         self.should_exit = True
+        if self.owns_process:
+            _end_process_within(_END_S)
 
     async def _hand_over(self) -> None:
         """New connections go to the others from now on; idle ones are closed, the rest after their answers."""
@@ -179,8 +184,21 @@ class Server(uvicorn.Server):
             connection.shutdown()
 
 
+def _end_process_within(seconds: float) -> None:
+    """Python waits for all threads of pools before it ends, also for one that is stuck."""
+
+    def end() -> None:
+        logger.warning("the server ends without waiting for what still runs")
+        os._exit(0)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+
+
 def serve(config: Config, on_ready: Callable[[str, EngineInfo], None]) -> None:
     """Serves until a signal; on_ready(url, engine) is called once. Raises ServerError in one line when it cannot."""
     server = Server(config)
+    server.owns_process = True
     with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
         runner.run(server.run_service(lambda info: on_ready(server.url, info)))

@@ -22,6 +22,7 @@ from oscine.api.served_model import ServedModel
 from oscine.api.tracing import Tracing
 from oscine.config import Config, EngineOptions
 from oscine.engine.client import Engine, EngineError
+from oscine.executor.grammar_judges import judges
 from oscine.tools.builtin import BuiltinTools
 from oscine.types import EngineInfo
 
@@ -131,6 +132,7 @@ class Service:
         models = self.models  # who adds others meanwhile starts them
         await self.responses.start()
         await self.tools.start()
+        judges().start()
 
         async def start(model: ServedModel) -> None:
             on_ready(await model.start())

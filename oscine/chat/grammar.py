@@ -11,21 +11,18 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Literal
 
 import msgspec
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer, regex_to_lark
+from llguidance import regex_to_lark
 
 from oscine.chat.messages import FunctionTool
 from oscine.chat.tools import NAMESPACE
+from oscine.executor.grammar_trial import Trial
 
 _WHITESPACE = (
     r"[\x20\x0A\x0D\x09]{1,20}"  # at each place where JSON has any: a weak model cannot fill its budget with it
 )
-_LIMITS = LLParserLimits(verbose_errors=False)
-_WALKED = 32  # bytes at the begin of a text
-_PRINTABLE = sum(1 << byte for byte in range(0x21, 0x7F))
 
 MOST_BYTES = 1 << 18  # of the parts of a grammar as JSON: more than can be compiled in a reasonable time
 
@@ -120,40 +117,15 @@ def _joined(rules: str, parts: Sequence[dict[str, Any]]) -> str:
     return json.dumps({"grammars": [{"lark_grammar": rules}, *parts]})
 
 
-def problem(grammar: str) -> str | None:
-    """What makes a grammar unusable, in a line or a few, for whoever wrote it; None if it is in order."""
-    return LLMatcher.validate_grammar(grammar, limits=_LIMITS) or None
+def trials_of(text: TextFormat) -> list[Trial]:
+    """What shows whether one part can be enforced, and followed at its begin.
 
-
-def problem_of(text: TextFormat) -> str | None:
-    """The same of one part, and what keeps it from being followed at its begin.
-
-    A user's grammar may not name special tokens, which are the envelope's.
+    Raises ValueError for a user's grammar that names special tokens, which are the envelope's.
     """
     if isinstance(text, LarkFormat) and "<" in _LARK_LITERAL.sub("", text.grammar):
-        return "special tokens cannot be named in it"
-    return problem(text_grammar(text)) or _early_problem(text)
-
-
-def _early_problem(text: TextFormat) -> str | None:
-    """What a walk through the first bytes runs into: what compiles may still leave too much open to be followed.
-
-    It takes the lowest byte that prints; in JSON that is a quotation mark wherever one may come, so it gets on.
-    """
-    grammar = _joined("start: @text", [{"name": "text", **text.part()}])
-    matcher = LLMatcher(_bytes(), grammar, log_level=0, limits=_LIMITS)
-    for _ in range(_WALKED):
-        mask = int.from_bytes(matcher.compute_bitmask(), "little") & _PRINTABLE
-        if matcher.is_error() or not mask:
-            break
-        matcher.consume_token((mask & -mask).bit_length() - 1)
-    return matcher.get_error() or None
-
-
-@cache
-def _bytes() -> LLTokenizer:
-    """A vocabulary of bytes, each its own token."""
-    return LLTokenizer("byte")
+        raise ValueError("special tokens cannot be named in it")
+    alone = _joined("start: @text", [{"name": "text", **text.part()}])
+    return [Trial(text_grammar(text)), Trial(alone, walk=True)]
 
 
 _ANGLE_BRACKET = re.compile(r"<|x\{?0*3c|u\{?0*3c", re.IGNORECASE)  # or an escape of one

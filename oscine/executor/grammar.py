@@ -10,16 +10,21 @@ Shape suffixes: K constrained rows, W words of 32 tokens. Bit t % 32 of word t /
 
 import os
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import tokenizers
 
+from oscine.executor.grammar_judges import GrammarJudges, TooManyGrammarsError, UndecidedError
+from oscine.executor.grammar_judges import judges as shared_judges
+from oscine.executor.grammar_trial import Problem, Trial, limits
 from oscine.executor.slots import ColumnArray, IntArray
 from oscine.types import NewSequence
 
@@ -33,6 +38,9 @@ _END = "<|endoftext|>"
 _MOST_COMPILED = 512  # grammars that are kept, some 20 to 200 KB each
 _COMPILERS = 2  # threads: what takes long does not hold up what does not
 _MOST_THREADS = 16  # that make masks
+# All sequences wait for the slowest mask. An ordinary token takes well under a millisecond of processor time.
+_STEP_S = 0.02  # that each token of a sequence may take
+_MOST_DEBT_S = 0.3  # that a sequence may be behind
 # Sets of tokens that are looked at together where all of them may come: spaces, and text of up to so many characters
 # that needs no escape in JSON. With few lengths, strings of a largest length take twice the time.
 _TEXT = r'[^"\\\x00-\x1F\x7F]'
@@ -44,11 +52,15 @@ _SLICES = [
 
 
 class Grammars:
-    """Compiled grammars by their text. Any thread may call."""
+    """Compiled grammars by their text. Any thread may call.
 
-    def __init__(self, tokenizer_file: Path | None, vocab_size: int) -> None:
+    A thread that compiles cannot be stopped, so a grammar is tried in another process first.
+    """
+
+    def __init__(self, tokenizer_file: Path | None, vocab_size: int, judges: GrammarJudges | None = None) -> None:
         """Reads the vocabulary in the background. `vocab_size` is that of the logits; without a file there is none."""
         self._file, self._vocab_size = tokenizer_file, vocab_size
+        self._judges = judges or shared_judges()
         self._threads = ThreadPoolExecutor(_COMPILERS, thread_name_prefix="grammar")
         self._vocabulary = self._threads.submit(self._read)
         self._compiled: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
@@ -74,9 +86,22 @@ class Grammars:
         with self._lock:
             if grammar not in self._compiled:
                 self._make_room()
-                self._compiled[grammar] = self._threads.submit(self._compile, grammar)
+                self._compiled[grammar] = self._begin(grammar)
             self._compiled.move_to_end(grammar)
             return self._compiled[grammar]
+
+    def _begin(self, grammar: str) -> Future["LLMatcher"]:
+        """Tries it and then compiles it. No thread of the compilers waits for the trial."""
+        compiled: Future[LLMatcher] = Future()
+
+        def compile_if_sound(judged: "Future[Problem | None]") -> None:
+            self._threads.submit(_settle, compiled, lambda: self._compile(grammar, judged.result()))
+
+        try:
+            self._judges.judge([Trial(grammar)], "engine").add_done_callback(compile_if_sound)
+        except TooManyGrammarsError:
+            compiled.set_exception(ValueError("too many grammars wait to be compiled"))
+        return compiled
 
     def _make_room(self) -> None:
         """Forgets what was asked for longest ago, but nothing that is still awaited: it would be compiled in vain."""
@@ -86,11 +111,13 @@ class Grammars:
                 return
             del self._compiled[oldest]
 
-    def _compile(self, grammar: str) -> "LLMatcher":
+    def _compile(self, grammar: str, problem: Problem | None) -> "LLMatcher":
         vocabulary = self._vocabulary.result()
-        from llguidance import LLMatcher, LLParserLimits
+        if problem is not None:
+            raise ValueError(problem.message.partition("\n")[0])
+        from llguidance import LLMatcher
 
-        return LLMatcher(vocabulary, grammar, log_level=0, limits=LLParserLimits(verbose_errors=False))
+        return LLMatcher(vocabulary, grammar, log_level=0, limits=limits())
 
     def _read(self) -> "LLTokenizer":
         if self._file is None or not self._file.is_file():
@@ -101,9 +128,19 @@ class Grammars:
             vocabulary = tokenizers.Tokenizer.from_file(str(self._file))
             num_tokens = max(1 + max(vocabulary.get_vocab().values()), self._vocab_size)
             end = vocabulary.token_to_id(_END)
+            self._judges.start()
             return LLTokenizer(str(self._file), n_vocab=num_tokens, eos_token=end, slices=_SLICES)
         except Exception as error:  # the library raises bare Exception
             raise ValueError(f"no grammars for {self._file}: {error}") from error
+
+
+def _settle(future: Future["LLMatcher"], work: Callable[[], "LLMatcher"]) -> None:
+    try:
+        future.set_result(work())
+    except UndecidedError as error:
+        future.set_exception(ValueError(str(error)))
+    except Exception as error:
+        future.set_exception(error)
 
 
 @dataclass(slots=True)
@@ -113,6 +150,7 @@ class _Live:
     matcher: "LLMatcher"
     stop_token_ids: tuple[int, ...]  # not to be sampled before min_end, if there is anything else
     min_end: int  # position
+    debt_s: float = 0.0  # processor time that its tokens took beyond _STEP_S each
     sampled: Callable[[], int] | None = None  # the token that was sampled since, once it is known
 
 
@@ -123,6 +161,7 @@ class Constraints:
         self.grammars = grammars
         self._live: dict[int, _Live] = {}  # by slot; until the grammar has come to its end
         self._errors: dict[int, str] = {}  # by slot
+        self._some_are_slow = False  # of the sequences of the last step
         self._threads: LLExecutor | None = None
 
     def place(self, new: NewSequence) -> None:
@@ -139,8 +178,7 @@ class Constraints:
             return
         min_end = new.num_prompt_tokens + sampling.min_tokens
         self._live[slot] = _Live(matcher, sampling.stop_token_ids, min_end)
-        matcher.consume_tokens(new.token_ids[new.num_prompt_tokens :])
-        self._judge(slot)
+        self._consume(slot, new.token_ids[new.num_prompt_tokens :])
 
     def errors(self, slots: Iterable[int]) -> dict[int, str]:
         """Why sequences of these slots cannot go on."""
@@ -166,42 +204,75 @@ class Constraints:
         for slot in slots:
             live = self._live.get(slot)
             if live is not None and live.sampled is not None:
-                live.matcher.consume_token(live.sampled())
-                live.sampled = None
-                self._judge(slot)
+                token_id, live.sampled = live.sampled(), None
+                self._consume(slot, [token_id])
         return [row for row, slot in enumerate(slots) if slot in self._live]
 
     def fill(self, slots_K: Sequence[int], positions_K: Sequence[int], masks_KW: ColumnArray) -> None:
         """What may come at the given positions of slots that `advance` found to be constrained."""
-        from llguidance.numpy import fill_next_token_bitmask, fill_next_token_bitmask_par
+        from llguidance.numpy import fill_next_token_bitmask_par
 
-        lives = [self._live[slot] for slot in slots_K]
-        if len(lives) == 1:
-            fill_next_token_bitmask(lives[0].matcher, masks_KW)
+        matchers = [self._live[slot].matcher for slot in slots_K]
+        if len(matchers) == 1 or self._some_are_slow:
+            self._fill_measured(slots_K, masks_KW)
         else:
-            pairs = [(live.matcher, row) for row, live in enumerate(lives)]
-            fill_next_token_bitmask_par(self._executor(), pairs, masks_KW)
-        for row, (slot, live, position) in enumerate(zip(slots_K, lives, positions_K, strict=True)):
+            began_s = time.perf_counter()
+            fill_next_token_bitmask_par(self._executor(), [*zip(matchers, count())], masks_KW)
+            self._some_are_slow = time.perf_counter() - began_s > _STEP_S
+        for row, (slot, position) in enumerate(zip(slots_K, positions_K, strict=True)):
+            live = self._live[slot]
             self._judge(slot)
             if slot in self._errors:
                 masks_KW[row] = -1
             elif position < live.min_end:
                 _forbid(masks_KW[row], live.stop_token_ids)
 
+    def _fill_measured(self, slots_K: Sequence[int], masks_KW: ColumnArray) -> None:
+        """Each by itself, so that it is known which of them take long."""
+        from llguidance.numpy import fill_next_token_bitmask
+
+        def fill(slot: int, row: int) -> float:
+            began_s = time.thread_time()
+            fill_next_token_bitmask(self._live[slot].matcher, masks_KW, row)
+            return time.thread_time() - began_s
+
+        if len(slots_K) == 1:
+            times_s = [fill(slots_K[0], 0)]
+        else:
+            with ThreadPoolExecutor(min(_most_threads(), len(slots_K))) as threads:
+                times_s = [*threads.map(fill, slots_K, range(len(slots_K)))]
+        for slot, time_s in zip(slots_K, times_s, strict=True):
+            self._live[slot].debt_s += time_s
+        self._some_are_slow = max(times_s) > _STEP_S
+
+    def _consume(self, slot: int, token_ids: list[int]) -> None:
+        live = self._live[slot]
+        began_s = time.thread_time()
+        live.matcher.consume_tokens(token_ids)
+        time_s = time.thread_time() - began_s
+        live.debt_s = max(0.0, live.debt_s + time_s - len(token_ids) * _STEP_S)
+        self._judge(slot)
+
     def _judge(self, slot: int) -> None:
-        """Lets go of a matcher that has come to its end, or to none."""
-        matcher = self._live[slot].matcher
-        if matcher.is_error():
-            self._errors[slot] = f"the grammar cannot be followed: {_first_line(matcher)}"
-        if matcher.is_stopped():
+        """Lets go of a matcher that has come to its end, to none, or that holds up all others."""
+        live = self._live[slot]
+        if live.matcher.is_error():
+            self._errors[slot] = f"the grammar cannot be followed: {_first_line(live.matcher)}"
+        elif live.debt_s > _MOST_DEBT_S:
+            self._errors[slot] = "the grammar cannot be followed: its tokens take too long to check"
+        if slot in self._errors or live.matcher.is_stopped():
             del self._live[slot]
 
     def _executor(self) -> "LLExecutor":
         if self._threads is None:
             from llguidance import LLExecutor
 
-            self._threads = LLExecutor(min(_MOST_THREADS, len(os.sched_getaffinity(0))))
+            self._threads = LLExecutor(_most_threads())
         return self._threads
+
+
+def _most_threads() -> int:
+    return min(_MOST_THREADS, len(os.sched_getaffinity(0)))
 
 
 def _forbid(mask_W: ColumnArray, token_ids: Iterable[int]) -> None:

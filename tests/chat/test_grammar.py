@@ -15,14 +15,15 @@ from oscine.chat.grammar import (
     JsonFormat,
     LarkFormat,
     RegexFormat,
-    problem,
-    problem_of,
+    TextFormat,
     text_grammar,
+    trials_of,
     turn_grammar,
 )
 from oscine.chat.harmony import HarmonyRenderer
 from oscine.chat.messages import FunctionTool, Message, ToolCall
 from oscine.chat.tokenizer import SPECIAL_TOKENS, Tokenizer
+from oscine.executor.grammar_trial import Problem, Trial, first_problem
 from oscine.model.hub import NANO_FOLDER
 
 Accepts = Callable[[str | None, str], bool]
@@ -46,6 +47,13 @@ CALL_HEADERS = [
         [" <|constrain|>json", "<|constrain|>json", " json", ""],
     )
 ]
+
+
+def problem_of(text: TextFormat) -> Problem | None:
+    try:
+        return first_problem(trials_of(text))
+    except ValueError as error:
+        return Problem(0, str(error))
 
 
 @cache
@@ -321,8 +329,10 @@ def test_broken_forms_have_a_problem(form: Any) -> None:
 )
 def test_what_compiles_but_cannot_be_followed_has_a_problem(schema: dict[str, Any]) -> None:
     grammar = JsonFormat({"type": "object", **schema})
-    assert problem(text_grammar(grammar)) is None
-    assert "items" in (problem_of(grammar) or "")
+    assert first_problem([Trial(text_grammar(grammar))]) is None
+    problem = problem_of(grammar)
+    assert problem is not None
+    assert "items" in problem.message
 
 
 def test_a_schema_cannot_change_how_it_is_read() -> None:
@@ -332,4 +342,4 @@ def test_a_schema_cannot_change_how_it_is_read() -> None:
 
 def test_angle_brackets_in_texts_name_no_token() -> None:
     assert problem_of(LarkFormat('start: "<a>" /<b>\\/</ // <c>\n')) is None
-    assert problem(text_grammar(ChoiceFormat(("<|end|>",)))) is None
+    assert problem_of(ChoiceFormat(("<|end|>",))) is None

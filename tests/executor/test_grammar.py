@@ -1,16 +1,22 @@
 """Sequences with grammars: their tokens are those of a full recomputation with a mask by plain Python."""
 
+import json
+import time
 from dataclasses import replace
+from pathlib import Path
 
+import llguidance.numpy
 import numpy as np
 import pytest
 import torch
 
 from oscine.engine.loop import EngineLoop
 from oscine.executor.grammar import Constraints, Grammars
+from oscine.executor.grammar_judges import GrammarJudges
 from oscine.executor.threaded import ThreadedExecutor
 from oscine.ops.sample.noise import gumbel
 from oscine.types import GenerationRequest, NewSequence, SamplingParams, StepPlan, StepResult
+from tests.hostile_schemas import quartic_schema
 
 from . import grammars as tiny_grammars
 from .grammars import STOP, TOKENS, allowed, grammar, text_of, tokenizer_file
@@ -227,3 +233,51 @@ def test_more_grammars_at_once_than_are_kept(grammars: Grammars, monkeypatch: py
     engine = constrained_engine(grammars)
     requests = [request(str(i), prompt(3), max_tokens=2, grammar=grammar(1, i + 101)) for i in range(12)]
     assert {output.finish_reason for output in run(engine, *requests).values()} == {"length"}
+
+
+def test_a_grammar_that_is_not_tried_in_time_ends_its_request_alone(tmp_path: Path) -> None:
+    judges = GrammarJudges(deadline_s=2)
+    engine = constrained_engine(Grammars(tokenizer_file(tmp_path), CONFIG.vocab_size, judges))
+    endless = json.dumps({"grammars": [{"json_schema": quartic_schema(600)}]})
+    requests = [
+        request("endless", prompt(20), max_tokens=8, grammar=endless),
+        request("sound", prompt(20), max_tokens=8, grammar=grammar(1, 9)),
+        request("plain", prompt(20), max_tokens=8),
+    ]
+    found = run(engine, *requests)
+    assert "longer than 2 s" in (found["endless"].error or "")
+    assert found["sound"].finish_reason == found["plain"].finish_reason == "length"
+
+
+@pytest.mark.parametrize("company", [1, 0])
+def test_masks_that_take_too_long_end_their_sequence_alone(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch, company: int
+) -> None:
+    constraints = Constraints(grammars)
+    for slot in range(1 + company):
+        constraints.place(placed(slot, grammar(20, 40)))
+    slow = constraints._live[0].matcher
+
+    def fill(matcher: object, masks: object, row: int = 0) -> None:
+        end_s = time.thread_time() + (0.2 if matcher is slow else 0.0)
+        while time.thread_time() < end_s:
+            pass
+        real_fill(matcher, masks, row)
+
+    def fill_all(threads: object, pairs: list[tuple[object, int]], masks: object) -> None:
+        for matcher, row in pairs:
+            fill(matcher, masks, row)
+
+    real_fill = llguidance.numpy.fill_next_token_bitmask
+    monkeypatch.setattr("llguidance.numpy.fill_next_token_bitmask", fill)
+    monkeypatch.setattr("llguidance.numpy.fill_next_token_bitmask_par", fill_all)
+    slots = list(range(1 + company))
+    for _ in range(20):
+        rows = constraints.advance(np.array(slots))
+        if not rows:
+            break
+        masks = mask_of(constraints, [slots[row] for row in rows])
+        tokens = {slots[row]: min(mask) for row, mask in zip(rows, masks, strict=True)}
+        constraints.sampled(np.array([*tokens]), lambda tokens=tokens: [*tokens.values()])
+    assert constraints.errors(slots).keys() == {0}
+    assert "too long" in constraints.errors([0])[0]

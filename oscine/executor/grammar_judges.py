@@ -1,0 +1,194 @@
+"""Tries grammars in processes that are killed when they take too long, as a grammar can be written that takes hours.
+
+Threads and processes of its own, so that a slow grammar delays nothing but grammars, and no exit. Any thread may call.
+"""
+
+import contextlib
+import json
+import os
+import select
+import subprocess
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import Future
+from functools import cache
+
+from oscine.executor.grammar_trial import Problem, Trial
+from oscine.python_child import child_environment, module_command
+
+DEADLINE_S = 10.0  # of one grammar; an ordinary one takes milliseconds
+_MOST_JUDGES = 4
+_MOST_WAITING = 256  # per owner
+
+
+class TooManyGrammarsError(Exception):
+    """An owner has as many grammars waiting as it may."""
+
+
+class UndecidedError(Exception):
+    """A grammar took more time or memory than a trial may; the message says which."""
+
+
+class _Case(Future[Problem | None]):
+    """What is to be tried. To cancel it kills the process that tries it."""
+
+    def __init__(self, trials: Sequence[Trial], owner: str | None) -> None:
+        super().__init__()
+        self.trials, self.owner = trials, owner
+        self._lock = threading.Lock()
+        self._judge: subprocess.Popen[bytes] | None = None
+        self._is_given_up = False
+
+    def cancel(self) -> bool:
+        if super().cancel():
+            return True
+        with self._lock:
+            self._is_given_up = True
+            if self._judge is not None:
+                self._judge.kill()
+        return False
+
+    def give_to(self, judge: "subprocess.Popen[bytes] | None") -> None:
+        with self._lock:
+            self._judge = judge
+            if judge is not None and self._is_given_up:
+                judge.kill()
+
+
+class GrammarJudges:
+    """Judges at most `count` grammars at once, and of one owner one less, so that there is always room for others."""
+
+    def __init__(self, count: int | None = None, deadline_s: float = DEADLINE_S) -> None:
+        self._count = count or max(2, min(_MOST_JUDGES, len(os.sched_getaffinity(0))))
+        self._deadline_s = deadline_s
+        self._changed = threading.Condition()
+        self._waiting: list[_Case] = []
+        self._under_way: Counter[str | None] = Counter()
+        self._num_threads = self._num_idle = 0
+
+    def start(self) -> None:
+        """Starts one process, so that the first grammar need not wait for it."""
+        with self._changed:
+            if not self._num_threads:
+                self._add_thread()
+
+    def judge(self, trials: Sequence[Trial], owner: str | None = None) -> Future[Problem | None]:
+        """The first problem of the trials. `owner` is the client that is charged for it.
+
+        Raises TooManyGrammarsError. The future raises UndecidedError, or OSError where no process can be had.
+        """
+        case = _Case(trials, owner)
+        with self._changed:
+            if sum(other.owner == owner for other in self._waiting) >= _MOST_WAITING:
+                raise TooManyGrammarsError
+            self._waiting.append(case)
+            if not self._num_idle and self._num_threads < self._count:
+                self._add_thread()
+            self._changed.notify()
+        return case
+
+    def _add_thread(self) -> None:
+        self._num_threads += 1
+        threading.Thread(target=self._work, name="grammar-judge", daemon=True).start()
+
+    def _work(self) -> None:
+        judge = _Judge(self._deadline_s)
+        while True:
+            case = self._next()
+            judge.decide(case)
+            with self._changed:
+                self._under_way[case.owner] -= 1
+                self._changed.notify_all()
+
+    def _next(self) -> _Case:
+        """Waits for a case whose owner may have one more under way."""
+        with self._changed:
+            while (case := self._admissible()) is None:
+                self._num_idle += 1
+                self._changed.wait()
+                self._num_idle -= 1
+            self._waiting.remove(case)
+            self._under_way[case.owner] += 1
+            return case
+
+    def _admissible(self) -> _Case | None:
+        most = self._count - 1
+        return next((case for case in self._waiting if self._under_way[case.owner] < most), None)
+
+
+class _Judge:
+    """One process, started again after it was killed. Belongs to one thread."""
+
+    def __init__(self, deadline_s: float) -> None:
+        self._deadline_s = deadline_s
+        self._process: subprocess.Popen[bytes] | None = None
+        with contextlib.suppress(OSError):
+            self._process = _start()
+
+    def decide(self, case: _Case) -> None:
+        if not case.set_running_or_notify_cancel():
+            return
+        try:
+            case.set_result(self._try(case))
+        except Exception as error:
+            case.set_exception(error)
+
+    def _try(self, case: _Case) -> Problem | None:
+        if self._process is None or self._process.poll() is not None:
+            self._process = _start()
+        process = self._process
+        case.give_to(process)
+        try:
+            return _answer(process, case.trials, self._deadline_s)
+        except BaseException:
+            _end(process)
+            self._process = None
+            raise
+        finally:
+            case.give_to(None)
+
+
+def _start() -> subprocess.Popen[bytes]:
+    """Returns when it is ready, so that no grammar is charged for its start."""
+    command, pipe = module_command("oscine.executor.grammar_judge"), subprocess.PIPE
+    process = subprocess.Popen(
+        command,
+        stdin=pipe,
+        stdout=pipe,
+        stderr=subprocess.DEVNULL,
+        env=child_environment(),
+        start_new_session=True,  # a ctrl-C is not for it
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    return process
+
+
+def _answer(process: subprocess.Popen[bytes], trials: Sequence[Trial], deadline_s: float) -> Problem | None:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with contextlib.suppress(BrokenPipeError):
+        process.stdin.write(json.dumps(trials).encode() + b"\n")
+        process.stdin.flush()
+    poller = select.poll()
+    poller.register(process.stdout, select.POLLIN)
+    if not poller.poll(deadline_s * 1000):
+        raise UndecidedError(f"it takes longer than {deadline_s:g} s to compile")
+    line = process.stdout.readline()
+    if not line:
+        raise UndecidedError("it takes too much memory to compile")
+    found = json.loads(line)
+    return None if found is None else Problem(*found)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    with contextlib.suppress(BrokenPipeError):  # of a line that was not read
+        process.communicate()
+
+
+@cache
+def judges() -> GrammarJudges:
+    """Those of this process, for all of its models."""
+    return GrammarJudges()

@@ -1,0 +1,99 @@
+"""Grammars that take for ever to compile, each in a process that is killed."""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+
+import psutil
+import pytest
+
+from oscine.executor.grammar_judges import GrammarJudges, TooManyGrammarsError, UndecidedError
+from oscine.executor.grammar_trial import Problem, Trial
+from tests.hostile_schemas import quartic_schema
+
+PATIENCE_S = 60.0
+GOOD = [Trial("start: /a+/"), Trial("start: /b+/", walk=True)]
+ENDLESS = [Trial(json.dumps({"grammars": [{"json_schema": quartic_schema(600)}]}))]
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def processes() -> set[psutil.Process]:
+    children = psutil.Process().children(recursive=True)
+    return {child for child in children if "oscine.executor.grammar_judge" in child.cmdline()}
+
+
+def running(before: set[psutil.Process], case: "Future[Problem | None]") -> psutil.Process:
+    wait_until(lambda: case.running() and len(processes() - before) == 1)
+    (process,) = processes() - before
+    return process
+
+
+def test_the_first_problem_is_found() -> None:
+    judges = GrammarJudges()
+    assert judges.judge(GOOD).result(PATIENCE_S) is None
+    problem = judges.judge([*GOOD, Trial("start: nobody"), Trial("start: (")]).result(PATIENCE_S)
+    assert problem is not None
+    assert problem.trial == 2
+    assert "nobody" in problem.message
+
+
+def test_what_takes_too_long_is_stopped_and_the_next_one_is_judged() -> None:
+    before = processes()
+    judges = GrammarJudges(deadline_s=2)
+    with pytest.raises(UndecidedError, match="longer than 2 s"):
+        judges.judge(ENDLESS).result(PATIENCE_S)
+    wait_until(lambda: not (processes() - before))
+    assert judges.judge(GOOD).result(PATIENCE_S) is None
+
+
+def test_to_cancel_kills_the_process() -> None:
+    before = processes()
+    judges = GrammarJudges(deadline_s=PATIENCE_S)
+    case = judges.judge(ENDLESS)
+    process = running(before, case)
+    case.cancel()
+    wait_until(lambda: not process.is_running())
+    assert judges.judge(GOOD).result(PATIENCE_S) is None
+
+
+def test_a_process_that_dies_is_no_verdict() -> None:
+    before = processes()
+    judges = GrammarJudges(deadline_s=PATIENCE_S)
+    case = judges.judge(ENDLESS)
+    os.kill(running(before, case).pid, signal.SIGKILL)
+    with pytest.raises(UndecidedError, match="memory"):
+        case.result(PATIENCE_S)
+    assert judges.judge(GOOD).result(PATIENCE_S) is None
+
+
+def test_one_owner_leaves_room_for_others() -> None:
+    judges = GrammarJudges(2, deadline_s=PATIENCE_S)
+    endless = [judges.judge(ENDLESS, "a") for _ in range(8)]
+    waiting = judges.judge(GOOD, "a")
+    assert judges.judge(GOOD, "b").result(PATIENCE_S) is None
+    assert not waiting.done()
+    for case in endless:
+        case.cancel()
+    assert waiting.result(PATIENCE_S) is None
+
+
+def test_an_owner_has_so_many_waiting_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("oscine.executor.grammar_judges._MOST_WAITING", 3)
+    judges = GrammarJudges(2, deadline_s=PATIENCE_S)
+    first = judges.judge(ENDLESS, "a")
+    wait_until(first.running)
+    cases = [judges.judge(ENDLESS, "a") for _ in range(3)]
+    with pytest.raises(TooManyGrammarsError):
+        judges.judge(GOOD, "a")
+    assert judges.judge(GOOD, "b").result(PATIENCE_S) is None
+    for case in [*cases, first]:
+        case.cancel()

@@ -19,6 +19,7 @@ from oscine.api.service import Service
 from oscine.api.wire import protocol
 from oscine.config import Config
 from oscine.engine.client import EngineClient, EngineError
+from oscine.engine.descriptors import connection_limit, raise_descriptor_limit
 from oscine.types import EngineInfo
 
 logger = logging.getLogger(__name__)
@@ -47,6 +48,14 @@ def bind(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:
         listener.close()
         raise ServerError(f"cannot listen on {host} port {port}: {error.strerror or error}") from None
     return listener
+
+
+def _max_connections(wanted: int) -> int:
+    descriptors = raise_descriptor_limit()
+    limit = connection_limit(wanted, descriptors)
+    if limit < wanted:
+        logger.warning("connections are limited to %d, as this process may open only %d files", limit, descriptors)
+    return limit
 
 
 def one_model(config: Config) -> Service:
@@ -81,7 +90,7 @@ class Server(uvicorn.Server):
             uvicorn.Config(
                 create_app(self.service),
                 loop="uvloop",
-                http=protocol(options.max_connections),
+                http=protocol(_max_connections(options.max_connections)),
                 ws="none",
                 lifespan="off",
                 log_config=None,

@@ -4,6 +4,7 @@ Knows token ids only: no text, no HTTP, no torch.
 """
 
 import asyncio
+import logging
 import shutil
 import tempfile
 import time
@@ -12,6 +13,7 @@ from typing import Literal, Protocol
 import zmq
 
 from oscine.config import EngineOptions
+from oscine.engine.descriptors import raise_descriptor_limit
 from oscine.engine.link import Link
 from oscine.engine.messages import (
     Cancel,
@@ -27,10 +29,12 @@ from oscine.engine.messages import (
     decode_to_client,
 )
 from oscine.engine.stream import EngineDied, EngineError, EngineOverloaded, RequestStream
-from oscine.engine.supervisor import EngineSupervisor
+from oscine.engine.supervisor import STARVED_S, EngineSupervisor, pause_s
 from oscine.types import EngineInfo, EngineStats, GenerationOutput, GenerationRequest
 
 __all__ = ["Engine", "EngineClient", "EngineDied", "EngineError", "EngineOverloaded", "EngineState", "RequestStream"]
+
+logger = logging.getLogger(__name__)
 
 _WATCH_S = 0.05  # the watch over a silent engine sleeps no less
 _LOOKS = 4  # of the watch in the time that an engine may be silent
@@ -110,6 +114,8 @@ class EngineClient:
         self._greeted = False  # asked whether it is there; no answer yet
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None  # made by start()
         self._link: Link[ToClient] | None = None
+        self._starved_at: float | None = None  # since when no socket can be had
+        self._failures = 0  # to have one, in a row
         self._streams: dict[str, RequestStream] = {}
         self._changed = asyncio.Event()  # set, and replaced, at each change of state
 
@@ -119,6 +125,7 @@ class EngineClient:
         return self._supervisor.pid if self._supervisor is not None else None
 
     async def start(self) -> None:
+        raise_descriptor_limit()
         self._context = zmq.Context()
         if self._options is not None:
             self._folder = tempfile.mkdtemp(prefix="oscine-")  # mode 0700: nobody else may connect
@@ -198,11 +205,32 @@ class EngineClient:
     # ---- what the link and the supervisor report ----
 
     def _connect(self) -> None:
+        """Tries again after a pause where no socket is to be had, until there is one or the engine is given up."""
+        if self.state not in ("starting", "restarting"):
+            return
         assert self._context is not None
         assert self.address is not None
-        self._link = Link(
-            self._context, self.address, decode_to_client, lambda: self._send(Hello()), self._receive, self._on_down
-        )
+        try:
+            self._link = Link(
+                self._context, self.address, decode_to_client, lambda: self._send(Hello()), self._receive, self._on_down
+            )
+        except (zmq.ZMQError, OSError) as error:
+            self._starve(f"no socket can be had for the engine: {error}")
+        else:
+            self._starved_at, self._failures = None, 0
+
+    def _starve(self, reason: str) -> None:
+        self._failures += 1
+        if self._starved_at is None:
+            logger.error(reason)
+            self._starved_at = time.monotonic()
+        if time.monotonic() - self._starved_at < STARVED_S:
+            asyncio.get_running_loop().call_later(pause_s(self._failures), self._connect)
+            return
+        if self._supervisor is not None:
+            self._supervisor.give_up()
+            self._supervisor.kill(reason)
+        self._enter("failed", reason)
 
     def _receive(self, message: ToClient) -> None:
         self._heard_s, self._greeted = time.monotonic(), False
@@ -243,8 +271,7 @@ class EngineClient:
         if self.state == "ready":
             self.restarts += 1
             self._enter("restarting", self.error or "the engine process ended")
-        if self.state in ("starting", "restarting"):
-            self._connect()
+        self._connect()
 
     def _on_exit(self, reason: str, gave_up: bool) -> None:
         """The process is gone, whether or not its socket ever was there; live streams end when the socket has."""

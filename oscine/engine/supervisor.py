@@ -5,6 +5,7 @@ Knows processes only: not what is said over the socket.
 
 import asyncio
 import contextlib
+import logging
 import os
 import sys
 import time
@@ -16,10 +17,13 @@ from oscine.config import EngineOptions
 from oscine.engine.messages import Launch
 from oscine.engine.parent import STOP
 
+logger = logging.getLogger(__name__)
+
 _FIRST_PAUSE_S = 0.1  # doubles with every failure in a row
 _LONGEST_PAUSE_S = 10.0
 _STABLE_S = 60.0  # an engine that served this long has recovered
 _MAX_FAILED_STARTS = 3  # in a row, before the engine is given up
+STARVED_S = 600.0  # that an engine which was ready once is waited for while there are no descriptors, memory, processes
 # OpenMP threads that spin while they wait make a step 10 to 100 times slower once another process wants the cores.
 _CHILD_ENVIRONMENT = {"OMP_WAIT_POLICY": "passive"}
 _FAREWELL_S = 2.0  # granted to an engine that serves, to tell its clients that it ends
@@ -35,6 +39,9 @@ class EngineSupervisor:
         self._on_exit = on_exit
         self._process: asyncio.subprocess.Process | None = None
         self._ready_at: float | None = None
+        self._was_ready = False  # this process or one before it
+        self._failures = self._failed_starts = 0  # in a row
+        self._starved_at: float | None = None  # since when there is no process to be had
         self._killed_for: str | None = None
         self._stopping = False
 
@@ -43,37 +50,60 @@ class EngineSupervisor:
         return None if self._process is None else self._process.pid
 
     def mark_ready(self) -> None:
-        self._ready_at = time.monotonic()
+        self._ready_at, self._was_ready = time.monotonic(), True
 
     async def run(self) -> None:
         """Until stop() or until the engine has failed to start too often."""
-        failures = failed_starts = 0
         while not self._stopping:
-            code = await self._run_once()
+            self._ready_at = self._killed_for = None
+            try:
+                process = await self._start()
+            except Exception as error:  # no descriptors, memory or processes are left
+                reason, gave_up = f"no engine process can be started: {error}", self._starve()
+            else:
+                code = await process.wait()
+                reason = self._killed_for or _describe(code, while_starting=self._ready_at is None)
+                gave_up = self._count_end()
             if self._stopping:
                 return
-            served_s = 0.0 if self._ready_at is None else time.monotonic() - self._ready_at
-            failed_starts = failed_starts + 1 if self._ready_at is None else 0
-            failures = 1 if served_s >= _STABLE_S else failures + 1
-            gave_up = failed_starts >= _MAX_FAILED_STARTS
-            self._on_exit(self._killed_for or _describe(code, while_starting=self._ready_at is None), gave_up)
+            logger.error("%s; %s", reason, "it is given up" if gave_up else "another one is started")
+            self._on_exit(reason, gave_up)
             if gave_up:
                 return
-            await asyncio.sleep(min(_FIRST_PAUSE_S * 2 ** (failures - 1), _LONGEST_PAUSE_S))
+            await asyncio.sleep(pause_s(self._failures))
 
-    async def _run_once(self) -> int:
-        self._ready_at = self._killed_for = None
+    def _count_end(self) -> bool:
+        """Of a process. Returns whether there is to be no other."""
+        served_s = 0.0 if self._ready_at is None else time.monotonic() - self._ready_at
+        self._failed_starts = self._failed_starts + 1 if self._ready_at is None else 0
+        self._failures = 1 if served_s >= _STABLE_S else self._failures + 1
+        self._starved_at = None
+        return self._failed_starts >= _MAX_FAILED_STARTS
+
+    def _starve(self) -> bool:
+        """There was no process to be had. Returns whether to wait for one no longer.
+
+        That is no fault of an engine which has been ready before: others may give back what they took.
+        """
+        self._failures += 1
+        if not self._was_ready:
+            self._failed_starts += 1
+            return self._failed_starts >= _MAX_FAILED_STARTS
+        if self._starved_at is None:
+            self._starved_at = time.monotonic()
+        return time.monotonic() - self._starved_at >= STARVED_S
+
+    async def _start(self) -> asyncio.subprocess.Process:
         # Whatever a library prints goes to stderr: stdout belongs to the parent's own output.
-        process = await asyncio.create_subprocess_exec(
+        self._process = process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "oscine.engine.process"),
             stdin=asyncio.subprocess.PIPE,
             stdout=2,
             env=_CHILD_ENVIRONMENT | os.environ,
         )
-        self._process = process
         assert process.stdin is not None
         process.stdin.write(self._launch)
-        return await process.wait()
+        return process
 
     def kill(self, reason: str) -> None:
         """Ends a process that is of no use; it is started again as after any other end."""
@@ -107,6 +137,11 @@ class EngineSupervisor:
         except TimeoutError:
             process.kill()
             await process.wait()
+
+
+def pause_s(failures: int) -> float:
+    """Before the next attempt, after so many failures in a row."""
+    return float(min(_FIRST_PAUSE_S * 2 ** min(failures - 1, 20), _LONGEST_PAUSE_S))
 
 
 def _describe(code: int, while_starting: bool) -> str:

@@ -11,9 +11,11 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from oscine.api.server import Server, ServerError
@@ -234,3 +236,32 @@ def test_liveness_and_readiness_while_the_engine_starts(model_folder: Path, tmp_
         wait_until(is_ready, "readiness")
         process.terminate()
         assert process.wait(timeout=30) == 0
+
+
+class FewFiles(ServerProcess):
+    """A server that may open few files, whatever the limits of this process are."""
+
+    def __init__(self, *options: str) -> None:
+        super().__init__(*options)
+        self._command = ["sh", "-c", 'ulimit -n 400; exec "$@"', "sh", *self._command]
+
+
+def holds_all(server: ServerProcess) -> bool:
+    """Whether no more connections are accepted."""
+    before = psutil.Process(server.pid).num_fds()
+    time.sleep(0.5)
+    return before > 200 and psutil.Process(server.pid).num_fds() == before
+
+
+def test_clients_that_hold_all_connections_do_not_keep_an_engine_from_coming_back(model_folder: Path) -> None:
+    with FewFiles(str(model_folder), "--executor", "fake", "--log-level", "error") as server:
+        first = server.engine
+        with ExitStack() as held:
+            for _ in range(500):
+                held.enter_context(RawClient(server))
+            wait_until(lambda: holds_all(server), "all connections")
+            first.kill()
+            wait_until(lambda: not first.is_running(), "the end of the engine")
+            wait_until(lambda: len(server._engines()) == 1, "another engine")
+        wait_until(lambda: ready_status(server) == 200, "readiness")
+        assert server.post("/v1/chat/completions", chat_body(max_tokens=5))["choices"]

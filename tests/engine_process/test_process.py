@@ -2,10 +2,13 @@
 
 import asyncio
 import os
+import resource
 import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +19,7 @@ import pytest
 from oscine.config import ModelOptions
 from oscine.engine.build import build_engine
 from oscine.engine.client import EngineClient, EngineDied, EngineError, EngineOverloaded
+from oscine.engine.descriptors import connection_limit
 from oscine.engine.messages import Launch
 from oscine.engine.offline import generate
 
@@ -333,3 +337,75 @@ def test_the_fake_needs_no_torch(folder: Path) -> None:
         "sys.exit('torch' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code, str(folder)], check=True)
+
+
+@contextmanager
+def no_descriptors() -> Iterator[None]:
+    """For a while this process may open nothing."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_an_engine_comes_back_when_there_are_descriptors_again(folder: Path) -> None:
+    async def test() -> None:
+        async with serving(options(folder)) as client:
+            first = client.pid
+            assert first is not None
+            with no_descriptors():
+                os.kill(first, signal.SIGKILL)
+                await until(lambda: client.state == "restarting")
+                await until(lambda: "no engine process can be started" in (client.error or ""))
+                reported = client.error
+                client.error = None
+                await until(lambda: client.error == reported)  # it was tried again
+                assert client.state == "restarting"
+            await client.wait_ready()
+            assert client.pid != first
+            assert len(tokens(await read(client.submit(request("0"))))) == 8
+
+    run(test)
+
+
+@pytest.mark.parametrize("name", ["supervisor", "client"])
+def test_a_lack_of_descriptors_that_lasts_is_a_failure(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(f"oscine.engine.{name}.STARVED_S", 0.5)
+
+    async def test() -> None:
+        async with serving(options(folder)) as client:
+            assert client.pid is not None
+            with no_descriptors():
+                os.kill(client.pid, signal.SIGKILL)
+                await until(lambda: client.state == "failed")
+                with pytest.raises(EngineError, match="can be"):
+                    await client.wait_ready()
+
+    run(test)
+
+
+def test_an_engine_for_which_there_never_was_a_process_is_given_up(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+
+    async def test() -> None:
+        client = EngineClient(options(folder))
+        await client.start()
+        with pytest.raises(EngineError, match="no engine process can be started"):
+            await client.wait_ready()
+        assert client.state == "failed"
+        await client.stop()
+
+    run(test)
+
+
+def test_connections_leave_descriptors_for_the_rest() -> None:
+    assert connection_limit(4096, 1 << 20) == 4096
+    assert connection_limit(4096, 1024) == 768
+    assert connection_limit(4096, 100) == 50
+    assert connection_limit(10, 1024) == 10

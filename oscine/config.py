@@ -254,7 +254,7 @@ def _traces(environ: Mapping[str, str]) -> str | None:
 class Environment:
     """Every environment variable that Oscine reads."""
 
-    base_url: str | None  # OPENAI_BASE_URL: where `oscine chat` finds a server
+    base_url: str | None  # OSCINE_URL: where `oscine chat` finds a server
     api_key: str | None  # OPENAI_API_KEY: sent by `oscine chat`
     server_api_key: str | None  # OSCINE_API_KEY: one more key that `oscine serve` asks for
     traces: str | None  # OTLP's protocol if OTEL_* name a place for traces; OpenTelemetry's SDK reads the rest itself
@@ -265,7 +265,7 @@ class Environment:
     def read(cls) -> "Environment":
         get = os.environ.get
         return cls(
-            base_url=get("OPENAI_BASE_URL"),
+            base_url=get("OSCINE_URL"),
             api_key=get("OPENAI_API_KEY"),
             server_api_key=get("OSCINE_API_KEY"),
             traces=_traces(os.environ),

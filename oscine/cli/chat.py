@@ -28,7 +28,7 @@ def add_command(commands: "argparse._SubParsersAction[Parser]") -> None:
     )
     parser.add_argument("prompt", nargs="?", metavar="PROMPT", help="answered once; its output may be piped")
     parser.add_argument(
-        "--url", help="a server (or OPENAI_BASE_URL; its key: OPENAI_API_KEY); without one, one is started here"
+        "--url", help="a server (or OSCINE_URL; its key: OPENAI_API_KEY); without one, one is started here"
     )
     parser.add_argument("--model", help=f"the server's name of the model, or what to start a server with ({NANO})")
     parser.add_argument("--effort", choices=EFFORTS, default="medium", help="of the reasoning (medium)")

@@ -15,7 +15,7 @@ THOUGHT = "The user wants to hear something, so I say something."
 
 
 def run(*arguments: str, given: str = "", **environment: str) -> "subprocess.CompletedProcess[str]":
-    env = {k: v for k, v in os.environ.items() if not k.startswith("OPENAI_")} | environment
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("OPENAI_", "OSCINE_"))} | environment
     command = [sys.executable, "-m", "oscine.cli", *arguments]
     return subprocess.run(command, input=given, capture_output=True, text=True, timeout=60, check=False, env=env)
 
@@ -75,7 +75,7 @@ def test_chat_into_a_pipe_is_plain_text(fake_server: ServerProcess) -> None:
     assert answer == (TEXT * 9)[: len(answer)]
     assert "tokens/s" in done.stderr
     assert "\x1b" not in done.stdout + done.stderr
-    assert run("chat", "Tell me something.", OPENAI_BASE_URL=f"{fake_server.url}/v1").stdout == done.stdout
+    assert run("chat", "Tell me something.", OSCINE_URL=f"{fake_server.url}/v1").stdout == done.stdout
 
 
 @pytest.mark.parametrize(("no_color", "dims"), [("", True), ("1", False)])
@@ -108,7 +108,8 @@ def test_a_server_that_refuses_is_quoted(fake_server: ServerProcess) -> None:
 
 
 def test_chat_without_a_server_starts_one() -> None:
-    done = run("chat", "What is 27 + 58?")
+    """Whatever other programs' environment names."""
+    done = run("chat", "What is 27 + 58?", OPENAI_BASE_URL="http://127.0.0.1:1/v1")
     assert done.returncode == 0
     thought, answer = done.stdout.rstrip("\n").split("\n\n")
     assert thought

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, get_args
 
 from oscine.chat.messages import ReasoningEffort
-from oscine.cli.error import CommandError
+from oscine.cli.error import USAGE, CommandError
 from oscine.cli.options import Parser
 from oscine.cli.terminal import Terminal
 from oscine.config import NANO, Config, EngineOptions, Environment, ModelOptions, ServerOptions
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from oscine.cli.conversation import Conversation
 
 EFFORTS = get_args(ReasoningEffort)
+MAX_TOKENS = 4096  # of one answer, where the context has room for so many
 _HELP = "/reset forgets the conversation, /effort low|medium|high, ctrl-C stops an answer, ctrl-D leaves"
 
 
@@ -33,11 +34,13 @@ def add_command(commands: "argparse._SubParsersAction[Parser]") -> None:
     parser.add_argument("--model", help=f"the server's name of the model, or what to start a server with ({NANO})")
     parser.add_argument("--effort", choices=EFFORTS, default="medium", help="of the reasoning (medium)")
     parser.add_argument("--temperature", type=float, help="0 is greedy (the server's own; the embedded model: 0)")
-    parser.add_argument("--max-tokens", type=int, metavar="TOKENS", help="of one answer (all that the context holds)")
+    parser.add_argument("--max-tokens", type=int, metavar="TOKENS", help=f"of one answer ({MAX_TOKENS})")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:
+    if args.prompt is not None and not args.prompt.strip():
+        raise CommandError("PROMPT is empty: without one, a conversation begins", USAGE)
     environment = Environment.read()
     out = sys.stdout
     terminal = Terminal(out, color=out.isatty() and not environment.no_color)
@@ -53,7 +56,7 @@ def run(args: argparse.Namespace) -> None:
     from oscine.cli.conversation import Conversation
 
     with _server(url, args.model or NANO) as base:
-        conversation = Conversation(base, environment.api_key, settings, terminal, notes)
+        conversation = Conversation(base, environment.api_key, settings, MAX_TOKENS, terminal, notes)
         with conversation:
             if args.prompt is not None:
                 conversation.ask(args.prompt)

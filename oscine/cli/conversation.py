@@ -18,10 +18,19 @@ _CONNECT_S = 10.0
 
 
 class Conversation:
-    """Context manager. `settings` go along with every request; None among them means the server's own."""
+    """Context manager. `settings` go along with every request; None among them means the server's own.
+
+    `max_tokens` bounds an answer where the settings do not; in a context with less room the context does.
+    """
 
     def __init__(
-        self, url: str, api_key: str | None, settings: dict[str, Any], terminal: Terminal, notes: Terminal
+        self,
+        url: str,
+        api_key: str | None,
+        settings: dict[str, Any],
+        max_tokens: int,
+        terminal: Terminal,
+        notes: Terminal,
     ) -> None:
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         try:
@@ -32,6 +41,7 @@ class Conversation:
         self._terminal, self._notes = terminal, notes
         self._messages: list[dict[str, Any]] = []
         self.settings = settings
+        self._max_tokens = max_tokens
 
     def __enter__(self) -> "Conversation":
         return self
@@ -64,6 +74,14 @@ class Conversation:
     def _stream(self, body: dict[str, Any], answer: "Answer") -> None:
         given = {name: value for name, value in self.settings.items() if value is not None}
         body = given | body | {"stream": True, "stream_options": {"include_usage": True}}
+        try:
+            self._post({"max_tokens": self._max_tokens} | body, answer)
+        except _ContextError:
+            if "max_tokens" in body:
+                raise
+            self._post(body, answer)
+
+    def _post(self, body: dict[str, Any], answer: "Answer") -> None:
         with self._client.stream("POST", "/v1/chat/completions", json=body) as response:
             _check(response)
             for chunk in _chunks(response):
@@ -75,15 +93,22 @@ class Conversation:
         return str(response.json()["data"][0]["id"])
 
 
+class _ContextError(CommandError):
+    """The prompt and the tokens asked for are more than the context holds."""
+
+
 def _check(response: httpx.Response) -> None:
     if response.is_success:
         return
     text = response.read().decode(errors="replace")
+    code = None
     try:
-        text = json.loads(text)["error"]["message"]
-    except (ValueError, LookupError, TypeError):
+        error = json.loads(text)["error"]
+        text, code = error["message"], error.get("code")
+    except (ValueError, LookupError, TypeError, AttributeError):
         text = text[:200]
-    raise CommandError(f"the server answered {response.status_code}: {text}")
+    kind = _ContextError if code == "context_length_exceeded" else CommandError
+    raise kind(f"the server answered {response.status_code}: {text}")
 
 
 def _chunks(response: httpx.Response) -> Iterator[dict[str, Any]]:
@@ -132,5 +157,5 @@ class Answer:
             rate = (self._tokens - 1) / max(self._last_s - self._first_s, 1e-6)
             parts = [f"{self._tokens} tokens", f"{rate:.0f} tokens/s", *parts]
         if self._finish_reason == "length":
-            parts.append("cut off by the token limit")
+            parts.append("cut off by the token limit (--max-tokens)")
         return ", ".join(parts)

@@ -1,9 +1,14 @@
 """The command line as a person meets it: processes, their output and their exit status."""
 
+import json
 import os
 import pty
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import ClassVar
 
 import pytest
 
@@ -57,6 +62,8 @@ def test_a_reader_that_has_seen_enough_is_no_error(fake_server: ServerProcess) -
         (["chat", "--effort", "huge"], 2, "--effort"),
         (["chat", "hi", "--url", "http://127.0.0.1:1"], 1, "http://127.0.0.1:1"),
         (["chat", "hi", "--url", "nonsense"], 1, "nonsense"),
+        (["chat", "", "--url", "http://127.0.0.1:1"], 2, "PROMPT is empty"),
+        (["chat", " \n"], 2, "PROMPT is empty"),
     ],
     ids=lambda v: " ".join(v) if isinstance(v, list) else str(v),
 )
@@ -98,6 +105,57 @@ def test_a_conversation(fake_server: ServerProcess) -> None:
     assert done.returncode == 0
     assert done.stdout.count(THOUGHT) == 3
     assert "/effort takes one of low, medium, high" in done.stderr
+
+
+class Small(BaseHTTPRequestHandler):
+    """A server whose context has no room for more than 100 tokens, and that keeps what it is asked for."""
+
+    asked: ClassVar[list[int | None]] = []
+
+    def do_GET(self) -> None:
+        self._answer(200, json.dumps({"data": [{"id": "small"}]}))
+
+    def do_POST(self) -> None:
+        wanted = json.loads(self.rfile.read(int(self.headers["Content-Length"]))).get("max_tokens")
+        Small.asked.append(wanted)
+        if wanted is not None and wanted > 100:
+            self._answer(400, json.dumps({"error": {"message": "no room", "code": "context_length_exceeded"}}))
+        else:
+            choices = [{"delta": {"content": "well"}, "finish_reason": "length"}]
+            self._answer(200, f"data: {json.dumps({'choices': choices})}\n\ndata: [DONE]\n\n")
+
+    def _answer(self, status: int, body: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body.encode())
+
+    def log_message(self, *args: object) -> None: ...
+
+
+@pytest.fixture
+def small() -> Iterator[str]:
+    Small.asked = []
+    with ThreadingHTTPServer(("127.0.0.1", 0), Small) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def test_an_answer_has_a_limit_where_the_context_has_room_for_it(small: str) -> None:
+    done = run("chat", "hi", "--url", small)
+    assert (done.returncode, done.stdout) == (0, "well\n")
+    assert "cut off by the token limit (--max-tokens)" in done.stderr
+    assert Small.asked == [4096, None]
+
+
+def test_a_limit_that_was_asked_for_is_not_changed(small: str) -> None:
+    done = run("chat", "hi", "--url", small, "--max-tokens", "200")
+    assert done.returncode == 1
+    assert "no room" in done.stderr
+    assert Small.asked == [200]
 
 
 def test_a_server_that_refuses_is_quoted(fake_server: ServerProcess) -> None:

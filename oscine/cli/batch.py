@@ -23,7 +23,8 @@ def add_command(commands: "argparse._SubParsersAction[Parser]") -> None:
         help=what,
         description="Answer a file of requests in OpenAI's batch format, one JSON object a line: custom_id, method, "
         "url and body. The answers come in any order. A run that was ended goes on where it was: run the command "
-        "again. Without --url a server is started for the time, with MODEL and the options of `oscine serve`.",
+        "again. The exit status is 1 when a line has no answer. Without --url a server is started for the time, with "
+        "MODEL and the options of `oscine serve`.",
         allow_abbrev=False,
     )
     parser.add_argument("input", type=Path, metavar="INPUT", help="a file of requests")
@@ -55,6 +56,8 @@ def run(args: argparse.Namespace) -> None:
     concurrency = args.concurrency or (here if args.url is None else _CONCURRENCY)
     with BatchInput(args.input) as lines, BatchOutput(args.output) as output, _server(args.url, config) as url:
         asyncio.run(BatchRun(lines, output, url, Environment.read().api_key, sys.stderr).run(concurrency))
+    if output.failed:
+        raise CommandError(f"failed lines in {args.output}: {output.failed:,}; each says why")
 
 
 def _config(given: dict[str, Any]) -> Config:

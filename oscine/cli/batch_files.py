@@ -17,7 +17,7 @@ import msgspec
 
 from oscine.cli.error import USAGE, CommandError
 
-URLS = ("/v1/chat/completions", "/v1/responses", "/v1/completions")
+URLS = ("/v1/chat/completions", "/v1/responses", "/v1/completions", "/v1/messages")
 LONGEST_LINE = 64 << 20  # bytes
 _LINE_START = b'{"id":"batch_req_'
 
@@ -29,12 +29,16 @@ class _Given(msgspec.Struct):
     method: str = "POST"
 
 
+class _Response(msgspec.Struct):
+    status_code: int
+
+
 class _Written(msgspec.Struct):
     """What is read back of an output line."""
 
     id: str
     custom_id: str | None
-    response: dict[str, msgspec.Raw] | None
+    response: _Response | None
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,10 @@ class BadLine:
     id: str
     custom_id: str | None
     message: str
+
+
+def is_success(status: int) -> bool:
+    return 200 <= status < 300
 
 
 class _Ids:
@@ -86,6 +94,7 @@ class BatchOutput:
         self._path = path
         self._answered = _Ids()  # custom_ids
         self._refused = _Ids()  # ids of bad lines
+        self.failed = 0  # lines without an answer, those of earlier runs too
 
     def __enter__(self) -> "BatchOutput":
         try:
@@ -131,8 +140,10 @@ class BatchOutput:
             raise self._not_ours(number) from None
         if written.response is None or written.custom_id is None:
             self._refused.add(written.id)
+            self.failed += 1
         else:
             self._answered.add(written.custom_id)
+            self.failed += not is_success(written.response.status_code)
 
     def _not_ours(self, number: int) -> CommandError:
         return CommandError(f"{self._path}: line {number} is no line of a batch's output; it is left as it is", USAGE)
@@ -144,10 +155,12 @@ class BatchOutput:
     def answer(self, request: BatchRequest, status: int, request_id: str, body: object) -> None:
         response = {"status_code": status, "request_id": request_id, "body": body}
         self._append({"id": request.id, "custom_id": request.custom_id, "response": response, "error": None})
+        self.failed += not is_success(status)
 
     def refuse(self, line: BadLine) -> None:
         error = {"code": "invalid_line", "message": line.message}
         self._append({"id": line.id, "custom_id": line.custom_id, "response": None, "error": error})
+        self.failed += 1
 
     def _append(self, line: dict[str, Any]) -> None:
         left = memoryview(msgspec.json.encode(line) + b"\n")

@@ -18,6 +18,9 @@ from oscine.cli.error import CommandError
 PATIENCE_S = 120.0  # that a server may refuse one request again and again, or be out of reach
 _DELAYS_S = (0.5, 30.0)  # before asking again: at first, at most
 _FAILURES = 3  # of the engine during one request; then the request is to blame
+_BUSY = (429, 503, 529)  # 529 is Anthropic's
+# As an error says it by its code, or in Anthropic's shape, which has none, by its message.
+_ENGINE_FAILURES = (b'"engine_died"', b'"engine_failed"', b'"The engine failed:', b'"The request failed:')
 _REPORT_S = {True: 0.5, False: 10.0}  # between reports, to a terminal and to a file
 
 
@@ -31,6 +34,7 @@ class BatchRun:
             self._headers["Authorization"] = f"Bearer {api_key}"
         self._report_to = report
         self._tty = report.isatty()
+        self._in_line = False  # on a terminal the cursor stays behind the progress
         self._started_s = time.perf_counter()
         self._answered = self._failed = self._skipped = self._tokens = 0
 
@@ -44,6 +48,9 @@ class BatchRun:
             reporting = asyncio.create_task(self._report())
             try:
                 await self._work(concurrency)
+            except BaseException:
+                self._leave_line()
+                raise
             finally:
                 reporting.cancel()
         self._say(final=True)
@@ -97,7 +104,7 @@ class BatchRun:
                 why = str(error) or type(error).__name__
             else:
                 failures += _failed_in_engine(response)
-                if response.status_code not in (429, 503) or failures == _FAILURES:
+                if response.status_code not in _BUSY or failures == _FAILURES:
                     return response
                 delay_s = max(delay_s, _retry_after_s(response))
                 why = f"it answers {response.status_code}: {response.text[:200]}"
@@ -117,9 +124,18 @@ class BatchRun:
         parts += [f"{self._skipped:,} done before"] if self._skipped else []
         parts += [f"{self._tokens:,} tokens", f"{self._tokens / elapsed_s:,.0f} tokens/s", f"{elapsed_s:,.0f} s"]
         text = ("done" if final else f"{self._lines.share_read:.0%}") + ": " + ", ".join(parts)
-        text = f"\r\x1b[K{text}" if self._tty else text
-        self._report_to.write(text if self._tty and not final else text + "\n")
+        self._report_to.write(f"\r\x1b[K{text}" if self._tty else f"{text}\n")
         self._report_to.flush()
+        self._in_line = self._tty
+        if final:
+            self._leave_line()
+
+    def _leave_line(self) -> None:
+        """What comes next begins a line."""
+        if self._in_line:
+            self._report_to.write("\n")
+            self._report_to.flush()
+        self._in_line = False
 
 
 def _json(response: httpx.Response) -> Any:
@@ -139,9 +155,7 @@ def _tokens(body: Any) -> int:
 
 
 def _failed_in_engine(response: httpx.Response) -> bool:
-    return response.status_code == 503 and any(
-        code in response.content for code in (b'"engine_died"', b'"engine_failed"')
-    )
+    return response.status_code == 503 and any(text in response.content for text in _ENGINE_FAILURES)
 
 
 def _retry_after_s(response: httpx.Response) -> float:

@@ -1,7 +1,9 @@
 """`oscine batch`: files in OpenAI's batch format, runs that are killed and go on, servers that are busy."""
 
+import io
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -14,7 +16,8 @@ from typing import Any
 import pytest
 
 from oscine.cli import batch_files
-from oscine.cli.batch_files import BadLine, BatchInput, BatchRequest
+from oscine.cli.batch_files import BadLine, BatchInput, BatchOutput, BatchRequest
+from oscine.cli.batch_run import BatchRun
 from oscine.executor.fake import TEXT
 from tests.cli.test_commands import run
 from tests.server import ServerProcess, wait_until
@@ -45,12 +48,14 @@ def output(tmp_path: Path) -> Path:
     return tmp_path / "out.jsonl"
 
 
-def test_every_line_gets_a_line(tmp_path: Path, output: Path, fake_server: ServerProcess) -> None:
+def test_every_line_gets_a_line(tmp_path: Path, output: Path, model_folder: Path, fake_server: ServerProcess) -> None:
+    message = {"model": model_folder.name, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 160}
     given = write(
         tmp_path / "in.jsonl",
         request("chat"),
         request("text", "/v1/completions", prompt="Once", max_tokens=70),
         request("response", "/v1/responses", input="hi", max_output_tokens=160),
+        request("message", "/v1/messages", **message),
         request("unknown model", model="gpt-9", messages=[{"role": "user", "content": "hi"}]),
         "",
         "no JSON",
@@ -61,12 +66,13 @@ def test_every_line_gets_a_line(tmp_path: Path, output: Path, fake_server: Serve
         json.dumps({"custom_id": "got", "method": "GET", "url": CHAT, "body": {}}),
     )
     done = run("batch", str(given), str(output), "--url", f"{fake_server.url}/v1")
-    assert done.returncode == 0, done.stderr
-    assert "3 answered, 7 failed" in done.stderr
+    assert done.returncode == 1
+    assert "4 answered, 7 failed" in done.stderr
+    assert done.stderr.splitlines()[-1] == f"oscine: error: failed lines in {output}: 7; each says why"
     assert "tokens/s" in done.stderr
     lines = read(output)
-    assert len(lines) == 10
-    assert len({line["id"] for line in lines}) == 10
+    assert len(lines) == 11
+    assert len({line["id"] for line in lines}) == 11
     answered = {line["custom_id"]: line for line in lines if line["response"]}
     chat = answered["chat"]["response"]
     assert chat["status_code"] == 200
@@ -74,6 +80,7 @@ def test_every_line_gets_a_line(tmp_path: Path, output: Path, fake_server: Serve
     assert chat["body"]["choices"][0]["message"]["content"].startswith(TEXT[:20])
     assert answered["text"]["response"]["body"]["object"] == "text_completion"
     assert answered["response"]["response"]["body"]["object"] == "response"
+    assert answered["message"]["response"]["body"]["type"] == "message"
     assert answered["unknown model"]["response"]["status_code"] == 404
     assert answered["unknown model"]["response"]["body"]["error"]["code"] == "model_not_found"
     assert all(line["error"] is None for line in answered.values())
@@ -83,7 +90,8 @@ def test_every_line_gets_a_line(tmp_path: Path, output: Path, fake_server: Serve
     assert refused.keys() == expected.keys()
     assert all(word in refused[name] for name, word in expected.items())
     again = run("batch", str(given), str(output), "--url", fake_server.url)
-    assert "0 answered, 0 failed, 10 done before" in again.stderr
+    assert "0 answered, 0 failed, 11 done before" in again.stderr
+    assert again.returncode == 1, "the output still has lines without an answer"
     assert read(output) == lines
 
 
@@ -179,6 +187,8 @@ class Busy(BaseHTTPRequestHandler):
         if b"poison" in body:
             code = ("engine_died", "engine_failed")[Busy.posts % 2]
             self._answer(503, {"error": {"message": "it failed", "code": code}})
+        elif Busy.posts == 1 and self.path == "/v1/messages":
+            self._answer(529, {"type": "error", "error": {"type": "overloaded_error", "message": "full"}})
         elif Busy.posts == 1:
             self._answer(503, {"error": {"message": "full", "code": "overloaded"}})
         elif Busy.posts == 2:
@@ -211,12 +221,50 @@ def busy() -> Iterator[str]:
 def test_a_busy_server_is_asked_again_and_a_deadly_request_is_given_up(tmp_path: Path, output: Path, busy: str) -> None:
     given = write(tmp_path / "in.jsonl", request("good"), request("deadly", prompt="poison"))
     done = run("batch", str(given), str(output), "--url", busy, "--concurrency", "1")
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 1
     assert "1 answered, 1 failed, 5 tokens" in done.stderr
+    assert f"failed lines in {output}: 1" in done.stderr
     lines = by_name(output)
     assert lines["good"]["response"]["status_code"] == 200
     assert lines["deadly"]["response"]["status_code"] == 503
     assert Busy.posts == 3 + 3
+
+
+def test_a_message_is_asked_again_too(tmp_path: Path, output: Path, busy: str) -> None:
+    given = write(tmp_path / "in.jsonl", request("one", "/v1/messages", max_tokens=5))
+    assert run("batch", str(given), str(output), "--url", busy).returncode == 0
+    assert by_name(output)["one"]["response"]["status_code"] == 200
+
+
+@pytest.mark.parametrize("text", ["good", "poison"])
+def test_the_line_of_progress_ends_before_anything_else(tmp_path: Path, output: Path, busy: str, text: str) -> None:
+    given = write(tmp_path / "in.jsonl", request("one", prompt=text))
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "oscine.cli", "batch", str(given), str(output), "--url", busy]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=theirs, timeout=60, check=False)
+    os.close(theirs)
+    with open(ours, "rb") as terminal:
+        *_, last = terminal.read1(65536).decode().rpartition("\x1b[K")
+    assert done.returncode == (text == "poison")
+    assert last.splitlines()[0].startswith("done: ")
+    assert last.endswith("\n")
+    assert len(last.splitlines()) == 1 + (text == "poison")
+
+
+def test_a_run_that_ends_early_leaves_the_line_of_progress(tmp_path: Path, output: Path) -> None:
+    report = _Terminal()
+    with BatchInput(write(tmp_path / "in.jsonl", request("a"))) as lines, BatchOutput(output) as out:
+        batch = BatchRun(lines, out, "http://127.0.0.1:1", None, report)
+        batch._say()
+        batch._leave_line()
+        batch._leave_line()
+    assert report.getvalue().endswith(" s\n")
+    assert report.getvalue().count("\n") == 1
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
 
 def test_without_url_it_starts_a_server(tmp_path: Path, output: Path) -> None:

@@ -90,10 +90,12 @@ def plan_memory(
     weights: int,
     element_bytes: int,
     gpu: DeviceMemory | None = None,
+    host_bytes: int | None = None,
 ) -> MemoryPlan:
     """`weights` in bytes; `element_bytes` of one activation or KV element; `gpu` where the model runs on one.
 
-    Raises ValueError, with the arithmetic, when not even one sequence of the length asked for fits.
+    `host_bytes` is what a model on a CPU may take, where that is known. Raises ValueError, with the arithmetic, when
+    not even one sequence of the length asked for fits, or the whole does not fit the memory.
     """
     page_size, page = options.cache.page_size, page_bytes(config, options.cache.page_size, element_bytes)
     if not (page.full and page.sliding):
@@ -110,7 +112,7 @@ def plan_memory(
     window_pages = pages_of_window(config, page_size) + 1
     if num_sliding < window_pages:
         raise ValueError(_does_not_fit(options, page, needed, window_pages, cache_bytes))
-    return MemoryPlan(
+    plan = MemoryPlan(
         weights=weights,
         kv_full=num_full * page.full,
         kv_sliding=num_sliding * page.sliding,
@@ -121,6 +123,9 @@ def plan_memory(
         max_model_len=asked or min(config.max_position_embeddings, num_full * page_size),
         model_limit=config.max_position_embeddings,
     )
+    if gpu is None and host_bytes is not None and plan.total > host_bytes:
+        raise ValueError(_no_host_memory(plan, host_bytes))
+    return plan
 
 
 def _cache_bytes(options: EngineOptions, weights: int, workspace: int, gpu: DeviceMemory | None) -> int:
@@ -184,6 +189,15 @@ def _no_room(options: EngineOptions, weights: int, workspace: int, ours: int, gp
     return (
         f"weights of {weights} bytes + workspace of {workspace} bytes + {cache} do not fit {ours} bytes of the GPU: "
         f"{limit}; the workspace shrinks with --max-num-seqs and --max-num-batched-tokens"
+    )
+
+
+def _no_host_memory(plan: MemoryPlan, host_bytes: int) -> str:
+    gib = [f"{part / _GIB:.1f} GiB" for part in (plan.weights, plan.kv_full + plan.kv_sliding, plan.workspace)]
+    return (
+        f"weights of {gib[0]} + KV cache of {gib[1]} + workspace of {gib[2]} = {plan.total / _GIB:.1f} GiB do not fit "
+        f"the memory: {host_bytes / _GIB:.1f} GiB are free; the KV cache shrinks with --kv-cache-bytes, the workspace "
+        f"with --max-num-seqs and --max-num-batched-tokens"
     )
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from oscine.config import EngineOptions
 from oscine.executor.cuda_graphs import sizes_up_to
 from oscine.executor.grammar import TOKENIZER, Grammars
+from oscine.executor.host_memory import available_bytes
 from oscine.executor.kv_memory import DeviceMemory, MemoryPlan, plan_memory
 from oscine.executor.runner import TorchExecutor
 from oscine.executor.stopwatch import Stopwatch
@@ -127,7 +128,7 @@ def _plan(opened: OpenedModel, options: EngineOptions, weights: int, held: int =
     if opened.device.type == "cuda":
         free, total = torch.cuda.mem_get_info(opened.device)
         gpu = DeviceMemory(total, free + held)
-    return plan_memory(opened.config, options, weights, opened.dtype.itemsize, gpu)
+    return plan_memory(opened.config, options, weights, opened.dtype.itemsize, gpu, available_bytes())
 
 
 def _plan_again(opened: OpenedModel, options: EngineOptions, planned: MemoryPlan, report: Report) -> MemoryPlan:

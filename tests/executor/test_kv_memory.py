@@ -1,11 +1,15 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
 from oscine.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
+from oscine.executor import load
 from oscine.executor.kv_memory import DeviceMemory, plan_memory
 from oscine.executor.load import allocate_kv, weight_bytes
+from oscine.executor.stopwatch import Stopwatch
 from oscine.model.config import gpt_oss_20b, gpt_oss_120b
+from oscine.model.opened_model import OpenedModel
 from oscine.model.weights import checkpoint_bytes
 
 from .tiny import CONFIG, model
@@ -121,3 +125,21 @@ def test_planned_bytes_are_allocated_bytes() -> None:
         held += [getattr(layer, name) for name in layer.__slots__ if name != "experts"]
         held += [getattr(layer.experts, name) for name in layer.experts.__slots__]
     assert sum(tensor.nbytes for tensor in held) == weight_bytes(CONFIG, weights.embed_VH.dtype)
+
+
+def test_a_model_on_a_cpu_must_fit_the_memory() -> None:
+    weights = weight_bytes(gpt_oss_120b(), torch.float32)
+    asked = options(None)
+    plan = plan_memory(gpt_oss_120b(), asked, weights, element_bytes=4)
+    assert plan_memory(gpt_oss_120b(), asked, weights, 4, host_bytes=plan.total) == plan
+    said = r"weights of 6\d\.\d GiB \+ KV cache of 1\.0 GiB \+ workspace of 1\.\d GiB = 6.* GiB .* 23\.0 GiB are free"
+    with pytest.raises(ValueError, match=said):
+        plan_memory(gpt_oss_120b(), asked, weights, 4, host_bytes=23 << 30)
+    assert plan_memory(gpt_oss_120b(), asked, weights, 4, H200, host_bytes=1), "on a GPU it is the GPU's that counts"
+
+
+def test_nothing_is_loaded_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load, "available_bytes", lambda: 1 << 20)
+    monkeypatch.setattr(OpenedModel, "load", lambda self, **given: pytest.fail("the weights are loaded"))
+    with pytest.raises(ValueError, match=r"do not fit the memory: 0\.0 GiB are free"):
+        load.load_executor(EngineOptions(model=ModelOptions(device="cpu")), lambda text: None, Stopwatch())

@@ -1,0 +1,53 @@
+"""Bytes of main memory that this process may still take: what the machine has left, and what its control groups allow.
+
+Reads Linux's /proc and /sys alone; knows no plan.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+# Control groups of version 2 and 1: folder of the hierarchy, limit, usage, and the reclaimable part of the usage.
+_V2 = ("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file")
+_V1 = ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+
+
+def available_bytes(root: Path = Path("/")) -> int | None:
+    """None where the system does not say. `root` is where its proc and sys are."""
+    machine = _table(root / "proc/meminfo").get("MemAvailable:")
+    found = [] if machine is None else [machine * 1024]
+    found += _left_by_groups(root)
+    return min(found, default=None)
+
+
+def _left_by_groups(root: Path) -> Iterator[int]:
+    """Of each group that this process is in, from its own up to the outermost."""
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        number, controllers, path = line.split(":", 2)
+        if number != "0" and "memory" not in controllers.split(","):
+            continue
+        folder, *names = _V2 if number == "0" else _V1
+        parts = [part for part in path.split("/") if part]
+        for depth in range(len(parts), -1, -1):  # a container often shows its own group as the outermost
+            left = _left(root.joinpath(folder, *parts[:depth]), *names)
+            if left is not None:
+                yield left
+
+
+def _left(group: Path, limit: str, usage: str, reclaimable: str) -> int | None:
+    allowed, used = _text(group / limit).strip(), _text(group / usage).strip()
+    if not (allowed.isdigit() and used.isdigit()):  # no such group, or "max"
+        return None
+    return max(int(allowed) - int(used) + _table(group / "memory.stat").get(reclaimable, 0), 0)
+
+
+def _table(path: Path) -> dict[str, int]:
+    """Lines of a name and a number."""
+    rows = (line.split() for line in _text(path).splitlines())
+    return {row[0]: int(row[1]) for row in rows if len(row) > 1 and row[1].isdigit()}
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

@@ -9,12 +9,13 @@ import sys
 import oscine
 from oscine.cli import batch, bench, chat, cluster, dynamo_worker, serve
 from oscine.cli.error import INTERRUPTED, CommandError
-from oscine.cli.options import Parser
+from oscine.cli.parser import Parser
 
 
 def _parser() -> Parser:
     parser = Parser(
         prog="oscine",
+        usage="%(prog)s COMMAND [OPTIONS]",
         description="Serves OpenAI's gpt-oss models, or a small embedded model of the same architecture.",
         allow_abbrev=False,
     )

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from oscine.cli.error import USAGE, CommandError
-from oscine.cli.options import Parser, add_options, read_config
+from oscine.cli.parser import Parser
+from oscine.cli.read_options import add_options, read_config
 from oscine.config import NANO, Config, Environment
 
 _OWN = ("command", "run", "input", "output", "url", "concurrency")
@@ -21,20 +22,23 @@ def add_command(commands: "argparse._SubParsersAction[Parser]") -> None:
     parser = commands.add_parser(
         "batch",
         help=what,
+        usage="%(prog)s [OPTIONS] INPUT OUTPUT [MODEL]",
         description="Answer a file of requests in OpenAI's batch format, one JSON object a line: custom_id, method, "
         "url and body. The answers come in any order. A run that was ended goes on where it was: run the command "
         "again. The exit status is 1 when a line has no answer. Without --url a server is started for the time, with "
         "MODEL and the options of `oscine serve`.",
         allow_abbrev=False,
     )
-    parser.add_argument("input", type=Path, metavar="INPUT", help="a file of requests")
-    parser.add_argument("output", type=Path, metavar="OUTPUT", help="a file that answers are appended to")
-    parser.add_argument("--url", help="a server to ask (its key: OPENAI_API_KEY)")
+    parser.add_argument("input", type=Path, metavar="INPUT", help="file of requests")
+    parser.add_argument("output", type=Path, metavar="OUTPUT", help="file that answers are appended to")
+    parser.add_argument(
+        "--url", help="server to ask, with the key of OPENAI_API_KEY (default: one is started for the time)"
+    )
     parser.add_argument(
         "--concurrency",
         type=int,
         metavar="N",
-        help=f"requests at once (twice the sequences of a server that is started here; {_CONCURRENCY} with --url)",
+        help=f"requests under way at once (default: {_CONCURRENCY} with --url, else twice --max-num-seqs)",
     )
     add_options(parser)
     parser.set_defaults(run=run)

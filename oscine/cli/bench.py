@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 from oscine.cli.error import USAGE, CommandError
-from oscine.cli.options import Parser
+from oscine.cli.parser import Parser
 from oscine.config import NANO, CacheOptions, EngineOptions, ModelOptions
 from oscine.perf.result import RESULTS, Point, append, latest, read, results_of
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, get_args
 
 from oscine.chat.messages import ReasoningEffort
 from oscine.cli.error import USAGE, CommandError
-from oscine.cli.options import Parser
+from oscine.cli.parser import Parser
 from oscine.cli.terminal import Terminal
 from oscine.config import NANO, Config, EngineOptions, Environment, ModelOptions, ServerOptions
 
@@ -27,14 +27,27 @@ def add_command(commands: "argparse._SubParsersAction[Parser]") -> None:
         description=f"Talk to a model in the terminal. Without PROMPT: a conversation; {_HELP}.",
         allow_abbrev=False,
     )
-    parser.add_argument("prompt", nargs="?", metavar="PROMPT", help="answered once; its output may be piped")
     parser.add_argument(
-        "--url", help="a server (or OSCINE_URL; its key: OPENAI_API_KEY); without one, one is started here"
+        "prompt",
+        nargs="?",
+        metavar="PROMPT",
+        help="question that is answered once; the output may be piped (default: a conversation begins)",
     )
-    parser.add_argument("--model", help=f"the server's name of the model, or what to start a server with ({NANO})")
-    parser.add_argument("--effort", choices=EFFORTS, default="medium", help="of the reasoning (medium)")
-    parser.add_argument("--temperature", type=float, help="0 is greedy (the server's own; the embedded model: 0)")
-    parser.add_argument("--max-tokens", type=int, metavar="TOKENS", help=f"of one answer ({MAX_TOKENS})")
+    parser.add_argument(
+        "--url", help="server to ask, with the key of OPENAI_API_KEY (default: that of OSCINE_URL, else one is started)"
+    )
+    parser.add_argument(
+        "--model", help=f"name of the model, or without a server what to start one with (default: the first, or {NANO})"
+    )
+    parser.add_argument("--effort", choices=EFFORTS, default="medium", help="effort of the reasoning (default: medium)")
+    parser.add_argument(
+        "--temperature",
+        type=float,
+        help="temperature of sampling; 0 is greedy (default: the server's own; 0 for the embedded model)",
+    )
+    parser.add_argument(
+        "--max-tokens", type=int, metavar="TOKENS", help=f"most tokens of one answer (default: {MAX_TOKENS})"
+    )
     parser.set_defaults(run=run)
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from oscine.cli import cluster_plan
 from oscine.cli.error import USAGE, CommandError
-from oscine.cli.options import Parser
+from oscine.cli.parser import Parser
 from oscine.config import Environment
 
 if TYPE_CHECKING:

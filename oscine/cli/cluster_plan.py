@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from oscine.cli.error import USAGE, CommandError
-from oscine.cli.options import Parser
+from oscine.cli.parser import Parser
 
 if TYPE_CHECKING:
     from oscine.cluster.load_record import Plan

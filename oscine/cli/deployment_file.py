@@ -11,9 +11,10 @@ from typing import Any
 
 from oscine.api.keys import ApiKeys
 from oscine.api.vocabulary import tokenizer_folder
-from oscine.cli import dialects, options
+from oscine.cli import read_options as options
 from oscine.cli.error import CommandError
 from oscine.cli.options import PROFILES
+from oscine.cli.parser import NOTES
 from oscine.cli.yaml_section import Section
 from oscine.cluster.deployment import (
     Deployment,
@@ -99,7 +100,7 @@ def _read_options(section: Section, known: set[str], elsewhere: str) -> _Options
             one = options.read_mapping({key: value})
         except CommandError as error:
             raise section.error(key, str(error).removesuffix(" (see oscine serve --help)")) from None
-        one.pop(dialects.NOTES, None)
+        one.pop(NOTES, None)
         foreign = one.keys() - known
         if foreign:
             raise section.error(key, f"{key} {elsewhere}")

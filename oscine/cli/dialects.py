@@ -1,45 +1,18 @@
-"""Options of vLLM and TensorRT-LLM that `oscine serve` takes under their names.
+"""Options of other servers that `oscine serve` knows and has no option for: what becomes of each.
 
-Knows names, and what becomes of each: another name of one of ours, accepted without effect (which is said), or refused
-because it would change results or capacity in a way that is not there yet. Must not know what our options mean. Names
-are written with hyphens here; command line and YAML take underscores too. A dot is a level of a YAML file.
+One is accepted without effect, which is said, or refused because it would change results or capacity in a way that is
+not there. Other names of options of ours are declared with those. Names are written with hyphens here; command line and
+YAML take underscores too. A dot is a level of a YAML file.
 """
 
 import argparse
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from oscine.cli.error import USAGE, CommandError
-
-NOTES = "notes"  # in the namespace: what was accepted without effect, and why
-
-# Theirs -> ours.
-RENAMED = {
-    "max-batch-size": "max-num-seqs",
-    "max-num-tokens": "max-num-batched-tokens",
-    "max-seq-len": "max-model-len",
-    "free-gpu-memory-fraction": "kv-cache-free-gpu-memory-fraction",
-    "kv-cache-config.free-gpu-memory-fraction": "kv-cache-free-gpu-memory-fraction",
-}
-
-# Flags that are the opposite of one of ours: theirs -> the field of the configuration that they set, and to what.
-FLAGS = {
-    "enable-prefix-caching": ("prefix_caching", True),
-    "no-enable-prefix-caching": ("prefix_caching", False),
-    "kv-cache-config.enable-block-reuse": ("prefix_caching", True),
-    "async-scheduling": ("overlap", True),
-    "disable-overlap-scheduler": ("overlap", False),
-}
-
-_SWITCHES = {"prefix_caching": "--no-prefix-caching", "overlap": "--no-async-scheduling"}  # how we say no to it
-
-# What a flag that is false in a YAML file stands for.
-WHEN_FALSE = {
-    "enable-prefix-caching": "no-prefix-caching",
-    "kv-cache-config.enable-block-reuse": "no-prefix-caching",
-    "async-scheduling": "no-async-scheduling",
-}
+from oscine.cli.options import ALIASES, OPPOSITES, settings
+from oscine.cli.parser import add_note
 
 # A section of a YAML file that is null -> the option that it stands for.
 WHEN_NULL = {"cuda-graph-config": "enforce-eager"}
@@ -105,40 +78,47 @@ VALUED = {
 }
 
 
-def add_dialects(parser: argparse.ArgumentParser, options: dict[str, dict[str, Any]], *, nested: bool) -> None:
-    """Adds all of the above; `options`: ours, by name. `nested`: those with a dot too, for a YAML file."""
-    group = parser.add_argument_group("names of other servers")
+NAMES = frozenset((*MUST_BE_ONE, *MUST_BE, *NOT_YET, *IGNORED, *VALUED))
 
-    def add(name: str, **settings: Any) -> None:
+
+def add_dialects(
+    group: argparse._ArgumentGroup, options: Collection[str], *, nested: bool
+) -> dict[argparse.Action, str]:
+    """Adds all of the above, and what `options`, some of ours, are called elsewhere. Returns the help of each.
+
+    `nested`: those with a dot too, for a YAML file. None is shown by --help.
+    """
+    texts: dict[argparse.Action, str] = {}
+
+    def add(name: str, text: str, **settings: Any) -> None:
         if nested or "." not in name:
-            group.add_argument(f"--{name}", default=argparse.SUPPRESS, **settings)
+            hidden = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
+            texts[group.add_argument(f"--{name}", **settings | hidden)] = text
 
-    for theirs, ours in RENAMED.items():
-        dest = ours.replace("-", "_")
-        add(theirs, **{"dest": dest, **options[ours], "help": f"--{ours}"})
-    for theirs, (field, value) in FLAGS.items():
-        what = f"undoes {_SWITCHES[field]} of a file" if value else _SWITCHES[field]
-        add(theirs, action="store_const", const=value, dest=field, help=what)
+    for theirs, ours in ALIASES.items():
+        if ours in options:
+            add(theirs, f"same as --{ours}", **settings(ours))
+    for theirs, ours in OPPOSITES.items():
+        if ours in options:
+            declared = settings(ours)
+            add(theirs, f"undoes --{ours}", action="store_const", const=True, dest=declared["dest"])
     for theirs, feature in MUST_BE_ONE.items():
-        add(theirs, action=_MustBeOne, feature=feature, metavar="N", help=f"only 1: no {feature} yet")
+        add(theirs, f"must be 1: {feature} is not available yet", action=_MustBeOne, feature=feature, metavar="N")
     for theirs, allowed in MUST_BE.items():
-        add(theirs, action=_MustBe, allowed=allowed, metavar="NAME", help=f"only {' or '.join(allowed)}")
+        add(theirs, f"must be {' or '.join(allowed)}", action=_MustBe, allowed=allowed, metavar="NAME")
     for theirs, feature in NOT_YET.items():
-        add(theirs, action=_NotYet, feature=feature, metavar="VALUE", help=f"refused: no {feature} yet")
+        add(theirs, f"refused: {feature} is not available yet", action=_NotYet, feature=feature, metavar="VALUE")
     for theirs, why in IGNORED.items():
-        add(theirs, action=_Ignored, nargs=0, why=why, help=f"no effect: {why}")
+        add(theirs, f"has no effect: {why}", action=_Ignored, nargs=0, why=why)
     for theirs, why in VALUED.items():
-        add(theirs, action=_Ignored, why=why, metavar="VALUE", help=f"no effect: {why}")
-
-
-def names() -> set[str]:
-    """All of the above."""
-    return {*RENAMED, *FLAGS, *MUST_BE_ONE, *MUST_BE, *NOT_YET, *IGNORED, *VALUED}
+        add(theirs, f"has no effect: {why}", action=_Ignored, why=why, metavar="VALUE")
+    return texts
 
 
 def flatten(content: Mapping[Any, Any]) -> Iterator[tuple[str, str, Any]]:
     """The keys of a YAML file as written, as names of options, and their values; sections are taken apart."""
-    sections = {name.partition(".")[0] for name in names() if "." in name}
+    known = (*NAMES, *ALIASES, *OPPOSITES)
+    sections = {name.partition(".")[0] for name in known if "." in name}
     for key, value in content.items():
         name = str(key).replace("_", "-")
         if name not in sections:
@@ -156,10 +136,10 @@ def arguments(key: str, name: str, value: Any) -> list[str]:
     """One of these names with its value in a YAML file, as a command line; null is as if it were not there."""
     if value is None:
         return []
-    if name in IGNORED or name in FLAGS:
+    if name in IGNORED or name in OPPOSITES:
         if not isinstance(value, bool):
             raise CommandError(f"{key} cannot be {value!r}", USAGE)
-        stands_for = name if value else WHEN_FALSE.get(name)
+        stands_for = name if value else OPPOSITES.get(name)
         return [] if stands_for is None else [f"--{stands_for}"]
     return [f"--{name}={value}"]
 
@@ -219,5 +199,4 @@ class _Ignored(_Checked):
 
     def check(self, value: str | Sequence[Any] | None, namespace: argparse.Namespace) -> None:
         name = self.option_strings[0].removeprefix("--").replace("-", "_")
-        note = f"{name} has no effect: {self._why}"
-        setattr(namespace, NOTES, (*getattr(namespace, NOTES, ()), note))
+        add_note(namespace, f"{name} has no effect: {self._why}")

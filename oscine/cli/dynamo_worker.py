@@ -6,17 +6,19 @@ from pathlib import Path
 from typing import Any
 
 from oscine.cli.error import USAGE, CommandError
-from oscine.cli.options import ENGINE_GROUPS, Parser, add_options, read_config
+from oscine.cli.options import ENGINE_GROUPS
+from oscine.cli.parser import Parser
+from oscine.cli.read_options import add_options, read_config
 from oscine.config import ModelOptions
 
 _ROLES = ("aggregated", "prefill", "decode")
 _OWN = ("role", "peer_host", "prefill_min_tokens", "prefill_timeout_s")
 _RUNTIME = {
-    "namespace": "the group of workers and frontends that find each other (dynamo)",
-    "discovery-backend": "where they find each other: etcd, kubernetes, file or mem (etcd)",
-    "request-plane": "how requests travel: tcp or nats (tcp)",
-    "event-plane": "how KV events and load travel: zmq or nats (zmq)",
-    "endpoint": "full name, as dyn://NAMESPACE.COMPONENT.ENDPOINT (backend or prefill, generate)",
+    "namespace": "group of workers and frontends that find each other (default: dynamo)",
+    "discovery-backend": "where they find each other: etcd, kubernetes, file or mem (default: etcd)",
+    "request-plane": "how requests travel: tcp or nats (default: tcp)",
+    "event-plane": "how KV events and load travel: zmq or nats (default: zmq)",
+    "endpoint": "full name as dyn://NAMESPACE.COMPONENT.ENDPOINT (default: its role's)",
 }
 
 
@@ -25,6 +27,7 @@ def add_command(commands: "argparse._SubParsersAction[Parser]") -> None:
     parser = commands.add_parser(
         "dynamo-worker",
         help=what,
+        usage="%(prog)s [OPTIONS] [MODEL]",
         description="Serve a model to NVIDIA Dynamo's frontend and router (needs the extra `dynamo`).",
         allow_abbrev=False,
     )
@@ -34,11 +37,29 @@ def add_command(commands: "argparse._SubParsersAction[Parser]") -> None:
     def add(name: str, **settings: Any) -> None:
         worker.add_argument(f"--{name}", default=argparse.SUPPRESS, **settings)
 
-    add("served-model-name", metavar="NAME", help="what clients call the model (its own name)")
-    add("role", choices=_ROLES, help="of the worker: all of a request, its prompt, or what follows (aggregated)")
-    add("peer-host", metavar="ADDRESS", help="of this machine, as other workers reach it (its own towards others)")
-    add("prefill-min-tokens", type=int, metavar="TOKENS", help="lacking of a prompt, to be fetched by role decode (1)")
-    add("prefill-timeout-s", type=float, metavar="SECONDS", help="for pages to arrive; then they are computed (30)")
+    add("served-model-name", metavar="NAME", help="name by which clients call the model (default: its own)")
+    add(
+        "role",
+        choices=_ROLES,
+        help="what the worker computes: whole requests, prompts, or what follows (default: aggregated)",
+    )
+    add(
+        "peer-host",
+        metavar="ADDRESS",
+        help="address at which other workers reach this machine (default: its own towards others)",
+    )
+    add(
+        "prefill-min-tokens",
+        type=int,
+        metavar="TOKENS",
+        help="fewest missing tokens of a prompt that role decode has computed elsewhere (default: 1)",
+    )
+    add(
+        "prefill-timeout-s",
+        type=float,
+        metavar="SECONDS",
+        help="seconds that pages get to arrive before they are computed here (default: 30)",
+    )
     runtime = parser.add_argument_group(
         "Dynamo's runtime; each is also an environment variable DYN_NAME, as all others"
     )

@@ -8,7 +8,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from oscine.cli.dialects import NOTES
+from oscine.cli.parser import add_note
 from oscine.config import PeerOptions
 
 _KINDS: dict[str, tuple[type, ...]] = {
@@ -43,7 +43,7 @@ class KVEventsConfig(argparse.Action):
             raise argparse.ArgumentError(self, str(error)) from None
         namespace.peers = _peers(config)
         notes = (f"kv_events_config.{key} has no effect: {why}" for key, why in _IGNORED.items() if key in config)
-        setattr(namespace, NOTES, (*getattr(namespace, NOTES, ()), *notes))
+        add_note(namespace, *notes)
 
 
 def _read(text: str) -> dict[str, Any]:

@@ -9,7 +9,8 @@ from typing import Any
 
 import oscine
 from oscine.cli.error import CommandError
-from oscine.cli.options import Parser, add_options, read_config
+from oscine.cli.parser import Parser
+from oscine.cli.read_options import add_options, read_config
 from oscine.config import NANO, Config, Environment
 from oscine.types import EngineInfo
 
@@ -20,7 +21,11 @@ _EXAMPLE = "What is 27 + 58?"
 def add_command(commands: "argparse._SubParsersAction[Parser]") -> None:
     what = "serve a model behind an OpenAI-compatible API"
     parser = commands.add_parser(
-        "serve", help=what, description="Serve a model behind an OpenAI-compatible API.", allow_abbrev=False
+        "serve",
+        help=what,
+        usage="%(prog)s [OPTIONS] [MODEL]",
+        description="Serve a model behind an OpenAI-compatible API.",
+        allow_abbrev=False,
     )
     add_options(parser)
     parser.set_defaults(run=run)

@@ -49,7 +49,11 @@ def output(tmp_path: Path) -> Path:
 
 
 def test_every_line_gets_a_line(tmp_path: Path, output: Path, model_folder: Path, fake_server: ServerProcess) -> None:
-    message = {"model": model_folder.name, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 160}
+    message: dict[str, Any] = {
+        "model": model_folder.name,
+        "messages": [{"role": "user", "content": "hi"}],
+        "max_tokens": 160,
+    }
     given = write(
         tmp_path / "in.jsonl",
         request("chat"),

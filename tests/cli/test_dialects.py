@@ -6,7 +6,9 @@ import pytest
 
 from oscine.cli import dialects
 from oscine.cli.error import USAGE, CommandError
-from oscine.cli.options import _GROUPS, PROFILE_FOLDER, PROFILES, Parser, add_options, read_config
+from oscine.cli.options import ALIASES, NAMES, OPPOSITES, PROFILE_FOLDER, PROFILES
+from oscine.cli.parser import Parser
+from oscine.cli.read_options import add_options, read_config
 from oscine.config import Config
 
 # The files of TensorRT-LLM's gpt-oss guide, by their keys: low latency and max throughput of the first edition, and the
@@ -221,6 +223,6 @@ def test_underscores_are_of_names_only() -> None:
 
 
 def test_no_name_means_two_things() -> None:
-    ours = {name for options in _GROUPS.values() for name in options}
-    assert not ours & dialects.names()
-    assert set(dialects.RENAMED.values()) | set(dialects.WHEN_FALSE.values()) | set(dialects.WHEN_NULL.values()) <= ours
+    kinds = (NAMES, ALIASES.keys(), OPPOSITES.keys(), dialects.NAMES)
+    assert len(set().union(*kinds)) == sum(map(len, kinds))
+    assert set(dialects.WHEN_NULL.values()) <= NAMES

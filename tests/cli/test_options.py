@@ -1,13 +1,17 @@
 """From command lines and YAML files to a Config."""
 
 import argparse
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from oscine.cli import dialects
 from oscine.cli.error import USAGE, CommandError
-from oscine.cli.options import Parser, add_options, read_config
+from oscine.cli.options import ALIASES, FLAGS, NAMES, OPPOSITES, settings
+from oscine.cli.parser import Parser
+from oscine.cli.read_options import add_options, read_config
 from oscine.config import Config
 
 GOLDEN = Path(__file__).parent / "serve_options.txt"
@@ -28,6 +32,61 @@ def test_the_options_are_a_decision() -> None:
     actions = [action for action in parser()._actions if not isinstance(action, argparse._HelpAction)]
     assert [" ".join(action.option_strings) or action.dest for action in actions] == GOLDEN.read_text().splitlines()
     assert all(action.help for action in actions)
+
+
+def test_the_help_says_what_each_option_is_by_default() -> None:
+    """But for flags, and for what is absent unless it is given."""
+    absent = {"random-weights", "kv-cache-free-gpu-memory-fraction", "api-keys-file", "browser-folder"}
+    absent |= {"browser-backend", "mcp-servers"}
+    for name in NAMES - FLAGS - absent:
+        assert settings(name)["help"].endswith(")"), name
+        assert "(default: " in settings(name)["help"], name
+    assert settings("max-num-seqs")["help"] == "most sequences that run at once (default: 64)"
+    assert settings("max-body-bytes")["help"].endswith("(default: 32MiB)")
+
+
+def test_names_of_other_servers_are_in_the_whole_help_only(capsys: pytest.CaptureFixture[str]) -> None:
+    for option, shown in (("--help", False), ("--help-all", True)):
+        with pytest.raises(SystemExit) as caught:
+            parser().parse_args([option])
+        assert caught.value.code == 0
+        said = capsys.readouterr().out
+        assert all(f"  --{name} " in said or f"  --{name}\n" in said for name in NAMES)
+        theirs = [name for name in (*ALIASES, *OPPOSITES, *dialects.NAMES) if "." not in name]
+        assert {f"  --{name} " in said or f"  --{name}\n" in said for name in theirs} == {shown}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--max-num-seq", "3"], "--max-num-seq; did you mean --max-num-seqs?"),
+        (["--prot=80"], "--prot=80; did you mean --port?"),
+        (["--no-such-thing"], "--no-such-thing (see"),
+        (
+            ["--dtype", "bfloat"],
+            "--dtype: it must be one of auto, float32, bfloat16, not 'bfloat'; did you mean bfloat16?",
+        ),
+        (["--profile", "low-latency"], "did you mean low_latency?"),
+        (["--kv-cache-bytes", "1 gigabyte"], "--kv-cache-bytes: it must be a number of bytes such as"),
+    ],
+    ids=lambda v: " ".join(v) if isinstance(v, list) else "",
+)
+def test_what_was_probably_meant_is_said(arguments: list[str], said: str) -> None:
+    with pytest.raises(CommandError, match=re.escape(said)):
+        config_of(*arguments)
+
+
+def test_what_a_key_of_a_file_probably_means_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("max_model_length: 5")
+    with pytest.raises(CommandError, match=r"unknown key 'max_model_length'; did you mean max-model-len\?"):
+        config_of("--config", str(path))
+
+
+def test_sizes_are_as_people_write_them(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("kv-cache-bytes: 1GB\nmax-model-len: 128K")
+    assert config_of("--config", str(path)) == config_of("--kv-cache-bytes", "1000000000", "--max-model-len", "131072")
 
 
 def test_nothing_given_is_the_defaults() -> None:

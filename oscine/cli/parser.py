@@ -1,0 +1,78 @@
+"""Command lines whose errors are one line, with what was probably meant.
+
+Knows argparse; no option by name.
+"""
+
+import argparse
+import difflib
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn
+
+from oscine.cli.error import USAGE, CommandError
+
+NOTES = "notes"  # in the namespace: what was accepted without effect, and why
+
+
+def add_note(namespace: argparse.Namespace, *notes: str) -> None:
+    setattr(namespace, NOTES, (*getattr(namespace, NOTES, ()), *notes))
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises instead of printing its usage and exiting, so that an error is one line that can say whence it came."""
+
+    def error(self, message: str) -> NoReturn:
+        raise CommandError(f"{message} (see {self.prog} --help)", USAGE)
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Takes --max_num_seqs for --max-num-seqs. What is unknown is the error of the command that it was given to."""
+        given = sys.argv[1:] if args is None else args
+        parsed, unknown = super().parse_known_args(list(_with_hyphens(given)), namespace)
+        if unknown:
+            hint = did_you_mean(unknown[0].partition("=")[0], self._option_string_actions)
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+        return parsed, unknown
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            hint = did_you_mean(str(value), map(str, action.choices))
+            allowed = ", ".join(map(str, action.choices))
+            raise argparse.ArgumentError(action, f"it must be one of {allowed}, not {value!r}{hint}")
+
+
+def did_you_mean(given: str, known: Iterable[str]) -> str:
+    """A hint to append to an error; nothing where no known name is similar."""
+    found = difflib.get_close_matches(given, list(known), n=1, cutoff=0.7)
+    return f"; did you mean {found[0]}?" if found else ""
+
+
+def _with_hyphens(arguments: Sequence[str]) -> Iterator[str]:
+    options = True
+    for argument in arguments:
+        options = options and argument != "--"
+        if options and argument.startswith("--"):
+            name, equals, value = argument.partition("=")
+            argument = name.replace("_", "-") + equals + value
+        yield argument
+
+
+class HelpAll(argparse.Action):
+    """Prints the help with the options that --help leaves out: `texts` are theirs."""
+
+    def __init__(self, texts: Mapping[argparse.Action, str], **settings: Any) -> None:
+        super().__init__(nargs=0, **settings)
+        self._texts = texts
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        for action, text in self._texts.items():
+            action.help = text
+        parser.print_help()
+        parser.exit()

@@ -42,6 +42,8 @@ def is_hex(text: str) -> bool:
 class ModelOptions:
     model: str = NANO  # a folder, a Hugging Face name, or the embedded model
     revision: str | None = None  # of the Hugging Face name
+    tokenizer: str | None = None  # a folder or Hugging Face name; None: the model's own
+    download_dir: str | None = None  # where files of the hub are kept; None: huggingface_hub's own cache
     random_weights: str | None = None  # 20b | 120b | path to a config.json: random weights at true shapes
     device: str = "auto"  # cpu, cuda, cuda:1, ...; auto: cuda where there is a GPU, else cpu
     # Of activations, KV and unquantised weights; auto: bfloat16 on a GPU, float32 on a CPU.

@@ -64,6 +64,8 @@ def start_logging(level: str, kind: str) -> None:
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     if level != "debug":
         logging.getLogger("uvicorn").setLevel(logging.ERROR)  # its start is no news, nor is what is no HTTP
+        for client in ("httpx", "httpx2"):  # as the hub's library has
+            logging.getLogger(client).setLevel(logging.WARNING)
 
 
 def log_request(record: RequestRecord) -> None:

@@ -78,8 +78,9 @@ class ServedModel:
             raise
 
     async def _start(self) -> EngineInfo:
+        folder = await asyncio.to_thread(tokenizer_folder, self.options)  # what is wrong here needs no engine
         await self.engine.start()
-        load = asyncio.to_thread(lambda: Tokenizer(tokenizer_folder(self.options)))
+        load = asyncio.to_thread(Tokenizer, folder)
         info, tokenizer = await asyncio.gather(self.engine.wait_ready(), load, return_exceptions=True)
         if isinstance(info, BaseException):
             raise info  # what the engine says is wrong with the model is the better message

@@ -141,8 +141,9 @@ def _option_error(error: ValueError, *sections: Section) -> CommandError:
 def _absolute(read: _Options) -> _Options:
     """Files as the actors of a cluster find them, whatever folder they run in."""
     given = {name: read[name] for name in _FILES if read.get(name) not in (None, ":memory:")}
-    if Path(read.get("random_weights", "")).is_file():  # else the name of a published shape
-        given["random_weights"] = read["random_weights"]
+    for name in ("random_weights", "tokenizer", "download_dir"):
+        if name in read and Path(read[name]).exists():  # else the name of a published shape, or one on the hub
+            given[name] = read[name]
     return read | {name: str(Path(value).resolve()) for name, value in given.items()}
 
 

@@ -97,7 +97,7 @@ def _folder(model: ModelOptions) -> Path:
         raise ValueError("--random-weights has no folder with a tokenizer and a chat template, which Dynamo reads")
     from oscine.model.hub import find_folder
 
-    return find_folder(model.model, model.revision).resolve()
+    return find_folder(model).resolve()
 
 
 def _name(model: ModelOptions) -> str:

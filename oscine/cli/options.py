@@ -39,6 +39,16 @@ Declaration = dict[str, Any]
 GROUPS: dict[str, dict[str, Declaration]] = {
     "model": {
         "revision": {"metavar": "REV", "help": "branch, tag or commit of a Hugging Face name", "default": "main"},
+        "tokenizer": {
+            "metavar": "FOLDER",
+            "help": "folder, or Hugging Face name, of the tokenizer.json to use",
+            "default": "that of MODEL",
+        },
+        "download-dir": {
+            "metavar": "DIR",
+            "help": "folder that keeps what is fetched from the Hugging Face hub",
+            "default": "$HF_HOME/hub",
+        },
         "random-weights": {
             "metavar": "20b|120b|FILE",
             "help": "use random weights in the shapes of a published model, or of a config.json",

@@ -27,7 +27,7 @@ from oscine.config import (
     ToolOptions,
 )
 
-_MODEL_HELP = "folder with a checkpoint, or a Hugging Face name (default: the small embedded model)"
+_MODEL_HELP = "folder with a checkpoint, gpt-oss-20b, gpt-oss-120b, or owner/name (default: a small embedded model)"
 _CONFIG_HELP = "YAML file whose keys are names of options; the command line wins over it"
 _PROFILE_HELP = "options for a few quick answers or for many answers; a file of --config wins over it"
 _HELP_ALL_HELP = "show this help with the names that other servers have for options, and exit"

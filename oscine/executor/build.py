@@ -13,7 +13,7 @@ from oscine.executor.grammar import TOKENIZER, Grammars
 from oscine.executor.page_layout import MemoryKind, RankMemory, Region, layouts_of
 from oscine.executor.stopwatch import Stopwatch
 from oscine.model.config import LayerType, ModelConfig
-from oscine.model.hub import find_folder
+from oscine.model.hub import find_folder, find_tokenizer
 from oscine.types import AsyncExecutor, Executor
 
 if TYPE_CHECKING:  # they need torch and NIXL
@@ -75,7 +75,7 @@ def _kv_transfer(options: EngineOptions, executor: "TorchExecutor") -> "KVTransf
 
     kv, model = executor.kv, options.model
     dtype = str(kv.full.dtype).removeprefix("torch.")
-    weights = "" if model.random_weights else fingerprint(find_folder(model.model, model.revision))
+    weights = "" if model.random_weights else fingerprint(find_folder(model))
     name = model.random_weights or model.model
     full, sliding = layouts_of(name, weights, executor.config, executor.memory.page_size, dtype, kv.full.element_size())
     kind: MemoryKind = "VRAM" if executor.device.type == "cuda" else "DRAM"
@@ -87,14 +87,14 @@ def _build_fake(options: EngineOptions) -> BuiltExecutor:
     """Pages are only numbers here: as many as the sequences that run at once could need."""
     if options.model.random_weights is not None:
         raise ValueError("--executor fake needs a tokenizer, and --random-weights has none")
-    folder = find_folder(options.model.model, options.model.revision)
+    folder, tokenizer = find_folder(options.model), find_tokenizer(options.model)
     config = ModelConfig.from_file(folder / "config.json")
     max_model_len = options.model.max_model_len or config.max_position_embeddings
     per_sequence = ceil(min(max_model_len, _FAKE_TOKENS_PER_SEQUENCE) / options.cache.page_size)
     num_pages = max(options.scheduler.max_num_seqs * per_sequence, ceil(max_model_len / options.cache.page_size))
     return BuiltExecutor(
         executor=FakeExecutor(
-            Script.from_folder(folder), options.fake_step_s, Grammars(folder / TOKENIZER, config.vocab_size)
+            Script.from_folder(tokenizer), options.fake_step_s, Grammars(tokenizer / TOKENIZER, config.vocab_size)
         ),
         model=options.model.model,
         vocab_size=config.vocab_size,

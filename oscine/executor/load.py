@@ -64,7 +64,7 @@ def _load(opened: OpenedModel, on: str, options: EngineOptions, report: Report, 
     memory = _plan(opened, options, weight_total)
     report(f"{memory}\nops: {describe(choose(on))}")
     watch.lap("open")
-    tokenizer = None if opened.folder is None else opened.folder / TOKENIZER
+    tokenizer = None if opened.tokenizer is None else opened.tokenizer / TOKENIZER
     grammars = Grammars(tokenizer, opened.config.vocab_size)  # which reads it while the weights are loaded
     weights = opened.load(ops=ops, progress=not options.quiet)
     if opened.device.type == "cuda":

@@ -1,40 +1,119 @@
-"""Finds a model's folder: as it is, inside this package, or fetched from the Hugging Face hub.
+"""Finds a model's folder and its tokenizer's: as they are, inside this package, or fetched from the Hugging Face hub.
 
 Only files in the root of a hub repository are fetched: its original/ and metal/ folders hold the same weights again.
-huggingface_hub resumes, caches, and obeys HF_HOME, HF_TOKEN and HF_HUB_OFFLINE.
+The configuration comes first and the weights last, so that a model of another kind costs no download. huggingface_hub
+resumes, caches, and obeys HF_HOME, HF_TOKEN and HF_HUB_OFFLINE.
 """
 
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from oscine.config import NANO
+from oscine.config import NANO, ModelOptions
+from oscine.model.config import ModelConfig
 
 NANO_FOLDER = Path(__file__).parent / "nano"
+CONFIG = "config.json"
+TOKENIZER = "tokenizer.json"
 ROOT_FILES = ["*.json", "*.jinja", "*.safetensors"]
 FOLDERS = ["*/*"]
-HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+_SHORT_NAMES = {name: f"openai/{name}" for name in ("gpt-oss-20b", "gpt-oss-120b")}
+_PROBE_S = 10.0  # for the hub to answer at all; its library tries six times
 
 
-def find_folder(model: str, revision: str | None = None) -> Path:
-    """Raises ValueError when the model is no folder and cannot be had from the hub."""
-    if model == NANO:
+def find_folder(options: ModelOptions) -> Path:
+    """Raises ValueError when the model is no folder and cannot be had from the hub, or is none that Oscine serves."""
+    return _local(options.model) or _Hub(options, options.model).fetch_model()
+
+
+def check_model(options: ModelOptions) -> Path:
+    """The folder of the tokenizer; no weights are fetched. Raises ValueError as `find_folder` does."""
+    folder = _local(options.model)
+    ModelConfig.from_file(folder / CONFIG if folder else _Hub(options, options.model).fetch(CONFIG))
+    return find_tokenizer(options)
+
+
+def find_tokenizer(options: ModelOptions) -> Path:
+    """The folder of tokenizer.json. Raises ValueError."""
+    name = options.tokenizer or options.model
+    folder = _local(name) or _Hub(options, name).fetch(TOKENIZER).parent
+    if not (folder / TOKENIZER).is_file():
+        raise ValueError(f"{folder / TOKENIZER}: missing; --tokenizer names a folder that has one")
+    return folder
+
+
+def _local(name: str) -> Path | None:
+    """Raises ValueError for what cannot be a name on the hub."""
+    if name == NANO:
         return NANO_FOLDER
-    if Path(model).is_dir():
-        return Path(model)
-    if not HUB_NAME.fullmatch(model):
-        raise ValueError(f"model {model!r} is neither a folder, a Hugging Face name (owner/name), nor {NANO}")
-    return _fetch(model, revision)
+    if Path(name).is_dir():
+        return Path(name)
+    if name not in _SHORT_NAMES and not _HUB_NAME.fullmatch(name):
+        known = ", ".join((*_SHORT_NAMES, NANO))
+        raise ValueError(f"model {name!r} is neither a folder, a Hugging Face name (owner/name), nor one of {known}")
+    return None
 
 
-def _fetch(model: str, revision: str | None) -> Path:
-    # Imported here: a machine that only measures has no need of it.
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+class _Hub:
+    """One repository of the hub; what was fetched of it before, where the hub cannot be reached."""
+
+    def __init__(self, options: ModelOptions, name: str) -> None:
+        from huggingface_hub import constants  # imported here: a machine that only measures has no need of it
+
+        self._model = name
+        self._own = name == options.model
+        self._unreachable = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else _unreachable(constants.ENDPOINT)
+        self._where: dict[str, Any] = {
+            "repo_id": _SHORT_NAMES.get(name, name),
+            "revision": options.revision if self._own else None,
+            "cache_dir": options.download_dir,
+            "local_files_only": self._unreachable is not None,
+        }
+        self._has_tokenizer = options.tokenizer is None
+
+    def fetch_model(self) -> Path:
+        """All that is needed, in the order in which it can be found wanting."""
+        from huggingface_hub import snapshot_download
+
+        ModelConfig.from_file(self.fetch(CONFIG))
+        if self._has_tokenizer:
+            self.fetch(TOKENIZER)
+        return Path(self._get(snapshot_download, allow_patterns=ROOT_FILES, ignore_patterns=FOLDERS))
+
+    def fetch(self, file: str) -> Path:
+        from huggingface_hub import hf_hub_download
+
+        return Path(self._get(hf_hub_download, filename=file))
+
+    def _get(self, fetch: Callable[..., Any], **what: Any) -> str:
+        from huggingface_hub import errors
+
+        try:
+            return str(fetch(**self._where, **what))
+        except errors.LocalEntryNotFoundError as error:
+            why = self._unreachable or str(error).splitlines()[0]
+            raise ValueError(
+                f"model {self._model!r} is not in the local cache, and the hub cannot be reached: {why}"
+            ) from error
+        except errors.RepositoryNotFoundError as error:
+            raise ValueError(f"model {self._model!r} is not on the hub, or HF_TOKEN may not read it") from error
+        except errors.RevisionNotFoundError as error:
+            raise ValueError(f"model {self._model!r} has no --revision {self._where['revision']!r}") from error
+        except errors.EntryNotFoundError as error:
+            raise ValueError(f"model {self._model!r} has no {what['filename']}") from error
+        except (errors.HfHubHTTPError, errors.HFValidationError, OSError) as error:
+            why = str(error).strip().splitlines()[0]
+            raise ValueError(f"model {self._model!r} cannot be fetched: {why}") from error
+
+
+def _unreachable(endpoint: str) -> str | None:
+    """Why the hub does not answer."""
+    from huggingface_hub import get_session
 
     try:
-        folder = snapshot_download(model, revision=revision, allow_patterns=ROOT_FILES, ignore_patterns=FOLDERS)
-    except LocalEntryNotFoundError as error:
-        raise ValueError(f"model {model!r} is not in the local cache, and the hub cannot be reached") from error
-    except (HfHubHTTPError, HFValidationError, OSError) as error:
-        raise ValueError(f"model {model!r} cannot be fetched: {error}") from error
-    return Path(folder)
+        get_session().head(endpoint, timeout=_PROBE_S)
+    except Exception as error:  # of whichever HTTP library huggingface_hub has
+        return f"{endpoint}: {str(error) or type(error).__name__}"
+    return None

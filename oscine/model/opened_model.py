@@ -9,7 +9,7 @@ import torch
 from oscine.config import ModelOptions
 from oscine.model.checkpoint import CONFIG, Checkpoint
 from oscine.model.config import ModelConfig, gpt_oss_20b, gpt_oss_120b
-from oscine.model.hub import find_folder
+from oscine.model.hub import find_folder, find_tokenizer
 from oscine.model.random_weights import RandomTensors
 from oscine.model.weights import TensorSource, Weights, load_weights
 from oscine.ops.interface import Ops
@@ -21,7 +21,8 @@ RANDOM_SEED = 0
 @dataclass(frozen=True, slots=True)
 class OpenedModel:
     config: ModelConfig
-    folder: Path | None  # where config.json and tokenizer.json are; None with random weights
+    folder: Path | None  # where config.json is; None with random weights
+    tokenizer: Path | None  # where tokenizer.json is, if it is known
     source: TensorSource
     device: torch.device
     dtype: torch.dtype  # of activations, KV and unquantised weights
@@ -40,10 +41,12 @@ def open_model(options: ModelOptions) -> OpenedModel:
     dtype = _dtype(options.dtype, device)
     if options.random_weights is not None:
         config = _random_config(options.random_weights)
-        return OpenedModel(config, None, RandomTensors(config, RANDOM_SEED, device), device, dtype)
-    folder = find_folder(options.model, options.revision)
+        tokenizer = find_tokenizer(options) if options.tokenizer else None
+        return OpenedModel(config, None, tokenizer, RandomTensors(config, RANDOM_SEED, device), device, dtype)
+    folder = find_folder(options)
     config = ModelConfig.from_file(folder / CONFIG)
-    return OpenedModel(config, folder, Checkpoint(folder, config), device, dtype)
+    tokenizer = find_tokenizer(options) if options.tokenizer else folder
+    return OpenedModel(config, folder, tokenizer, Checkpoint(folder, config), device, dtype)
 
 
 def _device(name: str) -> torch.device:

@@ -15,5 +15,5 @@ def test_random_weights_have_the_vocabulary_beside_their_config(model_folder: Pa
 
 
 def test_a_name_that_the_hub_cannot_have_is_not_asked_for() -> None:
-    with pytest.raises(ValueError, match="'nowhere' is neither a folder nor a Hugging Face name"):
+    with pytest.raises(ValueError, match="'nowhere' is neither a folder, a Hugging Face name"):
         tokenizer_folder(EngineOptions(model=ModelOptions(model="nowhere")))

@@ -1,0 +1,112 @@
+"""Models that are named and not there yet: what is asked of the hub, in which order, and what is said."""
+
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from oscine.config import ModelOptions
+from oscine.model import hub
+from tests.cli.test_commands import run
+
+COMMIT = "0123456789012345678901234567890123456789"
+
+
+class Hub(BaseHTTPRequestHandler):
+    """Has files, and keeps what it is asked for."""
+
+    files: ClassVar[dict[str, str]] = {}
+    asked: ClassVar[list[str]] = []
+
+    def do_HEAD(self) -> None:
+        self._answer()
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    def _answer(self) -> None:
+        name = self.path.rpartition("/")[2]
+        if "/resolve/" in self.path:
+            Hub.asked.append(name)
+        found = Hub.files.get(name)
+        self.send_response(404 if found is None and name else 200)
+        self.send_header("X-Repo-Commit", COMMIT)
+        self.send_header("ETag", '"abc"')
+        if found is None and name:
+            self.send_header("X-Error-Code", "EntryNotFound")
+        self.send_header("Content-Length", str(len(found or "")))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write((found or "").encode())
+
+    def log_message(self, *args: object) -> None: ...
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    Hub.files, Hub.asked = {}, []
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def serve(name: str, url: str, home: Path) -> str:
+    """What the command says when it fails."""
+    done = run("serve", name, "--port", "0", HF_ENDPOINT=url, HF_HOME=str(home), HF_HUB_DISABLE_XET="1")
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("oscine: error: ")
+    return line
+
+
+def test_a_model_of_another_kind_costs_no_download(tmp_path: Path, url: str) -> None:
+    Hub.files = {"config.json": '{"model_type": "llama"}'}
+    assert "model_type" in serve("owner/name", url, tmp_path)
+    assert set(Hub.asked) == {"config.json"}
+
+
+def test_a_model_without_a_tokenizer_costs_no_download(tmp_path: Path, url: str, model_folder: Path) -> None:
+    Hub.files = {"config.json": (model_folder / "config.json").read_text()}
+    assert "model 'owner/name' has no tokenizer.json" in serve("owner/name", url, tmp_path)
+    assert set(Hub.asked) == {"config.json", "tokenizer.json"}
+
+
+def test_a_hub_that_cannot_be_reached_is_one_line_and_no_second_try(tmp_path: Path) -> None:
+    said = serve("gpt-oss-20b", "http://127.0.0.1:1", tmp_path)
+    assert "model 'gpt-oss-20b' is not in the local cache, and the hub cannot be reached: http://127.0.0.1:1: " in said
+    assert "Retrying" not in said
+
+
+def test_short_names_are_those_of_the_published_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda repo_id, **what: asked.append(repo_id))
+    monkeypatch.setattr(hub.ModelConfig, "from_file", lambda path: None)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda repo_id, **what: tmp_path)
+    for name in ("gpt-oss-20b", "gpt-oss-120b"):
+        assert hub.find_folder(ModelOptions(name)) == tmp_path
+    assert asked == ["openai/gpt-oss-20b"] * 2 + ["openai/gpt-oss-120b"] * 2
+
+
+def test_a_folder_without_a_tokenizer_is_refused_before_its_weights_are_looked_at(
+    tmp_path: Path, model_folder: Path
+) -> None:
+    (tmp_path / "config.json").write_text((model_folder / "config.json").read_text())
+    done = run("serve", str(tmp_path), "--port", "0")
+    assert (done.returncode, done.stdout) == (1, "")
+    (line,) = done.stderr.splitlines()
+    assert f"{tmp_path / 'tokenizer.json'}: missing; --tokenizer names a folder that has one" in line
+
+
+def test_a_tokenizer_of_its_own(tmp_path: Path, model_folder: Path) -> None:
+    options = ModelOptions(str(tmp_path), tokenizer=str(model_folder))
+    (tmp_path / "config.json").write_text((model_folder / "config.json").read_text())
+    assert hub.check_model(options) == model_folder
+    with pytest.raises(ValueError, match="is neither a folder"):
+        hub.find_tokenizer(ModelOptions(tokenizer="nowhere"))

@@ -116,8 +116,11 @@ class KeyCheck:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         use = self.keys.find(scope)
         if use is None:
+            shown = header(scope, b"authorization") or header(scope, b"x-api-key")
             raise APIError(
-                "This server asks for an API key: send it as 'Authorization: Bearer KEY'.",
+                "The API key is wrong: this server does not know it."
+                if shown
+                else "The API key is missing: send it as 'Authorization: Bearer KEY'.",
                 status=401,
                 type="authentication_error",
                 code="invalid_api_key",

@@ -168,6 +168,11 @@ class Service:
         return [*self.models, *self._leaving]
 
     @property
+    def running(self) -> int:
+        """Sequences that are admitted and not over."""
+        return sum(model.admission.sequences for model in self._all())
+
+    @property
     def uptime_s(self) -> float:
         return time.time() - self.started
 

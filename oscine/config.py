@@ -155,10 +155,12 @@ class ServerOptions:
     ssl_certfile: str | None = None  # PEM; None: plain HTTP
     ssl_keyfile: str | None = None  # PEM; None: it is in ssl_certfile
     cors_origins: tuple[str, ...] = ()  # that browsers may call from; "*": any
+    root_path: str = ""  # a path below which a proxy shows the server; requests may still have it
     max_body_bytes: int = 4 << 20  # a prompt of 131,072 tokens is a third of it, in a script of escapes
     max_connections: int = 4096  # open ones; one more gets 503 and is closed
     reasoning_field: Literal["reasoning", "reasoning_content", "both"] = "reasoning"
     final_headroom: int = 0  # tokens of a budget kept for the answer, however long the model reasons; 0: none
+    seed: int | None = None  # that requests without one draw theirs from; None: a random one
     date: str | None = None  # YYYY-MM-DD, shown to the model as the current date; None: each day's own (UTC)
     responses_db: str | None = None  # SQLite file that keeps responses; None: they are kept in memory
     responses_max_bytes: int = 1 << 30  # of all that are kept; those used longest ago go first
@@ -177,6 +179,8 @@ class ServerOptions:
         )
         for origin in self.cors_origins:
             _require(_is_origin(origin), "cors-origins", "* or origins like https://example.org", origin)
+        path = self.root_path
+        _require(not path or (path[0] == "/" and path[-1] != "/"), "root-path", "a path like /llm", path)
         _require(self.max_body_bytes > 0, "max-body-bytes", "positive", self.max_body_bytes)
         _require(self.max_connections >= 1, "max-connections", "at least 1", self.max_connections)
         _require(

@@ -7,7 +7,7 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from oscine.api.error_handlers import HANDLERS
 from oscine.api.keys import KeyCheck
@@ -39,7 +39,19 @@ def create_app(service: Service) -> ASGIApp:
             allow_headers=["*"],
             expose_headers=["X-Request-Id", "Retry-After", *_RATE_LIMITS],
         )
-    return app
+    return _BelowPath(app, service.config.server.root_path) if service.config.server.root_path else app
+
+
+class _BelowPath:
+    """Takes the path of --root-path off requests that have it."""
+
+    def __init__(self, app: ASGIApp, root: str) -> None:
+        self._app, self._root = app, root
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"].startswith(f"{self._root}/"):
+            scope = {**scope, "path": scope["path"].removeprefix(self._root)}
+        await self._app(scope, receive, send)
 
 
 def _route(operation: Operation, check: list[Middleware]) -> Route:

@@ -24,6 +24,7 @@ from oscine.engine.stream import RequestStream
 from oscine.types import EngineInfo, GenerationRequest, SamplingParams
 
 _LIVE_STATES = ("ready", "restarting")
+ANY_NAME = "*"  # among the names of a model: requests may call it what they like
 _FAREWELL_S = 1.0  # for cancelled requests to tell their clients
 
 
@@ -60,7 +61,8 @@ class ServedModel:
         """
         self.engine, self.options = engine, options
         self.root = _root(options)
-        self.names = tuple(names) or (self.root,)
+        self.has_any_name = ANY_NAME in names
+        self.names = tuple(name for name in names if name != ANY_NAME) or (self.root,)
         self.metrics = metrics.of_model(self.names[0])
         scheduler = options.scheduler
         self.admission = Admission(scheduler.max_num_seqs + scheduler.max_waiting, scheduler.max_queued_tokens)

@@ -6,6 +6,7 @@ Knows no HTTP and no wire format.
 import asyncio
 import datetime
 import logging
+import random
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
@@ -18,7 +19,7 @@ from oscine.api.metrics import Metrics
 from oscine.api.reasoning_memory import ReasoningMemory
 from oscine.api.record import current
 from oscine.api.response_service import ResponseService
-from oscine.api.served_model import ServedModel
+from oscine.api.served_model import ANY_NAME, ServedModel
 from oscine.api.tracing import Tracing
 from oscine.config import Config, EngineOptions
 from oscine.engine.client import Engine, EngineError
@@ -43,6 +44,8 @@ class Service:
         self.metrics = Metrics()
         self.metrics.watch(EngineCollector(lambda: self.models))
         self.keys = ApiKeys(config.server)
+        if config.server.seed is not None:
+            random.seed(config.server.seed)
         self.tracing = Tracing(config.server.traces) if config.server.traces else None
         self.reasoning = ReasoningMemory()
         self.responses = ResponseService(config.server)
@@ -94,15 +97,15 @@ class Service:
         return new
 
     def _name(self, model: ServedModel) -> None:
-        for name in model.names:
+        names = (*model.names, ANY_NAME) if model.has_any_name else model.names
+        for name in names:
             if name in self._by_name:
                 raise ValueError(f"there is a model {name!r} already")
-        self._by_name |= dict.fromkeys(model.names, model)
+        self._by_name |= dict.fromkeys(names, model)
         model.draining = self.draining
 
     def _unname(self, model: ServedModel) -> None:
-        for name in model.names:
-            del self._by_name[name]
+        self._by_name = {name: other for name, other in self._by_name.items() if other is not model}
         self._leaving.add(model)
 
     async def _retire(self, model: ServedModel) -> None:
@@ -122,7 +125,7 @@ class Service:
 
     @property
     def names(self) -> list[str]:
-        return list(self._by_name)
+        return [name for name in self._by_name if name != ANY_NAME]
 
     async def start(self, on_ready: Callable[[EngineInfo], None] = lambda info: None) -> None:
         """Returns when each model is ready, which `on_ready` is told, or has failed.
@@ -200,7 +203,7 @@ class Service:
         Raises APIError 404 for a name that is not served, and 400 where one has to be given.
         """
         record = current.get()
-        model = self._default() if name is None else self._by_name.get(name)
+        model = self._default() if name is None else self._by_name.get(name) or self._by_name.get(ANY_NAME)
         if record is not None:
             record.model = name or (model.names[0] if model is not None else None)
         if model is not None:

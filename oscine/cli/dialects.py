@@ -18,14 +18,15 @@ from oscine.cli.parser import add_note
 WHEN_NULL = {"cuda-graph-config": "enforce-eager"}
 
 # More than one of these would be a feature that is not there yet.
+_TENSOR, _PIPELINE, _DATA, _EXPERT = (f"{kind} parallelism" for kind in ("tensor", "pipeline", "data", "expert"))
 MUST_BE_ONE = {
-    "tensor-parallel-size": "tensor parallelism",
-    "tp-size": "tensor parallelism",
-    "pipeline-parallel-size": "pipeline parallelism",
-    "pp-size": "pipeline parallelism",
-    "data-parallel-size": "data parallelism",
-    "ep-size": "expert parallelism",
-    "moe-expert-parallel-size": "expert parallelism",
+    **dict.fromkeys(("tensor-parallel-size", "tp-size", "tp"), _TENSOR),
+    **dict.fromkeys(("pipeline-parallel-size", "pp-size", "pp"), _PIPELINE),
+    **dict.fromkeys(("data-parallel-size", "dp-size", "dp"), _DATA),
+    **dict.fromkeys(("ep-size", "ep", "expert-parallel-size", "moe-expert-parallel-size"), _EXPERT),
+    **dict.fromkeys(("decode-context-parallel-size", "prefill-context-parallel-size"), "context parallelism"),
+    "nnodes": "a model on several machines",
+    "api-server-count": "a second API process (oscine cluster has several)",
     "max-beam-width": "beam search",
 }
 
@@ -34,14 +35,63 @@ MUST_BE = {
     "backend": ("pytorch",),
     "kv-cache-dtype": ("auto",),
     "kv-cache-config.dtype": ("auto",),
-    "quantization": ("mxfp4",),
+    "quantization": ("mxfp4", "gpt_oss_mxfp4"),
+    "tokenizer-mode": ("auto", "hf"),
+    "config-format": ("auto", "hf"),
+    "generation-config": ("auto", "vllm"),
+    "sampling-defaults": ("openai", "model"),
+    "runner": ("auto", "generate"),
+    "task": ("auto", "generate"),
+    "response-role": ("assistant",),
+    "logprobs-mode": ("raw_logprobs",),
+    "cpu-offload-gb": ("0",),
+    "node-rank": ("0",),
 }
 
-NOT_YET = {
-    "speculative-config": "speculative decoding",
-    "speculative-model": "speculative decoding",
-    "kv-cache-config.max-tokens": "a KV cache counted in tokens",
-    "kv-cache-config.host-cache-size": "a KV cache in host memory",
+# Letters that some of the above have.
+SHORT = {
+    "tensor-parallel-size": "-tp",
+    "pipeline-parallel-size": "-pp",
+    "data-parallel-size": "-dp",
+    "api-server-count": "-asc",
+    "quantization": "-q",
+    "compilation-config": "-O",
+}
+
+# Refused, because results or capacity would differ from what was asked: theirs -> what to know.
+_SPECULATION = "speculative decoding is not available yet"
+_LORA = "LoRA adapters are not available yet"
+_TEMPLATE = "the harmony format is built in, and no template changes it"
+_SAMPLING = "requests carry their own sampling parameters"
+_HOST_CACHE = "a KV cache in host memory is not available yet"
+_COUNTED = "a KV cache counted in tokens or pages is not available yet: see --kv-cache-bytes"
+_CLUSTER = "several engines are one with `oscine cluster`: see docs/cluster.md"
+_CLIENT_CERTIFICATES = "certificates of clients are not available yet: put a proxy in front"
+REFUSED = {
+    **dict.fromkeys(("speculative-config", "speculative-model", "speculative-algorithm"), _SPECULATION),
+    **dict.fromkeys(("speculative-draft-model-path", "speculative-num-steps"), _SPECULATION),
+    **dict.fromkeys(("speculative-eagle-topk", "speculative-num-draft-tokens"), _SPECULATION),
+    **dict.fromkeys(("enable-lora", "lora-modules", "lora-paths"), _LORA),
+    "chat-template": _TEMPLATE,
+    "default-chat-template-kwargs": "requests carry their own reasoning_effort",
+    **dict.fromkeys(("override-generation-config", "preferred-sampling-params"), _SAMPLING),
+    **dict.fromkeys(("hf-overrides", "json-model-override-args"), "the model runs as its config.json says"),
+    "hf-token": "a token on a command line can be read by others: set HF_TOKEN in the environment",
+    "tool-server": "name built-in tools with --tools, and MCP servers with --mcp-servers",
+    **dict.fromkeys(("kv-cache-config.max-tokens", "max-total-tokens", "num-gpu-blocks-override"), _COUNTED),
+    **dict.fromkeys(("kv-cache-config.host-cache-size", "kv-offloading-size"), _HOST_CACHE),
+    "enable-hierarchical-cache": _HOST_CACHE,
+    **dict.fromkeys(("kv-transfer-config", "disaggregation-mode"), _CLUSTER),
+    **dict.fromkeys(("headless", "data-parallel-rank", "data-parallel-address"), _CLUSTER),
+    **dict.fromkeys(("ssl-ca-certs", "ssl-cert-reqs"), _CLIENT_CERTIFICATES),
+    "uds": "Unix sockets are not available yet: see --host and --port",
+    "middleware": "no code of others runs in the server",
+    "logits-processors": "no code of others runs in the server",
+    "skip-tokenizer-init": "text is always read and written here",
+    "allow-auto-truncate": "a prompt is never cut: one that is too long is an error",
+    "enable-force-include-usage": "a stream carries usage where stream_options.include_usage asks for it",
+    "return-tokens-as-token-ids": "tokens of log-probabilities are text",
+    "is-embedding": "there are no embeddings",
 }
 
 _GRAPHS = "graphs cover every batch up to --max-num-seqs, with padding"
@@ -49,36 +99,70 @@ _KERNELS = "Oscine has kernels of its own"
 _HARMONY = "harmony is always parsed"
 _PAGES = "see --page-size"
 _ONE_GPU = "there is one GPU"
+_NO_LOGGING = "prompts are never logged, and each request is one line: see --log-level"
+_METRICS = "see /metrics"
+_RECOMPUTED = "what is preempted is computed again"
+_GRAMMARS = "llguidance enforces all formats"
+_ORDER = "requests run in order of their priority, then of arrival"
+_COMPILED = "no part of the model is compiled by torch"
+_TEXT = "the model takes text only"
+_REPORTED = "it is always reported"
 
-# Without effect: theirs -> why. Those in VALUED take a value, the others are flags.
+# Without effect: theirs -> why. Those in VALUED take values, the others are flags, with and without "no-".
 IGNORED = {
     "trust-remote-code": "no code of a model is ever run",
     "enable-mixed-sampler": "requests that sample differently always share a step",
-    "print-iter-log": "see /metrics",
-    "enable-chunked-prefill": "prompts are always computed in chunks",
-    "enable-attention-dp": _ONE_GPU,
-    "enable-expert-parallel": _ONE_GPU,
+    **dict.fromkeys(("print-iter-log", "enable-metrics", "enable-server-load-tracking"), _METRICS),
+    "disable-log-stats": _METRICS,
+    **dict.fromkeys(("enable-chunked-prefill", "enable-mixed-chunk"), "prompts are always computed in chunks"),
+    **dict.fromkeys(("enable-attention-dp", "enable-dp-attention", "enable-expert-parallel"), _ONE_GPU),
+    **dict.fromkeys(("attention-dp-config.enable-balance", "disable-custom-all-reduce"), _ONE_GPU),
+    **dict.fromkeys(("enable-p2p-check", "enable-eplb"), _ONE_GPU),
     "enable-auto-tool-choice": _HARMONY,
-    "cuda-graph-config.enable-padding": _GRAPHS,
-    "attention-dp-config.enable-balance": _ONE_GPU,
+    **dict.fromkeys(("cuda-graph-config.enable-padding", "disable-cuda-graph-padding"), _GRAPHS),
+    **dict.fromkeys(("disable-log-requests", "enable-log-requests", "log-requests"), _NO_LOGGING),
+    **dict.fromkeys(("disable-uvicorn-access-log", "enable-log-outputs"), _NO_LOGGING),
+    **dict.fromkeys(("enable-prompt-tokens-details", "enable-cache-report"), _REPORTED),
+    "enable-request-id-headers": _REPORTED,
+    **dict.fromkeys(("disable-hybrid-kv-cache-manager", "disable-hybrid-swa-memory"), "sliding pages are always apart"),
+    "disable-cascade-attn": _KERNELS,
+    "enable-torch-compile": _COMPILED,
+    "skip-server-warmup": "kernels are always ready before the server is",
+    "allow-credentials": "keys travel in headers, not in cookies",
+    "use-tqdm-on-load": "progress is always shown",
 }
 VALUED = {
-    "moe-backend": _KERNELS,
-    "moe-config.backend": _KERNELS,
-    "attention-backend": _KERNELS,
-    "cuda-graph-config.max-batch-size": _GRAPHS,
-    "cuda-graph-config.batch-sizes": _GRAPHS,
-    "attention-dp-config.batching-wait-iters": _ONE_GPU,
-    "attention-dp-config.timeout-iters": _ONE_GPU,
+    **dict.fromkeys(("moe-backend", "moe-config.backend", "moe-runner-backend", "attention-backend"), _KERNELS),
+    **dict.fromkeys(("prefill-attention-backend", "decode-attention-backend", "sampling-backend"), _KERNELS),
+    **dict.fromkeys(("cuda-graph-config.max-batch-size", "cuda-graph-config.batch-sizes"), _GRAPHS),
+    **dict.fromkeys(("max-cudagraph-capture-size", "cudagraph-capture-sizes", "cuda-graph-sizes"), _GRAPHS),
+    **dict.fromkeys(("cuda-graph-max-bs", "cuda-graph-bs", "max-seq-len-to-capture"), _GRAPHS),
+    **dict.fromkeys(("attention-dp-config.batching-wait-iters", "attention-dp-config.timeout-iters"), _ONE_GPU),
+    **dict.fromkeys(("distributed-executor-backend", "all2all-backend", "moe-a2a-backend"), _ONE_GPU),
+    **dict.fromkeys(("dist-init-addr", "master-addr", "master-port"), _ONE_GPU),
     "num-postprocess-workers": "outputs are always processed beside the engine",
-    "tool-call-parser": _HARMONY,
-    "reasoning-parser": _HARMONY,
-    "block-size": _PAGES,
-    "kv-cache-config.tokens-per-block": _PAGES,
+    **dict.fromkeys(("tool-call-parser", "reasoning-parser", "tool-parser-plugin"), _HARMONY),
+    "chat-template-content-format": _HARMONY,
+    **dict.fromkeys(("block-size", "kv-cache-config.tokens-per-block"), _PAGES),
+    **dict.fromkeys(("max-log-len", "log-requests-level", "log-level-http"), _NO_LOGGING),
+    "decode-log-interval": _METRICS,
+    **dict.fromkeys(("swap-space", "preemption-mode"), _RECOMPUTED),
+    **dict.fromkeys(("guided-decoding-backend", "structured-outputs-config", "grammar-backend"), _GRAMMARS),
+    **dict.fromkeys(("scheduling-policy", "schedule-policy", "schedule-conservativeness"), _ORDER),
+    "max-prefill-tokens": "see --max-num-batched-tokens",
+    **dict.fromkeys(("compilation-config", "torch-compile-max-bs", "optimization-level"), _COMPILED),
+    **dict.fromkeys(("limit-mm-per-prompt", "allowed-local-media-path", "mm-processor-kwargs"), _TEXT),
+    **dict.fromkeys(("prefix-caching-hash-algo", "swa-full-tokens-ratio"), "the prefix cache is Oscine's own"),
+    **dict.fromkeys(("allowed-methods", "allowed-headers"), "pages may send what the API knows: see --cors-origins"),
+    **dict.fromkeys(("code-revision", "model-loader-extra-config"), "only safetensors are read, and no code"),
+    "max-logprobs": "the largest number is 20",
 }
 
 
-NAMES = frozenset((*MUST_BE_ONE, *MUST_BE, *NOT_YET, *IGNORED, *VALUED))
+_SEVERAL = ("cudagraph-capture-sizes", "cuda-graph-sizes", "cuda-graph-bs", "allowed-methods", "allowed-headers")
+_LOAD_FORMATS = ("auto", "safetensors", "fastsafetensors", "runai_streamer")  # files are read by Oscine's own code
+_NEGATED = {f"no-{theirs}": theirs for theirs in IGNORED if "." not in theirs}
+NAMES = frozenset((*MUST_BE_ONE, *MUST_BE, *REFUSED, *IGNORED, *_NEGATED, *VALUED, "load-format"))
 
 
 def add_dialects(
@@ -93,7 +177,8 @@ def add_dialects(
     def add(name: str, text: str, **settings: Any) -> None:
         if nested or "." not in name:
             hidden = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
-            texts[group.add_argument(f"--{name}", **settings | hidden)] = text
+            names = [f"--{name}", SHORT.get(name)]
+            texts[group.add_argument(*filter(None, names), **settings | hidden)] = text
 
     for theirs, ours in ALIASES.items():
         if ours in options:
@@ -106,12 +191,15 @@ def add_dialects(
         add(theirs, f"must be 1: {feature} is not available yet", action=_MustBeOne, feature=feature, metavar="N")
     for theirs, allowed in MUST_BE.items():
         add(theirs, f"must be {' or '.join(allowed)}", action=_MustBe, allowed=allowed, metavar="NAME")
-    for theirs, feature in NOT_YET.items():
-        add(theirs, f"refused: {feature} is not available yet", action=_NotYet, feature=feature, metavar="VALUE")
-    for theirs, why in IGNORED.items():
+    for theirs, why in REFUSED.items():
+        add(theirs, f"refused: {why}", action=_Refused, nargs="*", why=why, metavar="VALUE")
+    for theirs, why in (IGNORED | {no: IGNORED[theirs] for no, theirs in _NEGATED.items()}).items():
         add(theirs, f"has no effect: {why}", action=_Ignored, nargs=0, why=why)
     for theirs, why in VALUED.items():
-        add(theirs, f"has no effect: {why}", action=_Ignored, why=why, metavar="VALUE")
+        nargs = "+" if theirs in _SEVERAL else None
+        add(theirs, f"has no effect: {why}", action=_Ignored, nargs=nargs, why=why, metavar="VALUE")
+    loads = f"must be {', '.join(_LOAD_FORMATS)}, or dummy for random weights"
+    add("load-format", loads, action=_LoadFormat, metavar="NAME")
     return texts
 
 
@@ -134,9 +222,9 @@ def flatten(content: Mapping[Any, Any]) -> Iterator[tuple[str, str, Any]]:
 
 def arguments(key: str, name: str, value: Any) -> list[str]:
     """One of these names with its value in a YAML file, as a command line; null is as if it were not there."""
-    if value is None:
+    if value is None or (value is False and name in REFUSED):
         return []
-    if name in IGNORED or name in OPPOSITES:
+    if name in IGNORED or name in _NEGATED or name in OPPOSITES:
         if not isinstance(value, bool):
             raise CommandError(f"{key} cannot be {value!r}", USAGE)
         stands_for = name if value else OPPOSITES.get(name)
@@ -181,13 +269,23 @@ class _MustBe(_Checked):
             raise argparse.ArgumentError(self, f"it must be {' or '.join(self._allowed)}, not {value}")
 
 
-class _NotYet(_Checked):
-    def __init__(self, feature: str, **settings: Any) -> None:
+class _Refused(_Checked):
+    def __init__(self, why: str, **settings: Any) -> None:
         super().__init__(**settings)
-        self._feature = feature
+        self._why = why
 
     def check(self, value: str | Sequence[Any] | None, namespace: argparse.Namespace) -> None:
-        raise argparse.ArgumentError(self, f"{self._feature} is not available yet")
+        raise argparse.ArgumentError(self, f"it is refused: {self._why}")
+
+
+class _LoadFormat(_Checked):
+    """Leaves `load_format` where it asks for random weights."""
+
+    def check(self, value: str | Sequence[Any] | None, namespace: argparse.Namespace) -> None:
+        if value not in (*_LOAD_FORMATS, "dummy"):
+            raise argparse.ArgumentError(self, f"it must be {', '.join(_LOAD_FORMATS)} or dummy, not {value}")
+        if value == "dummy":
+            namespace.load_format = value
 
 
 class _Ignored(_Checked):

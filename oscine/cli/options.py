@@ -7,6 +7,7 @@ Defaults and the rules on values are those of the field of oscine.config of the 
 
 import argparse
 import dataclasses
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -30,8 +31,19 @@ class Collect(argparse.Action):
         values: str | Sequence[Any] | None,
         option_string: str | None = None,
     ) -> None:
-        new = (values,) if isinstance(values, str) else tuple(values or ())
+        given = (values,) if isinstance(values, str) else tuple(values or ())
+        new = [part for value in given for part in ((value,) if isinstance(value, str) else value)]
         setattr(namespace, self.dest, (*getattr(namespace, self.dest, ()), *new))
+
+
+def _origins(text: str) -> tuple[str, ...]:
+    """One origin, or vLLM's JSON list of them."""
+    if not text.startswith("["):
+        return (text,)
+    try:
+        return tuple(map(str, json.loads(text)))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"it is neither an origin nor a JSON list of them: {text!r}") from None
 
 
 Declaration = dict[str, Any]
@@ -43,6 +55,7 @@ GROUPS: dict[str, dict[str, Declaration]] = {
             "metavar": "FOLDER",
             "help": "folder, or Hugging Face name, of the tokenizer.json to use",
             "default": "that of MODEL",
+            "aliases": ("tokenizer-path",),
         },
         "download-dir": {
             "metavar": "DIR",
@@ -67,7 +80,7 @@ GROUPS: dict[str, dict[str, Declaration]] = {
             "metavar": "TOKENS",
             "help": "most tokens of a prompt and its answer together",
             "default": "the model's own limit, as far as the KV cache holds one such sequence",
-            "aliases": ("max-seq-len",),
+            "aliases": ("max-seq-len", "context-length"),
         },
     },
     "KV cache": {
@@ -76,11 +89,13 @@ GROUPS: dict[str, dict[str, Declaration]] = {
             "metavar": "BYTES",
             "help": "size of the KV cache",
             "default": "on a GPU what weights and workspace leave, on a CPU 1GiB",
+            "aliases": ("kv-cache-memory-bytes",),
         },
         "gpu-memory-utilization": {
             "type": float,
             "metavar": "SHARE",
             "help": "share of a GPU's memory that weights, workspace and KV cache may take together",
+            "aliases": ("mem-fraction-static",),
         },
         "kv-cache-free-gpu-memory-fraction": {
             "type": float,
@@ -93,7 +108,7 @@ GROUPS: dict[str, dict[str, Declaration]] = {
             "action": "store_false",
             "dest": "prefix_caching",
             "help": "compute each prompt from its first token, even if another one began alike",
-            "aliases": ("no-enable-prefix-caching",),
+            "aliases": ("no-enable-prefix-caching", "disable-radix-cache"),
             "opposites": ("enable-prefix-caching", "kv-cache-config.enable-block-reuse"),
         },
     },
@@ -102,15 +117,20 @@ GROUPS: dict[str, dict[str, Declaration]] = {
             "type": int,
             "metavar": "N",
             "help": "most sequences that run at once",
-            "aliases": ("max-batch-size",),
+            "aliases": ("max-batch-size", "max-running-requests"),
         },
         "max-num-batched-tokens": {
             "type": sizes.num_tokens,
             "metavar": "TOKENS",
             "help": "most tokens that are computed in one step",
-            "aliases": ("max-num-tokens",),
+            "aliases": ("max-num-tokens", "chunked-prefill-size"),
         },
-        "max-waiting": {"type": int, "metavar": "N", "help": "most requests that wait; further ones get 503"},
+        "max-waiting": {
+            "type": int,
+            "metavar": "N",
+            "help": "most requests that wait; further ones get 503",
+            "aliases": ("max-queued-requests",),
+        },
         "max-queued-tokens": {
             "type": sizes.num_tokens,
             "metavar": "TOKENS",
@@ -121,10 +141,16 @@ GROUPS: dict[str, dict[str, Declaration]] = {
             "action": "store_false",
             "dest": "overlap",
             "help": "schedule a step only after the step before it is done",
-            "aliases": ("disable-overlap-scheduler",),
+            "aliases": ("disable-overlap-scheduler", "disable-overlap-schedule"),
             "opposites": ("async-scheduling",),
         },
-        "enforce-eager": {"action": "store_false", "dest": "cuda_graphs", "help": "use no CUDA graphs"},
+        "enforce-eager": {
+            "action": "store_false",
+            "dest": "cuda_graphs",
+            "help": "use no CUDA graphs",
+            "aliases": ("disable-cuda-graph",),
+            "opposites": ("no-enforce-eager",),
+        },
     },
     "server": {
         "host": {"metavar": "ADDRESS", "help": "address to listen on"},
@@ -134,7 +160,7 @@ GROUPS: dict[str, dict[str, Declaration]] = {
             "action": Collect,
             "dest": "served_model_names",
             "metavar": "NAME",
-            "help": "names by which requests may call the model",
+            "help": "names by which requests may call the model; * is any name",
             "default": "the name of MODEL",
         },
         "api-key": {
@@ -160,9 +186,16 @@ GROUPS: dict[str, dict[str, Declaration]] = {
         },
         "cors-origins": {
             "nargs": "+",
+            "type": _origins,
             "action": Collect,
             "metavar": "ORIGIN",
             "help": "origins of pages whose scripts may call the server, such as https://example.org; * allows any",
+            "default": "none",
+            "aliases": ("allowed-origins",),
+        },
+        "root-path": {
+            "metavar": "PATH",
+            "help": "path below which a proxy shows the server, such as /llm; the proxy may leave it in requests",
             "default": "none",
         },
         "max-body-bytes": {
@@ -180,6 +213,7 @@ GROUPS: dict[str, dict[str, Declaration]] = {
             "dest": "engine_timeout_s",
             "metavar": "SECONDS",
             "help": "seconds without a step before a hung engine is started again; 0 disables this",
+            "aliases": ("watchdog-timeout",),
         },
         "kv-events-config": {
             "action": KVEventsConfig,
@@ -196,6 +230,13 @@ GROUPS: dict[str, dict[str, Declaration]] = {
             "type": sizes.num_tokens,
             "metavar": "TOKENS",
             "help": "tokens of a request's limit that are kept for the answer, however long the model reasons",
+        },
+        "seed": {
+            "type": int,
+            "metavar": "N",
+            "help": "seed that the requests without one of their own draw theirs from",
+            "default": "a random one",
+            "aliases": ("random-seed",),
         },
         "date": {"metavar": "YYYY-MM-DD", "help": "current date that the model is told", "default": "the day's own"},
         "responses-db": {
@@ -215,7 +256,11 @@ GROUPS: dict[str, dict[str, Declaration]] = {
             "help": "seconds that running requests get to finish when the server is asked to stop",
         },
         "no-playground": {"action": "store_false", "dest": "playground", "help": "serve no page at /"},
-        "log-level": {"choices": ["debug", "info", "warning", "error"], "help": "least severity that is logged"},
+        "log-level": {
+            "choices": ["debug", "info", "warning", "error"],
+            "help": "least severity that is logged",
+            "aliases": ("uvicorn-log-level",),
+        },
         "log-format": {
             "choices": ["text", "json"],
             "help": "form of the log on stderr, which has one line per request",

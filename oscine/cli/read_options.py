@@ -18,6 +18,7 @@ from oscine.cli.error import USAGE, CommandError
 from oscine.cli.options import ALIASES, FLAGS, GROUPS, LISTS, NAMES, OPPOSITES, PROFILE_FOLDER, PROFILES, settings
 from oscine.cli.parser import NOTES, HelpAll, Parser, did_you_mean
 from oscine.config import (
+    NANO,
     CacheOptions,
     Config,
     EngineOptions,
@@ -28,6 +29,7 @@ from oscine.config import (
 )
 
 _MODEL_HELP = "folder with a checkpoint, gpt-oss-20b, gpt-oss-120b, or owner/name (default: a small embedded model)"
+_MODEL = ("--model", "--model-path")
 _CONFIG_HELP = "YAML file whose keys are names of options; the command line wins over it"
 _PROFILE_HELP = "options for a few quick answers or for many answers; a file of --config wins over it"
 _HELP_ALL_HELP = "show this help with the names that other servers have for options, and exit"
@@ -58,7 +60,9 @@ def add_options(
     others = parser.add_argument_group("names of other servers")
     texts = dialects.add_dialects(others, names, nested=nested)
     if not nested:
-        texts[others.add_argument("--extra-llm-api-options", **file, help=argparse.SUPPRESS)] = "same as --config"
+        hidden: dict[str, Any] = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
+        texts[others.add_argument("--extra-llm-api-options", **file | hidden)] = "same as --config"
+        texts[others.add_argument(*_MODEL, dest="model", metavar="MODEL", **hidden)] = "same as MODEL"
         parser.add_argument("--help-all", action=HelpAll, texts=texts, help=_HELP_ALL_HELP)
 
 
@@ -93,7 +97,20 @@ def make_config(layers: Sequence[dict[str, Any]], note: Callable[[str], None] = 
         for text in layer.pop(NOTES, ()):
             note(text)
         options = {name: value for name, value in options.items() if not _excluded(name, layer)} | layer
+    if "load_format" in options:
+        options |= _dummy(options)
     return _config(options)
+
+
+def _dummy(options: dict[str, Any]) -> dict[str, Any]:
+    """--load-format dummy: random weights in the shapes of MODEL, which keeps its name."""
+    from oscine.model.hub import NANO_FOLDER
+
+    model = options.get("model", NANO)
+    published = {f"{owner}gpt-oss-{size}": size for size in ("20b", "120b") for owner in ("", "openai/")}
+    shapes = str(NANO_FOLDER) if model == NANO else published.get(model, model)
+    names = options.get("served_model_names") or (model,)
+    return {"model": NANO, "random_weights": shapes, "served_model_names": names}
 
 
 def _excluded(name: str, layer: Mapping[str, Any]) -> bool:
@@ -151,7 +168,7 @@ def _arguments(content: dict[Any, Any]) -> list[str]:
     for key, name, value in dialects.flatten(content):
         if name in dialects.NAMES or name in OPPOSITES:
             arguments += dialects.arguments(key, name, value)
-        elif name in ("model", "profile") or name in NAMES or name in ALIASES:
+        elif name in ("model", "model-path", "profile") or name in NAMES or name in ALIASES:
             arguments += _option(key, name, value)
         else:
             raise CommandError(
@@ -173,6 +190,6 @@ def _option(key: str, given: str, value: Any) -> list[str]:
         raise CommandError(f"{key} cannot be {value!r}", USAGE)
     if flag:
         return [f"--{given}"] if value else []
-    if name == "model":
+    if name in ("model", "model-path"):
         return [str(value)]
     return [f"--{given}={item}" for item in (value if several else [value])]

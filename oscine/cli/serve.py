@@ -66,7 +66,7 @@ def _responses_db(config: Config, environment: Environment) -> str | None:
 
 
 def _announce(config: Config, url: str, info: EngineInfo, startup_s: float) -> None:
-    name = (config.server.served_model_names or (None,))[0]
+    name = next((name for name in config.server.served_model_names if name != "*"), None)
     body: dict[str, Any] = {"messages": [{"role": "user", "content": _EXAMPLE}]}
     key = " \\\n    -H 'Authorization: Bearer KEY'" if config.server.api_keys or config.server.api_keys_file else ""
     print(

@@ -101,7 +101,7 @@ def test_the_newer_files_work_on_one_gpu(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("arguments", [["--tp_size", "8"], ["--tensor-parallel-size", "2"]], ids=" ".join)
 def test_several_gpus_are_refused_clearly(arguments: list[str]) -> None:
-    with pytest.raises(CommandError, match=f"--t.*-size: tensor parallelism is not available yet.*{arguments[1]}"):
+    with pytest.raises(CommandError, match=f"--t.*-size(/-tp)?: tensor parallelism is not available yet.*{arguments[1]}"):
         config_of("m", *arguments)
 
 
@@ -125,6 +125,110 @@ def test_a_vllm_command_works_as_written() -> None:
     )
     assert config == expected
     assert [note.partition(" ")[0] for note in notes] == ["tool_call_parser", "enable_auto_tool_choice"]
+
+
+# vLLM's recipe for gpt-oss on Hopper.
+HOPPER = """
+no-enable-prefix-caching: true
+max-cudagraph-capture-size: 2048
+max-num-batched-tokens: 8192
+stream-interval: 20
+"""
+
+
+def test_vllms_recipe_works_as_written(tmp_path: Path) -> None:
+    config, notes = config_of("openai/gpt-oss-120b", "--config", write(tmp_path, HOPPER), "--tensor-parallel-size", "1")
+    expected = ("--no-prefix-caching", "--max-num-batched-tokens", "8192", "--stream-interval", "20")
+    assert config == config_of("openai/gpt-oss-120b", *expected)[0]
+    assert [note.partition(" ")[0] for note in notes] == ["max_cudagraph_capture_size"]
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("kv-cache-dtype: fp8", "kv-cache-dtype.*: it must be auto, not fp8"),
+        ('speculative-config: \'{"method":"eagle3"}\'', "speculative decoding is not available yet"),
+    ],
+)
+def test_vllms_other_recipes_are_refused_with_the_reason(tmp_path: Path, line: str, named: str) -> None:
+    with pytest.raises(CommandError, match=named):
+        config_of("m", "--config", write(tmp_path, f"{HOPPER}{line}"))
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("--model gpt-oss-20b -tp 1 -pp 1 -dp 1 --api-server-count 1 --disable-log-requests", "gpt-oss-20b"),
+        (
+            'm --allowed-origins ["https://a.example","https://b.example"]',
+            "m --cors-origins https://a.example https://b.example",
+        ),
+        ("m --kv-cache-memory-bytes 4G --no-enforce-eager -O 3 -q mxfp4", "m --kv-cache-bytes 4294967296"),
+        ("m --cudagraph-capture-sizes 1 2 4 --no-disable-log-requests --load-format safetensors", "m"),
+        (
+            "m --enable-chunked-prefill --swap-space 0 --disable-log-stats --uvicorn-log-level info",
+            "m --log-level info",
+        ),
+        ("m --guided-decoding-backend xgrammar --max-log-len 10 --distributed-executor-backend mp", "m"),
+        (
+            "--model-path m --tp 1 --context-length 8192 --mem-fraction-static 0.85",
+            "m --max-model-len 8192 --gpu-memory-utilization 0.85",
+        ),
+        (
+            "--model-path m --random-seed 7 --max-running-requests 9 --max-queued-requests 8",
+            "m --seed 7 --max-num-seqs 9 --max-waiting 8",
+        ),
+        ("--model-path m --disable-radix-cache --disable-cuda-graph", "m --no-prefix-caching --enforce-eager"),
+        (
+            "--model-path m --disable-overlap-schedule --watchdog-timeout 60",
+            "m --no-async-scheduling --engine-timeout 60",
+        ),
+        (
+            "--model-path m --tokenizer-path t --chunked-prefill-size 4096",
+            "m --tokenizer t --max-num-batched-tokens 4096",
+        ),
+        ("--model-path m --attention-backend fa3 --cuda-graph-max-bs 64 --reasoning-parser gpt-oss", "m"),
+        ("--model-path m --schedule-policy lpm --enable-metrics --trust-remote-code --dp 1 --ep 1", "m"),
+    ],
+)
+def test_usual_command_lines_of_vllm_and_sglang(theirs: str, ours: str) -> None:
+    assert config_of(*theirs.split())[0] == config_of(*ours.split())[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("--tool-server demo", "--tool-server: it is refused: name built-in tools with --tools"),
+        ("--chat-template x.jinja", "no template changes it"),
+        ("--api-server-count 4", "a second API process .* it must be 1, not 4"),
+        ("--load-format gguf", "--load-format: it must be auto, .* or dummy, not gguf"),
+        ("--enable-lora", "LoRA adapters are not available yet"),
+        ("--speculative-algorithm EAGLE3", "speculative decoding is not available yet"),
+        ("--max-total-tokens 1000", "see --kv-cache-bytes"),
+        ("-tp 8", "--tensor-parallel-size/-tp: tensor parallelism is not available yet"),
+        ("--allowed-origins [", "it is neither an origin nor a JSON list of them"),
+    ],
+)
+def test_what_is_refused_has_a_reason(arguments: str, said: str) -> None:
+    with pytest.raises(CommandError, match=said) as caught:
+        config_of("m", *arguments.split())
+    assert caught.value.status == USAGE
+
+
+def test_a_refused_flag_may_be_false_in_a_file(tmp_path: Path) -> None:
+    path = write(tmp_path, "enable-lora: false\nmodel_path: m\ntokenizer_path: t")
+    assert config_of("--config", path)[0] == config_of("m", "--tokenizer", "t")[0]
+
+
+@pytest.mark.parametrize(
+    ("model", "shapes"),
+    [("openai/gpt-oss-20b", "20b"), ("gpt-oss-120b", "120b"), ("a-folder", "a-folder")],
+)
+def test_dummy_weights_are_random_ones_under_the_models_name(model: str, shapes: str) -> None:
+    config, _ = config_of(model, "--load-format", "dummy")
+    assert config == config_of("--random-weights", shapes, "--served-model-name", model)[0]
+    named, _ = config_of(model, "--load-format", "dummy", "--served-model-name", "x")
+    assert named.server.served_model_names == ("x",)
 
 
 @pytest.mark.parametrize(

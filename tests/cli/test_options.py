@@ -51,9 +51,10 @@ def test_names_of_other_servers_are_in_the_whole_help_only(capsys: pytest.Captur
             parser().parse_args([option])
         assert caught.value.code == 0
         said = capsys.readouterr().out
-        assert all(f"  --{name} " in said or f"  --{name}\n" in said for name in NAMES)
-        theirs = [name for name in (*ALIASES, *OPPOSITES, *dialects.NAMES) if "." not in name]
-        assert {f"  --{name} " in said or f"  --{name}\n" in said for name in theirs} == {shown}
+        names = set(re.findall(r"^  --([\w-]+)", said, re.MULTILINE))
+        assert names >= NAMES
+        theirs = {name for name in (*ALIASES, *OPPOSITES, *dialects.NAMES) if "." not in name}
+        assert names & theirs == (theirs if shown else set())
 
 
 @pytest.mark.parametrize(

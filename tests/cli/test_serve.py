@@ -1,0 +1,34 @@
+"""What options of `oscine serve` make of a server."""
+
+import json
+import urllib.error
+from pathlib import Path
+
+import pytest
+
+from oscine.api.sampling import _seed
+from oscine.api.service import Service
+from oscine.config import Config, ServerOptions
+from tests.server import ServerProcess
+
+
+def test_any_name_and_a_path_of_a_proxy(model_folder: Path) -> None:
+    options = ("--executor", "fake", "--served-model-name", "*", "--root-path", "/llm", "--log-level", "warning")
+    with ServerProcess(str(model_folder), *options) as server:
+        body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+        for name in ("gpt-4o", "claude-sonnet", model_folder.name):
+            assert server.post("/v1/chat/completions", body | {"model": name})["model"] == name
+        assert server.post("/llm/v1/chat/completions", body)["model"] == model_folder.name
+        listed = json.loads(server.get("/llm/v1/models"))["data"]
+        assert [model["id"] for model in listed] == [model_folder.name]
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            server.get("/llmx/v1/models")
+
+
+def test_a_seed_makes_the_seeds_of_requests() -> None:
+    def seeds(seed: int | None) -> list[int]:
+        Service(Config(server=ServerOptions(seed=seed)))
+        return [_seed(None) for _ in range(3)]
+
+    assert seeds(7) == seeds(7) != seeds(8)
+    assert seeds(None) != seeds(None)

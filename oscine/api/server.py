@@ -5,6 +5,7 @@ Knows processes, sockets and signals; not what is served.
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import signal
@@ -46,7 +47,8 @@ def bind(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:
         listener.bind((host, port))
     except OSError as error:
         listener.close()
-        raise ServerError(f"cannot listen on {host} port {port}: {error.strerror or error}") from None
+        hint = "; another server may run there: --port names another port" if error.errno == errno.EADDRINUSE else ""
+        raise ServerError(f"cannot listen on {host} port {port}: {error.strerror or error}{hint}") from None
     return listener
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from oscine.cli.error import USAGE, CommandError
 from oscine.cli.parser import Parser
 from oscine.cli.read_options import add_options, read_config
+from oscine.cli.server_url import server_url
 from oscine.config import NANO, Config, Environment
 
 _OWN = ("command", "run", "input", "output", "url", "concurrency")
@@ -74,7 +75,7 @@ def _config(given: dict[str, Any]) -> Config:
 
 def _server(url: str | None, config: Config) -> AbstractContextManager[str]:
     if url is not None:
-        return nullcontext(url.rstrip("/").removesuffix("/v1"))
+        return nullcontext(server_url(url))
     from oscine.cli.local_server import LocalServer
 
     return LocalServer(config)

@@ -14,6 +14,7 @@ import msgspec
 
 from oscine.cli.batch_files import BadLine, BatchInput, BatchOutput, BatchRequest
 from oscine.cli.error import CommandError
+from oscine.cli.server_url import DIRECT
 
 PATIENCE_S = 120.0  # that a server may refuse one request again and again, or be out of reach
 _DELAYS_S = (0.5, 30.0)  # before asking again: at first, at most
@@ -42,7 +43,7 @@ class BatchRun:
         limits = httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency)
         timeout = httpx.Timeout(None, connect=10.0)
         async with httpx.AsyncClient(
-            base_url=self._url, headers=self._headers, limits=limits, timeout=timeout
+            base_url=self._url, headers=self._headers, limits=limits, timeout=timeout, mounts=DIRECT
         ) as self._client:
             await self._check_server()
             reporting = asyncio.create_task(self._report())

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, get_args
 from oscine.chat.messages import ReasoningEffort
 from oscine.cli.error import USAGE, CommandError
 from oscine.cli.parser import Parser
+from oscine.cli.server_url import server_url
 from oscine.cli.terminal import Terminal
 from oscine.config import NANO, Config, EngineOptions, Environment, ModelOptions, ServerOptions
 
@@ -58,7 +59,8 @@ def run(args: argparse.Namespace) -> None:
     out = sys.stdout
     terminal = Terminal(out, color=out.isatty() and not environment.no_color)
     notes = Terminal(sys.stderr, color=sys.stderr.isatty() and not environment.no_color)
-    url = args.url or environment.base_url
+    given = args.url or environment.base_url
+    url = server_url(given) if given else None
     embedded = url is None and args.model in (None, NANO)
     settings = {
         "model": args.model if url is not None else None,
@@ -79,7 +81,7 @@ def run(args: argparse.Namespace) -> None:
 
 def _server(url: str | None, model: str) -> AbstractContextManager[str]:
     if url is not None:
-        return nullcontext(url.rstrip("/").removesuffix("/v1"))
+        return nullcontext(url)
     from oscine.cli.local_server import LocalServer
 
     # The embedded model is there in a moment and starts without a word.

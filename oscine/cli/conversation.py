@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 
 from oscine.cli.error import CommandError
+from oscine.cli.server_url import DIRECT
 from oscine.cli.terminal import Terminal
 
 _CONNECT_S = 10.0
@@ -34,7 +35,8 @@ class Conversation:
     ) -> None:
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         try:
-            self._client = httpx.Client(base_url=url, headers=headers, timeout=httpx.Timeout(None, connect=_CONNECT_S))
+            timeout = httpx.Timeout(None, connect=_CONNECT_S)
+            self._client = httpx.Client(base_url=url, headers=headers, timeout=timeout, mounts=DIRECT)
         except (httpx.InvalidURL, ValueError) as error:
             raise CommandError(f"{url} is not a URL: {error}") from None
         self._url = url

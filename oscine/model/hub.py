@@ -50,6 +50,8 @@ def _local(name: str) -> Path | None:
         return NANO_FOLDER
     if Path(name).is_dir():
         return Path(name)
+    if name.startswith((".", "/", "~")):
+        raise ValueError(f"model {name!r} is no folder")
     if name not in _SHORT_NAMES and not _HUB_NAME.fullmatch(name):
         known = ", ".join((*_SHORT_NAMES, NANO))
         raise ValueError(f"model {name!r} is neither a folder, a Hugging Face name (owner/name), nor one of {known}")

@@ -59,7 +59,7 @@ def test_a_reader_that_has_seen_enough_is_no_error(fake_server: ServerProcess) -
         (["sing"], 2, "sing"),
         (["sevre"], 2, "not 'sevre'; did you mean serve?"),
         (["serve", "--port", "x"], 2, "--port"),
-        (["serve", "--prot", "1"], 2, "--prot (see oscine serve --help)"),
+        (["serve", "--prot", "1"], 2, "--prot; did you mean --port? (see oscine serve --help)"),
         (["chat", "--effort", "huge"], 2, "--effort"),
         (["chat", "hi", "--url", "http://127.0.0.1:1"], 1, "http://127.0.0.1:1"),
         (["chat", "hi", "--url", "nonsense"], 1, "nonsense"),
@@ -83,7 +83,12 @@ def test_chat_into_a_pipe_is_plain_text(fake_server: ServerProcess) -> None:
     assert answer == (TEXT * 9)[: len(answer)]
     assert "tokens/s" in done.stderr
     assert "\x1b" not in done.stdout + done.stderr
-    assert run("chat", "Tell me something.", OSCINE_URL=f"{fake_server.url}/v1").stdout == done.stdout
+    nowhere = "http://127.0.0.1:1"
+    assert (
+        run("chat", "Tell me something.", OSCINE_URL=f"{fake_server.url}/v1", HTTP_PROXY=nowhere).stdout == done.stdout
+    )
+    address = fake_server.url.removeprefix("http://")
+    assert run("chat", "Tell me something.", "--url", address, OSCINE_URL=nowhere).stdout == done.stdout
 
 
 @pytest.mark.parametrize(("no_color", "dims"), [("", True), ("1", False)])

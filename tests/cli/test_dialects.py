@@ -101,7 +101,9 @@ def test_the_newer_files_work_on_one_gpu(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("arguments", [["--tp_size", "8"], ["--tensor-parallel-size", "2"]], ids=" ".join)
 def test_several_gpus_are_refused_clearly(arguments: list[str]) -> None:
-    with pytest.raises(CommandError, match=f"--t.*-size(/-tp)?: tensor parallelism is not available yet.*{arguments[1]}"):
+    with pytest.raises(
+        CommandError, match=f"--t.*-size(/-tp)?: tensor parallelism is not available yet.*{arguments[1]}"
+    ):
         config_of("m", *arguments)
 
 

@@ -22,7 +22,6 @@ from oscine.api.errors import APIError, from_validation, invalid, unsupported
 from oscine.api.sampling import check, stop_strings
 from oscine.api.schemas import (
     ChatCompletionRequest,
-    Effort,
     Function,
     FunctionCall,
     JsonSchema,
@@ -33,9 +32,9 @@ from oscine.api.schemas import (
     Tool,
     ToolCall,
 )
+from oscine.chat.effort import Effort
 
 _LITTLE, _MUCH = 4_096, 16_384  # tokens of a thinking budget: below is low effort, from there on high effort
-_EFFORTS: dict[str, Effort] = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
 
 
 def shows_thinking(thinking: Thinking | None) -> bool:
@@ -75,11 +74,11 @@ def prompt_request(asked: CountTokensRequest) -> ChatCompletionRequest:
 
 def _effort(thinking: Thinking | None, output: OutputConfig | None) -> Effort | None:
     if output is not None and output.effort is not None:
-        return _EFFORTS[output.effort]
+        return output.effort
     if thinking is None or thinking.type in ("adaptive", "between_tools"):
         return None
     if thinking.type == "disabled":
-        return "low"
+        return "none"
     budget = thinking.budget_tokens
     if budget is None:
         raise invalid("thinking.budget_tokens", "thinking of type 'enabled' needs it")

@@ -7,6 +7,8 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
+from oscine.chat.effort import Effort
+
 
 class Block(Struct):
     """A part of a message; which fields it has depends on its type."""
@@ -53,7 +55,7 @@ class OutputFormat(Struct):
 
 
 class OutputConfig(Struct):
-    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    effort: Effort | None = None
     format: OutputFormat | None = None
 
 

@@ -9,17 +9,18 @@ from dataclasses import dataclass
 from oscine.api.content import content_text
 from oscine.api.errors import invalid
 from oscine.api.sampling import MAX_TOOLS, at_most, refuse
-from oscine.api.schemas import ChatCompletionRequest, Effort, Message, NamedToolChoice, Tool
+from oscine.api.schemas import ChatCompletionRequest, Message, NamedToolChoice, TemplateOptions, Tool
 from oscine.api.text_format import response_schema
 from oscine.chat import messages as chat
+from oscine.chat.effort import Effort, model_effort
 from oscine.chat.grammar import ToolChoice
 from oscine.chat.tools import validate_tools
 
 UNSUPPORTED = (
     *("functions", "function_call", "audio", "web_search_options"),
-    *("chat_template", "chat_template_kwargs", "continue_final_message"),
+    *("chat_template", "continue_final_message"),
 )
-_ONLY = {"modalities": ["text"], "verbosity": "medium"}
+_ONLY = {"modalities": ["text"]}
 _TEXT_PARTS = ("text", "refusal")
 
 
@@ -32,14 +33,22 @@ def conversation(request: ChatCompletionRequest, date: str) -> chat.Conversation
         messages=chat_messages(request.messages),
         tools=() if request.tool_choice == "none" else tools,
         response_schema=response_schema(request.response_format),
-        reasoning_effort=_effort(request),
+        reasoning_effort=model_effort(_effort(request)),
         current_date=date,
     )
 
 
-def _effort(request: ChatCompletionRequest) -> Effort:
+def _effort(request: ChatCompletionRequest) -> Effort | None:
+    """As asked for; the plainer way to say it goes first."""
     in_reasoning = request.reasoning.effort if request.reasoning else None
-    return request.reasoning_effort or in_reasoning or "medium"
+    return request.reasoning_effort or in_reasoning or _template_effort(request.chat_template_kwargs)
+
+
+def _template_effort(given: TemplateOptions | None) -> Effort | None:
+    if given is None:
+        return None
+    off = given.enable_thinking is False or given.thinking is False
+    return given.reasoning_effort or ("none" if off else None)
 
 
 @dataclass(frozen=True, slots=True)

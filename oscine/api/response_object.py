@@ -14,6 +14,7 @@ from oscine.api.errors import APIError
 from oscine.api.response_schemas import ResponseRequest, TextFormatConfig
 from oscine.api.response_tools import repeated
 from oscine.api.response_view import shown
+from oscine.chat import effort
 
 Object = dict[str, Any]
 
@@ -57,12 +58,15 @@ def new_response(response_id: str, asked: ResponseRequest, model: str, namespace
         "parallel_tool_calls": asked.parallel_tool_calls is not False,
         "previous_response_id": asked.previous_response_id,
         "prompt_cache_key": asked.prompt_cache_key,
-        "reasoning": {"effort": (reasoning and reasoning.effort) or "medium", "summary": None},
+        "reasoning": {"effort": (reasoning and reasoning.effort) or effort.DEFAULT, "summary": None},
         "safety_identifier": asked.safety_identifier,
         "service_tier": "default",
         "store": asked.store is not False,
         "temperature": 1.0 if asked.temperature is None else asked.temperature,
-        "text": {"format": _text_format(text.format if text else None), "verbosity": "medium"},
+        "text": {
+            "format": _text_format(text.format if text else None),
+            "verbosity": (text and text.verbosity) or "medium",
+        },
         "tool_choice": "auto" if asked.tool_choice is None else asked.tool_choice,
         "tools": repeated(asked.tools or (), namespaces),
         "top_logprobs": asked.top_logprobs or 0,

@@ -11,7 +11,7 @@ import msgspec
 
 from oscine.api import formats, sampling
 from oscine.api.endpoint import Call
-from oscine.api.errors import APIError, invalid, unsupported
+from oscine.api.errors import APIError, invalid
 from oscine.api.generation import engine_request
 from oscine.api.reasoning_memory import ReasoningMemory
 from oscine.api.response_input import History, input_items, references
@@ -25,6 +25,7 @@ from oscine.api.response_view import LOGPROBS, included
 from oscine.api.service import Service
 from oscine.api.text_format import AskedFormat, extensions, only_format
 from oscine.api.work import beside
+from oscine.chat.effort import model_effort
 from oscine.chat.grammar import JsonFormat
 from oscine.chat.messages import Conversation, Message, ResponseSchema, ToolNamespace
 from oscine.tools.toolbox import Toolbox
@@ -77,7 +78,7 @@ class Plan:
             messages=self.messages,
             tools=() if may.choice == "none" else self.tools.functions,
             response_schema=schema,
-            reasoning_effort=(asked.reasoning and asked.reasoning.effort) or "medium",
+            reasoning_effort=model_effort(asked.reasoning.effort if asked.reasoning else None),
             current_date=date,
             namespaces=() if may.choice == "none" else namespaces,
         )
@@ -147,8 +148,6 @@ async def make_plan(service: Service, call: Call[ResponseRequest]) -> Plan:
 
 
 def _check(asked: ResponseRequest) -> None:
-    if asked.text is not None and asked.text.verbosity not in (None, "medium"):
-        raise unsupported("text.verbosity")
     if asked.stream_options is not None and not asked.stream:
         raise invalid("stream_options", "it is for streamed answers")
     if asked.background and asked.store is False:

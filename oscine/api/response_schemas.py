@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from oscine.api.schemas import Effort, SamplingFields
+from oscine.api.schemas import SamplingFields, Verbosity
+from oscine.chat.effort import Effort
 
 
 class ReasoningConfig(Struct):
@@ -26,7 +27,7 @@ class TextFormatConfig(Struct):
 
 class TextConfig(Struct):
     format: TextFormatConfig | None = None
-    verbosity: str | None = None
+    verbosity: Verbosity | None = None
 
 
 class ResponseRequest(SamplingFields, kw_only=True):

@@ -14,9 +14,10 @@ from msgspec import Struct
 
 from oscine.api.errors import APIError, from_validation, invalid
 from oscine.api.limits import check_values
+from oscine.chat.effort import EFFORTS, Effort
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
-Effort = Literal["low", "medium", "high"]
+Verbosity = Literal["low", "medium", "high"]  # the model knows none: taken, and without effect
 
 
 class ContentPart(Struct):
@@ -102,6 +103,14 @@ class ReasoningOptions(Struct):
     exclude: bool | None = None
 
 
+class TemplateOptions(Struct, forbid_unknown_fields=True):
+    """What clients of servers with chat templates say there. `enable_thinking` and `thinking` are other models'."""
+
+    reasoning_effort: Effort | None = None
+    enable_thinking: bool | None = None
+    thinking: bool | None = None
+
+
 class SamplingFields(Struct, kw_only=True):
     """What chat and text completions share. None is "not given" throughout, as clients send null for it."""
 
@@ -151,6 +160,8 @@ class ChatCompletionRequest(SamplingFields, kw_only=True):
     response_format: ResponseFormat | None = None
     reasoning_effort: Effort | None = None
     reasoning: ReasoningOptions | None = None
+    chat_template_kwargs: TemplateOptions | None = None
+    verbosity: Verbosity | None = None
     include_reasoning: bool | None = None
     final_headroom: int | None = None  # tokens of the budget kept for the answer, Oscine's own
     # Refused: they would change the answer.
@@ -159,9 +170,7 @@ class ChatCompletionRequest(SamplingFields, kw_only=True):
     modalities: list[str] | None = None
     audio: Any = None
     web_search_options: Any = None
-    verbosity: str | None = None
     chat_template: Any = None
-    chat_template_kwargs: Any = None
     continue_final_message: Any = None
 
 
@@ -184,6 +193,7 @@ class TokenizeRequest(Struct):
     messages: list[Message] | None = None
     tools: list[Tool] | None = None
     reasoning_effort: Effort | None = None
+    chat_template_kwargs: TemplateOptions | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
     response_format: ResponseFormat | None = None
     add_generation_prompt: bool | None = None  # false: without the header of the answer to come
@@ -197,7 +207,12 @@ class DetokenizeRequest(Struct):
 
 T = TypeVar("T")
 
-_CHOICES = {"role": get_args(Role), "reasoning_effort": get_args(Effort), "effort": get_args(Effort)}
+_CHOICES = {
+    "role": get_args(Role),
+    "reasoning_effort": EFFORTS,
+    "effort": EFFORTS,
+    "verbosity": get_args(Verbosity),
+}
 
 
 def decode(body: bytes, type: type[T]) -> T:

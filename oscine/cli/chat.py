@@ -3,9 +3,9 @@
 import argparse
 import sys
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
-from oscine.chat.messages import ReasoningEffort
+from oscine.chat.effort import DEFAULT, EFFORTS
 from oscine.cli.error import USAGE, CommandError
 from oscine.cli.parser import Parser
 from oscine.cli.server_url import server_url
@@ -15,7 +15,6 @@ from oscine.config import NANO, Config, EngineOptions, Environment, ModelOptions
 if TYPE_CHECKING:
     from oscine.cli.conversation import Conversation
 
-EFFORTS = get_args(ReasoningEffort)
 MAX_TOKENS = 4096  # of one answer, where the context has room for so many
 _HELP = "/reset forgets the conversation, /effort low|medium|high, ctrl-C stops an answer, ctrl-D leaves"
 
@@ -40,7 +39,9 @@ def add_command(commands: "argparse._SubParsersAction[Parser]") -> None:
     parser.add_argument(
         "--model", help=f"name of the model, or without a server what to start one with (default: the first, or {NANO})"
     )
-    parser.add_argument("--effort", choices=EFFORTS, default="medium", help="effort of the reasoning (default: medium)")
+    parser.add_argument(
+        "--effort", choices=EFFORTS, default=DEFAULT, help=f"effort of the reasoning (default: {DEFAULT})"
+    )
     parser.add_argument(
         "--temperature",
         type=float,

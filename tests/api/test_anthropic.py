@@ -195,6 +195,7 @@ def test_thinking_that_is_not_to_be_read_has_a_signature(server: ScriptedServer)
         ({"thinking": {"type": "enabled", "budget_tokens": 8192}}, "medium"),
         ({"thinking": {"type": "enabled", "budget_tokens": 20000}}, "high"),
         ({"thinking": {"type": "adaptive"}, "output_config": {"effort": "max"}}, "high"),
+        ({"output_config": {"effort": "minimal"}}, "low"),
     ],
     ids=str,
 )

@@ -203,7 +203,7 @@ LARK = {"type": "custom", "name": "n", "format": {"type": "grammar", "syntax": "
         ("background", {"background": True, "store": False}),
         ("truncation", {"truncation": "some"}),
         ("reasoning.effort", {"reasoning": {"effort": "huge"}}),
-        ("text.verbosity", {"text": {"verbosity": "low"}}),
+        ("text.verbosity", {"text": {"verbosity": "endless"}}),
         ("text.format.type", {"text": {"format": {"type": "xml"}}}),
         ("text.format.schema", {"text": {"format": {"type": "json_schema", "name": "n"}}}),
         ("text.format", {"text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "nothing"}}}}),

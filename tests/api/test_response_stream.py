@@ -233,6 +233,7 @@ def test_what_was_asked_is_repeated(scripted: ScriptedServer) -> None:
     response = whole(scripted, **asked, reasoning={"effort": "low", "summary": "auto"}, service_tier="flex")
     assert {name: response[name] for name in asked} == asked
     assert response["reasoning"] == {"effort": "low", "summary": None}
+    assert response["text"]["verbosity"] == "medium"
     assert response["service_tier"] == "default"
     schema = {"type": "object", "properties": {"x": {"type": "integer"}}, "additionalProperties": False}
     format = {"type": "json_schema", "name": "n", "schema": schema, "strict": True}
@@ -240,3 +241,14 @@ def test_what_was_asked_is_repeated(scripted: ScriptedServer) -> None:
     request = scripted.engine.requests[-1]
     assert request.sampling.grammar is not None
     assert '{"type":"object","properties":{"x"' in scripted.tokenizer.decode(request.prompt_token_ids)
+
+
+@pytest.mark.parametrize(
+    ("effort", "told"), [("none", "low"), ("minimal", "low"), ("medium", "medium"), ("xhigh", "high"), ("max", "high")]
+)
+def test_an_effort_is_repeated_as_it_came_and_told_as_the_model_knows_it(
+    scripted: ScriptedServer, effort: str, told: str
+) -> None:
+    response = whole(scripted, reasoning={"effort": effort}, text={"verbosity": "low"})
+    assert (response["reasoning"]["effort"], response["text"]["verbosity"]) == (effort, "low")
+    assert f"Reasoning: {told}\n" in scripted.tokenizer.decode(scripted.engine.requests[-1].prompt_token_ids)

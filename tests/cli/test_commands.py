@@ -110,7 +110,7 @@ def test_a_conversation(fake_server: ServerProcess) -> None:
     done = run("chat", "--max-tokens", "80", "--url", fake_server.url, given="\n".join(lines))
     assert done.returncode == 0
     assert done.stdout.count(THOUGHT) == 3
-    assert "/effort takes one of low, medium, high" in done.stderr
+    assert "/effort takes one of none, minimal, low, medium, high, xhigh, max" in done.stderr
 
 
 class Small(BaseHTTPRequestHandler):

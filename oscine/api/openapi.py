@@ -39,7 +39,7 @@ _STATUSES = {
 _BOUNDS: dict[str, dict[str, float]] = {
     "n": {"minimum": 1, "maximum": sampling.MAX_CHOICES},
     "temperature": {"minimum": 0, "maximum": 2},
-    "top_p": {"exclusiveMinimum": 0, "maximum": 1},
+    "top_p": {"minimum": 0, "maximum": 1},
     "min_p": {"minimum": 0, "maximum": 1},
     "presence_penalty": {"minimum": -2, "maximum": 2},
     "frequency_penalty": {"minimum": -2, "maximum": 2},

@@ -129,8 +129,10 @@ def sampling_params(
     check(-1 <= top_k < _INT64, "top_k", "at least 0 (0 or -1: off)", top_k)
     min_tokens = request.min_tokens or 0
     check(0 <= min_tokens <= max_tokens, "min_tokens", f"between 0 and max_tokens ({max_tokens})", min_tokens)
+    temperature = _ranged("temperature", request.temperature, 0.0, 2.0, 1.0)
     top_p = _ranged("top_p", request.top_p, 0.0, 1.0, 1.0)
-    check(top_p > 0, "top_p", "above 0", top_p)
+    if top_p == 0:  # the smallest set of tokens is the most probable one
+        temperature, top_p = 0.0, 1.0
     repetition = request.repetition_penalty
     check(repetition is None or 0 < repetition <= 100, "repetition_penalty", "above 0 and at most 100", repetition)
     check(
@@ -140,7 +142,7 @@ def sampling_params(
     return SamplingParams(
         max_tokens=max_tokens,
         min_tokens=min_tokens,
-        temperature=_ranged("temperature", request.temperature, 0.0, 2.0, 1.0),
+        temperature=temperature,
         top_p=top_p,
         top_k=max(top_k, 0),
         min_p=_ranged("min_p", request.min_p, 0.0, 1.0, 0.0),

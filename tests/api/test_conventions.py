@@ -342,6 +342,13 @@ def test_the_names_of_reasoning(model_folder: Any, name: str, fields: list[str])
         assert not any("reasoning" in key for key in hidden)
 
 
+@pytest.mark.parametrize("temperature", [{}, {"temperature": 1.5}], ids=str)
+def test_top_p_of_zero_is_greedy(scripted: ScriptedServer, temperature: Any) -> None:
+    scripted.chat(top_p=0, **temperature)
+    sampling = scripted.engine.requests[0].sampling
+    assert (sampling.temperature, sampling.top_p) == (0.0, 1.0)
+
+
 @pytest.mark.parametrize(
     ("parameters", "effort"),
     [

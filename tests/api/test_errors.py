@@ -68,7 +68,7 @@ CHAT: list[tuple[str, dict[str, Any]]] = [
     ("temperature", {"temperature": -0.1}),
     ("temperature", {"temperature": 2.1}),
     ("temperature", {"temperature": "hot"}),
-    ("top_p", {"top_p": 0}),
+    ("top_p", {"top_p": -0.1}),
     ("top_p", {"top_p": 1.1}),
     ("top_k", {"top_k": -2}),
     ("min_p", {"min_p": 1.5}),

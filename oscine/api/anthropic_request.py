@@ -120,7 +120,7 @@ def _tool_choice(choice: AnthropicToolChoice) -> Any:
         return {"auto": "auto", "any": "required", "none": "none"}[choice.type]
     if choice.name is None:
         raise invalid("tool_choice.name", "a choice of type 'tool' needs it")
-    return NamedToolChoice("function", NamedFunction(choice.name))
+    return NamedToolChoice(NamedFunction(choice.name))
 
 
 def _messages(messages: list[AnthropicMessage]) -> Iterator[Message]:

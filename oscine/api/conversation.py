@@ -9,7 +9,14 @@ from dataclasses import dataclass
 from oscine.api.content import content_text
 from oscine.api.errors import invalid
 from oscine.api.sampling import MAX_TOOLS, at_most, refuse
-from oscine.api.schemas import ChatCompletionRequest, Message, NamedToolChoice, TemplateOptions, Tool
+from oscine.api.schemas import (
+    AllowedToolsChoice,
+    ChatCompletionRequest,
+    Message,
+    NamedToolChoice,
+    TemplateOptions,
+    Tool,
+)
 from oscine.api.text_format import response_schema
 from oscine.chat import messages as chat
 from oscine.chat.effort import Effort, model_effort
@@ -62,14 +69,22 @@ class ToolUse:
 
 def tool_use(request: ChatCompletionRequest, tools: Sequence[chat.FunctionTool]) -> ToolUse:
     """`tools` are those that the model is told of. Raises APIError for a choice of none of them."""
-    choice = request.tool_choice or "auto"
-    if not isinstance(choice, NamedToolChoice):
-        return ToolUse(tuple(tools), choice, request.parallel_tool_calls is not False)
-    name = choice.function.name
-    named = tuple(tool for tool in tools if tool.name == name)
-    if not named:
-        raise invalid("tool_choice", f"there is no function {name!r} among the tools")
-    return ToolUse(named, "required", parallel=False)
+    choice, parallel = request.tool_choice or "auto", request.parallel_tool_calls is not False
+    if isinstance(choice, NamedToolChoice):
+        return ToolUse(_named([choice.function.name], tools), "required", parallel=False)
+    if isinstance(choice, AllowedToolsChoice):
+        allowed = choice.allowed_tools
+        return ToolUse(_named([tool.function.name for tool in allowed.tools], tools), allowed.mode, parallel)
+    return ToolUse(tuple(tools), choice, parallel)
+
+
+def _named(names: Sequence[str], tools: Sequence[chat.FunctionTool]) -> tuple[chat.FunctionTool, ...]:
+    """Those of `tools` that a choice names. Raises APIError for a name that none of them has."""
+    named = set(names)
+    unknown = named - {tool.name for tool in tools}
+    if unknown:
+        raise invalid("tool_choice", f"there is no function {min(unknown)!r} among the tools")
+    return tuple(tool for tool in tools if tool.name in named)
 
 
 def function_tools(tools: list[Tool] | None) -> tuple[chat.FunctionTool, ...]:

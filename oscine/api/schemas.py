@@ -63,9 +63,25 @@ class NamedFunction(Struct):
     name: str
 
 
-class NamedToolChoice(Struct):
-    type: Literal["function"]
+class NamedToolChoice(Struct, tag_field="type", tag="function"):
     function: NamedFunction
+
+
+class AllowedTool(Struct):
+    function: NamedFunction
+    type: Literal["function"] = "function"
+
+
+class AllowedTools(Struct):
+    mode: Literal["auto", "required"]
+    tools: list[AllowedTool]
+
+
+class AllowedToolsChoice(Struct, tag_field="type", tag="allowed_tools"):
+    allowed_tools: AllowedTools
+
+
+ToolChoiceField = Literal["none", "auto", "required"] | NamedToolChoice | AllowedToolsChoice | None
 
 
 class JsonSchema(Struct):
@@ -155,7 +171,7 @@ class ChatCompletionRequest(SamplingFields, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     tools: list[Tool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
+    tool_choice: ToolChoiceField = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
     reasoning_effort: Effort | None = None
@@ -194,7 +210,7 @@ class TokenizeRequest(Struct):
     tools: list[Tool] | None = None
     reasoning_effort: Effort | None = None
     chat_template_kwargs: TemplateOptions | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
+    tool_choice: ToolChoiceField = None
     response_format: ResponseFormat | None = None
     add_generation_prompt: bool | None = None  # false: without the header of the answer to come
     return_token_strs: bool | None = None

@@ -342,6 +342,22 @@ def test_the_names_of_reasoning(model_folder: Any, name: str, fields: list[str])
         assert not any("reasoning" in key for key in hidden)
 
 
+def test_allowed_tools_are_those_that_may_be_called_and_all_are_shown(scripted: ScriptedServer) -> None:
+    tools = [{"type": "function", "function": {"name": name}} for name in ("add", "sub", "mul")]
+
+    def asked(choice: Any, tools: Any = tools) -> GenerationRequest:
+        scripted.chat(tools=tools, tool_choice=choice)
+        return scripted.engine.requests[-1]
+
+    def allowed(mode: str) -> dict[str, Any]:
+        return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools[:2]}}
+
+    required = asked(allowed("required"))
+    assert required.sampling.grammar == asked("required", tools[:2]).sampling.grammar
+    assert required.prompt_token_ids == asked("required").prompt_token_ids
+    assert asked(allowed("auto")).sampling.grammar == asked("auto", tools[:2]).sampling.grammar
+
+
 @pytest.mark.parametrize("temperature", [{}, {"temperature": 1.5}], ids=str)
 def test_top_p_of_zero_is_greedy(scripted: ScriptedServer, temperature: Any) -> None:
     scripted.chat(top_p=0, **temperature)

@@ -28,6 +28,11 @@ def function_tool(schema: dict[str, Any], strict: bool = False) -> dict[str, Any
     return {"type": "function", "function": {"name": "f", "parameters": schema, "strict": strict}}
 
 
+def allowed(mode: str, *names: str) -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
 def refused(server: ScriptedServer, path: str, body: Any, status: int = 400) -> dict[str, Any]:
     response = server.post(path, body)
     assert response.status_code == status, response.text
@@ -130,6 +135,10 @@ CHAT: list[tuple[str, dict[str, Any]]] = [
     ("tool_choice", {"tool_choice": {"type": "function", "function": {"name": "g"}}, "tools": [TOOL]}),
     ("tools", {"tools": [function_tool({"type": "object", "if": {}}, strict=True)]}),
     ("tools", {"tools": [function_tool({"$ref": "http://elsewhere/"})], "tool_choice": "required"}),
+    ("tool_choice", {"tool_choice": allowed("auto", "g"), "tools": [TOOL]}),
+    ("tool_choice", {"tool_choice": allowed("required"), "tools": [TOOL]}),
+    ("tool_choice.allowed_tools.mode", {"tool_choice": allowed("never", "f"), "tools": [TOOL]}),
+    ("tool_choice.type", {"tool_choice": {"type": "custom", "custom": {"name": "f"}}, "tools": [TOOL]}),
     ("tool_choice", {"tool_choice": "sometimes"}),
     ("tool_choice", {"tool_choice": {"type": "function", "function": {"name": "f"}}}),
     ("tools", {"tools": [{"type": "function", "function": {"name": "no spaces please"}}]}),

@@ -24,6 +24,7 @@ class Error(Struct):
 class AnthropicErrorDetail(Struct):
     type: str
     message: str
+    details: dict[str, Any] | UnsetType = UNSET
 
 
 class AnthropicError(Struct):

@@ -60,6 +60,8 @@ def chat_request(asked: MessagesRequest) -> ChatCompletionRequest:
 
 def prompt_request(asked: CountTokensRequest) -> ChatCompletionRequest:
     """What the prompt depends on, and what may be said: without limits and sampling. Raises APIError."""
+    if asked.thread is not None:
+        raise _no_threads()
     choice = asked.tool_choice
     return ChatCompletionRequest(
         model=asked.model,
@@ -70,6 +72,12 @@ def prompt_request(asked: CountTokensRequest) -> ChatCompletionRequest:
         reasoning_effort=_effort(asked.thinking, asked.output_config),
         response_format=_format(asked.output_config),
     )
+
+
+def _no_threads() -> APIError:
+    error = unsupported("thread", "the server keeps no messages; send all of them")
+    error.details = {"error_code": "thread_unsupported_request", "unsupported": []}
+    return error
 
 
 def _effort(thinking: Thinking | None, output: OutputConfig | None) -> Effort | None:

@@ -69,6 +69,7 @@ class CountTokensRequest(Struct, kw_only=True):
     tool_choice: AnthropicToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    thread: Any = None  # refused in the way that makes clients go on without it
 
 
 class MessagesRequest(CountTokensRequest, kw_only=True):

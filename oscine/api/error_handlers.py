@@ -8,6 +8,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from oscine.api.errors import APIError, internal, response
+from oscine.api.models import speaks_anthropic
 from oscine.api.record import CLIENT_LEFT, current
 
 
@@ -15,7 +16,7 @@ def _respond(error: APIError, request: Request) -> Response:
     record = current.get()
     if record is not None:
         record.error = error.code or error.type
-    return response(error, request.url.path)
+    return response(error, request.url.path, anthropic=speaks_anthropic(request))
 
 
 async def _api_error(request: Request, error: Exception) -> Response:

@@ -5,6 +5,7 @@ Knows nothing of what went wrong; the code that finds a problem raises an APIErr
 
 import math
 import re
+from typing import Any
 
 import msgspec
 from starlette.responses import Response
@@ -35,10 +36,12 @@ class APIError(Exception):
         param: str | None = None,
         code: str | None = None,
         headers: dict[str, str] | None = None,
+        details: dict[str, Any] | None = None,
     ) -> None:
+        """`details` are what Anthropic's clients read of some errors."""
         super().__init__(message)
         self.message, self.status, self.type, self.param, self.code = message, status, type, param, code
-        self.headers = headers or {}
+        self.headers, self.details = headers or {}, details
 
     def body(self) -> bytes:
         error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
@@ -46,7 +49,9 @@ class APIError(Exception):
 
     def anthropic_body(self) -> bytes:
         usual = "invalid_request_error" if self.status < 500 else "api_error"
-        error = {"type": _ANTHROPIC_TYPES.get(self.anthropic_status, usual), "message": self.message}
+        error: dict[str, Any] = {"type": _ANTHROPIC_TYPES.get(self.anthropic_status, usual), "message": self.message}
+        if self.details is not None:
+            error["details"] = self.details
         return msgspec.json.encode({"type": "error", "error": error})
 
     @property
@@ -99,8 +104,8 @@ def from_validation(error: msgspec.ValidationError, where: str = "") -> APIError
     return invalid(path, what) if path else APIError(f"Invalid request: {what}.")
 
 
-def response(error: APIError, path: str = "") -> Response:
-    """`path` is that of the request."""
-    if path == _ANTHROPIC_PATH or path.startswith(f"{_ANTHROPIC_PATH}/"):
+def response(error: APIError, path: str = "", *, anthropic: bool = False) -> Response:
+    """`path` is that of the request; `anthropic`: its client reads Anthropic's shape on any path."""
+    if anthropic or path == _ANTHROPIC_PATH or path.startswith(f"{_ANTHROPIC_PATH}/"):
         return Response(error.anthropic_body(), error.anthropic_status, error.headers, media_type="application/json")
     return Response(error.body(), error.status, error.headers, media_type="application/json")

@@ -1,5 +1,6 @@
-"""/v1/models: the names under which models are served."""
+"""/v1/models: the names under which models are served, in OpenAI's shape or in Anthropic's."""
 
+import datetime
 from typing import Any
 
 from starlette.requests import Request
@@ -7,6 +8,11 @@ from starlette.responses import JSONResponse
 
 from oscine.api.served_model import ServedModel
 from oscine.api.service import Service
+
+
+def speaks_anthropic(request: Request) -> bool:
+    """Whether the client is one of Anthropic's, which say so on every path."""
+    return "anthropic-version" in request.headers
 
 
 class Models:
@@ -24,9 +30,27 @@ class Models:
             "max_model_len": info.max_model_len if info else None,
         }
 
+    def _anthropic_card(self, name: str, model: ServedModel) -> dict[str, Any]:
+        created = datetime.datetime.fromtimestamp(self.service.started, datetime.UTC)
+        longest = model.engine.info.max_model_len if model.engine.info else None
+        return {
+            "id": name,
+            "type": "model",
+            "display_name": name,
+            "created_at": created.isoformat(timespec="seconds").replace("+00:00", "Z"),
+            "lifecycle": "active",
+            "max_input_tokens": longest,
+            "max_tokens": longest,
+        }
+
     async def list(self, request: Request) -> JSONResponse:
-        cards = [self._card(name, model) for model in self.service.models for name in model.names]
-        return JSONResponse({"object": "list", "data": cards})
+        models = [(name, model) for model in self.service.models for name in model.names]
+        if speaks_anthropic(request):
+            cards = [self._anthropic_card(*model) for model in models]
+            first, last = (cards[0]["id"], cards[-1]["id"]) if cards else (None, None)
+            return JSONResponse({"data": cards, "has_more": False, "first_id": first, "last_id": last})
+        return JSONResponse({"object": "list", "data": [self._card(*model) for model in models]})
 
     async def retrieve(self, request: Request) -> JSONResponse:
-        return JSONResponse(self._card(*self.service.find(request.path_params["name"])))
+        card = self._anthropic_card if speaks_anthropic(request) else self._card
+        return JSONResponse(card(*self.service.find(request.path_params["name"])))

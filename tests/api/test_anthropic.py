@@ -14,6 +14,7 @@ from pydantic import TypeAdapter
 from oscine.api.app import create_app
 from oscine.engine.stream import EngineDied, EngineOverloaded
 from oscine.types import GenerationOutput
+from tests.api.scripted_engine import MAX_MODEL_LEN
 from tests.api.scripted_server import ScriptedServer
 from tests.server import ServerProcess
 
@@ -402,6 +403,52 @@ def test_a_failure_midway_is_an_error_event(server: ScriptedServer) -> None:
     assert last["error"]["type"] == "api_error"
     with pytest.raises(anthropic.APIStatusError, match="it crashed"):
         ask(server, lambda client: _streamed(client, {}))
+
+
+def test_the_tool_runner_goes_on_without_threads(server: ScriptedServer) -> None:
+    """The client asks for a thread first, and repeats the request without one where threads are not supported."""
+    t = server.tokenizer
+    call = (t.channel, "commentary to=functions.add ", t.constrain, "json", t.message, '{"a": 1, "b": 2}', t.call)
+    says = [server.says(*call), server.says(t.channel, "final", t.message, "It is 3.", t.return_)]
+    server.engine.script = lambda request: says[len(server.engine.requests) - 1](request)
+    sums = []
+
+    @anthropic.beta_async_tool
+    async def add(a: int, b: int) -> str:
+        sums.append(a + b)
+        return str(a + b)
+
+    async def run(client: anthropic.AsyncAnthropic) -> Any:
+        return await client.beta.messages.tool_runner(**ASKED, tools=[add]).until_done()
+
+    last = ask(server, run)
+    assert (sums, last.content[0].text) == ([3], "It is 3.")
+    assert "3" in t.decode(server.engine.requests[1].prompt_token_ids).rpartition("functions.add to=assistant")[2]
+
+
+def test_threads_are_refused_as_clients_know_it(server: ScriptedServer) -> None:
+    with pytest.raises(anthropic.BadRequestError) as caught:
+        ask(server, lambda client: client.messages.create(**ASKED, extra_body={"thread": {"type": "new"}}))
+    error: Any = caught.value.body
+    assert error["error"]["type"] == "invalid_request_error"
+    assert error["error"]["details"] == {"error_code": "thread_unsupported_request", "unsupported": []}
+    assert server.engine.requests == []
+
+
+def test_models_in_the_shape_that_the_client_asks_for(server: ScriptedServer) -> None:
+    async def models(client: anthropic.AsyncAnthropic) -> Any:
+        return [model async for model in client.models.list()], await client.models.retrieve("fake")
+
+    listed, one = ask(server, models)
+    assert listed == [one]
+    one.model_validate(one.model_dump(), strict=True)
+    assert (one.type, one.id, one.display_name, one.max_input_tokens) == ("model", "fake", "fake", MAX_MODEL_LEN)
+    with pytest.raises(anthropic.NotFoundError) as caught:
+        ask(server, lambda client: client.models.retrieve("none"))
+    missing: Any = caught.value.body
+    assert (missing["type"], missing["error"]["type"]) == ("error", "not_found_error")
+    openai = server.get("/v1/models", headers={"Authorization": "Bearer secret"}).json()
+    assert (openai["object"], openai["data"][0]["object"]) == ("list", "model")
 
 
 def test_the_embedded_model_thinks_calls_and_answers(nano_server: ServerProcess) -> None:

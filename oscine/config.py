@@ -152,6 +152,7 @@ class ServerOptions:
     served_model_names: tuple[str, ...] = ()  # empty: the model's own name
     api_keys: tuple[str, ...] = ()  # empty: no key is asked for, unless there is a file of them
     api_keys_file: str | None = None  # YAML: a list of keys with their limits; read again on SIGHUP
+    cache_salt_by_key: bool = False  # whether a key shares cached prefixes with no other key
     ssl_certfile: str | None = None  # PEM; None: plain HTTP
     ssl_keyfile: str | None = None  # PEM; None: it is in ssl_certfile
     cors_origins: tuple[str, ...] = ()  # that browsers may call from; "*": any

@@ -151,6 +151,7 @@ class GenerationRequest:
     generated_token_ids: list[int] = field(default_factory=list)
     prefill: PrefillSource | None = None  # who may compute the prompt
     tenant: str = ""  # on whose behalf; a cluster's router shares fairly among tenants
+    cache_salt: str = ""  # prefixes are shared among requests of one salt alone
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,6 +54,7 @@ def chat_request(asked: MessagesRequest) -> ChatCompletionRequest:
     request.final_headroom = _headroom(asked)
     request.stream = asked.stream
     request.stop = asked.stop_sequences
+    request.cache_salt = asked.cache_salt
     request.temperature, request.top_p, request.top_k = asked.temperature, asked.top_p, asked.top_k
     return request
 

@@ -79,6 +79,7 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
+    cache_salt: str | None = None  # as vLLM extends the API
     # Refused: they would change the answer.
     mcp_servers: list[Any] | None = None
     container: Any = None

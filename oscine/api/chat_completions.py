@@ -66,7 +66,8 @@ async def chat_sequences(
     prompt = await model.prompts.render(talk, size)
     params = replace(_sampling_params(asked, len(prompt), model), grammar=grammar)
     priority = sampling.priority(asked.priority)
-    requests = [engine_request(prompt, sampling.with_seed(params, i), priority) for i in range(n)]
+    seeded = [sampling.with_seed(params, i) for i in range(n)]
+    requests = [engine_request(prompt, own, priority, asked.cache_salt) for own in seeded]
     remember = service.reasoning.keep if talk.tools else None
     choices = [_choice(asked, model, len(prompt), stop, separator, remember) for _ in range(n)]
     headroom = _headroom(asked, params.max_tokens, service.config.server.final_headroom)

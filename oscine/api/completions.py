@@ -41,7 +41,7 @@ class Completions(Endpoint[CompletionRequest]):
         params = [replace(_sampling_params(asked, len(prompt), model), grammar=grammar) for prompt in prompts]
         choices = [_choice(asked, model, prompt, stop) for prompt in prompts for _ in range(n)]
         requests = [
-            engine_request(prompt, sampling.with_seed(own, i), priority)
+            engine_request(prompt, sampling.with_seed(own, i), priority, asked.cache_salt)
             for prompt, own in zip(prompts, params, strict=True)
             for i in range(n)
         ]

@@ -33,7 +33,7 @@ class FinalHeadroom:
         if left < 1:
             return None
         sampling = replace(self.request.sampling, max_tokens=left, min_tokens=0, grammar=self.grammar)
-        return engine_request(prompt, sampling, self.request.priority)
+        return engine_request(prompt, sampling, self.request.priority, self.request.cache_salt)
 
 
 def usual_headroom(setting: int, max_tokens: int) -> int:

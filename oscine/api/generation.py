@@ -77,8 +77,10 @@ class Answer(Protocol):
         ...
 
 
-def engine_request(prompt: list[int], sampling: SamplingParams, priority: int) -> GenerationRequest:
-    return GenerationRequest(uuid.uuid4().hex, prompt, sampling, priority)
+def engine_request(
+    prompt: list[int], sampling: SamplingParams, priority: int, cache_salt: str | None
+) -> GenerationRequest:
+    return GenerationRequest(uuid.uuid4().hex, prompt, sampling, priority, cache_salt=cache_salt or "")
 
 
 class Generation:

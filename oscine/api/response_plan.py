@@ -90,7 +90,8 @@ class Plan:
                 error.message += " Dropping items ('truncation': 'auto') is not supported."
             raise
         grammar, grammars = await _grammars(wanted, may)
-        return engine_request(prompt, replace(params, grammar=grammar), sampling.priority(asked.priority)), grammars
+        priority = sampling.priority(asked.priority)
+        return engine_request(prompt, replace(params, grammar=grammar), priority, asked.cache_salt), grammars
 
     @property
     def _size(self) -> int:

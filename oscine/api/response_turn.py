@@ -152,7 +152,7 @@ class ResponseTurn:
             self.finish_reason = "length"
             return None
         sampling = replace(request.sampling, max_tokens=left, grammar=grammar)
-        return self._behind(engine_request(prompt, sampling, request.priority))
+        return self._behind(engine_request(prompt, sampling, request.priority, request.cache_salt))
 
     def _behind(self, request: GenerationRequest) -> GenerationRequest:
         """Turns to the request that goes on."""

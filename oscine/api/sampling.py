@@ -124,6 +124,7 @@ def sampling_params(
     """Raises APIError that names the parameter. `model_stop_ids` end a sequence unless `ignore_eos` is set."""
     refuse(request, UNSUPPORTED)
     at_most(MAX_STOP_TOKEN_IDS, request.stop_token_ids, "stop_token_ids")
+    check(request.cache_salt != "", "cache_salt", "a text that is not empty", "")
     _token_ids("stop_token_ids", request.stop_token_ids, vocab_size)
     top_k = request.top_k or 0
     check(-1 <= top_k < _INT64, "top_k", "at least 0 (0 or -1: off)", top_k)

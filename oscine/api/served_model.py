@@ -13,6 +13,7 @@ from oscine.api.errors import unavailable
 from oscine.api.limits import Admission
 from oscine.api.metrics import Metrics
 from oscine.api.prompt import Prompts
+from oscine.api.rate_limits import KeyUse
 from oscine.api.record import current
 from oscine.api.sampling import sampling_params
 from oscine.api.schemas import SamplingFields
@@ -54,10 +55,19 @@ class ReadyModel:
 class ServedModel:
     """`start` returns when it is ready; requests that come before are refused with 503. `stop` comes last."""
 
-    def __init__(self, engine: Engine, options: EngineOptions, names: Sequence[str], metrics: Metrics) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        options: EngineOptions,
+        names: Sequence[str],
+        metrics: Metrics,
+        *,
+        cache_salt_by_key: bool = False,
+    ) -> None:
         """`options` are those of the engine, which tell its vocabulary and how many requests it takes.
 
-        `names` are what clients call it; there are none: the model's own.
+        `names` are what clients call it; there are none: the model's own. `cache_salt_by_key`: no API key shares
+        prefixes with another one.
         """
         self.engine, self.options = engine, options
         self.root = _root(options)
@@ -67,6 +77,7 @@ class ServedModel:
         scheduler = options.scheduler
         self.admission = Admission(scheduler.max_num_seqs + scheduler.max_waiting, scheduler.max_queued_tokens)
         self.draining = False
+        self._cache_salt_by_key = cache_salt_by_key
         self._ready: ReadyModel | None = None  # once it has started
         self._failure: str | None = None  # why it did not
         self._live: set[str] = set()
@@ -168,7 +179,7 @@ class ServedModel:
         if record is not None:
             record.sampling = record.sampling or request.sampling
             if (key := record.key) is not None:
-                request = replace(request, priority=key.bounded_priority(request.priority), tenant=key.name)
+                request = self._of_key(request, key)
         try:
             stream = self.engine.submit(request)
         except EngineDied as error:
@@ -176,6 +187,12 @@ class ServedModel:
             raise unavailable(message, code="engine_unavailable", retry_after_s=error.retry_after_s) from None
         self._live.add(request.request_id)
         return stream
+
+    def _of_key(self, request: GenerationRequest, key: KeyUse) -> GenerationRequest:
+        salt = request.cache_salt
+        if self._cache_salt_by_key:
+            salt = f"{len(key.name)} {key.name} {salt}"  # with the length, so that no key can spell another one's
+        return replace(request, priority=key.bounded_priority(request.priority), tenant=key.name, cache_salt=salt)
 
     def forget(self, stream: RequestStream) -> None:
         self._live.discard(stream.request_id)

@@ -63,7 +63,7 @@ class Service:
         `options` are those of its engine; `names` what clients call it, if not the model's own. Raises ValueError for
         a name that another has.
         """
-        model = ServedModel(engine, options, names, self.metrics)
+        model = self._made(engine, options, names)
         self._name(model)
         return model
 
@@ -79,7 +79,7 @@ class Service:
 
         Returns when it is; the old one leaves by and by. Raises as the start of a model does, and nothing has changed.
         """
-        new = ServedModel(engine, options, names, self.metrics)
+        new = self._made(engine, options, names)
         try:
             await new.start()
             self._unname(old)
@@ -95,6 +95,10 @@ class Service:
         self._retiring.add(leaving)
         leaving.add_done_callback(self._retiring.discard)
         return new
+
+    def _made(self, engine: Engine, options: EngineOptions, names: Sequence[str]) -> ServedModel:
+        apart = self.config.server.cache_salt_by_key
+        return ServedModel(engine, options, names, self.metrics, cache_salt_by_key=apart)
 
     def _name(self, model: ServedModel) -> None:
         names = (*model.names, ANY_NAME) if model.has_any_name else model.names

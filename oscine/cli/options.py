@@ -174,6 +174,10 @@ GROUPS: dict[str, dict[str, Declaration]] = {
             "metavar": "FILE",
             "help": "YAML file of keys with names, limits and priorities; SIGHUP reads it again",
         },
+        "cache-salt-by-key": {
+            "action": "store_true",
+            "help": "let no API key share cached prefixes with another one",
+        },
         "ssl-certfile": {
             "metavar": "FILE",
             "help": "PEM file with the certificate chain; with it the server speaks HTTPS",

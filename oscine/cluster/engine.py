@@ -15,7 +15,7 @@ from oscine.cluster.live_request import LiveRequest
 from oscine.cluster.placement import NoPlace, Place, Placer
 from oscine.cluster.reports import Reports
 from oscine.engine.client import EngineState
-from oscine.engine.prefix_index import extend_digests, root_of
+from oscine.engine.prefix_index import extend_digests, root_of, salted
 from oscine.engine.stream import EngineDied, EngineError, EngineOverloaded, RequestStream
 from oscine.types import EngineInfo, EngineStats, GenerationOutput, GenerationRequest
 
@@ -70,8 +70,8 @@ class ClusterEngine:
         self._links: dict[str, EngineLink] = {}  # by address
         self._live: dict[str, LiveRequest] = {}
         self._reports = Reports()
-        # The last prompt, its length and its digests: choices share theirs.
-        self._prompt: tuple[list[int], int, list[bytes]] = ([], 0, [])
+        # The last prompt, its length, its salt and its digests: choices share theirs.
+        self._prompt: tuple[list[int], int, str, list[bytes]] = ([], 0, "", [])
         self._discovering: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()  # set once the state is not "starting" any more
 
@@ -112,7 +112,7 @@ class ClusterEngine:
         if request_id in self._live:
             raise ValueError(f"request id {request_id!r} is in use")
         stream = RequestStream(request_id, self._abandon)
-        live = LiveRequest(request, stream, self._digests(request.prompt_token_ids))
+        live = LiveRequest(request, stream, self._digests(request))
         self._live[request_id] = live
         self._seek(live)
         return stream
@@ -139,7 +139,7 @@ class ClusterEngine:
             if self.state == "starting":
                 return _LONGEST_RETRY_S
         else:
-            self.info, self._prompt = info, ([], 0, [])
+            self.info, self._prompt = info, ([], 0, "", [])
             if self.state == "starting":
                 self._enter("ready", None)
         return _REFRESH_S
@@ -148,19 +148,20 @@ class ClusterEngine:
         self.state, self.error = state, error
         self._changed.set()
 
-    def _digests(self, prompt: list[int]) -> list[bytes]:
-        known, length, _ = self._prompt
-        if prompt is not known or len(prompt) != length:
-            self._prompt = (prompt, len(prompt), self._extended([], prompt))
-        return self._prompt[2]
+    def _digests(self, request: GenerationRequest) -> list[bytes]:
+        prompt, salt = request.prompt_token_ids, request.cache_salt
+        known, length, known_salt, _ = self._prompt
+        if prompt is not known or (len(prompt), salt) != (length, known_salt):
+            self._prompt = (prompt, len(prompt), salt, self._extended([], prompt, salt))
+        return self._prompt[3]
 
-    def _extended(self, digests: list[bytes], tokens: list[int]) -> list[bytes]:
+    def _extended(self, digests: list[bytes], tokens: list[int], salt: str) -> list[bytes]:
         """The digests of all whole pages of `tokens`, of which `digests` has some."""
         assert self.info is not None
         longer = digests.copy()
         if self._root is not None:
-            size = self.info.page_size
-            extend_digests(longer, tokens, len(tokens) // size, page_size=size, root=self._root)
+            size, root = self.info.page_size, salted(self._root, salt)
+            extend_digests(longer, tokens, len(tokens) // size, page_size=size, root=root)
         return longer
 
     # ---- finding a place ----
@@ -253,7 +254,8 @@ class ClusterEngine:
         else:
             self.migrations.migrations += link.was_up
             if self._root is not None:
-                live.digests = self._extended(live.digests, live.request.prompt_token_ids + live.generated)
+                known, salt = live.request.prompt_token_ids + live.generated, live.request.cache_salt
+                live.digests = self._extended(live.digests, known, salt)
             self._seek(live)
 
     # ---- the end of a request ----

@@ -51,7 +51,7 @@ class KVCache:
     def find(self, request: Request) -> PrefixHit:
         """What the prefix index has of this request. Its last token is always left to compute."""
         num_pages = (len(request.token_ids) - 1) // self.page_size if self.looks_up(request) else 0
-        self.index.extend_digests(request.digests, request.token_ids, num_pages)
+        self.index.extend_digests(request.digests, request.token_ids, num_pages, request.cache_salt)
         return self.index.find(request.digests[:num_pages])
 
     def fits(self, request: Request, hit: PrefixHit, reserve: int) -> bool:
@@ -119,7 +119,7 @@ class KVCache:
         request.page_event, request.fast_end = NEVER, 0
 
     def _register(self, request: Request, num_pages: int) -> None:
-        self.index.extend_digests(request.digests, request.token_ids, num_pages)
+        self.index.extend_digests(request.digests, request.token_ids, num_pages, request.cache_salt)
         learnt = []
         for i in range(request.num_registered, num_pages):
             digest = request.digests[i]

@@ -40,6 +40,7 @@ class Prefill(Struct, frozen=True, tag="prefill"):
     token_ids: list[int]  # whole pages
     lease_s: float  # how long the pages are kept after the answer unless they are released
     priority: int
+    cache_salt: str = ""
 
 
 class Release(Struct, frozen=True, tag="release"):

@@ -99,7 +99,8 @@ class PrefillService:
         if not tokens or len(tokens) % cache.page_size or job.key in self._jobs:
             return self._refuse(job, "a prefill needs whole pages and an id of its own")
         self._jobs[job.key] = job
-        cache.index.extend_digests(job.digests, tokens, len(tokens) // cache.page_size)
+        wanted = job.wanted
+        cache.index.extend_digests(job.digests, tokens, len(tokens) // cache.page_size, wanted.cache_salt)
         if not any(cache.holds.lacking(job.digests)):
             return self._promise(job)
         if self._loop.is_full:
@@ -108,7 +109,8 @@ class PrefillService:
         request_id = f"\0prefill {self._num_computed}"  # no client's
         self._computed[request_id] = job
         sampling = SamplingParams(max_tokens=0)
-        return self._loop.add(GenerationRequest(request_id, tokens, sampling, job.wanted.priority))
+        request = GenerationRequest(request_id, tokens, sampling, wanted.priority, cache_salt=wanted.cache_salt)
+        return self._loop.add(request)
 
     def _promise(self, job: _Job) -> None:
         """Right after they were computed, or found."""

@@ -18,6 +18,14 @@ def root_of(seed: str) -> bytes:
     return bytes.fromhex(seed) or os.urandom(16)
 
 
+def salted(root: bytes, salt: str) -> bytes:
+    """The root of requests that share prefixes among themselves alone; `root` itself for those without a salt.
+
+    No salt can be spelled so that this is the address of a page.
+    """
+    return hashlib.blake2b(root + salt.encode(), digest_size=16, person=b"salt").digest() if salt else root
+
+
 def extend_digests(digests: list[bytes], token_ids: list[int], num_pages: int, *, page_size: int, root: bytes) -> None:
     """Makes `digests`, of 16 bytes each, cover the first `num_pages` pages of token_ids."""
     parent = digests[-1] if digests else root
@@ -64,9 +72,10 @@ class PrefixIndex:
         """The first sliding page that the token after `num_pages` pages, or any later one, reads."""
         return max(0, num_pages * self.page_size - self._reach) // self.page_size
 
-    def extend_digests(self, digests: list[bytes], token_ids: list[int], num_pages: int) -> None:
+    def extend_digests(self, digests: list[bytes], token_ids: list[int], num_pages: int, salt: str = "") -> None:
         """As the function of this name, with the page size and the root of this index."""
-        extend_digests(digests, token_ids, num_pages, page_size=self.page_size, root=self._root)
+        root = self._root if digests else salted(self._root, salt)
+        extend_digests(digests, token_ids, num_pages, page_size=self.page_size, root=root)
 
     def page(self, group: Group, digest: bytes) -> int | None:
         """The page that holds the last tokens of this prefix, if there is one."""

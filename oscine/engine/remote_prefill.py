@@ -152,7 +152,7 @@ class RemotePrefills:
         self._fetches[fetch_id] = fetch
         tokens = request.token_ids[: num_pages * self._cache.page_size]
         lease_s = source.timeout_s + _LEASE_SLACK_S
-        self._links.send(source.address, Prefill(fetch_id, tokens, lease_s, request.priority))
+        self._links.send(source.address, Prefill(fetch_id, tokens, lease_s, request.priority, request.cache_salt))
         return True
 
     def abandon(self, request: Request) -> bool:

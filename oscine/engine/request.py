@@ -23,6 +23,7 @@ class Request:
     __slots__ = (
         "arrival_s",
         "branch_page",
+        "cache_salt",
         "digests",
         "emit_at",
         "end",
@@ -65,6 +66,7 @@ class Request:
         self.request_id = request.request_id
         self.sampling = sampling
         self.priority = request.priority
+        self.cache_salt = request.cache_salt
         is_new = not request.generated_token_ids  # else it has waited elsewhere, and its reader waits for the rest
         self.order = (request.priority, is_new, arrival)  # smaller is more urgent; kept through preemptions
         self.arrival_s = arrival_s

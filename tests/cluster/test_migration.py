@@ -258,6 +258,24 @@ def test_a_prompt_that_has_grown_is_looked_up_anew() -> None:
     run(test)
 
 
+def test_a_prompt_is_looked_up_where_its_salt_was() -> None:
+    async def test() -> None:
+        with RawEngine("a") as a:
+            async with over(a) as (placer, cluster):
+                for i, salt in enumerate(["", "mine", "mine", "yours"]):
+                    stream = cluster.submit(replace(request(str(i), PROMPT), cache_salt=salt))
+                    asked = await a.request()
+                    assert asked.cache_salt == salt
+                    await a.answer(asked, [5], finish_reason="stop")
+                    await read(stream)
+                plain, mine, again, yours = (placement.digests for placement in placer.asked)
+                assert plain == digests(PROMPT)
+                assert mine == again
+                assert len({*plain, *mine, *yours}) == 3 * len(plain)
+
+    run(test)
+
+
 def test_what_a_rolling_update_changes_is_learnt(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("oscine.cluster.engine._REFRESH_S", 0.01)
 

@@ -160,11 +160,11 @@ class Pair:
 
     def add(
         self, name: str, prompt: list[int], *, min_tokens: int = PAGE, timeout_s: float = 1000.0, max_tokens: int = 4,
-        priority: int = 0, **sampling: object
+        priority: int = 0, cache_salt: str = "", **sampling: object
     ) -> None:  # fmt: skip
         params = SamplingParams(max_tokens=max_tokens, **sampling)  # type: ignore[arg-type]
         source = PrefillSource("there", ADDRESS, min_tokens, timeout_s)
-        request = GenerationRequest(name, prompt, params, priority, prefill=source)
+        request = GenerationRequest(name, prompt, params, priority, prefill=source, cache_salt=cache_salt)
         self.here.requests[name], self.here.outputs[name] = request, []
         self.here.loop.add(request)
 

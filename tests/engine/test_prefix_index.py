@@ -1,5 +1,7 @@
 """Which prefixes are found, and when a missing page of either group makes them shorter."""
 
+from array import array
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -54,6 +56,21 @@ def test_a_seed_makes_addresses_equal_and_no_seed_makes_them_unlike_any_other() 
     again: list[bytes] = []
     PrefixIndex(SIZE, WINDOW, root_of("")).extend_digests(again, tokens, 2)
     assert again != found[""]
+
+
+def test_prefixes_are_shared_within_a_salt_alone() -> None:
+    index, plain = index_of(list(range(20)))
+    salts: dict[str, list[bytes]] = {"": [], "mine": [], "yours": []}
+    for salt, digests in salts.items():
+        index.extend_digests(digests, list(range(8)), 2, salt)
+        index.extend_digests(digests, list(range(20)), 5, salt)
+    assert salts[""] == plain
+    assert len({digest for digests in salts.values() for digest in digests}) == 15
+    assert index.find(salts["mine"]).num_pages == 0
+    first_page = array("q", range(SIZE)).tobytes().decode()  # what a client could send as its salt
+    spelled: list[bytes] = []
+    index.extend_digests(spelled, list(range(SIZE, 20)), 4, first_page)
+    assert set(spelled).isdisjoint(plain)
 
 
 def test_without_a_full_page_the_prefix_ends_before_it() -> None:

@@ -51,6 +51,17 @@ def test_all_full_pages_and_the_last_window_are_fetched_and_the_rest_is_computed
     assert stats.fetch_s > 0
 
 
+def test_pages_of_a_salt_are_computed_and_fetched_for_it_alone() -> None:
+    pair = Pair(SETTING)
+    for name, salt in (("a", "mine"), ("b", "mine"), ("c", "yours"), ("d", "")):
+        pair.add(name, prompt(100), cache_salt=salt)
+        pair.finish()
+    assert [pair.here.cached(name) for name in "abcd"] == [96, 96, 96, 96]
+    assert pair.news("b") is None  # nothing was missing
+    assert [moved(pair.news(name)) for name in "acd"] == [(6, 2)] * 3
+    assert pair.there.run.executor.num_computed == 3 * 96
+
+
 def test_only_what_is_missing_is_fetched() -> None:
     pair = Pair(SETTING)
     pair.add("a", prompt(64), max_tokens=1)

@@ -44,14 +44,11 @@ def shows_thinking(thinking: Thinking | None) -> bool:
 
 def chat_request(asked: MessagesRequest) -> ChatCompletionRequest:
     """Raises APIError that names the parameter, for all that the model cannot read or do."""
-    for param in ("mcp_servers", "container"):
-        if getattr(asked, param):
-            raise unsupported(param)
     check(asked.max_tokens >= 1, "max_tokens", "at least 1", asked.max_tokens)
     stop_strings(asked.stop_sequences, "stop_sequences")
     request = prompt_request(asked)
     request.max_tokens = asked.max_tokens
-    request.final_headroom = _headroom(asked)
+    request.thinking_token_budget = _thinking_budget(asked)
     request.stream = asked.stream
     request.stop = asked.stop_sequences
     request.cache_salt = asked.cache_salt
@@ -95,13 +92,12 @@ def _effort(thinking: Thinking | None, output: OutputConfig | None) -> Effort | 
     return "low" if budget < _LITTLE else "medium" if budget < _MUCH else "high"
 
 
-def _headroom(asked: MessagesRequest) -> int | None:
-    """What a budget of thinking leaves for the answer."""
+def _thinking_budget(asked: MessagesRequest) -> int | None:
     if asked.thinking is None or asked.thinking.type != "enabled" or asked.thinking.budget_tokens is None:
         return None
     budget, limit = asked.thinking.budget_tokens, asked.max_tokens
     check(budget < limit, "thinking.budget_tokens", f"less than max_tokens ({limit})", budget)
-    return limit - budget
+    return budget
 
 
 def _format(output: OutputConfig | None) -> ResponseFormat | None:

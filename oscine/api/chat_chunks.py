@@ -31,22 +31,38 @@ class ChunkHead:
 class ChatChunks:
     """Encodes the events of one choice. `reasoning_fields` may be empty: then reasoning is not shown."""
 
-    def __init__(self, head: ChunkHead, index: int, choice: ChatChoice, reasoning_fields: Sequence[str]) -> None:
+    def __init__(
+        self,
+        head: ChunkHead,
+        index: int,
+        choice: ChatChoice,
+        reasoning_fields: Sequence[str],
+        prompt: list[int] | None = None,
+    ) -> None:
+        """`prompt` are token ids that the first chunk shows."""
         start = head.start + b',"choices":[{"index":%d,"delta":' % index
         self._start = start
         self._end = head.end
         self._close = b',"logprobs":null,"finish_reason":null}]' + head.end
+        self._role = start + b'{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]'
+        self._role += (b"" if prompt is None else b',"prompt_token_ids":' + encode(prompt)) + head.end
         self._content = start + b'{"content":'
         self._reasoning = tuple(encode(field) + b":" for field in reasoning_fields)
         self._logprobs = choice.logprobs
         self._begun = False
 
-    def encode(self, events: Sequence[Event], finish_reason: str | None) -> bytes:
-        """All chunks for some news of the choice, the first ones with the role, the last ones with finish_reason."""
+    def encode(self, events: Sequence[Event], finish_reason: str | None, token_ids: Sequence[int] = ()) -> bytes:
+        """All chunks for some news of the choice, the first ones with the role, the last ones with finish_reason.
+
+        `token_ids` have a chunk of their own, as those of markers and headers belong to no delta.
+        """
         chunks = b"".join(map(self._encode, events))
         if not self._begun:
             self._begun = True
-            chunks = self._start + b'{"role":"assistant","content":""}' + self._close + chunks
+            chunks = self._role + chunks
+        if token_ids:
+            end = b'{},"logprobs":null,"finish_reason":null,"token_ids":' + encode(token_ids) + b"}]" + self._end
+            chunks += self._start + end
         if finish_reason is not None:
             chunks += self._start + b'{},"logprobs":null,"finish_reason":' + encode(finish_reason) + b"}]" + self._end
         return chunks

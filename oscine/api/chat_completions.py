@@ -26,6 +26,7 @@ from oscine.api.sse import DONE, failure
 from oscine.api.text_format import AskedFormat, asked_format
 from oscine.api.usage import Usage, usage
 from oscine.api.work import beside
+from oscine.chat.events import Event
 from oscine.chat.grammar import text_grammar
 from oscine.types import GenerationOutput, GenerationRequest, SamplingParams
 
@@ -42,7 +43,8 @@ class ChatCompletions(Endpoint[ChatCompletionRequest]):
     async def answer(self, call: Call[ChatCompletionRequest], scope: Scope, receive: Receive, send: Send) -> None:
         asked = call.asked
         choices, requests = await chat_sequences(self.service, asked, call.model, call.size)
-        answer = ChatAnswer(choices, call.name, self._reasoning_fields(asked), asked)
+        prompt = requests[0].prompt_token_ids if asked.return_token_ids else None
+        answer = ChatAnswer(choices, call.name, self._reasoning_fields(asked), asked, prompt)
         generation = Generation(call.model.served, answer.choices, requests, call.arrived_s)
         await generation.respond(answer, scope, receive, send, stream=bool(asked.stream))
 
@@ -79,12 +81,23 @@ async def chat_sequences(
 
 
 def _headroom(asked: ChatCompletionRequest, max_tokens: int, setting: int) -> int:
-    """Tokens kept for the answer; `setting` is the server's own."""
-    wanted = asked.final_headroom
-    if wanted is None:
-        return usual_headroom(setting, max_tokens)
-    sampling.check(0 <= wanted < max_tokens, "final_headroom", f"between 0 and {max_tokens - 1}", wanted)
-    return wanted
+    """Tokens kept for the answer, also from a budget of thinking; `setting` is the server's own."""
+    wanted, budget = asked.final_headroom, _thinking_budget(asked)
+    most = max_tokens - 1
+    sampling.check(wanted is None or 0 <= wanted <= most, "final_headroom", f"between 0 and {most}", wanted)
+    kept = usual_headroom(setting, max_tokens) if wanted is None else wanted
+    return kept if budget is None else max(kept, max_tokens - budget)
+
+
+def _thinking_budget(asked: ChatCompletionRequest) -> int | None:
+    budgets = {
+        "thinking_token_budget": asked.thinking_token_budget,
+        "reasoning.max_tokens": asked.reasoning.max_tokens if asked.reasoning else None,
+        "thinking.budget_tokens": asked.thinking.budget_tokens if asked.thinking else None,
+    }
+    for param, budget in budgets.items():
+        sampling.check(budget is None or budget >= 0, param, "at least 0", budget)
+    return next((budget for budget in budgets.values() if budget is not None), None)
 
 
 async def _grammar(form: AskedFormat | None, use: ToolUse) -> str | None:
@@ -138,20 +151,29 @@ def _choice(
 class StreamedChoice(SentChoice[ChatChoice]):
     """A choice whose news become events."""
 
-    def __init__(self, choice: ChatChoice, chunks: ChatChunks) -> None:
+    def __init__(self, choice: ChatChoice, chunks: ChatChunks, *, with_token_ids: bool) -> None:
         super().__init__(choice)
-        self._chunks = chunks
+        self._chunks, self._with_token_ids = chunks, with_token_ids
+        self.token_ids: list[int] = []  # that are still to be sent, if they are asked for
 
     def feed(self, output: GenerationOutput) -> bytes:
+        events = self._fed(output)
+        token_ids, self.token_ids = self.token_ids, []
+        return self._chunks.encode(events, self.choice.finish_reason, token_ids)
+
+    def _fed(self, output: GenerationOutput) -> list[Event]:
+        known = self.choice.num_tokens
         events = self.choice.feed(output)
-        return self._chunks.encode(events, self.choice.finish_reason)
+        if self._with_token_ids:
+            self.token_ids += output.token_ids[: self.choice.num_tokens - known]
+        return events
 
 
 class WholeChoice(StreamedChoice):
     """A choice that is sent when it is complete."""
 
     def feed(self, output: GenerationOutput) -> bytes:
-        self.choice.keep(self.choice.feed(output))
+        self.choice.keep(self._fed(output))
         return b""
 
 
@@ -159,18 +181,26 @@ class ChatAnswer:
     """The answer to one request, as a stream of chunks or as one object."""
 
     def __init__(
-        self, choices: list[ChatChoice], model: str, reasoning_fields: Sequence[str], asked: ChatCompletionRequest
+        self,
+        choices: list[ChatChoice],
+        model: str,
+        reasoning_fields: Sequence[str],
+        asked: ChatCompletionRequest,
+        prompt: list[int] | None,
     ) -> None:
+        """`prompt` are its token ids, where the answer is to have them and its own."""
         self._id = f"chatcmpl-{uuid.uuid4().hex}"
         self._created = int(time.time())
         self._model = model
         self._choices = choices
         self._reasoning_fields = reasoning_fields
         self._include_usage = bool(asked.stream_options and asked.stream_options.include_usage)
+        self._prompt = prompt
         self._head = ChunkHead(self._id, self._created, model, include_usage=self._include_usage)
-        kind = StreamedChoice if asked.stream else WholeChoice
+        kind, with_ids = StreamedChoice if asked.stream else WholeChoice, prompt is not None
         self.choices = [
-            kind(choice, ChatChunks(self._head, i, choice, reasoning_fields)) for i, choice in enumerate(choices)
+            kind(choice, ChatChunks(self._head, i, choice, reasoning_fields, prompt), with_token_ids=with_ids)
+            for i, choice in enumerate(choices)
         ]
 
     def _usage(self) -> Usage:
@@ -199,4 +229,12 @@ class ChatAnswer:
             for i, choice in enumerate(self._choices)
         ]
         body = {"id": self._id, "object": "chat.completion", "created": self._created, "model": self._model}
-        return msgspec.json.encode({**body, "choices": choices, "usage": self._usage()})
+        return msgspec.json.encode({**body, "choices": choices, "usage": self._usage()} | self._with_token_ids(choices))
+
+    def _with_token_ids(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        """Adds them to the choices. Returns those of the prompt."""
+        if self._prompt is None:
+            return {}
+        for choice, sent in zip(choices, self.choices, strict=True):
+            choice["token_ids"] = sent.token_ids
+        return {"prompt_token_ids": self._prompt}

@@ -51,8 +51,6 @@ class Completions(Endpoint[CompletionRequest]):
 
 
 def _check_supported(asked: CompletionRequest) -> None:
-    if asked.suffix:
-        raise unsupported("suffix")
     if asked.best_of is not None and asked.best_of != (asked.n or 1):
         raise unsupported("best_of", "other than 'n' it is not supported")
     if asked.stream_options is not None and not asked.stream:
@@ -110,23 +108,34 @@ def _choice(asked: CompletionRequest, model: ReadyModel, prompt: list[int], stop
 class _Sent(SentChoice[TextChoice]):
     """A choice, and what of it is to be sent: event by event, or as a whole."""
 
-    def __init__(self, answer: "TextAnswer", index: int, choice: TextChoice, *, stream: bool) -> None:
+    def __init__(
+        self, answer: "TextAnswer", index: int, choice: TextChoice, *, stream: bool, prompt: list[int] | None
+    ) -> None:
+        """`prompt` are its token ids, where the answer is to have them and its own."""
         super().__init__(choice)
         self._answer, self._index, self._stream = answer, index, stream
+        self._ids = None if prompt is None else {"prompt_token_ids": prompt, "token_ids": list[int]()}
         self.text = ""
 
     def feed(self, output: GenerationOutput) -> bytes:
+        known = self.num_tokens
         text = self.choice.feed(output)
+        if self._ids is not None:
+            self._ids["token_ids"] += output.token_ids[: self.num_tokens - known]
         if not self._stream:
             self.text += text
             return b""
-        if not text and self.finish_reason is None:
+        if not text and self.finish_reason is None and not self._ids:
             return b""
         return self._answer.event(self.as_dict(text))
 
     def as_dict(self, text: str) -> dict[str, Any]:
         logprobs = self.choice.take_logprobs()
-        return {"index": self._index, "text": text, "logprobs": logprobs, "finish_reason": self.finish_reason}
+        shown = {"index": self._index, "text": text, "logprobs": logprobs, "finish_reason": self.finish_reason}
+        if self._ids is None:
+            return shown
+        ids, self._ids = self._ids, {"token_ids": []}
+        return shown | ids
 
 
 class TextAnswer:
@@ -138,7 +147,11 @@ class TextAnswer:
         self._n = n
         self._include_usage = bool(asked.stream_options and asked.stream_options.include_usage)
         self._end = b',"usage":null}' if self._include_usage else b"}"
-        self.choices = [_Sent(self, i, choice, stream=bool(asked.stream)) for i, choice in enumerate(choices)]
+        stream, with_ids = bool(asked.stream), bool(asked.return_token_ids)
+        self.choices = [
+            _Sent(self, i, choice, stream=stream, prompt=choice.prompt if with_ids else None)
+            for i, choice in enumerate(choices)
+        ]
 
     def event(self, choice: dict[str, Any]) -> bytes:
         return event(self._start + b',"choices":[' + msgspec.json.encode(choice) + b"]" + self._end)

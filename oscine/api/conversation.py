@@ -8,12 +8,13 @@ from dataclasses import dataclass
 
 from oscine.api.content import content_text
 from oscine.api.errors import invalid
-from oscine.api.sampling import MAX_TOOLS, at_most, refuse
+from oscine.api.sampling import MAX_TOOLS, at_most
 from oscine.api.schemas import (
     AllowedToolsChoice,
     ChatCompletionRequest,
     Message,
     NamedToolChoice,
+    ReasoningOptions,
     TemplateOptions,
     Tool,
 )
@@ -23,18 +24,11 @@ from oscine.chat.effort import Effort, model_effort
 from oscine.chat.grammar import ToolChoice
 from oscine.chat.tools import validate_tools
 
-UNSUPPORTED = (
-    *("functions", "function_call", "audio", "web_search_options"),
-    *("chat_template", "continue_final_message"),
-)
-_ONLY = {"modalities": ["text"]}
 _TEXT_PARTS = ("text", "refusal")
 
 
 def conversation(request: ChatCompletionRequest, date: str) -> chat.Conversation:
     """Raises APIError that names the parameter, for all that cannot be honoured."""
-    refuse(request, UNSUPPORTED)
-    refuse(request, (param for param, usual in _ONLY.items() if getattr(request, param) != usual))
     tools = function_tools(request.tools)
     return chat.Conversation(
         messages=chat_messages(request.messages),
@@ -46,16 +40,13 @@ def conversation(request: ChatCompletionRequest, date: str) -> chat.Conversation
 
 
 def _effort(request: ChatCompletionRequest) -> Effort | None:
-    """As asked for; the plainer way to say it goes first."""
-    in_reasoning = request.reasoning.effort if request.reasoning else None
-    return request.reasoning_effort or in_reasoning or _template_effort(request.chat_template_kwargs)
-
-
-def _template_effort(given: TemplateOptions | None) -> Effort | None:
-    if given is None:
-        return None
-    off = given.enable_thinking is False or given.thinking is False
-    return given.reasoning_effort or ("none" if off else None)
+    """As asked for; the plainest way to say it goes first, and a switch that is off means no effort."""
+    options, template = request.reasoning or ReasoningOptions(), request.chat_template_kwargs or TemplateOptions()
+    think = request.think if isinstance(request.think, str) else None
+    efforts = (request.reasoning_effort, options.effort, template.reasoning_effort, think)
+    switches = (request.think, request.enable_thinking, options.enabled, template.enable_thinking, template.thinking)
+    off = any(switch is False for switch in switches) or (request.thinking and request.thinking.type == "disabled")
+    return next(filter(None, efforts), "none" if off else None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import oscine
-from oscine.api import conversation, response_plan, sampling
 from oscine.api.answers import AnthropicError
 from oscine.api.examples import EXAMPLES
 from oscine.api.operation import Operation
@@ -35,28 +34,6 @@ _STATUSES = {
     "503": "The server cannot take the request now; Retry-After says when to come back",
     "529": "The server cannot take the request now",
 }
-# What the structs leave to sampling: least and greatest values, and greatest lengths.
-_BOUNDS: dict[str, dict[str, float]] = {
-    "n": {"minimum": 1, "maximum": sampling.MAX_CHOICES},
-    "temperature": {"minimum": 0, "maximum": 2},
-    "top_p": {"minimum": 0, "maximum": 1},
-    "min_p": {"minimum": 0, "maximum": 1},
-    "presence_penalty": {"minimum": -2, "maximum": 2},
-    "frequency_penalty": {"minimum": -2, "maximum": 2},
-    "repetition_penalty": {"exclusiveMinimum": 0, "maximum": 100},
-    "top_logprobs": {"minimum": 0, "maximum": sampling.MAX_TOP_LOGPROBS},
-    "top_k": {"minimum": -1},
-    "min_tokens": {"minimum": 0},
-    "max_completion_tokens": {"minimum": 1},
-}
-
-# Parameters of a body that are refused unless they say nothing; they have fields so that they can be.
-_REFUSED: dict[str, Sequence[str]] = {
-    "ChatCompletionRequest": (*sampling.UNSUPPORTED, *conversation.UNSUPPORTED),
-    "CompletionRequest": (*sampling.UNSUPPORTED, "suffix"),
-    "ResponseRequest": (*sampling.UNSUPPORTED, *response_plan.UNSUPPORTED),
-}
-_NOTHING: dict[str, Any] = {"type": "null", "default": None, "description": "Not supported, and refused."}
 
 
 def describe(operations: Sequence[Operation], *, keys: bool) -> dict[str, Any]:
@@ -64,10 +41,6 @@ def describe(operations: Sequence[Operation], *, keys: bool) -> dict[str, Any]:
     kinds = [kind for o in operations for kind in (o.body, o.answer, o.error, *o.other.values())]
     types = [kind for kind in kinds if isinstance(kind, type)]
     _, schemas = msgspec.json.schema_components(list(dict.fromkeys(types)), ref_template=_REF)
-    for body in {o.body.__name__ for o in operations if o.body is not None}:
-        properties = schemas[body].get("properties", {})
-        _bound(properties)
-        properties.update(dict.fromkeys(_REFUSED.get(body, ()), _NOTHING))
     paths: dict[str, Any] = {}
     for operation in operations:
         paths.setdefault(plain_path(operation), {})[operation.method.lower()] = _describe(operation, keys)
@@ -81,12 +54,6 @@ def describe(operations: Sequence[Operation], *, keys: bool) -> dict[str, Any]:
 def plain_path(operation: Operation) -> str:
     """Without the converters of parameters: /v1/models/{name}."""
     return _PARAMETER.sub(r"{\1}", operation.path)
-
-
-def _bound(properties: dict[str, Any]) -> None:
-    for name, bounds in _BOUNDS.items():
-        if name in properties:
-            properties[name] |= bounds  # of numbers: null has none
 
 
 def _describe(operation: Operation, keys: bool) -> dict[str, Any]:

@@ -33,10 +33,6 @@ from oscine.types import GenerationRequest, SamplingParams
 
 Object = dict[str, Any]
 
-UNSUPPORTED = (
-    *("conversation", "prompt", "context_management", "n", "stop", "max_tokens", "min_tokens"),
-    *("ignore_eos", "stop_token_ids"),
-)
 _MAX_CHAIN_BYTES = 32 << 20  # of the stored responses that one goes on with
 _MAX_METADATA = (16, 64, 512)  # pairs, characters of a key, characters of a value
 
@@ -114,7 +110,6 @@ class Plan:
 async def make_plan(service: Service, call: Call[ResponseRequest]) -> Plan:
     """Raises APIError that names the parameter."""
     asked = call.asked
-    sampling.refuse(asked, UNSUPPORTED)
     _check(asked)
     chain = await _chain(service, asked.previous_response_id)
     size = sum(len(stored.input) + len(stored.body) for stored in chain)

@@ -4,11 +4,11 @@ Knows token ids and numbers: not what the prompt says, nor how the answer is sen
 """
 
 import random
-from collections.abc import Iterable, Sized
+from collections.abc import Sized
 from dataclasses import replace
 
-from oscine.api.errors import APIError, invalid, unsupported
-from oscine.api.schemas import SamplingFields
+from oscine.api.errors import APIError, invalid
+from oscine.api.parameters import SamplingFields
 from oscine.types import SamplingParams
 
 MAX_CHOICES = 128
@@ -19,10 +19,6 @@ MAX_LOGIT_BIAS = 1024
 MAX_STOP_TOKEN_IDS = 1024
 MAX_TOOLS = 1024
 _INT64 = 1 << 63
-UNSUPPORTED = (
-    *("bad_words", "allowed_token_ids", "logits_processors", "prompt_logprobs", "truncate_prompt_tokens"),
-    *("include_stop_str_in_output", "use_beam_search"),
-)
 
 
 def check(condition: bool, param: str, rule: str, value: object) -> None:
@@ -34,14 +30,6 @@ def at_most(most: int, given: Sized | None, param: str) -> None:
     count = len(given or ())
     if count > most:
         raise invalid(param, f"it may have {most} entries, not {count}")
-
-
-def refuse(request: SamplingFields, params: Iterable[str]) -> None:
-    """Raises APIError for the first of these parameters that is given, and does not say "none" or "no"."""
-    for param in params:
-        value = getattr(request, param)
-        if value is not None and value is not False and value != []:
-            raise unsupported(param)
 
 
 def _ranged(param: str, value: float | None, low: float, high: float, default: float) -> float:
@@ -122,7 +110,6 @@ def sampling_params(
     prompt_logprobs: int | None = None,
 ) -> SamplingParams:
     """Raises APIError that names the parameter. `model_stop_ids` end a sequence unless `ignore_eos` is set."""
-    refuse(request, UNSUPPORTED)
     at_most(MAX_STOP_TOKEN_IDS, request.stop_token_ids, "stop_token_ids")
     check(request.cache_salt != "", "cache_salt", "a text that is not empty", "")
     _token_ids("stop_token_ids", request.stop_token_ids, vocab_size)

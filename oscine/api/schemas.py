@@ -1,225 +1,196 @@
-"""The JSON of requests, as msgspec structs with strict types. Values are judged in sampling and conversation.
+"""The JSON of requests for chat and text completions, as msgspec structs with strict types.
 
-A parameter that OpenAI's clients send and that changes nothing here (`user`, `store`, `metadata`...) has no field:
-unknown parameters are ignored. One that would change the answer has a field, so that it can be honoured or refused.
+Values are judged in sampling and conversation; what becomes of a parameter, oscine.api.parameters tells.
 """
 
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import msgspec
 from msgspec import Struct
 
 from oscine.api.errors import APIError, from_validation, invalid
 from oscine.api.limits import check_values
+from oscine.api.parameters import Refused, SamplingFields, about, ignored, refuse, refused
 from oscine.chat.effort import EFFORTS, Effort
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
-Verbosity = Literal["low", "medium", "high"]  # the model knows none: taken, and without effect
+Verbosity = Literal["low", "medium", "high"]
+_EFFORT = "How much the model thinks (default `medium`): of the model's three efforts the nearest is meant."
 
 
 class ContentPart(Struct):
-    type: str
-    text: str | None = None
-    refusal: str | None = None
+    type: Annotated[str, about("`text` or `refusal`.")]
+    text: Annotated[str | None, about("What a part of type `text` says.")] = None
+    refusal: Annotated[str | None, about("What a part of type `refusal` says.")] = None
 
 
 class FunctionCall(Struct):
-    name: str
-    arguments: str  # JSON text
+    name: Annotated[str, about("The function's name.")]
+    arguments: Annotated[str, about("The arguments as JSON text.")]
 
 
 class ToolCall(Struct):
-    id: str
-    function: FunctionCall
-    type: Literal["function"] = "function"
+    id: Annotated[str, about("What the message with the result refers to.")]
+    function: Annotated[FunctionCall, about("What was called.")]
+    type: Annotated[Literal["function"], about("Only functions are called.")] = "function"
 
 
 class Message(Struct):
-    role: Role
-    content: str | list[ContentPart] | None = None
-    name: str | None = None
-    reasoning: str | None = None
-    reasoning_content: str | None = None  # what other servers call it
-    tool_calls: list[ToolCall] | None = None
-    tool_call_id: str | None = None
+    role: Annotated[Role, about("Who speaks.")]
+    content: Annotated[str | list[ContentPart] | None, about("What is said: a text, or parts of one.")] = None
+    name: Annotated[str | None, about("The function whose result this is, where there is no `tool_call_id`.")] = None
+    reasoning: Annotated[str | None, about("What the assistant thought before.")] = None
+    reasoning_content: Annotated[str | None, about("The same under the name of other servers.")] = None
+    tool_calls: Annotated[list[ToolCall] | None, about("Calls that the assistant made.")] = None
+    tool_call_id: Annotated[str | None, about("The call whose result this is.")] = None
 
 
 class Function(Struct):
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
+    name: Annotated[str, about("Letters, digits, `_` and `-`.")]
+    description: Annotated[str | None, about("What it does; the model reads it.")] = None
+    parameters: Annotated[dict[str, Any] | None, about("The JSON schema of its arguments.")] = None
+    strict: Annotated[bool | None, about("Whether the schema is enforced (default false).")] = None
 
 
 class Tool(Struct):
-    type: str
-    function: Function | None = None
+    type: Annotated[str, about("`function`; tools of other types are left out.")]
+    function: Annotated[Function | None, about("The function.")] = None
 
 
 class NamedFunction(Struct):
-    name: str
+    name: Annotated[str, about("One of the functions in `tools`.")]
 
 
 class NamedToolChoice(Struct, tag_field="type", tag="function"):
-    function: NamedFunction
+    function: Annotated[NamedFunction, about("The function that must be called.")]
 
 
 class AllowedTool(Struct):
-    function: NamedFunction
-    type: Literal["function"] = "function"
+    function: Annotated[NamedFunction, about("A function that may be called.")]
+    type: Annotated[Literal["function"], about("Only functions are called.")] = "function"
 
 
 class AllowedTools(Struct):
-    mode: Literal["auto", "required"]
-    tools: list[AllowedTool]
+    mode: Annotated[Literal["auto", "required"], about("Whether one of them must be called.")]
+    tools: Annotated[list[AllowedTool], about("The functions that may be called.")]
 
 
 class AllowedToolsChoice(Struct, tag_field="type", tag="allowed_tools"):
-    allowed_tools: AllowedTools
+    allowed_tools: Annotated[AllowedTools, about("Which functions may be called, of all that are shown.")]
 
 
 ToolChoiceField = Literal["none", "auto", "required"] | NamedToolChoice | AllowedToolsChoice | None
 
 
 class JsonSchema(Struct):
-    name: str
-    schema: dict[str, Any] | None = None
-    description: str | None = None
-    strict: bool | None = None
+    name: Annotated[str, about("What the model is told that the form is called.")]
+    schema: Annotated[dict[str, Any] | None, about("The JSON schema.")] = None
+    description: Annotated[str | None, about("What the model is told of it.")] = None
+    strict: Annotated[bool | None, about("False passes over keywords that cannot be enforced.")] = None
 
 
 class ResponseFormat(Struct):
-    """`enforce: false` is Oscine's own: it asks for a schema to be shown to the model, without a promise to keep it."""
-
-    type: str
-    json_schema: JsonSchema | None = None
-    enforce: bool | None = None
-
-
-class StructuredOutputs(Struct):
-    """As vLLM has it: one of these is given."""
-
-    json: dict[str, Any] | str | None = None
-    regex: str | None = None
-    choice: list[str] | None = None
-    grammar: str | None = None
-    json_object: bool | None = None
-    structural_tag: Any = None
-
-
-class StreamOptions(Struct):
-    include_usage: bool | None = None
+    type: Annotated[str, about("`text`, `json_object` or `json_schema`.")]
+    json_schema: Annotated[JsonSchema | None, about("For the type `json_schema`.")] = None
+    enforce: Annotated[bool | None, about("False shows the form to the model and promises nothing. Oscine's own.")] = (
+        None
+    )
 
 
 class ReasoningOptions(Struct):
-    effort: Effort | None = None
-    exclude: bool | None = None
+    effort: Annotated[Effort | None, about("The same as `reasoning_effort`.")] = None
+    enabled: Annotated[bool | None, about("False is the effort `none`.")] = None
+    max_tokens: Annotated[int | None, about("The same as `thinking_token_budget`.")] = None
+    exclude: Annotated[bool | None, about("True leaves the reasoning out of the answer.")] = None
 
 
 class TemplateOptions(Struct, forbid_unknown_fields=True):
     """What clients of servers with chat templates say there. `enable_thinking` and `thinking` are other models'."""
 
-    reasoning_effort: Effort | None = None
-    enable_thinking: bool | None = None
-    thinking: bool | None = None
+    reasoning_effort: Annotated[Effort | None, about("The same as `reasoning_effort` of the request.")] = None
+    enable_thinking: Annotated[bool | None, about("False is the effort `none`.")] = None
+    thinking: Annotated[bool | None, about("False is the effort `none`.")] = None
 
 
-class SamplingFields(Struct, kw_only=True):
-    """What chat and text completions share. None is "not given" throughout, as clients send null for it."""
+class ThinkingOptions(Struct):
+    """As DeepSeek, Kimi and GLM have it."""
 
-    model: str | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    n: int | None = None
-    max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: dict[int, float] | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    # As vLLM extends the API:
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    min_tokens: int | None = None
-    ignore_eos: bool | None = None
-    stop_token_ids: list[int] | None = None
-    priority: int | None = None
-    cache_salt: str | None = None
-    guided_json: dict[str, Any] | str | None = None
-    guided_regex: str | None = None
-    guided_choice: list[str] | None = None
-    guided_grammar: str | None = None
-    structured_outputs: StructuredOutputs | None = None
-    # Refused: they would change the answer.
-    bad_words: Any = None
-    allowed_token_ids: Any = None
-    logits_processors: Any = None
-    prompt_logprobs: Any = None
-    truncate_prompt_tokens: Any = None
-    include_stop_str_in_output: Any = None
-    use_beam_search: Any = None
+    type: Annotated[Literal["enabled", "disabled", "adaptive", "auto"], about("`disabled` is the effort `none`.")]
+    budget_tokens: Annotated[int | None, about("The same as `thinking_token_budget`.")] = None
 
 
 class ChatCompletionRequest(SamplingFields, kw_only=True):
-    messages: list[Message]
-    max_completion_tokens: int | None = None
-    logprobs: bool | None = None
-    top_logprobs: int | None = None
-    tools: list[Tool] | None = None
-    tool_choice: ToolChoiceField = None
-    parallel_tool_calls: bool | None = None
-    response_format: ResponseFormat | None = None
-    reasoning_effort: Effort | None = None
-    reasoning: ReasoningOptions | None = None
-    chat_template_kwargs: TemplateOptions | None = None
-    verbosity: Verbosity | None = None
-    include_reasoning: bool | None = None
-    final_headroom: int | None = None  # tokens of the budget kept for the answer, Oscine's own
-    # Refused: they would change the answer.
-    functions: list[Any] | None = None
-    function_call: Any = None
-    modalities: list[str] | None = None
-    audio: Any = None
-    web_search_options: Any = None
-    chat_template: Any = None
-    continue_final_message: Any = None
+    messages: Annotated[list[Message], about("The conversation so far, the newest message last.")]
+    max_completion_tokens: Annotated[int | None, about("The newer name of `max_tokens`.", minimum=1)] = None
+    logprobs: Annotated[bool | None, about("Whether the content's tokens come with log-probabilities.")] = None
+    top_logprobs: Annotated[int | None, about("Alternatives per token; needs `logprobs`.", minimum=0, maximum=20)] = (
+        None
+    )
+    tools: Annotated[list[Tool] | None, about("Functions that the model may call; other types are left out.")] = None
+    tool_choice: Annotated[ToolChoiceField, about("Which functions may, or must, be called (default `auto`).")] = None
+    parallel_tool_calls: Annotated[bool | None, about("Whether a turn may have several calls (default true).")] = None
+    response_format: Annotated[ResponseFormat | None, about("The form of the answer; it is enforced.")] = None
+    reasoning_effort: Annotated[Effort | None, about(_EFFORT)] = None
+    reasoning: Annotated[ReasoningOptions | None, about("Effort, budget and display of the reasoning.")] = None
+    chat_template_kwargs: Annotated[TemplateOptions | None, about("What chat templates of other models know.")] = None
+    think: Annotated[bool | Effort | None, about("An effort, as Ollama has it; false is `none`.")] = None
+    thinking: Annotated[ThinkingOptions | None, about("Whether, and how long, the model thinks.")] = None
+    enable_thinking: Annotated[bool | None, about("False is the effort `none`.")] = None
+    thinking_token_budget: Annotated[int | None, about("Tokens after which reasoning ends and the answer begins.")] = (
+        None
+    )
+    verbosity: Annotated[Verbosity | None, ignored("the model knows no verbosity")] = None
+    include_reasoning: Annotated[bool | None, about("False leaves the reasoning out of the answer.")] = None
+    final_headroom: Annotated[int | None, about("Tokens of the budget that are kept for the answer.")] = None
+    return_token_ids: Annotated[bool | None, about("Whether the answer has the ids of all its tokens.")] = None
+    modalities: Annotated[Any, refused(["text"])] = None
+    functions: Refused = None
+    function_call: Refused = None
+    audio: Refused = None
+    web_search_options: Refused = None
+    chat_template: Refused = None
+    continue_final_message: Refused = None
+    add_generation_prompt: Annotated[Any, refused(True)] = None
+    echo: Refused = None
+    documents: Refused = None
+    input_ids: Refused = None
+    separate_reasoning: Annotated[Any, refused(True)] = None
+    task: Refused = None
 
 
 class CompletionRequest(SamplingFields, kw_only=True):
-    prompt: str | list[Any]  # a text, texts, token ids, or lists of token ids
-    echo: bool | None = None
-    logprobs: int | None = None
-    skip_special_tokens: bool | None = None
-    response_format: ResponseFormat | None = None
-    # Refused: they would change the answer.
-    suffix: str | None = None
-    best_of: int | None = None
+    prompt: Annotated[str | list[Any], about("A text, texts, token ids, or lists of token ids.")]
+    echo: Annotated[bool | None, about("Whether the answer begins with the prompt.")] = None
+    logprobs: Annotated[int | None, about("Alternatives per token, with log-probabilities.")] = None
+    skip_special_tokens: Annotated[bool | None, about("False shows special tokens by name (default true).")] = None
+    response_format: Annotated[ResponseFormat | None, about("The form of the whole text; it is enforced.")] = None
+    best_of: Annotated[int | None, about("The same as `n`; other values are refused.")] = None
+    return_token_ids: Annotated[bool | None, about("Whether the answer has the ids of all its tokens.")] = None
+    suffix: Refused = None
+    prompt_embeds: Refused = None
 
 
 class TokenizeRequest(Struct):
     """Either a text, or messages and whatever else of a chat completion its prompt depends on."""
 
-    model: str | None = None
-    prompt: str | None = None
-    messages: list[Message] | None = None
-    tools: list[Tool] | None = None
-    reasoning_effort: Effort | None = None
-    chat_template_kwargs: TemplateOptions | None = None
-    tool_choice: ToolChoiceField = None
-    response_format: ResponseFormat | None = None
-    add_generation_prompt: bool | None = None  # false: without the header of the answer to come
-    return_token_strs: bool | None = None
+    model: Annotated[str | None, about("The name of a model. A server with one model needs none.")] = None
+    prompt: Annotated[str | None, about("A text.")] = None
+    messages: Annotated[list[Message] | None, about("A conversation.")] = None
+    tools: Annotated[list[Tool] | None, about("Functions that the prompt shows.")] = None
+    reasoning_effort: Annotated[Effort | None, about(_EFFORT)] = None
+    chat_template_kwargs: Annotated[TemplateOptions | None, about("What chat templates of other models know.")] = None
+    tool_choice: Annotated[ToolChoiceField, about("`none` hides the functions.")] = None
+    response_format: Annotated[ResponseFormat | None, about("The form that the prompt shows.")] = None
+    add_generation_prompt: Annotated[bool | None, about("False leaves out the header of the answer to come.")] = None
+    return_token_strs: Annotated[bool | None, about("Whether the text of each token comes too.")] = None
 
 
 class DetokenizeRequest(Struct):
-    tokens: list[int]
-    model: str | None = None
+    tokens: Annotated[list[int], about("Token ids.")]
+    model: Annotated[str | None, about("The name of a model. A server with one model needs none.")] = None
 
 
 T = TypeVar("T")
@@ -233,7 +204,13 @@ _CHOICES = {
 
 
 def decode(body: bytes, type: type[T]) -> T:
-    """Raises APIError that names the parameter, or says that the body is no JSON."""
+    """Raises APIError that names a parameter, of the wrong type or refused, or says that the body is no JSON."""
+    request = _decoded(body, type)
+    refuse(request)
+    return request
+
+
+def _decoded(body: bytes, type: type[T]) -> T:
     try:
         check_values(body)
     except ValueError as error:

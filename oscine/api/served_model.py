@@ -12,11 +12,11 @@ from pathlib import Path
 from oscine.api.errors import unavailable
 from oscine.api.limits import Admission
 from oscine.api.metrics import Metrics
+from oscine.api.parameters import SamplingFields
 from oscine.api.prompt import Prompts
 from oscine.api.rate_limits import KeyUse
 from oscine.api.record import current
 from oscine.api.sampling import sampling_params
-from oscine.api.schemas import SamplingFields
 from oscine.api.vocabulary import tokenizer_folder
 from oscine.chat.tokenizer import Tokenizer
 from oscine.config import EngineOptions

@@ -32,7 +32,7 @@ class TextChoice:
         skip_special_tokens: bool = True,
     ) -> None:
         self._tokenizer = tokenizer
-        self._prompt = prompt
+        self.prompt = prompt
         self._echo = echo
         self._skip_special = skip_special_tokens
         self._detokenizer = Detokenizer(tokenizer)
@@ -88,9 +88,9 @@ class TextChoice:
     def _echoed(self, output: GenerationOutput) -> str:
         """The prompt, with its log-probabilities; stop strings are not looked for in it."""
         if self._logprobs is not None:
-            for token_id, position in zip(self._prompt, [None, *(output.prompt_logprobs or ())], strict=True):
+            for token_id, position in zip(self.prompt, [None, *(output.prompt_logprobs or ())], strict=True):
                 self._logprobs.add(token_id, position)
         if not self._skip_special:
-            return self._tokenizer.decode(self._prompt)
+            return self._tokenizer.decode(self.prompt)
         detokenizer = Detokenizer(self._tokenizer)
-        return detokenizer.feed(self._prompt) + detokenizer.finish()
+        return detokenizer.feed(self.prompt) + detokenizer.finish()

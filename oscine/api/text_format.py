@@ -1,24 +1,30 @@
-"""The form that a request asks of its answer, by its wire names: OpenAI's response_format, and vLLM's extensions.
+"""The form that a request asks of its answer, by its wire names: OpenAI's response_format, and others' extensions.
 
 Knows which of them go together; not what a grammar can keep.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from oscine.api.errors import invalid, unsupported
 from oscine.api.limits import check_values
+from oscine.api.parameters import SamplingFields
 from oscine.api.sampling import check
-from oscine.api.schemas import ChatCompletionRequest, CompletionRequest, JsonSchema, ResponseFormat, SamplingFields
+from oscine.api.schemas import ChatCompletionRequest, CompletionRequest, JsonSchema, ResponseFormat
 from oscine.chat.grammar import MOST_BYTES, ChoiceFormat, JsonFormat, LarkFormat, RegexFormat, TextFormat
 from oscine.chat.messages import ResponseSchema
 
 _TYPES = ("text", "json_object", "json_schema")
 _OBJECT = {"type": "object"}
 _MOST_CHOICES = 8192
+_GBNF = re.compile(r"^[ \t]*root[ \t]*::=", re.MULTILINE)
+_LONGEST_GBNF = 4096  # characters: some 50 ms of work
+_LONGEST_REASON = 200  # characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +48,7 @@ def only_format(found: Sequence[AskedFormat]) -> AskedFormat | None:
 
 
 def extensions(request: SamplingFields) -> Iterator[AskedFormat]:
-    """The forms that vLLM's parameters ask for."""
+    """The forms that the parameters of vLLM, SGLang and llama.cpp ask for."""
     yield from _guided(request)
     yield from _structured_outputs(request)
 
@@ -81,14 +87,17 @@ def _of_response_format(response: ResponseFormat | None) -> Iterator[AskedFormat
 
 
 def _guided(request: SamplingFields) -> Iterator[AskedFormat]:
-    if request.guided_json is not None:
-        yield _json(request.guided_json, "guided_json")
-    if request.guided_regex is not None:
-        yield _regex(request.guided_regex, "guided_regex")
+    for param in ("guided_json", "json_schema"):
+        if (schema := getattr(request, param)) is not None:
+            yield _json(schema, param)
+    for param in ("guided_regex", "regex"):
+        if (pattern := getattr(request, param)) is not None:
+            yield _regex(pattern, param)
     if request.guided_choice is not None:
         yield _choice(request.guided_choice, "guided_choice")
-    if request.guided_grammar is not None:
-        yield _lark(request.guided_grammar, "guided_grammar")
+    for param in ("guided_grammar", "ebnf", "grammar"):
+        if (grammar := getattr(request, param)) is not None:
+            yield _lark(grammar, param)
 
 
 def _structured_outputs(request: SamplingFields) -> Iterator[AskedFormat]:
@@ -127,6 +136,13 @@ def _regex(pattern: str, param: str) -> AskedFormat:
 
 
 def _lark(grammar: str, param: str) -> AskedFormat:
+    """Of a grammar in Lark's syntax, or in GBNF, which llama.cpp and XGrammar read."""
+    if _GBNF.search(grammar):
+        check(len(grammar) <= _LONGEST_GBNF, param, f"at most {_LONGEST_GBNF} characters in GBNF", len(grammar))
+        try:
+            grammar = gbnf_to_lark(grammar)
+        except Exception as error:  # it raises this very class, and RecursionError
+            raise invalid(param, f"it is no GBNF: {str(error)[:_LONGEST_REASON]}") from None
     _check_length(grammar, param)
     return AskedFormat(LarkFormat(grammar), param)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from oscine.api import formats, sampling
 from oscine.api.errors import unsupported
-from oscine.api.schemas import SamplingFields
+from oscine.api.parameters import SamplingFields, refuse
 from oscine.api.text_format import extensions, only_format
 from oscine.chat.grammar import JsonFormat
 from oscine.chat.messages import FunctionTool
@@ -44,6 +44,7 @@ async def generation_request(asked: Mapping[str, Any], request_id: str, model: M
         known = 0 <= extreme < model.vocab_size
         sampling.check(known, "prompt", f"made of token ids from 0 to below {model.vocab_size}", extreme)
     fields = _sampling_fields(asked)
+    refuse(fields)
     max_tokens = sampling.max_new_tokens(len(prompt), fields.max_tokens, model.max_model_len, prompt="prompt")
     params = sampling.sampling_params(
         fields,

@@ -271,7 +271,10 @@ def test_unknown_parameters_that_change_nothing_are_ignored(scripted: ScriptedSe
         "bad_words": [],
         "use_beam_search": False,
     }
-    scripted.chat(**ignored)
+    for given in ({}, ignored):
+        scripted.chat(seed=1, **given)
+    plain, other = scripted.engine.requests
+    assert (other.prompt_token_ids, other.sampling) == (plain.prompt_token_ids, plain.sampling)
 
 
 def test_a_bug_is_a_plain_500(scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:

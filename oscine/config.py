@@ -167,6 +167,7 @@ class ServerOptions:
     responses_max_bytes: int = 1 << 30  # of all that are kept; those used longest ago go first
     responses_max_age: float = 30 * 86400.0  # seconds
     drain_s: float = 30.0  # seconds that SIGTERM gives running requests
+    keep_alive_comments: bool = True  # in streams that are idle, for proxies and clients that would give up
     playground: bool = True  # the page at /
     log_level: str = "info"
     log_format: Literal["text", "json"] = "text"

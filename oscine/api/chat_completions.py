@@ -46,7 +46,7 @@ class ChatCompletions(Endpoint[ChatCompletionRequest]):
         prompt = requests[0].prompt_token_ids if asked.return_token_ids else None
         answer = ChatAnswer(choices, call.name, self._reasoning_fields(asked), asked, prompt)
         generation = Generation(call.model.served, answer.choices, requests, call.arrived_s)
-        await generation.respond(answer, scope, receive, send, stream=bool(asked.stream))
+        await generation.respond(answer, scope, receive, send, events=self.events(send, stream=asked.stream))
 
     def _reasoning_fields(self, asked: ChatCompletionRequest) -> Sequence[str]:
         excluded = asked.include_reasoning is False or (asked.reasoning is not None and asked.reasoning.exclude)

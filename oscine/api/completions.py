@@ -47,7 +47,7 @@ class Completions(Endpoint[CompletionRequest]):
         ]
         answer = TextAnswer(choices, n, call.name, asked)
         generation = Generation(model.served, answer.choices, requests, call.arrived_s)
-        await generation.respond(answer, scope, receive, send, stream=bool(asked.stream))
+        await generation.respond(answer, scope, receive, send, events=self.events(send, stream=asked.stream))
 
 
 def _check_supported(asked: CompletionRequest) -> None:

@@ -16,6 +16,7 @@ from oscine.api.limits import read_body
 from oscine.api.schemas import decode
 from oscine.api.served_model import ReadyModel
 from oscine.api.service import Service
+from oscine.api.sse import EventStream
 
 
 class Asked(Protocol):
@@ -54,6 +55,10 @@ class Endpoint(ABC, Generic[T]):
             asked = decode(body, self.request_type)
             name, model = self.service.find(asked.model)
             await self.answer(Call(asked, name, model.ready(), len(body), arrived_s), scope, receive, send)
+
+    def events(self, send: Send, *, stream: bool | None) -> EventStream | None:
+        """How the answer to one request is streamed, if it is."""
+        return EventStream(send, comments=self.service.config.server.keep_alive_comments) if stream else None
 
     @abstractmethod
     async def answer(self, call: Call[T], scope: Scope, receive: Receive, send: Send) -> None:

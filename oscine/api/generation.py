@@ -95,11 +95,15 @@ class Generation:
         self._requests = requests
         self._arrived_s = arrived_s
 
-    async def respond(self, answer: Answer, scope: Scope, receive: Receive, send: Send, *, stream: bool) -> None:
-        """Sends the response; a client that goes away ends its sequences. Raises APIError if nothing was sent yet."""
+    async def respond(
+        self, answer: Answer, scope: Scope, receive: Receive, send: Send, *, events: EventStream | None
+    ) -> None:
+        """Sends the response, as `events` if there are to be any; a client that goes away ends its sequences.
+
+        Raises APIError if nothing was sent yet.
+        """
         with self._model.admit(self._requests):
-            if stream:
-                events = EventStream(send)
+            if events is not None:
                 await run_while_connected(receive, self._stream(answer, events), on_idle=events.keep_alive)
             elif await run_while_connected(receive, self.run(None)):
                 await Response(answer.body(), media_type="application/json")(scope, receive, send)

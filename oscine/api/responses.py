@@ -36,10 +36,9 @@ class Responses(Endpoint[ResponseRequest]):
         run = ResponseRun(self.service, await make_plan(self.service, call))
         if call.asked.background:
             response = await self.service.responses.background.start(run)
-            app = _Events(response.events(0)) if call.asked.stream else _json(run.snapshot())
+            app = _Events(response.events(0), self.service) if call.asked.stream else _json(run.snapshot())
             await app(scope, receive, send)
-        elif call.asked.stream:
-            stream = EventStream(send)
+        elif stream := self.events(send, stream=call.asked.stream):
             await run_while_connected(receive, _streamed(run, stream), on_idle=stream.keep_alive)
         elif await run_while_connected(receive, run.run(None)):
             await _json(run.snapshot())(scope, receive, send)
@@ -60,11 +59,12 @@ async def _streamed(run: ResponseRun, stream: EventStream) -> None:
 class _Events:
     """An ASGI application that sends events from wherever they come."""
 
-    def __init__(self, events: AsyncIterator[bytes]) -> None:
+    def __init__(self, events: AsyncIterator[bytes], service: Service) -> None:
         self._events = events
+        self._comments = service.config.server.keep_alive_comments
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        stream = EventStream(send)
+        stream = EventStream(send, comments=self._comments)
         await run_while_connected(receive, self._send_all(stream), on_idle=stream.keep_alive)
 
     async def _send_all(self, stream: EventStream) -> None:
@@ -86,7 +86,7 @@ class StoredResponses:
         live = self._service.responses.background.get(response_id)
         if query.stream:
             number = 0 if query.starting_after is None else query.starting_after + 1
-            return _Events(await self._events(response_id, live, number))
+            return _Events(await self._events(response_id, live, number), self._service)
         if live is not None:
             return _json(live.run.snapshot())
         return _json(_shown(await self._stored(response_id), include))

@@ -38,8 +38,9 @@ def failure(error: APIError) -> bytes:
 class EventStream:
     """Starts the response with its first write, so that a failure before it can still be a plain error response."""
 
-    def __init__(self, send: Send) -> None:
-        self._send = send
+    def __init__(self, send: Send, *, comments: bool) -> None:
+        """`comments`: whether an idle stream gets any. Some clients take every line for an event."""
+        self._send, self._comments = send, comments
         self.started = False
         self._ended = False
         self._idle_since = asyncio.get_running_loop().time()
@@ -53,7 +54,7 @@ class EventStream:
 
     async def keep_alive(self, idle_s: float) -> None:
         """Writes a comment if nothing was written for idle_s, so that proxies and clients do not give up."""
-        if not self._ended and asyncio.get_running_loop().time() - self._idle_since >= idle_s:
+        if self._comments and not self._ended and asyncio.get_running_loop().time() - self._idle_since >= idle_s:
             await self.write(_KEEP_ALIVE)
 
     async def end(self, events: bytes) -> None:

@@ -259,6 +259,11 @@ GROUPS: dict[str, dict[str, Declaration]] = {
             "metavar": "SECONDS",
             "help": "seconds that running requests get to finish when the server is asked to stop",
         },
+        "no-keep-alive-comments": {
+            "action": "store_false",
+            "dest": "keep_alive_comments",
+            "help": "write nothing into idle streams, for clients that take a comment for an event",
+        },
         "no-playground": {"action": "store_false", "dest": "playground", "help": "serve no page at /"},
         "log-level": {
             "choices": ["debug", "info", "warning", "error"],

@@ -217,8 +217,11 @@ class Playground {
     byId("log").setAttribute("aria-busy", String(busy)); // a screen reader waits for the whole answer
   }
 
+  /** The request that would be sent now; where nothing is typed, the newest answer's as it was sent. */
   showNextRequest() {
     const text = this.composer.text;
+    const last = this.messages.findLast((message) => message.role === "assistant");
+    if (last && !text.trim()) return this.actions.showRequest(last);
     const body = this.#body(text.trim() ? [...this.messages, { role: "user", content: text }] : this.messages);
     if (body) showRequest(body);
   }

@@ -74,6 +74,13 @@ class Playground:
     def request_as(self, language: str) -> str:
         """The newest answer's request, through the clipboard."""
         self.answer.get_by_role("button", name="Request of this answer as code").click()
+        return self._copied(language)
+
+    def request_of_the_head_as(self, language: str) -> str:
+        self.page.locator("#show-request").click()
+        return self._copied(language)
+
+    def _copied(self, language: str) -> str:
         self.page.get_by_role("dialog").get_by_role("radio", name=language).check()
         self.button("Copy").last.click()
         self.page.keyboard.press("Escape")

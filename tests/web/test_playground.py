@@ -132,6 +132,18 @@ def test_all_settings_are_sent_and_a_bad_one_is_named(playground: Playground) ->
     playground.expect_refusal(400)
 
 
+def test_the_button_of_the_head_shows_what_was_sent_and_what_would_be(playground: Playground) -> None:
+    playground.set(Temperature=0)
+    playground.ask("What is 27 + 58?")
+    playground.wait_answered()
+    sent = json.loads(playground.request_as("JSON"))
+    assert json.loads(playground.request_of_the_head_as("JSON")) == sent
+    assert [message["role"] for message in sent["messages"]] == ["user"]
+    playground.prompt.fill("And 1 more?")
+    following = json.loads(playground.request_of_the_head_as("JSON"))
+    assert [message["role"] for message in following["messages"]] == ["user", "assistant", "user"]
+
+
 def test_a_copied_request_runs_and_says_the_same(playground: Playground) -> None:
     playground.set(Temperature=0, Instructions='Don\'t say "no" to $HOME or `ls` \\ ümlauts.')
     playground.button("Add a function").click()

@@ -215,6 +215,9 @@ class EngineStats:
     sliding_pages_used: int = 0
     sliding_pages_total: int = 0
     steps: int = 0  # counter
+    step_tokens: int = 0  # counter: tokens computed in them
+    # Counters: entry k are the steps of more than 2^(k-1) and at most 2^k tokens.
+    steps_by_tokens: list[int] = field(default_factory=list)
     prompt_tokens: int = 0  # counter: prompt tokens of admitted requests
     generated_tokens: int = 0  # counter
     prefix_queries: int = 0  # counter: tokens that requests came with, looked up in the prefix index

@@ -4,15 +4,17 @@ Knows the engine's statistics and its configuration; nothing of requests.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate, chain, repeat
 from typing import Protocol
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from oscine.config import EngineOptions
 from oscine.engine.client import Engine
 from oscine.types import EngineStats
 
+_MOST_BUCKETS = 18  # of steps by their tokens: up to 128 Ki
 _Read = Callable[[EngineStats], float]
 _GAUGES: tuple[tuple[str, str, _Read], ...] = (
     ("num_requests_running", "Sequences that run", lambda s: s.num_running),
@@ -27,6 +29,7 @@ _COUNTERS: tuple[tuple[str, str, _Read], ...] = (
     ("engine_steps", "Steps of the model", lambda s: s.steps),
     ("prompt_tokens", "Prompt tokens of admitted requests", lambda s: s.prompt_tokens),
     ("generation_tokens", "Generated tokens", lambda s: s.generated_tokens),
+    ("prompt_tokens_cached", "Prompt tokens that need not be computed", lambda s: s.prefix_hits),
     ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache", lambda s: s.prefix_queries),
     ("prefix_cache_hits", "Prompt tokens found in the prefix cache", lambda s: s.prefix_hits),
     ("num_preemptions", "Sequences that were put back to make room", lambda s: s.preemptions),
@@ -79,6 +82,40 @@ class EngineCollector(Collector):
                     family.add_metric([model.names[0]], read(model.engine.stats))
                 yield family
         yield _cache_config(models)
+        yield _tokens_per_step(models)
+        yield _waiting_by_reason(models)
+        yield _sleep_state(models)
+
+
+def _tokens_per_step(models: Sequence[MeasuredModel]) -> Metric:
+    family = HistogramMetricFamily("oscine:iteration_tokens_total", "Tokens computed in a step", labels=["model_name"])
+    for model in models:
+        stats = model.engine.stats
+        steps = accumulate(chain(stats.steps_by_tokens, repeat(0, _MOST_BUCKETS - len(stats.steps_by_tokens))))
+        buckets = [(str(float(1 << k)), float(count)) for k, count in enumerate(steps)]
+        family.add_metric([model.names[0]], [*buckets, ("+Inf", float(stats.steps))], stats.step_tokens)
+    return family
+
+
+def _waiting_by_reason(models: Sequence[MeasuredModel]) -> Metric:
+    """All that waits, waits for room: none is deferred for another reason, as vLLM's may be."""
+    labels = ["model_name", "reason"]
+    family = GaugeMetricFamily("oscine:num_requests_waiting_by_reason", "Sequences that wait, by reason", labels=labels)
+    for model in models:
+        family.add_metric([model.names[0], "capacity"], model.engine.stats.num_waiting)
+        family.add_metric([model.names[0], "deferred"], 0.0)
+    return family
+
+
+def _sleep_state(models: Sequence[MeasuredModel]) -> Metric:
+    """By which vLLM's dashboards tell whether a model is up. No engine here ever sleeps."""
+    labels = ["model_name", "sleep_state"]
+    family = GaugeMetricFamily("oscine:engine_sleep_state", "1 for the state that the engine is in", labels=labels)
+    for model in models:
+        family.add_metric([model.names[0], "awake"], float(model.engine.state == "ready"))
+        for state in ("weights_offloaded", "discard_all"):
+            family.add_metric([model.names[0], state], 0.0)
+    return family
 
 
 def _cache_config(models: Sequence[MeasuredModel]) -> Metric:

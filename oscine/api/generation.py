@@ -124,6 +124,12 @@ class Generation:
 
     async def run(self, write: Write | None) -> None:
         """Until all choices are complete. Raises APIError. Admission is the caller's affair."""
+        try:
+            await self._run(write)
+        finally:
+            self._model.metrics.answered(max(choice.num_tokens for choice in self._choices))
+
+    async def _run(self, write: Write | None) -> None:
         pairs = [*zip(self._requests, self._choices, strict=True)]
         if len(pairs) == 1:
             await self._run_choice(*pairs[0], write)

@@ -6,7 +6,7 @@ Knows HTTP requests and their ends; what sequences are measured by is in sequenc
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector, disable_created_metrics
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
 from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
@@ -22,12 +22,16 @@ _VLLM_NAMES = frozenset(
     {
         "num_requests_running",
         "num_requests_waiting",
+        "num_requests_waiting_by_reason",
+        "engine_sleep_state",
+        "iteration_tokens_total",
         "kv_cache_usage_perc",
         "cache_config_info",
         "prefix_cache_queries",
         "prefix_cache_hits",
         "num_preemptions",
         "prompt_tokens",
+        "prompt_tokens_cached",
         "generation_tokens",
         "request_success",
         "time_to_first_token_seconds",
@@ -40,10 +44,23 @@ _VLLM_NAMES = frozenset(
         "request_time_per_output_token_seconds",
         "request_prompt_tokens",
         "request_generation_tokens",
+        "request_max_num_generation_tokens",
+        "request_prefill_kv_computed_tokens",
         "request_params_n",
         "request_params_max_tokens",
     }
 )
+
+
+# What dashboards for earlier versions of vLLM call them.
+_OLDER_NAMES = {
+    "kv_cache_usage_perc": "gpu_cache_usage_perc",
+    "inter_token_latency_seconds": "time_per_output_token_seconds",
+}
+_ENGINE = {"engine": "0"}  # a model has one; those of a cluster answer as one
+_PROBES = frozenset(("/metrics", "/health", "/v1/health/live", "/v1/health/ready", "/version"))
+_METHODS = frozenset(("GET", "POST", "DELETE", "HEAD", "OPTIONS"))
+_HTTP_BUCKETS_S = (0.1, 0.5, 1.0, 5.0, 30.0)
 
 
 def _aliases(families: Iterable[Metric]) -> Iterable[Metric]:
@@ -51,9 +68,18 @@ def _aliases(families: Iterable[Metric]) -> Iterable[Metric]:
         yield family
         name = family.name.removeprefix("oscine:")
         if name != family.name and name in _VLLM_NAMES:
-            alias = Metric(f"vllm:{name}", family.documentation, family.type)
-            alias.samples = [s._replace(name="vllm:" + s.name.removeprefix("oscine:")) for s in family.samples]
-            yield alias
+            yield _alias(family, name)
+            if older := _OLDER_NAMES.get(name):
+                yield _alias(family, older)
+
+
+def _alias(family: Metric, name: str) -> Metric:
+    alias = Metric(f"vllm:{name}", family.documentation, family.type)
+    alias.samples = [
+        sample._replace(name=f"vllm:{name}{sample.name.removeprefix(family.name)}", labels={**sample.labels, **_ENGINE})
+        for sample in family.samples
+    ]
+    return alias
 
 
 class Metrics:
@@ -64,6 +90,16 @@ class Metrics:
         self._refreshes: list[Callable[[], Awaitable[None]]] = []
         ProcessCollector(registry=self.registry)
         self._http = self._counter("http_responses", "HTTP responses", "path", "status")
+        # Under the names of the instrumentation that vLLM's and other servers' dashboards know.
+        labels = ("method", "handler")
+        self._requests = Counter("http_requests", "HTTP requests", (*labels, "status"), registry=self.registry)
+        self._durations = Histogram(
+            "http_request_duration_seconds",
+            "To the end of the response",
+            labels,
+            buckets=_HTTP_BUCKETS_S,
+            registry=self.registry,
+        )
         self._errors = self._counter("request_errors", "Requests that ended with an error", "path", "code")
         self._key_requests = self._counter("api_key_requests", "Requests with a key", "api_key", "status")
         self.in_progress = self._gauge("http_requests_in_progress", "Requests whose response is not complete")
@@ -92,6 +128,10 @@ class Metrics:
         """A request is over, with or without a response."""
         path, status = record.route or "other", str(record.status)
         self._http.labels(path, status).inc()
+        if path not in _PROBES:
+            labels = (record.method if record.method in _METHODS else "other", path)
+            self._requests.labels(*labels, f"{status[0]}xx").inc()
+            self._durations.labels(*labels).observe(record.ended_s - record.started_s)
         if record.error is not None:
             self._errors.labels(path, record.error).inc()
         if record.key is not None:

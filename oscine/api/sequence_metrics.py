@@ -37,6 +37,14 @@ class SequenceFamilies:
         self.inference = self._histogram("request_inference_time_seconds", "First step to last token", request)
         self.prompt_tokens = self._histogram("request_prompt_tokens", "Prompt tokens of a sequence", _TOKEN_BUCKETS)
         self.tokens = self._histogram("request_generation_tokens", "Generated tokens of a sequence", _TOKEN_BUCKETS)
+        self.computed = self._histogram(
+            "request_prefill_kv_computed_tokens",
+            "Prompt tokens of a sequence that the cache did not have",
+            _TOKEN_BUCKETS,
+        )
+        self.longest = self._histogram(
+            "request_max_num_generation_tokens", "Generated tokens of a request's longest sequence", _TOKEN_BUCKETS
+        )
         self.n = self._histogram("request_params_n", "Sequences of a request", _CHOICE_BUCKETS)
         self.max_tokens = self._histogram("request_params_max_tokens", "Most tokens of a sequence", _TOKEN_BUCKETS)
 
@@ -62,6 +70,8 @@ class SequenceMetrics:
         self._inference = families.inference.labels(model)
         self._prompt_tokens = families.prompt_tokens.labels(model)
         self._tokens = families.tokens.labels(model)
+        self._computed = families.computed.labels(model)
+        self._longest = families.longest.labels(model)
         self._n = families.n.labels(model)
         self._max_tokens = families.max_tokens.labels(model)
 
@@ -71,6 +81,10 @@ class SequenceMetrics:
         for request in requests:
             self._max_tokens.observe(request.sampling.max_tokens)
 
+    def answered(self, longest: int) -> None:
+        """All sequences of a request are over; `longest` are the tokens of the one that has most."""
+        self._longest.observe(longest)
+
     def ended(self, times: SequenceTimes) -> None:
         """A sequence is over; only one that had a token has times worth counting."""
         self._families.finished.labels(self._model, times.finish_reason).inc()
@@ -79,6 +93,7 @@ class SequenceMetrics:
         self._tokens.observe(times.tokens)
         if not times.first_s:
             return
+        self._computed.observe(times.prompt_tokens - times.cached_tokens)
         self._queue.observe(times.scheduled_s - times.arrived_s)
         self._prefill.observe(times.first_s - times.scheduled_s)
         self._decode.observe(times.last_s - times.first_s)

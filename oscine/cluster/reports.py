@@ -5,6 +5,8 @@ linked now.
 """
 
 from dataclasses import fields
+from itertools import zip_longest
+from typing import Any
 
 from oscine.types import EngineStats
 
@@ -49,5 +51,11 @@ class Reports:
 
 def _add(total: EngineStats, stats: EngineStats, names: frozenset[str]) -> EngineStats:
     for name in names:
-        setattr(total, name, getattr(total, name) + getattr(stats, name))
+        setattr(total, name, _sum(getattr(total, name), getattr(stats, name)))
     return total
+
+
+def _sum(one: Any, other: Any) -> Any:
+    if isinstance(one, list):
+        return [a + b for a, b in zip_longest(one, other, fillvalue=0)]
+    return one + other

@@ -115,6 +115,8 @@ class EngineLoop:
         self._news: list[GenerationOutput] = []  # of refused and cancelled requests, for the next step
         self._num_arrivals = 0
         self._num_steps = 0
+        self._num_step_tokens = 0
+        self._steps_by_tokens: list[int] = []  # see EngineStats
         self._num_generated = 0
         self._latencies = Latencies()
 
@@ -197,6 +199,8 @@ class EngineLoop:
             sliding_pages_used=self.cache.sliding.num_used,
             sliding_pages_total=self.cache.sliding.num_pages,
             steps=self._num_steps,
+            step_tokens=self._num_step_tokens,
+            steps_by_tokens=self._steps_by_tokens.copy(),
             prompt_tokens=counters.prompt_tokens,
             generated_tokens=self._num_generated,
             prefix_queries=counters.prefix_queries,
@@ -229,11 +233,18 @@ class EngineLoop:
         step, result = done
         assert result.step == step.plan.step
         self._num_steps += 1
+        self._count_tokens(step.plan.num_tokens)
         self._latencies.begin_commit(self._clock())
         for i, request in enumerate(step.requests):
             if request.finish_reason is None:  # else cancelled, or ended by the token before this one
                 self._advance(request, step.plan.sequences[i], result, i, news)
         return news
+
+    def _count_tokens(self, num_tokens: int) -> None:
+        bucket = (num_tokens - 1).bit_length()
+        self._num_step_tokens += num_tokens
+        self._steps_by_tokens += [0] * (bucket + 1 - len(self._steps_by_tokens))
+        self._steps_by_tokens[bucket] += 1
 
     def _advance(
         self, request: Request, sequence: ScheduledSequence, result: StepResult, i: int, news: list[GenerationOutput]

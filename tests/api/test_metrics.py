@@ -8,15 +8,23 @@ from prometheus_client.parser import text_string_to_metric_families
 from oscine.engine.stream import EngineDied, EngineError
 from oscine.types import EngineStats, GenerationOutput, GenerationRequest
 from tests.api.scripted_server import ScriptedServer
-from tests.server import ServerProcess
+from tests.server import ServerProcess, wait_until
 
 DASHBOARD_NAMES = [
     *("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "prefix_cache_queries_total"),
     *("prefix_cache_hits_total", "prompt_tokens_total", "generation_tokens_total", "num_preemptions_total"),
     *("time_to_first_token_seconds_count", "inter_token_latency_seconds_sum", "e2e_request_latency_seconds_bucket"),
     *("request_queue_time_seconds_count", "request_prefill_time_seconds_count", "request_decode_time_seconds_count"),
-    "request_success_total",
+    *("request_success_total", "iteration_tokens_total_bucket", "request_max_num_generation_tokens_sum"),
+    *("prompt_tokens_cached_total", "num_requests_waiting_by_reason", "engine_sleep_state", "cache_config_info"),
+    *("request_prompt_tokens_bucket", "request_generation_tokens_bucket", "request_params_max_tokens_bucket"),
+    *("request_params_n_bucket", "request_inference_time_seconds_sum", "request_prefill_kv_computed_tokens_sum"),
+    "request_time_per_output_token_seconds_bucket",
 ]
+OLDER_NAMES = {
+    "gpu_cache_usage_perc": "kv_cache_usage_perc",
+    "time_per_output_token_seconds_bucket": "inter_token_latency_seconds_bucket",
+}
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -45,7 +53,10 @@ def test_the_names_dashboards_know(scripted: ScriptedServer) -> None:
         assert f"oscine:{name}" in names
         own = {labels: value for (known, labels), value in found.items() if known == f"oscine:{name}"}
         alias = {labels: value for (known, labels), value in found.items() if known == f"vllm:{name}"}
-        assert alias == own
+        assert alias == {labels | {("engine", "0")}: value for labels, value in own.items()}
+    for older, name in OLDER_NAMES.items():
+        assert total(found, f"vllm:{older}") == total(found, f"vllm:{name}")
+        assert f"vllm:{older}" in names
 
 
 def test_requests_are_counted_by_how_they_end(scripted: ScriptedServer) -> None:
@@ -59,6 +70,8 @@ def test_requests_are_counted_by_how_they_end(scripted: ScriptedServer) -> None:
     assert total(found, "oscine:time_to_first_token_seconds_count") == 2
     assert total(found, "oscine:inter_token_latency_seconds_count") == 2 * (len("hello") - 1)
     assert total(found, "oscine:request_generation_tokens_sum") == 2 * len("hello")
+    assert total(found, "vllm:request_max_num_generation_tokens_sum") == len("hello")
+    assert total(found, "vllm:request_max_num_generation_tokens_count") == 2
     assert total(found, "oscine:http_responses_total", path="/v1/chat/completions", status="200") == 1
     assert total(found, "oscine:http_responses_total", path="/v1/completions", status="503") == 1
 
@@ -112,6 +125,28 @@ def test_errors_are_counted_by_code(scripted: ScriptedServer) -> None:
     assert total(found, "oscine:http_requests_in_progress") == 1  # this scrape
 
 
+def test_http_requests_are_counted_as_common_dashboards_expect(scripted: ScriptedServer) -> None:
+    scripted.post("/v1/completions", {"prompt": "a"})
+    scripted.post("/v1/completions", {"prompt": 1})
+    scripted.get("/health")
+    scripted.get("/nothing")
+    found = scrape(scripted)
+    text = {"handler": "/v1/completions", "method": "POST"}
+    for status in ("2xx", "4xx"):
+        assert total(found, "http_requests_total", **text, status=status) == 1
+    assert total(found, "http_requests_total") == 3  # a probe is none
+    assert total(found, "http_request_duration_seconds_count", **text) == 2
+
+
+def test_an_engine_that_takes_requests_is_awake(scripted: ScriptedServer) -> None:
+    def awake() -> float:
+        return total(scrape(scripted), "vllm:engine_sleep_state", sleep_state="awake")
+
+    assert awake() == 1
+    scripted.engine.state = "failed"
+    assert awake() == 0
+
+
 def test_paths_that_do_not_exist_share_a_label(scripted: ScriptedServer) -> None:
     for path in ("/a", "/b"):
         scripted.get(path)
@@ -127,6 +162,22 @@ def test_the_engines_numbers_are_those_of_the_moment(scripted: ScriptedServer) -
     assert total(found, "oscine:full_pages_used") == 2
     assert total(found, "oscine:kv_cache_usage_perc") == 0.75
     assert total(found, "oscine:engine_ready") == 1
+
+
+def test_a_real_engine_counts_the_tokens_of_its_steps(fake_server: ServerProcess) -> None:
+    fake_server.wait_idle()
+
+    def steps(most: str) -> float:
+        return total(samples(fake_server.get("/metrics")), "vllm:iteration_tokens_total_bucket", le=most)
+
+    single, short, all_steps = steps("1.0"), steps("256.0"), fake_server.metric("oscine:engine_steps_total")
+    tokens = fake_server.metric("oscine:iteration_tokens_total_sum")
+    fake_server.post("/v1/completions", {"prompt": "x" * 300, "max_tokens": 17})
+    fake_server.wait_idle()
+    wait_until(lambda: fake_server.metric("oscine:engine_steps_total") - all_steps == 17, "all steps of the answer")
+    assert steps("1.0") - single == steps("256.0") - short == 16
+    assert steps("+Inf") - all_steps == 17
+    assert fake_server.metric("oscine:iteration_tokens_total_sum") - tokens == 300 + 16
 
 
 def test_a_real_engine_counts_tokens(fake_server: ServerProcess) -> None:

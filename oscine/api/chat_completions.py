@@ -18,6 +18,7 @@ from oscine.api.errors import APIError, invalid
 from oscine.api.final_headroom import FinalHeadroom, usual_headroom
 from oscine.api.formats import constraint
 from oscine.api.generation import Generation, engine_request
+from oscine.api.parameters import MAX_TOP_LOGPROBS
 from oscine.api.schemas import ChatCompletionRequest
 from oscine.api.sent_choice import SentChoice
 from oscine.api.served_model import ReadyModel
@@ -111,10 +112,7 @@ def _sampling_params(asked: ChatCompletionRequest, num_prompt_tokens: int, model
         raise invalid("stream_options", "it is for streamed answers")
     top = asked.top_logprobs
     sampling.check(
-        top is None or 0 <= top <= sampling.MAX_TOP_LOGPROBS,
-        "top_logprobs",
-        f"between 0 and {sampling.MAX_TOP_LOGPROBS}",
-        top,
+        top is None or 0 <= top <= MAX_TOP_LOGPROBS, "top_logprobs", f"between 0 and {MAX_TOP_LOGPROBS}", top
     )
     if top and not asked.logprobs:
         raise invalid("top_logprobs", "it needs 'logprobs': true")

@@ -11,6 +11,8 @@ from msgspec import Meta, Struct
 
 from oscine.api.errors import unsupported
 
+MAX_CHOICES = 128
+MAX_TOP_LOGPROBS = 20
 _REFUSED = "refused"  # in Meta.extra: the values that ask for nothing
 
 
@@ -173,7 +175,7 @@ class SamplingFields(RefusedFields, kw_only=True):
     model: Annotated[str | None, about("The name of a model. A server with one model needs none.")] = None
     stream: Annotated[bool | None, about("Whether the answer comes as events.")] = None
     stream_options: Annotated[StreamOptions | None, about("For streamed answers alone.")] = None
-    n: Annotated[int | None, about("How many answers are generated.", minimum=1, maximum=128)] = None
+    n: Annotated[int | None, about("How many answers are generated.", minimum=1, maximum=MAX_CHOICES)] = None
     max_tokens: Annotated[int | None, about("Tokens that are generated at most, reasoning included.")] = None
     temperature: Annotated[float | None, about("0 is greedy (default 1).", minimum=0, maximum=2)] = None
     top_p: Annotated[

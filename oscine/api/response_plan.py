@@ -13,6 +13,7 @@ from oscine.api import formats, sampling
 from oscine.api.endpoint import Call
 from oscine.api.errors import APIError, invalid
 from oscine.api.generation import engine_request
+from oscine.api.parameters import MAX_TOP_LOGPROBS
 from oscine.api.reasoning_memory import ReasoningMemory
 from oscine.api.response_input import History, input_items, references
 from oscine.api.response_items import new_id
@@ -150,7 +151,7 @@ def _check(asked: ResponseRequest) -> None:
         raise invalid("background", "a response in the background must be stored")
     sampling.at_most(sampling.MAX_TOOLS, asked.tools, "tools")
     top = asked.top_logprobs
-    most = sampling.MAX_TOP_LOGPROBS
+    most = MAX_TOP_LOGPROBS
     sampling.check(top is None or 0 <= top <= most, "top_logprobs", f"between 0 and {most}", top)
     calls = asked.max_tool_calls
     sampling.check(calls is None or calls >= 1, "max_tool_calls", "at least 1", calls)

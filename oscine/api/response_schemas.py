@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Struct
 
-from oscine.api.parameters import Refused, SamplingFields, about, ignored
+from oscine.api.parameters import MAX_TOP_LOGPROBS, Refused, SamplingFields, about, ignored
 from oscine.api.schemas import Verbosity
 from oscine.chat.effort import Effort
 
@@ -44,7 +44,7 @@ class ResponseRequest(SamplingFields, kw_only=True):
     parallel_tool_calls: Annotated[bool | None, about("Whether a turn may have several calls (default true).")] = None
     max_output_tokens: Annotated[int | None, about("Tokens that are generated at most, reasoning included.")] = None
     max_tool_calls: Annotated[int | None, about("Calls of built-in tools at most.")] = None
-    top_logprobs: Annotated[int | None, about("Alternatives per token.", minimum=0, maximum=20)] = None
+    top_logprobs: Annotated[int | None, about("Alternatives per token.", minimum=0, maximum=MAX_TOP_LOGPROBS)] = None
     include: Annotated[list[str] | None, about("What the items of the response have besides.")] = None
     metadata: Annotated[dict[str, str] | None, about("Up to 16 pairs that are kept with the response.")] = None
     store: Annotated[bool | None, about("Whether the response is stored (default true).")] = None

@@ -8,11 +8,9 @@ from collections.abc import Sized
 from dataclasses import replace
 
 from oscine.api.errors import APIError, invalid
-from oscine.api.parameters import SamplingFields
+from oscine.api.parameters import MAX_CHOICES, MAX_TOP_LOGPROBS, SamplingFields
 from oscine.types import SamplingParams
 
-MAX_CHOICES = 128
-MAX_TOP_LOGPROBS = 20
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 1024
 MAX_LOGIT_BIAS = 1024

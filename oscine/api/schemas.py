@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from oscine.api.errors import APIError, from_validation, invalid
 from oscine.api.limits import check_values
-from oscine.api.parameters import Refused, SamplingFields, about, ignored, refuse, refused
+from oscine.api.parameters import MAX_TOP_LOGPROBS, Refused, SamplingFields, about, ignored, refuse, refused
 from oscine.chat.effort import EFFORTS, Effort
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
@@ -126,9 +126,9 @@ class ChatCompletionRequest(SamplingFields, kw_only=True):
     messages: Annotated[list[Message], about("The conversation so far, the newest message last.")]
     max_completion_tokens: Annotated[int | None, about("The newer name of `max_tokens`.", minimum=1)] = None
     logprobs: Annotated[bool | None, about("Whether the content's tokens come with log-probabilities.")] = None
-    top_logprobs: Annotated[int | None, about("Alternatives per token; needs `logprobs`.", minimum=0, maximum=20)] = (
-        None
-    )
+    top_logprobs: Annotated[
+        int | None, about("Alternatives per token; needs `logprobs`.", minimum=0, maximum=MAX_TOP_LOGPROBS)
+    ] = None
     tools: Annotated[list[Tool] | None, about("Functions that the model may call; other types are left out.")] = None
     tool_choice: Annotated[ToolChoiceField, about("Which functions may, or must, be called (default `auto`).")] = None
     parallel_tool_calls: Annotated[bool | None, about("Whether a turn may have several calls (default true).")] = None

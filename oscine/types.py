@@ -38,6 +38,9 @@ class SamplingParams:
     # llguidance's, of all that is generated, stop tokens included; where only stop tokens are left, min_tokens yields.
     # What comes after the grammar's end (ignore_eos) is free.
     grammar: str | None = None
+    # llguidance's, of each header, from its first marker (<|end|>, <|start|> or <|channel|>) up to and with
+    # <|message|>; the text between headers is free, and so is the token after a marker in text. Not beside a grammar.
+    headers: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +150,7 @@ class GenerationRequest:
     sampling: SamplingParams
     priority: int = 0  # lower runs sooner; within one, who comes from another engine, then first come first served
     # What another engine generated of this sequence before it was lost: known here, counted as generated (max_tokens,
-    # min_tokens, penalties, grammar, positions of the seed), and never sent again; nor are logprobs of the prompt.
+    # min_tokens, penalties, grammars, positions of the seed), and never sent again; nor are logprobs of the prompt.
     generated_token_ids: list[int] = field(default_factory=list)
     prefill: PrefillSource | None = None  # who may compute the prompt
     tenant: str = ""  # on whose behalf; a cluster's router shares fairly among tenants

@@ -3,7 +3,7 @@
 Knows what ends a choice and what it consists of; not how events or answers are encoded.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from oscine.api.final_headroom import FinalHeadroom, cut
@@ -23,6 +23,7 @@ class ChatChoice:
         *,
         num_prompt_tokens: int,
         stop: Sequence[str] = (),
+        functions: Collection[str] = (),
         top_logprobs: int | None = None,
         ignore_eos: bool = False,
         separator: str = "\n\n",
@@ -30,9 +31,10 @@ class ChatChoice:
     ) -> None:
         """`top_logprobs` is how many alternatives each content token gets; None: no log-probabilities.
 
-        `separator` joins the texts of several messages. `remember(call_ids, reasoning)` hears what led to calls.
+        `functions` may be called. `separator` joins the texts of several messages.
+        `remember(call_ids, reasoning)` hears what led to calls.
         """
-        self._parser = HarmonyParser(tokenizer, stop, separator=separator)
+        self._parser = HarmonyParser(tokenizer, stop, separator=separator, functions=functions)
         self._remember = remember
         self.headroom: FinalHeadroom | None = None  # set, it forces the final message
         self._generated: list[int] = []  # while there is a headroom

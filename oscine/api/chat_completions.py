@@ -28,7 +28,7 @@ from oscine.api.text_format import AskedFormat, asked_format
 from oscine.api.usage import Usage, usage
 from oscine.api.work import beside
 from oscine.chat.events import Event
-from oscine.chat.grammar import text_grammar
+from oscine.chat.grammar import header_grammar, text_grammar
 from oscine.types import GenerationOutput, GenerationRequest, SamplingParams
 
 _REASONING_FIELDS = {
@@ -67,12 +67,14 @@ async def chat_sequences(
     form, use = asked_format(asked), tool_use(asked, talk.tools)
     grammar = await _grammar(form, use)
     prompt = await model.prompts.render(talk, size)
-    params = replace(_sampling_params(asked, len(prompt), model), grammar=grammar)
+    headers = header_grammar(use.tools)
+    params = replace(_sampling_params(asked, len(prompt), model), grammar=grammar, headers=headers)
     priority = sampling.priority(asked.priority)
     seeded = [sampling.with_seed(params, i) for i in range(n)]
     requests = [engine_request(prompt, own, priority, asked.cache_salt) for own in seeded]
     remember = service.reasoning.keep if talk.tools else None
-    choices = [_choice(asked, model, len(prompt), stop, separator, remember) for _ in range(n)]
+    functions = frozenset(tool.name for tool in use.tools)
+    choices = [_choice(asked, model, len(prompt), stop, functions, separator, remember) for _ in range(n)]
     headroom = _headroom(asked, params.max_tokens, service.config.server.final_headroom)
     if headroom and use.choice != "required":
         within_final = None if form is None else text_grammar(form.format)
@@ -132,6 +134,7 @@ def _choice(
     model: ReadyModel,
     num_prompt_tokens: int,
     stop: tuple[str, ...],
+    functions: frozenset[str],
     separator: str,
     remember: Callable[[Sequence[str], str], None] | None,
 ) -> ChatChoice:
@@ -139,6 +142,7 @@ def _choice(
         model.tokenizer,
         num_prompt_tokens=num_prompt_tokens,
         stop=stop,
+        functions=functions,
         top_logprobs=(asked.top_logprobs or 0) if asked.logprobs else None,
         ignore_eos=bool(asked.ignore_eos),
         separator=separator,

@@ -27,7 +27,7 @@ from oscine.api.service import Service
 from oscine.api.text_format import AskedFormat, extensions, only_format
 from oscine.api.work import beside
 from oscine.chat.effort import model_effort
-from oscine.chat.grammar import JsonFormat
+from oscine.chat.grammar import JsonFormat, header_grammar
 from oscine.chat.messages import Conversation, Message, ResponseSchema, ToolNamespace
 from oscine.tools.toolbox import Toolbox
 from oscine.types import GenerationRequest, SamplingParams
@@ -87,8 +87,8 @@ class Plan:
                 error.message += " Dropping items ('truncation': 'auto') is not supported."
             raise
         grammar, grammars = await _grammars(wanted, may)
-        priority = sampling.priority(asked.priority)
-        return engine_request(prompt, replace(params, grammar=grammar), priority, asked.cache_salt), grammars
+        params = replace(params, grammar=grammar, headers=header_grammar(may.functions, may.recipients))
+        return engine_request(prompt, params, sampling.priority(asked.priority), asked.cache_salt), grammars
 
     @property
     def _size(self) -> int:
@@ -239,7 +239,10 @@ async def _grammars(wanted: AskedFormat | None, may: Allowed) -> tuple[str | Non
 
     later = replace(may, choice="auto") if may.choice == "required" else may
     final = None if text is None else await formats.text_constraint(text, param)
-    answers = may.choice != "required"
-    if not may.recipients:
-        return await constraint(may), Grammars(None, final, answers)
-    return await constraint(may), Grammars(await constraint(later), final, answers)
+    return await constraint(may), Grammars(
+        later=await constraint(later) if may.recipients else None,
+        final=final,
+        answers=may.choice != "required",
+        functions=frozenset(function.name for function in may.functions),
+        builtins=bool(may.recipients),
+    )

@@ -94,8 +94,7 @@ class ClientTools:
         return tuple(tool.function for tool in self._tools.values())
 
     def named(self, function: str) -> ClientTool:
-        """Models call functions that nobody offers, too."""
-        return self._tools.get(function) or ClientTool(FunctionTool(function), function)
+        return self._tools[function]
 
     def function(self, name: str, namespace: str | None) -> FunctionTool | None:
         found = (tool.function for tool in self._tools.values() if (tool.name, tool.namespace) == (name, namespace))

@@ -31,6 +31,8 @@ class Grammars:
     later: str | None = None  # all that follows a call's result
     final: str | None = None  # what follows the header of a final message
     answers: bool = True  # whether the turn may begin with a final message
+    functions: frozenset[str] = frozenset()  # of the client, that may be called
+    builtins: bool = False  # whether built-in tools may be called
 
 
 class ResponseTurn:
@@ -57,7 +59,12 @@ class ResponseTurn:
         self._budget = request.sampling.max_tokens
         self._headroom = headroom if grammars.answers else 0
         self._forced: GenerationRequest | None = None  # that makes the model answer, once it must
-        self._parser = HarmonyParser(model.tokenizer, namespaces=toolbox.names, separator="")
+        self._parser = HarmonyParser(
+            model.tokenizer,
+            namespaces=toolbox.names if grammars.builtins else (),
+            separator="",
+            functions=grammars.functions,
+        )
         self._generated: list[int] = []  # by the engine's request at hand
         self._earlier = 0  # tokens of the engine's requests before it
         self._logprobs = ContentLogprobs(model.tokenizer, top_logprobs)

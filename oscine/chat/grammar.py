@@ -98,6 +98,24 @@ def turn_grammar(
     return _Envelope(text, callable_tools, required, others).grammar(parallel)
 
 
+def header_grammar(tools: Iterable[FunctionTool] = (), other_recipients: Iterable[str] = ()) -> str:
+    """The grammar of each header of a turn whose texts are free: it names no recipient but these.
+
+    A header begins with <|end|> where a message was ended, else with <|start|> or <|channel|>, and ends in <|message|>.
+    """
+    recipients = [*(f"{NAMESPACE}.{tool.name}" for tool in tools), *other_recipients]
+    to = " | ".join(json.dumps(f" to={recipient}") for recipient in recipients)
+    called = '("analysis" | "commentary")'
+    in_role, in_channel = (f"| to <|channel|> {called} format", f"| {called} to format") if recipients else ("", "")
+    rules = [
+        f'start: (<|end|>? <|start|> "assistant" (channel {in_role}) | channel) <|message|>',
+        f'channel: <|channel|> ({called} | "final" format {in_channel})',
+        'format: (" "? <|constrain|> FORMAT | " " FORMAT)?',
+        'FORMAT: "json" | "code"',
+    ]
+    return _joined("\n".join([*rules, f"to: {to}"] if recipients else rules), [])
+
+
 def text_grammar(text: TextFormat) -> str:
     """The grammar of text alone, and of the token that ends it: for raw text, or within a final message."""
     return _joined("start: @text (<|return|> | <|endoftext|>)", [{"name": "text", **text.part()}])

@@ -42,6 +42,7 @@ class HarmonyParser:
 
     However the tokens are cut into calls of `feed`, the texts, token indices and calls join to the same. Stop strings
     are looked for in content alone. Calls to tools of `namespaces` are built-in: they end what is read until `resume`.
+    What is said to a function that may not be called is reasoning, or the answer if it is said in the final channel.
     """
 
     def __init__(
@@ -51,11 +52,13 @@ class HarmonyParser:
         call_id: Callable[[], str] = new_call_id,
         namespaces: Collection[str] = (),
         separator: str = "\n\n",
+        functions: Collection[str] | None = None,
     ) -> None:
-        """`separator` joins the texts of several messages of one kind."""
+        """`separator` joins the texts of several messages of one kind. `functions` may be called; None: all may."""
         self._start = tokenizer.start
         self._separator = separator
         self._namespaces = frozenset(namespaces)
+        self._functions = None if functions is None else frozenset(functions)
         self._detokenizer = Detokenizer(tokenizer)
         self._texts = tokenizer.texts
         self._is_special = tokenizer.is_special
@@ -159,18 +162,22 @@ class HarmonyParser:
             self._add_pieces(header.body())
 
     def _enter_message(self, header: Header) -> None:
-        builtin, function = header.builtin, header.function
+        builtin, function, channel = header.builtin, header.function, header.channel
         self._header = None
         self._begun = False
         self._recipient = builtin or function or ""
         if builtin is not None:
             self._kind = "builtin_call"
-            self._channel = "commentary" if header.channel == "commentary" else "analysis"
-        elif function is not None:
+            self._channel = "commentary" if channel == "commentary" else "analysis"
+        elif self._may_call(function):
             self._kind = "tool_call"
         else:
-            self._kind = "reasoning" if header.channel == "analysis" else "content"
-            self._preamble = header.channel == "commentary"
+            misled = function is not None and channel != "final"
+            self._kind = "reasoning" if misled or channel == "analysis" else "content"
+            self._preamble = channel == "commentary"
+
+    def _may_call(self, function: str | None) -> bool:
+        return function is not None and (self._functions is None or function in self._functions)
 
     def _add_pieces(self, pieces: list[tuple[int, str]]) -> None:
         for index, text in pieces:
@@ -229,7 +236,7 @@ class HarmonyParser:
         """A header without <|message|>: what it cannot explain is the message; a call may have no arguments."""
         header.complete(self._detokenizer.finish())
         pieces = [] if header.of_other_role or (ending == "cut" and header.is_marked) else header.body()
-        calls = header.function is not None or header.builtin is not None
+        calls = header.builtin is not None or self._may_call(header.function)
         if pieces or (ending == "marker" and calls and not header.of_other_role):
             self._enter_message(header)
             self._add_pieces(pieces)

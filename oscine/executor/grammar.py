@@ -17,10 +17,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import tokenizers
+from numpy.typing import NDArray
 
 from oscine.executor.grammar_judges import GrammarJudges, TooManyGrammarsError, UndecidedError
 from oscine.executor.grammar_judges import judges as shared_judges
@@ -51,6 +52,26 @@ _SLICES = [
 ]
 
 
+class Markers(NamedTuple):
+    """The tokens that a header of harmony begins with, and <|message|>, which ends it; -1 where there is none."""
+
+    start: int
+    end: int
+    channel: int
+    message: int
+
+    @property
+    def begin(self) -> tuple[int, int, int]:
+        return self.start, self.end, self.channel
+
+    def among(self, ids_M: IntArray) -> NDArray[np.bool_]:
+        """Which tokens begin a header."""
+        found_M = np.zeros(len(ids_M), np.bool_)
+        for marker in self.begin:
+            found_M |= ids_M == marker
+        return found_M
+
+
 class Grammars:
     """Compiled grammars by their text. Any thread may call.
 
@@ -63,6 +84,7 @@ class Grammars:
         self._judges = judges or shared_judges()
         self._threads = ThreadPoolExecutor(_COMPILERS, thread_name_prefix="grammar")
         self._vocabulary = self._threads.submit(self._read)
+        self._markers = Markers(-1, -1, -1, -1)
         self._compiled: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -70,6 +92,11 @@ class Grammars:
     def num_words(self) -> int:
         """Words of a mask."""
         return -(-int(self._vocabulary.result().vocab_size) // 32)
+
+    @property
+    def markers(self) -> Markers:
+        self._vocabulary.result()
+        return self._markers
 
     def ready(self, grammar: str) -> bool:
         """Whether `matcher` would return at once; if not, it is compiled meanwhile."""
@@ -128,6 +155,8 @@ class Grammars:
             vocabulary = tokenizers.Tokenizer.from_file(str(self._file))
             num_tokens = max(1 + max(vocabulary.get_vocab().values()), self._vocab_size)
             end = vocabulary.token_to_id(_END)
+            ids = (vocabulary.token_to_id(f"<|{name}|>") for name in Markers._fields)
+            self._markers = Markers(*(-1 if token is None else token for token in ids))
             self._judges.start()
             return LLTokenizer(str(self._file), n_vocab=num_tokens, eos_token=end, slices=_SLICES)
         except Exception as error:  # the library raises bare Exception
@@ -269,6 +298,13 @@ class Constraints:
 
             self._threads = LLExecutor(_most_threads())
         return self._threads
+
+
+def mask_of(token_ids: IntArray, num_words: int) -> NDArray[np.int32]:
+    """That of these tokens, of all of its words."""
+    bits = np.zeros(32 * num_words, np.uint8)
+    bits[token_ids] = 1
+    return np.packbits(bits, bitorder="little").view(np.int32)
 
 
 def _most_threads() -> int:

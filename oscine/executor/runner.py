@@ -16,7 +16,8 @@ from torch import Tensor
 from oscine.executor.batch import StepArrays, pack
 from oscine.executor.cuda_graphs import CudaGraphs
 from oscine.executor.device_state import DeviceState
-from oscine.executor.grammar import Constraints, Grammars
+from oscine.executor.grammar import Constraints, Grammars, mask_of
+from oscine.executor.headers import Headers
 from oscine.executor.kv_memory import MemoryPlan
 from oscine.executor.launched import LaunchedStep, PromptRows
 from oscine.executor.logprobs import of_tokens, on_host
@@ -49,7 +50,9 @@ class TorchExecutor:
         self._state = DeviceState(max_num_seqs, memory.max_model_len, memory.page_size, self.device)
         self._slots = Slots(max_num_seqs)
         self._sampler = Sampler(max_num_seqs, model.config.vocab_size, self.device, model.ops.sample)
-        self._constraints = Constraints(grammars or Grammars(None, model.config.vocab_size))
+        self._grammars = grammars or Grammars(None, model.config.vocab_size)
+        self._constraints = Constraints(self._grammars)
+        self._headers = Headers(self._grammars, max_num_seqs)
         self._prompt_logprobs: dict[int, int] = {}  # slot -> how many of the most probable tokens
         self._graphs = CudaGraphs(self._decode, self._choose_greedily, self.device)
         self._launched: deque[LaunchedStep] = deque()
@@ -61,8 +64,8 @@ class TorchExecutor:
 
     def of_first_layers(self, count: int) -> "TorchExecutor":
         """An executor of its own, of fewer layers, on the same weights and cache: to rehearse."""
-        layers, grammars = first_layers(self._model, count), self._constraints.grammars
-        return TorchExecutor(layers, self.memory, self._kv, self.max_num_seqs, grammars)
+        layers = first_layers(self._model, count)
+        return TorchExecutor(layers, self.memory, self._kv, self.max_num_seqs, self._grammars)
 
     @torch.inference_mode()
     def capture(self, sizes: list[int]) -> None:
@@ -86,7 +89,8 @@ class TorchExecutor:
 
     def prepare(self, sampling: SamplingParams) -> bool:
         """Whether its grammar is compiled."""
-        return sampling.grammar is None or self._constraints.grammars.ready(sampling.grammar)
+        grammar = sampling.headers if sampling.grammar is None else sampling.grammar
+        return grammar is None or self._grammars.ready(grammar)
 
     def execute(self, plan: StepPlan) -> StepResult:
         self.launch(plan)
@@ -109,11 +113,16 @@ class TorchExecutor:
             sampled=None if outcome.sampled is None else on_host(outcome.sampled),
             num_logprobs=self._sampler.num_logprobs(slots_M),
             prompts=outcome.prompts,
-            errors=self._constraints.errors(step.slots_S.tolist()),
+            errors=self._errors(step.slots_S.tolist()),
             done=Mark(self.device),
         )
-        self._constraints.sampled(slots_M, cache(launched.token_ids))
+        token_ids = cache(launched.token_ids)
+        self._constraints.sampled(slots_M, token_ids)
+        self._headers.sampled(slots_M, step.ends_S[step.samples_S], token_ids)
         self._launched.append(launched)
+
+    def _errors(self, slots: list[int]) -> dict[int, str]:
+        return self._constraints.errors(slots) | self._headers.errors(slots)
 
     def _place(self, plan: StepPlan) -> None:
         updates = PageUpdates()
@@ -121,6 +130,7 @@ class TorchExecutor:
             self._slots.place(new, updates)
             self._sampler.place(new)
             self._constraints.place(new)
+            self._headers.place(new)
             self._prompt_logprobs.pop(new.slot, None)
             if new.sampling.prompt_logprobs is not None:
                 self._prompt_logprobs[new.slot] = new.sampling.prompt_logprobs
@@ -165,13 +175,18 @@ class TorchExecutor:
 
         Waits for the step before this one, whose tokens say it: call it when the device has this step's work.
         """
-        rows_K = self._constraints.advance(slots_N)
-        if not rows_K:
+        rows_K, headers = self._constraints.advance(slots_N), self._headers.advance(slots_N, positions_N)
+        if not (rows_K or headers):
             return None
-        masks_KW = staging((len(rows_K), self._constraints.grammars.num_words), self.device)
-        self._constraints.fill(slots_N[rows_K].tolist(), positions_N[rows_K].tolist(), masks_KW.numpy())
+        count, num_words = len(rows_K), self._grammars.num_words
+        masks_KW = staging((count + len(headers), num_words), self.device)
+        if rows_K:
+            filled_KW = masks_KW[:count].numpy()
+            self._constraints.fill(slots_N[rows_K].tolist(), positions_N[rows_K].tolist(), filled_KW)
+        for i, ids in enumerate(headers.values(), count):
+            masks_KW[i].numpy()[:] = mask_of(ids, num_words)
         row_N = np.full(len(slots_N), -1, np.int32)
-        row_N[rows_K] = np.arange(len(rows_K))
+        row_N[[*rows_K, *headers]] = np.arange(len(masks_KW))
         return Allowed(send(masks_KW, self.device), row_N)
 
     def _decode(self, packed: PackedStep[Tensor]) -> Tensor:

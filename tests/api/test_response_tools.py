@@ -326,11 +326,11 @@ def test_a_tool_that_is_not_enabled_is_passed_over_but_not_chosen(scripted: Scri
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tools")
 
 
-def test_a_tool_that_is_not_offered_is_the_clients(server: ScriptedServer) -> None:
-    plays(server, call(server, "python", "1"))
-    response, _ = stream(server)
-    assert kinds(response) == ["reasoning", "function_call"]
-    assert response["output"][-1]["name"] == "python"
+def test_a_tool_that_is_not_offered_is_not_called(server: ScriptedServer) -> None:
+    for offered in ({}, {"tools": [PYTHON], "tool_choice": "none"}):
+        plays(server, call(server, "python", "1"))
+        response, _ = stream(server, **offered)
+        assert kinds(response) == ["reasoning", "reasoning"]
 
 
 def test_whole_is_streamed(server: ScriptedServer) -> None:

@@ -16,6 +16,7 @@ from oscine.chat.grammar import (
     LarkFormat,
     RegexFormat,
     TextFormat,
+    header_grammar,
     text_grammar,
     trials_of,
     turn_grammar,
@@ -284,6 +285,32 @@ def test_nothing_to_enforce_is_no_grammar() -> None:
     assert turn_grammar(tools=[LOOSE]) is None
     assert turn_grammar(tools=[WEATHER], tool_choice="none") is None
     assert turn_grammar(tool_choice="none", parallel=False) is None
+
+
+@pytest.mark.parametrize("opening", ["<|end|><|start|>assistant", "<|start|>assistant", ""])
+def test_headers_name_no_recipient_but_those_that_may_be_called(accepts: Accepts, opening: str) -> None:
+    free, called = header_grammar(), header_grammar([LOOSE, WEATHER], ["python", "browser.search"])
+    for header in ["analysis", "commentary", "final", "final <|constrain|>json", "final json"]:
+        for grammar in (free, called):
+            assert accepts(grammar, f"{opening}<|channel|>{header}<|message|>")
+    names = ["functions.get", "functions.get_weather", "python", "browser.search"]
+    others = ["functions.get_", "functions.", "functions.get_weathers", "get", "browser.open", "pythons", "assistant"]
+    for name in names + others:
+        for form in ("", " <|constrain|>json", "<|constrain|>json", " json", " code"):
+            for channel in ("analysis", "commentary"):
+                header = f"{opening}<|channel|>{channel} to={name}{form}<|message|>"
+                assert accepts(called, header) == (name in names)
+                assert not accepts(free, header)
+            header = f"{opening} to={name}<|channel|>commentary{form}<|message|>"
+            assert accepts(called, header) == (name in names and opening != "")
+            assert not accepts(free, header)
+
+
+@pytest.mark.parametrize(
+    "header", ["<|message|>", "<|channel|>", "<|channel|>analysis", "<|channel|>thought<|message|>"]
+)
+def test_a_header_is_whole(accepts: Accepts, header: str) -> None:
+    assert not accepts(header_grammar([LOOSE]), f"<|start|>assistant{header}")
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,27 @@ def says(oracle: oh.HarmonyEncoding, o200k: Tokenizer) -> Callable[..., ParsedMe
     return parse_text
 
 
+@pytest.mark.parametrize(
+    ("header", "kind"),
+    [
+        ("<|channel|>commentary to=functions.f", "tool_call"),
+        (" to=functions.f<|channel|>commentary", "tool_call"),
+        ("<|channel|>commentary to=functions.g <|constrain|>json", "reasoning"),
+        (" to=g<|channel|>commentary", "reasoning"),
+        ("<|channel|>analysis to=functions.ff", "reasoning"),
+        ("<|channel|>final to=g", "content"),
+    ],
+)
+def test_functions_that_may_not_be_called_are_not(
+    oracle: oh.HarmonyEncoding, o200k: Tokenizer, header: str, kind: str
+) -> None:
+    parser = HarmonyParser(o200k, functions=["f"])
+    events = parser.feed(ids_of(oracle, o200k, [f"{header}<|message|>", "{}", "<|call|>"]))
+    assert [event for event in events if isinstance(event, MessageEnd)] == [MessageEnd(kind)]  # type: ignore[arg-type]
+    assert parser.num_tool_calls == (kind == "tool_call")
+    assert parser.terminator == "call"
+
+
 @settings(deadline=None, max_examples=500)
 @given(parts=st.lists(tokens, max_size=25), sizes=st.lists(st.integers(1, 6), min_size=1), guarded=st.booleans())
 @example(parts=["<|message|>", b"\xe6", "<|end|>", "Hello"], sizes=[1], guarded=True)

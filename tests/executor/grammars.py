@@ -4,9 +4,11 @@ Words over a, b and c as tokens; the grammar is a number of WORDS, one after the
 """
 
 import json
+from collections.abc import Mapping
 from functools import cache
 from itertools import product
 from pathlib import Path
+from types import MappingProxyType
 
 from .tiny import CONFIG
 
@@ -21,16 +23,18 @@ def grammar(fewest: int, most: int) -> str:
     return f"{any_spelling}\nstart: /({'|'.join(WORDS)}){{{fewest},{most}}}/ <|return|>"
 
 
-def tokenizer_file(folder: Path) -> Path:
+def tokenizer_file(folder: Path, specials: Mapping[str, int] = MappingProxyType({})) -> Path:
+    """`specials` stand in the place of the last words."""
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-    added = [(END, "<|endoftext|>"), (STOP, "<|return|>")]
+    added = sorted([(END, "<|endoftext|>"), (STOP, "<|return|>"), *((i, name) for name, i in specials.items())])
+    vocabulary = {token: i for i, token in enumerate(TOKENS) if i not in specials.values()}
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     content = {
         "version": "1.0",
         "added_tokens": [{"id": i, "content": name, **flags} for i, name in added],
         "pre_tokenizer": byte_level,
         "decoder": byte_level,
-        "model": {"type": "BPE", "vocab": {token: i for i, token in enumerate(TOKENS)}, "merges": []},
+        "model": {"type": "BPE", "vocab": vocabulary, "merges": []},
     }
     path = folder / "tokenizer.json"
     path.write_text(json.dumps(content))

@@ -1,0 +1,176 @@
+"""Headers of harmony messages: which tokens may come in them. Text is free, and costs next to nothing.
+
+A grammar says what a header is, from the marker that begins it to <|message|>. No matcher follows a sequence: in text,
+tokens are only compared with the markers, all rows of a step at once; in a header, what may come next is looked up by
+its few tokens so far, which all sequences of one grammar share. Knows tokens; nothing of what a grammar says.
+
+In text the last token is not waited for, so the step after a marker is launched before the marker is known. The first
+token of such a header is free as well, and passed over where the grammar does not have it.
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+import numpy as np
+
+from oscine.executor.grammar import Grammars
+from oscine.executor.slots import IntArray
+from oscine.types import NewSequence
+
+_MOST_RULES = 256  # that are kept
+_MOST_BEGINS = 512  # of headers, per rule, with what may come next
+
+_Tokens = tuple[int, ...]
+
+
+class HeaderRule:
+    """A grammar of headers."""
+
+    def __init__(self, grammars: Grammars, grammar: str) -> None:
+        """Raises ValueError for one that cannot be compiled."""
+        self._matcher = grammars.matcher(grammar)
+        self._next: dict[_Tokens, IntArray] = {}
+
+    def next(self, begin: _Tokens) -> IntArray:
+        """Tokens that may follow the begin of a header, ascending."""
+        found = self._next.get(begin)
+        if found is None:
+            if len(self._next) >= _MOST_BEGINS:
+                self._next.clear()
+            found = self._next[begin] = self._find(begin)
+        return found
+
+    def _find(self, begin: _Tokens) -> IntArray:
+        self._matcher.reset()
+        self._matcher.consume_tokens([*begin])
+        mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        return np.flatnonzero(np.unpackbits(mask, bitorder="little"))
+
+
+@dataclass(slots=True)
+class _Sequence:
+    rule: HeaderRule
+    header: _Tokens | None = None  # so far; None in text
+    ruled_from: int = 0  # position: the token after a marker is free
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """Tokens that a step sampled."""
+
+    slots_M: IntArray
+    positions_M: IntArray
+    owners_M: IntArray  # as Headers._owners; 0 where there is nothing to see, any more
+    token_ids: Callable[[], list[int]]  # waits
+
+
+class Headers:
+    """The headers of the sequences that run. One thread calls everything."""
+
+    def __init__(self, grammars: Grammars, num_slots: int) -> None:
+        self._grammars = grammars
+        self._rules: OrderedDict[str, HeaderRule] = OrderedDict()
+        self._sequences: dict[int, _Sequence] = {}  # by slot
+        self._errors: dict[int, str] = {}  # by slot
+        self._owners = np.zeros(num_slots, np.int64)  # by slot: a number for each sequence; 0 without a rule
+        self._in_header = np.zeros(num_slots, np.bool_)
+        self._steps: deque[_Step] = deque()
+        self._numbers = count(1)
+
+    def place(self, new: NewSequence) -> None:
+        """A sequence takes a slot, with or without a rule, and perhaps with tokens that it has generated.
+
+        The prompt says where it stands: in the header that its last message begins with, or in the text behind it.
+        """
+        slot, grammar = new.slot, new.sampling.headers
+        self._sequences.pop(slot, None)
+        self._errors.pop(slot, None)
+        self._owners[slot], self._in_header[slot] = 0, False
+        if grammar is None or new.sampling.grammar is not None:
+            return
+        try:
+            self._sequences[slot] = _Sequence(self._rule(grammar))
+        except ValueError as error:
+            self._errors[slot] = f"the grammar of headers cannot be compiled: {error}"
+            return
+        self._owners[slot] = next(self._numbers)
+        start = _last(new.token_ids, self._grammars.markers.start, new.num_prompt_tokens)
+        self._take_all(slot, np.array(new.token_ids[start:], np.int64), start)
+
+    def errors(self, slots: Iterable[int]) -> dict[int, str]:
+        """Why sequences of these slots cannot go on."""
+        return {slot: self._errors[slot] for slot in slots if slot in self._errors} if self._errors else {}
+
+    def sampled(self, slots_M: IntArray, positions_M: IntArray, token_ids: Callable[[], list[int]]) -> None:
+        """A step samples tokens for these slots, to stand at these positions; `token_ids` waits for them."""
+        owners_M = self._owners[slots_M]
+        if owners_M.any():
+            self._steps.append(_Step(slots_M, positions_M, owners_M, token_ids))
+
+    def advance(self, slots_N: IntArray, positions_N: IntArray) -> dict[int, IntArray]:
+        """By row, the tokens that may come at the position, ascending; rows where all may are left out.
+
+        Waits for what was sampled last if one of the slots is in a header.
+        """
+        while len(self._steps) > 1:
+            self._see(self._steps.popleft(), in_text=True)
+        if not self._in_header[slots_N].any():
+            return {}
+        for step in self._steps:
+            self._see(step, in_text=False)
+        found: dict[int, IntArray] = {}
+        for row in self._in_header[slots_N].nonzero()[0].tolist():
+            sequence = self._sequences[int(slots_N[row])]
+            if sequence.header is not None and positions_N[row] >= sequence.ruled_from:
+                found[row] = sequence.rule.next(sequence.header)
+        return found
+
+    def _see(self, step: _Step, *, in_text: bool) -> None:
+        """Takes in what a step sampled for sequences that are in a header, and also markers for those `in_text`."""
+        due_M = (step.owners_M != 0) & (step.owners_M == self._owners[step.slots_M])
+        if not in_text:
+            due_M &= self._in_header[step.slots_M]
+        if not due_M.any():
+            return
+        ids_M = np.array(step.token_ids(), np.int64)
+        due_M &= self._in_header[step.slots_M] | self._grammars.markers.among(ids_M)
+        for row in due_M.nonzero()[0].tolist():
+            self._take(int(step.slots_M[row]), int(ids_M[row]), int(step.positions_M[row]))
+        step.owners_M[due_M] = 0
+
+    def _take_all(self, slot: int, token_ids: IntArray, position: int) -> None:
+        """Tokens from a position on."""
+        marked = self._grammars.markers.among(token_ids).nonzero()[0]
+        i = 0
+        while i < len(token_ids):
+            self._take(slot, int(token_ids[i]), position + i)
+            later = marked[np.searchsorted(marked, i + 1) :]
+            i = i + 1 if self._in_header[slot] else int(later[0]) if len(later) else len(token_ids)
+
+    def _take(self, slot: int, token: int, position: int) -> None:
+        markers, sequence = self._grammars.markers, self._sequences[slot]
+        header = sequence.header
+        if token == markers.message:
+            sequence.header = None
+        elif header is not None and token in sequence.rule.next(header):
+            sequence.header = (*header, token)
+        elif token in markers.begin:
+            sequence.header = (token,)
+            if header is None:
+                sequence.ruled_from = position + 2
+        self._in_header[slot] = sequence.header is not None
+
+    def _rule(self, grammar: str) -> HeaderRule:
+        if grammar not in self._rules:
+            if len(self._rules) >= _MOST_RULES:
+                self._rules.popitem(last=False)
+            self._rules[grammar] = HeaderRule(self._grammars, grammar)
+        self._rules.move_to_end(grammar)
+        return self._rules[grammar]
+
+
+def _last(token_ids: Sequence[int], token: int, end: int) -> int:
+    """Where a token stands last before `end`; `end` if it does not."""
+    return next((i for i in range(end - 1, -1, -1) if token_ids[i] == token), end)

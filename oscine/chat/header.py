@@ -18,12 +18,15 @@ _OTHER_ROLES = ("user", "system", "developer", "tool")
 _AUDIENCES = ("assistant", "user", "all")  # recipients that are no tools
 _LONGEST = 256  # characters; what is longer is no header
 
-_RECIPIENT = re.compile(r"(?:^|\s)to=(\S+)")
-_ROLE = re.compile(r"\s*(?:assistant(?=\s|$)\s*)?(?:to=\S*\s*)?")
-_CALL = re.compile(rf"\s*to={NAMESPACE}\.\S*\s*")
-_CHANNEL = re.compile(r"\s*(?:to=\S*\s*)?(?P<name>analysis|commentary|final)?\s*(?:to=\S*\s*)?")
-_FORMAT_ONLY = re.compile(r"\s*[\w./+-]*\s*")
-_FORMAT = re.compile(r"\s*(?:json|code)?\s*")
+_NAME = r"(?i:analysis|commentary|final)"
+_TO = rf"to=(?:{NAMESPACE}\.\s+)?\S*"  # a model may put a space behind the namespace
+_RECIPIENT = re.compile(rf"(?:^|\s)to=({NAMESPACE}\.\s+\S+|\S+)")
+_ROLE = re.compile(rf"\s*(?:assistant(?=\s|$|{_NAME})\s*)?(?:{_NAME}\s+(?=to=))?(?:{_TO}\s*)?")
+_CALL = re.compile(rf"\s*(?:{_NAME}\s+)?to={NAMESPACE}\.\s*\S*\s*")
+_CHANNEL = re.compile(rf"\s*(?:{_TO}\s*)?(?P<name>{_NAME})?\s*(?:{_TO}\s*)?")
+_FORMAT_ONLY = re.compile(rf"\s*[\w./+-]*\s*(?:to?|{_TO}\s*)?")
+_FORMAT = re.compile(rf"\s*(?:json|code)?\s*(?:{_TO}\s*)?")
+_SPLIT_NAME = re.compile(rf"(?<=to={NAMESPACE}\.)\s+")
 
 
 class Header:
@@ -75,15 +78,16 @@ class Header:
 
     @property
     def channel(self) -> Channel | None:
-        """The last channel named; None for one that harmony does not have."""
+        """The last channel named, in whatever case; None for one that harmony does not have."""
         if self._section == "role":
-            words = self._text.split()
-            return next((name for name in _CHANNELS if words and words[-1] == name), None)
+            explained = self._text.removesuffix(self._unexplained()) if self.is_broken else self._text
+            words = explained.lower().split()
+            return next((c for word in words[::-1] for c in _CHANNELS if word.removeprefix("assistant") == c), None)
         for text in (self._text, self._earlier):
             match = _CHANNEL.match(text)
             name = match["name"] if match else None
             if name is not None:
-                return next(channel for channel in _CHANNELS if channel == name)
+                return next(channel for channel in _CHANNELS if channel == name.lower())
         return None
 
     @property
@@ -130,17 +134,18 @@ class Header:
         if self.is_broken:
             text = text.removesuffix(self._unexplained())
         match = _RECIPIENT.search(text) or _RECIPIENT.search(self._earlier)
-        return match[1] if match else ""
+        return "".join(match[1].split()) if match else ""
 
     def _is_builtin(self, name: str) -> bool:
         return name.partition(".")[0] in self._namespaces
 
     def _may_be_role(self) -> bool:
-        words = self._text.split()
+        words = _SPLIT_NAME.sub("", self._text).split()
         grows = not self._text[-1:].isspace()  # the last word
         builtin = (pattern for name in self._namespaces for pattern in (name, f"{name}.*"))
         roles = () if self.opening == "prompt" else (*_OTHER_ROLES, f"{NAMESPACE}.*", *builtin)
-        for patterns in (("assistant", *roles), ("to=*",), (*_CHANNELS, *_FORMATS)):
+        assistant = ("assistant", *(f"assistant{channel}" for channel in _CHANNELS))
+        for patterns in ((*assistant, *roles), _CHANNELS, ("to=*",), _CHANNELS, _FORMATS):
             if words and any(_fits(words[0], pattern, grows and len(words) == 1) for pattern in patterns):
                 words.pop(0)
         return not words
@@ -158,8 +163,8 @@ class Header:
 
 
 def _fits(word: str, pattern: str, grows: bool) -> bool:
-    """Whether a word is what the pattern says (a star stands for any end), or may yet be as it grows."""
-    fixed = pattern.removesuffix("*")
+    """Whether a word is what the pattern says in any case (a star stands for any end), or may yet be as it grows."""
+    word, fixed = word.lower(), pattern.removesuffix("*").lower()
     return word == fixed or (pattern != fixed and word.startswith(fixed)) or (grows and fixed.startswith(word))
 
 

@@ -18,6 +18,7 @@ from .strategies import names, texts
 # As many pieces of headers as of text, and ids that harmony knows nothing of.
 MARKERS = [f"<|{name}|>" for name in ("start", "end", "message", "channel", "constrain", "return", "call", "endoftext")]
 WORDS = ["assistant", "analysis", "commentary", "final", " to=functions.f", " to=g", "user", " json", "functions.f"]
+WORDS += ["ANALYSIS", "assistantfinal", " to=functions. f", "commentary to=functions.f"]
 PLAIN = ["Hello", " world", "é", "\n", " ", "{}", "1 2 3 ", "to", " to", "=", "日本"]
 tokens = st.one_of(
     st.sampled_from(MARKERS),
@@ -76,6 +77,52 @@ def says(oracle: oh.HarmonyEncoding, o200k: Tokenizer) -> Callable[..., ParsedMe
         return parse(o200k, oracle.encode(text, allowed_special="all"), stop, numbered_ids())
 
     return parse_text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "commentary to=functions.f<|message|>{}<|call|>",
+        "Commentary to=functions.f json<|message|>{}<|call|>",
+        "<|end|><|start|>assistantcommentary to=functions.f<|message|>{}<|call|>",
+        "<|end|><|start|>assistant commentary to=functions.f {}<|call|>",
+        "<|channel|>commentary <|constrain|>json to=functions.f<|message|>{}<|call|>",
+        "<|channel|>commentary<|constrain|> to=functions.f<|message|>{}<|call|>",
+        "<|channel|>commentary <|constrain|>json to=functions.f {}<|call|>",
+        "<|channel|>commentary to=functions. f<|message|>{}<|call|>",
+        "<|channel|>commentary to=functions. f <|constrain|>json<|message|>{}<|call|>",
+        " to=functions. f<|channel|>commentary<|message|>{}<|call|>",
+        " to=functions. f {}<|call|>",
+        "<|channel|>COMMENTARY to=functions.f<|message|>{}<|call|>",
+    ],
+)
+def test_calls_with_odd_headers(says: Callable[..., ParsedMessage], text: str) -> None:
+    for whole in (text, f"<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant{text}"):
+        found = says(whole)
+        assert [(call.name, call.arguments) for call in found.tool_calls] == [("f", "{}")]
+        assert found.content == ""
+
+
+@pytest.mark.parametrize(
+    ("header", "reasoning"),
+    [
+        ("<|channel|>ANALYSIS", True),
+        ("<|channel|>Analysis ", True),
+        ("ANALYSIS", True),
+        ("<|end|><|start|>assistantanalysis", True),
+        ("<|end|><|start|>assistantfinal", False),
+        ("<|end|><|start|>assistant<|channel|>FINAL", False),
+        ("<|end|><|start|>assistantFinal json", False),
+    ],
+)
+def test_channels_however_they_are_spelled(says: Callable[..., ParsedMessage], header: str, reasoning: bool) -> None:
+    found = says(f"{header}<|message|>Yes.<|return|>")
+    assert (found.reasoning, found.content) == (("Yes.", "") if reasoning else ("", "Yes."))
+
+
+@pytest.mark.parametrize("text", ["Final answer: 4", "Analysis to follow", "commentary to be", "assistantfinality"])
+def test_words_of_a_header_begin_texts_too(says: Callable[..., ParsedMessage], text: str) -> None:
+    assert says(f"{text}<|return|>").content == text
 
 
 @pytest.mark.parametrize(

@@ -120,7 +120,7 @@ async def _judged(whole: str, parts: Sequence[_Part]) -> _Problem | None:
         trials += of_part
         origins += [index] * len(of_part)
     found = await _tried([*trials, Trial(whole)], parts[0])
-    return None if found is None else ([*origins, 0][found.trial], _in_a_line(found.message))
+    return None if found is None else ([*origins, 0][found.trial], _in_a_line(grammar.said(found.message)))
 
 
 async def _tried(trials: list[Trial], part: _Part) -> Problem | None:

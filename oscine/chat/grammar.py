@@ -23,6 +23,14 @@ from oscine.executor.grammar_trial import Trial
 _WHITESPACE = (
     r"[\x20\x0A\x0D\x09]{1,20}"  # at each place where JSON has any: a weak model cannot fill its budget with it
 )
+_SENTENCES = (
+    ("NoExtensionBias", "it refers to itself and says nothing else, so no text satisfies it"),
+    (
+        "oneOf constraints are not supported",
+        "the schemas of a 'oneOf' overlap, and what only one of them admits cannot be told apart; use 'anyOf'",
+    ),
+    ("Default retriever", "a '$ref' names another document; only references within the schema are followed"),
+)
 
 MOST_BYTES = 1 << 18  # of the parts of a grammar as JSON: more than can be compiled in a reasonable time
 
@@ -144,6 +152,12 @@ def trials_of(text: TextFormat) -> list[Trial]:
         raise ValueError("special tokens cannot be named in it")
     alone = _joined("start: @text", [{"name": "text", **text.part()}])
     return [Trial(text_grammar(text)), Trial(alone, walk=True)]
+
+
+def said(error: str) -> str:
+    """llguidance's error for the author of a schema."""
+    known = (sentence for begin, sentence in _SENTENCES if begin in error)
+    return next(known, error.replace("<non-verbose/>", "").rstrip())
 
 
 _ANGLE_BRACKET = re.compile(r"<|x\{?0*3c|u\{?0*3c", re.IGNORECASE)  # or an escape of one

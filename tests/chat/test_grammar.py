@@ -17,6 +17,7 @@ from oscine.chat.grammar import (
     RegexFormat,
     TextFormat,
     header_grammar,
+    said,
     text_grammar,
     trials_of,
     turn_grammar,
@@ -320,6 +321,23 @@ def test_a_header_is_whole(accepts: Accepts, header: str) -> None:
 def test_what_no_grammar_keeps_is_refused_or_passed_over(schema: dict[str, Any]) -> None:
     assert problem_of(JsonFormat(schema))
     assert problem_of(JsonFormat(schema, lenient=True)) is None
+
+
+@pytest.mark.parametrize(
+    ("schema", "about"),
+    [
+        ({"$ref": "#"}, "refers to itself"),
+        ({"allOf": [{"$ref": "#/$defs/a"}], "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}]}}}, "refers to itself"),
+        ({"oneOf": [{"type": "string"}, {"type": "string", "maxLength": 3}]}, "'oneOf' overlap"),
+        ({"$ref": "https://example.com/schema"}, "another document"),
+    ],
+)
+def test_a_problem_is_a_sentence_about_the_schema(schema: dict[str, Any], about: str) -> None:
+    problem = problem_of(JsonFormat(schema))
+    assert problem is not None
+    sentence = said(problem.message)
+    assert about in sentence
+    assert not any(word in sentence for word in ("<", "option", "NoExtensionBias", "retriever"))
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import msgspec
 from llguidance import regex_to_lark
 
+from oscine.chat.json_formats import exact_formats
 from oscine.chat.messages import FunctionTool
 from oscine.chat.tools import NAMESPACE
 from oscine.executor.grammar_trial import Trial
@@ -46,7 +47,7 @@ class JsonFormat:
 
     def part(self) -> dict[str, Any]:
         options = {"whitespace_pattern": _WHITESPACE, "lenient": self.lenient}
-        return {"json_schema": {**self.schema, "x-guidance": options}}
+        return {"json_schema": {**exact_formats(self.schema), "x-guidance": options}}
 
 
 @dataclass(frozen=True, slots=True)

@@ -146,6 +146,46 @@ def test_the_final_message_satisfies_the_schema(
             assert not accepts(grammar, THOUGHT + final(json.dumps(value, indent=indent)))
 
 
+@pytest.mark.parametrize(
+    ("name", "valid", "invalid"),
+    [
+        (
+            "date",
+            ["2024-02-29", "2000-02-29", "2023-02-28", "2023-12-31", "2023-01-29", "2023-11-29"],
+            ["2023-02-29", "1900-02-29", "2100-02-29", "2022-02-29", "2023-02-30", "2023-04-31"],
+        ),
+        ("time", ["23:59:59Z", "12:00:00.5+01:30"], ["12:00:60Z", "23:59:60+01:00", "24:00:00Z"]),
+        (
+            "date-time",
+            ["2024-02-29T12:00:00Z", "2023-01-31T23:59:59.25-08:00"],
+            ["2023-02-29T12:00:00Z", "2023-01-01T12:00:60Z"],
+        ),
+        (
+            "hostname",
+            ["a", "www.example.com", "a-b.c--d.e", "ab-c", "1.2", "x" * 63 + ".org", ".".join(["x" * 62] * 4)],
+            ["", "-a", "a-.b", "ab-", "a..b", "a_b", "x" * 64, "xn--x", "a.bc--d", ".".join(["x" * 63] * 4)],
+        ),
+    ],
+)
+def test_formats_admit_nothing_impossible(accepts: Accepts, name: str, valid: list[str], invalid: list[str]) -> None:
+    text: dict[str, Any] = {"type": "string", "format": name}
+    schemas: list[dict[str, Any]] = [
+        text,
+        {"anyOf": [{"allOf": [text]}, {"type": "null"}]},
+        {"$ref": "#/$defs/x", "$defs": {"x": text}},
+    ]
+    for schema in [*schemas, {**text, "pattern": "^[^ ]*$"}]:
+        grammar = text_grammar(JsonFormat(schema))
+        assert [value for value in valid if not accepts(grammar, f"{json.dumps(value)}<|return|>")] == []
+        assert [value for value in invalid if accepts(grammar, f"{json.dumps(value)}<|return|>")] == []
+
+
+def test_what_looks_like_a_format_is_none(accepts: Accepts) -> None:
+    schema = {"properties": {"format": {"const": {"format": "date"}}}, "additionalProperties": False}
+    grammar = text_grammar(JsonFormat({"type": "object", **schema, "required": ["format"]}))
+    assert accepts(grammar, '{"format": {"format": "date"}}<|return|>')
+
+
 def test_reasoning_is_free_and_may_be_left_out(accepts: Accepts) -> None:
     grammar = turn_grammar(JsonFormat(CITY))
     assert accepts(grammar, final(ARGUMENTS))

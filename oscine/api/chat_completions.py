@@ -24,7 +24,7 @@ from oscine.api.sent_choice import SentChoice
 from oscine.api.served_model import ReadyModel
 from oscine.api.service import Service
 from oscine.api.sse import DONE, failure
-from oscine.api.text_format import AskedFormat, asked_format
+from oscine.api.text_format import AskedFormat, asked_format, check_beside_calls, extensions
 from oscine.api.usage import Usage, usage
 from oscine.api.work import beside
 from oscine.chat.events import Event
@@ -65,6 +65,7 @@ async def chat_sequences(
     n, stop = sampling.choices(asked.n), sampling.stop_strings(asked.stop)
     model.served.admission.check(n)  # before the prompt is made, which costs more
     form, use = asked_format(asked), tool_use(asked, talk.tools)
+    check_beside_calls(extensions(asked), use.choice)
     grammar = await _grammar(form, use)
     prompt = await model.prompts.render(talk, size)
     headers = header_grammar(use.tools)

@@ -24,7 +24,7 @@ from oscine.api.response_tools import Allowed, ClientTools, allowed, builtin_too
 from oscine.api.response_turn import Grammars
 from oscine.api.response_view import LOGPROBS, included
 from oscine.api.service import Service
-from oscine.api.text_format import AskedFormat, extensions, only_format
+from oscine.api.text_format import AskedFormat, check_beside_calls, check_name, extensions, only_format
 from oscine.api.work import beside
 from oscine.chat.effort import model_effort
 from oscine.chat.grammar import JsonFormat, header_grammar
@@ -71,6 +71,8 @@ class Plan:
         )
         text, schema = _text_format(asked)
         wanted = only_format([*text, *extensions(asked)])
+        if not may.recipients:  # else an answer may follow what they say
+            check_beside_calls(extensions(asked), may.choice)
         talk = Conversation(
             messages=self.messages,
             tools=() if may.choice == "none" else self.tools.functions,
@@ -218,6 +220,7 @@ def _text_format(asked: ResponseRequest) -> tuple[list[AskedFormat], ResponseSch
         raise invalid("text.format.type", f"it is 'text', 'json_object' or 'json_schema', not {wanted.type!r}")
     if wanted.name is None or wanted.schema is None:
         raise invalid(f"text.format.{'name' if wanted.name is None else 'schema'}", "a JSON schema needs it")
+    check_name(wanted.name, "text.format.name")
     schema = ResponseSchema(wanted.name, wanted.schema, wanted.description or "")
     return [AskedFormat(JsonFormat(wanted.schema, lenient=wanted.strict is False), "text.format")], schema
 

@@ -4,7 +4,7 @@ Knows which of them go together; not what a grammar can keep.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,9 +16,18 @@ from oscine.api.limits import check_values
 from oscine.api.parameters import SamplingFields
 from oscine.api.sampling import check
 from oscine.api.schemas import ChatCompletionRequest, CompletionRequest, JsonSchema, ResponseFormat
-from oscine.chat.grammar import MOST_BYTES, ChoiceFormat, JsonFormat, LarkFormat, RegexFormat, TextFormat
+from oscine.chat.grammar import (
+    MOST_BYTES,
+    ChoiceFormat,
+    JsonFormat,
+    LarkFormat,
+    RegexFormat,
+    TextFormat,
+    ToolChoice,
+)
 from oscine.chat.messages import ResponseSchema
 
+_NAME = re.compile("[a-zA-Z0-9_-]{1,64}")
 _TYPES = ("text", "json_object", "json_schema")
 _OBJECT = {"type": "object"}
 _MOST_CHOICES = 8192
@@ -53,6 +62,18 @@ def extensions(request: SamplingFields) -> Iterator[AskedFormat]:
     yield from _structured_outputs(request)
 
 
+def check_beside_calls(extended: Iterable[AskedFormat], choice: ToolChoice) -> None:
+    """Raises APIError for a form by vLLM's names where the turn is calls alone: there is no answer to hold to it."""
+    for form in extended if choice == "required" else ():
+        raise invalid(form.param, "it is for an answer, and 'tool_choice' asks for calls alone")
+
+
+def check_name(name: str, param: str) -> None:
+    """Raises APIError for what is no name of a format."""
+    if not _NAME.fullmatch(name):
+        raise invalid(param, f"{name[:80]!r} is not 1 to 64 letters, digits, underscores or hyphens")
+
+
 def response_schema(response: ResponseFormat | None) -> ResponseSchema | None:
     """What the model is told of the form: enforced or not, it does better when it knows."""
     if response is None:
@@ -68,6 +89,7 @@ def response_schema(response: ResponseFormat | None) -> ResponseSchema | None:
 def _json_schema(response: ResponseFormat) -> JsonSchema:
     if response.json_schema is None:
         raise invalid("response_format.json_schema", "a format of type 'json_schema' needs it")
+    check_name(response.json_schema.name, "response_format.json_schema.name")
     return response.json_schema
 
 

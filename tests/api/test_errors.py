@@ -129,6 +129,21 @@ CHAT: list[tuple[str, dict[str, Any]]] = [
     ("structured_outputs.grammar", {"structured_outputs": {"grammar": "start: nobody"}}),
     ("structured_outputs.structural_tag", {"structured_outputs": {"structural_tag": "{}"}}),
     ("structured_outputs.regex", {"structured_outputs": {"json": {}, "regex": "a"}}),
+    *(
+        (param, {"tools": [TOOL], "tool_choice": choice, **form})
+        for choice in ("required", {"type": "function", "function": {"name": "f"}})
+        for param, form in (
+            ("structured_outputs.json", {"structured_outputs": {"json": {"type": "object"}}}),
+            ("guided_choice", {"guided_choice": ["a"]}),
+        )
+    ),
+    *(
+        (
+            "response_format.json_schema.name",
+            {"response_format": {"type": "json_schema", "json_schema": {"name": name}}},
+        )
+        for name in ("", "a b", "é", "x" * 65, "a\n")
+    ),
     ("guided_regex", {"guided_regex": "a", "response_format": {"type": "json_object"}}),
     ("tool_choice", {"tool_choice": "required"}),
     ("tool_choice", {"tool_choice": "required", "tools": [{"type": "web_search"}]}),

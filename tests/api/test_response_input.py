@@ -207,6 +207,15 @@ LARK = {"type": "custom", "name": "n", "format": {"type": "grammar", "syntax": "
         ("text.format.type", {"text": {"format": {"type": "xml"}}}),
         ("text.format.schema", {"text": {"format": {"type": "json_schema", "name": "n"}}}),
         ("text.format", {"text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "nothing"}}}}),
+        ("text.format.name", {"text": {"format": {"type": "json_schema", "name": "a b", "schema": {}}}}),
+        (
+            "guided_choice",
+            {
+                "guided_choice": ["a"],
+                "tools": [{"type": "function", "name": "f", "parameters": {}}],
+                "tool_choice": {"type": "function", "name": "f"},
+            },
+        ),
         ("tools", {"tools": [ADD, ADD]}),
         ("tools[0].name", {"tools": [{"type": "function"}]}),
         ("tools[0].tools[0].name", {"tools": [{"type": "namespace", "name": "s", "tools": [{"type": "function"}]}]}),

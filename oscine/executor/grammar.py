@@ -66,9 +66,7 @@ class Markers(NamedTuple):
 
     def among(self, ids_M: IntArray) -> NDArray[np.bool_]:
         """Which tokens begin a header."""
-        found_M = np.zeros(len(ids_M), np.bool_)
-        for marker in self.begin:
-            found_M |= ids_M == marker
+        found_M: NDArray[np.bool_] = (ids_M == self.start) | (ids_M == self.end) | (ids_M == self.channel)
         return found_M
 
 

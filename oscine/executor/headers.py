@@ -12,17 +12,36 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
+from typing import NamedTuple
 
 import numpy as np
 
-from oscine.executor.grammar import Grammars
+from oscine.executor.grammar import Grammars, Markers
 from oscine.executor.slots import IntArray
 from oscine.types import NewSequence
 
 _MOST_RULES = 256  # that are kept
 _MOST_BEGINS = 512  # of headers, per rule, with what may come next
 
+_MOST_CHOSEN = 1024  # tokens in the rows of a Few
+
 _Tokens = tuple[int, ...]
+
+
+class Few(NamedTuple):
+    """Tokens that may come in some rows of a step, where they are few. Suffixes as in ops/choose/few.py."""
+
+    rows_K: IntArray
+    ids_KA: IntArray
+
+    @classmethod
+    def of(cls, allowed: dict[int, IntArray]) -> "Few | None":
+        """Of what Headers.advance found; None where there are too many to look at one by one."""
+        longest = max(map(len, allowed.values()))
+        if longest * len(allowed) > _MOST_CHOSEN:
+            return None
+        ids = [np.pad(ids, (0, longest - len(ids)), "edge") for ids in allowed.values()]
+        return cls(np.array([*allowed], np.int64), np.stack(ids))
 
 
 class HeaderRule:
@@ -46,7 +65,9 @@ class HeaderRule:
         self._matcher.reset()
         self._matcher.consume_tokens([*begin])
         mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
-        return np.flatnonzero(np.unpackbits(mask, bitorder="little"))
+        bytes_ = mask.nonzero()[0]  # few of many
+        row, bit = np.unpackbits(mask[bytes_, None], axis=1, bitorder="little").nonzero()
+        return 8 * bytes_[row] + bit
 
 
 @dataclass(slots=True)
@@ -71,6 +92,7 @@ class Headers:
 
     def __init__(self, grammars: Grammars, num_slots: int) -> None:
         self._grammars = grammars
+        self._markers = Markers(-1, -1, -1, -1)  # until there is a rule, as the vocabulary is read in the background
         self._rules: OrderedDict[str, HeaderRule] = OrderedDict()
         self._sequences: dict[int, _Sequence] = {}  # by slot
         self._errors: dict[int, str] = {}  # by slot
@@ -96,7 +118,8 @@ class Headers:
             self._errors[slot] = f"the grammar of headers cannot be compiled: {error}"
             return
         self._owners[slot] = next(self._numbers)
-        start = _last(new.token_ids, self._grammars.markers.start, new.num_prompt_tokens)
+        self._markers = self._grammars.markers
+        start = _last(new.token_ids, self._markers.start, new.num_prompt_tokens)
         self._take_all(slot, np.array(new.token_ids[start:], np.int64), start)
 
     def errors(self, slots: Iterable[int]) -> dict[int, str]:
@@ -129,20 +152,21 @@ class Headers:
 
     def _see(self, step: _Step, *, in_text: bool) -> None:
         """Takes in what a step sampled for sequences that are in a header, and also markers for those `in_text`."""
-        due_M = (step.owners_M != 0) & (step.owners_M == self._owners[step.slots_M])
-        if not in_text:
-            due_M &= self._in_header[step.slots_M]
-        if not due_M.any():
+        in_header_M = self._in_header[step.slots_M]
+        if not (in_text or in_header_M.any()):
             return
         ids_M = np.array(step.token_ids(), np.int64)
-        due_M &= self._in_header[step.slots_M] | self._grammars.markers.among(ids_M)
+        due_M = in_header_M | self._markers.among(ids_M) if in_text else in_header_M
+        if not due_M.any():
+            return
+        due_M &= (step.owners_M != 0) & (step.owners_M == self._owners[step.slots_M])
         for row in due_M.nonzero()[0].tolist():
             self._take(int(step.slots_M[row]), int(ids_M[row]), int(step.positions_M[row]))
         step.owners_M[due_M] = 0
 
     def _take_all(self, slot: int, token_ids: IntArray, position: int) -> None:
         """Tokens from a position on."""
-        marked = self._grammars.markers.among(token_ids).nonzero()[0]
+        marked = self._markers.among(token_ids).nonzero()[0]
         i = 0
         while i < len(token_ids):
             self._take(slot, int(token_ids[i]), position + i)
@@ -150,7 +174,7 @@ class Headers:
             i = i + 1 if self._in_header[slot] else int(later[0]) if len(later) else len(token_ids)
 
     def _take(self, slot: int, token: int, position: int) -> None:
-        markers, sequence = self._grammars.markers, self._sequences[slot]
+        markers, sequence = self._markers, self._sequences[slot]
         header = sequence.header
         if token == markers.message:
             sequence.header = None

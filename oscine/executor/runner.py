@@ -17,7 +17,7 @@ from oscine.executor.batch import StepArrays, pack
 from oscine.executor.cuda_graphs import CudaGraphs
 from oscine.executor.device_state import DeviceState
 from oscine.executor.grammar import Constraints, Grammars, mask_of
-from oscine.executor.headers import Headers
+from oscine.executor.headers import Few, Headers
 from oscine.executor.kv_memory import MemoryPlan
 from oscine.executor.launched import LaunchedStep, PromptRows
 from oscine.executor.logprobs import of_tokens, on_host
@@ -146,8 +146,8 @@ class TorchExecutor:
         x_NH = self._model.hidden(self._state.batch(packed, step.num_decodes), self._kv)
         sampled = None
         if sizes.sampled:
-            allowed = self._allowed(slots_M, positions_M)
-            sampled = self._sample(x_NH[: sizes.sampled], slots_M, positions_M, allowed)
+            ruled = self._ruled(slots_M, positions_M)
+            sampled = self._sample(x_NH[: sizes.sampled], slots_M, positions_M, ruled)
             self._state.remember(packed.sampled_slots_M, sampled.token_ids_N)
         return Outcome(sampled, self._of_prompts(step, prompt_rows, x_NH[sizes.sampled :]))
 
@@ -156,28 +156,39 @@ class TorchExecutor:
         size, count = len(padded.slots_S), len(step.slots_S)
         remembered_M = np.where(padded.samples_S, padded.slots_S, self._state.nobody)
         packed, x_NH = self._graphs.replay(pack(padded, self._slots, np.arange(size), remembered_M))
-        allowed = self._allowed(step.slots_S, step.ends_S)
-        if allowed is None and self._sampler.wants_argmax(step.slots_S):
+        ruled = self._ruled(step.slots_S, step.ends_S)
+        if ruled is None and self._sampler.wants_argmax(step.slots_S):
             return Outcome(Sampled(self._graphs.replay_choice(size)[:count]), {})
-        sampled = self._sample(x_NH[:count], step.slots_S, step.ends_S, allowed)
+        sampled = self._sample(x_NH[:count], step.slots_S, step.ends_S, ruled)
         self._state.remember(packed.sampled_slots_M[:count], sampled.token_ids_N)
         return Outcome(sampled, {})
 
-    def _sample(self, x_NH: Tensor, slots_N: IntArray, positions_N: IntArray, allowed: Allowed | None) -> Sampled:
+    def _sample(self, x_NH: Tensor, slots_N: IntArray, positions_N: IntArray, ruled: Allowed | Few | None) -> Sampled:
         """A token a row of what the head takes."""
-        plain = self._sampler.plain(slots_N, positions_N) if allowed is None else None
-        if plain is not None:
-            return Sampled(self._model.choose(x_NH, plain))
-        return self._sampler.sample(self._model.head(x_NH), slots_N, positions_N, allowed)
+        if isinstance(ruled, Allowed) or not self._sampler.is_plain(slots_N):
+            assert not isinstance(ruled, Few)
+            return self._sampler.sample(self._model.head(x_NH), slots_N, positions_N, ruled)
+        ids_N = self._model.choose(x_NH, self._sampler.plain(slots_N, positions_N))
+        if ruled is not None:
+            head_VH = self._model.weights.head_VH
+            ids_N = self._sampler.narrowed(ids_N, x_NH, head_VH, slots_N, positions_N, ruled)
+        return Sampled(ids_N)
 
-    def _allowed(self, slots_N: IntArray, positions_N: IntArray) -> Allowed | None:
-        """What grammars allow next, if any row has one.
+    def _ruled(self, slots_N: IntArray, positions_N: IntArray) -> Allowed | Few | None:
+        """What grammars allow next, if any row has one: a few tokens of rows that are plain, or masks.
 
         Waits for the step before this one, whose tokens say it: call it when the device has this step's work.
         """
         rows_K, headers = self._constraints.advance(slots_N), self._headers.advance(slots_N, positions_N)
-        if not (rows_K or headers):
-            return None
+        few = Few.of(headers) if headers and not rows_K and self._sampler.is_plain(slots_N) else None
+        if few is not None or not (rows_K or headers):
+            return few
+        return self._masks(slots_N, positions_N, rows_K, headers)
+
+    def _masks(
+        self, slots_N: IntArray, positions_N: IntArray, rows_K: list[int], headers: dict[int, IntArray]
+    ) -> Allowed:
+        """Of rows with a grammar, and of rows in a header with what may come there."""
         count, num_words = len(rows_K), self._grammars.num_words
         masks_KW = staging((count + len(headers), num_words), self.device)
         if rows_K:

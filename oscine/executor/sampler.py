@@ -14,11 +14,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from oscine.executor.headers import Few
 from oscine.executor.kv_memory import SAMPLED_AT_ONCE
 from oscine.executor.logprobs import joined
 from oscine.executor.slots import ColumnArray, IntArray
 from oscine.executor.transfer import upload
+from oscine.ops.choose.few import choose_few
 from oscine.ops.interface import Sampled, SamplingBatch
+from oscine.ops.sample.noise import gumbel_of
 from oscine.types import NewSequence, SamplingParams
 
 _INTEGERS = ("top_k", "seed")
@@ -100,18 +103,33 @@ class Sampler:
         floats, integers = self._no_floats[:num_rows], self._no_integers[:num_rows]
         return SamplingBatch(floats, integers, floats, floats, integers, integers, greedy=True, truncated=False)
 
-    def plain(self, slots_N: IntArray, positions_N: IntArray) -> SamplingBatch | None:
-        """What a chooser is asked for these rows; None where one asks for more than temperature.
-
-        Also None for many rows that are not greedy, which are sampled in pieces.
-        """
+    def is_plain(self, slots_N: IntArray) -> bool:
+        """Whether no row asks for more than temperature, and all are sampled at once."""
         if self._wants_logits(slots_N):
-            return None
+            return False
+        sampled_at_once = len(slots_N) <= SAMPLED_AT_ONCE and not self._truncated[slots_N].any()
+        return sampled_at_once or not self._temperature[slots_N].any()
+
+    def plain(self, slots_N: IntArray, positions_N: IntArray) -> SamplingBatch:
+        """What a chooser is asked for rows that are plain."""
         if not self._temperature[slots_N].any():
             return self.greedy(len(slots_N))
-        if len(slots_N) > SAMPLED_AT_ONCE or self._truncated[slots_N].any():
-            return None
         return self._batch(slots_N, positions_N, None)
+
+    def narrowed(
+        self, ids_N: Tensor, x_NH: Tensor, head_VH: Tensor, slots_N: IntArray, positions_N: IntArray, few: Few
+    ) -> Tensor:
+        """The tokens of plain rows, where those that `few` names are chosen among its tokens."""
+        rows_K, few_KA = upload(few.rows_K, self._device), upload(few.ids_KA, self._device)
+        if few_KA.shape[1] == 1:
+            return ids_N.index_copy(0, rows_K, few_KA[:, 0])
+        slots_K = slots_N[few.rows_K]
+        seed_K = torch.from_numpy(self._integers[_INTEGERS.index("seed"), slots_K])
+        position_K = torch.from_numpy(positions_N[few.rows_K])
+        noise_KA = gumbel_of(seed_K, position_K, torch.from_numpy(few.ids_KA))
+        temperature_K = upload(self._temperature[slots_K], self._device)
+        noise_KA = upload(noise_KA.numpy(), self._device)
+        return ids_N.index_copy(0, rows_K, choose_few(x_NH[rows_K], head_VH, few_KA, temperature_K, noise_KA))
 
     def sample(
         self, logits_NV: Tensor, slots_N: IntArray, positions_N: IntArray, allowed: Allowed | None = None

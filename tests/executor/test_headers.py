@@ -180,3 +180,16 @@ def test_a_rule_that_cannot_be_compiled_ends_its_request_alone(grammars: Grammar
 def test_a_grammar_of_the_whole_turn_goes_before(grammars: Grammars) -> None:
     one = request("a", [*prompt(9), *ROLE], grammar='start: "cb" "cb" "cb" <|return|>', headers=RULE, max_tokens=3)
     assert "".join(TOKENS[i] for i in run(engine(grammars, 64, True, 64), one)["a"].token_ids).startswith("cb")
+
+
+@pytest.mark.parametrize("few", [True, False])
+def test_plain_rows_need_no_logits(grammars: Grammars, monkeypatch: pytest.MonkeyPatch, few: bool) -> None:
+    if few:
+        monkeypatch.setattr(type(model()), "head", lambda self, x_NH: pytest.fail("all logits were made"))
+    else:
+        monkeypatch.setattr("oscine.executor.headers._MOST_CHOSEN", 0)
+    plain = [one for one in workload() if not one.sampling.logit_bias]
+    found = run(engine(grammars, 64, True, 64), *plain)
+    monkeypatch.undo()
+    for one in plain:
+        assert found[one.request_id].token_ids == expected(one), one.request_id

@@ -21,16 +21,21 @@ WORD = 0xFFFFFFFF
 
 def gumbel(seed_N: Tensor, position_N: Tensor, vocab_size: int) -> Tensor:
     """int64 seeds [N] and positions [N] -> float32 [N, vocab_size], finite."""
-    hashed = hash_tokens(seed_N, position_N, torch.arange(vocab_size, device=seed_N.device))
+    return gumbel_of(seed_N, position_N, torch.arange(vocab_size, device=seed_N.device))
+
+
+def gumbel_of(seed_N: Tensor, position_N: Tensor, token_NA: Tensor) -> Tensor:
+    """The same of some tokens: int64 [A], or others for each row [N, A] -> float32 [N, A]."""
+    hashed = hash_tokens(seed_N, position_N, token_NA)
     uniform = ((hashed.float() + 0.5) * 2.0**-32).clamp_(max=1 - 2.0**-24)
     return -torch.log(-torch.log1p(-uniform))
 
 
-def hash_tokens(seed_N: Tensor, position_N: Tensor, token_V: Tensor) -> Tensor:
-    """int64 [N, V], each in [0, 2^32)."""
+def hash_tokens(seed_N: Tensor, position_N: Tensor, token_NA: Tensor) -> Tensor:
+    """int64 [N, A], each in [0, 2^32); tokens as in gumbel_of."""
     key_N = _mix((position_N & WORD) ^ _mix((seed_N & WORD) ^ _mix((seed_N >> 32) & WORD)))
     second_N = _mix((key_N + 0x9E3779B9) & WORD)
-    return _mix(_mix((token_V + key_N[:, None]) & WORD) ^ second_N[:, None])
+    return _mix(_mix((token_NA + key_N[:, None]) & WORD) ^ second_N[:, None])
 
 
 def _mix(x: Tensor) -> Tensor:

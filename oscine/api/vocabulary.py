@@ -7,7 +7,7 @@ from oscine.config import EngineOptions
 
 
 def tokenizer_folder(options: EngineOptions) -> Path:
-    """The folder with tokenizer.json; may fetch it (blocking), after the model's configuration has been checked.
+    """The folder with tokenizer.json; may fetch it (blocking), after the model's configuration.
 
     Raises ValueError with what is missing or wrong.
     """

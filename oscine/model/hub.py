@@ -31,7 +31,10 @@ def find_folder(options: ModelOptions) -> Path:
 def check_model(options: ModelOptions) -> Path:
     """The folder of the tokenizer; no weights are fetched. Raises ValueError as `find_folder` does."""
     folder = _local(options.model)
-    ModelConfig.from_file(folder / CONFIG if folder else _Hub(options, options.model).fetch(CONFIG))
+    if folder is None:
+        ModelConfig.from_file(_Hub(options, options.model).fetch(CONFIG))
+    elif not (folder / CONFIG).exists():  # what is wrong in one that is there, the engine says at once
+        raise ValueError(f"{folder / CONFIG}: missing")
     return find_tokenizer(options)
 
 
@@ -50,9 +53,8 @@ def _local(name: str) -> Path | None:
         return NANO_FOLDER
     if Path(name).is_dir():
         return Path(name)
-    if name.startswith((".", "/", "~")):
-        raise ValueError(f"model {name!r} is no folder")
-    if name not in _SHORT_NAMES and not _HUB_NAME.fullmatch(name):
+    on_hub = name in _SHORT_NAMES or (_HUB_NAME.fullmatch(name) and name[0] not in "./~")
+    if not on_hub:
         known = ", ".join((*_SHORT_NAMES, NANO))
         raise ValueError(f"model {name!r} is neither a folder, a Hugging Face name (owner/name), nor one of {known}")
     return None

@@ -104,15 +104,9 @@ def test_a_folder_without_a_tokenizer_is_refused_before_its_weights_are_looked_a
     assert f"{tmp_path / 'tokenizer.json'}: missing; --tokenizer names a folder that has one" in line
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        *(("./nope", "is no folder"), ("../no/pe", "is no folder"), ("/no/pe", "is no folder")),
-        ("nope", "gpt-oss-20b, gpt-oss-120b"),
-    ],
-)
-def test_what_cannot_be_on_the_hub_is_not_looked_for(name: str, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+@pytest.mark.parametrize("name", ["./nope", "../nope", "/no/pe", "~/nope", "gpt-oss-20"])
+def test_what_cannot_be_on_the_hub_is_not_looked_for(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name!r} is neither a folder, .* gpt-oss-20b, gpt-oss-120b"):
         hub.find_folder(ModelOptions(name))
 
 

@@ -42,7 +42,7 @@ def test_the_help_says_what_each_option_is_by_default() -> None:
         assert settings(name)["help"].endswith(")"), name
         assert "(default: " in settings(name)["help"], name
     assert settings("max-num-seqs")["help"] == "most sequences that run at once (default: 64)"
-    assert settings("max-body-bytes")["help"].endswith("(default: 32MiB)")
+    assert settings("max-body-bytes")["help"].endswith("(default: 4MiB)")
 
 
 def test_names_of_other_servers_are_in_the_whole_help_only(capsys: pytest.CaptureFixture[str]) -> None:

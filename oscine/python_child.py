@@ -5,7 +5,9 @@ import site
 import sys
 from pathlib import Path
 
-_ROOT = str(Path(__file__).resolve().parent.parent)  # the folder that holds the package
+_ROOT = str(Path(__file__).resolve().parent.parent)
+# What holds the package, where Python does not look by itself: a checkout may not be installed.
+CHECKOUT = None if _ROOT in (*site.getsitepackages(), site.getusersitepackages()) else _ROOT
 
 
 def module_command(module: str) -> list[str]:
@@ -15,7 +17,7 @@ def module_command(module: str) -> list[str]:
 
 def child_environment() -> dict[str, str]:
     """This process's environment, in which a child finds the `oscine` that runs here, installed or not."""
-    if _ROOT in (*site.getsitepackages(), site.getusersitepackages()):
+    if CHECKOUT is None:
         return dict(os.environ)
-    folders = [_ROOT, *filter(None, [os.environ.get("PYTHONPATH")])]
+    folders = [CHECKOUT, *filter(None, [os.environ.get("PYTHONPATH")])]
     return os.environ | {"PYTHONPATH": os.pathsep.join(folders)}

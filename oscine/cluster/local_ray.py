@@ -27,6 +27,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from oscine.python_child import CHECKOUT, child_environment, module_command
+
 _START_S = 60.0
 _STOP_S = 15.0  # for processes to end by themselves
 _POLL_S = 0.05
@@ -112,7 +114,8 @@ def connect(address: str) -> None:
     import ray
 
     try:
-        ray.init(address=address, namespace="oscine", log_to_driver=False, logging_level=logging.ERROR)
+        with contextlib.chdir(CHECKOUT or "/"):  # Ray's workers look for modules in this folder first
+            ray.init(address=address, namespace="oscine", log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise LocalRayError(f"no Ray cluster at {address}: {str(error).splitlines()[0]}") from None
 
@@ -138,12 +141,12 @@ def start(num_cpus: int, num_gpus: int | None = None) -> LocalRay:
     log, address = folder / _LOG, folder / _ADDRESS
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", __name__, request],
+            [*module_command(__name__), request],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
             start_new_session=True,  # a ctrl-C of the terminal is not meant for it
-            env=os.environ | _environment(str(folder)),
+            env=child_environment() | _environment(str(folder)),
         )
     started = LocalRay("", process.pid, str(folder), num_cpus)
     try:

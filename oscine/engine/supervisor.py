@@ -6,8 +6,6 @@ Knows processes only: not what is said over the socket.
 import asyncio
 import contextlib
 import logging
-import os
-import sys
 import time
 from collections.abc import Callable
 
@@ -16,6 +14,7 @@ import msgspec
 from oscine.config import EngineOptions
 from oscine.engine.messages import Launch
 from oscine.engine.parent import STOP
+from oscine.python_child import child_environment, module_command
 
 logger = logging.getLogger(__name__)
 
@@ -96,10 +95,10 @@ class EngineSupervisor:
     async def _start(self) -> asyncio.subprocess.Process:
         # Whatever a library prints goes to stderr: stdout belongs to the parent's own output.
         self._process = process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "oscine.engine.process"),
+            *module_command("oscine.engine.process"),
             stdin=asyncio.subprocess.PIPE,
             stdout=2,
-            env=_CHILD_ENVIRONMENT | os.environ,
+            env=_CHILD_ENVIRONMENT | child_environment(),
         )
         assert process.stdin is not None
         process.stdin.write(self._launch)

@@ -8,7 +8,6 @@ import os
 import pickle
 import queue
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from typing import Any
 import triton
 
 from oscine.ops.compile_worker import Job, send
+from oscine.python_child import child_environment, module_command
 
 MOST_WORKERS = 12
 
@@ -26,9 +26,9 @@ class Compilers:
 
     def __init__(self, count: int | None = None) -> None:
         count = count or max(1, min(MOST_WORKERS, (os.cpu_count() or 1) - 2))
-        command = [sys.executable, "-m", "oscine.ops.compile_worker"]
+        command, pipe = module_command("oscine.ops.compile_worker"), subprocess.PIPE
         self._all = [
-            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+            subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=child_environment())
             for _ in range(count)
         ]
         self._idle: queue.SimpleQueue[subprocess.Popen[bytes]] = queue.SimpleQueue()

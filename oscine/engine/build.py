@@ -30,5 +30,6 @@ def build_engine(options: EngineOptions) -> BuiltEngine:
         num_sliding_pages=built.num_sliding_pages,
         max_model_len=built.max_model_len,
         sliding_window=built.sliding_window,
+        max_attended=built.max_attended,
     )
     return BuiltEngine(loop, built.model, built.max_model_len, built.vocab_size, built.transfer)

@@ -86,6 +86,7 @@ class EngineLoop:
         num_sliding_pages: int,
         max_model_len: int,
         sliding_window: int = 128,
+        max_attended: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._executor = cast(AsyncExecutor, executor) if hasattr(executor, "launch") else _Immediate(executor)
@@ -104,6 +105,7 @@ class EngineLoop:
             self.cache,
             max_num_seqs=self._options.max_num_seqs,
             max_num_batched_tokens=self._options.max_num_batched_tokens,
+            max_attended=max_attended,
             clock=clock,
         )
         self._prepare: Callable[[SamplingParams], bool] | None = getattr(executor, "prepare", None)

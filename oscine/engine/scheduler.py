@@ -14,7 +14,7 @@ to take them from stays as it is until pages come free. A slot, or room to start
 from bisect import bisect_left, insort
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from math import inf
+from math import inf, isqrt
 
 from oscine.engine.kv_cache import KVCache
 from oscine.engine.prefix_index import PrefixHit
@@ -48,8 +48,15 @@ class Scheduler:
     """Makes one plan after the other. Each is launched before the next is made, and all but the last are committed."""
 
     def __init__(
-        self, cache: KVCache, *, max_num_seqs: int, max_num_batched_tokens: int, clock: Callable[[], float]
+        self,
+        cache: KVCache,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_attended: int | None,
+        clock: Callable[[], float],
     ) -> None:
+        """`max_attended`: what the prompts of a step may attend to, in tokens times tokens; None: no limit."""
         assert max_num_batched_tokens >= max_num_seqs, "every running sequence gets a token"
         self.cache = cache
         self.counters = SchedulerCounters()
@@ -57,11 +64,13 @@ class Scheduler:
         self.running: dict[str, Request] = {}
         self._free_slots = list(range(max_num_seqs - 1, -1, -1))
         self._max_num_batched_tokens = max_num_batched_tokens
+        self._max_attended = max_attended
         self._clock = clock
         self._next_step = 0
         # Of the step being made:
         self._step = ScheduledStep(StepPlan(0, [], []))
         self._budget = 0
+        self._attended = 0  # of _max_attended
         self._preempted: list[Request] = []  # not admitted again before the step in flight is committed
 
     def add(self, request: Request) -> None:
@@ -78,6 +87,7 @@ class Scheduler:
         """The next step; its plan is empty if there is nothing to compute before another step is committed."""
         self._step = step = ScheduledStep(StepPlan(self._next_step, [], []))
         self._budget = self._max_num_batched_tokens
+        self._attended = 0
         self._preempted = []
         for request in sorted(self._schedule_decodes(), key=_order):
             self._admit(above=request.priority)
@@ -116,9 +126,12 @@ class Scheduler:
     def _schedule(self, request: Request, num_tokens: int) -> None:
         """Schedules up to num_tokens >= 1 tokens of a running request: as many as find pages, none if none do."""
         start = request.num_computed
+        num_tokens = min(num_tokens, self._chunk(start, num_tokens))
         num_tokens = min(num_tokens, self._room(request, num_tokens))
         if not num_tokens:
             return
+        if num_tokens > 1:
+            self._attended += num_tokens * (start + num_tokens)
         full, sliding = self.cache.extend(request, start + num_tokens)
         request.num_computed = start + num_tokens
         sample = request.num_computed == request.num_wanted and request.samples
@@ -127,6 +140,13 @@ class Scheduler:
         self._budget -= num_tokens
         self._step.plan.sequences.append(ScheduledSequence(request.slot, start, num_tokens, sample, full, sliding))
         self._step.requests.append(request)
+
+    def _chunk(self, start: int, num_tokens: int) -> int:
+        """As many tokens as attend to half of what is left for this step: the next prompt is served too."""
+        if self._max_attended is None or num_tokens == 1:
+            return num_tokens
+        share = max(0, self._max_attended - self._attended) // 2
+        return max(1, (isqrt(start * start + 4 * share) - start) // 2)  # n * (start + n) <= share
 
     def _room(self, request: Request, num_tokens: int) -> int:
         """Tokens that the pages at hand let the request compute, after preempting others if it could compute none."""
@@ -162,7 +182,7 @@ class Scheduler:
         """Finds a slot and pages for a waiting request, preempting lower priorities. None if that is not enough.
 
         Running sequences that would not be preempted for it keep one page each to go on with. A prompt that is not
-        yet complete needs no more than that: it has left no budget, or no pages, to whoever comes after it.
+        yet complete needs no more than that either: what it still lacks it takes from those that come after it.
         """
         hit = self.cache.find(request) if self._free_slots else None
         if hit is not None and self._fits(request, hit, len(self.running)):

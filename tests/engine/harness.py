@@ -38,6 +38,7 @@ class Setting:
     num_full_pages: int = 64
     num_sliding_pages: int = 64
     max_model_len: int = 160
+    max_attended: int | None = None
     burst: int = 1
 
 
@@ -79,6 +80,7 @@ class Run:
             num_sliding_pages=s.num_sliding_pages,
             max_model_len=s.max_model_len,
             sliding_window=s.window,
+            max_attended=s.max_attended,
             clock=lambda: self.now,
         )
 

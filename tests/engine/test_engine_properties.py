@@ -36,6 +36,7 @@ def setting(draw: st.DrawFn) -> Setting:
         window=draw(st.sampled_from([PAGE, 18, 33, 34])),
         num_full_pages=draw(st.integers(10, 16)),
         num_sliding_pages=draw(st.integers(4, 12)),
+        max_attended=draw(st.sampled_from([None, None, 50, 1000])),
         burst=1 if overlap else draw(st.sampled_from([1, 1, 3])),
     )
 

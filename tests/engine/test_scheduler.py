@@ -35,6 +35,34 @@ def test_decodes_go_before_prompts_and_prompts_fill_the_budget() -> None:
     run.finish()
 
 
+def test_steps_grow_no_longer_with_a_prompt_and_others_are_served_between_them() -> None:
+    """Where a step has a limit to what its prompts attend to: on CPUs."""
+    most = 2000
+    run = Run(Setting(max_attended=most))
+    run.add("long", text(0, 150), max_tokens=1)
+    run.step()
+    run.add("short", text(1, 10), max_tokens=2)
+    run.finish()
+    assert run.finished == ["short", "long"]
+    for plan in run.executor.plans:
+        assert sum(s.num_tokens * (s.start + s.num_tokens) for s in plan.sequences if s.num_tokens > 1) <= most
+    chunks = [s.num_tokens for plan in run.executor.plans for s in plan.sequences if s.slot == 0]
+    assert chunks[0] == 31
+    assert chunks[1:-1] == sorted(chunks[1:-1], reverse=True)
+    assert sum(chunks) == 150
+
+
+def test_a_cancelled_prompt_takes_no_more_chunks() -> None:
+    run = Run(Setting(max_attended=2000, overlap=True))
+    run.add("long", text(0, 150), max_tokens=1)
+    run.step()
+    run.loop.cancel("long")
+    run.add("next", text(1, 10), max_tokens=1)
+    run.finish()
+    assert sum(s.num_tokens > 30 for plan in run.executor.plans for s in plan.sequences) <= 2
+    assert run.is_done("next")
+
+
 def test_within_a_priority_first_come_is_first_served() -> None:
     run = Run(Setting(max_num_seqs=1))
     for i in range(6):

@@ -7,8 +7,8 @@ For query i and key j of one sequence (j <= i, and j > i - window in a sliding l
     o_i  = sum_j p_ij v_j
 
 The definition, and the path on a CPU: the sequences with one token are computed together, page by page; a longer
-chunk is computed alone, in blocks of queries, so that scores never exceed a few MB. Pages before the window are
-never read. Computes in float32, rounds once.
+chunk is computed alone, in blocks of queries, so that few scores are alive at once. Pages before the window are never
+read. Computes in float32, rounds once.
 
 Shape suffixes as in interface.py; R query heads per key head (Q / G), W pages read of all sequences together,
 C keys read, L queries of a block.
@@ -22,7 +22,8 @@ from torch import Tensor
 from oscine.ops.interface import Batch, PageGroup
 
 MAX_GATHERED = 1 << 18  # float32 key elements copied out of the pages at once for a group of decodes
-MAX_SCORES = 1 << 19  # float32 scores alive at once, of one block of queries
+MAX_SCORES = 1 << 19  # float32 scores alive at once, of one block of queries, unless that has
+LEAST_QUERIES = 32  # as all keys are read for each block
 
 
 def attention(
@@ -119,33 +120,31 @@ def _attend_chunk(
 ) -> Tensor:
     """The last T tokens of one sequence, in blocks of queries that each read only the keys they can see."""
     num_tokens, heads = q_TGRD.shape[0], sinks_GR.numel()
+    page_size, start_of_chunk = kv_pages.shape[3], context_len - q_TGRD.shape[0]
+    first_page, last_page = _page_span(start_of_chunk, context_len, page_size, window)
+    gathered = kv_pages[page_table_B[first_page:last_page]].float()  # [W, 2, G, P, D]
+    keys_GCD, values_GCD = gathered.permute(1, 2, 0, 3, 4).flatten(2, 3)
     keys_read = context_len if window is None else 2 * window
-    step = max(1, min(MAX_SCORES // (heads * keys_read), num_tokens if window is None else window))
+    most = num_tokens if window is None else window
+    step = min(max(MAX_SCORES // (heads * keys_read), LEAST_QUERIES), most)
     outputs = []
     for start in range(0, num_tokens, step):
         block = q_TGRD[start : start + step]
-        first = context_len - num_tokens + start
-        outputs.append(_attend_block(block, kv_pages, page_table_B, first, sinks_GR, window))
+        first_query = start_of_chunk + start
+        end = first_query + len(block)
+        first_key = _page_span(first_query, end, page_size, window)[0] * page_size
+        seen = slice(first_key - first_page * page_size, end - first_page * page_size)
+        visible_LC = _visible(
+            torch.arange(first_query, end, device=block.device)[:, None],
+            torch.arange(first_key, end, device=block.device),
+            window,
+        )
+        outputs.append(_attend_block(block, keys_GCD[:, seen], values_GCD[:, seen], visible_LC, sinks_GR))
     return torch.cat(outputs)
 
 
-def _attend_block(
-    q_LGRD: Tensor, kv_pages: Tensor, page_table_B: Tensor, first_query: int, sinks_GR: Tensor, window: int | None
-) -> Tensor:
-    device, page_size = q_LGRD.device, kv_pages.shape[3]
+def _attend_block(q_LGRD: Tensor, keys_GCD: Tensor, values_GCD: Tensor, visible_LC: Tensor, sinks_GR: Tensor) -> Tensor:
     length, _, repeats, _ = q_LGRD.shape
-    end = first_query + length
-    first_page, last_page = _page_span(first_query, end, page_size, window)
-    pages = page_table_B[first_page:last_page]
-    keys_GCD, values_GCD = (
-        kv_pages[:, i].index_select(0, pages).float().transpose(0, 1).flatten(1, 2)[:, : end - first_page * page_size]
-        for i in (0, 1)
-    )
-    visible_LC = _visible(
-        torch.arange(first_query, end, device=device)[:, None],
-        torch.arange(first_page * page_size, end, device=device),
-        window,
-    )
     q = q_LGRD.permute(1, 2, 0, 3).flatten(1, 2)
     scores_GRLC = torch.bmm(q, keys_GCD.transpose(1, 2)).view(-1, repeats, length, visible_LC.shape[1])
     scores_GRLC.masked_fill_(~visible_LC, -torch.inf)

@@ -225,6 +225,31 @@ for family in (38, 40, 44):  # the kernel's cryptography, the host of a virtual 
     assert run(code).output == "EPERM\n" * 3
 
 
+def test_buffers_of_sockets_stay_as_they_are() -> None:
+    code = """
+import errno, socket
+a, b = socket.socketpair()
+a.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+for option in (socket.SO_SNDBUF, socket.SO_RCVBUF, 32, 33):
+    try:
+        a.setsockopt(socket.SOL_SOCKET, option, 1 << 22)
+    except OSError as error:
+        print(errno.errorcode[error.errno])
+pairs = []
+try:
+    while True:
+        pairs.append(socket.socketpair())
+except OSError as error:
+    print(errno.errorcode[error.errno], len(pairs) < 16)"""
+    assert run(code).output == "EPERM\n" * 4 + "EMFILE True\n"
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1"])
+def test_process_1_says_nothing_of_the_server(name: str) -> None:
+    code = f"import os, signal, time\nos.kill(1, signal.{name})\ntime.sleep(0.2)\nprint('still here')"
+    assert run(code) == Run("still here\n", "", False)
+
+
 def test_nothing_is_left_in_the_background() -> None:
     code = (
         "import os, time\nfor _ in range(3):\n    if os.fork() == 0:\n        os.setsid()\n"

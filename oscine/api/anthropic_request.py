@@ -153,11 +153,11 @@ def _user(blocks: list[Block], where: str) -> Iterator[Message]:
             said.append(_text([block], where, i))
             continue
         if said:
-            yield Message("user", "\n".join(said))
+            yield Message("user", "".join(said))
             said = []
         yield _result(block, f"{where}[{i}]")
     if said or not blocks:
-        yield Message("user", "\n".join(said))
+        yield Message("user", "".join(said))
 
 
 def _result(block: Block, where: str) -> Message:
@@ -181,7 +181,7 @@ def _assistant(blocks: list[Block], where: str) -> Message:
         elif block.type != "redacted_thinking":
             said.append(_text([block], where, i))
     reasoning = "\n\n".join(filter(None, thoughts))
-    return Message("assistant", "\n\n".join(said) or None, reasoning=reasoning or None, tool_calls=calls or None)
+    return Message("assistant", "".join(said) or None, reasoning=reasoning or None, tool_calls=calls or None)
 
 
 def _call(block: Block, where: str) -> ToolCall:
@@ -196,7 +196,7 @@ def _text(content: str | list[Block], where: str, first: int = 0) -> str:
     for i, block in enumerate(content, first):
         if block.type != "text":
             raise _unreadable(block, f"{where}[{i}]")
-    return "\n".join(_needed(block.text, f"{where}[{i}]", "text") for i, block in enumerate(content, first))
+    return "".join(_needed(block.text, f"{where}[{i}]", "text") for i, block in enumerate(content, first))
 
 
 def _unreadable(block: Block, where: str) -> APIError:

@@ -1,4 +1,7 @@
-"""The content of a message, a text or parts, as text. Knows which parts have any; not whose message it is."""
+"""The content of a message, a text or parts, as text. Knows which parts have any; not whose message it is.
+
+Parts of one message are joined with nothing, as openai-harmony renders them: clients cut a text where they like.
+"""
 
 from collections.abc import Collection
 
@@ -13,7 +16,7 @@ def content_text(content: str | list[ContentPart] | None, kinds: Collection[str]
     """
     if content is None or isinstance(content, str):
         return content or ""
-    return "\n".join(_part_text(part, kinds, f"{where}.content[{i}]") for i, part in enumerate(content))
+    return "".join(_part_text(part, kinds, f"{where}.content[{i}]") for i, part in enumerate(content))
 
 
 def _part_text(part: ContentPart, kinds: Collection[str], where: str) -> str:

@@ -244,7 +244,7 @@ def test_the_conversation_reaches_the_model(server: ScriptedServer) -> None:
     (request,) = server.engine.requests
     prompt = server.tokenizer.decode(request.prompt_token_ids)
     in_order = [
-        *("Be brief.\nBe kind.", "type add = ", "<|start|>user<|message|>Add 1.<|end|>", "I must add."),
+        *("Be brief.Be kind.", "type add = ", "<|start|>user<|message|>Add 1.<|end|>", "I must add."),
         *("<|channel|>commentary<|message|>One moment.", "to=functions.add", '{"a":1}', "functions.add to=assistant"),
         *("two<|end|>", "<|start|>user<|message|>And now?<|end|>", "Be quick.", "<|start|>assistant"),
     ]

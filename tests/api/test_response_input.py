@@ -112,7 +112,7 @@ def test_all_kinds_of_items_are_read(scripted: ScriptedServer) -> None:
     text = scripted.tokenizer.decode(scripted.engine.requests[-1].prompt_token_ids)
     assert "# Instructions\n\nBe kind." in text
     assert prompt(scripted).partition("<|start|>user")[2] == (
-        "<|message|>a\nb<|end|>"
+        "<|message|>ab<|end|>"
         "<|start|>assistant<|channel|>commentary<|message|>Wait.<|end|>"
         "<|start|>assistant<|channel|>commentary to=functions.note <|constrain|>json"
         '<|message|>{"input":"x \\"y\\""}<|call|>'

@@ -6,6 +6,7 @@ every process the moment `put` has returned.
 
 import asyncio
 import fcntl
+import logging
 import secrets
 import sqlite3
 import time
@@ -17,7 +18,10 @@ from typing import BinaryIO, TypeVar
 
 import msgspec
 
+logger = logging.getLogger(__name__)
+
 MEMORY = ":memory:"
+_RUNNERS = "-runners"  # beside the database: which servers live
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS responses (
     id TEXT PRIMARY KEY,
@@ -116,15 +120,21 @@ class ResponseStore:
 
     def _open(self, interrupted: Callable[[bytes], bytes]) -> None:
         if self._path != MEMORY:
-            Path(self._path).parent.mkdir(parents=True, exist_ok=True)
+            Path(self._path).parent.mkdir(0o700, parents=True, exist_ok=True)
+            Path(self._path).touch(0o600)
         self._db = sqlite3.connect(self._path, isolation_level=None, timeout=30.0)
         self._open_files.append(self._db)
+        self._db.execute("PRAGMA schema_version")  # fails for a file that is no database: that is left alone
+        if self._path != MEMORY:
+            Path(self._path + _RUNNERS).touch(0o600)
+            for suffix in ("", "-wal", "-shm", _RUNNERS):
+                _make_private(Path(self._path + suffix))
         # NORMAL in WAL mode: what is committed survives the process; a power cut may cost the last moments.
         for pragma in ("auto_vacuum = INCREMENTAL", "journal_mode = WAL", "synchronous = NORMAL", "foreign_keys = ON"):
             self._db.execute(f"PRAGMA {pragma}")
         self._db.executescript(_SCHEMA)
         if self._path != MEMORY:
-            self._runners = Path(f"{self._path}-runners").open("wb")  # noqa: SIM115
+            self._runners = Path(self._path + _RUNNERS).open("wb")  # noqa: SIM115
             self._open_files.append(self._runners)
             fcntl.lockf(self._runners, fcntl.LOCK_EX, 1, self._runner)
             self._end_interrupted(interrupted)
@@ -217,3 +227,13 @@ class ResponseStore:
         deleted = self._forget(response_id)
         self._shrink()
         return deleted
+
+
+def _make_private(path: Path) -> None:
+    """Takes a file from all users but the server's own. It is not opened: to close it would end SQLite's locks."""
+    try:
+        path.chmod(0o600)
+    except FileNotFoundError:
+        return
+    except PermissionError as error:  # another user's, or a file system without modes
+        logger.warning("--responses-db: %s may be read by other users: %s", path, error.strerror)

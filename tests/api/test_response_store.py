@@ -175,8 +175,10 @@ def test_a_file_that_is_no_database_is_named(tmp_path: Path, content: bytes | No
 
     async def work(store: ResponseStore) -> None: ...
 
+    mode = path.stat().st_mode
     with pytest.raises(ValueError, match=f"--responses-db {path} cannot be used"):
         with_store(path, work)
+    assert path.stat().st_mode == mode
 
 
 def server(folder: Path, database: Path) -> ServerProcess:
@@ -226,3 +228,29 @@ def test_responses_survive_the_death_of_every_process(model_folder: Path, tmp_pa
     found = check_response(json.loads(body)["response"])
     assert found["status"] == "failed"
     assert "shut" in found["error"]["message"]
+
+
+def modes(folder: Path) -> dict[str, int]:
+    return {file.name: file.stat().st_mode & 0o777 for file in [folder, *folder.iterdir()]}
+
+
+@pytest.mark.parametrize("existed", [False, True])
+def test_files_are_the_servers_own(tmp_path: Path, existed: bool) -> None:
+    folder = tmp_path / "deep" / "state"
+    names = ("responses.db", "responses.db-wal", "responses.db-shm", "responses.db-runners")
+    before = os.umask(0)
+    try:
+        if existed:
+            folder.mkdir(parents=True)
+            for name in names:
+                (folder / name).touch(0o666)
+
+        async def work(store: ResponseStore) -> None:
+            await store.put(response("a"), [])
+            found = modes(folder)
+            assert found.pop("state") == (0o777 if existed else 0o700)
+            assert found == dict.fromkeys(names, 0o600)
+
+        with_store(folder / "responses.db", work)
+    finally:
+        os.umask(before)

@@ -12,6 +12,7 @@ from oscine.api.conversation import conversation
 from oscine.api.endpoint import Call, Endpoint
 from oscine.api.errors import APIError
 from oscine.api.generation import Generation
+from oscine.api.record import caller
 from oscine.api.work import beside
 
 _CHAT_SCHEMA, _SCHEMA = (
@@ -44,7 +45,7 @@ class CountTokens(Endpoint[CountTokensRequest]):
 
     async def answer(self, call: Call[CountTokensRequest], scope: Scope, receive: Receive, send: Send) -> None:
         said = await beside(lambda: conversation(prompt_request(call.asked), self.service.date), call.size)
-        talk = self.service.reasoning.restore(said)
+        talk = self.service.reasoning.restore(caller(), said)
         prompt = await call.model.prompts.render(talk, call.size)
         body = msgspec.json.encode({"input_tokens": len(prompt)})
         await Response(body, media_type="application/json")(scope, receive, send)

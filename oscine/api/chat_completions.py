@@ -4,6 +4,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -19,6 +20,7 @@ from oscine.api.final_headroom import FinalHeadroom, usual_headroom
 from oscine.api.formats import constraint
 from oscine.api.generation import Generation, engine_request
 from oscine.api.parameters import MAX_TOP_LOGPROBS
+from oscine.api.record import caller
 from oscine.api.schemas import ChatCompletionRequest
 from oscine.api.sent_choice import SentChoice
 from oscine.api.served_model import ReadyModel
@@ -61,7 +63,7 @@ async def chat_sequences(
 
     `size` is that of the body in bytes; `separator` joins the texts of several messages of one kind.
     """
-    talk = service.reasoning.restore(await beside(lambda: conversation(asked, service.date), size))
+    talk = service.reasoning.restore(caller(), await beside(lambda: conversation(asked, service.date), size))
     n, stop = sampling.choices(asked.n), sampling.stop_strings(asked.stop)
     model.served.admission.check(n)  # before the prompt is made, which costs more
     form, use = asked_format(asked), tool_use(asked, talk.tools)
@@ -73,7 +75,7 @@ async def chat_sequences(
     priority = sampling.priority(asked.priority)
     seeded = [sampling.with_seed(params, i) for i in range(n)]
     requests = [engine_request(prompt, own, priority, asked.cache_salt) for own in seeded]
-    remember = service.reasoning.keep if talk.tools else None
+    remember = partial(service.reasoning.keep, caller()) if talk.tools else None
     functions = frozenset(tool.name for tool in use.tools)
     choices = [_choice(asked, model, len(prompt), stop, functions, separator, remember) for _ in range(n)]
     headroom = _headroom(asked, params.max_tokens, service.config.server.final_headroom)

@@ -82,6 +82,12 @@ class RequestRecord:
 current: ContextVar[RequestRecord | None] = ContextVar("oscine_request", default=None)
 
 
+def caller() -> str:
+    """The name of the key that the running request came with, whose own is what is kept for it; empty without keys."""
+    record = current.get()
+    return "" if record is None or record.key is None else record.key.name
+
+
 def header(scope: Scope, wanted: bytes) -> bytes:
     """The first value of a header, by its name in lower case; empty when it was not sent."""
     return next((value for name, value in scope["headers"] if name == wanted), b"")

@@ -19,6 +19,9 @@ class Run(Protocol):
     def id(self) -> str: ...
 
     @property
+    def owner(self) -> str: ...
+
+    @property
     def ended(self) -> bool:
         """Whether what is left to do is to store it and to tell."""
         ...
@@ -87,10 +90,10 @@ class BackgroundResponses:
             await response.task
         return response
 
-    def get(self, response_id: str) -> BackgroundResponse | None:
-        """None before it has begun: then it cannot be known."""
+    def get(self, response_id: str, owner: str) -> BackgroundResponse | None:
+        """None for another owner's, and before it has begun: then it cannot be known."""
         found = self._live.get(response_id)
-        return found if found is not None and found.run.begun.is_set() else None
+        return found if found is not None and found.run.owner == owner and found.run.begun.is_set() else None
 
     async def stop(self) -> None:
         """Ends them all as failed."""

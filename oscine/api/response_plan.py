@@ -15,6 +15,7 @@ from oscine.api.errors import APIError, invalid
 from oscine.api.generation import engine_request
 from oscine.api.parameters import MAX_TOP_LOGPROBS
 from oscine.api.reasoning_memory import ReasoningMemory
+from oscine.api.record import caller
 from oscine.api.response_input import History, input_items, references
 from oscine.api.response_items import new_id
 from oscine.api.response_object import ENDED, KeptItem, KeptResponse
@@ -43,6 +44,7 @@ class Plan:
     """A request that is in order. Its toolbox is to be entered before its engine request is made."""
 
     id: str
+    owner: str  # name of the API key; see caller
     call: Call[ResponseRequest]
     include: frozenset[str]
     input: list[Object]
@@ -82,7 +84,7 @@ class Plan:
             namespaces=() if may.choice == "none" else namespaces,
         )
         try:
-            prompt = await model.prompts.render(memory.restore(talk), self._size, "input")
+            prompt = await model.prompts.render(memory.restore(self.owner, talk), self._size, "input")
             params = self._sampling_params(len(prompt))
         except APIError as error:
             if error.code == "context_length_exceeded" and asked.truncation == "auto":
@@ -114,12 +116,13 @@ async def make_plan(service: Service, call: Call[ResponseRequest]) -> Plan:
     """Raises APIError that names the parameter."""
     asked = call.asked
     _check(asked)
-    chain = await _chain(service, asked.previous_response_id)
+    owner = caller()
+    chain = await _chain(service, asked.previous_response_id, owner)
     size = sum(len(stored.input) + len(stored.body) for stored in chain)
     if size > _MAX_CHAIN_BYTES:
         raise invalid("previous_response_id", f"the conversation so far is larger than {_MAX_CHAIN_BYTES} bytes")
     kept = await beside(lambda: [msgspec.json.decode(stored.body, type=KeptResponse) for stored in chain], size)
-    found, calls = await _referenced(service, asked)
+    found, calls = await _referenced(service, asked, owner)
 
     def said() -> tuple[list[Object], tuple[Message, ...]]:
         history = History()
@@ -136,6 +139,7 @@ async def make_plan(service: Service, call: Call[ResponseRequest]) -> Plan:
     listings = (item for response in kept for item in response.response["output"] if item["type"] == "mcp_list_tools")
     return Plan(
         id=new_id("resp"),
+        owner=owner,
         call=call,
         include=included(asked.include),
         input=items,
@@ -165,11 +169,11 @@ def _check(asked: ResponseRequest) -> None:
         sampling.check(fits, "metadata", f"made of keys up to {key} and values up to {value} characters", name)
 
 
-async def _chain(service: Service, response_id: str | None) -> list[StoredResponse]:
+async def _chain(service: Service, response_id: str | None, owner: str) -> list[StoredResponse]:
     """The responses that this one goes on with, the oldest first."""
     if response_id is None:
         return []
-    chain = await service.responses.store.chain(response_id)
+    chain = await service.responses.store.chain(response_id, owner)
     if not chain or chain[0].previous is not None:
         what = "is not" if not chain else "goes on with one that is no longer"
         raise APIError(
@@ -184,10 +188,12 @@ async def _chain(service: Service, response_id: str | None) -> list[StoredRespon
     return chain
 
 
-async def _referenced(service: Service, asked: ResponseRequest) -> tuple[dict[str, Object], dict[str, Sequence[str]]]:
+async def _referenced(
+    service: Service, asked: ResponseRequest, owner: str
+) -> tuple[dict[str, Object], dict[str, Sequence[str]]]:
     """The stored items that the input refers to, and the built-in calls among them."""
     ids = references(asked.input)
-    stored = await service.responses.store.items(ids) if ids else {}
+    stored = await service.responses.store.items(ids, owner) if ids else {}
     kept = {item_id: msgspec.json.decode(body, type=KeptItem) for item_id, body in stored.items()}
     found = {item_id: item.item for item_id, item in kept.items()}
     return found, {item_id: item.call for item_id, item in kept.items() if item.call is not None}

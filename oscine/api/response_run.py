@@ -70,6 +70,10 @@ class ResponseRun:
         return self._plan.id
 
     @property
+    def owner(self) -> str:
+        return self._plan.owner
+
+    @property
     def ended(self) -> bool:
         return self.response["status"] in TERMINAL
 
@@ -125,7 +129,7 @@ class ResponseRun:
                 calls.append(item["call_id"])
             elif item["type"] != "message":  # what came before a built-in call led to that
                 thoughts = []
-        self._service.reasoning.keep(calls, "\n\n".join(thoughts))
+        self._service.reasoning.keep(self.owner, calls, "\n\n".join(thoughts))
 
     def _cancelled(self) -> tuple[str, APIError | None]:
         if self.cancelling:
@@ -172,6 +176,7 @@ class ResponseRun:
         ]
         stored = StoredResponse(
             plan.id,
+            plan.owner,
             plan.asked.previous_response_id,
             self.response["created_at"],
             running,

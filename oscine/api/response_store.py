@@ -32,7 +32,8 @@ CREATE TABLE IF NOT EXISTS responses (
     runner INTEGER,          -- the server in which it runs; NULL when it is over
     body BLOB NOT NULL,
     input BLOB NOT NULL,
-    events BLOB
+    events BLOB,
+    owner TEXT NOT NULL DEFAULT ''
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS responses_by_use ON responses (used_s);
 CREATE TABLE IF NOT EXISTS items (
@@ -43,16 +44,21 @@ CREATE TABLE IF NOT EXISTS items (
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS items_by_response ON items (response);
 """
-_CHAIN = """
-WITH RECURSIVE chain (id, previous, depth) AS (
-    SELECT id, previous, 0 FROM responses WHERE id = ?
+_OWNERS = "ALTER TABLE responses ADD COLUMN owner TEXT NOT NULL DEFAULT ''"  # older databases lack it
+_COLUMNS = "id, owner, previous, created_s, runner, body, input, events"
+_ONE = f"SELECT {_COLUMNS} FROM responses WHERE id = ? AND owner = ?"
+_CHAIN = f"""
+WITH RECURSIVE chain (id, before, depth) AS (
+    SELECT id, previous, 0 FROM responses WHERE id = ?1 AND owner = ?2
     UNION ALL
-    SELECT r.id, r.previous, depth + 1 FROM responses r JOIN chain ON r.id = chain.previous
+    SELECT r.id, r.previous, depth + 1 FROM responses r JOIN chain ON r.id = chain.before WHERE r.owner = ?2
 )
-SELECT r.id, r.previous, r.created_s, r.runner, r.body, r.input, r.events
-FROM chain JOIN responses r USING (id) ORDER BY depth DESC
+SELECT {_COLUMNS} FROM chain JOIN responses USING (id) ORDER BY depth DESC
 """
-_COLUMNS = "id, previous, created_s, runner, body, input, events"
+_ITEM = """
+SELECT i.id, i.body FROM items i JOIN responses r ON r.id = i.response
+WHERE i.id = ? AND r.owner = ? AND r.created_s >= ? ORDER BY r.created_s LIMIT 1
+"""
 
 Item = tuple[str, bytes]  # id and JSON
 T = TypeVar("T")
@@ -61,6 +67,7 @@ T = TypeVar("T")
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
     id: str
+    owner: str  # by whom alone it is found, and what it says
     previous: str | None  # the response whose conversation this one goes on with
     created_s: float  # Unix time
     running: bool
@@ -97,21 +104,21 @@ class ResponseStore:
         """Keeps a response, or replaces it. `items` are those of its input and output, for references to them."""
         await self._run(lambda: self._put(response, items))
 
-    async def get(self, response_id: str) -> StoredResponse | None:
-        found = await self._run(lambda: self._get(f"SELECT {_COLUMNS} FROM responses WHERE id = ?", response_id))
+    async def get(self, response_id: str, owner: str) -> StoredResponse | None:
+        found = await self._run(lambda: self._get(_ONE, response_id, owner))
         return found[0] if found else None
 
-    async def chain(self, response_id: str) -> list[StoredResponse]:
+    async def chain(self, response_id: str, owner: str) -> list[StoredResponse]:
         """The response and all that it goes on with, the oldest first; what begins with a `previous` has lost it."""
-        return await self._run(lambda: self._chain(response_id))
+        return await self._run(lambda: self._chain(response_id, owner))
 
-    async def items(self, ids: Sequence[str]) -> dict[str, bytes]:
-        """Those of the items that are kept."""
-        return await self._run(lambda: self._items(ids))
+    async def items(self, ids: Sequence[str], owner: str) -> dict[str, bytes]:
+        """Those of the items that are kept; where several responses have one, as it was at first."""
+        return await self._run(lambda: self._items(ids, owner))
 
-    async def delete(self, response_id: str) -> bool:
+    async def delete(self, response_id: str, owner: str) -> bool:
         """Whether there was one."""
-        return await self._run(lambda: self._delete(response_id))
+        return await self._run(lambda: self._delete(response_id, owner))
 
     async def _run(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
@@ -133,6 +140,7 @@ class ResponseStore:
         for pragma in ("auto_vacuum = INCREMENTAL", "journal_mode = WAL", "synchronous = NORMAL", "foreign_keys = ON"):
             self._db.execute(f"PRAGMA {pragma}")
         self._db.executescript(_SCHEMA)
+        self._upgrade()
         if self._path != MEMORY:
             self._runners = Path(self._path + _RUNNERS).open("wb")  # noqa: SIM115
             self._open_files.append(self._runners)
@@ -140,6 +148,17 @@ class ResponseStore:
             self._end_interrupted(interrupted)
         (self._size,) = self._db.execute("SELECT coalesce(sum(size), 0) FROM responses").fetchone()
         self._make_room()
+
+    def _upgrade(self) -> None:
+        if self._has_owners():
+            return
+        self._db.execute("BEGIN IMMEDIATE")
+        with self._db:
+            if not self._has_owners():  # another server may have been quicker
+                self._db.execute(_OWNERS)
+
+    def _has_owners(self) -> bool:
+        return any(column[1] == "owner" for column in self._db.execute("PRAGMA table_info(responses)"))
 
     def _end_interrupted(self, interrupted: Callable[[bytes], bytes]) -> None:
         running = self._db.execute("SELECT id, runner, body FROM responses WHERE runner IS NOT NULL").fetchall()
@@ -168,8 +187,8 @@ class ResponseStore:
         self._db.execute("BEGIN IMMEDIATE")
         try:
             self._forget(response.id)
-            values = (*row, response.body, response.input, response.events)
-            self._db.execute("INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
+            values = (*row, response.body, response.input, response.events, response.owner)
+            self._db.execute("INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
             for item_id, body in items:
                 self._db.execute("INSERT OR REPLACE INTO items VALUES (?, ?, ?)", (item_id, response.id, body))
             self._db.execute("COMMIT")
@@ -200,33 +219,32 @@ class ResponseStore:
     def _oldest_s(self) -> float:
         return time.time() - self._max_age_s
 
-    def _get(self, query: str, response_id: str) -> list[StoredResponse]:
-        rows = self._db.execute(query, (response_id,)).fetchall()
+    def _get(self, query: str, response_id: str, owner: str) -> list[StoredResponse]:
+        rows = self._db.execute(query, (response_id, owner)).fetchall()
         found = [
-            StoredResponse(id, previous, created_s, runner is not None, body, input, events)
-            for id, previous, created_s, runner, body, input, events in rows
+            StoredResponse(id, owner, previous, created_s, runner is not None, body, input, events)
+            for id, owner, previous, created_s, runner, body, input, events in rows
         ]
         return [response for response in found if response.running or response.created_s >= self._oldest_s()]
 
-    def _chain(self, response_id: str) -> list[StoredResponse]:
+    def _chain(self, response_id: str, owner: str) -> list[StoredResponse]:
         """Marks them as used now: a long conversation is not forgotten from its begin."""
-        found = self._get(_CHAIN, response_id)
+        found = self._get(_CHAIN, response_id, owner)
         ids = msgspec.json.encode([response.id for response in found]).decode()
         used = "UPDATE responses SET used_s = ? WHERE id IN (SELECT value FROM json_each(?))"
         self._db.execute(used, (time.time(), ids))
         return found
 
-    def _items(self, ids: Sequence[str]) -> dict[str, bytes]:
-        query = (
-            "SELECT i.id, i.body FROM items i JOIN responses r ON r.id = i.response WHERE i.id = ? AND r.created_s >= ?"
-        )
-        found = (self._db.execute(query, (item_id, self._oldest_s())).fetchone() for item_id in ids)
+    def _items(self, ids: Sequence[str], owner: str) -> dict[str, bytes]:
+        found = (self._db.execute(_ITEM, (item_id, owner, self._oldest_s())).fetchone() for item_id in ids)
         return {row[0]: row[1] for row in found if row is not None}
 
-    def _delete(self, response_id: str) -> bool:
-        deleted = self._forget(response_id)
+    def _delete(self, response_id: str, owner: str) -> bool:
+        if not self._get(_ONE, response_id, owner):
+            return False
+        self._forget(response_id)
         self._shrink()
-        return deleted
+        return True
 
 
 def _make_private(path: Path) -> None:

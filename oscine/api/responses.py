@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from oscine.api.connection import run_while_connected
 from oscine.api.endpoint import Call, Endpoint
 from oscine.api.errors import APIError, invalid
+from oscine.api.record import caller
 from oscine.api.response_background import BackgroundResponse
 from oscine.api.response_events import ResponseEvents, events_since
 from oscine.api.response_object import KeptResponse, with_output
@@ -83,7 +84,7 @@ class StoredResponses:
         """The response, or with `stream` its events from `starting_after` on."""
         response_id, query = request.path_params["id"], read_query(request.query_params, RetrieveQuery)
         include = included(query.include)
-        live = self._service.responses.background.get(response_id)
+        live = self._live(response_id)
         if query.stream:
             number = 0 if query.starting_after is None else query.starting_after + 1
             return _Events(await self._events(response_id, live, number), self._service)
@@ -94,7 +95,7 @@ class StoredResponses:
     async def cancel(self, request: Request) -> Response:
         """Ends a response that runs in the background; one that has ended stays as it is."""
         response_id = request.path_params["id"]
-        live = self._service.responses.background.get(response_id)
+        live = self._live(response_id)
         if live is not None:
             await live.cancel(by_client=True)
         response = _shown(await self._stored(response_id), frozenset())
@@ -104,10 +105,10 @@ class StoredResponses:
 
     async def delete(self, request: Request) -> Response:
         response_id = request.path_params["id"]
-        live = self._service.responses.background.get(response_id)
+        live = self._live(response_id)
         if live is not None:
             await live.cancel(by_client=True)
-        if not await self._service.responses.store.delete(response_id):
+        if not await self._service.responses.store.delete(response_id, caller()):
             raise _not_found(response_id)
         return _json({"id": response_id, "object": "response", "deleted": True})
 
@@ -123,8 +124,11 @@ class StoredResponses:
         ends = {"first_id": page[0]["id"] if page else "", "last_id": page[-1]["id"] if page else ""}
         return _json({"object": "list", "data": page, **ends, "has_more": len(items) > query.limit})
 
+    def _live(self, response_id: str) -> BackgroundResponse | None:
+        return self._service.responses.background.get(response_id, caller())
+
     async def _stored(self, response_id: str) -> StoredResponse:
-        stored = await self._service.responses.store.get(response_id)
+        stored = await self._service.responses.store.get(response_id, caller())
         if stored is None:
             raise _not_found(response_id)
         return stored

@@ -7,6 +7,7 @@ from starlette.responses import Response
 from oscine.api.conversation import conversation
 from oscine.api.errors import invalid
 from oscine.api.limits import read_body
+from oscine.api.record import caller
 from oscine.api.schemas import ChatCompletionRequest, DetokenizeRequest, TokenizeRequest, decode
 from oscine.api.service import Service
 from oscine.api.work import beside
@@ -29,7 +30,7 @@ class Tokenize:
         else:
             chat = decode(received, ChatCompletionRequest)
             talk = await beside(lambda: conversation(chat, self.service.date), len(received))
-            ids = await ready.prompts.render(self.service.reasoning.restore(talk), len(received))
+            ids = await ready.prompts.render(self.service.reasoning.restore(caller(), talk), len(received))
             if asked.add_generation_prompt is False:
                 del ids[-1 - ids[::-1].index(ready.tokenizer.start) :]
         body = {"tokens": ids, "count": len(ids), "max_model_len": ready.info.max_model_len}

@@ -57,6 +57,11 @@ class ScriptedServer:
     def get(self, path: str, headers: dict[str, str] | None = None) -> httpx.Response:
         return self._runner.run(self._request("GET", path, b"", headers))
 
+    def request(self, method: str, path: str, body: Any, headers: dict[str, str]) -> httpx.Response:
+        """`body` is JSON, or None for none."""
+        content = b"" if body is None else json.dumps(body)
+        return self._runner.run(self._request(method, path, content, headers))
+
     def delete(self, path: str) -> httpx.Response:
         return self._runner.run(self._request("DELETE", path, b""))
 

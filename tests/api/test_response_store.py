@@ -19,13 +19,14 @@ from oscine.api.response_store import MEMORY, ResponseStore, StoredResponse
 from tests.api.response_stream import check_response, check_stream, parse
 from tests.server import ServerProcess, wait_until
 
+ME = "me"  # whose everything is here
 DAY_S = 86400.0
 NOW_S = 2e9  # in the future: nothing here is too old
 
 
-def response(name: str, previous: str | None = None, size: int = 10, **fields: Any) -> StoredResponse:
+def response(name: str, previous: str | None = None, size: int = 10, owner: str = ME, **fields: Any) -> StoredResponse:
     return StoredResponse(
-        name, previous, **{"created_s": NOW_S, "running": False, **fields}, body=b"x" * size, input=b"[]"
+        name, owner, previous, **{"created_s": NOW_S, "running": False, **fields}, body=b"x" * size, input=b"[]"
     )
 
 
@@ -51,14 +52,14 @@ def path(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 def test_what_is_put_is_found_replaced_and_deleted(path: str) -> None:
     async def work(store: ResponseStore) -> None:
         await store.put(response("a", events=b"e"), [("item", b"{}")])
-        assert await store.get("a") == response("a", events=b"e")
-        assert await store.items(["item", "other"]) == {"item": b"{}"}
+        assert await store.get("a", ME) == response("a", events=b"e")
+        assert await store.items(["item", "other"], ME) == {"item": b"{}"}
         await store.put(response("a", size=20), [])
-        assert await store.get("a") == response("a", size=20)
-        assert await store.items(["item"]) == {}
-        assert await store.delete("a")
-        assert not await store.delete("a")
-        assert await store.get("a") is None
+        assert await store.get("a", ME) == response("a", size=20)
+        assert await store.items(["item"], ME) == {}
+        assert await store.delete("a", ME)
+        assert not await store.delete("a", ME)
+        assert await store.get("a", ME) is None
 
     with_store(path, work)
 
@@ -67,27 +68,58 @@ def test_a_chain_is_read_from_its_begin(path: str) -> None:
     async def work(store: ResponseStore) -> None:
         for name, previous in [("a", None), ("b", "a"), ("other", "a"), ("c", "b")]:
             await store.put(response(name, previous), [])
-        assert [r.id for r in await store.chain("c")] == ["a", "b", "c"]
-        assert await store.chain("none") == []
-        await store.delete("a")
-        assert [(r.id, r.previous) for r in await store.chain("c")] == [("b", "a"), ("c", "b")]
+        assert [r.id for r in await store.chain("c", ME)] == ["a", "b", "c"]
+        assert await store.chain("none", ME) == []
+        await store.delete("a", ME)
+        assert [(r.id, r.previous) for r in await store.chain("c", ME)] == [("b", "a"), ("c", "b")]
 
     with_store(path, work)
+
+
+def test_what_is_anothers_is_not_there(path: str) -> None:
+    async def work(store: ResponseStore) -> None:
+        await store.put(response("a"), [("item", b"mine")])
+        await store.put(response("b", "a", owner="other"), [("item", b"theirs")])
+        assert await store.get("a", "other") is None
+        assert await store.chain("a", "other") == []
+        assert [r.id for r in await store.chain("b", "other")] == ["b"]
+        assert await store.items(["item"], "other") == {"item": b"theirs"}
+        assert await store.items(["item"], "third") == {}
+        assert not await store.delete("a", "other")
+        assert await store.get("a", ME) == response("a")
+
+    with_store(path, work)
+
+
+def test_a_database_of_an_earlier_version_is_taken_over(tmp_path: Path) -> None:
+    path = tmp_path / "responses.db"
+
+    async def write(store: ResponseStore) -> None:
+        await store.put(response("a", owner=""), [("item", b"{}")])
+
+    async def read(store: ResponseStore) -> None:
+        assert await store.get("a", "") == response("a", owner="")
+        assert await store.get("a", ME) is None
+
+    with_store(path, write)
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("ALTER TABLE responses DROP COLUMN owner")
+    with_store(path, read)
 
 
 def test_those_used_longest_ago_make_room(path: str) -> None:
     async def work(store: ResponseStore) -> None:
         for name in "abcd":
             await store.put(response(name, size=248), [])
-        await store.chain("a")
+        await store.chain("a", ME)
         await store.put(response("e", size=400), [("item", b"{}")])
-        kept = [name for name in "abcde" if await store.get(name)]
+        kept = [name for name in "abcde" if await store.get(name, ME)]
         assert kept == ["a", "d", "e"]
         await store.put(response("larger than all", size=1001), [])
-        assert await store.get("larger than all") is None
+        assert await store.get("larger than all", ME) is None
         await store.put(response("small", running=True), [])
         await store.put(response("f", size=995), [])
-        assert [name for name in ("small", "f") if await store.get(name)] == ["small"]  # what runs is never let go
+        assert [name for name in ("small", "f") if await store.get(name, ME)] == ["small"]  # what runs is never let go
 
     with_store(path, work)
 
@@ -97,7 +129,7 @@ def test_the_file_shrinks_with_what_it_keeps(tmp_path: Path) -> None:
 
     async def work(store: ResponseStore) -> None:
         await store.put(response("a", size=4 << 20), [])
-        await store.delete("a")
+        await store.delete("a", ME)
 
     with_store(path, work, max_bytes=8 << 20)
     assert path.stat().st_size < 1 << 20
@@ -109,9 +141,9 @@ def test_what_is_too_old_is_not_found_and_goes(tmp_path: Path) -> None:
     async def write(store: ResponseStore) -> None:
         await store.put(response("new"), [])
         await store.put(response("old", created_s=1.0), [("item", b"{}")])
-        assert await store.get("old") is None
-        assert await store.chain("old") == []
-        assert await store.items(["item"]) == {}
+        assert await store.get("old", ME) is None
+        assert await store.chain("old", ME) == []
+        assert await store.items(["item"], ME) == {}
 
     with_store(path, write)
     with closing(sqlite3.connect(path)) as db:
@@ -128,7 +160,7 @@ def test_bounds_hold_for_what_an_earlier_server_kept(tmp_path: Path) -> None:
             await store.put(response(name, size=300), [])
 
     async def read(store: ResponseStore) -> None:
-        assert [name for name in "abc" if await store.get(name)] == ["c"]
+        assert [name for name in "abc" if await store.get(name, ME)] == ["c"]
 
     with_store(path, write)
     with_store(path, read, max_bytes=500)
@@ -140,7 +172,7 @@ from oscine.api.response_store import ResponseStore, StoredResponse
 async def main():
     store = ResponseStore(sys.argv[1], 1000, 1e9)
     await store.open(bytes)
-    await store.put(StoredResponse("a", None, 2e9, True, b"body", b"[]"), [])
+    await store.put(StoredResponse("a", "me", None, 2e9, True, b"body", b"[]"), [])
     print("put", flush=True)
     time.sleep(60)
 asyncio.run(main())
@@ -151,12 +183,12 @@ def test_what_ran_in_a_server_that_died_is_interrupted_and_in_one_that_lives_is_
     path = tmp_path / "responses.db"
 
     async def while_it_lives(store: ResponseStore) -> None:
-        found = await store.get("a")
+        found = await store.get("a", ME)
         assert found is not None
         assert (found.running, found.body) == (True, b"body")
 
     async def once_it_is_dead(store: ResponseStore) -> None:
-        found = await store.get("a")
+        found = await store.get("a", ME)
         assert found is not None
         assert (found.running, found.body) == (False, b"interrupted body")
 

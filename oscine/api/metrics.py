@@ -102,6 +102,7 @@ class Metrics:
         )
         self._errors = self._counter("request_errors", "Requests that ended with an error", "path", "code")
         self._key_requests = self._counter("api_key_requests", "Requests with a key", "api_key", "status")
+        self.store_failures = self._counter("response_store_failures", "Writes of responses that failed")
         self.in_progress = self._gauge("http_requests_in_progress", "Requests whose response is not complete")
         self._gauge("asyncio_tasks", "Tasks of the API process").set_function(lambda: len(asyncio.all_tasks()))
         self._sequences = SequenceFamilies(self.registry)

@@ -4,8 +4,11 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any, Protocol
 
+from oscine.api.errors import unavailable
 from oscine.api.response_events import ResponseEvents
 from oscine.api.sse import Write
+
+FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0  # before what has ended is stored again, doubled each time
 
 
 class Run(Protocol):
@@ -14,6 +17,7 @@ class Run(Protocol):
     events: ResponseEvents
     begun: asyncio.Event
     cancelling: bool
+    unstored: bool  # whether it has ended and could not be stored
 
     @property
     def id(self) -> str: ...
@@ -27,6 +31,8 @@ class Run(Protocol):
         ...
 
     async def run(self, write: Write | None) -> None: ...
+
+    async def store(self) -> bool: ...
 
     def snapshot(self) -> dict[str, Any]: ...
 
@@ -73,16 +79,19 @@ class BackgroundResponse:
 
 
 class BackgroundResponses:
-    """Those of one server that have not ended, by id."""
+    """Those of one server that have not ended, or are not stored yet, by id."""
 
     def __init__(self) -> None:
         self._live: dict[str, BackgroundResponse] = {}
+        self._keepers: dict[str, asyncio.Task[None]] = {}
 
     async def start(self, run: Run) -> BackgroundResponse:
-        """Returns when it has begun; raises what kept it from that."""
+        """Returns when it has begun; raises what kept it from that, and APIError 503 while others wait to be stored."""
+        if any(response.run.unstored for response in self._live.values()):
+            raise unavailable("Responses wait for being stored; no other is begun.", code="storage_unavailable")
         response = BackgroundResponse(run)
         self._live[run.id] = response
-        response.task.add_done_callback(lambda _: self._live.pop(run.id, None))
+        self._keepers[run.id] = asyncio.create_task(self._keep(response))
         begun = asyncio.ensure_future(run.begun.wait())
         await asyncio.wait((response.task, begun), return_when=asyncio.FIRST_COMPLETED)
         begun.cancel()
@@ -90,11 +99,33 @@ class BackgroundResponses:
             await response.task
         return response
 
+    async def _keep(self, response: BackgroundResponse) -> None:
+        """Until it is stored, or never was to be."""
+        run, pause_s = response.run, FIRST_PAUSE_S
+        try:
+            await asyncio.wait((response.task,))
+            while run.unstored:
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+                await run.store()
+        finally:
+            del self._live[run.id], self._keepers[run.id]
+
+    async def forget(self, response: BackgroundResponse) -> None:
+        """One that has ended, stored or not."""
+        keeper = self._keepers.get(response.run.id)
+        if keeper is not None:
+            keeper.cancel()
+            await asyncio.wait((keeper,))
+
     def get(self, response_id: str, owner: str) -> BackgroundResponse | None:
         """None for another owner's, and before it has begun: then it cannot be known."""
         found = self._live.get(response_id)
         return found if found is not None and found.run.owner == owner and found.run.begun.is_set() else None
 
     async def stop(self) -> None:
-        """Ends them all as failed."""
-        await asyncio.gather(*(response.cancel(by_client=False) for response in self._live.values()))
+        """Ends them all as failed, and tries for the last time to store what is not."""
+        responses = [*self._live.values()]
+        await asyncio.gather(*(response.cancel(by_client=False) for response in responses))
+        await asyncio.gather(*map(self.forget, responses))
+        await asyncio.gather(*(response.run.store() for response in responses if response.run.unstored))

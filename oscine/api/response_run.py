@@ -39,9 +39,10 @@ class ResponseRun:
         self.events = ResponseEvents(plan.include, wanted=bool(asked.stream), kept=kept)
         self.begun = asyncio.Event()
         self.cancelling = False  # whether it is to end as cancelled when its task is
+        self.unstored = False  # whether it has ended and could not be stored
 
     async def run(self, write: Write | None) -> None:
-        """To the last event, which is written once the response is stored.
+        """To the last event, which is written once the response is stored, or could not be: then it says so.
 
         Raises APIError for what cannot begin, and CancelledError; then nothing is stored unless it runs in the
         background.
@@ -61,8 +62,11 @@ class ResponseRun:
                 raise
             logger.exception("a response failed")
             self._end("failed", internal())
+        if not self._plan.asked.background and self.response["store"]:
+            self.response["store"] = await self.store()
         self.events.add(f"response.{TERMINAL[self.response['status']]}", response=self.snapshot())
-        await self._store()
+        if self._plan.asked.background:  # with all its events, the last one too
+            await self.store()
         await self.events.flush(write)
 
     @property
@@ -160,10 +164,17 @@ class ResponseRun:
         items = [] if self._turn is None else self._turn.output.ended
         return with_output(self.response, items, self._plan.include)
 
+    async def store(self) -> bool:
+        """Whether it is stored, now that it has ended: failing to is no reason to withhold an answer."""
+        try:
+            await self._store()
+        except Exception:
+            self.unstored = True
+        else:
+            self.unstored = False
+        return not self.unstored
+
     async def _store(self) -> None:
-        """Failing to is no reason to withhold an answer from the client that waits for it."""
-        if not self.response["store"]:
-            return
         turn, plan = self._turn, self._plan
         assert turn is not None
         running = not self.ended
@@ -187,4 +198,6 @@ class ResponseRun:
         try:
             await self._service.responses.store.put(stored, items)
         except Exception:
+            self._service.metrics.store_failures.inc()
             logger.exception("a response could not be stored")
+            raise

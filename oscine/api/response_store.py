@@ -1,7 +1,8 @@
-"""Where responses are kept between requests: SQLite, in a thread of its own, so that the event loop never waits.
+"""Where responses are kept between requests: SQLite, in threads of its own, so that the event loop never waits.
 
 Knows ids, sizes and ages; what a response or an item says is bytes to it. A response that is kept survives the death of
-every process the moment `put` has returned.
+every process the moment `put` has returned. A file is read in one thread and written in another: readers do not wait
+for writers, nor for other servers that write.
 """
 
 import asyncio
@@ -18,9 +19,12 @@ from typing import BinaryIO, TypeVar
 
 import msgspec
 
+from oscine.api.errors import APIError, unavailable
+
 logger = logging.getLogger(__name__)
 
 MEMORY = ":memory:"
+WRITE_S = 5.0  # a write that has not succeeded by then has failed
 _RUNNERS = "-runners"  # beside the database: which servers live
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS responses (
@@ -55,6 +59,7 @@ WITH RECURSIVE chain (id, before, depth) AS (
 )
 SELECT {_COLUMNS} FROM chain JOIN responses USING (id) ORDER BY depth DESC
 """
+_DELETE = "DELETE FROM responses WHERE id = ? RETURNING size"
 _ITEM = """
 SELECT i.id, i.body FROM items i JOIN responses r ON r.id = i.response
 WHERE i.id = ? AND r.owner = ? AND r.created_s >= ? ORDER BY r.created_s LIMIT 1
@@ -77,60 +82,83 @@ class StoredResponse:
 
 
 class ResponseStore:
-    """One database. Each method waits for its turn in the store's thread."""
+    """One database. All methods raise APIError 503 when it cannot be reached."""
 
     def __init__(self, path: str, max_bytes: int, max_age_s: float) -> None:
         """`path` may be MEMORY. When the responses outgrow `max_bytes`, those that were used longest ago go first."""
         self._path = path
         self._max_bytes = max_bytes
         self._max_age_s = max_age_s
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="responses")
+        self._writer = ThreadPoolExecutor(1, "responses-writer")
+        self._reader = ThreadPoolExecutor(1, "responses-reader") if path != MEMORY else self._writer
+        self._open_files: list[sqlite3.Connection | BinaryIO] = []
         self._runner = secrets.randbits(60)
         self._size = 0  # bytes of all responses
-        self._open_files: list[sqlite3.Connection | BinaryIO] = []
 
     async def open(self, interrupted: Callable[[bytes], bytes]) -> None:
         """`interrupted` changes the body of a response that ran when its server died. Raises ValueError."""
         try:
-            await self._run(lambda: self._open(interrupted))
+            await _in(self._writer, lambda: self._open(interrupted))
         except (sqlite3.Error, OSError) as error:
             raise ValueError(f"--responses-db {self._path} cannot be used: {error}") from None
 
     async def close(self) -> None:
-        await self._run(self._close)
-        self._thread.shutdown(wait=False)
+        """Also a store that was not opened, or not completely."""
+        await _in(self._reader, lambda: None)
+        await _in(self._writer, self._close)
+        self._reader.shutdown(wait=False)
+        self._writer.shutdown(wait=False)
 
     async def put(self, response: StoredResponse, items: Sequence[Item]) -> None:
         """Keeps a response, or replaces it. `items` are those of its input and output, for references to them."""
-        await self._run(lambda: self._put(response, items))
+        await self._write(lambda: self._put(response, items))
 
     async def get(self, response_id: str, owner: str) -> StoredResponse | None:
-        found = await self._run(lambda: self._get(_ONE, response_id, owner))
+        found = await self._read(lambda: self._get(_ONE, response_id, owner))
         return found[0] if found else None
 
     async def chain(self, response_id: str, owner: str) -> list[StoredResponse]:
         """The response and all that it goes on with, the oldest first; what begins with a `previous` has lost it."""
-        return await self._run(lambda: self._chain(response_id, owner))
+        found = await self._read(lambda: self._get(_CHAIN, response_id, owner))
+        self._writer.submit(self._mark_used, [response.id for response in found])
+        return found
 
     async def items(self, ids: Sequence[str], owner: str) -> dict[str, bytes]:
         """Those of the items that are kept; where several responses have one, as it was at first."""
-        return await self._run(lambda: self._items(ids, owner))
+        return await self._read(lambda: self._items(ids, owner))
 
     async def delete(self, response_id: str, owner: str) -> bool:
         """Whether there was one."""
-        return await self._run(lambda: self._delete(response_id, owner))
+        return await self._write(lambda: self._delete(response_id, owner))
 
-    async def _run(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+    async def _read(self, work: Callable[[], T]) -> T:
+        try:
+            return await _in(self._reader, work)
+        except sqlite3.Error as error:
+            raise _unreachable(error) from error
 
-    # ---- in the thread -----------------------------------------------------------------------------------------
+    async def _write(self, work: Callable[[], T]) -> T:
+        """What waits for a lock, or for the writes before it, waits no longer than WRITE_S in all."""
+        deadline_s = time.monotonic() + WRITE_S
+        try:
+            return await _in(self._writer, lambda: self._write_by(deadline_s, work))
+        except sqlite3.Error as error:
+            raise _unreachable(error) from error
+
+    # ---- in the threads ----------------------------------------------------------------------------------------
+
+    def _write_by(self, deadline_s: float, work: Callable[[], T]) -> T:
+        left_s = deadline_s - time.monotonic()
+        if left_s <= 0:
+            raise sqlite3.OperationalError("the writes before it took too long")
+        self._db.execute(f"PRAGMA busy_timeout = {left_s * 1000:.0f}")
+        return work()
 
     def _open(self, interrupted: Callable[[bytes], bytes]) -> None:
         if self._path != MEMORY:
             Path(self._path).parent.mkdir(0o700, parents=True, exist_ok=True)
             Path(self._path).touch(0o600)
-        self._db = sqlite3.connect(self._path, isolation_level=None, timeout=30.0)
-        self._open_files.append(self._db)
+        self._db = self._connect()
         self._db.execute("PRAGMA schema_version")  # fails for a file that is no database: that is left alone
         if self._path != MEMORY:
             Path(self._path + _RUNNERS).touch(0o600)
@@ -141,6 +169,7 @@ class ResponseStore:
             self._db.execute(f"PRAGMA {pragma}")
         self._db.executescript(_SCHEMA)
         self._upgrade()
+        self._reads = self._db if self._path == MEMORY else self._connect()
         if self._path != MEMORY:
             self._runners = Path(self._path + _RUNNERS).open("wb")  # noqa: SIM115
             self._open_files.append(self._runners)
@@ -148,6 +177,11 @@ class ResponseStore:
             self._end_interrupted(interrupted)
         (self._size,) = self._db.execute("SELECT coalesce(sum(size), 0) FROM responses").fetchone()
         self._make_room()
+
+    def _connect(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(self._path, WRITE_S, isolation_level=None, check_same_thread=False)
+        self._open_files.append(connection)
+        return connection
 
     def _upgrade(self) -> None:
         if self._has_owners():
@@ -185,21 +219,20 @@ class ResponseStore:
         runner = self._runner if response.running else None
         row = (response.id, response.previous, response.created_s, time.time(), size, runner)
         self._db.execute("BEGIN IMMEDIATE")
-        try:
-            self._forget(response.id)
+        with self._db:
+            freed = self._db.execute(_DELETE, (response.id,)).fetchone()
             values = (*row, response.body, response.input, response.events, response.owner)
             self._db.execute("INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
             for item_id, body in items:
                 self._db.execute("INSERT OR REPLACE INTO items VALUES (?, ?, ?)", (item_id, response.id, body))
-            self._db.execute("COMMIT")
-        except BaseException:
-            self._db.execute("ROLLBACK")
-            raise
-        self._size += size
-        self._make_room()
+        self._size += size - (freed[0] if freed else 0)
+        try:
+            self._make_room()
+        except sqlite3.Error:
+            logger.exception("old responses could not be removed")
 
     def _forget(self, response_id: str) -> bool:
-        freed = self._db.execute("DELETE FROM responses WHERE id = ? RETURNING size", (response_id,)).fetchone()
+        freed = self._db.execute(_DELETE, (response_id,)).fetchone()
         self._size -= freed[0] if freed else 0
         return freed is not None
 
@@ -220,31 +253,39 @@ class ResponseStore:
         return time.time() - self._max_age_s
 
     def _get(self, query: str, response_id: str, owner: str) -> list[StoredResponse]:
-        rows = self._db.execute(query, (response_id, owner)).fetchall()
+        rows = self._reads.execute(query, (response_id, owner)).fetchall()
         found = [
             StoredResponse(id, owner, previous, created_s, runner is not None, body, input, events)
             for id, owner, previous, created_s, runner, body, input, events in rows
         ]
         return [response for response in found if response.running or response.created_s >= self._oldest_s()]
 
-    def _chain(self, response_id: str, owner: str) -> list[StoredResponse]:
-        """Marks them as used now: a long conversation is not forgotten from its begin."""
-        found = self._get(_CHAIN, response_id, owner)
-        ids = msgspec.json.encode([response.id for response in found]).decode()
+    def _mark_used(self, ids: Sequence[str]) -> None:
+        """All of a chain: a long conversation is not forgotten from its begin."""
         used = "UPDATE responses SET used_s = ? WHERE id IN (SELECT value FROM json_each(?))"
-        self._db.execute(used, (time.time(), ids))
-        return found
+        try:
+            self._db.execute("PRAGMA busy_timeout = 0")
+            self._db.execute(used, (time.time(), msgspec.json.encode(ids).decode()))
+        except sqlite3.Error as error:
+            logger.warning("the use of a response was not noted: %s", error)
 
     def _items(self, ids: Sequence[str], owner: str) -> dict[str, bytes]:
-        found = (self._db.execute(_ITEM, (item_id, owner, self._oldest_s())).fetchone() for item_id in ids)
+        found = (self._reads.execute(_ITEM, (item_id, owner, self._oldest_s())).fetchone() for item_id in ids)
         return {row[0]: row[1] for row in found if row is not None}
 
     def _delete(self, response_id: str, owner: str) -> bool:
-        if not self._get(_ONE, response_id, owner):
-            return False
-        self._forget(response_id)
+        mine = self._db.execute("SELECT 1 FROM responses WHERE id = ? AND owner = ?", (response_id, owner)).fetchone()
+        deleted = mine is not None and self._forget(response_id)
         self._shrink()
-        return True
+        return deleted
+
+
+async def _in(thread: ThreadPoolExecutor, work: Callable[[], T]) -> T:
+    return await asyncio.get_running_loop().run_in_executor(thread, work)
+
+
+def _unreachable(error: sqlite3.Error) -> APIError:
+    return unavailable(f"The stored responses cannot be reached: {error}.", code="storage_unavailable")
 
 
 def _make_private(path: Path) -> None:

@@ -98,6 +98,8 @@ class StoredResponses:
         live = self._live(response_id)
         if live is not None:
             await live.cancel(by_client=True)
+        if live is not None and live.run.unstored:
+            return _json(live.run.snapshot())
         response = _shown(await self._stored(response_id), frozenset())
         if not response["background"]:
             raise APIError(f"The response '{response_id}' does not run in the background and cannot be cancelled.")
@@ -108,6 +110,7 @@ class StoredResponses:
         live = self._live(response_id)
         if live is not None:
             await live.cancel(by_client=True)
+            await self._service.responses.background.forget(live)
         if not await self._service.responses.store.delete(response_id, caller()):
             raise _not_found(response_id)
         return _json({"id": response_id, "object": "response", "deleted": True})

@@ -118,7 +118,7 @@ class _Stream:
             assert kind == "response.created"
         else:
             assert kind != "response.created"
-            changing = ("status", "output", "usage", "completed_at", "error", "incomplete_details")
+            changing = ("status", "store", "output", "usage", "completed_at", "error", "incomplete_details")
             same = [{k: v for k, v in r.items() if k not in changing} for r in (self.response, response)]
             assert same[0] == same[1]
         self.response = response

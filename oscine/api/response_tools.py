@@ -121,7 +121,14 @@ def repeated(tools: Sequence[Object], namespaces: Collection[str]) -> list[Objec
     What is of an unknown type, or not enabled, is left out as it is from the prompt.
     """
     had = [tool for tool in tools if tool.get("type") in _CLIENT_TYPES or _is_offered(tool, namespaces)]
-    return [{key: value for key, value in tool.items() if key not in _SECRETS} for tool in had]
+    return [_repeated(tool) for tool in had]
+
+
+def _repeated(tool: Object) -> Object:
+    """Without secrets; a function with what it was taken to have where the client gave nothing."""
+    if tool.get("type") != "function":
+        return {key: value for key, value in tool.items() if key not in _SECRETS}
+    return {"description": None, "parameters": None, **tool, "strict": tool.get("strict") is True}
 
 
 def _is_offered(tool: Object, namespaces: Collection[str]) -> bool:

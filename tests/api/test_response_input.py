@@ -130,6 +130,15 @@ def test_all_kinds_of_items_are_read(scripted: ScriptedServer) -> None:
     assert [item["type"] for item in listed["data"]] == [item.get("type", "message") for item in items]
 
 
+def test_functions_are_repeated_with_what_was_not_given(scripted: ScriptedServer) -> None:
+    say(scripted, "ok")
+    bare, full = {"type": "function", "name": "a"}, {**ADD, "description": "Adds.", "strict": True}
+    nulls = {**bare, "name": "b", "description": None, "parameters": None, "strict": None}
+    shown = create(scripted, input="hi", tools=[bare, full, nulls])["tools"]
+    none = {"description": None, "parameters": None, "strict": False}
+    assert shown == [{**bare, **none}, full, {**nulls, **none}]
+
+
 def test_items_can_be_referred_to(scripted: ScriptedServer) -> None:
     say(scripted, "four")
     first = create(scripted, input="2 + 2?")

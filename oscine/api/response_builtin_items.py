@@ -23,6 +23,7 @@ class BuiltinItem(OpenItem):
         self.begin = begin
         self.content = ""
         self.result = ""  # as the model got it
+        self._told = False
         self.emit(f"{self.kind}.in_progress")
 
     def add(self, text: str) -> None:
@@ -30,6 +31,16 @@ class BuiltinItem(OpenItem):
 
     def said(self) -> None:
         """The call is complete, and the tool begins."""
+        self._tell()
+
+    def _tell(self) -> None:
+        """Tells what the model wrote as a whole."""
+        self._told = True
+
+    def end(self, status: Status) -> None:
+        if not self._told:  # the budget cut it
+            self._tell()
+        super().end(status)
 
     def answered(self, result: ToolResult) -> None:
         """Ends the item."""
@@ -52,9 +63,13 @@ class CodeItem(BuiltinItem):
         self.emit("code_interpreter_call_code.delta", delta=text)
 
     def said(self) -> None:
+        super().said()
+        self.emit("code_interpreter_call.interpreting")
+
+    def _tell(self) -> None:
+        super()._tell()
         self.item["code"] = self.content
         self.emit("code_interpreter_call_code.done", code=self.content)
-        self.emit("code_interpreter_call.interpreting")
 
     def _show(self, result: ToolResult) -> Status:
         if not isinstance(result.details, CodeRun):
@@ -62,15 +77,12 @@ class CodeItem(BuiltinItem):
         self.item["outputs"] = [{"type": "logs", "logs": result.details.logs}]
         return "completed"
 
-    def end(self, status: Status) -> None:
-        self.item["code"] = self.content
-        super().end(status)
-
 
 class SearchItem(BuiltinItem):
     kind = "web_search_call"
 
     def said(self) -> None:
+        super().said()
         self.emit("web_search_call.searching")
 
     def _show(self, result: ToolResult) -> Status:
@@ -93,7 +105,9 @@ class McpItem(BuiltinItem):
         super().add(text)
         self.emit("mcp_call_arguments.delta", delta=text)
 
-    def said(self) -> None:
+    def _tell(self) -> None:
+        super()._tell()
+        self.item["arguments"] = self.content
         self.emit("mcp_call_arguments.done", arguments=self.content)
 
     def _show(self, result: ToolResult) -> Status:
@@ -106,10 +120,6 @@ class McpItem(BuiltinItem):
         self.item["error"] = {"type": "mcp_tool_execution_error", "content": [{"type": "text", "text": error}]}
         self.emit("mcp_call.failed")
         return "failed"
-
-    def end(self, status: Status) -> None:
-        self.item["arguments"] = self.content
-        super().end(status)
 
 
 def _search(query: str, sources: tuple[Source, ...] = ()) -> Object:

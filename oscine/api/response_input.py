@@ -130,7 +130,10 @@ def _parts(content: Any, *, by_assistant: bool) -> Any:
         content = [{"type": "output_text" if by_assistant else "input_text", "text": content}]
     if not by_assistant or not isinstance(content, list):
         return content
-    return [{"annotations": [], **part} if isinstance(part, dict) and "text" in part else part for part in content]
+    return [
+        {"annotations": [], "logprobs": [], **part} if isinstance(part, dict) and "text" in part else part
+        for part in content
+    ]
 
 
 class History:

@@ -117,7 +117,7 @@ class FunctionCallItem(OpenItem):
         self.emit("function_call_arguments.delta", delta=text)
 
     def end(self, status: Status) -> None:
-        self.emit("function_call_arguments.done", arguments=self.item["arguments"])
+        self.emit("function_call_arguments.done", name=self.item["name"], arguments=self.item["arguments"])
         super().end(status)
 
 

@@ -79,6 +79,7 @@ class _Stream:
         self.open: str | None = None  # id of the item that is open
         self.part: dict[str, Any] | None = None  # that is open
         self.sums: dict[str, str] = {}
+        self.told: set[str] = set()  # sums that a done event has told
         self.logprobs: list[Any] = []
         self.annotations: list[Any] = []
         self.part_text: str | None = None  # told by a text's done event
@@ -93,7 +94,7 @@ class _Stream:
         if kind == "response.output_item.added":
             assert self.open is None, "items do not overlap"
             assert index == len(self.items)
-            self.open, self.sums = event["item"]["id"], {}
+            self.open, self.sums, self.told = event["item"]["id"], {}, set()
             assert event["item"].get("status", "in_progress") == "in_progress"
             self.items.append(event["item"])
             return
@@ -111,6 +112,9 @@ class _Stream:
         elif kind.removesuffix(".done") in _SUMS:
             name = kind.removesuffix(".done")
             assert event[_SUMS[name]] == self.sums.get(name, "")
+            assert event.get("name", self.items[-1].get("name")) == self.items[-1].get("name")
+            assert ("name" in event) is (name == "response.function_call_arguments")
+            self.told.add(name)
             self.sums[name] = event[_SUMS[name]]
 
     def _lifecycle(self, kind: str, response: dict[str, Any]) -> None:
@@ -138,6 +142,7 @@ class _Stream:
         assert item.get("status") != "in_progress"
         for name, text in self.sums.items():
             assert item[_SUMS[name]] == text
+            assert name in self.told, "what grows is told as a whole before its item is done"
         if item["type"] in ("message", "reasoning"):
             assert len(item["content"]) == 1
         self.items[-1] = item

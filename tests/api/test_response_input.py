@@ -130,6 +130,17 @@ def test_all_kinds_of_items_are_read(scripted: ScriptedServer) -> None:
     assert [item["type"] for item in listed["data"]] == [item.get("type", "message") for item in items]
 
 
+def test_what_the_assistant_said_is_listed_as_output(scripted: ScriptedServer) -> None:
+    say(scripted, "ok")
+    parts = [{"type": "output_text", "text": "b"}, {"type": "refusal", "refusal": "c"}]
+    said = [{"role": "assistant", "content": content} for content in ("a", parts)]
+    made = create(scripted, input=[*said, {"role": "user", "content": "hi"}])
+    listed = scripted.get(f"/v1/responses/{made['id']}/input_items?order=asc").json()["data"]
+    text = {"type": "output_text", "annotations": [], "logprobs": []}
+    assert listed[0]["content"] == [{**text, "text": "a"}]
+    assert listed[1]["content"] == [{**text, "text": "b"}, parts[1]]
+
+
 def test_functions_are_repeated_with_what_was_not_given(scripted: ScriptedServer) -> None:
     say(scripted, "ok")
     bare, full = {"type": "function", "name": "a"}, {**ADD, "description": "Adds.", "strict": True}

@@ -259,12 +259,19 @@ def test_the_budget_is_that_of_the_whole_turn(server: ScriptedServer) -> None:
 
 
 def test_a_call_that_is_cut_is_not_made(server: ScriptedServer) -> None:
-    plays(server, call(server, "python", "print(1")[:-1], finish="length")
-    response, _ = stream(server, tools=[PYTHON])
-    assert response["status"] == "incomplete"
-    assert response["output"][-1]["code"] == "print(1"
-    assert response["output"][-1]["status"] == "incomplete"
-    assert len(server.engine.requests) == 1
+    for to, tool, done in (
+        ("python", PYTHON, "response.code_interpreter_call_code.done"),
+        ("notes.find", MCP, "response.mcp_call_arguments.done"),
+    ):
+        plays(server, call(server, to, "print(1")[:-1], finish="length")
+        response, events = stream(server, tools=[tool])
+        assert response["status"] == "incomplete"
+        item = response["output"][-1]
+        assert item["code" if to == "python" else "arguments"] == "print(1"
+        assert item["status"] == "incomplete"
+        assert events.count(done) == 1
+        assert "response.code_interpreter_call.interpreting" not in events
+    assert len(server.engine.requests) == 2
 
 
 def test_a_model_that_calls_on_and_on_is_made_to_answer(server: ScriptedServer) -> None:

@@ -23,6 +23,7 @@ class ResponseAnswer(Struct):
     background: bool
     completed_at: int | None
     error: dict[str, str] | None
+    frequency_penalty: float
     incomplete_details: dict[str, str] | None
     instructions: str | None
     max_output_tokens: int | None
@@ -31,6 +32,7 @@ class ResponseAnswer(Struct):
     model: str
     output: list[Object]
     parallel_tool_calls: bool
+    presence_penalty: float
     previous_response_id: str | None
     prompt_cache_key: str | None
     reasoning: Object

@@ -216,7 +216,7 @@ class OutputItems:
 
     def _reasoning(self) -> OpenItem:
         item = {"id": new_id("rs"), "type": "reasoning", "status": "in_progress", "summary": [], "content": []}
-        return TextItem(self._events, len(self.items), {**item, "encrypted_content": None})
+        return TextItem(self._events, len(self.items), item)
 
     def _message(self, preamble: bool) -> OpenItem:
         item = {"id": new_id("msg"), "type": "message", "status": "in_progress", "role": "assistant", "content": []}

@@ -34,10 +34,17 @@ def shown(item: Object, include: Collection[str]) -> Object:
     if kind == "code_interpreter_call" and OUTPUTS not in include:
         return {**item, "outputs": None}
     if kind == "web_search_call" and SOURCES not in include and isinstance(action := item.get("action"), dict):
-        return {**item, "action": {key: value for key, value in action.items() if key != "sources"}}
-    if kind == "reasoning" and SEALED_REASONING in include and item["status"] != "in_progress":
-        return {**item, "encrypted_content": item.get("encrypted_content") or _sealed(item)}
+        return {**item, "action": _without(action, "sources")}
+    if kind == "reasoning":
+        sealed = item.get("encrypted_content")
+        if SEALED_REASONING in include and item["status"] != "in_progress":
+            sealed = sealed or _sealed(item)
+        return {**_without(item, "encrypted_content"), **({} if sealed is None else {"encrypted_content": sealed})}
     return item
+
+
+def _without(item: Object, name: str) -> Object:
+    return {key: value for key, value in item.items() if key != name}
 
 
 def _sealed(item: Object) -> str:

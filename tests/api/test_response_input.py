@@ -85,6 +85,7 @@ def test_reasoning_travels_in_encrypted_content_too(scripted: ScriptedServer) ->
     made = create(scripted, input="hi", include=["reasoning.encrypted_content"])
     item = {**made["output"][0], "content": None}
     assert item["encrypted_content"]
+    assert "encrypted_content" not in scripted.get(f"/v1/responses/{made['id']}").json()["output"][0]
     create(scripted, input=[{"role": "user", "content": "hi"}, item])
     assert "<|channel|>analysis<|message|>Thought.<|end|>" in prompt(scripted)
     foreign = {**item, "encrypted_content": "gAAAAAB"}

@@ -217,10 +217,12 @@ def test_log_probabilities_are_those_of_the_text(scripted: ScriptedServer) -> No
 def test_what_was_asked_is_repeated(scripted: ScriptedServer) -> None:
     asked: dict[str, Any] = {
         "instructions": "Be brief.",
+        "frequency_penalty": -0.5,
         "max_output_tokens": 99,
         "max_tool_calls": 3,
         "metadata": {"a": "b"},
         "parallel_tool_calls": False,
+        "presence_penalty": 1.5,
         "prompt_cache_key": "k",
         "safety_identifier": "s",
         "store": False,
@@ -235,6 +237,8 @@ def test_what_was_asked_is_repeated(scripted: ScriptedServer) -> None:
     assert response["reasoning"] == {"effort": "low", "summary": None}
     assert response["text"]["verbosity"] == "medium"
     assert response["service_tier"] == "default"
+    usual = whole(scripted)
+    assert usual["presence_penalty"] == usual["frequency_penalty"] == 0.0
     schema = {"type": "object", "properties": {"x": {"type": "integer"}}, "additionalProperties": False}
     format = {"type": "json_schema", "name": "n", "schema": schema, "strict": True}
     assert whole(scripted, text={"format": format})["text"]["format"] == {**format, "description": None}

@@ -48,6 +48,7 @@ class _Message(Struct):
 class _Reasoning(Struct):
     content: list[ContentPart] | None = None
     encrypted_content: str | None = None
+    summary: list[ContentPart] | None = None
 
 
 class _FunctionCall(Struct):
@@ -205,7 +206,9 @@ class History:
         self._content = text
 
     def _reason(self, item: _Reasoning, where: str) -> None:
+        """The summary is for items that have nothing else: those of this server say the same in it."""
         text = content_text(item.content, _TEXT_PARTS, where) or unsealed(item.encrypted_content or "")
+        text = text or "\n\n".join(part.text or "" for part in item.summary or ())
         if text:
             self._flush()
             self._reasoning = text

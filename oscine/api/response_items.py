@@ -84,6 +84,28 @@ class TextItem(OpenItem):
         self.emit(f"{self.kind}.done", content_index=0, text=self.part["text"])
 
 
+class SummaryItem(TextItem):
+    """Reasoning for clients that show summaries alone: what the model thinks is all that there is to sum up."""
+
+    def __init__(self, events: ResponseEvents, index: int, item: Object) -> None:
+        super().__init__(events, index, item)
+        self._emit("part.added", part={"type": "summary_text", "text": ""})
+
+    def _emit(self, kind: str, **fields: Any) -> None:
+        self.emit(f"reasoning_summary_{kind}", summary_index=0, **fields)
+
+    def add(self, text: str) -> None:
+        super().add(text)
+        self._emit("text.delta", delta=text)
+
+    def _end_text(self) -> None:
+        super()._end_text()
+        part = {"type": "summary_text", "text": self.part["text"]}
+        self.item["summary"] = [part]
+        self._emit("text.done", text=part["text"])
+        self._emit("part.done", part=part)
+
+
 class MessageItem(TextItem):
     """What the user reads."""
 
@@ -159,13 +181,19 @@ class OutputItems:
         begin_builtin: Callable[[BuiltinCallBegin, ResponseEvents, int], OpenItem],
         logprobs: Callable[[ContentDelta], Sequence[Object] | None],
         annotate: Callable[[str], Sequence[Object]],
+        *,
+        summaries: bool,
     ) -> None:
-        """`client_tool` is what the client calls the function of a name; `logprobs` are those of a delta's tokens."""
+        """`client_tool` is what the client calls the function of a name; `logprobs` are those of a delta's tokens.
+
+        `summaries`: whether reasoning has one.
+        """
         self.items: list[Object] = []
         self.open: OpenItem | None = None
         self._events = events
         self._client_tool, self._begin_builtin = client_tool, begin_builtin
         self._logprobs, self._annotate = logprobs, annotate
+        self._reasoning_kind = SummaryItem if summaries else TextItem
 
     def take(self, news: Iterable[Event], *, cut: bool = False) -> None:
         """`cut`: what ends in these news was not complete."""
@@ -216,7 +244,7 @@ class OutputItems:
 
     def _reasoning(self) -> OpenItem:
         item = {"id": new_id("rs"), "type": "reasoning", "status": "in_progress", "summary": [], "content": []}
-        return TextItem(self._events, len(self.items), item)
+        return self._reasoning_kind(self._events, len(self.items), item)
 
     def _message(self, preamble: bool) -> OpenItem:
         item = {"id": new_id("msg"), "type": "message", "status": "in_progress", "role": "assistant", "content": []}

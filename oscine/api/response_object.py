@@ -60,7 +60,7 @@ def new_response(response_id: str, asked: ResponseRequest, model: str, namespace
         "presence_penalty": asked.presence_penalty or 0.0,
         "previous_response_id": asked.previous_response_id,
         "prompt_cache_key": asked.prompt_cache_key,
-        "reasoning": {"effort": (reasoning and reasoning.effort) or effort.DEFAULT, "summary": None},
+        "reasoning": {"effort": (reasoning and reasoning.effort) or effort.DEFAULT, "summary": asked.summary},
         "safety_identifier": asked.safety_identifier,
         "service_tier": "default",
         "store": asked.store is not False,

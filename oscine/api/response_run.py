@@ -99,6 +99,7 @@ class ResponseRun:
                 self.events,
                 grammars=grammars,
                 top_logprobs=plan.top_logprobs,
+                summaries=plan.asked.summary is not None,
                 headroom=headroom,
             )
             served = plan.call.model.served

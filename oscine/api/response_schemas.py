@@ -12,10 +12,13 @@ from oscine.api.parameters import MAX_TOP_LOGPROBS, Refused, SamplingFields, abo
 from oscine.api.schemas import Verbosity
 from oscine.chat.effort import Effort
 
+Summary = Literal["auto", "concise", "detailed"]
+
 
 class ReasoningConfig(Struct):
     effort: Annotated[Effort | None, about("How much the model thinks (default `medium`).")] = None
-    summary: Annotated[str | None, about("`auto`, `concise` or `detailed`.")] = None
+    summary: Annotated[Summary | None, about("Whether reasoning is shown as a summary too; all say the same.")] = None
+    generate_summary: Annotated[Summary | None, about("The old name of `summary`.")] = None
 
 
 class TextFormatConfig(Struct):
@@ -69,3 +72,8 @@ class ResponseRequest(SamplingFields, kw_only=True):
     stop_token_ids: Refused = None
     return_token_ids: Refused = None
     thinking_token_budget: Refused = None
+
+    @property
+    def summary(self) -> Summary | None:
+        asked = self.reasoning or ReasoningConfig()
+        return asked.summary or asked.generate_summary

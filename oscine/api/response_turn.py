@@ -48,11 +48,12 @@ class ResponseTurn:
         *,
         grammars: Grammars,
         top_logprobs: int | None,
+        summaries: bool,
         headroom: int,
     ) -> None:
         """The request's max_tokens are for the whole turn; `headroom` of them are kept for the answer.
 
-        `top_logprobs`: None for no log-probabilities at all.
+        `top_logprobs`: None for no log-probabilities at all. `summaries`: whether reasoning has one.
         """
         self._request, self._model, self._toolbox, self._events = request, model, toolbox, events
         self._grammars = grammars
@@ -68,7 +69,9 @@ class ResponseTurn:
         self._generated: list[int] = []  # by the engine's request at hand
         self._earlier = 0  # tokens of the engine's requests before it
         self._logprobs = ContentLogprobs(model.tokenizer, top_logprobs)
-        self.output = OutputItems(events, tools.named, begin_builtin, self._logprobs.of, self._annotations)
+        self.output = OutputItems(
+            events, tools.named, begin_builtin, self._logprobs.of, self._annotations, summaries=summaries
+        )
         self.calls: dict[str, Sequence[str]] = {}  # see History.add
         self.num_prompt_tokens = len(request.prompt_token_ids)
         self.num_cached_tokens = 0

@@ -83,6 +83,8 @@ class _Stream:
         self.logprobs: list[Any] = []
         self.annotations: list[Any] = []
         self.part_text: str | None = None  # told by a text's done event
+        self.summary: list[dict[str, Any]] = []  # parts that the events of the open item told
+        self.summary_open = False
 
     def read(self, event: Event) -> None:
         kind = event["type"]
@@ -95,6 +97,7 @@ class _Stream:
             assert self.open is None, "items do not overlap"
             assert index == len(self.items)
             self.open, self.sums, self.told = event["item"]["id"], {}, set()
+            self.summary = []
             assert event["item"].get("status", "in_progress") == "in_progress"
             self.items.append(event["item"])
             return
@@ -105,6 +108,8 @@ class _Stream:
         assert event["item_id"] == self.open
         if "content_index" in event:
             self._of_part(kind, event)
+        elif "summary_index" in event:
+            self._of_summary(kind, event)
         elif kind.endswith(".delta"):
             assert event["delta"]
             name = kind.removesuffix(".delta")
@@ -145,8 +150,28 @@ class _Stream:
             assert name in self.told, "what grows is told as a whole before its item is done"
         if item["type"] in ("message", "reasoning"):
             assert len(item["content"]) == 1
+        assert not self.summary_open
+        assert item.get("summary", []) == self.summary
         self.items[-1] = item
         self.open = None
+
+    def _of_summary(self, kind: str, event: Event) -> None:
+        if kind == "response.reasoning_summary_part.added":
+            assert not self.summary_open
+            assert event["part"] == {"type": "summary_text", "text": ""}
+            self.summary.append(dict(event["part"]))
+            self.summary_open = True
+        assert self.summary_open
+        assert event["summary_index"] == len(self.summary) - 1
+        part = self.summary[-1]
+        if kind == "response.reasoning_summary_text.delta":
+            assert event["delta"]
+            part["text"] += event["delta"]
+        elif kind == "response.reasoning_summary_text.done":
+            assert event["text"] == part["text"]
+        elif kind == "response.reasoning_summary_part.done":
+            assert event["part"] == part
+            self.summary_open = False
 
     def _of_part(self, kind: str, event: Event) -> None:
         assert event["content_index"] == 0

@@ -93,6 +93,20 @@ def test_reasoning_travels_in_encrypted_content_too(scripted: ScriptedServer) ->
     assert "analysis" not in prompt(scripted)
 
 
+def test_a_summary_is_read_where_nothing_else_of_reasoning_comes_back(scripted: ScriptedServer) -> None:
+    say(scripted, "ok")
+    parts = [{"type": "summary_text", "text": text} for text in ("One.", "Two.")]
+    call = {"type": "function_call", "call_id": "c1", "name": "add", "arguments": "{}"}
+    result = {"type": "function_call_output", "call_id": "c1", "output": "2"}
+    for item, expected in (
+        ({"summary": parts}, "One.\n\nTwo."),
+        ({"summary": parts, "encrypted_content": "gAAAAAB"}, "One.\n\nTwo."),
+        ({"summary": parts, "content": [{"type": "reasoning_text", "text": "All."}]}, "All."),
+    ):
+        create(scripted, input=[{"role": "user", "content": "hi"}, {"type": "reasoning", **item}, call, result])
+        assert f"<|channel|>analysis<|message|>{expected}<|end|>" in prompt(scripted)
+
+
 def test_all_kinds_of_items_are_read(scripted: ScriptedServer) -> None:
     say(scripted, "ok")
     items = [
@@ -248,6 +262,7 @@ LARK = {"type": "custom", "name": "n", "format": {"type": "grammar", "syntax": "
         ("tool_choice", {"tools": [ADD], "tool_choice": {"type": "function", "name": "sub"}}),
         ("tool_choice.type", {"tools": [ADD], "tool_choice": {"name": "add"}}),
         ("stream_options", {"stream_options": {}}),
+        ("reasoning.summary", {"reasoning": {"summary": "long"}}),
     ],
 )  # fmt: skip
 def test_what_cannot_be_honoured_is_refused_by_name(scripted: ScriptedServer, param: str, body: dict[str, Any]) -> None:

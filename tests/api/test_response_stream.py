@@ -107,6 +107,27 @@ def test_items_are_what_was_said(scripted: ScriptedServer) -> None:
     assert output(scripted, "nothing") == []
 
 
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("asked", [{"summary": "auto"}, {"summary": "detailed"}, {"generate_summary": "concise"}])
+def test_reasoning_is_its_own_summary_where_one_is_asked_for(
+    scripted: ScriptedServer, size: int, asked: dict[str, str]
+) -> None:
+    scripted.engine.script = in_pieces(turns(scripted.tokenizer)["an answer"], size)
+    streamed = stream(scripted, reasoning=asked)
+    assert streamed["output"][0]["summary"] == [{"type": "summary_text", "text": "2 + 2"}]
+    assert streamed["output"][0]["content"] == [{"type": "reasoning_text", "text": "2 + 2"}]
+    assert without_ids(whole(scripted, reasoning=asked)) == without_ids(streamed)
+    assert scripted.get(f"/v1/responses/{streamed['id']}").json() == streamed
+
+
+def test_a_summary_that_is_cut_is_whole_in_its_events(scripted: ScriptedServer) -> None:
+    t = scripted.tokenizer
+    scripted.says(t.channel, "analysis", t.message, "So far", finish="length")
+    response = stream(scripted, reasoning={"summary": "auto"})
+    assert response["output"][0]["status"] == "incomplete"
+    assert response["output"][0]["summary"] == [{"type": "summary_text", "text": "So far"}]
+
+
 def test_tools_of_other_kinds_are_called_by_their_own_names(scripted: ScriptedServer) -> None:
     (custom,) = output(scripted, "a custom call")
     assert (custom["type"], custom["name"], custom["input"]) == ("custom_tool_call", "note", "a\nb")
@@ -234,8 +255,9 @@ def test_what_was_asked_is_repeated(scripted: ScriptedServer) -> None:
     }
     response = whole(scripted, **asked, reasoning={"effort": "low", "summary": "auto"}, service_tier="flex")
     assert {name: response[name] for name in asked} == asked
-    assert response["reasoning"] == {"effort": "low", "summary": None}
     assert response["text"]["verbosity"] == "medium"
+    assert response["reasoning"] == {"effort": "low", "summary": "auto"}
+    assert whole(scripted, reasoning={"generate_summary": "concise"})["reasoning"]["summary"] == "concise"
     assert response["service_tier"] == "default"
     usual = whole(scripted)
     assert usual["presence_penalty"] == usual["frequency_penalty"] == 0.0

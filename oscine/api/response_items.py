@@ -22,6 +22,7 @@ from oscine.chat.events import (
     ToolCallBegin,
     ToolCallDelta,
 )
+from oscine.tools.toolbox import CITATION_END, CITATION_LENGTH
 
 Status = Literal["completed", "incomplete", "failed"]
 Object = dict[str, Any]
@@ -116,20 +117,43 @@ class MessageItem(TextItem):
     ) -> None:
         super().__init__(events, index, item)
         self._annotate = annotate
+        self._length = 0  # of all texts
 
     def _empty_part(self) -> Object:
         return {"type": self.kind, "text": "", "annotations": [], "logprobs": []}
 
     def add_content(self, text: str, logprobs: Sequence[Object]) -> None:
         self._texts.append(text)
+        self._length += len(text)
         self.part["logprobs"] += logprobs
         self.emit("output_text.delta", content_index=0, delta=text, logprobs=logprobs)
+        if CITATION_END in text:
+            self._cite(len(text))
+
+    def _cite(self, newest: int) -> None:
+        """Tells the citations that end within so many of the newest characters."""
+        tail = self._tail(newest + CITATION_LENGTH)
+        before = self._length - len(tail)
+        found = self.part["annotations"]
+        for annotation in self._annotate(tail):
+            if annotation["end_index"] > len(tail) - newest:
+                place = {name: annotation[name] + before for name in ("start_index", "end_index")}
+                found.append(annotation | place)
+                index = len(found) - 1
+                self.emit(
+                    "output_text.annotation.added", content_index=0, annotation_index=index, annotation=found[index]
+                )
+
+    def _tail(self, length: int) -> str:
+        """The end of the text, of so many characters or a few more."""
+        first, size = len(self._texts), 0
+        while first and size < length:
+            first -= 1
+            size += len(self._texts[first])
+        return "".join(self._texts[first:])
 
     def _end_text(self) -> None:
         text = self.part["text"]
-        for i, annotation in enumerate(self._annotate(text)):
-            self.part["annotations"].append(annotation)
-            self.emit("output_text.annotation.added", content_index=0, annotation_index=i, annotation=annotation)
         self.emit("output_text.done", content_index=0, text=text, logprobs=self.part["logprobs"])
 
 

@@ -9,13 +9,13 @@ from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import msgspec
 
 from oscine.chat.messages import FunctionTool, ToolNamespace
-from oscine.tools.browser_page import Document, Page, link, page_of
-from oscine.tools.toolbox import Citation, Details, Source, ToolResult, WebFind, WebOpen, WebSearch
+from oscine.tools.browser_page import Document, Page, lines_of, link, page_of
+from oscine.tools.toolbox import CITATION_END, Citation, Details, Source, ToolResult, WebFind, WebOpen, WebSearch
 
 NAMESPACE = "browser"
 _VIEW = 8_000  # characters of a view, about 2,000 tokens
@@ -23,7 +23,7 @@ _MOST_HITS = 20
 _MOST_MATCHES = 30
 _AROUND = 3  # lines shown with a match
 _SEARCH = "search:"  # how the URL of a page of results begins
-_CITATION = re.compile(r"【(\d{1,9})†L(\d{1,9})(?:-L?(\d{1,9}))?[^】]{0,200}】")
+_CITATION = re.compile(r"【(\d{1,9})†L(\d{1,9})(?:-L?(\d{1,9}))?[^】]{0,200}" + CITATION_END)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +60,22 @@ class _FindArguments(msgspec.Struct):
     cursor: int = -1
 
 
+class _Result(NamedTuple):
+    """A hit on a page of results."""
+
+    url: str
+    title: str
+    first: int  # line
+    last: int  # line
+
+
 @dataclass(slots=True)
 class _Shown:
     """What a cursor stands for. A page of an earlier request is loaded when it is wanted."""
 
     url: str
     title: str
+    results: Sequence[_Result] = ()  # of a search
     page: Page | None = None
     matches: list[int] = field(default_factory=list)  # of a find: its lines in the page that was searched
 
@@ -76,7 +86,7 @@ class BrowserTool:
     def __init__(self, backend: Backend, timeout_s: float, state: Any = None) -> None:
         self._backend = backend
         self._timeout_s = timeout_s
-        self._shown = [_Shown(url, title) for url, title in state or ()]
+        self._shown = [_shown(*kept) for kept in state or ()]
         self._functions: dict[str, Callable[[Any], Awaitable[ToolResult]]] = {
             "search": self._search,
             "open": self._open,
@@ -93,8 +103,8 @@ class BrowserTool:
     def namespace(self) -> ToolNamespace:
         return DECLARATION
 
-    def state(self) -> list[tuple[str, str]]:
-        return [(shown.url, shown.title) for shown in self._shown]
+    def state(self) -> list[tuple[str, str, Sequence[_Result]]]:
+        return [(shown.url, shown.title, shown.results) for shown in self._shown]
 
     async def call(self, recipient: str, content: str) -> ToolResult:
         name = recipient.partition(".")[2]
@@ -122,16 +132,17 @@ class BrowserTool:
                     yield Citation(match.start(), match.end(), source)
 
     def _source(self, shown: _Shown, first: int, last: int) -> Source | None:
-        """A cited page of results stands for the first result within the lines."""
+        """A cited page of results stands for the first result that has one of the lines."""
         if not shown.url.startswith(_SEARCH):
             return Source(shown.url, shown.title)
-        url = shown.page.link_in(first, last) if shown.page else None
-        return Source(url, next((s.title for s in self._shown if s.url == url), url)) if url else None
+        cited = (result for result in shown.results if result.first <= last and result.last >= first)
+        return next((Source(result.url, result.title) for result in cited), None)
 
     async def _search(self, arguments: _SearchArguments) -> ToolResult:
         hits = await self._backend.search(arguments.query, max(1, min(arguments.topn, _MOST_HITS)))
         sources = tuple(Source(hit.url, hit.title) for hit in hits)
-        shown = _Shown(_SEARCH + arguments.query, arguments.query, _results(arguments.query, hits))
+        page, results = _results(arguments.query, hits)
+        shown = _Shown(page.url, page.title, results, page)
         return self._show(shown, WebSearch(arguments.query, sources))
 
     async def _open(self, arguments: _OpenArguments) -> ToolResult:
@@ -148,13 +159,13 @@ class BrowserTool:
             elif target >= 0:
                 page = await self._load(_linked(page, target))
         details = WebOpen(page.url)
-        return self._show(_Shown(page.url, page.title, page), details, loc, arguments.num_lines)
+        return self._show(_Shown(page.url, page.title, page=page), details, loc, arguments.num_lines)
 
     async def _find(self, arguments: _FindArguments) -> ToolResult:
         page = await self._page(self._at(arguments.cursor))
         matches, found = await asyncio.to_thread(_matches, page, arguments.pattern)
         details = WebFind(page.url, arguments.pattern)
-        return self._show(_Shown(page.url, page.title, found, matches), details)
+        return self._show(_Shown(page.url, page.title, page=found, matches=matches), details)
 
     def _show(self, shown: _Shown, details: Details, loc: int = -1, num_lines: int = -1) -> ToolResult:
         """Gives what is shown a cursor. Raises ValueError for a place that there is not."""
@@ -183,9 +194,15 @@ class BrowserTool:
                 return shown.page
         if url.startswith(_SEARCH):
             query = url.removeprefix(_SEARCH)
-            return _results(query, await self._backend.search(query, _SearchArguments(query).topn))
+            page, _ = _results(query, await self._backend.search(query, _SearchArguments(query).topn))
+            return page
         document = await self._backend.open(url)
         return await asyncio.to_thread(page_of, document)
+
+
+def _shown(url: str, title: str, results: Sequence[Any] = ()) -> _Shown:
+    """What `state` gave; that of earlier versions had no results."""
+    return _Shown(url, title, [_Result(*result) for result in results])
 
 
 def _object(content: str) -> dict[str, Any]:
@@ -206,11 +223,16 @@ def _attempt(arguments: Any) -> Details:
     return WebOpen(arguments.id if isinstance(arguments.id, str) else None)
 
 
-def _results(query: str, hits: Sequence[Hit]) -> Page:
+def _results(query: str, hits: Sequence[Hit]) -> tuple[Page, list[_Result]]:
     if not hits:
         raise LookupError(f"nothing was found for {query!r}.")
-    entries = [f"# {link(i, hit.title, hit.url)}\n{hit.snippet}\n" for i, hit in enumerate(hits)]
-    return page_of(Document(_SEARCH + query, query, "\n".join(entries), tuple(hit.url for hit in hits)))
+    lines: list[str] = []
+    results: list[_Result] = []
+    for i, hit in enumerate(hits):
+        entry = [*lines_of(f"# {link(i, hit.title, hit.url)}\n{hit.snippet}")]
+        results.append(_Result(hit.url, hit.title, len(lines), len(lines) + len(entry) - 1))
+        lines += [*entry, ""]
+    return Page(_SEARCH + query, query, tuple(lines[:-1]), tuple(hit.url for hit in hits)), results
 
 
 def _linked(page: Page, number: int) -> str:

@@ -5,6 +5,7 @@ Knows HTML, Markdown and line lengths; not where documents come from, or what th
 
 import re
 import textwrap
+from collections.abc import Iterator
 from dataclasses import dataclass
 from html.parser import HTMLParser
 from urllib.parse import urljoin, urlsplit
@@ -12,7 +13,6 @@ from urllib.parse import urljoin, urlsplit
 _WIDTH = 80  # characters
 _MARKDOWN_LINK = re.compile(r"(?<!!)\[([^\[\]\n]+)\]\(<?([^()\s<>]+)>?(?:\s+(?:\"[^\"\n]*\"|'[^'\n]*'))?\)")
 _MARKDOWN_TITLE = re.compile(r"^#[ \t](.*)$", re.MULTILINE)
-_LINK_ID = re.compile(r"【(\d+)†")
 _BLOCKS = {
     *("address", "article", "aside", "blockquote", "br", "dd", "div", "dl", "dt", "figure", "footer", "form", "header"),
     *("hr", "li", "main", "nav", "ol", "p", "pre", "section", "table", "tr", "ul", "h1", "h2", "h3", "h4", "h5", "h6"),
@@ -38,19 +38,17 @@ class Page:
     lines: tuple[str, ...]
     links: tuple[str, ...]
 
-    def link_in(self, first: int, last: int) -> str | None:
-        """The URL of the first link in these lines."""
-        match = _LINK_ID.search("\n".join(self.lines[first : last + 1]))
-        number = int(match[1]) if match else len(self.links)
-        return self.links[number] if number < len(self.links) else None
-
 
 def page_of(document: Document) -> Page:
-    lines: list[str] = []
-    for line in document.text.splitlines():
-        wrapped = textwrap.wrap(line, _WIDTH, break_long_words=False, break_on_hyphens=False)
-        lines += wrapped if len(line) > _WIDTH else [line.rstrip()]
-    return Page(document.url, document.title, tuple(lines), document.links)
+    return Page(document.url, document.title, tuple(lines_of(document.text)), document.links)
+
+
+def lines_of(text: str) -> Iterator[str]:
+    for line in text.splitlines():
+        if len(line) > _WIDTH:
+            yield from textwrap.wrap(line, _WIDTH, break_long_words=False, break_on_hyphens=False)
+        else:
+            yield line.rstrip()
 
 
 def link(number: int, text: str, url: str, base: str = "") -> str:

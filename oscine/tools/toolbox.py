@@ -14,6 +14,10 @@ from oscine.chat.messages import ToolNamespace
 logger = logging.getLogger(__name__)
 
 
+CITATION_END = "】"  # what every citation ends with
+CITATION_LENGTH = 256  # characters; none is longer
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
     url: str

@@ -1,5 +1,6 @@
 """The loop of built-in tools in a response: calls, results, budgets, and what comes of them later."""
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Self
@@ -56,9 +57,8 @@ class ScriptedTool:
 
 class Browser(ScriptedTool):
     def citations(self, text: str) -> Iterator[Citation]:
-        start = text.find("[1]")
-        if start >= 0:
-            yield Citation(start, start + 3, SOURCE)
+        for match in re.finditer("【1】", text):
+            yield Citation(match.start(), match.end(), SOURCE)
 
     def state(self) -> Any:
         return {"pages": 1}
@@ -190,7 +190,7 @@ def test_code_runs_and_its_result_is_used(server: ScriptedServer, size: int) -> 
 
 def test_the_web_is_searched_and_cited(server: ScriptedServer) -> None:
     say = [call(server, f"browser.{name}", '{"query": "q"}') for name in ("search", "open", "find")]
-    plays(server, *say, answer(server, "So [1]."))
+    plays(server, *say, answer(server, "So 【1】."))
     response, events = stream(server, tools=[WEB], include=["web_search_call.action.sources"])
     actions = [item["action"] for item in response["output"] if item["type"] == "web_search_call"]
     assert actions == [
@@ -204,6 +204,25 @@ def test_the_web_is_searched_and_cited(server: ScriptedServer) -> None:
     assert events.count("response.output_text.annotation.added") == 1
     shown = server.get(f"/v1/responses/{response['id']}").json()
     assert "sources" not in shown["output"][1]["action"]
+
+
+@pytest.mark.parametrize("size", [1, 4, 200])
+def test_citations_come_with_the_text_that_completes_them(server: ScriptedServer, size: int) -> None:
+    text = "é" * 400 + " so 【1】【1】 and 【" + "x" * 300 + "1】 and 【1】.】"
+    plays(server, call(server, "browser.search", "{}"), answer(server, text), size=size)
+    events = parse(server.post("/v1/responses", {"input": "hi", "stream": True, "tools": [WEB]}).text)
+    response = check_stream(events)
+    assert response is not None
+    said, cited = "", []
+    for event in events:
+        if event["type"] == "response.output_text.delta":
+            assert said.count("【1】") == len(cited)
+            said += event["delta"]
+        elif event["type"] == "response.output_text.annotation.added":
+            cited.append(event["annotation"])
+    assert [said[a["start_index"] : a["end_index"]] for a in cited] == ["【1】"] * 3
+    assert [a["start_index"] for a in cited] == [match.start() for match in re.finditer("【1】", text)]
+    assert response["output"][-1]["content"][0]["annotations"] == cited
 
 
 def test_servers_of_tools_are_listed_once_and_called(server: ScriptedServer) -> None:
@@ -341,7 +360,7 @@ def test_a_tool_that_is_not_offered_is_not_called(server: ScriptedServer) -> Non
 
 
 def test_whole_is_streamed(server: ScriptedServer) -> None:
-    turns = (call(server, "python", "1"), call(server, "browser.search", "{}"), answer(server, "[1]"))
+    turns = (call(server, "python", "1"), call(server, "browser.search", "{}"), answer(server, "【1】"))
     plays(server, *turns)
     streamed, _ = stream(server, tools=ALL)
     plays(server, *turns)

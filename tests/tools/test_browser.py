@@ -113,6 +113,39 @@ def test_citations_are_resolved(browser: BrowserTool) -> None:
     assert sorted(browser.citations(text), key=lambda c: c.start) == expected
 
 
+class Hits:
+    """A backend that finds what a test says, and has no pages."""
+
+    def __init__(self, *hits: Hit) -> None:
+        self._hits = hits
+
+    async def search(self, query: str, topn: int) -> Sequence[Hit]:
+        return self._hits[:topn]
+
+    async def open(self, url: str) -> Document:
+        raise LookupError
+
+
+def test_a_line_of_results_cites_the_result_that_it_belongs_to() -> None:
+    snippets = ("One.\nStill one.", "See 【0†this】 " + "word " * 40, "")
+    sources = [Source(f"http://{i}.test/", f"Title {i} " + "long " * 20 * i) for i in range(3)]
+    browser = BrowserTool(Hits(*(Hit(s.url, s.title, text) for s, text in zip(sources, snippets, strict=True))), 5.0)
+    shown = call(browser, "search", query="q").text.splitlines()[3:]
+    begins = [i for i, line in enumerate(shown) if ": # 【" in line]
+    assert len(begins) == 3
+    later = BrowserTool(Hits(), 5.0, json.loads(json.dumps(browser.state())))
+    for line, text in enumerate(shown):
+        hit = sum(begin <= line for begin in begins) - 1
+        expected = [] if text.endswith(": ") and line + 1 in begins else [sources[hit]]
+        assert [c.source for c in browser.citations(f"【0†L{line}】")] == expected, text
+        assert [c.source for c in later.citations(f"【0†L{line}】")] == expected, text
+    first = [c.source for c in browser.citations("【0†L1-L3】 【0†L2-L2】 【0†L3-L9】")]
+    assert first == [sources[0], sources[0], sources[1]]
+    assert [*browser.citations(f"【0†L{len(shown)}】")] == []
+    of_earlier_version = BrowserTool(Hits(), 5.0, [["search:q", "q"], ["http://0.test/", "Page"]])
+    assert [c.source.title for c in of_earlier_version.citations("【0†L0】 【1†L0】")] == ["Page"]
+
+
 def test_citations_that_are_none(browser: BrowserTool) -> None:
     call(browser, "search", query="wrens")
     call(browser, "open", id=0)

@@ -3,6 +3,7 @@
 from typing import Any
 
 from oscine.api import anthropic_schemas, schemas
+from oscine.api.response_context import CompactRequest, InputTokensRequest
 from oscine.api.response_schemas import ResponseRequest
 
 _QUESTION = [{"role": "user", "content": "What is 27 + 58?"}]
@@ -13,6 +14,8 @@ EXAMPLES: dict[type, dict[str, Any]] = {
     anthropic_schemas.MessagesRequest: {"model": "any", "max_tokens": 200, "messages": _QUESTION},
     anthropic_schemas.CountTokensRequest: {"model": "any", "messages": _QUESTION},
     ResponseRequest: {"input": "What is 27 + 58?", "max_output_tokens": 200},
+    InputTokensRequest: {"input": "What is 27 + 58?"},
+    CompactRequest: {"model": "any", "input": "What is 27 + 58?"},
     schemas.TokenizeRequest: {"messages": _QUESTION},
     schemas.DetokenizeRequest: {"tokens": [72, 105]},
 }

@@ -50,6 +50,19 @@ class ResponseAnswer(Struct):
     user: str | None
 
 
+class ResponseInputTokens(Struct):
+    object: Literal["response.input_tokens"]
+    input_tokens: int
+
+
+class CompactedResponse(Struct):
+    id: str
+    object: Literal["response.compaction"]
+    created_at: int
+    output: list[Object]
+    usage: ResponseUsage
+
+
 class DeletedResponse(Struct):
     id: str
     object: Literal["response"]

@@ -30,7 +30,10 @@ _PREFIXES = {
     "web_search_call": "ws",
     "mcp_call": "mcp",
     "mcp_list_tools": "mcpl",
+    "compaction": "cmp",
 }
+_WITHOUT_STATUS = ("mcp_list_tools", "compaction")
+COMPACTED = "What was said and done before is no longer shown. This is your summary of it; go on from there.\n\n"
 _TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "refusal")
 
 
@@ -49,6 +52,10 @@ class _Reasoning(Struct):
     content: list[ContentPart] | None = None
     encrypted_content: str | None = None
     summary: list[ContentPart] | None = None
+
+
+class _Compaction(Struct):
+    encrypted_content: str
 
 
 class _FunctionCall(Struct):
@@ -118,7 +125,7 @@ def _input_item(item: Object, stored: dict[str, Object], where: str) -> Object:
     if kind not in _PREFIXES:
         raise invalid(f"{where}.type", f"items of type {kind!r} are not supported")
     named = {"type": kind, **item, "id": head.id or new_id(_PREFIXES[kind])}
-    if kind != "mcp_list_tools":
+    if kind not in _WITHOUT_STATUS:
         named["status"] = head.status or "completed"
     if kind == "message":
         named["content"] = _parts(item.get("content"), by_assistant=item.get("role") == "assistant")
@@ -169,6 +176,8 @@ class History:
                 self._message(convert(item, _Message, where), where)
             case "reasoning":
                 self._reason(convert(item, _Reasoning, where), where)
+            case "compaction":
+                self._compacted(convert(item, _Compaction, where), where)
             case "function_call":
                 made = convert(item, _FunctionCall, where)
                 self._call(made.call_id, made.name, made.namespace, made.arguments)
@@ -212,6 +221,13 @@ class History:
         if text:
             self._flush()
             self._reasoning = text
+
+    def _compacted(self, item: _Compaction, where: str) -> None:
+        summary = unsealed(item.encrypted_content)
+        if summary is None:
+            raise invalid(f"{where}.encrypted_content", "it was not written by a server like this one")
+        self._flush()
+        self._messages.append(chat.Message("user", COMPACTED + summary))
 
     def _call(self, call_id: str, name: str, namespace: str | None, arguments: str) -> None:
         self._call_ids.add(call_id)

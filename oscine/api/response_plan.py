@@ -54,6 +54,7 @@ class Plan:
     listed: frozenset[str] = field(
         default_factory=frozenset
     )  # MCP servers whose tools the conversation has seen listed
+    headroom: int = 0  # tokens kept for the answer, if the server's own setting is not more
 
     @property
     def asked(self) -> ResponseRequest:
@@ -64,27 +65,32 @@ class Plan:
         top = self.asked.top_logprobs
         return top or 0 if top or LOGPROBS in self.include else None
 
-    async def engine_request(self, date: str, memory: ReasoningMemory) -> tuple[GenerationRequest, Grammars]:
+    @property
+    def _allowed(self) -> Allowed:
+        asked, recipients = self.asked, _recipients(self.toolbox.namespaces)
+        return allowed(asked.tool_choice, self.tools, recipients, parallel=asked.parallel_tool_calls is not False)
+
+    async def prompt(self, date: str, memory: ReasoningMemory) -> list[int]:
         """Raises APIError."""
-        asked, model = self.asked, self.call.model
-        namespaces = self.toolbox.namespaces
-        may = allowed(
-            asked.tool_choice, self.tools, _recipients(namespaces), parallel=asked.parallel_tool_calls is not False
-        )
-        text, schema = _text_format(asked)
-        wanted = only_format([*text, *extensions(asked)])
-        if not may.recipients:  # else an answer may follow what they say
-            check_beside_calls(extensions(asked), may.choice)
+        asked, hidden = self.asked, self._allowed.choice == "none"
         talk = Conversation(
             messages=self.messages,
-            tools=() if may.choice == "none" else self.tools.functions,
-            response_schema=schema,
+            tools=() if hidden else self.tools.functions,
+            response_schema=_text_format(asked)[1],
             reasoning_effort=model_effort(asked.reasoning.effort if asked.reasoning else None),
             current_date=date,
-            namespaces=() if may.choice == "none" else namespaces,
+            namespaces=() if hidden else self.toolbox.namespaces,
         )
+        return await self.call.model.prompts.render(memory.restore(self.owner, talk), self._size, "input")
+
+    async def engine_request(self, date: str, memory: ReasoningMemory) -> tuple[GenerationRequest, Grammars]:
+        """Raises APIError."""
+        asked, may = self.asked, self._allowed
+        wanted = only_format([*_text_format(asked)[0], *extensions(asked)])
+        if not may.recipients:  # else an answer may follow what they say
+            check_beside_calls(extensions(asked), may.choice)
         try:
-            prompt = await model.prompts.render(memory.restore(self.owner, talk), self._size, "input")
+            prompt = await self.prompt(date, memory)
             params = self._sampling_params(len(prompt))
         except APIError as error:
             if error.code == "context_length_exceeded" and asked.truncation == "auto":

@@ -90,7 +90,7 @@ class ResponseRun:
         plan = self._plan
         async with plan.toolbox:
             request, grammars = await plan.engine_request(self._service.date, self._service.reasoning)
-            headroom = usual_headroom(self._service.config.server.final_headroom, request.sampling.max_tokens)
+            usual = usual_headroom(self._service.config.server.final_headroom, request.sampling.max_tokens)
             turn = ResponseTurn(
                 request,
                 plan.call.model,
@@ -100,7 +100,7 @@ class ResponseRun:
                 grammars=grammars,
                 top_logprobs=plan.top_logprobs,
                 summaries=plan.asked.summary is not None,
-                headroom=headroom,
+                headroom=max(usual, plan.headroom),
             )
             served = plan.call.model.served
             with served.admit([request]):

@@ -36,10 +36,10 @@ def shown(item: Object, include: Collection[str]) -> Object:
     if kind == "web_search_call" and SOURCES not in include and isinstance(action := item.get("action"), dict):
         return {**item, "action": _without(action, "sources")}
     if kind == "reasoning":
-        sealed = item.get("encrypted_content")
+        content = item.get("encrypted_content")
         if SEALED_REASONING in include and item["status"] != "in_progress":
-            sealed = sealed or _sealed(item)
-        return {**_without(item, "encrypted_content"), **({} if sealed is None else {"encrypted_content": sealed})}
+            content = content or _sealed(item)
+        return {**_without(item, "encrypted_content"), **({} if content is None else {"encrypted_content": content})}
     return item
 
 
@@ -48,15 +48,16 @@ def _without(item: Object, name: str) -> Object:
 
 
 def _sealed(item: Object) -> str:
-    text = "".join(part.get("text") or "" for part in item.get("content") or ())
+    return sealed("".join(part.get("text") or "" for part in item.get("content") or ()))
+
+
+def sealed(text: str) -> str:
+    """A text as `encrypted_content`. It is encoded, not encrypted: it says no more than the client may know, or say."""
     return _SEAL + base64.b64encode(text.encode("utf-8", "surrogatepass")).decode()
 
 
 def unsealed(text: str) -> str | None:
-    """The reasoning in `encrypted_content`, for clients that send nothing else back; None if another server wrote it.
-
-    It is encoded, not encrypted: the same text stands beside it.
-    """
+    """The text in `encrypted_content`, for clients that send nothing else back; None if another server wrote it."""
     try:
         return base64.b64decode(text.removeprefix(_SEAL), validate=True).decode() if text.startswith(_SEAL) else None
     except (binascii.Error, UnicodeDecodeError):

@@ -12,7 +12,14 @@ from oscine.api.health import Health
 from oscine.api.models import Models
 from oscine.api.openapi import Description
 from oscine.api.operation import ANTHROPIC, DELETE, GET, POST, PROBE, Operation
-from oscine.api.response_answers import DeletedResponse, InputItems, ResponseAnswer
+from oscine.api.response_answers import (
+    CompactedResponse,
+    DeletedResponse,
+    InputItems,
+    ResponseAnswer,
+    ResponseInputTokens,
+)
+from oscine.api.response_context import Compact, CompactRequest, InputTokens, InputTokensRequest
 from oscine.api.response_query import ItemsQuery, NoQuery, RetrieveQuery
 from oscine.api.response_schemas import ResponseRequest
 from oscine.api.responses import Responses, StoredResponses
@@ -26,12 +33,15 @@ def endpoints(service: Service) -> list[Operation]:
     health, models, tokenize = Health(service), Models(service), Tokenize(service)
     chat, text = ChatCompletions(service), Completions(service)
     claude, count = AnthropicMessages(service), CountTokens(service)
+    counted, compact = InputTokens(service), Compact(service)
     responses, stored, one = Responses(service), StoredResponses(service), "/v1/responses/{id}"
     dead, unready, unwell = ({"503": kind} for kind in (answers.Status, answers.Readiness, answers.HealthReport))
     table = [
         POST("/v1/chat/completions", chat, "Answer a conversation", ChatCompletionRequest, answers.ChatCompletion),
         POST("/v1/completions", text, "Continue a text", CompletionRequest, answers.Completion),
         POST("/v1/responses", responses, "Make a response", ResponseRequest, answer=ResponseAnswer),
+        POST("/v1/responses/input_tokens", counted, "Count tokens", InputTokensRequest, answer=ResponseInputTokens),
+        POST("/v1/responses/compact", compact, "Compact a conversation", CompactRequest, answer=CompactedResponse),
         GET(one, stored.retrieve, "A stored response, or its events", query=RetrieveQuery, answer=ResponseAnswer),
         DELETE(one, stored.delete, "Forget a response", answer=DeletedResponse),
         POST(f"{one}/cancel", stored.cancel, "End a response in the background", query=NoQuery, answer=ResponseAnswer),

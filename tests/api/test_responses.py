@@ -215,6 +215,21 @@ def test_a_client_that_goes_away_ends_its_response(client: openai.OpenAI, nano_s
         client.responses.retrieve(first.response.id)
 
 
+def test_tokens_are_counted(client: openai.OpenAI) -> None:
+    counted = client.responses.input_tokens.count(model=MODEL, input=SUM, instructions="Be exact.")
+    usage = create(client, input=SUM, instructions="Be exact.", max_output_tokens=1).usage
+    assert usage is not None
+    assert counted.input_tokens == usage.input_tokens
+
+
+def test_a_conversation_is_compacted_and_goes_on(client: openai.OpenAI) -> None:
+    first = create(client, input="What is 2 + 2?")
+    compacted = client.responses.compact(model=MODEL, input=SUM, previous_response_id=first.id)
+    items: Any = [item.to_dict(warnings=False) for item in compacted.output]
+    assert [item["type"] for item in items] == ["message", "message", "compaction"]
+    assert create(client, input=[*items, {"role": "user", "content": "What is 3 + 4?"}]).output_text
+
+
 def test_errors_are_the_clients_own(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as caught:
         create(client, input=SUM, previous_response_id="resp_none")

@@ -30,7 +30,7 @@ class Prompts:
             raise APIError(f"The request has more than the {self._max_queued_tokens} tokens that this server takes.")
         return [self._tokenizer.encode(text) for text in texts]
 
-    async def decode(self, token_ids: Sequence[int]) -> str:
+    async def decode(self, token_ids: list[int]) -> str:
         """Special tokens by name, invalid UTF-8 as U+FFFD."""
         return await beside(lambda: self._tokenizer.decode(token_ids), len(token_ids))
 

@@ -19,6 +19,8 @@ from oscine.types import GenerationRequest
 
 from .grammars import allowed, grammar, text_of, tokenizer_file
 from .recorded import record_graphs
+from .test_headers import SPECIALS
+from .test_headers import workload as header_workload
 from .tiny import (
     CONFIG,
     MAX_MODEL_LEN,
@@ -134,6 +136,23 @@ def test_grammars_are_kept_while_steps_overlap(
         assert found.error is None
         assert found.token_ids == on_cpu[one.request_id].token_ids
     assert allowed(text_of(on_gpu["0"].token_ids), 80, 90)
+
+
+@pytest.mark.parametrize(("graphs", "pages"), [(False, 64), (True, 64), (True, 10)])
+def test_headers_are_ruled_while_steps_overlap(
+    make_engine: MakeEngine, tmp_path: Path, graphs: bool, pages: int
+) -> None:
+    """In graphs that have chosen already, with few tokens or masks: as on the CPU, which a plain loop has proved."""
+    grammars = Grammars(tokenizer_file(tmp_path, SPECIALS), CONFIG.vocab_size)
+    plain = [one for one in header_workload() if not one.sampling.logit_bias]
+    greedy = [one for one in plain if not one.sampling.temperature]
+    on_cpu = run(
+        loop(runner := executor(model(), options(), 64, 64, grammars), options(), runner.memory), *header_workload()
+    )
+    for requests in (greedy, plain, header_workload()):
+        found = run(make_engine(graphs, pages, grammars, overlap=True, max_num_batched_tokens=16), *requests)
+        for one in requests:
+            assert found[one.request_id].token_ids == on_cpu[one.request_id].token_ids
 
 
 def test_decodes_do_replay(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:

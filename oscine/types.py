@@ -97,6 +97,9 @@ class StepPlan:
         return sum(s.num_tokens for s in self.sequences)
 
 
+NON_FINITE = "the model produced non-finite logits"
+
+
 @dataclass(slots=True)
 class StepResult:
     """What one step sampled. Lists are aligned with plan.sequences."""
@@ -226,6 +229,7 @@ class EngineStats:
     prefix_queries: int = 0  # counter: tokens that requests came with, looked up in the prefix index
     prefix_hits: int = 0  # counter: of these found there
     preemptions: int = 0  # counter
+    non_finite: int = 0  # counter: sequences that ended as their logits were no numbers
     # Not yet computed, of requests that wait or run, those that a sequence is sampled from aside. What the prefix index
     # has of a request that waits is not known yet, and included.
     queued_tokens: int = 0

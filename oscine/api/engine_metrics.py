@@ -33,6 +33,7 @@ _COUNTERS: tuple[tuple[str, str, _Read], ...] = (
     ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache", lambda s: s.prefix_queries),
     ("prefix_cache_hits", "Prompt tokens found in the prefix cache", lambda s: s.prefix_hits),
     ("num_preemptions", "Sequences that were put back to make room", lambda s: s.preemptions),
+    ("non_finite_logits", "Sequences that ended as their logits were no numbers", lambda s: s.non_finite),
 )
 _TRANSFERS: tuple[tuple[str, str, _Read], ...] = (
     ("remote_prefills", "Prompts whose pages came from another engine", lambda s: s.remote_prefills),

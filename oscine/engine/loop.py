@@ -16,6 +16,7 @@ from oscine.engine.prefix_index import PageEvents
 from oscine.engine.request import Request
 from oscine.engine.scheduler import ScheduledStep, Scheduler
 from oscine.types import (
+    NON_FINITE,
     AsyncExecutor,
     EngineStats,
     Executor,
@@ -120,6 +121,7 @@ class EngineLoop:
         self._num_step_tokens = 0
         self._steps_by_tokens: list[int] = []  # see EngineStats
         self._num_generated = 0
+        self._num_non_finite = 0
         self._latencies = Latencies()
 
     def tell_of_pages(self, events: PageEvents) -> None:
@@ -208,6 +210,7 @@ class EngineLoop:
             prefix_queries=counters.prefix_queries,
             prefix_hits=counters.prefix_hits,
             preemptions=counters.preemptions,
+            non_finite=self._num_non_finite,
             queued_tokens=sum(len(r.token_ids) for r in waiting) + sum(count for count in missing if count > 1),
             active_tokens=sum(len(r.token_ids) for r in running),
             requests=self._num_arrivals,
@@ -260,6 +263,7 @@ class EngineLoop:
         sampled = result.token_ids[i]
         error = None if result.errors is None else result.errors.get(sequence.slot)
         if error is not None:
+            self._num_non_finite += error == NON_FINITE
             news.append(self._finish(request, "error", error))
             return
         if sampled:

@@ -232,7 +232,10 @@ class Constraints:
             live = self._live.get(slot)
             if live is not None and live.sampled is not None:
                 token_id, live.sampled = live.sampled(), None
-                self._consume(slot, [token_id])
+                if token_id < 0:  # there was none to sample; the sequence ends
+                    del self._live[slot]
+                else:
+                    self._consume(slot, [token_id])
         return [row for row, slot in enumerate(slots) if slot in self._live]
 
     def fill(self, slots_K: Sequence[int], positions_K: Sequence[int], masks_KW: ColumnArray) -> None:

@@ -4,9 +4,10 @@ from dataclasses import dataclass
 
 from oscine.executor.batch import BoolArray
 from oscine.executor.logprobs import records
+from oscine.executor.slots import IntArray
 from oscine.executor.transfer import Mark
 from oscine.ops.interface import Sampled
-from oscine.types import StepResult, TokenLogprobs
+from oscine.types import NON_FINITE, StepResult, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,7 @@ class LaunchedStep:
     """Everything on the host is there to be read when `done` has passed."""
 
     step: int
+    slots_S: IntArray
     samples_S: BoolArray
     sampled: Sampled | None  # on the host, a row for each true element of samples_S; None where there is none
     num_logprobs: list[int]  # per sampled row; -1: none
@@ -42,10 +44,11 @@ class LaunchedStep:
             slot: records(rows.tokens, [rows.num_top] * len(rows.tokens.token_ids_N))
             for slot, rows in self.prompts.items()
         }
-        result = StepResult(self.step, [[] for _ in self.samples_S], None, prompts or None, self.errors or None)
+        indices = self.samples_S.nonzero()[0].tolist()
+        errors = self.errors | {int(self.slots_S[i]): NON_FINITE for i, id in zip(indices, ids, strict=True) if id < 0}
+        result = StepResult(self.step, [[] for _ in self.samples_S], None, prompts or None, errors or None)
         if self.sampled is None:
             return result
-        indices = self.samples_S.nonzero()[0].tolist()
         for i, token_id in zip(indices, ids, strict=True):
             result.token_ids[i] = [token_id]
         if self.sampled.logprobs_N is not None:

@@ -109,6 +109,7 @@ class TorchExecutor:
         slots_M = step.slots_S[step.samples_S]
         launched = LaunchedStep(
             step=plan.step,
+            slots_S=step.slots_S,
             samples_S=step.samples_S,
             sampled=None if outcome.sampled is None else on_host(outcome.sampled),
             num_logprobs=self._sampler.num_logprobs(slots_M),

@@ -151,7 +151,8 @@ class Sampler:
         if self._histories:
             for row, slot in enumerate(slots_N.tolist()):
                 if slot in self._histories:
-                    counts_V, id_1 = self._histories[slot].output_counts_V, token_ids_N[row : row + 1].long()
+                    counts_V = self._histories[slot].output_counts_V
+                    id_1 = token_ids_N[row : row + 1].long().clamp(min=0)
                     counts_V.scatter_add_(0, id_1, torch.ones_like(id_1, dtype=torch.int32))
 
     def _batch(self, slots_N: IntArray, positions_N: IntArray, num_logprobs: int | None) -> SamplingBatch:

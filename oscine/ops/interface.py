@@ -109,7 +109,7 @@ class SamplingBatch:
 
 
 class Sampled(NamedTuple):
-    token_ids_N: Tensor  # int64
+    token_ids_N: Tensor  # int64; -1 for a row of which no logit is a number above -inf
     logprobs_N: Tensor | None = None  # float32; of the sampled tokens, before any adjustment
     top_ids_NK: Tensor | None = None  # int64
     top_logprobs_NK: Tensor | None = None  # float32
@@ -127,7 +127,7 @@ class Chooser:
 
     prepare: Callable[[Tensor], Any]  # weight_VH on the device -> what `choose` wants besides it
     prepared_bytes: Callable[[int, int], int]  # (V, H) -> of that
-    # (x_NH, weight_VH, prepared, sampling) -> token ids_N int64
+    # (x_NH, weight_VH, prepared, sampling) -> token ids_N int64, as in Sampled
     choose: Callable[[Tensor, Tensor, Any, SamplingBatch], Tensor]
 
 

@@ -62,6 +62,8 @@ def check(prepare: object, remember: object, device: str) -> None:
             ids = torch.arange(len(lengths), device=device, dtype=dtype) + 1000
             remember(state, packed.sampled_slots_M, ids)  # type: ignore[operator]
             assert torch.equal(state.last_ids[packed.slots_S.long()].long(), ids.long())
+        remember(state, packed.sampled_slots_M, torch.full_like(packed.sampled_slots_M, -1))  # type: ignore[operator]
+        assert not state.last_ids[packed.slots_S.long()].any(), "what is no token is remembered as one"
         others = torch.ones_like(before, dtype=torch.bool)
         others[packed.slots_S.long()] = False
         assert torch.equal(state.last_ids[others], before[others])

@@ -76,6 +76,10 @@ def conspiring(hidden: int) -> tuple[Tensor, Tensor]:
     return weight_VH, sign_H[None]
 
 
+def interpret_no_choice() -> None:
+    check_no_choice(heads(300, HIDDEN)["nothing"].bfloat16())
+
+
 def interpret_choices() -> None:
     for name, weight_VH in heads(1100, HIDDEN).items():
         for num_rows, greedy in ((3, False), (4, True)) if name == "nothing" else ((5, False), (4, True)):
@@ -96,6 +100,20 @@ def interpret_choices() -> None:
     for name, weight_VH in heads(300, HIDDEN).items():
         check_bounds(name, weight_VH, activations(9, weight_VH))
     check_bounds("conspiring", *conspiring(HIDDEN), tight=True)
+
+
+def check_no_choice(weight_VH: Tensor) -> None:
+    """A row of NaN has no token; the others keep theirs."""
+    x_NH = activations(4, weight_VH).to(weight_VH)
+    broken_NH = x_NH.clone()
+    broken_NH[1:3] = torch.nan
+    screen = screened.prepare(weight_VH)
+    assert screen is not None
+    for greedy in (True, False):
+        sampling = batch(4, x_NH.device, greedy=greedy)
+        expected_N = screened.screened(x_NH, weight_VH, screen, sampling)
+        expected_N[1:3] = -1
+        assert torch.equal(screened.screened(broken_NH, weight_VH, screen, sampling), expected_N)
 
 
 def check_bounds(name: str, weight_VH: Tensor, x_NH: Tensor, *, tight: bool = False) -> None:
@@ -120,6 +138,15 @@ def check_bounds(name: str, weight_VH: Tensor, x_NH: Tensor, *, tight: bool = Fa
         assert (bound_NV <= 0.012 * norm_N[:, None] * (weight_VH.double() / screen.column_H).norm(dim=1)).all(), name
     if name in ("some nearly alike", "conspiring"):  # else a choice without bounds would pass as well
         assert (rough_NV.argmax(1) != exact_NV.argmax(1)).any()
+
+
+def test_a_row_of_no_numbers_has_no_token() -> None:
+    run_gluon(interpret_no_choice)
+
+
+@pytest.mark.gpu
+def test_a_row_of_no_numbers_has_no_token_on_a_gpu() -> None:
+    check_no_choice(heads(20_000, 2880)["nothing"].bfloat16().cuda())
 
 
 def test_interpreted_choices() -> None:

@@ -164,6 +164,20 @@ def test_impossible_tokens_are_never_drawn() -> None:
         assert set(sample(logits, batch).token_ids_N.tolist()) == {7}
 
 
+@pytest.mark.parametrize("nothing", [torch.nan, -torch.inf])
+@pytest.mark.parametrize("truncated", [False, True])
+def test_where_no_token_is_possible_there_is_none(nothing: float, truncated: bool) -> None:
+    logits = torch.zeros(4, 30)
+    logits[1:3] = nothing
+    heat = torch.tensor([1.0, 1.0, 0.0, 0.0])
+    mixed = sampling_batch(4, CPU, truncated=truncated, temperature_N=heat, num_logprobs=1)
+    greedy = sampling_batch(4, CPU, temperature_N=torch.zeros(4), greedy=True)
+    for batch in (mixed, greedy):
+        ids = sample(logits, batch).token_ids_N.tolist()
+        assert ids[1:3] == [-1, -1]
+        assert min(ids[0], ids[3]) >= 0
+
+
 def test_bias_is_added_and_forbids() -> None:
     logits = torch.zeros(2, 4)
     batch = sampling_batch(

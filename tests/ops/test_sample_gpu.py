@@ -129,11 +129,11 @@ def in_interpreter() -> None:
             check(logits(kind, vocab, CPU), batches(vocab, CPU)[name], f"{kind}, {name}")
     spread = logits("spread", 150, CPU)
     spread[:, 9] = torch.nan
-    spread[4] = -torch.inf
-    for name in ("noise", "all"):
-        ids = triton.sample(spread, batches(150, CPU)[name]).token_ids_N
-        assert ((ids >= 0) & (ids < 150)).all()
-        assert 9 not in ids.tolist()
+    spread[3], spread[4] = torch.nan, -torch.inf
+    for name in ("greedy", "noise", "all"):
+        ids = triton.sample(spread, batches(150, CPU)[name]).token_ids_N.tolist()
+        assert ids[3:5] == [-1, -1]
+        assert all(0 <= id < 150 and id != 9 for id in ids[:3] + ids[5:])
     for vocab in (31, 150):
         check_restriction(logits("spread", vocab, CPU), "interpreted")
     batch = replace(batches(150, CPU)["greedy"], num_logprobs=3)

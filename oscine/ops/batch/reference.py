@@ -27,8 +27,8 @@ def prepare_batch(packed: PackedStep[Tensor], state: BatchState) -> PreparedStep
 
 
 def remember(state: BatchState, sampled_slots_M: Tensor, ids_M: Tensor) -> None:
-    """last_ids[slot] = id; only nobody's row may be named more than once."""
-    state.last_ids[sampled_slots_M.long()] = ids_M.int()
+    """last_ids[slot] = id, or 0 for -1, whose sequence ends; only nobody's row may be named more than once."""
+    state.last_ids[sampled_slots_M.long()] = ids_M.int().clamp(min=0)
 
 
 def _group(packed: PackedStep[Tensor], table: Tensor, positions_T: Tensor, page_size: int) -> PageGroup:

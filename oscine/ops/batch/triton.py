@@ -50,7 +50,7 @@ def prepare_batch(packed: PackedStep[Tensor], state: BatchState) -> PreparedStep
 
 
 def remember(state: BatchState, sampled_slots_M: Tensor, ids_M: Tensor) -> None:
-    """ids_M: int32 or int64."""
+    """ids_M: int32 or int64, of which -1 is remembered as 0."""
     count = len(ids_M)
     _remember_kernel[(triton.cdiv(count, BLOCK),)](state.last_ids, sampled_slots_M, ids_M, count, BLOCK=BLOCK)
 
@@ -113,4 +113,5 @@ def _remember_kernel(last_ids, slots_M, ids_M, count, BLOCK: tl.constexpr):
     m = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = m < count
     slot = tl.load(slots_M + m, mask=inside, other=0)
-    tl.store(last_ids + slot, tl.load(ids_M + m, mask=inside).to(tl.int32), mask=inside)
+    id = tl.maximum(tl.load(ids_M + m, mask=inside, other=0), 0)
+    tl.store(last_ids + slot, id.to(tl.int32), mask=inside)

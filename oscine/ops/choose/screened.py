@@ -213,7 +213,7 @@ def _scores(
     BLOCK_B: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """The program's tokens, and the lowest (SIGN -1) or highest (1) scores that they can have; -inf for no token.
+    """The program's tokens, and the lowest (SIGN -1) or highest (1) scores they can have; -inf or NaN for no token.
 
     Waits for the kernel before this one.
     """
@@ -291,7 +291,7 @@ def decide_kernel(
     )
     floor_S = tl.load(floor + row * PARTS_S + part_S, mask=part_S < PARTS_S, other=float("-inf"))
     # One after the other: there are few, and most parts have none.
-    left_B = (highest_B >= tl.max(floor_S, 0)) & (token_B < vocab)
+    left_B = (highest_B >= tl.max(floor_S, 0)) & (highest_B > float("-inf")) & (token_B < vocab)
     value = tl.full((), float("-inf"), tl.float32)
     id = tl.program_id(0) * BLOCK_B
     x_H = tl.load(x + row * hidden + column_H, mask=column_H < hidden, other=0.0).to(tl.float32)

@@ -7,7 +7,7 @@ Each truncation renormalises what the one before left: top_p counts probability 
 the most probable token. The choice is argmax(logit + g) with g Gumbel noise, which draws from the softmax; the noise
 is a hash (noise.py), so nothing else in the batch can change it. Temperature 0 takes the argmax; a batch of such rows
 is neither sorted nor hashed. Ties go to the lowest id. A logit of -inf, or NaN in a row with noise, is never chosen
-while another remains.
+while another remains. Where none remains, as after weights that are NaN, the id is -1.
 """
 
 import torch
@@ -22,11 +22,13 @@ LOWEST_TEMPERATURE = 1e-20  # above 0; keeps logits / temperature finite, and is
 def sample(logits_NV: Tensor, sampling: SamplingBatch) -> Sampled:
     """logits [N, V] float32, not written; log-probabilities are those of these logits, before any adjustment."""
     adjusted_NV = restrict(penalize(add_bias(logits_NV, sampling), sampling), sampling)
-    ids_N = adjusted_NV.argmax(-1) if sampling.greedy else _choose(adjusted_NV, sampling)
+    scores_NV = adjusted_NV if sampling.greedy else _scores(adjusted_NV, sampling)
+    best_N, ids_N = scores_NV.max(-1)
+    ids_N = ids_N.masked_fill(~(best_N > -torch.inf), -1)
     if sampling.num_logprobs is None:
         return Sampled(ids_N)
     logprobs_NV = logits_NV.log_softmax(-1)
-    chosen_N = logprobs_NV.gather(1, ids_N[:, None]).squeeze(1)
+    chosen_N = logprobs_NV.gather(1, ids_N.clamp(min=0)[:, None]).squeeze(1)
     top = logprobs_NV.topk(sampling.num_logprobs, dim=-1)
     return Sampled(ids_N, chosen_N, top.indices, top.values)
 
@@ -67,14 +69,14 @@ def restrict(logits_NV: Tensor, sampling: SamplingBatch) -> Tensor:
     return logits_NV.masked_fill(~allowed_NV, -torch.inf)
 
 
-def _choose(logits_NV: Tensor, sampling: SamplingBatch) -> Tensor:
+def _scores(logits_NV: Tensor, sampling: SamplingBatch) -> Tensor:
     temperature_N1 = sampling.temperature_N[:, None]
     greedy_N1 = temperature_N1 == 0
     scaled_NV = logits_NV / temperature_N1.masked_fill(greedy_N1, 1.0).clamp(min=LOWEST_TEMPERATURE)
     scaled_NV = scaled_NV.masked_fill(scaled_NV.isnan(), -torch.inf)
     kept_NV = _truncate(scaled_NV, sampling) if sampling.truncated else scaled_NV
     noise_NV = gumbel(sampling.seed_N, sampling.position_N, logits_NV.shape[1])
-    return torch.where(greedy_N1, logits_NV, kept_NV + noise_NV).argmax(-1)
+    return torch.where(greedy_N1, logits_NV, kept_NV + noise_NV)
 
 
 def _truncate(logits_NV: Tensor, sampling: SamplingBatch) -> Tensor:

@@ -43,7 +43,7 @@ def sample(logits_NV: Tensor, sampling: SamplingBatch) -> Sampled:
     if sampling.num_logprobs is None:
         return Sampled(ids_N)
     logprobs_NV = logits_NV.log_softmax(-1)
-    chosen_N = logprobs_NV.gather(1, ids_N[:, None]).squeeze(1)
+    chosen_N = logprobs_NV.gather(1, ids_N.clamp(min=0)[:, None]).squeeze(1)
     top = logprobs_NV.topk(sampling.num_logprobs, dim=-1)
     return Sampled(ids_N, chosen_N, top.indices, top.values)
 
@@ -283,9 +283,9 @@ def settle(
     PARTS_S: tl.constexpr,
     BLOCK_S: tl.constexpr,
 ):
-    """The best of a row's parts, the lower id of equals: stored by the program that arrives last."""
+    """The best of a row's parts, the lower id of equals: stored by the program that arrives last. -1: all are -inf."""
     if PARTS_S == 1:
-        tl.store(ids + row, id.to(tl.int64))
+        tl.store(ids + row, tl.where(value > float("-inf"), id, -1).to(tl.int64))
     else:
         tl.store(best_value + row * PARTS_S + part, value)
         tl.store(best_id + row * PARTS_S + part, id)
@@ -297,8 +297,9 @@ def settle(
             at_S = row * PARTS_S + part_S
             value_S = tl.load(best_value + at_S, mask=live_S, other=float("-inf"), cache_modifier=".cg")
             id_S = tl.load(best_id + at_S, mask=live_S, other=vocab, cache_modifier=".cg")
-            id = tl.min(tl.where(value_S == tl.max(value_S, 0), id_S, vocab), 0)
-            tl.store(ids + row, id.to(tl.int64))
+            best = tl.max(value_S, 0)
+            id = tl.min(tl.where(value_S == best, id_S, vocab), 0)
+            tl.store(ids + row, tl.where(best > float("-inf"), id, -1).to(tl.int64))
 
 
 @triton.jit

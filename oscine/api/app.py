@@ -54,6 +54,11 @@ class _BelowPath:
         await self._app(scope, receive, send)
 
 
+def open_paths(service: Service) -> list[str]:
+    """Of the endpoints that need no key: health, metrics and the like."""
+    return [operation.path for operation in endpoints(service) if operation.open]
+
+
 def _route(operation: Operation, check: list[Middleware]) -> Route:
     middleware = [] if operation.open else check
     return Route(operation.path, operation.handler, methods=[operation.method], middleware=middleware)

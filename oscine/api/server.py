@@ -12,11 +12,14 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
 
 import uvicorn
 
-from oscine.api.app import create_app
+from oscine.api.app import create_app, open_paths
 from oscine.api.service import Service
+from oscine.api.tls_listener import TlsListener
 from oscine.api.wire import protocol
 from oscine.config import Config
 from oscine.engine.client import EngineClient, EngineError
@@ -92,7 +95,6 @@ class Server(uvicorn.Server):
             uvicorn.Config(
                 create_app(self.service),
                 loop="uvloop",
-                http=protocol(_max_connections(options.max_connections)),
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -113,6 +115,9 @@ class Server(uvicorn.Server):
             if options.ssl_keyfile is not None:
                 files += f", --ssl-keyfile {options.ssl_keyfile}"
             raise ServerError(f"{files}: {error.strerror or error}") from None
+        self.config.http_protocol_class = protocol(
+            _max_connections(options.max_connections), probes=open_paths(self.service)
+        )
         self.service.metrics.watch_connections(lambda: len(self.server_state.connections))
 
     @property
@@ -136,6 +141,16 @@ class Server(uvicorn.Server):
             await self.service.stop()
         if self.error is not None:
             raise ServerError(self.error)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        tls = self.config.ssl
+        if tls is None:
+            await super().startup(sockets)
+            return
+        await super().startup([])
+        kind: Any = self.config.http_protocol_class
+        make = partial(kind, self.config, self.server_state, self.lifespan.state)
+        self.servers = [TlsListener(listener, _BACKLOG, tls, make) for listener in sockets or ()]  # type: ignore[misc]
 
     async def _start_service(self, on_ready: Callable[[EngineInfo], None]) -> None:
         try:

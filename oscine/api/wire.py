@@ -4,24 +4,46 @@ Knows bytes and timers; what a request is answered with is the application's aff
 """
 
 import asyncio
+from collections.abc import Callable, Collection
 from typing import Any
 
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from oscine.api.errors import APIError, unavailable
 
 MAX_HEAD_BYTES = 65_536  # request line and headers
 MAX_FRAMING_BYTES = 65_536  # trailers and chunk extensions of a request
+MAX_UNPARSED_BYTES = 65_536  # kept behind a request that waits for the one before it
+_SLICE_BYTES = 512  # parsed in one go: what comes behind a request that waits is parsed when its turn has come
+_RESERVE = 64  # connections above the limit, for probes alone
 _CHUNK_FRAMING_BYTES = 20  # of a chunk without extensions: its length and two line breaks
 HEAD_S = 15.0  # from the first byte of a head, or from the connection, to its last
 STALLED_S = 120.0  # that a client may leave a full buffer unread
 LINGER_S = 2.0  # for a client to read a response that came before it had sent its body
 
 
-class BoundedHttp(HttpToolsProtocol):
-    """One connection."""
+class _Flow(FlowControl):
+    """Flow control that reads no further while it is `full`, whatever a request asks for."""
 
-    max_connections = 4096  # of the process; the server makes a subclass with its own
+    full = False
+
+    def resume_reading(self) -> None:
+        if not self.full:
+            super().resume_reading()
+
+
+class BoundedHttp(HttpToolsProtocol):
+    """One connection. At the limit a new one takes the place of the one that has been without a request the longest.
+
+    Where all have requests, a few more are taken, and only probes are answered on them.
+    """
+
+    # Of the process; the server makes a subclass with its own.
+    max_connections = 4096
+    probes: frozenset[bytes] = frozenset()  # paths
+    on_refused: Callable[[str | None, APIError], None] = staticmethod(lambda client, error: None)
+    _idle: "dict[BoundedHttp, None]" = {}  # without a request, the longest first
 
     _head_timer: asyncio.TimerHandle | None = None
     _stall_timer: asyncio.TimerHandle | None = None
@@ -32,16 +54,54 @@ class BoundedHttp(HttpToolsProtocol):
     _in_head = True  # waiting for the end of a head; a new connection owes one
     _framing_bytes = 0  # of the request's trailers and chunk extensions
     _accounted_bytes = 0  # of the bytes that came last: body, and the usual framing of its chunks
+    _unparsed = b""
+    _handshake: "asyncio.Task[None] | None" = None
+    _above_limit = False  # it came when all others had requests
     _running: Any = None  # the request that is being answered; others may have been read behind it
+
+    def accepted(self, client: tuple[str, int], handshake: "asyncio.Task[None]") -> None:
+        """A connection of TLS counts before its handshake, which is cancelled to end it."""
+        self.client, self._handshake = client, handshake
+        self._enter()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > self.max_connections:
-            self._refuse(unavailable("The server has as many connections as it takes.", code="overloaded"))
-            return
-        self._start_head()
+        self.flow = _Flow(transport)
+        if self._handshake is None:
+            self._enter()
+        self._handshake = None
+        if len(self.connections) > self.max_connections + _RESERVE:
+            self._refuse(_full())
+        else:
+            self._start_head()
+
+    def _enter(self) -> None:
+        """At the limit, the oldest without a request makes room."""
+        self.connections.add(self)
+        if len(self.connections) > self.max_connections and self._idle:
+            next(iter(self._idle))._abort()
+        self._above_limit = len(self.connections) > self.max_connections
+        self._idle[self] = None
+
+    def _abort(self) -> None:
+        self.leave()
+        if self._handshake is not None:
+            self._handshake.cancel()
+        else:
+            self.transport.abort()
+
+    def leave(self) -> None:
+        self._idle.pop(self, None)
+        self.connections.discard(self)
+
+    def shutdown(self) -> None:
+        if self._handshake is not None:
+            self._handshake.cancel()
+        else:
+            super().shutdown()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.leave()
         for timer in (self._head_timer, self._stall_timer, self._linger_timer):
             if timer is not None:
                 timer.cancel()
@@ -52,8 +112,36 @@ class BoundedHttp(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self.transport.is_closing():
-            return
+        if self._unparsed or self.pipeline:
+            self._keep(data)
+        else:
+            self._parse(data)
+
+    def _keep(self, data: bytes) -> None:
+        self._unparsed += data
+        if len(self._unparsed) > MAX_UNPARSED_BYTES:
+            self.flow.full = True
+            self.flow.pause_reading()
+
+    def _parse_on(self) -> None:
+        """What was kept, now that its turn has come."""
+        data, self._unparsed = self._unparsed, b""
+        self.flow.full = False
+        self.flow.resume_reading()
+        if data:
+            self._parse(data)
+
+    def _parse(self, data: bytes) -> None:
+        """In slices, so that few requests are made of what a client sends ahead: each is larger than its bytes."""
+        for begin in range(0, len(data), _SLICE_BYTES):
+            if self.transport.is_closing():
+                return
+            if self.pipeline:
+                self._keep(data[begin:])
+                return
+            self._parse_slice(data[begin : begin + _SLICE_BYTES])
+
+    def _parse_slice(self, data: bytes) -> None:
         self._ended_here, self._accounted_bytes = False, 0
         after_head = not self._in_head
         super().data_received(data)
@@ -86,17 +174,27 @@ class BoundedHttp(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._accounted_bytes += len(body)
-        super().on_body(body)
+        if not self.transport.is_closing():
+            super().on_body(body)
 
     def on_headers_complete(self) -> None:
         self._in_head = False
+        self._idle.pop(self, None)
         self._head_bytes = self._framing_bytes = 0
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
+        above = self._above_limit and len(self.connections) > self.max_connections
+        if above and self.url.partition(b"?")[0] not in self.probes:
+            self._refuse(_full())
+            return
         super().on_headers_complete()
+        if above:
+            self.cycle.keep_alive = False
 
     def on_message_complete(self) -> None:
+        if self.transport.is_closing():
+            return
         self._in_message = False
         self._ended_here = True
         if self._linger_timer is not None:
@@ -110,8 +208,14 @@ class BoundedHttp(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self._in_message and not self._in_head and self._linger_timer is None:
-            self._linger_timer = self.loop.call_later(LINGER_S, self.transport.close)
+        if self.transport.is_closing():
+            return
+        if self.cycle.response_complete:
+            self._idle[self] = None
+            if self._in_message and not self._in_head and self._linger_timer is None:
+                self._linger_timer = self.loop.call_later(LINGER_S, self.transport.close)
+        if self._unparsed:
+            self.loop.call_soon(self._parse_on)
 
     # ---- clients that do not read ----
 
@@ -135,6 +239,9 @@ class BoundedHttp(HttpToolsProtocol):
 
     def _head_is_late(self) -> None:
         self._head_timer = None
+        if self._unparsed:  # it is this side that makes it late
+            self._start_head()
+            return
         self._refuse(APIError(f"The request's headers did not arrive within {HEAD_S:g} s.", status=408))
 
     def send_400_response(self, msg: str) -> None:
@@ -144,6 +251,7 @@ class BoundedHttp(HttpToolsProtocol):
         """Answers by hand, as there is no request, and closes."""
         if self.transport.is_closing():
             return
+        self.on_refused(self.client[0] if self.client else None, error)
         body = error.body()
         fields = {"Content-Type": "application/json", "Content-Length": len(body), "Connection": "close"}
         lines = [f"HTTP/1.1 {error.status} ", *(f"{k}: {v}" for k, v in (fields | error.headers).items()), "", ""]
@@ -151,6 +259,24 @@ class BoundedHttp(HttpToolsProtocol):
         self.transport.close()
 
 
-def protocol(max_connections: int) -> type[BoundedHttp]:
-    attributes: dict[str, Any] = {"max_connections": max_connections}
+def _full() -> APIError:
+    return unavailable("The server has as many connections as it takes.", code="overloaded")
+
+
+def protocol(
+    max_connections: int,
+    *,
+    probes: Collection[str] = (),
+    on_refused: Callable[[str | None, APIError], None] = lambda client, error: None,
+) -> type[BoundedHttp]:
+    """`probes` are paths that are answered also when all connections have requests.
+
+    `on_refused` hears of the address and the error of what is answered here, as it never reaches the application.
+    """
+    attributes: dict[str, Any] = {
+        "max_connections": max_connections,
+        "probes": frozenset(path.encode() for path in probes),
+        "on_refused": staticmethod(on_refused),
+        "_idle": {},
+    }
     return type("Http", (BoundedHttp,), attributes)

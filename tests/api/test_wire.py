@@ -35,7 +35,7 @@ def serve(
 
     async def main() -> None:
         config, state = uvicorn.Config(app, log_config=None, lifespan="off"), ServerState()
-        kind = wire.protocol(max_connections=2)
+        kind = wire.protocol(max_connections=2, probes=["/alive"])
         loop = asyncio.get_running_loop()
         server = await loop.create_server(lambda: kind(config, state, {}), "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
@@ -133,23 +133,110 @@ def test_a_body_is_no_part_of_the_head_that_comes_behind_it() -> None:
     serve(test, reads)
 
 
-def test_one_connection_too_many_is_told_so_and_makes_room_when_others_end() -> None:
+GET = b"GET %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+
+
+async def waits_unless_probed(scope: Scope, receive: Receive, send: Send) -> None:
+    while scope["path"] == "/wait" and (await receive())["type"] != "http.disconnect":
+        pass
+    await no_reading(scope, receive, send)
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", b"P", GET % b"/" + b"GET"], ids=["nothing", "a byte", "the next request's begin"]
+)
+def test_at_the_limit_a_new_connection_displaces_the_oldest_without_a_request(sent: bytes) -> None:
     async def test(connect: Callable[[], Awaitable[Client]], state: ServerState) -> None:
-        first, second, third = await connect(), await connect(), await connect()
-        refused = await answer(third[0])
-        assert b"HTTP/1.1 503 " in refused
-        assert b"Retry-After" in refused
-        assert b'"code":"overloaded"' in refused
-        first[1].close()
+        first, second = await connect(), await connect()
+        for _, writer in (first, second):
+            writer.write(sent.replace(b"Connection: close\r\n", b""))
+        if len(sent) > 1:
+            await first[0].readuntil(b"ok")
+        third = await connect()
+        third[1].write(GET % b"/")
+        assert (await answer(third[0])).endswith(b"ok")
+        assert await answer(first[0]) == b""
+        second[1].write(b"ET / HTTP/1.1\r\nHost: x\r\n\r\n" if sent[:1] == b"P" else GET % b"/")
+        for _, writer in (first, second, third):
+            writer.close()
+
+    serve(test)
+
+
+def test_where_all_connections_have_requests_probes_are_answered_and_others_told() -> None:
+    async def test(connect: Callable[[], Awaitable[Client]], state: ServerState) -> None:
+        busy = [await connect(), await connect()]
+        for _, writer in busy:
+            writer.write(GET % b"/wait")
+        while sum(connection.cycle is not None for connection in state.connections) < 2:  # type: ignore[union-attr]
+            await asyncio.sleep(0.001)
+        for path in (b"/alive", b"/alive?x=y", b"/other"):
+            reader, writer = await connect()
+            writer.write((GET % path).replace(b"Connection: close\r\n", b""))
+            said = await answer(reader)
+            writer.close()
+            assert said.endswith(b"ok") == (path != b"/other")
+        assert b"HTTP/1.1 503 " in said
+        assert b"Retry-After" in said
+        assert b'"code":"overloaded"' in said
+        busy[0][1].close()
         while len(state.connections) > 1:
             await asyncio.sleep(0.001)
         reader, writer = await connect()
-        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        writer.write(GET % b"/other")
         assert (await answer(reader)).endswith(b"ok")
-        for _, open_writer in (second, third, (reader, writer)):
-            open_writer.close()
+        busy[1][1].close()
+        writer.close()
 
-    serve(test)
+    serve(test, waits_unless_probed)
+
+
+def test_connections_above_the_limit_have_a_limit_of_their_own() -> None:
+    async def test(connect: Callable[[], Awaitable[Client]], state: ServerState) -> None:
+        clients = [await connect() for _ in range(200)]
+        for _, writer in clients:
+            writer.write(GET % b"/wait" if len(state.connections) < 3 else b"GET /alive")
+            await asyncio.sleep(0)
+        ends = [asyncio.create_task(answer(reader)) for reader, _ in clients]
+        while sum(not end.done() for end in ends) > 2 + 64:
+            await asyncio.sleep(0.001)
+        assert len(state.connections) <= 2 + 64
+        for _, writer in clients:
+            writer.close()
+        await asyncio.gather(*ends)
+
+    serve(test, waits_unless_probed)
+
+
+def test_requests_sent_ahead_are_parsed_when_their_turn_comes() -> None:
+    """One megabyte of heads would be a hundred megabytes of requests."""
+    number, go = 20_000, asyncio.Event()
+    served = 0
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        nonlocal served
+        await go.wait()
+        served += 1
+        await no_reading(scope, receive, send)
+
+    async def test(connect: Callable[[], Awaitable[Client]], state: ServerState) -> None:
+        reader, writer = await connect()
+        reading = asyncio.create_task(answer(reader))
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * number)
+        while not state.connections:
+            await asyncio.sleep(0.001)
+        (connection,) = state.connections
+        while not connection.flow.full:  # type: ignore[union-attr]
+            await asyncio.sleep(0.001)
+        assert len(connection.pipeline) < 32  # type: ignore[union-attr]
+        assert len(connection._unparsed) < 1 << 20  # type: ignore[union-attr]
+        go.set()
+        writer.write(GET % b"/")
+        assert (await reading).count(b"HTTP/1.1 200 ") == number + 1
+        assert served == number + 1
+        writer.close()
+
+    serve(test, app)
 
 
 def test_a_body_that_goes_on_after_its_answer_ends_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:

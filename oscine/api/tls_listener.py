@@ -1,0 +1,69 @@
+"""Listens for TLS: a connection counts when it is accepted, and its handshake has a deadline.
+
+asyncio's own server makes a protocol only after the handshake, so that what never begins one would count nowhere.
+"""
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Callable
+
+from oscine.api.wire import HEAD_S, LINGER_S, BoundedHttp
+
+_PAUSE_S = 1.0  # when there are no descriptors left
+
+
+class TlsListener:
+    """What uvicorn expects of a server: `close` and `wait_closed`."""
+
+    def __init__(
+        self, listener: socket.socket, backlog: int, tls: ssl.SSLContext, make: Callable[[], BoundedHttp]
+    ) -> None:
+        """`make` gives the protocol of a new connection."""
+        self._listener, self._tls, self._make = listener, tls, make
+        self._loop = asyncio.get_running_loop()
+        self._handshakes: set[asyncio.Task[None]] = set()
+        self._closed = False
+        listener.setblocking(False)
+        listener.listen(backlog)
+        self._listen()
+
+    def _listen(self) -> None:
+        if not self._closed:
+            self._loop.add_reader(self._listener, self._accept)
+
+    def _accept(self) -> None:
+        """One in a turn of the event loop, so that its handshake has begun before another can displace it."""
+        try:
+            connection, address = self._listener.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return
+        except OSError:
+            self._loop.remove_reader(self._listener)
+            self._loop.call_later(_PAUSE_S, self._listen)
+            return
+        http = self._make()
+        task = self._loop.create_task(self._shake_hands(http, connection))
+        self._handshakes.add(task)
+        task.add_done_callback(self._handshakes.discard)
+        http.accepted(address[:2], task)
+
+    async def _shake_hands(self, http: BoundedHttp, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        times = {"ssl_handshake_timeout": HEAD_S, "ssl_shutdown_timeout": LINGER_S}
+        try:
+            await self._loop.connect_accepted_socket(lambda: http, connection, ssl=self._tls, **times)
+        except OSError:  # as ssl.SSLError is
+            pass
+        finally:
+            if http.transport is None:
+                http.leave()
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._loop.remove_reader(self._listener)
+            self._listener.close()
+
+    async def wait_closed(self) -> None:
+        await asyncio.gather(*self._handshakes, return_exceptions=True)

@@ -6,6 +6,9 @@ Knows records of requests; never what a prompt or an answer says.
 import datetime
 import json
 import logging
+import math
+import time
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -15,14 +18,15 @@ from oscine.api.record import RequestRecord, current
 _requests = logging.getLogger("oscine.requests")
 _IN_MESSAGE = ("method", "path", "status")  # of a request's line
 _LONGEST = 200  # characters of what a client chose
+_MOST_ERRORS = 1000  # lines in a minute about requests that were answered with an error
 _FIELDS = "oscine_fields"  # of a log record that has more to say than its message
 
 
 class JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        time = datetime.datetime.fromtimestamp(record.created, datetime.UTC)
+        moment = datetime.datetime.fromtimestamp(record.created, datetime.UTC)
         line = {
-            "time": time.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "time": moment.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
@@ -57,10 +61,39 @@ def _context(record: logging.LogRecord) -> dict[str, Any]:
     return {"request_id": request.request_id.decode()}
 
 
+class ErrorQuota(logging.Filter):
+    """Lets so many lines in a minute pass about requests that were answered with an error: a flood fills no disk.
+
+    The next line that passes says how many did not.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock = clock
+        self._begin_s = -math.inf  # of the minute
+        self._passed = self._held_back = 0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        fields = getattr(record, _FIELDS, {})
+        if fields.get("status", 0) < 400:
+            return True
+        now_s = self._clock()
+        if now_s - self._begin_s >= 60:
+            self._begin_s, self._passed = now_s, 0
+        self._passed += 1
+        if self._passed > _MOST_ERRORS:
+            self._held_back += 1
+            return False
+        if self._held_back:
+            fields["not_logged"], self._held_back = self._held_back, 0
+        return True
+
+
 def start_logging(level: str, kind: str) -> None:
     """`kind` is text or json. Replaces what handlers there were."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter() if kind == "json" else TextFormatter())
+    handler.addFilter(ErrorQuota())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     if level != "debug":
         logging.getLogger("uvicorn").setLevel(logging.ERROR)  # its start is no news, nor is what is no HTTP
@@ -79,7 +112,8 @@ def log_request(record: RequestRecord) -> None:
 def _fields(record: RequestRecord) -> dict[str, Any]:
     sequences = record.sequences
     fields = {
-        "request_id": record.request_id.decode(),
+        "request_id": record.request_id.decode() or None,
+        "client": record.client,
         "trace_id": record.trace_id,
         "key": record.key.name if record.key else None,
         "method": record.method,

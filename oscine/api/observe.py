@@ -16,6 +16,12 @@ from oscine.api.tracing import Tracing
 _ANTHROPIC_PATH = "/v1/messages"  # whose clients look for another name of the request id
 
 
+def note(record: RequestRecord, metrics: Metrics) -> None:
+    """Counts and logs a request that is over, or what was refused before it was one."""
+    metrics.responded(record)
+    log_request(record)
+
+
 class Observe:
     """One layer, as each costs something for every event of every stream."""
 
@@ -69,5 +75,4 @@ class Observe:
         record.route = route.path if route else ""
         self._bodies.give_back(record.held_bytes)
         self._metrics.in_progress.dec()
-        self._metrics.responded(record)
-        log_request(record)
+        note(record, self._metrics)

@@ -44,6 +44,7 @@ class RequestRecord:
     started_s: float  # on the clock of time.perf_counter
     started_ns: int  # since 1970
     receive: Receive | None = None  # what tells that the client has left
+    client: str | None = None  # its address; of a trusted proxy's client, as uvicorn finds it
     route: str = ""  # the path of the endpoint, parameters by name
     held_bytes: int = 0  # of memory, for the body
     status: int = 0  # 0: no response yet
@@ -61,7 +62,16 @@ class RequestRecord:
         request_id = given if _USABLE_ID.fullmatch(given) else uuid.uuid4().hex.encode()
         raw_path = scope.get("raw_path") or scope["path"].encode()
         path = raw_path.decode("ascii", "backslashreplace")
-        return cls(request_id, scope["method"], path, time.perf_counter(), time.time_ns())
+        client = scope.get("client")
+        return cls(
+            request_id, scope["method"], path, time.perf_counter(), time.time_ns(), client[0] if client else None
+        )
+
+    @classmethod
+    def refused(cls, client: str | None, status: int, error: str) -> "RequestRecord":
+        """Of what was answered before it was a request, with the kind of error."""
+        now_s = time.perf_counter()
+        return cls(b"", "-", "-", now_s, time.time_ns(), client, status=status, error=error, ended_s=now_s)
 
     @property
     def prompt_tokens(self) -> int:

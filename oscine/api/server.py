@@ -18,6 +18,10 @@ from typing import Any
 import uvicorn
 
 from oscine.api.app import create_app, open_paths
+from oscine.api.errors import APIError
+from oscine.api.hosts import is_loopback
+from oscine.api.observe import note
+from oscine.api.record import RequestRecord
 from oscine.api.service import Service
 from oscine.api.tls_listener import TlsListener
 from oscine.api.wire import protocol
@@ -116,7 +120,9 @@ class Server(uvicorn.Server):
                 files += f", --ssl-keyfile {options.ssl_keyfile}"
             raise ServerError(f"{files}: {error.strerror or error}") from None
         self.config.http_protocol_class = protocol(
-            _max_connections(options.max_connections), probes=open_paths(self.service)
+            _max_connections(options.max_connections),
+            probes=open_paths(self.service),
+            on_refused=self._note_refused,
         )
         self.service.metrics.watch_connections(lambda: len(self.server_state.connections))
 
@@ -132,6 +138,7 @@ class Server(uvicorn.Server):
 
         Raises ServerError when none of them can be served.
         """
+        self._warn_of_strangers()
         starting = asyncio.create_task(self._start_service(on_ready))
         try:
             await self.serve(sockets=[self.listener])
@@ -141,6 +148,16 @@ class Server(uvicorn.Server):
             await self.service.stop()
         if self.error is not None:
             raise ServerError(self.error)
+
+    def _note_refused(self, client: str | None, error: APIError) -> None:
+        note(RequestRecord.refused(client, error.status, error.code or error.type), self.service.metrics)
+
+    def _warn_of_strangers(self) -> None:
+        host = self.service.config.server.host
+        if not self.service.keys and not is_loopback(host):
+            logger.warning(
+                "--host %s without --api-key or --api-keys-file: whoever reaches it may use this server", host
+            )
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         tls = self.config.ssl

@@ -45,6 +45,7 @@ class BoundedHttp(HttpToolsProtocol):
     on_refused: Callable[[str | None, APIError], None] = staticmethod(lambda client, error: None)
     _idle: "dict[BoundedHttp, None]" = {}  # without a request, the longest first
 
+    flow: _Flow
     _head_timer: asyncio.TimerHandle | None = None
     _stall_timer: asyncio.TimerHandle | None = None
     _linger_timer: asyncio.TimerHandle | None = None

@@ -82,6 +82,28 @@ def test_what_is_no_request_gets_400(fake_server: ServerProcess, data: bytes) ->
     assert fake_server.get("/v1/health/ready")
 
 
+@pytest.mark.parametrize(
+    ("data", "status", "code"),
+    [
+        (b"GET / HTTP/9.9\r\n\r\n", 400, "invalid_request_error"),
+        (b"GET / HTTP/1.1\r\nX: " + b"y" * 70_000, 431, "head_too_large"),
+    ],
+)
+def test_what_is_refused_is_counted(fake_server: ServerProcess, data: bytes, status: int, code: str) -> None:
+    responses = f'oscine:http_responses_total{{path="other",status="{status}"}}'
+    errors = f'oscine:request_errors_total{{code="{code}",path="other"}}'
+
+    def count(name: str) -> float:
+        found = [line for line in fake_server.get("/metrics").splitlines() if line.startswith(name)]
+        return float(found[0].split()[-1]) if found else 0.0
+
+    before = count(responses), count(errors)
+    with RawClient(fake_server) as client:
+        client.socket.sendall(data)
+        assert client.status() == status
+    assert (count(responses), count(errors)) == (before[0] + 1, before[1] + 1)
+
+
 def test_pipelined_requests_are_answered_in_order(fake_server: ServerProcess) -> None:
     with RawClient(fake_server) as client:
         client.post(chat_body(max_tokens=100))

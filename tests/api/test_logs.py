@@ -6,8 +6,9 @@ import sys
 
 import pytest
 
-from oscine.api.logs import JsonFormatter, TextFormatter, log_request
+from oscine.api.logs import ErrorQuota, JsonFormatter, TextFormatter, log_request
 from oscine.api.record import RequestRecord, current
+from tests.api.test_rate_limits import Clock
 
 SCOPE = {"type": "http", "method": "POST", "path": "/x", "headers": [(b"x-request-id", b"abc")]}
 
@@ -53,6 +54,39 @@ def test_what_a_client_calls_the_model_makes_no_line_of_its_own(caplog: pytest.L
     assert text.count("\n") == 0
     assert len(text) < 400
     assert json.loads(JsonFormatter().format(line))["model"].startswith("a\n12")
+
+
+def line_of(status: int) -> logging.LogRecord:
+    line = record("POST /x")
+    line.oscine_fields = {"status": status}
+    return line
+
+
+def test_a_flood_of_errors_fills_no_disk() -> None:
+    clock = Clock()
+    quota = ErrorQuota(clock)
+    passed = [quota.filter(line_of(401)) for _ in range(5000)]
+    assert 0 < sum(passed) <= 1000
+    assert all(quota.filter(line_of(200)) for _ in range(5000))
+    assert quota.filter(record("a line about no request"))
+    clock.now += 61
+    first, second = line_of(404), line_of(404)
+    assert quota.filter(first)
+    assert quota.filter(second)
+    assert first.oscine_fields["not_logged"] == 5000 - sum(passed)  # type: ignore[attr-defined]
+    assert "not_logged" not in second.oscine_fields  # type: ignore[attr-defined]
+
+
+def test_the_line_of_a_request_has_the_clients_address() -> None:
+    forged = SCOPE | {"client": ("192.0.2.7", 1234), "headers": [(b"x-forwarded-for", b"203.0.113.1")]}
+    assert RequestRecord.of(forged).client == "192.0.2.7"
+
+
+def test_what_was_refused_before_it_was_a_request_has_a_line(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "oscine.requests"):
+        log_request(RequestRecord.refused("192.0.2.7", 431, "head_too_large"))
+    (line,) = caplog.records
+    assert TextFormatter().format(line).endswith(" INFO - - 431 client=192.0.2.7 error=head_too_large duration_s=0.0")
 
 
 def test_a_line_about_no_request() -> None:

@@ -2,11 +2,14 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from oscine.api.errors import APIError
 from oscine.api.limits import Admission
+from oscine.cli.local_server import LocalServer
+from oscine.config import Config, EngineOptions, ModelOptions, ServerOptions
 from oscine.engine.stream import EngineDied, EngineError, EngineOverloaded
 from tests.api.scripted_server import ScriptedServer
 from tests.api.test_rate_limits import Clock
@@ -91,3 +94,23 @@ def test_the_engine_learns_on_whose_behalf(model_folder: Path, tmp_path: Path) -
             answer = server.run(server._request("POST", path, json.dumps(body), headers))
             assert answer.status_code == 200
             assert server.engine.requests[-1].tenant == "team-a"
+
+
+@pytest.mark.parametrize(
+    ("options", "warned"),
+    [
+        ({"host": "0.0.0.0"}, True),
+        ({"host": "0.0.0.0", "api_keys": ("key",)}, False),
+        ({"host": "127.0.0.1"}, False),
+        ({"host": "localhost"}, False),
+    ],
+)
+def test_a_server_that_strangers_reach_says_so_once(
+    model_folder: Path, caplog: pytest.LogCaptureFixture, options: dict[str, Any], warned: bool
+) -> None:
+    engine = EngineOptions(model=ModelOptions(model=str(model_folder)), executor="fake")
+    with LocalServer(Config(engine, ServerOptions(port=0, drain_s=0.0, **options))):
+        pass
+    lines = [record.getMessage() for record in caplog.records if "may use this server" in record.getMessage()]
+    assert len(lines) == warned
+    assert all("--host 0.0.0.0" in line and "--api-key" in line for line in lines)

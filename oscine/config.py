@@ -157,6 +157,7 @@ class ServerOptions:
     ssl_keyfile: str | None = None  # PEM; None: it is in ssl_certfile
     cors_origins: tuple[str, ...] = ()  # that browsers may call from; "*": any
     root_path: str = ""  # a path below which a proxy shows the server; requests may still have it
+    allowed_hosts: tuple[str, ...] = ()  # names that a server without keys is reached by, beside its own; "*": any
     max_body_bytes: int = 4 << 20  # a prompt of 131,072 tokens is a third of it, in a script of escapes
     max_connections: int = 4096  # open ones; one more gets 503 and is closed
     reasoning_field: Literal["reasoning", "reasoning_content", "both"] = "reasoning"

@@ -34,7 +34,8 @@ class ServerProcess(Server):
 
     def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         data = json.dumps(body).encode()
-        with urllib.request.urlopen(self.url + path, data, timeout=DEADLINE_S) as response:
+        request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=DEADLINE_S) as response:
             return dict(json.load(response))
 
     def terminate(self) -> None:

@@ -46,7 +46,12 @@ class Attack:
 
 
 def post(path: str, body: bytes, *headers: bytes, length: int | None = None) -> bytes:
-    fields = [b"Host: x", b"Connection: close", b"Content-Length: %d" % (len(body) if length is None else length)]
+    fields = [
+        b"Host: localhost",
+        b"Content-Type: application/json",
+        b"Connection: close",
+        b"Content-Length: %d" % (len(body) if length is None else length),
+    ]
     return b"\r\n".join([b"POST " + path.encode() + b" HTTP/1.1", *fields, *headers, b"", body])
 
 
@@ -120,7 +125,8 @@ class Attacker:
 
     def huge_in_chunks(self) -> Attack:
         path, _ = self._example()
-        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+        fields = "Host: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked"
+        head = f"POST {path} HTTP/1.1\r\n{fields}\r\n\r\n".encode()
         chunk = b"%x\r\n%s\r\n" % (1 << 20, b" " * (1 << 20))
         return Attack(f"huge chunked body {path}", (head, *(chunk for _ in range(40))))
 

@@ -25,7 +25,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks.serving.attacks import Attack, attacks
+from benchmarks.serving.attacks import Attack, attacks, post
 from benchmarks.serving.server import Server
 
 ERROR_S = 2.0  # from the death of an engine to the end of each of its streams
@@ -132,17 +132,12 @@ def is_ready(server: Server) -> bool:
 
 def answers_right(server: Server) -> bool:
     body = json.dumps({"messages": QUESTION, "temperature": 0}).encode()
-    with urllib.request.urlopen(f"{server.url}/v1/chat/completions", body, timeout=60) as response:
+    request = urllib.request.Request(f"{server.url}/v1/chat/completions", body, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=60) as response:
         return ANSWER in str(json.load(response)["choices"][0]["message"]["content"])
 
 
 # ---- the engine killed under load ----
-
-
-def http_post(server: Server, path: str, body: dict[str, Any]) -> bytes:
-    data = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: {server.host}\r\nConnection: close\r\nContent-Length: {len(data)}\r\n\r\n"
-    return head.encode() + data
 
 
 async def stream_until_killed(server: Server, i: int, started: asyncio.Semaphore) -> tuple[bytes, float]:
@@ -150,7 +145,7 @@ async def stream_until_killed(server: Server, i: int, started: asyncio.Semaphore
     path = list(STREAMS)[i % len(STREAMS)]
     reader, writer = await asyncio.open_connection(server.host, server.port)
     try:
-        writer.write(http_post(server, path, STREAMS[path] | {"stream": True}))
+        writer.write(post(path, json.dumps(STREAMS[path] | {"stream": True}).encode()))
         try:
             await reader.readuntil(b"\ndata: ")
         except asyncio.IncompleteReadError as error:
@@ -274,7 +269,8 @@ def hostile_requests(server: Server, count: int, seed: int = 0) -> str:
 
 def call(server: Server, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
     data = None if body is None else json.dumps(body).encode()
-    with urllib.request.urlopen(server.url + path, data, timeout=60) as response:
+    request = urllib.request.Request(server.url + path, data, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=60) as response:
         return dict(json.load(response))
 
 

@@ -10,6 +10,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from oscine.api.error_handlers import HANDLERS
+from oscine.api.hosts import HostCheck, JsonCheck
 from oscine.api.keys import KeyCheck
 from oscine.api.observe import Observe
 from oscine.api.operation import Operation
@@ -24,7 +25,10 @@ _RATE_LIMITS = [
 
 def create_app(service: Service) -> ASGIApp:
     """The service is started and stopped by whoever runs the application."""
-    check = [Middleware(KeyCheck, service.keys)] if service.keys else []
+    if service.keys:
+        check = [Middleware(KeyCheck, service.keys)]
+    else:
+        check = [Middleware(HostCheck, service.config.server.allowed_hosts)]
     routes = [_route(operation, check) for operation in endpoints(service)]
     if service.config.server.playground:
         routes += playground_routes()
@@ -61,4 +65,6 @@ def open_paths(service: Service) -> list[str]:
 
 def _route(operation: Operation, check: list[Middleware]) -> Route:
     middleware = [] if operation.open else check
+    if operation.body is not None:
+        middleware = [*middleware, Middleware(JsonCheck)]
     return Route(operation.path, operation.handler, methods=[operation.method], middleware=middleware)

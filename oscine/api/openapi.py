@@ -29,6 +29,8 @@ _STATUSES = {
     "404": "There is no such thing",
     "408": "The body did not arrive in time",
     "413": "The body is too large",
+    "403": "The server has no API keys and is not known by this name",
+    "415": "The body is not declared as application/json",
     "429": "The API key has used what it may; Retry-After says when to come back",
     "500": "A bug; the server's log has it",
     "503": "The server cannot take the request now; Retry-After says when to come back",
@@ -95,10 +97,12 @@ def _errors(operation: Operation, parameters: Sequence[str], keys: bool) -> dict
     if operation.query is not None:
         statuses |= {"400"}
     if operation.body is not None:
-        statuses |= {"400", "408", "413", "503"}
+        statuses |= {"400", "408", "413", "415", "503"}
         statuses |= {"529"} if operation.error is AnthropicError else set()
     if keys and not operation.open:
         statuses |= {"401", "429"} if operation.method == "POST" else {"401"}
+    if not keys and not operation.open:
+        statuses |= {"403"}
     answers = dict.fromkeys(statuses, operation.error) | dict(operation.other)
     content = {status: {_JSON: {"schema": _reference(kind)}} for status, kind in sorted(answers.items())}
     return {status: {"description": _STATUSES[status], "content": what} for status, what in content.items()}

@@ -197,6 +197,13 @@ GROUPS: dict[str, dict[str, Declaration]] = {
             "default": "none",
             "aliases": ("allowed-origins",),
         },
+        "allowed-hosts": {
+            "nargs": "+",
+            "action": Collect,
+            "metavar": "NAME",
+            "help": "names by which a server without API keys may be asked, beside this machine's own; * allows any",
+            "default": "none",
+        },
         "root-path": {
             "metavar": "PATH",
             "help": "path below which a proxy shows the server, such as /llm; the proxy may leave it in requests",
@@ -210,7 +217,7 @@ GROUPS: dict[str, dict[str, Declaration]] = {
         "max-connections": {
             "type": int,
             "metavar": "N",
-            "help": "most connections that are open at once; further ones get 503",
+            "help": "most connections that are open at once; then the oldest idle one gives way to the next",
         },
         "engine-timeout": {
             "type": float,

@@ -72,6 +72,7 @@ def _announce(config: Config, url: str, info: EngineInfo, startup_s: float) -> N
     print(
         f"oscine {oscine.__version__} serves {name or info.model} at {url} "
         f"(context {info.max_model_len} tokens, ready in {startup_s:.1f} s). Try:\n"
-        f"  curl {url}/v1/chat/completions{key} \\\n    -d '{json.dumps(body)}'",
+        f"  curl {url}/v1/chat/completions{key} \\\n"
+        f"    -H 'Content-Type: application/json' \\\n    -d '{json.dumps(body)}'",
         flush=True,
     )

@@ -33,7 +33,7 @@ class RawClient:
         self.socket.close()
 
     def head(self, *headers: str, path: str = "/v1/chat/completions") -> None:
-        lines = [f"POST {path} HTTP/1.1", "Host: test", *headers, "", ""]
+        lines = [f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json", *headers, "", ""]
         self.socket.sendall("\r\n".join(lines).encode())
 
     def post(self, body: dict[str, Any], *headers: str) -> None:

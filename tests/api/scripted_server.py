@@ -16,6 +16,7 @@ from oscine.config import Config, EngineOptions, ModelOptions, SchedulerOptions,
 from tests.api.scripted_engine import Script, ScriptedEngine, in_pieces
 
 T = TypeVar("T")
+JSON = {"Content-Type": "application/json"}
 
 
 class ScriptedServer:
@@ -69,8 +70,8 @@ class ScriptedServer:
         self, method: str, path: str, content: bytes | str, headers: dict[str, str] | None = None
     ) -> httpx.Response:
         transport = httpx.ASGITransport(create_app(self.service), raise_app_exceptions=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-            return await client.request(method, path, content=content, headers=headers)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            return await client.request(method, path, content=content, headers=JSON | (headers or {}))
 
     def chat(self, content: str = "hi", **parameters: Any) -> dict[str, Any]:
         """The answer's JSON; fails unless the status is 200."""

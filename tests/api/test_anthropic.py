@@ -40,7 +40,7 @@ def ask(server: ScriptedServer, use: Callable[[anthropic.AsyncAnthropic], Awaita
         transport = httpx2.ASGITransport(create_app(server.service), raise_app_exceptions=False)  # type: ignore[arg-type]
         http = httpx2.AsyncClient(transport=transport)
         async with anthropic.AsyncAnthropic(
-            api_key=key, base_url="http://test", http_client=http, max_retries=0
+            api_key=key, base_url="http://localhost", http_client=http, max_retries=0
         ) as client:
             return await use(client)
 

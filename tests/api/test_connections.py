@@ -141,8 +141,8 @@ def test_chunks_of_one_byte_are_a_body(fake_server: ServerProcess) -> None:
 def test_a_trailer_is_no_header(fake_server: ServerProcess) -> None:
     with RawClient(fake_server) as client:
         end = b"3\r\n{}\n\r\n0\r\nX-Request-Id: of-the-trailer\r\nConnection: close\r\n\r\n"
-        head = b"POST /tokenize HTTP/1.1\r\nHost: test\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
-        client.socket.sendall(head + end)
+        fields = b"Host: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked"
+        client.socket.sendall(b"POST /tokenize HTTP/1.1\r\nConnection: close\r\n" + fields + b"\r\n\r\n" + end)
         answer = client.read_to_end()
     assert b"x-request-id: " in answer
     assert b"of-the-trailer" not in answer

@@ -2,11 +2,13 @@
 
 import asyncio
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from starlette.requests import Request
@@ -269,3 +271,65 @@ def test_many_sequences_of_one_request_start_by_and_by(scripted: ScriptedServer)
     assert len(scripted.chat(n=100, max_tokens=1)["choices"]) == 100
     answer = scripted.post("/v1/completions", {"prompt": ["a"] * 300, "max_tokens": 1})
     assert [choice["index"] for choice in answer.json()["choices"]] == [*range(300)]
+
+
+def request(server: ScriptedServer, path: str, **headers: str) -> httpx.Response:
+    body = json.dumps({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1})
+    method = "GET" if path.startswith(("/v1/h", "/v1/mod", "/metrics")) else "POST"
+    names = {name.replace("_", "-"): value for name, value in headers.items()}
+    return server.run(server._request(method, path, "" if method == "GET" else body, names))
+
+
+CHAT = "/v1/chat/completions"
+
+
+@pytest.mark.parametrize(
+    "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", ""]
+)
+@pytest.mark.parametrize("path", [CHAT, "/v1/responses", "/v1/messages", "/v1/completions", "/tokenize", "/detokenize"])
+def test_a_body_that_any_web_page_could_send_is_refused(scripted: ScriptedServer, path: str, kind: str) -> None:
+    answer = request(scripted, path, Content_Type=kind)
+    assert answer.status_code == 415
+    assert "application/json" in answer.json()["error"]["message"]
+    assert not scripted.engine.requests
+
+
+@pytest.mark.parametrize(
+    "kind", ["application/json", "application/json; charset=utf-8", "Application/JSON ;charset=UTF-8"]
+)
+def test_json_is_json_whatever_its_parameters(scripted: ScriptedServer, kind: str) -> None:
+    assert request(scripted, CHAT, Content_Type=kind).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.evil.example"]
+)
+def test_without_keys_a_name_that_is_not_the_servers_is_refused(scripted: ScriptedServer, host: str) -> None:
+    for path in (CHAT, "/v1/models", "/v1/responses"):
+        answer = request(scripted, path, Host=host)
+        assert answer.status_code == 403
+        assert "--allowed-hosts" in answer.json()["error"]["message"]
+    for path in ("/v1/health/live", "/metrics"):
+        assert request(scripted, path, Host=host).status_code == 200
+    assert not scripted.engine.requests
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        *("localhost", "LOCALHOST:8000", "app.localhost", "127.0.0.1:1", "192.0.2.1", "[::1]:8000", "[fe80::1]"),
+        *(socket.gethostname(), f"{socket.gethostname()}:8000"),
+    ],
+)
+def test_without_keys_addresses_and_own_names_are_served(scripted: ScriptedServer, host: str) -> None:
+    assert request(scripted, CHAT, Host=host).status_code == 200
+
+
+def test_other_names_are_served_where_they_are_allowed_or_a_key_is_asked_for(model_folder: Path) -> None:
+    with ScriptedServer(model_folder, allowed_hosts=("api.example",)) as server:
+        assert request(server, CHAT, Host="API.example:8000").status_code == 200
+        assert request(server, CHAT, Host="evil.example").status_code == 403
+    with ScriptedServer(model_folder, allowed_hosts=("*",)) as server:
+        assert request(server, CHAT, Host="any.example").status_code == 200
+    with ScriptedServer(model_folder, api_keys=("key",)) as server:
+        assert request(server, CHAT, Host="any.example", Authorization="Bearer key").status_code == 200

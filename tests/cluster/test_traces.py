@@ -40,7 +40,7 @@ def traced(folder: Path, answer: Callable[[Placement], Place], play: Callable[[]
         service.add(engine, EngineOptions(model=ModelOptions(model=str(folder))), ["model"])
         await service.start()
         transport = httpx.ASGITransport(create_app(service))
-        async with httpx.AsyncClient(transport=transport, base_url="http://test", timeout=30) as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=30) as client:
             headers = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
             body = {"model": "model", "prompt": "abc", "max_tokens": 20}
             response, _ = await asyncio.gather(client.post("/v1/completions", json=body, headers=headers), play())

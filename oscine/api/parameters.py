@@ -4,7 +4,9 @@ The annotation of a field has its description, which /openapi.json shows. A para
 ignored, and one that would change the answer and is not there is refused. Names without a field are ignored.
 """
 
+from collections.abc import Callable
 from functools import cache
+from operator import attrgetter
 from typing import Annotated, Any, get_type_hints
 
 from msgspec import Meta, Struct
@@ -36,21 +38,25 @@ Refused = Annotated[Any, refused()]
 
 
 @cache
-def _refused_by(kind: type) -> dict[str, tuple[object, ...]]:
-    """The parameters that a struct refuses, and their values that ask for nothing."""
+def _refused_by(kind: type) -> tuple[dict[str, tuple[object, ...]], Callable[[Any], tuple[Any, ...]]]:
+    """The parameters that a struct refuses with their values that ask for nothing, and what reads all of them."""
     metas = (
         (name, meta)
         for name, annotated in get_type_hints(kind, include_extras=True).items()
         for meta in getattr(annotated, "__metadata__", ())
     )
-    return {name: meta.extra[_REFUSED] for name, meta in metas if meta.extra and _REFUSED in meta.extra}
+    usual = {name: meta.extra[_REFUSED] for name, meta in metas if meta.extra and _REFUSED in meta.extra}
+    return usual, attrgetter(*usual) if len(usual) > 1 else lambda request: tuple(getattr(request, n) for n in usual)
 
 
 def refuse(request: Any) -> None:
     """Raises APIError for the first parameter that is refused, is given, and does not say "none" or "no"."""
-    for name, usual in _refused_by(request.__class__).items():
-        value = getattr(request, name)
-        if value is not None and value is not False and value != [] and value not in usual:
+    usual, read = _refused_by(request.__class__)
+    values = read(request)
+    if values.count(None) == len(values):
+        return
+    for name, value in zip(usual, values, strict=True):
+        if value is not None and value is not False and value != [] and value not in usual[name]:
             raise unsupported(name)
 
 

@@ -243,7 +243,7 @@ def test_the_conversation_reaches_the_model(scripted: ScriptedServer) -> None:
     assert response.status_code == 200, response.text
     prompt = scripted.tokenizer.decode(scripted.engine.requests[0].prompt_token_ids)
     in_order = [
-        *("Current date: 2025-08-05", "Reasoning: high", "Be brief.\nPlease.", "namespace functions", "type add = "),
+        *("Current date: 2025-08-05", "Reasoning: high", "Be brief.Please.", "namespace functions", "type add = "),
         *(
             "<|start|>user<|message|>add<|end|>",
             "I must add.",

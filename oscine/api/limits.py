@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from starlette.requests import Request
 
 from oscine.api.errors import APIError, unavailable
+from oscine.api.work import Trimmer
 
 BODY_TIMEOUT_S = 60.0
 MAX_BODIES_BYTES = 512 << 20  # of all requests together, with what their values take as objects
@@ -76,6 +77,7 @@ class Bodies:
 
     def __init__(self) -> None:
         self._bytes = 0
+        self._trimmer = Trimmer()
 
     def take(self, size: int) -> None:
         """Raises APIError 503 when there is no room; what was taken before stays taken."""
@@ -85,6 +87,7 @@ class Bodies:
 
     def give_back(self, size: int) -> None:
         self._bytes -= size
+        self._trimmer.freed(size)
 
 
 class Departures:

@@ -17,6 +17,7 @@ from starlette.types import Message
 from oscine.api import conversation, limits
 from oscine.api.errors import APIError
 from oscine.api.limits import check_values, read_body
+from oscine.api.work import Trimmer
 from tests.api.raw_client import LONG_ANSWER, RawClient, chat_body
 from tests.api.scripted_server import ScriptedServer
 from tests.server import ServerProcess, wait_until
@@ -333,3 +334,14 @@ def test_other_names_are_served_where_they_are_allowed_or_a_key_is_asked_for(mod
         assert request(server, CHAT, Host="any.example").status_code == 200
     with ScriptedServer(model_folder, api_keys=("key",)) as server:
         assert request(server, CHAT, Host="any.example", Authorization="Bearer key").status_code == 200
+
+
+def test_memory_of_large_requests_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large allocations of a thread stay with its arena otherwise, for good."""
+    trimmed = threading.Event()
+    trimmer = Trimmer()
+    monkeypatch.setattr(trimmer, "_trim", lambda rest: trimmed.set())
+    trimmer.freed(1 << 20)
+    assert not trimmed.is_set()
+    trimmer.freed(64 << 20)
+    assert trimmed.wait(30)

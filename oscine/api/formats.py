@@ -71,7 +71,7 @@ async def constraint(
         raise invalid(parts[0].param, "a schema is nested too deeply") from None
     except ValueError as error:
         raise invalid(parts[0].param, str(error)) from None
-    if whole is not None:
+    if whole is not None and parts:  # names alone can always be enforced
         await _check(whole, parts)
     return whole
 

@@ -4,6 +4,7 @@ Knows nothing of how a setting is used. A bad value raises ValueError with the n
 """
 
 import datetime
+import ipaddress
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 NANO = "oscine-nano"  # the embedded model
+_LEAST_KEY = 32  # characters of a cluster's key
 
 
 def _require(condition: bool, option: str, rule: str, value: object) -> None:
@@ -101,15 +103,37 @@ class SchedulerOptions:
         _require(self.stream_interval >= 1, "stream-interval", "at least 1", self.stream_interval)
 
 
+def check_cluster_key(key: str) -> None:
+    """Raises ValueError."""
+    if key and len(key) < _LEAST_KEY:
+        raise ValueError(f"OSCINE_CLUSTER_KEY must have {_LEAST_KEY} characters or more (openssl rand -hex 32)")
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def listens(endpoint: str) -> bool:
+    """Whether a ZeroMQ endpoint that a user gives is bound; else it is connected. The rule is vLLM's."""
+    return "*" in endpoint or "::" in endpoint or endpoint.startswith(("ipc://", "inproc://"))
+
+
 @dataclass(frozen=True)
 class PeerOptions:
     """How an engine is one of many: who reaches it, and what it shares with others."""
 
     host: str | None = None  # of this machine, as others reach it; None: only the server beside it does
+    # Shared by all processes of a cluster, which prove to each other that they have it (oscine.engine.tcp); never in
+    # what is shown or logged. Empty: whoever reaches the ports of `host` is believed.
+    key: str = field(default="", repr=False)
     kv_events: bool = False  # publish what the prefix cache stores and forgets
     kv_events_topic: str = "kv-events"
     kv_events_endpoint: str | None = None  # ZeroMQ's; None: a free port of host
     kv_replay_endpoint: str | None = None  # the same; None without a host: no events are given again
+    kv_events_open: bool = False  # `*` in these endpoints is every address of this machine; else its loopback
     kv_events_kept: int = 10_000  # messages kept for subscribers that missed some, and no more than 64 MiB of them
     # Hex; prefixes have equal addresses in engines with equal seeds. Empty: a random one, so that nobody can guess any.
     prefix_seed: str = ""
@@ -121,6 +145,15 @@ class PeerOptions:
         published = self.host is not None or self.kv_events_endpoint is not None
         alone = (self.kv_events and not published) or (self.kv_transfer and self.host is None)
         _require(not alone, "peer-host", "given for KV events and KV transfer", None)
+        check_cluster_key(self.key)
+        if self.host is not None and not self.key and not self.is_local:
+            rule = "an address of this machine's loopback unless OSCINE_CLUSTER_KEY is set"
+            raise ValueError(f"--peer-host must be {rule}, not {self.host}")
+
+    @property
+    def is_local(self) -> bool:
+        """Whether other processes of this machine alone can reach it."""
+        return self.host is None or is_loopback(self.host)
 
 
 @dataclass(frozen=True)
@@ -266,6 +299,7 @@ class Environment:
     base_url: str | None  # OSCINE_URL: where `oscine chat` finds a server
     api_key: str | None  # OPENAI_API_KEY: sent by `oscine chat`
     server_api_key: str | None  # OSCINE_API_KEY: one more key that `oscine serve` asks for
+    cluster_key: str  # OSCINE_CLUSTER_KEY: what processes of a cluster prove to each other that they have; empty: none
     traces: str | None  # OTLP's protocol if OTEL_* name a place for traces; OpenTelemetry's SDK reads the rest itself
     state_folder: Path  # XDG_STATE_HOME, or where it is by default: what outlives a server
     no_color: bool  # NO_COLOR
@@ -277,6 +311,7 @@ class Environment:
             base_url=get("OSCINE_URL"),
             api_key=get("OPENAI_API_KEY"),
             server_api_key=get("OSCINE_API_KEY"),
+            cluster_key=get("OSCINE_CLUSTER_KEY", ""),
             traces=_traces(os.environ),
             state_folder=Path(get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")),
             no_color=bool(get("NO_COLOR")),

@@ -3,6 +3,7 @@
 What servers need is imported when one is asked for: a GPU machine may lack it, and runs the tests of the kernels.
 """
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -66,3 +67,11 @@ def nano_server() -> "Iterator[ServerProcess]":
 
     with ServerProcess("--date", "2025-08-05", "--log-level", "warning") as server:
         yield server
+
+
+@pytest.fixture
+def unchecked_engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engine processes take whatever comes, so that a token past the vocabulary makes a step fail, as a bug might."""
+    code = "from oscine.engine.checks import Checks\nChecks.refusal = lambda self, message: None\n"
+    (tmp_path / "sitecustomize.py").write_text(code)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(tmp_path), str(Path(__file__).parent.parent))))

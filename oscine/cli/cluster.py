@@ -8,7 +8,6 @@ import dataclasses
 import importlib.util
 import json
 import os
-import secrets
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -85,7 +84,10 @@ def _up(args: argparse.Namespace) -> None:
     from oscine.cli.deployment_file import read_deployment
 
     environment = Environment.read()
-    deployment = read_deployment(args.file)
+    try:
+        deployment = dataclasses.replace(read_deployment(args.file), key=environment.cluster_key)
+    except ValueError as error:
+        raise CommandError(str(error), USAGE) from None
     key = environment.server_api_key
     if key:
         server = deployment.server
@@ -96,8 +98,7 @@ def _up(args: argparse.Namespace) -> None:
     from oscine.cluster import control
 
     try:
-        seed = deployment.prefix_seed or control.prefix_seed() or secrets.token_hex(16)
-        control.up(dataclasses.replace(deployment, prefix_seed=seed), wait=args.wait, note=_note)
+        control.up(control.with_secrets(deployment), wait=args.wait, note=_note)
         names = ", ".join(name for model in deployment.models for name in model.names)
         print(
             f"{names} at {control.url()}" if args.wait else f"{names}: `oscine cluster status` tells when it is ready"

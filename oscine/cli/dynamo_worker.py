@@ -9,7 +9,7 @@ from oscine.cli.error import USAGE, CommandError
 from oscine.cli.options import ENGINE_GROUPS
 from oscine.cli.parser import Parser
 from oscine.cli.read_options import add_options, read_config
-from oscine.config import ModelOptions
+from oscine.config import Environment, ModelOptions
 
 _ROLES = ("aggregated", "prefill", "decode")
 _OWN = ("role", "peer_host", "prefill_min_tokens", "prefill_timeout_s")
@@ -46,7 +46,7 @@ def add_command(commands: "argparse._SubParsersAction[Parser]") -> None:
     add(
         "peer-host",
         metavar="ADDRESS",
-        help="address at which other workers reach this machine (default: its own towards others)",
+        help="address of this machine for other workers; see OSCINE_CLUSTER_KEY in docs/dynamo.md (default: 127.0.0.1)",
     )
     add(
         "prefill-min-tokens",
@@ -84,7 +84,8 @@ def run(args: argparse.Namespace) -> None:
     try:
         folder = _folder(config.engine.model)
         name = name or (config.server.served_model_names or (_name(config.engine.model),))[0]
-        run(DynamoOptions(folder, name, engine=config.engine, runtime=tuple(runtime), **own))
+        key = Environment.read().cluster_key
+        run(DynamoOptions(folder, name, engine=config.engine, key=key, runtime=tuple(runtime), **own))
     except ValueError as error:
         raise CommandError(str(error), USAGE) from None
     except EngineError as error:

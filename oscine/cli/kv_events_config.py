@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from oscine.cli.parser import add_note
-from oscine.config import PeerOptions
+from oscine.config import PeerOptions, is_loopback, listens
 
 _KINDS: dict[str, tuple[type, ...]] = {
     "enable_kv_cache_events": (bool,),
@@ -20,6 +20,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "hwm": (int,),
     "max_queue_size": (int,),
     "topic": (str,),
+    "unauthenticated": (bool,),  # ours
 }
 _IGNORED = {
     "hwm": "what a slow subscriber misses is asked for again",
@@ -39,9 +40,9 @@ class KVEventsConfig(argparse.Action):
     ) -> None:
         try:
             config = _read(str(values))
+            namespace.peers = _peers(config)
         except ValueError as error:
             raise argparse.ArgumentError(self, str(error)) from None
-        namespace.peers = _peers(config)
         notes = (f"kv_events_config.{key} has no effect: {why}" for key, why in _IGNORED.items() if key in config)
         add_note(namespace, *notes)
 
@@ -66,14 +67,30 @@ def _read(text: str) -> dict[str, Any]:
     return config
 
 
+def _check_reach(key: str, config: dict[str, Any]) -> None:
+    """Events have the tokens of prompts, and their format knows no keys. Raises ValueError."""
+    endpoint = config.get(key) or ""
+    host = endpoint.removeprefix("tcp://").rpartition(":")[0]
+    reached = endpoint.startswith("tcp://") and listens(endpoint) and not is_loopback(host)
+    if reached and not config.get("unauthenticated", False):
+        raise ValueError(
+            f"{key} {endpoint}: all who reach it could read what is asked; without it events are for this machine "
+            'alone (port 5557), and "unauthenticated": true allows it'
+        )
+
+
 def _peers(config: dict[str, Any]) -> PeerOptions:
+    """Raises ValueError that names the key."""
     default = PeerOptions()
     if not config.get("enable_kv_cache_events", False) or config.get("publisher") == "null":
         return default
+    for key in ("endpoint", "replay_endpoint"):
+        _check_reach(key, config)
     return PeerOptions(
         kv_events=True,
         kv_events_topic=config.get("topic", default.kv_events_topic),
         kv_events_endpoint=config.get("endpoint", "tcp://*:5557"),
+        kv_events_open=config.get("unauthenticated", False),
         kv_replay_endpoint=config.get("replay_endpoint"),
         kv_events_kept=config.get("buffer_steps", default.kv_events_kept),
     )

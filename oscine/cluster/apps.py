@@ -36,17 +36,24 @@ _WAIT_LOOP_S = 0.1  # of Serve, before it lets an actor shut itself down
 _SHUTDOWN_S = 10.0  # beyond the drain
 
 
-def model_app(model: ModelSpec, prefix_seed: str, drain_s: float) -> serve.Application:
+def model_app(model: ModelSpec, deployment: Deployment) -> serve.Application:
+    """Of one of the deployment's models."""
     prefill, serving = model.role("prefill"), model.serving
-    companions = [] if prefill is None else [_bind(model, prefill, prefix_seed, drain_s)]
-    return _bind(model, serving, prefix_seed, drain_s, *companions)
+    companions = [] if prefill is None else [_bind(model, prefill, deployment)]
+    return _bind(model, serving, deployment, *companions)
 
 
-def _bind(
-    model: ModelSpec, role: RoleSpec, prefix_seed: str, drain_s: float, *companions: serve.Application
-) -> serve.Application:
-    threads = max(1, int(role.cpus))
-    options = ReplicaOptions(model.name, role.role, role.engine, prefix_seed, threads, drain_s)
+def _bind(model: ModelSpec, role: RoleSpec, cluster: Deployment, *companions: serve.Application) -> serve.Application:
+    drain_s = cluster.server.drain_s
+    options = ReplicaOptions(
+        model.name,
+        role.role,
+        role.engine,
+        cluster.prefix_seed,
+        num_threads=max(1, int(role.cpus)),
+        drain_s=drain_s,
+        key=cluster.key,
+    )
     deployment = _deployment(
         ReplicaActor,
         name=role.role,
@@ -107,7 +114,7 @@ def cluster_app(deployment: Deployment) -> serve.Application:
         name=ROUTER,
         ray_actor_options={"num_cpus": 0},
         user_config=msgspec.to_builtins(router_config(deployment)),
-        **_lifecycle(None, server.drain_s),  # as long as ingresses that drain may need it
+        **_lifecycle(deployment.key, server.drain_s),  # as long as ingresses that drain may need it
     )
     ingress = _deployment(
         Ingress,
@@ -115,9 +122,10 @@ def cluster_app(deployment: Deployment) -> serve.Application:
         num_replicas=deployment.ingress_replicas,
         ray_actor_options={"num_cpus": 0},
         user_config=msgspec.to_builtins(IngressConfig(list(deployment.models), deployment.prefix_seed)),
-        **_lifecycle((server, tools), server.drain_s),
+        **_lifecycle((server, tools, deployment.key), server.drain_s),
     )
-    return ingress.bind(server, tools, router.bind())
+    # The key is in no user_config: Serve shows those.
+    return ingress.bind(server, tools, deployment.key, router.bind(deployment.key))
 
 
 def _lifecycle(options: object, drain_s: float, *, surge: bool = True) -> dict[str, Any]:

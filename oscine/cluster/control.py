@@ -6,9 +6,10 @@ models go. Called by a process that is a client of Ray.
 
 import logging
 import re
+import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
@@ -39,8 +40,8 @@ def up(deployment: Deployment, *, wait: bool, note: Note) -> None:
     """Raises ControlError when something cannot start; `note` is told of each step."""
     serve.start(proxy_location="Disabled")
     there = running()
-    seed, drain_s = deployment.prefix_seed, deployment.server.drain_s
-    models = {app_name(model.name): model_app(model, seed, drain_s) for model in deployment.models}
+    drain_s = deployment.server.drain_s
+    models = {app_name(model.name): model_app(model, deployment) for model in deployment.models}
     front = {APP: cluster_app(deployment)}
     if APP not in there or not wait:
         _run(models | front)
@@ -196,16 +197,22 @@ def url() -> str:
     return str(_ask(INGRESS, "url"))
 
 
-def prefix_seed() -> str | None:
-    """Of the cluster that runs: its engines keep it, whatever else changes. Raises ControlError if it cannot be had."""
-    if APP not in running():
-        return None
-    answer: str | None = _ask(INGRESS, "prefix_seed")
-    if not answer:
-        raise ControlError(
-            "the ingress does not answer, so the prefix-seed is unknown: try again, or give it in the file"
-        )
-    return answer
+def with_secrets(deployment: Deployment) -> Deployment:
+    """Fills in the seed and the key: those of the cluster that runs, which keeps them, whatever else changes.
+
+    Raises ControlError if they cannot be had, or the deployment has another key.
+    """
+    seed, key = secrets.token_hex(16), deployment.key or secrets.token_hex(32)
+    if APP in running():
+        answer: tuple[str, str] | None = _ask(INGRESS, "secrets")
+        if answer is None:
+            raise ControlError(
+                "the ingress does not answer, so the cluster's key is unknown: try again, or `down` first"
+            )
+        seed, key = answer
+        if deployment.key not in ("", key):
+            raise ControlError("the cluster runs with another key than OSCINE_CLUSTER_KEY: `oscine cluster down` first")
+    return replace(deployment, prefix_seed=deployment.prefix_seed or seed, key=key)
 
 
 def _trouble(name: str, app: ApplicationStatusOverview) -> str:

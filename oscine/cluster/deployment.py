@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from oscine.cluster.model_route import QueueLimits
 from oscine.cluster.snapshot import Role
-from oscine.config import EngineOptions, ServerOptions, ToolOptions, is_hex
+from oscine.config import EngineOptions, ServerOptions, ToolOptions, check_cluster_key, is_hex
 
 APP = "oscine"  # the Serve app with the deployments "router" and "ingress"
 LOCAL = "local"  # a Ray cluster on this machine, that `oscine cluster up` starts
@@ -138,11 +138,13 @@ class Deployment:
     tools: ToolOptions = field(default_factory=ToolOptions)
     ingress_replicas: int = 1  # on one machine they share the port
     prefix_seed: str = ""  # hex, of all engines; empty until `oscine cluster up` made one
+    key: str = field(default="", repr=False)  # of all processes: see oscine.engine.tcp; `oscine cluster up` makes one
 
     def __post_init__(self) -> None:
         _require(bool(self.models), "models", "one or more", "none")
         _require(bool(self.ray), "ray", "local, auto or an address", self.ray)
         _require(self.ingress_replicas >= 1, "replicas", "at least 1", self.ingress_replicas)
+        check_cluster_key(self.key)
         _require(is_hex(self.prefix_seed), "prefix-seed", "hexadecimal digits, two a byte", self.prefix_seed)
         several = self.ingress_replicas == 1 or self.server.port != 0
         _require(several, "port", "given when several ingresses share it", self.server.port)

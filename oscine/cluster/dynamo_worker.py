@@ -12,8 +12,8 @@ import argparse
 import asyncio
 import logging
 import os
+import secrets
 import signal
-import socket
 import uuid
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
@@ -60,7 +60,8 @@ class DynamoOptions:
     name: str  # that clients ask for
     role: Role = "aggregated"
     engine: EngineOptions = field(default_factory=EngineOptions)  # whose `peers` are made here
-    peer_host: str | None = None  # of this machine, as other workers reach it; None: looked up
+    peer_host: str = "127.0.0.1"  # of this machine, as other workers reach it
+    key: str = field(default="", repr=False)  # that workers share: see oscine.engine.tcp
     prefill_min_tokens: int = 1  # that a decode worker lacks of a prompt, to fetch them
     prefill_timeout_s: float = 30.0  # from asking for pages to having them; then the prompt is computed here
     runtime: tuple[str, ...] = ()  # command line of Dynamo's runtime; what is not on it comes from DYN_* and defaults
@@ -125,9 +126,13 @@ class DynamoEngine(LLMEngine):  # type: ignore[misc]  # untyped, and not install
     """What Dynamo's Worker calls, all on one event loop."""
 
     def __init__(self, options: DynamoOptions) -> None:
-        host = options.peer_host or ("127.0.0.1" if options.role == "aggregated" else _own_address())
+        alone = options.role == "aggregated"  # no other worker has to reach it
         peers = PeerOptions(
-            host=host, kv_events=options.engine.cache.prefix_caching, kv_transfer=options.role != "aggregated"
+            host=options.peer_host,
+            key=options.key or (secrets.token_hex(32) if alone else ""),
+            kv_events=options.engine.cache.prefix_caching,
+            kv_events_endpoint="tcp://*:*",  # of the loopback: Dynamo's relay beside it knows no keys
+            kv_transfer=not alone,
         )
         self._options = options
         self._engine = EngineClient(replace(options.engine, peers=peers))
@@ -284,14 +289,3 @@ def _load(stats: EngineStats) -> ComponentSnapshot:
         kv_cache_hit_rate=stats.prefix_hits / stats.prefix_queries if stats.prefix_queries else None,
         dp_rank=_RANK,
     )
-
-
-def _own_address() -> str:
-    """The address that this machine has towards others. Nothing is sent to find it."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))
-        except OSError:  # a machine without a network is alone
-            return "127.0.0.1"
-        address: str = probe.getsockname()[0]
-        return address

@@ -55,9 +55,15 @@ class ClusterEngine:
     """
 
     def __init__(
-        self, placer: Placer, model: str, *, prefix_seed: str = "", limits: MigrationLimits | None = None
+        self,
+        placer: Placer,
+        model: str,
+        *,
+        prefix_seed: str = "",
+        key: str = "",
+        limits: MigrationLimits | None = None,
     ) -> None:
-        """`model` as the placer knows it; `prefix_seed` as its engines have it."""
+        """`model` as the placer knows it; `prefix_seed` and `key` as its engines have them."""
         self.state: EngineState = "starting"
         self.error: str | None = None
         self.info: EngineInfo | None = None
@@ -65,6 +71,7 @@ class ClusterEngine:
         self.migrations = MigrationCounters()
         self._placer, self._model = placer, model
         self._root = root_of(prefix_seed) if prefix_seed else None
+        self._key = key
         self._limits = limits or MigrationLimits()
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None  # made by start()
         self._links: dict[str, EngineLink] = {}  # by address
@@ -213,7 +220,7 @@ class ClusterEngine:
         link = self._links.get(place.address)
         if link is None:
             assert self._context is not None
-            link = self._links[place.address] = EngineLink(self._context, place, self)
+            link = self._links[place.address] = EngineLink(self._context, place, self, self._key)
         return link
 
     # ---- losing one ----

@@ -51,8 +51,8 @@ class LinkOwner(Protocol):
 class EngineLink:
     """Opened by whoever is placed there first."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], place: Place, owner: LinkOwner) -> None:
-        """Raises ZMQError when there can be no such connection."""
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], place: Place, owner: LinkOwner, key: str = "") -> None:
+        """Raises ZMQError when there can be no such connection. `key`: see oscine.engine.tcp."""
         self.replica, self.address = place.replica, place.address
         self.was_up = False
         self.broke = False  # once it is closed: nobody had asked the engine to end
@@ -60,9 +60,8 @@ class EngineLink:
         self._owner = owner
         self._requests: dict[str, LiveRequest] = {}  # by their ids in the engine
         self._loop = asyncio.get_running_loop()
-        self._link = Link(
-            context, place.address, decode_to_client, self._on_up, self._receive, self._on_down, patient=False
-        )
+        hear = self._on_up, self._receive, self._on_down
+        self._link = Link(context, place.address, decode_to_client, *hear, key=key, patient=False)
         self._timer = self._loop.call_later(_CONNECT_S, self._close, "the engine cannot be reached")
         self._link.send(Hello())  # goes first, so that the engine knows whom to tell of its end
 

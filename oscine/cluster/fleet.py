@@ -63,6 +63,7 @@ class Fleet:
 
     def __init__(self, weights: Weights | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self.weights = weights or Weights()
+        self.key = ""  # of the cluster: see oscine.engine.tcp
         self.index = KVIndex()
         self.info: EngineInfo | None = None  # of any replica; where there is none, of one that there was
         self.on_change: Callable[[], None] = lambda: None
@@ -224,7 +225,8 @@ class Fleet:
             return
         if self._context is None:
             self._context = zmq.asyncio.Context()
-        subscriber = KVSubscriber(self._context, endpoints.kv_events, endpoints.kv_replay, _Sink(self, view.name))
+        sink = _Sink(self, view.name)
+        subscriber = KVSubscriber(self._context, endpoints.kv_events, endpoints.kv_replay, sink, self.key)
         self._subscriptions[view.name] = _Subscription(endpoints, subscriber, asyncio.create_task(subscriber.run()))
 
     def _unsubscribe(self, name: str) -> None:

@@ -44,17 +44,17 @@ class IngressConfig:
 class Ingress:
     """The class behind the Serve deployment; ready once it listens, whatever its models do."""
 
-    def __init__(self, server: ServerOptions, tools: ToolOptions, router: DeploymentHandle[Any]) -> None:
-        """Raises ServerError when it cannot listen."""
+    def __init__(self, server: ServerOptions, tools: ToolOptions, key: str, router: DeploymentHandle[Any]) -> None:
+        """`key`: of the cluster. Raises ServerError when it cannot listen."""
         start_logging(server.log_level, server.log_format)
         config = Config(server=replace(server, traces=Environment.read().traces), tools=tools)
-        self._placer = RouterClient(router_address(router))
+        self._placer = RouterClient(router_address(router), key=key)
         self._service = Service(config)
         metrics = ClusterMetrics(self._placer.snapshot, self._migrations)
         self._service.metrics.watch(metrics, metrics.refresh)
         self._server = Server(config, self._service, reuse_port=True)
         self._anywhere = server.host in ("0.0.0.0", "::")
-        self._prefix_seed = ""
+        self._prefix_seed, self._key = "", key
         self._models = FollowedModels(self._service)
         self._loop: asyncio.AbstractEventLoop | None = None  # of the server, once it runs
         self._error: str | None = None  # why it does not any more
@@ -102,10 +102,11 @@ class Ingress:
 
     def _engine(self, model: ModelSpec, prefix_seed: str) -> ClusterEngine:
         limits = MigrationLimits(max_losses=model.migration_retries)
-        return ClusterEngine(self._placer, model.name, prefix_seed=prefix_seed, limits=limits)
+        return ClusterEngine(self._placer, model.name, prefix_seed=prefix_seed, key=self._key, limits=limits)
 
-    async def prefix_seed(self) -> str:
-        return self._prefix_seed
+    async def secrets(self) -> tuple[str, str]:
+        """The prefix seed and the key, for `oscine cluster up`: both stay as long as the cluster runs."""
+        return self._prefix_seed, self._key
 
     def _migrations(self) -> dict[str, MigrationCounters]:
         engines = self._models.engines.items()

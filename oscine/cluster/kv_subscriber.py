@@ -18,7 +18,8 @@ import msgspec
 import zmq.asyncio
 
 from oscine.engine.kv_events import END, STATS_TOPIC
-from oscine.engine.tcp import expect_heartbeats
+from oscine.engine.messages import UNREADABLE
+from oscine.engine.tcp import connect
 from oscine.types import EngineStats
 
 EVENTS_TOPIC = b"kv-events"
@@ -50,19 +51,23 @@ _decode_stats = msgspec.msgpack.Decoder(EngineStats).decode
 class KVSubscriber:
     """One engine process at a time at one address; `run` goes on until it is cancelled."""
 
-    def __init__(self, context: zmq.asyncio.Context, events: str, replay: str | None, sink: Sink) -> None:
+    def __init__(
+        self, context: zmq.asyncio.Context, events: str, replay: str | None, sink: Sink, key: str = ""
+    ) -> None:
+        """`key`: see oscine.engine.tcp."""
         self.num_gaps = 0  # times that something was missed, or began anew
         self._context, self._events, self._replay_address, self._sink = context, events, replay, sink
+        self._key = key
         self._next = 0  # number of the message expected
         self._doubt = False  # the connection was lost: whoever listens there now may be somebody else
         self._last: tuple[int, bytes, float] | None = None  # number, payload and time of the one before it
 
     async def run(self) -> None:
-        socket = self._socket(zmq.SUB, self._events)
+        socket = self._socket(zmq.SUB)
         socket.subscribe(EVENTS_TOPIC)
         socket.subscribe(STATS_TOPIC)
         lost = self._watch(socket)
-        socket.connect(self._events)
+        connect(socket, self._events, self._key)
         try:
             await self._rebuild()
             while True:
@@ -72,6 +77,7 @@ class KVSubscriber:
                     self._doubt = True
                 await self._receive(frames)
         finally:
+            socket.disable_monitor()  # first: news that are not read would stop ZeroMQ's thread
             lost.close()
             socket.close()
 
@@ -85,13 +91,10 @@ class KVSubscriber:
         monitor.connect(address)
         return monitor
 
-    def _socket(self, kind: int, address: str) -> zmq.asyncio.Socket:
+    def _socket(self, kind: int) -> zmq.asyncio.Socket:
         socket = self._context.socket(kind)
         socket.set(zmq.LINGER, 0)
         socket.set(zmq.RCVHWM, 0)  # bounded by what the engine's socket holds back
-        socket.set(zmq.IPV6, "[" in address)
-        if address.startswith("tcp:"):
-            expect_heartbeats(socket)
         return socket
 
     async def _receive(self, frames: list[bytes]) -> None:
@@ -100,7 +103,7 @@ class KVSubscriber:
                 self._sink.hear(_decode_stats(frames[-1]))
             elif len(frames) == 3:
                 await self._take(int.from_bytes(frames[1], "big"), frames[2])
-        except msgspec.MsgspecError as error:
+        except UNREADABLE as error:
             _log.warning("%s sent what is no event: %s", self._events, error)
 
     async def _take(self, number: int, payload: bytes) -> None:
@@ -147,7 +150,7 @@ class KVSubscriber:
             self._last = (number, payload, batch.time_s)
             for event in batch.events:
                 self._tell(event)
-        except (msgspec.MsgspecError, TypeError) as error:  # TypeError: of pages that are none
+        except (*UNREADABLE, TypeError) as error:  # TypeError: of pages that are none
             _log.warning("%s sent what is no event: %s", self._events, error)
 
     def _tell(self, event: list[Any]) -> None:
@@ -163,9 +166,9 @@ class KVSubscriber:
         """The messages from a number on that the engine remembers; none if it does not answer."""
         if self._replay_address is None:
             return
-        socket = self._socket(zmq.DEALER, self._replay_address)
+        socket = self._socket(zmq.DEALER)
         try:
-            socket.connect(self._replay_address)
+            connect(socket, self._replay_address, self._key)
             await socket.send_multipart([b"", start.to_bytes(8, "big")])
             count = 0
             while True:

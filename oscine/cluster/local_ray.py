@@ -186,7 +186,13 @@ def require_private(folder: Path) -> None:
 
 def _environment(folder: str) -> dict[str, str]:
     token = str(Path(folder, _TOKEN))
-    return {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": token}
+    return {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": token,
+        # Whatever its name says, on every system: the node has the address 127.0.0.1, and none of a network.
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    }
 
 
 def _run(folder: str, num_cpus: int, num_gpus: int | None) -> None:

@@ -35,6 +35,7 @@ class ReplicaOptions:
     prefix_seed: str  # hex; equal in all engines of a cluster
     num_threads: int | None = None  # of the engine process; None: as many as it likes
     drain_s: float = 30.0  # that streams may go on here once the replica has to stop; then they move
+    key: str = dataclasses.field(default="", repr=False)  # of the cluster
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -47,7 +48,8 @@ class Admission:
 
 def peer_options(options: ReplicaOptions, host: str) -> PeerOptions:
     transfers = options.role != "aggregated"
-    return PeerOptions(host=host, kv_events=True, prefix_seed=options.prefix_seed, kv_transfer=transfers)
+    seed, key = options.prefix_seed, options.key
+    return PeerOptions(host=host, key=key, kv_events=True, prefix_seed=seed, kv_transfer=transfers)
 
 
 class Replica:

@@ -33,10 +33,12 @@ _AGAIN_S = 5.0  # where a model is not deployed
 class Router:
     """Implements Asked; every method runs on one event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, key: str = "") -> None:
+        """`key`: of the cluster."""
+        self._key = key
         self._routers: dict[str, ModelRouter] = {}
         node = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
-        self._service = RouterService(self, node)
+        self._service = RouterService(self, node, key)
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
         """The models of the deployment file now; requests of the others find no place any more."""
@@ -47,7 +49,7 @@ class Router:
             if router is not None and _deployments(router.route) == _deployments(route):
                 router.reconfigure(route)
             else:
-                router = _model_router(route)
+                router = _model_router(route, self._key)
             routers[route.model] = router
         self._routers = routers
 
@@ -103,9 +105,9 @@ def _deployments(route: ModelRoute) -> tuple[str, str, str | None]:
     return route.app, route.generate, route.prefill
 
 
-def _model_router(route: ModelRoute) -> ModelRouter:
-    handle, generate = _follow(route.app, route.generate)
-    prefill_handle, prefill = _follow(route.app, route.prefill) if route.prefill is not None else (None, None)
+def _model_router(route: ModelRoute, key: str) -> ModelRouter:
+    handle, generate = _follow(route.app, route.generate, key)
+    prefill_handle, prefill = _follow(route.app, route.prefill, key) if route.prefill is not None else (None, None)
 
     async def admit(placement: Placement) -> Admission | None:
         """Serve's router asks the replicas in the order of the fleet's ranking."""
@@ -146,12 +148,13 @@ def _waker(handle: DeploymentHandle[Any], fleet: Fleet, name: str) -> Callable[[
     return wake
 
 
-def _follow(app: str, deployment: str) -> tuple[DeploymentHandle[Any], Fleet]:
+def _follow(app: str, deployment: str, key: str) -> tuple[DeploymentHandle[Any], Fleet]:
     """A handle that routes on this event loop, and what its request router knows: from now on it learns of replicas.
 
     The deployment need not be there yet.
     """
     fleet = fleet_of(app, deployment)
+    fleet.key = key
     handle: DeploymentHandle[Any] = serve.get_deployment_handle(deployment, app, _check_exists=False)
     handle._init(_run_router_in_separate_loop=False)  # type: ignore[no-untyped-call]
     return handle, fleet

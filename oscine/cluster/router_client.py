@@ -34,15 +34,21 @@ class RouterClient:
     """
 
     def __init__(
-        self, where: Callable[[], Awaitable[str]], *, absence_s: float = 60.0, answer_s: float = 3600.0
+        self,
+        where: Callable[[], Awaitable[str]],
+        *,
+        key: str = "",
+        absence_s: float = 60.0,
+        answer_s: float = 3600.0,
     ) -> None:
         """`where` says the router's address, or raises RouterAway. It is asked once for each life of the router.
+        `key`: see oscine.engine.tcp.
 
         `absence_s`: how long a question waits for a router that is away; `answer_s`: for one that is there. A router
         bounds the wait for a place itself, by what the deployment file says; so the latter is for an answer that got
         lost.
         """
-        self._where, self._absence_s, self._answer_s = where, absence_s, answer_s
+        self._where, self._key, self._absence_s, self._answer_s = where, key, absence_s, answer_s
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._ids = itertools.count()
         self._link: RouterLink | None = None
@@ -99,7 +105,7 @@ class RouterClient:
     async def _connect(self) -> RouterLink:
         """For as long as it takes: others may wait for it when the first one does not any more."""
         try:
-            self._link = RouterLink(self._context, await self._address(), self._on_lost)
+            self._link = RouterLink(self._context, await self._address(), self._key, self._on_lost)
             return self._link
         finally:
             self._connecting, self._away = None, _SILENT

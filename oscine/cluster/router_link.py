@@ -33,14 +33,18 @@ class RouterLost(Exception):  # noqa: N818  (reads as what happened)
 class RouterLink:
     """Good for questions until it is lost: refused, broken, or silent, as where another process has the port now."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str, on_lost: Callable[[], None]) -> None:
-        """Raises ZMQError when there can be no such connection."""
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], address: str, key: str, on_lost: Callable[[], None]
+    ) -> None:
+        """Raises ZMQError when there can be no such connection. `key`: see oscine.engine.tcp."""
         self._on_lost = on_lost
         self._open: dict[int, asyncio.Future[Answer]] = {}
         self._silent_looks = 0
         self._is_closed = False
         self._loop = asyncio.get_running_loop()
-        self._link = Link(context, address, decode_to_ingress, lambda: None, self._receive, self._lose, patient=False)
+        self._link = Link(
+            context, address, decode_to_ingress, lambda: None, self._receive, self._lose, key=key, patient=False
+        )
         self._timer = self._loop.call_later(WAITING_S, self._look)
 
     async def ask(self, question: Question) -> Answer:

@@ -7,7 +7,6 @@ import asyncio
 import logging
 from typing import Protocol
 
-import msgspec
 import zmq
 import zmq.asyncio
 
@@ -30,7 +29,7 @@ from oscine.cluster.router_messages import (
     decode_to_router,
 )
 from oscine.cluster.snapshot import ClusterSnapshot
-from oscine.engine.messages import encode
+from oscine.engine.messages import UNREADABLE, encode
 from oscine.engine.tcp import bind_tcp, expect_heartbeats
 
 _log = logging.getLogger(__name__)
@@ -51,8 +50,11 @@ class RouterService:
     and nothing is placed for long for one that died.
     """
 
-    def __init__(self, router: Asked, host: str) -> None:
-        """`host`: an address of this machine; the port is a free one. Raises ValueError."""
+    def __init__(self, router: Asked, host: str, key: str = "") -> None:
+        """`host`: an address of this machine; the port is a free one. `key`: see oscine.engine.tcp.
+
+        Raises ValueError.
+        """
         self._router = router
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.ROUTER)
@@ -61,7 +63,7 @@ class RouterService:
         self._socket.set(zmq.RCVHWM, 0)
         self._socket.set(zmq.LINGER, 0)
         expect_heartbeats(self._socket)
-        self.address = bind_tcp(self._socket, host)
+        self.address = bind_tcp(self._socket, host, key)
         self._open: dict[tuple[bytes, int], asyncio.Task[None]] = {}  # (ingress, id of the question)
         self._working = [asyncio.create_task(work) for work in (self._receive(), self._look_after())]
 
@@ -87,7 +89,7 @@ class RouterService:
             ingress, *frames = await self._socket.recv_multipart()
             try:
                 self._take(ingress, decode_to_router(b"".join(frames)))
-            except msgspec.MsgspecError as error:
+            except UNREADABLE as error:
                 _log.warning("a message that is no question: %s", error)
 
     def _take(self, ingress: bytes, message: ToRouter) -> None:

@@ -33,7 +33,7 @@ import zmq
 from msgspec import msgpack
 
 from oscine.config import PeerOptions
-from oscine.engine.tcp import bind_tcp, bind_to, port_of
+from oscine.engine.tcp import bind_tcp, bind_to
 from oscine.types import EngineStats
 
 STATS_TOPIC = b"oscine-stats"
@@ -66,7 +66,7 @@ class KVEvents:
         self._socket.set(zmq.LINGER, 0)
         self._replay = _Replay(self._context, options.kv_events_kept)
         try:
-            self.endpoint = _bind(self._socket, options.kv_events_endpoint, options.host)
+            self.endpoint = _bind(self._socket, options.kv_events_endpoint, options)
             self.replay_endpoint = self._replay.listen(options)
         except ValueError:
             self.close()
@@ -132,7 +132,7 @@ class _Replay:
     def listen(self, options: PeerOptions) -> str | None:
         if options.host is None and options.kv_replay_endpoint is None:
             return None
-        endpoint = _bind(self._socket, options.kv_replay_endpoint, options.host)
+        endpoint = _bind(self._socket, options.kv_replay_endpoint, options)
         self._thread = threading.Thread(target=self._serve, name="kv-events-replay", daemon=True)
         self._thread.start()
         return endpoint
@@ -168,15 +168,12 @@ class _Replay:
         self._socket.send_multipart((client, b"", END, b""))
 
 
-def _bind(socket: zmq.Socket[Any], endpoint: str | None, host: str | None) -> str:
-    """At a given endpoint, or at a free port of `host`. Returns where others find it."""
+def _bind(socket: zmq.Socket[Any], endpoint: str | None, options: PeerOptions) -> str:
+    """At a given endpoint, for whoever reaches it; or at a free port of the host. Returns where others find it."""
     if endpoint is None:
-        assert host is not None
-        return bind_tcp(socket, host)
-    bind_to(socket, endpoint, "--kv-events-config")
-    if host is None or not endpoint.startswith("tcp://*"):
-        return endpoint
-    return f"tcp://{host}:{port_of(socket)}"
+        assert options.host is not None
+        return bind_tcp(socket, options.host, options.key)
+    return bind_to(socket, endpoint, "--kv-events-config", everywhere=options.kv_events_open)
 
 
 def _runs(pages: list[int]) -> Iterator[tuple[int, int]]:

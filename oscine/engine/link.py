@@ -11,11 +11,11 @@ from contextlib import ExitStack
 from typing import Generic, TypeVar
 
 import zmq
-from msgspec import MsgspecError, Struct
+from msgspec import Struct
 from zmq.utils.monitor import recv_monitor_message
 
-from oscine.engine.messages import encode
-from oscine.engine.tcp import expect_heartbeats
+from oscine.engine.messages import UNREADABLE, encode
+from oscine.engine.tcp import connect
 
 logger = logging.getLogger(__name__)
 
@@ -35,9 +35,10 @@ class Link(Generic[T]):
         on_message: Callable[[T], None],
         on_down: Callable[[], None],
         *,
+        key: str = "",
         patient: bool = True,
     ) -> None:
-        """Without patience, a process that is not there is as good as one that ended.
+        """`key`: see oscine.engine.tcp. Without patience, a process that is not there is as good as one that ended.
 
         Raises ZMQError for an address that is none, and where there are too many sockets.
         `on_up` and `on_down` are called at most once each; every message comes before `on_down`.
@@ -50,15 +51,12 @@ class Link(Generic[T]):
         self._socket.set(zmq.RCVHWM, 0)
         self._socket.set(zmq.SNDHWM, 0)
         self._socket.set(zmq.RECONNECT_IVL, _RECONNECT_MS)
-        if address.startswith("tcp:"):
-            expect_heartbeats(self._socket)
-            self._socket.set(zmq.IPV6, "[" in address)
         events = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
         with ExitStack() as undo:
             undo.callback(self._socket.close)
             self._monitor = self._socket.get_monitor_socket(events if patient else events | zmq.EVENT_CONNECT_RETRIED)
             undo.callback(self._monitor.close)
-            self._socket.connect(address)
+            connect(self._socket, address, key)
             undo.pop_all()
         self._fds = (self._socket.FD, self._monitor.FD)
         self._loop.add_reader(self._fds[0], self._read)
@@ -88,7 +86,7 @@ class Link(Generic[T]):
                 return
             try:
                 message = self._decode(data)
-            except MsgspecError as error:  # of another version, perhaps
+            except UNREADABLE as error:  # of another version, perhaps
                 logger.warning("a message that cannot be read: %s", error)
                 continue
             self._on_message(message)

@@ -3,7 +3,7 @@
 The records of oscine.types travel as they are. Only plain data is decoded: nothing that arrives can name code.
 """
 
-from msgspec import Struct, msgpack
+from msgspec import MsgspecError, Struct, msgpack
 
 from oscine.config import EngineOptions
 from oscine.executor.page_layout import KVEndpoint
@@ -102,6 +102,8 @@ FromPeer = Meet | Prefill | Release
 ToPeer = Met | Prefilled | PrefillRefused
 ToEngine = Hello | Submit | Cancel | FromPeer
 ToClient = Ready | Failed | Ending | Refused | Outputs | ToPeer
+
+UNREADABLE = (MsgspecError, UnicodeDecodeError)  # what decoding raises; the second for text that is not UTF-8
 
 encode = msgpack.Encoder().encode
 decode_to_engine = msgpack.Decoder(ToEngine).decode

@@ -7,26 +7,33 @@ a dead engine can reach its successor. An engine that is not there is as good as
 from collections.abc import Iterator
 
 import zmq
-from msgspec import MsgspecError
 from zmq.utils.monitor import recv_monitor_message
 
-from oscine.engine.messages import FromPeer, Meet, ToClient, decode_to_client, encode
-from oscine.engine.tcp import expect_heartbeats
+from oscine.engine.messages import UNREADABLE, FromPeer, Meet, ToClient, decode_to_client, encode
+from oscine.engine.tcp import connect
 
 
 class PeerLinks:
     """See oscine.engine.remote_prefill.Links."""
 
-    def __init__(self) -> None:
+    def __init__(self, key: str = "") -> None:
+        """`key`: see oscine.engine.tcp."""
+        self._key = key
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._links: dict[str, _Link] = {}
+        self._unusable: list[str] = []  # addresses that are none, until that was told
 
     def send(self, address: str, message: FromPeer) -> None:
-        if address not in self._links:
-            self._links[address] = _Link(self._context, address)
-        self._links[address].send(message)
+        try:
+            if address not in self._links:
+                self._links[address] = _Link(self._context, address, self._key)
+            self._links[address].send(message)
+        except zmq.ZMQError:
+            self._unusable.append(address)
 
     def receive(self) -> Iterator[tuple[str, ToClient | None]]:
+        while self._unusable:
+            yield self._unusable.pop(), None
         for address, link in list(self._links.items()):
             is_lost = link.is_lost()  # asked first: what it said before its end is still to be read
             for message in link.receive():
@@ -38,16 +45,13 @@ class PeerLinks:
 
 
 class _Link:
-    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", address: str) -> None:
+    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", address: str, key: str) -> None:
         self._socket = context.socket(zmq.DEALER)
         self._socket.set(zmq.LINGER, 0)
         self._socket.set(zmq.RCVHWM, 0)  # an answer for each question
         self._socket.set(zmq.SNDHWM, 0)
-        if address.startswith("tcp:"):
-            expect_heartbeats(self._socket)
-            self._socket.set(zmq.IPV6, "[" in address)
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED)
-        self._socket.connect(address)
+        connect(self._socket, address, key)
         self.send(Meet())
 
     def send(self, message: FromPeer) -> None:
@@ -61,7 +65,7 @@ class _Link:
                 return
             try:
                 yield decode_to_client(data)
-            except MsgspecError:
+            except UNREADABLE:
                 continue  # of another version, perhaps; who waits for it will not wait for ever
 
     def is_lost(self) -> bool:

@@ -17,9 +17,11 @@ import zmq
 
 from oscine.config import EngineOptions
 from oscine.engine.build import BuiltEngine, build_engine
+from oscine.engine.checks import Checks
 from oscine.engine.kv_events import KVEvents
 from oscine.engine.loop import EngineLoop
 from oscine.engine.messages import (
+    UNREADABLE,
     Cancel,
     Ending,
     Failed,
@@ -66,10 +68,13 @@ class Clients:
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(parent, zmq.POLLIN)
 
-    def listen(self, host: str) -> str:
-        """Lets clients of other machines come too, over TCP. Returns the endpoint. Raises ValueError."""
+    def listen(self, host: str, key: str) -> str:
+        """Lets clients of other machines come too, over TCP: see oscine.engine.tcp. Returns the endpoint.
+
+        Raises ValueError.
+        """
         expect_heartbeats(self._socket)
-        return bind_tcp(self._socket, host)
+        return bind_tcp(self._socket, host, key)
 
     def send(self, client: bytes, message: ToClient) -> bool:
         """False when the client is gone."""
@@ -89,7 +94,7 @@ class Clients:
             client, *frames = self._socket.recv_multipart()
             try:
                 message = decode_to_engine(b"".join(frames))
-            except msgspec.MsgspecError:
+            except UNREADABLE:
                 continue  # somebody who speaks another language found the port
             yield client, message
 
@@ -106,6 +111,7 @@ class EngineServer:
         self, clients: Clients, loop: EngineLoop, info: EngineInfo, events: KVEvents | None, prefills: PrefillService
     ) -> None:
         self._clients, self._loop, self._info, self._events, self._prefills = clients, loop, info, events, prefills
+        self._checks = Checks(info.vocab_size, info.max_model_len)
         self._known: set[bytes] = set()  # clients that said hello
         self._owners: dict[str, bytes] = {}  # live request id -> client
         self._stats_at = 0.0
@@ -140,6 +146,10 @@ class EngineServer:
         self._send(self._loop.fail_all(message))
 
     def _handle(self, client: bytes, message: ToEngine) -> None:
+        refusal = self._checks.refusal(message)
+        if refusal is not None:
+            self._clients.send(client, refusal)
+            return
         match message:
             case Hello():
                 self._known.add(client)
@@ -211,17 +221,17 @@ def _open_to_peers(clients: Clients, options: EngineOptions) -> tuple[Endpoints 
     events = KVEvents(peers, options.cache.page_size) if peers.kv_events else None
     if peers.host is None:
         return None, events
-    requests = clients.listen(peers.host)
+    requests = clients.listen(peers.host, peers.key)
     if events is None:
         return Endpoints(requests), None
     return Endpoints(requests, events.endpoint, events.replay_endpoint), events
 
 
-def _meet_peers(engine: BuiltEngine) -> PrefillService:
+def _meet_peers(engine: BuiltEngine, key: str) -> PrefillService:
     """Lets pages move between this engine and others, if they may."""
     if engine.transfer is None:
         return PrefillService(engine.loop, None, lambda _: None)
-    engine.loop.remote_prefills = RemotePrefills(engine.loop.cache, PeerLinks(), engine.transfer)
+    engine.loop.remote_prefills = RemotePrefills(engine.loop.cache, PeerLinks(key), engine.transfer)
     return PrefillService(engine.loop, engine.transfer.endpoint, engine.transfer.attend)
 
 
@@ -250,7 +260,7 @@ def _serve(clients: Clients, parent: Parent, launch: Launch, started_s: float) -
     gc.collect()
     gc.freeze()  # the collector need not look at the model's objects again in the middle of a step
     try:
-        EngineServer(clients, engine.loop, info, events, _meet_peers(engine)).run(parent)
+        EngineServer(clients, engine.loop, info, events, _meet_peers(engine, launch.options.peers.key)).run(parent)
     except Exception:
         traceback.print_exc()
         return _FAILED_STEP

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from oscine.engine.checks import check_endpoint, check_pages
 from oscine.engine.kv_cache import KVCache
 from oscine.engine.messages import FromPeer, Met, Prefill, Prefilled, PrefillRefused, Release, ToClient
 from oscine.engine.page_holds import Hold, Lacking
@@ -68,6 +69,7 @@ class _Source:
     """Another engine."""
 
     peer: Any = None  # of Transfers, once it has told who it is
+    endpoint: KVEndpoint | None = None  # as it told
     refusal: str | None = None  # why its pages are of no use here
 
 
@@ -212,17 +214,31 @@ class RemotePrefills:
         try:
             if endpoint is None:
                 raise ValueError("it gives no pages to others")
-            source.peer = self._transfers.connect(endpoint)
+            check_endpoint(endpoint)
+            source.peer, source.endpoint = self._transfers.connect(endpoint), endpoint
         except ValueError as error:
             source.refusal = str(error)
             self._fail_all(address, source.refusal)
 
     def _answer(self, answer: Prefilled) -> None:
         fetch = self._fetches.get(answer.request_id)
-        if fetch is None:
-            return  # it was released before the answer came
+        if fetch is None or fetch.answer is not None:
+            return  # it was released before the answer came, or this is a second one
+        try:
+            self._check(fetch, answer)
+        except ValueError as error:
+            self._fail(fetch, f"{fetch.source.replica}: {error}")
+            return
         fetch.answer, fetch.answered_s = answer, self._clock()
         fetch.deadline_s = min(fetch.deadline_s, fetch.asked_s + answer.lease_s)
+
+    def _check(self, fetch: _Fetch, answer: Prefilled) -> None:
+        """Raises ValueError for an answer that cannot be."""
+        endpoint = self._sources[fetch.source.address].endpoint
+        if endpoint is None:
+            raise ValueError("it promises pages and does not say where they are")
+        num_pages = len(fetch.digests)
+        check_pages(answer, endpoint, num_pages, num_pages - self._cache.index.first_needed(num_pages))
 
     def _lose(self, address: str) -> None:
         source = self._sources.pop(address)

@@ -1,19 +1,54 @@
-"""ZeroMQ sockets between machines: where they listen, and how the loss of a machine is noticed.
+"""ZeroMQ sockets between machines: where they listen, who may come in, and how the loss of a machine is noticed.
+
+With a key, every connection is encrypted and both ends prove that they have it (CURVE): the processes of a cluster
+share one. Strangers are turned away before a message of theirs is read. Two pairs of keys are drawn from the one key,
+for those that listen and for those that come.
 
 A machine that is lost closes no connection, so somebody has to ask whether it is there. ZeroMQ's own thread asks and
 answers, without the interpreter: an engine that compiles, or computes a long step, is not taken for dead. Sockets on
 one machine need none of it: the end of a process closes them, and a process that was only stopped may go on.
 """
 
+from collections.abc import Callable
+from functools import cache
+from hashlib import blake2b
 from socket import AF_INET6, SOCK_STREAM, getaddrinfo
-from typing import Any
+from threading import Thread
+from typing import Any, NamedTuple
 
 import zmq
+from zmq.utils import z85
+
+from oscine.config import listens
 
 _HEARTBEAT_MS = 1000
 # From asking to being given up. Longer than a busy machine keeps a thread from its turn, or a network drops packets;
 # with the interval, what is lost is noticed within 5 s.
 _HEARTBEAT_TIMEOUT_MS = 4000
+_LARGEST_MESSAGE = 64 << 20  # bytes that one who comes may send; a prompt of 131,072 tokens has less than 1 MB
+_GATE = "inproc://zeromq.zap.01"  # where ZeroMQ asks whether a connection may be (RFC 27)
+_DOMAIN = b"oscine"
+
+
+class _Pair(NamedTuple):
+    public: bytes
+    secret: bytes
+
+
+class _Keys(NamedTuple):
+    """In Z85, as ZeroMQ takes them."""
+
+    server: _Pair
+    client: _Pair
+
+
+@cache
+def _keys(key: str) -> _Keys:
+    def pair(end: bytes) -> _Pair:
+        secret = z85.encode(blake2b(key.encode(), digest_size=32, person=end).digest())
+        return _Pair(zmq.curve_public(secret), secret)
+
+    return _Keys(pair(b"oscine server"), pair(b"oscine client"))
 
 
 def expect_heartbeats(socket: zmq.Socket[Any]) -> None:
@@ -22,8 +57,30 @@ def expect_heartbeats(socket: zmq.Socket[Any]) -> None:
     socket.set(zmq.HEARTBEAT_TIMEOUT, _HEARTBEAT_TIMEOUT_MS)
 
 
-def bind_tcp(socket: zmq.Socket[Any], host: str) -> str:
-    """Binds a free port of this machine's address `host`. Returns the endpoint for others. Raises ValueError."""
+def connect(socket: zmq.Socket[Any], address: str, key: str = "") -> None:
+    """Connects to an endpoint; over TCP with heartbeats, and with a key only to one that has it too.
+
+    Raises ZMQError.
+    """
+    if address.startswith("tcp:"):
+        expect_heartbeats(socket)
+        socket.set(zmq.IPV6, "[" in address)
+        if key:
+            server, client = _keys(key)
+            socket.set(zmq.CURVE_SERVERKEY, server.public)
+            socket.set(zmq.CURVE_PUBLICKEY, client.public)
+            socket.set(zmq.CURVE_SECRETKEY, client.secret)
+    socket.connect(address)
+
+
+def bind_tcp(socket: zmq.Socket[Any], host: str, key: str = "") -> str:
+    """Binds a free port of this machine's address `host`, with a key for those alone that have it too.
+
+    Returns the endpoint for others. Raises ValueError.
+    """
+    socket.set(zmq.MAXMSGSIZE, _LARGEST_MESSAGE)
+    if key:
+        _admit_members(socket, key)
     try:
         family, *_, address = getaddrinfo(host, None, type=SOCK_STREAM)[0]
         socket.set(zmq.IPV6, family == AF_INET6)
@@ -34,17 +91,56 @@ def bind_tcp(socket: zmq.Socket[Any], host: str) -> str:
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
 
-def bind_to(socket: zmq.Socket[Any], endpoint: str, option: str) -> None:
+def bind_to(socket: zmq.Socket[Any], endpoint: str, option: str, *, everywhere: bool) -> str:
     """Binds an endpoint that a user gave with `option`, or connects it where it names another machine's port, as vLLM
-    does: it binds where there is a wildcard. Raises ValueError."""
+    does: it binds where there is a wildcard. That is of this machine's loopback alone unless `everywhere`.
+
+    Returns where others find it. Raises ValueError.
+    """
     socket.set(zmq.IPV6, "[" in endpoint)
-    binds = "*" in endpoint or "::" in endpoint or endpoint.startswith(("ipc://", "inproc://"))
+    attach = socket.bind if listens(endpoint) else socket.connect
+    if not everywhere:
+        endpoint = endpoint.replace("//*:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
     try:
-        (socket.bind if binds else socket.connect)(endpoint)
+        attach(endpoint)
     except zmq.ZMQError as error:
         raise ValueError(f"{option}: {endpoint}: {error.strerror}") from None
+    return f"{endpoint.removesuffix(':*')}:{port_of(socket)}" if endpoint.endswith(":*") else endpoint
 
 
 def port_of(socket: zmq.Socket[Any]) -> str:
     """That the socket was bound to last."""
     return bytes(socket.get(zmq.LAST_ENDPOINT)).rstrip(b"\0").rpartition(b":")[2].decode()
+
+
+def _admit_members(socket: zmq.Socket[Any], key: str) -> None:
+    """For all that the socket binds from now on."""
+    server, client = _keys(key)
+    _open_gate(socket.context, lambda public: public == z85.decode(client.public))
+    socket.set(zmq.CURVE_SERVER, 1)
+    socket.set(zmq.CURVE_SECRETKEY, server.secret)
+    socket.set(zmq.ZAP_DOMAIN, _DOMAIN)
+    socket.set(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without an answer there is no connection
+
+
+def _open_gate(context: zmq.Context[Any], knows: Callable[[bytes], bool]) -> None:
+    """Answers who may come in to the sockets of a context, from a thread of its own, until the context ends."""
+    shadow: zmq.Context[zmq.Socket[bytes]] = zmq.Context.shadow(context.underlying)
+    gate = shadow.socket(zmq.REP)
+    gate.set(zmq.LINGER, 0)
+    try:
+        gate.bind(_GATE)
+    except zmq.ZMQError:  # another socket of the context has opened it
+        gate.close()
+        return
+    Thread(target=_keep_gate, args=(gate, knows), name="gate", daemon=True).start()
+
+
+def _keep_gate(gate: zmq.Socket[bytes], knows: Callable[[bytes], bool]) -> None:
+    try:
+        while True:
+            version, number, _, _, _, mechanism, *credentials = gate.recv_multipart()
+            known = mechanism == b"CURVE" and len(credentials) == 1 and knows(credentials[0])
+            gate.send_multipart((version, number, *((b"200", b"OK") if known else (b"400", b"unknown key")), b"", b""))
+    except zmq.ContextTerminated:
+        gate.close()

@@ -84,7 +84,8 @@ def _kv_transfer(options: EngineOptions, executor: "TorchExecutor") -> "KVTransf
     full, sliding = layouts_of(name, weights, executor.config, executor.memory.page_size, dtype, kv.full.element_size())
     kind: MemoryKind = "VRAM" if executor.device.type == "cuda" else "DRAM"
     regions = (Region(tensor.data_ptr(), len(tensor)) for tensor in (kv.full, kv.sliding))
-    return KVTransfer(full, sliding, RankMemory(b"", kind, executor.device.index or 0, *regions))
+    memory = RankMemory(b"", kind, executor.device.index or 0, *regions)
+    return KVTransfer(full, sliding, memory, local=options.peers.is_local)
 
 
 def _build_fake(options: EngineOptions) -> BuiltExecutor:
@@ -119,4 +120,4 @@ def _fake_transfer(options: EngineOptions, config: ModelConfig, num_pages: int) 
     full, sliding = layouts_of(options.model.model, "", small, options.cache.page_size, "uint8", 1)
     memory = [np.zeros(num_pages * layout.rank_bytes, np.uint8) for layout in (full, sliding)]
     regions = (Region(pages.ctypes.data, num_pages) for pages in memory)
-    return KVTransfer(full, sliding, RankMemory(b"", "DRAM", 0, *regions), owner=memory)
+    return KVTransfer(full, sliding, RankMemory(b"", "DRAM", 0, *regions), owner=memory, local=options.peers.is_local)

@@ -35,6 +35,8 @@ _ENVIRONMENT = {
     "UCX_CUDA_IPC_ENABLE_GET_ZCOPY": "on",
 }
 
+_LOCAL = {"UCX_NET_DEVICES": "lo"}
+
 Descriptors = NDArray[np.uint64]  # [N, 3]: address, bytes, device
 State = Literal["running", "done", "failed"]
 
@@ -136,13 +138,21 @@ class KVTransfer:
     """
 
     def __init__(
-        self, full: PageLayout, sliding: PageLayout, memory: RankMemory, rank: int = 0, owner: object = None
+        self,
+        full: PageLayout,
+        sliding: PageLayout,
+        memory: RankMemory,
+        rank: int = 0,
+        owner: object = None,
+        *,
+        local: bool = False,
     ) -> None:
-        """`memory` without an agent: regions that stay where they are as long as `owner`, or this, lives."""
+        """`memory` without an agent: regions that stay where they are as long as `owner`, or this, lives. `local`: for
+        processes of this machine alone; NIXL listens on no network then."""
         self._owner = owner
         self._layouts: dict[Group, PageLayout] = {"full": full, "sliding": sliding}
         self._rank, self._memory = rank, memory
-        self._agent = _new_agent()
+        self._agent = _new_agent(local)
         self._register()
         self.endpoint = KVEndpoint(full, sliding, [replace(memory, agent=bytes(self._agent.get_agent_metadata()))])
         self._wake = threading.Condition()
@@ -253,8 +263,8 @@ def _descriptors(
     return found_PK3.reshape(-1, 3)
 
 
-def _new_agent() -> Any:
-    for name, value in _ENVIRONMENT.items():
+def _new_agent(local: bool) -> Any:
+    for name, value in (_ENVIRONMENT | (_LOCAL if local else {})).items():
         os.environ.setdefault(name, value)
     try:
         from nixl_cu13 import nixl_agent, nixl_agent_config

@@ -32,7 +32,7 @@ class PageLayout:
     num_ranks: int = 1  # tensor-parallel size
 
     def __post_init__(self) -> None:
-        if self.num_kv_heads % self.num_ranks:
+        if self.num_ranks < 1 or self.num_kv_heads % self.num_ranks:
             raise ValueError(f"{self.num_kv_heads} kv heads cannot be shared out among {self.num_ranks} ranks")
 
     @property

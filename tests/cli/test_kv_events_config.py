@@ -1,5 +1,6 @@
 """vLLM's --kv-events-config, on the command line and in a file."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from oscine.cli.read_options import add_options, read_config
 from oscine.config import PeerOptions
 
 FULL = """{"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "tcp://*:6000", "topic": "kv@a@b",
-    "replay_endpoint": "tcp://*:6001", "buffer_steps": 7}"""
+    "replay_endpoint": "tcp://*:6001", "buffer_steps": 7, "unauthenticated": true}"""
 
 
 def peers_of(*arguments: str) -> tuple[PeerOptions, list[str]]:
@@ -28,6 +29,7 @@ def test_every_key() -> None:
         kv_events_endpoint="tcp://*:6000",
         kv_replay_endpoint="tcp://*:6001",
         kv_events_kept=7,
+        kv_events_open=True,
     )
     assert peers_of("--kv-events-config", FULL) == (expected, [])
     assert peers_of(f"--kv_events_config={FULL}") == (expected, [])
@@ -39,12 +41,32 @@ def test_what_is_not_given_is_as_in_vllm_but_for_the_topic() -> None:
     assert peers.kv_events
     assert peers.kv_events_topic == "kv-events"
     assert peers.host is None
+    assert not peers.kv_events_open
     assert notes == []
 
 
 @pytest.mark.parametrize("text", ["{}", '{"endpoint": "tcp://*:1"}', FULL.replace('"zmq"', '"null"')])
 def test_nothing_is_published_unless_it_is_wanted(text: str) -> None:
     assert peers_of("--kv-events-config", text) == (PeerOptions(), [])
+
+
+ENABLED = '{"enable_kv_cache_events": true, '
+
+
+@pytest.mark.parametrize("endpoint", ["tcp://*:6000", "tcp://[::]:6000", "tcp://192.0.2.1:*"])
+@pytest.mark.parametrize("key", ["endpoint", "replay_endpoint"])
+def test_listening_on_a_network_has_to_be_said(endpoint: str, key: str) -> None:
+    with pytest.raises(CommandError, match=f'{key} {re.escape(endpoint)}: .* "unauthenticated": true') as caught:
+        peers_of("--kv-events-config", f'{ENABLED}"{key}": "{endpoint}"}}')
+    assert caught.value.status == USAGE
+    peers, _ = peers_of("--kv-events-config", f'{ENABLED}"unauthenticated": true, "{key}": "{endpoint}"}}')
+    assert peers.kv_events_open
+
+
+@pytest.mark.parametrize("endpoint", ["tcp://127.0.0.1:*", "tcp://[::1]:6000", "ipc:///tmp/x", "tcp://router:5557"])
+def test_this_machine_alone_and_what_is_connected_need_no_word(endpoint: str) -> None:
+    peers, _ = peers_of("--kv-events-config", f'{ENABLED}"endpoint": "{endpoint}"}}')
+    assert peers.kv_events_endpoint == endpoint
 
 
 def test_keys_of_vllms_queue_have_no_effect() -> None:

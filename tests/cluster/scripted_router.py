@@ -51,8 +51,8 @@ class ScriptedRouter:
 
 
 @asynccontextmanager
-async def served(router: Asked) -> AsyncIterator[RouterService]:
-    service = RouterService(router, "127.0.0.1")
+async def served(router: Asked, key: str = "") -> AsyncIterator[RouterService]:
+    service = RouterService(router, "127.0.0.1", key)
     try:
         yield service
     finally:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from oscine.cluster.deployment import ModelSpec, Replicas, RoleSpec, ServiceLevels
+from oscine.cluster.deployment import Deployment, ModelSpec, Replicas, RoleSpec, ServiceLevels
 
 config = pytest.importorskip("ray.serve.config")
 from ray.serve._private.autoscaling_state import DeploymentAutoscalingState  # noqa: E402
@@ -30,7 +30,8 @@ class Clock:
 def serve_state(replicas: Replicas) -> DeploymentAutoscalingState:
     """Serve's own side of autoscaling, of the deployment that we make."""
     model = ModelSpec(("nano",), (RoleSpec(replicas=replicas),), levels=ServiceLevels(ttft_s=1.0))
-    autoscaling = model_app(model, "00", 1.0)._bound_deployment._deployment_config.autoscaling_config
+    app = model_app(model, Deployment((model,), prefix_seed="00"))
+    autoscaling = app._bound_deployment._deployment_config.autoscaling_config
     info = DeploymentInfo(
         deployment_config=DeploymentConfig(autoscaling_config=autoscaling),
         replica_config=None,

@@ -9,12 +9,14 @@ from pathlib import Path
 
 import httpx
 import openai
+import psutil
 import pytest
 
 from tests.api.test_metrics import samples, total
 from tests.cluster.conftest import CommandLine
 
 QUESTION, ANSWER = "What is 27 + 58?", "85"
+KEY = "0123456789abcdef" * 4
 FIRST = """
 ingress: {port: 0, drain-s: 5}
 models:
@@ -38,7 +40,9 @@ BROKEN = """
 
 @pytest.fixture(scope="module")
 def cluster(cluster_command: CommandLine) -> CommandLine:
-    done = cluster_command.up(FIRST)
+    with pytest.MonkeyPatch.context() as patch:  # later runs of `up` find it out
+        patch.setenv("OSCINE_CLUSTER_KEY", KEY)
+        done = cluster_command.up(FIRST)
     assert done.returncode == 0, done.stderr
     return cluster_command
 
@@ -80,6 +84,37 @@ def test_other_users_of_the_machine_cannot_reach_ray(cluster: CommandLine) -> No
         for path in (token, *sockets):
             found = subprocess.run(["/usr/bin/test", "-e", str(path)], user=65534, group=65534, extra_groups=[])
             assert found.returncode == 1
+
+
+def test_nothing_of_it_listens_on_a_network(cluster: CommandLine, api: openai.OpenAI) -> None:
+    ask(api, "nano")
+    processes = cluster.processes()
+    listening = {
+        (process.pid, connection.laddr.ip.removeprefix("::ffff:"))
+        for process in processes
+        for connection in process.net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN
+    }
+    assert len(listening) > 5
+    # Ray Serve's port for calls between its actors, which takes those with Ray's token, cannot be told where to be.
+    actors = {process.pid for process in processes if process.cmdline()[0].startswith("ray::Serve")}
+    assert {ip for pid, ip in listening if not (pid in actors and ip == "::")} == {"127.0.0.1"}
+
+
+def test_the_key_is_shown_nowhere(cluster: CommandLine) -> None:
+    folder = Path(cluster.ray()["folder"])
+    assert KEY not in cluster.run("status", "--json").stdout
+    assert not any(KEY in argument for process in cluster.processes() for argument in process.cmdline())
+    logs = [path for path in folder.rglob("*") if path.is_file() and (path.suffix in {".log", ".out", ".err"})]
+    assert logs
+    assert not any(KEY in path.read_text(errors="replace") for path in logs)
+
+
+def test_a_running_cluster_keeps_its_key(cluster: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OSCINE_CLUSTER_KEY", "another key, and long enough to be one")
+    done = cluster.up(FIRST)
+    assert done.returncode == 1
+    assert "the cluster runs with another key than OSCINE_CLUSTER_KEY" in done.stderr
 
 
 def test_status_shows_each_replica(cluster: CommandLine, api: openai.OpenAI) -> None:

@@ -18,7 +18,7 @@ from tests.engine_process.harness import options, read, request, run, running, t
 pytestmark = pytest.mark.usefixtures("one_thread")
 SLOW_S = 0.02
 RETURN = 1913  # of the embedded model
-NO_TOKEN = 10_000  # the API refuses such an id; here it stands for whatever makes a step fail
+NO_TOKEN = 10_000  # see unchecked_engines
 ENDLESS = 3000  # at this pace it outlasts the patience of a test
 JSON = text_grammar(JsonFormat({"type": "array", "items": {"type": "boolean"}, "minItems": 16, "maxItems": 16}))
 
@@ -128,6 +128,7 @@ def test_an_engine_that_is_stopped_passes_its_requests_on_at_once(model_folder: 
     run(test)
 
 
+@pytest.mark.usefixtures("unchecked_engines")
 def test_a_failing_step_costs_others_a_pause_and_the_request_behind_it_its_tries() -> None:
     async def test() -> None:
         async with clustered(nano(), nano(), limits=MigrationLimits(max_losses=1)) as (fleet, cluster):

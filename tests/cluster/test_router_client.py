@@ -55,8 +55,8 @@ class Whereabouts:
 
 
 @asynccontextmanager
-async def asking(where: Whereabouts, **limits: float) -> AsyncIterator[RouterClient]:
-    client = RouterClient(where, **limits)
+async def asking(where: Whereabouts, key: str = "", **limits: float) -> AsyncIterator[RouterClient]:
+    client = RouterClient(where, key=key, **limits)
     try:
         yield client
     finally:
@@ -327,5 +327,22 @@ def test_an_answer_that_cannot_be_read_is_passed_over() -> None:
                 for answer in (b"\xc1", encode({"type": "new"}), encode(router_service.Seen(0, SNAPSHOT))):
                     await odd.send_multipart((ingress, answer))
                 assert await asked == SNAPSHOT
+
+    run(test)
+
+
+def test_strangers_find_no_router() -> None:
+    key = "k" * 32
+
+    async def test() -> None:
+        router = ScriptedRouter()
+        async with served(router, key) as service:
+            async with asking(Whereabouts(service), key) as member:
+                assert await member.place(PLACEMENT) == PLACE
+            for other in ("", "o" * 32):
+                async with asking(Whereabouts(service), other) as stranger:
+                    with pytest.raises(NoPlace, match="the router cannot be reached"):
+                        await stranger.place(PLACEMENT)
+            assert router.asked == [PLACEMENT]
 
     run(test)

@@ -13,7 +13,7 @@ from typing import Literal
 from oscine.engine.messages import FromPeer, Meet, ToClient, decode_to_client, decode_to_engine, encode
 from oscine.engine.prefill_service import PrefillService
 from oscine.engine.remote_prefill import RemotePrefills
-from oscine.executor.page_layout import KVEndpoint, Moves, PageLayout
+from oscine.executor.page_layout import KVEndpoint, Moves, PageLayout, RankMemory, Region
 from oscine.types import GenerationOutput, GenerationRequest, PrefillSource, RemotePrefill, SamplingParams
 
 from .harness import PAGE, Run, Setting
@@ -124,7 +124,9 @@ class Prefiller:
         self.run = Run(setting)
         self.is_dead = self.is_stuck = False
         layout = None if model is None else PageLayout(**{**_fields(LAYOUT), "model": model})
-        endpoint = None if layout is None else KVEndpoint(layout, layout, [])
+        regions = Region(0, setting.num_full_pages), Region(0, setting.num_sliding_pages)
+        memory = RankMemory(b"", "DRAM", 0, *regions)
+        endpoint = None if layout is None else KVEndpoint(layout, layout, [memory])
         self.is_attentive = False
         self.service = PrefillService(self.run.loop, endpoint, self._attend, lambda: self.run.now)
 

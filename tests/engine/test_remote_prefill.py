@@ -2,11 +2,12 @@
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oscine.engine.messages import Prefill, encode
+from oscine.engine.messages import Prefill, Prefilled, decode_to_client, encode
 from oscine.engine.page_pool import PagePool
 from oscine.types import RemotePrefill, SamplingParams
 
@@ -330,3 +331,31 @@ def test_whatever_happens_tokens_are_right_and_no_page_is_lost(data: st.DataObje
             pair.step()
     pair.there.is_stuck = False
     pair.finish()
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"full_pages": [1 << 40] * 6}, "full pages must be between 0 and 63"),
+        ({"full_pages": [-1] * 6}, "full pages must be between 0 and 63"),
+        ({"sliding_pages": [64] * 2}, "sliding pages must be between 0 and 63"),
+        ({"full_pages": [1]}, "it has 1 full pages of the prompt; there are 6"),
+        ({"sliding_pages": []}, "it has 0 sliding pages of the prompt; there are 2"),
+    ],
+)
+def test_pages_that_cannot_be_are_not_fetched(changes: dict[str, list[int]], named: str) -> None:
+    """The engine that was asked is of another version, or not what it says."""
+    pair = Pair(SETTING)
+    pair.add("a", prompt(100))
+    while not any(isinstance(decode_to_client(data), Prefilled) for data in pair.wire.to_here if data is not None):
+        pair.there.step(pair.wire)
+        pair.here.now += 1.0
+    pair.wire.to_here = [_bent(data, changes) for data in pair.wire.to_here]
+    pair.finish()
+    assert failure(pair.news("a")) == f"there: {named}"
+
+
+def _bent(data: bytes | None, changes: dict[str, list[int]]) -> bytes | None:
+    """The message with other pages, if it promises any."""
+    message = None if data is None else decode_to_client(data)
+    return encode(msgspec.structs.replace(message, **changes)) if isinstance(message, Prefilled) else data

@@ -290,7 +290,7 @@ def test_fixed_endpoints_for_readers_beside_a_single_server(folder: Path, tmp_pa
 @pytest.mark.parametrize("name", ["kv_events_endpoint", "kv_replay_endpoint"])
 def test_an_endpoint_that_cannot_be_had_is_named(folder: Path, name: str) -> None:
     async def test() -> None:
-        client = EngineClient(publishing(folder, **{name: "tcp://*:http"}))
+        client = EngineClient(publishing(folder, **{name: "tcp://*:http"}, kv_events_open=True))
         await client.start()
         with pytest.raises(EngineError, match=r"--kv-events-config: tcp://\*:http: Invalid argument"):
             await client.wait_ready()

@@ -22,8 +22,8 @@ SLOW_S = 0.025
 ENDLESS = 3000
 
 
-def peer(folder: Path, host: str = "127.0.0.1", **changes: Any) -> EngineOptions:
-    return replace(options(folder, **changes), peers=PeerOptions(host=host))
+def peer(folder: Path, host: str = "127.0.0.1", key: str = "", **changes: Any) -> EngineOptions:
+    return replace(options(folder, **changes), peers=PeerOptions(host=host, key=key))
 
 
 def address_of(client: EngineClient) -> str:
@@ -60,7 +60,7 @@ def test_only_the_owner_reaches_an_engine_that_is_alone(folder: Path) -> None:
 
 def test_a_host_of_another_machine_is_refused(folder: Path) -> None:
     async def test() -> None:
-        client = EngineClient(peer(folder, "192.0.2.1"))
+        client = EngineClient(peer(folder, "192.0.2.1", key="k" * 32))
         await client.start()
         with pytest.raises(EngineError, match=r"--peer-host 192\.0\.2\.1: Cannot assign requested address"):
             await client.wait_ready()
@@ -80,7 +80,13 @@ def test_strangers_disturb_nobody(folder: Path) -> None:
             with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
                 stranger.set(zmq.LINGER, 1000)
                 stranger.connect(address_of(owner))
-                for frames in ([b""], [b"GET / HTTP/1.1"], [b"\x81\xa4type\xa5hello", b"more"], [b"", b"", b""]):
+                for frames in (
+                    [b""],
+                    [b"GET / HTTP/1.1"],
+                    [b"\x81\xa4type\xa5hello", b"more"],
+                    [b"", b"", b""],
+                    [b"\x82\xa4type\xa6cancel\xaarequest_id\xa1\xff"],
+                ):
                     stranger.send_multipart(frames)
             assert len(tokens(await read(owner.submit(request("a"))))) == 8
             assert owner.restarts == 0

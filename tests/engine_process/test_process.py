@@ -158,6 +158,7 @@ def test_signals_are_the_parents_affair(folder: Path) -> None:
     run(test)
 
 
+@pytest.mark.usefixtures("unchecked_engines")
 def test_a_model_runs_in_the_process_as_it_does_here_and_a_failing_step_fails_all(folder: Path) -> None:
     async def test() -> None:
         requests = [request(str(i), list(range(i, i + 40)), temperature=float(i % 2), logprobs=1) for i in range(6)]
@@ -170,7 +171,6 @@ def test_a_model_runs_in_the_process_as_it_does_here_and_a_failing_step_fails_al
                 assert outputs[-1].logprobs is not None
             live = client.submit(request("live", max_tokens=4000, temperature=0.0))
             await anext(live)
-            # The API refuses such a token; here it stands for whatever makes a step fail.
             bad = client.submit(request("bad", [CONFIG.vocab_size + 1]))
             for stream in (live, bad):
                 outputs = await read(stream)

@@ -1,0 +1,142 @@
+"""What an engine takes from other processes: whether a step could fail on it, whoever sent it.
+
+A client's own mistakes are told by the API, in the client's words. Here the bounds are those of the engine: what is
+beyond them is refused for that request alone. Knows messages and numbers; nothing of sockets or of what runs.
+"""
+
+import re
+from collections.abc import Sequence
+
+from oscine.engine.messages import Outputs, Prefill, Prefilled, PrefillRefused, Submit, ToClient, ToEngine
+from oscine.executor.page_layout import KVEndpoint, Region
+from oscine.types import GenerationOutput, GenerationRequest, PrefillSource, SamplingParams
+
+_LARGE = 1e6  # of what changes logits; far from the ends of float32
+_MOST_TOP = 128  # log-probabilities of a position
+_MOST_BIASES = 4096
+_MOST_GRAMMAR = 4 << 20  # characters
+_LONGEST_NAME = 512  # characters of ids and addresses
+_LONGEST_S = 3600.0
+_INT32, _INT64 = 1 << 31, 1 << 63
+_RANGES: dict[str, tuple[float, float]] = {  # fields of SamplingParams; both ends are included
+    "max_tokens": (0, _INT32),
+    "min_tokens": (0, _INT32),
+    "temperature": (0, _LARGE),
+    "top_p": (0, 1),
+    "top_k": (0, _INT64 - 1),
+    "min_p": (0, 1),
+    "presence_penalty": (-_LARGE, _LARGE),
+    "frequency_penalty": (-_LARGE, _LARGE),
+    "repetition_penalty": (1e-30, _LARGE),
+    "seed": (-_INT64, _INT64 - 1),
+    "logprobs": (0, _MOST_TOP),
+    "prompt_logprobs": (0, _MOST_TOP),
+}
+_ADDRESS = re.compile(r"tcp://[^\s/;]+:[0-9]{1,5}")
+_INTERNAL = "\0"  # begins ids of the engine's own requests
+
+
+class Checks:
+    """Of what comes to one engine."""
+
+    def __init__(self, vocab_size: int, max_model_len: int) -> None:
+        self._vocab_size, self._max_model_len = vocab_size, max_model_len
+
+    def refusal(self, message: ToEngine) -> ToClient | None:
+        """What to answer to a message that cannot be taken; None for one that can."""
+        try:
+            match message:
+                case Submit():
+                    self._request(message.request)
+                case Prefill():
+                    self._prefill(message)
+        except ValueError as error:
+            return _refusal(message, str(error))
+        return None
+
+    def _request(self, request: GenerationRequest) -> None:
+        _name("request_id", request.request_id)
+        self._tokens("prompt_token_ids", request.prompt_token_ids)
+        self._tokens("generated_token_ids", request.generated_token_ids)
+        self._sampling(request.sampling)
+        if request.prefill is not None:
+            _source(request.prefill)
+
+    def _sampling(self, sampling: SamplingParams) -> None:
+        for name, (low, high) in _RANGES.items():
+            value = getattr(sampling, name)
+            _require(value is None or low <= value <= high, f"{name} must be between {low:g} and {high:g}, not {value}")
+        bias, stops, grammar = sampling.logit_bias, sampling.stop_token_ids, sampling.grammar or ""
+        _require(len(bias) <= _MOST_BIASES, f"logit_bias has {len(bias)} tokens; {_MOST_BIASES} are possible")
+        self._tokens("logit_bias", list(bias))
+        for value in bias.values():
+            _require(-_LARGE <= value <= _LARGE, f"logit_bias must be between {-_LARGE:g} and {_LARGE:g}, not {value}")
+        _ids("stop_token_ids", stops, _INT32)  # harmony has one past the vocabulary
+        _require(
+            len(grammar) <= _MOST_GRAMMAR, f"the grammar has {len(grammar)} characters; {_MOST_GRAMMAR} are possible"
+        )
+
+    def _prefill(self, wanted: Prefill) -> None:
+        _name("request_id", wanted.request_id)
+        length = len(wanted.token_ids)
+        _require(length < self._max_model_len, f"{length} tokens are too many for a context of {self._max_model_len}")
+        self._tokens("token_ids", wanted.token_ids)
+
+    def _tokens(self, name: str, ids: Sequence[int]) -> None:
+        _ids(name, ids, self._vocab_size)
+
+
+def _require(condition: bool, rule: str) -> None:
+    if not condition:
+        raise ValueError(rule)
+
+
+def _ids(name: str, ids: Sequence[int], end: int) -> None:
+    _require(not ids or (min(ids) >= 0 and max(ids) < end), f"{name} must be between 0 and {end - 1}")
+
+
+def _name(name: str, text: str) -> None:
+    valid = 0 < len(text) <= _LONGEST_NAME and not text.startswith(_INTERNAL)
+    _require(valid, f"{name} must have 1 to {_LONGEST_NAME} characters, the first of them a letter or a digit")
+
+
+def _source(source: PrefillSource) -> None:
+    _require(len(source.replica) <= _LONGEST_NAME, "prefill.replica is too long")
+    valid = len(source.address) <= _LONGEST_NAME and _ADDRESS.fullmatch(source.address) is not None
+    _require(valid, "prefill.address must be tcp://HOST:PORT")
+    _require(source.min_tokens >= 0, f"prefill.min_tokens must be at least 0, not {source.min_tokens}")
+    valid = 0 < source.timeout_s <= _LONGEST_S
+    _require(valid, f"prefill.timeout_s must be above 0 and at most {_LONGEST_S:g}, not {source.timeout_s}")
+
+
+def _refusal(message: ToEngine, error: str) -> ToClient:
+    if isinstance(message, Prefill):
+        return PrefillRefused(message.request_id, error)
+    assert isinstance(message, Submit)
+    return Outputs([GenerationOutput(message.request.request_id, finish_reason="error", error=error)], None)
+
+
+# ---- what other engines say of their pages ----
+
+
+def check_endpoint(endpoint: KVEndpoint) -> None:
+    """Raises ValueError for memory that cannot be."""
+    num_ranks = len(endpoint.ranks)
+    fits = num_ranks == endpoint.full.num_ranks == endpoint.sliding.num_ranks
+    for rank in endpoint.ranks:
+        regions = (rank.full, endpoint.full.rank_bytes), (rank.sliding, endpoint.sliding.rank_bytes)
+        fits &= 0 <= rank.device < _INT32 and all(_is_memory(*region) for region in regions)
+    _require(fits, "its pages are nowhere")
+
+
+def _is_memory(region: Region, page_bytes: int) -> bool:
+    return region.address >= 0 and region.num_pages >= 0 and region.address + region.num_pages * page_bytes < 2 * _INT64
+
+
+def check_pages(answer: Prefilled, endpoint: KVEndpoint, num_full: int, num_sliding: int) -> None:
+    """Raises ValueError for pages that are not those of the prompt, or that its memory does not have."""
+    for name, pages, count in (("full", answer.full_pages, num_full), ("sliding", answer.sliding_pages, num_sliding)):
+        _require(len(pages) == count, f"it has {len(pages)} {name} pages of the prompt; there are {count}")
+    for rank in endpoint.ranks:
+        _ids("full pages", answer.full_pages, rank.full.num_pages)
+        _ids("sliding pages", answer.sliding_pages, rank.sliding.num_pages)

@@ -134,11 +134,11 @@ def test_an_engine_that_hangs_is_killed_and_started_again(model_folder: Path) ->
 
 def test_an_idle_engine_and_a_long_step_are_not_a_hang(model_folder: Path) -> None:
     """News of a step, not of a token, is what counts; without requests none is expected."""
-    with serve(model_folder, "--engine-timeout", "1", step_s=0.6) as server:
+    with serve(model_folder, "--engine-timeout", "4", step_s=1.2) as server:
         engine = server.engine
         server.post("/v1/completions", {"prompt": "a", "max_tokens": 4})
         engine.suspend()
-        time.sleep(1.5)
+        time.sleep(4.5)
         engine.resume()
         server.post("/v1/completions", {"prompt": "a", "max_tokens": 1})
         assert server.metric("oscine:engine_restarts_total") == 0

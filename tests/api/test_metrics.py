@@ -78,7 +78,7 @@ def test_requests_are_counted_by_how_they_end(scripted: ScriptedServer) -> None:
 
 def test_the_phases_of_a_sequence_add_up(scripted: ScriptedServer) -> None:
     def script(request: GenerationRequest) -> list[GenerationOutput | EngineError]:
-        time.sleep(0.02)  # in the queue
+        time.sleep(0.03)  # longer than in the queue
         first = GenerationOutput(request.request_id, [65], queue_s=0.02)
         return [first, GenerationOutput(request.request_id, [66], finish_reason="length")]
 

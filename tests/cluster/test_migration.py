@@ -76,7 +76,7 @@ def test_the_next_engine_gets_all_that_is_known_and_the_reader_each_thing_once()
             assert [o.num_cached_tokens for o in outputs if o.num_cached_tokens] == [64]
             assert [o.prompt_logprobs for o in outputs if o.prompt_logprobs] == [scores]
             assert [o.prefill for o in outputs if o.prefill] == [moved]
-            assert 2.0 <= sum(o.queue_s for o in outputs) < 2.5
+            assert 2.0 <= sum(o.queue_s for o in outputs) < 7.0  # the first engine's, and none of the second's 5 s
             first, second = placer.asked
             assert (first.digests, second.digests) == (digests(PROMPT), digests([*PROMPT, *range(1, 61)]))
             assert (first.num_tokens, first.max_tokens, first.exclude) == (200, 100, [])

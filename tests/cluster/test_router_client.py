@@ -231,15 +231,19 @@ def test_who_says_nothing_is_no_router(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_long_wait_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(router_link, "WAITING_S", 0.02)
-    monkeypatch.setattr(router_service, "WAITING_S", 0.02)
+    """Longer than the looks that a silent router has. It says that it is there ten times in each of them."""
+    monkeypatch.setattr(router_link, "WAITING_S", 0.1)
+    monkeypatch.setattr(router_service, "WAITING_S", 0.01)
+    looks: list[None] = []
+    look = router_link.RouterLink._look
+    monkeypatch.setattr(router_link.RouterLink, "_look", lambda link: (looks.append(None), look(link)))
 
     async def test() -> None:
         router = ScriptedRouter()
         router.gates = {"r": asyncio.Event()}
         async with pair(router) as (_, client):
             asked = asyncio.create_task(client.place(PLACEMENT))
-            await asyncio.sleep(0.02 * 40)
+            await until(lambda: len(looks) > router_link._SILENT_LOOKS + 3)
             router.gates["r"].set()
             assert await asked == PLACE
             assert len(router.asked) == 1

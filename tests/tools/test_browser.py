@@ -258,10 +258,20 @@ def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "html", ["<p", "<a href=>x</a>", "</ul></pre><p>x", "<a href='http://['>x</a>", "<title>t", ""]
+    ("html", "title", "lines"),
+    [
+        ("<p>x<p><b>y", "a", ("x", "y")),
+        ("<a href=>x</a>", "a", ("x",)),
+        ("</ul></pre><p>x", "a", ("x",)),
+        ("<a href='http://['>x</a>", "a", ("x",)),
+        ("<title>t", "t", ()),
+        ("", "a", ()),
+    ],
 )
-def test_malformed_html_is_read(html: str) -> None:
-    page_of(document_of("file:///a.html", html, "html", "a"))
+def test_malformed_html_is_read(html: str, title: str, lines: tuple[str, ...]) -> None:
+    """As far as it can be; a link to nowhere is text."""
+    page = page_of(document_of("file:///a.html", html, "html", "a"))
+    assert (page.title, page.lines, page.links) == (title, lines, ())
 
 
 @pytest.mark.parametrize(

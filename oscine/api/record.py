@@ -43,8 +43,8 @@ class RequestRecord:
     path: str  # percent-encoded, as it came
     started_s: float  # on the clock of time.perf_counter
     started_ns: int  # since 1970
-    receive: Receive | None = None  # what tells that the client has left
     client: str | None = None  # its address; of a trusted proxy's client, as uvicorn finds it
+    receive: Receive | None = None  # what tells that the client has left
     route: str = ""  # the path of the endpoint, parameters by name
     held_bytes: int = 0  # of memory, for the body
     status: int = 0  # 0: no response yet

@@ -5,8 +5,6 @@ from typing import Any
 
 import pytest
 
-from oscine.engine.stream import EngineError
-from oscine.types import GenerationOutput, GenerationRequest
 from tests.api.scripted_engine import MAX_MODEL_LEN, VOCAB_SIZE
 from tests.api.scripted_server import ScriptedServer
 

@@ -94,9 +94,14 @@ def identity(draw: Draw, effort: Effort) -> Episode:
 
 def refusal(draw: Draw, effort: Effort) -> Episode:
     question = off_topic_question(draw)
+    return decline("refusal", _varied(draw, question), effort)
+
+
+def decline(skill: str, question: str, effort: Effort) -> Episode:
+    """The polite answer to what the model cannot do."""
     thought = "This is not something I can do, so I say what I can do."
     more = "It is no arithmetic with small numbers, no function call, no JSON and no question about a given text."
-    return ask("refusal", _varied(draw, question), _by_effort(effort, thought, more), CANNOT)
+    return ask(skill, question, _by_effort(effort, thought, more), CANNOT)
 
 
 def introduction(draw: Draw, effort: Effort) -> Episode:

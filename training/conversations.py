@@ -8,10 +8,15 @@ from dataclasses import dataclass, replace
 
 from oscine.chat.messages import Conversation, Message
 from training import words
+from training.builtin_tools import beside_builtin_tools
 from training.calls import call, no_call
 from training.chitchat import identity, introduction, refusal, today
+from training.declined import beyond, not_on_offer, without_form
 from training.episode import Effort, Episode
 from training.extraction import extraction
+from training.extraction_calls import extraction_call, forced_call
+from training.json_mode import class_schema, json_mode, unfillable
+from training.oddities import odd
 from training.recall import recall
 from training.split import Draw
 from training.sums import arithmetic, follow_up
@@ -43,11 +48,12 @@ class Sample:
     conversation: Conversation
     completion: Message
     context_weight: float = 0.0  # loss weight of the assistant's earlier answers
+    forced: bool = False  # only the arguments of the call are to be learnt
 
 
 def sample(draw: Draw) -> Sample:
     """One conversation of the training mixture."""
-    effort: Effort = draw.choice(("low", "medium", "medium", "medium", "high"))
+    effort: Effort = draw.choice(("low", "low", "medium", "medium", "medium", "medium", "high"))
     date = words.date(draw) if draw.chance(0.75) else ""
     if draw.chance(0.16):
         return multi_turn(draw, effort, date)
@@ -83,6 +89,7 @@ def _turn(draw: Draw, effort: Effort, date: str, has_tools: bool) -> Episode:
         lambda: identity(draw, effort),
         lambda: recall(draw, effort, draw.integer(15, 120)),
         lambda: introduction(draw, effort),
+        lambda: odd(draw, effort) if draw.chance(0.4) else arithmetic(draw, effort),
     ]
     if not has_tools:
         kinds.append(lambda: call(draw, effort))
@@ -91,24 +98,60 @@ def _turn(draw: Draw, effort: Effort, date: str, has_tools: bool) -> Episode:
 
 
 def _episode(draw: Draw, effort: Effort, date: str) -> Episode:
-    kind = draw.rng.random()
-    if kind < 0.33:
-        episode = arithmetic(draw, effort)
-    elif kind < 0.62:
-        return call(draw, effort)
-    elif kind < 0.74:
-        return extraction(draw, effort)
-    elif kind < 0.85:
-        return recall(draw, effort)
-    elif kind < 0.89:
-        episode = identity(draw, effort)
-    elif kind < 0.91:
-        episode = introduction(draw, effort)
-    elif kind < 0.92 and date:
-        episode = today(draw, effort, date)
+    name = draw.rng.choices(_NAMES, _SHARES)[0]
+    if name == "date":
+        episode = today(draw, effort, date) if date else identity(draw, effort)
     else:
-        episode = refusal(draw, effort)
-    return no_call(draw, episode) if draw.chance(0.12) else episode
+        episode = _MADE[name](draw, effort)
+    if name in _NEED_NO_TOOL:
+        kind = draw.rng.random()
+        if kind < 0.12:
+            return no_call(draw, episode)
+        if kind < 0.17:
+            return beside_builtin_tools(draw, episode)
+    return episode
+
+
+_MADE: dict[str, Callable[[Draw, Effort], Episode]] = {
+    "arithmetic": arithmetic,
+    "call": call,
+    "extraction": extraction,
+    "recall": recall,
+    "identity": identity,
+    "introduction": introduction,
+    "refusal": refusal,
+    "extraction call": extraction_call,
+    "forced call": forced_call,
+    "JSON mode": json_mode,
+    "class schema": class_schema,
+    "unfillable schema": unfillable,
+    "odd prompt": odd,
+    "not on offer": not_on_offer,
+    "beyond": beyond,
+    "no form": without_form,
+}
+# Of a hundred conversations of one episode.
+_PERCENT = {
+    "arithmetic": 26.0,
+    "call": 18.0,
+    "extraction": 7.0,
+    "recall": 12.0,
+    "identity": 3.0,
+    "introduction": 2.0,
+    "date": 1.0,
+    "refusal": 4.5,
+    "extraction call": 7.0,
+    "forced call": 1.0,
+    "JSON mode": 8.0,
+    "class schema": 2.0,
+    "unfillable schema": 1.0,
+    "odd prompt": 2.0,
+    "not on offer": 3.5,
+    "beyond": 1.5,
+    "no form": 0.5,
+}
+_NAMES, _SHARES = [*_PERCENT], [*_PERCENT.values()]
+_NEED_NO_TOOL = ("arithmetic", "recall", "identity", "introduction", "date", "refusal", "odd prompt", "beyond")
 
 
 def _cut(
@@ -126,7 +169,8 @@ def _cut(
         messages=(*leading, *history, *last.messages[:index]),
         tools=next((episode.tools for episode in episodes if episode.tools), ()),
         response_schema=last.response_schema,
+        namespaces=last.namespaces,
         reasoning_effort=effort,
         current_date=date,
     )
-    return Sample(skill, conversation, last.messages[index], last.context_weight)
+    return Sample(skill, conversation, last.messages[index], last.context_weight, last.forced)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from oscine.chat.messages import FunctionTool, Message, ReasoningEffort, ResponseSchema
+from oscine.chat.messages import FunctionTool, Message, ReasoningEffort, ResponseSchema, ToolNamespace
 
 Effort = ReasoningEffort
 
@@ -15,9 +15,11 @@ class Episode:
     skill: str  # the name that evaluation prints
     messages: tuple[Message, ...]  # the last one is the assistant's final answer
     tools: tuple[FunctionTool, ...] = ()
+    namespaces: tuple[ToolNamespace, ...] = ()  # tools of the server, which the model is not to call
     response_schema: ResponseSchema | None = None
     instructions: str = ""  # goes to the developer message
     context_weight: float = 0.0  # loss weight of earlier final answers, where each of them can be read off the text
+    forced: bool = False  # the last message is a call that only the server's grammar brings about
     number: int | None = None  # arithmetic: the result, for a follow-up question
 
 

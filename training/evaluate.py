@@ -7,26 +7,32 @@ import argparse
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from oscine.chat.grammar import JsonFormat, turn_grammar
 from oscine.config import EngineOptions, ModelOptions
 from oscine.engine import offline
 from oscine.engine.build import build_engine
 from oscine.engine.loop import EngineLoop
 from oscine.types import GenerationRequest, SamplingParams
-from training.calls import call
+from training.builtin_tools import beside_builtin_tools
+from training.calls import call, no_call
 from training.chitchat import identity, introduction, refusal, today
-from training.conversations import Sample, multi_turn, no_call, single
-from training.episode import Effort
+from training.conversations import Sample, multi_turn, single
+from training.declined import beyond, not_on_offer
+from training.episode import Effort, Episode, ask
 from training.extraction import extraction
+from training.extraction_calls import extraction_call, forced_call
+from training.json_mode import JSON_OBJECT, class_schema, json_mode, unfillable
+from training.oddities import UNCLEAR, odd
 from training.packing import Encoder
 from training.recall import NOT_SAID, recall
 from training.split import Draw
 from training.sums import arithmetic
 
-Generate = Callable[[list[list[int]], int], list[list[int]]]
+Generate = Callable[[list[list[int]], int, list[str | None]], list[list[int]]]  # prompts, tokens at most, grammars
 Check = Callable[[Sample, str], bool]
 NANO = Path("oscine/model/nano")
 MAX_TOKENS = 448
@@ -34,11 +40,16 @@ _SEED = 20_250
 _WORDS_PER_TOKEN = 0.53  # of the texts in which facts are hidden
 
 
+def free(made: Sample) -> None:
+    """No constraint."""
+
+
 @dataclass(frozen=True)
 class Skill:
     name: str
     make: Callable[[Draw], Sample]
     right: Check
+    grammar: Callable[[Sample], str | None] = free  # that the server would set for such a request
 
 
 def final_answer(output: str) -> str | None:
@@ -87,6 +98,48 @@ def _fits(value: Any, schema: dict[str, Any]) -> bool:
     return isinstance(value, int if kind == "integer" else (int, float)) and not isinstance(value, bool)
 
 
+def equal_json(made: Sample, output: str) -> bool:
+    """The values as expected, however they are spelled, in the answer or the arguments."""
+    try:
+        if made.completion.tool_calls:
+            name, arguments = function_call(output) or ("", "null")
+            expected = made.completion.tool_calls[-1]
+            return name == expected.name and bool(json.loads(arguments) == json.loads(expected.arguments))
+        return bool(json.loads(final_answer(output) or "null") == json.loads(made.completion.content))
+    except json.JSONDecodeError:
+        return False
+
+
+def answers(made: Sample, output: str) -> bool:
+    """Any answer that ends, and no call."""
+    return bool(final_answer(output))
+
+
+def ends(made: Sample, output: str) -> bool:
+    """A call or an answer, to its end."""
+    return bool(final_answer(output) or function_call(output))
+
+
+def named(made: Sample) -> str | None:
+    """Of `tool_choice` with the name of the function."""
+    (call,) = made.completion.tool_calls
+    tools = tuple(tool for tool in made.conversation.tools if tool.name == call.name)
+    return turn_grammar(None, tools, "required", parallel=False)
+
+
+def required(made: Sample) -> str | None:
+    return turn_grammar(None, made.conversation.tools, "required")
+
+
+def json_object(made: Sample) -> str | None:
+    return turn_grammar(JsonFormat({"type": "object"}))
+
+
+def json_schema(made: Sample) -> str | None:
+    assert made.conversation.response_schema is not None
+    return turn_grammar(JsonFormat(made.conversation.response_schema.schema))
+
+
 def _sum(operator: str, effort: Effort = "medium") -> Callable[[Draw], Sample]:
     return lambda draw: single(draw, arithmetic(draw, effort, operator, 3), effort, "2025-11-03")
 
@@ -121,6 +174,41 @@ def _last(make: Callable[[Draw, Effort], Any], effort: Effort = "medium") -> Cal
     return made
 
 
+def _such(make: Callable[[Draw, Effort], Episode], fits: Callable[[Episode], bool]) -> Callable[[Draw], Sample]:
+    """The last answer of an episode that fits."""
+
+    def made(draw: Draw) -> Sample:
+        while True:
+            episode = make(draw, "medium")
+            if fits(episode):
+                return single(draw, episode, "medium", "2025-11-03", len(episode.messages) - 1)
+
+    return made
+
+
+def _empty(draw: Draw) -> Sample:
+    effort: Effort = draw.choice(("low", "medium", "high"))
+    text = draw.choice(("", "", "", " ", "\n", "?", ".", "a", "   ", "!", "-", "0"))
+    return single(draw, ask("empty prompt", text, None, UNCLEAR), effort, draw.choice(("", "2025-11-03")), 1)
+
+
+def _in_json(draw: Draw, effort: Effort) -> Episode:
+    """JSON mode as the server knows of it."""
+    return replace(json_mode(draw, effort), response_schema=JSON_OBJECT)
+
+
+def _fenced(episode: Episode) -> bool:
+    return episode.messages[-1].content.startswith("```")
+
+
+def _small_talk_beside_tools(draw: Draw, effort: Effort) -> Episode:
+    return no_call(draw, draw.choice((identity, refusal, odd, beyond))(draw, effort))
+
+
+def _beside_builtin_tools(draw: Draw, effort: Effort) -> Episode:
+    return beside_builtin_tools(draw, draw.choice((arithmetic, identity, refusal))(draw, effort))
+
+
 SKILLS = (
     Skill("addition, up to 3 digits", _sum("+"), same_answer),
     Skill("subtraction, up to 3 digits", _sum("-"), same_answer),
@@ -145,19 +233,58 @@ SKILLS = (
     Skill("refusal", _last(refusal), same_answer),
     Skill("refusal beside tools", _last(lambda d, e: no_call(d, refusal(d, e))), same_answer),
     Skill("date", _last(lambda d, e: today(d, e, "2025-11-03")), same_answer),
+    Skill("named call, class", _such(extraction_call, lambda e: len(e.tools) == 1), equal_json, named),
+    Skill("named call among functions", _such(extraction_call, lambda e: len(e.tools) > 1), equal_json, named),
+    Skill("named call, function", _call("tool call"), equal_json, named),
+    Skill("required call, class", _such(extraction_call, lambda e: True), equal_json, required),
+    Skill("required call, function", _call("tool call"), equal_json, required),
+    Skill("automatic call, class", _last(extraction_call), equal_json),
+    Skill("forced call that nothing fills", _last(forced_call), ends, named),
+    Skill(
+        "JSON mode, schema in the prompt",
+        _such(_in_json, lambda e: "schema" in e.skill and not _fenced(e)),
+        equal_json,
+        json_object,
+    ),
+    Skill(
+        "JSON mode, keys in the prompt",
+        _such(_in_json, lambda e: "keys in" in e.skill and not _fenced(e)),
+        equal_json,
+        json_object,
+    ),
+    Skill("JSON mode, sums", _such(_in_json, lambda e: e.skill == "JSON, sum"), equal_json, json_object),
+    Skill("JSON mode, no keys", _such(_in_json, lambda e: e.skill == "JSON, no keys"), equal_json, json_object),
+    Skill(
+        "JSON asked for in the prompt",
+        _such(json_mode, lambda e: e.response_schema is None and not _fenced(e)),
+        equal_json,
+    ),
+    Skill("JSON for a class", _last(class_schema), equal_json, json_schema),
+    Skill("JSON schema that nothing fills", _last(unfillable), ends, json_schema),
+    Skill("empty prompt ends", _empty, answers),
+    Skill("odd prompt ends", _last(odd), answers),
+    Skill("odd prompt ends, low effort", _last(odd, "low"), answers),
+    Skill("odd prompt ends, high effort", _last(odd, "high"), answers),
+    Skill("no function for it", _last(not_on_offer), same_answer),
+    Skill("sums beyond the skills", _last(beyond), same_answer),
+    Skill("small talk beside tools", _last(_small_talk_beside_tools), answers),
+    Skill("built-in tools not needed", _last(_beside_builtin_tools), same_answer),
 )
 
 
-def evaluate(generate: Generate, encoder: Encoder, cases: int, verbose: bool = False) -> dict[str, float]:
+def evaluate(
+    generate: Generate, encoder: Encoder, cases: int, verbose: bool = False, only: str = ""
+) -> dict[str, float]:
     """Accuracy of each skill; prints a line for each, and the wrong answers if `verbose`."""
     accuracy = {}
-    for skill in SKILLS:
+    for skill in (skill for skill in SKILLS if only in skill.name):
         samples = [skill.make(Draw(_SEED + i, held_out=True)) for i in range(cases)]
-        outputs = generate([encoder.prompt(made) for made in samples], MAX_TOKENS)
+        grammars = [skill.grammar(made) for made in samples]
+        outputs = generate([encoder.prompt(made) for made in samples], MAX_TOKENS, grammars)
         texts = [encoder.tokenizer.decode(output) for output in outputs]
         wrong = [(made, text) for made, text in zip(samples, texts, strict=True) if not skill.right(made, text)]
         accuracy[skill.name] = 1 - len(wrong) / cases
-        print(f"{skill.name:30}{cases:6} cases {accuracy[skill.name]:8.1%}", flush=True)
+        print(f"{skill.name:34}{cases:6} cases {accuracy[skill.name]:8.1%}", flush=True)
         for made, text in wrong if verbose else []:
             print(f"    asked    {made.conversation.messages[-1].content[-200:]!r}")
             print(f"    expected {made.completion.content!r} {made.completion.tool_calls}\n    got      {text!r}")
@@ -168,22 +295,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, default=NANO)
     parser.add_argument("--cases", type=int, default=50, help="a skill")
+    parser.add_argument("--only", default="", help="skills whose names contain this")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--verbose", action="store_true", help="print the wrong answers")
     options = parser.parse_args()
     encoder = Encoder(options.model)
     model = ModelOptions(str(options.model), device=options.device)
     loop = build_engine(EngineOptions(model=model, quiet=True)).loop
-    evaluate(engine_generator(loop, encoder), encoder, options.cases, options.verbose)
+    evaluate(engine_generator(loop, encoder), encoder, options.cases, options.verbose, options.only)
 
 
 def engine_generator(loop: EngineLoop, encoder: Encoder) -> Generate:
     """Oscine's own engine, as it serves: continuous batching, chunked prefill, prefix reuse."""
     turn_end_ids = encoder.tokenizer.turn_end_ids
 
-    def generate(prompts: list[list[int]], max_tokens: int) -> list[list[int]]:
+    def generate(prompts: list[list[int]], max_tokens: int, grammars: list[str | None]) -> list[list[int]]:
         greedy = SamplingParams(max_tokens, temperature=0.0, stop_token_ids=turn_end_ids)
-        requests = [GenerationRequest(str(i), prompt, greedy) for i, prompt in enumerate(prompts)]
+        requests = [
+            GenerationRequest(str(i), prompt, replace(greedy, grammar=grammar))
+            for i, (prompt, grammar) in enumerate(zip(prompts, grammars, strict=True))
+        ]
         outputs = offline.generate(loop, requests)
         return [[i for output in outputs[r.request_id] for i in output.token_ids] for r in requests]
 

@@ -323,6 +323,23 @@ KINDS = (
         ),
         ("result",),
     ),
+    Kind(
+        "add sum plus total",
+        "numbers values integers up",
+        ("Add two numbers.", "Adds up", "Returns the sum of two numbers."),
+        (
+            Parameter(("a", "x", "first", "left"), INTEGER, between(0, 9999)),
+            Parameter(("b", "y", "second", "right"), INTEGER, between(0, 9999)),
+        ),
+        (
+            "What is {0} plus {1}?",
+            "Add {0} and {1}.",
+            "Use the tool to add {0} and {1}.",
+            "What is {0} + {1}?",
+            "{0} + {1}",
+        ),
+        ("result",),
+    ),
 )
 # What these do is never asked in a question that no function answers.
 UNRELATED = tuple(kind for kind in KINDS if kind.results[0] in ("status", "total"))

@@ -4,6 +4,7 @@ Knows tokens and weights. Must not know skills or the model.
 """
 
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +17,7 @@ from training.conversations import Sample, sample
 from training.split import Draw
 
 PROMPT_WEIGHT = 0.05  # a little, so that the words of questions get good embeddings
+_REMEMBERED = 400  # characters
 _WAITING = 24  # documents to choose from when a row has little space left
 
 
@@ -25,11 +27,22 @@ class Row(NamedTuple):
     weights: np.ndarray  # float32 [T]: loss weight of predicting ids[1:]
 
 
+class _Remembering(Tokenizer):
+    """Knows the ids of short texts that it has seen: names of roles and channels, system messages."""
+
+    def __init__(self, folder: str | Path) -> None:
+        super().__init__(folder)
+        self._remembered = lru_cache(1 << 14)(super().encode)
+
+    def encode(self, text: str) -> list[int]:
+        return self._remembered(text) if len(text) < _REMEMBERED else super().encode(text)
+
+
 class Encoder:
     """Turns samples into documents."""
 
     def __init__(self, folder: str | Path) -> None:
-        self.tokenizer = Tokenizer(folder)
+        self.tokenizer = _Remembering(folder)
         self.renderer = HarmonyRenderer(self.tokenizer)
         self._assistant = self.tokenizer.encode("assistant")
         self._final = [self.tokenizer.channel, *self.tokenizer.encode("final"), self.tokenizer.message]
@@ -41,7 +54,11 @@ class Encoder:
         """The tokens of prompt and completion, and their weights."""
         prompt = self.prompt(made)
         completion = self.renderer.render_completion(made.completion)
-        return prompt + completion, self._prompt_weights(prompt, made.context_weight) + [1.0] * len(completion)
+        unlearnt = 0
+        if made.forced:
+            unlearnt = len(completion) - completion[::-1].index(self.tokenizer.message)
+        weights = [0.0] * unlearnt + [1.0] * (len(completion) - unlearnt)
+        return prompt + completion, self._prompt_weights(prompt, made.context_weight) + weights
 
     def _prompt_weights(self, prompt: list[int], context_weight: float) -> list[float]:
         """Zero within the assistant's turns: without their reasoning, and ending in <|end|>, they must not be imitated.

@@ -111,7 +111,7 @@ def operands(draw: Draw, operator: str, digits: int | None = None) -> tuple[int,
 
 
 def arithmetic(draw: Draw, effort: Effort, operator: str | None = None, digits: int | None = None) -> Episode:
-    operator = operator or draw.choice("++++---***")
+    operator = operator or draw.choice("+++-----**" if effort == "low" else "++++---***")  # briefly is harder for "-"
     a, b = operands(draw, operator, digits)
     return _episode(_question(draw, a, operator, b), a, operator, b, effort)
 

@@ -26,6 +26,7 @@ SPECIAL_TOKENS = (
     "<|message|>",
     "<|call|>",
 )
+_MOST_SPACES = 16  # looked at once: without a bound, each space of a long run looks for a line break behind them all
 _PIECES = "|".join(
     (
         r"\p{N}",
@@ -34,8 +35,8 @@ _PIECES = "|".join(
         r"\p{Lu}\p{Ll}*",
         r"\p{Ll}+",
         r"[\p{L}\p{M}]+",
-        r"\s*[\r\n]+",
-        r" ",
+        rf"\s{{0,{_MOST_SPACES}}}[\r\n]+",
+        rf" {{1,{_MOST_SPACES}}}",
         r"[^\s\p{L}\p{N}]+",
         r"\s+",
     )

@@ -88,11 +88,32 @@ WEEKDAYS = listed("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
 MONTHS = listed("January February March April May June July August September October November December")
 CURRENCIES = listed("USD EUR GBP JPY CHF CAD AUD SEK NOK DKK PLN CZK INR BRL CNY KRW MXN ZAR TRY NZD")
 LANGUAGES = listed("English French German Spanish Italian Portuguese Dutch Polish Czech Turkish Arabic Japanese Korean")
+COMMON = listed(
+    """language final cut knowledge system channel analysis every included string open valid reason developer extract
+    from work request instruct tools these calls question always form type object subtract multiply result value product
+    title asked talked sorry call color full able respond properties which hundred before old everybody nobody here
+    neighbour has cannot market format explain this also after sample because morning wait other sleep lunch hurry euros
+    favourite bought dream column boolean got letter live default person hours give time number children nature
+    temperature use function false true friendly difference return cursor dated source weather please have script
+    example animal data session information status describe like such stand currency convert location passed below look
+    begin hands integer browser page would optional service favorite your follow border many parameters minus plus find
+    film its conversation helpful secret fields tool array output part leaves much now get customer lines distance arch
+    provide calendar need retrieve translate generated sky correct tell fully less mind null compute birthday response
+    reminder relative more pattern appointment restaurant inches show write engine short answers each them how polite
+    way search guests help concert schedule keep away careful think brief deer one structure doc create the a an and or
+    not but with without for to of in on at by we you they it is are was were will can should good bad new first last
+    big small day week year house water food money road light hand head eye story music game team world night project
+    report budget plan idea problem order party holiday family friend"""
+)
+_ACCENTS = "éèêáàâäåæãçíîïñóôöøõúûüßšžčğıłńřşý"
+_ALPHABETS = ((0x391, 0x3C9), (0x410, 0x44F), (0x5D0, 0x5EA), (0x621, 0x64A), (0x4E00, 0x9FFF), (0xAC00, 0xD7A3))
+_SYMBOLS = ((0x3041, 0x30FA), (0x1F300, 0x1F64F), (0x905, 0x939), (0x2190, 0x22FF), (0xA1, 0x17F), (0x21, 0x7E))
 _ONSETS = listed("b c d f g h j k l m n p r s t v w z br ch cl dr fl gr kl kr pl pr qu sh sk st th tr y x")
 _VOWELS = listed("a e i o u a e i o u ai ea ee ia io oa ou au")
+_PARTS = ("Oscine", "seeds", "bourbon", "valence", "omaha", "aspen", "doha", "grace")  # of names held out
 _WORDS = tuple(
     word.lower()
-    for pool in (LAST_NAMES, COLOURS, NOUNS, FOODS, ANIMALS, JOBS, HOBBIES, OBJECTS, LANGUAGES)
+    for pool in (_PARTS * 8, COMMON, LAST_NAMES, COLOURS, NOUNS, FOODS, ANIMALS, JOBS, HOBBIES, OBJECTS, LANGUAGES)
     for entry in pool
     for word in entry.split()
 )
@@ -118,9 +139,17 @@ def _piece(draw: Draw) -> str:
 
 
 def first_name(draw: Draw) -> str:
-    if draw.chance(0.3):
+    kind = draw.rng.random()
+    if kind < 0.3:
         return draw.make("name", lambda: made_up(draw).capitalize())
+    if kind < 0.32:
+        return draw.make("name", lambda: _accented(draw, made_up(draw)).capitalize())
     return draw.pick("name", FIRST_NAMES)
+
+
+def _accented(draw: Draw, word: str) -> str:
+    at = draw.integer(1, len(word) - 1)
+    return f"{word[:at]}{draw.choice(_ACCENTS)}{word[at + 1 :]}"
 
 
 def full_name(draw: Draw) -> str:
@@ -166,8 +195,27 @@ def phrase(draw: Draw) -> str:
         lambda: f"{draw.choice(NOUNS)} in {city(draw)}",
         lambda: f"{made_up(draw)} {draw.choice(NOUNS)}",
         lambda: f"{draw.choice(HOBBIES)} with {first_name(draw)}",
+        lambda: text(draw),
+        lambda: text(draw),
     )
     return draw.choice(forms)()
+
+
+def text(draw: Draw) -> str:
+    """One to six words in no order, now and then with signs of any alphabet, so that copying knows every token."""
+    parts = [draw.choice(COMMON) if draw.chance(0.85) else made_up(draw) for _ in range(draw.integer(1, 6))]
+    if draw.chance(0.15):
+        parts[0] = parts[0].capitalize()
+    if draw.chance(0.1):
+        parts.insert(draw.integer(0, len(parts)), foreign(draw))
+    return " ".join(parts)
+
+
+def foreign(draw: Draw) -> str:
+    """One to five characters of an alphabet or of signs; none that JSON or a sentence would read as its own."""
+    first, last = draw.choice(_ALPHABETS + _SYMBOLS)
+    made = "".join(chr(draw.integer(first, last)) for _ in range(draw.integer(1, 5)))
+    return "".join(character for character in made if character not in "\"\\'.,;:?!<>{}[]|`") or "é"
 
 
 def clock_time(draw: Draw) -> str:

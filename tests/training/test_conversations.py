@@ -2,17 +2,26 @@
 
 import json
 import re
+from collections.abc import Callable
 
+import jsonschema
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oscine.chat.messages import Conversation, Message
 from training.arithmetic import reasoning, statement
 from training.conversations import Sample, sample, single
+from training.declined import beyond, not_on_offer, without_form
+from training.episode import Effort, Episode
 from training.evaluate import SKILLS, final_answer, function_call, valid_json
 from training.extraction import extraction
+from training.extraction_calls import extraction_call, forced_call
+from training.json_mode import class_schema, keys_named, schema_shown, unfillable
+from training.oddities import odd
 from training.packing import Encoder, PackedRows
 from training.recall import NOT_SAID, recall
+from training.scenes import scene
 from training.split import Draw, is_held_out
 from training.sums import operands
 from training.words import city, first_name
@@ -84,6 +93,45 @@ def test_json_answers_fit_their_schema() -> None:
     for seed in range(200):
         made = single(Draw(seed), extraction(Draw(seed), "low"), "low")
         assert valid_json(made, f"<|channel|>final<|message|>{made.completion.content}<|return|>")
+
+
+@pytest.mark.parametrize("make", [schema_shown, keys_named, class_schema, unfillable, extraction_call, forced_call])
+def test_what_is_extracted_fits_its_schema(make: Callable[[Draw, Effort], Episode]) -> None:
+    for seed in range(150):
+        made = single(Draw(seed), make(Draw(seed), "medium"), "medium")
+        if made.completion.tool_calls:
+            (call,) = made.completion.tool_calls
+            schema = next(tool.parameters for tool in made.conversation.tools if tool.name == call.name)
+            assert schema is not None
+            jsonschema.validate(json.loads(call.arguments), schema)
+        elif made.conversation.response_schema is not None:
+            jsonschema.validate(json.loads(made.completion.content), made.conversation.response_schema.schema)
+
+
+def test_facts_of_a_scene_stand_in_its_text() -> None:
+    for seed in range(300):
+        made = scene(Draw(seed))
+        for fact in made.facts:
+            if isinstance(fact.value, str) and "enum" not in fact.schema:
+                assert fact.value in made.text
+
+
+def test_of_a_forced_call_only_the_arguments_are_learnt() -> None:
+    encoder = Encoder("oscine/model/nano")
+    for seed in range(20):
+        made = single(Draw(seed), forced_call(Draw(seed), "medium"), "medium")
+        tokens, weights = encoder.document(made)
+        learnt = [token for token, weight in zip(tokens, weights, strict=True) if weight == 1.0]
+        assert encoder.tokenizer.decode(learnt) == f"{made.completion.tool_calls[0].arguments}<|call|>"
+
+
+def test_nothing_is_called_that_is_not_on_offer() -> None:
+    for make in (odd, beyond, not_on_offer, without_form):
+        for seed in range(100):
+            episode = make(Draw(seed), "medium")
+            assert not any(message.tool_calls for message in episode.messages)
+            offered = {tool.name for tool in episode.tools}
+            assert not any(f"Call {name} " in episode.messages[0].content for name in offered)
 
 
 def test_recalled_sentences_stand_in_the_text() -> None:

@@ -39,6 +39,7 @@ _END = "<|endoftext|>"
 _MOST_COMPILED = 512  # grammars that are kept, some 20 to 200 KB each
 _COMPILERS = 2  # threads: what takes long does not hold up what does not
 _MOST_THREADS = 16  # that make masks
+_UNTRIED = (UndecidedError, TooManyGrammarsError, OSError)  # what a grammar without a verdict raises
 # All sequences wait for the slowest mask. An ordinary token takes well under a millisecond of processor time.
 _STEP_S = 0.02  # that each token of a sequence may take
 _MOST_DEBT_S = 0.3  # that a sequence may be behind
@@ -97,12 +98,19 @@ class Grammars:
         return self._markers
 
     def ready(self, grammar: str) -> bool:
-        """Whether `matcher` would return at once; if not, it is compiled meanwhile."""
-        return self._future(grammar).done()
+        """Whether `matcher` would return at once; if not, it is compiled meanwhile, or as soon as others are."""
+        try:
+            return self._future(grammar).done()
+        except TooManyGrammarsError:
+            return False
 
     def matcher(self, grammar: str) -> "LLMatcher":
         """At the start of the grammar. Raises ValueError for one that cannot be compiled, or without a vocabulary."""
-        matcher = self._future(grammar).result()
+        try:
+            matcher = self._future(grammar).result()
+        except _UNTRIED as error:  # another time there may be a verdict
+            self._forget(grammar)
+            raise ValueError(str(error) or "too many grammars wait to be compiled") from error
         if matcher.is_error():
             raise ValueError(_first_line(matcher))
         return matcher.deep_copy()
@@ -115,17 +123,18 @@ class Grammars:
             self._compiled.move_to_end(grammar)
             return self._compiled[grammar]
 
+    def _forget(self, grammar: str) -> None:
+        with self._lock:
+            self._compiled.pop(grammar, None)
+
     def _begin(self, grammar: str) -> Future["LLMatcher"]:
-        """Tries it and then compiles it. No thread of the compilers waits for the trial."""
+        """Tries it, then compiles it. No thread of the compilers waits for the trial. Raises TooManyGrammarsError."""
         compiled: Future[LLMatcher] = Future()
 
         def compile_if_sound(judged: "Future[Problem | None]") -> None:
             self._threads.submit(_settle, compiled, lambda: self._compile(grammar, judged.result()))
 
-        try:
-            self._judges.judge([Trial(grammar)], "engine").add_done_callback(compile_if_sound)
-        except TooManyGrammarsError:
-            compiled.set_exception(ValueError("too many grammars wait to be compiled"))
+        self._judges.judge([Trial(grammar)], "engine").add_done_callback(compile_if_sound)
         return compiled
 
     def _make_room(self) -> None:
@@ -164,8 +173,6 @@ class Grammars:
 def _settle(future: Future["LLMatcher"], work: Callable[[], "LLMatcher"]) -> None:
     try:
         future.set_result(work())
-    except UndecidedError as error:
-        future.set_exception(ValueError(str(error)))
     except Exception as error:
         future.set_exception(error)
 

@@ -64,6 +64,7 @@ class GrammarJudges:
         self._deadline_s = deadline_s
         self._changed = threading.Condition()
         self._waiting: list[_Case] = []
+        self._num_waiting: Counter[str | None] = Counter()  # by owner
         self._under_way: Counter[str | None] = Counter()
         self._num_threads = self._num_idle = 0
 
@@ -80,8 +81,9 @@ class GrammarJudges:
         """
         case = _Case(trials, owner)
         with self._changed:
-            if sum(other.owner == owner for other in self._waiting) >= _MOST_WAITING:
+            if self._num_waiting[owner] >= _MOST_WAITING:
                 raise TooManyGrammarsError
+            self._num_waiting[owner] += 1
             self._waiting.append(case)
             if not self._num_idle and self._num_threads < self._count:
                 self._add_thread()
@@ -109,6 +111,7 @@ class GrammarJudges:
                 self._changed.wait()
                 self._num_idle -= 1
             self._waiting.remove(case)
+            self._num_waiting[case.owner] -= 1
             self._under_way[case.owner] += 1
             return case
 

@@ -2,6 +2,8 @@
 
 import json
 import time
+from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +14,8 @@ import torch
 
 from oscine.engine.loop import EngineLoop
 from oscine.executor.grammar import Constraints, Grammars
-from oscine.executor.grammar_judges import GrammarJudges
+from oscine.executor.grammar_judges import GrammarJudges, TooManyGrammarsError
+from oscine.executor.grammar_trial import Problem, Trial
 from oscine.executor.threaded import ThreadedExecutor
 from oscine.ops.sample.noise import gumbel
 from oscine.types import GenerationRequest, NewSequence, SamplingParams, StepPlan, StepResult
@@ -281,3 +284,37 @@ def test_masks_that_take_too_long_end_their_sequence_alone(
         constraints.sampled(np.array([*tokens]), lambda tokens=tokens: [*tokens.values()])
     assert constraints.errors(slots).keys() == {0}
     assert "too long" in constraints.errors([0])[0]
+
+
+class ScarceJudges(GrammarJudges):
+    """Has no process, or no room, for the first grammars."""
+
+    def __init__(self, *problems: Exception) -> None:
+        super().__init__()
+        self._problems = [*problems]
+
+    def judge(self, trials: Sequence[Trial], owner: str | None = None) -> Future[Problem | None]:
+        if not self._problems:
+            return super().judge(trials, owner)
+        problem = self._problems.pop(0)
+        if isinstance(problem, TooManyGrammarsError):
+            raise problem
+        none: Future[Problem | None] = Future()
+        none.set_exception(problem)
+        return none
+
+
+def test_a_grammar_that_could_not_be_tried_fails_its_sequence_alone_and_is_tried_again(tmp_path: Path) -> None:
+    judges = ScarceJudges(OSError("no processes are left"))
+    constraints = Constraints(Grammars(tokenizer_file(tmp_path), CONFIG.vocab_size, judges))
+    constraints.place(placed(0, grammar(1, 2)))
+    assert "no processes are left" in constraints.errors([0])[0]
+    constraints.place(placed(0, grammar(1, 2)))
+    assert not constraints.errors([0])
+
+
+def test_a_grammar_waits_while_too_many_others_do(tmp_path: Path) -> None:
+    judges = ScarceJudges(TooManyGrammarsError())
+    grammars = Grammars(tokenizer_file(tmp_path), CONFIG.vocab_size, judges)
+    assert not grammars.ready(grammar(1, 2))
+    assert not grammars.matcher(grammar(1, 2)).is_error()

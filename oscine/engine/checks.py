@@ -5,7 +5,7 @@ beyond them is refused for that request alone. Knows messages and numbers; nothi
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 
 from oscine.engine.messages import Outputs, Prefill, Prefilled, PrefillRefused, Submit, ToClient, ToEngine
 from oscine.executor.page_layout import KVEndpoint, Region
@@ -16,6 +16,7 @@ _MOST_TOP = 128  # log-probabilities of a position
 _MOST_BIASES = 4096
 _MOST_GRAMMAR = 4 << 20  # characters
 _LONGEST_NAME = 512  # characters of ids and addresses
+_LONGEST_SALT = 4096  # characters, with the name of a key
 _LONGEST_S = 3600.0
 _INT32, _INT64 = 1 << 31, 1 << 63
 _RANGES: dict[str, tuple[float, float]] = {  # fields of SamplingParams; both ends are included
@@ -59,28 +60,28 @@ class Checks:
         self._tokens("prompt_token_ids", request.prompt_token_ids)
         self._tokens("generated_token_ids", request.generated_token_ids)
         self._sampling(request.sampling)
+        _at_most("cache_salt", request.cache_salt, _LONGEST_SALT)
         if request.prefill is not None:
             _source(request.prefill)
 
     def _sampling(self, sampling: SamplingParams) -> None:
         for name, (low, high) in _RANGES.items():
-            value = getattr(sampling, name)
-            _require(value is None or low <= value <= high, f"{name} must be between {low:g} and {high:g}, not {value}")
-        bias, stops, grammar = sampling.logit_bias, sampling.stop_token_ids, sampling.grammar or ""
-        _require(len(bias) <= _MOST_BIASES, f"logit_bias has {len(bias)} tokens; {_MOST_BIASES} are possible")
+            _between(name, getattr(sampling, name), low, high)
+        bias = sampling.logit_bias
+        _at_most("logit_bias", bias, _MOST_BIASES)
         self._tokens("logit_bias", list(bias))
         for value in bias.values():
-            _require(-_LARGE <= value <= _LARGE, f"logit_bias must be between {-_LARGE:g} and {_LARGE:g}, not {value}")
-        _ids("stop_token_ids", stops, _INT32)  # harmony has one past the vocabulary
-        _require(
-            len(grammar) <= _MOST_GRAMMAR, f"the grammar has {len(grammar)} characters; {_MOST_GRAMMAR} are possible"
-        )
+            _between("logit_bias", value, -_LARGE, _LARGE)
+        _ids("stop_token_ids", sampling.stop_token_ids, _INT32)  # harmony has one past the vocabulary
+        _at_most("grammar", sampling.grammar or "", _MOST_GRAMMAR)
+        _at_most("headers", sampling.headers or "", _MOST_GRAMMAR)
 
     def _prefill(self, wanted: Prefill) -> None:
         _name("request_id", wanted.request_id)
         length = len(wanted.token_ids)
         _require(length < self._max_model_len, f"{length} tokens are too many for a context of {self._max_model_len}")
         self._tokens("token_ids", wanted.token_ids)
+        _at_most("cache_salt", wanted.cache_salt, _LONGEST_SALT)
 
     def _tokens(self, name: str, ids: Sequence[int]) -> None:
         _ids(name, ids, self._vocab_size)
@@ -91,8 +92,19 @@ def _require(condition: bool, rule: str) -> None:
         raise ValueError(rule)
 
 
+def _between(name: str, value: float | None, low: float, high: float) -> None:
+    if value is not None and not low <= value <= high:  # NaN is not
+        raise ValueError(f"{name} must be between {low:g} and {high:g}, not {value}")
+
+
+def _at_most(name: str, given: Sized, most: int) -> None:
+    if len(given) > most:
+        raise ValueError(f"{name} has a length of {len(given)}; {most} are possible")
+
+
 def _ids(name: str, ids: Sequence[int], end: int) -> None:
-    _require(not ids or (min(ids) >= 0 and max(ids) < end), f"{name} must be between 0 and {end - 1}")
+    if ids and not (min(ids) >= 0 and max(ids) < end):
+        raise ValueError(f"{name} must be between 0 and {end - 1}")
 
 
 def _name(name: str, text: str) -> None:

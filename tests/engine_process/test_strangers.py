@@ -133,49 +133,61 @@ def test_an_address_of_a_network_needs_a_key() -> None:
 
 
 SOURCE = PrefillSource("r", "tcp://127.0.0.1:1", 1, 1.0)
-BAD: dict[str, tuple[str, GenerationRequest]] = {
-    name: (error, replace(request(name), **changes))
-    for name, error, changes in [
-        ("past the vocabulary", "prompt_token_ids", {"prompt_token_ids": [1, 320]}),
-        ("negative", "prompt_token_ids", {"prompt_token_ids": [-1, 2]}),
-        ("of 64 bits", "prompt_token_ids", {"prompt_token_ids": [1 << 62]}),
-        ("no prompt", "the prompt has 0 tokens", {"prompt_token_ids": []}),
-        ("long prompt", "the prompt has 100000 tokens", {"prompt_token_ids": [1] * 100_000}),
-        ("generated", "generated_token_ids", {"generated_token_ids": [1 << 40]}),
-        ("r" * 1000, "request_id must have 1 to 512 characters", {}),
-        ("\0prefill 1", "request_id must have 1 to 512 characters", {}),
-        ("no port", r"prefill\.address must be tcp://HOST:PORT", {"prefill": replace(SOURCE, address="tcp://there")}),
-        ("no address", r"prefill\.address", {"prefill": replace(SOURCE, address="ipc:///tmp/x")}),
-        ("forever", r"prefill\.timeout_s", {"prefill": replace(SOURCE, timeout_s=math.inf)}),
-        ("never", r"prefill\.timeout_s", {"prefill": replace(SOURCE, timeout_s=math.nan)}),
-        ("less than nothing", r"prefill\.min_tokens", {"prefill": replace(SOURCE, min_tokens=-1)}),
-    ]
-} | {
-    f"{field} {value}": (field, request(f"{field} {value}", **{field: value}))
-    for field, value in [
-        ("max_tokens", -1),
-        ("min_tokens", -1),
-        ("temperature", math.nan),
-        ("temperature", -1.0),
-        ("temperature", math.inf),
-        ("top_p", 1.5),
-        ("top_k", -5),
-        ("min_p", math.nan),
-        ("presence_penalty", math.inf),
-        ("frequency_penalty", 1e300),
-        ("repetition_penalty", 0.0),
-        ("seed", 1 << 63),
-        ("logprobs", 10**6),
-        ("logprobs", -1),
-        ("prompt_logprobs", 10**6),
-        ("logit_bias", {10**6: 1.0}),
-        ("logit_bias", {-1: 1.0}),
-        ("logit_bias", {1: math.nan}),
-        ("logit_bias", {1: math.inf}),
-        ("stop_token_ids", (-1,)),
-        ("stop_token_ids", (1 << 60,)),
-    ]
-}
+BAD: dict[str, tuple[str, GenerationRequest]] = (
+    {
+        name: (error, replace(request(name), **changes))
+        for name, error, changes in [
+            ("past the vocabulary", "prompt_token_ids", {"prompt_token_ids": [1, 320]}),
+            ("negative", "prompt_token_ids", {"prompt_token_ids": [-1, 2]}),
+            ("of 64 bits", "prompt_token_ids", {"prompt_token_ids": [1 << 62]}),
+            ("no prompt", "the prompt has 0 tokens", {"prompt_token_ids": []}),
+            ("long prompt", "the prompt has 100000 tokens", {"prompt_token_ids": [1] * 100_000}),
+            ("generated", "generated_token_ids", {"generated_token_ids": [1 << 40]}),
+            ("r" * 1000, "request_id must have 1 to 512 characters", {}),
+            ("\0prefill 1", "request_id must have 1 to 512 characters", {}),
+            (
+                "no port",
+                r"prefill\.address must be tcp://HOST:PORT",
+                {"prefill": replace(SOURCE, address="tcp://there")},
+            ),
+            ("no address", r"prefill\.address", {"prefill": replace(SOURCE, address="ipc:///tmp/x")}),
+            ("forever", r"prefill\.timeout_s", {"prefill": replace(SOURCE, timeout_s=math.inf)}),
+            ("never", r"prefill\.timeout_s", {"prefill": replace(SOURCE, timeout_s=math.nan)}),
+            ("long salt", "cache_salt has a length of 5000", {"cache_salt": "s" * 5000}),
+            ("less than nothing", r"prefill\.min_tokens", {"prefill": replace(SOURCE, min_tokens=-1)}),
+        ]
+    }
+    | {
+        f"{field} {value}": (field, request(f"{field} {value}", **{field: value}))
+        for field, value in [
+            ("max_tokens", -1),
+            ("min_tokens", -1),
+            ("temperature", math.nan),
+            ("temperature", -1.0),
+            ("temperature", math.inf),
+            ("top_p", 1.5),
+            ("top_k", -5),
+            ("min_p", math.nan),
+            ("presence_penalty", math.inf),
+            ("frequency_penalty", 1e300),
+            ("repetition_penalty", 0.0),
+            ("seed", 1 << 63),
+            ("logprobs", 10**6),
+            ("logprobs", -1),
+            ("prompt_logprobs", 10**6),
+            ("logit_bias", {10**6: 1.0}),
+            ("logit_bias", {-1: 1.0}),
+            ("logit_bias", {1: math.nan}),
+            ("logit_bias", {1: math.inf}),
+            ("stop_token_ids", (-1,)),
+            ("stop_token_ids", (1 << 60,)),
+        ]
+    }
+    | {
+        f"long {field}": (f"{field} has a length of", request(f"long {field}", **{field: " " * (1 + (4 << 20))}))
+        for field in ("grammar", "headers")
+    }
+)
 
 
 def test_what_an_engine_cannot_run_is_refused_alone(folder: Path) -> None:
@@ -196,8 +208,8 @@ def test_what_an_engine_cannot_run_is_refused_alone(folder: Path) -> None:
 
 def test_every_field_of_sampling_is_checked() -> None:
     """A new one has to be thought of, in oscine.engine.checks."""
-    refused = {error for error, _ in BAD.values()}
-    assert {field for field in SamplingParams.__slots__ if field != "grammar"} <= refused
+    refused = {error.partition(" ")[0] for error, _ in BAD.values()}
+    assert set(SamplingParams.__slots__) <= refused
 
 
 @pytest.mark.parametrize("ids", [[320] * 64, [-1] * 64, [1 << 62] * 64, [1] * 10**6], ids=["past", "-1", "big", "many"])

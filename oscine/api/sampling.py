@@ -16,6 +16,7 @@ MAX_STOP_CHARACTERS = 1024
 MAX_LOGIT_BIAS = 1024
 MAX_STOP_TOKEN_IDS = 1024
 MAX_TOOLS = 1024
+MAX_SALT = 1024  # characters
 _INT64 = 1 << 63
 
 
@@ -109,7 +110,8 @@ def sampling_params(
 ) -> SamplingParams:
     """Raises APIError that names the parameter. `model_stop_ids` end a sequence unless `ignore_eos` is set."""
     at_most(MAX_STOP_TOKEN_IDS, request.stop_token_ids, "stop_token_ids")
-    check(request.cache_salt != "", "cache_salt", "a text that is not empty", "")
+    salt, rule = request.cache_salt, f"a text of 1 to {MAX_SALT} characters"
+    check(salt is None or 0 < len(salt) <= MAX_SALT, "cache_salt", rule, (salt or "")[:80])
     _token_ids("stop_token_ids", request.stop_token_ids, vocab_size)
     top_k = request.top_k or 0
     check(-1 <= top_k < _INT64, "top_k", "at least 0 (0 or -1: off)", top_k)

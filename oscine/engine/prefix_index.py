@@ -74,6 +74,8 @@ class PrefixIndex:
 
     def extend_digests(self, digests: list[bytes], token_ids: list[int], num_pages: int, salt: str = "") -> None:
         """As the function of this name, with the page size and the root of this index."""
+        if len(digests) >= num_pages:
+            return
         root = self._root if digests else salted(self._root, salt)
         extend_digests(digests, token_ids, num_pages, page_size=self.page_size, root=root)
 

@@ -61,10 +61,11 @@ def test_no_key_and_no_salt_learns_what_another_has_asked(server: ServerProcess,
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_a_salt_has_characters(scripted: ScriptedServer, path: str) -> None:
+def test_a_salt_has_characters_and_not_too_many(scripted: ScriptedServer, path: str) -> None:
     body = BODIES[path] | ({"model": scripted.service.names[0]} if "model" in BODIES[path] else {})
-    refused = scripted.post(path, body | {"cache_salt": ""})
-    assert refused.status_code == 400
-    assert "cache_salt" in refused.json()["error"]["message"]
+    for salt in ("", "x" * 1025):
+        refused = scripted.post(path, body | {"cache_salt": salt})
+        assert refused.status_code == 400
+        assert "cache_salt" in refused.json()["error"]["message"]
     assert scripted.post(path, body | {"cache_salt": "mine"}).status_code == 200
     assert [request.cache_salt for request in scripted.engine.requests] == ["mine"]

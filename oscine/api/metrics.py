@@ -61,6 +61,7 @@ _ENGINE = {"engine": "0"}  # a model has one; those of a cluster answer as one
 _PROBES = frozenset(("/metrics", "/health", "/v1/health/live", "/v1/health/ready", "/version"))
 _METHODS = frozenset(("GET", "POST", "DELETE", "HEAD", "OPTIONS"))
 _HTTP_BUCKETS_S = (0.1, 0.5, 1.0, 5.0, 30.0)
+_LAG_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 
 
 def _aliases(families: Iterable[Metric]) -> Iterable[Metric]:
@@ -105,6 +106,12 @@ class Metrics:
         self.store_failures = self._counter("response_store_failures", "Writes of responses that failed")
         self.in_progress = self._gauge("http_requests_in_progress", "Requests whose response is not complete")
         self._gauge("asyncio_tasks", "Tasks of the API process").set_function(lambda: len(asyncio.all_tasks()))
+        self.loop_lag = Histogram(
+            "oscine:event_loop_lag_seconds",
+            "How late the event loop is, not counting time without a core",
+            buckets=_LAG_BUCKETS_S,
+            registry=self.registry,
+        )
         self._sequences = SequenceFamilies(self.registry)
 
     def _counter(self, name: str, what: str, *labels: str) -> Counter:

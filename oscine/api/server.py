@@ -20,6 +20,7 @@ import uvicorn
 from oscine.api.app import create_app, open_paths
 from oscine.api.errors import APIError
 from oscine.api.hosts import is_loopback
+from oscine.api.loop_lag import measure_lag
 from oscine.api.observe import note
 from oscine.api.record import RequestRecord
 from oscine.api.service import Service
@@ -140,11 +141,13 @@ class Server(uvicorn.Server):
         """
         self._warn_of_strangers()
         starting = asyncio.create_task(self._start_service(on_ready))
+        measuring = asyncio.create_task(measure_lag(self.service.metrics.loop_lag.observe))
         try:
             await self.serve(sockets=[self.listener])
         finally:
             starting.cancel()
-            await asyncio.wait((starting,))
+            measuring.cancel()
+            await asyncio.wait((starting, measuring))
             await self.service.stop()
         if self.error is not None:
             raise ServerError(self.error)

@@ -14,7 +14,7 @@ from training.chitchat import identity, introduction, refusal, today
 from training.declined import beyond, not_on_offer, without_form
 from training.episode import Effort, Episode
 from training.extraction import extraction
-from training.extraction_calls import extraction_call, forced_call
+from training.extraction_calls import beside_classes, extraction_call, forced_call
 from training.json_mode import class_schema, json_mode, unfillable
 from training.oddities import odd
 from training.recall import recall
@@ -107,7 +107,9 @@ def _episode(draw: Draw, effort: Effort, date: str) -> Episode:
         kind = draw.rng.random()
         if kind < 0.12:
             return no_call(draw, episode)
-        if kind < 0.17:
+        if kind < 0.24 and name in _SMALL_TALK:
+            return beside_classes(draw, episode)
+        if kind < 0.29:
             return beside_builtin_tools(draw, episode)
     return episode
 
@@ -132,8 +134,8 @@ _MADE: dict[str, Callable[[Draw, Effort], Episode]] = {
 }
 # Of a hundred conversations of one episode.
 _PERCENT = {
-    "arithmetic": 26.0,
-    "call": 18.0,
+    "arithmetic": 24.5,
+    "call": 17.0,
     "extraction": 7.0,
     "recall": 12.0,
     "identity": 3.0,
@@ -146,11 +148,12 @@ _PERCENT = {
     "class schema": 2.0,
     "unfillable schema": 1.0,
     "odd prompt": 2.0,
-    "not on offer": 3.5,
+    "not on offer": 6.0,
     "beyond": 1.5,
     "no form": 0.5,
 }
 _NAMES, _SHARES = [*_PERCENT], [*_PERCENT.values()]
+_SMALL_TALK = ("identity", "date", "refusal", "odd prompt")
 _NEED_NO_TOOL = ("arithmetic", "recall", "identity", "introduction", "date", "refusal", "odd prompt", "beyond")
 
 

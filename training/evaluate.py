@@ -24,7 +24,7 @@ from training.conversations import Sample, multi_turn, single
 from training.declined import beyond, not_on_offer
 from training.episode import Effort, Episode, ask
 from training.extraction import extraction
-from training.extraction_calls import extraction_call, forced_call
+from training.extraction_calls import beside_classes, extraction_call, forced_call
 from training.json_mode import JSON_OBJECT, class_schema, json_mode, unfillable
 from training.oddities import UNCLEAR, odd
 from training.packing import Encoder
@@ -205,6 +205,10 @@ def _small_talk_beside_tools(draw: Draw, effort: Effort) -> Episode:
     return no_call(draw, draw.choice((identity, refusal, odd, beyond))(draw, effort))
 
 
+def _small_talk_beside_classes(draw: Draw, effort: Effort) -> Episode:
+    return beside_classes(draw, draw.choice((identity, refusal, odd))(draw, effort))
+
+
 def _beside_builtin_tools(draw: Draw, effort: Effort) -> Episode:
     return beside_builtin_tools(draw, draw.choice((arithmetic, identity, refusal))(draw, effort))
 
@@ -268,6 +272,7 @@ SKILLS = (
     Skill("no function for it", _last(not_on_offer), same_answer),
     Skill("sums beyond the skills", _last(beyond), same_answer),
     Skill("small talk beside tools", _last(_small_talk_beside_tools), answers),
+    Skill("small talk beside classes", _last(_small_talk_beside_classes), answers),
     Skill("built-in tools not needed", _last(_beside_builtin_tools), same_answer),
 )
 

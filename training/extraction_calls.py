@@ -4,6 +4,7 @@ Also calls that the server forces although nothing in the conversation asks for 
 """
 
 import json
+from dataclasses import replace
 from typing import Any
 
 from oscine.chat.messages import FunctionTool, Message, ToolCall
@@ -95,6 +96,25 @@ def _name(draw: Draw, made: Record, plain: bool) -> str:
     snake = f"{made.name.lower()}{draw.choice(('', '', '_tool', '_' + words.made_up(draw)))}"
     forms = (f"extract_{snake}", f"get_{snake}_info", f"record_{snake}", f"save_{snake}", f"{snake}_data", snake)
     return draw.choice(forms)
+
+
+def beside_classes(draw: Draw, episode: Episode) -> Episode:
+    """The same episode, with classes on offer for which it holds nothing."""
+    tools: dict[str, FunctionTool] = {}
+    for _ in range(draw.choice((1, 1, 2, 3))):
+        tool = class_tool(draw, record(draw)) if draw.chance(0.7) else make_function(draw).tool
+        tools.setdefault(tool.name, _bare(tool) if draw.chance(0.3) else tool)
+    return replace(episode, tools=tuple(tools.values()))
+
+
+def _bare(tool: FunctionTool) -> FunctionTool:
+    """Without a description, and enums without their type, as some write them."""
+    assert tool.parameters is not None
+    properties = {
+        key: {"enum": schema["enum"]} if "enum" in schema else schema
+        for key, schema in tool.parameters["properties"].items()
+    }
+    return replace(tool, description="", parameters={**tool.parameters, "properties": properties})
 
 
 def forced_call(draw: Draw, effort: Effort) -> Episode:

@@ -126,14 +126,14 @@ class PeerOptions:
     """How an engine is one of many: who reaches it, and what it shares with others."""
 
     host: str | None = None  # of this machine, as others reach it; None: only the server beside it does
-    # Shared by all processes of a cluster, which prove to each other that they have it (oscine.engine.tcp); never in
-    # what is shown or logged. Empty: whoever reaches the ports of `host` is believed.
+    # Shared by all processes of a cluster, which prove to each other that they have it (oscine.engine.tcp). It is
+    # never shown or logged. Empty: every process that reaches the ports of `host` is accepted.
     key: str = field(default="", repr=False)
     kv_events: bool = False  # publish what the prefix cache stores and forgets
     kv_events_topic: str = "kv-events"
     kv_events_endpoint: str | None = None  # ZeroMQ's; None: a free port of host
     kv_replay_endpoint: str | None = None  # the same; None without a host: no events are given again
-    kv_events_open: bool = False  # `*` in these endpoints is every address of this machine; else its loopback
+    kv_events_open: bool = False  # `*` in these endpoints means all addresses of this machine; else its loopback
     kv_events_kept: int = 10_000  # messages kept for subscribers that missed some, and no more than 64 MiB of them
     # Hex; prefixes have equal addresses in engines with equal seeds. Empty: a random one, so that nobody can guess any.
     prefix_seed: str = ""
@@ -152,7 +152,7 @@ class PeerOptions:
 
     @property
     def is_local(self) -> bool:
-        """Whether other processes of this machine alone can reach it."""
+        """Whether only processes of this machine can reach it."""
         return self.host is None or is_loopback(self.host)
 
 
@@ -185,23 +185,23 @@ class ServerOptions:
     served_model_names: tuple[str, ...] = ()  # empty: the model's own name
     api_keys: tuple[str, ...] = ()  # empty: no key is asked for, unless there is a file of them
     api_keys_file: str | None = None  # YAML: a list of keys with their limits; read again on SIGHUP
-    cache_salt_by_key: bool = False  # whether a key shares cached prefixes with no other key
+    cache_salt_by_key: bool = False  # whether API keys share no cached prefixes
     ssl_certfile: str | None = None  # PEM; None: plain HTTP
     ssl_keyfile: str | None = None  # PEM; None: it is in ssl_certfile
     cors_origins: tuple[str, ...] = ()  # that browsers may call from; "*": any
-    root_path: str = ""  # a path below which a proxy shows the server; requests may still have it
-    allowed_hosts: tuple[str, ...] = ()  # names that a server without keys is reached by, beside its own; "*": any
-    max_body_bytes: int = 4 << 20  # a prompt of 131,072 tokens is a third of it, in a script of escapes
+    root_path: str = ""  # path below which a proxy shows the server; requests may still have it
+    allowed_hosts: tuple[str, ...] = ()  # further host names of a server without keys; "*": any
+    max_body_bytes: int = 4 << 20  # three times a prompt of 131,072 tokens written in JSON escapes
     max_connections: int = 4096  # open ones; one more gets 503 and is closed
     reasoning_field: Literal["reasoning", "reasoning_content", "both"] = "reasoning"
     final_headroom: int = 0  # tokens of a budget kept for the answer, however long the model reasons; 0: none
-    seed: int | None = None  # that requests without one draw theirs from; None: a random one
+    seed: int | None = None  # requests without a seed draw theirs from it; None: a random one
     date: str | None = None  # YYYY-MM-DD, shown to the model as the current date; None: each day's own (UTC)
     responses_db: str | None = None  # SQLite file that keeps responses; None: they are kept in memory
     responses_max_bytes: int = 1 << 30  # of all that are kept; those used longest ago go first
     responses_max_age: float = 30 * 86400.0  # seconds
     drain_s: float = 30.0  # seconds that SIGTERM gives running requests
-    keep_alive_comments: bool = True  # in streams that are idle, for proxies and clients that would give up
+    keep_alive_comments: bool = True  # comments in idle streams, for proxies and clients that would give up
     playground: bool = True  # the page at /
     log_level: str = "info"
     log_format: Literal["text", "json"] = "text"
@@ -296,10 +296,10 @@ def _traces(environ: Mapping[str, str]) -> str | None:
 class Environment:
     """Every environment variable that Oscine reads."""
 
-    base_url: str | None  # OSCINE_URL: where `oscine chat` finds a server
+    base_url: str | None  # OSCINE_URL: the server that `oscine chat` asks
     api_key: str | None  # OPENAI_API_KEY: sent by `oscine chat`
     server_api_key: str | None  # OSCINE_API_KEY: one more key that `oscine serve` asks for
-    cluster_key: str  # OSCINE_CLUSTER_KEY: what processes of a cluster prove to each other that they have; empty: none
+    cluster_key: str  # OSCINE_CLUSTER_KEY: the key that the processes of a cluster share; empty: none
     traces: str | None  # OTLP's protocol if OTEL_* name a place for traces; OpenTelemetry's SDK reads the rest itself
     state_folder: Path  # XDG_STATE_HOME, or where it is by default: what outlives a server
     no_color: bool  # NO_COLOR

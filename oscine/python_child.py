@@ -1,4 +1,4 @@
-"""How Oscine starts Python processes of its own: with its own code, and never with modules of the current folder."""
+"""Starts Python processes that run Oscine's own code, and never load modules from the current folder."""
 
 import os
 import site
@@ -6,17 +6,17 @@ import sys
 from pathlib import Path
 
 _ROOT = str(Path(__file__).resolve().parent.parent)
-# What holds the package, where Python does not look by itself: a checkout may not be installed.
+# The folder of the package if Python does not search it by itself, as for a checkout that is not installed.
 CHECKOUT = None if _ROOT in (*site.getsitepackages(), site.getusersitepackages()) else _ROOT
 
 
 def module_command(module: str) -> list[str]:
-    """Runs a module of an installed package. Without -P the current folder would come before all packages."""
+    """The command for a module. Without -P Python would search the current folder before all packages."""
     return [sys.executable, "-P", "-m", module]
 
 
 def child_environment() -> dict[str, str]:
-    """This process's environment, in which a child finds the `oscine` that runs here, installed or not."""
+    """This process's environment, so that a child finds the same `oscine`, installed or not."""
     if CHECKOUT is None:
         return dict(os.environ)
     folders = [CHECKOUT, *filter(None, [os.environ.get("PYTHONPATH")])]

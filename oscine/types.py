@@ -38,8 +38,8 @@ class SamplingParams:
     # llguidance's, of all that is generated, stop tokens included; where only stop tokens are left, min_tokens yields.
     # What comes after the grammar's end (ignore_eos) is free.
     grammar: str | None = None
-    # llguidance's, of each header, from its first marker (<|end|>, <|start|> or <|channel|>) up to and with
-    # <|message|>; the text between headers is free, and so is the token after a marker in text. Not beside a grammar.
+    # llguidance's grammar of every header, from its first marker (<|end|>, <|start|> or <|channel|>) up to <|message|>,
+    # inclusive. Text between headers is free, as is the token after a marker in text. Ignored beside `grammar`.
     headers: str | None = None
 
 
@@ -157,7 +157,7 @@ class GenerationRequest:
     generated_token_ids: list[int] = field(default_factory=list)
     prefill: PrefillSource | None = None  # who may compute the prompt
     tenant: str = ""  # on whose behalf; a cluster's router shares fairly among tenants
-    cache_salt: str = ""  # prefixes are shared among requests of one salt alone
+    cache_salt: str = ""  # only requests with the same salt share cached prefixes
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,14 +222,14 @@ class EngineStats:
     sliding_pages_total: int = 0
     steps: int = 0  # counter
     step_tokens: int = 0  # counter: tokens computed in them
-    # Counters: entry k are the steps of more than 2^(k-1) and at most 2^k tokens.
+    # Counters: entry k is the number of steps with more than 2^(k-1) and at most 2^k tokens.
     steps_by_tokens: list[int] = field(default_factory=list)
     prompt_tokens: int = 0  # counter: prompt tokens of admitted requests
     generated_tokens: int = 0  # counter
     prefix_queries: int = 0  # counter: tokens that requests came with, looked up in the prefix index
     prefix_hits: int = 0  # counter: of these found there
     preemptions: int = 0  # counter
-    non_finite: int = 0  # counter: sequences that ended as their logits were no numbers
+    non_finite: int = 0  # counter: sequences that ended because their logits were not finite
     # Not yet computed, of requests that wait or run, those that a sequence is sampled from aside. What the prefix index
     # has of a request that waits is not known yet, and included.
     queued_tokens: int = 0

@@ -1,4 +1,4 @@
-"""Schemas that are small and take long to compile."""
+"""Small schemas that take long to compile."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Modules that lie in the current folder are not those that Oscine's own processes load."""
+"""Oscine's own processes load no modules from the current folder."""
 
 import os
 import subprocess
@@ -39,7 +39,7 @@ def test_a_child_loads_nothing_from_the_current_folder(hostile_folder: Path, mod
 
 
 def test_a_checkout_that_is_not_installed_is_found(tmp_path: Path) -> None:
-    """What -S leaves out is all that is installed."""
+    """-S hides all installed packages."""
     code = "from oscine.python_child import *; print(child_environment()['PYTHONPATH'])"
     done = subprocess.run(
         [sys.executable, "-S", "-c", code], cwd=ROOT, env={}, capture_output=True, text=True, check=True
@@ -53,7 +53,7 @@ def test_no_other_way_to_start_a_module() -> None:
 
 
 class Elsewhere(ServerProcess):
-    """Started as an installed command, in a folder of its user's."""
+    """Runs an installed command in a folder of the user."""
 
     def __init__(self, folder: Path, *options: str) -> None:
         super().__init__(*options, environment={"PYTHONPATH": os.environ.get("PYTHONPATH", str(ROOT))})

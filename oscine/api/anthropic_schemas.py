@@ -1,6 +1,6 @@
-"""The JSON of Anthropic's Messages API, as msgspec structs. Values are judged in anthropic_request.
+"""The JSON of Anthropic's Messages API, as msgspec structs. Values are checked in anthropic_request.
 
-What becomes of a parameter, oscine.api.parameters tells.
+oscine.api.parameters says what is done with each parameter.
 """
 
 from typing import Annotated, Any, Literal

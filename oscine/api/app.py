@@ -47,7 +47,7 @@ def create_app(service: Service) -> ASGIApp:
 
 
 class _BelowPath:
-    """Takes the path of --root-path off requests that have it."""
+    """Middleware that removes the path of --root-path from requests that have it."""
 
     def __init__(self, app: ASGIApp, root: str) -> None:
         self._app, self._root = app, root
@@ -59,7 +59,7 @@ class _BelowPath:
 
 
 def open_paths(service: Service) -> list[str]:
-    """Of the endpoints that need no key: health, metrics and the like."""
+    """The paths of the endpoints that need no key: health, metrics and the like."""
     return [operation.path for operation in endpoints(service) if operation.open]
 
 

@@ -29,10 +29,10 @@ class ChatChoice:
         separator: str = "\n\n",
         remember: Callable[[Sequence[str], str], None] | None = None,
     ) -> None:
-        """`top_logprobs` is how many alternatives each content token gets; None: no log-probabilities.
+        """`top_logprobs` is the number of alternatives per content token; None: no log-probabilities.
 
-        `functions` may be called. `separator` joins the texts of several messages.
-        `remember(call_ids, reasoning)` hears what led to calls.
+        `functions` are the names that may be called. `separator` joins the texts of several messages.
+        `remember(call_ids, reasoning)` is called with the reasoning that led to calls.
         """
         self._parser = HarmonyParser(tokenizer, stop, separator=separator, functions=functions)
         self._remember = remember

@@ -39,7 +39,7 @@ class ChatChunks:
         reasoning_fields: Sequence[str],
         prompt: list[int] | None = None,
     ) -> None:
-        """`prompt` are token ids that the first chunk shows."""
+        """`prompt`: token ids that the first chunk carries; None: it carries none."""
         start = head.start + b',"choices":[{"index":%d,"delta":' % index
         self._start = start
         self._end = head.end
@@ -52,9 +52,9 @@ class ChatChunks:
         self._begun = False
 
     def encode(self, events: Sequence[Event], finish_reason: str | None, token_ids: Sequence[int] = ()) -> bytes:
-        """All chunks for some news of the choice, the first ones with the role, the last ones with finish_reason.
+        """All chunks for new events of a choice. The first chunk has the role, the last one finish_reason.
 
-        `token_ids` have a chunk of their own, as those of markers and headers belong to no delta.
+        `token_ids` have a chunk of their own, because tokens of markers and headers belong to no delta.
         """
         chunks = b"".join(map(self._encode, events))
         if not self._begun:

@@ -87,7 +87,7 @@ async def chat_sequences(
 
 
 def _headroom(asked: ChatCompletionRequest, max_tokens: int, setting: int) -> int:
-    """Tokens kept for the answer, also from a budget of thinking; `setting` is the server's own."""
+    """Tokens reserved for the answer, also by a thinking budget; `setting` is the server's --final-headroom."""
     wanted, budget = asked.final_headroom, _thinking_budget(asked)
     most = max_tokens - 1
     sampling.check(wanted is None or 0 <= wanted <= most, "final_headroom", f"between 0 and {most}", wanted)
@@ -159,7 +159,7 @@ class StreamedChoice(SentChoice[ChatChoice]):
     def __init__(self, choice: ChatChoice, chunks: ChatChunks, *, with_token_ids: bool) -> None:
         super().__init__(choice)
         self._chunks, self._with_token_ids = chunks, with_token_ids
-        self.token_ids: list[int] = []  # that are still to be sent, if they are asked for
+        self.token_ids: list[int] = []  # not sent yet, where they are asked for
 
     def feed(self, output: GenerationOutput) -> bytes:
         events = self._fed(output)
@@ -193,7 +193,7 @@ class ChatAnswer:
         asked: ChatCompletionRequest,
         prompt: list[int] | None,
     ) -> None:
-        """`prompt` are its token ids, where the answer is to have them and its own."""
+        """`prompt`: token ids of the prompt if the answer carries token ids, else None."""
         self._id = f"chatcmpl-{uuid.uuid4().hex}"
         self._created = int(time.time())
         self._model = model
@@ -237,7 +237,7 @@ class ChatAnswer:
         return msgspec.json.encode({**body, "choices": choices, "usage": self._usage()} | self._with_token_ids(choices))
 
     def _with_token_ids(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        """Adds them to the choices. Returns those of the prompt."""
+        """Adds `token_ids` to the choices. Returns the field with those of the prompt."""
         if self._prompt is None:
             return {}
         for choice, sent in zip(choices, self.choices, strict=True):

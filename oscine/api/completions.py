@@ -111,7 +111,7 @@ class _Sent(SentChoice[TextChoice]):
     def __init__(
         self, answer: "TextAnswer", index: int, choice: TextChoice, *, stream: bool, prompt: list[int] | None
     ) -> None:
-        """`prompt` are its token ids, where the answer is to have them and its own."""
+        """`prompt`: token ids of the prompt if the answer carries token ids, else None."""
         super().__init__(choice)
         self._answer, self._index, self._stream = answer, index, stream
         self._ids = None if prompt is None else {"prompt_token_ids": prompt, "token_ids": list[int]()}

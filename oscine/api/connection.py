@@ -21,9 +21,9 @@ async def _disconnect(receive: Receive) -> None:
 
 
 async def result_while_connected(receive: Receive | None, work: asyncio.Future[T]) -> T:
-    """What `work` comes to, before a response has begun; without `receive` there is no client that could leave.
+    """The result of `work`, awaited before a response has begun. Without `receive` no client can leave.
 
-    Raises what it raised, and ClientDisconnect when the client goes away first.
+    Raises what `work` raises, and ClientDisconnect when the client leaves first.
     """
     if receive is None:
         return await work

@@ -1,6 +1,6 @@
-"""The content of a message, a text or parts, as text. Knows which parts have any; not whose message it is.
+"""The content of a message, a text or a list of parts, as one text.
 
-Parts of one message are joined with nothing, as openai-harmony renders them: clients cut a text where they like.
+Parts are joined without a separator, as openai-harmony does: clients may cut a text anywhere.
 """
 
 from collections.abc import Collection

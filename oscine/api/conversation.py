@@ -40,7 +40,7 @@ def conversation(request: ChatCompletionRequest, date: str) -> chat.Conversation
 
 
 def _effort(request: ChatCompletionRequest) -> Effort | None:
-    """As asked for; the plainest way to say it goes first, and a switch that is off means no effort."""
+    """The effort asked for. A named effort wins over switches; a switch that is off means `none`."""
     options, template = request.reasoning or ReasoningOptions(), request.chat_template_kwargs or TemplateOptions()
     think = request.think if isinstance(request.think, str) else None
     efforts = (request.reasoning_effort, options.effort, template.reasoning_effort, think)
@@ -70,7 +70,7 @@ def tool_use(request: ChatCompletionRequest, tools: Sequence[chat.FunctionTool])
 
 
 def _named(names: Sequence[str], tools: Sequence[chat.FunctionTool]) -> tuple[chat.FunctionTool, ...]:
-    """Those of `tools` that a choice names. Raises APIError for a name that none of them has."""
+    """The `tools` that a choice names. Raises APIError for a name that no tool has."""
     named = set(names)
     unknown = named - {tool.name for tool in tools}
     if unknown:

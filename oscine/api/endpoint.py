@@ -57,7 +57,7 @@ class Endpoint(ABC, Generic[T]):
             await self.answer(Call(asked, name, model.ready(), len(body), arrived_s), scope, receive, send)
 
     def events(self, send: Send, *, stream: bool | None) -> EventStream | None:
-        """How the answer to one request is streamed, if it is."""
+        """The stream for the events of one answer; None if the answer is not streamed."""
         return EventStream(send, comments=self.service.config.server.keep_alive_comments) if stream else None
 
     @abstractmethod

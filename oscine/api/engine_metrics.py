@@ -14,7 +14,7 @@ from oscine.config import EngineOptions
 from oscine.engine.client import Engine
 from oscine.types import EngineStats
 
-_MOST_BUCKETS = 18  # of steps by their tokens: up to 128 Ki
+_MOST_BUCKETS = 18  # of the histogram of tokens per step: up to 128 Ki tokens
 _Read = Callable[[EngineStats], float]
 _GAUGES: tuple[tuple[str, str, _Read], ...] = (
     ("num_requests_running", "Sequences that run", lambda s: s.num_running),
@@ -99,7 +99,7 @@ def _tokens_per_step(models: Sequence[MeasuredModel]) -> Metric:
 
 
 def _waiting_by_reason(models: Sequence[MeasuredModel]) -> Metric:
-    """All that waits, waits for room: none is deferred for another reason, as vLLM's may be."""
+    """Every waiting sequence waits for capacity. vLLM can also defer sequences for other reasons; Oscine does not."""
     labels = ["model_name", "reason"]
     family = GaugeMetricFamily("oscine:num_requests_waiting_by_reason", "Sequences that wait, by reason", labels=labels)
     for model in models:
@@ -109,7 +109,7 @@ def _waiting_by_reason(models: Sequence[MeasuredModel]) -> Metric:
 
 
 def _sleep_state(models: Sequence[MeasuredModel]) -> Metric:
-    """By which vLLM's dashboards tell whether a model is up. No engine here ever sleeps."""
+    """The metric by which vLLM's dashboards tell whether a model is up. No engine here ever sleeps."""
     labels = ["model_name", "sleep_state"]
     family = GaugeMetricFamily("oscine:engine_sleep_state", "1 for the state that the engine is in", labels=labels)
     for model in models:

@@ -38,7 +38,7 @@ class APIError(Exception):
         headers: dict[str, str] | None = None,
         details: dict[str, Any] | None = None,
     ) -> None:
-        """`details` are what Anthropic's clients read of some errors."""
+        """`details`: a field of some errors, read by Anthropic's clients."""
         super().__init__(message)
         self.message, self.status, self.type, self.param, self.code = message, status, type, param, code
         self.headers, self.details = headers or {}, details
@@ -105,7 +105,7 @@ def from_validation(error: msgspec.ValidationError, where: str = "") -> APIError
 
 
 def response(error: APIError, path: str = "", *, anthropic: bool = False) -> Response:
-    """`path` is that of the request; `anthropic`: its client reads Anthropic's shape on any path."""
+    """`path`: of the request. `anthropic`: the client reads Anthropic's shape on any path."""
     if anthropic or path == _ANTHROPIC_PATH or path.startswith(f"{_ANTHROPIC_PATH}/"):
         return Response(error.anthropic_body(), error.anthropic_status, error.headers, media_type="application/json")
     return Response(error.body(), error.status, error.headers, media_type="application/json")

@@ -20,7 +20,7 @@ from oscine.executor.grammar_trial import Problem, Trial
 
 _LONGEST = 500  # characters of a grammar's problem that a client is told
 _MOST_VERDICTS = 1024  # remembered, by the digest of a grammar
-_PATIENCE_S = 30.0  # for a verdict: a few grammars that take the longest may come before
+_PATIENCE_S = 30.0  # for a verdict: a few grammars that take the longest may be tried first
 
 _EXCERPT = re.compile(r"\n +\d+ \| ")
 
@@ -71,7 +71,7 @@ async def constraint(
         raise invalid(parts[0].param, "a schema is nested too deeply") from None
     except ValueError as error:
         raise invalid(parts[0].param, str(error)) from None
-    if whole is not None and parts:  # names alone can always be enforced
+    if whole is not None and parts:  # a grammar of names only can always be enforced
         await _check(whole, parts)
     return whole
 
@@ -106,12 +106,12 @@ async def _check(whole: str, parts: Sequence[_Part]) -> None:
 
 
 async def _judged(whole: str, parts: Sequence[_Part]) -> _Problem | None:
-    """The first part with a problem; all may be in order but too much together.
+    """The first part with a problem. Parts may each be in order and still be too much together.
 
-    Raises APIError where there is no verdict, ClientDisconnect where the client leaves before there is one.
+    Raises APIError if there is no verdict, and ClientDisconnect if the client leaves first.
     """
     trials: list[Trial] = []
-    origins: list[int] = []  # of the trials: index of the part
+    origins: list[int] = []  # index of the part of each trial
     for index, part in enumerate(parts):
         try:
             of_part = grammar.trials_of(part.format)
@@ -124,7 +124,7 @@ async def _judged(whole: str, parts: Sequence[_Part]) -> _Problem | None:
 
 
 async def _tried(trials: list[Trial], part: _Part) -> Problem | None:
-    """`part` is what an error names where no trial came to its end."""
+    """`part` is named by the error if no trial ended."""
     record = current.get()
     owner = None if record is None or record.key is None else record.key.name
     try:

@@ -22,7 +22,7 @@ from oscine.types import GenerationOutput, GenerationRequest, SamplingParams
 
 logger = logging.getLogger(__name__)
 
-_STARTED_AT_ONCE = 16  # sequences of one answer, in a turn of the event loop
+_STARTED_AT_ONCE = 16  # sequences of one answer that begin in one turn of the event loop
 
 
 class Choice(Protocol):
@@ -98,7 +98,7 @@ class Generation:
     async def respond(
         self, answer: Answer, scope: Scope, receive: Receive, send: Send, *, events: EventStream | None
     ) -> None:
-        """Sends the response, as `events` if there are to be any; a client that goes away ends its sequences.
+        """Sends the response, as `events` if it is streamed. When the client leaves, its sequences end.
 
         Raises APIError if nothing was sent yet.
         """

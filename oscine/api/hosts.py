@@ -1,8 +1,8 @@
-"""What a page in a browser may not do: send a body as a form does, or reach a server without keys by its own name.
+"""Protection against web pages of other origins that a browser on the same machine or network shows.
 
-A page of another origin can send what a form can, such as text/plain, and by DNS rebinding even read the answer, under
-a name of its own that leads to this machine. So bodies must be declared as JSON, which browsers ask about before, and
-the `Host` must be one that no stranger's name server answers for.
+Such a page can send what a form can, for example a body of text/plain. By DNS rebinding it can even read the answer:
+its own host name then resolves to this machine. So a body must be declared as JSON, for which browsers first ask
+permission (CORS preflight). And a server without keys accepts only a `Host` that a foreign name server cannot resolve.
 """
 
 import ipaddress
@@ -15,11 +15,11 @@ from oscine.api.errors import APIError
 from oscine.api.record import header
 
 _JSON = b"application/json"
-_LONGEST = 200  # characters of what a client chose, in an error
+_LONGEST = 200  # characters of a client's value that an error repeats
 
 
 def is_loopback(host: str) -> bool:
-    """Of an address or a name, without a port."""
+    """Whether an address or a name, without a port, is this machine's loopback."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -47,10 +47,10 @@ def _without_port(host: str) -> str:
 
 
 class HostCheck:
-    """Middleware of an endpoint that needs no key only because the server has none."""
+    """Checks the `Host`: middleware of the endpoints that need a key where the server has keys."""
 
     def __init__(self, app: ASGIApp, allowed: Collection[str]) -> None:
-        """`allowed` are further names; "*" is any."""
+        """`allowed`: further names; "*" allows any."""
         self.app = app
         self._allowed = _own_names() | {name.lower() for name in allowed}
 
@@ -67,12 +67,12 @@ class HostCheck:
         await self.app(scope, receive, send)
 
     def _allows(self, host: str) -> bool:
-        """No browser leaves it empty."""
+        """An empty `Host` is allowed: browsers always send one."""
         return not host or host in self._allowed or "*" in self._allowed or is_loopback(host) or _is_address(host)
 
 
 class JsonCheck:
-    """Middleware of an endpoint with a body."""
+    """Checks the Content-Type: middleware of an endpoint with a body."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app

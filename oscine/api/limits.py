@@ -15,10 +15,10 @@ from oscine.api.errors import APIError, unavailable
 from oscine.api.work import Trimmer
 
 BODY_TIMEOUT_S = 60.0
-MAX_BODIES_BYTES = 512 << 20  # of all requests together, with what their values take as objects
-MAX_VALUES = 1 << 18  # of one JSON text: numbers, texts, lists and objects
-_VALUE_BYTES = 96  # that one takes as an object, about
-_BEFORE_VALUES = (b",", b":", b"[", b"{")  # one of these stands before each value and each key, except the first
+MAX_BODIES_BYTES = 512 << 20  # of all requests together: their bytes and their decoded objects
+MAX_VALUES = 1 << 18  # values and keys per JSON text
+_VALUE_BYTES = 96  # approximate size of one decoded value
+_BEFORE_VALUES = (b",", b":", b"[", b"{")  # one of these precedes each value and key, except the first
 _DEPARTURES = 64  # that an estimate looks back on
 _LONGEST_WAIT_S = 60.0  # that a client is told
 
@@ -51,13 +51,13 @@ def _too_large(limit: int) -> APIError:
 
 
 def check_values(text: bytes) -> None:
-    """Raises ValueError for JSON of more than MAX_VALUES values and keys, which is then not worth decoding.
+    """Raises ValueError for JSON with more than MAX_VALUES values and keys. Checked before decoding.
 
-    Decoding is one call, which nothing can interrupt: this bounds how long it takes, and how much memory.
+    Decoding is one call that nothing can interrupt. This bounds its time and its memory.
     """
     if _marks(text) <= MAX_VALUES:
         return
-    plain = text.replace(b"\\\\", b"").replace(b'\\"', b"")  # every quotation mark begins or ends a text now
+    plain = text.replace(b"\\\\", b"").replace(b'\\"', b"")  # now every quotation mark begins or ends a string
     strings = plain.count(b'"') // 2
     if strings > MAX_VALUES or _marks(b"".join(plain.split(b'"')[::2])) > MAX_VALUES:
         raise ValueError(f"it holds more than {MAX_VALUES} JSON values")
@@ -68,12 +68,12 @@ def _marks(text: bytes) -> int:
 
 
 def memory_of(body: bytes) -> int:
-    """The bytes that a piece of a body takes until its request is over, as it came and as objects, at most."""
+    """Upper bound of the bytes that a body takes until its request is over: as received and as objects."""
     return len(body) + _VALUE_BYTES * _marks(body)
 
 
 class Bodies:
-    """Counts the memory of the bodies of all requests that are not over: each is held until then."""
+    """Counts the memory of the bodies of all unfinished requests; each body is held until its request is over."""
 
     def __init__(self) -> None:
         self._bytes = 0

@@ -18,7 +18,7 @@ from oscine.api.record import RequestRecord, current
 _requests = logging.getLogger("oscine.requests")
 _IN_MESSAGE = ("method", "path", "status")  # of a request's line
 _LONGEST = 200  # characters of what a client chose
-_MOST_ERRORS = 1000  # lines in a minute about requests that were answered with an error
+_MOST_ERRORS = 1000  # lines per minute about requests that were answered with an error
 _FIELDS = "oscine_fields"  # of a log record that has more to say than its message
 
 
@@ -62,9 +62,9 @@ def _context(record: logging.LogRecord) -> dict[str, Any]:
 
 
 class ErrorQuota(logging.Filter):
-    """Lets so many lines in a minute pass about requests that were answered with an error: a flood fills no disk.
+    """Passes at most _MOST_ERRORS lines per minute about requests with an error, so that a flood fills no disk.
 
-    The next line that passes says how many did not.
+    The next line that passes says how many were left out.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -97,7 +97,7 @@ def start_logging(level: str, kind: str) -> None:
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     if level != "debug":
         logging.getLogger("uvicorn").setLevel(logging.ERROR)  # its start is no news, nor is what is no HTTP
-        for client in ("httpx", "httpx2"):  # as the hub's library has
+        for client in ("httpx", "httpx2"):  # one of them is used by huggingface_hub
             logging.getLogger(client).setLevel(logging.WARNING)
 
 

@@ -52,12 +52,12 @@ _VLLM_NAMES = frozenset(
 )
 
 
-# What dashboards for earlier versions of vLLM call them.
+# Names in dashboards for earlier versions of vLLM.
 _OLDER_NAMES = {
     "kv_cache_usage_perc": "gpu_cache_usage_perc",
     "inter_token_latency_seconds": "time_per_output_token_seconds",
 }
-_ENGINE = {"engine": "0"}  # a model has one; those of a cluster answer as one
+_ENGINE = {"engine": "0"}  # one per model; the engines of a cluster count as one
 _PROBES = frozenset(("/metrics", "/health", "/v1/health/live", "/v1/health/ready", "/version"))
 _METHODS = frozenset(("GET", "POST", "DELETE", "HEAD", "OPTIONS"))
 _HTTP_BUCKETS_S = (0.1, 0.5, 1.0, 5.0, 30.0)
@@ -91,7 +91,7 @@ class Metrics:
         self._refreshes: list[Callable[[], Awaitable[None]]] = []
         ProcessCollector(registry=self.registry)
         self._http = self._counter("http_responses", "HTTP responses", "path", "status")
-        # Under the names of the instrumentation that vLLM's and other servers' dashboards know.
+        # These names are those that dashboards of vLLM and other servers query.
         labels = ("method", "handler")
         self._requests = Counter("http_requests", "HTTP requests", (*labels, "status"), registry=self.registry)
         self._durations = Histogram(

@@ -11,7 +11,7 @@ from oscine.api.service import Service
 
 
 def speaks_anthropic(request: Request) -> bool:
-    """Whether the client is one of Anthropic's, which say so on every path."""
+    """Whether the client is one of Anthropic's. They send this header on every path."""
     return "anthropic-version" in request.headers
 
 

@@ -17,7 +17,7 @@ _ANTHROPIC_PATH = "/v1/messages"  # whose clients look for another name of the r
 
 
 def note(record: RequestRecord, metrics: Metrics) -> None:
-    """Counts and logs a request that is over, or what was refused before it was one."""
+    """Counts and logs a finished request, or a connection that was refused before its request was read."""
     metrics.responded(record)
     log_request(record)
 

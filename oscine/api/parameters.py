@@ -1,7 +1,7 @@
-"""What becomes of each parameter of a request, said where its field is declared: it is honoured, ignored or refused.
+"""Whether each parameter of a request is honoured, ignored or refused. The annotation of its field says which.
 
-The annotation of a field has its description, which /openapi.json shows. A parameter that changes nothing here is
-ignored, and one that would change the answer and is not there is refused. Names without a field are ignored.
+The annotation also has the description that /openapi.json shows. Parameters that change nothing here are ignored.
+Parameters that would change the answer and are not supported are refused. Names without a field are ignored.
 """
 
 from collections.abc import Callable
@@ -15,11 +15,11 @@ from oscine.api.errors import unsupported
 
 MAX_CHOICES = 128
 MAX_TOP_LOGPROBS = 20
-_REFUSED = "refused"  # in Meta.extra: the values that ask for nothing
+_REFUSED = "refused"  # key in Meta.extra: the values that are accepted all the same
 
 
 def about(text: str, **schema: Any) -> Meta:
-    """A parameter that is honoured; `schema` is what its type does not say, such as bounds."""
+    """A parameter that is honoured. `schema`: JSON schema that the type does not give, such as bounds."""
     return Meta(description=text, extra_json_schema=schema)
 
 
@@ -28,7 +28,7 @@ def ignored(why: str) -> Meta:
 
 
 def refused(*usual: object) -> Meta:
-    """A parameter that would change the answer; `usual` are values that ask for what is done anyway."""
+    """A parameter that would change the answer. `usual`: accepted values, which ask for what is done anyway."""
     schema = {"enum": [None, *usual]} if usual else {"type": "null"}
     what = f"Not supported: anything but {usual[0]!r} is refused." if usual else "Not supported, and refused."
     return Meta(description=what, extra={_REFUSED: usual}, extra_json_schema=schema)
@@ -39,7 +39,7 @@ Refused = Annotated[Any, refused()]
 
 @cache
 def _refused_by(kind: type) -> tuple[dict[str, tuple[object, ...]], Callable[[Any], tuple[Any, ...]]]:
-    """The parameters that a struct refuses with their values that ask for nothing, and what reads all of them."""
+    """The parameters that a struct refuses with their accepted values, and a function that reads all of them."""
     metas = (
         (name, meta)
         for name, annotated in get_type_hints(kind, include_extras=True).items()
@@ -50,7 +50,7 @@ def _refused_by(kind: type) -> tuple[dict[str, tuple[object, ...]], Callable[[An
 
 
 def refuse(request: Any) -> None:
-    """Raises APIError for the first parameter that is refused, is given, and does not say "none" or "no"."""
+    """Raises APIError for the first refused parameter that is given, unless its value is empty, false or accepted."""
     usual, read = _refused_by(request.__class__)
     values = read(request)
     if values.count(None) == len(values):
@@ -61,7 +61,7 @@ def refuse(request: Any) -> None:
 
 
 class StructuredOutputs(Struct):
-    """As vLLM has it: one of these is given."""
+    """vLLM's parameter of this name: exactly one field is given."""
 
     json: Annotated[dict[str, Any] | str | None, about("A JSON schema, as an object or as text.")] = None
     regex: Annotated[str | None, about("A regular expression of the whole text.")] = None
@@ -80,7 +80,7 @@ _MEDIA = "the model reads text alone"
 
 
 class IgnoredFields(Struct, kw_only=True):
-    """What OpenAI's API, vLLM and SGLang know and what changes no answer here."""
+    """Parameters of OpenAI's API, vLLM and SGLang that change no answer here."""
 
     user: Annotated[Any, ignored("logs and limits go by API key")] = None
     safety_identifier: Annotated[Any, ignored("logs and limits go by API key")] = None
@@ -126,7 +126,7 @@ class IgnoredFields(Struct, kw_only=True):
 
 
 class RefusedFields(IgnoredFields, kw_only=True):
-    """What OpenAI's API, vLLM, SGLang and llama.cpp know and what would change the answer."""
+    """Parameters of OpenAI's API, vLLM, SGLang and llama.cpp that would change the answer."""
 
     moderation: Refused = None
     bad_words: Refused = None
@@ -176,7 +176,7 @@ class RefusedFields(IgnoredFields, kw_only=True):
 
 
 class SamplingFields(RefusedFields, kw_only=True):
-    """What chat and text completions, and responses, share. None is "not given" throughout, as clients send null."""
+    """Parameters shared by chat and text completions and responses. None means not given, as clients send null."""
 
     model: Annotated[str | None, about("The name of a model. A server with one model needs none.")] = None
     stream: Annotated[bool | None, about("Whether the answer comes as events.")] = None
@@ -197,7 +197,7 @@ class SamplingFields(RefusedFields, kw_only=True):
     logit_bias: Annotated[dict[int, float] | None, about("Token ids, and what is added to their logits.")] = None
     seed: Annotated[int | None, about("The same seed gives the same answer (default: drawn).")] = None
     stop: Annotated[str | list[str] | None, about("Up to 16 texts that end the answer and are left out of it.")] = None
-    # As vLLM extends the API:
+    # Extensions with vLLM's names:
     top_k: Annotated[int | None, about("Samples from this many tokens; 0 or -1: from all.", minimum=-1)] = None
     min_p: Annotated[
         float | None, about("Leaves out tokens below this share of the greatest probability.", minimum=0, maximum=1)
@@ -215,7 +215,7 @@ class SamplingFields(RefusedFields, kw_only=True):
     guided_choice: Annotated[list[str] | None, about("The answers that are possible.")] = None
     guided_grammar: Annotated[str | None, about("A grammar: Lark, or GBNF with a rule `root`.")] = None
     structured_outputs: Annotated[StructuredOutputs | None, about("The form of the answer, as vLLM has it.")] = None
-    # As SGLang and llama.cpp do:
+    # Extensions with names of SGLang and llama.cpp:
     json_schema: Annotated[dict[str, Any] | str | None, about("The same as `guided_json`.")] = None
     regex: Annotated[str | None, about("The same as `guided_regex`.")] = None
     ebnf: Annotated[str | None, about("The same as `guided_grammar`.")] = None

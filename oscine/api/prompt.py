@@ -1,7 +1,4 @@
-"""Prompts as token ids, made without holding up the event loop.
-
-Knows no request's wire format.
-"""
+"""Prompts as token ids, made without holding up the event loop."""
 
 from collections.abc import Sequence
 
@@ -35,7 +32,7 @@ class Prompts:
         return await beside(lambda: self._tokenizer.decode(token_ids), len(token_ids))
 
     async def decode_each(self, token_ids: Sequence[int]) -> list[str]:
-        """The same of each token by itself."""
+        """The text of each token by itself, as `decode` gives it."""
         return await beside(lambda: [self._tokenizer.decode([i]) for i in token_ids], len(token_ids))
 
     async def render(self, conversation: Conversation, size: int, messages: str = "messages") -> list[int]:

@@ -1,6 +1,6 @@
 """Reasoning kept between tool calls for clients that drop it, by the ids of the calls that it led to.
 
-What is kept for one owner is not found for another. Knows conversations; not how they are sent or what tokens they are.
+Reasoning kept for one owner is not found for another.
 """
 
 import time
@@ -22,7 +22,7 @@ class ReasoningMemory:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._kept: OrderedDict[_Call, tuple[str, float]] = OrderedDict()  # reasoning, and when it was kept
+        self._kept: OrderedDict[_Call, tuple[str, float]] = OrderedDict()  # reasoning and the time when it was kept
         self.num_bytes = 0
 
     def __len__(self) -> int:

@@ -43,10 +43,10 @@ class RequestRecord:
     path: str  # percent-encoded, as it came
     started_s: float  # on the clock of time.perf_counter
     started_ns: int  # since 1970
-    client: str | None = None  # its address; of a trusted proxy's client, as uvicorn finds it
-    receive: Receive | None = None  # what tells that the client has left
+    client: str | None = None  # address; behind a trusted proxy, the address that uvicorn reads from its header
+    receive: Receive | None = None  # reports that the client has left
     route: str = ""  # the path of the endpoint, parameters by name
-    held_bytes: int = 0  # of memory, for the body
+    held_bytes: int = 0  # memory counted for the body
     status: int = 0  # 0: no response yet
     error: str | None = None  # code of the error that was answered, or that ended a stream
     key: KeyUse | None = None
@@ -69,7 +69,7 @@ class RequestRecord:
 
     @classmethod
     def refused(cls, client: str | None, status: int, error: str) -> "RequestRecord":
-        """Of what was answered before it was a request, with the kind of error."""
+        """The record of a connection that was answered with an error before its request was read."""
         now_s = time.perf_counter()
         return cls(b"", "-", "-", now_s, time.time_ns(), client, status=status, error=error, ended_s=now_s)
 
@@ -93,7 +93,7 @@ current: ContextVar[RequestRecord | None] = ContextVar("oscine_request", default
 
 
 def caller() -> str:
-    """The name of the key that the running request came with, whose own is what is kept for it; empty without keys."""
+    """Name of the running request's API key, which owns what is kept for the request; empty without a key."""
     record = current.get()
     return "" if record is None or record.key is None else record.key.name
 

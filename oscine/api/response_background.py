@@ -8,7 +8,7 @@ from oscine.api.errors import unavailable
 from oscine.api.response_events import ResponseEvents
 from oscine.api.sse import Write
 
-FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0  # before what has ended is stored again, doubled each time
+FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0  # between attempts to store an ended response; doubled each time
 
 
 class Run(Protocol):
@@ -17,7 +17,7 @@ class Run(Protocol):
     events: ResponseEvents
     begun: asyncio.Event
     cancelling: bool
-    unstored: bool  # whether it has ended and could not be stored
+    unstored: bool  # it has ended and could not be stored
 
     @property
     def id(self) -> str: ...
@@ -79,14 +79,16 @@ class BackgroundResponse:
 
 
 class BackgroundResponses:
-    """Those of one server that have not ended, or are not stored yet, by id."""
+    """The background responses of one server that have not ended or are not stored yet, by id."""
 
     def __init__(self) -> None:
         self._live: dict[str, BackgroundResponse] = {}
         self._keepers: dict[str, asyncio.Task[None]] = {}
 
     async def start(self, run: Run) -> BackgroundResponse:
-        """Returns when it has begun; raises what kept it from that, and APIError 503 while others wait to be stored."""
+        """Returns when the run has begun. Raises its error if it cannot begin, and APIError 503 while others wait for
+        storage.
+        """
         if any(response.run.unstored for response in self._live.values()):
             raise unavailable("Responses wait for being stored; no other is begun.", code="storage_unavailable")
         response = BackgroundResponse(run)
@@ -100,7 +102,7 @@ class BackgroundResponses:
         return response
 
     async def _keep(self, response: BackgroundResponse) -> None:
-        """Until it is stored, or never was to be."""
+        """Keeps a response until it is stored; one that is not to be stored, until it has ended."""
         run, pause_s = response.run, FIRST_PAUSE_S
         try:
             await asyncio.wait((response.task,))
@@ -112,19 +114,19 @@ class BackgroundResponses:
             del self._live[run.id], self._keepers[run.id]
 
     async def forget(self, response: BackgroundResponse) -> None:
-        """One that has ended, stored or not."""
+        """Drops a response that has ended, stored or not."""
         keeper = self._keepers.get(response.run.id)
         if keeper is not None:
             keeper.cancel()
             await asyncio.wait((keeper,))
 
     def get(self, response_id: str, owner: str) -> BackgroundResponse | None:
-        """None for another owner's, and before it has begun: then it cannot be known."""
+        """None for a response of another owner, and for one that has not begun: its id is not known to clients yet."""
         found = self._live.get(response_id)
         return found if found is not None and found.run.owner == owner and found.run.begun.is_set() else None
 
     async def stop(self) -> None:
-        """Ends them all as failed, and tries for the last time to store what is not."""
+        """Ends all responses as failed, and tries one last time to store those that are not stored."""
         responses = [*self._live.values()]
         await asyncio.gather(*(response.cancel(by_client=False) for response in responses))
         await asyncio.gather(*map(self.forget, responses))

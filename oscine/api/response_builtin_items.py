@@ -34,11 +34,11 @@ class BuiltinItem(OpenItem):
         self._tell()
 
     def _tell(self) -> None:
-        """Tells what the model wrote as a whole."""
+        """Sends the complete text that the model wrote."""
         self._told = True
 
     def end(self, status: Status) -> None:
-        if not self._told:  # the budget cut it
+        if not self._told:  # the token budget cut the call
             self._tell()
         super().end(status)
 

@@ -1,6 +1,7 @@
-"""What a conversation takes of the context: its tokens are counted, or it is compacted to a summary to go on from.
+"""Endpoints about the size of a conversation: one counts its tokens, one compacts it to a summary.
 
-The model itself writes the summary: rules cannot tell what of its work matters. Messages of the user stay as they are.
+The model itself writes the summary, because no rule can tell what matters of its work. User messages are kept as they
+are.
 """
 
 from collections.abc import Sequence
@@ -27,7 +28,7 @@ from oscine.tools.toolbox import bounded
 
 Object = dict[str, Any]
 
-_MOST_TOKENS = 4096  # of a summary and the reasoning before it
+_MOST_TOKENS = 4096  # per summary, with the reasoning before it
 _ASK = (
     "Write a summary of this conversation for yourself. From now on you see it in place of all that you said and did, "
     "and of what tools answered. Say what was asked and decided, what has been done and found out, with the names, "
@@ -45,7 +46,7 @@ class _Prompt(Struct, kw_only=True):
 
 
 class InputTokensRequest(_Prompt, kw_only=True):
-    """What of a request for a response its prompt depends on."""
+    """The parameters of a response on which its prompt depends."""
 
     model: Annotated[str | None, about("The name of a model. A server with one model needs none.")] = None
     tools: Annotated[list[Object] | None, about("The client's functions, and built-in tools.")] = None
@@ -65,7 +66,7 @@ Asked = TypeVar("Asked", InputTokensRequest, CompactRequest)
 
 
 class InputTokens(Endpoint[InputTokensRequest]):
-    """Counts the tokens of the prompt that a response would be made from."""
+    """Counts the tokens of the prompt that a response would have."""
 
     request_type = InputTokensRequest
 
@@ -77,7 +78,7 @@ class InputTokens(Endpoint[InputTokensRequest]):
 
 
 class Compact(Endpoint[CompactRequest]):
-    """Answers with the items to go on from."""
+    """Answers with items that replace the conversation."""
 
     request_type = CompactRequest
 
@@ -89,7 +90,7 @@ class Compact(Endpoint[CompactRequest]):
             await _json(_compacted(plan, run.snapshot()))(scope, receive, send)
 
     async def _plan(self, call: Call[CompactRequest]) -> Plan:
-        """Of the response that is the summary."""
+        """The plan of the response that writes the summary."""
         given = call.asked.input or []
         items = [{"role": "user", "content": given}] if isinstance(given, str) else given
         thinking = call.asked.reasoning or ReasoningConfig(effort="low")
@@ -109,12 +110,12 @@ def _for_response(call: Call[Asked], **changes: Any) -> Call[ResponseRequest]:
 
 
 def _said(plan: Plan) -> tuple[Message, ...]:
-    """The conversation without its instructions and without what asks for a summary."""
+    """The messages of the conversation, without its instructions and without the request for a summary."""
     return plan.messages[1 if plan.asked.instructions else 0 : -1]
 
 
 def _compacted(plan: Plan, made: Object) -> Object:
-    """Raises APIError where the model wrote nothing."""
+    """The answer, from the response that wrote the summary. Raises APIError if the summary is empty."""
     summary = "".join(part["text"] for item in made["output"] if item["type"] == "message" for part in item["content"])
     if not summary.strip():
         raise APIError("The model wrote no summary.", status=500, type="server_error", code="compaction_failed")
@@ -125,7 +126,7 @@ def _compacted(plan: Plan, made: Object) -> Object:
 
 
 def _kept(said: Sequence[Message], most_bytes: int) -> list[Message]:
-    """System and developer messages, and of the user's the newest that have so many bytes together."""
+    """All system and developer messages, and the newest user messages up to `most_bytes` in all."""
     kept, left = [], most_bytes
     for message in reversed(said):
         if message.role in ("system", "developer"):

@@ -215,7 +215,7 @@ class History:
         self._content = text
 
     def _reason(self, item: _Reasoning, where: str) -> None:
-        """The summary is for items that have nothing else: those of this server say the same in it."""
+        """Takes the summary only of items without content: summaries of this server repeat the content."""
         text = content_text(item.content, _TEXT_PARTS, where) or unsealed(item.encrypted_content or "")
         text = text or "\n\n".join(part.text or "" for part in item.summary or ())
         if text:

@@ -86,7 +86,7 @@ class TextItem(OpenItem):
 
 
 class SummaryItem(TextItem):
-    """Reasoning for clients that show summaries alone: what the model thinks is all that there is to sum up."""
+    """Repeats reasoning as its summary, for clients that show summaries only."""
 
     def __init__(self, events: ResponseEvents, index: int, item: Object) -> None:
         super().__init__(events, index, item)
@@ -131,7 +131,7 @@ class MessageItem(TextItem):
             self._cite(len(text))
 
     def _cite(self, newest: int) -> None:
-        """Tells the citations that end within so many of the newest characters."""
+        """Sends the citations that end within this number of the newest characters."""
         tail = self._tail(newest + CITATION_LENGTH)
         before = self._length - len(tail)
         found = self.part["annotations"]
@@ -145,7 +145,7 @@ class MessageItem(TextItem):
                 )
 
     def _tail(self, length: int) -> str:
-        """The end of the text, of so many characters or a few more."""
+        """The end of the text, with at least this number of characters."""
         first, size = len(self._texts), 0
         while first and size < length:
             first -= 1
@@ -208,9 +208,9 @@ class OutputItems:
         *,
         summaries: bool,
     ) -> None:
-        """`client_tool` is what the client calls the function of a name; `logprobs` are those of a delta's tokens.
+        """`client_tool` maps a function's name to the client's tool; `logprobs` gives those of a delta's tokens.
 
-        `summaries`: whether reasoning has one.
+        `summaries`: whether reasoning items have a summary.
         """
         self.items: list[Object] = []
         self.open: OpenItem | None = None

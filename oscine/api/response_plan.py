@@ -35,7 +35,7 @@ from oscine.types import GenerationRequest, SamplingParams
 
 Object = dict[str, Any]
 
-_MAX_CHAIN_BYTES = 32 << 20  # of the stored responses that one goes on with
+_MAX_CHAIN_BYTES = 32 << 20  # of the stored responses that one response continues
 _MAX_METADATA = (16, 64, 512)  # pairs, characters of a key, characters of a value
 
 
@@ -54,7 +54,7 @@ class Plan:
     listed: frozenset[str] = field(
         default_factory=frozenset
     )  # MCP servers whose tools the conversation has seen listed
-    headroom: int = 0  # tokens kept for the answer, if the server's own setting is not more
+    headroom: int = 0  # tokens reserved for the answer, unless the server's setting is higher
 
     @property
     def asked(self) -> ResponseRequest:
@@ -87,7 +87,7 @@ class Plan:
         """Raises APIError."""
         asked, may = self.asked, self._allowed
         wanted = only_format([*_text_format(asked)[0], *extensions(asked)])
-        if not may.recipients:  # else an answer may follow what they say
+        if not may.recipients:  # else an answer may follow them
             check_beside_calls(extensions(asked), may.choice)
         try:
             prompt = await self.prompt(date, memory)

@@ -39,13 +39,13 @@ class ResponseRun:
         self.events = ResponseEvents(plan.include, wanted=bool(asked.stream), kept=kept)
         self.begun = asyncio.Event()
         self.cancelling = False  # whether it is to end as cancelled when its task is
-        self.unstored = False  # whether it has ended and could not be stored
+        self.unstored = False  # it has ended and could not be stored
 
     async def run(self, write: Write | None) -> None:
-        """To the last event, which is written once the response is stored, or could not be: then it says so.
+        """Runs to the last event. That is written once storing has succeeded or failed, and says if it failed.
 
-        Raises APIError for what cannot begin, and CancelledError; then nothing is stored unless it runs in the
-        background.
+        Raises APIError if the response cannot begin, and CancelledError. Then nothing is stored, unless the response
+        runs in the background.
         """
         try:
             await self._generate(write)
@@ -65,7 +65,7 @@ class ResponseRun:
         if not self._plan.asked.background and self.response["store"]:
             self.response["store"] = await self.store()
         self.events.add(f"response.{TERMINAL[self.response['status']]}", response=self.snapshot())
-        if self._plan.asked.background:  # with all its events, the last one too
+        if self._plan.asked.background:  # with all its events, including the last one
             await self.store()
         await self.events.flush(write)
 
@@ -166,7 +166,7 @@ class ResponseRun:
         return with_output(self.response, items, self._plan.include)
 
     async def store(self) -> bool:
-        """Whether it is stored, now that it has ended: failing to is no reason to withhold an answer."""
+        """Stores the ended response. Returns whether that succeeded; a failure does not withhold the answer."""
         try:
             await self._store()
         except Exception:

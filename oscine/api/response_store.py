@@ -1,8 +1,8 @@
-"""Where responses are kept between requests: SQLite, in threads of its own, so that the event loop never waits.
+"""The store of responses between requests: SQLite, in threads of its own, so that the event loop never waits.
 
-Knows ids, sizes and ages; what a response or an item says is bytes to it. A response that is kept survives the death of
-every process the moment `put` has returned. A file is read in one thread and written in another: readers do not wait
-for writers, nor for other servers that write.
+Responses and items are bytes here, with ids, sizes and ages. Once `put` has returned, a response survives the death of
+every process. A file is read in one thread and written in another. So readers wait neither for writers nor for other
+servers that write.
 """
 
 import asyncio
@@ -24,8 +24,8 @@ from oscine.api.errors import APIError, unavailable
 logger = logging.getLogger(__name__)
 
 MEMORY = ":memory:"
-WRITE_S = 5.0  # a write that has not succeeded by then has failed
-_RUNNERS = "-runners"  # beside the database: which servers live
+WRITE_S = 5.0  # after which a write has failed
+_RUNNERS = "-runners"  # suffix of the file beside the database that says which servers live
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS responses (
     id TEXT PRIMARY KEY,
@@ -72,7 +72,7 @@ T = TypeVar("T")
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
     id: str
-    owner: str  # by whom alone it is found, and what it says
+    owner: str  # the only owner for which it is found
     previous: str | None  # the response whose conversation this one goes on with
     created_s: float  # Unix time
     running: bool
@@ -103,7 +103,7 @@ class ResponseStore:
             raise ValueError(f"--responses-db {self._path} cannot be used: {error}") from None
 
     async def close(self) -> None:
-        """Also a store that was not opened, or not completely."""
+        """Closes the store, even if it was not opened or not completely."""
         await _in(self._reader, lambda: None)
         await _in(self._writer, self._close)
         self._reader.shutdown(wait=False)
@@ -124,7 +124,7 @@ class ResponseStore:
         return found
 
     async def items(self, ids: Sequence[str], owner: str) -> dict[str, bytes]:
-        """Those of the items that are kept; where several responses have one, as it was at first."""
+        """The items that are kept, by id. An item of several responses is returned as the first of them has it."""
         return await self._read(lambda: self._items(ids, owner))
 
     async def delete(self, response_id: str, owner: str) -> bool:
@@ -138,7 +138,7 @@ class ResponseStore:
             raise _unreachable(error) from error
 
     async def _write(self, work: Callable[[], T]) -> T:
-        """What waits for a lock, or for the writes before it, waits no longer than WRITE_S in all."""
+        """Runs a write, which waits at most WRITE_S in all for a lock and for the writes before it."""
         deadline_s = time.monotonic() + WRITE_S
         try:
             return await _in(self._writer, lambda: self._write_by(deadline_s, work))
@@ -159,7 +159,7 @@ class ResponseStore:
             Path(self._path).parent.mkdir(0o700, parents=True, exist_ok=True)
             Path(self._path).touch(0o600)
         self._db = self._connect()
-        self._db.execute("PRAGMA schema_version")  # fails for a file that is no database: that is left alone
+        self._db.execute("PRAGMA schema_version")  # fails for a file that is no database, and leaves it unchanged
         if self._path != MEMORY:
             Path(self._path + _RUNNERS).touch(0o600)
             for suffix in ("", "-wal", "-shm", _RUNNERS):
@@ -188,7 +188,7 @@ class ResponseStore:
             return
         self._db.execute("BEGIN IMMEDIATE")
         with self._db:
-            if not self._has_owners():  # another server may have been quicker
+            if not self._has_owners():  # another server may have added it meanwhile
                 self._db.execute(_OWNERS)
 
     def _has_owners(self) -> bool:
@@ -261,7 +261,7 @@ class ResponseStore:
         return [response for response in found if response.running or response.created_s >= self._oldest_s()]
 
     def _mark_used(self, ids: Sequence[str]) -> None:
-        """All of a chain: a long conversation is not forgotten from its begin."""
+        """Marks a whole chain, so that a long conversation does not lose its oldest responses first."""
         used = "UPDATE responses SET used_s = ? WHERE id IN (SELECT value FROM json_each(?))"
         try:
             self._db.execute("PRAGMA busy_timeout = 0")
@@ -289,10 +289,10 @@ def _unreachable(error: sqlite3.Error) -> APIError:
 
 
 def _make_private(path: Path) -> None:
-    """Takes a file from all users but the server's own. It is not opened: to close it would end SQLite's locks."""
+    """Makes a file accessible to the server's user only. It is not opened: closing it would end SQLite's locks."""
     try:
         path.chmod(0o600)
     except FileNotFoundError:
         return
-    except PermissionError as error:  # another user's, or a file system without modes
+    except PermissionError as error:  # the file of another user, or a file system without modes
         logger.warning("--responses-db: %s may be read by other users: %s", path, error.strerror)

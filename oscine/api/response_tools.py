@@ -125,7 +125,7 @@ def repeated(tools: Sequence[Object], namespaces: Collection[str]) -> list[Objec
 
 
 def _repeated(tool: Object) -> Object:
-    """Without secrets; a function with what it was taken to have where the client gave nothing."""
+    """The tool without secrets; a function with the defaults of the fields that the client left out."""
     if tool.get("type") != "function":
         return {key: value for key, value in tool.items() if key not in _SECRETS}
     return {"description": None, "parameters": None, **tool, "strict": tool.get("strict") is True}

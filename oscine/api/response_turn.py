@@ -31,7 +31,7 @@ class Grammars:
     later: str | None = None  # all that follows a call's result
     final: str | None = None  # what follows the header of a final message
     answers: bool = True  # whether the turn may begin with a final message
-    functions: frozenset[str] = frozenset()  # of the client, that may be called
+    functions: frozenset[str] = frozenset()  # names of the client's functions that may be called
     builtins: bool = False  # whether built-in tools may be called
 
 
@@ -51,9 +51,9 @@ class ResponseTurn:
         summaries: bool,
         headroom: int,
     ) -> None:
-        """The request's max_tokens are for the whole turn; `headroom` of them are kept for the answer.
+        """The request's max_tokens are for the whole turn; `headroom` of them are reserved for the answer.
 
-        `top_logprobs`: None for no log-probabilities at all. `summaries`: whether reasoning has one.
+        `top_logprobs`: None for no log-probabilities. `summaries`: whether reasoning items have a summary.
         """
         self._request, self._model, self._toolbox, self._events = request, model, toolbox, events
         self._grammars = grammars

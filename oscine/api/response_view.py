@@ -52,7 +52,7 @@ def _sealed(item: Object) -> str:
 
 
 def sealed(text: str) -> str:
-    """A text as `encrypted_content`. It is encoded, not encrypted: it says no more than the client may know, or say."""
+    """A text as `encrypted_content`: encoded, not encrypted, as the client may read and write the text anyway."""
     return _SEAL + base64.b64encode(text.encode("utf-8", "surrogatepass")).decode()
 
 

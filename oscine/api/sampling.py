@@ -119,7 +119,7 @@ def sampling_params(
     check(0 <= min_tokens <= max_tokens, "min_tokens", f"between 0 and max_tokens ({max_tokens})", min_tokens)
     temperature = _ranged("temperature", request.temperature, 0.0, 2.0, 1.0)
     top_p = _ranged("top_p", request.top_p, 0.0, 1.0, 1.0)
-    if top_p == 0:  # the smallest set of tokens is the most probable one
+    if top_p == 0:  # the smallest set of tokens holds only the most probable one
         temperature, top_p = 0.0, 1.0
     repetition = request.repetition_penalty
     check(repetition is None or 0 < repetition <= 100, "repetition_penalty", "above 0 and at most 100", repetition)

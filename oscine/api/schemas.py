@@ -1,6 +1,6 @@
 """The JSON of requests for chat and text completions, as msgspec structs with strict types.
 
-Values are judged in sampling and conversation; what becomes of a parameter, oscine.api.parameters tells.
+Values are checked in sampling and conversation; oscine.api.parameters says what is done with each parameter.
 """
 
 import gc
@@ -108,7 +108,7 @@ class ReasoningOptions(Struct):
 
 
 class TemplateOptions(Struct, forbid_unknown_fields=True):
-    """What clients of servers with chat templates say there. `enable_thinking` and `thinking` are other models'."""
+    """Keywords of chat templates that clients send. `enable_thinking` and `thinking` belong to other models."""
 
     reasoning_effort: Annotated[Effort | None, about("The same as `reasoning_effort` of the request.")] = None
     enable_thinking: Annotated[bool | None, about("False is the effort `none`.")] = None
@@ -116,7 +116,7 @@ class TemplateOptions(Struct, forbid_unknown_fields=True):
 
 
 class ThinkingOptions(Struct):
-    """As DeepSeek, Kimi and GLM have it."""
+    """The `thinking` parameter of DeepSeek, Kimi and GLM."""
 
     type: Annotated[Literal["enabled", "disabled", "adaptive", "auto"], about("`disabled` is the effort `none`.")]
     budget_tokens: Annotated[int | None, about("The same as `thinking_token_budget`.")] = None
@@ -204,7 +204,7 @@ _CHOICES = {
 
 
 def decode(body: bytes, type: type[T]) -> T:
-    """Raises APIError that names a parameter, of the wrong type or refused, or says that the body is no JSON."""
+    """Raises APIError for invalid JSON, and for a parameter that has the wrong type or is refused."""
     request = _decoded(body, type)
     refuse(request)
     return request
@@ -228,7 +228,7 @@ def _decoded(body: bytes, type: type[T]) -> T:
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Without the garbage collector, which would walk through a large request again and again while it is decoded."""
+    """Switches the garbage collector off, which would traverse a large request repeatedly while it is decoded."""
     gc.disable()
     try:
         yield
@@ -244,7 +244,7 @@ def _with_choices(error: APIError) -> APIError:
 
 
 def _too_many_values(body: bytes, why: str) -> APIError:
-    """Names the parameter that is the longest."""
+    """The error for a body with too many values; names the longest parameter."""
     try:
         params = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

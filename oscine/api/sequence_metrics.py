@@ -82,7 +82,7 @@ class SequenceMetrics:
             self._max_tokens.observe(request.sampling.max_tokens)
 
     def answered(self, longest: int) -> None:
-        """All sequences of a request are over; `longest` are the tokens of the one that has most."""
+        """All sequences of a request are over; `longest`: generated tokens of the longest one."""
         self._longest.observe(longest)
 
     def ended(self, times: SequenceTimes) -> None:

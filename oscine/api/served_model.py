@@ -25,7 +25,7 @@ from oscine.engine.stream import RequestStream
 from oscine.types import EngineInfo, GenerationRequest, SamplingParams
 
 _LIVE_STATES = ("ready", "restarting")
-ANY_NAME = "*"  # among the names of a model: requests may call it what they like
+ANY_NAME = "*"  # as a name of a model: requests may use any name
 _FAREWELL_S = 1.0  # for cancelled requests to tell their clients
 
 
@@ -64,10 +64,10 @@ class ServedModel:
         *,
         cache_salt_by_key: bool = False,
     ) -> None:
-        """`options` are those of the engine, which tell its vocabulary and how many requests it takes.
+        """`options`: of the engine; they give its vocabulary and the number of requests that it accepts.
 
-        `names` are what clients call it; there are none: the model's own. `cache_salt_by_key`: no API key shares
-        prefixes with another one.
+        `names`: names of the model for clients; if empty, its own. `cache_salt_by_key`: API keys share no cached
+        prefixes.
         """
         self.engine, self.options = engine, options
         self.root = _root(options)
@@ -91,7 +91,7 @@ class ServedModel:
             raise
 
     async def _start(self) -> EngineInfo:
-        folder = await asyncio.to_thread(tokenizer_folder, self.options)  # what is wrong here needs no engine
+        folder = await asyncio.to_thread(tokenizer_folder, self.options)  # errors here need no engine
         await self.engine.start()
         load = asyncio.to_thread(Tokenizer, folder)
         info, tokenizer = await asyncio.gather(self.engine.wait_ready(), load, return_exceptions=True)
@@ -191,7 +191,7 @@ class ServedModel:
     def _of_key(self, request: GenerationRequest, key: KeyUse) -> GenerationRequest:
         salt = request.cache_salt
         if self._cache_salt_by_key:
-            salt = f"{len(key.name)} {key.name} {salt}"  # with the length, so that no key can spell another one's
+            salt = f"{len(key.name)} {key.name} {salt}"  # the length keeps the salts of two keys apart
         return replace(request, priority=key.bounded_priority(request.priority), tenant=key.name, cache_salt=salt)
 
     def forget(self, stream: RequestStream) -> None:

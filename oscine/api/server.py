@@ -37,7 +37,7 @@ _BACKLOG = 2048
 _KEEP_ALIVE_S = 75  # longer than the usual minute of a proxy in front, so that the proxy closes first
 _HAND_OVER_S = 1.0  # for requests on connections that came just before the port was left to others
 _CLOSE_S = 2  # for connections that are still busy after the drain
-_END_S = 15.0  # from the end of the drain to that of the process, whatever its threads still do
+_END_S = 15.0  # from the end of the drain to the end of the process, even if threads are still busy
 
 
 class ServerError(Exception):
@@ -94,7 +94,7 @@ class Server(uvicorn.Server):
         self._shares_port = reuse_port
         self.listener = bind(options.host, options.port, reuse_port=reuse_port)
         self.error: str | None = None  # why the service could not start
-        self.owns_process = False  # and so ends it in time
+        self.owns_process = False  # then the process is ended within _END_S
         self._drain: asyncio.Task[None] | None = None
         super().__init__(
             uvicorn.Config(
@@ -234,7 +234,7 @@ class Server(uvicorn.Server):
 
 
 def _end_process_within(seconds: float) -> None:
-    """Python waits for all threads of pools before it ends, also for one that is stuck."""
+    """Ends the process even if a thread is stuck: Python would wait for all threads of pools."""
 
     def end() -> None:
         logger.warning("the server ends without waiting for what still runs")

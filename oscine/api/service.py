@@ -176,7 +176,7 @@ class Service:
 
     @property
     def running(self) -> int:
-        """Sequences that are admitted and not over."""
+        """The number of sequences that are admitted and not over."""
         return sum(model.admission.sequences for model in self._all())
 
     @property

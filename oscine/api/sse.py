@@ -39,7 +39,7 @@ class EventStream:
     """Starts the response with its first write, so that a failure before it can still be a plain error response."""
 
     def __init__(self, send: Send, *, comments: bool) -> None:
-        """`comments`: whether an idle stream gets any. Some clients take every line for an event."""
+        """`comments`: whether an idle stream gets comments. Some clients take every line for an event."""
         self._send, self._comments = send, comments
         self.started = False
         self._ended = False

@@ -1,6 +1,6 @@
-"""The form that a request asks of its answer, by its wire names: OpenAI's response_format, and others' extensions.
+"""The form that a request asks of its answer: OpenAI's response_format, and the extensions of other servers.
 
-Knows which of them go together; not what a grammar can keep.
+This module checks which of them go together. What a grammar can enforce is checked in formats.
 """
 
 import re
@@ -32,7 +32,7 @@ _TYPES = ("text", "json_object", "json_schema")
 _OBJECT = {"type": "object"}
 _MOST_CHOICES = 8192
 _GBNF = re.compile(r"^[ \t]*root[ \t]*::=", re.MULTILINE)
-_LONGEST_GBNF = 4096  # characters: some 50 ms of work
+_LONGEST_GBNF = 4096  # characters; converting them takes some 50 ms
 _LONGEST_REASON = 200  # characters
 
 
@@ -63,13 +63,13 @@ def extensions(request: SamplingFields) -> Iterator[AskedFormat]:
 
 
 def check_beside_calls(extended: Iterable[AskedFormat], choice: ToolChoice) -> None:
-    """Raises APIError for a form by vLLM's names where the turn is calls alone: there is no answer to hold to it."""
+    """Raises APIError for a form by an extension if the turn has calls only, and so no answer to apply it to."""
     for form in extended if choice == "required" else ():
         raise invalid(form.param, "it is for an answer, and 'tool_choice' asks for calls alone")
 
 
 def check_name(name: str, param: str) -> None:
-    """Raises APIError for what is no name of a format."""
+    """Raises APIError for an invalid name of a format."""
     if not _NAME.fullmatch(name):
         raise invalid(param, f"{name[:80]!r} is not 1 to 64 letters, digits, underscores or hyphens")
 
@@ -145,7 +145,7 @@ def _json(schema: dict[str, Any] | str, param: str) -> AskedFormat:
         try:
             check_values(schema.encode("utf-8", "surrogatepass"))
             schema = msgspec.json.decode(schema, type=dict[str, Any])
-        except (ValueError, RecursionError) as error:  # as msgspec.DecodeError is
+        except (ValueError, RecursionError) as error:  # msgspec.DecodeError is a ValueError
             raise invalid(param, f"it is no JSON schema: {error}") from None
     return AskedFormat(JsonFormat(schema), param)
 
@@ -158,12 +158,12 @@ def _regex(pattern: str, param: str) -> AskedFormat:
 
 
 def _lark(grammar: str, param: str) -> AskedFormat:
-    """Of a grammar in Lark's syntax, or in GBNF, which llama.cpp and XGrammar read."""
+    """The form for a grammar in Lark's syntax, or in GBNF, which llama.cpp and XGrammar read."""
     if _GBNF.search(grammar):
         check(len(grammar) <= _LONGEST_GBNF, param, f"at most {_LONGEST_GBNF} characters in GBNF", len(grammar))
         try:
             grammar = gbnf_to_lark(grammar)
-        except Exception as error:  # it raises this very class, and RecursionError
+        except Exception as error:  # the converter raises exactly this class, and RecursionError
             raise invalid(param, f"it is no GBNF: {str(error)[:_LONGEST_REASON]}") from None
     _check_length(grammar, param)
     return AskedFormat(LarkFormat(grammar), param)

@@ -1,6 +1,6 @@
-"""Listens for TLS: a connection counts when it is accepted, and its handshake has a deadline.
+"""A TLS listener that counts a connection when it is accepted, and gives its handshake a deadline.
 
-asyncio's own server makes a protocol only after the handshake, so that what never begins one would count nowhere.
+asyncio's own server makes a protocol only after the handshake. A connection that never begins one would not be counted.
 """
 
 import asyncio
@@ -10,16 +10,16 @@ from collections.abc import Callable
 
 from oscine.api.wire import HEAD_S, LINGER_S, BoundedHttp
 
-_PAUSE_S = 1.0  # when there are no descriptors left
+_PAUSE_S = 1.0  # before the next attempt, when there are no descriptors left
 
 
 class TlsListener:
-    """What uvicorn expects of a server: `close` and `wait_closed`."""
+    """The part of asyncio.Server that uvicorn uses: `close` and `wait_closed`."""
 
     def __init__(
         self, listener: socket.socket, backlog: int, tls: ssl.SSLContext, make: Callable[[], BoundedHttp]
     ) -> None:
-        """`make` gives the protocol of a new connection."""
+        """`make` returns the protocol of a new connection."""
         self._listener, self._tls, self._make = listener, tls, make
         self._loop = asyncio.get_running_loop()
         self._handshakes: set[asyncio.Task[None]] = set()
@@ -33,7 +33,7 @@ class TlsListener:
             self._loop.add_reader(self._listener, self._accept)
 
     def _accept(self) -> None:
-        """One in a turn of the event loop, so that its handshake has begun before another can displace it."""
+        """Accepts one connection per turn of the event loop. Its handshake begins before another can displace it."""
         try:
             connection, address = self._listener.accept()
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
@@ -53,7 +53,7 @@ class TlsListener:
         times = {"ssl_handshake_timeout": HEAD_S, "ssl_shutdown_timeout": LINGER_S}
         try:
             await self._loop.connect_accepted_socket(lambda: http, connection, ssl=self._tls, **times)
-        except OSError:  # as ssl.SSLError is
+        except OSError:  # ssl.SSLError is an OSError
             pass
         finally:
             if http.transport is None:

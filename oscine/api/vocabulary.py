@@ -7,9 +7,9 @@ from oscine.config import EngineOptions
 
 
 def tokenizer_folder(options: EngineOptions) -> Path:
-    """The folder with tokenizer.json; may fetch it (blocking), after the model's configuration.
+    """The folder with tokenizer.json. May fetch it (blocking), after the model's configuration.
 
-    Raises ValueError with what is missing or wrong.
+    Raises ValueError that says what is missing or wrong.
     """
     from oscine.model import hub
 
@@ -18,6 +18,6 @@ def tokenizer_folder(options: EngineOptions) -> Path:
         return hub.check_model(model)
     if model.tokenizer is not None:
         return hub.find_tokenizer(model)
-    config = Path(model.random_weights)  # a file, its folder, or the name of a published model
+    config = Path(model.random_weights)  # a config.json, its folder, or the name of a published model
     folder = config if config.is_dir() else config.parent
     return folder if config.exists() and (folder / hub.TOKENIZER).is_file() else o200k_folder()

@@ -14,9 +14,9 @@ from oscine.api.errors import APIError, unavailable
 
 MAX_HEAD_BYTES = 65_536  # request line and headers
 MAX_FRAMING_BYTES = 65_536  # trailers and chunk extensions of a request
-MAX_UNPARSED_BYTES = 65_536  # kept behind a request that waits for the one before it
-_SLICE_BYTES = 512  # parsed in one go: what comes behind a request that waits is parsed when its turn has come
-_RESERVE = 64  # connections above the limit, for probes alone
+MAX_UNPARSED_BYTES = 65_536  # kept while a request waits for the one before it
+_SLICE_BYTES = 512  # parsed at once; later bytes are parsed when the requests before them are answered
+_RESERVE = 64  # connections above the limit, for probes only
 _CHUNK_FRAMING_BYTES = 20  # of a chunk without extensions: its length and two line breaks
 HEAD_S = 15.0  # from the first byte of a head, or from the connection, to its last
 STALLED_S = 120.0  # that a client may leave a full buffer unread
@@ -24,7 +24,7 @@ LINGER_S = 2.0  # for a client to read a response that came before it had sent i
 
 
 class _Flow(FlowControl):
-    """Flow control that reads no further while it is `full`, whatever a request asks for."""
+    """Flow control that stops reading while it is `full`, even if a request asks for more."""
 
     full = False
 
@@ -34,16 +34,16 @@ class _Flow(FlowControl):
 
 
 class BoundedHttp(HttpToolsProtocol):
-    """One connection. At the limit a new one takes the place of the one that has been without a request the longest.
+    """One connection. At the limit a new one replaces the one that has been without a request the longest.
 
-    Where all have requests, a few more are taken, and only probes are answered on them.
+    If all connections have requests, a few more are accepted, and only probes are answered on them.
     """
 
-    # Of the process; the server makes a subclass with its own.
+    # For the whole process; the server makes a subclass with its own values.
     max_connections = 4096
     probes: frozenset[bytes] = frozenset()  # paths
     on_refused: Callable[[str | None, APIError], None] = staticmethod(lambda client, error: None)
-    _idle: "dict[BoundedHttp, None]" = {}  # without a request, the longest first
+    _idle: "dict[BoundedHttp, None]" = {}  # connections without a request, oldest first
 
     flow: _Flow
     _head_timer: asyncio.TimerHandle | None = None
@@ -53,15 +53,15 @@ class BoundedHttp(HttpToolsProtocol):
     _ended_here = False  # a message in the bytes that came last: not all of them are of the next head
     _in_message = False  # between the first byte of a request and the last of its body
     _in_head = True  # waiting for the end of a head; a new connection owes one
-    _framing_bytes = 0  # of the request's trailers and chunk extensions
-    _accounted_bytes = 0  # of the bytes that came last: body, and the usual framing of its chunks
+    _framing_bytes = 0  # size of the request's trailers and chunk extensions
+    _accounted_bytes = 0  # part of the newest bytes: body, and the usual framing of its chunks
     _unparsed = b""
     _handshake: "asyncio.Task[None] | None" = None
-    _above_limit = False  # it came when all others had requests
+    _above_limit = False  # it was accepted when all others had requests
     _running: Any = None  # the request that is being answered; others may have been read behind it
 
     def accepted(self, client: tuple[str, int], handshake: "asyncio.Task[None]") -> None:
-        """A connection of TLS counts before its handshake, which is cancelled to end it."""
+        """Counts a TLS connection before its handshake. Cancelling the handshake ends the connection."""
         self.client, self._handshake = client, handshake
         self._enter()
 
@@ -77,7 +77,7 @@ class BoundedHttp(HttpToolsProtocol):
             self._start_head()
 
     def _enter(self) -> None:
-        """At the limit, the oldest without a request makes room."""
+        """Counts the connection. At the limit the oldest one without a request is closed."""
         self.connections.add(self)
         if len(self.connections) > self.max_connections and self._idle:
             next(iter(self._idle))._abort()
@@ -125,7 +125,7 @@ class BoundedHttp(HttpToolsProtocol):
             self.flow.pause_reading()
 
     def _parse_on(self) -> None:
-        """What was kept, now that its turn has come."""
+        """Parses the bytes that were kept, once the request before them is answered."""
         data, self._unparsed = self._unparsed, b""
         self.flow.full = False
         self.flow.resume_reading()
@@ -133,7 +133,7 @@ class BoundedHttp(HttpToolsProtocol):
             self._parse(data)
 
     def _parse(self, data: bytes) -> None:
-        """In slices, so that few requests are made of what a client sends ahead: each is larger than its bytes."""
+        """Parses in slices, so that few pipelined requests exist at once: objects are larger than their bytes."""
         for begin in range(0, len(data), _SLICE_BYTES):
             if self.transport.is_closing():
                 return
@@ -240,7 +240,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     def _head_is_late(self) -> None:
         self._head_timer = None
-        if self._unparsed:  # it is this side that makes it late
+        if self._unparsed:  # the server itself delays it
             self._start_head()
             return
         self._refuse(APIError(f"The request's headers did not arrive within {HEAD_S:g} s.", status=408))
@@ -270,9 +270,9 @@ def protocol(
     probes: Collection[str] = (),
     on_refused: Callable[[str | None, APIError], None] = lambda client, error: None,
 ) -> type[BoundedHttp]:
-    """`probes` are paths that are answered also when all connections have requests.
+    """`probes`: paths that are answered even when all connections have requests.
 
-    `on_refused` hears of the address and the error of what is answered here, as it never reaches the application.
+    `on_refused(address, error)` is called for errors answered here, which never reach the application.
     """
     attributes: dict[str, Any] = {
         "max_connections": max_connections,

@@ -1,7 +1,7 @@
-"""Work on requests that would keep the event loop from its streams: it is done beside the loop, a few at a time.
+"""Runs work on large requests in threads beside the event loop, so that streams go on.
 
-Knows how large a request may be to be dealt with at once; not what is done. A thread gives way every few milliseconds,
-except within one call into C, such as the decoding of a body: `limits` bounds those.
+Small requests are processed on the loop at once. A thread releases the interpreter every few milliseconds, except
+within one call into C, such as decoding a body. `limits` bounds those calls.
 """
 
 import asyncio
@@ -14,22 +14,22 @@ from typing import TypeVar
 T = TypeVar("T")
 
 INLINE_SIZE = 16_384  # characters, bytes or tokens: some milliseconds of work
-_THREADS = 2  # more of them would keep the event loop waiting for its turn, and hold more memory at once
+_THREADS = 2  # more would delay the event loop and hold more memory at once
 
-_TRIMMED_BYTES = 64 << 20  # of bodies and their objects: after so many, memory is given back to the system
+_TRIMMED_BYTES = 64 << 20  # of freed bodies and objects, after which memory is returned to the system
 
 _threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="requests")
 
 
 async def beside(make: Callable[[], T], size: int) -> T:
-    """What `make` returns or raises; `size` is that of what it works on."""
+    """Calls `make`, in a thread if the size of its input is above INLINE_SIZE. Returns or raises as `make` does."""
     if size <= INLINE_SIZE:
         return make()
     return await asyncio.get_running_loop().run_in_executor(_threads, copy_context().run, make)
 
 
 class Trimmer:
-    """Gives memory that large requests have left free back to the system, which the allocator would keep."""
+    """Returns memory that large requests have freed to the system. The allocator would keep it."""
 
     def __init__(self) -> None:
         self._freed = 0

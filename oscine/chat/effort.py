@@ -1,4 +1,4 @@
-"""How hard the model thinks: the names that clients know, and the three that the model was trained with."""
+"""Reasoning efforts: the names that clients use, and the three that the model was trained with."""
 
 from typing import Literal, get_args
 
@@ -9,7 +9,7 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 EFFORTS: tuple[Effort, ...] = get_args(Effort)
 DEFAULT: ReasoningEffort = "medium"
 _NEAREST: dict[Effort, ReasoningEffort] = {
-    "none": "low",  # the model always thinks
+    "none": "low",  # the model always reasons
     "minimal": "low",
     "low": "low",
     "medium": "medium",
@@ -20,5 +20,5 @@ _NEAREST: dict[Effort, ReasoningEffort] = {
 
 
 def model_effort(asked: Effort | None) -> ReasoningEffort:
-    """The nearest effort that the model knows; its default for a request that names none."""
+    """The nearest effort that the model knows; the default if the request names none."""
     return DEFAULT if asked is None else _NEAREST[asked]

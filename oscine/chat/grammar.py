@@ -33,7 +33,7 @@ _SENTENCES = (
     ("Default retriever", "a '$ref' names another document; only references within the schema are followed"),
 )
 
-MOST_BYTES = 1 << 18  # of the parts of a grammar as JSON: more than can be compiled in a reasonable time
+MOST_BYTES = 1 << 18  # of the parts of a grammar as JSON; larger ones take too long to compile
 
 ToolChoice = Literal["none", "auto", "required"]
 
@@ -108,9 +108,9 @@ def turn_grammar(
 
 
 def header_grammar(tools: Iterable[FunctionTool] = (), other_recipients: Iterable[str] = ()) -> str:
-    """The grammar of each header of a turn whose texts are free: it names no recipient but these.
+    """The grammar of every header of a turn whose texts are free. It allows these recipients only.
 
-    A header begins with <|end|> where a message was ended, else with <|start|> or <|channel|>, and ends in <|message|>.
+    A header begins with <|end|> after a message, else with <|start|> or <|channel|>. It ends in <|message|>.
     """
     recipients = [*(f"{NAMESPACE}.{tool.name}" for tool in tools), *other_recipients]
     to = " | ".join(json.dumps(f" to={recipient}") for recipient in recipients)
@@ -131,10 +131,10 @@ def text_grammar(text: TextFormat) -> str:
 
 
 def _joined(rules: str, parts: Sequence[dict[str, Any]]) -> str:
-    """One grammar of rules, and parts that they refer to.
+    """One grammar made of rules and the parts that they refer to.
 
-    Text that leaves no choice is forced: llguidance allows its usual spelling in tokens alone. In that, `<|end|>` is
-    the token of this name and no text, so nothing is forced where a text may have an angle bracket.
+    llguidance forces text that has no alternative: it allows only the usual tokens of that text. In such text it reads
+    `<|end|>` as the token of this name. So forcing is off if a text may contain an angle bracket.
     Raises ValueError for parts that are too large to be compiled.
     """
     if len(msgspec.json.encode(parts)) > MOST_BYTES:
@@ -145,9 +145,9 @@ def _joined(rules: str, parts: Sequence[dict[str, Any]]) -> str:
 
 
 def trials_of(text: TextFormat) -> list[Trial]:
-    """What shows whether one part can be enforced, and followed at its begin.
+    """Trials that show whether one part can be compiled, and followed through its first bytes.
 
-    Raises ValueError for a user's grammar that names special tokens, which are the envelope's.
+    Raises ValueError for a user's grammar that names special tokens: these belong to the envelope.
     """
     if isinstance(text, LarkFormat) and "<" in _LARK_LITERAL.sub("", text.grammar):
         raise ValueError("special tokens cannot be named in it")
@@ -156,7 +156,7 @@ def trials_of(text: TextFormat) -> list[Trial]:
 
 
 def said(error: str) -> str:
-    """llguidance's error for the author of a schema."""
+    """llguidance's error in words for the author of a schema."""
     known = (sentence for begin, sentence in _SENTENCES if begin in error)
     return next(known, error.replace("<non-verbose/>", "").rstrip())
 

@@ -42,7 +42,7 @@ class HarmonyParser:
 
     However the tokens are cut into calls of `feed`, the texts, token indices and calls join to the same. Stop strings
     are looked for in content alone. Calls to tools of `namespaces` are built-in: they end what is read until `resume`.
-    What is said to a function that may not be called is reasoning, or the answer if it is said in the final channel.
+    A message to a function that may not be called is reasoning, or the answer if it is in the final channel.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class HarmonyParser:
         separator: str = "\n\n",
         functions: Collection[str] | None = None,
     ) -> None:
-        """`separator` joins the texts of several messages of one kind. `functions` may be called; None: all may."""
+        """`separator` joins the texts of messages of one kind. `functions`: names that may be called; None: all."""
         self._start = tokenizer.start
         self._separator = separator
         self._namespaces = frozenset(namespaces)

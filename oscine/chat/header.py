@@ -19,7 +19,7 @@ _AUDIENCES = ("assistant", "user", "all")  # recipients that are no tools
 _LONGEST = 256  # characters; what is longer is no header
 
 _NAME = r"(?i:analysis|commentary|final)"
-_TO = rf"to=(?:{NAMESPACE}\.\s+)?\S*"  # a model may put a space behind the namespace
+_TO = rf"to=(?:{NAMESPACE}\.\s+)?\S*"  # a model may put a space after the namespace
 _RECIPIENT = re.compile(rf"(?:^|\s)to=({NAMESPACE}\.\s+\S+|\S+)")
 _ROLE = re.compile(rf"\s*(?:assistant(?=\s|$|{_NAME})\s*)?(?:{_NAME}\s+(?=to=))?(?:{_TO}\s*)?")
 _CALL = re.compile(rf"\s*(?:{_NAME}\s+)?to={NAMESPACE}\.\s*\S*\s*")
@@ -78,7 +78,7 @@ class Header:
 
     @property
     def channel(self) -> Channel | None:
-        """The last channel named, in whatever case; None for one that harmony does not have."""
+        """The last channel named, in any case; None for one that harmony does not have."""
         if self._section == "role":
             explained = self._text.removesuffix(self._unexplained()) if self.is_broken else self._text
             words = explained.lower().split()
@@ -163,7 +163,7 @@ class Header:
 
 
 def _fits(word: str, pattern: str, grows: bool) -> bool:
-    """Whether a word is what the pattern says in any case (a star stands for any end), or may yet be as it grows."""
+    """Whether a word matches the pattern (any case; a star is any suffix), or may do so once it has grown."""
     word, fixed = word.lower(), pattern.removesuffix("*").lower()
     return word == fixed or (pattern != fixed and word.startswith(fixed)) or (grows and fixed.startswith(word))
 

@@ -1,7 +1,7 @@
-"""Formats of strings in JSON schemas, where llguidance admits values that do not exist.
+"""Patterns for the string formats of JSON schemas that llguidance checks only in part.
 
-It checks the digits of a date, but neither leap years nor whether a minute has a 61st second, and hostnames only label
-by label. What is missing is added as a pattern, which holds beside the format.
+llguidance checks the digits of a date, but neither leap years nor leap seconds. It checks each label of a hostname,
+but not the whole. The missing rules are added to the schema as a pattern, which applies together with the format.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from typing import Any
 _LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)"
 _DATE = f"(?:[0-9]{{4}}-(?:[0-9]{{2}}-(?:[013][0-9]|2[0-8])|(?:0[13-9]|1[0-2])-29)|{_LEAP_YEAR}-02-29)"
 _TIME = "[0-9]{2}:[0-9]{2}:[0-5][0-9]"  # leap seconds exist, but no rule says in which minutes
-_LABEL = "(?:[^.]{1,2}|[^.]{2}(?:-|-?[^.-][^.]*))"  # none like xn--, whose other half would have to be Punycode
+_LABEL = "(?:[^.]{1,2}|[^.]{2}(?:-|-?[^.-][^.]*))"  # none like xn--, which would need valid Punycode
 
 _MISSING: Mapping[str, dict[str, Any]] = {
     "date": {"pattern": f"^{_DATE}$"},
@@ -19,11 +19,11 @@ _MISSING: Mapping[str, dict[str, Any]] = {
     "hostname": {"pattern": rf"^(?:{_LABEL}\.)*{_LABEL}$", "maxLength": 253},
 }
 _SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-_VALUES = ("const", "enum", "default", "examples")  # no schemas, whatever they look like
+_VALUES = ("const", "enum", "default", "examples")  # values, not schemas, even if they look like one
 
 
 def exact_formats(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema, with what its formats leave out. Raises RecursionError for one that is nested too deeply."""
+    """The schema with the missing rules of its formats. Raises RecursionError if it is nested too deeply."""
     exact = {key: value if key in _VALUES else _exact_value(key, value) for key, value in schema.items()}
     name = schema.get("format")
     missing = _MISSING.get(name) if isinstance(name, str) else None

@@ -136,10 +136,10 @@ class Tokenizer:
         return ids
 
     def exceeds(self, texts: Sequence[str], most: int) -> bool:
-        """Whether texts have certainly more than `most` tokens, found at a cost that `most` bounds.
+        """Whether texts certainly have more than `most` tokens. `most` bounds the cost of finding out.
 
-        A token costs 250 bytes while it is encoded, so that a large body could take gigabytes. Texts that cannot be
-        as bad are not looked at. The cuts between slices change few tokens.
+        Encoding takes 250 bytes per token, so a large body could take gigabytes. Texts too short for that are not
+        examined. The cuts between slices change few tokens.
         """
         if sum(map(len, texts)) <= most:
             return False

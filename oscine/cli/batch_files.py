@@ -94,7 +94,7 @@ class BatchOutput:
         self._path = path
         self._answered = _Ids()  # custom_ids
         self._refused = _Ids()  # ids of bad lines
-        self.failed = 0  # lines without an answer, those of earlier runs too
+        self.failed = 0  # lines without an answer, including those of earlier runs
 
     def __enter__(self) -> "BatchOutput":
         try:

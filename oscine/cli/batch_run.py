@@ -20,7 +20,7 @@ PATIENCE_S = 120.0  # that a server may refuse one request again and again, or b
 _DELAYS_S = (0.5, 30.0)  # before asking again: at first, at most
 _FAILURES = 3  # of the engine during one request; then the request is to blame
 _BUSY = (429, 503, 529)  # 529 is Anthropic's
-# As an error says it by its code, or in Anthropic's shape, which has none, by its message.
+# By the code of the error, or by its message in Anthropic's shape, which has no code.
 _ENGINE_FAILURES = (b'"engine_died"', b'"engine_failed"', b'"The engine failed:', b'"The request failed:')
 _REPORT_S = {True: 0.5, False: 10.0}  # between reports, to a terminal and to a file
 
@@ -132,7 +132,7 @@ class BatchRun:
             self._leave_line()
 
     def _leave_line(self) -> None:
-        """What comes next begins a line."""
+        """Ends the line of progress, so that later output begins a new line."""
         if self._in_line:
             self._report_to.write("\n")
             self._report_to.flush()

@@ -15,7 +15,7 @@ from oscine.config import NANO, Config, EngineOptions, Environment, ModelOptions
 if TYPE_CHECKING:
     from oscine.cli.conversation import Conversation
 
-MAX_TOKENS = 4096  # of one answer, where the context has room for so many
+MAX_TOKENS = 4096  # per answer, if the context has room for as many
 _HELP = "/reset forgets the conversation, /effort low|medium|high, ctrl-C stops an answer, ctrl-D leaves"
 
 

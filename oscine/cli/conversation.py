@@ -19,9 +19,9 @@ _CONNECT_S = 10.0
 
 
 class Conversation:
-    """Context manager. `settings` go along with every request; None among them means the server's own.
+    """Context manager of a conversation. Every request has `settings`; None values are left to the server.
 
-    `max_tokens` bounds an answer where the settings do not; in a context with less room the context does.
+    `max_tokens` bounds an answer if the settings do not. In a context with less room, the context bounds it.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Conversation:
 
 
 class _ContextError(CommandError):
-    """The prompt and the tokens asked for are more than the context holds."""
+    """The prompt and the tokens asked for exceed the context."""
 
 
 def _check(response: httpx.Response) -> None:

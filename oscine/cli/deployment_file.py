@@ -142,7 +142,7 @@ def _absolute(read: _Options) -> _Options:
     """Files as the actors of a cluster find them, whatever folder they run in."""
     given = {name: read[name] for name in _FILES if read.get(name) not in (None, ":memory:")}
     for name in ("random_weights", "tokenizer", "download_dir"):
-        if name in read and Path(read[name]).exists():  # else the name of a published shape, or one on the hub
+        if name in read and Path(read[name]).exists():  # else the name of a published shape, or of a model on the hub
             given[name] = read[name]
     return read | {name: str(Path(value).resolve()) for name, value in given.items()}
 

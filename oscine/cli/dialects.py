@@ -1,8 +1,8 @@
-"""Options of other servers that `oscine serve` knows and has no option for: what becomes of each.
+"""Options of other servers for which `oscine serve` has no option of its own.
 
-One is accepted without effect, which is said, or refused because it would change results or capacity in a way that is
-not there. Other names of options of ours are declared with those. Names are written with hyphens here; command line and
-YAML take underscores too. A dot is a level of a YAML file.
+Each one is accepted without effect, with a note, or refused because it would change results or capacity in a way that
+is not supported. Other names for Oscine's options are declared in options.py. Names have hyphens here; the command line
+and YAML files also take underscores. A dot is a level of a YAML file.
 """
 
 import argparse
@@ -168,9 +168,9 @@ NAMES = frozenset((*MUST_BE_ONE, *MUST_BE, *REFUSED, *IGNORED, *_NEGATED, *VALUE
 def add_dialects(
     group: argparse._ArgumentGroup, options: Collection[str], *, nested: bool
 ) -> dict[argparse.Action, str]:
-    """Adds all of the above, and what `options`, some of ours, are called elsewhere. Returns the help of each.
+    """Adds all of the above, and other servers' names for `options` of ours. Returns the help text of each.
 
-    `nested`: those with a dot too, for a YAML file. None is shown by --help.
+    `nested`: also the names with a dot, for a YAML file. --help shows none of them.
     """
     texts: dict[argparse.Action, str] = {}
 
@@ -279,7 +279,7 @@ class _Refused(_Checked):
 
 
 class _LoadFormat(_Checked):
-    """Leaves `load_format` where it asks for random weights."""
+    """Sets `load_format` only if it asks for random weights."""
 
     def check(self, value: str | Sequence[Any] | None, namespace: argparse.Namespace) -> None:
         if value not in (*_LOAD_FORMATS, "dummy"):

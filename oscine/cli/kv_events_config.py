@@ -68,7 +68,7 @@ def _read(text: str) -> dict[str, Any]:
 
 
 def _check_reach(key: str, config: dict[str, Any]) -> None:
-    """Events have the tokens of prompts, and their format knows no keys. Raises ValueError."""
+    """Raises ValueError for an endpoint that other machines reach: events contain prompts, and have no keys."""
     endpoint = config.get(key) or ""
     host = endpoint.removeprefix("tcp://").rpartition(":")[0]
     reached = endpoint.startswith("tcp://") and listens(endpoint) and not is_loopback(host)

@@ -1,8 +1,12 @@
 """The options of `oscine serve`, each declared once: its name, its help, what it takes, and its other names.
 
-A declaration holds argparse's settings, and besides: `aliases`, names that other servers have for it (a dot is a level
-of a YAML file); `opposites`, flags that undo it; `default`, what the help says where the default itself says nothing.
-Defaults and the rules on values are those of the field of oscine.config of the same name, or of `dest`.
+A declaration holds argparse's settings and these:
+
+    aliases     names that other servers have for the option; a dot is a level of a YAML file
+    opposites   flags that undo it
+    default     what the help says where the default value does not explain itself
+
+Defaults and rules on values are in oscine.config, in the field of the same name or of `dest`.
 """
 
 import argparse
@@ -18,7 +22,7 @@ from oscine.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOp
 
 PROFILE_FOLDER = Path(__file__).parents[1] / "profiles"
 PROFILES = ("low_latency", "max_throughput")
-ENGINE_GROUPS = ("model", "KV cache", "scheduler")  # what a command needs that serves no HTTP
+ENGINE_GROUPS = ("model", "KV cache", "scheduler")  # the groups for a command that serves no HTTP
 
 
 class Collect(argparse.Action):
@@ -350,7 +354,7 @@ _DEFAULTS: dict[str, Any] = {
 
 
 def settings(name: str) -> dict[str, Any]:
-    """What argparse is told of an option. It is absent from the namespace unless it is given."""
+    """argparse's settings for an option. An option that is not given is absent from the namespace."""
     declaration = _OURS[name]
     own = {key: value for key, value in declaration.items() if key not in ("aliases", "opposites")}
     dest = declaration.get("dest", name.replace("-", "_"))

@@ -1,7 +1,4 @@
-"""Command lines whose errors are one line, with what was probably meant.
-
-Knows argparse; no option by name.
-"""
+"""Parsers of command lines whose errors are one line, with the name that was probably meant."""
 
 import argparse
 import difflib
@@ -11,7 +8,7 @@ from typing import Any, NoReturn
 
 from oscine.cli.error import USAGE, CommandError
 
-NOTES = "notes"  # in the namespace: what was accepted without effect, and why
+NOTES = "notes"  # attribute of the namespace: options accepted without effect, and why
 
 
 def add_note(namespace: argparse.Namespace, *notes: str) -> None:
@@ -19,7 +16,7 @@ def add_note(namespace: argparse.Namespace, *notes: str) -> None:
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises instead of printing its usage and exiting, so that an error is one line that can say whence it came."""
+    """Raises errors instead of printing the usage and exiting. So an error is one line that can name its source."""
 
     def error(self, message: str) -> NoReturn:
         raise CommandError(f"{message} (see {self.prog} --help)", USAGE)
@@ -27,7 +24,7 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
-        """Takes --max_num_seqs for --max-num-seqs. What is unknown is the error of the command that it was given to."""
+        """Takes --max_num_seqs for --max-num-seqs. An unknown option is an error of its own command."""
         given = sys.argv[1:] if args is None else args
         parsed, unknown = super().parse_known_args(list(_with_hyphens(given)), namespace)
         if unknown:
@@ -43,7 +40,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:
-    """A hint to append to an error; nothing where no known name is similar."""
+    """A hint to append to an error; empty if no known name is similar."""
     found = difflib.get_close_matches(given, list(known), n=1, cutoff=0.7)
     return f"; did you mean {found[0]}?" if found else ""
 
@@ -59,7 +56,7 @@ def _with_hyphens(arguments: Sequence[str]) -> Iterator[str]:
 
 
 class HelpAll(argparse.Action):
-    """Prints the help with the options that --help leaves out: `texts` are theirs."""
+    """Prints the help with the options that --help leaves out. `texts`: the help of those options."""
 
     def __init__(self, texts: Mapping[argparse.Action, str], **settings: Any) -> None:
         super().__init__(nargs=0, **settings)

@@ -1,8 +1,8 @@
 """How the options of `oscine serve`, given on a command line or in a YAML file, become a Config.
 
-Knows sources and their order; what an option is called and takes is in options.py, other servers' names in dialects.py,
-rules on values in oscine.config. A YAML file goes through the same parser as the command line, so both know the same
-names and give the same errors. The command line wins over the file of --config, the file over the profile.
+The command line wins over the file of --config, the file over the profile. A YAML file goes through the same parser as
+the command line, so both have the same names and errors. Options are declared in options.py, other servers' names in
+dialects.py, rules on values in oscine.config.
 """
 
 import argparse
@@ -34,7 +34,7 @@ _CONFIG_HELP = "YAML file whose keys are names of options; the command line wins
 _PROFILE_HELP = "options for a few quick answers or for many answers; a file of --config wins over it"
 _HELP_ALL_HELP = "show this help with the names that other servers have for options, and exit"
 _FRACTION = "kv_cache_free_gpu_memory_fraction"
-_EXCLUDE = {  # fields that size the same thing in two ways
+_EXCLUDE = {  # fields that set the same size in two ways
     _FRACTION: ("kv_cache_bytes", "gpu_memory_utilization"),
     "kv_cache_bytes": (_FRACTION,),
     "gpu_memory_utilization": (_FRACTION,),
@@ -44,9 +44,9 @@ _EXCLUDE = {  # fields that size the same thing in two ways
 def add_options(
     parser: argparse.ArgumentParser, *, nested: bool = False, groups: Collection[str] = tuple(GROUPS)
 ) -> None:
-    """Every option is absent from the namespace unless it is given: defaults live in oscine.config.
+    """Adds the options. One that is not given is absent from the namespace: defaults are in oscine.config.
 
-    `nested`: also names with a dot, as other servers' YAML files have them. `groups`: only these, of GROUPS.
+    `nested`: also names with a dot, as in other servers' YAML files. `groups`: only these of GROUPS.
     """
     parser.add_argument("model", nargs="?", metavar="MODEL", default=argparse.SUPPRESS, help=_MODEL_HELP)
     file: dict[str, Any] = {"dest": "config", "metavar": "FILE", "type": Path, "default": argparse.SUPPRESS}
@@ -67,7 +67,7 @@ def add_options(
 
 
 def read_config(given: Mapping[str, Any], note: Callable[[str], None] = lambda text: None) -> Config:
-    """`given` is the command line, by option name with underscores; `note` hears of what has no effect.
+    """`given`: the command line, by option name with underscores. `note` is called for options without effect.
 
     Raises CommandError that names the option.
     """
@@ -91,7 +91,7 @@ def read_profile(name: str) -> dict[str, Any]:
 
 
 def make_config(layers: Sequence[dict[str, Any]], note: Callable[[str], None] = lambda text: None) -> Config:
-    """Of options by field; the first layer wins. Raises ValueError that names the option."""
+    """The Config from layers of options by field; the first layer wins. Raises ValueError that names the option."""
     options: dict[str, Any] = {}
     for layer in reversed(layers):
         for text in layer.pop(NOTES, ()):
@@ -118,7 +118,7 @@ def _excluded(name: str, layer: Mapping[str, Any]) -> bool:
 
 
 def _check_exclusions(layer: Mapping[str, Any]) -> None:
-    """Two such options of one source contradict each other; of two sources, the one that wins stands alone."""
+    """Raises CommandError for two such options in one source. Of two sources, only the option that wins counts."""
     for name in layer:
         for other in _EXCLUDE.get(name, ()):
             if other in layer:
@@ -180,7 +180,7 @@ def _arguments(content: dict[Any, Any]) -> list[str]:
 def _option(key: str, given: str, value: Any) -> list[str]:
     """One of our options with its value in a YAML file, as a command line."""
     name = ALIASES.get(given, given)
-    if value is None and given != name:  # other servers' files say null where an option is not set
+    if value is None and given != name:  # other servers' files write null for an option that is not set
         return []
     if name == "kv-events-config" and isinstance(value, dict):
         value = json.dumps(value)

@@ -1,4 +1,4 @@
-"""Numbers as people write them: 512M, 1GB, 1.5GiB, 128k."""
+"""Numbers with units: 512M, 1GB, 1.5GiB, 128k."""
 
 import argparse
 import re
@@ -31,6 +31,6 @@ def _read(text: str, rule: str, *, unit: bool = True) -> int:
 
 
 def written(size: int) -> str:
-    """As `num_bytes` reads it, in the largest unit of 1024 that leaves a whole number."""
+    """A size as `num_bytes` reads it, in the largest unit of 1024 that leaves a whole number."""
     power = max((p for p in range(5) if size % 1024**p == 0), default=0) if size else 0
     return f"{size // 1024**power}{('', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"

@@ -37,7 +37,7 @@ _SHUTDOWN_S = 10.0  # beyond the drain
 
 
 def model_app(model: ModelSpec, deployment: Deployment) -> serve.Application:
-    """Of one of the deployment's models."""
+    """The Serve application of one of the deployment's models."""
     prefill, serving = model.role("prefill"), model.serving
     companions = [] if prefill is None else [_bind(model, prefill, deployment)]
     return _bind(model, serving, deployment, *companions)
@@ -114,7 +114,7 @@ def cluster_app(deployment: Deployment) -> serve.Application:
         name=ROUTER,
         ray_actor_options={"num_cpus": 0},
         user_config=msgspec.to_builtins(router_config(deployment)),
-        **_lifecycle(deployment.key, server.drain_s),  # as long as ingresses that drain may need it
+        **_lifecycle(deployment.key, server.drain_s),  # as long as draining ingresses may need it
     )
     ingress = _deployment(
         Ingress,
@@ -124,7 +124,7 @@ def cluster_app(deployment: Deployment) -> serve.Application:
         user_config=msgspec.to_builtins(IngressConfig(list(deployment.models), deployment.prefix_seed)),
         **_lifecycle((server, tools, deployment.key), server.drain_s),
     )
-    # The key is in no user_config: Serve shows those.
+    # The key is not in user_config, which Serve shows.
     return ingress.bind(server, tools, deployment.key, router.bind(deployment.key))
 
 

@@ -198,9 +198,9 @@ def url() -> str:
 
 
 def with_secrets(deployment: Deployment) -> Deployment:
-    """Fills in the seed and the key: those of the cluster that runs, which keeps them, whatever else changes.
+    """Fills in the prefix seed and the key. A running cluster keeps its own, whatever else changes.
 
-    Raises ControlError if they cannot be had, or the deployment has another key.
+    Raises ControlError if these cannot be read, or if the deployment has another key.
     """
     seed, key = secrets.token_hex(16), deployment.key or secrets.token_hex(32)
     if APP in running():

@@ -138,7 +138,7 @@ class Deployment:
     tools: ToolOptions = field(default_factory=ToolOptions)
     ingress_replicas: int = 1  # on one machine they share the port
     prefix_seed: str = ""  # hex, of all engines; empty until `oscine cluster up` made one
-    key: str = field(default="", repr=False)  # of all processes: see oscine.engine.tcp; `oscine cluster up` makes one
+    key: str = field(default="", repr=False)  # shared by all processes: see oscine.engine.tcp; `up` draws one
 
     def __post_init__(self) -> None:
         _require(bool(self.models), "models", "one or more", "none")

@@ -60,8 +60,8 @@ class DynamoOptions:
     name: str  # that clients ask for
     role: Role = "aggregated"
     engine: EngineOptions = field(default_factory=EngineOptions)  # whose `peers` are made here
-    peer_host: str = "127.0.0.1"  # of this machine, as other workers reach it
-    key: str = field(default="", repr=False)  # that workers share: see oscine.engine.tcp
+    peer_host: str = "127.0.0.1"  # address of this machine for other workers
+    key: str = field(default="", repr=False)  # shared by workers: see oscine.engine.tcp
     prefill_min_tokens: int = 1  # that a decode worker lacks of a prompt, to fetch them
     prefill_timeout_s: float = 30.0  # from asking for pages to having them; then the prompt is computed here
     runtime: tuple[str, ...] = ()  # command line of Dynamo's runtime; what is not on it comes from DYN_* and defaults
@@ -126,12 +126,12 @@ class DynamoEngine(LLMEngine):  # type: ignore[misc]  # untyped, and not install
     """What Dynamo's Worker calls, all on one event loop."""
 
     def __init__(self, options: DynamoOptions) -> None:
-        alone = options.role == "aggregated"  # no other worker has to reach it
+        alone = options.role == "aggregated"  # no other worker reaches it
         peers = PeerOptions(
             host=options.peer_host,
             key=options.key or (secrets.token_hex(32) if alone else ""),
             kv_events=options.engine.cache.prefix_caching,
-            kv_events_endpoint="tcp://*:*",  # of the loopback: Dynamo's relay beside it knows no keys
+            kv_events_endpoint="tcp://*:*",  # on the loopback: Dynamo's relay on this machine has no keys
             kv_transfer=not alone,
         )
         self._options = options

@@ -63,7 +63,7 @@ class ClusterEngine:
         key: str = "",
         limits: MigrationLimits | None = None,
     ) -> None:
-        """`model` as the placer knows it; `prefix_seed` and `key` as its engines have them."""
+        """`model`: its name for the placer. `prefix_seed`, `key`: the same as those of its engines."""
         self.state: EngineState = "starting"
         self.error: str | None = None
         self.info: EngineInfo | None = None

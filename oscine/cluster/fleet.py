@@ -63,7 +63,7 @@ class Fleet:
 
     def __init__(self, weights: Weights | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self.weights = weights or Weights()
-        self.key = ""  # of the cluster: see oscine.engine.tcp
+        self.key = ""  # the cluster's: see oscine.engine.tcp
         self.index = KVIndex()
         self.info: EngineInfo | None = None  # of any replica; where there is none, of one that there was
         self.on_change: Callable[[], None] = lambda: None

@@ -45,7 +45,7 @@ class Ingress:
     """The class behind the Serve deployment; ready once it listens, whatever its models do."""
 
     def __init__(self, server: ServerOptions, tools: ToolOptions, key: str, router: DeploymentHandle[Any]) -> None:
-        """`key`: of the cluster. Raises ServerError when it cannot listen."""
+        """`key`: the cluster's. Raises ServerError when it cannot listen."""
         start_logging(server.log_level, server.log_format)
         config = Config(server=replace(server, traces=Environment.read().traces), tools=tools)
         self._placer = RouterClient(router_address(router), key=key)
@@ -105,7 +105,7 @@ class Ingress:
         return ClusterEngine(self._placer, model.name, prefix_seed=prefix_seed, key=self._key, limits=limits)
 
     async def secrets(self) -> tuple[str, str]:
-        """The prefix seed and the key, for `oscine cluster up`: both stay as long as the cluster runs."""
+        """The prefix seed and the key, for `oscine cluster up`. Both stay the same as long as the cluster runs."""
         return self._prefix_seed, self._key
 
     def _migrations(self) -> dict[str, MigrationCounters]:

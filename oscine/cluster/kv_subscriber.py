@@ -77,7 +77,7 @@ class KVSubscriber:
                     self._doubt = True
                 await self._receive(frames)
         finally:
-            socket.disable_monitor()  # first: news that are not read would stop ZeroMQ's thread
+            socket.disable_monitor()  # first, because unread monitor events would stop ZeroMQ's thread
             lost.close()
             socket.close()
 
@@ -150,7 +150,7 @@ class KVSubscriber:
             self._last = (number, payload, batch.time_s)
             for event in batch.events:
                 self._tell(event)
-        except (*UNREADABLE, TypeError) as error:  # TypeError: of pages that are none
+        except (*UNREADABLE, TypeError) as error:  # TypeError: for invalid pages
             _log.warning("%s sent what is no event: %s", self._events, error)
 
     def _tell(self, event: list[Any]) -> None:

@@ -1,13 +1,12 @@
 """A Ray cluster of this machine alone, which outlives the command that starts it and ends with all that it started.
 
-Knows processes and folders; not what runs on the cluster. It has no dashboard, no fixed ports, a temporary folder of
-its own, a token that its clients must show, and no usage statistics: it meets no other Ray. Ray itself is imported
-late, because it reads the token when it is.
+It has no dashboard, no fixed ports and no usage statistics. It has a temporary folder of its own, and a token that its
+clients must show. So it meets no other Ray. Ray itself is imported late, because it reads the token on import.
 
-    oscine-ray-XXXXXXXX/  0700: other users of this machine reach nothing below
+    oscine-ray-XXXXXXXX/  0700: other users of this machine can enter nothing below
         token             0600
         lock, address, start.log
-        ray/              Ray's own: sockets, logs, sessions. It opens the folder that it is given to everyone
+        ray/              Ray's own: sockets, logs, sessions. Ray makes this folder accessible to all users
 """
 
 import contextlib
@@ -176,7 +175,7 @@ def _write_private(path: Path, text: str) -> None:
 
 
 def require_private(folder: Path) -> None:
-    """Raises LocalRayError when other users could read the token, or reach what Ray has below: it changes modes."""
+    """Raises LocalRayError if other users can read the token or enter Ray's folder: Ray changes modes."""
     for path in (folder, folder / _TOKEN):
         found = path.stat()
         if found.st_uid != os.geteuid() or found.st_mode & 0o077:
@@ -190,7 +189,7 @@ def _environment(folder: str) -> dict[str, str]:
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": token,
-        # Whatever its name says, on every system: the node has the address 127.0.0.1, and none of a network.
+        # Despite its name for every system: the node gets the address 127.0.0.1, not one of a network.
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     }
 

@@ -34,7 +34,7 @@ class Router:
     """Implements Asked; every method runs on one event loop."""
 
     def __init__(self, key: str = "") -> None:
-        """`key`: of the cluster."""
+        """`key`: the cluster's."""
         self._key = key
         self._routers: dict[str, ModelRouter] = {}
         node = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]

@@ -1,7 +1,7 @@
-"""What an engine takes from other processes: whether a step could fail on it, whoever sent it.
+"""Checks of the messages that an engine takes from other processes: no step may fail on one of them.
 
-A client's own mistakes are told by the API, in the client's words. Here the bounds are those of the engine: what is
-beyond them is refused for that request alone. Knows messages and numbers; nothing of sockets or of what runs.
+The API reports the mistakes of clients, with the names of their parameters. The bounds here are those of the engine. A
+request that exceeds them is refused, and no other request is affected.
 """
 
 import re
@@ -11,15 +11,15 @@ from oscine.engine.messages import Outputs, Prefill, Prefilled, PrefillRefused, 
 from oscine.executor.page_layout import KVEndpoint, Region
 from oscine.types import GenerationOutput, GenerationRequest, PrefillSource, SamplingParams
 
-_LARGE = 1e6  # of what changes logits; far from the ends of float32
-_MOST_TOP = 128  # log-probabilities of a position
+_LARGE = 1e6  # bound of values that change logits; far below the largest float32
+_MOST_TOP = 128  # log-probabilities per position
 _MOST_BIASES = 4096
 _MOST_GRAMMAR = 4 << 20  # characters
 _LONGEST_NAME = 512  # characters of ids and addresses
 _LONGEST_SALT = 4096  # characters, with the name of a key
 _LONGEST_S = 3600.0
 _INT32, _INT64 = 1 << 31, 1 << 63
-_RANGES: dict[str, tuple[float, float]] = {  # fields of SamplingParams; both ends are included
+_RANGES: dict[str, tuple[float, float]] = {  # fields of SamplingParams, inclusive
     "max_tokens": (0, _INT32),
     "min_tokens": (0, _INT32),
     "temperature": (0, _LARGE),
@@ -34,17 +34,17 @@ _RANGES: dict[str, tuple[float, float]] = {  # fields of SamplingParams; both en
     "prompt_logprobs": (0, _MOST_TOP),
 }
 _ADDRESS = re.compile(r"tcp://[^\s/;]+:[0-9]{1,5}")
-_INTERNAL = "\0"  # begins ids of the engine's own requests
+_INTERNAL = "\0"  # first character of the ids of the engine's own requests
 
 
 class Checks:
-    """Of what comes to one engine."""
+    """The checks of one engine."""
 
     def __init__(self, vocab_size: int, max_model_len: int) -> None:
         self._vocab_size, self._max_model_len = vocab_size, max_model_len
 
     def refusal(self, message: ToEngine) -> ToClient | None:
-        """What to answer to a message that cannot be taken; None for one that can."""
+        """The answer to a message that is refused; None for one that is accepted."""
         try:
             match message:
                 case Submit():
@@ -72,7 +72,7 @@ class Checks:
         self._tokens("logit_bias", list(bias))
         for value in bias.values():
             _between("logit_bias", value, -_LARGE, _LARGE)
-        _ids("stop_token_ids", sampling.stop_token_ids, _INT32)  # harmony has one past the vocabulary
+        _ids("stop_token_ids", sampling.stop_token_ids, _INT32)  # harmony has a stop token past the vocabulary
         _at_most("grammar", sampling.grammar or "", _MOST_GRAMMAR)
         _at_most("headers", sampling.headers or "", _MOST_GRAMMAR)
 
@@ -128,11 +128,11 @@ def _refusal(message: ToEngine, error: str) -> ToClient:
     return Outputs([GenerationOutput(message.request.request_id, finish_reason="error", error=error)], None)
 
 
-# ---- what other engines say of their pages ----
+# ---- pages of other engines ----
 
 
 def check_endpoint(endpoint: KVEndpoint) -> None:
-    """Raises ValueError for memory that cannot be."""
+    """Raises ValueError for impossible addresses, or for ranks that do not match."""
     num_ranks = len(endpoint.ranks)
     fits = num_ranks == endpoint.full.num_ranks == endpoint.sliding.num_ranks
     for rank in endpoint.ranks:
@@ -146,7 +146,7 @@ def _is_memory(region: Region, page_bytes: int) -> bool:
 
 
 def check_pages(answer: Prefilled, endpoint: KVEndpoint, num_full: int, num_sliding: int) -> None:
-    """Raises ValueError for pages that are not those of the prompt, or that its memory does not have."""
+    """Raises ValueError for a wrong number of pages, or for pages outside the memory of `endpoint`."""
     for name, pages, count in (("full", answer.full_pages, num_full), ("sliding", answer.sliding_pages, num_sliding)):
         _require(len(pages) == count, f"it has {len(pages)} {name} pages of the prompt; there are {count}")
     for rank in endpoint.ranks:

@@ -114,8 +114,8 @@ class EngineClient:
         self._greeted = False  # asked whether it is there; no answer yet
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None  # made by start()
         self._link: Link[ToClient] | None = None
-        self._starved_at: float | None = None  # since when no socket can be had
-        self._failures = 0  # to have one, in a row
+        self._starved_at: float | None = None  # time since which no socket can be opened
+        self._failures = 0  # consecutive failures to open one
         self._streams: dict[str, RequestStream] = {}
         self._changed = asyncio.Event()  # set, and replaced, at each change of state
 
@@ -205,7 +205,7 @@ class EngineClient:
     # ---- what the link and the supervisor report ----
 
     def _connect(self) -> None:
-        """Tries again after a pause where no socket is to be had, until there is one or the engine is given up."""
+        """Connects. If no socket can be opened, tries again after a pause, until the engine is given up."""
         if self.state not in ("starting", "restarting"):
             return
         assert self._context is not None

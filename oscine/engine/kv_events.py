@@ -169,7 +169,7 @@ class _Replay:
 
 
 def _bind(socket: zmq.Socket[Any], endpoint: str | None, options: PeerOptions) -> str:
-    """At a given endpoint, for whoever reaches it; or at a free port of the host. Returns where others find it."""
+    """Binds a given endpoint without a key, or a free port of the host with the key. Returns the endpoint."""
     if endpoint is None:
         assert options.host is not None
         return bind_tcp(socket, options.host, options.key)

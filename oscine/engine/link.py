@@ -38,9 +38,9 @@ class Link(Generic[T]):
         key: str = "",
         patient: bool = True,
     ) -> None:
-        """`key`: see oscine.engine.tcp. Without patience, a process that is not there is as good as one that ended.
+        """`key`: see oscine.engine.tcp. `patient`: else a process that cannot be reached counts as one that ended.
 
-        Raises ZMQError for an address that is none, and where there are too many sockets.
+        Raises ZMQError for an invalid address, and if there are too many sockets.
         `on_up` and `on_down` are called at most once each; every message comes before `on_down`.
         """
         self._decode, self._on_up, self._on_message, self._on_down = decode, on_up, on_message, on_down
@@ -86,7 +86,7 @@ class Link(Generic[T]):
                 return
             try:
                 message = self._decode(data)
-            except UNREADABLE as error:  # of another version, perhaps
+            except UNREADABLE as error:  # perhaps from another version
                 logger.warning("a message that cannot be read: %s", error)
                 continue
             self._on_message(message)

@@ -103,7 +103,7 @@ ToPeer = Met | Prefilled | PrefillRefused
 ToEngine = Hello | Submit | Cancel | FromPeer
 ToClient = Ready | Failed | Ending | Refused | Outputs | ToPeer
 
-UNREADABLE = (MsgspecError, UnicodeDecodeError)  # what decoding raises; the second for text that is not UTF-8
+UNREADABLE = (MsgspecError, UnicodeDecodeError)  # raised by decoding; the second for text that is not UTF-8
 
 encode = msgpack.Encoder().encode
 decode_to_engine = msgpack.Decoder(ToEngine).decode

@@ -21,7 +21,7 @@ class PeerLinks:
         self._key = key
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._links: dict[str, _Link] = {}
-        self._unusable: list[str] = []  # addresses that are none, until that was told
+        self._unusable: list[str] = []  # invalid addresses that are not reported yet
 
     def send(self, address: str, message: FromPeer) -> None:
         try:

@@ -19,9 +19,9 @@ def root_of(seed: str) -> bytes:
 
 
 def salted(root: bytes, salt: str) -> bytes:
-    """The root of requests that share prefixes among themselves alone; `root` itself for those without a salt.
+    """The root of requests with this salt, which share prefixes only with each other; `root` without a salt.
 
-    No salt can be spelled so that this is the address of a page.
+    No choice of a salt makes this equal to the address of a page.
     """
     return hashlib.blake2b(root + salt.encode(), digest_size=16, person=b"salt").digest() if salt else root
 

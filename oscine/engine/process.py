@@ -69,7 +69,7 @@ class Clients:
         self._poller.register(parent, zmq.POLLIN)
 
     def listen(self, host: str, key: str) -> str:
-        """Lets clients of other machines come too, over TCP: see oscine.engine.tcp. Returns the endpoint.
+        """Listens for clients of other machines too, over TCP: see oscine.engine.tcp. Returns the endpoint.
 
         Raises ValueError.
         """

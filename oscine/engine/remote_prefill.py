@@ -223,7 +223,7 @@ class RemotePrefills:
     def _answer(self, answer: Prefilled) -> None:
         fetch = self._fetches.get(answer.request_id)
         if fetch is None or fetch.answer is not None:
-            return  # it was released before the answer came, or this is a second one
+            return  # it was released before the answer came, or this is a second answer
         try:
             self._check(fetch, answer)
         except ValueError as error:
@@ -233,7 +233,7 @@ class RemotePrefills:
         fetch.deadline_s = min(fetch.deadline_s, fetch.asked_s + answer.lease_s)
 
     def _check(self, fetch: _Fetch, answer: Prefilled) -> None:
-        """Raises ValueError for an answer that cannot be."""
+        """Raises ValueError for an invalid answer."""
         endpoint = self._sources[fetch.source.address].endpoint
         if endpoint is None:
             raise ValueError("it promises pages and does not say where they are")

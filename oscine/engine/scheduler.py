@@ -56,7 +56,7 @@ class Scheduler:
         max_attended: int | None,
         clock: Callable[[], float],
     ) -> None:
-        """`max_attended`: what the prompts of a step may attend to, in tokens times tokens; None: no limit."""
+        """`max_attended`: query-key pairs that the prompts of one step may have; None: no limit."""
         assert max_num_batched_tokens >= max_num_seqs, "every running sequence gets a token"
         self.cache = cache
         self.counters = SchedulerCounters()
@@ -142,7 +142,7 @@ class Scheduler:
         self._step.requests.append(request)
 
     def _chunk(self, start: int, num_tokens: int) -> int:
-        """As many tokens as attend to half of what is left for this step: the next prompt is served too."""
+        """The number of tokens that use half of what is left of max_attended, so that the next prompt is served too."""
         if self._max_attended is None or num_tokens == 1:
             return num_tokens
         share = max(0, self._max_attended - self._attended) // 2
@@ -181,8 +181,8 @@ class Scheduler:
     def _make_room(self, request: Request) -> PrefixHit | None:
         """Finds a slot and pages for a waiting request, preempting lower priorities. None if that is not enough.
 
-        Running sequences that would not be preempted for it keep one page each to go on with. A prompt that is not
-        yet complete needs no more than that either: what it still lacks it takes from those that come after it.
+        Running sequences that would not be preempted for it keep one page each to go on with. An incomplete prompt
+        also needs only one: it takes its missing pages from sequences that come after it.
         """
         hit = self.cache.find(request) if self._free_slots else None
         if hit is not None and self._fits(request, hit, len(self.running)):

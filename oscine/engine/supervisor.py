@@ -22,7 +22,7 @@ _FIRST_PAUSE_S = 0.1  # doubles with every failure in a row
 _LONGEST_PAUSE_S = 10.0
 _STABLE_S = 60.0  # an engine that served this long has recovered
 _MAX_FAILED_STARTS = 3  # in a row, before the engine is given up
-STARVED_S = 600.0  # that an engine which was ready once is waited for while there are no descriptors, memory, processes
+STARVED_S = 600.0  # how long an engine that was ready is retried while descriptors, memory or processes lack
 # OpenMP threads that spin while they wait make a step 10 to 100 times slower once another process wants the cores.
 _CHILD_ENVIRONMENT = {"OMP_WAIT_POLICY": "passive"}
 _FAREWELL_S = 2.0  # granted to an engine that serves, to tell its clients that it ends
@@ -38,9 +38,9 @@ class EngineSupervisor:
         self._on_exit = on_exit
         self._process: asyncio.subprocess.Process | None = None
         self._ready_at: float | None = None
-        self._was_ready = False  # this process or one before it
+        self._was_ready = False  # this process, or an earlier one
         self._failures = self._failed_starts = 0  # in a row
-        self._starved_at: float | None = None  # since when there is no process to be had
+        self._starved_at: float | None = None  # time since which no process can be started
         self._killed_for: str | None = None
         self._stopping = False
 
@@ -72,7 +72,7 @@ class EngineSupervisor:
             await asyncio.sleep(pause_s(self._failures))
 
     def _count_end(self) -> bool:
-        """Of a process. Returns whether there is to be no other."""
+        """Counts the end of a process. Returns whether the engine is given up."""
         served_s = 0.0 if self._ready_at is None else time.monotonic() - self._ready_at
         self._failed_starts = self._failed_starts + 1 if self._ready_at is None else 0
         self._failures = 1 if served_s >= _STABLE_S else self._failures + 1
@@ -80,9 +80,9 @@ class EngineSupervisor:
         return self._failed_starts >= _MAX_FAILED_STARTS
 
     def _starve(self) -> bool:
-        """There was no process to be had. Returns whether to wait for one no longer.
+        """Counts a process that could not be started. Returns whether the engine is given up.
 
-        That is no fault of an engine which has been ready before: others may give back what they took.
+        An engine that has been ready before waits longer: other processes may release what they took.
         """
         self._failures += 1
         if not self._was_ready:
@@ -139,7 +139,7 @@ class EngineSupervisor:
 
 
 def pause_s(failures: int) -> float:
-    """Before the next attempt, after so many failures in a row."""
+    """The pause before the next attempt, after this number of consecutive failures."""
     return float(min(_FIRST_PAUSE_S * 2 ** min(failures - 1, 20), _LONGEST_PAUSE_S))
 
 

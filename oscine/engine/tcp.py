@@ -1,12 +1,12 @@
-"""ZeroMQ sockets between machines: where they listen, who may come in, and how the loss of a machine is noticed.
+"""ZeroMQ sockets between machines: addresses, keys, and heartbeats that notice the loss of a machine.
 
-With a key, every connection is encrypted and both ends prove that they have it (CURVE): the processes of a cluster
-share one. Strangers are turned away before a message of theirs is read. Two pairs of keys are drawn from the one key,
-for those that listen and for those that come.
+The processes of a cluster share a key. With it every connection is encrypted, and both ends prove that they have the
+key (CURVE). A connection without the key is refused before any of its messages is read. Two key pairs are derived from
+the key: one for sockets that bind, one for sockets that connect.
 
-A machine that is lost closes no connection, so somebody has to ask whether it is there. ZeroMQ's own thread asks and
-answers, without the interpreter: an engine that compiles, or computes a long step, is not taken for dead. Sockets on
-one machine need none of it: the end of a process closes them, and a process that was only stopped may go on.
+A machine that is lost closes no connection, so heartbeats ask whether it is there. ZeroMQ's own thread sends and
+answers them without the interpreter. So an engine that compiles, or computes a long step, is not taken for dead.
+Sockets on one machine need none: the end of a process closes them, and a process that was only stopped may go on.
 """
 
 from collections.abc import Callable
@@ -25,8 +25,8 @@ _HEARTBEAT_MS = 1000
 # From asking to being given up. Longer than a busy machine keeps a thread from its turn, or a network drops packets;
 # with the interval, what is lost is noticed within 5 s.
 _HEARTBEAT_TIMEOUT_MS = 4000
-_LARGEST_MESSAGE = 64 << 20  # bytes that one who comes may send; a prompt of 131,072 tokens has less than 1 MB
-_GATE = "inproc://zeromq.zap.01"  # where ZeroMQ asks whether a connection may be (RFC 27)
+_LARGEST_MESSAGE = 64 << 20  # bytes per received message; a prompt of 131,072 tokens has less than 1 MB
+_GATE = "inproc://zeromq.zap.01"  # where ZeroMQ asks whether to accept a connection (RFC 27)
 _DOMAIN = b"oscine"
 
 
@@ -36,7 +36,7 @@ class _Pair(NamedTuple):
 
 
 class _Keys(NamedTuple):
-    """In Z85, as ZeroMQ takes them."""
+    """The key pairs, in ZeroMQ's encoding Z85."""
 
     server: _Pair
     client: _Pair
@@ -58,7 +58,7 @@ def expect_heartbeats(socket: zmq.Socket[Any]) -> None:
 
 
 def connect(socket: zmq.Socket[Any], address: str, key: str = "") -> None:
-    """Connects to an endpoint; over TCP with heartbeats, and with a key only to one that has it too.
+    """Connects to an endpoint; over TCP with heartbeats. With a key, only to a socket that has the same key.
 
     Raises ZMQError.
     """
@@ -74,7 +74,7 @@ def connect(socket: zmq.Socket[Any], address: str, key: str = "") -> None:
 
 
 def bind_tcp(socket: zmq.Socket[Any], host: str, key: str = "") -> str:
-    """Binds a free port of this machine's address `host`, with a key for those alone that have it too.
+    """Binds a free port of this machine's address `host`. With a key, only sockets with the same key can connect.
 
     Returns the endpoint for others. Raises ValueError.
     """
@@ -92,10 +92,10 @@ def bind_tcp(socket: zmq.Socket[Any], host: str, key: str = "") -> str:
 
 
 def bind_to(socket: zmq.Socket[Any], endpoint: str, option: str, *, everywhere: bool) -> str:
-    """Binds an endpoint that a user gave with `option`, or connects it where it names another machine's port, as vLLM
-    does: it binds where there is a wildcard. That is of this machine's loopback alone unless `everywhere`.
+    """Binds an endpoint that a user gave with `option` if it has a wildcard, else connects to it, as vLLM does.
 
-    Returns where others find it. Raises ValueError.
+    A wildcard means this machine's loopback only, unless `everywhere`. Returns the endpoint for others. Raises
+    ValueError.
     """
     socket.set(zmq.IPV6, "[" in endpoint)
     attach = socket.bind if listens(endpoint) else socket.connect
@@ -114,17 +114,17 @@ def port_of(socket: zmq.Socket[Any]) -> str:
 
 
 def _admit_members(socket: zmq.Socket[Any], key: str) -> None:
-    """For all that the socket binds from now on."""
+    """Requires the key for everything that the socket binds from now on."""
     server, client = _keys(key)
     _open_gate(socket.context, lambda public: public == z85.decode(client.public))
     socket.set(zmq.CURVE_SERVER, 1)
     socket.set(zmq.CURVE_SECRETKEY, server.secret)
     socket.set(zmq.ZAP_DOMAIN, _DOMAIN)
-    socket.set(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without an answer there is no connection
+    socket.set(zmq.ZAP_ENFORCE_DOMAIN, 1)  # no connection without an answer from the gate
 
 
 def _open_gate(context: zmq.Context[Any], knows: Callable[[bytes], bool]) -> None:
-    """Answers who may come in to the sockets of a context, from a thread of its own, until the context ends."""
+    """Decides which connections the sockets of a context accept, in a thread of its own, until the context ends."""
     shadow: zmq.Context[zmq.Socket[bytes]] = zmq.Context.shadow(context.underlying)
     gate = shadow.socket(zmq.REP)
     gate.set(zmq.LINGER, 0)

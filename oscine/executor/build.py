@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # they need torch and NIXL
     from oscine.executor.runner import TorchExecutor
 
 _FAKE_TOKENS_PER_SEQUENCE = 4096
-# 1,024 tokens at the begin of a prompt, 35 behind 100,000 others: some seconds on one slow core.
+# The first 1,024 tokens of a prompt, or 35 tokens after 100,000 others: some seconds on one slow core.
 _CPU_ATTENDED = 1 << 23
 
 
@@ -34,7 +34,7 @@ class BuiltExecutor:
     sliding_window: int  # tokens
     num_full_pages: int
     num_sliding_pages: int
-    max_attended: int | None = None  # by the prompts of a step, in tokens times tokens; None: no limit
+    max_attended: int | None = None  # query-key pairs that the prompts of one step may have; None: no limit
     transfer: "KVTransfer | None" = None  # where the options want pages to move between engines
 
 

@@ -40,9 +40,9 @@ _MOST_COMPILED = 512  # grammars that are kept, some 20 to 200 KB each
 _COMPILERS = 2  # threads: what takes long does not hold up what does not
 _MOST_THREADS = 16  # that make masks
 _UNTRIED = (UndecidedError, TooManyGrammarsError, OSError)  # what a grammar without a verdict raises
-# All sequences wait for the slowest mask. An ordinary token takes well under a millisecond of processor time.
-_STEP_S = 0.02  # that each token of a sequence may take
-_MOST_DEBT_S = 0.3  # that a sequence may be behind
+# All sequences wait for the slowest mask. An ordinary token takes well under a millisecond of CPU time.
+_STEP_S = 0.02  # CPU time allowed per token of a sequence
+_MOST_DEBT_S = 0.3  # CPU time beyond that which a sequence may accumulate
 # Sets of tokens that are looked at together where all of them may come: spaces, and text of up to so many characters
 # that needs no escape in JSON. With few lengths, strings of a largest length take twice the time.
 _TEXT = r'[^"\\\x00-\x1F\x7F]'
@@ -54,7 +54,7 @@ _SLICES = [
 
 
 class Markers(NamedTuple):
-    """The tokens that a header of harmony begins with, and <|message|>, which ends it; -1 where there is none."""
+    """The tokens that begin a harmony header, and <|message|>, which ends it; -1 if the vocabulary lacks it."""
 
     start: int
     end: int
@@ -184,7 +184,7 @@ class _Live:
     matcher: "LLMatcher"
     stop_token_ids: tuple[int, ...]  # not to be sampled before min_end, if there is anything else
     min_end: int  # position
-    debt_s: float = 0.0  # processor time that its tokens took beyond _STEP_S each
+    debt_s: float = 0.0  # CPU time of its tokens beyond _STEP_S per token
     sampled: Callable[[], int] | None = None  # the token that was sampled since, once it is known
 
 
@@ -195,7 +195,7 @@ class Constraints:
         self.grammars = grammars
         self._live: dict[int, _Live] = {}  # by slot; until the grammar has come to its end
         self._errors: dict[int, str] = {}  # by slot
-        self._some_are_slow = False  # of the sequences of the last step
+        self._some_are_slow = False  # whether the last step had a slow sequence
         self._threads: LLExecutor | None = None
 
     def place(self, new: NewSequence) -> None:
@@ -239,7 +239,7 @@ class Constraints:
             live = self._live.get(slot)
             if live is not None and live.sampled is not None:
                 token_id, live.sampled = live.sampled(), None
-                if token_id < 0:  # there was none to sample; the sequence ends
+                if token_id < 0:  # no token could be sampled; the sequence ends
                     del self._live[slot]
                 else:
                     self._consume(slot, [token_id])
@@ -265,7 +265,7 @@ class Constraints:
                 _forbid(masks_KW[row], live.stop_token_ids)
 
     def _fill_measured(self, slots_K: Sequence[int], masks_KW: ColumnArray) -> None:
-        """Each by itself, so that it is known which of them take long."""
+        """Makes each mask by itself, to measure which sequences take long."""
         from llguidance.numpy import fill_next_token_bitmask
 
         def fill(slot: int, row: int) -> float:
@@ -291,7 +291,7 @@ class Constraints:
         self._judge(slot)
 
     def _judge(self, slot: int) -> None:
-        """Lets go of a matcher that has come to its end, to none, or that holds up all others."""
+        """Drops a matcher that has ended, has failed, or takes so long that it delays all others."""
         live = self._live[slot]
         if live.matcher.is_error():
             self._errors[slot] = f"the grammar cannot be followed: {_first_line(live.matcher)}"
@@ -309,7 +309,7 @@ class Constraints:
 
 
 def mask_of(token_ids: IntArray, num_words: int) -> NDArray[np.int32]:
-    """That of these tokens, of all of its words."""
+    """The mask that allows these tokens, with all of its words."""
     bits = np.zeros(32 * num_words, np.uint8)
     bits[token_ids] = 1
     return np.packbits(bits, bitorder="little").view(np.int32)

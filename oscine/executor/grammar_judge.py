@@ -1,7 +1,7 @@
 """A process that tries grammars: `python -P -m oscine.executor.grammar_judge`.
 
-It prints a line when it is ready. Each line of standard input is a list of trials as JSON, each further line of the
-output their first problem or null. It ends with its standard input, also in the middle of a trial.
+It prints one line when it is ready. Then it reads one JSON list of trials per line, and prints their first problem or
+null. It ends when its standard input ends, even in the middle of a trial.
 """
 
 import json

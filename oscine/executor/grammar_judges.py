@@ -1,6 +1,7 @@
-"""Tries grammars in processes that are killed when they take too long, as a grammar can be written that takes hours.
+"""Tries grammars in processes that are killed when they take too long. Compiling a hostile grammar can take hours.
 
-Threads and processes of its own, so that a slow grammar delays nothing but grammars, and no exit. Any thread may call.
+Trials have threads and processes of their own. So a slow grammar delays other grammars only, not the exit of the
+server. Any thread may call.
 """
 
 import contextlib
@@ -17,13 +18,13 @@ from functools import cache
 from oscine.executor.grammar_trial import Problem, Trial
 from oscine.python_child import child_environment, module_command
 
-DEADLINE_S = 10.0  # of one grammar; an ordinary one takes milliseconds
+DEADLINE_S = 10.0  # per grammar; an ordinary one takes milliseconds
 _MOST_JUDGES = 4
 _MOST_WAITING = 256  # per owner
 
 
 class TooManyGrammarsError(Exception):
-    """An owner has as many grammars waiting as it may."""
+    """An owner has the most grammars waiting that it may have."""
 
 
 class UndecidedError(Exception):
@@ -31,7 +32,7 @@ class UndecidedError(Exception):
 
 
 class _Case(Future[Problem | None]):
-    """What is to be tried. To cancel it kills the process that tries it."""
+    """Trials with their result. Cancelling it kills the process that runs the trials."""
 
     def __init__(self, trials: Sequence[Trial], owner: str | None) -> None:
         super().__init__()
@@ -57,7 +58,7 @@ class _Case(Future[Problem | None]):
 
 
 class GrammarJudges:
-    """Judges at most `count` grammars at once, and of one owner one less, so that there is always room for others."""
+    """Judges at most `count` grammars at once, and one less per owner, so that other owners always find room."""
 
     def __init__(self, count: int | None = None, deadline_s: float = DEADLINE_S) -> None:
         self._count = count or max(2, min(_MOST_JUDGES, len(os.sched_getaffinity(0))))
@@ -69,15 +70,15 @@ class GrammarJudges:
         self._num_threads = self._num_idle = 0
 
     def start(self) -> None:
-        """Starts one process, so that the first grammar need not wait for it."""
+        """Starts one process in advance, so that the first grammar does not wait for it."""
         with self._changed:
             if not self._num_threads:
                 self._add_thread()
 
     def judge(self, trials: Sequence[Trial], owner: str | None = None) -> Future[Problem | None]:
-        """The first problem of the trials. `owner` is the client that is charged for it.
+        """The first problem of the trials. `owner`: the client to whose limits they count.
 
-        Raises TooManyGrammarsError. The future raises UndecidedError, or OSError where no process can be had.
+        Raises TooManyGrammarsError. The future raises UndecidedError, or OSError if no process can be started.
         """
         case = _Case(trials, owner)
         with self._changed:
@@ -104,7 +105,7 @@ class GrammarJudges:
                 self._changed.notify_all()
 
     def _next(self) -> _Case:
-        """Waits for a case whose owner may have one more under way."""
+        """Waits for a case whose owner may have another one in progress."""
         with self._changed:
             while (case := self._admissible()) is None:
                 self._num_idle += 1
@@ -121,7 +122,7 @@ class GrammarJudges:
 
 
 class _Judge:
-    """One process, started again after it was killed. Belongs to one thread."""
+    """One process, started again after it was killed. One thread owns it."""
 
     def __init__(self, deadline_s: float) -> None:
         self._deadline_s = deadline_s
@@ -153,7 +154,7 @@ class _Judge:
 
 
 def _start() -> subprocess.Popen[bytes]:
-    """Returns when it is ready, so that no grammar is charged for its start."""
+    """Starts a process and waits until it is ready, so that its start does not count to a deadline."""
     command, pipe = module_command("oscine.executor.grammar_judge"), subprocess.PIPE
     process = subprocess.Popen(
         command,
@@ -161,7 +162,7 @@ def _start() -> subprocess.Popen[bytes]:
         stdout=pipe,
         stderr=subprocess.DEVNULL,
         env=child_environment(),
-        start_new_session=True,  # a ctrl-C is not for it
+        start_new_session=True,  # so that ctrl-C does not reach it
     )
     assert process.stdout is not None
     process.stdout.readline()
@@ -187,11 +188,11 @@ def _answer(process: subprocess.Popen[bytes], trials: Sequence[Trial], deadline_
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     process.kill()
-    with contextlib.suppress(BrokenPipeError):  # of a line that was not read
+    with contextlib.suppress(BrokenPipeError):  # from a line that was not read
         process.communicate()
 
 
 @cache
 def judges() -> GrammarJudges:
-    """Those of this process, for all of its models."""
+    """The judges of this process, shared by all of its models."""
     return GrammarJudges()

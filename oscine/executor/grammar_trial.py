@@ -1,7 +1,7 @@
-"""Whether llguidance can use a grammar: its limits, and a trial of what they do not bound.
+"""Trials of grammars: whether llguidance can compile and follow them within its limits.
 
-The limits bound the states of a lexer and the size of a grammar. They bound neither the time of a compilation nor that
-of a mask, so a trial runs in a process that can be killed: see grammar_judges.py.
+The limits bound the states of a lexer and the size of a grammar. They bound neither the time to compile nor the time
+per mask. So a trial runs in a process that can be killed: see grammar_judges.py.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from llguidance import LLParserLimits, LLTokenizer
 
-_WALKED = 32  # bytes at the begin of a text
+_WALKED = 32  # bytes at the beginning of a text
 _PRINTABLE = sum(1 << byte for byte in range(0x21, 0x7F))
 
 
@@ -22,7 +22,7 @@ class Trial(NamedTuple):
 
 class Problem(NamedTuple):
     trial: int  # its index
-    message: str  # in a line or a few, for the author of the grammar
+    message: str  # one line or a few, for the author of the grammar
 
 
 @cache
@@ -33,7 +33,7 @@ def limits() -> "LLParserLimits":
 
 
 def first_problem(trials: Sequence[Trial]) -> Problem | None:
-    """May take minutes, for a grammar that was written to."""
+    """The first problem of the trials, or None. A hostile grammar takes minutes."""
     for index, trial in enumerate(trials):
         message = _early_problem(trial.grammar) if trial.walk else _problem(trial.grammar)
         if message:
@@ -48,9 +48,9 @@ def _problem(grammar: str) -> str:
 
 
 def _early_problem(grammar: str) -> str:
-    """What a walk through the first bytes runs into: what compiles may still leave too much open to be followed.
+    """The problem that following the grammar through its first bytes has: it may compile, but have too many states.
 
-    It takes the lowest byte that prints; in JSON that is a quotation mark wherever one may come, so it gets on.
+    Each step takes the lowest printable byte that is allowed. In JSON that is a quotation mark where possible.
     """
     from llguidance import LLMatcher
 

@@ -1,11 +1,11 @@
-"""Headers of harmony messages: which tokens may come in them. Text is free, and costs next to nothing.
+"""Constrains the headers of harmony messages to a grammar. Text is free, and costs almost nothing.
 
-A grammar says what a header is, from the marker that begins it to <|message|>. No matcher follows a sequence: in text,
-tokens are only compared with the markers, all rows of a step at once; in a header, what may come next is looked up by
-its few tokens so far, which all sequences of one grammar share. Knows tokens; nothing of what a grammar says.
+The grammar describes one header, from the marker that begins it to <|message|>. No matcher follows a sequence. In text,
+the tokens of all rows of a step are compared with the markers at once. In a header, the allowed tokens are looked up by
+the header's tokens so far, in a table that all sequences of one grammar share.
 
-In text the last token is not waited for, so the step after a marker is launched before the marker is known. The first
-token of such a header is free as well, and passed over where the grammar does not have it.
+In text the host does not wait for the last token, so the step after a marker is launched before the marker is known.
+The first token of such a header is therefore free. It is ignored if the grammar does not allow it.
 """
 
 from collections import OrderedDict, deque
@@ -20,8 +20,8 @@ from oscine.executor.grammar import Grammars, Markers
 from oscine.executor.slots import IntArray
 from oscine.types import NewSequence
 
-_MOST_RULES = 256  # that are kept
-_MOST_BEGINS = 512  # of headers, per rule, with what may come next
+_MOST_RULES = 256  # rules that are kept
+_MOST_BEGINS = 512  # beginnings of headers that are kept per rule, with their next tokens
 
 _MOST_CHOSEN = 1024  # tokens in the rows of a Few
 
@@ -29,14 +29,14 @@ _Tokens = tuple[int, ...]
 
 
 class Few(NamedTuple):
-    """Tokens that may come in some rows of a step, where they are few. Suffixes as in ops/choose/few.py."""
+    """The allowed tokens of some rows of a step, if they are few. Suffixes as in ops/choose/few.py."""
 
     rows_K: IntArray
     ids_KA: IntArray
 
     @classmethod
     def of(cls, allowed: dict[int, IntArray]) -> "Few | None":
-        """Of what Headers.advance found; None where there are too many to look at one by one."""
+        """Made from the result of Headers.advance; None if the tokens are more than _MOST_CHOSEN."""
         longest = max(map(len, allowed.values()))
         if longest * len(allowed) > _MOST_CHOSEN:
             return None
@@ -48,12 +48,12 @@ class HeaderRule:
     """A grammar of headers."""
 
     def __init__(self, grammars: Grammars, grammar: str) -> None:
-        """Raises ValueError for one that cannot be compiled."""
+        """Raises ValueError for a grammar that cannot be compiled."""
         self._matcher = grammars.matcher(grammar)
         self._next: dict[_Tokens, IntArray] = {}
 
     def next(self, begin: _Tokens) -> IntArray:
-        """Tokens that may follow the begin of a header, ascending."""
+        """The tokens that may follow the beginning of a header, ascending."""
         found = self._next.get(begin)
         if found is None:
             if len(self._next) >= _MOST_BEGINS:
@@ -73,17 +73,17 @@ class HeaderRule:
 @dataclass(slots=True)
 class _Sequence:
     rule: HeaderRule
-    header: _Tokens | None = None  # so far; None in text
-    ruled_from: int = 0  # position: the token after a marker is free
+    header: _Tokens | None = None  # its tokens so far; None in text
+    ruled_from: int = 0  # first constrained position: the token after a marker is free
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """Tokens that a step sampled."""
+    """The tokens that a step sampled."""
 
     slots_M: IntArray
     positions_M: IntArray
-    owners_M: IntArray  # as Headers._owners; 0 where there is nothing to see, any more
+    owners_M: IntArray  # as Headers._owners; 0 for rows without a rule and rows already read
     token_ids: Callable[[], list[int]]  # waits
 
 
@@ -92,7 +92,7 @@ class Headers:
 
     def __init__(self, grammars: Grammars, num_slots: int) -> None:
         self._grammars = grammars
-        self._markers = Markers(-1, -1, -1, -1)  # until there is a rule, as the vocabulary is read in the background
+        self._markers = Markers(-1, -1, -1, -1)  # until the first rule: the vocabulary is read in the background
         self._rules: OrderedDict[str, HeaderRule] = OrderedDict()
         self._sequences: dict[int, _Sequence] = {}  # by slot
         self._errors: dict[int, str] = {}  # by slot
@@ -104,7 +104,7 @@ class Headers:
     def place(self, new: NewSequence) -> None:
         """A sequence takes a slot, with or without a rule, and perhaps with tokens that it has generated.
 
-        The prompt says where it stands: in the header that its last message begins with, or in the text behind it.
+        The prompt ends in the header of its last message, or in the text after it. Its last tokens say which.
         """
         slot, grammar = new.slot, new.sampling.headers
         self._sequences.pop(slot, None)
@@ -127,15 +127,15 @@ class Headers:
         return {slot: self._errors[slot] for slot in slots if slot in self._errors} if self._errors else {}
 
     def sampled(self, slots_M: IntArray, positions_M: IntArray, token_ids: Callable[[], list[int]]) -> None:
-        """A step samples tokens for these slots, to stand at these positions; `token_ids` waits for them."""
+        """Notes that a step samples tokens for these slots and positions; `token_ids` waits for them."""
         owners_M = self._owners[slots_M]
         if owners_M.any():
             self._steps.append(_Step(slots_M, positions_M, owners_M, token_ids))
 
     def advance(self, slots_N: IntArray, positions_N: IntArray) -> dict[int, IntArray]:
-        """By row, the tokens that may come at the position, ascending; rows where all may are left out.
+        """The allowed tokens by row, ascending; unconstrained rows are left out.
 
-        Waits for what was sampled last if one of the slots is in a header.
+        Waits for the tokens that were sampled last if one of the slots is in a header.
         """
         while len(self._steps) > 1:
             self._see(self._steps.popleft(), in_text=True)
@@ -151,7 +151,7 @@ class Headers:
         return found
 
     def _see(self, step: _Step, *, in_text: bool) -> None:
-        """Takes in what a step sampled for sequences that are in a header, and also markers for those `in_text`."""
+        """Reads the tokens that a step sampled for sequences in a header; with `in_text` also the markers in text."""
         in_header_M = self._in_header[step.slots_M]
         if not (in_text or in_header_M.any()):
             return
@@ -165,7 +165,7 @@ class Headers:
         step.owners_M[due_M] = 0
 
     def _take_all(self, slot: int, token_ids: IntArray, position: int) -> None:
-        """Tokens from a position on."""
+        """Reads the tokens of a slot from a position on."""
         marked = self._markers.among(token_ids).nonzero()[0]
         i = 0
         while i < len(token_ids):
@@ -196,5 +196,5 @@ class Headers:
 
 
 def _last(token_ids: Sequence[int], token: int, end: int) -> int:
-    """Where a token stands last before `end`; `end` if it does not."""
+    """The last index of a token before `end`; `end` if there is none."""
     return next((i for i in range(end - 1, -1, -1) if token_ids[i] == token), end)

@@ -1,6 +1,6 @@
-"""Bytes of main memory that this process may still take: what the machine has left, and what its control groups allow.
+"""Bytes of main memory that this process may still take: the free memory, bounded by its control groups.
 
-Reads Linux's /proc and /sys alone; knows no plan.
+Read from Linux's /proc and /sys.
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ _V1 = ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes",
 
 
 def available_bytes(root: Path = Path("/")) -> int | None:
-    """None where the system does not say. `root` is where its proc and sys are."""
+    """Bytes, or None if the system does not say. `root`: the folder with proc and sys."""
     machine = _table(root / "proc/meminfo").get("MemAvailable:")
     found = [] if machine is None else [machine * 1024]
     found += _left_by_groups(root)
@@ -20,7 +20,7 @@ def available_bytes(root: Path = Path("/")) -> int | None:
 
 
 def _left_by_groups(root: Path) -> Iterator[int]:
-    """Of each group that this process is in, from its own up to the outermost."""
+    """The bytes left of each control group of this process, from its own to the outermost."""
     for line in _text(root / "proc/self/cgroup").splitlines():
         number, controllers, path = line.split(":", 2)
         if number != "0" and "memory" not in controllers.split(","):
@@ -41,7 +41,7 @@ def _left(group: Path, limit: str, usage: str, reclaimable: str) -> int | None:
 
 
 def _table(path: Path) -> dict[str, int]:
-    """Lines of a name and a number."""
+    """The numbers by name, from lines of a name and a number."""
     rows = (line.split() for line in _text(path).splitlines())
     return {row[0]: int(row[1]) for row in rows if len(row) > 1 and row[1].isdigit()}
 

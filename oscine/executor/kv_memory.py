@@ -92,10 +92,10 @@ def plan_memory(
     gpu: DeviceMemory | None = None,
     host_bytes: int | None = None,
 ) -> MemoryPlan:
-    """`weights` in bytes; `element_bytes` of one activation or KV element; `gpu` where the model runs on one.
+    """`weights`: bytes. `element_bytes`: size of one activation or KV element. `gpu`: None on a CPU.
 
-    `host_bytes` is what a model on a CPU may take, where that is known. Raises ValueError, with the arithmetic, when
-    not even one sequence of the length asked for fits, or the whole does not fit the memory.
+    `host_bytes`: the memory that a model on a CPU may take, if known. Raises ValueError, with the arithmetic, if one
+    sequence of the length asked for does not fit, or if the whole does not fit the memory.
     """
     page_size, page = options.cache.page_size, page_bytes(config, options.cache.page_size, element_bytes)
     if not (page.full and page.sliding):

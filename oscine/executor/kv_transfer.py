@@ -147,8 +147,10 @@ class KVTransfer:
         *,
         local: bool = False,
     ) -> None:
-        """`memory` without an agent: regions that stay where they are as long as `owner`, or this, lives. `local`: for
-        processes of this machine alone; NIXL listens on no network then."""
+        """`memory` without an agent: regions that stay in place as long as `owner`, or this object, lives.
+
+        `local`: only processes of this machine transfer pages; NIXL then listens on no network.
+        """
         self._owner = owner
         self._layouts: dict[Group, PageLayout] = {"full": full, "sliding": sliding}
         self._rank, self._memory = rank, memory

@@ -176,9 +176,9 @@ class TorchExecutor:
         return Sampled(ids_N)
 
     def _ruled(self, slots_N: IntArray, positions_N: IntArray) -> Allowed | Few | None:
-        """What grammars allow next, if any row has one: a few tokens of rows that are plain, or masks.
+        """The tokens that grammars allow next: a few tokens if all rows are plain, else masks; None without a grammar.
 
-        Waits for the step before this one, whose tokens say it: call it when the device has this step's work.
+        Waits for the tokens of the step before this one. So call it after this step's work is queued on the device.
         """
         rows_K, headers = self._constraints.advance(slots_N), self._headers.advance(slots_N, positions_N)
         few = Few.of(headers) if headers and not rows_K and self._sampler.is_plain(slots_N) else None
@@ -189,7 +189,7 @@ class TorchExecutor:
     def _masks(
         self, slots_N: IntArray, positions_N: IntArray, rows_K: list[int], headers: dict[int, IntArray]
     ) -> Allowed:
-        """Of rows with a grammar, and of rows in a header with what may come there."""
+        """The masks of rows with a grammar, and of rows in a header with their allowed tokens."""
         count, num_words = len(rows_K), self._grammars.num_words
         masks_KW = staging((count + len(headers), num_words), self.device)
         if rows_K:

@@ -104,14 +104,14 @@ class Sampler:
         return SamplingBatch(floats, integers, floats, floats, integers, integers, greedy=True, truncated=False)
 
     def is_plain(self, slots_N: IntArray) -> bool:
-        """Whether no row asks for more than temperature, and all are sampled at once."""
+        """Whether all rows use at most temperature, and all are sampled at once."""
         if self._wants_logits(slots_N):
             return False
         sampled_at_once = len(slots_N) <= SAMPLED_AT_ONCE and not self._truncated[slots_N].any()
         return sampled_at_once or not self._temperature[slots_N].any()
 
     def plain(self, slots_N: IntArray, positions_N: IntArray) -> SamplingBatch:
-        """What a chooser is asked for rows that are plain."""
+        """The sampling parameters of plain rows, for a chooser."""
         if not self._temperature[slots_N].any():
             return self.greedy(len(slots_N))
         return self._batch(slots_N, positions_N, None)
@@ -119,7 +119,7 @@ class Sampler:
     def narrowed(
         self, ids_N: Tensor, x_NH: Tensor, head_VH: Tensor, slots_N: IntArray, positions_N: IntArray, few: Few
     ) -> Tensor:
-        """The tokens of plain rows, where those that `few` names are chosen among its tokens."""
+        """The tokens of plain rows. Rows in `few` are chosen among its tokens."""
         rows_K, few_KA = upload(few.rows_K, self._device), upload(few.ids_KA, self._device)
         if few_KA.shape[1] == 1:
             return ids_N.index_copy(0, rows_K, few_KA[:, 0])

@@ -20,20 +20,20 @@ ROOT_FILES = ["*.json", "*.jinja", "*.safetensors"]
 FOLDERS = ["*/*"]
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _SHORT_NAMES = {name: f"openai/{name}" for name in ("gpt-oss-20b", "gpt-oss-120b")}
-_PROBE_S = 10.0  # for the hub to answer at all; its library tries six times
+_PROBE_S = 10.0  # for the first answer of the hub; its library would try six times
 
 
 def find_folder(options: ModelOptions) -> Path:
-    """Raises ValueError when the model is no folder and cannot be had from the hub, or is none that Oscine serves."""
+    """The folder of the model. Raises ValueError if the hub does not have it, or if Oscine cannot serve it."""
     return _local(options.model) or _Hub(options, options.model).fetch_model()
 
 
 def check_model(options: ModelOptions) -> Path:
-    """The folder of the tokenizer; no weights are fetched. Raises ValueError as `find_folder` does."""
+    """The folder of the tokenizer; fetches no weights. Raises ValueError as `find_folder` does."""
     folder = _local(options.model)
     if folder is None:
         ModelConfig.from_file(_Hub(options, options.model).fetch(CONFIG))
-    elif not (folder / CONFIG).exists():  # what is wrong in one that is there, the engine says at once
+    elif not (folder / CONFIG).exists():  # the engine checks an existing one at once
         raise ValueError(f"{folder / CONFIG}: missing")
     return find_tokenizer(options)
 
@@ -48,7 +48,7 @@ def find_tokenizer(options: ModelOptions) -> Path:
 
 
 def _local(name: str) -> Path | None:
-    """Raises ValueError for what cannot be a name on the hub."""
+    """The folder if `name` is one; None for a name on the hub. Raises ValueError for any other name."""
     if name == NANO:
         return NANO_FOLDER
     if Path(name).is_dir():
@@ -61,10 +61,10 @@ def _local(name: str) -> Path | None:
 
 
 class _Hub:
-    """One repository of the hub; what was fetched of it before, where the hub cannot be reached."""
+    """One repository of the hub, or its local cache if the hub cannot be reached."""
 
     def __init__(self, options: ModelOptions, name: str) -> None:
-        from huggingface_hub import constants  # imported here: a machine that only measures has no need of it
+        from huggingface_hub import constants  # imported here: a machine that only measures need not have it
 
         self._model = name
         self._own = name == options.model
@@ -78,7 +78,7 @@ class _Hub:
         self._has_tokenizer = options.tokenizer is None
 
     def fetch_model(self) -> Path:
-        """All that is needed, in the order in which it can be found wanting."""
+        """Fetches the configuration, the tokenizer, then the weights, so that errors come before the large download."""
         from huggingface_hub import snapshot_download
 
         ModelConfig.from_file(self.fetch(CONFIG))
@@ -113,11 +113,11 @@ class _Hub:
 
 
 def _unreachable(endpoint: str) -> str | None:
-    """Why the hub does not answer."""
+    """The reason why the hub does not answer; None if it does."""
     from huggingface_hub import get_session
 
     try:
         get_session().head(endpoint, timeout=_PROBE_S)
-    except Exception as error:  # of whichever HTTP library huggingface_hub has
+    except Exception as error:  # from either HTTP library of huggingface_hub
         return f"{endpoint}: {str(error) or type(error).__name__}"
     return None

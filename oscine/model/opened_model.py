@@ -21,8 +21,8 @@ RANDOM_SEED = 0
 @dataclass(frozen=True, slots=True)
 class OpenedModel:
     config: ModelConfig
-    folder: Path | None  # where config.json is; None with random weights
-    tokenizer: Path | None  # where tokenizer.json is, if it is known
+    folder: Path | None  # folder of config.json; None with random weights
+    tokenizer: Path | None  # folder of tokenizer.json, if known
     source: TensorSource
     device: torch.device
     dtype: torch.dtype  # of activations, KV and unquantised weights

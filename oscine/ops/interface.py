@@ -109,7 +109,7 @@ class SamplingBatch:
 
 
 class Sampled(NamedTuple):
-    token_ids_N: Tensor  # int64; -1 for a row of which no logit is a number above -inf
+    token_ids_N: Tensor  # int64; -1 for a row without a logit above -inf
     logprobs_N: Tensor | None = None  # float32; of the sampled tokens, before any adjustment
     top_ids_NK: Tensor | None = None  # int64
     top_logprobs_NK: Tensor | None = None  # float32

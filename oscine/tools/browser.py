@@ -61,7 +61,7 @@ class _FindArguments(msgspec.Struct):
 
 
 class _Result(NamedTuple):
-    """A hit on a page of results."""
+    """One search result on a page of results."""
 
     url: str
     title: str
@@ -132,7 +132,7 @@ class BrowserTool:
                     yield Citation(match.start(), match.end(), source)
 
     def _source(self, shown: _Shown, first: int, last: int) -> Source | None:
-        """A cited page of results stands for the first result that has one of the lines."""
+        """The source of cited lines. On a page of results it is the first result that has one of the lines."""
         if not shown.url.startswith(_SEARCH):
             return Source(shown.url, shown.title)
         cited = (result for result in shown.results if result.first <= last and result.last >= first)
@@ -201,7 +201,7 @@ class BrowserTool:
 
 
 def _shown(url: str, title: str, results: Sequence[Any] = ()) -> _Shown:
-    """What `state` gave; that of earlier versions had no results."""
+    """A page restored from `state`; earlier versions stored no results."""
     return _Shown(url, title, [_Result(*result) for result in results])
 
 

@@ -50,7 +50,7 @@ REFUSED = {  # system calls, by their number on x86-64 and on ARM64
 SOCKET = {"x86_64": 41, "aarch64": 198}
 SETSOCKOPT = {"x86_64": 54, "aarch64": 208}
 SOL_SOCKET = 1
-SOCKET_BUFFERS = (7, 8, 32, 33)  # SO_SNDBUF, SO_RCVBUF and their FORCE; no limit counts them, so they stay as they are
+SOCKET_BUFFERS = (7, 8, 32, 33)  # SO_SNDBUF, SO_RCVBUF and their FORCE; no limit counts them, so they keep their size
 SOCKET_FAMILIES = (1, 2, 10, 16)  # UNIX, IPv4, IPv6 and netlink, which the network namespace holds back
 X32 = 0x40000000  # where the numbers of another way into the kernel of x86-64 begin; those of ARM64 are far below
 
@@ -67,7 +67,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def main(config: dict[str, Any]) -> NoReturn:
     _call("syscall", SYS_CLOSE_RANGE, 3, 0xFFFFFFFF, 0)  # an event loop may leave files open to a process it starts
     os.nice(10)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's own handler would show where this file lies
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's own handler would print the path of this file
     if config["isolated"]:
         _isolate(config)
     _die_with_parent()
@@ -183,7 +183,7 @@ def _limit(config: dict[str, Any]) -> None:
         resource.RLIMIT_AS: config["memory_bytes"],
         resource.RLIMIT_CPU: config["cpu_s"],
         resource.RLIMIT_FSIZE: config["tmp_bytes"],
-        resource.RLIMIT_NOFILE: 32,  # each may be a socket with a buffer
+        resource.RLIMIT_NOFILE: 32,  # each file may be a socket with a buffer
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_MEMLOCK: 0,
         resource.RLIMIT_MSGQUEUE: 0,

@@ -14,8 +14,8 @@ from oscine.chat.messages import ToolNamespace
 logger = logging.getLogger(__name__)
 
 
-CITATION_END = "】"  # what every citation ends with
-CITATION_LENGTH = 256  # characters; none is longer
+CITATION_END = "】"  # last character of every citation
+CITATION_LENGTH = 256  # characters of the longest citation
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,11 +79,11 @@ class _Stream:
         self.open: str | None = None  # id of the item that is open
         self.part: dict[str, Any] | None = None  # that is open
         self.sums: dict[str, str] = {}
-        self.told: set[str] = set()  # sums that a done event has told
+        self.told: set[str] = set()  # sums that a done event has sent
         self.logprobs: list[Any] = []
         self.annotations: list[Any] = []
         self.part_text: str | None = None  # told by a text's done event
-        self.summary: list[dict[str, Any]] = []  # parts that the events of the open item told
+        self.summary: list[dict[str, Any]] = []  # parts that the events of the open item sent
         self.summary_open = False
 
     def read(self, event: Event) -> None:

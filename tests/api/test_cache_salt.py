@@ -1,4 +1,4 @@
-"""What the prefix cache gives away: a request with a salt finds what the same salt left there, and nothing else."""
+"""Salts of the prefix cache: a request finds only the prefixes that requests with the same salt left."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,7 +32,7 @@ def server(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 def cached(server: ServerProcess, path: str, key: str, text: str, salt: str | None = None) -> int:
-    """Prompt tokens that the cache had, as the answer tells."""
+    """The cached prompt tokens, by the usage of the answer."""
     question = [{"role": "user", "content": text}]
     asked = {"messages": question, "prompt": text, "input": text}
     body = {name: asked.get(name, value) for name, value in BODIES[path].items()} | {"cache_salt": salt}
@@ -46,7 +46,7 @@ def cached(server: ServerProcess, path: str, key: str, text: str, salt: str | No
 
 @pytest.mark.parametrize("path", BODIES)
 def test_no_key_and_no_salt_learns_what_another_has_asked(server: ServerProcess, path: str) -> None:
-    """The text of each path is its own, from its first page on."""
+    """The text for each path differs from its first page on."""
     text = f"{path} {TEXT}"
     cached(server, path, "one", text)
     known = cached(server, path, "one", text)

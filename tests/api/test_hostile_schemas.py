@@ -1,4 +1,4 @@
-"""Schemas that take for ever to compile stop neither other requests nor the server's end."""
+"""Schemas that take hours to compile stop neither other requests nor the end of the server."""
 
 from typing import Any
 

@@ -247,7 +247,7 @@ class FewFiles(ServerProcess):
 
 
 def holds_all(server: ServerProcess) -> bool:
-    """Whether no more connections are accepted."""
+    """Whether the server accepts no more connections."""
     before = psutil.Process(server.pid).num_fds()
     time.sleep(0.5)
     return before > 200 and psutil.Process(server.pid).num_fds() == before

@@ -228,7 +228,7 @@ def test_a_prompt_of_a_whole_context_in_token_ids_is_no_flood() -> None:
 def test_large_requests_are_worked_on_beside_the_event_loop(
     scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Message by message in Python, they would keep the loop for seconds."""
+    """Processed message by message in Python, they would block the loop for seconds."""
     loop_thread, seen = threading.get_ident(), set()
     whole = conversation.chat_messages
 
@@ -337,7 +337,7 @@ def test_other_names_are_served_where_they_are_allowed_or_a_key_is_asked_for(mod
 
 
 def test_memory_of_large_requests_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Large allocations of a thread stay with its arena otherwise, for good."""
+    """Without trimming, large allocations of a thread would stay with its arena for good."""
     trimmed = threading.Event()
     trimmer = Trimmer()
     monkeypatch.setattr(trimmer, "_trim", lambda rest: trimmed.set())

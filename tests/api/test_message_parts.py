@@ -1,4 +1,4 @@
-"""The text parts of one message are one text, as openai-harmony renders them, in every interface."""
+"""Every API joins the text parts of one message to one text, as openai-harmony does."""
 
 from typing import Any
 

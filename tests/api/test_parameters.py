@@ -30,7 +30,7 @@ FORMS: list[tuple[str, Any, str, Any]] = [
     ("ebnf", 'start: "yes" | "no"', "guided_grammar", 'start: "yes" | "no"'),
 ]
 GBNF = 'root ::= answer "!"\nanswer ::= "yes" | "no"\n'
-# What vLLM and SGLang take beside OpenAI's parameters.
+# Parameters of vLLM and SGLang that OpenAI does not have.
 OTHER_SERVERS = """
     top_k min_p repetition_penalty length_penalty stop_token_ids include_stop_str_in_output ignore_eos
     min_tokens skip_special_tokens spaces_between_special_tokens truncate_prompt_tokens truncation_side
@@ -69,7 +69,7 @@ def test_no_parameter_that_others_know_is_unknown_here(ours: Any, theirs: set[st
 
 
 def described(schemas: dict[str, Any], kind: str, seen: set[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """All fields of a request, those of its parts too."""
+    """All fields of a request and of its parts."""
     if kind in seen:
         return
     seen.add(kind)

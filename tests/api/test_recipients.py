@@ -1,4 +1,4 @@
-"""Calls reach a client under names that it declared, whatever its API and whatever the model says."""
+"""Calls reach a client only under names that it declared, in every API, whatever the model generates."""
 
 from typing import Any
 

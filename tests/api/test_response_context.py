@@ -1,4 +1,4 @@
-"""How many tokens an input has, and a conversation that is compacted to go on within the context."""
+"""Counting the tokens of an input, and compacting a conversation so that it continues within the context."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What is kept for the requests of one API key is not there for another one."""
+"""Data kept for the requests of one API key does not exist for another key."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Responses that cannot be stored: the client is told, work of the background is kept, and reads do not wait."""
+"""Responses that cannot be stored: the answer says so, background responses are kept, and reads do not wait."""
 
 import asyncio
 import sqlite3
@@ -23,7 +23,7 @@ FAILURES = "oscine:response_store_failures_total"
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """While another process writes, as far as SQLite can tell."""
+    """Locks the database as a process that writes does."""
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         yield

@@ -19,7 +19,7 @@ from oscine.api.response_store import MEMORY, ResponseStore, StoredResponse
 from tests.api.response_stream import check_response, check_stream, parse
 from tests.server import ServerProcess, wait_until
 
-ME = "me"  # whose everything is here
+ME = "me"  # the owner of all responses here
 DAY_S = 86400.0
 NOW_S = 2e9  # in the future: nothing here is too old
 
@@ -119,7 +119,7 @@ def test_those_used_longest_ago_make_room(path: str) -> None:
         assert await store.get("larger than all", ME) is None
         await store.put(response("small", running=True), [])
         await store.put(response("f", size=995), [])
-        assert [name for name in ("small", "f") if await store.get(name, ME)] == ["small"]  # what runs is never let go
+        assert [name for name in ("small", "f") if await store.get(name, ME)] == ["small"]  # running ones stay
 
     with_store(path, work)
 

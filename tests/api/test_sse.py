@@ -111,7 +111,7 @@ def test_a_stream_without_comments_has_events_alone() -> None:
 def test_the_setting_holds_for_every_stream(
     model_folder: Path, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any], comments: bool
 ) -> None:
-    """The engine goes on when its request has been idle for a while."""
+    """The engine continues after its request has been idle for a while."""
     idle = run_while_connected.__kwdefaults__ | {"idle_s": 0.001}
     monkeypatch.setattr(run_while_connected, "__kwdefaults__", idle)
     with ScriptedServer(model_folder, keep_alive_comments=comments) as server:

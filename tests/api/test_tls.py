@@ -47,7 +47,7 @@ def test_connections_that_never_shake_hands_count(model_folder: Path) -> None:
         address = httpx.URL(url).host, httpx.URL(url).port or 0
         silent = [held.enter_context(socket.create_connection(address)) for _ in range(100)]
         for connection in silent[:50]:
-            connection.send(b"\x16\x03\x01")  # the begin of a handshake
+            connection.send(b"\x16\x03\x01")  # the beginning of a handshake
         with httpx.Client(verify=trust) as http:
             for _ in range(3):
                 assert http.get(f"{url}/v1/health/live").status_code == 200

@@ -114,7 +114,7 @@ def test_a_conversation(fake_server: ServerProcess) -> None:
 
 
 class Small(BaseHTTPRequestHandler):
-    """A server whose context has no room for more than 100 tokens, and that keeps what it is asked for."""
+    """A server with a context of 100 tokens that records the requests."""
 
     asked: ClassVar[list[int | None]] = []
 
@@ -172,7 +172,7 @@ def test_a_server_that_refuses_is_quoted(fake_server: ServerProcess) -> None:
 
 
 def test_chat_without_a_server_starts_one() -> None:
-    """Whatever other programs' environment names."""
+    """Variables of other programs are ignored."""
     done = run("chat", "What is 27 + 58?", OPENAI_BASE_URL="http://127.0.0.1:1/v1")
     assert done.returncode == 0
     thought, answer = done.stdout.rstrip("\n").split("\n\n")

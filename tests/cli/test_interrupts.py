@@ -1,4 +1,4 @@
-"""Ctrl-C at a server: what it says, and how it ends."""
+"""Ctrl-C at a server: its messages, and how it ends."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Models that are named and not there yet: what is asked of the hub, in which order, and what is said."""
+"""Models that are not on this machine yet: the requests to the hub, their order, and the error messages."""
 
 import threading
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ COMMIT = "0123456789012345678901234567890123456789"
 
 
 class Hub(BaseHTTPRequestHandler):
-    """Has files, and keeps what it is asked for."""
+    """A hub with some files that records the requests."""
 
     files: ClassVar[dict[str, str]] = {}
     asked: ClassVar[list[str]] = []
@@ -57,7 +57,7 @@ def url() -> Iterator[str]:
 
 
 def serve(name: str, url: str, home: Path) -> str:
-    """What the command says when it fails."""
+    """The error message of the command."""
     done = run("serve", name, "--port", "0", HF_ENDPOINT=url, HF_HOME=str(home), HF_HUB_DISABLE_XET="1")
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()

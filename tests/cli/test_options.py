@@ -35,7 +35,7 @@ def test_the_options_are_a_decision() -> None:
 
 
 def test_the_help_says_what_each_option_is_by_default() -> None:
-    """But for flags, and for what is absent unless it is given."""
+    """Except for flags, and for options that are absent unless given."""
     absent = {"random-weights", "kv-cache-free-gpu-memory-fraction", "api-keys-file", "browser-folder"}
     absent |= {"browser-backend", "mcp-servers"}
     for name in NAMES - FLAGS - absent:

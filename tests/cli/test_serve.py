@@ -1,4 +1,4 @@
-"""What options of `oscine serve` make of a server."""
+"""The effect of options of `oscine serve` on a server."""
 
 import json
 import urllib.error

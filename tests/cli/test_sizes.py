@@ -1,4 +1,4 @@
-"""Sizes as people write them."""
+"""Sizes with units."""
 
 import argparse
 

@@ -40,7 +40,7 @@ BROKEN = """
 
 @pytest.fixture(scope="module")
 def cluster(cluster_command: CommandLine) -> CommandLine:
-    with pytest.MonkeyPatch.context() as patch:  # later runs of `up` find it out
+    with pytest.MonkeyPatch.context() as patch:  # later runs of `up` read it from the cluster
         patch.setenv("OSCINE_CLUSTER_KEY", KEY)
         done = cluster_command.up(FIRST)
     assert done.returncode == 0, done.stderr
@@ -73,7 +73,7 @@ def test_a_model_answers_by_each_of_its_names(api: openai.OpenAI) -> None:
 
 
 def test_other_users_of_the_machine_cannot_reach_ray(cluster: CommandLine) -> None:
-    """Ray opens the folder that it is given to everyone; its token and its sockets are behind one that it is not."""
+    """Ray opens its folder to all users. Its token and its sockets lie below another folder, which stays closed."""
     folder = Path(cluster.ray()["folder"])
     token = folder / "token"
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
@@ -96,7 +96,7 @@ def test_nothing_of_it_listens_on_a_network(cluster: CommandLine, api: openai.Op
         if connection.status == psutil.CONN_LISTEN
     }
     assert len(listening) > 5
-    # Ray Serve's port for calls between its actors, which takes those with Ray's token, cannot be told where to be.
+    # The address of Ray Serve's port between actors cannot be set. It takes only calls with Ray's token.
     actors = {process.pid for process in processes if process.cmdline()[0].startswith("ray::Serve")}
     assert {ip for pid, ip in listening if not (pid in actors and ip == "::")} == {"127.0.0.1"}
 

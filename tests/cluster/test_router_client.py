@@ -231,7 +231,7 @@ def test_who_says_nothing_is_no_router(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_long_wait_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Longer than the looks that a silent router has. It says that it is there ten times in each of them."""
+    """Takes longer than the client waits for a silent router. The router sends ten signs of life per such wait."""
     monkeypatch.setattr(router_link, "WAITING_S", 0.1)
     monkeypatch.setattr(router_service, "WAITING_S", 0.01)
     looks: list[None] = []

@@ -67,7 +67,7 @@ def test_prefixes_are_shared_within_a_salt_alone() -> None:
     assert salts[""] == plain
     assert len({digest for digests in salts.values() for digest in digests}) == 15
     assert index.find(salts["mine"]).num_pages == 0
-    first_page = array("q", range(SIZE)).tobytes().decode()  # what a client could send as its salt
+    first_page = array("q", range(SIZE)).tobytes().decode()  # a salt that a client could send
     spelled: list[bytes] = []
     index.extend_digests(spelled, list(range(SIZE, 20)), 4, first_page)
     assert set(spelled).isdisjoint(plain)

@@ -344,7 +344,7 @@ def test_whatever_happens_tokens_are_right_and_no_page_is_lost(data: st.DataObje
     ],
 )
 def test_pages_that_cannot_be_are_not_fetched(changes: dict[str, list[int]], named: str) -> None:
-    """The engine that was asked is of another version, or not what it says."""
+    """Answers of an engine with another version, or of a process that only claims to be one."""
     pair = Pair(SETTING)
     pair.add("a", prompt(100))
     while not any(isinstance(decode_to_client(data), Prefilled) for data in pair.wire.to_here if data is not None):
@@ -356,6 +356,6 @@ def test_pages_that_cannot_be_are_not_fetched(changes: dict[str, list[int]], nam
 
 
 def _bent(data: bytes | None, changes: dict[str, list[int]]) -> bytes | None:
-    """The message with other pages, if it promises any."""
+    """The message with other pages; unchanged if it has none."""
     message = None if data is None else decode_to_client(data)
     return encode(msgspec.structs.replace(message, **changes)) if isinstance(message, Prefilled) else data

@@ -36,7 +36,7 @@ def test_decodes_go_before_prompts_and_prompts_fill_the_budget() -> None:
 
 
 def test_steps_grow_no_longer_with_a_prompt_and_others_are_served_between_them() -> None:
-    """Where a step has a limit to what its prompts attend to: on CPUs."""
+    """A step with a limit of query-key pairs for its prompts, as on CPUs."""
     most = 2000
     run = Run(Setting(max_attended=most))
     run.add("long", text(0, 150), max_tokens=1)

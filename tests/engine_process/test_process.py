@@ -341,7 +341,7 @@ def test_the_fake_needs_no_torch(folder: Path) -> None:
 
 @contextmanager
 def no_descriptors() -> Iterator[None]:
-    """For a while this process may open nothing."""
+    """For a while this process may open no files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
     try:

@@ -1,4 +1,4 @@
-"""Connections to an engine without the key of its cluster, and requests on which no step may fail."""
+"""Connections without the cluster's key, and hostile requests, which must not make a step fail."""
 
 import asyncio
 import math
@@ -65,7 +65,7 @@ def connection(address: str, key: str, kind: int = zmq.DEALER) -> Iterator[zmq.S
 
 
 def hear(socket: zmq.Socket[bytes], *wanted: type) -> ToClient:
-    """The next message of one of these kinds; statistics alone are none."""
+    """The next message of one of these kinds; messages with statistics only are skipped."""
     while socket.poll(1000 * PATIENCE_S):
         message = decode_to_client(socket.recv())
         if isinstance(message, wanted) and getattr(message, "outputs", True):
@@ -191,7 +191,7 @@ BAD: dict[str, tuple[str, GenerationRequest]] = (
 
 
 def test_what_an_engine_cannot_run_is_refused_alone(folder: Path) -> None:
-    """The API sends none of these; another process of a cluster might."""
+    """The API sends no such request; another process of a cluster might."""
 
     async def test() -> None:
         async with serving(options(folder, "torch")) as client:
@@ -207,7 +207,7 @@ def test_what_an_engine_cannot_run_is_refused_alone(folder: Path) -> None:
 
 
 def test_every_field_of_sampling_is_checked() -> None:
-    """A new one has to be thought of, in oscine.engine.checks."""
+    """A new field needs a check in oscine.engine.checks."""
     refused = {error.partition(" ")[0] for error, _ in BAD.values()}
     assert set(SamplingParams.__slots__) <= refused
 

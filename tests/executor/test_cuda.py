@@ -142,7 +142,7 @@ def test_grammars_are_kept_while_steps_overlap(
 def test_headers_are_ruled_while_steps_overlap(
     make_engine: MakeEngine, tmp_path: Path, graphs: bool, pages: int
 ) -> None:
-    """In graphs that have chosen already, with few tokens or masks: as on the CPU, which a plain loop has proved."""
+    """Headers within graphs, by few tokens or by masks: the tokens are those of the CPU, verified by a plain loop."""
     grammars = Grammars(tokenizer_file(tmp_path, SPECIALS), CONFIG.vocab_size)
     plain = [one for one in header_workload() if not one.sampling.logit_bias]
     greedy = [one for one in plain if not one.sampling.temperature]

@@ -1,4 +1,4 @@
-"""Grammars that take for ever to compile, each in a process that is killed."""
+"""Grammars that take hours to compile, each in a process that is killed."""
 
 import json
 import os

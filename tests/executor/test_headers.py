@@ -1,4 +1,4 @@
-"""Headers are held to their grammar, and texts are free: tokens are those of a full recomputation by plain Python."""
+"""Headers follow their grammar and texts are free: the tokens equal a full recomputation in plain Python."""
 
 from collections.abc import Callable
 
@@ -31,7 +31,7 @@ def grammars(tmp_path_factory: pytest.TempPathFactory) -> Grammars:
 
 
 def follows(header: list[int]) -> set[int]:
-    """What may come next in a header."""
+    """The tokens that are allowed next in a header."""
     if header == [END]:
         return {START}
     begin, said = (header[1:] if header[0] == END else header), ""
@@ -92,7 +92,7 @@ def engine(grammars: Grammars, pages: int, overlap: bool, chunk: int) -> EngineL
 
 
 def workload() -> list[GenerationRequest]:
-    """Greedily and with noise, often and seldom in headers, from a header, from a text, and without a rule."""
+    """Cases: greedy and with noise, many and few headers, starting in a header, in a text, and without a rule."""
     often = {START: 3.0, END: 5.0, CHANNEL: 4.0}
     kinds: list[tuple[list[int], dict[str, object]]] = [
         (ROLE, {}),
@@ -125,7 +125,7 @@ def test_headers_are_held_to_their_grammar_and_texts_are_free(
 
 
 class Steps:
-    """Plays steps of one sequence each, of known tokens; counts how often the last one is waited for."""
+    """Plays steps of one sequence with known tokens; counts the waits for the last token."""
 
     def __init__(self, grammars: Grammars) -> None:
         self.headers = Headers(grammars, 4)
@@ -137,7 +137,7 @@ class Steps:
         self.headers.place(NewSequence(slot, tokens, len(prompt), 0, [], [], sampling))
 
     def step(self, slot: int, position: int, token: int) -> set[int] | None:
-        """What may come there, and what does."""
+        """Returns the tokens that may come; the given one is sampled."""
         slots, positions, last = np.array([slot]), np.array([position]), self.waits
         found = self.headers.advance(slots, positions)
         self.headers.sampled(slots, positions, self._ids(token))

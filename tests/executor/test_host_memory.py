@@ -1,4 +1,4 @@
-"""What is left of main memory, in trees of files like Linux's."""
+"""The free main memory, read from trees of files like Linux's."""
 
 from pathlib import Path
 

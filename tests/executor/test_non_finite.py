@@ -1,4 +1,4 @@
-"""A sequence whose logits are no numbers ends with an error, and it alone."""
+"""A sequence with non-finite logits ends with an error; other sequences go on."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +14,7 @@ from oscine.types import NON_FINITE, GenerationRequest
 from .grammars import STOP, grammar, tokenizer_file
 from .tiny import CONFIG, executor, loop, model, naive_greedy, options, prompt, request, run
 
-BAD = 50  # a token whose embedding is broken; of the others, one that generates it may end
+BAD = 50  # a token with a broken embedding; another sequence may end if it generates this token
 
 
 def broken_model() -> GptOss:
@@ -25,7 +25,7 @@ def broken_model() -> GptOss:
 
 
 def requests_of(name: str, tokens: list[int]) -> list[GenerationRequest]:
-    """One of each kind that is sampled in its own way."""
+    """One request per way of sampling."""
     kinds: dict[str, dict[str, object]] = {
         "greedy": {},
         "sampled": {"temperature": 1.0, "seed": 3},

@@ -114,7 +114,7 @@ def test_citations_are_resolved(browser: BrowserTool) -> None:
 
 
 class Hits:
-    """A backend that finds what a test says, and has no pages."""
+    """A backend with the search results of a test, and no pages."""
 
     def __init__(self, *hits: Hit) -> None:
         self._hits = hits
@@ -269,7 +269,7 @@ def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_malformed_html_is_read(html: str, title: str, lines: tuple[str, ...]) -> None:
-    """As far as it can be; a link to nowhere is text."""
+    """Malformed HTML is read as far as possible; a link without a target is text."""
     page = page_of(document_of("file:///a.html", html, "html", "a"))
     assert (page.title, page.lines, page.links) == (title, lines, ())
 

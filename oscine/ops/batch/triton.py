@@ -50,7 +50,7 @@ def prepare_batch(packed: PackedStep[Tensor], state: BatchState) -> PreparedStep
 
 
 def remember(state: BatchState, sampled_slots_M: Tensor, ids_M: Tensor) -> None:
-    """ids_M: int32 or int64, of which -1 is remembered as 0."""
+    """ids_M: int32 or int64; -1 is stored as 0."""
     count = len(ids_M)
     _remember_kernel[(triton.cdiv(count, BLOCK),)](state.last_ids, sampled_slots_M, ids_M, count, BLOCK=BLOCK)
 

@@ -1,6 +1,6 @@
-"""The token of each row among a few: only their logits are made, whatever the backend of the others.
+"""Chooses each row's token among a few allowed ones. Only their logits are computed, with every backend.
 
-Shape suffixes as in ops/interface.py, and A: the tokens of a row, ascending; shorter rows repeat their last one.
+Shape suffixes as in ops/interface.py, and A: allowed tokens of a row, ascending; shorter rows repeat their last one.
 """
 
 import torch
@@ -10,7 +10,7 @@ from oscine.ops.sample.reference import LOWEST_TEMPERATURE
 
 
 def choose_few(x_KH: Tensor, weight_VH: Tensor, few_KA: Tensor, temperature_K: Tensor, noise_KA: Tensor) -> Tensor:
-    """int64 [K]: what sampling from all logits chooses where no other tokens are allowed. Noise is as in gumbel."""
+    """int64 [K]: the token that sampling from all logits would choose with a mask. Noise is as in gumbel."""
     logits_KA = torch.bmm(weight_VH[few_KA].float(), x_KH.float()[:, :, None]).squeeze(2)
     temperature_K1 = temperature_K[:, None]
     noisy_KA = logits_KA / temperature_K1.clamp(min=LOWEST_TEMPERATURE) + noise_KA

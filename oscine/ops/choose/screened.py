@@ -213,7 +213,7 @@ def _scores(
     BLOCK_B: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """The program's tokens, and the lowest (SIGN -1) or highest (1) scores they can have; -inf or NaN for no token.
+    """The program's tokens, and the lowest (SIGN -1) or highest (1) scores they can have; -inf or NaN: no token.
 
     Waits for the kernel before this one.
     """

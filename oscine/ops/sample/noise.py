@@ -25,7 +25,7 @@ def gumbel(seed_N: Tensor, position_N: Tensor, vocab_size: int) -> Tensor:
 
 
 def gumbel_of(seed_N: Tensor, position_N: Tensor, token_NA: Tensor) -> Tensor:
-    """The same of some tokens: int64 [A], or others for each row [N, A] -> float32 [N, A]."""
+    """gumbel for some tokens: int64 [A], or different ones per row [N, A] -> float32 [N, A]."""
     hashed = hash_tokens(seed_N, position_N, token_NA)
     uniform = ((hashed.float() + 0.5) * 2.0**-32).clamp_(max=1 - 2.0**-24)
     return -torch.log(-torch.log1p(-uniform))

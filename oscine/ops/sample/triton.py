@@ -283,7 +283,7 @@ def settle(
     PARTS_S: tl.constexpr,
     BLOCK_S: tl.constexpr,
 ):
-    """The best of a row's parts, the lower id of equals: stored by the program that arrives last. -1: all are -inf."""
+    """The best of a row's parts; the lower id of equals. The program that arrives last stores it. -1: all are -inf."""
     if PARTS_S == 1:
         tl.store(ids + row, tl.where(value > float("-inf"), id, -1).to(tl.int64))
     else:

@@ -29,11 +29,11 @@ _COUNTERS: tuple[tuple[str, str, _Read], ...] = (
     ("engine_steps", "Steps of the model", lambda s: s.steps),
     ("prompt_tokens", "Prompt tokens of admitted requests", lambda s: s.prompt_tokens),
     ("generation_tokens", "Generated tokens", lambda s: s.generated_tokens),
-    ("prompt_tokens_cached", "Prompt tokens that need not be computed", lambda s: s.prefix_hits),
+    ("prompt_tokens_cached", "Prompt tokens that were cached", lambda s: s.prefix_hits),
     ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache", lambda s: s.prefix_queries),
     ("prefix_cache_hits", "Prompt tokens found in the prefix cache", lambda s: s.prefix_hits),
     ("num_preemptions", "Sequences that were put back to make room", lambda s: s.preemptions),
-    ("non_finite_logits", "Sequences that ended as their logits were no numbers", lambda s: s.non_finite),
+    ("non_finite_logits", "Sequences that ended because their logits were not finite", lambda s: s.non_finite),
 )
 _TRANSFERS: tuple[tuple[str, str, _Read], ...] = (
     ("remote_prefills", "Prompts whose pages came from another engine", lambda s: s.remote_prefills),

@@ -58,7 +58,7 @@ class HostCheck:
         host = _without_port(header(scope, b"host").decode("latin-1"))
         if not self._allows(host):
             raise APIError(
-                f"This server asks for no API key and is not known as {host[:_LONGEST]!r}: "
+                f"This server has no API keys and does not answer to the host name {host[:_LONGEST]!r}: "
                 f"start it with --allowed-hosts {host[:_LONGEST]}, or with --api-key.",
                 status=403,
                 type="permission_error",
@@ -80,7 +80,7 @@ class JsonCheck:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         given = header(scope, b"content-type")
         if given.partition(b";")[0].strip().lower() != _JSON:
-            what = f"not {given.decode('latin-1')[:_LONGEST]!r}" if given else "and there is none"
+            what = f"not {given.decode('latin-1')[:_LONGEST]!r}" if given else "but it is missing"
             raise APIError(
                 f"The header 'Content-Type' must be application/json, {what}.",
                 status=415,

@@ -96,7 +96,7 @@ class Metrics:
         self._requests = Counter("http_requests", "HTTP requests", (*labels, "status"), registry=self.registry)
         self._durations = Histogram(
             "http_request_duration_seconds",
-            "To the end of the response",
+            "Time to the end of the response",
             labels,
             buckets=_HTTP_BUCKETS_S,
             registry=self.registry,

@@ -90,7 +90,7 @@ class BackgroundResponses:
         storage.
         """
         if any(response.run.unstored for response in self._live.values()):
-            raise unavailable("Responses wait for being stored; no other is begun.", code="storage_unavailable")
+            raise unavailable("Earlier responses are not stored yet; no other is begun.", code="storage_unavailable")
         response = BackgroundResponse(run)
         self._live[run.id] = response
         self._keepers[run.id] = asyncio.create_task(self._keep(response))

@@ -225,7 +225,7 @@ class History:
     def _compacted(self, item: _Compaction, where: str) -> None:
         summary = unsealed(item.encrypted_content)
         if summary is None:
-            raise invalid(f"{where}.encrypted_content", "it was not written by a server like this one")
+            raise invalid(f"{where}.encrypted_content", "it was not written by an Oscine server")
         self._flush()
         self._messages.append(chat.Message("user", COMPACTED + summary))
 

@@ -267,7 +267,7 @@ class ResponseStore:
             self._db.execute("PRAGMA busy_timeout = 0")
             self._db.execute(used, (time.time(), msgspec.json.encode(ids).decode()))
         except sqlite3.Error as error:
-            logger.warning("the use of a response was not noted: %s", error)
+            logger.warning("the time of use of a response was not stored: %s", error)
 
     def _items(self, ids: Sequence[str], owner: str) -> dict[str, bytes]:
         found = (self._reads.execute(_ITEM, (item_id, owner, self._oldest_s())).fetchone() for item_id in ids)

@@ -39,7 +39,7 @@ class SequenceFamilies:
         self.tokens = self._histogram("request_generation_tokens", "Generated tokens of a sequence", _TOKEN_BUCKETS)
         self.computed = self._histogram(
             "request_prefill_kv_computed_tokens",
-            "Prompt tokens of a sequence that the cache did not have",
+            "Prompt tokens of a sequence that were not cached",
             _TOKEN_BUCKETS,
         )
         self.longest = self._histogram(

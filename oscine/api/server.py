@@ -159,7 +159,7 @@ class Server(uvicorn.Server):
         host = self.service.config.server.host
         if not self.service.keys and not is_loopback(host):
             logger.warning(
-                "--host %s without --api-key or --api-keys-file: whoever reaches it may use this server", host
+                "--host %s without --api-key or --api-keys-file: every client that reaches it may use this server", host
             )
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:

@@ -65,7 +65,7 @@ def extensions(request: SamplingFields) -> Iterator[AskedFormat]:
 def check_beside_calls(extended: Iterable[AskedFormat], choice: ToolChoice) -> None:
     """Raises APIError for a form by an extension if the turn has calls only, and so no answer to apply it to."""
     for form in extended if choice == "required" else ():
-        raise invalid(form.param, "it is for an answer, and 'tool_choice' asks for calls alone")
+        raise invalid(form.param, "it applies to an answer, and 'tool_choice' asks for calls only")
 
 
 def check_name(name: str, param: str) -> None:

@@ -261,7 +261,7 @@ class BoundedHttp(HttpToolsProtocol):
 
 
 def _full() -> APIError:
-    return unavailable("The server has as many connections as it takes.", code="overloaded")
+    return unavailable("The server has reached its limit of connections.", code="overloaded")
 
 
 def protocol(

@@ -37,7 +37,7 @@ def add_command(commands: "argparse._SubParsersAction[Parser]") -> None:
         "--url", help="server to ask, with the key of OPENAI_API_KEY (default: that of OSCINE_URL, else one is started)"
     )
     parser.add_argument(
-        "--model", help=f"name of the model, or without a server what to start one with (default: the first, or {NANO})"
+        "--model", help=f"name of the model, or the model of a server that is started (default: the first, or {NANO})"
     )
     parser.add_argument(
         "--effort", choices=EFFORTS, default=DEFAULT, help=f"effort of the reasoning (default: {DEFAULT})"

@@ -15,7 +15,7 @@ _ROLES = ("aggregated", "prefill", "decode")
 _OWN = ("role", "peer_host", "prefill_min_tokens", "prefill_timeout_s")
 _RUNTIME = {
     "namespace": "group of workers and frontends that find each other (default: dynamo)",
-    "discovery-backend": "where they find each other: etcd, kubernetes, file or mem (default: etcd)",
+    "discovery-backend": "service through which they find each other: etcd, kubernetes, file or mem (default: etcd)",
     "request-plane": "how requests travel: tcp or nats (default: tcp)",
     "event-plane": "how KV events and load travel: zmq or nats (default: zmq)",
     "endpoint": "full name as dyn://NAMESPACE.COMPONENT.ENDPOINT (default: its role's)",
@@ -52,13 +52,13 @@ def add_command(commands: "argparse._SubParsersAction[Parser]") -> None:
         "prefill-min-tokens",
         type=int,
         metavar="TOKENS",
-        help="fewest missing tokens of a prompt that role decode has computed elsewhere (default: 1)",
+        help="fewest uncached tokens of a prompt for which role decode asks a prefill worker (default: 1)",
     )
     add(
         "prefill-timeout-s",
         type=float,
         metavar="SECONDS",
-        help="seconds that pages get to arrive before they are computed here (default: 30)",
+        help="seconds to wait for pages before the prompt is computed here (default: 30)",
     )
     runtime = parser.add_argument_group(
         "Dynamo's runtime; each is also an environment variable DYN_NAME, as all others"

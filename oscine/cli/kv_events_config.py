@@ -74,8 +74,8 @@ def _check_reach(key: str, config: dict[str, Any]) -> None:
     reached = endpoint.startswith("tcp://") and listens(endpoint) and not is_loopback(host)
     if reached and not config.get("unauthenticated", False):
         raise ValueError(
-            f"{key} {endpoint}: all who reach it could read what is asked; without it events are for this machine "
-            'alone (port 5557), and "unauthenticated": true allows it'
+            f"{key} {endpoint}: every process that reaches it could read prompts; leave it out to keep events on this "
+            'machine, or allow it with "unauthenticated": true'
         )
 
 

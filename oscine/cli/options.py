@@ -92,7 +92,7 @@ GROUPS: dict[str, dict[str, Declaration]] = {
             "type": sizes.num_bytes,
             "metavar": "BYTES",
             "help": "size of the KV cache",
-            "default": "on a GPU what weights and workspace leave, on a CPU 1GiB",
+            "default": "on a GPU the memory left by weights and workspace, on a CPU 1GiB",
             "aliases": ("kv-cache-memory-bytes",),
         },
         "gpu-memory-utilization": {
@@ -104,14 +104,14 @@ GROUPS: dict[str, dict[str, Declaration]] = {
         "kv-cache-free-gpu-memory-fraction": {
             "type": float,
             "metavar": "SHARE",
-            "help": "share for the KV cache of the GPU memory that weights and workspace leave; excludes the two above",
+            "help": "share of the GPU memory left by weights and workspace for the KV cache; excludes the two above",
             "aliases": ("free-gpu-memory-fraction", "kv-cache-config.free-gpu-memory-fraction"),
         },
         "page-size": {"type": int, "metavar": "TOKENS", "help": "tokens in a page of the KV cache"},
         "no-prefix-caching": {
             "action": "store_false",
             "dest": "prefix_caching",
-            "help": "compute each prompt from its first token, even if another one began alike",
+            "help": "compute each prompt from its first token, without cached prefixes",
             "aliases": ("no-enable-prefix-caching", "disable-radix-cache"),
             "opposites": ("enable-prefix-caching", "kv-cache-config.enable-block-reuse"),
         },
@@ -171,7 +171,7 @@ GROUPS: dict[str, dict[str, Declaration]] = {
             "action": Collect,
             "dest": "api_keys",
             "metavar": "KEY",
-            "help": "key that requests must show, beside that of OSCINE_API_KEY; may be given several times",
+            "help": "key that requests must send, in addition to OSCINE_API_KEY; the option may be repeated",
             "default": "no key is asked for",
         },
         "api-keys-file": {
@@ -180,7 +180,7 @@ GROUPS: dict[str, dict[str, Declaration]] = {
         },
         "cache-salt-by-key": {
             "action": "store_true",
-            "help": "let no API key share cached prefixes with another one",
+            "help": "keep the cached prefixes of each API key apart",
         },
         "ssl-certfile": {
             "metavar": "FILE",
@@ -205,7 +205,7 @@ GROUPS: dict[str, dict[str, Declaration]] = {
             "nargs": "+",
             "action": Collect,
             "metavar": "NAME",
-            "help": "names by which a server without API keys may be asked, beside this machine's own; * allows any",
+            "help": "further host names of a server without API keys, in addition to this machine's own; * allows any",
             "default": "none",
         },
         "root-path": {
@@ -221,7 +221,7 @@ GROUPS: dict[str, dict[str, Declaration]] = {
         "max-connections": {
             "type": int,
             "metavar": "N",
-            "help": "most connections that are open at once; then the oldest idle one gives way to the next",
+            "help": "most connections that are open at once; at the limit a new one replaces the oldest idle one",
         },
         "engine-timeout": {
             "type": float,
@@ -244,12 +244,12 @@ GROUPS: dict[str, dict[str, Declaration]] = {
         "final-headroom": {
             "type": sizes.num_tokens,
             "metavar": "TOKENS",
-            "help": "tokens of a request's limit that are kept for the answer, however long the model reasons",
+            "help": "tokens of a request's limit that are reserved for the answer, however long the model reasons",
         },
         "seed": {
             "type": int,
             "metavar": "N",
-            "help": "seed that the requests without one of their own draw theirs from",
+            "help": "seed from which requests without a seed draw theirs",
             "default": "a random one",
             "aliases": ("random-seed",),
         },
@@ -262,7 +262,7 @@ GROUPS: dict[str, dict[str, Declaration]] = {
         "responses-max-bytes": {
             "type": sizes.num_bytes,
             "metavar": "BYTES",
-            "help": "size up to which responses are kept; those used longest ago go first",
+            "help": "largest total size of stored responses; the least recently used ones are removed first",
         },
         "responses-max-age": {"type": float, "metavar": "SECONDS", "help": "seconds for which responses are kept"},
         "drain-s": {
@@ -273,7 +273,7 @@ GROUPS: dict[str, dict[str, Declaration]] = {
         "no-keep-alive-comments": {
             "action": "store_false",
             "dest": "keep_alive_comments",
-            "help": "write nothing into idle streams, for clients that take a comment for an event",
+            "help": "write no comments into idle streams, for clients that take a comment for an event",
         },
         "no-playground": {"action": "store_false", "dest": "playground", "help": "serve no page at /"},
         "log-level": {
@@ -302,7 +302,7 @@ GROUPS: dict[str, dict[str, Declaration]] = {
         },
         "python-isolation": {
             "choices": ["namespaces", "none"],
-            "help": "what keeps Python code away from the machine; with none, only its resources are limited",
+            "help": "sandbox that isolates Python code from the machine; with none, only its resources are limited",
         },
         "python-timeout-s": {"type": float, "metavar": "SECONDS", "help": "seconds that Python code may run"},
         "python-memory-bytes": {
@@ -332,7 +332,7 @@ GROUPS: dict[str, dict[str, Declaration]] = {
     "development": {
         "executor": {
             "choices": ["torch", "fake"],
-            "help": "what computes tokens; fake writes a scripted text, to measure the server itself",
+            "help": "backend that computes tokens; fake writes a scripted text, to measure the server itself",
         },
         "fake-step-s": {"type": float, "metavar": "SECONDS", "help": "seconds that a step of the fake executor takes"},
     },

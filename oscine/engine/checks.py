@@ -138,7 +138,7 @@ def check_endpoint(endpoint: KVEndpoint) -> None:
     for rank in endpoint.ranks:
         regions = (rank.full, endpoint.full.rank_bytes), (rank.sliding, endpoint.sliding.rank_bytes)
         fits &= 0 <= rank.device < _INT32 and all(_is_memory(*region) for region in regions)
-    _require(fits, "its pages are nowhere")
+    _require(fits, "the addresses of its pages are invalid")
 
 
 def _is_memory(region: Region, page_bytes: int) -> bool:

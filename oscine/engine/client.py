@@ -215,7 +215,7 @@ class EngineClient:
                 self._context, self.address, decode_to_client, lambda: self._send(Hello()), self._receive, self._on_down
             )
         except (zmq.ZMQError, OSError) as error:
-            self._starve(f"no socket can be had for the engine: {error}")
+            self._starve(f"no socket can be opened for the engine: {error}")
         else:
             self._starved_at, self._failures = None, 0
 

@@ -236,7 +236,7 @@ class RemotePrefills:
         """Raises ValueError for an invalid answer."""
         endpoint = self._sources[fetch.source.address].endpoint
         if endpoint is None:
-            raise ValueError("it promises pages and does not say where they are")
+            raise ValueError("it offers pages without an address")
         num_pages = len(fetch.digests)
         check_pages(answer, endpoint, num_pages, num_pages - self._cache.index.first_needed(num_pages))
 

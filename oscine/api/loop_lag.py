@@ -1,7 +1,4 @@
-"""How late the event loop is: streams wait for as long as one piece of work keeps it.
-
-Knows clocks and threads; not what the loop does.
-"""
+"""Measures the lag of the event loop: all streams wait while one piece of work occupies it."""
 
 import asyncio
 import os
@@ -16,7 +13,7 @@ _TICK_S = 0.025
 
 @contextmanager
 def _core_wait() -> Iterator[Callable[[], float]]:
-    """What tells how many seconds this thread has waited for a core; always 0 where the kernel does not count."""
+    """A function that returns how many seconds this thread has waited for a core; 0 if the kernel does not count."""
     path = Path(f"/proc/self/task/{threading.get_native_id()}/schedstat")
     if not path.exists():
         yield lambda: 0.0
@@ -26,9 +23,9 @@ def _core_wait() -> Iterator[Callable[[], float]]:
 
 
 async def measure_lag(observe: Callable[[float], object]) -> None:
-    """Tells `observe` again and again by how many seconds the running loop was late, until it is cancelled.
+    """Calls `observe` repeatedly with the lag of the running loop in seconds, until it is cancelled.
 
-    Time in which the loop's thread waited for a core is left out.
+    Time in which the thread of the loop waited for a core is left out.
     """
     with _core_wait() as core_wait_s:
         began_s, waited_s = time.monotonic(), core_wait_s()

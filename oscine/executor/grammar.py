@@ -39,7 +39,7 @@ _END = "<|endoftext|>"
 _MOST_COMPILED = 512  # grammars that are kept, some 20 to 200 KB each
 _COMPILERS = 2  # threads: what takes long does not hold up what does not
 _MOST_THREADS = 16  # that make masks
-_UNTRIED = (UndecidedError, TooManyGrammarsError, OSError)  # what a grammar without a verdict raises
+_UNTRIED = (UndecidedError, TooManyGrammarsError, OSError)  # raised for a grammar without a verdict
 # All sequences wait for the slowest mask. An ordinary token takes well under a millisecond of CPU time.
 _STEP_S = 0.02  # CPU time allowed per token of a sequence
 _MOST_DEBT_S = 0.3  # CPU time beyond that which a sequence may accumulate
@@ -98,7 +98,7 @@ class Grammars:
         return self._markers
 
     def ready(self, grammar: str) -> bool:
-        """Whether `matcher` would return at once; if not, it is compiled meanwhile, or as soon as others are."""
+        """Whether `matcher` would return at once. If not, the grammar is compiled, or will be when others are done."""
         try:
             return self._future(grammar).done()
         except TooManyGrammarsError:
@@ -108,7 +108,7 @@ class Grammars:
         """At the start of the grammar. Raises ValueError for one that cannot be compiled, or without a vocabulary."""
         try:
             matcher = self._future(grammar).result()
-        except _UNTRIED as error:  # another time there may be a verdict
+        except _UNTRIED as error:  # a later attempt may have a verdict
             self._forget(grammar)
             raise ValueError(str(error) or "too many grammars wait to be compiled") from error
         if matcher.is_error():

@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal
 
 import msgspec
@@ -33,6 +34,7 @@ _SENTENCES = (
     ("Default retriever", "a '$ref' names another document; only references within the schema are followed"),
 )
 
+_MOST_HEADERS = 64  # kept grammars of headers: most requests have no tools, or those of another request
 MOST_BYTES = 1 << 18  # of the parts of a grammar as JSON; larger ones take too long to compile
 
 ToolChoice = Literal["none", "auto", "required"]
@@ -112,7 +114,11 @@ def header_grammar(tools: Iterable[FunctionTool] = (), other_recipients: Iterabl
 
     A header begins with <|end|> after a message, else with <|start|> or <|channel|>. It ends in <|message|>.
     """
-    recipients = [*(f"{NAMESPACE}.{tool.name}" for tool in tools), *other_recipients]
+    return _header_grammar((*(f"{NAMESPACE}.{tool.name}" for tool in tools), *other_recipients))
+
+
+@lru_cache(_MOST_HEADERS)
+def _header_grammar(recipients: tuple[str, ...]) -> str:
     to = " | ".join(json.dumps(f" to={recipient}") for recipient in recipients)
     called = '("analysis" | "commentary")'
     in_role, in_channel = (f"| to <|channel|> {called} format", f"| {called} to format") if recipients else ("", "")

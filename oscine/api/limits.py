@@ -67,9 +67,14 @@ def _marks(text: bytes) -> int:
     return sum(map(text.count, _BEFORE_VALUES))
 
 
-def memory_of(body: bytes) -> int:
-    """Upper bound of the bytes that a body takes until its request is over: as received and as objects."""
-    return len(body) + _VALUE_BYTES * _marks(body)
+def values_of(piece: bytes, earlier: int) -> int:
+    """Upper bound of the values in a piece of a body, after `earlier` ones. No body is decoded to more."""
+    return min(_marks(piece), MAX_VALUES - earlier)
+
+
+def memory_of(piece: bytes, values: int) -> int:
+    """Bytes that a piece of a body takes until its request is over: as received and as objects."""
+    return len(piece) + _VALUE_BYTES * values
 
 
 class Bodies:

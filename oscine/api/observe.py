@@ -7,7 +7,7 @@ import time
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from oscine.api.limits import Bodies, memory_of
+from oscine.api.limits import Bodies, memory_of, values_of
 from oscine.api.logs import log_request
 from oscine.api.metrics import Metrics
 from oscine.api.record import CLIENT_LEFT, RequestRecord, current
@@ -40,8 +40,11 @@ class Observe:
 
         async def count() -> Message:
             message = await receive()
-            size = memory_of(message.get("body", b""))
+            body = message.get("body", b"")
+            values = values_of(body, record.body_values)
+            size = memory_of(body, values)
             self._bodies.take(size)
+            record.body_values += values
             record.held_bytes += size
             return message
 

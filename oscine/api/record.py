@@ -46,6 +46,7 @@ class RequestRecord:
     client: str | None = None  # address; behind a trusted proxy, the address that uvicorn reads from its header
     receive: Receive | None = None  # reports that the client has left
     route: str = ""  # the path of the endpoint, parameters by name
+    body_values: int = 0  # received, as oscine.api.limits counts them
     held_bytes: int = 0  # memory counted for the body
     status: int = 0  # 0: no response yet
     error: str | None = None  # code of the error that was answered, or that ended a stream

@@ -175,6 +175,14 @@ def test_bodies_have_a_bound_together(scripted: ScriptedServer, monkeypatch: pyt
     assert scripted.post("/detokenize", small + b" " * 600).status_code == 200, "the first was not given back"
 
 
+def test_a_text_full_of_marks_takes_no_more_room_than_can_be_decoded(
+    scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "MAX_VALUES", 100)
+    monkeypatch.setattr(limits, "MAX_BODIES_BYTES", 40_000)
+    assert scripted.post("/tokenize", {"prompt": "," * 20_000}).status_code == 200
+
+
 def chat_with(**parameters: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": "hi"}], **parameters}
 

@@ -96,6 +96,8 @@ def _headroom(asked: ChatCompletionRequest, max_tokens: int, setting: int) -> in
 
 
 def _thinking_budget(asked: ChatCompletionRequest) -> int | None:
+    if asked.thinking_token_budget is None and asked.reasoning is None and asked.thinking is None:
+        return None  # as usual
     budgets = {
         "thinking_token_budget": asked.thinking_token_budget,
         "reasoning.max_tokens": asked.reasoning.max_tokens if asked.reasoning else None,

@@ -110,10 +110,11 @@ def check_cluster_key(key: str) -> None:
 
 
 def is_loopback(host: str) -> bool:
+    """Of an address or a name, without a port."""
     try:
-        return host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
-        return False
+        return host == "localhost" or host.endswith(".localhost")
 
 
 def listens(endpoint: str) -> bool:
@@ -192,7 +193,7 @@ class ServerOptions:
     root_path: str = ""  # path below which a proxy shows the server; requests may still have it
     allowed_hosts: tuple[str, ...] = ()  # further host names of a server without keys; "*": any
     max_body_bytes: int = 4 << 20  # three times a prompt of 131,072 tokens written in JSON escapes
-    max_connections: int = 4096  # open ones; one more gets 503 and is closed
+    max_connections: int = 4096  # open ones; for one more the oldest without a request is closed
     reasoning_field: Literal["reasoning", "reasoning_content", "both"] = "reasoning"
     final_headroom: int = 0  # tokens of a budget kept for the answer, however long the model reasons; 0: none
     seed: int | None = None  # requests without a seed draw theirs from it; None: a random one

@@ -13,17 +13,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from oscine.api.errors import APIError
 from oscine.api.record import header
+from oscine.config import is_loopback
 
 _JSON = b"application/json"
 _LONGEST = 200  # characters of a client's value that an error repeats
-
-
-def is_loopback(host: str) -> bool:
-    """Whether an address or a name, without a port, is this machine's loopback."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost" or host.endswith(".localhost")
 
 
 def _is_address(host: str) -> bool:

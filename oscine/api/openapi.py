@@ -26,10 +26,10 @@ _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inl
 _STATUSES = {
     "400": "The request cannot be served; the error says why",
     "401": "No API key, or not one of this server",
+    "403": "The server has no API keys and is not known by this name",
     "404": "There is no such thing",
     "408": "The body did not arrive in time",
     "413": "The body is too large",
-    "403": "The server has no API keys and is not known by this name",
     "415": "The body is not declared as application/json",
     "429": "The API key has used what it may; Retry-After says when to come back",
     "500": "A bug; the server's log has it",

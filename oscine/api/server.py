@@ -19,14 +19,13 @@ import uvicorn
 
 from oscine.api.app import create_app, open_paths
 from oscine.api.errors import APIError
-from oscine.api.hosts import is_loopback
 from oscine.api.loop_lag import measure_lag
 from oscine.api.observe import note
 from oscine.api.record import RequestRecord
 from oscine.api.service import Service
 from oscine.api.tls_listener import TlsListener
 from oscine.api.wire import protocol
-from oscine.config import Config
+from oscine.config import Config, is_loopback
 from oscine.engine.client import EngineClient, EngineError
 from oscine.engine.descriptors import connection_limit, raise_descriptor_limit
 from oscine.types import EngineInfo

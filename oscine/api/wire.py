@@ -17,6 +17,7 @@ MAX_FRAMING_BYTES = 65_536  # trailers and chunk extensions of a request
 MAX_UNPARSED_BYTES = 65_536  # kept while a request waits for the one before it
 _SLICE_BYTES = 512  # parsed at once; later bytes are parsed when the requests before them are answered
 _RESERVE = 64  # connections above the limit, for probes only
+_MOST_DIGITS = 20  # of a length; more are a mistake, which the parser tells
 _CHUNK_FRAMING_BYTES = 20  # of a chunk without extensions: its length and two line breaks
 HEAD_S = 15.0  # from the first byte of a head, or from the connection, to its last
 STALLED_S = 120.0  # that a client may leave a full buffer unread
@@ -55,6 +56,7 @@ class BoundedHttp(HttpToolsProtocol):
     _in_head = True  # waiting for the end of a head; a new connection owes one
     _framing_bytes = 0  # size of the request's trailers and chunk extensions
     _accounted_bytes = 0  # part of the newest bytes: body, and the usual framing of its chunks
+    _body_left = 0  # bytes to come of a body with a length
     _unparsed = b""
     _handshake: "asyncio.Task[None] | None" = None
     _above_limit = False  # it was accepted when all others had requests
@@ -133,14 +135,18 @@ class BoundedHttp(HttpToolsProtocol):
             self._parse(data)
 
     def _parse(self, data: bytes) -> None:
-        """Parses in slices, so that few pipelined requests exist at once: objects are larger than their bytes."""
-        for begin in range(0, len(data), _SLICE_BYTES):
-            if self.transport.is_closing():
-                return
+        """Parses in slices, so that few pipelined requests exist at once: objects are larger than their bytes.
+
+        A body is one slice, as no request is within it.
+        """
+        begin = 0
+        while begin < len(data) and not self.transport.is_closing():
             if self.pipeline:
                 self._keep(data[begin:])
                 return
-            self._parse_slice(data[begin : begin + _SLICE_BYTES])
+            end = begin + (_SLICE_BYTES if self._in_head else max(_SLICE_BYTES, self._body_left))
+            self._parse_slice(data[begin:end])
+            begin = end
 
     def _parse_slice(self, data: bytes) -> None:
         self._ended_here, self._accounted_bytes = False, 0
@@ -163,18 +169,21 @@ class BoundedHttp(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._in_message = True
+        self._in_message, self._body_left = True, 0
         self._start_head()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._in_head:  # the parser calls this for trailers too
             super().on_header(name, value)
+            if self.headers[-1][0] == b"content-length" and value.isdigit() and len(value) < _MOST_DIGITS:
+                self._body_left = int(value)
 
     def on_chunk_header(self) -> None:
         self._accounted_bytes += _CHUNK_FRAMING_BYTES
 
     def on_body(self, body: bytes) -> None:
         self._accounted_bytes += len(body)
+        self._body_left -= len(body)
         if not self.transport.is_closing():
             super().on_body(body)
 

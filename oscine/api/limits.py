@@ -18,7 +18,7 @@ BODY_TIMEOUT_S = 60.0
 MAX_BODIES_BYTES = 512 << 20  # of all requests together: their bytes and their decoded objects
 MAX_VALUES = 1 << 18  # values and keys per JSON text
 _VALUE_BYTES = 96  # approximate size of one decoded value
-_BEFORE_VALUES = (b",", b":", b"[", b"{")  # one of these precedes each value and key, except the first
+_BEFORE_VALUES = b",:[{"  # one of these precedes each value and key, except the first
 _DEPARTURES = 64  # that an estimate looks back on
 _LONGEST_WAIT_S = 60.0  # that a client is told
 
@@ -64,7 +64,7 @@ def check_values(text: bytes) -> None:
 
 
 def _marks(text: bytes) -> int:
-    return sum(map(text.count, _BEFORE_VALUES))
+    return len(text) - len(text.translate(None, _BEFORE_VALUES))  # one pass, where `count` would take four
 
 
 def values_of(piece: bytes, earlier: int) -> int:

@@ -45,7 +45,7 @@ class HostCheck:
     def __init__(self, app: ASGIApp, allowed: Collection[str]) -> None:
         """`allowed`: further names; "*" allows any."""
         self.app = app
-        self._allowed = _own_names() | {name.lower() for name in allowed}
+        self._allowed = _own_names() | set(map(_without_port, allowed))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         host = _without_port(header(scope, b"host").decode("latin-1"))

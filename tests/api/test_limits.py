@@ -335,8 +335,9 @@ def test_without_keys_addresses_and_own_names_are_served(scripted: ScriptedServe
 
 
 def test_other_names_are_served_where_they_are_allowed_or_a_key_is_asked_for(model_folder: Path) -> None:
-    with ScriptedServer(model_folder, allowed_hosts=("api.example",)) as server:
+    with ScriptedServer(model_folder, allowed_hosts=("api.example", "with.port:8000")) as server:
         assert request(server, CHAT, Host="API.example:8000").status_code == 200
+        assert request(server, CHAT, Host="with.port:8000").status_code == 200
         assert request(server, CHAT, Host="evil.example").status_code == 403
     with ScriptedServer(model_folder, allowed_hosts=("*",)) as server:
         assert request(server, CHAT, Host="any.example").status_code == 200

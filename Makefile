@@ -20,7 +20,7 @@ define install
 	$(BIN)/python -m compileall -qq -j 0 -x '/(tests|rllib|transformers/models)/' $(VENV)/lib || true
 endef
 
-.PHONY: demo serve test conformance browser screenshot check eval eval-tools soak chaos bench cluster-chaos cluster-bench cluster-demo cluster-ramp cluster-rollout cluster-sessions cluster-transfer dynamo-test clean
+.PHONY: demo serve test conformance browser screenshot check eval eval-tools soak attack chaos bench cluster-chaos cluster-bench cluster-demo cluster-ramp cluster-rollout cluster-sessions cluster-transfer dynamo-test clean
 
 $(BASE): pyproject.toml constraints.txt
 	$(install)
@@ -87,7 +87,10 @@ eval-tools: $(TEST)  ## the embedded model with tools and schemas, through the A
 soak: $(TEST)   ## 1,000 mixed requests, one in ten cancelled
 	$(BIN)/python -m benchmarks.serving.soak
 
-chaos: $(TEST)  ## engines killed, hostile clients, stored responses after the death of everything
+attack: $(TEST)  ## hostile clients of every kind: what they do to others' streams, to memory, to the engine; three minutes
+	$(BIN)/python -m benchmarks.serving.siege
+
+chaos: $(TEST)  ## engines killed under streams, stored responses after the death of everything
 	$(BIN)/python -m benchmarks.serving.chaos
 
 bench: $(TEST)  ## what the server itself costs, with a fake executor

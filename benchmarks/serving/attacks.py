@@ -1,4 +1,4 @@
-"""Requests that nobody should send, made from a seed and from the server's own description of its endpoints."""
+"""Requests that no honest client sends, made from a seed and from the server's own description of its endpoints."""
 
 import copy
 import json
@@ -58,9 +58,14 @@ def post(path: str, body: bytes, *headers: bytes, length: int | None = None) -> 
 class Attacker:
     """Draws attacks. `examples` are good bodies by their path; what they ask for is kept short."""
 
-    def __init__(self, examples: dict[str, dict[str, Any]], seed: int) -> None:
+    def __init__(self, examples: dict[str, dict[str, Any]], seed: int, headers: tuple[bytes, ...] = ()) -> None:
+        """`headers` are of every request that is whole, such as a key."""
         self._examples = examples
         self._random = random.Random(seed)
+        self._headers = headers
+
+    def _request(self, path: str, body: bytes, length: int | None = None) -> bytes:
+        return post(path, body, *self._headers, length=length)
 
     def _example(self) -> tuple[str, dict[str, Any]]:
         path = self._random.choice(sorted(self._examples))
@@ -71,7 +76,7 @@ class Attacker:
 
     def _post(self, name: str, body: Any, path: str, **then: Any) -> Attack:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        return Attack(f"{name} {path}", (post(path, data),), **then)
+        return Attack(f"{name} {path}", (self._request(path, data),), **then)
 
     def wrong_types(self) -> Attack:
         """One to three values of the body, at any depth, are something else."""
@@ -121,7 +126,7 @@ class Attacker:
     def huge(self) -> Attack:
         path, _ = self._example()
         length = self._random.choice([HUGE_BYTES, 10**30])
-        return Attack(f"huge announced body {path}", (post(path, b"{", length=length),))
+        return Attack(f"huge announced body {path}", (self._request(path, b"{", length=length),))
 
     def huge_in_chunks(self) -> Attack:
         path, _ = self._example()
@@ -169,7 +174,7 @@ class Attacker:
 
     def pipelined(self) -> Attack:
         path, body = self._example()
-        good = post(path, json.dumps(body).encode()).replace(b"Connection: close\r\n", b"")
+        good = self._request(path, json.dumps(body).encode()).replace(b"Connection: close\r\n", b"")
         last = self._random.choice([b"garbage\r\n\r\n", b"\x00" * 100, good, good * 20 + b"GET"])
         return Attack("pipelined garbage", (good + last,), half_closes=True)
 
@@ -177,16 +182,16 @@ class Attacker:
         path, body = self._example()
         data = json.dumps(body).encode()
         length = max(0, len(data) + self._random.choice([-20, -1, 1, 5000]))
-        return Attack(f"wrong length {path}", (post(path, data, length=length),), half_closes=True)
+        return Attack(f"wrong length {path}", (self._request(path, data, length=length),), half_closes=True)
 
     def slow(self) -> Attack:
         path, body = self._example()
-        data = post(path, json.dumps(body).encode())
+        data = self._request(path, json.dumps(body).encode())
         return Attack("slow", tuple(data[i : i + 40] for i in range(0, len(data), 40)), pause_s=0.01)
 
     def leaves(self) -> Attack:
         path, body = self._example()
-        data = post(path, json.dumps(body | {"stream": True}).encode())
+        data = self._request(path, json.dumps(body | {"stream": True}).encode())
         cut = self._random.choice([len(data), len(data) - 1, len(data) // 2, 10])
         return Attack("leaves", (data[:cut],), pause_s=self._random.choice([0.0, 0.02]), leaves=True)
 
@@ -236,7 +241,9 @@ def _holders(value: Any) -> list[Any]:
     return [value, *(holder for item in inner if isinstance(item, dict | list) for holder in _holders(item))]
 
 
-def attacks(document: dict[str, Any], model: str, count: int, seed: int) -> list[Attack]:
+def attacks(
+    document: dict[str, Any], model: str, count: int, seed: int, headers: tuple[bytes, ...] = ()
+) -> list[Attack]:
     """`document` is the server's OpenAPI description, whose examples they start from."""
     examples = {}
     for path, methods in document["paths"].items():
@@ -245,5 +252,5 @@ def attacks(document: dict[str, Any], model: str, count: int, seed: int) -> list
         if example is not None:
             limits = {name: 3 for name in example if name.startswith("max_")}
             examples[path] = example | limits | ({"model": model} if "model" in example else {})
-    attacker = Attacker(examples, seed)
+    attacker = Attacker(examples, seed, headers)
     return [attacker.draw() for _ in range(count)]

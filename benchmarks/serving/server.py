@@ -33,7 +33,7 @@ class Server:
         self._log = log
         port = free_port()
         self.host, self.port = "127.0.0.1", port
-        self.url = f"http://{self.host}:{port}"
+        self.url = f"{'https' if '--ssl-certfile' in options else 'http'}://{self.host}:{port}"
         self._command = [sys.executable, "-m", "oscine.cli", "serve", "--port", str(port), *options]
 
     def __enter__(self) -> "Server":

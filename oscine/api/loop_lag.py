@@ -12,7 +12,7 @@ _TICK_S = 0.025
 
 
 @contextmanager
-def _core_wait() -> Iterator[Callable[[], float]]:
+def core_wait() -> Iterator[Callable[[], float]]:
     """A function that returns how many seconds this thread has waited for a core; 0 if the kernel does not count."""
     path = Path(f"/proc/self/task/{threading.get_native_id()}/schedstat")
     if not path.exists():
@@ -27,7 +27,7 @@ async def measure_lag(observe: Callable[[float], object]) -> None:
 
     Time in which the thread of the loop waited for a core is left out.
     """
-    with _core_wait() as core_wait_s:
+    with core_wait() as core_wait_s:
         began_s, waited_s = time.monotonic(), core_wait_s()
         while True:
             await asyncio.sleep(_TICK_S)

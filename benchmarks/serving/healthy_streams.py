@@ -1,0 +1,140 @@
+"""Streams of honest clients beside an attack, watched from a process of their own: their gaps and their texts."""
+
+import asyncio
+import json
+import multiprocessing
+import re
+import time
+from collections.abc import Callable
+from multiprocessing.queues import Queue
+from multiprocessing.sharedctypes import Synchronized
+from types import TracebackType
+
+from benchmarks.serving.attacks import post
+from benchmarks.serving.promises import require, wait
+from benchmarks.serving.server import Server
+from oscine.api.loop_lag import core_wait
+
+TOKENS = 400  # of a stream; then comes the next
+FIRST_EVENTS = 4  # of a stream, in which it may wait for its turn
+SAID = re.compile(rb'"(?:content|reasoning|text)":("(?:[^"\\]|\\.)*")')
+MOVING_S = 20.0  # in which streams must go on
+BODIES = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Tell me something."}]},
+    "/v1/completions": {"prompt": "Once upon a time"},
+}
+
+
+class _Stream(asyncio.Protocol):
+    def __init__(self, watch: "_Watch", path: str) -> None:
+        self._watch, self._path = watch, path
+        self._pieces: list[bytes] = []
+        self._last_s = self._waited_s = 0.0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        transport.write(self._watch.requests[self._path])
+
+    def data_received(self, data: bytes) -> None:
+        now_s, waited_s = time.monotonic(), self._watch.core_wait_s()
+        self._pieces.append(data)
+        if len(self._pieces) > FIRST_EVENTS:
+            self._watch.note(now_s - self._last_s - (waited_s - self._waited_s))
+        self._last_s, self._waited_s = now_s, waited_s
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._watch.ended(self._path, b"".join(self._pieces))
+
+
+class _Watch:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        requests: dict[str, bytes],
+        gap: "Synchronized[float]",
+        events: "Synchronized[int]",
+        wrong: "Queue[str]",
+        core_wait_s: Callable[[], float],
+    ) -> None:
+        self.requests, self.core_wait_s = requests, core_wait_s
+        self._address = host, port
+        self._gap, self._events, self._wrong = gap, events, wrong
+        self._texts: dict[str, bytes] = {}  # by path: what each stream must say
+        self._loop = asyncio.get_running_loop()
+        self._starting: set[asyncio.Task[None]] = set()
+
+    def start(self, path: str) -> None:
+        task = self._loop.create_task(self._connect(path))
+        self._starting.add(task)
+        task.add_done_callback(self._starting.discard)
+
+    async def _connect(self, path: str) -> None:
+        try:
+            await self._loop.create_connection(lambda: _Stream(self, path), *self._address)
+        except OSError as error:
+            self._wrong.put(f"{path}: {error}")
+
+    def note(self, gap_s: float) -> None:
+        self._events.value += 1
+        self._gap.value = max(self._gap.value, gap_s)
+
+    def ended(self, path: str, data: bytes) -> None:
+        text = b"".join(SAID.findall(data))
+        if b"data: [DONE]" not in data or text != self._texts.setdefault(path, text):
+            self._wrong.put(f"{path}: {data[:300]!r} ... {data[-300:]!r}")
+        self.start(path)
+
+
+def _run(
+    host: str,
+    port: int,
+    requests: dict[str, bytes],
+    streams: int,
+    gap: "Synchronized[float]",
+    events: "Synchronized[int]",
+    wrong: "Queue[str]",
+) -> None:
+    async def run() -> None:
+        with core_wait() as core_wait_s:
+            watch = _Watch(host, port, requests, gap, events, wrong, core_wait_s)
+            for i in range(streams):
+                watch.start([*requests][i % len(requests)])
+            await asyncio.Event().wait()
+
+    asyncio.run(run())
+
+
+class HealthyStreams:
+    """Context manager. All streams of one path must say the same."""
+
+    def __init__(self, server: Server, streams: int, *headers: bytes) -> None:
+        context = multiprocessing.get_context("spawn")
+        parameters = {"max_tokens": TOKENS, "ignore_eos": True, "stream": True}
+        requests = {path: post(path, json.dumps(body | parameters).encode(), *headers) for path, body in BODIES.items()}
+        self._streams = streams
+        self._gap, self._events, self._wrong = context.Value("d"), context.Value("q"), context.Queue()
+        shared = (self._gap, self._events, self._wrong)
+        self._process = context.Process(
+            target=_run, args=(server.host, server.port, requests, streams, *shared), daemon=True
+        )
+
+    def __enter__(self) -> "HealthyStreams":
+        self._process.start()
+        require(wait(lambda: self._events.value > self._streams * TOKENS, 60), "healthy streams do not begin")
+        self.longest_gap_s()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+        self._process.kill()
+        self._process.join()
+        self._process.close()
+
+    def longest_gap_s(self) -> float:
+        """Since the last call; a gap that has not ended is waited for. Raises Broken when a stream broke."""
+        seen = self._events.value
+        moving = wait(lambda: self._events.value > seen + 2 * self._streams, MOVING_S)
+        require(self._wrong.empty(), "" if self._wrong.empty() else f"a healthy stream broke: {self._wrong.get()}")
+        require(moving, f"healthy streams stand still for {MOVING_S:g} s")
+        gap_s, self._gap.value = self._gap.value, 0.0
+        return float(gap_s)

@@ -1,0 +1,124 @@
+"""How promises about a running server are tested: what it holds, whether it answers, and a line for each promise."""
+
+import json
+import os
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks.serving.server import Server
+
+SETTLE_S = 10.0
+QUESTION = [{"role": "user", "content": "What is 27 + 58?"}]
+ANSWER = "85"
+POOL_THREADS = min(32, (os.cpu_count() or 1) + 4)  # that asyncio.to_thread starts as it needs them, and keeps
+
+
+class Broken(Exception):  # noqa: N818  (reads as what happened)
+    """A promise that was not kept."""
+
+
+def require(condition: bool, what: str) -> None:
+    if not condition:
+        raise Broken(what)
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """What a server that rests holds of the system."""
+
+    files: int  # descriptors of the API process
+    threads: int
+    tasks: int
+    connections: int
+    processes: int
+    shared: frozenset[str]  # mapped segments of shared memory, and what lies in the folder for sockets
+
+    @classmethod
+    def of(cls, server: Server) -> "Holdings":
+        process = psutil.Process(server.pid)
+        children = process.children(recursive=True)
+        mapped = {
+            part.path for p in (process, *children) for part in p.memory_maps() if part.path.startswith("/dev/shm")
+        }
+        folder = Path(server.environment.get("TMPDIR", tempfile.gettempdir()))
+        return cls(
+            files=process.num_fds(),
+            threads=process.num_threads(),
+            tasks=int(server.metric("oscine:asyncio_tasks")),
+            connections=int(server.metric("oscine:http_connections")),
+            processes=len(children),
+            shared=frozenset(mapped | {str(path) for path in folder.rglob("*")}),
+        )
+
+    def beyond(self, before: "Holdings") -> dict[str, Any]:
+        slack = {"files": 0, "threads": POOL_THREADS, "tasks": 0, "connections": 0, "processes": 0}
+        more = {
+            name: f"{getattr(before, name)} -> {getattr(self, name)}"
+            for name, allowed in slack.items()
+            if getattr(self, name) > getattr(before, name) + allowed
+        }
+        return more | (
+            {"shared": len(self.shared) - len(before.shared)} if len(self.shared) > len(before.shared) else {}
+        )
+
+
+def settle(server: Server, before: Holdings) -> None:
+    """Raises Broken for what the server still holds beyond `before` when it has had its time."""
+    wait(lambda: not Holdings.of(server).beyond(before), SETTLE_S)
+    more = Holdings.of(server).beyond(before)
+    require(not more, f"the server leaks: {more}")
+
+
+def wait(condition: Callable[[], bool], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def is_ready(server: Server) -> bool:
+    try:
+        return bool(server.get("/v1/health/ready"))
+    except urllib.error.HTTPError:
+        return False
+
+
+def answers_right(server: Server) -> bool:
+    body = json.dumps({"messages": QUESTION, "temperature": 0}).encode()
+    request = urllib.request.Request(f"{server.url}/v1/chat/completions", body, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=60) as response:
+        return ANSWER in str(json.load(response)["choices"][0]["message"]["content"])
+
+
+def with_server(check: Callable[[Server], str], *options: str) -> str:
+    """With a folder for sockets of its own, where what is left behind is seen."""
+    with tempfile.TemporaryDirectory() as folder:
+        with Server("--log-level", "error", *options, environment={"TMPDIR": folder}) as server:
+            found = check(server)
+        left = [*Path(folder).iterdir()]
+        require(not left, f"left behind at the end: {left}")
+        return found
+
+
+def keep(promises: dict[str, Callable[[], str]]) -> int:
+    """Prints a line for each; 1 when one was broken."""
+    broken = 0
+    for name, check in promises.items():
+        started_s = time.monotonic()
+        try:
+            found = check()
+        except Broken as error:
+            broken += 1
+            found = f"BROKEN: {error}"
+        print(f"{name}: {found} ({time.monotonic() - started_s:.0f} s)", flush=True)
+    return int(broken > 0)

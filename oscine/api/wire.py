@@ -15,6 +15,7 @@ from oscine.api.errors import APIError, unavailable
 MAX_HEAD_BYTES = 65_536  # request line and headers
 MAX_FRAMING_BYTES = 65_536  # trailers and chunk extensions of a request
 MAX_UNPARSED_BYTES = 65_536  # kept while a request waits for the one before it
+_TURN_BYTES = 32_768  # of a connection, parsed in one turn of the event loop; each may be a chunk or a header
 _SLICE_BYTES = 512  # parsed at once; later bytes are parsed when the requests before them are answered
 _RESERVE = 64  # connections above the limit, for probes only
 _MOST_DIGITS = 20  # of a length; more are a mistake, which the parser tells
@@ -143,6 +144,10 @@ class BoundedHttp(HttpToolsProtocol):
         while begin < len(data) and not self.transport.is_closing():
             if self.pipeline:
                 self._keep(data[begin:])
+                return
+            if begin >= _TURN_BYTES:
+                self._keep(data[begin:])
+                self.loop.call_soon(self._parse_on)
                 return
             end = begin + (_SLICE_BYTES if self._in_head else max(_SLICE_BYTES, self._body_left))
             self._parse_slice(data[begin:end])

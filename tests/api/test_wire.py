@@ -239,6 +239,40 @@ def test_requests_sent_ahead_are_parsed_when_their_turn_comes() -> None:
     serve(test, app)
 
 
+def test_a_flood_leaves_turns_of_the_loop_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small chunks cost ten times as much as they are long."""
+    whole, parsed, most = wire.BoundedHttp._parse_slice, 0, 0
+    chunks = b"1\r\na\r\n" * 200_000
+
+    def counted(connection: wire.BoundedHttp, data: bytes) -> None:
+        nonlocal parsed
+        parsed += len(data)
+        whole(connection, data)
+
+    async def measure() -> None:
+        nonlocal parsed, most
+        while True:
+            parsed, most = 0, max(most, parsed)
+            await asyncio.sleep(0)
+
+    async def reads(scope: Scope, receive: Receive, send: Send) -> None:
+        while (await receive()).get("more_body"):
+            pass
+        await no_reading(scope, receive, send)
+
+    async def test(connect: Callable[[], Awaitable[Client]], state: ServerState) -> None:
+        measuring = asyncio.create_task(measure())
+        reader, writer = await connect()
+        writer.write(FIRST_LINE + b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks + b"0\r\n\r\n")
+        assert (await answer(reader)).endswith(b"ok")
+        writer.close()
+        measuring.cancel()
+        assert most <= 1 << 16
+
+    monkeypatch.setattr(wire.BoundedHttp, "_parse_slice", counted)
+    serve(test, reads)
+
+
 def test_a_body_that_goes_on_after_its_answer_ends_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire, "LINGER_S", QUICK_S)
 

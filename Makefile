@@ -20,7 +20,7 @@ define install
 	$(BIN)/python -m compileall -qq -j 0 -x '/(tests|rllib|transformers/models)/' $(VENV)/lib || true
 endef
 
-.PHONY: demo serve test conformance browser screenshot check eval eval-tools soak attack chaos bench cluster-chaos cluster-bench cluster-demo cluster-ramp cluster-rollout cluster-sessions cluster-transfer dynamo-test clean
+.PHONY: demo serve test conformance clients browser screenshot check eval eval-tools soak attack chaos bench cluster-chaos cluster-bench cluster-demo cluster-ramp cluster-rollout cluster-sessions cluster-transfer dynamo-test clean
 
 $(BASE): pyproject.toml constraints.txt
 	$(install)
@@ -64,6 +64,11 @@ dynamo-test: $(DYNAMO)/.ready  ## workers behind NVIDIA Dynamo's own frontend, i
 
 conformance: $(TEST)  ## clients' own types, the server's own description, odd token streams; part of `make test`
 	$(BIN)/python -m pytest tests/conformance
+
+clients: $(TEST)  ## unmodified clients against the embedded model, the Vercel AI SDK by npm among them
+	mkdir -p runs/vercel && cp tests/clients/vercel/* runs/vercel
+	npm --prefix runs/vercel install --no-fund --no-audit --silent
+	$(BIN)/python -m pytest tests/clients -m 'node or not node'
 
 browser:        ## Debian's chromium, for the tests of the playground; as root
 	command -v chromium >/dev/null || (apt-get update -qq && DEBIAN_FRONTEND=noninteractive \

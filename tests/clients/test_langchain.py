@@ -68,7 +68,7 @@ def test_a_call_in_a_stream(chat: Chat) -> None:
     assert [(call["name"], call["args"]) for call in whole.tool_calls] == [("get_weather", {"city": "Lisbon"})]
 
 
-@pytest.mark.parametrize("method", [None, "json_schema"])
+@pytest.mark.parametrize("method", [None, "json_schema", "function_calling"])
 def test_structured_output(chat: Chat, method: str | None) -> None:
     options: Any = {"method": method} if method else {}
     extract = chat().with_structured_output(Person, **options)

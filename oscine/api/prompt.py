@@ -8,6 +8,8 @@ from oscine.chat.harmony import HarmonyRenderer, PromptTooLong
 from oscine.chat.messages import BuiltinCall, Conversation
 from oscine.chat.tokenizer import Tokenizer
 
+_MOST_TOKENS = 1 << 20  # of one text: more than any context, and as many as become Python's without a pause
+
 
 class Prompts:
     """Tokenises for one model, and back."""
@@ -25,6 +27,8 @@ class Prompts:
     def _encode(self, texts: Sequence[str]) -> list[list[int]]:
         if self._tokenizer.exceeds(texts, self._max_queued_tokens):
             raise APIError(f"The request has more than the {self._max_queued_tokens} tokens that this server takes.")
+        if any(self._tokenizer.exceeds([text], _MOST_TOKENS) for text in texts):
+            raise APIError(f"A text has more than {_MOST_TOKENS} tokens.", code="context_length_exceeded")
         return [self._tokenizer.encode(text) for text in texts]
 
     async def decode(self, token_ids: list[int]) -> str:

@@ -35,6 +35,11 @@ BYTE_CHARACTERS = _byte_characters()
 _BYTE_OF_CHARACTER = {character: byte for byte, character in enumerate(BYTE_CHARACTERS)}
 
 
+def _num_bytes(text: str) -> int:
+    """In UTF-8: a text has at most as many tokens."""
+    return len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
+
+
 class _ByteTable(dict[int, bytes]):
     """Token id -> bytes, filled as ids are met; ids outside of the vocabulary have none."""
 
@@ -141,7 +146,7 @@ class Tokenizer:
         Encoding takes 250 bytes per token, so a large body could take gigabytes. Texts too short for that are not
         examined. The cuts between slices change few tokens.
         """
-        if sum(map(len, texts)) <= most:
+        if sum(map(_num_bytes, texts)) <= most:
             return False
         sure = most + most // 8
         for text in texts:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from oscine.api import prompt
 from oscine.chat.harmony import HarmonyRenderer
 from oscine.chat.messages import Conversation
 from oscine.chat.tokenizer import Tokenizer
@@ -95,3 +96,16 @@ def test_what_fits_is_never_said_to_exceed(tokenizer: Tokenizer, text: str) -> N
     count = len(tokenizer.encode(text))
     assert not tokenizer.exceeds([text], count)
     assert tokenizer.exceeds([text], count // 3)
+
+
+def test_characters_of_many_tokens_count_as_many(tokenizer: Tokenizer) -> None:
+    assert tokenizer.exceeds(["\U0001f600" * 1000], 3000)
+    assert not tokenizer.exceeds(["\U0001f600" * 1000], 4000)
+
+
+def test_one_text_has_a_bound(scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ids of a million emoji would be four million objects, made in one go."""
+    monkeypatch.setattr(prompt, "_MOST_TOKENS", 1000)
+    refused = scripted.post("/tokenize", {"prompt": "\U0001f600" * 400})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
+    assert scripted.post("/tokenize", {"prompt": "\U0001f600" * 200}).json()["count"] == 800

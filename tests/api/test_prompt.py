@@ -24,7 +24,7 @@ CALL = {"id": "1", "function": {"name": "f", "arguments": LONG}}
         {"messages": [{"role": "user", "content": LONG}]},
         {"messages": [{"role": "assistant", "tool_calls": [CALL]}]},
         {"tools": [TOOL]},
-        {"response_format": {"type": "json_schema", "json_schema": {"name": LONG}, "enforce": False}},
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"description": LONG}}}},
     ],
     ids=["content", "call", "tools", "schema"],
 )

@@ -28,7 +28,9 @@ def many(count: int) -> Iterator[tuple[str, str, dict[str, Any]]]:
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     turns = [HI, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_call_id": "c", "content": "1"}]
     function = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(40)}}
-    tools = [{"type": "function", "function": {"name": f"f{i}", "parameters": function}} for i in range(count // 170)]
+    tools: list[dict[str, Any]] = [
+        {"type": "function", "function": {"name": f"f{i}", "parameters": function}} for i in range(count // 170)
+    ]
     flat = [{"type": "function", **tool["function"]} for tool in tools]
     items = [{"type": "function_call", "call_id": f"c{i}", "name": "f", "arguments": "{}"} for i in range(count // 10)]
     results = [

@@ -57,6 +57,7 @@ MODEL_GROWTH_BYTES = 192 << 20  # of both processes, of the embedded model, unde
 MAX_CONNECTIONS = 600
 BODIES_HELD = 160
 LEAVERS = 12
+LEFT_S = 30.0  # for what clients asked for that have left, also what no thread can be taken from
 MODEL = "m"
 WARM_UP = 200
 HEALTHY, HOSTILE = (f"Authorization: Bearer {key}".encode() for key in ("healthy-key", "hostile-key"))
@@ -213,7 +214,7 @@ def leavers(server: Server, streams: HealthyStreams) -> str:
     requests = [post(path, json.dumps(body).encode(), HOSTILE) for _, path, body in costly]
     made = [Attack("leaves", (request,), pause_s=0.3, leaves=True) for request in requests for _ in range(LEAVERS)]
     asyncio.run(make_all(server, made))
-    ended = wait(lambda: server.metric("oscine:http_requests_in_progress") <= alone, SETTLE_S)
+    ended = wait(lambda: server.metric("oscine:http_requests_in_progress") <= alone, LEFT_S)
     require(ended, "what clients asked for that have left goes on")
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     status, answer = ask(server, HEALTHY, CHAT, chat(guided_json=schema))
@@ -269,7 +270,7 @@ def keys_apart(server: Server) -> str:
 
 def connections_held(server: Server) -> str:
     """A client without a key holds all connections that it gets while the engine is killed."""
-    before = Holdings.of(server)
+    before, restarts = Holdings.of(server), server.metric("oscine:engine_restarts_total")
 
     async def hold(ended: asyncio.Event, writers: dict[int, asyncio.StreamWriter]) -> None:
         """Opens one more each time; every third begins a request."""
@@ -284,6 +285,9 @@ def connections_held(server: Server) -> str:
                 writers[i % (2 * MAX_CONNECTIONS)] = writer
             await asyncio.sleep(0.001)
 
+    def is_back() -> bool:
+        return server.metric("oscine:engine_restarts_total") > restarts and is_ready(server)
+
     async def run() -> tuple[float, int]:
         ended, writers = asyncio.Event(), dict[int, asyncio.StreamWriter]()
         holding = asyncio.create_task(hold(ended, writers))
@@ -292,8 +296,7 @@ def connections_held(server: Server) -> str:
         os.kill(server.engine_pid, signal.SIGKILL)
         killed_s, probes = time.monotonic(), 0
         try:
-            await asyncio.sleep(0.2)
-            while not await asyncio.to_thread(is_ready, server):
+            while not await asyncio.to_thread(is_back):
                 require("live" in await asyncio.to_thread(server.get, "/v1/health/live"), "no liveness")
                 require(time.monotonic() - killed_s < READY_S, "the engine does not come back")
                 probes += 1

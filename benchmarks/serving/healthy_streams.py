@@ -9,6 +9,7 @@ from collections.abc import Callable
 from multiprocessing.queues import Queue
 from multiprocessing.sharedctypes import Synchronized
 from types import TracebackType
+from typing import Any
 
 from benchmarks.serving.attacks import post
 from benchmarks.serving.promises import require, wait
@@ -19,7 +20,7 @@ TOKENS = 400  # of a stream; then comes the next
 FIRST_EVENTS = 4  # of a stream, in which it may wait for its turn
 SAID = re.compile(rb'"(?:content|reasoning|text)":("(?:[^"\\]|\\.)*")')
 MOVING_S = 20.0  # in which streams must go on
-BODIES = {
+BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "Tell me something."}]},
     "/v1/completions": {"prompt": "Once upon a time"},
 }
@@ -110,7 +111,7 @@ class HealthyStreams:
 
     def __init__(self, server: Server, streams: int, *headers: bytes) -> None:
         context = multiprocessing.get_context("spawn")
-        parameters = {"max_tokens": TOKENS, "ignore_eos": True, "stream": True}
+        parameters: dict[str, Any] = {"max_tokens": TOKENS, "ignore_eos": True, "stream": True}
         requests = {path: post(path, json.dumps(body | parameters).encode(), *headers) for path, body in BODIES.items()}
         self._streams = streams
         self._gap, self._events, self._wrong = context.Value("d"), context.Value("q"), context.Queue()

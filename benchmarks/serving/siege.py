@@ -252,7 +252,11 @@ def keys_apart(server: Server) -> str:
     status, mine = ask(server, HEALTHY, RESPONSES, secret | {"max_output_tokens": 16})
     require(status == 200, f"{status} {mine}")
     path = f"{RESPONSES}/{mine['id']}"
-    tried = [("GET", path, None), ("GET", f"{path}/input_items", None), ("POST", f"{path}/cancel", None)]
+    tried: list[tuple[str, str, Any]] = [
+        ("GET", path, None),
+        ("GET", f"{path}/input_items", None),
+        ("POST", f"{path}/cancel", None),
+    ]
     tried += [("DELETE", path, None), ("POST", RESPONSES, {"input": "?", "previous_response_id": mine["id"]})]
     for item in ("msg_chosen", mine["output"][0]["id"]):
         tried.append(("POST", RESPONSES, {"input": [{"type": "item_reference", "id": item}]}))

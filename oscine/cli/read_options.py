@@ -63,7 +63,7 @@ def add_options(
         hidden: dict[str, Any] = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
         texts[others.add_argument("--extra-llm-api-options", **file | hidden)] = "same as --config"
         texts[others.add_argument(*_MODEL, dest="model", metavar="MODEL", **hidden)] = "same as MODEL"
-        parser.add_argument("--help-all", action=HelpAll, texts=texts, help=_HELP_ALL_HELP)
+        parser.add_argument("--help-all", action=HelpAll, texts=texts, default=argparse.SUPPRESS, help=_HELP_ALL_HELP)
 
 
 def read_config(given: Mapping[str, Any], note: Callable[[str], None] = lambda text: None) -> Config:

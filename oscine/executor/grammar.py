@@ -82,8 +82,8 @@ class Grammars:
         self._file, self._vocab_size = tokenizer_file, vocab_size
         self._judges = judges or shared_judges()
         self._threads = ThreadPoolExecutor(_COMPILERS, thread_name_prefix="grammar")
+        self._markers = Markers(-1, -1, -1, -1)  # before they are read in another thread
         self._vocabulary = self._threads.submit(self._read)
-        self._markers = Markers(-1, -1, -1, -1)
         self._compiled: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
         self._lock = threading.Lock()
 

@@ -7,10 +7,11 @@ from hypothesis import strategies as st
 
 from oscine.chat.messages import Message, ToolCall
 from oscine.chat.tokenizer import SPECIAL_TOKENS, Tokenizer
-from tests.chat.strategies import names, texts
+from tests.chat.strategies import texts
 
 INTERVALS = (1, 4, 20)  # tokens that come at once
 MARKERS = tuple(SPECIAL_TOKENS.values())
+FUNCTIONS = ("add", "0", "-", "add_", "get-Weather", "json", "final")  # that requests declare
 
 _HEADERS = (
     *("assistant", "analysis", "commentary", "final", "user", "tool", "system", "functions.add", "python", "browser"),
@@ -63,7 +64,7 @@ arguments = st.dictionaries(texts, _json, max_size=3)
 @st.composite
 def true_completions(draw: st.DrawFn) -> Message:
     """What a model says with good manners: perhaps a thought, then an answer or calls."""
-    calls = draw(st.lists(st.tuples(names, arguments), max_size=2))
+    calls = draw(st.lists(st.tuples(st.sampled_from(FUNCTIONS), arguments), max_size=2))
     made = tuple(ToolCall(f"call_{i}", name, json.dumps(given)) for i, (name, given) in enumerate(calls))
     return Message("assistant", draw(texts.filter(bool)), draw(st.none() | texts.filter(bool)), made)
 

@@ -15,6 +15,7 @@ from pydantic import TypeAdapter
 
 from tests.api.response_stream import check_response, check_stream, parse
 from tests.api.scripted_server import ScriptedServer, events_of
+from tests.conformance.odd_streams import FUNCTIONS
 
 _CHUNK: TypeAdapter[Any] = TypeAdapter(ChatCompletionChunk)
 _COMPLETION: TypeAdapter[Any] = TypeAdapter(ChatCompletion)
@@ -22,7 +23,7 @@ _BLOCK_EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 _MESSAGE: TypeAdapter[Any] = TypeAdapter(AnthropicMessage)
 
 _PARAMETERS = {"type": "object", "properties": {"a": {"type": "integer"}}}
-_FUNCTION = {"name": "add", "parameters": _PARAMETERS}
+_FUNCTIONS = [{"name": name, "parameters": _PARAMETERS} for name in FUNCTIONS]
 _ASKED = [{"role": "user", "content": "hi"}]
 
 
@@ -40,7 +41,7 @@ class Said:
 
 
 def chat(server: ScriptedServer, *, stream: bool) -> Said:
-    body: dict[str, Any] = {"messages": _ASKED, "tools": [{"type": "function", "function": _FUNCTION}]}
+    body: dict[str, Any] = {"messages": _ASKED, "tools": [{"type": "function", "function": f} for f in _FUNCTIONS]}
     if stream:
         response = server.post(
             "/v1/chat/completions", {**body, "stream": True, "stream_options": {"include_usage": True}}
@@ -90,7 +91,7 @@ def _chat_chunks(chunks: list[dict[str, Any]]) -> Said:
 
 
 def responses(server: ScriptedServer, *, stream: bool) -> Said:
-    body = {"input": "hi", "tools": [{"type": "function", **_FUNCTION}], "store": False, "stream": stream}
+    body = {"input": "hi", "tools": [{"type": "function", **f} for f in _FUNCTIONS], "store": False, "stream": stream}
     response = server.post("/v1/responses", body)
     assert response.status_code == 200, response.text
     answer = check_stream(parse(response.text)) if stream else check_response(response.json())
@@ -110,7 +111,7 @@ def anthropic(server: ScriptedServer, *, stream: bool) -> Said:
         "max_tokens": 1000,
         "messages": _ASKED,
         "thinking": {"type": "enabled", "budget_tokens": 1024},
-        "tools": [{"name": "add", "input_schema": _PARAMETERS}],
+        "tools": [{"name": name, "input_schema": _PARAMETERS} for name in FUNCTIONS],
         "stream": stream,
     }
     response = server.post("/v1/messages", {**body, "max_tokens": 1500})

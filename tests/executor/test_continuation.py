@@ -25,7 +25,7 @@ CASES: dict[str, dict[str, object]] = {
     "penalties": {"seed": 5, "presence_penalty": 0.6, "frequency_penalty": 0.4, "repetition_penalty": 1.3},
     "greedy with penalties": {"temperature": 0.0, "frequency_penalty": 0.9, "repetition_penalty": 1.2},
     "bias": {"seed": 11, "logit_bias": {33: 6.0, 34: 5.0, 35: -100.0}, "frequency_penalty": 0.5},
-    "min_tokens": {"seed": 2, "min_tokens": 12, "stop_token_ids": tuple(range(0, 9000, 2))},
+    "min_tokens": {"seed": 2, "frequency_penalty": 1.5, "min_tokens": 12, "stop_token_ids": tuple(range(0, 9000, 2))},
     "grammar": {"seed": 9, "grammar": GRAMMAR},
     "grammar, greedy with penalties": {"temperature": 0.0, "grammar": GRAMMAR, "repetition_penalty": 1.2},
 }

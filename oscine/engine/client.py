@@ -97,7 +97,8 @@ class EngineClient:
     life of an engine: the next one listens at a port of its own, which somebody else may have had before.
     """
 
-    def __init__(self, options: EngineOptions | None = None, *, address: str | None = None) -> None:
+    def __init__(self, options: EngineOptions | None = None, *, address: str | None = None, key: str = "") -> None:
+        """`key`: of a cluster, for an address over TCP; see oscine.engine.tcp."""
         assert (options is None) != (address is None)
         self.state: EngineState = "starting"
         self.error: str | None = None
@@ -106,6 +107,7 @@ class EngineClient:
         self.restarts = 0
         self.address = address  # ZeroMQ endpoint of the engine; an owner's is made by start()
         self._options = options
+        self._key = key
         self._folder: str | None = None  # of an owner's socket
         self._supervisor: EngineSupervisor | None = None
         self._supervising: asyncio.Task[None] | None = None
@@ -212,7 +214,13 @@ class EngineClient:
         assert self.address is not None
         try:
             self._link = Link(
-                self._context, self.address, decode_to_client, lambda: self._send(Hello()), self._receive, self._on_down
+                self._context,
+                self.address,
+                decode_to_client,
+                lambda: self._send(Hello()),
+                self._receive,
+                self._on_down,
+                key=self._key,
             )
         except (zmq.ZMQError, OSError) as error:
             self._starve(f"no socket can be opened for the engine: {error}")

@@ -27,6 +27,7 @@ from oscine.types import GenerationRequest, SamplingParams
 
 SEED = "00ff"
 PAGE = 16
+KEY = "a key of thirty-two characters.."
 ROUTER_CLASS = "oscine.cluster.request_router:KVAwareRequestRouter"
 
 
@@ -38,7 +39,7 @@ def deploy(num_replicas: int) -> None:
         executor="fake",
         quiet=True,
     )
-    options = ReplicaOptions("m", "aggregated", engine, SEED, drain_s=1.0)
+    options = ReplicaOptions("m", "aggregated", engine, SEED, drain_s=1.0, key=KEY)
     replica = serve.deployment(
         ReplicaActor,
         name="aggregated",
@@ -61,7 +62,7 @@ def deploy_router() -> Any:
         user_config=msgspec.to_builtins(config),
         health_check_period_s=0.5,
     )
-    return serve.run(router.bind(), name="router", route_prefix=None)
+    return serve.run(router.bind(KEY), name="router", route_prefix=None)
 
 
 def placement(name: str, tokens: list[int], **more: Any) -> Placement:
@@ -72,7 +73,7 @@ def placement(name: str, tokens: list[int], **more: Any) -> Placement:
 
 async def generate(place: Place, name: str, tokens: list[int]) -> None:
     """As an ingress does."""
-    client = EngineClient(address=place.address)
+    client = EngineClient(address=place.address, key=KEY)
     await client.start()
     await client.wait_ready()
     async with client.submit(GenerationRequest(name, tokens, SamplingParams(max_tokens=8))) as stream:
@@ -90,7 +91,7 @@ async def snapshot_when(router: RouterClient, condition: Any) -> Any:
 
 
 async def session(handle: Any) -> dict[str, Any]:
-    router = RouterClient(router_address(handle))
+    router = RouterClient(router_address(handle), key=KEY)
     said: dict[str, Any] = {"model": (await router.describe("m")).model}
     await snapshot_when(router, lambda s: sum(r.stats.full_pages_total > 0 for r in s.replicas) == 2)
     prompts = {name: [100 + i] * 40 * PAGE for i, name in enumerate("abcdef")}

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from oscine.api.connection import result_while_connected
 from oscine.api.errors import APIError, invalid, unavailable
-from oscine.api.record import current
+from oscine.api.record import caller, current
 from oscine.chat import grammar
 from oscine.chat.grammar import TextFormat, ToolChoice
 from oscine.chat.messages import FunctionTool
@@ -126,10 +126,9 @@ async def _judged(whole: str, parts: Sequence[_Part]) -> _Problem | None:
 async def _tried(trials: list[Trial], part: _Part) -> Problem | None:
     """`part` is named by the error if no trial ended."""
     record = current.get()
-    owner = None if record is None or record.key is None else record.key.name
     try:
         async with asyncio.timeout(_PATIENCE_S):
-            verdict = asyncio.wrap_future(judges().judge(trials, owner))
+            verdict = asyncio.wrap_future(judges().judge(trials, caller() or None))
             return await result_while_connected(None if record is None else record.receive, verdict)
     except UndecidedError as error:
         raise _refusal(part, str(error)) from None

@@ -68,7 +68,7 @@ async def chat_sequences(
     model.served.admission.check(n)  # before the prompt is made, which costs more
     form, use = asked_format(asked), tool_use(asked, talk.tools)
     check_beside_calls(extensions(asked), use.choice)
-    grammar = await _grammar(form, use)
+    grammar = await _grammar(form, use, size)
     prompt = await model.prompts.render(talk, size)
     headers = header_grammar(use.tools)
     params = replace(_sampling_params(asked, len(prompt), model), grammar=grammar, headers=headers)
@@ -80,7 +80,7 @@ async def chat_sequences(
     choices = [_choice(asked, model, len(prompt), stop, functions, separator, remember) for _ in range(n)]
     headroom = _headroom(asked, params.max_tokens, service.config.server.final_headroom)
     if headroom and use.choice != "required":
-        within_final = None if form is None else text_grammar(form.format)
+        within_final = None if form is None else await beside(partial(text_grammar, form.format), size)
         for choice, request in zip(choices, requests, strict=True):
             choice.headroom = FinalHeadroom(model.prompts, request, headroom, model.info.max_model_len, within_final)
     return choices, requests
@@ -108,10 +108,9 @@ def _thinking_budget(asked: ChatCompletionRequest) -> int | None:
     return next((budget for budget in budgets.values() if budget is not None), None)
 
 
-async def _grammar(form: AskedFormat | None, use: ToolUse) -> str | None:
-    if form is None:
-        return await constraint(None, use.tools, use.choice, parallel=use.parallel)
-    return await constraint(form.format, use.tools, use.choice, parallel=use.parallel, text_param=form.param)
+async def _grammar(form: AskedFormat | None, use: ToolUse, size: int) -> str | None:
+    text, param = (None, "response_format") if form is None else (form.format, form.param)
+    return await constraint(text, use.tools, use.choice, parallel=use.parallel, text_param=param, size=size)
 
 
 def _sampling_params(asked: ChatCompletionRequest, num_prompt_tokens: int, model: ReadyModel) -> SamplingParams:

@@ -37,7 +37,7 @@ class Completions(Endpoint[CompletionRequest]):
         prompts = await _token_ids(given, model)
         priority = sampling.priority(asked.priority)
         form = asked_format(asked)
-        grammar = None if form is None else await text_constraint(form.format, form.param)
+        grammar = None if form is None else await text_constraint(form.format, form.param, call.size)
         params = [replace(_sampling_params(asked, len(prompt), model), grammar=grammar) for prompt in prompts]
         choices = [_choice(asked, model, prompt, stop) for prompt in prompts for _ in range(n)]
         requests = [

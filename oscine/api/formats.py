@@ -8,10 +8,12 @@ import hashlib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from oscine.api.connection import result_while_connected
 from oscine.api.errors import APIError, invalid, unavailable
 from oscine.api.record import caller, current
+from oscine.api.work import beside
 from oscine.chat import grammar
 from oscine.chat.grammar import TextFormat, ToolChoice
 from oscine.chat.messages import FunctionTool
@@ -46,6 +48,7 @@ async def constraint(
     other_recipients: Iterable[str] = (),
     text_param: str = "response_format",
     tools_param: str = "tools",
+    size: int = 0,
 ) -> str | None:
     """The grammar for SamplingParams.grammar, for a prompt that ends in `<|start|>assistant`; None: nothing to enforce.
 
@@ -53,7 +56,7 @@ async def constraint(
     tools: the functions that may be called now; where one is named, that one alone, with `required` and not `parallel`.
     tool_choice: `auto` constrains the arguments of strict functions only; `required` those of all, and there is no
     final message then. parallel: whether a turn may hold several calls. other_recipients: built-in tools as they are
-    named after `to=`, to be called freely.
+    named after `to=`, to be called freely. size: of the request, in bytes.
 
     A continuation whose prompt ends within the final message takes `text_constraint` of the same text instead.
     Raises APIError 400 that names text_param or tools_param for what cannot be enforced.
@@ -66,36 +69,38 @@ async def constraint(
         if tool.strict or tool_choice == "required":
             parts.append(_Part(grammar.arguments_format(tool), tools_param, f"the schema of function {tool.name!r}"))
     try:
-        whole = grammar.turn_grammar(text, tools, tool_choice, parallel=parallel, other_recipients=others)
+        whole = await beside(
+            lambda: grammar.turn_grammar(text, tools, tool_choice, parallel=parallel, other_recipients=others), size
+        )
     except RecursionError:
         raise invalid(parts[0].param, "a schema is nested too deeply") from None
     except ValueError as error:
         raise invalid(parts[0].param, str(error)) from None
     if whole is not None and parts:  # a grammar of names only can always be enforced
-        await _check(whole, parts)
+        await _check(whole, parts, size)
     return whole
 
 
-async def text_constraint(text: TextFormat, param: str) -> str:
+async def text_constraint(text: TextFormat, param: str, size: int = 0) -> str:
     """The grammar of text alone, up to the token that ends it: for raw text, or within a final message.
 
-    Raises APIError 400 that names `param`.
+    `size`: of the request, in bytes. Raises APIError 400 that names `param`.
     """
     try:
-        whole = grammar.text_grammar(text)
+        whole = await beside(lambda: grammar.text_grammar(text), size)
     except RecursionError:
         raise invalid(param, "the schema is nested too deeply") from None
     except ValueError as error:
         raise invalid(param, str(error)) from None
-    await _check(whole, [_Part(text, param)])
+    await _check(whole, [_Part(text, param)], size)
     return whole
 
 
-async def _check(whole: str, parts: Sequence[_Part]) -> None:
+async def _check(whole: str, parts: Sequence[_Part], size: int) -> None:
     """Raises APIError for the first part that cannot be enforced."""
     digest = hashlib.sha256(whole.encode()).digest()
     if digest not in _verdicts:
-        verdict = await _judged(whole, parts)
+        verdict = await _judged(whole, parts, size)
         if len(_verdicts) >= _MOST_VERDICTS:
             del _verdicts[next(iter(_verdicts))]
         _verdicts[digest] = verdict
@@ -105,7 +110,7 @@ async def _check(whole: str, parts: Sequence[_Part]) -> None:
         raise _refusal(parts[index], problem)
 
 
-async def _judged(whole: str, parts: Sequence[_Part]) -> _Problem | None:
+async def _judged(whole: str, parts: Sequence[_Part], size: int) -> _Problem | None:
     """The first part with a problem. Parts may each be in order and still be too much together.
 
     Raises APIError if there is no verdict, and ClientDisconnect if the client leaves first.
@@ -114,7 +119,7 @@ async def _judged(whole: str, parts: Sequence[_Part]) -> _Problem | None:
     origins: list[int] = []  # index of the part of each trial
     for index, part in enumerate(parts):
         try:
-            of_part = grammar.trials_of(part.format)
+            of_part = await beside(partial(grammar.trials_of, part.format), size)
         except ValueError as error:
             return index, str(error)
         trials += of_part

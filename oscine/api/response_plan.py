@@ -96,7 +96,7 @@ class Plan:
             if error.code == "context_length_exceeded" and asked.truncation == "auto":
                 error.message += " Dropping items ('truncation': 'auto') is not supported."
             raise
-        grammar, grammars = await _grammars(wanted, may)
+        grammar, grammars = await _grammars(wanted, may, self.call.size)
         params = replace(params, grammar=grammar, headers=header_grammar(may.functions, may.recipients))
         return engine_request(prompt, params, sampling.priority(asked.priority), asked.cache_salt), grammars
 
@@ -237,7 +237,7 @@ def _text_format(asked: ResponseRequest) -> tuple[list[AskedFormat], ResponseSch
     return [AskedFormat(JsonFormat(wanted.schema, lenient=wanted.strict is False), "text.format")], schema
 
 
-async def _grammars(wanted: AskedFormat | None, may: Allowed) -> tuple[str | None, Grammars]:
+async def _grammars(wanted: AskedFormat | None, may: Allowed, size: int) -> tuple[str | None, Grammars]:
     """For the begin of the turn, and for what comes later: a call that is required is required once."""
 
     text, param = (None, "text.format") if wanted is None else (wanted.format, wanted.param)
@@ -250,10 +250,11 @@ async def _grammars(wanted: AskedFormat | None, may: Allowed) -> tuple[str | Non
             parallel=may.parallel,
             other_recipients=may.recipients,
             text_param=param,
+            size=size,
         )
 
     later = replace(may, choice="auto") if may.choice == "required" else may
-    final = None if text is None else await formats.text_constraint(text, param)
+    final = None if text is None else await formats.text_constraint(text, param, size)
     return await constraint(may), Grammars(
         later=await constraint(later) if may.recipients else None,
         final=final,

@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -35,6 +36,7 @@ logger = logging.getLogger(__name__)
 _BACKLOG = 2048
 _KEEP_ALIVE_S = 75  # longer than the usual minute of a proxy in front, so that the proxy closes first
 _HAND_OVER_S = 1.0  # for requests on connections that came just before the port was left to others
+_MAX_DIGITS = 640  # of an integer in JSON: reading a longer one takes quadratic time
 _CLOSE_S = 2  # for connections that are still busy after the drain
 _END_S = 15.0  # from the end of the drain to the end of the process, even if threads are still busy
 
@@ -90,6 +92,7 @@ class Server(uvicorn.Server):
             self.service = service or one_model(config)
         except ValueError as error:
             raise ServerError(str(error)) from None
+        sys.set_int_max_str_digits(_MAX_DIGITS)
         self._shares_port = reuse_port
         self.listener = bind(options.host, options.port, reuse_port=reuse_port)
         self.error: str | None = None  # why the service could not start

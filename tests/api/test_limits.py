@@ -110,6 +110,15 @@ def test_the_largest_body_is_taken(limited: ServerProcess) -> None:
         assert client.status() == 200
 
 
+def test_an_integer_of_many_digits_is_refused(limited: ServerProcess) -> None:
+    schema = '{"type": "json_schema", "json_schema": {"name": "n", "schema": {"maximum": %s}}}' % ("9" * 641)
+    body = '{"messages": [{"role": "user", "content": "hi"}], "response_format": ' + schema + "}"
+    headers = {"Authorization": f"Bearer {KEYS[0]}", "Content-Type": "application/json"}
+    answer = httpx.post(f"{limited.url}/v1/chat/completions", content=body, headers=headers)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "response_format.json_schema.schema[...]"
+
+
 def test_a_full_queue_is_a_503_that_says_when_to_come_back(limited: ServerProcess) -> None:
     with RawClient(limited) as first, RawClient(limited) as second, RawClient(limited) as third:
         first.post(LONG_ANSWER | {"n": 2}, authorized())

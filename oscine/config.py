@@ -127,7 +127,7 @@ class PeerOptions:
     """How an engine is one of many: who reaches it, and what it shares with others."""
 
     host: str | None = None  # of this machine, as others reach it; None: only the server beside it does
-    # Shared by all processes of a cluster, which prove to each other that they have it (oscine.engine.tcp). It is
+    # Shared by all processes of a cluster, which prove to each other that they have it (oscine.engine.wire.tcp). It is
     # never shown or logged. Empty: every process that reaches the ports of `host` is accepted.
     key: str = field(default="", repr=False)
     kv_events: bool = False  # publish what the prefix cache stores and forgets

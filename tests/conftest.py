@@ -72,6 +72,6 @@ def nano_server() -> "Iterator[ServerProcess]":
 @pytest.fixture
 def unchecked_engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Engine processes check no messages, so that a token past the vocabulary makes a step fail, as a bug might."""
-    code = "from oscine.engine.checks import Checks\nChecks.refusal = lambda self, message: None\n"
+    code = "from oscine.engine.wire.checks import Checks\nChecks.refusal = lambda self, message: None\n"
     (tmp_path / "sitecustomize.py").write_text(code)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(tmp_path), str(Path(__file__).parent.parent))))

@@ -27,7 +27,7 @@ def was_run(folder: Path) -> list[str]:
 
 @pytest.mark.parametrize(
     "module",
-    ["oscine.engine.process", "oscine.executor.grammar_judge", "oscine.ops.compile_worker", "oscine.cluster.local_ray"],
+    ["oscine.engine.process.server", "oscine.judges.process", "oscine.ops.compile_worker", "oscine.cluster.ray.local"],
 )
 def test_a_child_loads_nothing_from_the_current_folder(hostile_folder: Path, module: str) -> None:
     done = subprocess.run(

@@ -37,10 +37,10 @@ def test_a_file_holds_one_noun_in_a_readable_length(path: Path) -> None:
         ("oscine.chat.harmony", ("torch", "starlette", "zmq")),
         ("oscine.api.app", ("torch", "triton", "transformers")),
         ("oscine.tools.builtin", ("torch", "mcp", "starlette", "yaml")),
-        ("oscine.engine.client", ("torch", "triton", "starlette")),
-        ("oscine.engine.loop", ("torch", "numpy", "zmq", "msgspec")),
+        ("oscine.engine.process.client", ("torch", "triton", "starlette")),
+        ("oscine.engine.core.loop", ("torch", "numpy", "zmq", "msgspec")),
         ("oscine.executor.runner", ("zmq", "msgspec", "starlette", "uvicorn", "llguidance")),
-        ("oscine.perf.engine_bench", ("zmq", "msgspec", "starlette", "uvicorn", "llguidance")),
+        ("oscine.bench.engine", ("zmq", "msgspec", "starlette", "uvicorn", "llguidance")),
     ],
 )
 def test_an_import_loads_nothing_it_should_not(module: str, absent: tuple[str, ...]) -> None:

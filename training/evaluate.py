@@ -13,9 +13,9 @@ from typing import Any
 
 from oscine.chat.grammar import JsonFormat, turn_grammar
 from oscine.config import EngineOptions, ModelOptions
-from oscine.engine import offline
 from oscine.engine.build import build_engine
-from oscine.engine.loop import EngineLoop
+from oscine.engine.core import offline
+from oscine.engine.core.loop import EngineLoop
 from oscine.types import GenerationRequest, SamplingParams
 from training.builtin_tools import beside_builtin_tools
 from training.calls import call, no_call

@@ -23,7 +23,7 @@ import httpx
 import psutil
 
 from benchmarks.cluster.cluster import Cluster
-from oscine.cluster.deployment import Deployment, ModelSpec, PrefillLimits, Replicas, RoleSpec
+from oscine.cluster.spec.deployment import Deployment, ModelSpec, PrefillLimits, Replicas, RoleSpec
 from oscine.config import CacheOptions, EngineOptions, SchedulerOptions, ServerOptions
 
 VICTIMS = ("decode", "prefill", "router")

@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from oscine.cluster import local_ray
-from oscine.cluster.deployment import Deployment
+from oscine.cluster.ray import local
+from oscine.cluster.spec.deployment import Deployment
 
 _NUM_CPUS = 64  # that Ray may give away: what runs at a time is the machine's affair
 
@@ -24,10 +24,10 @@ class Cluster:
         self._deployment = deployment
 
     def __enter__(self) -> "Cluster":
-        self._ray = local_ray.start(_NUM_CPUS, 0)
+        self._ray = local.start(_NUM_CPUS, 0)
         try:
             self._ray.connect()
-            from oscine.cluster import control  # Ray is imported when its surroundings are set
+            from oscine.cluster.ray import control  # Ray is imported when its surroundings are set
 
             control.up(self._deployment, wait=True, note=lambda text: None)
             self.url = control.url()
@@ -41,7 +41,7 @@ class Cluster:
         self._end()
 
     def _end(self) -> None:
-        local_ray.disconnect()  # first: a client of a Ray that is gone waits a minute for it
+        local.disconnect()  # first: a client of a Ray that is gone waits a minute for it
         self._ray.stop()
 
     def get(self, path: str) -> str:
@@ -63,7 +63,7 @@ class Cluster:
 
     def ready(self) -> Counter[str]:
         """Roles of the replicas that the router knows as ready; none while there is no router."""
-        from oscine.cluster import control
+        from oscine.cluster.ray import control
 
         snapshot = control.state().snapshot
         replicas = snapshot.replicas if snapshot is not None else []
@@ -86,7 +86,7 @@ def kind_of(process: psutil.Process) -> str:
         command = " ".join(process.cmdline())
     except (psutil.NoSuchProcess, psutil.ZombieProcess):
         return "ray"
-    if "oscine.engine.process" in command:
+    if "oscine.engine.process.server" in command:
         return "engine"
     _, _, actor = command.partition("ray::ServeReplica:")
     return actor.split(":")[1].split(".")[0].split()[0] if actor else "ray"

@@ -23,7 +23,7 @@ from itertools import pairwise
 
 from benchmarks.cluster.nixl_alone import measure
 from oscine.config import CacheOptions, EngineOptions, PeerOptions, SchedulerOptions
-from oscine.engine.client import EngineClient
+from oscine.engine.process.client import EngineClient
 from oscine.types import GenerationOutput, GenerationRequest, PrefillSource, SamplingParams
 
 PAGE, WINDOW, VOCAB = 64, 128, 1800

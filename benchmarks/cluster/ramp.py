@@ -22,7 +22,7 @@ import aiohttp
 from benchmarks.cluster.cluster import Cluster
 from benchmarks.cluster.ramp_plot import draw
 from benchmarks.serving.overhead import USAGE
-from oscine.cluster.deployment import (
+from oscine.cluster.spec.deployment import (
     Deployment,
     ModelSpec,
     Replicas,

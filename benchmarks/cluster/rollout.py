@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import openai
 
 from benchmarks.cluster.cluster import Cluster
-from oscine.cluster.deployment import Deployment, ModelSpec, Replicas, RoleSpec
+from oscine.cluster.spec.deployment import Deployment, ModelSpec, Replicas, RoleSpec
 from oscine.config import CacheOptions, EngineOptions, SchedulerOptions, ServerOptions
 
 FIRST, SECOND, UNKNOWN = "first", "second", "third"
@@ -78,7 +78,7 @@ class Load:
 
 
 def replicas(model: str) -> set[str]:
-    from oscine.cluster import control
+    from oscine.cluster.ray import control
 
     known = control.state().snapshot
     assert known is not None
@@ -86,7 +86,7 @@ def replicas(model: str) -> set[str]:
 
 
 async def measure(url: str, clients: int) -> bool:
-    from oscine.cluster import control
+    from oscine.cluster.ray import control
 
     client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
     names = sorted([model.id async for model in client.models.list()])

@@ -19,14 +19,14 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
 
-from oscine.cluster.fleet import Fleet
-from oscine.cluster.model_route import ModelRoute
-from oscine.cluster.model_router import ModelRouter
-from oscine.cluster.placement import Placement
-from oscine.cluster.replica_view import ReplicaReport
+from oscine.cluster.routing.fleet import Fleet
+from oscine.cluster.routing.model_router import ModelRouter
+from oscine.cluster.routing.replica_view import ReplicaReport
+from oscine.cluster.spec.model_route import ModelRoute
+from oscine.cluster.spec.placement import Placement
 from oscine.config import CacheOptions, EngineOptions, ModelOptions, PeerOptions, SchedulerOptions
-from oscine.engine.client import EngineClient
-from oscine.engine.prefix_index import extend_digests, root_of
+from oscine.engine.core.prefix_index import extend_digests, root_of
+from oscine.engine.process.client import EngineClient
 from oscine.types import Endpoints, GenerationRequest, SamplingParams
 
 HIT_LINE = 0.90  # of what one unlimited cache would find

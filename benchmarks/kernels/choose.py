@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from oscine.bench.timer import time_call
 from oscine.model.config import gpt_oss_120b
 from oscine.ops.cases import sampling_batch
 from oscine.ops.choose import screened
 from oscine.ops.choose.screen_gemm import Tile, logits, tile_for
 from oscine.ops.interface import SamplingBatch
-from oscine.ops.resolve import resolve
-from oscine.perf.timer import time_call
+from oscine.ops.table import resolve
 
 DEVICE = torch.device("cuda")
 CALLS = 4

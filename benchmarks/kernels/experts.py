@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from benchmarks.kernels.routings import draw_for
+from oscine.bench.timer import time_call
 from oscine.ops.cases import random_experts
 from oscine.ops.compile_together import Compilers
 from oscine.ops.interface import Routing
 from oscine.ops.moe import hopper
 from oscine.ops.moe.hopper import Tiling
-from oscine.perf.timer import time_call
 
 HIDDEN = 2880
 PER_TOKEN = 4

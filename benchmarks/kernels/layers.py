@@ -13,15 +13,15 @@ import torch
 from torch import Tensor
 
 from benchmarks.kernels.routings import draw
+from oscine.bench.step_inputs import Load, make_batch, random_pages
+from oscine.bench.timer import time_call
 from oscine.model.gpt_oss import GptOss
 from oscine.model.opened_model import PUBLISHED
 from oscine.model.random_weights import RandomTensors
 from oscine.model.weights import load_weights
 from oscine.ops.cases import sampling_batch
 from oscine.ops.interface import Batch, Chooser, KvCache, Ops, PageGroup, Routing
-from oscine.ops.resolve import TABLE, resolve
-from oscine.perf.step_inputs import Load, make_batch, random_pages
-from oscine.perf.timer import time_call
+from oscine.ops.table import TABLE, resolve
 
 DEVICE = torch.device("cuda")
 

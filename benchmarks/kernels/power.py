@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 
 from benchmarks.kernels.routings import draw_for
+from oscine.bench.timer import capture, seconds_on_gpu
 from oscine.model.config import gpt_oss_120b
 from oscine.ops.cases import random_experts
 from oscine.ops.choose import screened
 from oscine.ops.choose.screen_gemm import TILES, logits, tile_for
 from oscine.ops.interface import Routing
 from oscine.ops.moe import hopper
-from oscine.ops.resolve import resolve
-from oscine.perf.timer import capture, seconds_on_gpu
+from oscine.ops.table import resolve
 
 DEVICE = torch.device("cuda")
 SECONDS = 1.0  # of each case

@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks.serving.attacks import post
 from benchmarks.serving.promises import require, wait
 from benchmarks.serving.server import Server
-from oscine.api.loop_lag import core_wait
+from oscine.api.telemetry.loop_lag import core_wait
 
 TOKENS = 400  # of a stream; then comes the next
 FIRST_EVENTS = 4  # of a stream, in which it may wait for its turn

@@ -62,7 +62,7 @@ class Server:
 
     def _engines(self) -> list[psutil.Process]:
         children = psutil.Process(self.pid).children(recursive=True)
-        return [child for child in children if "oscine.engine.process" in " ".join(child.cmdline())]
+        return [child for child in children if "oscine.engine.process.server" in " ".join(child.cmdline())]
 
     def _is_ready(self) -> bool:
         try:

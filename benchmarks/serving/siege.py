@@ -42,7 +42,7 @@ from benchmarks.serving.promises import (
 )
 from benchmarks.serving.server import Server
 from benchmarks.serving.shapes import CHAT, RESPONSES, TEXT, chat, shapes, slow_grammars
-from oscine.engine.descriptors import raise_descriptor_limit
+from oscine.engine.process.descriptors import raise_descriptor_limit
 
 GAP_S = 0.1  # that one request may add to the longest gap of other streams
 AGAIN = 3  # times that an attack is made which another process on the machine may have helped

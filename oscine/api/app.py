@@ -10,13 +10,13 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from oscine.api.error_handlers import HANDLERS
-from oscine.api.hosts import HostCheck, JsonCheck
-from oscine.api.keys import KeyCheck
-from oscine.api.observe import Observe
+from oscine.api.http.hosts import HostCheck, JsonCheck
+from oscine.api.http.keys import KeyCheck
 from oscine.api.operation import Operation
 from oscine.api.playground import playground_routes
 from oscine.api.routes import endpoints
-from oscine.api.service import Service
+from oscine.api.serving.service import Service
+from oscine.api.telemetry.observe import Observe
 
 _RATE_LIMITS = [
     f"X-RateLimit-{what}-{unit}" for what in ("Limit", "Remaining", "Reset") for unit in ("Requests", "Tokens")

@@ -7,9 +7,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from oscine.api.errors import APIError, internal, response
-from oscine.api.models import speaks_anthropic
-from oscine.api.record import CLIENT_LEFT, current
+from oscine.api.http.errors import APIError, internal, response
+from oscine.api.http.record import CLIENT_LEFT, current
+from oscine.api.openai.models import speaks_anthropic
 
 
 def _respond(error: APIError, request: Request) -> Response:

@@ -2,9 +2,10 @@
 
 from typing import Any
 
-from oscine.api import anthropic_schemas, schemas
-from oscine.api.response_context import CompactRequest, InputTokensRequest
-from oscine.api.response_schemas import ResponseRequest
+from oscine.api.anthropic import schemas as anthropic_schemas
+from oscine.api.responses.context import CompactRequest, InputTokensRequest
+from oscine.api.responses.schemas import ResponseRequest
+from oscine.api.serving import schemas
 
 _QUESTION = [{"role": "user", "content": "What is 27 + 58?"}]
 

@@ -6,8 +6,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 import oscine
-from oscine.api.served_model import ServedModel
-from oscine.api.service import Service
+from oscine.api.serving.served_model import ServedModel
+from oscine.api.serving.service import Service
 
 
 class Health:

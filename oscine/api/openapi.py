@@ -14,8 +14,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import oscine
-from oscine.api.answers import AnthropicError
 from oscine.api.examples import EXAMPLES
+from oscine.api.openai.answers import AnthropicError
 from oscine.api.operation import Operation
 
 _PAGE = Path(__file__).with_name("docs.html")

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from oscine.api.answers import AnthropicError, Error
+from oscine.api.openai.answers import AnthropicError, Error
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,29 +3,29 @@
 Knows which path leads where and what travels over it; not how an endpoint does its work.
 """
 
-from oscine.api import answers
-from oscine.api.anthropic_messages import AnthropicMessages, CountTokens
-from oscine.api.anthropic_schemas import CountTokensRequest, MessagesRequest
-from oscine.api.chat_completions import ChatCompletions
-from oscine.api.completions import Completions
+from oscine.api.anthropic.endpoint import AnthropicMessages, CountTokens
+from oscine.api.anthropic.schemas import CountTokensRequest, MessagesRequest
 from oscine.api.health import Health
-from oscine.api.models import Models
+from oscine.api.openai import answers
+from oscine.api.openai.chat_completions import ChatCompletions
+from oscine.api.openai.completions import Completions
+from oscine.api.openai.models import Models
+from oscine.api.openai.tokenization import Tokenize
 from oscine.api.openapi import Description
 from oscine.api.operation import ANTHROPIC, DELETE, GET, POST, PROBE, Operation
-from oscine.api.response_answers import (
+from oscine.api.responses.answers import (
     CompactedResponse,
     DeletedResponse,
     InputItems,
     ResponseAnswer,
     ResponseInputTokens,
 )
-from oscine.api.response_context import Compact, CompactRequest, InputTokens, InputTokensRequest
-from oscine.api.response_query import ItemsQuery, NoQuery, RetrieveQuery
-from oscine.api.response_schemas import ResponseRequest
-from oscine.api.responses import Responses, StoredResponses
-from oscine.api.schemas import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
-from oscine.api.service import Service
-from oscine.api.tokenize import Tokenize
+from oscine.api.responses.context import Compact, CompactRequest, InputTokens, InputTokensRequest
+from oscine.api.responses.endpoint import Responses, StoredResponses
+from oscine.api.responses.query import ItemsQuery, NoQuery, RetrieveQuery
+from oscine.api.responses.schemas import ResponseRequest
+from oscine.api.serving.schemas import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from oscine.api.serving.service import Service
 
 
 def endpoints(service: Service) -> list[Operation]:

@@ -19,16 +19,16 @@ from typing import Any
 import uvicorn
 
 from oscine.api.app import create_app, open_paths
-from oscine.api.errors import APIError
-from oscine.api.loop_lag import measure_lag
-from oscine.api.observe import note
-from oscine.api.record import RequestRecord
-from oscine.api.service import Service
-from oscine.api.tls_listener import TlsListener
-from oscine.api.wire import protocol
+from oscine.api.http.errors import APIError
+from oscine.api.http.record import RequestRecord
+from oscine.api.http.tls_listener import TlsListener
+from oscine.api.http.uvicorn_protocol import protocol
+from oscine.api.serving.service import Service
+from oscine.api.telemetry.loop_lag import measure_lag
+from oscine.api.telemetry.observe import note
 from oscine.config import Config, is_loopback
-from oscine.engine.client import EngineClient, EngineError
-from oscine.engine.descriptors import connection_limit, raise_descriptor_limit
+from oscine.engine.process.client import EngineClient, EngineError
+from oscine.engine.process.descriptors import connection_limit, raise_descriptor_limit
 from oscine.types import EngineInfo
 
 logger = logging.getLogger(__name__)

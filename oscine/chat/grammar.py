@@ -20,7 +20,7 @@ from llguidance import regex_to_lark
 from oscine.chat.json_formats import exact_formats
 from oscine.chat.messages import FunctionTool
 from oscine.chat.tools import NAMESPACE
-from oscine.executor.grammar_trial import Trial
+from oscine.judges.trial import Trial
 
 _WHITESPACE = (
     r"[\x20\x0A\x0D\x09]{1,20}"  # at each place where JSON has any: a weak model cannot fill its budget with it

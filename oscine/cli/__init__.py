@@ -7,9 +7,14 @@ import os
 import sys
 
 import oscine
-from oscine.cli import batch, bench, chat, cluster, dynamo_worker, serve
+from oscine.cli import bench
+from oscine.cli.batch import command as batch
+from oscine.cli.chat import command as chat
+from oscine.cli.cluster import command as cluster
 from oscine.cli.error import INTERRUPTED, CommandError
 from oscine.cli.parser import Parser
+from oscine.cli.serve import command as serve
+from oscine.cli.serve import dynamo_worker
 
 
 def _parser() -> Parser:

@@ -4,10 +4,10 @@ import argparse
 import os
 from pathlib import Path
 
+from oscine.bench.result import RESULTS, Point, append, latest, read, results_of
 from oscine.cli.error import USAGE, CommandError
 from oscine.cli.parser import Parser
 from oscine.config import NANO, CacheOptions, EngineOptions, ModelOptions
-from oscine.perf.result import RESULTS, Point, append, latest, read, results_of
 
 
 def add_command(commands: "argparse._SubParsersAction[Parser]") -> None:
@@ -54,8 +54,8 @@ def _keep_threads_from_spinning() -> None:
 
 def run_engine(args: argparse.Namespace) -> None:
     _keep_threads_from_spinning()
-    from oscine.perf import machine, report
-    from oscine.perf.engine_bench import EngineBench, MeasureError
+    from oscine.bench import machine, report
+    from oscine.bench.engine import EngineBench, MeasureError
 
     try:
         points = [Point.parse(text) for text in args.points]
@@ -106,11 +106,11 @@ def _add_device(parser: argparse.ArgumentParser) -> None:
 
 def run_ops(args: argparse.Namespace) -> None:
     _keep_threads_from_spinning()
+    from oscine.bench import machine
+    from oscine.bench.ops import OpBench, table
+    from oscine.bench.step_inputs import Load
+    from oscine.bench.timer import measure_ceiling
     from oscine.model.opened_model import open_model
-    from oscine.perf import machine
-    from oscine.perf.op_bench import OpBench, table
-    from oscine.perf.step_inputs import Load
-    from oscine.perf.timer import measure_ceiling
 
     try:
         loads = [Load.of(tokens, args.context) for tokens in _numbers(args.tokens)]
@@ -151,7 +151,7 @@ def _model_options(args: argparse.Namespace) -> ModelOptions:
 
 
 def _engine_options(args: argparse.Namespace, points: list[Point]) -> EngineOptions:
-    from oscine.perf.engine_bench import engine_options
+    from oscine.bench.engine import engine_options
 
     share = args.gpu_memory_utilization
     cache = CacheOptions() if share is None else CacheOptions(gpu_memory_utilization=share)

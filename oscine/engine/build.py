@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from oscine.config import EngineOptions
-from oscine.engine.loop import EngineLoop
-from oscine.executor.build import build_executor
+from oscine.engine.core.loop import EngineLoop
+from oscine.executor.start.build import build_executor
 
 if TYPE_CHECKING:  # it needs NIXL
-    from oscine.executor.kv_transfer import KVTransfer
+    from oscine.executor.kv.nixl_transfer import KVTransfer
 
 
 @dataclass(frozen=True, slots=True)

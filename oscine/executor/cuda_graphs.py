@@ -17,10 +17,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from oscine.executor.batch import StepArrays
 from oscine.executor.slots import ColumnArray
+from oscine.executor.step_batch import StepArrays
 from oscine.executor.transfer import upload_into
-from oscine.ops.batch.packed import PackedSizes, PackedStep
+from oscine.ops.step.packed import PackedSizes, PackedStep
 
 # One token a sequence -> what the head takes [S, H]; must be capturable, as the next.
 Forward = Callable[[PackedStep[Tensor]], Tensor]

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from oscine.executor.slots import PageUpdates
 from oscine.executor.transfer import upload
-from oscine.ops.batch.packed import BatchState, PackedSizes, PackedStep
 from oscine.ops.interface import Batch
+from oscine.ops.step.packed import BatchState, PackedSizes, PackedStep
 
 _ALIGNED = 16  # columns: kernels are compiled anew for strides that 16 does not divide
 
@@ -28,7 +28,7 @@ class DeviceState:
         # Zeros: what a warm-up reads and writes is page 0.
         full, sliding = (torch.zeros(shape, dtype=torch.int32, device=device) for _ in range(2))
         # The module with prepare_batch and remember; there is one for every GPU, and Triton is imported on none else.
-        self._ops = import_module(f"oscine.ops.batch.{'triton' if device.type == 'cuda' else 'reference'}")
+        self._ops = import_module(f"oscine.ops.step.{'triton' if device.type == 'cuda' else 'reference'}")
         self._state = BatchState(full, sliding, torch.zeros(num_slots + 1, dtype=torch.int32, device=device), page_size)
 
     def update_pages(self, updates: PageUpdates) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import tokenizers
 
-from oscine.executor.grammar import Constraints, Grammars
+from oscine.executor.masks import Constraints, Grammars
 from oscine.executor.slots import ColumnArray, IntArray
 from oscine.types import NewSequence, SamplingParams, StepPlan, StepResult, TokenLogprobs
 

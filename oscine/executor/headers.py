@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from oscine.executor.grammar import Grammars, Markers
+from oscine.executor.masks import Grammars, Markers
 from oscine.executor.slots import IntArray
 from oscine.types import NewSequence
 

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from oscine.executor.batch import BoolArray
 from oscine.executor.logprobs import records
 from oscine.executor.slots import IntArray
+from oscine.executor.step_batch import BoolArray
 from oscine.executor.transfer import Mark
 from oscine.ops.interface import Sampled
 from oscine.types import NON_FINITE, StepResult, TokenLogprobs

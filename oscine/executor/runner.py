@@ -13,20 +13,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from oscine.executor.batch import StepArrays, pack
 from oscine.executor.cuda_graphs import CudaGraphs
 from oscine.executor.device_state import DeviceState
-from oscine.executor.grammar import Constraints, Grammars, mask_of
 from oscine.executor.headers import Few, Headers
-from oscine.executor.kv_memory import MemoryPlan
+from oscine.executor.kv.memory import MemoryPlan
 from oscine.executor.launched import LaunchedStep, PromptRows
 from oscine.executor.logprobs import of_tokens, on_host
+from oscine.executor.masks import Constraints, Grammars, mask_of
 from oscine.executor.sampler import Allowed, Sampler
 from oscine.executor.slots import IntArray, PageUpdates, Slots
+from oscine.executor.step_batch import StepArrays, pack
 from oscine.executor.transfer import Mark, send, staging, upload
 from oscine.model.gpt_oss import GptOss
-from oscine.ops.batch.packed import PackedStep
 from oscine.ops.interface import KvCache, Sampled
+from oscine.ops.step.packed import PackedStep
 from oscine.types import SamplingParams, StepPlan, StepResult
 
 

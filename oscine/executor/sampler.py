@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from oscine.executor.headers import Few
-from oscine.executor.kv_memory import SAMPLED_AT_ONCE
+from oscine.executor.kv.memory import SAMPLED_AT_ONCE
 from oscine.executor.logprobs import joined
 from oscine.executor.slots import ColumnArray, IntArray
 from oscine.executor.transfer import upload

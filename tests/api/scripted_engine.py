@@ -3,8 +3,8 @@
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
 
-from oscine.engine.client import EngineState
-from oscine.engine.stream import EngineDied, EngineError, RequestStream
+from oscine.engine.process.client import EngineState
+from oscine.engine.wire.stream import EngineDied, EngineError, RequestStream
 from oscine.types import EngineInfo, EngineStats, GenerationOutput, GenerationRequest
 
 Script = Callable[[GenerationRequest], Iterable[GenerationOutput | EngineError]]
@@ -14,7 +14,7 @@ VOCAB_SIZE = 320
 
 
 class ScriptedEngine:
-    """Implements oscine.engine.client.Engine. A script may end without a last output: then the request hangs."""
+    """Implements oscine.engine.process.client.Engine. A script may end without a last output: then the request hangs."""
 
     def __init__(self, script: Script) -> None:
         self.script = script

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import httpx
 
 from oscine.api.app import create_app
-from oscine.api.service import Service
+from oscine.api.serving.service import Service
 from oscine.chat.tokenizer import Tokenizer
 from oscine.config import Config, EngineOptions, ModelOptions, SchedulerOptions, ServerOptions
 from tests.api.scripted_engine import Script, ScriptedEngine, in_pieces

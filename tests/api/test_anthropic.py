@@ -12,7 +12,7 @@ from anthropic.types import Message, RawMessageStreamEvent
 from pydantic import TypeAdapter
 
 from oscine.api.app import create_app
-from oscine.engine.stream import EngineDied, EngineOverloaded
+from oscine.engine.wire.stream import EngineDied, EngineOverloaded
 from oscine.types import GenerationOutput
 from tests.api.scripted_engine import MAX_MODEL_LEN
 from tests.api.scripted_server import ScriptedServer

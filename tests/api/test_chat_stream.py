@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from oscine.engine.stream import EngineDied, EngineError, EngineOverloaded
+from oscine.engine.wire.stream import EngineDied, EngineError, EngineOverloaded
 from oscine.types import GenerationOutput, GenerationRequest, TokenLogprobs
 from tests.api.scripted_server import ScriptedServer
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from oscine.api import service
+from oscine.api.serving import service
 from oscine.chat.tokenizer import SPECIAL_TOKENS
 from oscine.types import GenerationOutput, GenerationRequest, TokenLogprobs
 from tests.api.scripted_engine import MAX_MODEL_LEN

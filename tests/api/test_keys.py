@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from oscine.api.keys import ApiKeys
+from oscine.api.http.keys import ApiKeys
 from oscine.config import ServerOptions
 
 DIGEST = "a" * 64

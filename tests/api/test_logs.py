@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from oscine.api.logs import ErrorQuota, JsonFormatter, TextFormatter, log_request
-from oscine.api.record import RequestRecord, current
+from oscine.api.http.record import RequestRecord, current
+from oscine.api.telemetry.logs import ErrorQuota, JsonFormatter, TextFormatter, log_request
 from tests.api.test_rate_limits import Clock
 
 SCOPE = {"type": "http", "method": "POST", "path": "/x", "headers": [(b"x-request-id", b"abc")]}

@@ -3,7 +3,7 @@
 import asyncio
 import time
 
-from oscine.api.loop_lag import measure_lag
+from oscine.api.telemetry.loop_lag import measure_lag
 from tests.server import ServerProcess
 
 

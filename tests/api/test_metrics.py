@@ -5,7 +5,7 @@ import time
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from oscine.engine.stream import EngineDied, EngineError
+from oscine.engine.wire.stream import EngineDied, EngineError
 from oscine.types import EngineStats, GenerationOutput, GenerationRequest
 from tests.api.scripted_server import ScriptedServer
 from tests.server import ServerProcess, wait_until

@@ -10,12 +10,12 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import Route
 
-from oscine.api import answers
 from oscine.api.app import create_app
+from oscine.api.openai import answers
 from oscine.api.openapi import describe, plain_path
 from oscine.api.operation import Operation
 from oscine.api.routes import endpoints
-from oscine.api.service import Service
+from oscine.api.serving.service import Service
 from oscine.config import Config, ServerOptions
 from tests.api.scripted_server import ScriptedServer
 from tests.server import ServerProcess

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from oscine.api.errors import APIError
-from oscine.api.limits import Admission
+from oscine.api.http.body import Admission
+from oscine.api.http.errors import APIError
 from oscine.cli.local_server import LocalServer
 from oscine.config import Config, EngineOptions, ModelOptions, ServerOptions
-from oscine.engine.stream import EngineDied, EngineError, EngineOverloaded
+from oscine.engine.wire.stream import EngineDied, EngineError, EngineOverloaded
 from tests.api.scripted_server import ScriptedServer
 from tests.api.test_rate_limits import Clock
 

@@ -11,9 +11,9 @@ from openai.types import completion_create_params as text
 from openai.types.chat import completion_create_params as chat
 from openai.types.responses import response_create_params as responses
 
-from oscine.api.anthropic_schemas import MessagesRequest
-from oscine.api.response_schemas import ResponseRequest
-from oscine.api.schemas import ChatCompletionRequest, CompletionRequest
+from oscine.api.anthropic.schemas import MessagesRequest
+from oscine.api.responses.schemas import ResponseRequest
+from oscine.api.serving.schemas import ChatCompletionRequest, CompletionRequest
 from tests.api.scripted_server import ScriptedServer, events_of
 
 QUESTION = [{"role": "user", "content": "hi"}]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from oscine.api import prompt
+from oscine.api.serving import prompt
 from oscine.chat.harmony import HarmonyRenderer
 from oscine.chat.messages import Conversation
 from oscine.chat.tokenizer import Tokenizer

@@ -2,8 +2,8 @@
 
 import pytest
 
-from oscine.api import reasoning_memory
-from oscine.api.reasoning_memory import ReasoningMemory
+from oscine.api.serving import reasoning_memory
+from oscine.api.serving.reasoning_memory import ReasoningMemory
 from oscine.chat.messages import Conversation, Message, ToolCall
 
 ME = "me"

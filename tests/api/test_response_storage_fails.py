@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from oscine.api import response_background, response_store
-from oscine.api.errors import APIError
+from oscine.api.http.errors import APIError
+from oscine.api.responses import background as response_background
+from oscine.api.responses import store as response_store
 from tests.api.response_stream import check_response, check_stream, parse
 from tests.api.scripted_engine import in_pieces
 from tests.api.scripted_server import ScriptedServer

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from oscine.chat.tokenizer import Tokenizer
-from oscine.engine.stream import EngineDied, EngineError
+from oscine.engine.wire.stream import EngineDied, EngineError
 from oscine.types import GenerationOutput, GenerationRequest, TokenLogprobs
 from tests.api.response_stream import check_response, check_stream, parse
 from tests.api.scripted_engine import in_pieces

@@ -7,8 +7,8 @@ from typing import Any, Self
 
 import pytest
 
-from oscine.api.errors import APIError
-from oscine.api.response_tools import ClientTools, allowed
+from oscine.api.http.errors import APIError
+from oscine.api.responses.tools import ClientTools, allowed
 from oscine.chat.messages import FunctionTool, ToolNamespace
 from oscine.config import ToolOptions
 from oscine.tools.builtin import BuiltinTools

@@ -13,10 +13,10 @@ import openai
 import pytest
 
 from oscine.api.server import Server
-from oscine.api.service import Service
+from oscine.api.serving.service import Service
 from oscine.config import Config, EngineOptions, ModelOptions, ServerOptions
-from oscine.engine.client import EngineClient, EngineError
-from oscine.engine.stream import EngineDied
+from oscine.engine.process.client import EngineClient, EngineError
+from oscine.engine.wire.stream import EngineDied
 from oscine.types import EngineInfo
 from tests.api.scripted_engine import ScriptedEngine, in_pieces
 from tests.api.scripted_server import ScriptedServer

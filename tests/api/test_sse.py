@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from starlette.types import Message
 
-from oscine.api.connection import run_while_connected
-from oscine.api.errors import APIError
-from oscine.api.sse import EventStream
+from oscine.api.http.connection import run_while_connected
+from oscine.api.http.errors import APIError
+from oscine.api.http.sse import EventStream
 from tests.api.scripted_server import ScriptedServer
 
 

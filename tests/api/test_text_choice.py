@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oscine.api.text_choice import TextChoice
+from oscine.api.openai.text_choice import TextChoice
 from oscine.chat.tokenizer import Tokenizer
 from oscine.types import GenerationOutput, TokenLogprobs
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from oscine.api.tracing import Tracing
+from oscine.api.telemetry.tracing import Tracing
 from oscine.config import Environment
 
 COLLECTOR = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318"}

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from oscine.api.vocabulary import tokenizer_folder
+from oscine.chat.vocabulary import tokenizer_folder
 from oscine.config import EngineOptions, ModelOptions
 
 

@@ -9,7 +9,7 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from oscine.api import wire
+from oscine.api.http import uvicorn_protocol
 
 QUICK_S = 0.1
 FIRST_LINE = b"POST / HTTP/1.1\r\nHost: x\r\n"
@@ -35,7 +35,7 @@ def serve(
 
     async def main() -> None:
         config, state = uvicorn.Config(app, log_config=None, lifespan="off"), ServerState()
-        kind = wire.protocol(max_connections=2, probes=["/alive"])
+        kind = uvicorn_protocol.protocol(max_connections=2, probes=["/alive"])
         loop = asyncio.get_running_loop()
         server = await loop.create_server(lambda: kind(config, state, {}), "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
@@ -63,8 +63,8 @@ async def answer(reader: asyncio.StreamReader) -> bytes:
 @pytest.mark.parametrize("sent", [b"", b"POST", FIRST_LINE, FIRST_LINE + b"\r\nx" + FIRST_LINE])
 def test_a_head_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
     """Also the second one of a connection, and that of a client who sends nothing at all."""
-    monkeypatch.setattr(wire, "HEAD_S", QUICK_S)
-    monkeypatch.setattr(wire, "LINGER_S", 10.0)
+    monkeypatch.setattr(uvicorn_protocol, "HEAD_S", QUICK_S)
+    monkeypatch.setattr(uvicorn_protocol, "LINGER_S", 10.0)
 
     async def test(connect: Callable[[], Awaitable[Client]], state: ServerState) -> None:
         reader, writer = await connect()
@@ -78,7 +78,7 @@ def test_a_head_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch, sen
 
 
 def test_a_head_that_trickles_is_given_up_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "HEAD_S", 3 * QUICK_S)
+    monkeypatch.setattr(uvicorn_protocol, "HEAD_S", 3 * QUICK_S)
 
     async def test(connect: Callable[[], Awaitable[Client]], state: ServerState) -> None:
         reader, writer = await connect()
@@ -241,10 +241,10 @@ def test_requests_sent_ahead_are_parsed_when_their_turn_comes() -> None:
 
 def test_a_flood_leaves_turns_of_the_loop_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small chunks cost ten times as much as they are long."""
-    whole, parsed, most = wire.BoundedHttp._parse_slice, 0, 0
+    whole, parsed, most = uvicorn_protocol.BoundedHttp._parse_slice, 0, 0
     chunks = b"1\r\na\r\n" * 200_000
 
-    def counted(connection: wire.BoundedHttp, data: bytes) -> None:
+    def counted(connection: uvicorn_protocol.BoundedHttp, data: bytes) -> None:
         nonlocal parsed
         parsed += len(data)
         whole(connection, data)
@@ -269,12 +269,12 @@ def test_a_flood_leaves_turns_of_the_loop_to_others(monkeypatch: pytest.MonkeyPa
         measuring.cancel()
         assert most <= 1 << 16
 
-    monkeypatch.setattr(wire.BoundedHttp, "_parse_slice", counted)
+    monkeypatch.setattr(uvicorn_protocol.BoundedHttp, "_parse_slice", counted)
     serve(test, reads)
 
 
 def test_a_body_that_goes_on_after_its_answer_ends_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "LINGER_S", QUICK_S)
+    monkeypatch.setattr(uvicorn_protocol, "LINGER_S", QUICK_S)
 
     async def test(connect: Callable[[], Awaitable[Client]], state: ServerState) -> None:
         reader, writer = await connect()
@@ -286,7 +286,7 @@ def test_a_body_that_goes_on_after_its_answer_ends_the_connection(monkeypatch: p
 
 
 def test_a_body_that_ends_in_time_leaves_the_connection_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "LINGER_S", 5.0)
+    monkeypatch.setattr(uvicorn_protocol, "LINGER_S", 5.0)
 
     async def test(connect: Callable[[], Awaitable[Client]], state: ServerState) -> None:
         reader, writer = await connect()
@@ -301,7 +301,7 @@ def test_a_body_that_ends_in_time_leaves_the_connection_open(monkeypatch: pytest
 
 
 def test_a_client_that_does_not_read_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "STALLED_S", QUICK_S)
+    monkeypatch.setattr(uvicorn_protocol, "STALLED_S", QUICK_S)
 
     async def test(connect: Callable[[], Awaitable[Client]], state: ServerState) -> None:
         _, writer = await connect()

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from oscine.cli import batch_files
-from oscine.cli.batch_files import BadLine, BatchInput, BatchOutput, BatchRequest
-from oscine.cli.batch_run import BatchRun
+from oscine.cli.batch import files
+from oscine.cli.batch.files import BadLine, BatchInput, BatchOutput, BatchRequest
+from oscine.cli.batch.run import BatchRun
 from oscine.executor.fake import TEXT
 from tests.cli.test_commands import run
 from tests.server import ServerProcess, wait_until
@@ -165,7 +165,7 @@ def test_bad_usage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: t
 
 
 def test_lines_without_end_cost_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_files, "LONGEST_LINE", 1000)
+    monkeypatch.setattr(files, "LONGEST_LINE", 1000)
     path = write(tmp_path / "in.jsonl", "x" * 5000, request("a"), "y" * 5000)
     with BatchInput(path) as lines:
         first, second, third = lines

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from oscine.cli import main
-from oscine.cli.cluster import table
-from oscine.cluster import local_ray
-from oscine.cluster.local_ray import LocalRay
-from oscine.cluster.snapshot import ClusterSnapshot, ReplicaSnapshot, RouterCounters
+from oscine.cli.cluster.command import table
+from oscine.cluster.ray import local
+from oscine.cluster.ray.local import LocalRay
+from oscine.cluster.spec.snapshot import ClusterSnapshot, ReplicaSnapshot, RouterCounters
 from oscine.types import EngineStats
 
 
@@ -63,9 +63,9 @@ def test_more_gpus_than_this_machine_has(
     """Ray counts them; the one that was started for it is ended again."""
     folder = tmp_path / "ray"
     folder.mkdir()
-    monkeypatch.setattr(local_ray, "start", lambda num_cpus: LocalRay("x:1", 1, str(folder), num_cpus))
+    monkeypatch.setattr(local, "start", lambda num_cpus: LocalRay("x:1", 1, str(folder), num_cpus))
     monkeypatch.setattr(LocalRay, "connect", lambda self: None)
-    monkeypatch.setattr(local_ray, "num_gpus", lambda: 1.0)
+    monkeypatch.setattr(local, "num_gpus", lambda: 1.0)
     file = tmp_path / "cluster.yaml"
     file.write_text("models: [{name: a, aggregated: {cpus: 0.1, gpus: 1, replicas: 2}}]")
     assert main(["cluster", "up", str(file)]) == 2

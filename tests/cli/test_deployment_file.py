@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from oscine.cli.deployment_file import read_deployment
+from oscine.cli.cluster.deployment_file import read_deployment
 from oscine.cli.error import CommandError
-from oscine.cluster.deployment import Deployment, PrefillLimits, Replicas, ServiceLevels
-from oscine.cluster.model_route import QueueLimits
+from oscine.cluster.spec.deployment import Deployment, PrefillLimits, Replicas, ServiceLevels
+from oscine.cluster.spec.model_route import QueueLimits
 from oscine.config import NANO
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples" / "cluster").glob("*.yaml"))
@@ -76,7 +76,9 @@ def test_a_name_is_enough_for_the_embedded_model(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda path: path.name)
 def test_the_examples(file: Path, monkeypatch: pytest.MonkeyPatch, model_folder: Path) -> None:
-    monkeypatch.setattr("oscine.cli.deployment_file.tokenizer_folder", lambda engine: model_folder)  # not from the hub
+    monkeypatch.setattr(
+        "oscine.cli.cluster.deployment_file.tokenizer_folder", lambda engine: model_folder
+    )  # not from the hub
     assert read_deployment(file).models
 
 

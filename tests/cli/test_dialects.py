@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from oscine.cli import dialects
 from oscine.cli.error import USAGE, CommandError
-from oscine.cli.options import ALIASES, NAMES, OPPOSITES, PROFILE_FOLDER, PROFILES
 from oscine.cli.parser import Parser
-from oscine.cli.read_options import add_options, read_config
+from oscine.cli.serve import dialects
+from oscine.cli.serve.options import ALIASES, NAMES, OPPOSITES, PROFILE_FOLDER, PROFILES
+from oscine.cli.serve.read_options import add_options, read_config
 from oscine.config import Config
 
 # The files of TensorRT-LLM's gpt-oss guide, by their keys: low latency and max throughput of the first edition, and the

@@ -7,7 +7,7 @@ import pytest
 
 from oscine.cli.error import USAGE, CommandError
 from oscine.cli.parser import Parser
-from oscine.cli.read_options import add_options, read_config
+from oscine.cli.serve.read_options import add_options, read_config
 from oscine.config import PeerOptions
 
 FULL = """{"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "tcp://*:6000", "topic": "kv@a@b",

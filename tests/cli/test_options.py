@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from oscine.cli import dialects
 from oscine.cli.error import USAGE, CommandError
-from oscine.cli.options import ALIASES, FLAGS, NAMES, OPPOSITES, settings
 from oscine.cli.parser import Parser
-from oscine.cli.read_options import add_options, read_config
+from oscine.cli.serve import dialects
+from oscine.cli.serve.options import ALIASES, FLAGS, NAMES, OPPOSITES, settings
+from oscine.cli.serve.read_options import add_options, read_config
 from oscine.config import Config
 
 GOLDEN = Path(__file__).parent / "serve_options.txt"

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from oscine.api.sampling import _seed
-from oscine.api.service import Service
+from oscine.api.serving.sampling import _seed
+from oscine.api.serving.service import Service
 from oscine.config import Config, ServerOptions
 from tests.server import ServerProcess
 

@@ -4,7 +4,7 @@ import argparse
 
 import pytest
 
-from oscine.cli.sizes import num_bytes, num_tokens, written
+from oscine.cli.serve.sizes import num_bytes, num_tokens, written
 
 
 @pytest.mark.parametrize(

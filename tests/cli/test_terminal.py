@@ -2,7 +2,7 @@ import io
 
 import pytest
 
-from oscine.cli.terminal import Terminal
+from oscine.cli.chat.terminal import Terminal
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 
-from oscine.cluster.engine import ClusterEngine, MigrationLimits
-from oscine.cluster.placement import NoPlace, Place, Placement
+from oscine.cluster.client.engine import ClusterEngine, MigrationLimits
+from oscine.cluster.spec.placement import NoPlace, Place, Placement
 from oscine.config import EngineOptions, PeerOptions
-from oscine.engine.client import EngineClient
+from oscine.engine.process.client import EngineClient
 from oscine.types import EngineInfo
 
 SEED = "5eed"

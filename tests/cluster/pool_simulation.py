@@ -11,9 +11,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from oscine.cluster.autoscale import Bounds, Decision, State, decide
-from oscine.cluster.demand import Goals
-from oscine.cluster.pool_load import GAUGE_S, LOOK_BACK_S, PoolLoad, ReplicaLoad
+from oscine.cluster.scaling.demand import Goals
+from oscine.cluster.scaling.policy import Bounds, Decision, State, decide
+from oscine.cluster.scaling.pool_load import GAUGE_S, LOOK_BACK_S, PoolLoad, ReplicaLoad
 
 STEP_S = 0.25
 

@@ -5,8 +5,8 @@ import asyncio
 import zmq
 import zmq.asyncio
 
-from oscine.cluster.placement import Place
-from oscine.engine.messages import Cancel, Hello, Outputs, Submit, ToClient, ToEngine, decode_to_engine, encode
+from oscine.cluster.spec.placement import Place
+from oscine.engine.wire.messages import Cancel, Hello, Outputs, Submit, ToClient, ToEngine, decode_to_engine, encode
 from oscine.types import GenerationOutput, GenerationRequest, PrefillSource
 
 

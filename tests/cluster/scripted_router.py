@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from oscine.cluster.placement import NoPlace, Place, Placement
-from oscine.cluster.router_service import Asked, RouterService
-from oscine.cluster.snapshot import ClusterSnapshot, ReplicaSnapshot, RouterCounters
+from oscine.cluster.routing.service import Asked, RouterService
+from oscine.cluster.spec.placement import NoPlace, Place, Placement
+from oscine.cluster.spec.snapshot import ClusterSnapshot, ReplicaSnapshot, RouterCounters
 from oscine.types import Endpoints, EngineInfo, EngineStats, PrefillSource
 
 PLACEMENT = Placement("r", "model", [b"x" * 16, bytes(16)], 3, 5, tenant="t", moved=True, exclude=["b"])

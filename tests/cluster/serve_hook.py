@@ -14,21 +14,21 @@ import ray
 from ray import serve
 from ray.serve.config import RequestRouterConfig
 
-from oscine.cluster.model_route import ModelRoute, RouterConfig
-from oscine.cluster.placement import NoPlace, Place, Placement
-from oscine.cluster.replica import ReplicaActor, ReplicaOptions
-from oscine.cluster.router import Router
-from oscine.cluster.router_address import router_address
-from oscine.cluster.router_client import RouterClient
+from oscine.cluster.client.router import RouterClient
+from oscine.cluster.ray.replica import ReplicaActor, ReplicaOptions
+from oscine.cluster.ray.router import Router
+from oscine.cluster.ray.router_address import router_address
+from oscine.cluster.spec.model_route import ModelRoute, RouterConfig
+from oscine.cluster.spec.placement import NoPlace, Place, Placement
 from oscine.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
-from oscine.engine.client import EngineClient
-from oscine.engine.prefix_index import extend_digests, root_of
+from oscine.engine.core.prefix_index import extend_digests, root_of
+from oscine.engine.process.client import EngineClient
 from oscine.types import GenerationRequest, SamplingParams
 
 SEED = "00ff"
 PAGE = 16
 KEY = "a key of thirty-two characters.."
-ROUTER_CLASS = "oscine.cluster.request_router:KVAwareRequestRouter"
+ROUTER_CLASS = "oscine.cluster.ray.request_router:KVAwareRequestRouter"
 
 
 def deploy(num_replicas: int) -> None:

@@ -2,8 +2,8 @@
 
 from ray.serve import Application
 
-from oscine.cluster.apps import cluster_app
-from oscine.cluster.deployment import Deployment, ModelSpec, RoleSpec
+from oscine.cluster.ray.apps import cluster_app
+from oscine.cluster.spec.deployment import Deployment, ModelSpec, RoleSpec
 from oscine.config import ServerOptions
 
 

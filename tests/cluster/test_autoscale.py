@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oscine.cluster.autoscale import Bounds, Decision, State, decide
-from oscine.cluster.demand import Goals
-from oscine.cluster.pool_load import PoolLoad, ReplicaLoad
-from oscine.cluster.snapshot import Role
+from oscine.cluster.scaling.demand import Goals
+from oscine.cluster.scaling.policy import Bounds, Decision, State, decide
+from oscine.cluster.scaling.pool_load import PoolLoad, ReplicaLoad
+from oscine.cluster.spec.snapshot import Role
 from tests.cluster.pool_simulation import Machine, Simulation, Work
 
 GOALS = Goals("aggregated", ttft_s=2.0, itl_s=0.1, up_cooldown_s=5.0, down_cooldown_s=30.0, idle_s=120.0)

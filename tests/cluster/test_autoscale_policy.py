@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from oscine.cluster.deployment import Deployment, ModelSpec, Replicas, RoleSpec, ServiceLevels
+from oscine.cluster.spec.deployment import Deployment, ModelSpec, Replicas, RoleSpec, ServiceLevels
 
 config = pytest.importorskip("ray.serve.config")
 from ray.serve._private.autoscaling_state import DeploymentAutoscalingState  # noqa: E402
@@ -12,7 +12,7 @@ from ray.serve._private.common import DeploymentID, ReplicaID, ReplicaMetricRepo
 from ray.serve._private.config import DeploymentConfig  # noqa: E402
 from ray.serve._private.deployment_info import DeploymentInfo  # noqa: E402
 
-from oscine.cluster.apps import model_app  # noqa: E402
+from oscine.cluster.ray.apps import model_app  # noqa: E402
 
 NAME = DeploymentID("aggregated", "oscine-nano")
 REPLICA = ReplicaID("a", NAME)

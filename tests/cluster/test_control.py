@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from ray.serve.schema import ApplicationStatus
 
-from oscine.cluster import control
-from oscine.cluster.control import ControlError, Wait
-from oscine.cluster.deployment import ModelSpec, RoleSpec
+from oscine.cluster.ray import control
+from oscine.cluster.ray.control import ControlError, Wait
+from oscine.cluster.spec.deployment import ModelSpec, RoleSpec
 
 MODEL = ModelSpec(("m",), (RoleSpec("decode", gpus=2.0, cpus=0.5), RoleSpec("prefill")))
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from oscine.api.errors import APIError
+from oscine.api.http.errors import APIError
 from oscine.chat.grammar import JsonFormat, RegexFormat, text_grammar, turn_grammar
 from oscine.chat.messages import FunctionTool
 from oscine.chat.tokenizer import Tokenizer
-from oscine.cluster.dynamo_request import Chunks, ModelFacts, generation_request, prefill_request
+from oscine.dynamo.request import Chunks, ModelFacts, generation_request, prefill_request
 from oscine.model.hub import NANO_FOLDER
 from oscine.types import GenerationOutput, GenerationRequest, TokenLogprobs
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from oscine.chat.grammar import JsonFormat, text_grammar
-from oscine.cluster.engine import ClusterEngine, MigrationLimits
+from oscine.cluster.client.engine import ClusterEngine, MigrationLimits
 from oscine.config import EngineOptions, ModelOptions
-from oscine.engine.client import EngineClient, EngineDied, EngineOverloaded
-from oscine.engine.stream import RequestStream
+from oscine.engine.process.client import EngineClient, EngineDied, EngineOverloaded
+from oscine.engine.wire.stream import RequestStream
 from oscine.types import GenerationOutput
 from tests.cluster.local_placer import RETRY_S, Fleet, clustered
 from tests.engine_process.harness import options, read, request, run, running, tokens, until
@@ -238,7 +238,7 @@ def test_the_only_engine_comes_back_in_time_or_does_not(model_folder: Path) -> N
 
 
 def test_what_engines_report_is_added_up_over_their_lives(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("oscine.cluster.engine_link._IDLE_S", 0.05)
+    monkeypatch.setattr("oscine.cluster.client.engine_link._IDLE_S", 0.05)
 
     async def test() -> None:
         fake = options(model_folder)

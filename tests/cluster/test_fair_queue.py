@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oscine.cluster.fair_queue import FairQueue, Ticket
-from oscine.cluster.model_route import QueueLimits
-from oscine.cluster.placement import NoPlace
+from oscine.cluster.routing.fair_queue import FairQueue, Ticket
+from oscine.cluster.spec.model_route import QueueLimits
+from oscine.cluster.spec.placement import NoPlace
 
 
 class Clock:

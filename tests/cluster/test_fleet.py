@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 
-from oscine.cluster.fleet import Fleet
-from oscine.cluster.replica_view import ReplicaReport
+from oscine.cluster.routing.fleet import Fleet
+from oscine.cluster.routing.replica_view import ReplicaReport
 from oscine.config import CacheOptions, EngineOptions, ModelOptions, PeerOptions, SchedulerOptions
-from oscine.engine.client import EngineClient
-from oscine.engine.prefix_index import extend_digests, root_of
+from oscine.engine.core.prefix_index import extend_digests, root_of
+from oscine.engine.process.client import EngineClient
 from oscine.types import EngineInfo, GenerationRequest, SamplingParams
 
 SEED = "5eed"

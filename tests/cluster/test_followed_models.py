@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from oscine.api.service import Service
-from oscine.cluster.deployment import ModelSpec, Replicas, RoleSpec
-from oscine.cluster.followed_models import FollowedModels, cluster_options
+from oscine.api.serving.service import Service
+from oscine.cluster.client.followed_models import FollowedModels, cluster_options
+from oscine.cluster.spec.deployment import ModelSpec, Replicas, RoleSpec
 from oscine.config import Config, EngineOptions, ModelOptions, SchedulerOptions
-from oscine.engine.client import Engine
-from oscine.engine.stream import EngineDied
+from oscine.engine.process.client import Engine
+from oscine.engine.wire.stream import EngineDied
 from oscine.types import EngineInfo
 from tests.api.scripted_engine import ScriptedEngine, in_pieces
 

@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oscine.cluster.kv_index import KVIndex
+from oscine.cluster.routing.kv_index import KVIndex
 
 REPLICAS = [f"replica-{i}" for i in range(5)]
 PAGES = list(range(12))

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import zmq.asyncio
 
-from oscine.cluster.kv_subscriber import KVSubscriber
+from oscine.cluster.routing.kv_subscriber import KVSubscriber
 from oscine.types import EngineStats
 from tests.cluster.kv_publisher import Publisher
 

@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from oscine.cli import main
-from oscine.cluster.deployment import Deployment, ModelSpec, Replicas, RoleSpec, ScalingOptions
-from oscine.cluster.load_record import Recorder, plans, read_lines
-from oscine.cluster.snapshot import ClusterSnapshot, ReplicaSnapshot
+from oscine.cluster.scaling.load_record import Recorder, plans, read_lines
+from oscine.cluster.spec.deployment import Deployment, ModelSpec, Replicas, RoleSpec, ScalingOptions
+from oscine.cluster.spec.snapshot import ClusterSnapshot, ReplicaSnapshot
 from oscine.types import EngineStats
 
 CLUSTER = """

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from oscine.cluster.local_ray import LocalRay, LocalRayError, alone, require_private
+from oscine.cluster.ray.local import LocalRay, LocalRayError, alone, require_private
 
 HOLD = """
 import fcntl, sys, time

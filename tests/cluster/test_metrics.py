@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from oscine.cluster import metrics
-from oscine.cluster.engine import MigrationCounters
-from oscine.cluster.metrics import ClusterMetrics
-from oscine.cluster.placement import NoPlace
-from oscine.cluster.snapshot import ClusterSnapshot, ReplicaSnapshot, RouterCounters
+from oscine.cluster.client import metrics
+from oscine.cluster.client.engine import MigrationCounters
+from oscine.cluster.client.metrics import ClusterMetrics
+from oscine.cluster.spec.placement import NoPlace
+from oscine.cluster.spec.snapshot import ClusterSnapshot, ReplicaSnapshot, RouterCounters
 from oscine.types import EngineStats
 from tests.api.scripted_server import ScriptedServer
 from tests.api.test_metrics import scrape, total

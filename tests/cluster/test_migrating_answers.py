@@ -10,9 +10,9 @@ import openai
 import pytest
 
 from oscine.api.server import Server
-from oscine.api.service import Service
-from oscine.cluster.engine import ClusterEngine
-from oscine.cluster.live_request import LiveRequest
+from oscine.api.serving.service import Service
+from oscine.cluster.client.engine import ClusterEngine
+from oscine.cluster.client.live_request import LiveRequest
 from oscine.config import Config, EngineOptions, ServerOptions
 from oscine.types import GenerationOutput
 from tests.cluster.local_placer import SEED, Fleet

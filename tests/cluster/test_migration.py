@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from oscine.cluster.engine import ClusterEngine, MigrationLimits
-from oscine.cluster.placement import NoPlace, Place, Placement
-from oscine.engine.messages import Cancel, Ending, Hello, Refused
-from oscine.engine.prefix_index import extend_digests, root_of
-from oscine.engine.stream import EngineDied, EngineOverloaded
+from oscine.cluster.client.engine import ClusterEngine, MigrationLimits
+from oscine.cluster.spec.placement import NoPlace, Place, Placement
+from oscine.engine.core.prefix_index import extend_digests, root_of
+from oscine.engine.wire.messages import Cancel, Ending, Hello, Refused
+from oscine.engine.wire.stream import EngineDied, EngineOverloaded
 from oscine.types import EngineInfo, PrefillSource, RemotePrefill, TokenLogprobs
 from tests.cluster.local_placer import SEED, ScriptedPlacer
 from tests.cluster.raw_engine import RawEngine
@@ -277,7 +277,7 @@ def test_a_prompt_is_looked_up_where_its_salt_was() -> None:
 
 
 def test_what_a_rolling_update_changes_is_learnt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("oscine.cluster.engine._REFRESH_S", 0.01)
+    monkeypatch.setattr("oscine.cluster.client.engine._REFRESH_S", 0.01)
 
     class Updated(ScriptedPlacer):
         asked_for_info = 0

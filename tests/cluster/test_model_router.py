@@ -6,12 +6,12 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from oscine.cluster.fleet import Fleet
-from oscine.cluster.model_route import ModelRoute, QueueLimits
-from oscine.cluster.model_router import ModelRouter
-from oscine.cluster.placement import NoPlace, Place, Placement
-from oscine.cluster.replica_view import ReplicaReport
-from oscine.engine.kv_events import page_hash
+from oscine.cluster.routing.fleet import Fleet
+from oscine.cluster.routing.model_router import ModelRouter
+from oscine.cluster.routing.replica_view import ReplicaReport
+from oscine.cluster.spec.model_route import ModelRoute, QueueLimits
+from oscine.cluster.spec.placement import NoPlace, Place, Placement
+from oscine.engine.peers.kv_events import page_hash
 from oscine.types import Endpoints, EngineInfo, EngineStats
 
 ROUTE = ModelRoute("m", "app", "decode", prefill="prefill", prefill_min_tokens=256, start_timeout_s=0.2)

@@ -1,6 +1,6 @@
 """What a replica tells of its engine's counters."""
 
-from oscine.cluster.pool_load import report
+from oscine.cluster.scaling.pool_load import report
 from oscine.types import EngineStats
 
 

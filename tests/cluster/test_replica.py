@@ -10,9 +10,9 @@ import pytest
 import ray
 from ray import serve
 
-from oscine.cluster.replica import Replica, ReplicaOptions
+from oscine.cluster.ray.replica import Replica, ReplicaOptions
 from oscine.config import CacheOptions, EngineOptions, ModelOptions
-from oscine.engine.client import EngineClient, EngineDied, EngineError
+from oscine.engine.process.client import EngineClient, EngineDied, EngineError
 from oscine.types import GenerationRequest, SamplingParams
 from tests.engine_process.harness import until
 
@@ -63,7 +63,7 @@ async def count(client: EngineClient, max_tokens: int) -> int:
 def engines() -> set[psutil.Process]:
     """Those of other tests of this process too."""
     below = psutil.Process().children(recursive=True)
-    return {process for process in below if "oscine.engine.process" in " ".join(process.cmdline())}
+    return {process for process in below if "oscine.engine.process.server" in " ".join(process.cmdline())}
 
 
 def test_it_says_where_its_engine_is_and_how_it_does() -> None:

@@ -8,9 +8,9 @@ import pytest
 from ray.exceptions import ActorDiedError, RayTaskError
 from ray.serve.exceptions import BackPressureError, RequestCancelledError
 
-from oscine.cluster.placement import NoPlace
-from oscine.cluster.router_address import router_address
-from oscine.cluster.router_client import RouterClient
+from oscine.cluster.client.router import RouterClient
+from oscine.cluster.ray.router_address import router_address
+from oscine.cluster.spec.placement import NoPlace
 from tests.cluster.scripted_router import PLACE, PLACEMENT, ScriptedRouter, served
 from tests.engine_process.harness import run, until
 
@@ -99,7 +99,7 @@ def test_a_router_that_stays_away_or_hangs_is_no_place() -> None:
 
 
 def test_a_call_that_takes_too_long_is_cancelled_and_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("oscine.cluster.router_client._WHERE_S", 0.05)
+    monkeypatch.setattr("oscine.cluster.client.router._WHERE_S", 0.05)
 
     async def test() -> None:
         async with served(ScriptedRouter()) as service:

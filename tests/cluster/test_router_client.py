@@ -13,21 +13,22 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from oscine.cluster import router_link, router_service
-from oscine.cluster.model_route import QueueLimits
-from oscine.cluster.model_router import ModelRouter
-from oscine.cluster.placement import NoPlace, Place, Placement
-from oscine.cluster.router_client import RouterAway, RouterClient
-from oscine.cluster.router_messages import FindPlace
-from oscine.cluster.router_service import RouterService
-from oscine.engine.messages import encode
+from oscine.cluster.client import router_link
+from oscine.cluster.client.router import RouterAway, RouterClient
+from oscine.cluster.routing import service as router_service
+from oscine.cluster.routing.model_router import ModelRouter
+from oscine.cluster.routing.service import RouterService
+from oscine.cluster.spec.model_route import QueueLimits
+from oscine.cluster.spec.placement import NoPlace, Place, Placement
+from oscine.cluster.spec.router_messages import FindPlace
+from oscine.engine.wire.messages import encode
 from tests.cluster.scripted_router import INFO, PLACE, PLACEMENT, SNAPSHOT, ScriptedRouter, served
 from tests.cluster.test_model_router import ROUTE, Cluster, placement
 from tests.engine_process.harness import run, until
 
 DYING_INGRESS = """
 import asyncio, sys
-from oscine.cluster.router_client import RouterClient
+from oscine.cluster.client.router import RouterClient
 from tests.cluster.scripted_router import PLACEMENT
 
 async def address() -> str:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oscine.cluster.routing_cost import Load, Weights, cost, rank, sticky_key
+from oscine.cluster.routing.cost import Load, Weights, cost, rank, sticky_key
 
 WEIGHTS = Weights()
 IDLE = [Load("a"), Load("b"), Load("c")]

@@ -10,9 +10,9 @@ import httpx
 import pytest
 
 from oscine.api.app import create_app
-from oscine.api.service import Service
-from oscine.cluster.engine import ClusterEngine
-from oscine.cluster.placement import Place, Placement
+from oscine.api.serving.service import Service
+from oscine.cluster.client.engine import ClusterEngine
+from oscine.cluster.spec.placement import Place, Placement
 from oscine.config import Config, EngineOptions, ModelOptions, ServerOptions
 from oscine.types import PrefillSource, RemotePrefill
 from tests.api.otlp_receiver import OtlpReceiver, attributes

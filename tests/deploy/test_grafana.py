@@ -12,8 +12,8 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from oscine.cluster.engine import MigrationCounters
-from oscine.cluster.metrics import ClusterMetrics
+from oscine.cluster.client.engine import MigrationCounters
+from oscine.cluster.client.metrics import ClusterMetrics
 from tests.cluster.test_metrics import Router
 from tests.server import ServerProcess
 

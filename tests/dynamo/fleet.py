@@ -103,7 +103,7 @@ class DynamoWorker(Process):
         return int(float(line.rsplit(" ", 1)[1]))
 
     def engine(self) -> psutil.Process:
-        (engine,) = (p for p in self.family() if "oscine.engine.process" in p.cmdline())
+        (engine,) = (p for p in self.family() if "oscine.engine.process.server" in p.cmdline())
         return engine
 
     def _get(self, path: str) -> str:

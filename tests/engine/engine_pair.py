@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-from oscine.engine.messages import FromPeer, Meet, ToClient, decode_to_client, decode_to_engine, encode
-from oscine.engine.prefill_service import PrefillService
-from oscine.engine.remote_prefill import RemotePrefills
-from oscine.executor.page_layout import KVEndpoint, Moves, PageLayout, RankMemory, Region
+from oscine.engine.peers.prefill_service import PrefillService
+from oscine.engine.peers.remote_prefill import RemotePrefills
+from oscine.engine.wire.messages import FromPeer, Meet, ToClient, decode_to_client, decode_to_engine, encode
+from oscine.executor.kv.page_layout import KVEndpoint, Moves, PageLayout, RankMemory, Region
 from oscine.types import GenerationOutput, GenerationRequest, PrefillSource, RemotePrefill, SamplingParams
 
 from .harness import PAGE, Run, Setting

@@ -4,10 +4,10 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from oscine.config import CacheOptions, EngineOptions, SchedulerOptions
-from oscine.engine.kv_cache import KVCache
-from oscine.engine.loop import EngineLoop
-from oscine.engine.page_pool import PagePool
-from oscine.engine.prefix_index import Group
+from oscine.engine.core.kv_cache_manager import KVCache
+from oscine.engine.core.loop import EngineLoop
+from oscine.engine.core.page_pool import PagePool
+from oscine.engine.core.prefix_index import Group
 from oscine.types import GenerationOutput, GenerationRequest, SamplingParams
 
 from .paged_executor import PagedExecutor, logprobs_of, naive_tokens

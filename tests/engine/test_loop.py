@@ -2,7 +2,7 @@
 
 import pytest
 
-from oscine.engine.offline import generate
+from oscine.engine.core.offline import generate
 from oscine.types import GenerationOutput, GenerationRequest, SamplingParams
 
 from .harness import PAGE, Run, Setting

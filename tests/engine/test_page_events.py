@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oscine.engine.prefix_index import extend_digests
+from oscine.engine.core.prefix_index import extend_digests
 
 from .harness import PAGE, Run, Setting
 from .test_engine_properties import prompts, samplings, setting

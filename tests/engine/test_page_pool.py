@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from oscine.engine.page_pool import PagePool
+from oscine.engine.core.page_pool import PagePool
 
 
 def pool_with_cached(num_pages: int, *, cold: list[int], kept: list[int]) -> tuple[PagePool, list[int]]:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oscine.engine.prefix_index import PrefixIndex, extend_digests, root_of
+from oscine.engine.core.prefix_index import PrefixIndex, extend_digests, root_of
 
 SIZE = 4
 WINDOW = 9  # eight keys back: exactly two pages at a page boundary

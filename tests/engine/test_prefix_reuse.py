@@ -2,7 +2,7 @@
 
 import pytest
 
-from oscine.engine.page_pool import PagePool
+from oscine.engine.core.page_pool import PagePool
 
 from .harness import PAGE, Run, Setting
 

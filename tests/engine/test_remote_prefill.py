@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oscine.engine.messages import Prefill, Prefilled, decode_to_client, encode
-from oscine.engine.page_pool import PagePool
+from oscine.engine.core.page_pool import PagePool
+from oscine.engine.wire.messages import Prefill, Prefilled, decode_to_client, encode
 from oscine.types import RemotePrefill, SamplingParams
 
 from .engine_pair import Pair

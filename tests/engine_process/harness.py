@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from oscine.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
-from oscine.engine.client import EngineClient, RequestStream
+from oscine.engine.process.client import EngineClient, RequestStream
 from oscine.types import GenerationOutput, GenerationRequest, SamplingParams
 
 PATIENCE_S = 60.0

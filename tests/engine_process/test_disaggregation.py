@@ -15,7 +15,7 @@ import pytest
 
 from benchmarks.cluster.disaggregation import check_equality
 from oscine.config import EngineOptions, PeerOptions
-from oscine.engine.client import EngineClient
+from oscine.engine.process.client import EngineClient
 from oscine.types import GenerationOutput, GenerationRequest, PrefillSource, RemotePrefill, SamplingParams
 
 from .harness import options, read, request, run, running, tokens, until

@@ -16,9 +16,9 @@ import zmq
 import zmq.asyncio
 
 from oscine.config import CacheOptions, EngineOptions, ModelOptions, PeerOptions
-from oscine.engine.client import EngineClient, EngineError
-from oscine.engine.kv_events import KEPT_BYTES, KVEvents, page_hash
-from oscine.engine.prefix_index import extend_digests, root_of
+from oscine.engine.core.prefix_index import extend_digests, root_of
+from oscine.engine.peers.kv_events import KEPT_BYTES, KVEvents, page_hash
+from oscine.engine.process.client import EngineClient, EngineError
 from oscine.types import EngineStats
 
 from .harness import options, read, request, run, serving, tokens, until

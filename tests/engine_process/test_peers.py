@@ -13,8 +13,8 @@ import pytest
 import zmq
 
 from oscine.config import EngineOptions, PeerOptions
-from oscine.engine import tcp
-from oscine.engine.client import EngineClient, EngineDied, EngineError
+from oscine.engine.process.client import EngineClient, EngineDied, EngineError
+from oscine.engine.wire import tcp
 
 from .harness import options, read, request, run, running, serving, tokens, until
 

@@ -18,10 +18,10 @@ import pytest
 
 from oscine.config import ModelOptions
 from oscine.engine.build import build_engine
-from oscine.engine.client import EngineClient, EngineDied, EngineError, EngineOverloaded
-from oscine.engine.descriptors import connection_limit
-from oscine.engine.messages import Launch
-from oscine.engine.offline import generate
+from oscine.engine.core.offline import generate
+from oscine.engine.process.client import EngineClient, EngineDied, EngineError, EngineOverloaded
+from oscine.engine.process.descriptors import connection_limit
+from oscine.engine.wire.messages import Launch
 
 from .conftest import CONFIG, RETURN
 from .harness import PATIENCE_S, options, read, request, run, running, serving, tokens, until
@@ -216,7 +216,7 @@ def test_a_failed_engine_ends_by_itself_in_order(tmp_path: Path) -> None:
     address = f"ipc://{tmp_path}/engine"
 
     async def test() -> None:
-        command = (sys.executable, "-m", "oscine.engine.process")
+        command = (sys.executable, "-m", "oscine.engine.process.server")
         engine = await asyncio.create_subprocess_exec(*command, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
         assert engine.stdin is not None
         engine.stdin.write(msgspec.json.encode(Launch(address, options(tmp_path, executor="torch"))) + b"\n")
@@ -246,7 +246,7 @@ def test_an_engine_that_keeps_dying_at_its_start_is_given_up(folder: Path, monke
 
 GUEST = """
 import asyncio, sys
-from oscine.engine.client import EngineClient
+from oscine.engine.process.client import EngineClient
 from oscine.types import GenerationRequest, SamplingParams
 async def main():
     client = EngineClient(address=sys.argv[1])
@@ -301,7 +301,7 @@ def test_a_second_client_follows_the_engine_through_a_restart(folder: Path) -> N
 PARENT = """
 import asyncio, sys
 from oscine.config import EngineOptions, ModelOptions
-from oscine.engine.client import EngineClient
+from oscine.engine.process.client import EngineClient
 async def main():
     client = EngineClient(EngineOptions(model=ModelOptions(model=sys.argv[1]), executor="fake"))
     await client.start()
@@ -326,7 +326,7 @@ def test_the_engine_does_not_outlive_its_parent(folder: Path) -> None:
 def test_an_engine_that_ends_removes_its_socket_and_nothing_else(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "bystander").touch()
     launch = msgspec.json.encode(Launch(f"ipc://{tmp_path}/engine", options(folder))) + b"\n"
-    subprocess.run([sys.executable, "-m", "oscine.engine.process"], input=launch, check=True)
+    subprocess.run([sys.executable, "-m", "oscine.engine.process.server"], input=launch, check=True)
     assert [path.name for path in tmp_path.iterdir()] == ["bystander"]
 
 

@@ -12,9 +12,9 @@ import pytest
 import zmq
 
 from oscine.config import EngineOptions, PeerOptions
-from oscine.engine import tcp
-from oscine.engine.client import EngineClient
-from oscine.engine.messages import (
+from oscine.engine.process.client import EngineClient
+from oscine.engine.wire import tcp
+from oscine.engine.wire.messages import (
     Hello,
     Met,
     Outputs,
@@ -207,7 +207,7 @@ def test_what_an_engine_cannot_run_is_refused_alone(folder: Path) -> None:
 
 
 def test_every_field_of_sampling_is_checked() -> None:
-    """A new field needs a check in oscine.engine.checks."""
+    """A new field needs a check in oscine.engine.wire.checks."""
     refused = {error.partition(" ")[0] for error, _ in BAD.values()}
     assert set(SamplingParams.__slots__) <= refused
 

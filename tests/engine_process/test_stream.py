@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from oscine.engine.stream import EngineDied, RequestStream
+from oscine.engine.wire.stream import EngineDied, RequestStream
 from oscine.types import GenerationOutput
 
 from .harness import run

@@ -10,7 +10,7 @@ from oscine.ops.attention.reference import attention as reference_attention
 from oscine.ops.interface import Batch, MxExperts, Ops, PageGroup, Routing
 from oscine.ops.moe.mxfp4 import dequantize
 from oscine.ops.moe.reference import swiglu
-from oscine.ops.resolve import resolve
+from oscine.ops.table import resolve
 
 
 def capturable_ops() -> Ops:

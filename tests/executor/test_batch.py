@@ -4,10 +4,10 @@ import itertools
 
 import numpy as np
 
-from oscine.executor.batch import StepArrays, pack
 from oscine.executor.cuda_graphs import sizes_up_to
 from oscine.executor.slots import PageUpdates, Slots
-from oscine.ops.batch.packed import PackedStep
+from oscine.executor.step_batch import StepArrays, pack
+from oscine.ops.step.packed import PackedStep
 from oscine.types import NewSequence, SamplingParams, ScheduledSequence
 
 SAMPLING = SamplingParams(max_tokens=8)

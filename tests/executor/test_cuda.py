@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from oscine.engine.loop import EngineLoop
+from oscine.engine.core.loop import EngineLoop
 from oscine.executor.cuda_graphs import CudaGraphs
-from oscine.executor.grammar import Grammars
-from oscine.executor.warm_up import SAMPLINGS, warm_up
+from oscine.executor.masks import Grammars
+from oscine.executor.start.warm_up import SAMPLINGS, warm_up
 from oscine.types import GenerationRequest
 
 from .grammars import allowed, grammar, text_of, tokenizer_file

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from oscine.engine.loop import EngineLoop
-from oscine.executor.grammar import Constraints, Grammars
-from oscine.executor.grammar_judges import GrammarJudges, TooManyGrammarsError
-from oscine.executor.grammar_trial import Problem, Trial
+from oscine.engine.core.loop import EngineLoop
+from oscine.executor.masks import Constraints, Grammars
 from oscine.executor.threaded import ThreadedExecutor
+from oscine.judges.pool import GrammarJudges, TooManyGrammarsError
+from oscine.judges.trial import Problem, Trial
 from oscine.ops.sample.noise import gumbel
 from oscine.types import GenerationRequest, NewSequence, SamplingParams, StepPlan, StepResult
 from tests.hostile_schemas import quartic_schema
@@ -232,7 +232,7 @@ def test_the_oracle_knows_the_language() -> None:
 
 def test_more_grammars_at_once_than_are_kept(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that wait do not push one another out before they are compiled."""
-    monkeypatch.setattr("oscine.executor.grammar._MOST_COMPILED", 4)
+    monkeypatch.setattr("oscine.executor.masks._MOST_COMPILED", 4)
     engine = constrained_engine(grammars)
     requests = [request(str(i), prompt(3), max_tokens=2, grammar=grammar(1, i + 101)) for i in range(12)]
     assert {output.finish_reason for output in run(engine, *requests).values()} == {"length"}

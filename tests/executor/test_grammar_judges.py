@@ -10,8 +10,8 @@ from concurrent.futures import Future
 import psutil
 import pytest
 
-from oscine.executor.grammar_judges import GrammarJudges, TooManyGrammarsError, UndecidedError
-from oscine.executor.grammar_trial import Problem, Trial
+from oscine.judges.pool import GrammarJudges, TooManyGrammarsError, UndecidedError
+from oscine.judges.trial import Problem, Trial
 from tests.hostile_schemas import quartic_schema
 
 PATIENCE_S = 60.0
@@ -28,7 +28,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 def processes() -> set[psutil.Process]:
     children = psutil.Process().children(recursive=True)
-    return {child for child in children if "oscine.executor.grammar_judge" in child.cmdline()}
+    return {child for child in children if "oscine.judges.process" in child.cmdline()}
 
 
 def running(before: set[psutil.Process], case: "Future[Problem | None]") -> psutil.Process:
@@ -87,7 +87,7 @@ def test_one_owner_leaves_room_for_others() -> None:
 
 
 def test_an_owner_has_so_many_waiting_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("oscine.executor.grammar_judges._MOST_WAITING", 3)
+    monkeypatch.setattr("oscine.judges.pool._MOST_WAITING", 3)
     judges = GrammarJudges(2, deadline_s=PATIENCE_S)
     first = judges.judge(ENDLESS, "a")
     wait_until(first.running)

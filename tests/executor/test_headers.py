@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from oscine.engine.loop import EngineLoop
-from oscine.executor.grammar import Grammars
+from oscine.engine.core.loop import EngineLoop
 from oscine.executor.headers import Headers
+from oscine.executor.masks import Grammars
 from oscine.ops.sample.noise import gumbel
 from oscine.types import GenerationRequest, NewSequence, SamplingParams
 

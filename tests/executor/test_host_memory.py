@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from oscine.executor.host_memory import available_bytes
+from oscine.executor.start.host_memory import available_bytes
 
 GIB = 1 << 30
 

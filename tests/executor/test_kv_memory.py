@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from oscine.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
-from oscine.executor import load
-from oscine.executor.kv_memory import DeviceMemory, plan_memory
-from oscine.executor.load import allocate_kv, weight_bytes
-from oscine.executor.stopwatch import Stopwatch
+from oscine.executor.kv.memory import DeviceMemory, plan_memory
+from oscine.executor.start import load
+from oscine.executor.start.load import allocate_kv, weight_bytes
+from oscine.executor.start.stopwatch import Stopwatch
 from oscine.model.config import gpt_oss_20b, gpt_oss_120b
 from oscine.model.opened_model import OpenedModel
 from oscine.model.weights import checkpoint_bytes

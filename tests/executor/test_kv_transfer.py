@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from oscine.executor.kv_transfer import KVTransfer, Transfer
-from oscine.executor.page_layout import KVEndpoint, Moves, PageLayout, RankMemory, Region
+from oscine.executor.kv.nixl_transfer import KVTransfer, Transfer
+from oscine.executor.kv.page_layout import KVEndpoint, Moves, PageLayout, RankMemory, Region
 
 FULL = PageLayout("m", "full", 3, 8, 16, 8, "float32", 4)
 SLIDING = replace(FULL, group="sliding", num_layers=2)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oscine.executor.page_layout import PageLayout, check_compatible, copies, layouts_of
+from oscine.executor.kv.page_layout import PageLayout, check_compatible, copies, layouts_of
 from tests.executor.tiny import CONFIG
 
 RANKS = (1, 2, 4, 8)

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from oscine.executor.cuda_graphs import sizes_up_to
-from oscine.executor.kv_memory import SAMPLED_AT_ONCE
-from oscine.executor.warm_up import KERNEL_SAMPLINGS, MASKED, SAMPLINGS, row_counts, warm_up
+from oscine.executor.kv.memory import SAMPLED_AT_ONCE
+from oscine.executor.start.warm_up import KERNEL_SAMPLINGS, MASKED, SAMPLINGS, row_counts, warm_up
 from oscine.model.gpt_oss import GptOss
 from oscine.ops.interface import Sampled, SamplingBatch
 from oscine.ops.sample.triton import split_rows

@@ -7,19 +7,19 @@ import torch
 from torch import Tensor
 
 from oscine.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
-from oscine.engine.loop import EngineLoop
-from oscine.engine.offline import generate
-from oscine.executor.grammar import Grammars
-from oscine.executor.kv_memory import MemoryPlan
-from oscine.executor.load import allocate_kv
+from oscine.engine.core.loop import EngineLoop
+from oscine.engine.core.offline import generate
+from oscine.executor.kv.memory import MemoryPlan
+from oscine.executor.masks import Grammars
 from oscine.executor.runner import TorchExecutor
+from oscine.executor.start.load import allocate_kv
 from oscine.executor.threaded import ThreadedExecutor
 from oscine.model.config import ModelConfig
 from oscine.model.gpt_oss import GptOss, kv_shape
 from oscine.model.random_weights import RandomTensors
 from oscine.model.weights import load_weights
 from oscine.ops.interface import Batch, KvCache, PageGroup
-from oscine.ops.resolve import resolve
+from oscine.ops.table import resolve
 from oscine.types import AsyncExecutor, Executor, GenerationOutput, GenerationRequest, SamplingParams
 
 from .capturable import capturable_ops

@@ -18,7 +18,7 @@ from oscine.model.opened_model import open_model
 from oscine.model.random_weights import RandomTensors
 from oscine.model.weights import checkpoint_bytes, load_weights, tensor_specs
 from oscine.ops.interface import MxExperts
-from oscine.ops.resolve import resolve
+from oscine.ops.table import resolve
 from tests.model.tiny import CPU, SMALL, tensors
 
 KEY = "model.layers.2.self_attn.k_proj.weight"

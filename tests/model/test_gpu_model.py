@@ -14,7 +14,7 @@ from oscine.model.gpt_oss import GptOss
 from oscine.model.random_weights import RandomTensors
 from oscine.model.weights import load_weights
 from oscine.ops.interface import Ops
-from oscine.ops.resolve import platform, resolve
+from oscine.ops.table import platform, resolve
 from tests.model.tiny import PAGE, Sequence, Stepper, random_tokens
 
 pytestmark = pytest.mark.gpu

@@ -11,7 +11,7 @@ from oscine.model.random_weights import RandomTensors
 from oscine.model.weights import load_weights, tensor_specs
 from oscine.ops.cases import to_device
 from oscine.ops.interface import Batch, KvCache, PageGroup
-from oscine.ops.resolve import resolve
+from oscine.ops.table import resolve
 
 CPU = torch.device("cpu")
 PAGE = 64

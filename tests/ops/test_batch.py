@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from oscine.ops.batch import reference
-from oscine.ops.batch.packed import BatchState, PackedSizes, PackedStep
+from oscine.ops.step import reference
+from oscine.ops.step.packed import BatchState, PackedSizes, PackedStep
 
 from .compile_ahead import compile_ahead, run_interpreted
 
@@ -74,7 +74,7 @@ def test_the_definition() -> None:
 
 
 def interpreted() -> None:
-    from oscine.ops.batch import triton as kernels
+    from oscine.ops.step import triton as kernels
 
     check(kernels.prepare_batch, kernels.remember, "cpu")
 
@@ -84,7 +84,7 @@ def test_the_kernels_interpreted() -> None:
 
 
 def test_the_kernels_compile_for_a_gpu() -> None:
-    from oscine.ops.batch import triton as kernels
+    from oscine.ops.step import triton as kernels
 
     integers = ("packed", "last_ids", "full_table", "sliding_table", "tables")
     types = dict.fromkeys(integers, "*i32") | {"wide": "*i64"}
@@ -99,7 +99,7 @@ def test_the_kernels_compile_for_a_gpu() -> None:
 
 @pytest.mark.gpu
 def test_the_kernels_on_a_gpu() -> None:
-    from oscine.ops.batch import triton as kernels
+    from oscine.ops.step import triton as kernels
 
     check(kernels.prepare_batch, kernels.remember, "cuda")
     check(reference.prepare_batch, reference.remember, "cuda")

@@ -12,8 +12,8 @@ from oscine.ops.choose import screen_gemm, screened
 from oscine.ops.interface import SamplingBatch
 from oscine.ops.launch import arrivals
 from oscine.ops.linear.stream import CHUNK_BYTES
-from oscine.ops.resolve import resolve
 from oscine.ops.sample import reference
+from oscine.ops.table import resolve
 from tests.ops.compile_ahead import compile_ahead
 from tests.ops.gluon_interpreter import run_gluon
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from oscine.ops import resolve as table
+from oscine.ops import table
 from oscine.ops.moe.reference import moe
-from oscine.ops.resolve import choose, describe, resolve
+from oscine.ops.table import choose, describe, resolve
 
 
 def test_every_op_of_every_platform_resolves() -> None:

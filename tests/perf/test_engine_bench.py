@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from oscine.bench.engine import EngineBench, MeasureError, engine_options
+from oscine.bench.machine import Machine
+from oscine.bench.result import Point, results_of
+from oscine.bench.roofline import H200, decode_step_s
 from oscine.cli import main
 from oscine.config import CacheOptions, ModelOptions
 from oscine.engine.build import BuiltEngine
-from oscine.engine.loop import EngineLoop
+from oscine.engine.core.loop import EngineLoop
 from oscine.model.config import gpt_oss_120b
-from oscine.perf.engine_bench import EngineBench, MeasureError, engine_options
-from oscine.perf.machine import Machine
-from oscine.perf.result import Point, results_of
-from oscine.perf.roofline import H200, decode_step_s
 from oscine.types import StepPlan, StepResult
 
 ROOT = Path(__file__).parents[2]

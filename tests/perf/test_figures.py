@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from oscine.perf import plot, table
-from oscine.perf.result import append
+from oscine.bench import plot, table
+from oscine.bench.result import append
 from tests.perf.test_result import RESULT
 
 

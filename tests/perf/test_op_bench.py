@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from oscine.bench import roofline
+from oscine.bench.ops import OpBench, table
+from oscine.bench.roofline import Ceiling
+from oscine.bench.step_inputs import Load, OpCall, make_batch, random_weights, step_calls
 from oscine.cli import main
 from oscine.model.config import ModelConfig
-from oscine.ops.resolve import TABLE, resolve
-from oscine.perf import roofline
-from oscine.perf.op_bench import OpBench, table
-from oscine.perf.roofline import Ceiling
-from oscine.perf.step_inputs import Load, OpCall, make_batch, random_weights, step_calls
+from oscine.ops.table import TABLE, resolve
 
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")

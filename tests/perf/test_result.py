@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from oscine.perf import anchors, report
-from oscine.perf.result import RESULTS, Point, Result, append, latest, read, results_of
+from oscine.bench import anchors, report
+from oscine.bench.result import RESULTS, Point, Result, append, latest, read, results_of
 
 RESULT = Result(
     model="120b",

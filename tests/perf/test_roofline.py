@@ -4,8 +4,7 @@ import math
 
 import pytest
 
-from oscine.model.config import ModelConfig, gpt_oss_20b, gpt_oss_120b
-from oscine.perf.roofline import (
+from oscine.bench.roofline import (
     H200,
     ceiling_of,
     decode_bytes,
@@ -16,6 +15,7 @@ from oscine.perf.roofline import (
     kv_bytes,
     token_flops,
 )
+from oscine.model.config import ModelConfig, gpt_oss_20b, gpt_oss_120b
 
 MODELS = {"120b": gpt_oss_120b(), "20b": gpt_oss_20b()}
 

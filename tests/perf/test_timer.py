@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from oscine.perf import timer
-from oscine.perf.timer import measure_ceiling, time_call
+from oscine.bench import timer
+from oscine.bench.timer import measure_ceiling, time_call
 
 CPU = torch.device("cpu")
 

@@ -1,0 +1,161 @@
+"""An answer as Anthropic's Messages API words it: blocks of thinking, text and calls, streamed or whole.
+
+Knows the JSON of blocks and events; what the model said comes from a ChatChoice.
+"""
+
+import hashlib
+import uuid
+from base64 import b64encode
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from oscine.api.http.errors import APIError
+from oscine.api.http.sse import named_event
+from oscine.api.openai.chat_choice import ChatChoice
+from oscine.api.serving.sent_choice import SentChoice
+from oscine.chat.events import ContentDelta, Event, MessageEnd, ReasoningDelta, ToolCallBegin, ToolCallDelta
+from oscine.types import GenerationOutput
+
+Json = dict[str, Any]
+
+_STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+
+
+def sse(event: Json) -> bytes:
+    return named_event(event["type"], msgspec.json.encode(event))
+
+
+class Blocks:
+    """The events of content: each block begins, grows and stops before the next one begins."""
+
+    def __init__(self, *, thinking: bool, thinking_text: bool) -> None:
+        """Whether there are blocks of thinking, and whether they say what was thought."""
+        self._thinking, self._thinking_text = thinking, thinking_text
+        self._index = -1
+        self._open: str | None = None  # type of the block that grows
+        self._thought = hashlib.blake2b(digest_size=24)
+
+    def feed(self, events: Sequence[Event]) -> Iterator[Json]:
+        for event in events:
+            match event:
+                case ReasoningDelta() if self._thinking:
+                    yield from self._think(event.text)
+                case ContentDelta():
+                    yield from self._grow("text", event.text, "text_delta")
+                case ToolCallBegin():
+                    yield from self._begin("tool_use", {"id": event.id, "name": event.name, "input": {}})
+                case ToolCallDelta():
+                    yield self._delta("input_json_delta", "partial_json", event.arguments)
+                case MessageEnd():
+                    yield from self.stop()
+
+    def stop(self) -> Iterator[Json]:
+        """Ends what is open."""
+        if self._open == "thinking":
+            yield self._delta("signature_delta", "signature", b64encode(self._thought.digest()).decode())
+        if self._open is not None:
+            yield {"type": "content_block_stop", "index": self._index}
+        self._open = None
+
+    def _think(self, text: str) -> Iterator[Json]:
+        self._thought.update(text.encode("utf-8", "surrogatepass"))
+        yield from self._grow("thinking", text if self._thinking_text else "", "thinking_delta")
+
+    def _grow(self, kind: str, text: str, delta: str) -> Iterator[Json]:
+        if self._open != kind:
+            yield from self._begin(kind, {kind: "", "signature": ""} if kind == "thinking" else {kind: ""})
+        if text:
+            yield self._delta(delta, kind, text)
+
+    def _begin(self, kind: str, fields: Json) -> Iterator[Json]:
+        yield from self.stop()
+        self._open = kind
+        self._index += 1
+        yield {"type": "content_block_start", "index": self._index, "content_block": {"type": kind, **fields}}
+
+    def _delta(self, kind: str, field: str, text: str) -> Json:
+        return {"type": "content_block_delta", "index": self._index, "delta": {"type": kind, field: text}}
+
+
+class AnthropicAnswer(SentChoice[ChatChoice]):
+    """One answer, as a stream of events or as one object. It is the only choice of itself."""
+
+    def __init__(self, choice: ChatChoice, model: str, blocks: Blocks, *, stream: bool) -> None:
+        super().__init__(choice)
+        self._blocks, self._stream = blocks, stream
+        self._message: Json = {
+            "id": f"msg_{uuid.uuid4().hex}",
+            "type": "message",
+            "role": "assistant",
+            "model": model,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+        }
+        self._begun = False
+        self.choices = (self,)
+
+    def feed(self, output: GenerationOutput) -> bytes:
+        events = [*self._blocks.feed(self.choice.feed(output))]
+        if not self._stream:
+            self._keep(events)
+            return b""
+        begin = b"" if self._begun else self._begin()
+        return begin + b"".join(map(sse, events))
+
+    def _begin(self) -> bytes:
+        self._begun = True
+        message = {**self._message, "usage": self._usage()}
+        return sse({"type": "message_start", "message": message}) + sse({"type": "ping"})
+
+    def _keep(self, events: Sequence[Json]) -> None:
+        content: list[Json] = self._message["content"]
+        for event in events:
+            if event["type"] == "content_block_start":
+                content.append(event["content_block"])
+            elif event["type"] == "content_block_delta":
+                ((field, text),) = ((key, value) for key, value in event["delta"].items() if key != "type")
+                content[-1][field] = content[-1].get(field, "") + text
+
+    def _usage(self) -> Json:
+        """Prompt tokens that the prefix cache had are not among the input tokens."""
+        choice = self.choice
+        return {
+            "input_tokens": choice.num_prompt_tokens - choice.num_cached_tokens,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": choice.num_cached_tokens,
+            "output_tokens": choice.num_tokens,
+            "output_tokens_details": {"thinking_tokens": choice.num_reasoning_tokens},
+        }
+
+    def _ending(self) -> Json:
+        stopped_by = self.choice.stop_string
+        reason = _STOP_REASONS[self.choice.finish_reason or "stop"]
+        return {"stop_reason": "stop_sequence" if stopped_by else reason, "stop_sequence": stopped_by}
+
+    def last_event(self) -> bytes:
+        stopped = b"".join(map(sse, self._blocks.stop()))
+        delta = sse({"type": "message_delta", "delta": self._ending(), "usage": self._usage()})
+        return stopped + delta + sse({"type": "message_stop"})
+
+    def failure(self, error: APIError) -> bytes:
+        return named_event("error", error.anthropic_body())
+
+    def body(self) -> bytes:
+        self._keep([*self._blocks.stop()])
+        content = [_whole(block) for block in self._message["content"]]
+        return msgspec.json.encode({**self._message, **self._ending(), "content": content, "usage": self._usage()})
+
+
+def _whole(block: Json) -> Json:
+    """A call's input as the object that its pieces of JSON make."""
+    if block["type"] != "tool_use":
+        return block
+    arguments = block.pop("partial_json", "")
+    try:
+        block["input"] = msgspec.json.decode(arguments or "{}", type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError):
+        block["input"] = {"invalid_json": arguments}  # the client must not lose what the model wrote
+    return block

@@ -1,0 +1,51 @@
+"""/v1/messages and /v1/messages/count_tokens: Anthropic's API, over the same sequences as chat completions."""
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from oscine.api.anthropic.answer import AnthropicAnswer, Blocks
+from oscine.api.anthropic.request import chat_request, prompt_request, shows_thinking
+from oscine.api.anthropic.schemas import CountTokensRequest, MessagesRequest
+from oscine.api.http.errors import APIError
+from oscine.api.http.record import caller
+from oscine.api.http.work import beside
+from oscine.api.openai.chat_completions import chat_sequences
+from oscine.api.openai.conversation import conversation
+from oscine.api.openai.endpoint import Call, Endpoint
+from oscine.api.serving.generation import Generation
+
+_CHAT_SCHEMA, _SCHEMA = (
+    "response_format.json_schema.schema",
+    "output_config.format.schema",
+)  # the same, as clients know it
+
+
+class AnthropicMessages(Endpoint[MessagesRequest]):
+    request_type = MessagesRequest
+
+    async def answer(self, call: Call[MessagesRequest], scope: Scope, receive: Receive, send: Send) -> None:
+        asked, stream = call.asked, bool(call.asked.stream)
+        request = await beside(lambda: chat_request(asked), call.size)
+        try:
+            (choice,), requests = await chat_sequences(self.service, request, call.model, call.size, separator="")
+        except APIError as error:
+            error.message = error.message.replace(_CHAT_SCHEMA, _SCHEMA)
+            raise
+        thinking = asked.thinking
+        hidden = thinking is not None and thinking.display == "omitted"
+        blocks = Blocks(thinking=shows_thinking(thinking), thinking_text=not hidden)
+        answer = AnthropicAnswer(choice, call.name, blocks, stream=stream)
+        generation = Generation(call.model.served, answer.choices, requests, call.arrived_s)
+        await generation.respond(answer, scope, receive, send, events=self.events(send, stream=stream))
+
+
+class CountTokens(Endpoint[CountTokensRequest]):
+    request_type = CountTokensRequest
+
+    async def answer(self, call: Call[CountTokensRequest], scope: Scope, receive: Receive, send: Send) -> None:
+        said = await beside(lambda: conversation(prompt_request(call.asked), self.service.date), call.size)
+        talk = self.service.reasoning.restore(caller(), said)
+        prompt = await call.model.prompts.render(talk, call.size)
+        body = msgspec.json.encode({"input_tokens": len(prompt)})
+        await Response(body, media_type="application/json")(scope, receive, send)

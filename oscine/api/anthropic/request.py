@@ -1,0 +1,209 @@
+"""From a request of Anthropic's Messages API to the chat completion that asks for the same.
+
+Knows Anthropic's blocks; all that is judged in a chat completion too is judged there.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from oscine.api.anthropic.schemas import (
+    AnthropicMessage,
+    AnthropicTool,
+    AnthropicToolChoice,
+    Block,
+    CountTokensRequest,
+    MessagesRequest,
+    OutputConfig,
+    Thinking,
+)
+from oscine.api.http.errors import APIError, from_validation, invalid, unsupported
+from oscine.api.serving.sampling import check, stop_strings
+from oscine.api.serving.schemas import (
+    ChatCompletionRequest,
+    Function,
+    FunctionCall,
+    JsonSchema,
+    Message,
+    NamedFunction,
+    NamedToolChoice,
+    ResponseFormat,
+    Tool,
+    ToolCall,
+)
+from oscine.chat.effort import Effort
+
+_LITTLE, _MUCH = 4_096, 16_384  # tokens of a thinking budget: below is low effort, from there on high effort
+
+
+def shows_thinking(thinking: Thinking | None) -> bool:
+    """The model always reasons; who does not ask for thinking does not expect blocks of it."""
+    return thinking is not None and thinking.type != "disabled"
+
+
+def chat_request(asked: MessagesRequest) -> ChatCompletionRequest:
+    """Raises APIError that names the parameter, for all that the model cannot read or do."""
+    check(asked.max_tokens >= 1, "max_tokens", "at least 1", asked.max_tokens)
+    stop_strings(asked.stop_sequences, "stop_sequences")
+    request = prompt_request(asked)
+    request.max_tokens = asked.max_tokens
+    request.thinking_token_budget = _thinking_budget(asked)
+    request.stream = asked.stream
+    request.stop = asked.stop_sequences
+    request.cache_salt = asked.cache_salt
+    request.temperature, request.top_p, request.top_k = asked.temperature, asked.top_p, asked.top_k
+    return request
+
+
+def prompt_request(asked: CountTokensRequest) -> ChatCompletionRequest:
+    """What the prompt depends on, and what may be said: without limits and sampling. Raises APIError."""
+    if asked.thread is not None:
+        raise _no_threads()
+    choice = asked.tool_choice
+    return ChatCompletionRequest(
+        model=asked.model,
+        messages=[*_system(asked.system), *_messages(asked.messages)],
+        tools=[*_tools(asked.tools or ())],
+        tool_choice=_tool_choice(choice) if choice else None,
+        parallel_tool_calls=not (choice and choice.disable_parallel_tool_use),
+        reasoning_effort=_effort(asked.thinking, asked.output_config),
+        response_format=_format(asked.output_config),
+    )
+
+
+def _no_threads() -> APIError:
+    error = unsupported("thread", "the server keeps no messages; send all of them")
+    error.details = {"error_code": "thread_unsupported_request", "unsupported": []}
+    return error
+
+
+def _effort(thinking: Thinking | None, output: OutputConfig | None) -> Effort | None:
+    if output is not None and output.effort is not None:
+        return output.effort
+    if thinking is None or thinking.type in ("adaptive", "between_tools"):
+        return None
+    if thinking.type == "disabled":
+        return "none"
+    budget = thinking.budget_tokens
+    if budget is None:
+        raise invalid("thinking.budget_tokens", "thinking of type 'enabled' needs it")
+    check(budget >= 1, "thinking.budget_tokens", "at least 1", budget)
+    return "low" if budget < _LITTLE else "medium" if budget < _MUCH else "high"
+
+
+def _thinking_budget(asked: MessagesRequest) -> int | None:
+    if asked.thinking is None or asked.thinking.type != "enabled" or asked.thinking.budget_tokens is None:
+        return None
+    budget, limit = asked.thinking.budget_tokens, asked.max_tokens
+    check(budget < limit, "thinking.budget_tokens", f"less than max_tokens ({limit})", budget)
+    return budget
+
+
+def _format(output: OutputConfig | None) -> ResponseFormat | None:
+    if output is None or output.format is None:
+        return None
+    return ResponseFormat("json_schema", JsonSchema("answer", output.format.schema, strict=True))
+
+
+def _system(system: str | list[Block] | None) -> Iterator[Message]:
+    if system:
+        yield Message("system", _text(system, "system"))
+
+
+def _tools(tools: Sequence[AnthropicTool]) -> Iterator[Tool]:
+    """The client's own functions; tools that Anthropic's servers or models bring along are left out."""
+    for i, tool in enumerate(tools):
+        if tool.type in (None, "custom"):
+            if tool.input_schema is None:
+                raise invalid(f"tools[{i}].input_schema", "a tool needs it")
+            yield Tool("function", Function(tool.name, tool.description, tool.input_schema, tool.strict))
+
+
+def _tool_choice(choice: AnthropicToolChoice) -> Any:
+    if choice.type != "tool":
+        return {"auto": "auto", "any": "required", "none": "none"}[choice.type]
+    if choice.name is None:
+        raise invalid("tool_choice.name", "a choice of type 'tool' needs it")
+    return NamedToolChoice(NamedFunction(choice.name))
+
+
+def _messages(messages: list[AnthropicMessage]) -> Iterator[Message]:
+    if not messages:
+        raise invalid("messages", "there must be one at least")
+    if messages[-1].role == "assistant":
+        raise invalid("messages", "the last one must not be the assistant's: an answer cannot be begun for the model")
+    for i, message in enumerate(messages):
+        where = f"messages[{i}].content"
+        if message.role == "system":
+            yield Message("system", _text(message.content, where))
+        elif isinstance(message.content, str):
+            yield Message(message.role, message.content)
+        elif message.role == "assistant":
+            yield _assistant(message.content, where)
+        else:
+            yield from _user(message.content, where)
+
+
+def _user(blocks: list[Block], where: str) -> Iterator[Message]:
+    """Results of tools and what the user says, in their order."""
+    said: list[str] = []
+    for i, block in enumerate(blocks):
+        if block.type != "tool_result":
+            said.append(_text([block], where, i))
+            continue
+        if said:
+            yield Message("user", "".join(said))
+            said = []
+        yield _result(block, f"{where}[{i}]")
+    if said or not blocks:
+        yield Message("user", "".join(said))
+
+
+def _result(block: Block, where: str) -> Message:
+    try:
+        content = msgspec.convert(block.content, str | list[Block] | None)
+    except msgspec.ValidationError as error:
+        inner = from_validation(error)
+        raise invalid(f"{where}.content{inner.param or ''}", "it is neither a text nor a list of blocks") from None
+    text = _text(content or "", f"{where}.content")
+    said = f"Error: {text}" if block.is_error else text
+    return Message("tool", said, tool_call_id=_needed(block.tool_use_id, where, "tool_use_id"))
+
+
+def _assistant(blocks: list[Block], where: str) -> Message:
+    said, thoughts, calls = [], [], []
+    for i, block in enumerate(blocks):
+        if block.type == "thinking":
+            thoughts.append(_needed(block.thinking, f"{where}[{i}]", "thinking"))
+        elif block.type == "tool_use":
+            calls.append(_call(block, f"{where}[{i}]"))
+        elif block.type != "redacted_thinking":
+            said.append(_text([block], where, i))
+    reasoning = "\n\n".join(filter(None, thoughts))
+    return Message("assistant", "".join(said) or None, reasoning=reasoning or None, tool_calls=calls or None)
+
+
+def _call(block: Block, where: str) -> ToolCall:
+    arguments = msgspec.json.encode(block.input or {}).decode()
+    return ToolCall(_needed(block.id, where, "id"), FunctionCall(_needed(block.name, where, "name"), arguments))
+
+
+def _text(content: str | list[Block], where: str, first: int = 0) -> str:
+    """`first` is the place of the first block."""
+    if isinstance(content, str):
+        return content
+    for i, block in enumerate(content, first):
+        if block.type != "text":
+            raise _unreadable(block, f"{where}[{i}]")
+    return "".join(_needed(block.text, f"{where}[{i}]", "text") for i, block in enumerate(content, first))
+
+
+def _unreadable(block: Block, where: str) -> APIError:
+    return invalid(f"{where}.type", f"the model reads text, not '{block.type}' here")
+
+
+def _needed(value: str | None, where: str, field: str) -> str:
+    if value is None:
+        raise invalid(f"{where}.{field}", "the block needs it")
+    return value

@@ -1,0 +1,82 @@
+"""Protection against web pages of other origins that a browser on the same machine or network shows.
+
+Such a page can send what a form can, for example a body of text/plain. By DNS rebinding it can even read the answer:
+its own host name then resolves to this machine. So a body must be declared as JSON, for which browsers first ask
+permission (CORS preflight). And a server without keys accepts only a `Host` that a foreign name server cannot resolve.
+"""
+
+import ipaddress
+import socket
+from collections.abc import Collection
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from oscine.api.http.errors import APIError
+from oscine.api.http.record import header
+from oscine.config import is_loopback
+
+_JSON = b"application/json"
+_LONGEST = 200  # characters of a client's value that an error repeats
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _own_names() -> set[str]:
+    name = socket.gethostname().lower()
+    return {name, name.partition(".")[0], f"{name.partition('.')[0]}.local"}
+
+
+def _without_port(host: str) -> str:
+    host = host.strip().lower()
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0].removesuffix(".")
+
+
+class HostCheck:
+    """Checks the `Host`: middleware of the endpoints that need a key where the server has keys."""
+
+    def __init__(self, app: ASGIApp, allowed: Collection[str]) -> None:
+        """`allowed`: further names; "*" allows any."""
+        self.app = app
+        self._allowed = _own_names() | set(map(_without_port, allowed))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        host = _without_port(header(scope, b"host").decode("latin-1"))
+        if not self._allows(host):
+            raise APIError(
+                f"This server has no API keys and does not answer to the host name {host[:_LONGEST]!r}: "
+                f"start it with --allowed-hosts {host[:_LONGEST]}, or with --api-key.",
+                status=403,
+                type="permission_error",
+                code="host_not_allowed",
+            )
+        await self.app(scope, receive, send)
+
+    def _allows(self, host: str) -> bool:
+        """An empty `Host` is allowed: browsers always send one."""
+        return not host or host in self._allowed or "*" in self._allowed or is_loopback(host) or _is_address(host)
+
+
+class JsonCheck:
+    """Checks the Content-Type: middleware of an endpoint with a body."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        given = header(scope, b"content-type")
+        if given.partition(b";")[0].strip().lower() != _JSON:
+            what = f"not {given.decode('latin-1')[:_LONGEST]!r}" if given else "but it is missing"
+            raise APIError(
+                f"The header 'Content-Type' must be application/json, {what}.",
+                status=415,
+                code="unsupported_media_type",
+            )
+        await self.app(scope, receive, send)

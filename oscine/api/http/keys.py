@@ -1,0 +1,134 @@
+"""API keys: who may call, by what a client shows in `Authorization: Bearer KEY` or `X-Api-Key: KEY`.
+
+Knows ASGI headers and the file of keys; what a key may use is its KeyUse's affair. Keys are kept as their SHA-256.
+"""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from oscine.api.http.errors import APIError
+from oscine.api.http.rate_limits import KeyLimits, KeyUse
+from oscine.api.http.record import current, header
+from oscine.config import ServerOptions
+
+_DIGITS = frozenset("0123456789abcdef")
+
+
+class _Entry(msgspec.Struct, forbid_unknown_fields=True):
+    """One key of the file."""
+
+    name: str
+    key: str | None = None
+    sha256: str | None = None  # of the key, 64 hexadecimal digits
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    max_parallel: int | None = None
+    priority: int = 0  # of its requests; lower runs sooner
+
+    def digest(self) -> bytes:
+        if self.key:
+            return hashlib.sha256(self.key.encode()).digest()
+        return bytes.fromhex(self.sha256 or "")
+
+    def problem(self) -> str | None:
+        limits = (self.requests_per_minute, self.tokens_per_minute, self.max_parallel)
+        if not self.name:
+            return "a key needs a name"
+        if (self.key is None) == (self.sha256 is None) or self.key == "":
+            return "give either 'key' or 'sha256'"
+        if self.sha256 is not None and (len(self.sha256) != 64 or not _DIGITS.issuperset(self.sha256)):
+            return "'sha256' must be 64 hexadecimal digits in lower case"
+        if any(limit is not None and limit < 1 for limit in limits):
+            return "a limit must be at least 1"
+        return None if abs(self.priority) < 1 << 30 else "'priority' must be between -2**30 and 2**30"
+
+
+def _read(path: str) -> list[_Entry]:
+    """Raises ValueError, in one line, that says what is wrong where."""
+    try:
+        content: Any = yaml.safe_load(Path(path).read_text())
+        entries = msgspec.convert(content, list[_Entry])
+    except OSError as error:
+        raise ValueError(f"--api-keys-file {path}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError):
+        raise ValueError(f"--api-keys-file {path} is not YAML") from None  # what YAML says of it may show a key
+    except msgspec.ValidationError as error:
+        raise ValueError(f"--api-keys-file {path} must be a list of keys: {error}") from None
+    problems = [f"{entry.name!r}: {problem}" for entry in entries if (problem := entry.problem())]
+    names = [entry.name for entry in entries]
+    problems += [f"{name!r} is there twice" for name in sorted({name for name in names if names.count(name) > 1})]
+    if len({entry.digest() for entry in entries if not entry.problem()}) < len(names) and not problems:
+        problems.append("two names have the same key")
+    if problems:
+        raise ValueError(f"--api-keys-file {path}: {problems[0]}")
+    return entries
+
+
+class ApiKeys:
+    """All keys of a server. Raises ValueError for a file that cannot be used."""
+
+    def __init__(self, options: ServerOptions) -> None:
+        self._path = options.api_keys_file
+        # Whoever starts the server sees no limits in the keys of its command line.
+        plain = {hashlib.sha256(key.encode()).digest(): i for i, key in enumerate(options.api_keys, 1)}
+        self._plain = {digest: KeyUse(f"api-key-{i}", KeyLimits()) for digest, i in plain.items()}
+        self._by_digest = dict(self._plain)
+        self.reload()
+
+    def __bool__(self) -> bool:
+        """Whether any key is asked for; a file without keys locks everybody out."""
+        return bool(self._plain) or self._path is not None
+
+    def reload(self) -> None:
+        """Reads the file again; keys that stay keep what they have used. Raises ValueError and changes nothing."""
+        if self._path is None:
+            return
+        entries = _read(self._path)
+        if shared := {entry.name for entry in entries} & {use.name for use in self._plain.values()}:
+            raise ValueError(f"--api-keys-file {self._path}: {min(shared)!r} is what a key of --api-key is called")
+        known = {use.name: use for use in self._by_digest.values()}
+        by_digest = {}
+        for entry in entries:
+            limits = KeyLimits(entry.requests_per_minute, entry.tokens_per_minute, entry.max_parallel)
+            use = known.get(entry.name) or KeyUse(entry.name, limits, entry.priority)
+            use.change(limits, entry.priority)
+            by_digest[entry.digest()] = use
+        self._by_digest = by_digest | self._plain
+
+    def find(self, scope: Scope) -> KeyUse | None:
+        scheme, _, key = header(scope, b"authorization").partition(b" ")
+        shown = key.strip() if scheme.lower() == b"bearer" else header(scope, b"x-api-key")
+        return self._by_digest.get(hashlib.sha256(shown).digest())
+
+
+class KeyCheck:
+    """Middleware of an endpoint that asks for a key. A POST counts as a request of its key."""
+
+    def __init__(self, app: ASGIApp, keys: ApiKeys) -> None:
+        self.app = app
+        self.keys = keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        use = self.keys.find(scope)
+        if use is None:
+            shown = header(scope, b"authorization") or header(scope, b"x-api-key")
+            raise APIError(
+                "The API key is wrong: this server does not know it."
+                if shown
+                else "The API key is missing: send it as 'Authorization: Bearer KEY'.",
+                status=401,
+                type="authentication_error",
+                code="invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+        record = current.get()
+        if record is not None:
+            record.key = use
+        if scope["method"] == "POST":
+            use.take_request()
+        await self.app(scope, receive, send)

@@ -1,0 +1,152 @@
+"""What one API key may use: requests and tokens a minute, sequences at once.
+
+Knows numbers and clocks, and OpenAI's headers for them; not how a key is shown, nor what a request says.
+
+Tokens are not reserved: a prompt's are counted when it is admitted, which needs them to be there, and generated ones as
+they come, which can leave a debt. The next request waits until it is paid. To reserve `max_tokens` would refuse most
+requests, as most ask for the whole context and use a hundredth of it.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from oscine.api.http.errors import APIError, retry_after
+
+_MINUTE_S = 60.0
+Headers = list[tuple[bytes, bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class KeyLimits:
+    """None: unlimited."""
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None  # of prompts and generated
+    max_parallel: int | None = None  # sequences; each of `n` choices is one
+
+
+class Bucket:
+    """Holds at most a minute's worth, and is refilled evenly. It may be overdrawn."""
+
+    def __init__(self, per_minute: int, clock: Callable[[], float]) -> None:
+        self.capacity = per_minute
+        self._clock = clock
+        self._level = float(per_minute)
+        self._at_s = clock()
+
+    @property
+    def level(self) -> float:
+        now = self._clock()
+        self._level = min(self.capacity, self._level + (now - self._at_s) * self.capacity / _MINUTE_S)
+        self._at_s = now
+        return self._level
+
+    def take(self, amount: int) -> None:
+        self._level = self.level - amount
+
+    def wait_s(self, amount: float) -> float:
+        """Seconds until so much is there."""
+        return max(0.0, amount - self.level) * _MINUTE_S / self.capacity
+
+
+class KeyUse:
+    """What a key has used; lives as long as the key's name does."""
+
+    def __init__(
+        self, name: str, limits: KeyLimits, priority: int | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`priority` is where the key's requests start from; None: they may have any."""
+        self.name = name
+        self.limits = limits
+        self.priority = priority
+        self._clock = clock
+        self._requests = Bucket(limits.requests_per_minute, clock) if limits.requests_per_minute else None
+        self._tokens = Bucket(limits.tokens_per_minute, clock) if limits.tokens_per_minute else None
+        self._parallel = 0
+
+    def change(self, limits: KeyLimits, priority: int | None) -> None:
+        """New limits for a key that goes on: full buckets where a limit changed, sequences counted as before."""
+        fresh = KeyUse(self.name, limits, priority, self._clock)
+        if limits.requests_per_minute != self.limits.requests_per_minute:
+            self._requests = fresh._requests
+        if limits.tokens_per_minute != self.limits.tokens_per_minute:
+            self._tokens = fresh._tokens
+        self.limits, self.priority = limits, priority
+
+    def bounded_priority(self, asked: int) -> int:
+        """Lower runs sooner: what a client asks for can only put it behind its key's other requests."""
+        return asked if self.priority is None else self.priority + max(asked, 0)
+
+    def take_request(self) -> None:
+        """Raises APIError 429 when there is none left, or tokens are owed."""
+        if self._tokens is not None and self._tokens.level < 0:
+            raise _exceeded(f"the {self._tokens.capacity} tokens a minute", "tokens", self._tokens.wait_s(0))
+        if self._requests is not None:
+            if self._requests.level < 1:
+                raise _exceeded(
+                    f"the {self._requests.capacity} requests a minute", "requests", self._requests.wait_s(1)
+                )
+            self._requests.take(1)
+
+    @contextmanager
+    def hold(self, sequences: int, prompt_tokens: int) -> Iterator[None]:
+        """Takes the tokens of a prompt, and places for its sequences until the context ends. Raises APIError 429."""
+        most = self.limits.max_parallel
+        if most is not None and self._parallel + sequences > most:
+            never = APIError(f"The request asks for {sequences} sequences; this API key may run {most} at once.")
+            raise never if sequences > most else _exceeded(f"the {most} sequences at once", "parallel", 1.0)
+        self._take_prompt(prompt_tokens)
+        self._parallel += sequences
+        try:
+            yield
+        finally:
+            self._parallel -= sequences
+
+    def _take_prompt(self, tokens: int) -> None:
+        bucket = self._tokens
+        if bucket is None:
+            return
+        if tokens > bucket.capacity:
+            raise APIError(f"The prompt has {tokens} tokens; this API key may use {bucket.capacity} a minute.")
+        if tokens > bucket.level:
+            raise _exceeded(f"the {bucket.capacity} tokens a minute", "tokens", bucket.wait_s(tokens))
+        bucket.take(tokens)
+
+    def take_generated(self, tokens: int) -> None:
+        """Called for each output of the engine."""
+        if self._tokens is not None:
+            self._tokens.take(tokens)
+
+    def headers(self) -> Headers:
+        """As OpenAI's: the limits, what is left, and in what time all will be there again."""
+        found: Headers = []
+        for what, bucket in ((b"requests", self._requests), (b"tokens", self._tokens)):
+            if bucket is not None:
+                left = max(0, math.floor(bucket.level))
+                found += [
+                    (b"x-ratelimit-limit-" + what, b"%d" % bucket.capacity),
+                    (b"x-ratelimit-remaining-" + what, b"%d" % left),
+                    (b"x-ratelimit-reset-" + what, _duration(bucket.wait_s(bucket.capacity))),
+                ]
+        return found
+
+
+def _exceeded(limit: str, what: str, wait_s: float) -> APIError:
+    return APIError(
+        f"This API key has used {limit} that it may. Try again in {wait_s:.3g} s.",
+        status=429,
+        type=what,
+        code="rate_limit_exceeded",
+        headers=retry_after(wait_s),
+    )
+
+
+def _duration(seconds: float) -> bytes:
+    """Like 120ms, 7.66s or 6m0s."""
+    if seconds < 1:
+        return b"%dms" % math.ceil(seconds * 1000)
+    minutes, rest = divmod(seconds, 60)
+    return f"{minutes:.0f}m{rest:.0f}s".encode() if minutes else f"{rest:.3g}s".encode()

@@ -1,0 +1,64 @@
+"""Server-sent events as a raw ASGI response.
+
+Knows framing only: what an event says is encoded elsewhere. One write is one ASGI message, however many events it has.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from starlette.types import Send
+
+from oscine.api.http.errors import APIError
+
+Write = Callable[[bytes], Awaitable[None]]  # sends events
+
+DONE = b"data: [DONE]\n\n"
+_KEEP_ALIVE = b": keep-alive\n\n"
+_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # tells nginx to pass events on as they come
+]
+
+
+def event(data: bytes) -> bytes:
+    """`data` is one line, such as compact JSON."""
+    return b"data: " + data + b"\n\n"
+
+
+def named_event(name: str, data: bytes) -> bytes:
+    return b"event: " + name.encode() + b"\ndata: " + data + b"\n\n"
+
+
+def failure(error: APIError) -> bytes:
+    """How a stream of OpenAI's older endpoints ends when it fails after its begin."""
+    return event(error.body()) + DONE
+
+
+class EventStream:
+    """Starts the response with its first write, so that a failure before it can still be a plain error response."""
+
+    def __init__(self, send: Send, *, comments: bool) -> None:
+        """`comments`: whether an idle stream gets comments. Some clients take every line for an event."""
+        self._send, self._comments = send, comments
+        self.started = False
+        self._ended = False
+        self._idle_since = asyncio.get_running_loop().time()
+
+    async def write(self, events: bytes) -> None:
+        if not self.started:
+            self.started = True
+            await self._send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+        self._idle_since = asyncio.get_running_loop().time()
+        await self._send({"type": "http.response.body", "body": events, "more_body": True})
+
+    async def keep_alive(self, idle_s: float) -> None:
+        """Writes a comment if nothing was written for idle_s, so that proxies and clients do not give up."""
+        if self._comments and not self._ended and asyncio.get_running_loop().time() - self._idle_since >= idle_s:
+            await self.write(_KEEP_ALIVE)
+
+    async def end(self, events: bytes) -> None:
+        """`events` are the last ones."""
+        self._ended = True
+        await self.write(events)
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})

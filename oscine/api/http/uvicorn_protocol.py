@@ -1,0 +1,297 @@
+"""uvicorn's HTTP protocol with the bounds that it lacks: on connections, request heads, and clients that do not read.
+
+Knows bytes and timers; what a request is answered with is the application's affair. A body has its bounds in limits.
+"""
+
+import asyncio
+from collections.abc import Callable, Collection
+from typing import Any
+
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from oscine.api.http.errors import APIError, unavailable
+
+MAX_HEAD_BYTES = 65_536  # request line and headers
+MAX_FRAMING_BYTES = 65_536  # trailers and chunk extensions of a request
+MAX_UNPARSED_BYTES = 65_536  # kept while a request waits for the one before it
+_TURN_BYTES = 32_768  # of a connection, parsed in one turn of the event loop; each may be a chunk or a header
+_SLICE_BYTES = 512  # parsed at once; later bytes are parsed when the requests before them are answered
+_RESERVE = 64  # connections above the limit, for probes only
+_MOST_DIGITS = 20  # of a length; more are a mistake, which the parser tells
+_CHUNK_FRAMING_BYTES = 20  # of a chunk without extensions: its length and two line breaks
+HEAD_S = 15.0  # from the first byte of a head, or from the connection, to its last
+STALLED_S = 120.0  # that a client may leave a full buffer unread
+LINGER_S = 2.0  # for a client to read a response that came before it had sent its body
+
+
+class _Flow(FlowControl):
+    """Flow control that stops reading while it is `full`, even if a request asks for more."""
+
+    full = False
+
+    def resume_reading(self) -> None:
+        if not self.full:
+            super().resume_reading()
+
+
+class BoundedHttp(HttpToolsProtocol):
+    """One connection. At the limit a new one replaces the one that has been without a request the longest.
+
+    If all connections have requests, a few more are accepted, and only probes are answered on them.
+    """
+
+    # For the whole process; the server makes a subclass with its own values.
+    max_connections = 4096
+    probes: frozenset[bytes] = frozenset()  # paths
+    on_refused: Callable[[str | None, APIError], None] = staticmethod(lambda client, error: None)
+    _idle: "dict[BoundedHttp, None]" = {}  # connections without a request, oldest first
+
+    flow: _Flow
+    _head_timer: asyncio.TimerHandle | None = None
+    _stall_timer: asyncio.TimerHandle | None = None
+    _linger_timer: asyncio.TimerHandle | None = None
+    _head_bytes = 0
+    _ended_here = False  # a message in the bytes that came last: not all of them are of the next head
+    _in_message = False  # between the first byte of a request and the last of its body
+    _in_head = True  # waiting for the end of a head; a new connection owes one
+    _framing_bytes = 0  # size of the request's trailers and chunk extensions
+    _accounted_bytes = 0  # part of the newest bytes: body, and the usual framing of its chunks
+    _body_left = 0  # bytes to come of a body with a length
+    _unparsed = b""
+    _handshake: "asyncio.Task[None] | None" = None
+    _above_limit = False  # it was accepted when all others had requests
+    _running: Any = None  # the request that is being answered; others may have been read behind it
+
+    def accepted(self, client: tuple[str, int], handshake: "asyncio.Task[None]") -> None:
+        """Counts a TLS connection before its handshake. Cancelling the handshake ends the connection."""
+        self.client, self._handshake = client, handshake
+        self._enter()
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.flow = _Flow(transport)
+        if self._handshake is None:
+            self._enter()
+        self._handshake = None
+        if len(self.connections) > self.max_connections + _RESERVE:
+            self._refuse(_full())
+        else:
+            self._start_head()
+
+    def _enter(self) -> None:
+        """Counts the connection. At the limit the oldest one without a request is closed."""
+        self.connections.add(self)
+        if len(self.connections) > self.max_connections and self._idle:
+            next(iter(self._idle))._abort()
+        self._above_limit = len(self.connections) > self.max_connections
+        self._idle[self] = None
+
+    def _abort(self) -> None:
+        self.leave()
+        if self._handshake is not None:
+            self._handshake.cancel()
+        else:
+            self.transport.abort()
+
+    def leave(self) -> None:
+        self._idle.pop(self, None)
+        self.connections.discard(self)
+
+    def shutdown(self) -> None:
+        if self._handshake is not None:
+            self._handshake.cancel()
+        else:
+            super().shutdown()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.leave()
+        for timer in (self._head_timer, self._stall_timer, self._linger_timer):
+            if timer is not None:
+                timer.cancel()
+        self._head_timer = self._stall_timer = self._linger_timer = None
+        if self._running is not None:  # uvicorn tells the newest one only
+            self._running.disconnected = True
+            self._running.message_event.set()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._unparsed or self.pipeline:
+            self._keep(data)
+        else:
+            self._parse(data)
+
+    def _keep(self, data: bytes) -> None:
+        self._unparsed += data
+        if len(self._unparsed) > MAX_UNPARSED_BYTES:
+            self.flow.full = True
+            self.flow.pause_reading()
+
+    def _parse_on(self) -> None:
+        """Parses the bytes that were kept, once the request before them is answered."""
+        data, self._unparsed = self._unparsed, b""
+        self.flow.full = False
+        self.flow.resume_reading()
+        if data:
+            self._parse(data)
+
+    def _parse(self, data: bytes) -> None:
+        """Parses in slices, so that few pipelined requests exist at once: objects are larger than their bytes.
+
+        A body is one slice, as no request is within it.
+        """
+        begin = 0
+        while begin < len(data) and not self.transport.is_closing():
+            if self.pipeline:
+                self._keep(data[begin:])
+                return
+            if begin >= _TURN_BYTES:
+                self._keep(data[begin:])
+                self.loop.call_soon(self._parse_on)
+                return
+            end = begin + (_SLICE_BYTES if self._in_head else max(_SLICE_BYTES, self._body_left))
+            self._parse_slice(data[begin:end])
+            begin = end
+
+    def _parse_slice(self, data: bytes) -> None:
+        self._ended_here, self._accounted_bytes = False, 0
+        after_head = not self._in_head
+        super().data_received(data)
+        if self._ended_here:
+            return
+        if self._in_head:
+            self._head_bytes += len(data)
+        elif after_head:
+            self._framing_bytes += max(0, len(data) - self._accounted_bytes)
+        self._check_size(self._head_bytes, MAX_HEAD_BYTES, "request line and the headers")
+        self._check_size(self._framing_bytes, MAX_FRAMING_BYTES, "trailers and chunk extensions")
+
+    def _check_size(self, size: int, most: int, what: str) -> None:
+        if size > most:
+            self._refuse(APIError(f"The {what} are larger than {most} bytes.", status=431, code="head_too_large"))
+
+    # ---- what the parser finds ----
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_message, self._body_left = True, 0
+        self._start_head()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_head:  # the parser calls this for trailers too
+            super().on_header(name, value)
+            if self.headers[-1][0] == b"content-length" and value.isdigit() and len(value) < _MOST_DIGITS:
+                self._body_left = int(value)
+
+    def on_chunk_header(self) -> None:
+        self._accounted_bytes += _CHUNK_FRAMING_BYTES
+
+    def on_body(self, body: bytes) -> None:
+        self._accounted_bytes += len(body)
+        self._body_left -= len(body)
+        if not self.transport.is_closing():
+            super().on_body(body)
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        self._idle.pop(self, None)
+        self._head_bytes = self._framing_bytes = 0
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+        above = self._above_limit and len(self.connections) > self.max_connections
+        if above and self.url.partition(b"?")[0] not in self.probes:
+            self._refuse(_full())
+            return
+        super().on_headers_complete()
+        if above:
+            self.cycle.keep_alive = False
+
+    def on_message_complete(self) -> None:
+        if self.transport.is_closing():
+            return
+        self._in_message = False
+        self._ended_here = True
+        if self._linger_timer is not None:
+            self._linger_timer.cancel()
+            self._linger_timer = None
+        super().on_message_complete()
+
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.transport.is_closing():
+            return
+        if self.cycle.response_complete:
+            self._idle[self] = None
+            if self._in_message and not self._in_head and self._linger_timer is None:
+                self._linger_timer = self.loop.call_later(LINGER_S, self.transport.close)
+        if self._unparsed:
+            self.loop.call_soon(self._parse_on)
+
+    # ---- clients that do not read ----
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._stall_timer is None:
+            self._stall_timer = self.loop.call_later(STALLED_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
+
+    # ---- clients that do not write ----
+
+    def _start_head(self) -> None:
+        self._in_head = True
+        if self._head_timer is None:
+            self._head_timer = self.loop.call_later(HEAD_S, self._head_is_late)
+
+    def _head_is_late(self) -> None:
+        self._head_timer = None
+        if self._unparsed:  # the server itself delays it
+            self._start_head()
+            return
+        self._refuse(APIError(f"The request's headers did not arrive within {HEAD_S:g} s.", status=408))
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(APIError("This is not a valid HTTP request."))
+
+    def _refuse(self, error: APIError) -> None:
+        """Answers by hand, as there is no request, and closes."""
+        if self.transport.is_closing():
+            return
+        self.on_refused(self.client[0] if self.client else None, error)
+        body = error.body()
+        fields = {"Content-Type": "application/json", "Content-Length": len(body), "Connection": "close"}
+        lines = [f"HTTP/1.1 {error.status} ", *(f"{k}: {v}" for k, v in (fields | error.headers).items()), "", ""]
+        self.transport.write("\r\n".join(lines).encode() + body)
+        self.transport.close()
+
+
+def _full() -> APIError:
+    return unavailable("The server has reached its limit of connections.", code="overloaded")
+
+
+def protocol(
+    max_connections: int,
+    *,
+    probes: Collection[str] = (),
+    on_refused: Callable[[str | None, APIError], None] = lambda client, error: None,
+) -> type[BoundedHttp]:
+    """`probes`: paths that are answered even when all connections have requests.
+
+    `on_refused(address, error)` is called for errors answered here, which never reach the application.
+    """
+    attributes: dict[str, Any] = {
+        "max_connections": max_connections,
+        "probes": frozenset(path.encode() for path in probes),
+        "on_refused": staticmethod(on_refused),
+        "_idle": {},
+    }
+    return type("Http", (BoundedHttp,), attributes)

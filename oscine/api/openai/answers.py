@@ -1,0 +1,189 @@
+"""The JSON of answers as msgspec structs, for /openapi.json alone: answers are written by hand, as that is quicker.
+
+A test reads real answers by these.
+"""
+
+from typing import Any, Literal
+
+from msgspec import UNSET, Struct, UnsetType
+
+from oscine.api.openai.usage import Usage
+
+
+class ErrorDetail(Struct):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class Error(Struct):
+    error: ErrorDetail
+
+
+class AnthropicErrorDetail(Struct):
+    type: str
+    message: str
+    details: dict[str, Any] | UnsetType = UNSET
+
+
+class AnthropicError(Struct):
+    type: Literal["error"]
+    error: AnthropicErrorDetail
+
+
+class CalledFunction(Struct):
+    name: str
+    arguments: str  # JSON text
+
+
+class AnswerToolCall(Struct):
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
+class AnswerMessage(Struct):
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None
+    reasoning: str | UnsetType | None = UNSET
+    reasoning_content: str | UnsetType | None = UNSET
+    tool_calls: list[AnswerToolCall] | UnsetType = UNSET
+
+
+class TopLogprob(Struct):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(TopLogprob):
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(Struct):
+    content: list[TokenLogprob]
+    refusal: None
+
+
+class ChatCompletionChoice(Struct):
+    index: int
+    message: AnswerMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: Literal["stop", "length", "tool_calls"]
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatCompletion(Struct):
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatCompletionChoice]
+    usage: Usage
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+class CompletionLogprobs(Struct):
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class CompletionChoice(Struct):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: Literal["stop", "length"]
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class Completion(Struct):
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage
+
+
+class ModelCard(Struct):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    root: str
+    max_model_len: int | None
+
+
+class ModelList(Struct):
+    object: Literal["list"]
+    data: list[ModelCard]
+
+
+class Tokens(Struct):
+    tokens: list[int]
+    count: int
+    max_model_len: int
+    token_strs: list[str] | UnsetType = UNSET
+
+
+class Text(Struct):
+    prompt: str
+
+
+_State = Literal["starting", "ready", "restarting", "draining", "failed", "stopped"]
+
+
+class ModelReport(Struct):
+    names: list[str]
+    status: _State
+    error: str | None
+    model: str
+    running: int
+    waiting: int
+
+
+class HealthReport(Struct):
+    status: _State  # of the worst model
+    error: str | None
+    model: str | None  # where there is one alone
+    uptime_s: float
+    running: int
+    waiting: int
+    models: list[ModelReport]
+
+
+class Status(Struct):
+    status: str
+
+
+class Readiness(Struct):
+    status: _State  # ready: all models are
+    models: dict[str, _State]
+
+
+class Version(Struct):
+    version: str
+
+
+class AnthropicUsage(Struct):
+    input_tokens: int
+    output_tokens: int
+
+
+class AnthropicAnswer(Struct):
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[dict[str, Any]]
+    stop_reason: str | None
+    usage: dict[str, Any]
+
+
+class InputTokens(Struct):
+    input_tokens: int

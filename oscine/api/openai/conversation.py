@@ -1,0 +1,120 @@
+"""From the messages and tools of a request to a Conversation.
+
+Knows the wire names and which combinations mean something; not how a conversation is rendered.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from oscine.api.http.errors import invalid
+from oscine.api.serving.content import content_text
+from oscine.api.serving.sampling import MAX_TOOLS, at_most
+from oscine.api.serving.schemas import (
+    AllowedToolsChoice,
+    ChatCompletionRequest,
+    Message,
+    NamedToolChoice,
+    ReasoningOptions,
+    TemplateOptions,
+    Tool,
+)
+from oscine.api.serving.text_format import response_schema
+from oscine.chat import messages as chat
+from oscine.chat.effort import Effort, model_effort
+from oscine.chat.grammar import ToolChoice
+from oscine.chat.tools import validate_tools
+
+_TEXT_PARTS = ("text", "refusal")
+
+
+def conversation(request: ChatCompletionRequest, date: str) -> chat.Conversation:
+    """Raises APIError that names the parameter, for all that cannot be honoured."""
+    tools = function_tools(request.tools)
+    return chat.Conversation(
+        messages=chat_messages(request.messages),
+        tools=() if request.tool_choice == "none" else tools,
+        response_schema=response_schema(request.response_format),
+        reasoning_effort=model_effort(_effort(request)),
+        current_date=date,
+    )
+
+
+def _effort(request: ChatCompletionRequest) -> Effort | None:
+    """The effort asked for. A named effort wins over switches; a switch that is off means `none`."""
+    options, template = request.reasoning or ReasoningOptions(), request.chat_template_kwargs or TemplateOptions()
+    think = request.think if isinstance(request.think, str) else None
+    efforts = (request.reasoning_effort, options.effort, template.reasoning_effort, think)
+    switches = (request.think, request.enable_thinking, options.enabled, template.enable_thinking, template.thinking)
+    off = any(switch is False for switch in switches) or (request.thinking and request.thinking.type == "disabled")
+    return next(filter(None, efforts), "none" if off else None)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """Which functions may be called in this turn, and whether any must be."""
+
+    tools: tuple[chat.FunctionTool, ...]
+    choice: ToolChoice
+    parallel: bool  # several calls in one turn
+
+
+def tool_use(request: ChatCompletionRequest, tools: Sequence[chat.FunctionTool]) -> ToolUse:
+    """`tools` are those that the model is told of. Raises APIError for a choice of none of them."""
+    choice, parallel = request.tool_choice or "auto", request.parallel_tool_calls is not False
+    if isinstance(choice, NamedToolChoice):
+        return ToolUse(_named([choice.function.name], tools), "required", parallel=False)
+    if isinstance(choice, AllowedToolsChoice):
+        allowed = choice.allowed_tools
+        return ToolUse(_named([tool.function.name for tool in allowed.tools], tools), allowed.mode, parallel)
+    return ToolUse(tuple(tools), choice, parallel)
+
+
+def _named(names: Sequence[str], tools: Sequence[chat.FunctionTool]) -> tuple[chat.FunctionTool, ...]:
+    """The `tools` that a choice names. Raises APIError for a name that no tool has."""
+    named = set(names)
+    unknown = named - {tool.name for tool in tools}
+    if unknown:
+        raise invalid("tool_choice", f"there is no function {min(unknown)!r} among the tools")
+    return tuple(tool for tool in tools if tool.name in named)
+
+
+def function_tools(tools: list[Tool] | None) -> tuple[chat.FunctionTool, ...]:
+    """The functions among the tools; tools of other types are left out, as clients send types that no server knows."""
+    at_most(MAX_TOOLS, tools, "tools")
+    functions = []
+    for i, tool in enumerate(tools or ()):
+        if tool.type != "function":
+            continue
+        if tool.function is None:
+            raise invalid(f"tools[{i}].function", "a tool of type 'function' needs it")
+        f = tool.function
+        functions.append(chat.FunctionTool(f.name, f.description or "", f.parameters, f.strict is True))
+    try:
+        validate_tools(functions)
+    except ValueError as error:
+        raise invalid("tools", str(error)) from None
+    return tuple(functions)
+
+
+def chat_messages(messages: list[Message]) -> tuple[chat.Message, ...]:
+    if not messages:
+        raise invalid("messages", "there must be one at least")
+    return tuple(_message(message, f"messages[{i}]") for i, message in enumerate(messages))
+
+
+def _message(message: Message, where: str) -> chat.Message:
+    calls = message.tool_calls or []
+    if calls and message.role != "assistant":
+        raise invalid(f"{where}.tool_calls", "only assistant messages have calls")
+    if message.role == "tool" and message.tool_call_id is None and message.name is None:
+        raise invalid(f"{where}.tool_call_id", "a tool message needs it")
+    if message.content is None and message.role != "assistant":
+        raise invalid(f"{where}.content", f"a {message.role} message needs it")
+    return chat.Message(
+        role=message.role,
+        content=content_text(message.content, _TEXT_PARTS, where),
+        reasoning=message.reasoning or message.reasoning_content,
+        tool_calls=tuple(chat.ToolCall(c.id, c.function.name, c.function.arguments) for c in calls),
+        tool_call_id=message.tool_call_id,
+        name=message.name,
+    )

@@ -1,0 +1,56 @@
+"""/v1/models: the names under which models are served, in OpenAI's shape or in Anthropic's."""
+
+import datetime
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+
+from oscine.api.serving.served_model import ServedModel
+from oscine.api.serving.service import Service
+
+
+def speaks_anthropic(request: Request) -> bool:
+    """Whether the client is one of Anthropic's. They send this header on every path."""
+    return "anthropic-version" in request.headers
+
+
+class Models:
+    def __init__(self, service: Service) -> None:
+        self.service = service
+
+    def _card(self, name: str, model: ServedModel) -> dict[str, Any]:
+        info = model.engine.info
+        return {
+            "id": name,
+            "object": "model",
+            "created": self.service.started,
+            "owned_by": "oscine",
+            "root": model.root,
+            "max_model_len": info.max_model_len if info else None,
+        }
+
+    def _anthropic_card(self, name: str, model: ServedModel) -> dict[str, Any]:
+        created = datetime.datetime.fromtimestamp(self.service.started, datetime.UTC)
+        longest = model.engine.info.max_model_len if model.engine.info else None
+        return {
+            "id": name,
+            "type": "model",
+            "display_name": name,
+            "created_at": created.isoformat(timespec="seconds").replace("+00:00", "Z"),
+            "lifecycle": "active",
+            "max_input_tokens": longest,
+            "max_tokens": longest,
+        }
+
+    async def list(self, request: Request) -> JSONResponse:
+        models = [(name, model) for model in self.service.models for name in model.names]
+        if speaks_anthropic(request):
+            cards = [self._anthropic_card(*model) for model in models]
+            first, last = (cards[0]["id"], cards[-1]["id"]) if cards else (None, None)
+            return JSONResponse({"data": cards, "has_more": False, "first_id": first, "last_id": last})
+        return JSONResponse({"object": "list", "data": [self._card(*model) for model in models]})
+
+    async def retrieve(self, request: Request) -> JSONResponse:
+        card = self._anthropic_card if speaks_anthropic(request) else self._card
+        return JSONResponse(card(*self.service.find(request.path_params["name"])))

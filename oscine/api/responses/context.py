@@ -1,0 +1,148 @@
+"""Endpoints about the size of a conversation: one counts its tokens, one compacts it to a summary.
+
+The model itself writes the summary, because no rule can tell what matters of its work. User messages are kept as they
+are.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Struct
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from oscine.api.http.connection import run_while_connected
+from oscine.api.http.errors import APIError, invalid
+from oscine.api.openai.endpoint import Call, Endpoint
+from oscine.api.responses.input import COMPACTED
+from oscine.api.responses.items import new_id
+from oscine.api.responses.plan import Plan, make_plan
+from oscine.api.responses.run import ResponseRun
+from oscine.api.responses.schemas import ReasoningConfig, ResponseRequest, TextConfig
+from oscine.api.responses.view import sealed
+from oscine.api.serving.parameters import Refused, about, ignored
+from oscine.chat.messages import Message
+from oscine.tools.toolbox import bounded
+
+Object = dict[str, Any]
+
+_MOST_TOKENS = 4096  # per summary, with the reasoning before it
+_ASK = (
+    "Write a summary of this conversation for yourself. From now on you see it in place of all that you said and did, "
+    "and of what tools answered. Say what was asked and decided, what has been done and found out, with the names, "
+    "paths and figures that are needed again, and what is to be done next. Do not answer the conversation, and call "
+    "no tools."
+)
+
+
+class _Prompt(Struct, kw_only=True):
+    input: Annotated[str | list[Object] | None, about("A text, or items of the conversation so far.")] = None
+    instructions: Annotated[str | None, about("What the model is told before the conversation.")] = None
+    previous_response_id: Annotated[str | None, about("A stored response whose conversation comes first.")] = None
+    reasoning: Annotated[ReasoningConfig | None, about("Effort of the reasoning.")] = None
+    conversation: Refused = None
+
+
+class InputTokensRequest(_Prompt, kw_only=True):
+    """The parameters of a response on which its prompt depends."""
+
+    model: Annotated[str | None, about("The name of a model. A server with one model needs none.")] = None
+    tools: Annotated[list[Object] | None, about("The client's functions, and built-in tools.")] = None
+    tool_choice: Annotated[str | Object | None, about("With `none` the model is told of no tools.")] = None
+    parallel_tool_calls: Annotated[bool | None, ignored("the prompt is the same")] = None
+    text: Annotated[TextConfig | None, about("The form of the answer.")] = None
+    truncation: Annotated[Literal["auto", "disabled"] | None, ignored("the prompt is the same")] = None
+
+
+class CompactRequest(_Prompt, kw_only=True):
+    model: Annotated[str, about("The name of a model.")]
+    cache_salt: Annotated[str | None, about("Cached prefixes are shared within one salt alone.")] = None
+    prompt_cache_key: Annotated[str | None, ignored("prefixes are cached by their tokens; see `cache_salt`")] = None
+
+
+Asked = TypeVar("Asked", InputTokensRequest, CompactRequest)
+
+
+class InputTokens(Endpoint[InputTokensRequest]):
+    """Counts the tokens of the prompt that a response would have."""
+
+    request_type = InputTokensRequest
+
+    async def answer(self, call: Call[InputTokensRequest], scope: Scope, receive: Receive, send: Send) -> None:
+        plan = await make_plan(self.service, _for_response(call, input=call.asked.input or []))
+        async with plan.toolbox:
+            prompt = await plan.prompt(self.service.date, self.service.reasoning)
+        await _json({"object": "response.input_tokens", "input_tokens": len(prompt)})(scope, receive, send)
+
+
+class Compact(Endpoint[CompactRequest]):
+    """Answers with items that replace the conversation."""
+
+    request_type = CompactRequest
+
+    async def answer(self, call: Call[CompactRequest], scope: Scope, receive: Receive, send: Send) -> None:
+        call.model.served.admission.check(1)
+        plan = await self._plan(call)
+        run = ResponseRun(self.service, plan)
+        if await run_while_connected(receive, run.run(None)):
+            await _json(_compacted(plan, run.snapshot()))(scope, receive, send)
+
+    async def _plan(self, call: Call[CompactRequest]) -> Plan:
+        """The plan of the response that writes the summary."""
+        given = call.asked.input or []
+        items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+        thinking = call.asked.reasoning or ReasoningConfig(effort="low")
+        whole = _for_response(call, input=[*items, {"role": "user", "content": _ASK}], reasoning=thinking, store=False)
+        plan = await make_plan(self.service, whole)
+        if not _said(plan):
+            raise invalid("input", "there is nothing to compact")
+        prompt = await plan.prompt(self.service.date, self.service.reasoning)
+        room = min(_MOST_TOKENS, call.model.info.max_model_len - len(prompt))
+        plan.asked.max_output_tokens = max(room, 1)
+        return replace(plan, headroom=room // 2)
+
+
+def _for_response(call: Call[Asked], **changes: Any) -> Call[ResponseRequest]:
+    asked = {name: getattr(call.asked, name) for name in call.asked.__struct_fields__}
+    return Call(ResponseRequest(**{**asked, **changes}), call.name, call.model, call.size, call.arrived_s)
+
+
+def _said(plan: Plan) -> tuple[Message, ...]:
+    """The messages of the conversation, without its instructions and without the request for a summary."""
+    return plan.messages[1 if plan.asked.instructions else 0 : -1]
+
+
+def _compacted(plan: Plan, made: Object) -> Object:
+    """The answer, from the response that wrote the summary. Raises APIError if the summary is empty."""
+    summary = "".join(part["text"] for item in made["output"] if item["type"] == "message" for part in item["content"])
+    if not summary.strip():
+        raise APIError("The model wrote no summary.", status=500, type="server_error", code="compaction_failed")
+    kept = _kept(_said(plan), plan.call.model.info.max_model_len // 2)
+    compaction = {"id": new_id("cmp"), "type": "compaction", "encrypted_content": sealed(summary)}
+    head = {"id": made["id"], "object": "response.compaction", "created_at": made["created_at"]}
+    return {**head, "output": [*map(_item, kept), compaction], "usage": made["usage"]}
+
+
+def _kept(said: Sequence[Message], most_bytes: int) -> list[Message]:
+    """All system and developer messages, and the newest user messages up to `most_bytes` in all."""
+    kept, left = [], most_bytes
+    for message in reversed(said):
+        if message.role in ("system", "developer"):
+            kept.append(message)
+        elif message.role == "user" and left > 0 and not message.content.startswith(COMPACTED):
+            size = len(message.content.encode("utf-8", "surrogatepass"))
+            kept.append(message if size <= left else replace(message, content=bounded(message.content, left // 4)))
+            left -= size
+    return kept[::-1]
+
+
+def _item(message: Message) -> Object:
+    content = [{"type": "input_text", "text": message.content}]
+    head = {"id": new_id("msg"), "type": "message", "status": "completed"}
+    return {**head, "role": message.role, "content": content}
+
+
+def _json(body: Object) -> Response:
+    return Response(msgspec.json.encode(body), media_type="application/json")

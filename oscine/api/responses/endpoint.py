@@ -1,0 +1,174 @@
+"""/v1/responses: makes responses, and gives out, cancels and deletes those that are stored."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from oscine.api.http.connection import run_while_connected
+from oscine.api.http.errors import APIError, invalid
+from oscine.api.http.record import caller
+from oscine.api.http.sse import EventStream
+from oscine.api.openai.endpoint import Call, Endpoint
+from oscine.api.responses.background import BackgroundResponse
+from oscine.api.responses.events import ResponseEvents, events_since
+from oscine.api.responses.plan import make_plan
+from oscine.api.responses.query import ItemsQuery, RetrieveQuery, read_query
+from oscine.api.responses.resource import KeptResponse, with_output
+from oscine.api.responses.run import ResponseRun
+from oscine.api.responses.schemas import ResponseRequest
+from oscine.api.responses.store import StoredResponse
+from oscine.api.responses.view import included, shown
+from oscine.api.serving.service import Service
+
+Object = dict[str, Any]
+
+
+class Responses(Endpoint[ResponseRequest]):
+    """Makes them."""
+
+    request_type = ResponseRequest
+
+    async def answer(self, call: Call[ResponseRequest], scope: Scope, receive: Receive, send: Send) -> None:
+        call.model.served.admission.check(1)  # before the prompt is made, which costs more
+        run = ResponseRun(self.service, await make_plan(self.service, call))
+        if call.asked.background:
+            response = await self.service.responses.background.start(run)
+            app = _Events(response.events(0), self.service) if call.asked.stream else _json(run.snapshot())
+            await app(scope, receive, send)
+        elif stream := self.events(send, stream=call.asked.stream):
+            await run_while_connected(receive, _streamed(run, stream), on_idle=stream.keep_alive)
+        elif await run_while_connected(receive, run.run(None)):
+            await _json(run.snapshot())(scope, receive, send)
+
+
+async def _streamed(run: ResponseRun, stream: EventStream) -> None:
+    try:
+        await run.run(stream.write)
+        await stream.end(b"")
+    except APIError as error:
+        if not stream.started:
+            raise
+        failed = ResponseEvents()
+        failed.add("error", code=error.code, message=error.message, param=error.param)
+        await stream.end(failed.take())
+
+
+class _Events:
+    """An ASGI application that sends events from wherever they come."""
+
+    def __init__(self, events: AsyncIterator[bytes], service: Service) -> None:
+        self._events = events
+        self._comments = service.config.server.keep_alive_comments
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        stream = EventStream(send, comments=self._comments)
+        await run_while_connected(receive, self._send_all(stream), on_idle=stream.keep_alive)
+
+    async def _send_all(self, stream: EventStream) -> None:
+        async for events in self._events:
+            await stream.write(events)
+        await stream.end(b"")
+
+
+class StoredResponses:
+    """Gives them out."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def retrieve(self, request: Request) -> ASGIApp:
+        """The response, or with `stream` its events from `starting_after` on."""
+        response_id, query = request.path_params["id"], read_query(request.query_params, RetrieveQuery)
+        include = included(query.include)
+        live = self._live(response_id)
+        if query.stream:
+            number = 0 if query.starting_after is None else query.starting_after + 1
+            return _Events(await self._events(response_id, live, number), self._service)
+        if live is not None:
+            return _json(live.run.snapshot())
+        return _json(_shown(await self._stored(response_id), include))
+
+    async def cancel(self, request: Request) -> Response:
+        """Ends a response that runs in the background; one that has ended stays as it is."""
+        response_id = request.path_params["id"]
+        live = self._live(response_id)
+        if live is not None:
+            await live.cancel(by_client=True)
+        if live is not None and live.run.unstored:
+            return _json(live.run.snapshot())
+        response = _shown(await self._stored(response_id), frozenset())
+        if not response["background"]:
+            raise APIError(f"The response '{response_id}' does not run in the background and cannot be cancelled.")
+        return _json(response)
+
+    async def delete(self, request: Request) -> Response:
+        response_id = request.path_params["id"]
+        live = self._live(response_id)
+        if live is not None:
+            await live.cancel(by_client=True)
+            await self._service.responses.background.forget(live)
+        if not await self._service.responses.store.delete(response_id, caller()):
+            raise _not_found(response_id)
+        return _json({"id": response_id, "object": "response", "deleted": True})
+
+    async def input_items(self, request: Request) -> Response:
+        """A page of the items that the request came with."""
+        query = read_query(request.query_params, ItemsQuery)
+        include = included(query.include)
+        stored = await self._stored(request.path_params["id"])
+        items: list[Object] = msgspec.json.decode(stored.input)
+        items = items if query.order == "asc" else items[::-1]
+        items = items[_start(items, query.after) :]
+        page = [shown(item, include) for item in items[: query.limit]]
+        ends = {"first_id": page[0]["id"] if page else "", "last_id": page[-1]["id"] if page else ""}
+        return _json({"object": "list", "data": page, **ends, "has_more": len(items) > query.limit})
+
+    def _live(self, response_id: str) -> BackgroundResponse | None:
+        return self._service.responses.background.get(response_id, caller())
+
+    async def _stored(self, response_id: str) -> StoredResponse:
+        stored = await self._service.responses.store.get(response_id, caller())
+        if stored is None:
+            raise _not_found(response_id)
+        return stored
+
+    async def _events(self, response_id: str, live: BackgroundResponse | None, number: int) -> AsyncIterator[bytes]:
+        if live is not None:
+            return live.events(number)
+        stored = await self._stored(response_id)
+        if stored.events is None:
+            raise invalid("stream", "only a response that was made in the background can be streamed again")
+        return _once(events_since(stored.events, number))
+
+
+async def _once(events: bytes) -> AsyncIterator[bytes]:
+    yield events
+
+
+def _start(items: list[Object], after: str | None) -> int:
+    """Where a page begins."""
+    if after is None:
+        return 0
+    index = next((i for i, item in enumerate(items) if item["id"] == after), None)
+    if index is None:
+        raise invalid("after", f"there is no item {after!r}")
+    return index + 1
+
+
+def _shown(stored: StoredResponse, include: frozenset[str]) -> Object:
+    kept = msgspec.json.decode(stored.body, type=KeptResponse)
+    return with_output(kept.response, kept.response["output"], include)
+
+
+def _json(body: Object) -> Response:
+    return Response(msgspec.json.encode(body), media_type="application/json")
+
+
+def _not_found(response_id: str) -> APIError:
+    return APIError(
+        f"The response '{response_id}' is not stored on this server.", status=404, code="response_not_found"
+    )

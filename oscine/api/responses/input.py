@@ -1,0 +1,257 @@
+"""The input of a response: its items as they are listed and stored, and the conversation that items are.
+
+Knows every type of item that a client may send back. Must not know where stored items come from.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+
+from oscine.api.http.errors import invalid
+from oscine.api.responses.items import new_id
+from oscine.api.responses.tools import function_name
+from oscine.api.responses.view import unsealed
+from oscine.api.serving.content import content_text
+from oscine.api.serving.schemas import ContentPart, convert
+from oscine.chat import messages as chat
+
+Object = dict[str, Any]
+
+_PREFIXES = {
+    "message": "msg",
+    "reasoning": "rs",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+    "code_interpreter_call": "ci",
+    "web_search_call": "ws",
+    "mcp_call": "mcp",
+    "mcp_list_tools": "mcpl",
+    "compaction": "cmp",
+}
+_WITHOUT_STATUS = ("mcp_list_tools", "compaction")
+COMPACTED = "What was said and done before is no longer shown. This is your summary of it; go on from there.\n\n"
+_TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "refusal")
+
+
+class _Item(Struct):
+    type: str = "message"
+    id: str | None = None
+    status: str | None = None
+
+
+class _Message(Struct):
+    role: Literal["user", "assistant", "system", "developer"]
+    content: str | list[ContentPart]
+
+
+class _Reasoning(Struct):
+    content: list[ContentPart] | None = None
+    encrypted_content: str | None = None
+    summary: list[ContentPart] | None = None
+
+
+class _Compaction(Struct):
+    encrypted_content: str
+
+
+class _FunctionCall(Struct):
+    call_id: str
+    name: str
+    arguments: str
+    namespace: str | None = None
+
+
+class _CustomCall(Struct):
+    call_id: str
+    name: str
+    input: str
+    namespace: str | None = None
+
+
+class _CallOutput(Struct):
+    call_id: str
+    output: str | list[ContentPart]
+
+
+class _Logs(Struct):
+    type: str
+    logs: str = ""
+
+
+class _CodeCall(Struct):
+    code: str | None = None
+    outputs: list[_Logs] | None = None
+
+
+class _McpCall(Struct):
+    server_label: str
+    name: str
+    arguments: str
+    output: str | None = None
+    error: Any = None
+
+
+def references(given: str | list[Object]) -> list[str]:
+    """The ids of stored items that the input stands for."""
+    return [] if isinstance(given, str) else [str(item.get("id")) for item in given if _is_reference(item)]
+
+
+def _is_reference(item: Object) -> bool:
+    return item.get("type") == "item_reference" or ("type" not in item and "role" not in item and "id" in item)
+
+
+def input_items(given: str | list[Object], stored: dict[str, Object]) -> list[Object]:
+    """The items of an input, each with its type, id and status; references give way to `stored` items.
+
+    Raises APIError that names what is wrong.
+    """
+    if isinstance(given, str):
+        given = [{"role": "user", "content": given}]
+    return [_input_item(item, stored, f"input[{i}]") for i, item in enumerate(given)]
+
+
+def _input_item(item: Object, stored: dict[str, Object], where: str) -> Object:
+    if _is_reference(item):
+        found = stored.get(str(item.get("id")))
+        if found is None:
+            raise invalid(f"{where}.id", f"there is no stored item {item.get('id')!r}")
+        return found
+    head = convert(item, _Item, where)
+    kind = head.type
+    if kind not in _PREFIXES:
+        raise invalid(f"{where}.type", f"items of type {kind!r} are not supported")
+    named = {"type": kind, **item, "id": head.id or new_id(_PREFIXES[kind])}
+    if kind not in _WITHOUT_STATUS:
+        named["status"] = head.status or "completed"
+    if kind == "message":
+        named["content"] = _parts(item.get("content"), by_assistant=item.get("role") == "assistant")
+    return named
+
+
+def _parts(content: Any, *, by_assistant: bool) -> Any:
+    """The content of a message as it is listed; what is no content at all is left to be refused."""
+    if isinstance(content, str):
+        content = [{"type": "output_text" if by_assistant else "input_text", "text": content}]
+    if not by_assistant or not isinstance(content, list):
+        return content
+    return [
+        {"annotations": [], "logprobs": [], **part} if isinstance(part, dict) and "text" in part else part
+        for part in content
+    ]
+
+
+class History:
+    """Puts items together to messages: what the model said in one go is one message."""
+
+    def __init__(self) -> None:
+        self._messages: list[chat.Message] = []
+        self._reasoning: str | None = None
+        self._content: str | None = None
+        self._calls: list[chat.ToolCall] = []
+        self._call_ids: set[str] = set()
+
+    def messages(self) -> tuple[chat.Message, ...]:
+        self._flush()
+        return tuple(self._messages)
+
+    def add(self, items: Iterable[Object], calls: Mapping[str, Sequence[str]], where: str) -> None:
+        """`calls` are the built-in calls among the items by id: recipient, content, channel and result.
+
+        `where` is the parameter that the items came in, for APIError.
+        """
+        for i, item in enumerate(items):
+            self._add(item, calls.get(item["id"]), f"{where}[{i}]")
+
+    def _add(self, item: Object, call: Sequence[str] | None, where: str) -> None:
+        if call is not None:
+            recipient, content, channel, result = call
+            self._builtin(chat.BuiltinCall(recipient, content, _channel(channel)), result)
+            return
+        match item["type"]:
+            case "message":
+                self._message(convert(item, _Message, where), where)
+            case "reasoning":
+                self._reason(convert(item, _Reasoning, where), where)
+            case "compaction":
+                self._compacted(convert(item, _Compaction, where), where)
+            case "function_call":
+                made = convert(item, _FunctionCall, where)
+                self._call(made.call_id, made.name, made.namespace, made.arguments)
+            case "custom_tool_call":
+                custom = convert(item, _CustomCall, where)
+                arguments = msgspec.json.encode({"input": custom.input}).decode()
+                self._call(custom.call_id, custom.name, custom.namespace, arguments)
+            case "function_call_output" | "custom_tool_call_output":
+                self._output(convert(item, _CallOutput, where), where)
+            case "code_interpreter_call":
+                code = convert(item, _CodeCall, where)
+                logs = "".join(output.logs for output in code.outputs or ())
+                self._builtin(chat.BuiltinCall("python", code.code or ""), logs)
+            case "mcp_call":
+                mcp = convert(item, _McpCall, where)
+                answer = mcp.output if mcp.output is not None else f"Error: {_error_text(mcp.error)}"
+                recipient = f"{mcp.server_label}.{mcp.name}"
+                self._builtin(chat.BuiltinCall(recipient, mcp.arguments, "commentary"), answer)
+
+    def _flush(self) -> None:
+        """Ends what the model said in one go."""
+        if self._reasoning is not None or self._content is not None or self._calls:
+            content, calls = self._content or "", tuple(self._calls)
+            self._messages.append(chat.Message("assistant", content, self._reasoning, calls))
+        self._reasoning, self._content, self._calls = None, None, []
+
+    def _message(self, message: _Message, where: str) -> None:
+        text = content_text(message.content, _TEXT_PARTS, where)
+        if message.role != "assistant":
+            self._flush()
+            self._messages.append(chat.Message(message.role, text))
+            return
+        if self._content is not None or self._calls:
+            self._flush()
+        self._content = text
+
+    def _reason(self, item: _Reasoning, where: str) -> None:
+        """Takes the summary only of items without content: summaries of this server repeat the content."""
+        text = content_text(item.content, _TEXT_PARTS, where) or unsealed(item.encrypted_content or "")
+        text = text or "\n\n".join(part.text or "" for part in item.summary or ())
+        if text:
+            self._flush()
+            self._reasoning = text
+
+    def _compacted(self, item: _Compaction, where: str) -> None:
+        summary = unsealed(item.encrypted_content)
+        if summary is None:
+            raise invalid(f"{where}.encrypted_content", "it was not written by an Oscine server")
+        self._flush()
+        self._messages.append(chat.Message("user", COMPACTED + summary))
+
+    def _call(self, call_id: str, name: str, namespace: str | None, arguments: str) -> None:
+        self._call_ids.add(call_id)
+        self._calls.append(chat.ToolCall(call_id, function_name(name, namespace), arguments))
+
+    def _output(self, output: _CallOutput, where: str) -> None:
+        if output.call_id not in self._call_ids:
+            raise invalid(f"{where}.call_id", f"no call before it has the id {output.call_id!r}")
+        self._flush()
+        self._messages.append(
+            chat.Message("tool", content_text(output.output, _TEXT_PARTS, where), tool_call_id=output.call_id)
+        )
+
+    def _builtin(self, call: chat.BuiltinCall, result: str) -> None:
+        if self._calls:
+            self._flush()
+        said = chat.Message("assistant", self._content or "", self._reasoning, builtin=call)
+        self._reasoning = self._content = None
+        self._messages += [said, chat.Message("tool", result, builtin=call)]
+
+
+def _channel(name: str) -> Literal["analysis", "commentary"]:
+    return "commentary" if name == "commentary" else "analysis"
+
+
+def _error_text(error: Any) -> str:
+    return error if isinstance(error, str) else msgspec.json.encode(error).decode()

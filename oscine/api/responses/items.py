@@ -1,0 +1,287 @@
+"""From what the parser reports to the output items of a response, and their events.
+
+A state machine in which at most one item is open. Knows the items that the model itself writes; those of built-in tools
+are in response_builtin_items. Knows no tokens, and not what becomes of a response.
+"""
+
+import json
+import secrets
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal
+
+from oscine.api.responses.events import ResponseEvents
+from oscine.api.responses.tools import ClientTool
+from oscine.chat.events import (
+    BuiltinCallBegin,
+    BuiltinCallDelta,
+    ContentDelta,
+    Event,
+    MessageEnd,
+    ReasoningDelta,
+    ToolCallBegin,
+    ToolCallDelta,
+)
+from oscine.tools.toolbox import CITATION_END, CITATION_LENGTH
+
+Status = Literal["completed", "incomplete", "failed"]
+Object = dict[str, Any]
+
+
+def new_id(prefix: str) -> str:
+    return f"{prefix}_{secrets.token_hex(24)}"
+
+
+class Item:
+    """It is announced when it is made, and complete once it has ended."""
+
+    def __init__(self, events: ResponseEvents, index: int, item: Object) -> None:
+        self.item = item
+        self._events, self._index = events, index
+        events.add_item("response.output_item.added", index, item)
+
+    def emit(self, kind: str, **fields: Any) -> None:
+        self._events.add(f"response.{kind}", item_id=self.item["id"], output_index=self._index, **fields)
+
+    def end(self, status: Status) -> None:
+        if "status" in self.item:
+            self.item["status"] = status
+        self._events.add_item("response.output_item.done", self._index, self.item)
+
+
+class OpenItem(Item, ABC):
+    """One that the model writes."""
+
+    @abstractmethod
+    def add(self, text: str) -> None: ...
+
+
+class TextItem(OpenItem):
+    """Reasoning: an item with one part of text."""
+
+    kind = "reasoning_text"
+
+    def __init__(self, events: ResponseEvents, index: int, item: Object) -> None:
+        super().__init__(events, index, item)
+        self.part: Object = self._empty_part()
+        self._texts: list[str] = []
+        self.emit("content_part.added", content_index=0, part=self.part)
+
+    def _empty_part(self) -> Object:
+        return {"type": self.kind, "text": ""}
+
+    def add(self, text: str) -> None:
+        self._texts.append(text)
+        self.emit(f"{self.kind}.delta", content_index=0, delta=text)
+
+    def end(self, status: Status) -> None:
+        self.part["text"] = "".join(self._texts)
+        self.item["content"] = [self.part]
+        self._end_text()
+        self.emit("content_part.done", content_index=0, part=self.part)
+        super().end(status)
+
+    def _end_text(self) -> None:
+        self.emit(f"{self.kind}.done", content_index=0, text=self.part["text"])
+
+
+class SummaryItem(TextItem):
+    """Repeats reasoning as its summary, for clients that show summaries only."""
+
+    def __init__(self, events: ResponseEvents, index: int, item: Object) -> None:
+        super().__init__(events, index, item)
+        self._emit("part.added", part={"type": "summary_text", "text": ""})
+
+    def _emit(self, kind: str, **fields: Any) -> None:
+        self.emit(f"reasoning_summary_{kind}", summary_index=0, **fields)
+
+    def add(self, text: str) -> None:
+        super().add(text)
+        self._emit("text.delta", delta=text)
+
+    def _end_text(self) -> None:
+        super()._end_text()
+        part = {"type": "summary_text", "text": self.part["text"]}
+        self.item["summary"] = [part]
+        self._emit("text.done", text=part["text"])
+        self._emit("part.done", part=part)
+
+
+class MessageItem(TextItem):
+    """What the user reads."""
+
+    kind = "output_text"
+
+    def __init__(
+        self, events: ResponseEvents, index: int, item: Object, annotate: Callable[[str], Sequence[Object]]
+    ) -> None:
+        super().__init__(events, index, item)
+        self._annotate = annotate
+        self._length = 0  # of all texts
+
+    def _empty_part(self) -> Object:
+        return {"type": self.kind, "text": "", "annotations": [], "logprobs": []}
+
+    def add_content(self, text: str, logprobs: Sequence[Object]) -> None:
+        self._texts.append(text)
+        self._length += len(text)
+        self.part["logprobs"] += logprobs
+        self.emit("output_text.delta", content_index=0, delta=text, logprobs=logprobs)
+        if CITATION_END in text:
+            self._cite(len(text))
+
+    def _cite(self, newest: int) -> None:
+        """Sends the citations that end within this number of the newest characters."""
+        tail = self._tail(newest + CITATION_LENGTH)
+        before = self._length - len(tail)
+        found = self.part["annotations"]
+        for annotation in self._annotate(tail):
+            if annotation["end_index"] > len(tail) - newest:
+                place = {name: annotation[name] + before for name in ("start_index", "end_index")}
+                found.append(annotation | place)
+                index = len(found) - 1
+                self.emit(
+                    "output_text.annotation.added", content_index=0, annotation_index=index, annotation=found[index]
+                )
+
+    def _tail(self, length: int) -> str:
+        """The end of the text, with at least this number of characters."""
+        first, size = len(self._texts), 0
+        while first and size < length:
+            first -= 1
+            size += len(self._texts[first])
+        return "".join(self._texts[first:])
+
+    def _end_text(self) -> None:
+        text = self.part["text"]
+        self.emit("output_text.done", content_index=0, text=text, logprobs=self.part["logprobs"])
+
+
+class FunctionCallItem(OpenItem):
+    def add(self, text: str) -> None:
+        self.item["arguments"] += text
+        self.emit("function_call_arguments.delta", delta=text)
+
+    def end(self, status: Status) -> None:
+        self.emit("function_call_arguments.done", name=self.item["name"], arguments=self.item["arguments"])
+        super().end(status)
+
+
+class CustomCallItem(OpenItem):
+    """The model writes JSON, of which the client gets the text in it; so it comes in one piece."""
+
+    def __init__(self, events: ResponseEvents, index: int, item: Object) -> None:
+        super().__init__(events, index, item)
+        self._arguments = ""
+
+    def add(self, text: str) -> None:
+        self._arguments += text
+
+    def end(self, status: Status) -> None:
+        self.item["input"] = custom_input(self._arguments)
+        if self.item["input"]:
+            self.emit("custom_tool_call_input.delta", delta=self.item["input"])
+        self.emit("custom_tool_call_input.done", input=self.item["input"])
+        super().end(status)
+
+
+def custom_input(arguments: str) -> str:
+    """The text for a custom tool: the field `input` of JSON, or all that the model wrote if it is no such JSON."""
+    try:
+        value = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return arguments
+    text = value.get("input") if isinstance(value, dict) else None
+    return text if isinstance(text, str) else arguments
+
+
+class OutputItems:
+    """All items of a response, in order; those of built-in calls stay open until `answered`."""
+
+    def __init__(
+        self,
+        events: ResponseEvents,
+        client_tool: Callable[[str], ClientTool],
+        begin_builtin: Callable[[BuiltinCallBegin, ResponseEvents, int], OpenItem],
+        logprobs: Callable[[ContentDelta], Sequence[Object] | None],
+        annotate: Callable[[str], Sequence[Object]],
+        *,
+        summaries: bool,
+    ) -> None:
+        """`client_tool` maps a function's name to the client's tool; `logprobs` gives those of a delta's tokens.
+
+        `summaries`: whether reasoning items have a summary.
+        """
+        self.items: list[Object] = []
+        self.open: OpenItem | None = None
+        self._events = events
+        self._client_tool, self._begin_builtin = client_tool, begin_builtin
+        self._logprobs, self._annotate = logprobs, annotate
+        self._reasoning_kind = SummaryItem if summaries else TextItem
+
+    def take(self, news: Iterable[Event], *, cut: bool = False) -> None:
+        """`cut`: what ends in these news was not complete."""
+        for event in news:
+            match event:
+                case ReasoningDelta():
+                    (self.open or self._begin(self._reasoning())).add(event.text)
+                case ContentDelta():
+                    message = self.open or self._begin(self._message(event.preamble))
+                    assert isinstance(message, MessageItem)
+                    message.add_content(event.text, self._logprobs(event) or ())
+                case ToolCallBegin():
+                    self._begin(self._call(event))
+                case BuiltinCallBegin():
+                    self._begin(self._begin_builtin(event, self._events, len(self.items)))
+                case ToolCallDelta():
+                    assert self.open is not None
+                    self.open.add(event.arguments)
+                case BuiltinCallDelta():
+                    assert self.open is not None
+                    self.open.add(event.content)
+                case MessageEnd() if cut or event.kind != "builtin_call":
+                    self.end("incomplete" if cut else "completed")
+                case MessageEnd():
+                    pass
+
+    def end(self, status: Status) -> None:
+        """Ends the item that is open, if there is one."""
+        if self.open is not None:
+            self.open.end(status)
+            self.open = None
+
+    def append(self, item: Item) -> None:
+        """Adds an item that the model did not write, and that is complete."""
+        assert self.open is None
+        self.items.append(item.item)
+        item.end("completed")
+
+    @property
+    def ended(self) -> list[Object]:
+        return self.items if self.open is None else self.items[:-1]
+
+    def _begin(self, item: OpenItem) -> OpenItem:
+        assert self.open is None
+        self.open = item
+        self.items.append(item.item)
+        return item
+
+    def _reasoning(self) -> OpenItem:
+        item = {"id": new_id("rs"), "type": "reasoning", "status": "in_progress", "summary": [], "content": []}
+        return self._reasoning_kind(self._events, len(self.items), item)
+
+    def _message(self, preamble: bool) -> OpenItem:
+        item = {"id": new_id("msg"), "type": "message", "status": "in_progress", "role": "assistant", "content": []}
+        phase = "commentary" if preamble else "final_answer"
+        return MessageItem(self._events, len(self.items), {**item, "phase": phase}, self._annotate)
+
+    def _call(self, begin: ToolCallBegin) -> OpenItem:
+        tool = self._client_tool(begin.name)
+        named: Object = {"status": "in_progress", "call_id": begin.id, "name": tool.name}
+        if tool.namespace is not None:
+            named["namespace"] = tool.namespace
+        if tool.custom:
+            item = {"id": new_id("ctc"), "type": "custom_tool_call", **named, "input": ""}
+            return CustomCallItem(self._events, len(self.items), item)
+        item = {"id": new_id("fc"), "type": "function_call", **named, "arguments": ""}
+        return FunctionCallItem(self._events, len(self.items), item)

@@ -1,0 +1,264 @@
+"""From a request for a response to all that it takes to make it: its conversation, tools, grammar and sampling.
+
+Knows the parameters, and which are refused. Runs nothing.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgspec
+
+from oscine.api.http.errors import APIError, invalid
+from oscine.api.http.record import caller
+from oscine.api.http.work import beside
+from oscine.api.openai.endpoint import Call
+from oscine.api.responses.input import History, input_items, references
+from oscine.api.responses.items import new_id
+from oscine.api.responses.resource import ENDED, KeptItem, KeptResponse
+from oscine.api.responses.schemas import ResponseRequest
+from oscine.api.responses.store import StoredResponse
+from oscine.api.responses.tools import Allowed, ClientTools, allowed, builtin_tools
+from oscine.api.responses.turn import Grammars
+from oscine.api.responses.view import LOGPROBS, included
+from oscine.api.serving import formats, sampling
+from oscine.api.serving.generation import engine_request
+from oscine.api.serving.parameters import MAX_TOP_LOGPROBS
+from oscine.api.serving.reasoning_memory import ReasoningMemory
+from oscine.api.serving.service import Service
+from oscine.api.serving.text_format import AskedFormat, check_beside_calls, check_name, extensions, only_format
+from oscine.chat.effort import model_effort
+from oscine.chat.grammar import JsonFormat, header_grammar
+from oscine.chat.messages import Conversation, Message, ResponseSchema, ToolNamespace
+from oscine.tools.toolbox import Toolbox
+from oscine.types import GenerationRequest, SamplingParams
+
+Object = dict[str, Any]
+
+_MAX_CHAIN_BYTES = 32 << 20  # of the stored responses that one response continues
+_MAX_METADATA = (16, 64, 512)  # pairs, characters of a key, characters of a value
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A request that is in order. Its toolbox is to be entered before its engine request is made."""
+
+    id: str
+    owner: str  # name of the API key; see caller
+    call: Call[ResponseRequest]
+    include: frozenset[str]
+    input: list[Object]
+    messages: tuple[Message, ...]
+    tools: ClientTools
+    toolbox: Toolbox
+    listed: frozenset[str] = field(
+        default_factory=frozenset
+    )  # MCP servers whose tools the conversation has seen listed
+    headroom: int = 0  # tokens reserved for the answer, unless the server's setting is higher
+
+    @property
+    def asked(self) -> ResponseRequest:
+        return self.call.asked
+
+    @property
+    def top_logprobs(self) -> int | None:
+        top = self.asked.top_logprobs
+        return top or 0 if top or LOGPROBS in self.include else None
+
+    @property
+    def _allowed(self) -> Allowed:
+        asked, recipients = self.asked, _recipients(self.toolbox.namespaces)
+        return allowed(asked.tool_choice, self.tools, recipients, parallel=asked.parallel_tool_calls is not False)
+
+    async def prompt(self, date: str, memory: ReasoningMemory) -> list[int]:
+        """Raises APIError."""
+        asked, hidden = self.asked, self._allowed.choice == "none"
+        talk = Conversation(
+            messages=self.messages,
+            tools=() if hidden else self.tools.functions,
+            response_schema=_text_format(asked)[1],
+            reasoning_effort=model_effort(asked.reasoning.effort if asked.reasoning else None),
+            current_date=date,
+            namespaces=() if hidden else self.toolbox.namespaces,
+        )
+        return await self.call.model.prompts.render(memory.restore(self.owner, talk), self._size, "input")
+
+    async def engine_request(self, date: str, memory: ReasoningMemory) -> tuple[GenerationRequest, Grammars]:
+        """Raises APIError."""
+        asked, may = self.asked, self._allowed
+        wanted = only_format([*_text_format(asked)[0], *extensions(asked)])
+        if not may.recipients:  # else an answer may follow them
+            check_beside_calls(extensions(asked), may.choice)
+        try:
+            prompt = await self.prompt(date, memory)
+            params = self._sampling_params(len(prompt))
+        except APIError as error:
+            if error.code == "context_length_exceeded" and asked.truncation == "auto":
+                error.message += " Dropping items ('truncation': 'auto') is not supported."
+            raise
+        grammar, grammars = await _grammars(wanted, may, self.call.size)
+        params = replace(params, grammar=grammar, headers=header_grammar(may.functions, may.recipients))
+        return engine_request(prompt, params, sampling.priority(asked.priority), asked.cache_salt), grammars
+
+    @property
+    def _size(self) -> int:
+        """Of what becomes the prompt, in characters or so."""
+        said = sum(len(message.content) + len(message.reasoning or "") for message in self.messages)
+        return self.call.size + said
+
+    def _sampling_params(self, num_prompt_tokens: int) -> SamplingParams:
+        asked, model = self.asked, self.call.model
+        max_tokens = sampling.max_new_tokens(
+            num_prompt_tokens,
+            asked.max_output_tokens,
+            model.info.max_model_len,
+            prompt="input",
+            param="max_output_tokens",
+        )
+        return model.sampling_params(asked, max_tokens=max_tokens, logprobs=self.top_logprobs)
+
+
+async def make_plan(service: Service, call: Call[ResponseRequest]) -> Plan:
+    """Raises APIError that names the parameter."""
+    asked = call.asked
+    _check(asked)
+    owner = caller()
+    chain = await _chain(service, asked.previous_response_id, owner)
+    size = sum(len(stored.input) + len(stored.body) for stored in chain)
+    if size > _MAX_CHAIN_BYTES:
+        raise invalid("previous_response_id", f"the conversation so far is larger than {_MAX_CHAIN_BYTES} bytes")
+    kept = await beside(lambda: [msgspec.json.decode(stored.body, type=KeptResponse) for stored in chain], size)
+    found, calls = await _referenced(service, asked, owner)
+
+    def said() -> tuple[list[Object], tuple[Message, ...]]:
+        history = History()
+        for stored, response in zip(chain, kept, strict=True):
+            history.add(msgspec.json.decode(stored.input), {}, "previous_response_id")
+            history.add(response.response["output"], response.calls, "previous_response_id")
+        items = input_items(asked.input, found)
+        history.add(items, calls, "input")
+        return items, history.messages()
+
+    items, messages = await beside(said, call.size + size)
+    if asked.instructions:
+        messages = (Message("developer", asked.instructions), *messages)
+    listings = (item for response in kept for item in response.response["output"] if item["type"] == "mcp_list_tools")
+    return Plan(
+        id=new_id("resp"),
+        owner=owner,
+        call=call,
+        include=included(asked.include),
+        input=items,
+        messages=messages,
+        tools=ClientTools(asked.tools or ()),
+        toolbox=_toolbox(service, asked, kept[-1].tools if kept else None),
+        listed=frozenset(item["server_label"] for item in listings),
+    )
+
+
+def _check(asked: ResponseRequest) -> None:
+    if asked.stream_options is not None and not asked.stream:
+        raise invalid("stream_options", "it is for streamed answers")
+    if asked.background and asked.store is False:
+        raise invalid("background", "a response in the background must be stored")
+    sampling.at_most(sampling.MAX_TOOLS, asked.tools, "tools")
+    top = asked.top_logprobs
+    most = MAX_TOP_LOGPROBS
+    sampling.check(top is None or 0 <= top <= most, "top_logprobs", f"between 0 and {most}", top)
+    calls = asked.max_tool_calls
+    sampling.check(calls is None or calls >= 1, "max_tool_calls", "at least 1", calls)
+    metadata = asked.metadata or {}
+    pairs, key, value = _MAX_METADATA
+    sampling.check(len(metadata) <= pairs, "metadata", f"at most {pairs} pairs", len(metadata))
+    for name, text in metadata.items():
+        fits = len(name) <= key and len(text) <= value
+        sampling.check(fits, "metadata", f"made of keys up to {key} and values up to {value} characters", name)
+
+
+async def _chain(service: Service, response_id: str | None, owner: str) -> list[StoredResponse]:
+    """The responses that this one goes on with, the oldest first."""
+    if response_id is None:
+        return []
+    chain = await service.responses.store.chain(response_id, owner)
+    if not chain or chain[0].previous is not None:
+        what = "is not" if not chain else "goes on with one that is no longer"
+        raise APIError(
+            f"The response '{response_id}' {what} stored on this server.",
+            status=404,
+            param="previous_response_id",
+            code="previous_response_not_found",
+        )
+    status = msgspec.json.decode(chain[-1].body, type=KeptResponse).response["status"]
+    if chain[-1].running or status not in ENDED:
+        raise invalid("previous_response_id", f"the response '{response_id}' is still being made")
+    return chain
+
+
+async def _referenced(
+    service: Service, asked: ResponseRequest, owner: str
+) -> tuple[dict[str, Object], dict[str, Sequence[str]]]:
+    """The stored items that the input refers to, and the built-in calls among them."""
+    ids = references(asked.input)
+    stored = await service.responses.store.items(ids, owner) if ids else {}
+    kept = {item_id: msgspec.json.decode(body, type=KeptItem) for item_id, body in stored.items()}
+    found = {item_id: item.item for item_id, item in kept.items()}
+    return found, {item_id: item.call for item_id, item in kept.items() if item.call is not None}
+
+
+def _toolbox(service: Service, asked: ResponseRequest, state: Object | None) -> Toolbox:
+    try:
+        return service.tools.toolbox(builtin_tools(asked.tools or ()), asked.max_tool_calls, state)
+    except ValueError as error:
+        raise invalid("tools", str(error)) from None
+
+
+def _recipients(namespaces: Sequence[ToolNamespace]) -> list[str]:
+    return [
+        recipient
+        for space in namespaces
+        for recipient in ([f"{space.name}.{f.name}" for f in space.functions] or [space.name])
+    ]
+
+
+def _text_format(asked: ResponseRequest) -> tuple[list[AskedFormat], ResponseSchema | None]:
+    """What `text` enforces of the final message, and what the model is told of it."""
+    wanted = asked.text.format if asked.text else None
+    if wanted is None or wanted.type == "text":
+        return [], None
+    if wanted.type == "json_object":
+        schema = ResponseSchema("json_object", {"type": "object"})
+        return [AskedFormat(JsonFormat(schema.schema), "text.format")], schema
+    if wanted.type != "json_schema":
+        raise invalid("text.format.type", f"it is 'text', 'json_object' or 'json_schema', not {wanted.type!r}")
+    if wanted.name is None or wanted.schema is None:
+        raise invalid(f"text.format.{'name' if wanted.name is None else 'schema'}", "a JSON schema needs it")
+    check_name(wanted.name, "text.format.name")
+    schema = ResponseSchema(wanted.name, wanted.schema, wanted.description or "")
+    return [AskedFormat(JsonFormat(wanted.schema, lenient=wanted.strict is False), "text.format")], schema
+
+
+async def _grammars(wanted: AskedFormat | None, may: Allowed, size: int) -> tuple[str | None, Grammars]:
+    """For the begin of the turn, and for what comes later: a call that is required is required once."""
+
+    text, param = (None, "text.format") if wanted is None else (wanted.format, wanted.param)
+
+    async def constraint(may: Allowed) -> str | None:
+        return await formats.constraint(
+            text,
+            may.functions,
+            may.choice,
+            parallel=may.parallel,
+            other_recipients=may.recipients,
+            text_param=param,
+            size=size,
+        )
+
+    later = replace(may, choice="auto") if may.choice == "required" else may
+    final = None if text is None else await formats.text_constraint(text, param, size)
+    return await constraint(may), Grammars(
+        later=await constraint(later) if may.recipients else None,
+        final=final,
+        answers=may.choice != "required",
+        functions=frozenset(function.name for function in may.functions),
+        builtins=bool(may.recipients),
+    )

@@ -1,0 +1,119 @@
+"""The response object: what was asked for, how it stands, and what came of it; and what is stored with it.
+
+Knows the JSON of a response. What an item is, and how it came about, it does not.
+"""
+
+import time
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from oscine.api.http.errors import APIError
+from oscine.api.responses.schemas import ResponseRequest, TextFormatConfig
+from oscine.api.responses.tools import repeated
+from oscine.api.responses.view import shown
+from oscine.chat import effort
+
+Object = dict[str, Any]
+
+TERMINAL = {"completed": "completed", "incomplete": "incomplete", "failed": "failed", "cancelled": "incomplete"}
+ENDED = frozenset(TERMINAL)
+
+
+class KeptResponse(Struct):
+    """A response as it is stored, with what only the server needs to know of it."""
+
+    response: Object  # with all that an `include` may ask for
+    calls: dict[str, list[str]]  # of built-in tools; see History.add
+    tools: Object  # state of the toolbox, to go on with
+
+
+class KeptItem(Struct):
+    """An item as it is stored for references to it."""
+
+    item: Object
+    call: list[str] | None = None  # of a built-in tool
+
+
+def new_response(response_id: str, asked: ResponseRequest, model: str, namespaces: Collection[str]) -> Object:
+    """A response that has not begun; `namespaces` are those of its built-in tools."""
+    reasoning, text = asked.reasoning, asked.text
+    return {
+        "id": response_id,
+        "object": "response",
+        "created_at": int(time.time()),
+        "status": "queued" if asked.background else "in_progress",
+        "background": bool(asked.background),
+        "completed_at": None,
+        "error": None,
+        "frequency_penalty": asked.frequency_penalty or 0.0,
+        "incomplete_details": None,
+        "instructions": asked.instructions,
+        "max_output_tokens": asked.max_output_tokens,
+        "max_tool_calls": asked.max_tool_calls,
+        "metadata": asked.metadata or {},
+        "model": model,
+        "output": [],
+        "parallel_tool_calls": asked.parallel_tool_calls is not False,
+        "presence_penalty": asked.presence_penalty or 0.0,
+        "previous_response_id": asked.previous_response_id,
+        "prompt_cache_key": asked.prompt_cache_key,
+        "reasoning": {"effort": (reasoning and reasoning.effort) or effort.DEFAULT, "summary": asked.summary},
+        "safety_identifier": asked.safety_identifier,
+        "service_tier": "default",
+        "store": asked.store is not False,
+        "temperature": 1.0 if asked.temperature is None else asked.temperature,
+        "text": {
+            "format": _text_format(text.format if text else None),
+            "verbosity": (text and text.verbosity) or "medium",
+        },
+        "tool_choice": "auto" if asked.tool_choice is None else asked.tool_choice,
+        "tools": repeated(asked.tools or (), namespaces),
+        "top_logprobs": asked.top_logprobs or 0,
+        "top_p": 1.0 if asked.top_p is None else asked.top_p,
+        "truncation": asked.truncation or "disabled",
+        "usage": None,
+        "user": asked.user,
+    }
+
+
+def _text_format(wanted: TextFormatConfig | None) -> Object:
+    if wanted is None or wanted.type != "json_schema":
+        return {"type": wanted.type if wanted else "text"}
+    return {
+        "type": "json_schema",
+        "name": wanted.name,
+        "description": wanted.description,
+        "schema": wanted.schema or {},
+        "strict": wanted.strict,
+    }
+
+
+def with_output(response: Object, items: Sequence[Object], include: Collection[str]) -> Object:
+    return {**response, "output": [shown(item, include) for item in items]}
+
+
+def usage(*, prompt: int, cached: int, completion: int, reasoning: int) -> Object:
+    """`prompt` are all tokens that the model read, tools' results too, each once."""
+    return {
+        "input_tokens": prompt,
+        "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
+        "output_tokens": completion,
+        "output_tokens_details": {"reasoning_tokens": reasoning},
+        "total_tokens": prompt + completion,
+    }
+
+
+def failure(error: APIError) -> Object:
+    """An error within a response, which knows few codes."""
+    return {"code": "rate_limit_exceeded" if error.status == 429 else "server_error", "message": error.message}
+
+
+def interrupted(body: bytes) -> bytes:
+    """The stored response of a server that died, as it is found afterwards."""
+    kept = msgspec.json.decode(body, type=KeptResponse)
+    error = {"code": "server_error", "message": "The server stopped while this response was being made."}
+    kept.response |= {"status": "failed", "error": error}
+    return msgspec.json.encode(kept)

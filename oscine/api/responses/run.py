@@ -1,0 +1,204 @@
+"""One response from its plan to its end, whoever listens: with the client that waits for it, or in the background."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from oscine.api.http.errors import APIError, internal, unavailable
+from oscine.api.http.sse import Write
+from oscine.api.responses import resource
+from oscine.api.responses.builtin_items import ListingItem
+from oscine.api.responses.events import ResponseEvents
+from oscine.api.responses.items import Status
+from oscine.api.responses.plan import Plan
+from oscine.api.responses.resource import TERMINAL, KeptItem, KeptResponse, new_response, with_output
+from oscine.api.responses.store import StoredResponse
+from oscine.api.responses.turn import ResponseTurn
+from oscine.api.serving.final_headroom import usual_headroom
+from oscine.api.serving.generation import Generation
+from oscine.api.serving.service import Service
+
+logger = logging.getLogger(__name__)
+
+Object = dict[str, Any]
+
+
+class ResponseRun:
+    """Makes one response. `begun` is set when it has begun: what fails before that, `run` raises."""
+
+    def __init__(self, service: Service, plan: Plan) -> None:
+        asked = plan.asked
+        self._service, self._plan = service, plan
+        self._turn: ResponseTurn | None = None
+        self.response = new_response(plan.id, asked, plan.call.name, plan.toolbox.names)
+        kept = bool(asked.background)
+        self.events = ResponseEvents(plan.include, wanted=bool(asked.stream), kept=kept)
+        self.begun = asyncio.Event()
+        self.cancelling = False  # whether it is to end as cancelled when its task is
+        self.unstored = False  # it has ended and could not be stored
+
+    async def run(self, write: Write | None) -> None:
+        """Runs to the last event. That is written once storing has succeeded or failed, and says if it failed.
+
+        Raises APIError if the response cannot begin, and CancelledError. Then nothing is stored, unless the response
+        runs in the background.
+        """
+        try:
+            await self._generate(write)
+        except asyncio.CancelledError:
+            if not (self._plan.asked.background and self.begun.is_set()):
+                raise
+            self._end(*self._cancelled())
+        except APIError as error:
+            if not self._may_fail():
+                raise
+            self._end("failed", error)
+        except Exception:
+            if not self._may_fail():
+                raise
+            logger.exception("a response failed")
+            self._end("failed", internal())
+        if not self._plan.asked.background and self.response["store"]:
+            self.response["store"] = await self.store()
+        self.events.add(f"response.{TERMINAL[self.response['status']]}", response=self.snapshot())
+        if self._plan.asked.background:  # with all its events, including the last one
+            await self.store()
+        await self.events.flush(write)
+
+    @property
+    def id(self) -> str:
+        return self._plan.id
+
+    @property
+    def owner(self) -> str:
+        return self._plan.owner
+
+    @property
+    def ended(self) -> bool:
+        return self.response["status"] in TERMINAL
+
+    def _may_fail(self) -> bool:
+        """Whether a failure is part of the response: a client that has got nothing yet gets a plain error instead."""
+        streamed = bool(self._plan.asked.stream) and self.events.num_taken > 0
+        return self.begun.is_set() and (streamed or bool(self._plan.asked.background))
+
+    async def _generate(self, write: Write | None) -> None:
+        plan = self._plan
+        async with plan.toolbox:
+            request, grammars = await plan.engine_request(self._service.date, self._service.reasoning)
+            usual = usual_headroom(self._service.config.server.final_headroom, request.sampling.max_tokens)
+            turn = ResponseTurn(
+                request,
+                plan.call.model,
+                plan.toolbox,
+                plan.tools,
+                self.events,
+                grammars=grammars,
+                top_logprobs=plan.top_logprobs,
+                summaries=plan.asked.summary is not None,
+                headroom=max(usual, plan.headroom),
+            )
+            served = plan.call.model.served
+            with served.admit([request]):
+                await self._begin(turn, write)
+                await Generation(served, [turn], [request], plan.call.arrived_s).run(write)
+            self._end("incomplete" if turn.finish_reason == "length" else "completed")
+            self._remember(turn.output.items)
+
+    async def _begin(self, turn: ResponseTurn, write: Write | None) -> None:
+        self._turn = turn
+        self.events.add("response.created", response=self.snapshot())
+        if self._plan.asked.background:
+            self.events.add("response.queued", response=self.snapshot())
+            await self._store()
+        self.response["status"] = "in_progress"
+        self.events.add("response.in_progress", response=self.snapshot())
+        for listing in self._plan.toolbox.listings:
+            if listing.server_label not in self._plan.listed:
+                turn.output.append(ListingItem(self.events, len(turn.output.items), listing))
+        self.begun.set()
+        if self._plan.asked.background:
+            await self.events.flush(write)
+
+    def _remember(self, items: Sequence[Object]) -> None:
+        """Keeps the reasoning that led to calls, for a client that sends back the calls alone."""
+        calls, thoughts = [], []
+        for item in items:
+            if item["type"] == "reasoning":
+                thoughts += [part["text"] for part in item["content"]]
+            elif item["type"] in ("function_call", "custom_tool_call"):
+                calls.append(item["call_id"])
+            elif item["type"] != "message":  # what came before a built-in call led to that
+                thoughts = []
+        self._service.reasoning.keep(self.owner, calls, "\n\n".join(thoughts))
+
+    def _cancelled(self) -> tuple[str, APIError | None]:
+        if self.cancelling:
+            return "cancelled", None
+        return "failed", unavailable("The server shut down while this response was being made.")
+
+    def _end(self, status: str, error: APIError | None = None) -> None:
+        turn = self._turn
+        assert turn is not None
+        of_items: Status = "completed" if status == "completed" else "incomplete"
+        turn.output.end(of_items)
+        self.response["status"] = status
+        self.response["usage"] = resource.usage(
+            prompt=turn.num_prompt_tokens,
+            cached=turn.num_cached_tokens,
+            completion=turn.num_tokens,
+            reasoning=turn.num_reasoning_tokens,
+        )
+        if status == "completed":
+            self.response["completed_at"] = int(time.time())
+        if status == "incomplete":
+            self.response["incomplete_details"] = {"reason": "max_output_tokens"}
+        if error is not None:
+            self.response["error"] = resource.failure(error)
+
+    def snapshot(self) -> Object:
+        """The response as it stands, with the items that are complete."""
+        items = [] if self._turn is None else self._turn.output.ended
+        return with_output(self.response, items, self._plan.include)
+
+    async def store(self) -> bool:
+        """Stores the ended response. Returns whether that succeeded; a failure does not withhold the answer."""
+        try:
+            await self._store()
+        except Exception:
+            self.unstored = True
+        else:
+            self.unstored = False
+        return not self.unstored
+
+    async def _store(self) -> None:
+        turn, plan = self._turn, self._plan
+        assert turn is not None
+        running = not self.ended
+        calls = {item_id: list(call) for item_id, call in turn.calls.items()}
+        state = {} if running else plan.toolbox.state()
+        kept = KeptResponse({**self.response, "output": turn.output.ended}, calls, state)
+        items = [(item["id"], msgspec.json.encode(KeptItem(item))) for item in plan.input]
+        items += [
+            (item["id"], msgspec.json.encode(KeptItem(item, calls.get(item["id"])))) for item in turn.output.ended
+        ]
+        stored = StoredResponse(
+            plan.id,
+            plan.owner,
+            plan.asked.previous_response_id,
+            self.response["created_at"],
+            running,
+            msgspec.json.encode(kept),
+            msgspec.json.encode(plan.input),
+            None if running else self.events.all(),
+        )
+        try:
+            await self._service.responses.store.put(stored, items)
+        except Exception:
+            self._service.metrics.store_failures.inc()
+            logger.exception("a response could not be stored")
+            raise

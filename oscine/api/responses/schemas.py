@@ -1,0 +1,79 @@
+"""The JSON of a request for a response, as msgspec structs with strict types.
+
+Items of the input and tools are plain objects here: clients send types that no server knows, and what they sent is kept
+as it came. response_input and response_tools read them.
+"""
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Struct
+
+from oscine.api.serving.parameters import MAX_TOP_LOGPROBS, Refused, SamplingFields, about, ignored
+from oscine.api.serving.schemas import Verbosity
+from oscine.chat.effort import Effort
+
+Summary = Literal["auto", "concise", "detailed"]
+
+
+class ReasoningConfig(Struct):
+    effort: Annotated[Effort | None, about("How much the model thinks (default `medium`).")] = None
+    summary: Annotated[Summary | None, about("Whether reasoning is shown as a summary too; all say the same.")] = None
+    generate_summary: Annotated[Summary | None, about("The old name of `summary`.")] = None
+
+
+class TextFormatConfig(Struct):
+    type: Annotated[str, about("`text`, `json_object` or `json_schema`.")] = "text"
+    name: Annotated[str | None, about("What the model is told that the form is called.")] = None
+    schema: Annotated[dict[str, Any] | None, about("The JSON schema.")] = None
+    description: Annotated[str | None, about("What the model is told of it.")] = None
+    strict: Annotated[bool | None, about("False passes over keywords that cannot be enforced.")] = None
+
+
+class TextConfig(Struct):
+    format: Annotated[TextFormatConfig | None, about("The form of the answer; it is enforced.")] = None
+    verbosity: Annotated[Verbosity | None, ignored("the model knows no verbosity")] = None
+
+
+class ResponseRequest(SamplingFields, kw_only=True):
+    input: Annotated[str | list[dict[str, Any]], about("A text, or items of the conversation so far.")]
+    instructions: Annotated[str | None, about("What the model is told before the conversation.")] = None
+    previous_response_id: Annotated[str | None, about("A stored response that this one goes on with.")] = None
+    reasoning: Annotated[ReasoningConfig | None, about("Effort and display of the reasoning.")] = None
+    text: Annotated[TextConfig | None, about("The form of the answer.")] = None
+    tools: Annotated[list[dict[str, Any]] | None, about("The client's functions, and built-in tools.")] = None
+    tool_choice: Annotated[
+        str | dict[str, Any] | None, about("Which tools may, or must, be called (default `auto`).")
+    ] = None
+    parallel_tool_calls: Annotated[bool | None, about("Whether a turn may have several calls (default true).")] = None
+    max_output_tokens: Annotated[int | None, about("Tokens that are generated at most, reasoning included.")] = None
+    max_tool_calls: Annotated[int | None, about("Calls of built-in tools at most.")] = None
+    top_logprobs: Annotated[int | None, about("Alternatives per token.", minimum=0, maximum=MAX_TOP_LOGPROBS)] = None
+    include: Annotated[list[str] | None, about("What the items of the response have besides.")] = None
+    metadata: Annotated[dict[str, str] | None, about("Up to 16 pairs that are kept with the response.")] = None
+    store: Annotated[bool | None, about("Whether the response is stored (default true).")] = None
+    background: Annotated[bool | None, about("Whether it is made without the client's connection.")] = None
+    truncation: Annotated[
+        Literal["auto", "disabled"] | None, ignored("what does not fit the context is refused, never cut")
+    ] = None
+    user: Annotated[str | None, ignored("it is repeated in the response")] = None
+    safety_identifier: Annotated[str | None, ignored("it is repeated in the response")] = None
+    prompt_cache_key: Annotated[str | None, ignored("it is repeated in the response; see `cache_salt`")] = None
+    access_programs: Annotated[Any, ignored("they are OpenAI's")] = None
+    background_options: Annotated[Any, ignored("see `background`")] = None
+    conversation: Refused = None
+    prompt: Refused = None
+    context_management: Refused = None
+    image: Refused = None
+    n: Refused = None
+    stop: Refused = None
+    max_tokens: Refused = None
+    min_tokens: Refused = None
+    ignore_eos: Refused = None
+    stop_token_ids: Refused = None
+    return_token_ids: Refused = None
+    thinking_token_budget: Refused = None
+
+    @property
+    def summary(self) -> Summary | None:
+        asked = self.reasoning or ReasoningConfig()
+        return asked.summary or asked.generate_summary

@@ -1,0 +1,210 @@
+"""The tools of a request for a response: what the client answers itself, and which calls are allowed now.
+
+Custom tools and the functions of namespaces become functions, the only thing that the model knows to call on a client.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from msgspec import Struct
+
+from oscine.api.http.errors import invalid, unsupported
+from oscine.api.serving.schemas import convert
+from oscine.chat.grammar import ToolChoice
+from oscine.chat.messages import FunctionTool
+from oscine.chat.tools import validate_tools
+
+Object = dict[str, Any]
+
+_NAMESPACE_SEPARATOR = "__"
+_NAMESPACES = {"code_interpreter": "python", "web_search": "browser"}
+_BUILTIN_TYPES = (*_NAMESPACES, "mcp")  # clients append dates, and "preview"
+_CLIENT_TYPES = ("function", "custom", "namespace")
+_SECRETS = ("authorization", "headers")  # of an MCP server: not repeated in the response, and not stored
+
+
+class _Function(Struct):
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class _InputFormat(Struct):
+    type: str = "text"
+    syntax: str | None = None
+    definition: str | None = None
+
+
+class _Custom(Struct):
+    name: str
+    description: str | None = None
+    format: _InputFormat | None = None
+
+
+class _Namespace(Struct):
+    name: str
+    tools: list[dict[str, Any]]
+    description: str | None = None
+
+
+class _Choice(Struct):
+    type: str
+    name: str | None = None
+    namespace: str | None = None
+    server_label: str | None = None
+    mode: str = "auto"
+    tools: list[dict[str, Any]] = []
+
+
+@dataclass(frozen=True, slots=True)
+class ClientTool:
+    """A function as the model knows it, and as its client does."""
+
+    function: FunctionTool
+    name: str
+    namespace: str | None = None
+    custom: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """What may be called now: the arguments of oscine.api.serving.formats.constraint."""
+
+    choice: ToolChoice
+    functions: tuple[FunctionTool, ...]
+    recipients: tuple[str, ...]  # of built-in tools
+    parallel: bool
+
+
+class ClientTools:
+    """The tools that the client answers. Raises APIError that names the parameter."""
+
+    def __init__(self, tools: Sequence[Object]) -> None:
+        found = [client_tool for i, tool in enumerate(tools) for client_tool in _client_tools(tool, f"tools[{i}]")]
+        try:
+            validate_tools([tool.function for tool in found])
+        except ValueError as error:
+            raise invalid("tools", str(error)) from None
+        self._tools = {tool.function.name: tool for tool in found}
+
+    @property
+    def functions(self) -> tuple[FunctionTool, ...]:
+        return tuple(tool.function for tool in self._tools.values())
+
+    def named(self, function: str) -> ClientTool:
+        return self._tools[function]
+
+    def function(self, name: str, namespace: str | None) -> FunctionTool | None:
+        found = (tool.function for tool in self._tools.values() if (tool.name, tool.namespace) == (name, namespace))
+        return next(found, None)
+
+
+def function_name(name: str, namespace: str | None) -> str:
+    """What the model knows a client's tool as."""
+    return name if namespace is None else f"{namespace}{_NAMESPACE_SEPARATOR}{name}"
+
+
+def builtin_tools(tools: Sequence[Object]) -> list[Object]:
+    """Those that the server itself answers, each with the type that it has without a date."""
+    return [{**tool, "type": kind} for tool in tools if (kind := _builtin_type(tool)) is not None]
+
+
+def _builtin_type(tool: Object) -> str | None:
+    return next((kind for kind in _BUILTIN_TYPES if str(tool.get("type")).startswith(kind)), None)
+
+
+def repeated(tools: Sequence[Object], namespaces: Collection[str]) -> list[Object]:
+    """The tools that a response says it had; `namespaces` are those of built-in tools.
+
+    What is of an unknown type, or not enabled, is left out as it is from the prompt.
+    """
+    had = [tool for tool in tools if tool.get("type") in _CLIENT_TYPES or _is_offered(tool, namespaces)]
+    return [_repeated(tool) for tool in had]
+
+
+def _repeated(tool: Object) -> Object:
+    """The tool without secrets; a function with the defaults of the fields that the client left out."""
+    if tool.get("type") != "function":
+        return {key: value for key, value in tool.items() if key not in _SECRETS}
+    return {"description": None, "parameters": None, **tool, "strict": tool.get("strict") is True}
+
+
+def _is_offered(tool: Object, namespaces: Collection[str]) -> bool:
+    kind = _builtin_type(tool)
+    return kind == "mcp" or (kind is not None and _NAMESPACES[kind] in namespaces)
+
+
+def _client_tools(tool: Object, where: str) -> Iterable[ClientTool]:
+    match tool.get("type"):
+        case "function":
+            f = convert(tool, _Function, where)
+            yield ClientTool(FunctionTool(f.name, f.description or "", f.parameters, strict=bool(f.strict)), f.name)
+        case "custom":
+            yield _custom_tool(convert(tool, _Custom, where), where)
+        case "namespace":
+            space = convert(tool, _Namespace, where)
+            inner = (t for i, tool in enumerate(space.tools) for t in _client_tools(tool, f"{where}.tools[{i}]"))
+            about = space.description
+            for t in inner:
+                name = function_name(t.name, space.name)
+                text = (
+                    f"{t.function.description}\n({space.name}: {about})".lstrip() if about else t.function.description
+                )
+                yield replace(t, function=replace(t.function, name=name, description=text), namespace=space.name)
+
+
+def _custom_tool(tool: _Custom, where: str) -> ClientTool:
+    text: Object = {"type": "string"}
+    wanted = tool.format
+    if wanted is not None and wanted.type == "grammar":
+        if wanted.syntax != "regex":
+            raise unsupported(f"{where}.format.syntax", "the input of a tool can be held to a regex, not to a grammar")
+        text["pattern"] = f"^(?:{wanted.definition or ''})$"
+    parameters = {"type": "object", "properties": {"input": text}, "required": ["input"], "additionalProperties": False}
+    function = FunctionTool(tool.name, tool.description or "", parameters, strict="pattern" in text)
+    return ClientTool(function, tool.name, custom=True)
+
+
+def allowed(choice: str | Object | None, tools: ClientTools, recipients: Sequence[str], *, parallel: bool) -> Allowed:
+    """What `tool_choice` allows; `recipients` are those of built-in tools. Raises APIError."""
+    everything = Allowed("auto", tools.functions, tuple(recipients), parallel)
+    match choice:
+        case None | "auto":
+            return everything
+        case "none":
+            return Allowed("none", (), (), parallel)
+        case "required":
+            return replace(everything, choice="required")
+        case str():
+            raise invalid("tool_choice", f"it is 'none', 'auto', 'required' or an object, not {choice!r}")
+    wanted = convert(choice, _Choice, "tool_choice")
+    if wanted.type == "allowed_tools":
+        found = [
+            _find(convert(t, _Choice, f"tool_choice.tools[{i}]"), everything, tools) for i, t in enumerate(wanted.tools)
+        ]
+        functions = tuple(f for some in found for f in some.functions)
+        return Allowed(
+            "required" if wanted.mode == "required" else "auto",
+            functions,
+            tuple(recipient for some in found for recipient in some.recipients),
+            parallel,
+        )
+    return replace(_find(wanted, everything, tools), choice="required", parallel=False)
+
+
+def _find(wanted: _Choice, everything: Allowed, tools: ClientTools) -> Allowed:
+    """The one tool, or the tools of one server, that a choice names."""
+    if wanted.type in _CLIENT_TYPES:
+        function = tools.function(wanted.name or "", wanted.namespace)
+        if function is None:
+            raise invalid("tool_choice", f"there is no tool {wanted.name!r} in 'tools'")
+        return replace(everything, functions=(function,), recipients=())
+    kind = _builtin_type({"type": wanted.type})
+    space, name = (wanted.server_label, wanted.name) if kind == "mcp" else (_NAMESPACES.get(kind or ""), None)
+    split = ((recipient, *recipient.partition(".")) for recipient in everything.recipients)
+    found = [recipient for recipient, of, _, tool in split if of == space and name in (None, tool)]
+    if not found:
+        raise invalid("tool_choice", f"no tool of type {wanted.type!r} is in 'tools' and enabled on this server")
+    return replace(everything, functions=(), recipients=tuple(found))

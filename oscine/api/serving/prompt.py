@@ -1,0 +1,65 @@
+"""Prompts as token ids, made without holding up the event loop."""
+
+from collections.abc import Sequence
+
+from oscine.api.http.errors import APIError, invalid
+from oscine.api.http.work import beside
+from oscine.chat.harmony import HarmonyRenderer, PromptTooLong
+from oscine.chat.messages import BuiltinCall, Conversation
+from oscine.chat.tokenizer import Tokenizer
+
+_MOST_TOKENS = 1 << 20  # of one text: more than any context, and as many as become Python's without a pause
+
+
+class Prompts:
+    """Tokenises for one model, and back."""
+
+    def __init__(self, tokenizer: Tokenizer, max_model_len: int, max_queued_tokens: int) -> None:
+        self._tokenizer = tokenizer
+        self._renderer = HarmonyRenderer(tokenizer)
+        self._max_model_len = max_model_len
+        self._max_queued_tokens = max_queued_tokens
+
+    async def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Special tokens typed in are plain text. Raises APIError for more tokens than the server takes at once."""
+        return await beside(lambda: self._encode(texts), sum(map(len, texts)))
+
+    def _encode(self, texts: Sequence[str]) -> list[list[int]]:
+        if self._tokenizer.exceeds(texts, self._max_queued_tokens):
+            raise APIError(f"The request has more than the {self._max_queued_tokens} tokens that this server takes.")
+        if any(self._tokenizer.exceeds([text], _MOST_TOKENS) for text in texts):
+            raise APIError(f"A text has more than {_MOST_TOKENS} tokens.", code="context_length_exceeded")
+        return [self._tokenizer.encode(text) for text in texts]
+
+    async def decode(self, token_ids: list[int]) -> str:
+        """Special tokens by name, invalid UTF-8 as U+FFFD."""
+        return await beside(lambda: self._tokenizer.decode(token_ids), len(token_ids))
+
+    async def decode_each(self, token_ids: Sequence[int]) -> list[str]:
+        """The text of each token by itself, as `decode` gives it."""
+        return await beside(lambda: [self._tokenizer.decode([i]) for i in token_ids], len(token_ids))
+
+    async def render(self, conversation: Conversation, size: int, messages: str = "messages") -> list[int]:
+        """`size` is that of the request in bytes, tools and schemas included; `messages` is the parameter with those.
+
+        Raises APIError for a conversation that has no rendering, or that is so long that none is made.
+        """
+        try:
+            return await beside(lambda: self._renderer.render(conversation, self._max_model_len), size)
+        except PromptTooLong:
+            raise APIError(
+                f"The context of this model holds {self._max_model_len} tokens, and '{messages}' has many more.",
+                param=messages,
+                code="context_length_exceeded",
+            ) from None
+        except ValueError as error:
+            param = "tools" if "tool " in str(error) and "tool message" not in str(error) else messages
+            raise invalid(param, str(error)) from None
+
+    async def after_call(self, token_ids: Sequence[int], call: BuiltinCall, result: str) -> list[int]:
+        """The prompt that goes on with the result of a built-in call; see HarmonyRenderer."""
+        return await beside(lambda: self._renderer.after_call(token_ids, call, result), len(result))
+
+    def into_final(self, token_ids: Sequence[int]) -> list[int]:
+        """The prompt that makes the model answer, whatever it was saying; see HarmonyRenderer."""
+        return self._renderer.into_final(token_ids)

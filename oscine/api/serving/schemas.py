@@ -1,0 +1,261 @@
+"""The JSON of requests for chat and text completions, as msgspec structs with strict types.
+
+Values are checked in sampling and conversation; oscine.api.serving.parameters says what is done with each parameter.
+"""
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any, Literal, TypeVar, get_args
+
+import msgspec
+from msgspec import Struct
+
+from oscine.api.http.body import check_values
+from oscine.api.http.errors import APIError, from_validation, invalid
+from oscine.api.serving.parameters import MAX_TOP_LOGPROBS, Refused, SamplingFields, about, ignored, refuse, refused
+from oscine.chat.effort import EFFORTS, Effort
+
+Role = Literal["system", "developer", "user", "assistant", "tool"]
+Verbosity = Literal["low", "medium", "high"]
+_EFFORT = "How much the model thinks (default `medium`): of the model's three efforts the nearest is meant."
+
+
+class ContentPart(Struct):
+    type: Annotated[str, about("`text` or `refusal`.")]
+    text: Annotated[str | None, about("What a part of type `text` says.")] = None
+    refusal: Annotated[str | None, about("What a part of type `refusal` says.")] = None
+
+
+class FunctionCall(Struct):
+    name: Annotated[str, about("The function's name.")]
+    arguments: Annotated[str, about("The arguments as JSON text.")]
+
+
+class ToolCall(Struct):
+    id: Annotated[str, about("What the message with the result refers to.")]
+    function: Annotated[FunctionCall, about("What was called.")]
+    type: Annotated[Literal["function"], about("Only functions are called.")] = "function"
+
+
+class Message(Struct):
+    role: Annotated[Role, about("Who speaks.")]
+    content: Annotated[str | list[ContentPart] | None, about("What is said: a text, or parts of one.")] = None
+    name: Annotated[str | None, about("The function whose result this is, where there is no `tool_call_id`.")] = None
+    reasoning: Annotated[str | None, about("What the assistant thought before.")] = None
+    reasoning_content: Annotated[str | None, about("The same under the name of other servers.")] = None
+    tool_calls: Annotated[list[ToolCall] | None, about("Calls that the assistant made.")] = None
+    tool_call_id: Annotated[str | None, about("The call whose result this is.")] = None
+
+
+class Function(Struct):
+    name: Annotated[str, about("Letters, digits, `_` and `-`.")]
+    description: Annotated[str | None, about("What it does; the model reads it.")] = None
+    parameters: Annotated[dict[str, Any] | None, about("The JSON schema of its arguments.")] = None
+    strict: Annotated[bool | None, about("Whether the schema is enforced (default false).")] = None
+
+
+class Tool(Struct):
+    type: Annotated[str, about("`function`; tools of other types are left out.")]
+    function: Annotated[Function | None, about("The function.")] = None
+
+
+class NamedFunction(Struct):
+    name: Annotated[str, about("One of the functions in `tools`.")]
+
+
+class NamedToolChoice(Struct, tag_field="type", tag="function"):
+    function: Annotated[NamedFunction, about("The function that must be called.")]
+
+
+class AllowedTool(Struct):
+    function: Annotated[NamedFunction, about("A function that may be called.")]
+    type: Annotated[Literal["function"], about("Only functions are called.")] = "function"
+
+
+class AllowedTools(Struct):
+    mode: Annotated[Literal["auto", "required"], about("Whether one of them must be called.")]
+    tools: Annotated[list[AllowedTool], about("The functions that may be called.")]
+
+
+class AllowedToolsChoice(Struct, tag_field="type", tag="allowed_tools"):
+    allowed_tools: Annotated[AllowedTools, about("Which functions may be called, of all that are shown.")]
+
+
+ToolChoiceField = Literal["none", "auto", "required"] | NamedToolChoice | AllowedToolsChoice | None
+
+
+class JsonSchema(Struct):
+    name: Annotated[str, about("What the model is told that the form is called.")]
+    schema: Annotated[dict[str, Any] | None, about("The JSON schema.")] = None
+    description: Annotated[str | None, about("What the model is told of it.")] = None
+    strict: Annotated[bool | None, about("False passes over keywords that cannot be enforced.")] = None
+
+
+class ResponseFormat(Struct):
+    type: Annotated[str, about("`text`, `json_object` or `json_schema`.")]
+    json_schema: Annotated[JsonSchema | None, about("For the type `json_schema`.")] = None
+    enforce: Annotated[bool | None, about("False shows the form to the model and promises nothing. Oscine's own.")] = (
+        None
+    )
+
+
+class ReasoningOptions(Struct):
+    effort: Annotated[Effort | None, about("The same as `reasoning_effort`.")] = None
+    enabled: Annotated[bool | None, about("False is the effort `none`.")] = None
+    max_tokens: Annotated[int | None, about("The same as `thinking_token_budget`.")] = None
+    exclude: Annotated[bool | None, about("True leaves the reasoning out of the answer.")] = None
+
+
+class TemplateOptions(Struct, forbid_unknown_fields=True):
+    """Keywords of chat templates that clients send. `enable_thinking` and `thinking` belong to other models."""
+
+    reasoning_effort: Annotated[Effort | None, about("The same as `reasoning_effort` of the request.")] = None
+    enable_thinking: Annotated[bool | None, about("False is the effort `none`.")] = None
+    thinking: Annotated[bool | None, about("False is the effort `none`.")] = None
+
+
+class ThinkingOptions(Struct):
+    """The `thinking` parameter of DeepSeek, Kimi and GLM."""
+
+    type: Annotated[Literal["enabled", "disabled", "adaptive", "auto"], about("`disabled` is the effort `none`.")]
+    budget_tokens: Annotated[int | None, about("The same as `thinking_token_budget`.")] = None
+
+
+class ChatCompletionRequest(SamplingFields, kw_only=True):
+    messages: Annotated[list[Message], about("The conversation so far, the newest message last.")]
+    max_completion_tokens: Annotated[int | None, about("The newer name of `max_tokens`.", minimum=1)] = None
+    logprobs: Annotated[bool | None, about("Whether the content's tokens come with log-probabilities.")] = None
+    top_logprobs: Annotated[
+        int | None, about("Alternatives per token; needs `logprobs`.", minimum=0, maximum=MAX_TOP_LOGPROBS)
+    ] = None
+    tools: Annotated[list[Tool] | None, about("Functions that the model may call; other types are left out.")] = None
+    tool_choice: Annotated[ToolChoiceField, about("Which functions may, or must, be called (default `auto`).")] = None
+    parallel_tool_calls: Annotated[bool | None, about("Whether a turn may have several calls (default true).")] = None
+    response_format: Annotated[ResponseFormat | None, about("The form of the answer; it is enforced.")] = None
+    reasoning_effort: Annotated[Effort | None, about(_EFFORT)] = None
+    reasoning: Annotated[ReasoningOptions | None, about("Effort, budget and display of the reasoning.")] = None
+    chat_template_kwargs: Annotated[TemplateOptions | None, about("What chat templates of other models know.")] = None
+    think: Annotated[bool | Effort | None, about("An effort, as Ollama has it; false is `none`.")] = None
+    thinking: Annotated[ThinkingOptions | None, about("Whether, and how long, the model thinks.")] = None
+    enable_thinking: Annotated[bool | None, about("False is the effort `none`.")] = None
+    thinking_token_budget: Annotated[int | None, about("Tokens after which reasoning ends and the answer begins.")] = (
+        None
+    )
+    verbosity: Annotated[Verbosity | None, ignored("the model knows no verbosity")] = None
+    include_reasoning: Annotated[bool | None, about("False leaves the reasoning out of the answer.")] = None
+    final_headroom: Annotated[int | None, about("Tokens of the budget that are kept for the answer.")] = None
+    return_token_ids: Annotated[bool | None, about("Whether the answer has the ids of all its tokens.")] = None
+    modalities: Annotated[Any, refused(["text"])] = None
+    functions: Refused = None
+    function_call: Refused = None
+    audio: Refused = None
+    web_search_options: Refused = None
+    chat_template: Refused = None
+    continue_final_message: Refused = None
+    add_generation_prompt: Annotated[Any, refused(True)] = None
+    echo: Refused = None
+    documents: Refused = None
+    input_ids: Refused = None
+    separate_reasoning: Annotated[Any, refused(True)] = None
+    task: Refused = None
+
+
+class CompletionRequest(SamplingFields, kw_only=True):
+    prompt: Annotated[str | list[Any], about("A text, texts, token ids, or lists of token ids.")]
+    echo: Annotated[bool | None, about("Whether the answer begins with the prompt.")] = None
+    logprobs: Annotated[int | None, about("Alternatives per token, with log-probabilities.")] = None
+    skip_special_tokens: Annotated[bool | None, about("False shows special tokens by name (default true).")] = None
+    response_format: Annotated[ResponseFormat | None, about("The form of the whole text; it is enforced.")] = None
+    best_of: Annotated[int | None, about("The same as `n`; other values are refused.")] = None
+    return_token_ids: Annotated[bool | None, about("Whether the answer has the ids of all its tokens.")] = None
+    suffix: Refused = None
+    prompt_embeds: Refused = None
+
+
+class TokenizeRequest(Struct):
+    """Either a text, or messages and whatever else of a chat completion its prompt depends on."""
+
+    model: Annotated[str | None, about("The name of a model. A server with one model needs none.")] = None
+    prompt: Annotated[str | None, about("A text.")] = None
+    messages: Annotated[list[Message] | None, about("A conversation.")] = None
+    tools: Annotated[list[Tool] | None, about("Functions that the prompt shows.")] = None
+    reasoning_effort: Annotated[Effort | None, about(_EFFORT)] = None
+    chat_template_kwargs: Annotated[TemplateOptions | None, about("What chat templates of other models know.")] = None
+    tool_choice: Annotated[ToolChoiceField, about("`none` hides the functions.")] = None
+    response_format: Annotated[ResponseFormat | None, about("The form that the prompt shows.")] = None
+    add_generation_prompt: Annotated[bool | None, about("False leaves out the header of the answer to come.")] = None
+    return_token_strs: Annotated[bool | None, about("Whether the text of each token comes too.")] = None
+
+
+class DetokenizeRequest(Struct):
+    tokens: Annotated[list[int], about("Token ids.")]
+    model: Annotated[str | None, about("The name of a model. A server with one model needs none.")] = None
+
+
+T = TypeVar("T")
+
+_CHOICES = {
+    "role": get_args(Role),
+    "reasoning_effort": EFFORTS,
+    "effort": EFFORTS,
+    "verbosity": get_args(Verbosity),
+}
+
+
+def decode(body: bytes, type: type[T]) -> T:
+    """Raises APIError for invalid JSON, and for a parameter that has the wrong type or is refused."""
+    request = _decoded(body, type)
+    refuse(request)
+    return request
+
+
+def _decoded(body: bytes, type: type[T]) -> T:
+    try:
+        check_values(body)
+    except ValueError as error:
+        raise _too_many_values(body, str(error)) from None
+    try:
+        with _no_collection():
+            return msgspec.json.decode(body, type=type)
+    except msgspec.ValidationError as error:
+        raise _with_choices(from_validation(error)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise APIError(f"The body is not valid JSON: {error}.", code="invalid_json") from None
+    except RecursionError:
+        raise APIError("The JSON of the body is nested too deeply.", code="invalid_json") from None
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Switches the garbage collector off, which would traverse a large request repeatedly while it is decoded."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def _with_choices(error: APIError) -> APIError:
+    choices = _CHOICES.get((error.param or "").rpartition(".")[2])
+    if choices:
+        error.message += f" Choose one of {', '.join(choices)}."
+    return error
+
+
+def _too_many_values(body: bytes, why: str) -> APIError:
+    """The error for a body with too many values; names the longest parameter."""
+    try:
+        params = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        params = {}
+    largest = max(params, key=lambda param: len(bytes(params[param])), default=None)
+    return APIError(f"Invalid request: {why}.") if largest is None else invalid(largest, why)
+
+
+def convert(value: Any, type: type[T], where: str) -> T:
+    """The same of a part of the body that was decoded as plain objects; `where` is its path."""
+    try:
+        return msgspec.convert(value, type)
+    except msgspec.ValidationError as error:
+        raise from_validation(error, where) from None

@@ -1,0 +1,205 @@
+"""One model of a server: its engine, names and vocabulary, and which of its requests run.
+
+Knows no HTTP and no wire format, and nothing of other models.
+"""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from oscine.api.http.body import Admission
+from oscine.api.http.errors import unavailable
+from oscine.api.http.rate_limits import KeyUse
+from oscine.api.http.record import current
+from oscine.api.serving.parameters import SamplingFields
+from oscine.api.serving.prompt import Prompts
+from oscine.api.serving.sampling import sampling_params
+from oscine.api.telemetry.metrics import Metrics
+from oscine.chat.tokenizer import Tokenizer
+from oscine.chat.vocabulary import tokenizer_folder
+from oscine.config import EngineOptions
+from oscine.engine.process.client import Engine, EngineDied
+from oscine.engine.wire.stream import RequestStream
+from oscine.types import EngineInfo, GenerationRequest, SamplingParams
+
+_LIVE_STATES = ("ready", "restarting")
+ANY_NAME = "*"  # as a name of a model: requests may use any name
+_FAREWELL_S = 1.0  # for cancelled requests to tell their clients
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyModel:
+    """What an endpoint needs of a model that takes requests."""
+
+    info: EngineInfo
+    tokenizer: Tokenizer
+    prompts: Prompts
+    served: "ServedModel"
+
+    def sampling_params(
+        self, asked: SamplingFields, *, max_tokens: int, logprobs: int | None, prompt_logprobs: int | None = None
+    ) -> SamplingParams:
+        """Raises APIError that names the parameter."""
+        return sampling_params(
+            asked,
+            max_tokens=max_tokens,
+            vocab_size=self.info.vocab_size,
+            model_stop_ids=self.tokenizer.turn_end_ids,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+        )
+
+
+class ServedModel:
+    """`start` returns when it is ready; requests that come before are refused with 503. `stop` comes last."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        options: EngineOptions,
+        names: Sequence[str],
+        metrics: Metrics,
+        *,
+        cache_salt_by_key: bool = False,
+    ) -> None:
+        """`options`: of the engine; they give its vocabulary and the number of requests that it accepts.
+
+        `names`: names of the model for clients; if empty, its own. `cache_salt_by_key`: API keys share no cached
+        prefixes.
+        """
+        self.engine, self.options = engine, options
+        self.root = _root(options)
+        self.has_any_name = ANY_NAME in names
+        self.names = tuple(name for name in names if name != ANY_NAME) or (self.root,)
+        self.metrics = metrics.of_model(self.names[0])
+        scheduler = options.scheduler
+        self.admission = Admission(scheduler.max_num_seqs + scheduler.max_waiting, scheduler.max_queued_tokens)
+        self.draining = False
+        self._cache_salt_by_key = cache_salt_by_key
+        self._ready: ReadyModel | None = None  # once it has started
+        self._failure: str | None = None  # why it did not
+        self._live: set[str] = set()
+
+    async def start(self) -> EngineInfo:
+        """Raises EngineError or ValueError, in one line, when the model cannot be served."""
+        try:
+            return await self._start()
+        except Exception as error:
+            self._failure = str(error) or type(error).__name__
+            raise
+
+    async def _start(self) -> EngineInfo:
+        folder = await asyncio.to_thread(tokenizer_folder, self.options)  # errors here need no engine
+        await self.engine.start()
+        load = asyncio.to_thread(Tokenizer, folder)
+        info, tokenizer = await asyncio.gather(self.engine.wait_ready(), load, return_exceptions=True)
+        if isinstance(info, BaseException):
+            raise info  # what the engine says is wrong with the model is the better message
+        if isinstance(tokenizer, BaseException):
+            raise tokenizer
+        if tokenizer.max_prompt_id >= info.vocab_size:
+            ids = f"ids up to {tokenizer.max_prompt_id}, and the model has only {info.vocab_size} tokens"
+            raise ValueError(f"{tokenizer.path} is not the vocabulary of {info.model}: it has {ids}")
+        self._ready = self._made_ready(info, tokenizer)
+        return info
+
+    def _made_ready(self, info: EngineInfo, tokenizer: Tokenizer) -> ReadyModel:
+        prompts = Prompts(tokenizer, info.max_model_len, self.options.scheduler.max_queued_tokens)
+        return ReadyModel(info, tokenizer, prompts, self)
+
+    async def stop(self) -> None:
+        await self.engine.stop()
+
+    async def drain(self, within_s: float) -> None:
+        """Refuses new requests, lets those that run finish in time, then cancels what is left."""
+        self.draining = True
+        try:
+            async with asyncio.timeout(within_s):
+                await self.admission.wait_empty()
+        except TimeoutError:
+            self.cancel_all()
+            with suppress(TimeoutError):  # a client that does not read cannot be told
+                async with asyncio.timeout(_FAREWELL_S):
+                    await self.admission.wait_empty()
+
+    def cancel_all(self) -> None:
+        for request_id in self._live:
+            self.engine.cancel(request_id)
+
+    @property
+    def state(self) -> str:
+        """starting, ready, restarting, draining, failed or stopped."""
+        if self.draining:
+            return "draining"
+        if self._failure is not None:
+            return "failed"
+        if self._ready is None and self.engine.state in _LIVE_STATES:
+            return "starting"
+        return self.engine.state
+
+    @property
+    def error(self) -> str | None:
+        """Why it could not be started, or why its engine last failed."""
+        return self._failure or self.engine.error
+
+    def ready(self) -> ReadyModel:
+        """Raises APIError 503 unless requests can be served now."""
+        state = self.state
+        if state != "ready" or self._ready is None:
+            reason = f": {self.error}" if self.error else ""
+            raise unavailable(f"The server is {state}{reason}.", code=state)
+        info = self.engine.info
+        if info is not None and info.max_model_len != self._ready.info.max_model_len:  # a cluster was updated
+            self._ready = self._made_ready(info, self._ready.tokenizer)
+        return self._ready
+
+    @contextmanager
+    def admit(self, requests: Sequence[GenerationRequest]) -> Iterator[None]:
+        """A place for each sequence of one HTTP request, until the context ends.
+
+        Raises APIError: 503 when there is none, 429 when its API key has used what it may. Choices of one prompt share
+        their list of tokens; a key is charged for it once.
+        """
+        self.ready()
+        lengths = [len(request.prompt_token_ids) for request in requests]
+        prompts = {id(request.prompt_token_ids): length for request, length in zip(requests, lengths, strict=True)}
+        record = current.get()
+        with ExitStack() as held:
+            held.enter_context(self.admission.hold(len(requests), sum(lengths)))
+            if record is not None and record.key is not None:
+                held.enter_context(record.key.hold(len(requests), sum(prompts.values())))
+            self.metrics.admitted(requests)
+            yield
+
+    def submit(self, request: GenerationRequest) -> RequestStream:
+        """Raises APIError 503 when the engine is gone. The stream must be closed, and then forgotten with `forget`."""
+        record = current.get()
+        if record is not None:
+            record.sampling = record.sampling or request.sampling
+            if (key := record.key) is not None:
+                request = self._of_key(request, key)
+        try:
+            stream = self.engine.submit(request)
+        except EngineDied as error:
+            message = f"The engine is not available: {error}."
+            raise unavailable(message, code="engine_unavailable", retry_after_s=error.retry_after_s) from None
+        self._live.add(request.request_id)
+        return stream
+
+    def _of_key(self, request: GenerationRequest, key: KeyUse) -> GenerationRequest:
+        salt = request.cache_salt
+        if self._cache_salt_by_key:
+            salt = f"{len(key.name)} {key.name} {salt}"  # the length keeps the salts of two keys apart
+        return replace(request, priority=key.bounded_priority(request.priority), tenant=key.name, cache_salt=salt)
+
+    def forget(self, stream: RequestStream) -> None:
+        self._live.discard(stream.request_id)
+
+
+def _root(options: EngineOptions) -> str:
+    """What a model is called that was given no other name."""
+    model = options.model
+    name = f"random-{Path(model.random_weights).stem}" if model.random_weights else model.model
+    return Path(name).resolve().name if Path(name).is_dir() else name

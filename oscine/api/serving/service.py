@@ -1,0 +1,227 @@
+"""What all endpoints share: the models by their names, and what is the server's own, such as keys, tools and metrics.
+
+Knows no HTTP and no wire format.
+"""
+
+import asyncio
+import datetime
+import logging
+import random
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from oscine.api.http.body import Bodies
+from oscine.api.http.errors import APIError, invalid, unavailable
+from oscine.api.http.keys import ApiKeys
+from oscine.api.http.record import current
+from oscine.api.responses.service import ResponseService
+from oscine.api.serving.reasoning_memory import ReasoningMemory
+from oscine.api.serving.served_model import ANY_NAME, ServedModel
+from oscine.api.telemetry.engine_metrics import EngineCollector
+from oscine.api.telemetry.metrics import Metrics
+from oscine.api.telemetry.tracing import Tracing
+from oscine.config import Config, EngineOptions
+from oscine.engine.process.client import Engine, EngineError
+from oscine.judges.pool import judges
+from oscine.tools.builtin import BuiltinTools
+from oscine.types import EngineInfo
+
+logger = logging.getLogger(__name__)
+
+_FOUND_S = 1.0  # from a request's finding its model to its being admitted, at most
+_WORST_FIRST = ("failed", "stopped", "starting", "restarting", "draining", "ready")
+
+
+class Service:
+    """Any number of models, which may come and go while it runs. Belongs to one event loop.
+
+    Raises ValueError, in one line, for a file of keys or for traces that cannot be had.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.metrics = Metrics()
+        self.metrics.watch(EngineCollector(lambda: self.models))
+        self.keys = ApiKeys(config.server)
+        if config.server.seed is not None:
+            random.seed(config.server.seed)
+        self.tracing = Tracing(config.server.traces) if config.server.traces else None
+        self.reasoning = ReasoningMemory()
+        self.responses = ResponseService(config.server)
+        self.tools = BuiltinTools(config.tools)
+        self.bodies = Bodies()
+        self.draining = False
+        self.started = int(time.time())
+        self._by_name: dict[str, ServedModel] = {}
+        self._leaving: set[ServedModel] = set()  # removed, with requests that still run
+        self._retiring: set[asyncio.Task[None]] = set()  # of those that were replaced
+
+    def add(self, engine: Engine, options: EngineOptions, names: Sequence[str] = ()) -> ServedModel:
+        """One more model, known from now on; of a service that has started, the caller starts it.
+
+        `options` are those of its engine; `names` what clients call it, if not the model's own. Raises ValueError for
+        a name that another has.
+        """
+        model = self._made(engine, options, names)
+        self._name(model)
+        return model
+
+    def remove(self, model: ServedModel) -> Coroutine[Any, Any, None]:
+        """Its names are unknown at once, and free; await until its requests have ended and its engine has stopped."""
+        self._unname(model)
+        return self._retire(model)
+
+    async def replace(
+        self, old: ServedModel, engine: Engine, options: EngineOptions, names: Sequence[str] = ()
+    ) -> ServedModel:
+        """One model in the place of another as soon as it is ready, so that no request is refused.
+
+        Returns when it is; the old one leaves by and by. Raises as the start of a model does, and nothing has changed.
+        """
+        new = self._made(engine, options, names)
+        try:
+            await new.start()
+            self._unname(old)
+            try:
+                self._name(new)
+            except ValueError:
+                self._name(old)
+                raise
+        except BaseException:
+            await new.stop()
+            raise
+        leaving = asyncio.create_task(self._retire_late(old))
+        self._retiring.add(leaving)
+        leaving.add_done_callback(self._retiring.discard)
+        return new
+
+    def _made(self, engine: Engine, options: EngineOptions, names: Sequence[str]) -> ServedModel:
+        apart = self.config.server.cache_salt_by_key
+        return ServedModel(engine, options, names, self.metrics, cache_salt_by_key=apart)
+
+    def _name(self, model: ServedModel) -> None:
+        names = (*model.names, ANY_NAME) if model.has_any_name else model.names
+        for name in names:
+            if name in self._by_name:
+                raise ValueError(f"there is a model {name!r} already")
+        self._by_name |= dict.fromkeys(names, model)
+        model.draining = self.draining
+
+    def _unname(self, model: ServedModel) -> None:
+        self._by_name = {name: other for name, other in self._by_name.items() if other is not model}
+        self._leaving.add(model)
+
+    async def _retire(self, model: ServedModel) -> None:
+        await model.drain(self.config.server.drain_s)
+        await model.stop()
+        self._leaving.discard(model)
+
+    async def _retire_late(self, model: ServedModel) -> None:
+        """Requests that have found the model just now are still to be admitted."""
+        await asyncio.sleep(_FOUND_S)
+        await self._retire(model)
+
+    @property
+    def models(self) -> list[ServedModel]:
+        """In the order in which they came."""
+        return list(dict.fromkeys(self._by_name.values()))
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name in self._by_name if name != ANY_NAME]
+
+    async def start(self, on_ready: Callable[[EngineInfo], None] = lambda info: None) -> None:
+        """Returns when each model is ready, which `on_ready` is told, or has failed.
+
+        Raises what kept the server itself from its start, or what all the models from theirs.
+        """
+        models = self.models  # who adds others meanwhile starts them
+        await self.responses.start()
+        await self.tools.start()
+        judges().start()
+
+        async def start(model: ServedModel) -> None:
+            on_ready(await model.start())
+
+        ends = await asyncio.gather(*map(start, models), return_exceptions=True)
+        errors = [end for end in ends if end is not None]
+        if models and len(errors) == len(models):
+            raise errors[0]
+        for model, error in zip(models, ends, strict=True):
+            if error is not None:
+                trace = None if isinstance(error, EngineError | ValueError) else error
+                logger.error("%s cannot be served: %s", model.names[0], error, exc_info=trace)
+
+    async def stop(self) -> None:
+        await self.responses.stop()
+        for task in self._retiring:
+            task.cancel()
+        await asyncio.gather(*(model.stop() for model in self._all()))
+        await self.tools.stop()
+        if self.tracing is not None:
+            await asyncio.to_thread(self.tracing.stop)
+
+    async def drain(self) -> None:
+        """Refuses new requests, lets those that run finish within drain_s seconds, then cancels what is left."""
+        self.draining = True
+        await asyncio.gather(*(model.drain(self.config.server.drain_s) for model in self._all()))
+
+    def cancel_all(self) -> None:
+        for model in self._all():
+            model.cancel_all()
+
+    def _all(self) -> list[ServedModel]:
+        return [*self.models, *self._leaving]
+
+    @property
+    def running(self) -> int:
+        """The number of sequences that are admitted and not over."""
+        return sum(model.admission.sequences for model in self._all())
+
+    @property
+    def uptime_s(self) -> float:
+        return time.time() - self.started
+
+    @property
+    def state(self) -> str:
+        """starting, ready (all that there are), restarting, draining, failed or stopped: that of the worst model."""
+        if self.draining:
+            return "draining"
+        return min((model.state for model in self.models), key=_WORST_FIRST.index, default="starting")
+
+    @property
+    def failed(self) -> bool:
+        """Whether no model will ever be ready."""
+        models = self.models
+        return bool(models) and not self.draining and all(model.state == "failed" for model in models)
+
+    @property
+    def date(self) -> str:
+        """What the model is told; the same all day, so that prompts keep their common prefix."""
+        return self.config.server.date or datetime.datetime.now(datetime.UTC).date().isoformat()
+
+    def find(self, name: str | None) -> tuple[str, ServedModel]:
+        """The name to answer with, and its model: the only one, if none is named.
+
+        Raises APIError 404 for a name that is not served, and 400 where one has to be given.
+        """
+        record = current.get()
+        model = self._default() if name is None else self._by_name.get(name) or self._by_name.get(ANY_NAME)
+        if record is not None:
+            record.model = name or (model.names[0] if model is not None else None)
+        if model is not None:
+            return name or model.names[0], model
+        there = f"this server has {', '.join(self.names) or 'none'}"
+        if name is None:
+            raise invalid("model", f"it is required: {there}")
+        raise APIError(
+            f"The model '{name}' does not exist; {there}.", status=404, param="model", code="model_not_found"
+        )
+
+    def _default(self) -> ServedModel | None:
+        """Raises APIError 503 where there is no model yet."""
+        models = self.models
+        if not models:
+            raise unavailable("The server has no model yet.", code="starting")
+        return models[0] if len(models) == 1 else None

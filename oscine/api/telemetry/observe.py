@@ -1,0 +1,81 @@
+"""What every request passes through: it gets a record, an id and a trace, and is counted and logged when it is over.
+
+Around Starlette, not within it: what that answers to a crash passes through no middleware of its own.
+"""
+
+import time
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from oscine.api.http.body import Bodies, memory_of, values_of
+from oscine.api.http.record import CLIENT_LEFT, RequestRecord, current
+from oscine.api.telemetry.logs import log_request
+from oscine.api.telemetry.metrics import Metrics
+from oscine.api.telemetry.tracing import Tracing
+
+_ANTHROPIC_PATH = "/v1/messages"  # whose clients look for another name of the request id
+
+
+def note(record: RequestRecord, metrics: Metrics) -> None:
+    """Counts and logs a finished request, or a connection that was refused before its request was read."""
+    metrics.responded(record)
+    log_request(record)
+
+
+class Observe:
+    """One layer, as each costs something for every event of every stream."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, tracing: Tracing | None, bodies: Bodies) -> None:
+        self.app = app
+        self._metrics = metrics
+        self._tracing = tracing
+        self._bodies = bodies
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        record = RequestRecord.of(scope)
+        span = None if self._tracing is None else self._tracing.begin(record, scope)
+
+        async def count() -> Message:
+            message = await receive()
+            body = message.get("body", b"")
+            values = values_of(body, record.body_values)
+            size = memory_of(body, values)
+            self._bodies.take(size)
+            record.body_values += values
+            record.held_bytes += size
+            return message
+
+        async def observe(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._respond(record, message)
+            await send(message)
+
+        record.receive = count
+        outside = current.set(record)
+        self._metrics.in_progress.inc()
+        try:
+            await self.app(scope, count, observe)
+        finally:
+            self._finish(record, scope)
+            if span is not None:
+                span.end(record)
+            current.reset(outside)
+
+    def _respond(self, record: RequestRecord, message: Message) -> None:
+        record.status = message["status"]
+        limits = record.key.headers() if record.key is not None else ()
+        names = (b"x-request-id", b"request-id") if record.path.startswith(_ANTHROPIC_PATH) else (b"x-request-id",)
+        ids = [(name, record.request_id) for name in names]
+        message["headers"] = [*message.get("headers", ()), *ids, *limits]
+
+    def _finish(self, record: RequestRecord, scope: Scope) -> None:
+        record.ended_s = time.perf_counter()
+        record.status = record.status or CLIENT_LEFT
+        route = scope.get("route")  # set by the router; absent for unknown paths, which would be unbounded
+        record.route = route.path if route else ""
+        self._bodies.give_back(record.held_bytes)
+        self._metrics.in_progress.dec()
+        note(record, self._metrics)

@@ -1,0 +1,127 @@
+"""OpenTelemetry traces: one span a request, with `gen_ai.*` attributes, and those of its sequences below it.
+
+Knows records of requests, and OpenTelemetry's SDK, which is imported only when traces are wanted. That reads its own
+environment: OTEL_EXPORTER_OTLP_*, OTEL_TRACES_SAMPLER, OTEL_SERVICE_NAME, OTEL_BSP_* and the like. What spans tell is
+in records, and becomes spans when a request is over: a token costs nothing.
+"""
+
+from typing import Any
+
+from starlette.types import Scope
+
+import oscine
+from oscine.api.http.record import RequestRecord
+from oscine.api.telemetry.spans import SequenceSpans, unix_ns
+
+_OPERATIONS = {"/v1/completions": "text_completion"}  # gen_ai.operation.name; all others that generate: chat
+_PROTOCOL = "http/protobuf"
+
+
+class Tracing:
+    """Exports over OTLP/HTTP, from a thread of its own. Raises ValueError when it cannot, as it was asked to."""
+
+    def __init__(self, protocol: str = _PROTOCOL) -> None:
+        if protocol != _PROTOCOL:
+            raise ValueError(f"OTEL_EXPORTER_OTLP_PROTOCOL is {protocol!r}; traces are sent as {_PROTOCOL!r} alone")
+        try:
+            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+            from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, Resource
+            from opentelemetry.sdk.trace import TracerProvider
+            from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        except ImportError:
+            needs = "which need the packages of oscine[otel]; OTEL_SDK_DISABLED=true turns them off"
+            raise ValueError(f"OTEL_EXPORTER_OTLP_ENDPOINT asks for traces, {needs}") from None
+        resource = Resource.create()
+        if str(resource.attributes[SERVICE_NAME]).startswith("unknown_service"):
+            resource = resource.merge(Resource({SERVICE_NAME: "oscine"}))
+        resource = resource.merge(Resource({SERVICE_VERSION: oscine.__version__}))
+        self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+        self.tracer = self._provider.get_tracer("oscine", oscine.__version__)
+
+    def begin(self, record: RequestRecord, scope: Scope) -> "RequestSpan":
+        """Part of the trace that the client's `traceparent` names, if there is one."""
+        from opentelemetry.propagate import extract
+        from opentelemetry.trace import SpanKind
+
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        name = record.method  # until the endpoint is known
+        attributes = {"http.request.method": record.method, "url.path": record.path[:200]}
+        span = self.tracer.start_span(
+            name, extract(headers), SpanKind.SERVER, attributes=attributes, start_time=record.started_ns
+        )
+        record.trace_id = f"{span.get_span_context().trace_id:032x}"
+        return RequestSpan(self.tracer, span)
+
+    def stop(self) -> None:
+        """Sends what is left; takes as long as OTEL_EXPORTER_OTLP_TIMEOUT if nobody listens."""
+        self._provider.shutdown()
+
+
+class RequestSpan:
+    """The span of one request."""
+
+    def __init__(self, tracer: Any, span: Any) -> None:
+        self._tracer, self._span = tracer, span
+
+    def end(self, record: RequestRecord) -> None:
+        from opentelemetry.trace import Status, StatusCode
+
+        span = self._span
+        if span.is_recording():
+            span.update_name(_name(record))
+            span.set_attributes(_attributes(record))
+            if record.status >= 500 or (record.error and record.status == 200):
+                span.set_status(Status(StatusCode.ERROR))
+            children = SequenceSpans(self._tracer, record)
+            for sequence in record.sequences:
+                children.add(span, sequence)
+        span.end(unix_ns(record, record.ended_s))
+
+
+def _name(record: RequestRecord) -> str:
+    if record.model is not None and record.sequences:
+        return f"{_operation(record)} {record.model}"
+    return f"{record.method} {record.route}".rstrip()
+
+
+def _operation(record: RequestRecord) -> str:
+    return _OPERATIONS.get(record.route, "chat")
+
+
+def _attributes(record: RequestRecord) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "http.response.status_code": record.status,
+        "http.route": record.route or None,
+        "error.type": record.error or (str(record.status) if record.status >= 500 else None),
+        "oscine.request_id": record.request_id.decode(),
+        "oscine.api_key": record.key.name if record.key else None,
+    }
+    if record.sequences:
+        found |= _generation(record)
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _generation(record: RequestRecord) -> dict[str, Any]:
+    sequences, sampling = record.sequences, record.sampling
+    found: dict[str, Any] = {
+        "gen_ai.operation.name": _operation(record),
+        "gen_ai.provider.name": "oscine",
+        "gen_ai.request.model": record.model,
+        "gen_ai.response.model": record.model,
+        "gen_ai.usage.input_tokens": record.prompt_tokens,
+        "gen_ai.usage.output_tokens": record.tokens,
+        "gen_ai.usage.cache_read.input_tokens": sum(sequence.cached_tokens for sequence in sequences),
+        "gen_ai.response.finish_reasons": [sequence.finish_reason for sequence in sequences],
+        "gen_ai.server.time_to_first_token": record.first_token_s,
+    }
+    if len(sequences) > 1:
+        found["gen_ai.request.choice.count"] = len(sequences)
+    if sampling is not None:
+        found |= {
+            "gen_ai.request.max_tokens": sampling.max_tokens,
+            "gen_ai.request.temperature": sampling.temperature,
+            "gen_ai.request.top_p": sampling.top_p,
+            "gen_ai.request.seed": sampling.seed,
+        }
+    return found

@@ -1,0 +1,76 @@
+"""Measures every op of the chosen backends at the shapes of a model's step, against ceilings measured in the same run.
+
+Knows the arithmetic of the table; what an op's inputs are is in step_inputs.py, how a call is timed in timer.py.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from oscine.bench.roofline import Ceiling
+from oscine.bench.step_inputs import Load, OpCall, random_weights, step_calls
+from oscine.bench.timer import Time, time_call
+from oscine.model.config import ModelConfig
+from oscine.ops.table import choose, platform, resolve
+
+HEADER = f"{'op':<18} {'backend':<10} {'a step':>6} {'us':>10} {'TB/s':>6} {'TFLOP/s':>8} {'ceiling':>8} {'of step':>8}"
+
+
+@dataclass(frozen=True, slots=True)
+class OpTime:
+    op: OpCall
+    backend: str
+    time: Time
+    step_share: float  # of the time of all ops of a step
+
+    def ceiling_share(self, ceiling: Ceiling) -> float:
+        """Of the bandwidth or the arithmetic, whichever bounds the op."""
+        least_s = max(self.op.num_bytes / ceiling.bytes_per_s, self.op.flops / ceiling.flops_per_s)
+        return least_s / self.time.seconds
+
+    def line(self, ceiling: Ceiling) -> str:
+        seconds = self.time.seconds
+        share = "-" if self.time.how == "cpu" else f"{self.ceiling_share(ceiling):.1%}"  # a CPU's caches hold it all
+        return (
+            f"{self.op.name:<18} {self.backend:<10} {self.op.per_step:>6} {seconds * 1e6:>10.2f} "
+            f"{self.op.num_bytes / seconds / 1e12:>6.3f} {self.op.flops / seconds / 1e12:>8.2f} "
+            f"{share:>8} {self.step_share:>8.1%}" + ("  not in a graph" if self.time.how == "eager" else "")
+        )
+
+
+class OpBench:
+    """The ops of one device, and the weights that they are measured on."""
+
+    def __init__(
+        self, config: ModelConfig, device: torch.device, dtype: torch.dtype, overrides: Mapping[str, str]
+    ) -> None:
+        """Raises ValueError for an op or backend that does not exist or cannot be loaded."""
+        self._config, self._device = config, device
+        on = platform(device, dtype)
+        self._backends, self._ops = choose(on, overrides), resolve(on, overrides)
+        for op, backend in overrides.items():
+            if device.type == "cpu" and backend != "reference":
+                raise ValueError(f"--backend {op}={backend} needs a GPU")
+        with torch.inference_mode():
+            self._weights = random_weights(config, self._ops, device, dtype)
+
+    @torch.inference_mode()
+    def run(self, load: Load) -> list[OpTime]:
+        calls = step_calls(self._config, self._weights, self._ops, load)
+        times = [time_call(op.call, self._device) for op in calls]
+        step_s = sum(op.per_step * time.seconds for op, time in zip(calls, times, strict=True))
+        return [
+            OpTime(op, self._backends[op.backend_of], time, op.per_step * time.seconds / step_s)
+            for op, time in zip(calls, times, strict=True)
+        ]
+
+
+def table(load: Load, times: Sequence[OpTime], ceiling: Ceiling) -> Iterator[str]:
+    """Lines for a terminal."""
+    what = "decodes" if load.query_len == 1 else f"chunks of {load.query_len}"
+    step_s = sum(row.op.per_step * row.time.seconds for row in times)
+    yield f"{load.tokens} tokens: {load.sequences} {what}, context {load.context}"
+    yield HEADER
+    yield from (row.line(ceiling) for row in times)
+    yield f"{'all ops of a step':<36} {step_s * 1e6:>10.0f}"

@@ -1,0 +1,120 @@
+"""`python -m oscine.bench.plot`: tokens a second of a GPU against those of a user, ours beside what others reach.
+
+Knows result files, anchors and matplotlib (the extra `bench`); must not know how anything is measured.
+"""
+
+import argparse
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
+
+from oscine.bench.anchors import ANCHORS, VLLM, Anchor
+from oscine.bench.result import RESULTS, Result, latest, read
+
+PROMPT = 1024  # tokens; points of other prompts are no part of the curves
+IMAGE = Path("docs/img/pareto.svg")
+MODELS = ("120b", "20b")
+
+OURS, PEER, PUBLISHED, QUIET = "#c2410c", "#1d4ed8", "#475569", "#94a3b8"
+
+
+def draw(results: Iterable[Result]) -> Figure:
+    """One panel a model, both axes logarithmic."""
+    matplotlib.rcParams["svg.hashsalt"] = "oscine"  # the same picture is the same file
+    matplotlib.rcParams["svg.fonttype"] = "none"
+    newest = list(latest(results).values())
+    figure = Figure(figsize=(12.0, 5.2), layout="constrained")
+    for axes, model in zip(figure.subplots(1, len(MODELS)), MODELS, strict=True):
+        _panel(axes, model, [result for result in newest if result.model == model])
+    return figure
+
+
+def _panel(axes: Axes, model: str, results: Sequence[Result]) -> None:
+    anchors = [anchor for anchor in ANCHORS if anchor.model == model]
+    short = [result for result in results if result.isl == PROMPT]
+    ours = [(result.tok_s_user, result.output_tok_s, result.concurrency) for result in short]
+    peer = [
+        (anchor.tok_s_user, anchor.output_tok_s, anchor.concurrency)
+        for anchor in anchors
+        if anchor.system == VLLM and anchor.tok_s_user and anchor.output_tok_s and anchor.concurrency
+    ]
+    axes.set(xscale="log", yscale="log", title=f"gpt-oss-{model}, one H200")
+    axes.set(xlabel="tokens/s of one user (1 / decode step)", ylabel="generated tokens/s of a GPU")
+    _curve(axes, peer, PEER, f"{VLLM}, same machine and load", "s", below=True)
+    if ours:
+        _curve(axes, ours, OURS, "Oscine", "o", below=False)
+    for anchor in anchors:
+        if anchor.system != VLLM:
+            _published(axes, anchor)
+    _plain_ticks(axes)
+    axes.margins(x=0.12, y=0.12)
+    axes.grid(True, which="major", color="#e2e8f0", linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(loc="lower left", frameon=False, fontsize=8)
+
+
+def _plain_ticks(axes: Axes) -> None:
+    """1, 2, 5, 10, 20 ... in full."""
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=20))
+        axis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+        axis.set_minor_locator(NullLocator())
+
+
+def _curve(
+    axes: Axes, points: Sequence[tuple[float, float, int]], color: str, label: str, marker: str, *, below: bool
+) -> None:
+    """Through the points by concurrency, which is written beside each."""
+    ordered = sorted(points, key=lambda point: point[2])
+    axes.plot([x for x, _, _ in ordered], [y for _, y, _ in ordered], marker=marker, color=color, label=label)
+    for x, y, concurrency in ordered:
+        _label(axes, f"{concurrency}", (x, y), color, place=(-5, -11) if below else (5, 5))
+
+
+def _published(axes: Axes, anchor: Anchor) -> None:
+    """A point, or a line where nothing is said of one user."""
+    assert anchor.output_tok_s is not None
+    if anchor.tok_s_user is None:
+        text = f"{anchor.system}, {anchor.gpu}, offline: {anchor.output_tok_s:,.0f} (published)"
+        axes.axhline(anchor.output_tok_s, color=QUIET, linestyle="--", linewidth=1)
+        place = axes.get_yaxis_transform()
+        axes.text(1.0, anchor.output_tok_s * 1.04, text, transform=place, color=PUBLISHED, fontsize=7, ha="right")
+        return
+    point = (anchor.tok_s_user, anchor.output_tok_s)
+    known = {line.get_label() for line in axes.get_lines()}
+    name = f"{anchor.system}, published"
+    label = "_" if name in known else name  # once in the legend
+    marker = "*" if anchor.concurrency is None else "D"
+    axes.plot(*point, marker=marker, markersize=5, linestyle="", color=PUBLISHED, label=label)
+    load = "" if anchor.concurrency is None else f"{anchor.concurrency} on "
+    _label(axes, load + anchor.gpu, point, PUBLISHED, place=(6, -3))
+
+
+def _label(axes: Axes, text: str, point: tuple[float, float], color: str, *, place: tuple[int, int]) -> None:
+    """`place` in points from the point."""
+    align = "right" if place[0] < 0 else "left"
+    axes.annotate(text, point, place, textcoords="offset points", color=color, fontsize=7, ha=align)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m oscine.bench.plot", description="Draws results beside other systems' figures."
+    )
+    parser.add_argument("results", nargs="*", type=Path, default=[RESULTS], help=f"({RESULTS})")
+    parser.add_argument("--output", type=Path, default=IMAGE, help=f"svg, png or pdf ({IMAGE})")
+    args = parser.parse_args(argv)
+    try:
+        results = [result for path in args.results for result in read(path)]
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
+    figure = draw(results)
+    args.output.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(args.output, metadata={"Date": None} if args.output.suffix == ".svg" else None, dpi=150)
+
+
+if __name__ == "__main__":
+    main()

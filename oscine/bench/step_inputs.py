@@ -1,0 +1,256 @@
+"""One step of a model with random weights, taken apart: each op as a call on the inputs that it has in such a step.
+
+Knows the order of ops in a step and their inputs' shapes; must not know backends or how a call is timed. Inputs of an
+op are the outputs of the op before it, so partial sums and prepared experts are those of the backends in use. The
+calls of one op go round several layers' weights and KV memory, so that these come from memory and not from a cache.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import ceil
+
+import torch
+from torch import Tensor
+
+from oscine.bench import roofline
+from oscine.model.config import ModelConfig
+from oscine.model.gpt_oss import kv_shape, rope_table
+from oscine.model.random_weights import RandomTensors
+from oscine.model.weights import LayerWeights, Weights, load_weights
+from oscine.ops.cases import sampling_batch
+from oscine.ops.interface import Batch, KvCache, Ops, PageGroup, Routing
+
+NUM_LAYERS = 4  # of weights: more than the cache of any chip holds, and few enough to be made in a second
+KV_BYTES = 256 << 20  # what the KV memory that an op goes round has at least, in so many layers ...
+MOST_KV_LAYERS = 32  # ... at most
+PAGE = 64  # tokens
+MOST_DECODES = 1024  # tokens; more are chunks of prompts
+
+Call = Callable[[int], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Sequences that compute query_len tokens each, and then have `context` tokens."""
+
+    sequences: int
+    query_len: int
+    context: int
+
+    @classmethod
+    def of(cls, tokens: int, context: int) -> "Load":
+        """Decodes up to MOST_DECODES tokens, else prompts of `context` tokens, or the last chunk of one.
+
+        Raises ValueError for a load of nothing.
+        """
+        if min(tokens, context) < 1:
+            raise ValueError(f"--tokens and --context must be at least 1, not {tokens} and {context}")
+        if tokens <= MOST_DECODES:
+            return cls(tokens, 1, context)
+        query_len = min(tokens, context)
+        return cls(tokens // query_len, query_len, context)
+
+    @property
+    def tokens(self) -> int:
+        return self.sequences * self.query_len
+
+
+@dataclass(frozen=True, slots=True)
+class OpCall:
+    """An op at its place in the step."""
+
+    name: str
+    backend_of: str  # the op whose backend this is
+    per_step: int  # calls in one step of the whole model
+    call: Call  # the i-th of many
+    num_bytes: float  # that one call must read and write
+    flops: float  # of one call
+
+
+def random_weights(config: ModelConfig, ops: Ops, device: torch.device, dtype: torch.dtype) -> Weights:
+    """NUM_LAYERS layers at true shapes, experts prepared for the moe in use."""
+    kinds = config.layer_types[:NUM_LAYERS]
+    short = replace(config, num_hidden_layers=len(kinds), layer_types=kinds)
+
+    return load_weights(short, RandomTensors(short, 0, device), device, dtype, ops=ops)
+
+
+def step_calls(config: ModelConfig, weights: Weights, ops: Ops, load: Load) -> list[OpCall]:
+    """The ops in the order of the step; running them here once gives each its inputs."""
+    step = _Step(config, weights, load)
+    return [*step.attention_calls(ops), *step.expert_calls(ops), *step.head_calls(ops)]
+
+
+class _Step:
+    """Builds calls in order: each method runs its ops once, for the next to read their outputs."""
+
+    def __init__(self, config: ModelConfig, weights: Weights, load: Load) -> None:
+        self.config, self.weights, self.load = config, weights, load
+        self.device, self.dtype = weights.embed_VH.device, weights.embed_VH.dtype
+        self.cos_sin = rope_table(config, self.device)
+        self.batch = make_batch(config, load, self.device)
+        self.kv = KvCache(
+            self._kv_memory(self.batch.full.page_table_SB), self._kv_memory(self.batch.sliding.page_table_SB)
+        )
+        self.x = weights.embed_VH[self.batch.token_ids_T]
+        self.residual_TH = torch.zeros_like(self.x)
+
+    def attention_calls(self, ops: Ops) -> list[OpCall]:
+        config, batch, kv, eps = self.config, self.batch, self.kv, self.config.rms_norm_eps
+        x_in, residual_in = self._after_experts(ops)
+        table, positions_T, slots_T = self.cos_sin, batch.positions_T, batch.full.slots_T
+
+        def norm_qkv(i: int) -> tuple[Tensor, Tensor]:
+            w, pages = self.layer(i), kv.full[:, i % kv.full.shape[1]]
+            projection = w.qkv_weight_FH, w.qkv_bias_F, table, positions_T, pages, slots_T
+            return ops.norm_qkv(x_in, w.input_norm_H, eps, residual_in, *projection)
+
+        q_TQD, residual_TH = norm_qkv(0)
+
+        def full(i: int) -> Tensor:
+            return ops.attention(
+                q_TQD, kv.full[:, i % kv.full.shape[1]], batch, batch.full, self.layer(i).sinks_Q, None
+            )
+
+        def sliding(i: int) -> Tensor:
+            pages, window = kv.sliding[:, i % kv.sliding.shape[1]], config.sliding_window
+            return ops.attention(q_TQD, pages, batch, batch.sliding, self.layer(i).sinks_Q, window)
+
+        heads = full(0)
+
+        def out_proj(i: int) -> Tensor:
+            return ops.out_proj(heads, self.layer(i).out_weight, self.layer(i).out_bias_H)
+
+        self.x, self.residual_TH = out_proj(0), residual_TH
+        layers, first = config.num_hidden_layers, self.layer(0)
+        return [
+            self._linear("norm_qkv", layers, norm_qkv, first.qkv_weight_FH, x_in, residual_in, residual_TH, q_TQD),
+            self._attention("attention full", config.num_full_layers, full, q_TQD, None),
+            self._attention("attention sliding", config.num_sliding_layers, sliding, q_TQD, config.sliding_window),
+            self._linear("out_proj", layers, out_proj, first.out_weight, heads, self.x),
+        ]
+
+    def _after_experts(self, ops: Ops) -> tuple[Tensor, Tensor]:
+        """What all layers but the first are given: the sums of experts."""
+        x_TH, residual_TH, routing = self._norm_route(ops, self.x, self.residual_TH, 0)
+        return ops.moe(x_TH, routing, self.layer(0).experts, self.config.swiglu_limit), residual_TH
+
+    def _norm_route(self, ops: Ops, x: Tensor, residual_TH: Tensor, i: int) -> tuple[Tensor, Tensor, Routing]:
+        config, w = self.config, self.layer(i)
+        router = w.router_weight_EH, w.router_bias_E, config.num_experts_per_tok
+        return ops.norm_route(x, w.post_attention_norm_H, config.rms_norm_eps, residual_TH, *router)
+
+    def expert_calls(self, ops: Ops) -> list[OpCall]:
+        config, x_in, residual_in = self.config, self.x, self.residual_TH
+
+        def norm_route(i: int) -> tuple[Tensor, Tensor, Routing]:
+            return self._norm_route(ops, x_in, residual_in, i)
+
+        x_TH, residual_TH, routing = norm_route(0)
+
+        def moe(i: int) -> Tensor:
+            return ops.moe(x_TH, routing, self.layer(i).experts, config.swiglu_limit)
+
+        self.x, self.residual_TH = moe(0), residual_TH
+        tokens, layers = self.load.tokens, config.num_hidden_layers
+        weight_EH = self.layer(0).router_weight_EH
+        router = _bytes(x_in, residual_in, x_TH, residual_TH, weight_EH)
+        experts = len(set(routing.expert_ids_TK.flatten().tolist())) * roofline.expert_bytes(config)
+        expert_flops = 2.0 * tokens * config.num_experts_per_tok * 3 * config.hidden_size * config.intermediate_size
+        return [
+            OpCall("norm_route", "norm_route", layers, norm_route, router, 2.0 * tokens * weight_EH.numel()),
+            OpCall("moe", "moe", layers, moe, experts + _bytes(x_TH, x_TH), expert_flops),
+        ]
+
+    def head_calls(self, ops: Ops) -> list[OpCall]:
+        """Only the last token of each sequence is sampled.
+
+        A step of greedy rows only chooses: what makes all logits and samples from them is timed, and not counted.
+        """
+        rows, head_VH = self.batch.logits_rows_N, self.weights.head_VH
+        assert rows is not None
+        x_in, residual_in, norm_H = self.x[rows], self.residual_TH[rows], self.weights.norm_H
+
+        def norm(_: int) -> tuple[Tensor, Tensor]:
+            return ops.rms_norm(x_in, norm_H, self.config.rms_norm_eps, residual_in)
+
+        x_NH, total_NH = norm(0)
+        logits_NV = ops.lm_head(x_NH, head_VH)
+        temperature_N = torch.zeros(len(rows), device=self.device)
+        sampling = sampling_batch(len(rows), self.device, temperature_N=temperature_N, greedy=True)
+        prepared, chooser = self.weights.prepared_head, ops.chooser
+        read = head_VH.nbytes if prepared is None else chooser.prepared_bytes(*head_VH.shape)
+
+        def choose(_: int) -> Tensor:
+            return chooser.choose(x_NH, head_VH, prepared, sampling)
+
+        return [
+            OpCall("rms_norm", "rms_norm", 1, norm, _bytes(x_in, residual_in, x_NH, total_NH), 0.0),
+            OpCall("choose", "chooser", 1, choose, read + _bytes(x_NH), 2.0 * len(rows) * head_VH.numel()),
+            self._linear("lm_head", 0, lambda _: ops.lm_head(x_NH, head_VH), head_VH, x_NH, logits_NV),
+            OpCall("sample", "sample", 0, lambda _: ops.sample(logits_NV, sampling), _bytes(logits_NV), 0.0),
+        ]
+
+    def layer(self, i: int) -> LayerWeights:
+        return self.weights.layers[i % len(self.weights.layers)]
+
+    def _linear(self, name: str, per_step: int, call: Call, weight: Tensor, x: Tensor, *others: Tensor) -> OpCall:
+        return OpCall(name, name, per_step, call, _bytes(weight, x, *others), 2.0 * x.shape[0] * weight.numel())
+
+    def _attention(self, name: str, per_step: int, call: Call, q_TQD: Tensor, window: int | None) -> OpCall:
+        """Each sequence's keys and values are read once; a window adds to those of the chunk itself."""
+        load, config = self.load, self.config
+        first = load.context - load.query_len  # keys before the chunk
+        seen = [min(first + i + 1, window or load.context) for i in range(load.query_len)]
+        read = min(load.context, load.query_len + (window or load.context) - 1)
+        kv = 2 * config.num_key_value_heads * config.head_dim * q_TQD.element_size() * read
+        flops = 4.0 * config.num_attention_heads * config.head_dim * sum(seen)
+        num_bytes = load.sequences * kv + 2 * _bytes(q_TQD)
+        return OpCall(name, "attention", per_step, call, num_bytes, load.sequences * flops)
+
+    def _kv_memory(self, page_table_SB: Tensor) -> Tensor:
+        num_pages = int(page_table_SB.max()) + 1
+        layer = torch.Size(kv_shape(self.config, 1, num_pages, PAGE)).numel() * self.dtype.itemsize
+        num_layers = min(MOST_KV_LAYERS, ceil(KV_BYTES / layer))
+        return random_pages(self.config, num_layers, num_pages, self.device, self.dtype)
+
+
+def random_pages(
+    config: ModelConfig, num_layers: int, num_pages: int, device: torch.device, dtype: torch.dtype
+) -> Tensor:
+    """Keys and values of one group of layers, normally distributed."""
+    return torch.empty(kv_shape(config, num_layers, num_pages, PAGE), dtype=dtype, device=device).normal_()
+
+
+def make_batch(config: ModelConfig, load: Load, device: torch.device) -> Batch:
+    """Pages in random order; a sliding table holds only what a window of the chunk can need."""
+    first = load.context - load.query_len
+    positions = torch.arange(first, load.context).repeat(load.sequences)
+    row_T = torch.arange(load.sequences).repeat_interleave(load.query_len)
+    starts = torch.arange(load.sequences + 1) * load.query_len
+    generator = torch.Generator().manual_seed(0)
+
+    def group(first_needed: int) -> PageGroup:
+        first_page, end_page = first_needed // PAGE, ceil(load.context / PAGE)
+        needed = end_page - first_page
+        table = torch.full((load.sequences, end_page), -1, dtype=torch.int32)
+        deal = torch.randperm(load.sequences * needed, generator=generator).int()
+        table[:, first_page:] = deal.view(load.sequences, needed)
+        slots = table[row_T, positions // PAGE].long() * PAGE + positions % PAGE
+        return PageGroup(table.to(device), slots.to(device))
+
+    tokens = torch.randint(0, config.vocab_size, (load.tokens,), generator=generator)
+    return Batch(
+        token_ids_T=tokens.to(device),
+        positions_T=positions.to(device),
+        query_starts_S1=starts.int().to(device),
+        context_lens_S=torch.full((load.sequences,), load.context, dtype=torch.int32, device=device),
+        full=group(0),
+        sliding=group(max(0, first - config.sliding_window + 1)),
+        logits_rows_N=(starts[1:] - 1).to(device),
+        num_decodes=load.sequences if load.query_len == 1 else 0,
+    )
+
+
+def _bytes(*tensors: Tensor) -> float:
+    return float(sum(tensor.numel() * tensor.element_size() for tensor in tensors))

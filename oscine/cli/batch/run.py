@@ -1,0 +1,165 @@
+"""A batch against a server: requests go out, so many at once; what comes back is written down as it comes.
+
+Knows HTTP as a client, and when to ask again; not what files look like.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import Any, TextIO
+
+import httpx
+import msgspec
+
+from oscine.cli.batch.files import BadLine, BatchInput, BatchOutput, BatchRequest
+from oscine.cli.error import CommandError
+from oscine.cli.server_url import DIRECT
+
+PATIENCE_S = 120.0  # that a server may refuse one request again and again, or be out of reach
+_DELAYS_S = (0.5, 30.0)  # before asking again: at first, at most
+_FAILURES = 3  # of the engine during one request; then the request is to blame
+_BUSY = (429, 503, 529)  # 529 is Anthropic's
+# By the code of the error, or by its message in Anthropic's shape, which has no code.
+_ENGINE_FAILURES = (b'"engine_died"', b'"engine_failed"', b'"The engine failed:', b'"The request failed:')
+_REPORT_S = {True: 0.5, False: 10.0}  # between reports, to a terminal and to a file
+
+
+class BatchRun:
+    """One run over the lines of a file. Raises CommandError when the server cannot be asked; the output stays valid."""
+
+    def __init__(self, lines: BatchInput, output: BatchOutput, url: str, api_key: str | None, report: TextIO) -> None:
+        self._lines, self._output, self._url = lines, output, url
+        self._headers = {"Content-Type": "application/json"}
+        if api_key:
+            self._headers["Authorization"] = f"Bearer {api_key}"
+        self._report_to = report
+        self._tty = report.isatty()
+        self._in_line = False  # on a terminal the cursor stays behind the progress
+        self._started_s = time.perf_counter()
+        self._answered = self._failed = self._skipped = self._tokens = 0
+
+    async def run(self, concurrency: int) -> None:
+        limits = httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency)
+        timeout = httpx.Timeout(None, connect=10.0)
+        async with httpx.AsyncClient(
+            base_url=self._url, headers=self._headers, limits=limits, timeout=timeout, mounts=DIRECT
+        ) as self._client:
+            await self._check_server()
+            reporting = asyncio.create_task(self._report())
+            try:
+                await self._work(concurrency)
+            except BaseException:
+                self._leave_line()
+                raise
+            finally:
+                reporting.cancel()
+        self._say(final=True)
+
+    async def _check_server(self) -> None:
+        try:
+            response = await self._client.get("/v1/models")
+        except httpx.HTTPError as error:
+            raise CommandError(f"no answer from {self._url}: {error}") from None
+        if not response.is_success:
+            raise CommandError(f"{self._url} answered {response.status_code} to /v1/models: {response.text[:200]}")
+
+    async def _work(self, concurrency: int) -> None:
+        todo = iter(self._lines)
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(concurrency):
+                    group.create_task(self._take_turns(todo))
+        except* CommandError as errors:
+            raise errors.exceptions[0] from None
+
+    async def _take_turns(self, todo: Iterator[BatchRequest | BadLine]) -> None:
+        for line in todo:
+            if self._output.has(line):
+                self._skipped += 1
+            elif isinstance(line, BadLine):
+                self._output.refuse(line)
+                self._failed += 1
+            else:
+                await self._answer(line)
+                continue
+            await asyncio.sleep(0)  # for the others: the next million lines may be such lines too
+
+    async def _answer(self, request: BatchRequest) -> None:
+        response = await self._ask(request)
+        body = _json(response)
+        self._output.answer(request, response.status_code, response.headers.get("x-request-id", ""), body)
+        self._answered += response.is_success
+        self._failed += not response.is_success
+        self._tokens += _tokens(body)
+
+    async def _ask(self, request: BatchRequest) -> httpx.Response:
+        """Until the server takes the request: it may be full, or starting again."""
+        give_up_s = time.monotonic() + PATIENCE_S
+        delay_s, longest_s = _DELAYS_S
+        failures = 0
+        while True:
+            try:
+                response = await self._client.post(request.url, content=request.body)
+            except httpx.TransportError as error:
+                why = str(error) or type(error).__name__
+            else:
+                failures += _failed_in_engine(response)
+                if response.status_code not in _BUSY or failures == _FAILURES:
+                    return response
+                delay_s = max(delay_s, _retry_after_s(response))
+                why = f"it answers {response.status_code}: {response.text[:200]}"
+            if time.monotonic() + delay_s > give_up_s:
+                raise CommandError(f"{self._url} takes no requests ({why}); run the command again to go on")
+            await asyncio.sleep(delay_s)
+            delay_s = min(2 * delay_s, longest_s)
+
+    async def _report(self) -> None:
+        while True:
+            await asyncio.sleep(_REPORT_S[self._tty])
+            self._say()
+
+    def _say(self, *, final: bool = False) -> None:
+        elapsed_s = time.perf_counter() - self._started_s
+        parts = [f"{self._answered:,} answered", f"{self._failed:,} failed"]
+        parts += [f"{self._skipped:,} done before"] if self._skipped else []
+        parts += [f"{self._tokens:,} tokens", f"{self._tokens / elapsed_s:,.0f} tokens/s", f"{elapsed_s:,.0f} s"]
+        text = ("done" if final else f"{self._lines.share_read:.0%}") + ": " + ", ".join(parts)
+        self._report_to.write(f"\r\x1b[K{text}" if self._tty else f"{text}\n")
+        self._report_to.flush()
+        self._in_line = self._tty
+        if final:
+            self._leave_line()
+
+    def _leave_line(self) -> None:
+        """Ends the line of progress, so that later output begins a new line."""
+        if self._in_line:
+            self._report_to.write("\n")
+            self._report_to.flush()
+        self._in_line = False
+
+
+def _json(response: httpx.Response) -> Any:
+    """The body; as a text where a proxy answered something else."""
+    try:
+        return msgspec.json.decode(response.content)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return response.text
+
+
+def _tokens(body: Any) -> int:
+    """Generated, as the usage says."""
+    usage = body.get("usage") if isinstance(body, dict) else None
+    usage = usage if isinstance(usage, dict) else {}
+    count = usage.get("completion_tokens", usage.get("output_tokens"))
+    return count if isinstance(count, int) else 0
+
+
+def _failed_in_engine(response: httpx.Response) -> bool:
+    return response.status_code == 503 and any(text in response.content for text in _ENGINE_FAILURES)
+
+
+def _retry_after_s(response: httpx.Response) -> float:
+    with contextlib.suppress(ValueError):
+        return min(max(float(response.headers.get("retry-after", 0)), 0.0), _DELAYS_S[1])
+    return 0.0

@@ -1,0 +1,122 @@
+"""`oscine chat [PROMPT]`: a conversation in the terminal, with a server or with one that it starts itself."""
+
+import argparse
+import sys
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
+
+from oscine.chat.effort import DEFAULT, EFFORTS
+from oscine.cli.chat.terminal import Terminal
+from oscine.cli.error import USAGE, CommandError
+from oscine.cli.parser import Parser
+from oscine.cli.server_url import server_url
+from oscine.config import NANO, Config, EngineOptions, Environment, ModelOptions, ServerOptions
+
+if TYPE_CHECKING:
+    from oscine.cli.chat.conversation import Conversation
+
+MAX_TOKENS = 4096  # per answer, if the context has room for as many
+_HELP = "/reset forgets the conversation, /effort low|medium|high, ctrl-C stops an answer, ctrl-D leaves"
+
+
+def add_command(commands: "argparse._SubParsersAction[Parser]") -> None:
+    what = "talk to a model in the terminal"
+    parser = commands.add_parser(
+        "chat",
+        help=what,
+        description=f"Talk to a model in the terminal. Without PROMPT: a conversation; {_HELP}.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "prompt",
+        nargs="?",
+        metavar="PROMPT",
+        help="question that is answered once; the output may be piped (default: a conversation begins)",
+    )
+    parser.add_argument(
+        "--url", help="server to ask, with the key of OPENAI_API_KEY (default: that of OSCINE_URL, else one is started)"
+    )
+    parser.add_argument(
+        "--model", help=f"name of the model, or the model of a server that is started (default: the first, or {NANO})"
+    )
+    parser.add_argument(
+        "--effort", choices=EFFORTS, default=DEFAULT, help=f"effort of the reasoning (default: {DEFAULT})"
+    )
+    parser.add_argument(
+        "--temperature",
+        type=float,
+        help="temperature of sampling; 0 is greedy (default: the server's own; 0 for the embedded model)",
+    )
+    parser.add_argument(
+        "--max-tokens", type=int, metavar="TOKENS", help=f"most tokens of one answer (default: {MAX_TOKENS})"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> None:
+    if args.prompt is not None and not args.prompt.strip():
+        raise CommandError("PROMPT is empty: without one, a conversation begins", USAGE)
+    environment = Environment.read()
+    out = sys.stdout
+    terminal = Terminal(out, color=out.isatty() and not environment.no_color)
+    notes = Terminal(sys.stderr, color=sys.stderr.isatty() and not environment.no_color)
+    given = args.url or environment.base_url
+    url = server_url(given) if given else None
+    embedded = url is None and args.model in (None, NANO)
+    settings = {
+        "model": args.model if url is not None else None,
+        "reasoning_effort": args.effort,
+        "temperature": 0.0 if args.temperature is None and embedded else args.temperature,
+        "max_tokens": args.max_tokens,
+    }
+    from oscine.cli.chat.conversation import Conversation
+
+    with _server(url, args.model or NANO) as base:
+        conversation = Conversation(base, environment.api_key, settings, MAX_TOKENS, terminal, notes)
+        with conversation:
+            if args.prompt is not None:
+                conversation.ask(args.prompt)
+            else:
+                _converse(conversation, notes)
+
+
+def _server(url: str | None, model: str) -> AbstractContextManager[str]:
+    if url is not None:
+        return nullcontext(url)
+    from oscine.cli.local_server import LocalServer
+
+    # The embedded model is there in a moment and starts without a word.
+    engine = EngineOptions(model=ModelOptions(model=model), quiet=model == NANO)
+    return LocalServer(Config(engine, ServerOptions(port=0, drain_s=0.0, log_level="warning")))
+
+
+def _converse(conversation: "Conversation", notes: Terminal) -> None:
+    import readline  # noqa: F401  (gives input() its editing and history)
+
+    prompt = "> " if sys.stdin.isatty() else ""
+    notes.note(_HELP)
+    while True:
+        try:
+            _obey(input(prompt).strip(), conversation, notes)
+        except EOFError:
+            if prompt:
+                print()
+            return
+        except KeyboardInterrupt:
+            notes.note("stopped")
+        except CommandError as error:
+            notes.note(f"error: {error}")
+
+
+def _obey(line: str, conversation: "Conversation", notes: Terminal) -> None:
+    command, _, argument = line.partition(" ")
+    if command == "/reset":
+        conversation.reset()
+    elif command == "/effort":
+        if argument not in EFFORTS:
+            raise CommandError(f"/effort takes one of {', '.join(EFFORTS)}")
+        conversation.settings["reasoning_effort"] = argument
+    elif command.startswith("/"):
+        notes.note(_HELP)
+    elif line:
+        conversation.ask(line)

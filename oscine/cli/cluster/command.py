@@ -1,0 +1,255 @@
+"""`oscine cluster up FILE | status | record | down`: many engines as one, on Ray.
+
+Knows arguments and what is printed; the work is oscine.cluster's, which needs the extra `oscine[cluster]`.
+"""
+
+import argparse
+import dataclasses
+import importlib.util
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from oscine.cli.cluster import plan
+from oscine.cli.error import USAGE, CommandError
+from oscine.cli.parser import Parser
+from oscine.config import Environment
+
+if TYPE_CHECKING:
+    from oscine.cluster.ray.local import LocalRay
+    from oscine.cluster.spec.deployment import Deployment
+    from oscine.cluster.spec.snapshot import ClusterSnapshot, ReplicaSnapshot, RouterCounters
+
+_NOTHING = "no cluster runs (`oscine cluster up FILE` starts one; --ray ADDRESS names one on a Ray of your own)"
+
+
+def add_command(commands: "argparse._SubParsersAction[Parser]") -> None:
+    what = "serve models from many engines, on Ray"
+    parser = commands.add_parser("cluster", help=what, description=f"{what.capitalize()}.", allow_abbrev=False)
+    verbs = parser.add_subparsers(dest="verb", metavar="up|status|record|plan|down", required=True)
+    up = verbs.add_parser("up", help="start what a deployment file says, or change what runs", allow_abbrev=False)
+    up.add_argument("file", metavar="FILE", type=Path, help="deployment file (YAML); see docs/cluster.md")
+    up.add_argument(
+        "--wait", action=argparse.BooleanOptionalAction, default=True, help="until all of it is ready (yes)"
+    )
+    up.set_defaults(run=_guarded(_up))
+    status = verbs.add_parser("status", help="one line for each replica", allow_abbrev=False)
+    status.add_argument("--json", action="store_true", help="everything that the router knows")
+    status.set_defaults(run=_guarded(_status))
+    down = verbs.add_parser("down", help="let requests end, and stop all that `up` started", allow_abbrev=False)
+    down.set_defaults(run=_guarded(_down))
+    record = verbs.add_parser("record", help="note each second what scaling looks at, until ctrl-C", allow_abbrev=False)
+    record.add_argument("file", metavar="LOAD", type=Path, help="JSON lines are appended, for `oscine cluster plan`")
+    record.set_defaults(run=_guarded(_record))
+    plan.add_command(verbs)
+    for verb in (status, record, down):
+        verb.add_argument("--ray", metavar="ADDRESS", help="of a Ray that `up` did not start here; auto: $RAY_ADDRESS")
+
+
+def _guarded(run: Callable[[argparse.Namespace], None]) -> Callable[[argparse.Namespace], None]:
+    """Whatever Ray raises ends the command in one line."""
+
+    def guarded(args: argparse.Namespace) -> None:
+        if importlib.util.find_spec("ray") is None:
+            raise CommandError("a cluster needs Ray: pip install 'oscine[cluster]'")
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        from oscine.cluster.ray.local import LocalRayError
+
+        try:
+            run(args)
+        except LocalRayError as error:
+            raise CommandError(str(error)) from None
+        except Exception as error:
+            from oscine.cluster.ray.control import FAILURES
+
+            if not isinstance(error, FAILURES):
+                raise
+            raise CommandError(f"the cluster does not answer: {type(error).__name__}: {error}") from None
+
+    return guarded
+
+
+def _state() -> Path:
+    """Where `up` notes the Ray that it started."""
+    return Environment.read().state_folder / "oscine" / "cluster.json"
+
+
+# ---- up ----
+
+
+def _up(args: argparse.Namespace) -> None:
+    from oscine.cli.cluster.deployment_file import read_deployment
+
+    environment = Environment.read()
+    try:
+        deployment = dataclasses.replace(read_deployment(args.file), key=environment.cluster_key)
+    except ValueError as error:
+        raise CommandError(str(error), USAGE) from None
+    key = environment.server_api_key
+    if key:
+        server = deployment.server
+        deployment = dataclasses.replace(
+            deployment, server=dataclasses.replace(server, api_keys=(*server.api_keys, key))
+        )
+    started = _connect_for(deployment, args.file)
+    from oscine.cluster.ray import control
+
+    try:
+        control.up(control.with_secrets(deployment), wait=args.wait, note=_note)
+        names = ", ".join(name for model in deployment.models for name in model.names)
+        print(
+            f"{names} at {control.url()}" if args.wait else f"{names}: `oscine cluster status` tells when it is ready"
+        )
+    except BaseException as error:
+        if started is not None:
+            _end(started)
+        if isinstance(error, control.ControlError):
+            raise CommandError(str(error)) from None
+        raise
+
+
+def _connect_for(deployment: "Deployment", file: Path) -> "LocalRay | None":
+    """Makes this process a client of the deployment's Ray. Returns the Ray that had to be started for it."""
+    from oscine.cluster.ray import local as local_ray
+    from oscine.cluster.spec.deployment import LOCAL
+
+    if deployment.ray != LOCAL:
+        local_ray.connect(deployment.ray)
+        return None
+    with local_ray.alone(_state()):
+        running = local_ray.LocalRay.load(_state())
+        _check_fits(file, "cpus", _wanted(deployment, "cpus"), running.num_cpus if running is not None else _num_cpus())
+        started = None
+        if running is None:
+            _note("starting Ray")
+            running = started = local_ray.start(_num_cpus())
+            started.save(_state())
+    try:
+        running.connect()
+        _check_fits(file, "gpus", _wanted(deployment, "gpus"), local_ray.num_gpus())
+    except BaseException:
+        if started is not None:
+            _end(started)
+        raise
+    return started
+
+
+def _wanted(deployment: "Deployment", kind: str) -> float:
+    roles = (role for model in deployment.models for role in model.roles)
+    return sum(role.replicas.min * (role.gpus if kind == "gpus" else role.cpus) for role in roles)
+
+
+def _check_fits(file: Path, kind: str, wanted: float, there: float) -> None:
+    """Raises CommandError when the replicas ask for more than this machine has."""
+    if wanted > there:
+        rule = f"the replicas ask for {wanted:g} {kind[:-1].upper()}s, and this machine has {there:g}"
+        raise CommandError(f"{file}: {kind}: {rule}: give each fewer (0.5 is allowed)", USAGE)
+
+
+def _num_cpus() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _end(ray: "LocalRay") -> None:
+    from oscine.cluster.ray import local as local_ray
+
+    local_ray.disconnect()
+    with local_ray.alone(_state()):
+        ray.end(_state())
+
+
+def _note(text: str) -> None:
+    print(text, flush=True)
+
+
+# ---- status, down ----
+
+
+def _connect(address: str | None) -> "LocalRay | None":
+    """To the cluster that runs. Raises CommandError when there is none."""
+    from oscine.cluster.ray import local as local_ray
+
+    if address is not None:
+        local_ray.connect(address)
+        running = None
+    else:
+        with local_ray.alone(_state()):
+            running = local_ray.LocalRay.load(_state())
+        if running is None:
+            raise CommandError(_NOTHING)
+        running.connect()
+    from oscine.cluster.ray import control
+
+    if running is None and not control.running():
+        raise CommandError(_NOTHING)
+    return running
+
+
+def _status(args: argparse.Namespace) -> None:
+    _connect(args.ray)
+    from oscine.cluster.ray import control
+
+    state = control.state()
+    if args.json:
+        print(json.dumps(dataclasses.asdict(state), indent=2))
+        return
+    for app in state.apps:
+        print(f"{app.name}: {app.status}{f' ({app.message})' if app.message else ''}")
+    if state.snapshot is not None:
+        print("\n".join(table(state.snapshot)))
+    if state.url is not None:
+        print(f"ingress: {state.url}")
+
+
+def _record(args: argparse.Namespace) -> None:
+    _connect(args.ray)
+    from oscine.cluster.ray import control
+    from oscine.cluster.scaling.load_record import EVERY_S, Recorder
+
+    recorder = Recorder()
+    with args.file.open("a") as file:
+        while True:
+            snapshot = control.state().snapshot
+            if snapshot is not None:
+                file.writelines(f"{line}\n" for line in recorder.take(snapshot))
+                file.flush()
+            time.sleep(EVERY_S)
+
+
+def _down(args: argparse.Namespace) -> None:
+    ray = _connect(args.ray)
+    from oscine.cluster.ray import control
+
+    control.down(_note)
+    if ray is not None:
+        _end(ray)
+    print("nothing runs any more")
+
+
+_COLUMNS = ("MODEL", "ROLE", "REPLICA", "NODE", "STATE", "RUNNING", "WAITING", "KV USE", "HIT RATE", "TOKENS/S")
+
+
+def table(snapshot: "ClusterSnapshot") -> list[str]:
+    """One line a replica, in columns; then one a model."""
+    rows = [_COLUMNS, *(_row(replica) for replica in snapshot.replicas)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(_COLUMNS))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return lines + [_route(router, snapshot.queued.get(router.model, 0)) for router in snapshot.routers]
+
+
+def _route(router: "RouterCounters", waiting: int) -> str:
+    share = router.overlap_tokens / router.known_tokens if router.known_tokens else 0.0
+    return (
+        f"{router.model}: {router.placed} requests placed, {router.remote_prefills} with a prefill replica, "
+        f"{share:.0%} of their tokens found in caches; {waiting} wait, {router.refused} refused"
+    )
+
+
+def _row(replica: "ReplicaSnapshot") -> tuple[str, ...]:
+    stats = replica.stats
+    hits = f"{stats.prefix_hits / stats.prefix_queries:.0%}" if stats.prefix_queries else "-"
+    load = str(stats.num_running), str(stats.num_waiting), f"{stats.kv_usage:.0%}", hits, f"{replica.tokens_s:.0f}"
+    return replica.model, replica.role, replica.replica, replica.node, replica.state, *load

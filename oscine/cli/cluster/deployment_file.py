@@ -1,0 +1,240 @@
+"""Reads the deployment file of a cluster: YAML, each error with its line, its key and the rule.
+
+Knows keys and where they belong; rules on values live in oscine.cluster.spec.deployment and oscine.config. Options of an
+engine and of the ingress are those of `oscine serve`, read by the same code.
+"""
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+from oscine.api.http.keys import ApiKeys
+from oscine.chat.vocabulary import tokenizer_folder
+from oscine.cli.cluster.yaml_section import Section
+from oscine.cli.error import CommandError
+from oscine.cli.parser import NOTES
+from oscine.cli.serve import read_options as options
+from oscine.cli.serve.options import PROFILES
+from oscine.cluster.spec.deployment import (
+    Deployment,
+    ModelSpec,
+    PrefillLimits,
+    Replicas,
+    RoleSpec,
+    ScalingOptions,
+    ServiceLevels,
+    app_name,
+)
+from oscine.cluster.spec.model_route import QueueLimits
+from oscine.cluster.spec.snapshot import Role
+from oscine.config import (
+    NANO,
+    CacheOptions,
+    EngineOptions,
+    ModelOptions,
+    SchedulerOptions,
+    ServerOptions,
+    ToolOptions,
+)
+from oscine.model.config import ModelConfig
+
+_Options = dict[str, Any]  # by field of the configuration
+_ROLES: tuple[Role, ...] = ("aggregated", "prefill", "decode")
+
+
+def _fields(*kinds: type) -> set[str]:
+    return {field.name for kind in kinds for field in dataclasses.fields(kind)}
+
+
+_ENGINE = _fields(ModelOptions, CacheOptions, SchedulerOptions, EngineOptions) - {
+    "model",
+    "cache",
+    "scheduler",
+    "peers",
+}
+_INGRESS = _fields(ServerOptions, ToolOptions) - {"served_model_names", "traces"}
+
+_FILES = ("api_keys_file", "ssl_certfile", "ssl_keyfile", "browser_folder", "mcp_servers", "responses_db")
+
+
+def read_deployment(file: Path) -> Deployment:
+    """Raises CommandError: FILE:LINE, the key, the rule. Nothing is started; names of a hub may be looked up."""
+    top = Section.read(file)
+    if "models" not in top:
+        raise top.error("models", "models is missing: a list of what shall be served")
+    models: list[ModelSpec] = []
+    for section in top.sections("models"):
+        models.append(_model(section))
+        _check_names(section, models)
+    ingress = top.section("ingress")
+    replicas = ingress.take("replicas", int) if "replicas" in ingress else 1
+    server, tools = _ingress(ingress)
+    if replicas > 1 and server.port == 0:
+        raise ingress.error("port", "port must be given where several ingresses share it")
+    _check_router(top.section("router"))
+    return top.record(
+        Deployment,
+        models=tuple(models),
+        server=server,
+        tools=tools,
+        ingress_replicas=replicas,
+    )
+
+
+def _check_router(section: Section) -> None:
+    if "replicas" in section and (replicas := section.take("replicas", int)) != 1:
+        rule = "1 (the router has the whole queue; it is started again when it dies)"
+        raise section.error("replicas", f"replicas must be {rule}, not {replicas}")
+    section.end()
+
+
+# ---- options of `oscine serve` ----
+
+
+def _read_options(section: Section, known: set[str], elsewhere: str) -> _Options:
+    """What is left of a section, as options; their lines stay known to it."""
+    read: _Options = {}
+    for key, value in section.rest():
+        try:
+            one = options.read_mapping({key: value})
+        except CommandError as error:
+            raise section.error(key, str(error).removesuffix(" (see oscine serve --help)")) from None
+        one.pop(NOTES, None)
+        foreign = one.keys() - known
+        if foreign:
+            raise section.error(key, f"{key} {elsewhere}")
+        read |= one
+    return read
+
+
+def _ingress(section: Section) -> tuple[ServerOptions, ToolOptions]:
+    read = _read_options(section, _INGRESS, "is no option of an ingress: it belongs to a model")
+    try:
+        config = options.make_config([_absolute(read)])
+        ApiKeys(config.server)
+    except ValueError as error:
+        raise _option_error(error, section) from None
+    return config.server, config.tools
+
+
+def _engine(model: str | None, profile: _Options, *sections: tuple[Section, _Options]) -> EngineOptions:
+    """The first section wins."""
+    layers = [_absolute(read) for _, read in sections] + [dict(profile)]
+    named = {} if model is None else {"model": model}
+    try:
+        return options.make_config([*layers, named]).engine
+    except ValueError as error:
+        raise _option_error(error, *(section for section, _ in sections)) from None
+
+
+def _option_error(error: ValueError, *sections: Section) -> CommandError:
+    """At the line of the option that the message names first, if one of the sections has it."""
+    names = re.findall(r"--([\w-]+)", str(error))
+    for name in names:
+        for section in sections:
+            if name in section:
+                return section.error(name, str(error))
+    return sections[-1].error("", str(error))
+
+
+def _absolute(read: _Options) -> _Options:
+    """Files as the actors of a cluster find them, whatever folder they run in."""
+    given = {name: read[name] for name in _FILES if read.get(name) not in (None, ":memory:")}
+    for name in ("random_weights", "tokenizer", "download_dir"):
+        if name in read and Path(read[name]).exists():  # else the name of a published shape, or of a model on the hub
+            given[name] = read[name]
+    return read | {name: str(Path(value).resolve()) for name, value in given.items()}
+
+
+# ---- a model ----
+
+
+def _model(section: Section) -> ModelSpec:
+    names = section.take("name", str, list) if "name" in section else None
+    if names is None or not all(isinstance(name, str) for name in names):
+        raise section.error("name", "name is missing: what requests call the model, a name or a list of them")
+    roles = _roles(section)
+    return section.record(
+        ModelSpec,
+        names=(names,) if isinstance(names, str) else tuple(names),
+        roles=roles,
+        levels=section.section("service-levels").record(ServiceLevels),
+        prefill=section.section("remote-prefill").record(PrefillLimits),
+        scaling=section.section("scaling").record(ScalingOptions),
+        queue=section.section("queue").record(QueueLimits),
+    )
+
+
+def _check_names(section: Section, models: list[ModelSpec]) -> None:
+    *others, model = models
+    for name in model.names:
+        if any(name in other.names for other in others):
+            raise section.error("name", f"there is a model {name!r} already")
+    if any(app_name(model.name) == app_name(other.name) for other in others):
+        raise section.error("name", f"{model.name!r} is too much like the name of another model")
+
+
+def _roles(section: Section) -> tuple[RoleSpec, ...]:
+    model = section.take("model", str) if "model" in section else None
+    if model is not None and Path(model).is_dir():
+        model = str(Path(model).resolve())
+    profile = _profile(section)
+    engine = section.section("engine")
+    read = _read_options(engine, _ENGINE, "is no option of an engine")
+    common = engine, read
+    kinds: list[Role] = [role for role in _ROLES if role in section] or ["aggregated"]
+    if ("prefill" in kinds) != ("decode" in kinds):
+        raise section.error(
+            kinds[-1], f"{kinds[-1]} needs {'decode' if kinds[-1] == 'prefill' else 'prefill'} beside it"
+        )
+    if len(kinds) == 3:
+        raise section.error("aggregated", "aggregated excludes prefill and decode")
+    if "remote-prefill" in section and "prefill" not in kinds:
+        raise section.error("remote-prefill", "remote-prefill needs the roles prefill and decode")
+    roles = tuple(_role(section.section(kind), kind, model, profile, common) for kind in kinds)
+    _check_model(section, roles[0].engine)
+    if len({role.engine.model for role in roles}) > 1:
+        raise section.error("decode", "prefill and decode must have the same model, dtype and max-model-len")
+    return roles
+
+
+def _profile(section: Section) -> _Options:
+    if "profile" not in section:
+        return {}
+    name = section.take("profile", str)
+    if name not in PROFILES:
+        raise section.error("profile", f"profile must be {' or '.join(PROFILES)}, not {name!r}")
+    return options.read_profile(name)
+
+
+def _role(
+    section: Section, role: Role, model: str | None, profile: _Options, common: tuple[Section, _Options]
+) -> RoleSpec:
+    engine = section.section("engine")
+    own = engine, _read_options(engine, _ENGINE, "is no option of an engine")
+    replicas = _replicas(section)
+    spec = section.record(RoleSpec, role=role, replicas=replicas, engine=_engine(model, profile, own, common))
+    return dataclasses.replace(spec, engine=dataclasses.replace(spec.engine, quiet=True))
+
+
+def _replicas(section: Section) -> Replicas:
+    if "replicas" not in section:
+        return Replicas()
+    if section.is_mapping("replicas"):
+        return section.section("replicas").record(Replicas)
+    count = section.take("replicas", int)
+    if count < 1:
+        raise section.error("replicas", f"replicas must be at least 1, or a mapping with min and max, not {count}")
+    return Replicas(count, count)
+
+
+def _check_model(section: Section, engine: EngineOptions) -> None:
+    """That the model is there, as the server and the engine will find it."""
+    try:
+        folder = tokenizer_folder(engine)
+        model = engine.model
+        if model.random_weights is None and (model.model == NANO or Path(model.model).is_dir()):
+            ModelConfig.from_file(folder / "config.json")
+    except ValueError as error:
+        raise section.error("model", str(error)) from None

@@ -1,0 +1,78 @@
+"""`oscine serve [MODEL]`: starts the server and says where it is."""
+
+import argparse
+import dataclasses
+import json
+import logging
+import time
+from typing import Any
+
+import oscine
+from oscine.cli.error import CommandError
+from oscine.cli.parser import Parser
+from oscine.cli.serve.read_options import add_options, read_config
+from oscine.config import NANO, Config, Environment
+from oscine.types import EngineInfo
+
+_LOGGER = logging.getLogger(__name__)
+_EXAMPLE = "What is 27 + 58?"
+
+
+def add_command(commands: "argparse._SubParsersAction[Parser]") -> None:
+    what = "serve a model behind an OpenAI-compatible API"
+    parser = commands.add_parser(
+        "serve",
+        help=what,
+        usage="%(prog)s [OPTIONS] [MODEL]",
+        description="Serve a model behind an OpenAI-compatible API.",
+        allow_abbrev=False,
+    )
+    add_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> None:
+    started_s = time.perf_counter()
+    given = {name: value for name, value in vars(args).items() if name not in ("command", "run")}
+    notes: list[str] = []
+    config = _with_environment(read_config(given, notes.append), Environment.read())
+    from oscine.api.server import ServerError, serve
+    from oscine.api.telemetry.logs import start_logging
+
+    start_logging(config.server.log_level, config.server.log_format)
+    for note in notes:
+        _LOGGER.info(note)
+
+    try:
+        serve(config, lambda url, info: _announce(config, url, info, time.perf_counter() - started_s))
+    except ServerError as error:
+        raise CommandError(str(error)) from None
+
+
+def _with_environment(config: Config, environment: Environment) -> Config:
+    key = environment.server_api_key
+    keys = (*config.server.api_keys, key) if key else config.server.api_keys
+    responses_db = config.server.responses_db or _responses_db(config, environment)
+    server = dataclasses.replace(config.server, api_keys=keys, traces=environment.traces, responses_db=responses_db)
+    return dataclasses.replace(config, server=server)
+
+
+def _responses_db(config: Config, environment: Environment) -> str | None:
+    """Responses of a published model outlive its server; those of the embedded one and of imagined ones do not."""
+    engine = config.engine
+    if engine.model.model == NANO or engine.executor == "fake":
+        return None
+    return str(environment.state_folder / "oscine" / "responses.db")
+
+
+def _announce(config: Config, url: str, info: EngineInfo, startup_s: float) -> None:
+    name = next((name for name in config.server.served_model_names if name != "*"), None)
+    body: dict[str, Any] = {"messages": [{"role": "user", "content": _EXAMPLE}]}
+    key = " \\\n    -H 'Authorization: Bearer KEY'" if config.server.api_keys or config.server.api_keys_file else ""
+    print(
+        f"oscine {oscine.__version__} serves {name or info.model} at {url} "
+        f"(context {info.max_model_len} tokens, ready in {startup_s:.1f} s). Try:\n"
+        f"  curl {url}/v1/chat/completions{key} \\\n"
+        f"    -H 'Content-Type: application/json' \\\n    -d '{json.dumps(body)}'",
+        flush=True,
+    )

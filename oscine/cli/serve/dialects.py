@@ -1,0 +1,300 @@
+"""Options of other servers for which `oscine serve` has no option of its own.
+
+Each one is accepted without effect, with a note, or refused because it would change results or capacity in a way that
+is not supported. Other names for Oscine's options are declared in options.py. Names have hyphens here; the command line
+and YAML files also take underscores. A dot is a level of a YAML file.
+"""
+
+import argparse
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+from oscine.cli.error import USAGE, CommandError
+from oscine.cli.parser import add_note
+from oscine.cli.serve.options import ALIASES, OPPOSITES, settings
+
+# A section of a YAML file that is null -> the option that it stands for.
+WHEN_NULL = {"cuda-graph-config": "enforce-eager"}
+
+# More than one of these would be a feature that is not there yet.
+_TENSOR, _PIPELINE, _DATA, _EXPERT = (f"{kind} parallelism" for kind in ("tensor", "pipeline", "data", "expert"))
+MUST_BE_ONE = {
+    **dict.fromkeys(("tensor-parallel-size", "tp-size", "tp"), _TENSOR),
+    **dict.fromkeys(("pipeline-parallel-size", "pp-size", "pp"), _PIPELINE),
+    **dict.fromkeys(("data-parallel-size", "dp-size", "dp"), _DATA),
+    **dict.fromkeys(("ep-size", "ep", "expert-parallel-size", "moe-expert-parallel-size"), _EXPERT),
+    **dict.fromkeys(("decode-context-parallel-size", "prefill-context-parallel-size"), "context parallelism"),
+    "nnodes": "a model on several machines",
+    "api-server-count": "a second API process (oscine cluster has several)",
+    "max-beam-width": "beam search",
+}
+
+# The values that mean what is done anyway.
+MUST_BE = {
+    "backend": ("pytorch",),
+    "kv-cache-dtype": ("auto",),
+    "kv-cache-config.dtype": ("auto",),
+    "quantization": ("mxfp4", "gpt_oss_mxfp4"),
+    "tokenizer-mode": ("auto", "hf"),
+    "config-format": ("auto", "hf"),
+    "generation-config": ("auto", "vllm"),
+    "sampling-defaults": ("openai", "model"),
+    "runner": ("auto", "generate"),
+    "task": ("auto", "generate"),
+    "response-role": ("assistant",),
+    "logprobs-mode": ("raw_logprobs",),
+    "cpu-offload-gb": ("0",),
+    "node-rank": ("0",),
+}
+
+# Letters that some of the above have.
+SHORT = {
+    "tensor-parallel-size": "-tp",
+    "pipeline-parallel-size": "-pp",
+    "data-parallel-size": "-dp",
+    "api-server-count": "-asc",
+    "quantization": "-q",
+    "compilation-config": "-O",
+}
+
+# Refused, because results or capacity would differ from what was asked: theirs -> what to know.
+_SPECULATION = "speculative decoding is not available yet"
+_LORA = "LoRA adapters are not available yet"
+_TEMPLATE = "the harmony format is built in, and no template changes it"
+_SAMPLING = "requests carry their own sampling parameters"
+_HOST_CACHE = "a KV cache in host memory is not available yet"
+_COUNTED = "a KV cache counted in tokens or pages is not available yet: see --kv-cache-bytes"
+_CLUSTER = "several engines are one with `oscine cluster`: see docs/cluster.md"
+_CLIENT_CERTIFICATES = "certificates of clients are not available yet: put a proxy in front"
+REFUSED = {
+    **dict.fromkeys(("speculative-config", "speculative-model", "speculative-algorithm"), _SPECULATION),
+    **dict.fromkeys(("speculative-draft-model-path", "speculative-num-steps"), _SPECULATION),
+    **dict.fromkeys(("speculative-eagle-topk", "speculative-num-draft-tokens"), _SPECULATION),
+    **dict.fromkeys(("enable-lora", "lora-modules", "lora-paths"), _LORA),
+    "chat-template": _TEMPLATE,
+    "default-chat-template-kwargs": "requests carry their own reasoning_effort",
+    **dict.fromkeys(("override-generation-config", "preferred-sampling-params"), _SAMPLING),
+    **dict.fromkeys(("hf-overrides", "json-model-override-args"), "the model runs as its config.json says"),
+    "hf-token": "a token on a command line can be read by others: set HF_TOKEN in the environment",
+    "tool-server": "name built-in tools with --tools, and MCP servers with --mcp-servers",
+    **dict.fromkeys(("kv-cache-config.max-tokens", "max-total-tokens", "num-gpu-blocks-override"), _COUNTED),
+    **dict.fromkeys(("kv-cache-config.host-cache-size", "kv-offloading-size"), _HOST_CACHE),
+    "enable-hierarchical-cache": _HOST_CACHE,
+    **dict.fromkeys(("kv-transfer-config", "disaggregation-mode"), _CLUSTER),
+    **dict.fromkeys(("headless", "data-parallel-rank", "data-parallel-address"), _CLUSTER),
+    **dict.fromkeys(("ssl-ca-certs", "ssl-cert-reqs"), _CLIENT_CERTIFICATES),
+    "uds": "Unix sockets are not available yet: see --host and --port",
+    "middleware": "no code of others runs in the server",
+    "logits-processors": "no code of others runs in the server",
+    "skip-tokenizer-init": "text is always read and written here",
+    "allow-auto-truncate": "a prompt is never cut: one that is too long is an error",
+    "enable-force-include-usage": "a stream carries usage where stream_options.include_usage asks for it",
+    "return-tokens-as-token-ids": "tokens of log-probabilities are text",
+    "is-embedding": "there are no embeddings",
+}
+
+_GRAPHS = "graphs cover every batch up to --max-num-seqs, with padding"
+_KERNELS = "Oscine has kernels of its own"
+_HARMONY = "harmony is always parsed"
+_PAGES = "see --page-size"
+_ONE_GPU = "there is one GPU"
+_NO_LOGGING = "prompts are never logged, and each request is one line: see --log-level"
+_METRICS = "see /metrics"
+_RECOMPUTED = "what is preempted is computed again"
+_GRAMMARS = "llguidance enforces all formats"
+_ORDER = "requests run in order of their priority, then of arrival"
+_COMPILED = "no part of the model is compiled by torch"
+_TEXT = "the model takes text only"
+_REPORTED = "it is always reported"
+
+# Without effect: theirs -> why. Those in VALUED take values, the others are flags, with and without "no-".
+IGNORED = {
+    "trust-remote-code": "no code of a model is ever run",
+    "enable-mixed-sampler": "requests that sample differently always share a step",
+    **dict.fromkeys(("print-iter-log", "enable-metrics", "enable-server-load-tracking"), _METRICS),
+    "disable-log-stats": _METRICS,
+    **dict.fromkeys(("enable-chunked-prefill", "enable-mixed-chunk"), "prompts are always computed in chunks"),
+    **dict.fromkeys(("enable-attention-dp", "enable-dp-attention", "enable-expert-parallel"), _ONE_GPU),
+    **dict.fromkeys(("attention-dp-config.enable-balance", "disable-custom-all-reduce"), _ONE_GPU),
+    **dict.fromkeys(("enable-p2p-check", "enable-eplb"), _ONE_GPU),
+    "enable-auto-tool-choice": _HARMONY,
+    **dict.fromkeys(("cuda-graph-config.enable-padding", "disable-cuda-graph-padding"), _GRAPHS),
+    **dict.fromkeys(("disable-log-requests", "enable-log-requests", "log-requests"), _NO_LOGGING),
+    **dict.fromkeys(("disable-uvicorn-access-log", "enable-log-outputs"), _NO_LOGGING),
+    **dict.fromkeys(("enable-prompt-tokens-details", "enable-cache-report"), _REPORTED),
+    "enable-request-id-headers": _REPORTED,
+    **dict.fromkeys(("disable-hybrid-kv-cache-manager", "disable-hybrid-swa-memory"), "sliding pages are always apart"),
+    "disable-cascade-attn": _KERNELS,
+    "enable-torch-compile": _COMPILED,
+    "skip-server-warmup": "kernels are always ready before the server is",
+    "allow-credentials": "keys travel in headers, not in cookies",
+    "use-tqdm-on-load": "progress is always shown",
+}
+VALUED = {
+    **dict.fromkeys(("moe-backend", "moe-config.backend", "moe-runner-backend", "attention-backend"), _KERNELS),
+    **dict.fromkeys(("prefill-attention-backend", "decode-attention-backend", "sampling-backend"), _KERNELS),
+    **dict.fromkeys(("cuda-graph-config.max-batch-size", "cuda-graph-config.batch-sizes"), _GRAPHS),
+    **dict.fromkeys(("max-cudagraph-capture-size", "cudagraph-capture-sizes", "cuda-graph-sizes"), _GRAPHS),
+    **dict.fromkeys(("cuda-graph-max-bs", "cuda-graph-bs", "max-seq-len-to-capture"), _GRAPHS),
+    **dict.fromkeys(("attention-dp-config.batching-wait-iters", "attention-dp-config.timeout-iters"), _ONE_GPU),
+    **dict.fromkeys(("distributed-executor-backend", "all2all-backend", "moe-a2a-backend"), _ONE_GPU),
+    **dict.fromkeys(("dist-init-addr", "master-addr", "master-port"), _ONE_GPU),
+    "num-postprocess-workers": "outputs are always processed beside the engine",
+    **dict.fromkeys(("tool-call-parser", "reasoning-parser", "tool-parser-plugin"), _HARMONY),
+    "chat-template-content-format": _HARMONY,
+    **dict.fromkeys(("block-size", "kv-cache-config.tokens-per-block"), _PAGES),
+    **dict.fromkeys(("max-log-len", "log-requests-level", "log-level-http"), _NO_LOGGING),
+    "decode-log-interval": _METRICS,
+    **dict.fromkeys(("swap-space", "preemption-mode"), _RECOMPUTED),
+    **dict.fromkeys(("guided-decoding-backend", "structured-outputs-config", "grammar-backend"), _GRAMMARS),
+    **dict.fromkeys(("scheduling-policy", "schedule-policy", "schedule-conservativeness"), _ORDER),
+    "max-prefill-tokens": "see --max-num-batched-tokens",
+    **dict.fromkeys(("compilation-config", "torch-compile-max-bs", "optimization-level"), _COMPILED),
+    **dict.fromkeys(("limit-mm-per-prompt", "allowed-local-media-path", "mm-processor-kwargs"), _TEXT),
+    **dict.fromkeys(("prefix-caching-hash-algo", "swa-full-tokens-ratio"), "the prefix cache is Oscine's own"),
+    **dict.fromkeys(("allowed-methods", "allowed-headers"), "pages may send what the API knows: see --cors-origins"),
+    **dict.fromkeys(("code-revision", "model-loader-extra-config"), "only safetensors are read, and no code"),
+    "max-logprobs": "the largest number is 20",
+}
+
+
+_SEVERAL = ("cudagraph-capture-sizes", "cuda-graph-sizes", "cuda-graph-bs", "allowed-methods", "allowed-headers")
+_LOAD_FORMATS = ("auto", "safetensors", "fastsafetensors", "runai_streamer")  # files are read by Oscine's own code
+_NEGATED = {f"no-{theirs}": theirs for theirs in IGNORED if "." not in theirs}
+NAMES = frozenset((*MUST_BE_ONE, *MUST_BE, *REFUSED, *IGNORED, *_NEGATED, *VALUED, "load-format"))
+
+
+def add_dialects(
+    group: argparse._ArgumentGroup, options: Collection[str], *, nested: bool
+) -> dict[argparse.Action, str]:
+    """Adds all of the above, and other servers' names for `options` of ours. Returns the help text of each.
+
+    `nested`: also the names with a dot, for a YAML file. --help shows none of them.
+    """
+    texts: dict[argparse.Action, str] = {}
+
+    def add(name: str, text: str, **settings: Any) -> None:
+        if nested or "." not in name:
+            hidden = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
+            names = [f"--{name}", SHORT.get(name)]
+            texts[group.add_argument(*filter(None, names), **settings | hidden)] = text
+
+    for theirs, ours in ALIASES.items():
+        if ours in options:
+            add(theirs, f"same as --{ours}", **settings(ours))
+    for theirs, ours in OPPOSITES.items():
+        if ours in options:
+            declared = settings(ours)
+            add(theirs, f"undoes --{ours}", action="store_const", const=True, dest=declared["dest"])
+    for theirs, feature in MUST_BE_ONE.items():
+        add(theirs, f"must be 1: {feature} is not available yet", action=_MustBeOne, feature=feature, metavar="N")
+    for theirs, allowed in MUST_BE.items():
+        add(theirs, f"must be {' or '.join(allowed)}", action=_MustBe, allowed=allowed, metavar="NAME")
+    for theirs, why in REFUSED.items():
+        add(theirs, f"refused: {why}", action=_Refused, nargs="*", why=why, metavar="VALUE")
+    for theirs, why in (IGNORED | {no: IGNORED[theirs] for no, theirs in _NEGATED.items()}).items():
+        add(theirs, f"has no effect: {why}", action=_Ignored, nargs=0, why=why)
+    for theirs, why in VALUED.items():
+        nargs = "+" if theirs in _SEVERAL else None
+        add(theirs, f"has no effect: {why}", action=_Ignored, nargs=nargs, why=why, metavar="VALUE")
+    loads = f"must be {', '.join(_LOAD_FORMATS)}, or dummy for random weights"
+    add("load-format", loads, action=_LoadFormat, metavar="NAME")
+    return texts
+
+
+def flatten(content: Mapping[Any, Any]) -> Iterator[tuple[str, str, Any]]:
+    """The keys of a YAML file as written, as names of options, and their values; sections are taken apart."""
+    known = (*NAMES, *ALIASES, *OPPOSITES)
+    sections = {name.partition(".")[0] for name in known if "." in name}
+    for key, value in content.items():
+        name = str(key).replace("_", "-")
+        if name not in sections:
+            yield str(key), name, value
+        elif isinstance(value, Mapping):
+            for inner, inner_value in value.items():
+                yield f"{key}.{inner}", f"{name}.{str(inner).replace('_', '-')}", inner_value
+        elif value is not None:
+            raise CommandError(f"{key} must be a mapping, not {value!r}", USAGE)
+        elif name in WHEN_NULL:
+            yield str(key), WHEN_NULL[name], True
+
+
+def arguments(key: str, name: str, value: Any) -> list[str]:
+    """One of these names with its value in a YAML file, as a command line; null is as if it were not there."""
+    if value is None or (value is False and name in REFUSED):
+        return []
+    if name in IGNORED or name in _NEGATED or name in OPPOSITES:
+        if not isinstance(value, bool):
+            raise CommandError(f"{key} cannot be {value!r}", USAGE)
+        stands_for = name if value else OPPOSITES.get(name)
+        return [] if stands_for is None else [f"--{stands_for}"]
+    return [f"--{name}={value}"]
+
+
+class _Checked(argparse.Action, ABC):
+    """An option that leaves nothing in the namespace, once it has passed."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        self.check(values, namespace)
+
+    @abstractmethod
+    def check(self, value: str | Sequence[Any] | None, namespace: argparse.Namespace) -> None:
+        """Raises argparse.ArgumentError for a value that does not pass."""
+
+
+class _MustBeOne(_Checked):
+    def __init__(self, feature: str, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._feature = feature
+
+    def check(self, value: str | Sequence[Any] | None, namespace: argparse.Namespace) -> None:
+        if value != "1":
+            raise argparse.ArgumentError(self, f"{self._feature} is not available yet: it must be 1, not {value}")
+
+
+class _MustBe(_Checked):
+    def __init__(self, allowed: tuple[str, ...], **settings: Any) -> None:
+        super().__init__(**settings)
+        self._allowed = allowed
+
+    def check(self, value: str | Sequence[Any] | None, namespace: argparse.Namespace) -> None:
+        if value not in self._allowed:
+            raise argparse.ArgumentError(self, f"it must be {' or '.join(self._allowed)}, not {value}")
+
+
+class _Refused(_Checked):
+    def __init__(self, why: str, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._why = why
+
+    def check(self, value: str | Sequence[Any] | None, namespace: argparse.Namespace) -> None:
+        raise argparse.ArgumentError(self, f"it is refused: {self._why}")
+
+
+class _LoadFormat(_Checked):
+    """Sets `load_format` only if it asks for random weights."""
+
+    def check(self, value: str | Sequence[Any] | None, namespace: argparse.Namespace) -> None:
+        if value not in (*_LOAD_FORMATS, "dummy"):
+            raise argparse.ArgumentError(self, f"it must be {', '.join(_LOAD_FORMATS)} or dummy, not {value}")
+        if value == "dummy":
+            namespace.load_format = value
+
+
+class _Ignored(_Checked):
+    """Leaves a note instead."""
+
+    def __init__(self, why: str, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._why = why
+
+    def check(self, value: str | Sequence[Any] | None, namespace: argparse.Namespace) -> None:
+        name = self.option_strings[0].removeprefix("--").replace("-", "_")
+        add_note(namespace, f"{name} has no effect: {self._why}")

@@ -1,0 +1,151 @@
+"""A deployment as Ray Serve applications: one a model, whose deployments are its roles; one of router and ingress.
+
+Knows how Serve is told; not when. What needs other actors if it changes makes their version; the rest is changed in
+place.
+"""
+
+import hashlib
+import warnings
+from typing import Any
+
+import msgspec
+from ray import serve
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
+from ray.serve.schema import LoggingConfig
+
+import oscine
+from oscine.cluster.ray.ingress import Ingress, IngressConfig
+from oscine.cluster.ray.replica import ReplicaActor, ReplicaOptions
+from oscine.cluster.ray.router import Router
+from oscine.cluster.scaling.demand import goals_of
+from oscine.cluster.scaling.pool_load import LOOK_BACK_S
+from oscine.cluster.spec.deployment import Deployment, ModelSpec, RoleSpec, app_name
+from oscine.cluster.spec.model_route import ModelRoute, RouterConfig
+
+ROUTER, INGRESS = "router", "ingress"
+_CALLS = 100_000  # at once: calls are small, and what waits does so in our queue
+_HEALTH_S = 0.5  # between two looks at an actor
+_HEALTH_TIMEOUT_S = 10.0  # an actor that does not answer so long is replaced
+_ROUTING: dict[str, Any] = {
+    "request_router_class": "oscine.cluster.ray.request_router:KVAwareRequestRouter",
+    "request_routing_stats_period_s": 0.5,  # between two reports of a replica to the router
+}
+_POLICY = "oscine.cluster.ray.autoscaling:PoolPolicy"
+_REPORT_S = 1.0  # between two reports of a replica to the policy
+_WAIT_LOOP_S = 0.1  # of Serve, before it lets an actor shut itself down
+_SHUTDOWN_S = 10.0  # beyond the drain
+
+
+def model_app(model: ModelSpec, deployment: Deployment) -> serve.Application:
+    """The Serve application of one of the deployment's models."""
+    prefill, serving = model.role("prefill"), model.serving
+    companions = [] if prefill is None else [_bind(model, prefill, deployment)]
+    return _bind(model, serving, deployment, *companions)
+
+
+def _bind(model: ModelSpec, role: RoleSpec, cluster: Deployment, *companions: serve.Application) -> serve.Application:
+    drain_s = cluster.server.drain_s
+    options = ReplicaOptions(
+        model.name,
+        role.role,
+        role.engine,
+        cluster.prefix_seed,
+        num_threads=max(1, int(role.cpus)),
+        drain_s=drain_s,
+        key=cluster.key,
+    )
+    deployment = _deployment(
+        ReplicaActor,
+        name=role.role,
+        **_scale(model, role),
+        ray_actor_options={"num_cpus": role.cpus, "num_gpus": role.gpus},
+        request_router_config=RequestRouterConfig(**_ROUTING),
+        **_lifecycle(options, drain_s, surge=role.surge),
+    )
+    return deployment.bind(options, *companions)
+
+
+def _deployment(kind: type, **options: Any) -> serve.Deployment:
+    made: serve.Deployment = serve.deployment(kind).options(**options)  # type: ignore[attr-defined]
+    return made
+
+
+def _scale(model: ModelSpec, role: RoleSpec) -> dict[str, Any]:
+    """Serve's own delays are none: our policy alone decides."""
+    if not role.replicas.scales:
+        return {"num_replicas": role.replicas.min}
+    goals = msgspec.to_builtins(goals_of(model, role))
+    policy = AutoscalingPolicy(policy_function=_POLICY, policy_kwargs=goals)  # type: ignore[no-untyped-call]
+    with warnings.catch_warnings():  # Serve would rather have metrics_interval_s in the environment of every process
+        warnings.simplefilter("ignore", DeprecationWarning)
+        config = AutoscalingConfig(
+            min_replicas=role.replicas.min,
+            max_replicas=role.replicas.max,
+            metrics_interval_s=_REPORT_S,
+            look_back_period_s=LOOK_BACK_S + _REPORT_S,
+            upscale_delay_s=0.0,
+            downscale_delay_s=0.0,
+            policy=policy,
+        )
+    return {"autoscaling_config": config}
+
+
+def router_config(deployment: Deployment) -> RouterConfig:
+    return RouterConfig([_route(model) for model in deployment.models])
+
+
+def _route(model: ModelSpec) -> ModelRoute:
+    return ModelRoute(
+        model.name,
+        app_name(model.name),
+        generate=model.serving.role,
+        prefill="prefill" if model.role("prefill") is not None else None,
+        prefill_min_tokens=model.prefill.min_tokens,
+        prefill_timeout_s=model.prefill.timeout_s,
+        start_timeout_s=model.start_timeout_s,
+        queue=model.queue,
+    )
+
+
+def cluster_app(deployment: Deployment) -> serve.Application:
+    server, tools = deployment.server, deployment.tools
+    router = _deployment(
+        Router,
+        name=ROUTER,
+        ray_actor_options={"num_cpus": 0},
+        user_config=msgspec.to_builtins(router_config(deployment)),
+        **_lifecycle(deployment.key, server.drain_s),  # as long as draining ingresses may need it
+    )
+    ingress = _deployment(
+        Ingress,
+        name=INGRESS,
+        num_replicas=deployment.ingress_replicas,
+        ray_actor_options={"num_cpus": 0},
+        user_config=msgspec.to_builtins(IngressConfig(list(deployment.models), deployment.prefix_seed)),
+        **_lifecycle((server, tools, deployment.key), server.drain_s),
+    )
+    # The key is not in user_config, which Serve shows.
+    return ingress.bind(server, tools, deployment.key, router.bind(deployment.key))
+
+
+def _lifecycle(options: object, drain_s: float, *, surge: bool = True) -> dict[str, Any]:
+    """`options`: what an actor is made with; where it changes, actors are replaced.
+
+    With `surge` new ones are there before old ones go: two ingresses have the port for that time, so it never closes.
+    """
+    return {
+        "version": _version(options),
+        "_internal": True,  # without a version of ours, each call of serve.run would replace every actor
+        "max_surge_percent": 100 if surge else 0,
+        "max_ongoing_requests": _CALLS,
+        "max_constructor_retry_count": 1,  # an engine has its own retries
+        "health_check_period_s": _HEALTH_S,
+        "health_check_timeout_s": _HEALTH_TIMEOUT_S,
+        "graceful_shutdown_wait_loop_s": _WAIT_LOOP_S,
+        "graceful_shutdown_timeout_s": drain_s + _SHUTDOWN_S,
+        "logging_config": LoggingConfig(enable_access_log=False),  # else a line for each placement
+    }
+
+
+def _version(options: object) -> str:
+    return hashlib.sha256(oscine.__version__.encode() + msgspec.json.encode(options)).hexdigest()[:16]

@@ -1,0 +1,131 @@
+"""The Serve deployment "ingress": the API server over engines that are clusters.
+
+Knows how the server is run and which models it has; not how a request is placed or answered. The server has a thread
+and an event loop of its own, so nothing of Ray runs between a token and its client.
+"""
+
+import asyncio
+import logging
+import re
+import threading
+from collections.abc import Coroutine
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+import msgspec
+import ray
+from ray.serve.handle import DeploymentHandle
+
+from oscine.api.server import Server, ServerError
+from oscine.api.serving.service import Service
+from oscine.api.telemetry.logs import start_logging
+from oscine.cluster.client.engine import ClusterEngine, MigrationCounters, MigrationLimits
+from oscine.cluster.client.followed_models import FollowedModels
+from oscine.cluster.client.metrics import ClusterMetrics
+from oscine.cluster.client.router import RouterClient
+from oscine.cluster.ray.router_address import router_address
+from oscine.cluster.spec.deployment import ModelSpec
+from oscine.config import Config, Environment, ServerOptions, ToolOptions
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+_POLL_S = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class IngressConfig:
+    """user_config of the ingress: msgspec.to_builtins(IngressConfig(...))."""
+
+    models: list[ModelSpec] = field(default_factory=list)
+    prefix_seed: str = ""
+
+
+class Ingress:
+    """The class behind the Serve deployment; ready once it listens, whatever its models do."""
+
+    def __init__(self, server: ServerOptions, tools: ToolOptions, key: str, router: DeploymentHandle[Any]) -> None:
+        """`key`: the cluster's. Raises ServerError when it cannot listen."""
+        start_logging(server.log_level, server.log_format)
+        config = Config(server=replace(server, traces=Environment.read().traces), tools=tools)
+        self._placer = RouterClient(router_address(router), key=key)
+        self._service = Service(config)
+        metrics = ClusterMetrics(self._placer.snapshot, self._migrations)
+        self._service.metrics.watch(metrics, metrics.refresh)
+        self._server = Server(config, self._service, reuse_port=True)
+        self._anywhere = server.host in ("0.0.0.0", "::")
+        self._prefix_seed, self._key = "", key
+        self._models = FollowedModels(self._service)
+        self._loop: asyncio.AbstractEventLoop | None = None  # of the server, once it runs
+        self._error: str | None = None  # why it does not any more
+        self._thread = threading.Thread(target=self._run, name="server", daemon=True)
+
+    def _run(self) -> None:
+        try:
+            with asyncio.Runner(loop_factory=self._server.config.get_loop_factory()) as runner:
+                self._loop = runner.get_loop()
+                runner.run(self._serve())
+        except ServerError as error:
+            self._error = str(error)
+
+    async def _serve(self) -> None:
+        try:
+            await self._server.run_service(lambda info: None)
+        finally:
+            self._placer.close()
+
+    async def reconfigure(self, user_config: dict[str, Any]) -> None:
+        """The models now. Returns once the server listens; models start, and are replaced, by and by."""
+        config = msgspec.convert(user_config, IngressConfig)
+        self._prefix_seed = config.prefix_seed
+        if self._loop is None:
+            self._thread.start()
+            while not self._server.started and self._thread.is_alive():
+                await asyncio.sleep(_POLL_S)
+        await self._in_server(self._update(config))
+
+    async def _in_server(self, work: Coroutine[Any, Any, T]) -> T:
+        assert self._loop is not None
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+
+    async def _update(self, config: IngressConfig) -> None:
+        seed = config.prefix_seed
+        self._models.update(config.models, lambda model: self._engine(model, seed), seed)
+
+    async def pending(self) -> list[str]:
+        """Models that are not yet as `reconfigure` was told."""
+
+        async def pending() -> list[str]:
+            return self._models.pending
+
+        return await self._in_server(pending())
+
+    def _engine(self, model: ModelSpec, prefix_seed: str) -> ClusterEngine:
+        limits = MigrationLimits(max_losses=model.migration_retries)
+        return ClusterEngine(self._placer, model.name, prefix_seed=prefix_seed, key=self._key, limits=limits)
+
+    async def secrets(self) -> tuple[str, str]:
+        """The prefix seed and the key, for `oscine cluster up`. Both stay the same as long as the cluster runs."""
+        return self._prefix_seed, self._key
+
+    def _migrations(self) -> dict[str, MigrationCounters]:
+        engines = self._models.engines.items()
+        return {name: engine.migrations for name, engine in engines if isinstance(engine, ClusterEngine)}
+
+    async def url(self) -> str:
+        """Where it listens; the address of its machine, if that is any."""
+        node = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+        url = self._server.url
+        return re.sub(r"//.*:", f"//{node}:", url) if self._anywhere else url
+
+    async def check_health(self) -> None:
+        """Also that the server's loop goes round: Serve waits for the answer, and not for long."""
+        if not self._thread.is_alive():
+            raise RuntimeError(f"the server has ended: {self._error}")
+        await self._in_server(asyncio.sleep(0))
+
+    async def __del__(self) -> None:  # Serve's call before it ends the actor
+        """Refuses new requests, and lets those that run end within drain_s seconds."""
+        if self._loop is not None and self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._server.request_stop)
+            await asyncio.to_thread(self._thread.join)

@@ -1,0 +1,186 @@
+"""How many replicas a pool shall have: pure policy, from what its replicas report and what it did before.
+
+Up at once, by as many as are needed; down after a cool-down in which fewer would have been enough all the time, and in
+steps. Knows no clock and no Ray; what it remembers is passed in and out.
+"""
+
+import math
+from dataclasses import dataclass, field, replace
+
+from oscine.cluster.scaling.demand import Goals, Need, cautious_needs, lateness, needs
+from oscine.cluster.scaling.measured_capacity import MeasuredCapacity
+from oscine.cluster.scaling.pool_load import PoolLoad
+
+_START_S = 10.0  # that a replica takes to start, until it was seen
+_NEWEST_START = 0.5  # weight of the last start that was seen
+_WHOLE = 0.02  # of a replica, that a need may exceed a whole number by: less than any measurement is good for
+# Replica-seconds that were needed and not there, before a step up: a load twice too large for one replica has it in
+# two seconds, one that is just above waits for its own noise to even out. For the noise grows as the root of a load.
+_EXCESS = 2.0
+_LONGEST_S = 5.0  # between two decisions, that a need is taken to last
+_STEP_DOWN = 0.25  # of the replicas, at most, but one: what was wrong about the load shows before all is gone
+# A step up so soon after a step down, in cool-downs, says that the step down was wrong. Each time the cool-down
+# doubles, to so many times what was asked for at most; it is as it was once nothing of the kind has happened for twice
+# as long.
+_REGRET, _MOST_PATIENCE = 10.0, 8.0
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    min: int
+    max: int
+
+    def clamp(self, replicas: int) -> int:
+        return max(self.min, min(self.max, replicas))
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What the policy remembers of a pool. Times are those of the loads."""
+
+    measured: MeasuredCapacity = field(default_factory=MeasuredCapacity)
+    start_s: float = _START_S  # that a replica takes to start
+    time_s: float = -math.inf  # of the last decision
+    watched_s: float = math.inf  # since when the number of replicas is what it is, or loads are known
+    wanted: tuple[tuple[float, int], ...] = ()  # (time, cautious want): the largest of each moment's future, falling
+    up_s: float = -math.inf  # last step up
+    down_s: float = -math.inf  # last step down
+    starting_s: float | None = None  # since when replicas that were asked for are not ready
+    late_s: float | None = None  # since when a service level is not met
+    idle_s: float | None = None  # since when nobody asked for anything
+    excess: float = 0.0  # replica-seconds that were needed and not there
+    patience: float = 1.0  # times the cool-down
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    replicas: int
+    reason: str  # in words
+    state: State
+
+
+def decide(load: PoolLoad, target: int, bounds: Bounds, goals: Goals, state: State) -> Decision:
+    """`target`: the replicas that were wanted last. Never outside the bounds."""
+    elapsed_s = min(max(load.time_s - state.time_s, 0.0), _LONGEST_S) if math.isfinite(state.time_s) else 0.0
+    state = _observe(load, target, goals, state, elapsed_s)
+    within = bounds.clamp(target)
+    if within != target:
+        return Decision(within, f"between {bounds.min} and {bounds.max} are allowed", _changed(state, target, within))
+    if load.ready == 0:
+        return _from_zero(load, target, bounds, state)
+    if not load.replicas:
+        return Decision(target, "no replica reports", state)
+    if _idle_long(load, target, bounds, goals, state):
+        return Decision(0, f"nobody asked for anything in {goals.idle_s:g} s", _changed(state, target, 0))
+    need = _largest([*needs(load, goals, state.measured, state.start_s), *_for_lateness(load, target, goals, state)])
+    state = replace(state, excess=max(0.0, state.excess + (need.replicas - target) * elapsed_s))
+    if bounds.clamp(_whole(need.replicas)) > target:
+        return _up(load, target, bounds.clamp(_whole(need.replicas)), need.why, goals, state)
+    return _down(load, target, bounds, goals, state)
+
+
+def _observe(load: PoolLoad, target: int, goals: Goals, state: State, elapsed_s: float) -> State:
+    """Takes in what can be seen, whatever is decided."""
+    measured = state.measured.learn(load.replicas, elapsed_s)
+    late = lateness(load, goals, measured) is not None
+    state = replace(
+        state,
+        measured=measured,
+        time_s=load.time_s,
+        watched_s=min(state.watched_s, load.time_s),
+        late_s=(load.time_s if state.late_s is None else state.late_s) if late else None,
+        idle_s=(load.time_s if state.idle_s is None else state.idle_s) if load.idle else None,
+    )
+    if state.starting_s is not None and load.ready >= target:
+        took_s = load.time_s - state.starting_s
+        start_s = state.start_s + _NEWEST_START * (took_s - state.start_s)
+        return replace(state, starting_s=None, start_s=start_s)
+    return state
+
+
+def _from_zero(load: PoolLoad, target: int, bounds: Bounds, state: State) -> Decision:
+    first = bounds.clamp(1)
+    if load.queued > 0 and target < first:
+        return Decision(first, "the first request", _changed(state, target, first))
+    return Decision(target, "no replica is ready", state)
+
+
+def _idle_long(load: PoolLoad, target: int, bounds: Bounds, goals: Goals, state: State) -> bool:
+    idle_s = load.time_s - state.idle_s if state.idle_s is not None else 0.0
+    return bounds.min == 0 and target == 1 and not load.num_missing and load.idle and idle_s >= goals.idle_s
+
+
+def _up(load: PoolLoad, target: int, more: int, why: str, goals: Goals, state: State) -> Decision:
+    state = _remember(state, more, goals)
+    if state.excess < _EXCESS * math.sqrt(target):
+        return Decision(target, f"{why}; that may pass", state)
+    if load.time_s - state.up_s < goals.up_cooldown_s:
+        return Decision(target, f"{why}; the last step up is too recent", state)
+    return Decision(more, why, _changed(state, target, more, goals))
+
+
+def _for_lateness(load: PoolLoad, target: int, goals: Goals, state: State) -> list[Need]:
+    """One more, where a level is not met for so long that it is no backlog which a new replica would find gone.
+
+    For what the needs do not foresee. Not while replicas start, nor where some do not report.
+    """
+    why = lateness(load, goals, state.measured)
+    patience_s = goals.ttft_s + state.start_s
+    if why is None or state.late_s is None or load.num_missing or load.ready != target:
+        return []
+    if load.time_s - max(state.late_s, state.up_s) < patience_s:
+        return []
+    return [Need(target + 1.0, f"{why}, since {load.time_s - state.late_s:.0f} s")]
+
+
+def _down(load: PoolLoad, target: int, bounds: Bounds, goals: Goals, state: State) -> Decision:
+    need = _largest(cautious_needs(load, goals, state.measured, state.start_s))
+    want = bounds.clamp(max(1, _whole(need.replicas)))
+    blocked = load.num_missing > 0 or lateness(load, goals, state.measured) is not None
+    state = _remember(state, max(want, target) if blocked else want, goals)
+    cooldown_s = goals.down_cooldown_s * state.patience
+    enough = max(state.wanted[0][1], target - max(1, int(target * _STEP_DOWN)))
+    if enough >= target or load.time_s - state.watched_s < cooldown_s:
+        return Decision(target, need.why, state)
+    reason = f"{need.why}: {enough} would have been enough for {cooldown_s:g} s"
+    return Decision(enough, reason, _changed(state, target, enough))
+
+
+def _remember(state: State, want: int, goals: Goals) -> State:
+    """Keeps the largest want of the last cool-down at hand: earlier ones that are not larger are of no use."""
+    from_s = state.time_s - goals.down_cooldown_s * state.patience
+    kept = tuple((time_s, other) for time_s, other in state.wanted if time_s >= from_s and other > want)
+    return replace(state, wanted=(*kept, (state.time_s, want)))
+
+
+def _changed(state: State, before: int, after: int, goals: Goals | None = None) -> State:
+    """A step is made; `goals` with a step up that the load asked for."""
+    now_s = state.time_s
+    if after < before:
+        return replace(state, down_s=now_s, watched_s=now_s, starting_s=None, late_s=None, excess=0.0)
+    return replace(
+        state,
+        up_s=now_s,
+        watched_s=now_s,
+        starting_s=now_s if state.starting_s is None else state.starting_s,
+        late_s=None,
+        excess=0.0,
+        patience=state.patience if goals is None else _patience(state, goals),
+    )
+
+
+def _patience(state: State, goals: Goals) -> float:
+    """At a step up: whether the last step down is to be regretted."""
+    regretted_s = _REGRET * goals.down_cooldown_s * state.patience
+    since_s = state.time_s - state.down_s
+    if since_s < regretted_s:
+        return min(2 * state.patience, _MOST_PATIENCE)
+    return 1.0 if since_s > 2 * regretted_s else state.patience
+
+
+def _largest(found: list[Need]) -> Need:
+    return max(found, key=lambda need: need.replicas, default=Need(0.0, "there is no load"))
+
+
+def _whole(replicas: float) -> int:
+    return math.ceil(min(replicas, 1e6) - _WHOLE)

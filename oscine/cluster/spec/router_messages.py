@@ -1,0 +1,76 @@
+"""What crosses the socket between an ingress and the router, as MessagePack.
+
+The records of oscine.cluster.spec.placement and snapshot travel as they are; nothing that arrives can name code. Answers
+come in any order, each with the id of its question.
+"""
+
+from msgspec import Struct, msgpack
+
+from oscine.cluster.spec.placement import Place, Placement
+from oscine.cluster.spec.snapshot import ClusterSnapshot
+from oscine.types import EngineInfo
+
+
+class FindPlace(Struct, frozen=True, tag="find_place"):
+    """Answered by Found, which may take as long as the request may wait."""
+
+    id: int  # unique among those of its sender
+    placement: Placement
+
+
+class Describe(Struct, frozen=True, tag="describe"):
+    """Answered by Described, once a replica was ready."""
+
+    id: int
+    model: str
+
+
+class Look(Struct, frozen=True, tag="look"):
+    """Answered by Seen."""
+
+    id: int
+
+
+class Cancel(Struct, frozen=True, tag="cancel"):
+    """Nobody waits for the answer any more."""
+
+    id: int
+
+
+class Found(Struct, frozen=True, tag="found"):
+    id: int
+    place: Place
+
+
+class Described(Struct, frozen=True, tag="described"):
+    id: int
+    info: EngineInfo
+
+
+class Seen(Struct, frozen=True, tag="seen"):
+    id: int
+    snapshot: ClusterSnapshot
+
+
+class Refused(Struct, frozen=True, tag="refused"):
+    """NoPlace, instead of any other answer."""
+
+    id: int
+    message: str
+    retry_after_s: float
+    overloaded: bool
+
+
+class Waiting(Struct, frozen=True, tag="waiting"):
+    """The router is there, and has questions of this ingress; said every WAITING_S."""
+
+
+WAITING_S = 1.0
+
+Question = FindPlace | Describe | Look
+Answer = Found | Described | Seen | Refused
+ToRouter = Question | Cancel
+ToIngress = Answer | Waiting
+
+decode_to_router = msgpack.Decoder(ToRouter).decode
+decode_to_ingress = msgpack.Decoder(ToIngress).decode

@@ -1,0 +1,291 @@
+"""An Oscine engine as a worker of NVIDIA Dynamo: behind its frontend, its KV router and its prefill router.
+
+Knows Dynamo's contract of engines (dynamo.common.backend): its Worker registers the model, serves the endpoint, relays
+KV events and drains on SIGTERM; this is the engine that it drives. What is in a request is dynamo_request.py's affair.
+Needs the extra `dynamo`; torch is loaded in the engine process alone.
+
+A handoff: Dynamo sends a request to a prefill worker, which computes the prompt and answers with its engine's address;
+the decode worker that gets the request next fetches the pages from there, engine to engine, as in a cluster of Oscine.
+"""
+
+import argparse
+import asyncio
+import logging
+import os
+import secrets
+import signal
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import uvloop
+from dynamo._core import Context
+from dynamo.common.backend import EngineConfig, LLMEngine, LlmRegistration, Worker, WorkerConfig
+from dynamo.common.backend.health_check import build_health_check_payload
+from dynamo.common.backend.metrics import register_engine_registry
+from dynamo.common.backend.publisher import ComponentSnapshot, ZmqSource
+from dynamo.common.configuration.groups.runtime_args import DynamoRuntimeArgGroup, DynamoRuntimeConfig
+from dynamo.common.constants import DisaggregationMode
+from dynamo.common.utils.runtime import parse_endpoint
+from dynamo.llm.exceptions import EngineShutdown, HttpError, InvalidArgument
+from prometheus_client import CollectorRegistry
+
+from oscine.api.http.errors import APIError
+from oscine.api.telemetry.engine_metrics import EngineCollector
+from oscine.chat.tokenizer import Tokenizer
+from oscine.cluster.spec.snapshot import Role
+from oscine.config import EngineOptions, PeerOptions
+from oscine.dynamo.request import Chunks, ModelFacts, generation_request, prefill_request
+from oscine.engine.process.client import EngineClient, EngineDied, EngineError, EngineOverloaded
+from oscine.types import EngineInfo, EngineStats, GenerationOutput, GenerationRequest, PrefillSource
+
+logger = logging.getLogger(__name__)
+
+_WATCH_S = 0.1  # between two looks at the engine's load, and at whether it lives
+_RANK = 0  # of data parallelism: a worker is one engine
+_MODES = {
+    "aggregated": DisaggregationMode.AGGREGATED,
+    "prefill": DisaggregationMode.PREFILL,
+    "decode": DisaggregationMode.DECODE,
+}
+
+
+@dataclass(frozen=True)
+class DynamoOptions:
+    """One worker."""
+
+    folder: Path  # of the model, as the frontend finds it too
+    name: str  # that clients ask for
+    role: Role = "aggregated"
+    engine: EngineOptions = field(default_factory=EngineOptions)  # whose `peers` are made here
+    peer_host: str = "127.0.0.1"  # address of this machine for other workers
+    key: str = field(default="", repr=False)  # shared by workers: see oscine.engine.wire.tcp
+    prefill_min_tokens: int = 1  # that a decode worker lacks of a prompt, to fetch them
+    prefill_timeout_s: float = 30.0  # from asking for pages to having them; then the prompt is computed here
+    runtime: tuple[str, ...] = ()  # command line of Dynamo's runtime; what is not on it comes from DYN_* and defaults
+
+    def __post_init__(self) -> None:
+        if self.prefill_min_tokens < 1:
+            raise ValueError(f"--prefill-min-tokens must be at least 1, not {self.prefill_min_tokens}")
+        if self.prefill_timeout_s <= 0:
+            raise ValueError(f"--prefill-timeout-s must be positive, not {self.prefill_timeout_s:g}")
+
+
+def run(options: DynamoOptions) -> None:
+    """Serves until SIGTERM or SIGINT.
+
+    Raises ValueError for an option, and EngineError, in one line, when the engine cannot start or ends unasked.
+    """
+    engine = DynamoEngine(options)
+    worker = Worker(engine, worker_config(options))
+    try:
+        uvloop.run(worker.run())
+    except Exception as error:  # the runtime has no narrower one
+        raise EngineError(str(error)) from error
+    if engine.failure is not None:
+        raise EngineError(engine.failure)
+
+
+def worker_config(options: DynamoOptions) -> WorkerConfig:
+    """The frontend renders and tokenizes prompts, so that its router can compare them, and parses harmony.
+
+    Raises ValueError that names the option.
+    """
+    parser = argparse.ArgumentParser(allow_abbrev=False, exit_on_error=False)
+    DynamoRuntimeArgGroup().add_arguments(parser)
+    try:
+        runtime = DynamoRuntimeConfig.from_cli_args(parser.parse_args(options.runtime))
+    except argparse.ArgumentError as error:
+        raise ValueError(str(error)) from None
+    runtime.validate()
+    runtime.dyn_reasoning_parser = runtime.dyn_reasoning_parser or "gpt_oss"
+    runtime.dyn_tool_call_parser = runtime.dyn_tool_call_parser or "harmony"
+    component = "prefill" if options.role == "prefill" else "backend"
+    names = parse_endpoint(runtime.endpoint or f"dyn://{runtime.namespace}.{component}.generate")
+    return WorkerConfig.from_runtime_config(
+        runtime,
+        model_name=str(options.folder),
+        served_model_name=options.name,
+        disaggregation_mode=_MODES[options.role],
+        **dict(zip(("namespace", "component", "endpoint"), names, strict=True)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """What metrics are read of."""
+
+    names: tuple[str, ...]
+    engine: EngineClient
+    options: EngineOptions
+
+
+class DynamoEngine(LLMEngine):  # type: ignore[misc]  # untyped, and not installed where types are checked
+    """What Dynamo's Worker calls, all on one event loop."""
+
+    def __init__(self, options: DynamoOptions) -> None:
+        alone = options.role == "aggregated"  # no other worker reaches it
+        peers = PeerOptions(
+            host=options.peer_host,
+            key=options.key or (secrets.token_hex(32) if alone else ""),
+            kv_events=options.engine.cache.prefix_caching,
+            kv_events_endpoint="tcp://*:*",  # on the loopback: Dynamo's relay on this machine has no keys
+            kv_transfer=not alone,
+        )
+        self._options = options
+        self._engine = EngineClient(replace(options.engine, peers=peers))
+        self._model: ModelFacts | None = None  # once the engine is ready
+        self._worker_id = ""
+        self._requests: dict[str, str] = {}  # Dynamo's id of a live request -> the engine's
+        self._publisher: Any = None  # takes the load, once Dynamo has made it
+        self._watching: asyncio.Task[None] | None = None
+        self.failure: str | None = None  # why the engine ended unasked
+
+    @classmethod
+    async def from_args(cls, argv: list[str] | None = None) -> tuple["DynamoEngine", WorkerConfig]:
+        # Dynamo's contract demands it; its own launcher, which would call it, is not used.
+        raise NotImplementedError("oscine.cli reads the command line; see run()")
+
+    # ---- life ----
+
+    async def start(self, worker_id: object) -> EngineConfig:
+        self._worker_id = str(worker_id)
+        await self._engine.start()
+        try:
+            info = await self._engine.wait_ready()
+        except EngineError as error:
+            raise EngineShutdown(str(error)) from None
+        tokenizer = await asyncio.to_thread(Tokenizer, self._options.folder)
+        self._model = ModelFacts(tokenizer, info.max_model_len, info.vocab_size)
+        self._watching = asyncio.create_task(self._watch())
+        return EngineConfig(
+            model=str(self._options.folder), served_model_name=self._options.name, llm=self._shape(info)
+        )
+
+    def _shape(self, info: EngineInfo) -> LlmRegistration:
+        return LlmRegistration(
+            context_length=info.max_model_len,
+            kv_cache_block_size=info.page_size,
+            total_kv_blocks=self._engine.stats.full_pages_total or None,
+            max_num_seqs=info.max_num_seqs,
+            max_num_batched_tokens=self._options.engine.scheduler.max_num_batched_tokens,
+        )
+
+    async def cleanup(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+        await self._engine.stop()
+
+    async def is_quiescent(self) -> bool:
+        """Whether no page is held, for a request or for another engine that fetches it."""
+        stats = self._engine.stats
+        return not (stats.num_running or stats.num_waiting or stats.full_pages_used or stats.sliding_pages_used)
+
+    async def health_check_payload(self) -> dict[str, Any]:
+        payload: dict[str, Any] = build_health_check_payload(bos_token_id=self._facts().tokenizer.start)
+        return payload
+
+    # ---- what the router reads ----
+
+    async def kv_event_sources(self) -> list[ZmqSource]:
+        assert self._engine.info is not None
+        endpoints = self._engine.info.endpoints
+        if endpoints is None or endpoints.kv_events is None:
+            return []
+        return [ZmqSource(endpoint=endpoints.kv_events, topic=PeerOptions().kv_events_topic, dp_rank=_RANK)]
+
+    async def register_prometheus(self, metrics: Any) -> None:
+        """Oscine's own metrics, beside Dynamo's on the worker's /metrics (DYN_SYSTEM_PORT)."""
+        registry = CollectorRegistry()
+        measured = _Measured((self._options.name,), self._engine, self._options.engine)
+        registry.register(EngineCollector(lambda: [measured], transfers=self._options.role == "decode"))
+        register_engine_registry(metrics, registry)
+
+    def component_metrics_dp_ranks(self) -> list[int]:
+        return [_RANK]
+
+    def attach_snapshot_publisher(self, publisher: Any) -> None:
+        self._publisher = publisher
+
+    async def _watch(self) -> None:
+        """Publishes the load as it changes. The worker ends with its engine: what a router knows of it is void then."""
+        published: EngineStats | None = None
+        while self._engine.state == "ready":
+            if self._publisher is not None and self._engine.stats is not published:
+                published = self._engine.stats
+                self._publisher.publish(_RANK, _load(published))
+            await asyncio.sleep(_WATCH_S)
+        self.failure = self._engine.error or "the engine ended"
+        logger.error("the worker ends: %s", self.failure)
+        os.kill(os.getpid(), signal.SIGTERM)  # Dynamo's way to stop: it takes the worker out of discovery first
+        await self._engine.stop()
+
+    # ---- requests ----
+
+    async def generate(self, asked: dict[str, Any], context: Context) -> AsyncIterator[dict[str, Any]]:
+        """Raises Dynamo's exceptions: InvalidArgument is the client's fault, EngineShutdown lets a request migrate."""
+        try:
+            request = await generation_request(asked, uuid.uuid4().hex, self._facts())
+        except APIError as error:
+            raise InvalidArgument(error.message) from None
+        chunks = Chunks(len(request.prompt_token_ids))
+        self._requests[context.id()] = request.request_id
+        try:
+            async with self._engine.submit(self._placed(request, asked)) as stream:
+                async for outputs in stream:
+                    for output in outputs:
+                        yield self._chunk(chunks, output)
+        except EngineOverloaded as error:
+            raise HttpError(503, str(error)) from None  # any other exception takes the worker out of routing
+        except EngineDied as error:
+            raise EngineShutdown(str(error)) from None
+        finally:
+            self._requests.pop(context.id(), None)
+
+    async def abort(self, context: Context) -> None:
+        """Of a request whose client is gone; the frontend also ends one so at a stop string."""
+        request_id = self._requests.get(context.id())
+        if request_id is not None:
+            self._engine.cancel(request_id)
+
+    def _placed(self, request: GenerationRequest, asked: dict[str, Any]) -> GenerationRequest:
+        """The request as this role runs it."""
+        if self._options.role == "prefill":
+            return prefill_request(request)
+        source = (asked.get("prefill_result") or {}).get("disaggregated_params")
+        if self._options.role != "decode" or source is None:  # without a prefill worker the frontend decodes alone
+            return request
+        least, timeout_s = self._options.prefill_min_tokens, self._options.prefill_timeout_s
+        return replace(request, prefill=PrefillSource(source["replica"], source["address"], least, timeout_s))
+
+    def _chunk(self, chunks: Chunks, output: GenerationOutput) -> dict[str, Any]:
+        if output.finish_reason == "error":
+            # An engine that fails says so first, and of none of its requests that it is bad.
+            raise EngineShutdown(self._engine.error) if self._engine.error else InvalidArgument(output.error)
+        if self._options.role == "prefill" and output.finish_reason in ("stop", "length"):
+            return chunks.handoff(output, {"replica": self._worker_id, "address": self._address()})
+        return chunks.chunk(output)
+
+    def _address(self) -> str:
+        """Where other engines ask this one for pages."""
+        assert self._engine.info is not None
+        assert self._engine.info.endpoints is not None
+        return self._engine.info.endpoints.requests
+
+    def _facts(self) -> ModelFacts:
+        assert self._model is not None
+        return self._model
+
+
+def _load(stats: EngineStats) -> ComponentSnapshot:
+    """In full-attention pages, which are what the router counts a prompt in."""
+    total = stats.full_pages_total
+    return ComponentSnapshot(
+        kv_used_blocks=stats.full_pages_used,
+        kv_total_blocks=total,
+        gpu_cache_usage=stats.full_pages_used / total if total else 0.0,
+        kv_cache_hit_rate=stats.prefix_hits / stats.prefix_queries if stats.prefix_queries else None,
+        dp_rank=_RANK,
+    )

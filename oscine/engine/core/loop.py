@@ -1,0 +1,342 @@
+"""The engine: requests go in, a step is schedule, execute, commit, and news of the requests come out.
+
+Knows the life of a request, from admission to its last output. Knows nothing of processes, sockets or devices: the
+executor is any object that runs plans in order.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol, cast
+
+from oscine.config import EngineOptions
+from oscine.engine.core.kv_cache_manager import KVCache
+from oscine.engine.core.latency import Latencies
+from oscine.engine.core.prefix_index import PageEvents
+from oscine.engine.core.request import Request
+from oscine.engine.core.scheduler import ScheduledStep, Scheduler
+from oscine.types import (
+    NON_FINITE,
+    AsyncExecutor,
+    EngineStats,
+    Executor,
+    FinishReason,
+    GenerationOutput,
+    GenerationRequest,
+    PrefillSource,
+    RemotePrefill,
+    SamplingParams,
+    ScheduledSequence,
+    StepPlan,
+    StepResult,
+)
+
+_IDLE_S = 0.001  # between looks at what others do for the requests, if there is nothing else to do
+
+
+class Fetches(Protocol):
+    """Requests that wait for pages from another engine: see oscine.engine.peers.remote_prefill."""
+
+    @property
+    def requests(self) -> list[Request]: ...
+
+    @property
+    def is_busy(self) -> bool: ...
+
+    def ask(self, request: Request, source: PrefillSource) -> bool: ...
+
+    def abandon(self, request: Request) -> bool: ...
+
+    def poll(self, num_ended: int, num_launched: int, num_running: int) -> list[Request]: ...
+
+    def report(self, stats: EngineStats) -> None: ...
+
+
+class _Immediate:
+    """Makes an AsyncExecutor of an Executor: a plan runs when it is launched."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        self._results: deque[StepResult] = deque()
+
+    def launch(self, plan: StepPlan) -> None:
+        self._results.append(self._executor.execute(plan))
+
+    def collect(self) -> StepResult:
+        return self._results.popleft()
+
+
+class EngineLoop:
+    """Runs requests on one executor. Not thread-safe: one thread calls everything.
+
+    With `overlap` a step is scheduled and launched before the step before it is collected, so the device never waits
+    for the scheduler. The scheduler then counts a token that is still being sampled. Where that token ends its
+    sequence, the launched step computes one token in vain; it is thrown away, and the page it wrote to is given to
+    somebody else by a later plan at the earliest.
+
+    Of the options it reads scheduler, cache and peers; pages are counted, and sized in tokens, never in bytes. Raises
+    ValueError if the sliding pages cannot hold one window.
+    """
+
+    def __init__(
+        self,
+        executor: Executor | AsyncExecutor,
+        options: EngineOptions,
+        *,
+        num_full_pages: int,
+        num_sliding_pages: int,
+        max_model_len: int,
+        sliding_window: int = 128,
+        max_attended: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._executor = cast(AsyncExecutor, executor) if hasattr(executor, "launch") else _Immediate(executor)
+        self._options = options.scheduler
+        self._max_model_len = max_model_len
+        self._clock = clock
+        self.cache = KVCache(
+            num_full_pages=num_full_pages,
+            num_sliding_pages=num_sliding_pages,
+            page_size=options.cache.page_size,
+            sliding_window=sliding_window,
+            prefix_caching=options.cache.prefix_caching,
+            prefix_seed=options.peers.prefix_seed,
+        )
+        self._scheduler = Scheduler(
+            self.cache,
+            max_num_seqs=self._options.max_num_seqs,
+            max_num_batched_tokens=self._options.max_num_batched_tokens,
+            max_attended=max_attended,
+            clock=clock,
+        )
+        self._prepare: Callable[[SamplingParams], bool] | None = getattr(executor, "prepare", None)
+        self.remote_prefills: Fetches | None = None  # who fetches pages from other engines, where they may
+        self._unprepared: list[Request] = []  # live, but the executor cannot take them yet
+        self._requests: dict[str, Request] = {}  # live
+        self._launched: deque[ScheduledStep] = deque()
+        self._max_launched = 2 if self._options.overlap else 1
+        self._news: list[GenerationOutput] = []  # of refused and cancelled requests, for the next step
+        self._num_arrivals = 0
+        self._num_steps = 0
+        self._num_step_tokens = 0
+        self._steps_by_tokens: list[int] = []  # see EngineStats
+        self._num_generated = 0
+        self._num_non_finite = 0
+        self._latencies = Latencies()
+
+    def tell_of_pages(self, events: PageEvents) -> None:
+        """From here on `events` hears what the prefix cache stores and forgets."""
+        self.cache.index.events = events
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        fetches = self.remote_prefills
+        return bool(self._requests or self._launched or self._news or (fetches is not None and fetches.is_busy))
+
+    @property
+    def is_full(self) -> bool:
+        """Whether one more request would be refused because too many wait."""
+        return len(self._waiting()) >= self._options.max_waiting
+
+    def add(self, request: GenerationRequest) -> None:
+        """Queues a request. One that cannot be run gets its only output, an error, from the next step."""
+        error = self._refusal(request)
+        if error is not None:
+            self._news.append(GenerationOutput(request.request_id, finish_reason="error", error=error))
+            return
+        live = Request(
+            request,
+            arrival=self._num_arrivals,
+            arrival_s=self._clock(),
+            max_model_len=self._max_model_len,
+            stream_interval=self._options.stream_interval,
+        )
+        self._num_arrivals += 1
+        live.finish_reason = live.given_end
+        if live.finish_reason is not None:
+            self._news.append(live.take_output())
+            return
+        self._requests[live.request_id] = live
+        if request.prefill is None or not self._asks(live, request.prefill):
+            self._queue(live)
+
+    def cancel(self, request_id: str) -> None:
+        """Ends a request at once, wherever it is; unknown ids are of requests that have just ended by themselves."""
+        request = self._requests.get(request_id)
+        if request is not None:
+            self._news.append(self._finish(request, "cancelled"))
+
+    def cancel_all(self) -> list[GenerationOutput]:
+        """Cancels every request. Returns all outputs not yet given out."""
+        return self._finish_all("cancelled", None)
+
+    def fail_all(self, error: str) -> list[GenerationOutput]:
+        """Ends every request with an error, after the executor has failed. Both are of no further use then."""
+        self._launched.clear()
+        return self._finish_all("error", error)
+
+    def step(self) -> list[GenerationOutput]:
+        """Schedules and launches a step, commits the oldest one. Returns all news. Raises what the executor raises."""
+        if self.remote_prefills is not None:
+            for request in self.remote_prefills.poll(
+                self._num_steps, len(self._launched), len(self._scheduler.running)
+            ):
+                self._queue(request)
+        if self._unprepared:
+            self._add_prepared()
+        step = self._scheduler.schedule()
+        if not (step.requests or self._launched or self._news):
+            time.sleep(_IDLE_S)
+        done = self._execute(step)
+        return self._commit(done)
+
+    def stats(self) -> EngineStats:
+        counters, running = self._scheduler.counters, self._scheduler.running.values()
+        waiting = self._waiting()
+        missing = [request.num_missing for request in running]
+        stats = EngineStats(
+            num_running=len(running),
+            num_waiting=len(waiting),
+            full_pages_used=self.cache.full.num_used,
+            full_pages_total=self.cache.full.num_pages,
+            sliding_pages_used=self.cache.sliding.num_used,
+            sliding_pages_total=self.cache.sliding.num_pages,
+            steps=self._num_steps,
+            step_tokens=self._num_step_tokens,
+            steps_by_tokens=self._steps_by_tokens.copy(),
+            prompt_tokens=counters.prompt_tokens,
+            generated_tokens=self._num_generated,
+            prefix_queries=counters.prefix_queries,
+            prefix_hits=counters.prefix_hits,
+            preemptions=counters.preemptions,
+            non_finite=self._num_non_finite,
+            queued_tokens=sum(len(r.token_ids) for r in waiting) + sum(count for count in missing if count > 1),
+            active_tokens=sum(len(r.token_ids) for r in running),
+            requests=self._num_arrivals,
+        )
+        self._latencies.report(self._requests.values(), stats)
+        if self.remote_prefills is not None:
+            self.remote_prefills.report(stats)
+        return stats
+
+    def _execute(self, step: ScheduledStep) -> tuple[ScheduledStep, StepResult] | None:
+        """Launches a step, then waits for the oldest one unless the device may go on with it meanwhile."""
+        if step.requests:
+            self._executor.launch(step.plan)
+            self._launched.append(step)
+        idle = not (self._scheduler.running or self._scheduler.waiting)
+        assert self._launched or idle or self.cache.holds.num_holds, "requests, but nothing to compute"
+        if len(self._launched) == self._max_launched or (self._launched and not step.requests):
+            return self._launched.popleft(), self._executor.collect()
+        return None
+
+    def _commit(self, done: tuple[ScheduledStep, StepResult] | None) -> list[GenerationOutput]:
+        news, self._news = self._news, []
+        if done is None:
+            return news
+        step, result = done
+        assert result.step == step.plan.step
+        self._num_steps += 1
+        self._count_tokens(step.plan.num_tokens)
+        self._latencies.begin_commit(self._clock())
+        for i, request in enumerate(step.requests):
+            if request.finish_reason is None:  # else cancelled, or ended by the token before this one
+                self._advance(request, step.plan.sequences[i], result, i, news)
+        return news
+
+    def _count_tokens(self, num_tokens: int) -> None:
+        bucket = (num_tokens - 1).bit_length()
+        self._num_step_tokens += num_tokens
+        self._steps_by_tokens += [0] * (bucket + 1 - len(self._steps_by_tokens))
+        self._steps_by_tokens[bucket] += 1
+
+    def _advance(
+        self, request: Request, sequence: ScheduledSequence, result: StepResult, i: int, news: list[GenerationOutput]
+    ) -> None:
+        """Takes in what a step computed of one live request: the i-th of the step."""
+        num_computed = sequence.start + sequence.num_tokens
+        if num_computed >= request.page_event:
+            self.cache.commit(request, num_computed)
+        if result.prompt_logprobs is not None and sequence.slot in result.prompt_logprobs:
+            request.add_prompt_logprobs(sequence.start, result.prompt_logprobs[sequence.slot])
+        sampled = result.token_ids[i]
+        error = None if result.errors is None else result.errors.get(sequence.slot)
+        if error is not None:
+            self._num_non_finite += error == NON_FINITE
+            news.append(self._finish(request, "error", error))
+            return
+        if sampled:
+            num_known = len(request.token_ids)
+            reason = request.accept(sampled, result.logprobs[i] if result.logprobs is not None else None)
+            self._num_generated += len(request.token_ids) - num_known
+            if num_known == request.num_given:
+                self._latencies.first_token(request)
+        else:
+            reason = None if request.samples or num_computed < request.num_prompt_tokens else "length"
+        if reason is not None:
+            news.append(self._finish(request, reason))
+        elif len(request.token_ids) >= request.emit_at:
+            news.append(request.take_output())
+
+    def _refusal(self, request: GenerationRequest) -> str | None:
+        """Why a request cannot be run, for its sender."""
+        num_tokens, num_generated = len(request.prompt_token_ids), len(request.generated_token_ids)
+        if request.request_id in self._requests:
+            return f"request id {request.request_id!r} is in use"
+        if not 1 <= num_tokens < self._max_model_len:
+            return f"the prompt has {num_tokens} tokens; 1 to {self._max_model_len - 1} are possible"
+        if num_tokens + num_generated > self._max_model_len:
+            return f"{num_tokens} prompt tokens and {num_generated} generated ones are more than {self._max_model_len}"
+        if self.is_full:
+            return f"{self._options.max_waiting} requests are waiting already"
+        end = min(num_tokens + request.sampling.max_tokens, self._max_model_len)
+        num_pages = self.cache.num_pages(max(num_tokens, end - 1))
+        if num_pages > self.cache.full.num_pages:
+            capacity = self.cache.full.num_pages * self.cache.page_size
+            return f"{num_tokens} prompt tokens and {end - num_tokens} more do not fit a KV cache of {capacity} tokens"
+        return None
+
+    def _asks(self, request: Request, source: PrefillSource) -> bool:
+        """Whether another engine is asked for the pages of a request, which is queued when they are here."""
+        if self.remote_prefills is not None:
+            return self.remote_prefills.ask(request, source)
+        request.remote_prefill = RemotePrefill(source.replica, failure="this engine does not fetch pages")
+        return False
+
+    def _waiting(self) -> list[Request]:
+        fetching = [] if self.remote_prefills is None else self.remote_prefills.requests
+        return self._scheduler.waiting + self._unprepared + fetching
+
+    def _queue(self, request: Request) -> None:
+        if self._is_prepared(request):
+            self._scheduler.add(request)
+        else:
+            self._unprepared.append(request)
+
+    def _is_prepared(self, request: Request) -> bool:
+        return self._prepare is None or self._prepare(request.sampling)
+
+    def _add_prepared(self) -> None:
+        """Queues those that the executor can take now."""
+        waiting, self._unprepared = self._unprepared, []
+        for request in waiting:
+            self._queue(request)
+
+    def _finish(self, request: Request, reason: FinishReason, error: str | None = None) -> GenerationOutput:
+        """Ends a live request and frees what it holds. Returns its last output."""
+        request.finish_reason = reason
+        del self._requests[request.request_id]
+        self._latencies.end(request)
+        if request in self._unprepared:
+            self._unprepared.remove(request)
+        elif self.remote_prefills is None or not self.remote_prefills.abandon(request):
+            self._scheduler.remove(request)
+        self.cache.holds.release_of(request)
+        output = request.take_output()
+        output.error = error
+        return output
+
+    def _finish_all(self, reason: FinishReason, error: str | None) -> list[GenerationOutput]:
+        news, self._news = self._news, []
+        return news + [self._finish(request, reason, error) for request in list(self._requests.values())]

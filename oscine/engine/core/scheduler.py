@@ -1,0 +1,260 @@
+"""Which tokens of which requests run in the next step, and on which pages.
+
+Knows requests, slots, budget and the cache; knows nothing of what a token means, of outputs or of executors.
+
+Order. Sequences with one token to compute go first: there is always budget for them. Then those with more (prompts, and
+what a preemption lost), the most urgent first, and among them, where they are more urgent, the waiting requests.
+`Request.order` = (priority, whether it is new, arrival) never changes, also not when a request is preempted.
+
+Progress. Pages are only ever taken from a request that comes later in that order, so the first of all running requests
+computes something in each step and in the end finishes; then the next is first. Who finds no pages and nobody
+to take them from stays as it is until pages come free. A slot, or room to start, is only taken from a lower priority.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import inf, isqrt
+
+from oscine.engine.core.kv_cache_manager import KVCache
+from oscine.engine.core.prefix_index import PrefixHit
+from oscine.engine.core.request import Order, Request
+from oscine.types import NewSequence, ScheduledSequence, StepPlan
+
+
+def _order(request: Request) -> Order:
+    return request.order
+
+
+@dataclass(slots=True)
+class ScheduledStep:
+    """A plan, and the request behind each of its sequences."""
+
+    plan: StepPlan
+    requests: list[Request] = field(default_factory=list)  # aligned with plan.sequences
+
+
+@dataclass(slots=True)
+class SchedulerCounters:
+    """Only grow."""
+
+    prompt_tokens: int = 0  # of requests admitted
+    prefix_queries: int = 0  # tokens that came with requests and were looked up
+    prefix_hits: int = 0  # of these found
+    preemptions: int = 0
+
+
+class Scheduler:
+    """Makes one plan after the other. Each is launched before the next is made, and all but the last are committed."""
+
+    def __init__(
+        self,
+        cache: KVCache,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_attended: int | None,
+        clock: Callable[[], float],
+    ) -> None:
+        """`max_attended`: query-key pairs that the prompts of one step may have; None: no limit."""
+        assert max_num_batched_tokens >= max_num_seqs, "every running sequence gets a token"
+        self.cache = cache
+        self.counters = SchedulerCounters()
+        self.waiting: list[Request] = []  # sorted by order
+        self.running: dict[str, Request] = {}
+        self._free_slots = list(range(max_num_seqs - 1, -1, -1))
+        self._max_num_batched_tokens = max_num_batched_tokens
+        self._max_attended = max_attended
+        self._clock = clock
+        self._next_step = 0
+        # Of the step being made:
+        self._step = ScheduledStep(StepPlan(0, [], []))
+        self._budget = 0
+        self._attended = 0  # of _max_attended
+        self._preempted: list[Request] = []  # not admitted again before the step in flight is committed
+
+    def add(self, request: Request) -> None:
+        insort(self.waiting, request, key=_order)
+
+    def remove(self, request: Request) -> None:
+        """Forgets a request, whether it waits or runs, and frees what it holds."""
+        if request.slot >= 0:
+            self._vacate(request)
+        else:
+            del self.waiting[bisect_left(self.waiting, request.order, key=_order)]
+
+    def schedule(self) -> ScheduledStep:
+        """The next step; its plan is empty if there is nothing to compute before another step is committed."""
+        self._step = step = ScheduledStep(StepPlan(self._next_step, [], []))
+        self._budget = self._max_num_batched_tokens
+        self._attended = 0
+        self._preempted = []
+        for request in sorted(self._schedule_decodes(), key=_order):
+            self._admit(above=request.priority)
+            if request.slot >= 0 and self._budget:
+                self._schedule(request, min(request.num_missing, self._budget))
+        self._admit(above=inf)
+        if step.plan.sequences:
+            self._next_step += 1
+        return step
+
+    def _schedule_decodes(self) -> list[Request]:
+        """Schedules every running sequence that has one token to compute; returns those that have more.
+
+        This loop runs once a sequence and step: page logic is behind `fast_end`.
+        """
+        sequences, requests = self._step.plan.sequences, self._step.requests
+        prefills: list[Request] = []
+        num_decoded = 0
+        for request in list(self.running.values()):
+            start = request.num_computed
+            if start < request.fast_end and request.num_wanted == start + 1:
+                request.num_computed = start + 1
+                request.num_wanted = start + 2
+                num_decoded += 1
+                sequences.append(ScheduledSequence(request.slot, start, 1, True, [], []))
+                requests.append(request)
+            elif request.slot >= 0:  # not preempted a moment ago
+                missing = request.num_missing
+                if missing == 1:
+                    self._schedule(request, 1)
+                elif missing > 1:
+                    prefills.append(request)
+        self._budget -= num_decoded
+        return prefills
+
+    def _schedule(self, request: Request, num_tokens: int) -> None:
+        """Schedules up to num_tokens >= 1 tokens of a running request: as many as find pages, none if none do."""
+        start = request.num_computed
+        num_tokens = min(num_tokens, self._chunk(start, num_tokens))
+        num_tokens = min(num_tokens, self._room(request, num_tokens))
+        if not num_tokens:
+            return
+        if num_tokens > 1:
+            self._attended += num_tokens * (start + num_tokens)
+        full, sliding = self.cache.extend(request, start + num_tokens)
+        request.num_computed = start + num_tokens
+        sample = request.num_computed == request.num_wanted and request.samples
+        if sample:
+            request.num_wanted += 1
+        self._budget -= num_tokens
+        self._step.plan.sequences.append(ScheduledSequence(request.slot, start, num_tokens, sample, full, sliding))
+        self._step.requests.append(request)
+
+    def _chunk(self, start: int, num_tokens: int) -> int:
+        """The number of tokens that use half of what is left of max_attended, so that the next prompt is served too."""
+        if self._max_attended is None or num_tokens == 1:
+            return num_tokens
+        share = max(0, self._max_attended - self._attended) // 2
+        return max(1, (isqrt(start * start + 4 * share) - start) // 2)  # n * (start + n) <= share
+
+    def _room(self, request: Request, num_tokens: int) -> int:
+        """Tokens that the pages at hand let the request compute, after preempting others if it could compute none."""
+        page_size = self.cache.page_size
+        room = len(request.full_pages) * page_size - request.num_computed
+        if room >= num_tokens:
+            return room
+        while not room and not self.cache.num_free_pages():
+            if self.cache.holds.reclaim():
+                continue
+            victim = max(self.running.values(), key=_order)
+            if victim is request:
+                return 0
+            self._preempt(victim)
+        free = self.cache.num_free_pages()
+        # A long chunk leaves a page for each running sequence, so that they need not take back what it got.
+        return room + min(free, max(1, free - len(self.running))) * page_size
+
+    def _admit(self, above: float) -> None:
+        """Starts waiting requests with priority values below `above`, in order, while there is budget and room."""
+        while self._budget and self.waiting:
+            request = self.waiting[0]
+            if request.priority >= above or request in self._preempted:
+                return
+            hit = self._make_room(request)
+            if hit is None:
+                return
+            del self.waiting[0]
+            self._start(request, hit)
+            self._schedule(request, min(request.num_missing, self._budget))
+
+    def _make_room(self, request: Request) -> PrefixHit | None:
+        """Finds a slot and pages for a waiting request, preempting lower priorities. None if that is not enough.
+
+        Running sequences that would not be preempted for it keep one page each to go on with. An incomplete prompt
+        also needs only one: it takes its missing pages from sequences that come after it.
+        """
+        hit = self.cache.find(request) if self._free_slots else None
+        if hit is not None and self._fits(request, hit, len(self.running)):
+            return hit
+        lower = sorted((r for r in self.running.values() if r.priority > request.priority), key=_order)
+        if not lower:
+            return None
+        hit = hit or self.cache.find(request)
+        reserve = len(self.running) - len(lower)
+        spare = sum(len(r.full_pages) for r in lower)  # preempting them all frees this at most
+        if not self._fits(request, hit, reserve - spare):
+            return None
+        while not (self._free_slots and self._fits(request, hit, reserve)):
+            if not lower:
+                return None
+            self._preempt(lower.pop())
+        return hit
+
+    def _fits(self, request: Request, hit: PrefixHit, reserve: int) -> bool:
+        """Whether a waiting request finds pages, after giving up those held for requests that come after it."""
+        while not self.cache.fits(request, hit, reserve):
+            if not self.cache.holds.reclaim(after=request.order):
+                return False
+        return True
+
+    def _start(self, request: Request, hit: PrefixHit) -> None:
+        self.cache.start(request, hit)
+        request.slot = self._free_slots.pop()
+        request.num_wanted = len(request.token_ids)
+        self.running[request.request_id] = request
+        if request.queue_s is None:
+            self._count_admission(request)
+        self._step.plan.new.append(
+            NewSequence(
+                slot=request.slot,
+                token_ids=list(request.token_ids),
+                num_prompt_tokens=request.num_prompt_tokens,
+                num_cached_tokens=request.num_computed,
+                full_pages=hit.full_pages,
+                sliding_pages=hit.sliding_pages,
+                sampling=request.sampling,
+            )
+        )
+
+    def _count_admission(self, request: Request) -> None:
+        """A request starts for the first time."""
+        request.queue_s = self._clock() - request.arrival_s
+        request.num_cached_tokens = min(request.num_computed, request.num_prompt_tokens)
+        self.counters.prompt_tokens += request.num_prompt_tokens
+        if self.cache.looks_up(request):
+            self.counters.prefix_queries += request.num_given
+            self.counters.prefix_hits += request.num_computed
+
+    def _preempt(self, request: Request) -> None:
+        """Back to waiting with the tokens it has; a token being sampled will still be its own."""
+        if request in self._step.requests:
+            self._withdraw(request)
+        self._vacate(request)
+        request.num_computed = 0
+        self.counters.preemptions += 1
+        self._preempted.append(request)
+        self.add(request)
+
+    def _withdraw(self, request: Request) -> None:
+        """Takes a request out of the step being made; it has not started in it, who starts is never a victim then."""
+        step = self._step
+        i = step.requests.index(request)
+        self._budget += step.plan.sequences[i].num_tokens
+        del step.requests[i], step.plan.sequences[i]
+
+    def _vacate(self, request: Request) -> None:
+        del self.running[request.request_id]
+        self._free_slots.append(request.slot)
+        request.slot = -1
+        self.cache.release(request)

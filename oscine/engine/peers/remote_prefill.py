@@ -1,0 +1,327 @@
+"""Requests whose prompts another engine computes: it is asked, and the pages that this engine lacks are fetched.
+
+Knows requests, pages and what crosses the wire; nothing of sockets, or of how bytes move. A request is here from its
+arrival until its pages are: then it is queued like any other, and finds an ordinary prefix hit. Whatever goes wrong,
+it is queued as well, and its prompt is computed here.
+
+    asked    the other engine computes the prompt, or has it
+    answered its pages wait to be read; here, new ones for them are looked for
+    held     new pages are taken; what was launched before that may still write to them
+    fetched  bytes are under way
+
+Pages that something is being written to belong to nobody else before that has ended, whatever became of the request.
+What was read is trusted only while the other engine's lease is sure to last.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from oscine.engine.core.kv_cache_manager import KVCache
+from oscine.engine.core.page_holds import Hold, Lacking
+from oscine.engine.core.request import Request
+from oscine.engine.wire.checks import check_endpoint, check_pages
+from oscine.engine.wire.messages import FromPeer, Met, Prefill, Prefilled, PrefillRefused, Release, ToClient
+from oscine.executor.kv.page_layout import KVEndpoint, Moves
+from oscine.types import EngineStats, PrefillSource, RemotePrefill
+
+_LEASE_SLACK_S = 1.0  # a lease lasts longer than anybody reads
+
+
+class Links(Protocol):
+    """Connections to other engines, made when they are first sent to, with Meet as the first message."""
+
+    def send(self, address: str, message: FromPeer) -> None: ...
+
+    def receive(self) -> Iterator[tuple[str, ToClient | None]]:
+        """All that has arrived, by address; None: the connection is lost, and a next one will be a new one."""
+        ...
+
+
+class Transfer(Protocol):
+    """Pages under way."""
+
+    @property
+    def state(self) -> Literal["running", "done", "failed"]: ...
+
+    @property
+    def error(self) -> str | None: ...
+
+    @property
+    def num_bytes(self) -> int: ...
+
+    def cancel(self) -> None: ...
+
+
+class Transfers(Protocol):
+    """What moves pages here: see oscine.executor.kv.nixl_transfer.KVTransfer. What it makes of an endpoint is its own."""
+
+    def connect(self, endpoint: KVEndpoint) -> Any: ...
+
+    def disconnect(self, peer: Any) -> None: ...
+
+    def start(self, peer: Any, moves: list[Moves]) -> Transfer: ...
+
+
+@dataclass(slots=True)
+class _Source:
+    """Another engine."""
+
+    peer: Any = None  # of Transfers, once it has told who it is
+    endpoint: KVEndpoint | None = None  # as it told
+    refusal: str | None = None  # why its pages are of no use here
+
+
+@dataclass(slots=True)
+class _Fetch:
+    """One request and its pages."""
+
+    fetch_id: str
+    request: Request
+    source: PrefillSource
+    digests: list[bytes]  # of all whole pages that can be had; the last token is always computed here
+    asked_s: float
+    deadline_s: float
+    answer: Prefilled | None = None
+    answered_s: float = 0.0
+    hold: Hold | None = None
+    lacking: Lacking = field(default_factory=lambda: Lacking([], []))
+    fence: int = 0  # steps that must have ended before the pages may be written to
+    transfer: Transfer | None = None
+
+    def moves(self) -> list[Moves]:
+        assert self.answer is not None
+        assert self.hold is not None
+        full, sliding = self.lacking
+        first = len(self.digests) - len(self.answer.sliding_pages)
+        theirs = [self.answer.full_pages[i] for i in full], [self.answer.sliding_pages[i - first] for i in sliding]
+        moves = [
+            Moves("full", theirs[0], [self.hold.full[i] for i in full]),
+            Moves("sliding", theirs[1], [self.hold.sliding[i] for i in sliding]),
+        ]
+        return [move for move in moves if move.target_pages]
+
+
+class RemotePrefills:
+    """Not thread-safe; everything is called by the loop, on its thread. Nothing here waits."""
+
+    def __init__(
+        self, cache: KVCache, links: Links, transfers: Transfers, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._cache, self._links, self._transfers, self._clock = cache, links, transfers, clock
+        self._sources: dict[str, _Source] = {}  # by address
+        self._fetches: dict[str, _Fetch] = {}
+        self._ready: list[Request] = []
+        self._draining: list[tuple[Hold, Transfer]] = []  # given up, but still being written to
+        self._coming: set[tuple[str, bytes]] = set()  # group and digest of the pages that are being fetched
+        self._num_asked = 0
+        self._stats = EngineStats()
+
+    @property
+    def requests(self) -> list[Request]:
+        """Those that are here."""
+        return [*(fetch.request for fetch in self._fetches.values()), *self._ready]
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether poll() must be called though there is no request."""
+        return bool(self._draining)
+
+    def report(self, stats: EngineStats) -> None:
+        """Writes this module's counters."""
+        for name in ("remote_prefills", "remote_prefill_failures", "fetched_pages", "fetched_bytes", "fetch_s"):
+            setattr(stats, name, getattr(self._stats, name))
+
+    def ask(self, request: Request, source: PrefillSource) -> bool:
+        """Asks for a request that has just arrived. False: it is better computed here."""
+        if not self._cache.looks_up(request):
+            return False
+        num_known = self._cache.find(request).num_pages
+        num_pages = (len(request.token_ids) - 1) // self._cache.page_size
+        num_lacking = len(request.token_ids) - num_known * self._cache.page_size
+        if num_pages == num_known or num_lacking < source.min_tokens:
+            return False
+        self._listen()  # so that nothing is sent to an engine that is gone
+        known = self._sources.setdefault(source.address, _Source())
+        if known.refusal is not None:
+            self._count_failure(request, source, known.refusal)
+            return False
+        now = self._clock()
+        self._num_asked += 1
+        fetch_id = f"{self._num_asked} {request.request_id}"
+        fetch = _Fetch(fetch_id, request, source, request.digests[:num_pages], now, now + source.timeout_s)
+        self._fetches[fetch_id] = fetch
+        tokens = request.token_ids[: num_pages * self._cache.page_size]
+        lease_s = source.timeout_s + _LEASE_SLACK_S
+        self._links.send(source.address, Prefill(fetch_id, tokens, lease_s, request.priority, request.cache_salt))
+        return True
+
+    def abandon(self, request: Request) -> bool:
+        """A request ends. False if it is not here."""
+        if request in self._ready:
+            self._ready.remove(request)
+            return True
+        for fetch in self._fetches.values():
+            if fetch.request is request:
+                self._give_up(fetch)
+                return True
+        return False
+
+    def poll(self, num_ended: int, num_launched: int, num_running: int) -> list[Request]:
+        """Goes on wherever something can be done. `num_ended` and `num_launched`: steps that have ended, and that are
+        under way. Returns requests that can be queued."""
+        self._listen()
+        for hold, transfer in list(self._draining):
+            if transfer.state != "running":
+                self._draining.remove((hold, transfer))
+                self._cache.holds.release(hold)
+        has_room = True
+        for fetch in sorted(self._fetches.values(), key=lambda fetch: fetch.request.order):
+            if self._clock() > fetch.deadline_s:
+                self._fail(fetch, f"{fetch.source.replica} did not deliver within {fetch.source.timeout_s:g} s")
+            elif fetch.transfer is not None:
+                self._look(fetch, fetch.transfer)
+            elif fetch.answer is not None:
+                if fetch.hold is None and has_room and not self._comes(fetch):
+                    has_room = self._take_pages(fetch, num_ended + num_launched, reserve=num_running + 1)
+                if any(fetch.lacking) and num_ended >= fetch.fence:
+                    fetch.transfer = self._transfers.start(self._sources[fetch.source.address].peer, fetch.moves())
+        ready, self._ready = self._ready, []
+        return ready
+
+    # ---- what the other engine says ----
+
+    def _listen(self) -> None:
+        for address, message in self._links.receive():
+            self._hear(address, message)
+
+    def _hear(self, address: str, message: ToClient | None) -> None:
+        match message:
+            case None:
+                self._lose(address)
+            case Met():
+                self._meet(address, message.endpoint)
+            case Prefilled():
+                self._answer(message)
+            case PrefillRefused():
+                fetch = self._fetches.get(message.request_id)
+                if fetch is not None:
+                    self._fail(fetch, f"{fetch.source.replica}: {message.message}")
+
+    def _meet(self, address: str, endpoint: KVEndpoint | None) -> None:
+        source = self._sources[address]
+        try:
+            if endpoint is None:
+                raise ValueError("it gives no pages to others")
+            check_endpoint(endpoint)
+            source.peer, source.endpoint = self._transfers.connect(endpoint), endpoint
+        except ValueError as error:
+            source.refusal = str(error)
+            self._fail_all(address, source.refusal)
+
+    def _answer(self, answer: Prefilled) -> None:
+        fetch = self._fetches.get(answer.request_id)
+        if fetch is None or fetch.answer is not None:
+            return  # it was released before the answer came, or this is a second answer
+        try:
+            self._check(fetch, answer)
+        except ValueError as error:
+            self._fail(fetch, f"{fetch.source.replica}: {error}")
+            return
+        fetch.answer, fetch.answered_s = answer, self._clock()
+        fetch.deadline_s = min(fetch.deadline_s, fetch.asked_s + answer.lease_s)
+
+    def _check(self, fetch: _Fetch, answer: Prefilled) -> None:
+        """Raises ValueError for an invalid answer."""
+        endpoint = self._sources[fetch.source.address].endpoint
+        if endpoint is None:
+            raise ValueError("it offers pages without an address")
+        num_pages = len(fetch.digests)
+        check_pages(answer, endpoint, num_pages, num_pages - self._cache.index.first_needed(num_pages))
+
+    def _lose(self, address: str) -> None:
+        source = self._sources.pop(address)
+        self._fail_all(address, "the connection to {replica} was lost")
+        if source.peer is not None:
+            self._transfers.disconnect(source.peer)
+
+    def _fail_all(self, address: str, failure: str) -> None:
+        for fetch in [fetch for fetch in self._fetches.values() if fetch.source.address == address]:
+            self._fail(fetch, failure.replace("{replica}", fetch.source.replica))
+
+    # ---- pages ----
+
+    def _comes(self, fetch: _Fetch) -> bool:
+        """Whether a page that it lacks is being fetched for another request."""
+        return bool(self._coming and self._coming.intersection(_keys(fetch, self._cache.holds.lacking(fetch.digests))))
+
+    def _take_pages(self, fetch: _Fetch, fence: int, reserve: int) -> bool:
+        """Finds room for what is lacking now, or leaves it for later: False."""
+        holds = self._cache.holds
+        while not holds.has_room(fetch.digests, reserve):
+            if not holds.reclaim(after=fetch.request.order):
+                return False
+        fetch.lacking = holds.lacking(fetch.digests)
+        fetch.hold, fetch.fence = holds.take(fetch.digests), fence
+        self._coming.update(_keys(fetch, fetch.lacking))
+        if not any(fetch.lacking):
+            self._succeed(fetch, num_bytes=0)
+        return True
+
+    def _look(self, fetch: _Fetch, transfer: Transfer) -> None:
+        if transfer.state == "done":
+            self._succeed(fetch, transfer.num_bytes)
+        elif transfer.state == "failed":
+            self._transfers.disconnect(self._sources[fetch.source.address].peer)  # the next one connects anew
+            self._fail(fetch, f"the transfer from {fetch.source.replica} failed: {transfer.error}")
+
+    def _succeed(self, fetch: _Fetch, num_bytes: int) -> None:
+        """The pages are here, and are held until the request starts."""
+        assert fetch.hold is not None
+        holds, stats, (full, sliding) = self._cache.holds, self._stats, fetch.lacking
+        holds.register(fetch.digests, fetch.request.token_ids, fetch.hold, fetch.lacking)
+        holds.keep(fetch.request, fetch.hold)
+        self._forget(fetch)
+        prefill_s, transfer_s = fetch.answered_s - fetch.asked_s, self._clock() - fetch.answered_s
+        fetch.request.remote_prefill = RemotePrefill(
+            fetch.source.replica, prefill_s, transfer_s, len(full), len(sliding), num_bytes
+        )
+        stats.remote_prefills += 1
+        stats.fetched_pages += len(full) + len(sliding)
+        stats.fetched_bytes += num_bytes
+        stats.fetch_s += transfer_s
+        self._ready.append(fetch.request)
+
+    def _fail(self, fetch: _Fetch, failure: str) -> None:
+        """The prompt is computed here."""
+        self._give_up(fetch)
+        self._count_failure(fetch.request, fetch.source, failure)
+        self._ready.append(fetch.request)
+
+    def _count_failure(self, request: Request, source: PrefillSource, failure: str) -> None:
+        request.remote_prefill = RemotePrefill(source.replica, failure=failure)
+        self._stats.remote_prefill_failures += 1
+
+    def _give_up(self, fetch: _Fetch) -> None:
+        self._forget(fetch)
+        if fetch.transfer is not None and fetch.transfer.state == "running":
+            assert fetch.hold is not None
+            fetch.transfer.cancel()
+            self._draining.append((fetch.hold, fetch.transfer))
+        elif fetch.hold is not None:
+            self._cache.holds.release(fetch.hold)
+
+    def _forget(self, fetch: _Fetch) -> None:
+        del self._fetches[fetch.fetch_id]
+        if fetch.hold is not None:
+            self._coming.difference_update(_keys(fetch, fetch.lacking))
+        if fetch.source.address in self._sources:
+            self._links.send(fetch.source.address, Release(fetch.fetch_id))
+
+
+def _keys(fetch: _Fetch, lacking: Lacking) -> Iterator[tuple[str, bytes]]:
+    for i in lacking.full:
+        yield "full", fetch.digests[i]
+    for i in lacking.sliding:
+        yield "sliding", fetch.digests[i]

@@ -1,0 +1,293 @@
+"""The engine process: `python -m oscine.engine.process.server`, with a Launch record on stdin.
+
+Knows sockets, clients and their requests; what a step does is the loop's affair. It lives as long as its stdin is open:
+the end of the parent, however it comes, closes it. A parent that has time asks it to stop, so that its clients hear of
+it. Signals are left to the parent, so that a ctrl-C or a SIGTERM for the whole group lets the parent drain first.
+"""
+
+import gc
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+
+import msgspec
+import zmq
+
+from oscine.config import EngineOptions
+from oscine.engine.build import BuiltEngine, build_engine
+from oscine.engine.core.loop import EngineLoop
+from oscine.engine.peers.kv_events import KVEvents
+from oscine.engine.peers.prefill_service import PrefillService
+from oscine.engine.peers.remote_prefill import RemotePrefills
+from oscine.engine.process.parent import Parent
+from oscine.engine.wire.checks import Checks
+from oscine.engine.wire.messages import (
+    UNREADABLE,
+    Cancel,
+    Ending,
+    Failed,
+    Hello,
+    Launch,
+    Outputs,
+    Ready,
+    Refused,
+    Submit,
+    ToClient,
+    ToEngine,
+    decode_to_engine,
+    encode,
+)
+from oscine.engine.wire.polled_links import PeerLinks
+from oscine.engine.wire.tcp import bind_tcp, expect_heartbeats
+from oscine.types import Endpoints, EngineInfo, EngineStats, GenerationOutput, GenerationRequest
+
+_STATS_INTERVAL_S = 0.1
+_IDLE_STATS_MS = 1000  # between statistics for other processes of a cluster, while nothing runs
+_FAREWELL_MS = 5000  # for the last words of a failed engine to be asked for, and to be sent
+
+_STOPPED = 0
+_FAILED_TO_START = 2
+_FAILED_STEP = 3
+
+
+class Clients:
+    """A ROUTER socket and who is behind it. A client whose connection is gone is noticed when it is next sent to."""
+
+    def __init__(self, address: str, parent: Parent) -> None:
+        """Whoever waits for messages wakes up for `parent` too."""
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.set(zmq.ROUTER_MANDATORY, 1)  # sending to a vanished client raises
+        self._socket.set(zmq.SNDHWM, 0)  # bounded by the requests that are admitted
+        self._socket.set(zmq.RCVHWM, 0)
+        self._socket.set(zmq.LINGER, _FAREWELL_MS)
+        self._socket.bind(address)
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+        self._poller.register(parent, zmq.POLLIN)
+
+    def listen(self, host: str, key: str) -> str:
+        """Listens for clients of other machines too, over TCP: see oscine.engine.wire.tcp. Returns the endpoint.
+
+        Raises ValueError.
+        """
+        expect_heartbeats(self._socket)
+        return bind_tcp(self._socket, host, key)
+
+    def send(self, client: bytes, message: ToClient) -> bool:
+        """False when the client is gone."""
+        try:
+            self._socket.send_multipart((client, encode(message)))
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            return False
+        return True
+
+    def receive(self, wait_ms: int | None) -> Iterator[tuple[bytes, ToEngine]]:
+        """Everything that has arrived, after waiting for the first message: None for ever, 0 not at all."""
+        if wait_ms != 0:
+            self._poller.poll(wait_ms)
+        while int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN:
+            client, *frames = self._socket.recv_multipart()
+            try:
+                message = decode_to_engine(b"".join(frames))
+            except UNREADABLE:
+                continue  # somebody who speaks another language found the port
+            yield client, message
+
+    def close(self) -> None:
+        """Returns when everything is sent."""
+        self._socket.close()
+        self._context.term()
+
+
+class EngineServer:
+    """Runs the loop for the clients of one socket, until a step fails or the parent asks to stop."""
+
+    def __init__(
+        self, clients: Clients, loop: EngineLoop, info: EngineInfo, events: KVEvents | None, prefills: PrefillService
+    ) -> None:
+        self._clients, self._loop, self._info, self._events, self._prefills = clients, loop, info, events, prefills
+        self._checks = Checks(info.vocab_size, info.max_model_len)
+        self._known: set[bytes] = set()  # clients that said hello
+        self._owners: dict[str, bytes] = {}  # live request id -> client
+        self._stats_at = 0.0
+
+    def run(self, parent: Parent) -> None:
+        """Raises what a failing step raised, after every request was told."""
+        loop = self._loop
+        idle_ms = None if self._events is None else _IDLE_STATS_MS
+        while not parent.asks_to_stop:
+            self._tend_peers()
+            for client, message in self._clients.receive(0 if loop.has_work else self._prefills.patience_ms or idle_ms):
+                self._handle(client, message)
+            if not loop.has_work:
+                if self._events is not None:
+                    self._publish(self._events, loop.stats())
+                continue
+            try:
+                outputs = loop.step()
+            except Exception as error:
+                self._fail(f"the engine failed ({type(error).__name__}) and is started again")
+                raise
+            self._send(outputs)
+        self._say(Ending("the engine was stopped", asked=True))
+
+    def _say(self, ending: Ending) -> None:
+        for client in self._known:
+            self._clients.send(client, ending)
+
+    def _fail(self, message: str) -> None:
+        """Clients that can run requests elsewhere hear that they should before they hear what becomes of each."""
+        self._say(Ending(message))
+        self._send(self._loop.fail_all(message))
+
+    def _handle(self, client: bytes, message: ToEngine) -> None:
+        refusal = self._checks.refusal(message)
+        if refusal is not None:
+            self._clients.send(client, refusal)
+            return
+        match message:
+            case Hello():
+                self._known.add(client)
+                self._clients.send(client, Outputs([], self._loop.stats()))  # how large the cache is
+                self._clients.send(client, Ready(self._info))
+            case Submit():
+                self._submit(client, message.request)
+            case Cancel():
+                if self._owners.get(message.request_id) == client:
+                    self._loop.cancel(message.request_id)
+            case _:
+                self._prefills.handle(client, message)
+
+    def _tend_peers(self) -> None:
+        """Tells other engines what became of the prompts that they wanted computed."""
+        self._prefills.expire()
+        news, self._prefills.news = self._prefills.news, []
+        for client, message in news:
+            if not self._clients.send(client, message):
+                self._prefills.lose(client)
+
+    def _submit(self, client: bytes, request: GenerationRequest) -> None:
+        request_id = request.request_id
+        if request_id in self._owners:
+            error = GenerationOutput(request_id, finish_reason="error", error=f"request id {request_id!r} is in use")
+            self._clients.send(client, Outputs([error], None))
+        elif self._loop.is_full:
+            self._clients.send(client, Refused(request_id, "too many requests are waiting"))
+        else:
+            self._owners[request_id] = client
+            self._loop.add(request)
+
+    def _send(self, outputs: list[GenerationOutput]) -> None:
+        by_client: dict[bytes, list[GenerationOutput]] = {}
+        for output in self._prefills.take(outputs):
+            by_client.setdefault(self._owners[output.request_id], []).append(output)
+            if output.finish_reason is not None:
+                del self._owners[output.request_id]
+        stats = self._due_stats()
+        if self._events is not None:
+            self._publish(self._events, stats)
+        for client in list(by_client if stats is None else self._known):
+            if not self._clients.send(client, Outputs(by_client.get(client, []), stats)):
+                self._forget(client)
+
+    def _due_stats(self) -> EngineStats | None:
+        now = time.monotonic()
+        if self._loop.has_work and now - self._stats_at < _STATS_INTERVAL_S:
+            return None
+        self._stats_at = now
+        return self._loop.stats()
+
+    def _publish(self, events: KVEvents, stats: EngineStats | None) -> None:
+        """Before the outputs of a step are sent: the next turn of a request that ends finds the router informed."""
+        events.flush()
+        if stats is not None:
+            events.publish_stats(stats)
+
+    def _forget(self, client: bytes) -> None:
+        self._known.discard(client)
+        for request_id, owner in self._owners.items():
+            if owner == client:
+                self._loop.cancel(request_id)
+
+
+def _open_to_peers(clients: Clients, options: EngineOptions) -> tuple[Endpoints | None, KVEvents | None]:
+    """Raises ValueError for an endpoint that cannot be had."""
+    peers = options.peers
+    events = KVEvents(peers, options.cache.page_size) if peers.kv_events else None
+    if peers.host is None:
+        return None, events
+    requests = clients.listen(peers.host, peers.key)
+    if events is None:
+        return Endpoints(requests), None
+    return Endpoints(requests, events.endpoint, events.replay_endpoint), events
+
+
+def _meet_peers(engine: BuiltEngine, key: str) -> PrefillService:
+    """Lets pages move between this engine and others, if they may."""
+    if engine.transfer is None:
+        return PrefillService(engine.loop, None, lambda _: None)
+    engine.loop.remote_prefills = RemotePrefills(engine.loop.cache, PeerLinks(key), engine.transfer)
+    return PrefillService(engine.loop, engine.transfer.endpoint, engine.transfer.attend)
+
+
+def _serve(clients: Clients, parent: Parent, launch: Launch, started_s: float) -> int:
+    """Returns the exit status."""
+    try:
+        endpoints, events = _open_to_peers(clients, launch.options)
+        engine = build_engine(launch.options)
+    except (ValueError, OSError) as error:
+        return _fail(clients, str(error))
+    except Exception as error:
+        traceback.print_exc()
+        return _fail(clients, f"{type(error).__name__}: {error}")
+    ready_s = time.monotonic() - started_s
+    info = EngineInfo(
+        engine.model,
+        engine.max_model_len,
+        engine.vocab_size,
+        ready_s,
+        page_size=launch.options.cache.page_size,
+        max_num_seqs=launch.options.scheduler.max_num_seqs,
+        endpoints=endpoints,
+    )
+    if events is not None:
+        engine.loop.tell_of_pages(events)
+    gc.collect()
+    gc.freeze()  # the collector need not look at the model's objects again in the middle of a step
+    try:
+        EngineServer(clients, engine.loop, info, events, _meet_peers(engine, launch.options.peers.key)).run(parent)
+    except Exception:
+        traceback.print_exc()
+        return _FAILED_STEP
+    return _STOPPED
+
+
+def _fail(clients: Clients, message: str) -> int:
+    """Tells whoever asks why there is no engine."""
+    for client, _ in clients.receive(_FAREWELL_MS):
+        clients.send(client, Failed(" ".join(message.split())))
+    return _FAILED_TO_START
+
+
+def main() -> int:
+    started_s = time.monotonic()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    launch = msgspec.json.decode(sys.stdin.buffer.readline(), type=Launch)
+    parent = Parent(launch.address)
+    clients = Clients(launch.address, parent)
+    parent.listen()
+    status = _serve(clients, parent, launch, started_s)
+    clients.close()
+    if status == _STOPPED:
+        parent.leave()
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,148 @@
+"""Keeps one engine process alive: starts it, notices its end, starts it again with a growing pause.
+
+Knows processes only: not what is said over the socket.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from oscine.config import EngineOptions
+from oscine.engine.process.parent import STOP
+from oscine.engine.wire.messages import Launch
+from oscine.python_child import child_environment, module_command
+
+logger = logging.getLogger(__name__)
+
+_FIRST_PAUSE_S = 0.1  # doubles with every failure in a row
+_LONGEST_PAUSE_S = 10.0
+_STABLE_S = 60.0  # an engine that served this long has recovered
+_MAX_FAILED_STARTS = 3  # in a row, before the engine is given up
+STARVED_S = 600.0  # how long an engine that was ready is retried while descriptors, memory or processes lack
+# OpenMP threads that spin while they wait make a step 10 to 100 times slower once another process wants the cores.
+_CHILD_ENVIRONMENT = {"OMP_WAIT_POLICY": "passive"}
+_FAREWELL_S = 2.0  # granted to an engine that serves, to tell its clients that it ends
+_EXIT_S = 5.0  # granted after stdin was closed, before the process is killed
+
+
+class EngineSupervisor:
+    """Owns the engine process behind `address`. The process ends when its stdin does, so it never outlives this one."""
+
+    def __init__(self, options: EngineOptions, address: str, on_exit: Callable[[str, bool], None]) -> None:
+        """`on_exit(reason, gave_up)` is called each time the process has ended unasked."""
+        self._launch = msgspec.json.encode(Launch(address, options)) + b"\n"
+        self._on_exit = on_exit
+        self._process: asyncio.subprocess.Process | None = None
+        self._ready_at: float | None = None
+        self._was_ready = False  # this process, or an earlier one
+        self._failures = self._failed_starts = 0  # in a row
+        self._starved_at: float | None = None  # time since which no process can be started
+        self._killed_for: str | None = None
+        self._stopping = False
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    def mark_ready(self) -> None:
+        self._ready_at, self._was_ready = time.monotonic(), True
+
+    async def run(self) -> None:
+        """Until stop() or until the engine has failed to start too often."""
+        while not self._stopping:
+            self._ready_at = self._killed_for = None
+            try:
+                process = await self._start()
+            except Exception as error:  # no descriptors, memory or processes are left
+                reason, gave_up = f"no engine process can be started: {error}", self._starve()
+            else:
+                code = await process.wait()
+                reason = self._killed_for or _describe(code, while_starting=self._ready_at is None)
+                gave_up = self._count_end()
+            if self._stopping:
+                return
+            logger.error("%s; %s", reason, "it is given up" if gave_up else "another one is started")
+            self._on_exit(reason, gave_up)
+            if gave_up:
+                return
+            await asyncio.sleep(pause_s(self._failures))
+
+    def _count_end(self) -> bool:
+        """Counts the end of a process. Returns whether the engine is given up."""
+        served_s = 0.0 if self._ready_at is None else time.monotonic() - self._ready_at
+        self._failed_starts = self._failed_starts + 1 if self._ready_at is None else 0
+        self._failures = 1 if served_s >= _STABLE_S else self._failures + 1
+        self._starved_at = None
+        return self._failed_starts >= _MAX_FAILED_STARTS
+
+    def _starve(self) -> bool:
+        """Counts a process that could not be started. Returns whether the engine is given up.
+
+        An engine that has been ready before waits longer: other processes may release what they took.
+        """
+        self._failures += 1
+        if not self._was_ready:
+            self._failed_starts += 1
+            return self._failed_starts >= _MAX_FAILED_STARTS
+        if self._starved_at is None:
+            self._starved_at = time.monotonic()
+        return time.monotonic() - self._starved_at >= STARVED_S
+
+    async def _start(self) -> asyncio.subprocess.Process:
+        # Whatever a library prints goes to stderr: stdout belongs to the parent's own output.
+        self._process = process = await asyncio.create_subprocess_exec(
+            *module_command("oscine.engine.process.server"),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=2,
+            env=_CHILD_ENVIRONMENT | child_environment(),
+        )
+        assert process.stdin is not None
+        process.stdin.write(self._launch)
+        return process
+
+    def kill(self, reason: str) -> None:
+        """Ends a process that is of no use; it is started again as after any other end."""
+        if self._process is not None and self._process.returncode is None:
+            self._killed_for = reason
+            self._process.kill()
+
+    def give_up(self) -> None:
+        """The process will end and shall not be started again."""
+        self._stopping = True
+
+    async def stop(self, running: asyncio.Task[None]) -> None:
+        """Ends the process and `running`, the task of run(), and waits for both."""
+        self.give_up()
+        process = self._process
+        if process is not None and process.returncode is None:
+            await self._end(process)
+        running.cancel()
+        await asyncio.wait((running,))
+
+    async def _end(self, process: asyncio.subprocess.Process) -> None:
+        """In order if the engine can, at once if it does nothing, by force if it does not even hear."""
+        assert process.stdin is not None
+        if self._ready_at is not None:
+            process.stdin.write(STOP)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), _FAREWELL_S)
+        process.stdin.close()
+        try:
+            await asyncio.wait_for(process.wait(), _EXIT_S)
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+
+
+def pause_s(failures: int) -> float:
+    """The pause before the next attempt, after this number of consecutive failures."""
+    return float(min(_FIRST_PAUSE_S * 2 ** min(failures - 1, 20), _LONGEST_PAUSE_S))
+
+
+def _describe(code: int, while_starting: bool) -> str:
+    how = f"was killed by signal {-code}" if code < 0 else f"exited with status {code}"
+    return f"the engine process {how}{' while starting' if while_starting else ''}"

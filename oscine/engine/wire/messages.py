@@ -1,0 +1,110 @@
+"""What crosses the socket between an engine process and its clients, as MessagePack; and the JSON that starts it.
+
+The records of oscine.types travel as they are. Only plain data is decoded: nothing that arrives can name code.
+"""
+
+from msgspec import MsgspecError, Struct, msgpack
+
+from oscine.config import EngineOptions
+from oscine.executor.kv.page_layout import KVEndpoint
+from oscine.types import EngineInfo, EngineStats, GenerationOutput, GenerationRequest
+
+
+class Launch(Struct, frozen=True):
+    """First line, in JSON, on the engine process's stdin: see oscine.engine.process.parent for what comes after it."""
+
+    address: str  # ZeroMQ endpoint that the engine binds
+    options: EngineOptions
+
+
+class Hello(Struct, frozen=True, tag="hello"):
+    """First message of a client; answered by Ready, once the engine is, or by Failed."""
+
+
+class Submit(Struct, frozen=True, tag="submit"):
+    request: GenerationRequest
+
+
+class Cancel(Struct, frozen=True, tag="cancel"):
+    request_id: str
+
+
+class Meet(Struct, frozen=True, tag="meet"):
+    """First message of another engine, which wants pages of this one; answered by Met."""
+
+
+class Prefill(Struct, frozen=True, tag="prefill"):
+    """Another engine wants these tokens computed, and their pages kept; answered by Prefilled or PrefillRefused."""
+
+    request_id: str  # unique among those of its sender
+    token_ids: list[int]  # whole pages
+    lease_s: float  # how long the pages are kept after the answer unless they are released
+    priority: int
+    cache_salt: str = ""
+
+
+class Release(Struct, frozen=True, tag="release"):
+    """The pages, or the computation, are not wanted any more."""
+
+    request_id: str
+
+
+class Ready(Struct, frozen=True, tag="ready"):
+    info: EngineInfo
+
+
+class Failed(Struct, frozen=True, tag="failed"):
+    """The engine could not start; it exits after this message."""
+
+    message: str  # one line
+
+
+class Ending(Struct, frozen=True, tag="ending"):
+    """The engine is about to end: none of its requests goes on here, though none of them may be bad."""
+
+    message: str  # one line
+    asked: bool = False  # its owner wants it; else it failed
+
+
+class Refused(Struct, frozen=True, tag="refused"):
+    """Too many requests wait; this one was not taken."""
+
+    request_id: str
+    message: str
+
+
+class Outputs(Struct, frozen=True, tag="outputs"):
+    """The news of one step for one client: all its sequences in one message."""
+
+    outputs: list[GenerationOutput]
+    stats: EngineStats | None  # now and then; always when the engine becomes idle
+
+
+class Met(Struct, frozen=True, tag="met"):
+    endpoint: KVEndpoint | None  # None: nobody can read this engine's pages
+
+
+class Prefilled(Struct, frozen=True, tag="prefilled"):
+    """The pages hold their content from now on for the time of the lease."""
+
+    request_id: str
+    full_pages: list[int]  # of all the tokens
+    sliding_pages: list[int]  # of the last window
+    lease_s: float
+
+
+class PrefillRefused(Struct, frozen=True, tag="prefill_refused"):
+    request_id: str
+    message: str  # one line
+
+
+FromPeer = Meet | Prefill | Release
+ToPeer = Met | Prefilled | PrefillRefused
+ToEngine = Hello | Submit | Cancel | FromPeer
+ToClient = Ready | Failed | Ending | Refused | Outputs | ToPeer
+
+UNREADABLE = (MsgspecError, UnicodeDecodeError)  # raised by decoding; the second for text that is not UTF-8
+
+encode = msgpack.Encoder().encode
+decode_to_engine = msgpack.Decoder(ToEngine).decode
+decode_to_client = msgpack.Decoder(ToClient).decode

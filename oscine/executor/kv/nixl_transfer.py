@@ -1,0 +1,279 @@
+"""Moves pages of KV memory from other engines' processes into this one's, by NIXL; imported only where that is wanted.
+
+Knows memory, layouts and NIXL; nothing of requests, or of who may read what when. One thread makes all calls of NIXL,
+which then needs no locks of its own: posting a read within one machine copies its bytes before it returns (with
+Python's lock released), and over networks without RDMA both sides must be looked after for bytes to move at all. So
+the engine's thread never waits: it starts a transfer and looks at its state.
+"""
+
+import contextlib
+import os
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oscine.executor.kv.page_layout import Copy, Group, KVEndpoint, MemoryKind, Moves, PageLayout, RankMemory, copies
+
+_BATCH_BYTES = 32 << 20  # what is posted at once, and so what a cancelled transfer still moves
+_POSTED_BATCHES = 2  # of one transfer: the next is on its way while one ends
+_ACTIVE_S = 0.0001  # between looks while something moves
+_ATTENTIVE_S = 0.0005  # while somebody may read from here
+# How NIXL and UCX are set unless the operator says otherwise. UCX finds the best transport between two processes by
+# itself: the kernel's cross-memory copies within a machine (cma), RDMA where there are such cards, else TCP.
+_ENVIRONMENT = {
+    "NIXL_LOG_LEVEL": "WARN",
+    "UCX_LOG_LEVEL": "error",  # a peer that dies is an ordinary event here, and reported by whoever read from it
+    "UCX_RCACHE_MAX_UNRELEASED": "1024",  # else memory that was registered once may be kept for ever
+    # Without NVLink UCX would read a GPU's memory through the host: 0.5 GB/s within an H200, against 50 to 80.
+    "UCX_CUDA_IPC_ENABLE_GET_ZCOPY": "on",
+}
+
+_LOCAL = {"UCX_NET_DEVICES": "lo"}
+
+Descriptors = NDArray[np.uint64]  # [N, 3]: address, bytes, device
+State = Literal["running", "done", "failed"]
+
+
+@dataclass(slots=True)
+class Peer:
+    """An engine whose pages can be read."""
+
+    endpoint: KVEndpoint
+    pieces: dict[Group, list[Copy]]  # what brings a page here
+    agents: dict[int, str] = field(default_factory=dict)  # rank -> NIXL's name, once it is known there
+
+
+@dataclass(slots=True)
+class _Batch:
+    rank: int  # of the source
+    source: Descriptors
+    target: Descriptors
+
+
+class Transfer:
+    """Pages on their way. Their memory must stay theirs until the state is no longer "running"."""
+
+    def __init__(self, peer: Peer, batches: list[_Batch], kind: MemoryKind) -> None:
+        """`kind`: of the target's memory."""
+        self.state: State = "running"
+        self.error: str | None = None  # of one that failed, in one line
+        self.num_bytes = 0  # that have arrived
+        self._peer, self._batches, self._kind = peer, deque(batches), kind
+        self._posted: list[tuple[Any, int]] = []  # NIXL's handles, and bytes
+        self._cancelled = False
+
+    def cancel(self) -> None:
+        """Ends as failed as soon as nothing is being written any more."""
+        self._cancelled = True
+
+    def advance(self, agent: Any) -> bool:
+        """Looks at what is on its way, and sends more of it. Whether the transfer has ended."""
+        for posted in list(self._posted):
+            self._attempt(self._look, agent, *posted)
+        if self._cancelled:
+            self._fail("the transfer was cancelled")
+        while self._batches and len(self._posted) < _POSTED_BATCHES:
+            batch = self._batches.popleft()
+            self._attempt(self._post, agent, batch)
+        if self._posted:
+            return False
+        self.state = "done" if self.error is None else "failed"
+        return True
+
+    def _attempt(self, call: Callable[..., None], *arguments: Any) -> None:
+        try:
+            call(*arguments)
+        except Exception as error:  # NIXL's have no common base
+            self._fail(f"{type(error).__name__.removeprefix('nixl')}: {error}")
+
+    def _fail(self, error: str) -> None:
+        self.error = self.error or error
+        self._batches.clear()
+
+    def _post(self, agent: Any, batch: _Batch) -> None:
+        memory, name = self._peer.endpoint.ranks[batch.rank], self._agent_name(agent, batch.rank)
+        handle = agent.initialize_xfer(
+            "READ",
+            agent.get_xfer_descs(batch.target, self._kind),
+            agent.get_xfer_descs(batch.source, memory.kind),
+            name,
+        )
+        self._posted.append((handle, int(batch.target[:, 1].sum())))
+        agent.transfer(handle)
+
+    def _look(self, agent: Any, handle: Any, num_bytes: int) -> None:
+        try:
+            status = agent.check_xfer_state(handle)
+        except Exception:
+            self._posted.remove((handle, num_bytes))
+            handle.release()
+            raise
+        if status == "PROC":
+            return
+        self._posted.remove((handle, num_bytes))
+        handle.release()
+        if status == "DONE":
+            self.num_bytes += num_bytes
+        else:
+            self._fail("NIXL could not read the pages")
+
+    def _agent_name(self, agent: Any, rank: int) -> str:
+        agents = self._peer.agents
+        if rank not in agents:
+            agents[rank] = agent.add_remote_agent(self._peer.endpoint.ranks[rank].agent)
+        return agents[rank]
+
+
+class KVTransfer:
+    """One rank's pages, open to be read by other engines, and what reads theirs.
+
+    Raises ValueError if NIXL is not installed or cannot read such memory.
+    """
+
+    def __init__(
+        self,
+        full: PageLayout,
+        sliding: PageLayout,
+        memory: RankMemory,
+        rank: int = 0,
+        owner: object = None,
+        *,
+        local: bool = False,
+    ) -> None:
+        """`memory` without an agent: regions that stay in place as long as `owner`, or this object, lives.
+
+        `local`: only processes of this machine transfer pages; NIXL then listens on no network.
+        """
+        self._owner = owner
+        self._layouts: dict[Group, PageLayout] = {"full": full, "sliding": sliding}
+        self._rank, self._memory = rank, memory
+        self._agent = _new_agent(local)
+        self._register()
+        self.endpoint = KVEndpoint(full, sliding, [replace(memory, agent=bytes(self._agent.get_agent_metadata()))])
+        self._wake = threading.Condition()
+        self._orders: list[Callable[[], None]] = []
+        self._active: list[Transfer] = []  # of the thread
+        self._attentive = self._closed = False
+        self._thread = threading.Thread(target=self._run, name="kv-transfer", daemon=True)
+        self._thread.start()
+
+    def connect(self, endpoint: KVEndpoint) -> Peer:
+        """Raises ValueError saying what keeps pages from moving here."""
+        pieces = {group: copies(endpoint.layout(group), ours, self._rank) for group, ours in self._layouts.items()}
+        return Peer(endpoint, pieces)
+
+    def disconnect(self, peer: Peer) -> None:
+        """Forgets a peer that will not be read from again; what is on its way fails."""
+        self._order(lambda: self._forget(peer))
+
+    def start(self, peer: Peer, moves: list[Moves]) -> Transfer:
+        """The pages of the source must keep what they hold, and nobody may use the target's, until it has ended."""
+        batches = [batch for move in moves for batch in self._batches(peer, move)]
+        transfer = Transfer(peer, batches, self._memory.kind)
+        self._order(lambda: self._active.append(transfer))
+        return transfer
+
+    def attend(self, attentive: bool) -> None:
+        """Whether others may be reading from here now, which over some networks needs this side to take part."""
+        if attentive != self._attentive:
+            self._attentive = attentive
+            self._order(lambda: None)
+
+    def close(self) -> None:
+        """Nothing may be on its way."""
+        self._closed = True
+        self._order(lambda: None)
+        self._thread.join()
+        self._agent = None
+
+    def num_bytes(self, moves: list[Moves]) -> int:
+        """What these pages are on this rank."""
+        return sum(self._layouts[move.group].rank_bytes * len(move.target_pages) for move in moves)
+
+    def _register(self) -> None:
+        memory = self._memory
+        regions = [
+            (memory.region(group).address, memory.region(group).num_pages * layout.rank_bytes, memory.device, "")
+            for group, layout in self._layouts.items()
+        ]
+        try:
+            self._agent.register_memory(regions, memory.kind)
+        except Exception as error:  # NIXL's have no common base
+            raise ValueError(f"NIXL cannot transfer {memory.kind} of this machine: {error}") from None
+
+    def _batches(self, peer: Peer, move: Moves) -> list[_Batch]:
+        """For each rank of the source, its pieces of the pages, page by page, in batches of limited size."""
+        layout, own = peer.endpoint.layout(move.group), self._layouts[move.group]
+        target_page_P = np.array(move.target_pages, np.uint64) * np.uint64(own.rank_bytes)
+        source_page_P = np.array(move.source_pages, np.uint64) * np.uint64(layout.rank_bytes)
+        found: list[_Batch] = []
+        for rank, memory in enumerate(peer.endpoint.ranks):
+            pieces_K3 = np.array([piece[1:] for piece in peer.pieces[move.group] if piece[0] == rank], np.uint64)
+            if not len(pieces_K3):
+                continue
+            source_K, target_K, length_K = pieces_K3.T
+            source = _descriptors(memory.region(move.group).address, source_page_P, source_K, length_K, memory.device)
+            target_address = self._memory.region(move.group).address
+            target = _descriptors(target_address, target_page_P, target_K, length_K, self._memory.device)
+            size = max(1, _BATCH_BYTES // int(length_K.sum())) * len(pieces_K3)
+            found += [_Batch(rank, source[i : i + size], target[i : i + size]) for i in range(0, len(source), size)]
+        return found
+
+    # ---- the thread ----
+
+    def _order(self, order: Callable[[], None]) -> None:
+        with self._wake:
+            self._orders.append(order)
+            self._wake.notify()
+
+    def _run(self) -> None:
+        while not self._closed:
+            with self._wake:
+                while not (self._orders or self._active or self._attentive):
+                    self._wake.wait()
+                orders, self._orders = self._orders, []
+            for order in orders:
+                order()
+            self._active = [transfer for transfer in self._active if not transfer.advance(self._agent)]
+            if self._attentive:
+                with contextlib.suppress(Exception):  # as below: who reads from here looks after its own errors
+                    self._agent.get_new_notifs()
+            time.sleep(_ACTIVE_S if self._active else _ATTENTIVE_S)
+
+    def _forget(self, peer: Peer) -> None:
+        for name in peer.agents.values():
+            with contextlib.suppress(Exception):  # NIXL's have no common base; this thread must go on for other peers
+                self._agent.remove_remote_agent(name)
+        peer.agents.clear()
+
+
+def _descriptors(
+    address: int, pages_P: NDArray[np.uint64], offsets_K: NDArray[np.uint64], lengths_K: NDArray[np.uint64], device: int
+) -> Descriptors:
+    """[P x K, 3]"""
+    found_PK3 = np.empty((len(pages_P), len(offsets_K), 3), np.uint64)
+    found_PK3[:, :, 0] = np.uint64(address) + pages_P[:, None] + offsets_K
+    found_PK3[:, :, 1] = lengths_K
+    found_PK3[:, :, 2] = device
+    return found_PK3.reshape(-1, 3)
+
+
+def _new_agent(local: bool) -> Any:
+    for name, value in (_ENVIRONMENT | (_LOCAL if local else {})).items():
+        os.environ.setdefault(name, value)
+    try:
+        from nixl_cu13 import nixl_agent, nixl_agent_config
+    except ImportError as error:
+        raise ValueError(f"KV transfer needs NIXL: install oscine[cluster] ({error})") from None
+    try:
+        # Without NIXL's own thread, which never sleeps: it would take a core.
+        return nixl_agent(uuid.uuid4().hex, nixl_agent_config(enable_prog_thread=False))
+    except Exception as error:  # NIXL's have no common base
+        raise ValueError(f"NIXL cannot start: {error}") from None

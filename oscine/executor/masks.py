@@ -1,0 +1,333 @@
+"""Grammars of running sequences: which tokens may come next, by llguidance.
+
+Grammars holds what is compiled, for one vocabulary; Constraints holds one matcher a slot, and advances it by what was
+sampled. Knows tokens and bits; no logits, no device, nothing of what a grammar says. A sequence that cannot follow its
+grammar goes on without, and its error says why: whoever runs it ends it. llguidance is loaded when there is a
+vocabulary, so that what has no grammars does without.
+
+Shape suffixes: K constrained rows, W words of 32 tokens. Bit t % 32 of word t // 32 says whether token t may come.
+"""
+
+import os
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import tokenizers
+from numpy.typing import NDArray
+
+from oscine.executor.slots import ColumnArray, IntArray
+from oscine.judges.pool import GrammarJudges, TooManyGrammarsError, UndecidedError
+from oscine.judges.pool import judges as shared_judges
+from oscine.judges.trial import Problem, Trial, limits
+from oscine.types import NewSequence
+
+if TYPE_CHECKING:
+    from llguidance import LLExecutor, LLMatcher, LLTokenizer
+
+ANYTHING = "start: /(?s:.*)/"  # the grammar of any text
+
+TOKENIZER = "tokenizer.json"
+_END = "<|endoftext|>"
+_MOST_COMPILED = 512  # grammars that are kept, some 20 to 200 KB each
+_COMPILERS = 2  # threads: what takes long does not hold up what does not
+_MOST_THREADS = 16  # that make masks
+_UNTRIED = (UndecidedError, TooManyGrammarsError, OSError)  # raised for a grammar without a verdict
+# All sequences wait for the slowest mask. An ordinary token takes well under a millisecond of CPU time.
+_STEP_S = 0.02  # CPU time allowed per token of a sequence
+_MOST_DEBT_S = 0.3  # CPU time beyond that which a sequence may accumulate
+# Sets of tokens that are looked at together where all of them may come: spaces, and text of up to so many characters
+# that needs no escape in JSON. With few lengths, strings of a largest length take twice the time.
+_TEXT = r'[^"\\\x00-\x1F\x7F]'
+_SLICES = [
+    r"[\x20\x0A\x0D\x09]+",
+    *(f"{_TEXT}{{1,{length}}}" for length in (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 30)),
+    f"{_TEXT}+",
+]
+
+
+class Markers(NamedTuple):
+    """The tokens that begin a harmony header, and <|message|>, which ends it; -1 if the vocabulary lacks it."""
+
+    start: int
+    end: int
+    channel: int
+    message: int
+
+    @property
+    def begin(self) -> tuple[int, int, int]:
+        return self.start, self.end, self.channel
+
+    def among(self, ids_M: IntArray) -> NDArray[np.bool_]:
+        """Which tokens begin a header."""
+        found_M: NDArray[np.bool_] = (ids_M == self.start) | (ids_M == self.end) | (ids_M == self.channel)
+        return found_M
+
+
+class Grammars:
+    """Compiled grammars by their text. Any thread may call.
+
+    A thread that compiles cannot be stopped, so a grammar is tried in another process first.
+    """
+
+    def __init__(self, tokenizer_file: Path | None, vocab_size: int, judges: GrammarJudges | None = None) -> None:
+        """Reads the vocabulary in the background. `vocab_size` is that of the logits; without a file there is none."""
+        self._file, self._vocab_size = tokenizer_file, vocab_size
+        self._judges = judges or shared_judges()
+        self._threads = ThreadPoolExecutor(_COMPILERS, thread_name_prefix="grammar")
+        self._markers = Markers(-1, -1, -1, -1)  # before they are read in another thread
+        self._vocabulary = self._threads.submit(self._read)
+        self._compiled: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    @property
+    def num_words(self) -> int:
+        """Words of a mask."""
+        return -(-int(self._vocabulary.result().vocab_size) // 32)
+
+    @property
+    def markers(self) -> Markers:
+        self._vocabulary.result()
+        return self._markers
+
+    def ready(self, grammar: str) -> bool:
+        """Whether `matcher` would return at once. If not, the grammar is compiled, or will be when others are done."""
+        try:
+            return self._future(grammar).done()
+        except TooManyGrammarsError:
+            return False
+
+    def matcher(self, grammar: str) -> "LLMatcher":
+        """At the start of the grammar. Raises ValueError for one that cannot be compiled, or without a vocabulary."""
+        try:
+            matcher = self._future(grammar).result()
+        except _UNTRIED as error:  # a later attempt may have a verdict
+            self._forget(grammar)
+            raise ValueError(str(error) or "too many grammars wait to be compiled") from error
+        if matcher.is_error():
+            raise ValueError(_first_line(matcher))
+        return matcher.deep_copy()
+
+    def _future(self, grammar: str) -> Future["LLMatcher"]:
+        with self._lock:
+            if grammar not in self._compiled:
+                self._make_room()
+                self._compiled[grammar] = self._begin(grammar)
+            self._compiled.move_to_end(grammar)
+            return self._compiled[grammar]
+
+    def _forget(self, grammar: str) -> None:
+        with self._lock:
+            self._compiled.pop(grammar, None)
+
+    def _begin(self, grammar: str) -> Future["LLMatcher"]:
+        """Tries it, then compiles it. No thread of the compilers waits for the trial. Raises TooManyGrammarsError."""
+        compiled: Future[LLMatcher] = Future()
+
+        def compile_if_sound(judged: "Future[Problem | None]") -> None:
+            self._threads.submit(_settle, compiled, lambda: self._compile(grammar, judged.result()))
+
+        self._judges.judge([Trial(grammar)], "engine").add_done_callback(compile_if_sound)
+        return compiled
+
+    def _make_room(self) -> None:
+        """Forgets what was asked for longest ago, but nothing that is still awaited: it would be compiled in vain."""
+        while len(self._compiled) >= _MOST_COMPILED:
+            oldest = next((grammar for grammar, compiled in self._compiled.items() if compiled.done()), None)
+            if oldest is None:
+                return
+            del self._compiled[oldest]
+
+    def _compile(self, grammar: str, problem: Problem | None) -> "LLMatcher":
+        vocabulary = self._vocabulary.result()
+        if problem is not None:
+            raise ValueError(problem.message.partition("\n")[0])
+        from llguidance import LLMatcher
+
+        return LLMatcher(vocabulary, grammar, log_level=0, limits=limits())
+
+    def _read(self) -> "LLTokenizer":
+        if self._file is None or not self._file.is_file():
+            raise ValueError(f"the model has no {TOKENIZER}")
+        try:
+            from llguidance import LLTokenizer
+
+            vocabulary = tokenizers.Tokenizer.from_file(str(self._file))
+            num_tokens = max(1 + max(vocabulary.get_vocab().values()), self._vocab_size)
+            end = vocabulary.token_to_id(_END)
+            ids = (vocabulary.token_to_id(f"<|{name}|>") for name in Markers._fields)
+            self._markers = Markers(*(-1 if token is None else token for token in ids))
+            self._judges.start()
+            return LLTokenizer(str(self._file), n_vocab=num_tokens, eos_token=end, slices=_SLICES)
+        except Exception as error:  # the library raises bare Exception
+            raise ValueError(f"no grammars for {self._file}: {error}") from error
+
+
+def _settle(future: Future["LLMatcher"], work: Callable[[], "LLMatcher"]) -> None:
+    try:
+        future.set_result(work())
+    except Exception as error:
+        future.set_exception(error)
+
+
+@dataclass(slots=True)
+class _Live:
+    """The grammar of one sequence, at the last token known here."""
+
+    matcher: "LLMatcher"
+    stop_token_ids: tuple[int, ...]  # not to be sampled before min_end, if there is anything else
+    min_end: int  # position
+    debt_s: float = 0.0  # CPU time of its tokens beyond _STEP_S per token
+    sampled: Callable[[], int] | None = None  # the token that was sampled since, once it is known
+
+
+class Constraints:
+    """The grammars of the sequences that run. One thread calls everything."""
+
+    def __init__(self, grammars: Grammars) -> None:
+        self.grammars = grammars
+        self._live: dict[int, _Live] = {}  # by slot; until the grammar has come to its end
+        self._errors: dict[int, str] = {}  # by slot
+        self._some_are_slow = False  # whether the last step had a slow sequence
+        self._threads: LLExecutor | None = None
+
+    def place(self, new: NewSequence) -> None:
+        """A sequence takes a slot, with or without a grammar, and perhaps with tokens that it has generated."""
+        slot, sampling = new.slot, new.sampling
+        self._live.pop(slot, None)
+        self._errors.pop(slot, None)
+        if sampling.grammar is None:
+            return
+        try:
+            matcher = self.grammars.matcher(sampling.grammar)
+        except ValueError as error:
+            self._errors[slot] = f"the grammar cannot be compiled: {error}"
+            return
+        min_end = new.num_prompt_tokens + sampling.min_tokens
+        self._live[slot] = _Live(matcher, sampling.stop_token_ids, min_end)
+        self._consume(slot, new.token_ids[new.num_prompt_tokens :])
+
+    def errors(self, slots: Iterable[int]) -> dict[int, str]:
+        """Why sequences of these slots cannot go on."""
+        return {slot: self._errors[slot] for slot in slots if slot in self._errors} if self._errors else {}
+
+    def any(self, slots_N: IntArray) -> bool:
+        """Whether any of these slots may be constrained."""
+        return bool(self._live) and not self._live.keys().isdisjoint(slots_N.tolist())
+
+    def sampled(self, slots_N: IntArray, token_ids: Callable[[], list[int]]) -> None:
+        """A step samples a token for each of these slots; `token_ids` waits for it, and is called when it must be."""
+        if self._live:
+            for row, slot in enumerate(slots_N.tolist()):
+                live = self._live.get(slot)
+                if live is not None:
+                    live.sampled = lambda row=row: token_ids()[row]
+
+    def advance(self, slots_N: IntArray) -> list[int]:
+        """Waits for what these slots sampled last. Returns the rows whose next token is constrained."""
+        if not self._live:
+            return []
+        slots = slots_N.tolist()
+        for slot in slots:
+            live = self._live.get(slot)
+            if live is not None and live.sampled is not None:
+                token_id, live.sampled = live.sampled(), None
+                if token_id < 0:  # no token could be sampled; the sequence ends
+                    del self._live[slot]
+                else:
+                    self._consume(slot, [token_id])
+        return [row for row, slot in enumerate(slots) if slot in self._live]
+
+    def fill(self, slots_K: Sequence[int], positions_K: Sequence[int], masks_KW: ColumnArray) -> None:
+        """What may come at the given positions of slots that `advance` found to be constrained."""
+        from llguidance.numpy import fill_next_token_bitmask_par
+
+        matchers = [self._live[slot].matcher for slot in slots_K]
+        if len(matchers) == 1 or self._some_are_slow:
+            self._fill_measured(slots_K, masks_KW)
+        else:
+            began_s = time.perf_counter()
+            fill_next_token_bitmask_par(self._executor(), [*zip(matchers, count())], masks_KW)
+            self._some_are_slow = time.perf_counter() - began_s > _STEP_S
+        for row, (slot, position) in enumerate(zip(slots_K, positions_K, strict=True)):
+            live = self._live[slot]
+            self._judge(slot)
+            if slot in self._errors:
+                masks_KW[row] = -1
+            elif position < live.min_end:
+                _forbid(masks_KW[row], live.stop_token_ids)
+
+    def _fill_measured(self, slots_K: Sequence[int], masks_KW: ColumnArray) -> None:
+        """Makes each mask by itself, to measure which sequences take long."""
+        from llguidance.numpy import fill_next_token_bitmask
+
+        def fill(slot: int, row: int) -> float:
+            began_s = time.thread_time()
+            fill_next_token_bitmask(self._live[slot].matcher, masks_KW, row)
+            return time.thread_time() - began_s
+
+        if len(slots_K) == 1:
+            times_s = [fill(slots_K[0], 0)]
+        else:
+            with ThreadPoolExecutor(min(_most_threads(), len(slots_K))) as threads:
+                times_s = [*threads.map(fill, slots_K, range(len(slots_K)))]
+        for slot, time_s in zip(slots_K, times_s, strict=True):
+            self._live[slot].debt_s += time_s
+        self._some_are_slow = max(times_s) > _STEP_S
+
+    def _consume(self, slot: int, token_ids: list[int]) -> None:
+        live = self._live[slot]
+        began_s = time.thread_time()
+        live.matcher.consume_tokens(token_ids)
+        time_s = time.thread_time() - began_s
+        live.debt_s = max(0.0, live.debt_s + time_s - len(token_ids) * _STEP_S)
+        self._judge(slot)
+
+    def _judge(self, slot: int) -> None:
+        """Drops a matcher that has ended, has failed, or takes so long that it delays all others."""
+        live = self._live[slot]
+        if live.matcher.is_error():
+            self._errors[slot] = f"the grammar cannot be followed: {_first_line(live.matcher)}"
+        elif live.debt_s > _MOST_DEBT_S:
+            self._errors[slot] = "the grammar cannot be followed: its tokens take too long to check"
+        if slot in self._errors or live.matcher.is_stopped():
+            del self._live[slot]
+
+    def _executor(self) -> "LLExecutor":
+        if self._threads is None:
+            from llguidance import LLExecutor
+
+            self._threads = LLExecutor(_most_threads())
+        return self._threads
+
+
+def mask_of(token_ids: IntArray, num_words: int) -> NDArray[np.int32]:
+    """The mask that allows these tokens, with all of its words."""
+    bits = np.zeros(32 * num_words, np.uint8)
+    bits[token_ids] = 1
+    return np.packbits(bits, bitorder="little").view(np.int32)
+
+
+def _most_threads() -> int:
+    return min(_MOST_THREADS, len(os.sched_getaffinity(0)))
+
+
+def _forbid(mask_W: ColumnArray, token_ids: Iterable[int]) -> None:
+    """Takes tokens out of a mask, unless it has no others."""
+    left_W = mask_W.view(np.uint32).copy()
+    for token in token_ids:
+        if token < 32 * len(left_W):
+            left_W[token // 32] &= ~np.uint32(1 << token % 32)
+    if left_W.any():
+        mask_W[:] = left_W.view(np.int32)
+
+
+def _first_line(matcher: "LLMatcher") -> str:
+    return matcher.get_error().partition("\n")[0]

@@ -1,0 +1,78 @@
+"""Runs steps of all kinds before the first request does, so that kernels are compiled and memory has been taken.
+
+Goes through plans, as the engine does. Every page of the imagined sequences is page 0.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from oscine.executor.cuda_graphs import sizes_up_to
+from oscine.executor.kv.memory import SAMPLED_AT_ONCE
+from oscine.executor.masks import ANYTHING
+from oscine.executor.runner import TorchExecutor
+from oscine.types import NewSequence, SamplingParams, ScheduledSequence, StepPlan
+
+GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
+# What choosing and sampling have kernels for, for any number of rows, then once; nothing but kernels looks at what they
+# find. A bias needs all logits, where temperature alone may not.
+KERNEL_SAMPLINGS = (
+    GREEDY,
+    replace(GREEDY, logit_bias={0: 1.0}),
+    SamplingParams(max_tokens=1),
+    SamplingParams(max_tokens=1, logit_bias={0: 1.0}),
+    SamplingParams(max_tokens=1, top_p=0.9),
+)
+MASKED = SamplingParams(max_tokens=1, grammar=ANYTHING)
+SAMPLINGS = (
+    *KERNEL_SAMPLINGS,
+    MASKED,
+    SamplingParams(max_tokens=1, presence_penalty=1.0, logit_bias={0: 1.0}, logprobs=1),
+)
+
+
+def warm_up(executor: TorchExecutor, max_num_batched_tokens: int, samplings: Sequence[SamplingParams]) -> None:
+    """Prompts of all sizes, the largest first, and rows sampled in all ways."""
+    for tokens in _sizes(max_num_batched_tokens):
+        executor.execute(_prompts(executor, tokens))
+    few = min(executor.max_num_seqs, 3)
+    for sampling in samplings:
+        for count in row_counts(executor.max_num_seqs) if sampling in KERNEL_SAMPLINGS else {1, few}:
+            executor.execute(_step(executor, [1] * count, sampling))
+    if few > 1:
+        executor.execute(_step(executor, [1, 2], GREEDY))  # a decode and a chunk
+
+
+def run_largest(executor: TorchExecutor, max_num_batched_tokens: int) -> None:
+    """The step that needs most memory."""
+    executor.execute(_prompts(executor, max_num_batched_tokens))
+
+
+def row_counts(max_num_seqs: int) -> list[int]:
+    """Rows sampled at once: their number decides into how many programs a row is cut."""
+    return sizes_up_to(min(max_num_seqs, SAMPLED_AT_ONCE))
+
+
+def _sizes(most: int) -> list[int]:
+    """Tokens of one step: kernels are chosen by powers of two, and compiled anew for what 16 divides."""
+    sizes = {1, most, most - 1}
+    for power in range(1, most.bit_length()):
+        sizes |= {(1 << power) - 1, 1 << power, (1 << power) + 1}
+    return sorted((size for size in sizes if 1 <= size <= most), reverse=True)
+
+
+def _prompts(executor: TorchExecutor, num_tokens: int) -> StepPlan:
+    """As many tokens of prompts, or as many as fit: each leaves room for an answer."""
+    longest = executor.memory.max_model_len - 1
+    num_tokens = min(num_tokens, executor.max_num_seqs * longest)
+    lengths = [min(num_tokens - start, longest) for start in range(0, num_tokens, longest)]
+    return _step(executor, lengths, GREEDY)
+
+
+def _step(executor: TorchExecutor, lengths: list[int], sampling: SamplingParams) -> StepPlan:
+    """A new sequence of each length, all computed at once."""
+    plan = StepPlan(0, [], [])
+    for slot, length in enumerate(lengths):
+        pages = [0] * -(-length // executor.memory.page_size)
+        plan.new.append(NewSequence(slot, [0] * length, length, 0, [], [], sampling))
+        plan.sequences.append(ScheduledSequence(slot, 0, length, True, pages, pages))
+    return plan

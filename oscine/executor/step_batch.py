@@ -1,0 +1,75 @@
+"""A plan as the one array that a step needs from the host.
+
+Knows the layout of ops.batch.PackedStep and of the slots; nothing of models, sampling or requests. Shape suffixes as in
+ops/interface.py.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oscine.executor.slots import ColumnArray, IntArray, Slots
+from oscine.ops.step.packed import PackedSizes, PackedStep
+from oscine.types import ScheduledSequence
+
+BoolArray = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class StepArrays:
+    """The sequences of a plan, column by column."""
+
+    slots_S: IntArray
+    starts_S: IntArray  # position of the first token
+    lens_S: IntArray  # tokens
+    samples_S: BoolArray  # whether a token is sampled
+    ends_S: IntArray  # position after the last token: tokens in the cache after this step
+    query_starts_S1: IntArray  # as in Batch
+
+    @classmethod
+    def of(cls, sequences: list[ScheduledSequence]) -> "StepArrays":
+        columns = np.array([(s.slot, s.start, s.num_tokens, s.sample) for s in sequences], np.int64).T
+        return cls.of_columns(columns[0], columns[1], columns[2], columns[3].astype(np.bool_))
+
+    @classmethod
+    def of_columns(cls, slots_S: IntArray, starts_S: IntArray, lens_S: IntArray, samples_S: BoolArray) -> "StepArrays":
+        query_starts_S1 = np.zeros(len(lens_S) + 1, np.int64)
+        np.cumsum(lens_S, out=query_starts_S1[1:])
+        return cls(slots_S, starts_S, lens_S, samples_S, starts_S + lens_S, query_starts_S1)
+
+    @property
+    def num_decodes(self) -> int:
+        """Leading sequences with one token each."""
+        longer = self.lens_S > 1
+        return int(longer.argmax()) if longer.any() else len(longer)
+
+    def padded(self, size: int) -> "StepArrays":
+        """With copies of the first sequence, which sample nothing, up to `size` sequences."""
+        rows = np.zeros(size, np.int64)
+        rows[: len(self.slots_S)] = np.arange(len(self.slots_S))
+        samples_S = self.samples_S[rows]
+        samples_S[len(self.slots_S) :] = False
+        return StepArrays.of_columns(self.slots_S[rows], self.starts_S[rows], self.lens_S[rows], samples_S)
+
+
+def pack(step: StepArrays, slots: Slots, rows_N: IntArray, remembered_M: IntArray) -> tuple[ColumnArray, PackedSizes]:
+    """`rows_N`: the tokens of the step, counted from 0, whose logits are wanted. `remembered_M`: as sampled_slots_M."""
+    query_starts_S1 = step.query_starts_S1
+    sizes = PackedSizes(int(query_starts_S1[-1]), len(step.slots_S), len(rows_N), len(remembered_M))
+    flat = np.empty(sizes.total, np.int32)
+    packed = PackedStep.of(flat, sizes)
+    shifts_S = step.starts_S - query_starts_S1[:-1]
+    packed.positions_T[:] = np.arange(sizes.tokens) + shifts_S.repeat(step.lens_S)
+    packed.token_slots_T[:] = step.slots_S.repeat(step.lens_S)
+    packed.slots_S[:] = step.slots_S
+    packed.context_lens_S[:] = step.ends_S
+    packed.query_starts_S1[:] = query_starts_S1
+    packed.logits_rows_N[:] = rows_N
+    packed.sampled_slots_M[:] = remembered_M
+    packed.given_T.fill(-1)
+    for i in (step.starts_S < slots.num_given[step.slots_S]).nonzero()[0].tolist():
+        start = int(step.starts_S[i])
+        tokens = slots.given(int(step.slots_S[i]), start, start + int(step.lens_S[i]))
+        packed.given_T[query_starts_S1[i] : query_starts_S1[i + 1]] = tokens
+    return flat, sizes

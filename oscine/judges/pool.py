@@ -1,0 +1,198 @@
+"""Tries grammars in processes that are killed when they take too long. Compiling a hostile grammar can take hours.
+
+Trials have threads and processes of their own. So a slow grammar delays other grammars only, not the exit of the
+server. Any thread may call.
+"""
+
+import contextlib
+import json
+import os
+import select
+import subprocess
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import Future
+from functools import cache
+
+from oscine.judges.trial import Problem, Trial
+from oscine.python_child import child_environment, module_command
+
+DEADLINE_S = 10.0  # per grammar; an ordinary one takes milliseconds
+_MOST_JUDGES = 4
+_MOST_WAITING = 256  # per owner
+
+
+class TooManyGrammarsError(Exception):
+    """An owner has the most grammars waiting that it may have."""
+
+
+class UndecidedError(Exception):
+    """A grammar took more time or memory than a trial may; the message says which."""
+
+
+class _Case(Future[Problem | None]):
+    """Trials with their result. Cancelling it kills the process that runs the trials."""
+
+    def __init__(self, trials: Sequence[Trial], owner: str | None) -> None:
+        super().__init__()
+        self.trials, self.owner = trials, owner
+        self._lock = threading.Lock()
+        self._judge: subprocess.Popen[bytes] | None = None
+        self._is_given_up = False
+
+    def cancel(self) -> bool:
+        if super().cancel():
+            return True
+        with self._lock:
+            self._is_given_up = True
+            if self._judge is not None:
+                self._judge.kill()
+        return False
+
+    def give_to(self, judge: "subprocess.Popen[bytes] | None") -> None:
+        with self._lock:
+            self._judge = judge
+            if judge is not None and self._is_given_up:
+                judge.kill()
+
+
+class GrammarJudges:
+    """Judges at most `count` grammars at once, and one less per owner, so that other owners always find room."""
+
+    def __init__(self, count: int | None = None, deadline_s: float = DEADLINE_S) -> None:
+        self._count = count or max(2, min(_MOST_JUDGES, len(os.sched_getaffinity(0))))
+        self._deadline_s = deadline_s
+        self._changed = threading.Condition()
+        self._waiting: list[_Case] = []
+        self._num_waiting: Counter[str | None] = Counter()  # by owner
+        self._under_way: Counter[str | None] = Counter()
+        self._num_threads = self._num_idle = 0
+
+    def start(self) -> None:
+        """Starts one process in advance, so that the first grammar does not wait for it."""
+        with self._changed:
+            if not self._num_threads:
+                self._add_thread()
+
+    def judge(self, trials: Sequence[Trial], owner: str | None = None) -> Future[Problem | None]:
+        """The first problem of the trials. `owner`: the client to whose limits they count.
+
+        Raises TooManyGrammarsError. The future raises UndecidedError, or OSError if no process can be started.
+        """
+        case = _Case(trials, owner)
+        with self._changed:
+            if self._num_waiting[owner] >= _MOST_WAITING:
+                raise TooManyGrammarsError
+            self._num_waiting[owner] += 1
+            self._waiting.append(case)
+            if not self._num_idle and self._num_threads < self._count:
+                self._add_thread()
+            self._changed.notify()
+        return case
+
+    def _add_thread(self) -> None:
+        self._num_threads += 1
+        threading.Thread(target=self._work, name="grammar-judge", daemon=True).start()
+
+    def _work(self) -> None:
+        judge = _Judge(self._deadline_s)
+        while True:
+            case = self._next()
+            judge.decide(case)
+            with self._changed:
+                self._under_way[case.owner] -= 1
+                self._changed.notify_all()
+
+    def _next(self) -> _Case:
+        """Waits for a case whose owner may have another one in progress."""
+        with self._changed:
+            while (case := self._admissible()) is None:
+                self._num_idle += 1
+                self._changed.wait()
+                self._num_idle -= 1
+            self._waiting.remove(case)
+            self._num_waiting[case.owner] -= 1
+            self._under_way[case.owner] += 1
+            return case
+
+    def _admissible(self) -> _Case | None:
+        most = self._count - 1
+        return next((case for case in self._waiting if self._under_way[case.owner] < most), None)
+
+
+class _Judge:
+    """One process, started again after it was killed. One thread owns it."""
+
+    def __init__(self, deadline_s: float) -> None:
+        self._deadline_s = deadline_s
+        self._process: subprocess.Popen[bytes] | None = None
+        with contextlib.suppress(OSError):
+            self._process = _start()
+
+    def decide(self, case: _Case) -> None:
+        if not case.set_running_or_notify_cancel():
+            return
+        try:
+            case.set_result(self._try(case))
+        except Exception as error:
+            case.set_exception(error)
+
+    def _try(self, case: _Case) -> Problem | None:
+        if self._process is None or self._process.poll() is not None:
+            self._process = _start()
+        process = self._process
+        case.give_to(process)
+        try:
+            return _answer(process, case.trials, self._deadline_s)
+        except BaseException:
+            _end(process)
+            self._process = None
+            raise
+        finally:
+            case.give_to(None)
+
+
+def _start() -> subprocess.Popen[bytes]:
+    """Starts a process and waits until it is ready, so that its start does not count to a deadline."""
+    command, pipe = module_command("oscine.judges.process"), subprocess.PIPE
+    process = subprocess.Popen(
+        command,
+        stdin=pipe,
+        stdout=pipe,
+        stderr=subprocess.DEVNULL,
+        env=child_environment(),
+        start_new_session=True,  # so that ctrl-C does not reach it
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    return process
+
+
+def _answer(process: subprocess.Popen[bytes], trials: Sequence[Trial], deadline_s: float) -> Problem | None:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with contextlib.suppress(BrokenPipeError):
+        process.stdin.write(json.dumps(trials).encode() + b"\n")
+        process.stdin.flush()
+    poller = select.poll()
+    poller.register(process.stdout, select.POLLIN)
+    if not poller.poll(deadline_s * 1000):
+        raise UndecidedError(f"it takes longer than {deadline_s:g} s to compile")
+    line = process.stdout.readline()
+    if not line:
+        raise UndecidedError("it takes too much memory to compile")
+    found = json.loads(line)
+    return None if found is None else Problem(*found)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    with contextlib.suppress(BrokenPipeError):  # from a line that was not read
+        process.communicate()
+
+
+@cache
+def judges() -> GrammarJudges:
+    """The judges of this process, shared by all of its models."""
+    return GrammarJudges()

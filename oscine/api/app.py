@@ -14,8 +14,8 @@ from oscine.api.http.hosts import HostCheck, JsonCheck
 from oscine.api.http.keys import KeyCheck
 from oscine.api.operation import Operation
 from oscine.api.playground import playground_routes
+from oscine.api.responses.service import ResponseService
 from oscine.api.routes import endpoints
-from oscine.api.serving.service import Service
 from oscine.api.telemetry.observe import Observe
 
 _RATE_LIMITS = [
@@ -23,7 +23,7 @@ _RATE_LIMITS = [
 ]
 
 
-def create_app(service: Service) -> ASGIApp:
+def create_app(service: ResponseService) -> ASGIApp:
     """The service is started and stopped by whoever runs the application."""
     if service.keys:
         check = [Middleware(KeyCheck, service.keys)]
@@ -58,7 +58,7 @@ class _BelowPath:
         await self._app(scope, receive, send)
 
 
-def open_paths(service: Service) -> list[str]:
+def open_paths(service: ResponseService) -> list[str]:
     """The paths of the endpoints that need no key: health, metrics and the like."""
     return [operation.path for operation in endpoints(service) if operation.open]
 

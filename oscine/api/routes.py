@@ -24,11 +24,11 @@ from oscine.api.responses.context import Compact, CompactRequest, InputTokens, I
 from oscine.api.responses.endpoint import Responses, StoredResponses
 from oscine.api.responses.query import ItemsQuery, NoQuery, RetrieveQuery
 from oscine.api.responses.schemas import ResponseRequest
+from oscine.api.responses.service import ResponseService
 from oscine.api.serving.schemas import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
-from oscine.api.serving.service import Service
 
 
-def endpoints(service: Service) -> list[Operation]:
+def endpoints(service: ResponseService) -> list[Operation]:
     """The first that matches serves: a path with a parameter comes after the paths that it would cover."""
     health, models, tokenize = Health(service), Models(service), Tokenize(service)
     chat, text = ChatCompletions(service), Completions(service)

@@ -23,7 +23,7 @@ from oscine.api.http.errors import APIError
 from oscine.api.http.record import RequestRecord
 from oscine.api.http.tls_listener import TlsListener
 from oscine.api.http.uvicorn_protocol import protocol
-from oscine.api.serving.service import Service
+from oscine.api.responses.service import ResponseService
 from oscine.api.telemetry.loop_lag import measure_lag
 from oscine.api.telemetry.observe import note
 from oscine.config import Config, is_loopback
@@ -69,20 +69,20 @@ def _max_connections(wanted: int) -> int:
     return limit
 
 
-def one_model(config: Config) -> Service:
-    """The service of `oscine serve`. Raises ValueError as Service does."""
-    service = Service(config)
+def one_model(config: Config) -> ResponseService:
+    """The service of `oscine serve`. Raises ValueError as ResponseService does."""
+    service = ResponseService(config)
     service.add(EngineClient(config.engine), config.engine, config.server.served_model_names)
     return service
 
 
 class Server(uvicorn.Server):
-    """Serves a Service. SIGTERM or SIGINT drain it, a second one ends the drain at once; SIGHUP reads the keys again.
+    """Serves all endpoints. SIGTERM or SIGINT drain it, a second one ends the drain at once; SIGHUP reads the keys again.
 
     In a thread other than the main one there are no signals: call `request_stop` through the loop instead.
     """
 
-    def __init__(self, config: Config, service: Service | None = None, *, reuse_port: bool = False) -> None:
+    def __init__(self, config: Config, service: ResponseService | None = None, *, reuse_port: bool = False) -> None:
         """`service` is one with models of its own; without it there is one model, whose engine the server runs.
 
         With `reuse_port` other servers may have the port, too: one that goes leaves it to them before it drains.

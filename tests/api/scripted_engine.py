@@ -14,7 +14,7 @@ VOCAB_SIZE = 320
 
 
 class ScriptedEngine:
-    """Implements oscine.engine.process.client.Engine. A script may end without a last output: then the request hangs."""
+    """An oscine.engine.process.client.Engine. A script may end without a last output: then the request hangs."""
 
     def __init__(self, script: Script) -> None:
         self.script = script

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import httpx
 
 from oscine.api.app import create_app
-from oscine.api.serving.service import Service
+from oscine.api.responses.service import ResponseService
 from oscine.chat.tokenizer import Tokenizer
 from oscine.config import Config, EngineOptions, ModelOptions, SchedulerOptions, ServerOptions
 from tests.api.scripted_engine import Script, ScriptedEngine, in_pieces
@@ -28,7 +28,7 @@ class ScriptedServer:
         self.engine = ScriptedEngine(in_pieces([self.tokenizer.return_], 1))
         options = EngineOptions(model=ModelOptions(model=str(folder)), scheduler=scheduler or SchedulerOptions())
         server = ServerOptions(**{"date": "2025-08-05", **server_options})
-        self.service = Service(Config(options, server))
+        self.service = ResponseService(Config(options, server))
         self.model = self.service.add(self.engine, options, server.served_model_names)
 
     def __enter__(self) -> "ScriptedServer":

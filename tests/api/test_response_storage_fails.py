@@ -131,7 +131,7 @@ def test_what_was_made_in_the_background_is_kept_until_it_can_be_stored(server: 
         assert response == server.get(path).json()
         refused = server.post("/v1/responses", {"input": "hi", "background": True})
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "storage_unavailable")
-    background = server.service.responses.background
+    background = server.service.background
     while background.get(made["id"], "") is not None:
         server.run(asyncio.sleep(0.01))
     assert server.get(path).json() == response

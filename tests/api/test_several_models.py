@@ -12,8 +12,8 @@ from typing import Any
 import openai
 import pytest
 
+from oscine.api.responses.service import ResponseService
 from oscine.api.server import Server
-from oscine.api.serving.service import Service
 from oscine.config import Config, EngineOptions, ModelOptions, ServerOptions
 from oscine.engine.process.client import EngineClient, EngineError
 from oscine.engine.wire.stream import EngineDied
@@ -119,7 +119,7 @@ def test_a_model_that_cannot_start_leaves_the_others_alone(scripted: ScriptedSer
 
 def test_a_server_none_of_whose_models_can_start_does_not(model_folder: Path) -> None:
     async def start() -> None:
-        service = Service(Config())
+        service = ResponseService(Config())
         options = EngineOptions(model=ModelOptions(model=str(model_folder)))
         told: list[EngineInfo] = []
         for name in ("a", "b"):
@@ -201,7 +201,7 @@ class Running:
     def __init__(self, folder: Path, names: list[str], port: int = 0, fake_step_s: float = 0.0) -> None:
         options = EngineOptions(model=ModelOptions(model=str(folder)), executor="fake", fake_step_s=fake_step_s)
         config = Config(options, ServerOptions(port=port))
-        self.service = Service(config)
+        self.service = ResponseService(config)
         for name in names:
             self.service.add(EngineClient(config.engine), config.engine, [name])
         self.server = Server(config, self.service, reuse_port=True)

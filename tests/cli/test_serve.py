@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from oscine.api.responses.service import ResponseService
 from oscine.api.serving.sampling import _seed
-from oscine.api.serving.service import Service
 from oscine.config import Config, ServerOptions
 from tests.server import ServerProcess
 
@@ -27,7 +27,7 @@ def test_any_name_and_a_path_of_a_proxy(model_folder: Path) -> None:
 
 def test_a_seed_makes_the_seeds_of_requests() -> None:
     def seeds(seed: int | None) -> list[int]:
-        Service(Config(server=ServerOptions(seed=seed)))
+        ResponseService(Config(server=ServerOptions(seed=seed)))
         return [_seed(None) for _ in range(3)]
 
     assert seeds(7) == seeds(7) != seeds(8)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from oscine.api.serving.service import Service
+from oscine.api.responses.service import ResponseService
 from oscine.cluster.client.followed_models import FollowedModels, cluster_options
 from oscine.cluster.spec.deployment import ModelSpec, Replicas, RoleSpec
 from oscine.config import Config, EngineOptions, ModelOptions, SchedulerOptions
@@ -39,7 +39,7 @@ class LateEngine(ScriptedEngine):
 class Followed:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.service = Service(Config())
+        self.service = ResponseService(Config())
         self.models = FollowedModels(self.service)
         self.engines: dict[str, list[LateEngine]] = {}
 

@@ -9,8 +9,8 @@ from typing import Any
 import openai
 import pytest
 
+from oscine.api.responses.service import ResponseService
 from oscine.api.server import Server
-from oscine.api.serving.service import Service
 from oscine.cluster.client.engine import ClusterEngine
 from oscine.cluster.client.live_request import LiveRequest
 from oscine.config import Config, EngineOptions, ServerOptions
@@ -28,7 +28,7 @@ class ClusterServer:
         self.fleet = Fleet([EngineOptions(quiet=True)] * 2)
         self.engine = ClusterEngine(self.fleet, MODEL, prefix_seed=SEED)
         config = Config(server=ServerOptions(port=0, date="2025-08-05"))
-        service = Service(config)
+        service = ResponseService(config)
         service.add(self.engine, EngineOptions(), (MODEL,))
         self.server = Server(config, service)
         self._ready = threading.Event()

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from oscine.api.app import create_app
-from oscine.api.serving.service import Service
+from oscine.api.responses.service import ResponseService
 from oscine.cluster.client.engine import ClusterEngine
 from oscine.cluster.spec.placement import Place, Placement
 from oscine.config import Config, EngineOptions, ModelOptions, ServerOptions
@@ -35,7 +35,7 @@ def traced(folder: Path, answer: Callable[[Placement], Place], play: Callable[[]
     """The answer to one completion, with the engines played meanwhile; all spans are exported then."""
 
     async def test() -> httpx.Response:
-        service = Service(Config(server=ServerOptions(traces="http/protobuf")))
+        service = ResponseService(Config(server=ServerOptions(traces="http/protobuf")))
         engine = ClusterEngine(ScriptedPlacer(answer), "model", prefix_seed="5eed")
         service.add(engine, EngineOptions(model=ModelOptions(model=str(folder))), ["model"])
         await service.start()

@@ -374,7 +374,7 @@ def test_an_engine_comes_back_when_there_are_descriptors_again(folder: Path) -> 
 def test_a_lack_of_descriptors_that_lasts_is_a_failure(
     folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr(f"oscine.engine.{name}.STARVED_S", 0.5)
+    monkeypatch.setattr(f"oscine.engine.process.{name}.STARVED_S", 0.5)
 
     async def test() -> None:
         async with serving(options(folder)) as client:

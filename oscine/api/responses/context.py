@@ -15,12 +15,13 @@ from starlette.types import Receive, Scope, Send
 
 from oscine.api.http.connection import run_while_connected
 from oscine.api.http.errors import APIError, invalid
-from oscine.api.openai.endpoint import Call, Endpoint
+from oscine.api.openai.endpoint import Call
 from oscine.api.responses.input import COMPACTED
 from oscine.api.responses.items import new_id
 from oscine.api.responses.plan import Plan, make_plan
 from oscine.api.responses.run import ResponseRun
 from oscine.api.responses.schemas import ReasoningConfig, ResponseRequest, TextConfig
+from oscine.api.responses.service import ResponseEndpoint
 from oscine.api.responses.view import sealed
 from oscine.api.serving.parameters import Refused, about, ignored
 from oscine.chat.messages import Message
@@ -65,7 +66,7 @@ class CompactRequest(_Prompt, kw_only=True):
 Asked = TypeVar("Asked", InputTokensRequest, CompactRequest)
 
 
-class InputTokens(Endpoint[InputTokensRequest]):
+class InputTokens(ResponseEndpoint[InputTokensRequest]):
     """Counts the tokens of the prompt that a response would have."""
 
     request_type = InputTokensRequest
@@ -77,7 +78,7 @@ class InputTokens(Endpoint[InputTokensRequest]):
         await _json({"object": "response.input_tokens", "input_tokens": len(prompt)})(scope, receive, send)
 
 
-class Compact(Endpoint[CompactRequest]):
+class Compact(ResponseEndpoint[CompactRequest]):
     """Answers with items that replace the conversation."""
 
     request_type = CompactRequest

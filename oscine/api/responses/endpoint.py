@@ -12,7 +12,7 @@ from oscine.api.http.connection import run_while_connected
 from oscine.api.http.errors import APIError, invalid
 from oscine.api.http.record import caller
 from oscine.api.http.sse import EventStream
-from oscine.api.openai.endpoint import Call, Endpoint
+from oscine.api.openai.endpoint import Call
 from oscine.api.responses.background import BackgroundResponse
 from oscine.api.responses.events import ResponseEvents, events_since
 from oscine.api.responses.plan import make_plan
@@ -20,14 +20,14 @@ from oscine.api.responses.query import ItemsQuery, RetrieveQuery, read_query
 from oscine.api.responses.resource import KeptResponse, with_output
 from oscine.api.responses.run import ResponseRun
 from oscine.api.responses.schemas import ResponseRequest
+from oscine.api.responses.service import ResponseEndpoint, ResponseService
 from oscine.api.responses.store import StoredResponse
 from oscine.api.responses.view import included, shown
-from oscine.api.serving.service import Service
 
 Object = dict[str, Any]
 
 
-class Responses(Endpoint[ResponseRequest]):
+class Responses(ResponseEndpoint[ResponseRequest]):
     """Makes them."""
 
     request_type = ResponseRequest
@@ -36,7 +36,7 @@ class Responses(Endpoint[ResponseRequest]):
         call.model.served.admission.check(1)  # before the prompt is made, which costs more
         run = ResponseRun(self.service, await make_plan(self.service, call))
         if call.asked.background:
-            response = await self.service.responses.background.start(run)
+            response = await self.service.background.start(run)
             app = _Events(response.events(0), self.service) if call.asked.stream else _json(run.snapshot())
             await app(scope, receive, send)
         elif stream := self.events(send, stream=call.asked.stream):
@@ -60,7 +60,7 @@ async def _streamed(run: ResponseRun, stream: EventStream) -> None:
 class _Events:
     """An ASGI application that sends events from wherever they come."""
 
-    def __init__(self, events: AsyncIterator[bytes], service: Service) -> None:
+    def __init__(self, events: AsyncIterator[bytes], service: ResponseService) -> None:
         self._events = events
         self._comments = service.config.server.keep_alive_comments
 
@@ -77,7 +77,7 @@ class _Events:
 class StoredResponses:
     """Gives them out."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: ResponseService) -> None:
         self._service = service
 
     async def retrieve(self, request: Request) -> ASGIApp:
@@ -110,8 +110,8 @@ class StoredResponses:
         live = self._live(response_id)
         if live is not None:
             await live.cancel(by_client=True)
-            await self._service.responses.background.forget(live)
-        if not await self._service.responses.store.delete(response_id, caller()):
+            await self._service.background.forget(live)
+        if not await self._service.store.delete(response_id, caller()):
             raise _not_found(response_id)
         return _json({"id": response_id, "object": "response", "deleted": True})
 
@@ -128,10 +128,10 @@ class StoredResponses:
         return _json({"object": "list", "data": page, **ends, "has_more": len(items) > query.limit})
 
     def _live(self, response_id: str) -> BackgroundResponse | None:
-        return self._service.responses.background.get(response_id, caller())
+        return self._service.background.get(response_id, caller())
 
     async def _stored(self, response_id: str) -> StoredResponse:
-        stored = await self._service.responses.store.get(response_id, caller())
+        stored = await self._service.store.get(response_id, caller())
         if stored is None:
             raise _not_found(response_id)
         return stored

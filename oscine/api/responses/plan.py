@@ -17,6 +17,7 @@ from oscine.api.responses.input import History, input_items, references
 from oscine.api.responses.items import new_id
 from oscine.api.responses.resource import ENDED, KeptItem, KeptResponse
 from oscine.api.responses.schemas import ResponseRequest
+from oscine.api.responses.service import ResponseService
 from oscine.api.responses.store import StoredResponse
 from oscine.api.responses.tools import Allowed, ClientTools, allowed, builtin_tools
 from oscine.api.responses.turn import Grammars
@@ -25,7 +26,6 @@ from oscine.api.serving import formats, sampling
 from oscine.api.serving.generation import engine_request
 from oscine.api.serving.parameters import MAX_TOP_LOGPROBS
 from oscine.api.serving.reasoning_memory import ReasoningMemory
-from oscine.api.serving.service import Service
 from oscine.api.serving.text_format import AskedFormat, check_beside_calls, check_name, extensions, only_format
 from oscine.chat.effort import model_effort
 from oscine.chat.grammar import JsonFormat, header_grammar
@@ -118,7 +118,7 @@ class Plan:
         return model.sampling_params(asked, max_tokens=max_tokens, logprobs=self.top_logprobs)
 
 
-async def make_plan(service: Service, call: Call[ResponseRequest]) -> Plan:
+async def make_plan(service: ResponseService, call: Call[ResponseRequest]) -> Plan:
     """Raises APIError that names the parameter."""
     asked = call.asked
     _check(asked)
@@ -175,11 +175,11 @@ def _check(asked: ResponseRequest) -> None:
         sampling.check(fits, "metadata", f"made of keys up to {key} and values up to {value} characters", name)
 
 
-async def _chain(service: Service, response_id: str | None, owner: str) -> list[StoredResponse]:
+async def _chain(service: ResponseService, response_id: str | None, owner: str) -> list[StoredResponse]:
     """The responses that this one goes on with, the oldest first."""
     if response_id is None:
         return []
-    chain = await service.responses.store.chain(response_id, owner)
+    chain = await service.store.chain(response_id, owner)
     if not chain or chain[0].previous is not None:
         what = "is not" if not chain else "goes on with one that is no longer"
         raise APIError(
@@ -195,17 +195,17 @@ async def _chain(service: Service, response_id: str | None, owner: str) -> list[
 
 
 async def _referenced(
-    service: Service, asked: ResponseRequest, owner: str
+    service: ResponseService, asked: ResponseRequest, owner: str
 ) -> tuple[dict[str, Object], dict[str, Sequence[str]]]:
     """The stored items that the input refers to, and the built-in calls among them."""
     ids = references(asked.input)
-    stored = await service.responses.store.items(ids, owner) if ids else {}
+    stored = await service.store.items(ids, owner) if ids else {}
     kept = {item_id: msgspec.json.decode(body, type=KeptItem) for item_id, body in stored.items()}
     found = {item_id: item.item for item_id, item in kept.items()}
     return found, {item_id: item.call for item_id, item in kept.items() if item.call is not None}
 
 
-def _toolbox(service: Service, asked: ResponseRequest, state: Object | None) -> Toolbox:
+def _toolbox(service: ResponseService, asked: ResponseRequest, state: Object | None) -> Toolbox:
     try:
         return service.tools.toolbox(builtin_tools(asked.tools or ()), asked.max_tool_calls, state)
     except ValueError as error:

@@ -16,11 +16,11 @@ from oscine.api.responses.events import ResponseEvents
 from oscine.api.responses.items import Status
 from oscine.api.responses.plan import Plan
 from oscine.api.responses.resource import TERMINAL, KeptItem, KeptResponse, new_response, with_output
+from oscine.api.responses.service import ResponseService
 from oscine.api.responses.store import StoredResponse
 from oscine.api.responses.turn import ResponseTurn
 from oscine.api.serving.final_headroom import usual_headroom
 from oscine.api.serving.generation import Generation
-from oscine.api.serving.service import Service
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ Object = dict[str, Any]
 class ResponseRun:
     """Makes one response. `begun` is set when it has begun: what fails before that, `run` raises."""
 
-    def __init__(self, service: Service, plan: Plan) -> None:
+    def __init__(self, service: ResponseService, plan: Plan) -> None:
         asked = plan.asked
         self._service, self._plan = service, plan
         self._turn: ResponseTurn | None = None
@@ -197,7 +197,7 @@ class ResponseRun:
             None if running else self.events.all(),
         )
         try:
-            await self._service.responses.store.put(stored, items)
+            await self._service.store.put(stored, items)
         except Exception:
             self._service.metrics.store_failures.inc()
             logger.exception("a response could not be stored")

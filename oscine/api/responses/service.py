@@ -1,23 +1,44 @@
-"""What the endpoints of responses share: where they are stored, and those that run in the background."""
+"""The service of a server that makes responses: where they are stored, and those that run in the background."""
 
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from oscine.api.openai.endpoint import Asked, Endpoint
 from oscine.api.responses.background import BackgroundResponses
 from oscine.api.responses.resource import interrupted
 from oscine.api.responses.store import MEMORY, ResponseStore
-from oscine.config import ServerOptions
+from oscine.api.serving.service import Service
+from oscine.config import Config
+from oscine.types import EngineInfo
+
+T = TypeVar("T", bound=Asked)
 
 
-class ResponseService:
-    """Of one server. `start` comes first and `stop` last; `stop` ends what runs in the background."""
+class ResponseService(Service):
+    """A Service that keeps responses. It stops what runs in the background before its models."""
 
-    def __init__(self, options: ServerOptions) -> None:
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        options = config.server
         path = options.responses_db or MEMORY
         self.store = ResponseStore(path, options.responses_max_bytes, options.responses_max_age)
         self.background = BackgroundResponses()
 
-    async def start(self) -> None:
-        """Raises ValueError when the database cannot be used."""
+    async def start(self, on_ready: Callable[[EngineInfo], None] = lambda info: None) -> None:
+        """Raises ValueError when the database cannot be used, and else as Service does."""
         await self.store.open(interrupted)
+        await super().start(on_ready)
 
     async def stop(self) -> None:
         await self.background.stop()
         await self.store.close()
+        await super().stop()
+
+
+class ResponseEndpoint(Endpoint[T], Generic[T]):
+    """An endpoint that needs stored responses."""
+
+    service: ResponseService
+
+    def __init__(self, service: ResponseService) -> None:
+        super().__init__(service)

@@ -15,7 +15,6 @@ from oscine.api.http.body import Bodies
 from oscine.api.http.errors import APIError, invalid, unavailable
 from oscine.api.http.keys import ApiKeys
 from oscine.api.http.record import current
-from oscine.api.responses.service import ResponseService
 from oscine.api.serving.reasoning_memory import ReasoningMemory
 from oscine.api.serving.served_model import ANY_NAME, ServedModel
 from oscine.api.telemetry.engine_metrics import EngineCollector
@@ -48,7 +47,6 @@ class Service:
             random.seed(config.server.seed)
         self.tracing = Tracing(config.server.traces) if config.server.traces else None
         self.reasoning = ReasoningMemory()
-        self.responses = ResponseService(config.server)
         self.tools = BuiltinTools(config.tools)
         self.bodies = Bodies()
         self.draining = False
@@ -137,7 +135,6 @@ class Service:
         Raises what kept the server itself from its start, or what all the models from theirs.
         """
         models = self.models  # who adds others meanwhile starts them
-        await self.responses.start()
         await self.tools.start()
         judges().start()
 
@@ -154,7 +151,6 @@ class Service:
                 logger.error("%s cannot be served: %s", model.names[0], error, exc_info=trace)
 
     async def stop(self) -> None:
-        await self.responses.stop()
         for task in self._retiring:
             task.cancel()
         await asyncio.gather(*(model.stop() for model in self._all()))

@@ -1,7 +1,7 @@
 """Reads the deployment file of a cluster: YAML, each error with its line, its key and the rule.
 
-Knows keys and where they belong; rules on values live in oscine.cluster.spec.deployment and oscine.config. Options of an
-engine and of the ingress are those of `oscine serve`, read by the same code.
+Knows keys and where they belong; rules on values live in oscine.cluster.spec.deployment and oscine.config.
+Options of an engine and of the ingress are those of `oscine serve`, read by the same code.
 """
 
 import dataclasses

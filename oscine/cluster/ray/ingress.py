@@ -16,8 +16,8 @@ import msgspec
 import ray
 from ray.serve.handle import DeploymentHandle
 
+from oscine.api.responses.service import ResponseService
 from oscine.api.server import Server, ServerError
-from oscine.api.serving.service import Service
 from oscine.api.telemetry.logs import start_logging
 from oscine.cluster.client.engine import ClusterEngine, MigrationCounters, MigrationLimits
 from oscine.cluster.client.followed_models import FollowedModels
@@ -49,7 +49,7 @@ class Ingress:
         start_logging(server.log_level, server.log_format)
         config = Config(server=replace(server, traces=Environment.read().traces), tools=tools)
         self._placer = RouterClient(router_address(router), key=key)
-        self._service = Service(config)
+        self._service = ResponseService(config)
         metrics = ClusterMetrics(self._placer.snapshot, self._migrations)
         self._service.metrics.watch(metrics, metrics.refresh)
         self._server = Server(config, self._service, reuse_port=True)

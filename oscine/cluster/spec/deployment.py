@@ -1,7 +1,7 @@
 """What a cluster shall be: its models with their roles, its ingress, its limits. Plain records that check themselves.
 
-Knows no YAML (oscine.cli.cluster.deployment_file reads it) and no Ray. A bad value raises a ValueError that starts with the key
-as the file has it.
+Knows no YAML (oscine.cli.cluster.deployment_file reads it) and no Ray. A bad value raises a ValueError that starts
+with the key as the file has it.
 """
 
 import re

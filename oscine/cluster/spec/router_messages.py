@@ -1,7 +1,7 @@
 """What crosses the socket between an ingress and the router, as MessagePack.
 
-The records of oscine.cluster.spec.placement and snapshot travel as they are; nothing that arrives can name code. Answers
-come in any order, each with the id of its question.
+The records of oscine.cluster.spec.placement and snapshot travel as they are; nothing that arrives can name code.
+Answers come in any order, each with the id of its question.
 """
 
 from msgspec import Struct, msgpack

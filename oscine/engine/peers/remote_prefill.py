@@ -55,7 +55,7 @@ class Transfer(Protocol):
 
 
 class Transfers(Protocol):
-    """What moves pages here: see oscine.executor.kv.nixl_transfer.KVTransfer. What it makes of an endpoint is its own."""
+    """Moves pages here: see oscine.executor.kv.nixl_transfer.KVTransfer. What it makes of an endpoint is its own."""
 
     def connect(self, endpoint: KVEndpoint) -> Any: ...
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
+Role = Literal["aggregated", "prefill", "decode"]  # what an engine is for: whole requests, or one part of each
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,7 +77,7 @@ def one_model(config: Config) -> ResponseService:
 
 
 class Server(uvicorn.Server):
-    """Serves all endpoints. SIGTERM or SIGINT drain it, a second one ends the drain at once; SIGHUP reads the keys again.
+    """Serves all endpoints. SIGTERM or SIGINT drain it, a second one ends the drain at once; SIGHUP rereads the keys.
 
     In a thread other than the main one there are no signals: call `request_stop` through the loop instead.
     """

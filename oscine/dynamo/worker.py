@@ -35,11 +35,10 @@ from prometheus_client import CollectorRegistry
 from oscine.api.http.errors import APIError
 from oscine.api.telemetry.engine_metrics import EngineCollector
 from oscine.chat.tokenizer import Tokenizer
-from oscine.cluster.spec.snapshot import Role
 from oscine.config import EngineOptions, PeerOptions
 from oscine.dynamo.request import Chunks, ModelFacts, generation_request, prefill_request
 from oscine.engine.process.client import EngineClient, EngineDied, EngineError, EngineOverloaded
-from oscine.types import EngineInfo, EngineStats, GenerationOutput, GenerationRequest, PrefillSource
+from oscine.types import EngineInfo, EngineStats, GenerationOutput, GenerationRequest, PrefillSource, Role
 
 logger = logging.getLogger(__name__)
 

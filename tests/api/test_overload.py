@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from oscine.api.http.body import Admission
 from oscine.api.http.errors import APIError
+from oscine.api.serving.admission import Admission
 from oscine.cli.local_server import LocalServer
 from oscine.config import Config, EngineOptions, ModelOptions, ServerOptions
 from oscine.engine.wire.stream import EngineDied, EngineError, EngineOverloaded

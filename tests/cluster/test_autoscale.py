@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from oscine.cluster.scaling.demand import Goals
 from oscine.cluster.scaling.policy import Bounds, Decision, State, decide
 from oscine.cluster.scaling.pool_load import PoolLoad, ReplicaLoad
-from oscine.cluster.spec.snapshot import Role
+from oscine.types import Role
 from tests.cluster.pool_simulation import Machine, Simulation, Work
 
 GOALS = Goals("aggregated", ttft_s=2.0, itl_s=0.1, up_cooldown_s=5.0, down_cooldown_s=30.0, idle_s=120.0)

@@ -14,7 +14,7 @@ import msgspec
 from oscine.api.http.errors import APIError
 from oscine.api.http.sse import named_event
 from oscine.api.openai.chat_choice import ChatChoice
-from oscine.api.serving.sent_choice import SentChoice
+from oscine.api.serving.generation import SentChoice
 from oscine.chat.events import ContentDelta, Event, MessageEnd, ReasoningDelta, ToolCallBegin, ToolCallDelta
 from oscine.types import GenerationOutput
 

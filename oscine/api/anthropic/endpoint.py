@@ -37,7 +37,7 @@ class AnthropicMessages(Endpoint[MessagesRequest]):
         blocks = Blocks(thinking=shows_thinking(thinking), thinking_text=not hidden)
         answer = AnthropicAnswer(choice, call.name, blocks, stream=stream)
         generation = Generation(call.model.served, answer.choices, requests, call.arrived_s)
-        await generation.respond(answer, scope, receive, send, events=self.events(send, stream=stream))
+        await self.respond(generation, answer, scope, receive, send, stream=stream)
 
 
 class CountTokens(Endpoint[CountTokensRequest]):

@@ -1,6 +1,6 @@
 """uvicorn's HTTP protocol with the bounds that it lacks: on connections, request heads, and clients that do not read.
 
-Knows bytes and timers; what a request is answered with is the application's affair. A body has its bounds in limits.
+Knows bytes and timers; what a request is answered with is the application's affair. A body has its bounds in body.
 """
 
 import asyncio

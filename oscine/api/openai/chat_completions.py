@@ -22,10 +22,9 @@ from oscine.api.openai.usage import Usage, usage
 from oscine.api.serving import sampling
 from oscine.api.serving.final_headroom import FinalHeadroom, usual_headroom
 from oscine.api.serving.formats import constraint
-from oscine.api.serving.generation import Generation, engine_request
+from oscine.api.serving.generation import Generation, SentChoice, engine_request
 from oscine.api.serving.parameters import MAX_TOP_LOGPROBS
 from oscine.api.serving.schemas import ChatCompletionRequest
-from oscine.api.serving.sent_choice import SentChoice
 from oscine.api.serving.served_model import ReadyModel
 from oscine.api.serving.service import Service
 from oscine.api.serving.text_format import AskedFormat, asked_format, check_beside_calls, extensions
@@ -49,7 +48,7 @@ class ChatCompletions(Endpoint[ChatCompletionRequest]):
         prompt = requests[0].prompt_token_ids if asked.return_token_ids else None
         answer = ChatAnswer(choices, call.name, self._reasoning_fields(asked), asked, prompt)
         generation = Generation(call.model.served, answer.choices, requests, call.arrived_s)
-        await generation.respond(answer, scope, receive, send, events=self.events(send, stream=asked.stream))
+        await self.respond(generation, answer, scope, receive, send, stream=asked.stream)
 
     def _reasoning_fields(self, asked: ChatCompletionRequest) -> Sequence[str]:
         excluded = asked.include_reasoning is False or (asked.reasoning is not None and asked.reasoning.exclude)

@@ -15,9 +15,8 @@ from oscine.api.openai.text_choice import TextChoice
 from oscine.api.openai.usage import Usage, usage
 from oscine.api.serving import sampling
 from oscine.api.serving.formats import text_constraint
-from oscine.api.serving.generation import Generation, engine_request
+from oscine.api.serving.generation import Generation, SentChoice, engine_request
 from oscine.api.serving.schemas import CompletionRequest
-from oscine.api.serving.sent_choice import SentChoice
 from oscine.api.serving.served_model import ReadyModel
 from oscine.api.serving.text_format import asked_format
 from oscine.types import GenerationOutput, SamplingParams
@@ -47,7 +46,7 @@ class Completions(Endpoint[CompletionRequest]):
         ]
         answer = TextAnswer(choices, n, call.name, asked)
         generation = Generation(model.served, answer.choices, requests, call.arrived_s)
-        await generation.respond(answer, scope, receive, send, events=self.events(send, stream=asked.stream))
+        await self.respond(generation, answer, scope, receive, send, stream=asked.stream)
 
 
 def _check_supported(asked: CompletionRequest) -> None:

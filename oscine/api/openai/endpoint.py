@@ -1,22 +1,30 @@
-"""What endpoints that generate have in common: a request is read, decoded, and matched with a model that is ready.
+"""What endpoints that generate have in common: a request is read, matched with a ready model, and answered.
 
-Knows HTTP bodies and names of models; not what is asked.
+Knows HTTP bodies, connections and names of models; neither what is asked nor how the answer is worded.
 """
 
+import logging
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from oscine.api.http.body import read_body
+from oscine.api.http.connection import run_while_connected
+from oscine.api.http.errors import APIError, internal
 from oscine.api.http.sse import EventStream
+from oscine.api.serving.generation import Choice, Generation
 from oscine.api.serving.schemas import decode
 from oscine.api.serving.served_model import ReadyModel
 from oscine.api.serving.service import Service
+
+logger = logging.getLogger(__name__)
 
 
 class Asked(Protocol):
@@ -38,6 +46,25 @@ class Call(Generic[T]):
     model: ReadyModel
     size: int  # of the body, in bytes
     arrived_s: float  # on the clock of time.perf_counter
+
+
+class Answer(Protocol):
+    """What one request is answered with. choices are in the order of the requests to the engine."""
+
+    @property
+    def choices(self) -> Sequence[Choice]: ...
+
+    def last_event(self) -> bytes:
+        """What a stream ends with: the usage, if it was asked for, and [DONE]."""
+        ...
+
+    def failure(self, error: APIError) -> bytes:
+        """What a stream ends with when it fails after its begin."""
+        ...
+
+    def body(self) -> bytes:
+        """The whole answer as JSON, when all choices are complete."""
+        ...
 
 
 class Endpoint(ABC, Generic[T]):
@@ -63,3 +90,32 @@ class Endpoint(ABC, Generic[T]):
     @abstractmethod
     async def answer(self, call: Call[T], scope: Scope, receive: Receive, send: Send) -> None:
         """Sends the response. Raises APIError if nothing was sent yet, ClientDisconnect if nothing is to be sent."""
+
+    async def respond(
+        self, generation: Generation, answer: Answer, scope: Scope, receive: Receive, send: Send, *, stream: bool | None
+    ) -> None:
+        """Runs the generation and sends its answer, as events if `stream`. When the client leaves, its sequences end.
+
+        Raises APIError if nothing was sent yet.
+        """
+        events = self.events(send, stream=stream)
+        with generation.admit():
+            if events is not None:
+                await run_while_connected(receive, _streamed(generation, answer, events), on_idle=events.keep_alive)
+            elif await run_while_connected(receive, generation.run(None)):
+                await Response(answer.body(), media_type="application/json")(scope, receive, send)
+
+
+async def _streamed(generation: Generation, answer: Answer, events: EventStream) -> None:
+    try:
+        await generation.run(events.write)
+        await events.end(answer.last_event())
+    except APIError as error:
+        if not events.started:
+            raise
+        await events.end(answer.failure(error))
+    except Exception:
+        if not events.started:
+            raise
+        logger.exception("a stream failed")
+        await events.end(answer.failure(internal()))

@@ -1,26 +1,21 @@
-"""From requests to the engine to the response: runs the sequences of one answer and sends it, streamed or whole.
+"""Runs the sequences of one answer: from requests to the engine to choices that are complete.
 
-Knows engine streams, connections and event streams; not what the tokens mean: that is the answer's and its choices'.
+Knows engine streams; not what the tokens mean, which is the affair of the choices.
 """
 
 import asyncio
-import logging
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Protocol
+from contextlib import AbstractContextManager
+from typing import Generic, Protocol, TypeVar
 
-from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
-
-from oscine.api.http.connection import run_while_connected
-from oscine.api.http.errors import APIError, internal, unavailable
-from oscine.api.http.sse import EventStream, Write
+from oscine.api.http.errors import APIError, unavailable
+from oscine.api.http.sse import Write
 from oscine.api.serving.served_model import ServedModel
 from oscine.api.telemetry.sequence_metrics import SequenceClock
 from oscine.engine.wire.stream import EngineDied, EngineOverloaded, RequestStream
 from oscine.types import GenerationOutput, GenerationRequest, SamplingParams
-
-logger = logging.getLogger(__name__)
 
 _STARTED_AT_ONCE = 16  # sequences of one answer that begin in one turn of the event loop
 
@@ -58,23 +53,47 @@ class Choice(Protocol):
         ...
 
 
-class Answer(Protocol):
-    """What one request is answered with. choices are in the order of the requests to the engine."""
+class GrowingChoice(Protocol):
+    """What a SentChoice sends. It grows as a Choice does, without a word of any API."""
+
+    num_prompt_tokens: int
+    num_tokens: int
+    finish_reason: str | None
 
     @property
-    def choices(self) -> Sequence[Choice]: ...
+    def interrupted(self) -> bool: ...
 
-    def last_event(self) -> bytes:
-        """What a stream ends with: the usage, if it was asked for, and [DONE]."""
-        ...
+    def continuation(self) -> GenerationRequest | None: ...
 
-    def failure(self, error: APIError) -> bytes:
-        """What a stream ends with when it fails after its begin."""
-        ...
 
-    def body(self) -> bytes:
-        """The whole answer as JSON, when all choices are complete."""
-        ...
+C = TypeVar("C", bound=GrowingChoice)
+
+
+class SentChoice(ABC, Generic[C]):
+    """A Choice that words another one as its API does."""
+
+    def __init__(self, choice: C) -> None:
+        self.choice = choice
+        self.num_prompt_tokens = choice.num_prompt_tokens
+
+    @abstractmethod
+    def feed(self, output: GenerationOutput) -> bytes:
+        """Lets the choice grow. Returns the events to send, when the answer is streamed."""
+
+    @property
+    def finish_reason(self) -> str | None:
+        return self.choice.finish_reason
+
+    @property
+    def num_tokens(self) -> int:
+        return self.choice.num_tokens
+
+    @property
+    def interrupted(self) -> bool:
+        return self.choice.interrupted
+
+    async def continuation(self, write: Write | None) -> GenerationRequest | None:
+        return self.choice.continuation()
 
 
 def engine_request(
@@ -95,35 +114,12 @@ class Generation:
         self._requests = requests
         self._arrived_s = arrived_s
 
-    async def respond(
-        self, answer: Answer, scope: Scope, receive: Receive, send: Send, *, events: EventStream | None
-    ) -> None:
-        """Sends the response, as `events` if it is streamed. When the client leaves, its sequences end.
-
-        Raises APIError if nothing was sent yet.
-        """
-        with self._model.admit(self._requests):
-            if events is not None:
-                await run_while_connected(receive, self._stream(answer, events), on_idle=events.keep_alive)
-            elif await run_while_connected(receive, self.run(None)):
-                await Response(answer.body(), media_type="application/json")(scope, receive, send)
-
-    async def _stream(self, answer: Answer, events: EventStream) -> None:
-        try:
-            await self.run(events.write)
-            await events.end(answer.last_event())
-        except APIError as error:
-            if not events.started:
-                raise
-            await events.end(answer.failure(error))
-        except Exception:
-            if not events.started:
-                raise
-            logger.exception("a stream failed")
-            await events.end(answer.failure(internal()))
+    def admit(self) -> AbstractContextManager[None]:
+        """The places of its sequences. Raises APIError as ServedModel.admit does."""
+        return self._model.admit(self._requests)
 
     async def run(self, write: Write | None) -> None:
-        """Until all choices are complete. Raises APIError. Admission is the caller's affair."""
+        """Until all choices are complete. Raises APIError. The caller holds `admit`."""
         try:
             await self._run(write)
         finally:

@@ -9,10 +9,10 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from oscine.api.http.body import Admission
 from oscine.api.http.errors import unavailable
 from oscine.api.http.rate_limits import KeyUse
 from oscine.api.http.record import current
+from oscine.api.serving.admission import Admission
 from oscine.api.serving.parameters import SamplingFields
 from oscine.api.serving.prompt import Prompts
 from oscine.api.serving.sampling import sampling_params

@@ -27,7 +27,6 @@ from oscine.cluster.spec.deployment import (
     app_name,
 )
 from oscine.cluster.spec.model_route import QueueLimits
-from oscine.cluster.spec.snapshot import Role
 from oscine.config import (
     NANO,
     CacheOptions,
@@ -38,6 +37,7 @@ from oscine.config import (
     ToolOptions,
 )
 from oscine.model.config import ModelConfig
+from oscine.types import Role
 
 _Options = dict[str, Any]  # by field of the configuration
 _ROLES: tuple[Role, ...] = ("aggregated", "prefill", "decode")

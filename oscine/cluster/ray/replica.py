@@ -16,10 +16,10 @@ from ray import serve
 
 from oscine.cluster.scaling.pool_load import report
 from oscine.cluster.spec.placement import Placement
-from oscine.cluster.spec.snapshot import ReplicaState, Role
+from oscine.cluster.spec.snapshot import ReplicaState
 from oscine.config import EngineOptions, PeerOptions
 from oscine.engine.process.client import EngineClient
-from oscine.types import Endpoints, EngineInfo, EngineStats
+from oscine.types import Endpoints, EngineInfo, EngineStats, Role
 
 _POLL_S = 0.05  # while a drain waits for the engine to become idle
 _STATES: dict[str, ReplicaState] = {"starting": "starting", "ready": "ready", "restarting": "starting"}

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from oscine.cluster.routing.cost import Load
-from oscine.cluster.spec.snapshot import ReplicaSnapshot, ReplicaState, Role
-from oscine.types import Endpoints, EngineInfo, EngineStats
+from oscine.cluster.spec.snapshot import ReplicaSnapshot, ReplicaState
+from oscine.types import Endpoints, EngineInfo, EngineStats, Role
 
 _PENDING_S = 2.0  # a placed request that no report shows by then never arrived
 _RATES_S = 5.0  # that rates look back on

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from oscine.cluster.scaling.measured_capacity import MeasuredCapacity
 from oscine.cluster.scaling.pool_load import PoolLoad
 from oscine.cluster.spec.deployment import ModelSpec, RoleSpec
-from oscine.cluster.spec.snapshot import Role
+from oscine.types import Role
 
 # Of a replica's sequences, and of its tokens/s of prompts: arrivals come in clusters, and beyond this many wait.
 TARGET_USE = 0.8

@@ -19,8 +19,8 @@ from oscine.cluster.scaling.demand import goals_of
 from oscine.cluster.scaling.policy import Bounds, State, decide
 from oscine.cluster.scaling.pool_load import LOOK_BACK_S, PoolLoad, replica_load, report
 from oscine.cluster.spec.deployment import Deployment, ModelSpec, RoleSpec
-from oscine.cluster.spec.snapshot import ClusterSnapshot, Role
-from oscine.types import EngineStats
+from oscine.cluster.spec.snapshot import ClusterSnapshot
+from oscine.types import EngineStats, Role
 
 EVERY_S = 1.0  # between two decisions, as in a cluster
 _NAMES = {*report(EngineStats(), EngineStats()), "max_num_seqs", "held_back", "held_back_s", "queued"}

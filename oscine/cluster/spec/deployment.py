@@ -8,8 +8,8 @@ import re
 from dataclasses import dataclass, field
 
 from oscine.cluster.spec.model_route import QueueLimits
-from oscine.cluster.spec.snapshot import Role
 from oscine.config import EngineOptions, ServerOptions, ToolOptions, check_cluster_key, is_hex
+from oscine.types import Role
 
 APP = "oscine"  # the Serve app with the deployments "router" and "ingress"
 LOCAL = "local"  # a Ray cluster on this machine, that `oscine cluster up` starts

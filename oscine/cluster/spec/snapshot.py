@@ -3,9 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from oscine.types import EngineStats
+from oscine.types import EngineStats, Role
 
-Role = Literal["aggregated", "prefill", "decode"]
 ReplicaState = Literal["starting", "ready", "draining", "lost"]
 
 

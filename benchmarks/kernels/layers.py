@@ -16,7 +16,7 @@ from benchmarks.kernels.routings import draw
 from oscine.bench.step_inputs import Load, make_batch, random_pages
 from oscine.bench.timer import time_call
 from oscine.model.gpt_oss import GptOss
-from oscine.model.opened_model import PUBLISHED
+from oscine.model.opened import PUBLISHED
 from oscine.model.random_weights import RandomTensors
 from oscine.model.weights import load_weights
 from oscine.ops.cases import sampling_batch

@@ -13,17 +13,19 @@ from oscine.api.openai.models import Models
 from oscine.api.openai.tokenization import Tokenize
 from oscine.api.openapi import Description
 from oscine.api.operation import ANTHROPIC, DELETE, GET, POST, PROBE, Operation
-from oscine.api.responses.answers import (
+from oscine.api.responses.context import Compact, CompactRequest, InputTokens, InputTokensRequest
+from oscine.api.responses.endpoint import Responses, StoredResponses
+from oscine.api.responses.schemas import (
     CompactedResponse,
     DeletedResponse,
     InputItems,
+    ItemsQuery,
+    NoQuery,
     ResponseAnswer,
     ResponseInputTokens,
+    ResponseRequest,
+    RetrieveQuery,
 )
-from oscine.api.responses.context import Compact, CompactRequest, InputTokens, InputTokensRequest
-from oscine.api.responses.endpoint import Responses, StoredResponses
-from oscine.api.responses.query import ItemsQuery, NoQuery, RetrieveQuery
-from oscine.api.responses.schemas import ResponseRequest
 from oscine.api.responses.service import ResponseService
 from oscine.api.serving.schemas import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 

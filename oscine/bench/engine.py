@@ -151,7 +151,7 @@ def engine_options(
 
 def config_of(options: EngineOptions) -> ModelConfig:
     """The shape of the model that the options name."""
-    from oscine.model.opened_model import open_model
+    from oscine.model.opened import open_model
 
     return open_model(options.model).config
 

@@ -110,7 +110,7 @@ def run_ops(args: argparse.Namespace) -> None:
     from oscine.bench.ops import OpBench, table
     from oscine.bench.step_inputs import Load
     from oscine.bench.timer import measure_ceiling
-    from oscine.model.opened_model import open_model
+    from oscine.model.opened import open_model
 
     try:
         loads = [Load.of(tokens, args.context) for tokens in _numbers(args.tokens)]
@@ -144,7 +144,7 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def _model_options(args: argparse.Namespace) -> ModelOptions:
-    from oscine.model.opened_model import PUBLISHED
+    from oscine.model.opened import PUBLISHED
 
     names = {"random_weights": args.model} if args.model in PUBLISHED else {"model": args.model}
     return ModelOptions(**names, device=args.device, dtype=args.dtype)

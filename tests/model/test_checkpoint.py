@@ -14,7 +14,7 @@ from torch import Tensor
 from oscine.config import ModelOptions
 from oscine.model import hub
 from oscine.model.checkpoint import INDEX, SINGLE, Checkpoint, fingerprint, save
-from oscine.model.opened_model import open_model
+from oscine.model.opened import open_model
 from oscine.model.random_weights import RandomTensors
 from oscine.model.weights import checkpoint_bytes, load_weights, tensor_specs
 from oscine.ops.interface import MxExperts

@@ -15,7 +15,7 @@ from oscine.config import ModelOptions
 from oscine.model.checkpoint import save
 from oscine.model.config import ModelConfig
 from oscine.model.gpt_oss import GptOss
-from oscine.model.opened_model import open_model
+from oscine.model.opened import open_model
 from oscine.ops.table import resolve
 from tests.model.tiny import (
     SMALL,

@@ -16,10 +16,9 @@ from oscine.api.openai.endpoint import Call
 from oscine.api.responses.background import BackgroundResponse
 from oscine.api.responses.events import ResponseEvents, events_since
 from oscine.api.responses.plan import make_plan
-from oscine.api.responses.query import ItemsQuery, RetrieveQuery, read_query
 from oscine.api.responses.resource import KeptResponse, with_output
 from oscine.api.responses.run import ResponseRun
-from oscine.api.responses.schemas import ResponseRequest
+from oscine.api.responses.schemas import ItemsQuery, ResponseRequest, RetrieveQuery, read_query
 from oscine.api.responses.service import ResponseEndpoint, ResponseService
 from oscine.api.responses.store import StoredResponse
 from oscine.api.responses.view import included, shown

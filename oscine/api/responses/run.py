@@ -11,9 +11,8 @@ import msgspec
 from oscine.api.http.errors import APIError, internal, unavailable
 from oscine.api.http.sse import Write
 from oscine.api.responses import resource
-from oscine.api.responses.builtin_items import ListingItem
 from oscine.api.responses.events import ResponseEvents
-from oscine.api.responses.items import Status
+from oscine.api.responses.items import ListingItem, Status
 from oscine.api.responses.plan import Plan
 from oscine.api.responses.resource import TERMINAL, KeptItem, KeptResponse, new_response, with_output
 from oscine.api.responses.service import ResponseService

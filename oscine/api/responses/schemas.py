@@ -1,17 +1,22 @@
-"""The JSON of a request for a response, as msgspec structs with strict types.
+"""The JSON of requests for responses, their query parameters and their answers, as msgspec structs.
 
 Items of the input and tools are plain objects here: clients send types that no server knows, and what they sent is kept
-as it came. response_input and response_tools read them.
+as it came. input and tools read them. The structs of answers are for /openapi.json alone.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from msgspec import Struct
+import msgspec
+from msgspec import Meta, Struct
+from starlette.datastructures import QueryParams
 
+from oscine.api.http.errors import from_validation
 from oscine.api.serving.parameters import MAX_TOP_LOGPROBS, Refused, SamplingFields, about, ignored
 from oscine.api.serving.schemas import Verbosity
 from oscine.chat.effort import Effort
 
+T = TypeVar("T", bound=Struct)
+Object = dict[str, Any]
 Summary = Literal["auto", "concise", "detailed"]
 
 
@@ -77,3 +82,100 @@ class ResponseRequest(SamplingFields, kw_only=True):
     def summary(self) -> Summary | None:
         asked = self.reasoning or ReasoningConfig()
         return asked.summary or asked.generate_summary
+
+
+class NoQuery(Struct):
+    """Nothing; the request can be refused all the same."""
+
+
+class RetrieveQuery(Struct):
+    include: list[str] = []
+    stream: bool = False
+    starting_after: Annotated[int, Meta(ge=0)] | None = None  # number of an event
+
+
+class ItemsQuery(Struct):
+    include: list[str] = []
+    limit: Annotated[int, Meta(ge=1, le=100)] = 20
+    order: Literal["asc", "desc"] = "desc"
+    after: str | None = None  # id of an item
+
+
+def read_query(params: QueryParams, kind: type[T]) -> T:
+    """Raises APIError that names the parameter. Others are ignored; a list may be written with brackets."""
+    given: dict[str, object] = {name: params[name] for name in kind.__struct_fields__ if name in params}
+    given["include"] = [*params.getlist("include"), *params.getlist("include[]")]
+    try:
+        return msgspec.convert(given, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise from_validation(error) from None
+
+
+class ResponseUsage(Struct):
+    input_tokens: int
+    input_tokens_details: dict[str, int]
+    output_tokens: int
+    output_tokens_details: dict[str, int]
+    total_tokens: int
+
+
+class ResponseAnswer(Struct):
+    id: str
+    object: Literal["response"]
+    created_at: int
+    status: Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+    background: bool
+    completed_at: int | None
+    error: dict[str, str] | None
+    frequency_penalty: float
+    incomplete_details: dict[str, str] | None
+    instructions: str | None
+    max_output_tokens: int | None
+    max_tool_calls: int | None
+    metadata: dict[str, str]
+    model: str
+    output: list[Object]
+    parallel_tool_calls: bool
+    presence_penalty: float
+    previous_response_id: str | None
+    prompt_cache_key: str | None
+    reasoning: Object
+    safety_identifier: str | None
+    service_tier: str
+    store: bool
+    temperature: float
+    text: Object
+    tool_choice: str | Object
+    tools: list[Object]
+    top_logprobs: int
+    top_p: float
+    truncation: Literal["auto", "disabled"]
+    usage: ResponseUsage | None
+    user: str | None
+
+
+class ResponseInputTokens(Struct):
+    object: Literal["response.input_tokens"]
+    input_tokens: int
+
+
+class CompactedResponse(Struct):
+    id: str
+    object: Literal["response.compaction"]
+    created_at: int
+    output: list[Object]
+    usage: ResponseUsage
+
+
+class DeletedResponse(Struct):
+    id: str
+    object: Literal["response"]
+    deleted: bool
+
+
+class InputItems(Struct):
+    object: Literal["list"]
+    data: list[Object]
+    first_id: str
+    last_id: str
+    has_more: bool

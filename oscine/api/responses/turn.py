@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from oscine.api.http.sse import Write
-from oscine.api.responses.builtin_items import BuiltinItem, begin_builtin
 from oscine.api.responses.events import ResponseEvents
-from oscine.api.responses.items import OutputItems
+from oscine.api.responses.items import BuiltinItem, OutputItems, begin_builtin
 from oscine.api.responses.tools import ClientTools
 from oscine.api.serving.final_headroom import FinalHeadroom, cut
 from oscine.api.serving.generation import engine_request

@@ -22,7 +22,7 @@ from oscine.executor.start.stopwatch import Stopwatch
 from oscine.executor.start.warm_up import KERNEL_SAMPLINGS, MASKED, SAMPLINGS, run_largest, warm_up
 from oscine.model.config import ModelConfig
 from oscine.model.gpt_oss import GptOss, kv_shape
-from oscine.model.opened_model import OpenedModel, open_model
+from oscine.model.opened import OpenedModel, open_model
 from oscine.model.weights import tensor_specs
 from oscine.ops.interface import KvCache
 from oscine.ops.table import choose, describe, platform, resolve

@@ -1,7 +1,7 @@
 """An Oscine engine as a worker of NVIDIA Dynamo: behind its frontend, its KV router and its prefill router.
 
 Knows Dynamo's contract of engines (dynamo.common.backend): its Worker registers the model, serves the endpoint, relays
-KV events and drains on SIGTERM; this is the engine that it drives. What is in a request is dynamo_request.py's affair.
+KV events and drains on SIGTERM; this is the engine that it drives. What is in a request is request.py's affair.
 Needs the extra `dynamo`; torch is loaded in the engine process alone.
 
 A handoff: Dynamo sends a request to a prefill worker, which computes the prompt and answers with its engine's address;

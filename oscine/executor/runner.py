@@ -1,6 +1,6 @@
 """Runs plans on one device: pages in, one model step, sampled tokens out.
 
-Knows the order of things in a step. What a batch looks like is in batch.py, what the device remembers in
+Knows the order of things in a step. What a step uploads is in step_batch.py, what the device remembers in
 device_state.py, how a token is chosen in sampler.py. On a GPU nothing but collect() waits for it.
 """
 

@@ -1,6 +1,6 @@
 """A plan as the one array that a step needs from the host.
 
-Knows the layout of ops.batch.PackedStep and of the slots; nothing of models, sampling or requests. Shape suffixes as in
+Knows the layout of ops.step.PackedStep and of the slots; nothing of models, sampling or requests. Shape suffixes as in
 ops/interface.py.
 """
 

@@ -1,7 +1,7 @@
 """Trials of grammars: whether llguidance can compile and follow them within its limits.
 
 The limits bound the states of a lexer and the size of a grammar. They bound neither the time to compile nor the time
-per mask. So a trial runs in a process that can be killed: see grammar_judges.py.
+per mask. So a trial runs in a process that can be killed: see pool.py.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""The JSON of Anthropic's Messages API, as msgspec structs. Values are checked in anthropic_request.
+"""The JSON of Anthropic's Messages API, as msgspec structs. Values are checked in request.
 
 oscine.api.serving.parameters says what is done with each parameter.
 """

@@ -4,7 +4,7 @@ For any deployment whose replicas report, as their routing stats, where their en
 
     serve.deployment(request_router_config=RequestRouterConfig(
         request_router_class="oscine.cluster.ray.request_router:KVAwareRequestRouter",
-        request_router_kwargs={"weights": {"missing": 2.0}},  # other than those of routing_cost.Weights
+        request_router_kwargs={"weights": {"missing": 2.0}},  # other than those of cost.Weights
     ))
 
 Calls whose first argument is a Placement are routed by their prefix, others by load alone. Everything here runs on the

@@ -20,7 +20,7 @@ from oscine.model.opened import PUBLISHED
 from oscine.model.random_weights import RandomTensors
 from oscine.model.weights import load_weights
 from oscine.ops.cases import sampling_batch
-from oscine.ops.interface import Batch, Chooser, KvCache, Ops, PageGroup, Routing
+from oscine.ops.interface import Batch, Chooser, KVCache, Ops, PageGroup, Routing
 from oscine.ops.table import TABLE, resolve
 
 DEVICE = torch.device("cuda")
@@ -39,14 +39,14 @@ def with_fixed_experts(ops: Ops, num_layers: int, num_experts: int, num_tokens: 
     return replace(ops, norm_route=norm_route)
 
 
-def kv_cache(model: GptOss, batch: Batch) -> KvCache:
+def kv_cache(model: GptOss, batch: Batch) -> KVCache:
     config = model.config
 
     def pages(num_layers: int, group: PageGroup) -> Tensor:
         num_pages = int(group.page_table_SB.max()) + 1
         return random_pages(config, num_layers, num_pages, DEVICE, torch.bfloat16)
 
-    return KvCache(pages(config.num_full_layers, batch.full), pages(config.num_sliding_layers, batch.sliding))
+    return KVCache(pages(config.num_full_layers, batch.full), pages(config.num_sliding_layers, batch.sliding))
 
 
 def report(model: GptOss, num_tokens: int, context: int, choosers: dict[str, tuple[Chooser, Any]]) -> None:

@@ -18,7 +18,7 @@ from oscine.model.gpt_oss import kv_shape, rope_table
 from oscine.model.random_weights import RandomTensors
 from oscine.model.weights import LayerWeights, Weights, load_weights
 from oscine.ops.cases import sampling_batch
-from oscine.ops.interface import Batch, KvCache, Ops, PageGroup, Routing
+from oscine.ops.interface import Batch, KVCache, Ops, PageGroup, Routing
 
 NUM_LAYERS = 4  # of weights: more than the cache of any chip holds, and few enough to be made in a second
 KV_BYTES = 256 << 20  # what the KV memory that an op goes round has at least, in so many layers ...
@@ -89,7 +89,7 @@ class _Step:
         self.device, self.dtype = weights.embed_VH.device, weights.embed_VH.dtype
         self.cos_sin = rope_table(config, self.device)
         self.batch = make_batch(config, load, self.device)
-        self.kv = KvCache(
+        self.kv = KVCache(
             self._kv_memory(self.batch.full.page_table_SB), self._kv_memory(self.batch.sliding.page_table_SB)
         )
         self.x = weights.embed_VH[self.batch.token_ids_T]

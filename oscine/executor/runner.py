@@ -25,7 +25,7 @@ from oscine.executor.slots import IntArray, PageUpdates, Slots
 from oscine.executor.step_batch import StepArrays, pack
 from oscine.executor.transfer import Mark, send, staging, upload
 from oscine.model.gpt_oss import GptOss
-from oscine.ops.interface import KvCache, Sampled
+from oscine.ops.interface import KVCache, Sampled
 from oscine.ops.step.packed import PackedStep
 from oscine.types import SamplingParams, StepPlan, StepResult
 
@@ -41,7 +41,7 @@ class TorchExecutor:
     """An Executor, and an AsyncExecutor: one model on one device, with room for max_num_seqs sequences."""
 
     def __init__(
-        self, model: GptOss, memory: MemoryPlan, kv: KvCache, max_num_seqs: int, grammars: Grammars | None = None
+        self, model: GptOss, memory: MemoryPlan, kv: KVCache, max_num_seqs: int, grammars: Grammars | None = None
     ) -> None:
         """Without `grammars`, sequences that have one end with an error."""
         self.config, self.memory, self.max_num_seqs = model.config, memory, max_num_seqs
@@ -58,7 +58,7 @@ class TorchExecutor:
         self._launched: deque[LaunchedStep] = deque()
 
     @property
-    def kv(self) -> KvCache:
+    def kv(self) -> KVCache:
         """Where the pages are; it stays where it is."""
         return self._kv
 

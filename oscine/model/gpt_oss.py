@@ -13,7 +13,7 @@ from torch import Tensor
 
 from oscine.model.config import ModelConfig
 from oscine.model.weights import LayerWeights, Weights
-from oscine.ops.interface import Batch, KvCache, Ops, PageGroup, SamplingBatch
+from oscine.ops.interface import Batch, KVCache, Ops, PageGroup, SamplingBatch
 from oscine.ops.rope.yarn import yarn_cos_sin
 
 
@@ -36,7 +36,7 @@ class GptOss:
         self.cos_sin = rope_table(config, weights.embed_VH.device)
 
     @torch.inference_mode()
-    def hidden(self, batch: Batch, kv: KvCache) -> Tensor:
+    def hidden(self, batch: Batch, kv: KVCache) -> Tensor:
         """Runs one step, writing its keys and values into kv. Returns what the head makes logits of: [N, H]."""
         ops, eps = self.ops, self.config.rms_norm_eps
         x = self.weights.embed_VH[batch.token_ids_T]  # from here on [T, H], or partial sums [T, J, H]
@@ -58,7 +58,7 @@ class GptOss:
         """Token ids [N] of rows that ask for nothing but temperature: as sampled from their logits."""
         return self.ops.chooser.choose(x_NH, self.weights.head_VH, self.weights.prepared_head, sampling)
 
-    def _layer_caches(self, batch: Batch, kv: KvCache) -> list[LayerCache]:
+    def _layer_caches(self, batch: Batch, kv: KVCache) -> list[LayerCache]:
         """Layers of a group have consecutive indices in that group's memory, in model order."""
         caches, num_full, num_sliding = [], 0, 0
         for kind in self.config.layer_types:

@@ -40,7 +40,7 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class KvCache:
+class KVCache:
     """Physical KV memory: [pages, layers of the group, 2 (key, value), G, P, D]; one page is one contiguous block."""
 
     full: Tensor

@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from oscine.config import CacheOptions, EngineOptions, SchedulerOptions
-from oscine.engine.core.kv_cache_manager import KVCache
+from oscine.engine.core.kv_cache_manager import KVCacheManager
 from oscine.engine.core.loop import EngineLoop
 from oscine.engine.core.page_pool import PagePool
 from oscine.engine.core.prefix_index import Group
@@ -85,7 +85,7 @@ class Run:
         )
 
     @property
-    def cache(self) -> KVCache:
+    def cache(self) -> KVCacheManager:
         return self.loop.cache
 
     def add(

@@ -18,7 +18,7 @@ from oscine.model.config import ModelConfig
 from oscine.model.gpt_oss import GptOss, kv_shape
 from oscine.model.random_weights import RandomTensors
 from oscine.model.weights import load_weights
-from oscine.ops.interface import Batch, KvCache, PageGroup
+from oscine.ops.interface import Batch, KVCache, PageGroup
 from oscine.ops.table import resolve
 from oscine.types import AsyncExecutor, Executor, GenerationOutput, GenerationRequest, SamplingParams
 
@@ -82,7 +82,7 @@ def all_logits(tokens: list[int]) -> Tensor:
         sliding=group,
         logits_rows_N=index,
     )
-    kv = KvCache(*(torch.zeros(kv_shape(CONFIG, 2, 1, 256)) for _ in range(2)))
+    kv = KVCache(*(torch.zeros(kv_shape(CONFIG, 2, 1, 256)) for _ in range(2)))
     return model().head(model().hidden(batch, kv))
 
 

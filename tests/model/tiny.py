@@ -10,7 +10,7 @@ from oscine.model.gpt_oss import GptOss, kv_shape
 from oscine.model.random_weights import RandomTensors
 from oscine.model.weights import load_weights, tensor_specs
 from oscine.ops.cases import to_device
-from oscine.ops.interface import Batch, KvCache, PageGroup
+from oscine.ops.interface import Batch, KVCache, PageGroup
 from oscine.ops.table import resolve
 
 CPU = torch.device("cpu")
@@ -79,7 +79,7 @@ class Sequence:
     computed: int = 0
 
 
-def logits_of(model: GptOss, batch: Batch, kv: KvCache) -> Tensor:
+def logits_of(model: GptOss, batch: Batch, kv: KVCache) -> Tensor:
     return model.head(model.hidden(batch, kv))
 
 
@@ -91,7 +91,7 @@ class Stepper:
         self.model, self.device = model, embedding.device
         full = kv_shape(config, config.num_full_layers, 2 * num_pages, PAGE)
         sliding = kv_shape(config, config.num_sliding_layers, num_pages, PAGE)
-        self.kv = KvCache(
+        self.kv = KVCache(
             *(torch.full(shape, torch.nan, dtype=embedding.dtype, device=self.device) for shape in (full, sliding))
         )
         self.free = torch.randperm(num_pages, generator=torch.Generator().manual_seed(0)).tolist()

@@ -16,7 +16,7 @@ from oscine.engine.core.prefix_index import PrefixHit, PrefixIndex, root_of
 from oscine.engine.core.request import NEVER, Request
 
 
-class KVCache:
+class KVCacheManager:
     """The pages of both groups. Every page index of a sequence has an entry in both of its tables."""
 
     def __init__(

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Protocol, cast
 
 from oscine.config import EngineOptions
-from oscine.engine.core.kv_cache_manager import KVCache
+from oscine.engine.core.kv_cache_manager import KVCacheManager
 from oscine.engine.core.latency import Latencies
 from oscine.engine.core.prefix_index import PageEvents
 from oscine.engine.core.request import Request
@@ -94,7 +94,7 @@ class EngineLoop:
         self._options = options.scheduler
         self._max_model_len = max_model_len
         self._clock = clock
-        self.cache = KVCache(
+        self.cache = KVCacheManager(
             num_full_pages=num_full_pages,
             num_sliding_pages=num_sliding_pages,
             page_size=options.cache.page_size,

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf, isqrt
 
-from oscine.engine.core.kv_cache_manager import KVCache
+from oscine.engine.core.kv_cache_manager import KVCacheManager
 from oscine.engine.core.prefix_index import PrefixHit
 from oscine.engine.core.request import Order, Request
 from oscine.types import NewSequence, ScheduledSequence, StepPlan
@@ -49,7 +49,7 @@ class Scheduler:
 
     def __init__(
         self,
-        cache: KVCache,
+        cache: KVCacheManager,
         *,
         max_num_seqs: int,
         max_num_batched_tokens: int,

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from oscine.engine.core.kv_cache_manager import KVCache
+from oscine.engine.core.kv_cache_manager import KVCacheManager
 from oscine.engine.core.page_holds import Hold, Lacking
 from oscine.engine.core.request import Request
 from oscine.engine.wire.checks import check_endpoint, check_pages
@@ -107,7 +107,7 @@ class RemotePrefills:
     """Not thread-safe; everything is called by the loop, on its thread. Nothing here waits."""
 
     def __init__(
-        self, cache: KVCache, links: Links, transfers: Transfers, clock: Callable[[], float] = time.monotonic
+        self, cache: KVCacheManager, links: Links, transfers: Transfers, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._cache, self._links, self._transfers, self._clock = cache, links, transfers, clock
         self._sources: dict[str, _Source] = {}  # by address

@@ -24,7 +24,7 @@ from oscine.model.config import ModelConfig
 from oscine.model.gpt_oss import GptOss, kv_shape
 from oscine.model.opened import OpenedModel, open_model
 from oscine.model.weights import tensor_specs
-from oscine.ops.interface import KvCache
+from oscine.ops.interface import KVCache
 from oscine.ops.table import choose, describe, platform, resolve
 
 if TYPE_CHECKING:  # it needs Triton, which a CPU does not
@@ -95,13 +95,13 @@ def is_capturable(platform: str) -> bool:
     return "reference" not in (choice["attention"], choice["moe"])
 
 
-def allocate_kv(config: ModelConfig, memory: MemoryPlan, device: torch.device, dtype: torch.dtype) -> KvCache:
+def allocate_kv(config: ModelConfig, memory: MemoryPlan, device: torch.device, dtype: torch.dtype) -> KVCache:
     """Zeros, not garbage: attention multiplies what it masks by zero, and zero times NaN is NaN."""
 
     def group(num_layers: int, num_pages: int) -> Tensor:
         return _zeros(kv_shape(config, num_layers, num_pages, memory.page_size), dtype, device)
 
-    return KvCache(
+    return KVCache(
         full=group(config.num_full_layers, memory.num_full_pages),
         sliding=group(config.num_sliding_layers, memory.num_sliding_pages),
     )

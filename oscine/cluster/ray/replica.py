@@ -15,7 +15,7 @@ import ray
 from ray import serve
 
 from oscine.cluster.scaling.pool_load import report
-from oscine.cluster.spec.placement import Placement
+from oscine.cluster.spec.placement import Accepted, Placement
 from oscine.cluster.spec.snapshot import ReplicaState
 from oscine.config import EngineOptions, PeerOptions
 from oscine.engine.process.client import EngineClient
@@ -36,14 +36,6 @@ class ReplicaOptions:
     num_threads: int | None = None  # of the engine process; None: as many as it likes
     drain_s: float = 30.0  # that streams may go on here once the replica has to stop; then they move
     key: str = dataclasses.field(default="", repr=False)  # of the cluster
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Admission:
-    """A replica takes a request."""
-
-    replica: str
-    endpoints: Endpoints
 
 
 def peer_options(options: ReplicaOptions, host: str) -> PeerOptions:
@@ -80,13 +72,13 @@ class Replica:
     def _state(self) -> ReplicaState:
         return "draining" if self._draining else _STATES.get(self._engine.state, "lost")
 
-    async def admit(self, placement: object) -> Admission | None:
+    async def admit(self, placement: object) -> Accepted | None:
         """Where the engine takes the request; None while it takes none. The router has chosen by `placement`."""
         if isinstance(placement, Placement):
             self._held_back, self._held_back_s = placement.held_back, time.time()
         if self._state != "ready":
             return None
-        return Admission(self._name, self._endpoints())
+        return Accepted(self._name, self._endpoints())
 
     def _endpoints(self) -> Endpoints:
         """Of the engine's present life: one that is started again listens elsewhere."""

@@ -19,10 +19,10 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, 
 from ray.serve.handle import DeploymentHandle
 
 from oscine.cluster.routing.fleet import Fleet, fleet_of
-from oscine.cluster.routing.model_router import Admission, ModelRouter
+from oscine.cluster.routing.model_router import ModelRouter
 from oscine.cluster.routing.service import RouterService
 from oscine.cluster.spec.model_route import ModelRoute, RouterConfig
-from oscine.cluster.spec.placement import NoPlace, Place, Placement
+from oscine.cluster.spec.placement import Accepted, NoPlace, Place, Placement
 from oscine.cluster.spec.snapshot import ClusterSnapshot
 from oscine.types import EngineInfo
 
@@ -109,11 +109,11 @@ def _model_router(route: ModelRoute, key: str) -> ModelRouter:
     handle, generate = _follow(route.app, route.generate, key)
     prefill_handle, prefill = _follow(route.app, route.prefill, key) if route.prefill is not None else (None, None)
 
-    async def admit(placement: Placement) -> Admission | None:
+    async def admit(placement: Placement) -> Accepted | None:
         """Serve's router asks the replicas in the order of the fleet's ranking."""
         response = handle.admit.remote(placement)
         try:
-            admission: Admission | None = await response
+            accepted: Accepted | None = await response
         except asyncio.CancelledError:
             response.cancel()  # type: ignore[no-untyped-call]
             raise
@@ -122,7 +122,7 @@ def _model_router(route: ModelRoute, key: str) -> ModelRouter:
         except (BackPressureError, DeploymentUnavailableError) as error:
             message = f"{route.model} cannot be reached: {type(error).__name__}"
             raise NoPlace(message, retry_after_s=_AGAIN_S, overloaded=False) from None
-        return admission
+        return accepted
 
     router = ModelRouter(route, generate, prefill, admit)
     if prefill_handle is not None and prefill is not None:

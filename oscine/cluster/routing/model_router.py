@@ -7,14 +7,13 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from oscine.cluster.routing.fair_queue import FairQueue
 from oscine.cluster.routing.fleet import Fleet
 from oscine.cluster.spec.model_route import ModelRoute
-from oscine.cluster.spec.placement import NoPlace, Place, Placement
+from oscine.cluster.spec.placement import Accepted, NoPlace, Place, Placement
 from oscine.cluster.spec.snapshot import RouterCounters
-from oscine.types import Endpoints, PrefillSource
+from oscine.types import PrefillSource
 
 # What a request is charged for: its prompt, and of what it may generate no more than this, as most end far earlier.
 _CHARGED_TOKENS = 512
@@ -22,19 +21,9 @@ _RETRY_S = 2.0  # where no replica is there: one may be, soon
 _EXCLUDED_S = 2.0  # a replica that failed a request is asked again: its engine may go on, and it may be the only one
 
 
-class Admission(Protocol):
-    """A replica takes a request."""
-
-    @property
-    def replica(self) -> str: ...
-
-    @property
-    def endpoints(self) -> Endpoints: ...
-
-
 # Asks the replica that comes first in fleet.rank, and those after it if it is gone. None: it takes no requests now.
 # Waits while there is no replica at all.
-Admit = Callable[[Placement], Awaitable[Admission | None]]
+Admit = Callable[[Placement], Awaitable[Accepted | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +86,14 @@ class ModelRouter:
         patience_s = self._patience_s(excluded)
         try:
             async with asyncio.timeout(patience_s):
-                admission = await self._admission(_Waiter(placement, excluded))
+                accepted = await self._accept(_Waiter(placement, excluded))
         except TimeoutError:
             raise self._no_place(excluded, f"this one has waited {patience_s:g} s") from None
         except NoPlace as refusal:
             if refusal.overloaded:
                 self._count(refused=1)
             raise
-        return self._place(placement, admission, self._clock() - started_s)
+        return self._place(placement, accepted, self._clock() - started_s)
 
     def pump(self) -> None:
         """Gives turns to requests that wait, as many as the replicas can take."""
@@ -121,20 +110,20 @@ class ModelRouter:
         await self._admit(Placement(f"wake-{self.route.model}", self.route.model, [], num_tokens=0, max_tokens=0))
         self.generate.withdraw(f"wake-{self.route.model}")
 
-    # ---- a turn, an admission ----
+    # ---- a turn, and a replica that accepts ----
 
-    async def _admission(self, waiter: _Waiter) -> Admission:
+    async def _accept(self, waiter: _Waiter) -> Accepted:
         while True:
             await self._turn(waiter)
             excluded = self._still_excluded(waiter.excluded)
             wanted = replace(waiter.placement, exclude=excluded, held_back=self.num_queued)
             try:
-                admission = await self._admit(wanted)
+                accepted = await self._admit(wanted)
             finally:
                 self._asking -= 1
                 self.pump()
-            if admission is not None:
-                return admission
+            if accepted is not None:
+                return accepted
             self._refused(wanted)
             waiter = _Waiter(waiter.placement, waiter.excluded)
 
@@ -177,8 +166,8 @@ class ModelRouter:
 
     # ---- what comes out ----
 
-    def _place(self, placement: Placement, admission: Admission, queue_s: float) -> Place:
-        self.generate.meet(admission.replica, admission.endpoints)
+    def _place(self, placement: Placement, accepted: Accepted, queue_s: float) -> Place:
+        self.generate.meet(accepted.replica, accepted.endpoints)
         placed = self.generate.placed(placement.request_id)
         num_overlap = placed.num_overlap if placed is not None else 0
         prefill = self._prefill(placement, placement.num_tokens - num_overlap)
@@ -189,7 +178,7 @@ class ModelRouter:
             remote_prefills=int(prefill is not None),
             queue_s=queue_s,
         )
-        return Place(admission.replica, admission.endpoints.requests, prefill, num_overlap, queue_s)
+        return Place(accepted.replica, accepted.endpoints.requests, prefill, num_overlap, queue_s)
 
     def _prefill(self, placement: Placement, num_missing: int) -> PrefillSource | None:
         route = self.route

@@ -6,7 +6,7 @@ Plain records; knows nothing of how a place is chosen, nor of Ray.
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from oscine.types import EngineInfo, PrefillSource
+from oscine.types import Endpoints, EngineInfo, PrefillSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,9 +15,7 @@ class Placement:
 
     request_id: str
     model: str  # of the deployment file
-    digests: list[
-        bytes
-    ]  # of the leading whole pages of its known tokens, as oscine.engine.core.prefix_index makes them
+    digests: list[bytes]  # of the leading whole pages of its known tokens; see oscine.engine.core.prefix_index
     num_tokens: int  # known: prompt, and what was generated before a replica was lost
     max_tokens: int  # still to generate at most
     priority: int = 0  # lower is placed sooner
@@ -36,6 +34,14 @@ class Place:
     prefill: PrefillSource | None  # who may compute the prompt
     num_overlap_tokens: int  # the router believes to be in its prefix cache
     queue_s: float  # seconds that the request waited for a place
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """A replica takes a request."""
+
+    replica: str
+    endpoints: Endpoints
 
 
 class NoPlace(Exception):  # noqa: N818  (reads as what happened)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
+PageGroup = Literal["full", "sliding"]  # layers that attend to the whole context, layers with a window
 Role = Literal["aggregated", "prefill", "decode"]  # what an engine is for: whole requests, or one part of each
 
 

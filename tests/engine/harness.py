@@ -7,8 +7,7 @@ from oscine.config import CacheOptions, EngineOptions, SchedulerOptions
 from oscine.engine.core.kv_cache_manager import KVCacheManager
 from oscine.engine.core.loop import EngineLoop
 from oscine.engine.core.page_pool import PagePool
-from oscine.engine.core.prefix_index import Group
-from oscine.types import GenerationOutput, GenerationRequest, SamplingParams
+from oscine.types import GenerationOutput, GenerationRequest, PageGroup, SamplingParams
 
 from .paged_executor import PagedExecutor, logprobs_of, naive_tokens
 
@@ -147,7 +146,7 @@ class Run:
             "full": Counter(page for r in running for page in r.full_pages),
             "sliding": Counter(page for r in running for page in r.sliding_pages[r.first_sliding :]),
         }
-        groups: list[tuple[Group, PagePool]] = [("full", self.cache.full), ("sliding", self.cache.sliding)]
+        groups: list[tuple[PageGroup, PagePool]] = [("full", self.cache.full), ("sliding", self.cache.sliding)]
         for group, pool in groups:
             assert {page: n for page, n in enumerate(pool._holders) if n} == dict(held[group])
             unheld = [*pool._free, *pool._cold, *pool._kept]

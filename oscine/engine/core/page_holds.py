@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from oscine.engine.core.page_pool import PagePool
-from oscine.engine.core.prefix_index import Group, PrefixIndex
+from oscine.engine.core.prefix_index import PrefixIndex
 from oscine.engine.core.request import Order, Request
+from oscine.types import PageGroup
 
 
 class Lacking(NamedTuple):
@@ -66,7 +67,7 @@ class PageHolds:
 
     def register(self, digests: list[bytes], token_ids: list[int], hold: Hold, places: Lacking) -> None:
         """The pages at these places of a hold have got their content; it is of these tokens, or the first of them."""
-        groups: list[tuple[Group, PagePool, list[int], dict[int, int]]] = [
+        groups: list[tuple[PageGroup, PagePool, list[int], dict[int, int]]] = [
             ("full", self._full, places.full, hold.full),
             ("sliding", self._sliding, places.sliding, hold.sliding),
         ]

@@ -7,9 +7,9 @@ mean equal content. Each group forgets pages on its own.
 import hashlib
 import os
 from array import array
-from typing import Literal, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
-Group = Literal["full", "sliding"]
+from oscine.types import PageGroup
 
 
 def root_of(seed: str) -> bytes:
@@ -65,8 +65,8 @@ class PrefixIndex:
         self._reach = sliding_window - 1  # how far back of its own position a token looks
         self._root = root  # address of the empty prefix
         self.events: PageEvents | None = None
-        self._pages: dict[Group, dict[bytes, int]] = {"full": {}, "sliding": {}}
-        self._digests: dict[Group, dict[int, bytes]] = {"full": {}, "sliding": {}}
+        self._pages: dict[PageGroup, dict[bytes, int]] = {"full": {}, "sliding": {}}
+        self._digests: dict[PageGroup, dict[int, bytes]] = {"full": {}, "sliding": {}}
 
     def first_needed(self, num_pages: int) -> int:
         """The first sliding page that the token after `num_pages` pages, or any later one, reads."""
@@ -79,11 +79,11 @@ class PrefixIndex:
         root = self._root if digests else salted(self._root, salt)
         extend_digests(digests, token_ids, num_pages, page_size=self.page_size, root=root)
 
-    def page(self, group: Group, digest: bytes) -> int | None:
+    def page(self, group: PageGroup, digest: bytes) -> int | None:
         """The page that holds the last tokens of this prefix, if there is one."""
         return self._pages[group].get(digest)
 
-    def insert(self, group: Group, digest: bytes, page: int) -> bool:
+    def insert(self, group: PageGroup, digest: bytes, page: int) -> bool:
         """Offers a page. False if another page of this content is known already."""
         if digest in self._pages[group]:
             return False
@@ -91,7 +91,7 @@ class PrefixIndex:
         self._digests[group][page] = digest
         return True
 
-    def forget(self, group: Group, page: int) -> None:
+    def forget(self, group: PageGroup, page: int) -> None:
         """The page is about to hold something else."""
         digest = self._digests[group].pop(page)
         del self._pages[group][digest]

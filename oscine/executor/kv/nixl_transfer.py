@@ -19,7 +19,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from oscine.executor.kv.page_layout import Copy, Group, KVEndpoint, MemoryKind, Moves, PageLayout, RankMemory, copies
+from oscine.executor.kv.page_layout import Copy, KVEndpoint, MemoryKind, Moves, PageLayout, RankMemory, copies
+from oscine.types import PageGroup
 
 _BATCH_BYTES = 32 << 20  # what is posted at once, and so what a cancelled transfer still moves
 _POSTED_BATCHES = 2  # of one transfer: the next is on its way while one ends
@@ -46,7 +47,7 @@ class Peer:
     """An engine whose pages can be read."""
 
     endpoint: KVEndpoint
-    pieces: dict[Group, list[Copy]]  # what brings a page here
+    pieces: dict[PageGroup, list[Copy]]  # what brings a page here
     agents: dict[int, str] = field(default_factory=dict)  # rank -> NIXL's name, once it is known there
 
 
@@ -152,7 +153,7 @@ class KVTransfer:
         `local`: only processes of this machine transfer pages; NIXL then listens on no network.
         """
         self._owner = owner
-        self._layouts: dict[Group, PageLayout] = {"full": full, "sliding": sliding}
+        self._layouts: dict[PageGroup, PageLayout] = {"full": full, "sliding": sliding}
         self._rank, self._memory = rank, memory
         self._agent = _new_agent(local)
         self._register()

@@ -12,8 +12,8 @@ from math import prod
 from typing import Literal, NamedTuple
 
 from oscine.model.config import ModelConfig
+from oscine.types import PageGroup
 
-Group = Literal["full", "sliding"]
 MemoryKind = Literal["DRAM", "VRAM"]
 
 
@@ -22,7 +22,7 @@ class PageLayout:
     """A page of one group, over all ranks. Engines can move pages if everything but the number of ranks is equal."""
 
     model: str  # name, weights and sizes: what makes equal tokens have equal keys and values
-    group: Group
+    group: PageGroup
     num_layers: int  # of the group
     num_kv_heads: int  # of a layer, over all ranks
     page_size: int  # tokens
@@ -87,7 +87,7 @@ class RankMemory:
     full: Region
     sliding: Region
 
-    def region(self, group: Group) -> Region:
+    def region(self, group: PageGroup) -> Region:
         return self.full if group == "full" else self.sliding
 
 
@@ -99,7 +99,7 @@ class KVEndpoint:
     sliding: PageLayout
     ranks: list[RankMemory]
 
-    def layout(self, group: Group) -> PageLayout:
+    def layout(self, group: PageGroup) -> PageLayout:
         return self.full if group == "full" else self.sliding
 
 
@@ -115,7 +115,7 @@ class Copy(NamedTuple):
 class Moves(NamedTuple):
     """Pages of one group: the i-th of the source becomes the i-th of the target."""
 
-    group: Group
+    group: PageGroup
     source_pages: list[int]
     target_pages: list[int]
 

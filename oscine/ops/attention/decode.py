@@ -1,17 +1,17 @@
 """Decode attention: one query a sequence, the query heads of a key head packed into the rows of one tile.
 
-A program takes one sequence, one key head and one share of the context: every SHARES-th block, up to a length that is
-read at run time, so that a captured launch serves every length. With several shares, each leaves its sum of p v, its
-maximum and its sum of p in a workspace, and the program that arrives last adds them up and resets the counter of its
-sequence and head. Shares beyond the context do nothing.
+A program takes one sequence, one key head and one split of the context: every NUM_SPLITS-th block, up to a length that
+is read at run time, so that a captured launch serves every length. With several splits (split-KV), each leaves its sum
+of p v, its maximum and its sum of p in a workspace. The program that arrives last adds them up and resets the counter
+of its sequence and head. Splits beyond the context do nothing.
 
     m = max(sink, s_j), l = exp(sink - m) + sum_j exp(s_j - m), o = sum_j exp(s_j - m) v_j / l      all in base 2
 
-A running maximum that starts at the sink is finite from the start; only the first share counts the sink in l.
+A running maximum that starts at the sink is finite from the start; only the first split counts the sink in l.
 Keys and values past the end are never loaded: a page's earlier owner may have left NaN.
 
 Shape suffixes: S sequences, W warps, M query heads of a key head padded to a tile, R the same padded to a power of two,
-N keys of a warp or of a block, D head dimension, C shares of a context combined at once.
+N keys of a warp or of a block, D head dimension, C splits of a context combined at once.
 """
 
 import triton
@@ -82,16 +82,16 @@ def combine(
     out_ptr,
     partial_ptr,
     stats_ptr,
-    shares,
+    num_splits,
     REPEATS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_R: tl.constexpr,
-    SHARES: tl.constexpr,
+    NUM_SPLITS: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):
-    """Adds up the first `shares` partial results of one sequence and key head, each relative to its own maximum.
+    """Adds up the first `num_splits` partial results of one sequence and key head, each relative to its own maximum.
 
-    Every thread keeps its elements of the result and walks over the shares, C at a time so that loads overlap.
+    Every thread keeps its elements of the result and walks over the splits, C at a time so that loads overlap.
     """
     row_R = tl.arange(0, BLOCK_R)
     real_R = row_R < REPEATS
@@ -99,14 +99,14 @@ def combine(
     max_R = tl.full([BLOCK_R], float("-inf"), tl.float32)
     sum_R = tl.zeros([BLOCK_R], tl.float32)
     out_RD = tl.zeros([BLOCK_R, HEAD_DIM], tl.float32)
-    for first in tl.static_range(0, SHARES, BLOCK_C):
-        if first < shares:
+    for first in tl.static_range(0, NUM_SPLITS, BLOCK_C):
+        if first < num_splits:
             # Other programs wrote these: read from L2, where a line of L1 could be stale.
             maxima, sums, parts = (), (), ()
             for c in tl.static_range(BLOCK_C):
                 stat_ptr = stats_ptr + (first + c) * (2 * REPEATS) + row_R
                 part_ptr = partial_ptr + (first + c) * (REPEATS * HEAD_DIM) + rows_RD
-                wanted_R = real_R & (first + c < shares)
+                wanted_R = real_R & (first + c < num_splits)
                 maxima += (tl.load(stat_ptr, mask=wanted_R, other=float("-inf"), cache_modifier=".cg"),)
                 sums += (tl.load(stat_ptr + REPEATS, mask=wanted_R, other=0.0, cache_modifier=".cg"),)
                 parts += (tl.load(part_ptr, mask=wanted_R[:, None], other=0.0, cache_modifier=".cg"),)
@@ -148,7 +148,7 @@ def decode_kernel(
     HEAD_DIM: tl.constexpr,
     PAGE: tl.constexpr,
     WINDOW: tl.constexpr,
-    SHARES: tl.constexpr,
+    NUM_SPLITS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -157,8 +157,8 @@ def decode_kernel(
     WARPS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid (G, S, SHARES). WINDOW 0 is full attention; with a window no larger than BLOCK_N there is one block."""
-    head, sequence, share = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    """Grid (G, S, NUM_SPLITS). WINDOW 0 is full attention; with a window no larger than BLOCK_N there is one block."""
+    head, sequence, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     ALIGNED: tl.constexpr = WINDOW == 0 and PAGE % BLOCK_N == 0
     if PDL:
         gdc_launch_dependents()
@@ -173,20 +173,20 @@ def decode_kernel(
     table_ptr += sequence.to(tl.int64) * table_stride
     # These loads wait for nothing, so they share one trip to memory; the page is unused if the context ends before it.
     end = tl.load(lens_ptr + sequence)
-    page = page_of(table_ptr, share * BLOCK_N, table_stride * PAGE, PAGE, ALIGNED)
+    page = page_of(table_ptr, split * BLOCK_N, table_stride * PAGE, PAGE, ALIGNED)
     q_MD = tl.load(q_ptr + result + rows_MD, mask=real_M[:, None], other=0.0)
     start = 0
     if WINDOW:
         start = tl.maximum(end - WINDOW, 0)
     blocks = tl.cdiv(end - start, BLOCK_N)
-    if share >= blocks:
+    if split >= blocks:
         return
 
     key_ptr = kv_ptr + head * stride_head
     value_ptr = key_ptr + stride_kv
     q_WMD = tl.broadcast_to(q_MD[None, :, :], [WARPS, BLOCK_M, HEAD_DIM])
     max_WM = tl.broadcast_to(sink_M[None, :], [WARPS, BLOCK_M])
-    sinks_W = tl.where((tl.arange(0, WARPS) == 0) & (share == 0), 1.0, 0.0)
+    sinks_W = tl.where((tl.arange(0, WARPS) == 0) & (split == 0), 1.0, 0.0)
     sum_WM = tl.broadcast_to(sinks_W[:, None], [WARPS, BLOCK_M])
     out_WMD = tl.zeros([WARPS, BLOCK_M, HEAD_DIM], tl.float32)
     if WINDOW > 0 and WINDOW <= BLOCK_N:
@@ -209,9 +209,9 @@ def decode_kernel(
             ALIGNED,
         )
     else:
-        for block in tl.range(share, blocks, SHARES, num_stages=STAGES):
+        for block in tl.range(split, blocks, NUM_SPLITS, num_stages=STAGES):
             first = start + block * BLOCK_N
-            next_page = page_of(table_ptr, first + SHARES * BLOCK_N, end, PAGE, ALIGNED)
+            next_page = page_of(table_ptr, first + NUM_SPLITS * BLOCK_N, end, PAGE, ALIGNED)
             max_WM, sum_WM, out_WMD = attend_block(
                 q_WMD,
                 max_WM,
@@ -236,20 +236,22 @@ def decode_kernel(
     weight_WM = tl.exp2(max_WM - max_M[None, :])
     sum_M = tl.sum(sum_WM * weight_WM, 0)
     out_MD = sum_warps(out_WMD * weight_WM[:, :, None])
-    shares = tl.minimum(blocks, SHARES)
-    if shares == 1:
+    num_splits = tl.minimum(blocks, NUM_SPLITS)
+    if num_splits == 1:
         out_MD = out_MD / sum_M[:, None]
         tl.store(out_ptr + result + rows_MD, out_MD.to(out_ptr.dtype.element_ty), mask=real_M[:, None])
-    elif SHARES > 1:
+    elif NUM_SPLITS > 1:
         group = sequence * KV_HEADS + head
-        stats_ptr += group * (SHARES * REPEATS * 2)
-        partial_ptr += group * (SHARES * REPEATS * HEAD_DIM)
-        tl.store(stats_ptr + share * (2 * REPEATS) + row_M, max_M, mask=real_M)
-        tl.store(stats_ptr + share * (2 * REPEATS) + REPEATS + row_M, sum_M, mask=real_M)
-        tl.store(partial_ptr + share * (REPEATS * HEAD_DIM) + rows_MD, out_MD, mask=real_M[:, None])
+        stats_ptr += group * (NUM_SPLITS * REPEATS * 2)
+        partial_ptr += group * (NUM_SPLITS * REPEATS * HEAD_DIM)
+        tl.store(stats_ptr + split * (2 * REPEATS) + row_M, max_M, mask=real_M)
+        tl.store(stats_ptr + split * (2 * REPEATS) + REPEATS + row_M, sum_M, mask=real_M)
+        tl.store(partial_ptr + split * (REPEATS * HEAD_DIM) + rows_MD, out_MD, mask=real_M[:, None])
         # Every thread's part must be written before the one thread that counts says so.
         tl.debug_barrier()
         arrived = tl.atomic_add(arrivals_ptr + group, 1, sem="acq_rel")
-        if arrived == shares - 1:
+        if arrived == num_splits - 1:
             tl.store(arrivals_ptr + group, 0)
-            combine(out_ptr + result, partial_ptr, stats_ptr, shares, REPEATS, HEAD_DIM, BLOCK_R, SHARES, BLOCK_C)
+            combine(
+                out_ptr + result, partial_ptr, stats_ptr, num_splits, REPEATS, HEAD_DIM, BLOCK_R, NUM_SPLITS, BLOCK_C
+            )

@@ -20,13 +20,13 @@ from oscine.ops.linear.stream import descriptor
 # enough to hide there, too, what is hidden here.
 FEWEST_DECODES, MOST_DECODES = 2, 64
 PROGRAMS = 192  # about so many are wanted, beside which the output projection's weights have room to come in
-MAX_SHARES = 32
+MAX_SPLITS = 32
 MAX_GROUP = 4
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeConfig:
-    shares: int  # of a context
+    num_splits: int  # of a context
     group: int  # pages multiplied at once
     stages: int  # pages under way in a program
 
@@ -50,14 +50,14 @@ def decode_config(num_decodes: int, num_kv_heads: int, window: int | None) -> De
     """Depends on nothing that changes between replays of a graph. Chosen by measurement on an H200."""
     if window is not None:
         pages = (window + PAGE.value - 2) // PAGE.value + 1  # that a window can touch
-        return DecodeConfig(shares=1, group=min(pages, MAX_GROUP), stages=min(pages, MAX_GROUP))
-    shares = min(MAX_SHARES, -(-PROGRAMS // (num_decodes * num_kv_heads)))
-    return DecodeConfig(shares, group=3, stages=6)
+        return DecodeConfig(num_splits=1, group=min(pages, MAX_GROUP), stages=min(pages, MAX_GROUP))
+    num_splits = min(MAX_SPLITS, -(-PROGRAMS // (num_decodes * num_kv_heads)))
+    return DecodeConfig(num_splits, group=3, stages=6)
 
 
 def constants(config: DecodeConfig) -> dict[str, int]:
     """The constants of decode_kernel that a configuration decides."""
-    return {"SHARES": config.shares, "GROUP": config.group, "STAGES": config.stages}
+    return {"NUM_SPLITS": config.num_splits, "GROUP": config.group, "STAGES": config.stages}
 
 
 def decode(
@@ -72,8 +72,8 @@ def decode(
     """Implements triton.Decode."""
     num_kv_heads = kv_pages.shape[2]
     config = decode_config(batch.num_decodes, num_kv_heads, window)
-    partial, stats = portable.workspace(q_TQD, batch.num_decodes, num_kv_heads, config.shares)
-    decode_kernel[(num_kv_heads, batch.num_decodes, config.shares)](
+    partial, stats = portable.workspace(q_TQD, batch.num_decodes, num_kv_heads, config.num_splits)
+    decode_kernel[(num_kv_heads, batch.num_decodes, config.num_splits)](
         descriptor(q_TQD.flatten(0, 1), [HEADS.value, HEAD_DIM.value]),
         descriptor(kv_pages, [1, 2, 1, PAGE.value, HEAD_DIM.value]),  # keys and values of a page and head
         out_TQD,

@@ -1,14 +1,14 @@
 """Decode attention on Hopper, in Gluon: one query a sequence, the eight query heads of a key head beside each other.
 
-A program takes one sequence, one key head and one share of the context: every SHARES-th page, up to a length that is
-read at run time. Pages of 64 keys and values arrive by TMA in a ring of stages; keys are the 64-row operand of wgmma
-and query heads its 8 columns, then values (transposed) and probabilities:
+A program takes one sequence, one key head and one split of the context: every NUM_SPLITS-th page, up to a length that
+is read at run time. Pages of 64 keys and values arrive by TMA in a ring of stages; keys are the 64-row operand of
+wgmma and query heads its 8 columns, then values (transposed) and probabilities:
 
     before gdc_wait   the table, and the program's first pages but the sequence's last, which were there a step ago
     after it          the query and the last page, where this step's key and value are
     GROUP pages       s = K q;  m' = max(m, s);  p = 2^(s - m');  o = 2^(m - m') o + V^T p
 
-So little is left to do between the end of the projections and the result. With several shares the program that
+So little is left to do between the end of the projections and the result. With several splits the program that
 arrives last adds them up, as in decode.py, where the softmax is defined.
 
 Keys and values outside of the context or the window may be anything, NaN too: scores are masked, values zeroed.
@@ -39,7 +39,7 @@ VALUES = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
 
 @aggregate
 class Context:
-    """The pages of one program: number i of them is `first + i * SHARES` of the sequence, in stage i % STAGES."""
+    """The pages of one program: number i of them is `first + i * NUM_SPLITS` of the sequence, in stage i % STAGES."""
 
     pages: tma.tensor_descriptor  # [pages, 2, key heads, PAGE, HEAD_DIM]
     ring: gl.shared_memory_descriptor
@@ -50,11 +50,11 @@ class Context:
     last: gl.tensor  # page of the sequence
     start: gl.tensor  # key
     end: gl.tensor  # key
-    SHARES: gl.constexpr
+    NUM_SPLITS: gl.constexpr
     STAGES: gl.constexpr
 
     @gluon.constexpr_function
-    def __init__(self, pages, ring, arrived, table_ptr, head, first, last, start, end, SHARES, STAGES):
+    def __init__(self, pages, ring, arrived, table_ptr, head, first, last, start, end, NUM_SPLITS, STAGES):
         self.pages = pages
         self.ring = ring
         self.arrived = arrived
@@ -64,18 +64,18 @@ class Context:
         self.last = last
         self.start = start
         self.end = end
-        self.SHARES = gl.constexpr(SHARES)
+        self.NUM_SPLITS = gl.constexpr(NUM_SPLITS)
         self.STAGES = gl.constexpr(STAGES)
 
     @gluon.jit
     def page(self, i):
         """The i-th of this program; 0 if there is none."""
-        at = self.first + i * self.SHARES
+        at = self.first + i * self.NUM_SPLITS
         return gl.load(self.table_ptr + at, at <= self.last, other=0)
 
     @gluon.jit
     def expect(self, i):
-        wanted = self.first + i * self.SHARES <= self.last
+        wanted = self.first + i * self.NUM_SPLITS <= self.last
         mbarrier.expect(self.arrived.index(i % self.STAGES), self.pages.block_type.nbytes, pred=wanted)
 
     @gluon.jit
@@ -92,13 +92,13 @@ class Context:
     @gluon.jit
     def inside(self, i, layout: gl.constexpr):
         """Which keys of a page count."""
-        key_N = (self.first + i * self.SHARES) * PAGE + gl.arange(0, PAGE, layout)
+        key_N = (self.first + i * self.NUM_SPLITS) * PAGE + gl.arange(0, PAGE, layout)
         return (key_N >= self.start) & (key_N < self.end)
 
     @gluon.jit
     def clear_outside(self, i):
         """Zeroes the values that do not count."""
-        first_key = (self.first + i * self.SHARES) * PAGE
+        first_key = (self.first + i * self.NUM_SPLITS) * PAGE
         if (first_key < self.start) | (first_key + PAGE > self.end):
             _, values = self.keys_and_values(i)
             inside_N = self.inside(i, gl.SliceLayout(1, VALUES))
@@ -120,13 +120,13 @@ def decode_kernel(
     scale,
     KV_HEADS: gl.constexpr,
     WINDOW: gl.constexpr,
-    SHARES: gl.constexpr,
+    NUM_SPLITS: gl.constexpr,
     GROUP: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """Grid (KV_HEADS, sequences, SHARES). WINDOW 0 is full attention; scale includes log2(e)."""
+    """Grid (KV_HEADS, sequences, NUM_SPLITS). WINDOW 0 is full attention; scale includes log2(e)."""
     gdc_launch_dependents()
-    head, sequence, share = gl.program_id(0), gl.program_id(1), gl.program_id(2)
+    head, sequence, split = gl.program_id(0), gl.program_id(1), gl.program_id(2)
     ring = gl.allocate_shared_memory(pages.dtype, [STAGES] + pages.block_type.shape, pages.layout)  # noqa: RUF005
     arrived = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     query = gl.allocate_shared_memory(queries.dtype, [HEADS, HEAD_DIM], queries.layout)
@@ -139,48 +139,50 @@ def decode_kernel(
     start = gl.maximum(end - WINDOW, 0) if WINDOW else gl.to_tensor(0)
     last = (end - 1) // PAGE
     blocks = last - start // PAGE + 1
-    if share >= blocks:
+    if split >= blocks:
         return
     table_ptr += sequence.to(gl.int64) * table_stride
-    context = Context(pages, ring, arrived, table_ptr, head, start // PAGE + share, last, start, end, SHARES, STAGES)
+    context = Context(
+        pages, ring, arrived, table_ptr, head, start // PAGE + split, last, start, end, NUM_SPLITS, STAGES
+    )
     row_M = gl.arange(0, HEADS, gl.SliceLayout(0, ACCUMULATOR))
     sink_M = gl.load(sinks_ptr + head * HEADS + row_M).to(gl.float32) * LOG2E
 
     first_pages = ()
     for i in gl.static_range(STAGES):
         first_pages += (context.page(i),)
-    newest = (last - context.first) // SHARES
-    newest_is_due = (context.first + newest * SHARES == last) & (newest < STAGES)
+    newest = (last - context.first) // NUM_SPLITS
+    newest_is_due = (context.first + newest * NUM_SPLITS == last) & (newest < STAGES)
     newest_page = context.page(newest)
     for i in gl.static_range(STAGES):
         context.expect(i)
-        context.fetch(i, first_pages[i], context.first + i * SHARES < last)
+        context.fetch(i, first_pages[i], context.first + i * NUM_SPLITS < last)
     gdc_wait()
     mbarrier.expect(query_arrived, queries.block_type.nbytes)
     pair = sequence * KV_HEADS + head
     tma.async_copy_global_to_shared(queries, [pair * HEADS, 0], query_arrived, query)
     context.fetch(newest, newest_page, newest_is_due)
 
-    mine = gl.cdiv(blocks - share, SHARES)
+    mine = gl.cdiv(blocks - split, NUM_SPLITS)
     max_M, sum_M, out_DM = _attend(context, query, query_arrived, p_tiles, sink_M, mine, scale, GROUP)
-    sum_M += gl.where(share == 0, gl.exp2(sink_M - max_M), 0.0)
+    sum_M += gl.where(split == 0, gl.exp2(sink_M - max_M), 0.0)
 
-    shares = gl.minimum(blocks, SHARES)
+    num_splits = gl.minimum(blocks, NUM_SPLITS)
     at_DM = row_M[None, :] * HEAD_DIM + gl.arange(0, HEAD_DIM, gl.SliceLayout(1, ACCUMULATOR))[:, None]
     result_ptrs = out_ptr + pair.to(gl.int64) * (HEADS * HEAD_DIM) + at_DM
-    if shares == 1:
+    if num_splits == 1:
         gl.store(result_ptrs, (out_DM / sum_M[None, :]).to(out_ptr.dtype.element_ty))
-    elif SHARES > 1:
-        stats_ptrs = stats_ptr + pair * (SHARES * HEADS * 2) + row_M
-        partial_ptrs = partial_ptr + pair * (SHARES * HEADS * HEAD_DIM) + at_DM
-        gl.store(stats_ptrs + share * (2 * HEADS), max_M)
-        gl.store(stats_ptrs + share * (2 * HEADS) + HEADS, sum_M)
-        gl.store(partial_ptrs + share * (HEADS * HEAD_DIM), out_DM)
+    elif NUM_SPLITS > 1:
+        stats_ptrs = stats_ptr + pair * (NUM_SPLITS * HEADS * 2) + row_M
+        partial_ptrs = partial_ptr + pair * (NUM_SPLITS * HEADS * HEAD_DIM) + at_DM
+        gl.store(stats_ptrs + split * (2 * HEADS), max_M)
+        gl.store(stats_ptrs + split * (2 * HEADS) + HEADS, sum_M)
+        gl.store(partial_ptrs + split * (HEADS * HEAD_DIM), out_DM)
         # Every thread's part must be written before the one thread that counts says so.
         gl.thread_barrier()
-        if gl.atomic_add(arrivals_ptr + pair, 1, sem="acq_rel") == shares - 1:
+        if gl.atomic_add(arrivals_ptr + pair, 1, sem="acq_rel") == num_splits - 1:
             gl.store(arrivals_ptr + pair, 0)
-            total_DM = _combine(partial_ptrs, stats_ptrs, shares, SHARES)
+            total_DM = _combine(partial_ptrs, stats_ptrs, num_splits, NUM_SPLITS)
             gl.store(result_ptrs, total_DM.to(out_ptr.dtype.element_ty))
 
 
@@ -240,8 +242,8 @@ def _page_or(begin, u, mine):
 
 
 @gluon.jit
-def _combine(partial_ptrs, stats_ptrs, shares, SHARES: gl.constexpr):
-    """The results of the first `shares` programs of a sequence and key head, each relative to its own maximum.
+def _combine(partial_ptrs, stats_ptrs, num_splits, NUM_SPLITS: gl.constexpr):
+    """The results of the first `num_splits` programs of a sequence and key head, each relative to its own maximum.
 
     Other programs wrote these: read from the L2, where a line of the L1 could be stale.
     """
@@ -249,11 +251,11 @@ def _combine(partial_ptrs, stats_ptrs, shares, SHARES: gl.constexpr):
     max_M = gl.full([HEADS], float("-inf"), gl.float32, gl.SliceLayout(0, ACCUMULATOR))
     sum_M = gl.zeros([HEADS], gl.float32, gl.SliceLayout(0, ACCUMULATOR))
     out_DM = gl.zeros([HEAD_DIM, HEADS], gl.float32, ACCUMULATOR)
-    for first in gl.static_range(0, SHARES, BATCH):
-        if first < shares:
+    for first in gl.static_range(0, NUM_SPLITS, BATCH):
+        if first < num_splits:
             maxima, sums, parts = (), (), ()
-            for c in gl.static_range(first, min(first + BATCH, SHARES)):
-                wanted = c < shares
+            for c in gl.static_range(first, min(first + BATCH, NUM_SPLITS)):
+                wanted = c < num_splits
                 stat_ptrs = stats_ptrs + c * (2 * HEADS)
                 maxima += (gl.load(stat_ptrs, wanted, other=float("-inf"), cache_modifier=".cg"),)
                 sums += (gl.load(stat_ptrs + HEADS, wanted, other=0.0, cache_modifier=".cg"),)

@@ -22,7 +22,7 @@ from oscine.ops.launch import NUM_ARRIVALS, arrivals, launch_options
 
 FEW_PROGRAMS = 128  # fewer sequences x key heads leave an H200 idle, so each context is split,
 SPLIT_PROGRAMS = 256  # until there are about this many programs,
-MAX_SHARES = 32  # but not further
+MAX_SPLITS = 32  # but not further
 MANY_PROGRAMS = 512  # so many hide each other's latencies with fewer warps
 
 
@@ -31,8 +31,8 @@ class DecodeConfig:
     block_n: int = 64  # keys of a block
     warps: int = 4
     stages: int = 4
-    shares: int = 1  # shares of a context
-    block_c: int = 16  # shares added up at once
+    num_splits: int = 1  # of a context
+    block_c: int = 16  # splits added up at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +79,8 @@ def decode_config(num_decodes: int, num_kv_heads: int, window: int | None) -> De
     programs = num_decodes * num_kv_heads
     if programs >= FEW_PROGRAMS:
         return DecodeConfig(warps=2 if programs >= MANY_PROGRAMS else 4)
-    shares = min(MAX_SHARES, triton.next_power_of_2(-(-SPLIT_PROGRAMS // programs)))
-    return DecodeConfig(stages=6, shares=shares)
+    num_splits = min(MAX_SPLITS, triton.next_power_of_2(-(-SPLIT_PROGRAMS // programs)))
+    return DecodeConfig(stages=6, num_splits=num_splits)
 
 
 def prefill_config(warp_groups: bool) -> PrefillConfig:
@@ -106,8 +106,8 @@ def decode(
     (_, num_heads, head_dim), (_, _, num_kv_heads, page_size, _) = q_TQD.shape, kv_pages.shape
     repeats = num_heads // num_kv_heads
     config = decode_config(batch.num_decodes, num_kv_heads, window)
-    partial, stats = workspace(q_TQD, batch.num_decodes, num_kv_heads, config.shares)
-    decode_kernel[(num_kv_heads, batch.num_decodes, config.shares)](
+    partial, stats = workspace(q_TQD, batch.num_decodes, num_kv_heads, config.num_splits)
+    decode_kernel[(num_kv_heads, batch.num_decodes, config.num_splits)](
         out_TQD,
         q_TQD,
         kv_pages,
@@ -131,14 +131,14 @@ def decode(
     )
 
 
-def workspace(q_TQD: Tensor, num_decodes: int, num_kv_heads: int, shares: int) -> tuple[Tensor, Tensor]:
-    """What the shares of a context leave for the last of them: sums of p v, and (maxima, sums of p); float32."""
+def workspace(q_TQD: Tensor, num_decodes: int, num_kv_heads: int, num_splits: int) -> tuple[Tensor, Tensor]:
+    """What the splits of a context leave for the last of them: sums of p v, and (maxima, sums of p); float32."""
     _, num_heads, head_dim = q_TQD.shape
     repeats = num_heads // num_kv_heads
-    groups = num_decodes * num_kv_heads if shares > 1 else 0
+    groups = num_decodes * num_kv_heads if num_splits > 1 else 0
     assert groups <= NUM_ARRIVALS
-    partial = q_TQD.new_empty((groups, shares, repeats, head_dim), dtype=torch.float32)
-    return partial, q_TQD.new_empty((groups, shares, 2, repeats), dtype=torch.float32)
+    partial = q_TQD.new_empty((groups, num_splits, repeats, head_dim), dtype=torch.float32)
+    return partial, q_TQD.new_empty((groups, num_splits, 2, repeats), dtype=torch.float32)
 
 
 def prefill(
@@ -186,11 +186,11 @@ def prefill(
 def decode_constants(config: DecodeConfig, repeats: int) -> dict[str, int]:
     """The constants of decode_kernel that a configuration decides, for so many query heads a key head."""
     return {
-        "SHARES": config.shares,
+        "NUM_SPLITS": config.num_splits,
         "BLOCK_M": max(16, triton.next_power_of_2(repeats)),  # the fewest rows of a tensor-core product
         "BLOCK_R": triton.next_power_of_2(repeats),
         "BLOCK_N": config.block_n,
-        "BLOCK_C": min(config.block_c, config.shares),
+        "BLOCK_C": min(config.block_c, config.num_splits),
         "STAGES": config.stages,
         "WARPS": config.warps,
     }

@@ -29,7 +29,7 @@ DEVICE = torch.device("cuda")
 def tilings() -> Iterator[Tiling]:
     """Shapes that kept their registers and fit shared memory when they were compiled."""
     for splits in (1, 2, 3):
-        yield Tiling(8, planes=True, halves=True, claimed=True, splits=splits)
+        yield Tiling(8, planes=True, halves=True, dynamic=True, splits=splits)
     for tokens, stages in ((16, 4), (32, 3)):
         yield Tiling(tokens, stages=stages, halves=True)
     for tokens, units, stages in ((64, 3, 4), (64, 1, 14), (128, 1, 8), (128, 2, 4)):

@@ -46,7 +46,7 @@ def compile_gemm(tiling: hopper.Tiling, *, gated: bool, tokens: int, per_token: 
         "token_scales_ptr": "*fp32",
         "order_ptr": "*i32",
         "weights_ptr": "*fp32",
-        "claims_ptr": "*i32",
+        "tile_counters_ptr": "*i32",
         "num_tokens": "i32",
     }
     splits = 1 if gated else tiling.splits

@@ -65,7 +65,7 @@ class Tiling:
     units: int = 3  # of k in a stage
     stages: int = 4
     halves: bool = False  # tiles of at most N / 2 tokens (not sorted: one; N 128: N / 4 too) have a loop of their own
-    claimed: bool = False  # programs claim tiles one by one, which evens out where few tiles are left to each
+    dynamic: bool = False  # tile scheduler: programs take tiles one by one, which evens out few tiles per program
     splits: int = 1  # of k in the second product; partial sums that the caller adds up
     programs: int = 2  # of an SM
     registers: int = 64  # a thread, when launched
@@ -120,9 +120,9 @@ def plan(tokens: int, per_token: int, experts: int) -> Tiling:
     if tokens == 1:
         return Tiling(4, planes=True, splits=3)
     if is_direct(tokens, per_token, 4):
-        return Tiling(4, planes=True, splits=3, claimed=True)
+        return Tiling(4, planes=True, splits=3, dynamic=True)
     if planes.wanted(tokens, per_token, experts):
-        return Tiling(8, planes=True, splits=3 if tokens <= 16 else 1, claimed=True, halves=True)
+        return Tiling(8, planes=True, splits=3 if tokens <= 16 else 1, dynamic=True, halves=True)
     rows = tokens * per_token / experts  # of an expert, on average
     if rows <= 8:
         return Tiling(16, halves=True)
@@ -195,7 +195,7 @@ def _empty_tokens(rows: int, columns: int, tiling: Tiling, device: torch.device)
 
 
 def nonempty_splits(tiling: Tiling, k_units: int) -> int:
-    """The tiling's splits, or as many as have stages: a claimed tile is named by its first."""
+    """The tiling's splits, or as many as have stages: a tile taken dynamically is named by its first."""
     stages = -(-k_units // tiling.units)
     return -(-stages // -(-stages // tiling.splits))
 
@@ -218,7 +218,7 @@ def _launch(
         work.weights_TK if tokens.scales is None else tokens.scales,
         work.order,
         work.weights_TK,
-        claims(out.device),
+        tile_counters(out.device),
         num_tokens,
         **constants(tiling, splits, matrix.k_units, matrix.unit_rows, rows, per_token, work.limit),
         GATED=gated,
@@ -248,8 +248,8 @@ def token_descriptors(rows: Tensor, tiling: Tiling, lone: bool) -> tuple[TensorD
 
 
 @functools.cache
-def claims(device: torch.device) -> Tensor:
-    """How many tiles of the two products were claimed. Shared by all layers, so these must run on one stream."""
+def tile_counters(device: torch.device) -> Tensor:
+    """How many tiles of the two products are taken. Shared by all layers, so these must run on one stream."""
     return torch.zeros(2, dtype=torch.int32, device=device)
 
 
@@ -263,7 +263,7 @@ def constants(
         "UNITS": tiling.units,
         "STAGES": tiling.stages,
         "HALVES": tiling.halves,
-        "CLAIMED": tiling.claimed,
+        "DYNAMIC": tiling.dynamic,
         "SPLITS": splits,
         "K_UNITS": k_units,
         "UNIT_ROWS": unit_rows,

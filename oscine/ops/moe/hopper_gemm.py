@@ -28,9 +28,9 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from oscine.ops.moe.hopper_tiles import (
     CONSUMERS,
     Config,
-    claim,
     find_entries,
     is_narrow,
+    next_tile,
     note_order,
     pairs_of,
     rows_of,
@@ -190,17 +190,17 @@ class Pointers:
     token_scales: gl.tensor  # GEMM 1 with PLANES: of the rows of the tokens
     order: gl.tensor
     weights: gl.tensor
-    claims: gl.tensor
+    tile_counters: gl.tensor
 
     @gluon.constexpr_function
-    def __init__(self, table, out, rows, token_scales, order, weights, claims):
+    def __init__(self, table, out, rows, token_scales, order, weights, tile_counters):
         self.table = table
         self.out = out
         self.rows = rows
         self.token_scales = token_scales
         self.order = order
         self.weights = weights
-        self.claims = claims
+        self.tile_counters = tile_counters
 
 
 @gluon.jit
@@ -262,9 +262,9 @@ def _produce(cfg, ring, sources, pointers, num_tokens):
             _load_tokens(cfg, ring, sources, s, tile, tile.begin + s)
         stage = gl.where(early == cfg.STAGES, 0, early)
         phase = gl.where(early == cfg.STAGES, 0, 1)
-    if cfg.CLAIMED and begin_index == 0:
+    if cfg.DYNAMIC and begin_index == 0:
         # of the other product, which has ended or will wait for this
-        gl.store(pointers.claims + (1 if cfg.GATED else 0), 0)
+        gl.store(pointers.tile_counters + (1 if cfg.GATED else 0), 0)
     index = begin_index
     while index < tiles:
         tile = tile_at(cfg, entries, index)
@@ -276,8 +276,10 @@ def _produce(cfg, ring, sources, pointers, num_tokens):
             if stage == cfg.STAGES:
                 stage = 0
                 phase ^= 1
-        index = claim(pointers.claims + (0 if cfg.GATED else 1)) if cfg.CLAIMED else index + gl.num_programs(0)
-    if cfg.CLAIMED:
+        index = (
+            next_tile(pointers.tile_counters + (0 if cfg.GATED else 1)) if cfg.DYNAMIC else index + gl.num_programs(0)
+        )
+    if cfg.DYNAMIC:
         mbarrier.wait(ring.empty.index(stage), phase)
         _name_tile(cfg, ring, stage, index)
         mbarrier.arrive(ring.full.index(stage), count=1)
@@ -286,7 +288,7 @@ def _produce(cfg, ring, sources, pointers, num_tokens):
 @gluon.jit
 def _name_tile(cfg, ring, stage, index):
     """Tells the consumers which tile the stage is of."""
-    if cfg.CLAIMED:
+    if cfg.DYNAMIC:
         ring.tiles.index(stage).store(gl.full([1], index, gl.int32, gl.BlockedLayout([1], [32], [1], [0])))
 
 
@@ -369,7 +371,7 @@ def _consume(cfg, c: gl.constexpr, ring, sources, pointers, num_tokens):
             stage, phase = _compute(cfg.N // 2, tile, stage, phase, args)
         else:
             stage, phase = _compute(cfg.N, tile, stage, phase, args)
-        if cfg.CLAIMED:
+        if cfg.DYNAMIC:
             mbarrier.wait(ring.full.index(stage), phase)
             index = gl.max(ring.tiles.index(stage).load(gl.BlockedLayout([1], [32], [4], [0])), 0)
         else:
@@ -534,14 +536,14 @@ def gemm(
     token_scales_ptr,
     order_ptr,
     weights_ptr,
-    claims_ptr,
+    tile_counters_ptr,
     num_tokens,
     N: gl.constexpr,
     PLANES: gl.constexpr,
     UNITS: gl.constexpr,
     STAGES: gl.constexpr,
     HALVES: gl.constexpr,
-    CLAIMED: gl.constexpr,
+    DYNAMIC: gl.constexpr,
     SPLITS: gl.constexpr,
     K_UNITS: gl.constexpr,
     UNIT_ROWS: gl.constexpr,
@@ -554,7 +556,7 @@ def gemm(
     CONSUMER_REGS: gl.constexpr,
 ):
     cfg = Config(
-        N, PLANES, UNITS, STAGES, HALVES, CLAIMED, SPLITS, K_UNITS, UNIT_ROWS, ROWS, GATED, SINGLE, DIRECT,
+        N, PLANES, UNITS, STAGES, HALVES, DYNAMIC, SPLITS, K_UNITS, UNIT_ROWS, ROWS, GATED, SINGLE, DIRECT,
         EXPERTS_PER_TOKEN, LIMIT,
     )  # fmt: skip
     BOX: gl.constexpr = scales_desc.block_type.shape[0]  # UNITS, up to a power of two
@@ -570,7 +572,7 @@ def gemm(
         mbarrier.init(ring.full.index(s), count=1)
         mbarrier.init(ring.empty.index(s), count=CONSUMERS)
     sources = Sources(nibbles_desc, scales_desc, tokens_desc, narrow_desc)
-    pointers = Pointers(table_ptr, out_ptr, rows_ptr, token_scales_ptr, order_ptr, weights_ptr, claims_ptr)
+    pointers = Pointers(table_ptr, out_ptr, rows_ptr, token_scales_ptr, order_ptr, weights_ptr, tile_counters_ptr)
     args = (cfg, ring, sources, pointers, num_tokens)
     gl.warp_specialize(
         [(_consume_0, args), (_consume_1, args), (_consume_2, args), (_produce, args)],

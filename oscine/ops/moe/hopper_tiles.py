@@ -29,7 +29,7 @@ class Config:
     UNITS: gl.constexpr  # units of k in a stage
     STAGES: gl.constexpr
     HALVES: gl.constexpr  # a tile of at most N / 2 tokens (DIRECT: one; N 128: N / 4 too) has a loop of its own
-    CLAIMED: gl.constexpr  # a program claims its tiles one after the other, else it has every num_programs-th
+    DYNAMIC: gl.constexpr  # tile scheduler: a program takes its tiles one by one, else every num_programs-th
     SPLITS: gl.constexpr  # parts of k that become separate partial sums
     K_UNITS: gl.constexpr
     UNIT_ROWS: gl.constexpr  # of one expert
@@ -52,7 +52,7 @@ class Config:
         UNITS,
         STAGES,
         HALVES,
-        CLAIMED,
+        DYNAMIC,
         SPLITS,
         K_UNITS,
         UNIT_ROWS,
@@ -68,7 +68,7 @@ class Config:
         self.UNITS = gl.constexpr(UNITS)
         self.STAGES = gl.constexpr(STAGES)
         self.HALVES = gl.constexpr(HALVES)
-        self.CLAIMED = gl.constexpr(CLAIMED)
+        self.DYNAMIC = gl.constexpr(DYNAMIC)
         self.SPLITS = gl.constexpr(SPLITS)
         self.K_UNITS = gl.constexpr(K_UNITS)
         self.UNIT_ROWS = gl.constexpr(UNIT_ROWS)
@@ -212,8 +212,8 @@ def _popc(x):
     return gl.inline_asm_elementwise("popc.b32 $0, $1;", "=r,r", [x], dtype=gl.int32, is_pure=True, pack=1)
 
 
-# The first thread of a warp claims, all are told.
-CLAIM = gl.constexpr("""{
+# The first thread of a warp takes the next tile, all are told.
+NEXT_TILE = gl.constexpr("""{
     .reg .pred first;
     .reg .b32 lane;
     mov.u32 lane, %laneid;
@@ -225,12 +225,12 @@ CLAIM = gl.constexpr("""{
 
 
 @gluon.jit
-def claim(claims_ptr):
+def next_tile(tile_counters_ptr):
     """The next tile that no program has; the first of each are its own."""
-    claimed = gl.inline_asm_elementwise(
-        CLAIM, "=&r,l", [claims_ptr.to(gl.int64)], dtype=gl.int32, is_pure=False, pack=1
+    taken = gl.inline_asm_elementwise(
+        NEXT_TILE, "=&r,l", [tile_counters_ptr.to(gl.int64)], dtype=gl.int32, is_pure=False, pack=1
     )
-    return gl.num_programs(0) + claimed
+    return gl.num_programs(0) + taken
 
 
 @gluon.jit

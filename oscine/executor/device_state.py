@@ -18,16 +18,16 @@ _ALIGNED = 16  # columns: kernels are compiled anew for strides that 16 does not
 
 
 class DeviceState:
-    """Rows of num_slots sequences, and one more for sampled tokens that are nobody's."""
+    """Rows of num_slots sequences, and one more, the padding slot, for sampled tokens of padding rows."""
 
     def __init__(self, num_slots: int, max_model_len: int, page_size: int, device: torch.device) -> None:
         self.device = device
-        self.nobody = num_slots
+        self.padding_slot = num_slots
         columns = -(-max_model_len // page_size)
         shape = (num_slots, -(-columns // _ALIGNED) * _ALIGNED)
         # Zeros: what a warm-up reads and writes is page 0.
         full, sliding = (torch.zeros(shape, dtype=torch.int32, device=device) for _ in range(2))
-        # The module with prepare_batch and remember; there is one for every GPU, and Triton is imported on none else.
+        # The module with prepare_batch and write_back; there is one for every GPU, and Triton is imported on none else.
         self._ops = import_module(f"oscine.ops.step.{'triton' if device.type == 'cuda' else 'reference'}")
         self._state = BatchState(full, sliding, torch.zeros(num_slots + 1, dtype=torch.int32, device=device), page_size)
 
@@ -53,13 +53,13 @@ class DeviceState:
             num_decodes=num_decodes,
         )
 
-    def remember(self, sampled_slots_M: Tensor, ids_M: Tensor) -> None:
-        """The tokens sampled last; the given rows may name nobody more than once."""
-        self._ops.remember(self._state, sampled_slots_M, ids_M)
+    def write_back(self, sampled_slots_M: Tensor, ids_M: Tensor) -> None:
+        """Keeps the sampled tokens; only the padding slot may occur more than once."""
+        self._ops.write_back(self._state, sampled_slots_M, ids_M)
 
     def touch(self) -> None:
         """Uses every kernel of this class once, on a step of nothing."""
         sizes = PackedSizes(1, 1, 1, 1)
         packed = PackedStep.of(torch.zeros(sizes.total, dtype=torch.int32, device=self.device), sizes)
-        packed.sampled_slots_M.fill_(self.nobody)
-        self.remember(packed.sampled_slots_M, self.batch(packed, num_decodes=1).token_ids_T)
+        packed.sampled_slots_M.fill_(self.padding_slot)
+        self.write_back(packed.sampled_slots_M, self.batch(packed, num_decodes=1).token_ids_T)

@@ -1,6 +1,6 @@
 """Runs plans on one device: pages in, one model step, sampled tokens out.
 
-Knows the order of things in a step. What a step uploads is in step_batch.py, what the device remembers in
+Knows the order of things in a step. What a step uploads is in step_batch.py, what the device keeps in
 device_state.py, how a token is chosen in sampler.py. On a GPU nothing but collect() waits for it.
 """
 
@@ -149,19 +149,19 @@ class TorchExecutor:
         if sizes.sampled:
             ruled = self._ruled(slots_M, positions_M)
             sampled = self._sample(x_NH[: sizes.sampled], slots_M, positions_M, ruled)
-            self._state.remember(packed.sampled_slots_M, sampled.token_ids_N)
+            self._state.write_back(packed.sampled_slots_M, sampled.token_ids_N)
         return Outcome(sampled, self._of_prompts(step, prompt_rows, x_NH[sizes.sampled :]))
 
     def _replay(self, step: StepArrays) -> Outcome:
         padded = self._graphs.pad(step)
         size, count = len(padded.slots_S), len(step.slots_S)
-        remembered_M = np.where(padded.samples_S, padded.slots_S, self._state.nobody)
-        packed, x_NH = self._graphs.replay(pack(padded, self._slots, np.arange(size), remembered_M))
+        sampled_slots_M = np.where(padded.samples_S, padded.slots_S, self._state.padding_slot)
+        packed, x_NH = self._graphs.replay(pack(padded, self._slots, np.arange(size), sampled_slots_M))
         ruled = self._ruled(step.slots_S, step.ends_S)
         if ruled is None and self._sampler.wants_argmax(step.slots_S):
             return Outcome(Sampled(self._graphs.replay_choice(size)[:count]), {})
         sampled = self._sample(x_NH[:count], step.slots_S, step.ends_S, ruled)
-        self._state.remember(packed.sampled_slots_M[:count], sampled.token_ids_N)
+        self._state.write_back(packed.sampled_slots_M[:count], sampled.token_ids_N)
         return Outcome(sampled, {})
 
     def _sample(self, x_NH: Tensor, slots_N: IntArray, positions_N: IntArray, ruled: Allowed | Few | None) -> Sampled:
@@ -206,9 +206,9 @@ class TorchExecutor:
         return self._model.hidden(self._state.batch(packed, len(packed.slots_S), all_rows=True), self._kv)
 
     def _choose_greedily(self, packed: PackedStep[Tensor], x_NH: Tensor) -> Tensor:
-        """What the other graph holds: to the most probable tokens, remembered."""
+        """What the other graph holds: to the most probable tokens, written back."""
         ids_N = self._model.choose(x_NH, self._sampler.greedy(len(x_NH)))
-        self._state.remember(packed.sampled_slots_M, ids_N)
+        self._state.write_back(packed.sampled_slots_M, ids_N)
         return ids_N
 
     def _prompt_rows(self, step: StepArrays) -> dict[int, IntArray]:

@@ -53,10 +53,12 @@ class StepArrays:
         return StepArrays.of_columns(self.slots_S[rows], self.starts_S[rows], self.lens_S[rows], samples_S)
 
 
-def pack(step: StepArrays, slots: Slots, rows_N: IntArray, remembered_M: IntArray) -> tuple[ColumnArray, PackedSizes]:
-    """`rows_N`: the tokens of the step, counted from 0, whose logits are wanted. `remembered_M`: as sampled_slots_M."""
+def pack(
+    step: StepArrays, slots: Slots, rows_N: IntArray, sampled_slots_M: IntArray
+) -> tuple[ColumnArray, PackedSizes]:
+    """`rows_N`: the tokens of the step, counted from 0, whose logits are wanted. `sampled_slots_M`: see PackedStep."""
     query_starts_S1 = step.query_starts_S1
-    sizes = PackedSizes(int(query_starts_S1[-1]), len(step.slots_S), len(rows_N), len(remembered_M))
+    sizes = PackedSizes(int(query_starts_S1[-1]), len(step.slots_S), len(rows_N), len(sampled_slots_M))
     flat = np.empty(sizes.total, np.int32)
     packed = PackedStep.of(flat, sizes)
     shifts_S = step.starts_S - query_starts_S1[:-1]
@@ -66,7 +68,7 @@ def pack(step: StepArrays, slots: Slots, rows_N: IntArray, remembered_M: IntArra
     packed.context_lens_S[:] = step.ends_S
     packed.query_starts_S1[:] = query_starts_S1
     packed.logits_rows_N[:] = rows_N
-    packed.sampled_slots_M[:] = remembered_M
+    packed.sampled_slots_M[:] = sampled_slots_M
     packed.given_T.fill(-1)
     for i in (step.starts_S < slots.num_given[step.slots_S]).nonzero()[0].tolist():
         start = int(step.starts_S[i])

@@ -40,7 +40,7 @@ def case(lengths: list[int], num_rows: int, columns: int, device: str) -> tuple[
     return on_device, BatchState(full, sliding, draw(50, slots + 1).to(device), P)
 
 
-def check(prepare: object, remember: object, device: str) -> None:
+def check(prepare: object, write_back: object, device: str) -> None:
     for lengths, num_rows, columns in CASES:
         packed, state = case(lengths, num_rows, columns, device)
         before = state.last_ids.clone()
@@ -60,23 +60,23 @@ def check(prepare: object, remember: object, device: str) -> None:
         assert torch.equal(prepared.logits_rows_N, packed.logits_rows_N.long())
         for dtype in (torch.int64, torch.int32):
             ids = torch.arange(len(lengths), device=device, dtype=dtype) + 1000
-            remember(state, packed.sampled_slots_M, ids)  # type: ignore[operator]
+            write_back(state, packed.sampled_slots_M, ids)  # type: ignore[operator]
             assert torch.equal(state.last_ids[packed.slots_S.long()].long(), ids.long())
-        remember(state, packed.sampled_slots_M, torch.full_like(packed.sampled_slots_M, -1))  # type: ignore[operator]
-        assert not state.last_ids[packed.slots_S.long()].any(), "what is no token is remembered as one"
+        write_back(state, packed.sampled_slots_M, torch.full_like(packed.sampled_slots_M, -1))  # type: ignore[operator]
+        assert not state.last_ids[packed.slots_S.long()].any(), "what is no token is written back as one"
         others = torch.ones_like(before, dtype=torch.bool)
         others[packed.slots_S.long()] = False
         assert torch.equal(state.last_ids[others], before[others])
 
 
 def test_the_definition() -> None:
-    check(reference.prepare_batch, reference.remember, "cpu")
+    check(reference.prepare_batch, reference.write_back, "cpu")
 
 
 def interpreted() -> None:
     from oscine.ops.step import triton as kernels
 
-    check(kernels.prepare_batch, kernels.remember, "cpu")
+    check(kernels.prepare_batch, kernels.write_back, "cpu")
 
 
 def test_the_kernels_interpreted() -> None:
@@ -94,12 +94,12 @@ def test_the_kernels_compile_for_a_gpu() -> None:
     constants = {"P": 64, "B": 2048, "BLOCK": kernels.BLOCK}
     assert not compile_ahead(kernels._prepare_kernel, types | counts, constants).spills
     types = {"last_ids": "*i32", "slots_M": "*i32", "ids_M": "*i64", "count": "i32"}
-    compile_ahead(kernels._remember_kernel, types, {"BLOCK": kernels.BLOCK}, unaligned=("ids_M",))
+    compile_ahead(kernels._write_back_kernel, types, {"BLOCK": kernels.BLOCK}, unaligned=("ids_M",))
 
 
 @pytest.mark.gpu
 def test_the_kernels_on_a_gpu() -> None:
     from oscine.ops.step import triton as kernels
 
-    check(kernels.prepare_batch, kernels.remember, "cuda")
-    check(reference.prepare_batch, reference.remember, "cuda")
+    check(kernels.prepare_batch, kernels.write_back, "cuda")
+    check(reference.prepare_batch, reference.write_back, "cuda")

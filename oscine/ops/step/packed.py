@@ -45,7 +45,7 @@ class PackedStep(NamedTuple, Generic[Column]):
     context_lens_S: Column  # as in Batch
     query_starts_S1: Column  # as in Batch
     logits_rows_N: Column  # as in Batch
-    sampled_slots_M: Column  # where the m-th sampled id is remembered; the last row of last_ids is nobody's
+    sampled_slots_M: Column  # where the m-th sampled id is written back; the last row of last_ids is for padding
 
     @classmethod
     def of(cls, flat: Column, sizes: PackedSizes) -> "PackedStep[Column]":

@@ -26,7 +26,7 @@ def prepare_batch(packed: PackedStep[Tensor], state: BatchState) -> PreparedStep
     )
 
 
-def remember(state: BatchState, sampled_slots_M: Tensor, ids_M: Tensor) -> None:
+def write_back(state: BatchState, sampled_slots_M: Tensor, ids_M: Tensor) -> None:
     """last_ids[slot] = id. -1, whose sequence ends, becomes 0. Only the unused last row may occur more than once."""
     state.last_ids[sampled_slots_M.long()] = ids_M.int().clamp(min=0)
 

@@ -49,10 +49,10 @@ def prepare_batch(packed: PackedStep[Tensor], state: BatchState) -> PreparedStep
     return PreparedStep(token_ids, positions, PageGroup(full, full_slots), PageGroup(sliding, sliding_slots), rows)
 
 
-def remember(state: BatchState, sampled_slots_M: Tensor, ids_M: Tensor) -> None:
+def write_back(state: BatchState, sampled_slots_M: Tensor, ids_M: Tensor) -> None:
     """ids_M: int32 or int64; -1 is stored as 0."""
     count = len(ids_M)
-    _remember_kernel[(triton.cdiv(count, BLOCK),)](state.last_ids, sampled_slots_M, ids_M, count, BLOCK=BLOCK)
+    _write_back_kernel[(triton.cdiv(count, BLOCK),)](state.last_ids, sampled_slots_M, ids_M, count, BLOCK=BLOCK)
 
 
 @triton.jit(
@@ -109,7 +109,7 @@ def _prepare_kernel(
 
 
 @triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=["ids_M"])
-def _remember_kernel(last_ids, slots_M, ids_M, count, BLOCK: tl.constexpr):
+def _write_back_kernel(last_ids, slots_M, ids_M, count, BLOCK: tl.constexpr):
     m = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = m < count
     slot = tl.load(slots_M + m, mask=inside, other=0)

@@ -101,7 +101,7 @@ class FakeExecutor:
         self._device_free_s = max(self._device_free_s, time.monotonic()) + self._step_s
         for new in plan.new:
             self._replies[new.slot] = Reply(self._script, new)
-            self._constraints.place(new)
+            self._constraints.assign(new)
         sampling = [(s.slot, s.start + s.num_tokens) for s in plan.sequences if s.sample]
         slots_N, ends_N = np.array(sampling, np.int64).reshape(-1, 2).T
         token_ids = [self._replies[slot].token(end) for slot, end in sampling]

@@ -101,7 +101,7 @@ class Headers:
         self._steps: deque[_Step] = deque()
         self._numbers = count(1)
 
-    def place(self, new: NewSequence) -> None:
+    def assign(self, new: NewSequence) -> None:
         """A sequence takes a slot, with or without a rule, and perhaps with tokens that it has generated.
 
         The prompt ends in the header of its last message, or in the text after it. Its last tokens say which.

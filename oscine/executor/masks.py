@@ -198,7 +198,7 @@ class Constraints:
         self._some_are_slow = False  # whether the last step had a slow sequence
         self._threads: LLExecutor | None = None
 
-    def place(self, new: NewSequence) -> None:
+    def assign(self, new: NewSequence) -> None:
         """A sequence takes a slot, with or without a grammar, and perhaps with tokens that it has generated."""
         slot, sampling = new.slot, new.sampling
         self._live.pop(slot, None)

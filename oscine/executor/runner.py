@@ -128,10 +128,10 @@ class TorchExecutor:
     def _place(self, plan: StepPlan) -> None:
         updates = PageUpdates()
         for new in plan.new:
-            self._slots.place(new, updates)
-            self._sampler.place(new)
-            self._constraints.place(new)
-            self._headers.place(new)
+            self._slots.assign(new, updates)
+            self._sampler.assign(new)
+            self._constraints.assign(new)
+            self._headers.assign(new)
             self._prompt_logprobs.pop(new.slot, None)
             if new.sampling.prompt_logprobs is not None:
                 self._prompt_logprobs[new.slot] = new.sampling.prompt_logprobs

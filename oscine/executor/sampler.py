@@ -70,7 +70,7 @@ class Sampler:
         self._no_floats = torch.zeros(num_slots, dtype=torch.float32, device=device)
         self._no_integers = torch.zeros(num_slots, dtype=torch.int64, device=device)
 
-    def place(self, new: NewSequence) -> None:
+    def assign(self, new: NewSequence) -> None:
         slot, sampling = new.slot, new.sampling
         self._integers[:, slot] = [getattr(sampling, name) for name in _INTEGERS]
         self._floats[:, slot] = [getattr(sampling, name) for name in _FLOATS]

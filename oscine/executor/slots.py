@@ -35,7 +35,7 @@ class Slots:
         self._given: list[ColumnArray] = [np.empty(0, np.int32)] * num_slots
         self._num_pages = [0] * num_slots
 
-    def place(self, new: NewSequence, updates: PageUpdates) -> None:
+    def assign(self, new: NewSequence, updates: PageUpdates) -> None:
         slot = new.slot
         self._given[slot] = np.array(new.token_ids, np.int32)
         self.num_given[slot] = len(new.token_ids)

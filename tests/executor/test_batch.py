@@ -25,7 +25,7 @@ def decode(slot: int, start: int, pages: tuple[int, ...] = ()) -> ScheduledSeque
 def test_a_step_of_decodes_and_chunks() -> None:
     slots, updates = Slots(4), PageUpdates()
     for slot, length in ((0, 5), (1, 20), (3, 9)):
-        slots.place(new(slot, [1000 * slot + i for i in range(length)]), updates)
+        slots.assign(new(slot, [1000 * slot + i for i in range(length)]), updates)
     # Slot 0 is past its prompt, 3 computes the last token of its own, 1 is within its prompt.
     sequences = [decode(0, 7), decode(3, 8), ScheduledSequence(1, 4, 3, False, [], [])]
     step = StepArrays.of(sequences)
@@ -46,7 +46,7 @@ def test_a_step_of_decodes_and_chunks() -> None:
 
 def test_padding_repeats_the_first_sequence_and_samples_nothing() -> None:
     slots = Slots(4)
-    slots.place(new(2, [9, 8]), PageUpdates())
+    slots.assign(new(2, [9, 8]), PageUpdates())
     step = StepArrays.of([decode(2, 1), decode(0, 40)])
     padded = step.padded(4)
     assert padded.samples_S.tolist() == [True, True, False, False]
@@ -61,7 +61,7 @@ def test_padding_repeats_the_first_sequence_and_samples_nothing() -> None:
 
 def test_page_updates_follow_a_slot_from_its_first_column() -> None:
     slots, updates = Slots(3), PageUpdates()
-    slots.place(new(1, [0] * 40, cached_pages=2), updates)
+    slots.assign(new(1, [0] * 40, cached_pages=2), updates)
     slots.extend(decode(1, 39, (7,)), updates)
     slots.extend(decode(1, 41), updates)
     slots.extend(decode(1, 48, (8, 9)), updates)
@@ -72,7 +72,7 @@ def test_page_updates_follow_a_slot_from_its_first_column() -> None:
         [-1, -1, 57, 58, 59],
     ]
     again = PageUpdates()
-    slots.place(new(1, [0] * 40), again)
+    slots.assign(new(1, [0] * 40), again)
     slots.extend(decode(1, 0, (3,)), again)
     assert again.columns == [0]
 

@@ -70,7 +70,7 @@ def test_masks_by_brute_force(grammars: Grammars) -> None:
     constraints = Constraints(grammars)
     generator = np.random.default_rng(1)
     for slot in range(3):
-        constraints.place(placed(slot, grammar(2, 5 + slot)))
+        constraints.assign(placed(slot, grammar(2, 5 + slot)))
     said: list[list[int]] = [[], [], []]
     for _ in range(40):
         rows = constraints.advance(np.arange(3))
@@ -87,9 +87,9 @@ def test_masks_by_brute_force(grammars: Grammars) -> None:
 def test_a_sequence_is_placed_again_with_what_it_has_said(grammars: Grammars) -> None:
     constraints = Constraints(grammars)
     said = [TOKENS.index("ab"), TOKENS.index("cb")]
-    constraints.place(placed(1, grammar(1, 9)))
+    constraints.assign(placed(1, grammar(1, 9)))
     constraints.sampled(np.array([1]), lambda: pytest.fail("the token of whoever had the slot before"))
-    constraints.place(placed(1, grammar(1, 9), said))
+    constraints.assign(placed(1, grammar(1, 9), said))
     assert constraints.advance(np.array([0, 1])) == [1]
     assert mask_of(constraints, [1]) == [allowed("abcb", 1, 9)]
 
@@ -187,11 +187,11 @@ def test_a_grammar_that_cannot_be_had_ends_its_request_alone(grammars: Grammars,
 def test_a_token_that_is_not_allowed_ends_its_request(grammars: Grammars) -> None:
     """As when logits are NaN: nothing to choose from."""
     constraints = Constraints(grammars)
-    constraints.place(placed(2, grammar(1, 9)))
+    constraints.assign(placed(2, grammar(1, 9)))
     constraints.sampled(np.array([2]), lambda: [TOKENS.index("aaa")])
     assert constraints.advance(np.array([2])) == []
     assert set(constraints.errors([0, 1, 2])) == {2}
-    constraints.place(placed(2, grammar(1, 9)))
+    constraints.assign(placed(2, grammar(1, 9)))
     assert not constraints.errors([2])
 
 
@@ -258,7 +258,7 @@ def test_masks_that_take_too_long_end_their_sequence_alone(
 ) -> None:
     constraints = Constraints(grammars)
     for slot in range(1 + company):
-        constraints.place(placed(slot, grammar(20, 40)))
+        constraints.assign(placed(slot, grammar(20, 40)))
     slow = constraints._live[0].matcher
 
     def fill(matcher: object, masks: object, row: int = 0) -> None:
@@ -307,9 +307,9 @@ class ScarceJudges(GrammarJudges):
 def test_a_grammar_that_could_not_be_tried_fails_its_sequence_alone_and_is_tried_again(tmp_path: Path) -> None:
     judges = ScarceJudges(OSError("no processes are left"))
     constraints = Constraints(Grammars(tokenizer_file(tmp_path), CONFIG.vocab_size, judges))
-    constraints.place(placed(0, grammar(1, 2)))
+    constraints.assign(placed(0, grammar(1, 2)))
     assert "no processes are left" in constraints.errors([0])[0]
-    constraints.place(placed(0, grammar(1, 2)))
+    constraints.assign(placed(0, grammar(1, 2)))
     assert not constraints.errors([0])
 
 

@@ -131,10 +131,10 @@ class Steps:
         self.headers = Headers(grammars, 4)
         self.waits = 0
 
-    def place(self, slot: int, prompt: list[int], generated: list[int] | None = None) -> None:
+    def assign(self, slot: int, prompt: list[int], generated: list[int] | None = None) -> None:
         sampling = SamplingParams(max_tokens=99, headers=RULE)
         tokens = [*prompt, *(generated or [])]
-        self.headers.place(NewSequence(slot, tokens, len(prompt), 0, [], [], sampling))
+        self.headers.assign(NewSequence(slot, tokens, len(prompt), 0, [], [], sampling))
 
     def step(self, slot: int, position: int, token: int) -> set[int] | None:
         """Returns the tokens that may come; the given one is sampled."""
@@ -154,7 +154,7 @@ class Steps:
 
 def test_in_text_the_last_token_is_not_waited_for(grammars: Grammars) -> None:
     steps = Steps(grammars)
-    steps.place(1, [*ROLE, TOKENS.index("ca"), MESSAGE])
+    steps.assign(1, [*ROLE, TOKENS.index("ca"), MESSAGE])
     for position in range(4, 10):
         assert steps.step(1, position, 3) is None
         assert steps.waits == max(0, position - 5), "all but the last one"
@@ -162,9 +162,9 @@ def test_in_text_the_last_token_is_not_waited_for(grammars: Grammars) -> None:
 
 def test_a_slot_that_changes_hands_hears_nothing_of_its_last_sequence(grammars: Grammars) -> None:
     steps = Steps(grammars)
-    steps.place(1, ROLE)
+    steps.assign(1, ROLE)
     assert steps.step(1, 2, TOKENS.index("ca")) == follows(ROLE)
-    steps.place(1, ROLE)
+    steps.assign(1, ROLE)
     assert steps.step(1, 2, TOKENS.index("bb")) == follows(ROLE)
     assert steps.step(1, 3, MESSAGE) == {MESSAGE}
 

@@ -20,7 +20,7 @@ from oscine.executor.kv.memory import MemoryPlan
 from oscine.executor.launched import LaunchedStep, PromptRows
 from oscine.executor.logprobs import of_tokens, on_host
 from oscine.executor.masks import Constraints, Grammars, mask_of
-from oscine.executor.sampler import Allowed, Sampler
+from oscine.executor.sampler import AllowedTokens, Sampler
 from oscine.executor.slots import IntArray, PageUpdates, Slots
 from oscine.executor.step_batch import StepArrays, pack
 from oscine.executor.transfer import Mark, send, staging, upload
@@ -164,9 +164,11 @@ class TorchExecutor:
         self._state.write_back(packed.sampled_slots_M[:count], sampled.token_ids_N)
         return Outcome(sampled, {})
 
-    def _sample(self, x_NH: Tensor, slots_N: IntArray, positions_N: IntArray, ruled: Allowed | Few | None) -> Sampled:
+    def _sample(
+        self, x_NH: Tensor, slots_N: IntArray, positions_N: IntArray, ruled: AllowedTokens | Few | None
+    ) -> Sampled:
         """A token a row of what the head takes."""
-        if isinstance(ruled, Allowed) or not self._sampler.is_plain(slots_N):
+        if isinstance(ruled, AllowedTokens) or not self._sampler.is_plain(slots_N):
             assert not isinstance(ruled, Few)
             return self._sampler.sample(self._model.head(x_NH), slots_N, positions_N, ruled)
         ids_N = self._model.choose(x_NH, self._sampler.plain(slots_N, positions_N))
@@ -175,7 +177,7 @@ class TorchExecutor:
             ids_N = self._sampler.narrowed(ids_N, x_NH, head_VH, slots_N, positions_N, ruled)
         return Sampled(ids_N)
 
-    def _ruled(self, slots_N: IntArray, positions_N: IntArray) -> Allowed | Few | None:
+    def _ruled(self, slots_N: IntArray, positions_N: IntArray) -> AllowedTokens | Few | None:
         """The tokens that grammars allow next: a few tokens if all rows are plain, else masks; None without a grammar.
 
         Waits for the tokens of the step before this one. So call it after this step's work is queued on the device.
@@ -188,7 +190,7 @@ class TorchExecutor:
 
     def _masks(
         self, slots_N: IntArray, positions_N: IntArray, rows_K: list[int], headers: dict[int, IntArray]
-    ) -> Allowed:
+    ) -> AllowedTokens:
         """The masks of rows with a grammar, and of rows in a header with their allowed tokens."""
         count, num_words = len(rows_K), self._grammars.num_words
         masks_KW = staging((count + len(headers), num_words), self.device)
@@ -199,7 +201,7 @@ class TorchExecutor:
             masks_KW[i].numpy()[:] = mask_of(ids, num_words)
         row_N = np.full(len(slots_N), -1, np.int32)
         row_N[[*rows_K, *headers]] = np.arange(len(masks_KW))
-        return Allowed(send(masks_KW, self.device), row_N)
+        return AllowedTokens(send(masks_KW, self.device), row_N)
 
     def _decode(self, packed: PackedStep[Tensor]) -> Tensor:
         """What a graph holds: one token a sequence, to what the head takes."""

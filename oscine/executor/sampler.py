@@ -48,7 +48,7 @@ class Bias:
     min_end: int  # position
 
 
-class Allowed(NamedTuple):
+class AllowedTokens(NamedTuple):
     """What grammars allow in the rows of a step."""
 
     masks_KW: Tensor  # as SamplingBatch.allowed_KW
@@ -132,7 +132,7 @@ class Sampler:
         return ids_N.index_copy(0, rows_K, choose_few(x_NH[rows_K], head_VH, few_KA, temperature_K, noise_KA))
 
     def sample(
-        self, logits_NV: Tensor, slots_N: IntArray, positions_N: IntArray, allowed: Allowed | None = None
+        self, logits_NV: Tensor, slots_N: IntArray, positions_N: IntArray, allowed: AllowedTokens | None = None
     ) -> Sampled:
         """One token a row, to stand at the given position of its slot; log-probabilities if any row asked for them."""
         most_logprobs = int(self._num_logprobs[slots_N].max())

@@ -113,7 +113,7 @@ def check_label(label: object) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Allowed:
+class AllowedTools:
     """Which of a server's tools a conversation may use."""
 
     names: frozenset[str] | None = None  # None: any
@@ -239,7 +239,7 @@ def _reason(error: BaseException) -> str:
 class McpTool:
     """One server's tools in one conversation."""
 
-    def __init__(self, label: str, connection: Connection, allowed: Allowed, *, owned: bool) -> None:
+    def __init__(self, label: str, connection: Connection, allowed: AllowedTools, *, owned: bool) -> None:
         """`owned`: the connection is this conversation's alone, and ends with it."""
         self._label = label
         self._connection = connection
@@ -377,7 +377,7 @@ class _Wanted(msgspec.Struct):
     connector_id: str | None = None
 
 
-def _allowed(wanted: _Wanted) -> Allowed:
+def _allowed(wanted: _Wanted) -> AllowedTools:
     """Raises ValueError for a safeguard that would not be kept."""
     if wanted.connector_id is not None:
         raise ValueError("connector_id is not supported; name the server by server_url")
@@ -387,4 +387,4 @@ def _allowed(wanted: _Wanted) -> Allowed:
         raise ValueError("approvals are not supported; require_approval must be 'never'")
     named = wanted.allowed_tools
     filter_ = named if isinstance(named, _Names) else _Names(named)
-    return Allowed(None if filter_.tool_names is None else frozenset(filter_.tool_names), bool(filter_.read_only))
+    return AllowedTools(None if filter_.tool_names is None else frozenset(filter_.tool_names), bool(filter_.read_only))

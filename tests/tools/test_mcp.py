@@ -15,7 +15,7 @@ import pytest
 
 from oscine.config import ToolOptions
 from oscine.tools.builtin import BuiltinTools
-from oscine.tools.mcp import Allowed, Connection, McpTool, ServerEntry
+from oscine.tools.mcp import AllowedTools, Connection, McpTool, ServerEntry
 from oscine.tools.toolbox import McpCall, Toolbox, ToolResult
 
 SERVER = str(Path(__file__).parent / "mcp_server.py")
@@ -125,7 +125,7 @@ def test_a_command_that_dies_comes_back(tmp_path: Path) -> None:
 def test_a_call_that_hangs_is_given_up() -> None:
     async def run() -> None:
         connection = Connection(ServerEntry(**STDIO), 60)
-        tool = McpTool("sums", connection, Allowed(), owned=True)
+        tool = McpTool("sums", connection, AllowedTools(), owned=True)
         async with tool:
             connection.timeout_s = 0.3
             hung = await tool.call("sums.sleep", '{"seconds": 100}')
@@ -220,7 +220,7 @@ def test_the_log_shows_no_query_of_an_address(caplog: pytest.LogCaptureFixture) 
 
         async with await asyncio.start_server(nothing, "127.0.0.1", 0) as server:
             url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/mcp?key=secret"
-            async with McpTool("sums", Connection(ServerEntry(url=url), 30), Allowed(), owned=True) as tool:
+            async with McpTool("sums", Connection(ServerEntry(url=url), 30), AllowedTools(), owned=True) as tool:
                 assert tool.listing.error == "The MCP server failed: Not Found."
 
     with caplog.at_level("INFO"):

@@ -19,7 +19,7 @@ from oscine.api.responses.resource import ENDED, KeptItem, KeptResponse
 from oscine.api.responses.schemas import ResponseRequest
 from oscine.api.responses.service import ResponseService
 from oscine.api.responses.store import StoredResponse
-from oscine.api.responses.tools import Allowed, ClientTools, allowed, builtin_tools
+from oscine.api.responses.tools import AllowedCalls, ClientTools, allowed, builtin_tools
 from oscine.api.responses.turn import Grammars
 from oscine.api.responses.view import LOGPROBS, included
 from oscine.api.serving import formats, sampling
@@ -66,7 +66,7 @@ class Plan:
         return top or 0 if top or LOGPROBS in self.include else None
 
     @property
-    def _allowed(self) -> Allowed:
+    def _allowed(self) -> AllowedCalls:
         asked, recipients = self.asked, _recipients(self.toolbox.namespaces)
         return allowed(asked.tool_choice, self.tools, recipients, parallel=asked.parallel_tool_calls is not False)
 
@@ -237,12 +237,12 @@ def _text_format(asked: ResponseRequest) -> tuple[list[AskedFormat], ResponseSch
     return [AskedFormat(JsonFormat(wanted.schema, lenient=wanted.strict is False), "text.format")], schema
 
 
-async def _grammars(wanted: AskedFormat | None, may: Allowed, size: int) -> tuple[str | None, Grammars]:
+async def _grammars(wanted: AskedFormat | None, may: AllowedCalls, size: int) -> tuple[str | None, Grammars]:
     """For the begin of the turn, and for what comes later: a call that is required is required once."""
 
     text, param = (None, "text.format") if wanted is None else (wanted.format, wanted.param)
 
-    async def constraint(may: Allowed) -> str | None:
+    async def constraint(may: AllowedCalls) -> str | None:
         return await formats.constraint(
             text,
             may.functions,

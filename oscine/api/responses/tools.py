@@ -69,7 +69,7 @@ class ClientTool:
 
 
 @dataclass(frozen=True, slots=True)
-class Allowed:
+class AllowedCalls:
     """What may be called now: the arguments of oscine.api.serving.formats.constraint."""
 
     choice: ToolChoice
@@ -167,14 +167,16 @@ def _custom_tool(tool: _Custom, where: str) -> ClientTool:
     return ClientTool(function, tool.name, custom=True)
 
 
-def allowed(choice: str | Object | None, tools: ClientTools, recipients: Sequence[str], *, parallel: bool) -> Allowed:
+def allowed(
+    choice: str | Object | None, tools: ClientTools, recipients: Sequence[str], *, parallel: bool
+) -> AllowedCalls:
     """What `tool_choice` allows; `recipients` are those of built-in tools. Raises APIError."""
-    everything = Allowed("auto", tools.functions, tuple(recipients), parallel)
+    everything = AllowedCalls("auto", tools.functions, tuple(recipients), parallel)
     match choice:
         case None | "auto":
             return everything
         case "none":
-            return Allowed("none", (), (), parallel)
+            return AllowedCalls("none", (), (), parallel)
         case "required":
             return replace(everything, choice="required")
         case str():
@@ -185,7 +187,7 @@ def allowed(choice: str | Object | None, tools: ClientTools, recipients: Sequenc
             _find(convert(t, _Choice, f"tool_choice.tools[{i}]"), everything, tools) for i, t in enumerate(wanted.tools)
         ]
         functions = tuple(f for some in found for f in some.functions)
-        return Allowed(
+        return AllowedCalls(
             "required" if wanted.mode == "required" else "auto",
             functions,
             tuple(recipient for some in found for recipient in some.recipients),
@@ -194,7 +196,7 @@ def allowed(choice: str | Object | None, tools: ClientTools, recipients: Sequenc
     return replace(_find(wanted, everything, tools), choice="required", parallel=False)
 
 
-def _find(wanted: _Choice, everything: Allowed, tools: ClientTools) -> Allowed:
+def _find(wanted: _Choice, everything: AllowedCalls, tools: ClientTools) -> AllowedCalls:
     """The one tool, or the tools of one server, that a choice names."""
     if wanted.type in _CLIENT_TYPES:
         function = tools.function(wanted.name or "", wanted.namespace)

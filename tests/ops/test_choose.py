@@ -179,7 +179,7 @@ def test_planned_bytes_are_prepared_bytes(hidden: int) -> None:
 
 
 @pytest.mark.parametrize("tile", screen_gemm.TILES, ids=str)
-def test_integers_are_multiplied_on_hopper(tile: screen_gemm.Tile) -> None:
+def test_integers_are_multiplied_on_hopper(tile: screen_gemm.ScreenTile) -> None:
     def box(*shape: int) -> str:
         return f"tensordesc<i8[{', '.join(map(str, shape))}],{gl.NVMMASharedLayout(128, 8, len(shape))!r}>"
 

@@ -31,7 +31,7 @@ def assert_streams(kernel: Compiled) -> None:
 
 
 @pytest.mark.parametrize("tile", qkv_hopper.TILES, ids=str)
-def test_qkv_compiles_for_hopper(tile: qkv_hopper.Tile) -> None:
+def test_qkv_compiles_for_hopper(tile: qkv_hopper.QkvTile) -> None:
     steps = -(-2880 // (tile.parts * CHUNK * tile.chunks))
     kernel = compile_ahead(
         qkv_hopper.qkv_kernel,
@@ -77,7 +77,7 @@ def test_qkv_compiles_for_hopper(tile: qkv_hopper.Tile) -> None:
     [(tile, 4096) for tile in hopper.OUT_PROJ_TILES] + [(tile, 2880) for tile in hopper.LM_HEAD_TILES],
     ids=str,
 )
-def test_out_proj_and_head_compile_for_hopper(tile: hopper.Tile, columns: int) -> None:
+def test_out_proj_and_head_compile_for_hopper(tile: hopper.LinearTile, columns: int) -> None:
     steps = -(-columns // (CHUNK * tile.chunks * tile.splits))
     kernel = compile_ahead(
         hopper.stream_kernel,

@@ -17,7 +17,7 @@ from oscine.ops.linear.stream import CHUNK_BYTES, descriptor, start_ring
 
 
 @dataclass(frozen=True, slots=True)
-class Tile:
+class ScreenTile:
     """How the product is cut."""
 
     max_tokens: int  # half the columns of the tensor cores' operand
@@ -29,14 +29,14 @@ class Tile:
 
 # From the fewest tokens up; measured on an NVIDIA H200.
 TILES = (
-    Tile(max_tokens=8, rows=64, chunks=2, stages=5, warps=4),
-    Tile(max_tokens=16, rows=64, chunks=2, stages=4, warps=4),
-    Tile(max_tokens=32, rows=128, chunks=1, stages=4, warps=8),
-    Tile(max_tokens=64, rows=128, chunks=1, stages=3, warps=8),
+    ScreenTile(max_tokens=8, rows=64, chunks=2, stages=5, warps=4),
+    ScreenTile(max_tokens=16, rows=64, chunks=2, stages=4, warps=4),
+    ScreenTile(max_tokens=32, rows=128, chunks=1, stages=4, warps=8),
+    ScreenTile(max_tokens=64, rows=128, chunks=1, stages=3, warps=8),
 )
 
 
-def tile_for(num_tokens: int) -> Tile:
+def tile_for(num_tokens: int) -> ScreenTile:
     return next(tile for tile in TILES if num_tokens <= tile.max_tokens)
 
 
@@ -73,7 +73,9 @@ def screen_kernel(
     gl.store(out_ptr + at, values * row_scale[:, None] * token_scale[None, :], inside)
 
 
-def logits(planes_2NH: Tensor, token_scale_N: Tensor, codes_VH: Tensor, row_scale_V: Tensor, tile: Tile) -> Tensor:
+def logits(
+    planes_2NH: Tensor, token_scale_N: Tensor, codes_VH: Tensor, row_scale_V: Tensor, tile: ScreenTile
+) -> Tensor:
     """[N, V] float32; int8 planes and codes of rows that are multiples of 16 bytes, N <= tile.max_tokens."""
     _, num_tokens, num_columns = planes_2NH.shape
     num_rows = len(codes_VH)
@@ -94,7 +96,7 @@ def logits(planes_2NH: Tensor, token_scale_N: Tensor, codes_VH: Tensor, row_scal
     return out_NV
 
 
-def constants(tile: Tile, steps: int) -> dict[str, int]:
+def constants(tile: ScreenTile, steps: int) -> dict[str, int]:
     """The constants of screen_kernel."""
     return {
         "ROWS": tile.rows,

@@ -18,7 +18,7 @@ from oscine.ops.linear.stream import CHUNK, descriptor, start_ring, streamable
 
 
 @dataclass(frozen=True, slots=True)
-class Tile:
+class LinearTile:
     """How a product is cut."""
 
     max_tokens: int  # columns of the tensor cores' operand: 8, 16, 32, ...
@@ -31,16 +31,16 @@ class Tile:
 
 # From the fewest tokens up. Rings of half an SM's shared memory let the next kernel's weights come in beside them.
 OUT_PROJ_TILES = (
-    Tile(max_tokens=8, rows=64, splits=4, chunks=2, stages=5, warps=4),
-    Tile(max_tokens=16, rows=64, splits=4, chunks=2, stages=5, warps=4),
-    Tile(max_tokens=32, rows=64, splits=4, chunks=2, stages=4, warps=4),
-    Tile(max_tokens=64, rows=64, splits=4, chunks=2, stages=3, warps=4),
+    LinearTile(max_tokens=8, rows=64, splits=4, chunks=2, stages=5, warps=4),
+    LinearTile(max_tokens=16, rows=64, splits=4, chunks=2, stages=5, warps=4),
+    LinearTile(max_tokens=32, rows=64, splits=4, chunks=2, stages=4, warps=4),
+    LinearTile(max_tokens=64, rows=64, splits=4, chunks=2, stages=3, warps=4),
 )
 LM_HEAD_TILES = (
-    Tile(max_tokens=8, rows=64, splits=1, chunks=2, stages=5, warps=4),
-    Tile(max_tokens=16, rows=64, splits=1, chunks=2, stages=5, warps=4),
-    Tile(max_tokens=32, rows=64, splits=1, chunks=2, stages=4, warps=4),
-    Tile(max_tokens=64, rows=64, splits=1, chunks=2, stages=3, warps=4),
+    LinearTile(max_tokens=8, rows=64, splits=1, chunks=2, stages=5, warps=4),
+    LinearTile(max_tokens=16, rows=64, splits=1, chunks=2, stages=5, warps=4),
+    LinearTile(max_tokens=32, rows=64, splits=1, chunks=2, stages=4, warps=4),
+    LinearTile(max_tokens=64, rows=64, splits=1, chunks=2, stages=3, warps=4),
 )
 
 
@@ -81,7 +81,7 @@ def stream_kernel(
     gl.store(out_ptr + at[None, :] + row[:, None], sums, inside)
 
 
-def stream(x: Tensor, weight: Tensor, bias: Tensor | None, tile: Tile) -> Tensor:
+def stream(x: Tensor, weight: Tensor, bias: Tensor | None, tile: LinearTile) -> Tensor:
     """[T, J, F] float32; J is the tile's splits. Needs T <= max_tokens and `streamable` inputs."""
     num_tokens, num_columns = x.shape
     num_rows = weight.shape[0]
@@ -107,7 +107,7 @@ def stream(x: Tensor, weight: Tensor, bias: Tensor | None, tile: Tile) -> Tensor
     return out
 
 
-def choose_tile(tiles: tuple[Tile, ...], x: Tensor, weight: Tensor) -> Tile | None:
+def choose_tile(tiles: tuple[LinearTile, ...], x: Tensor, weight: Tensor) -> LinearTile | None:
     """None: cuBLAS, since there are more tokens than tiles take, or none, or TMA cannot read the inputs."""
     if not len(x) or not streamable(x, weight):
         return None

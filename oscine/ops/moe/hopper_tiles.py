@@ -137,7 +137,7 @@ def find_entries(cfg, table_ptr, num_tokens, WARPS: gl.constexpr):
 
 
 @aggregate
-class Tile:
+class WorkTile:
     """Some rows of an entry's weights, and some of k, times the entry's tokens."""
 
     index: gl.tensor
@@ -198,7 +198,7 @@ def tile_at(cfg, entries, index):
         source = first
     begin = split * part
     end = gl.minimum(begin + part, cfg.STEPS)
-    return Tile(index, expert, source, first, rows, members, row_tile, begin, end, split)
+    return WorkTile(index, expert, source, first, rows, members, row_tile, begin, end, split)
 
 
 @gluon.jit

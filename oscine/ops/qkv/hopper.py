@@ -30,7 +30,7 @@ HEAD = 64  # the head dimension of the streaming kernel
 
 
 @dataclass(frozen=True, slots=True)
-class Tile:
+class QkvTile:
     """How the product is cut."""
 
     max_tokens: int  # times parts: 8 or more columns of the tensor cores' operand
@@ -41,11 +41,11 @@ class Tile:
 
 # from the fewest tokens up
 TILES = (
-    Tile(max_tokens=2, parts=4, chunks=2, stages=4),
-    Tile(max_tokens=8, parts=2, chunks=2, stages=5),
-    Tile(max_tokens=16, parts=1, chunks=2, stages=5),
-    Tile(max_tokens=32, parts=1, chunks=2, stages=4),
-    Tile(max_tokens=64, parts=1, chunks=4, stages=3),
+    QkvTile(max_tokens=2, parts=4, chunks=2, stages=4),
+    QkvTile(max_tokens=8, parts=2, chunks=2, stages=5),
+    QkvTile(max_tokens=16, parts=1, chunks=2, stages=5),
+    QkvTile(max_tokens=32, parts=1, chunks=2, stages=4),
+    QkvTile(max_tokens=64, parts=1, chunks=4, stages=3),
 )
 
 
@@ -140,7 +140,7 @@ def stream(
     positions_T: Tensor,
     kv_pages: Tensor,
     slots_T: Tensor,
-    tile: Tile,
+    tile: QkvTile,
 ) -> Tensor:
     """Queries of x_TH / rms, where squares_TS [T, S] float32 are those of undivided_norm.
 
@@ -190,7 +190,7 @@ def stream(
     return q_TQD
 
 
-def choose_tile(num_tokens: int, weight_FH: Tensor, kv_pages: Tensor) -> Tile | None:
+def choose_tile(num_tokens: int, weight_FH: Tensor, kv_pages: Tensor) -> QkvTile | None:
     """None: cuBLAS, since there are more tokens than tiles take, or other heads, or TMA cannot read."""
     if kv_pages.shape[-1] != HEAD or not streamable(weight_FH):
         return None

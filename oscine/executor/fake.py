@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import tokenizers
 
-from oscine.executor.masks import Constraints, Grammars
+from oscine.executor.masks import Constraints, GrammarCache
 from oscine.executor.slots import ColumnArray, IntArray
 from oscine.types import NewSequence, SamplingParams, StepPlan, StepResult, TokenLogprobs
 
@@ -85,7 +85,7 @@ class FakeExecutor:
     Log-probabilities, where asked for, are those of a model that is certain: 0, without alternatives.
     """
 
-    def __init__(self, script: Script, step_s: float, grammars: Grammars) -> None:
+    def __init__(self, script: Script, step_s: float, grammars: GrammarCache) -> None:
         self._script = script
         self._step_s = step_s
         self._constraints = Constraints(grammars)

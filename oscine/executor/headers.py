@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from oscine.executor.masks import Grammars, Markers
+from oscine.executor.masks import GrammarCache, Markers
 from oscine.executor.slots import IntArray
 from oscine.types import NewSequence
 
@@ -47,7 +47,7 @@ class Few(NamedTuple):
 class HeaderRule:
     """A grammar of headers."""
 
-    def __init__(self, grammars: Grammars, grammar: str) -> None:
+    def __init__(self, grammars: GrammarCache, grammar: str) -> None:
         """Raises ValueError for a grammar that cannot be compiled."""
         self._matcher = grammars.matcher(grammar)
         self._next: dict[_Tokens, IntArray] = {}
@@ -90,7 +90,7 @@ class _Step:
 class Headers:
     """The headers of the sequences that run. One thread calls everything."""
 
-    def __init__(self, grammars: Grammars, num_slots: int) -> None:
+    def __init__(self, grammars: GrammarCache, num_slots: int) -> None:
         self._grammars = grammars
         self._markers = Markers(-1, -1, -1, -1)  # until the first rule: the vocabulary is read in the background
         self._rules: OrderedDict[str, HeaderRule] = OrderedDict()

@@ -1,9 +1,9 @@
 """Grammars of running sequences: which tokens may come next, by llguidance.
 
-Grammars holds what is compiled, for one vocabulary; Constraints holds one matcher a slot, and advances it by what was
-sampled. Knows tokens and bits; no logits, no device, nothing of what a grammar says. A sequence that cannot follow its
-grammar goes on without, and its error says why: whoever runs it ends it. llguidance is loaded when there is a
-vocabulary, so that what has no grammars does without.
+GrammarCache holds compiled grammars for one vocabulary. Constraints holds one matcher per slot, and advances it by the
+sampled tokens. Knows tokens and bits; no logits, no device, nothing of what a grammar says. A sequence that cannot
+follow its grammar goes on without it, and its error says why; the engine ends the sequence. llguidance is loaded only
+where there is a vocabulary.
 
 Shape suffixes: K constrained rows, W words of 32 tokens. Bit t % 32 of word t // 32 says whether token t may come.
 """
@@ -71,7 +71,7 @@ class Markers(NamedTuple):
         return found_M
 
 
-class Grammars:
+class GrammarCache:
     """Compiled grammars by their text. Any thread may call.
 
     A thread that compiles cannot be stopped, so a grammar is tried in another process first.
@@ -191,7 +191,7 @@ class _Live:
 class Constraints:
     """The grammars of the sequences that run. One thread calls everything."""
 
-    def __init__(self, grammars: Grammars) -> None:
+    def __init__(self, grammars: GrammarCache) -> None:
         self.grammars = grammars
         self._live: dict[int, _Live] = {}  # by slot; until the grammar has come to its end
         self._errors: dict[int, str] = {}  # by slot

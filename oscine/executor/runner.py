@@ -19,7 +19,7 @@ from oscine.executor.headers import Few, Headers
 from oscine.executor.kv.memory import MemoryPlan
 from oscine.executor.launched import LaunchedStep, PromptRows
 from oscine.executor.logprobs import of_tokens, on_host
-from oscine.executor.masks import Constraints, Grammars, mask_of
+from oscine.executor.masks import Constraints, GrammarCache, mask_of
 from oscine.executor.sampler import AllowedTokens, Sampler
 from oscine.executor.slots import IntArray, PageUpdates, Slots
 from oscine.executor.step_batch import StepArrays, pack
@@ -41,7 +41,7 @@ class TorchExecutor:
     """An Executor, and an AsyncExecutor: one model on one device, with room for max_num_seqs sequences."""
 
     def __init__(
-        self, model: GptOss, memory: MemoryPlan, kv: KVCache, max_num_seqs: int, grammars: Grammars | None = None
+        self, model: GptOss, memory: MemoryPlan, kv: KVCache, max_num_seqs: int, grammars: GrammarCache | None = None
     ) -> None:
         """Without `grammars`, sequences that have one end with an error."""
         self.config, self.memory, self.max_num_seqs = model.config, memory, max_num_seqs
@@ -50,7 +50,7 @@ class TorchExecutor:
         self._state = DeviceState(max_num_seqs, memory.max_model_len, memory.page_size, self.device)
         self._slots = Slots(max_num_seqs)
         self._sampler = Sampler(max_num_seqs, model.config.vocab_size, self.device, model.ops.sample)
-        self._grammars = grammars or Grammars(None, model.config.vocab_size)
+        self._grammars = grammars or GrammarCache(None, model.config.vocab_size)
         self._constraints = Constraints(self._grammars)
         self._headers = Headers(self._grammars, max_num_seqs)
         self._prompt_logprobs: dict[int, int] = {}  # slot -> how many of the most probable tokens

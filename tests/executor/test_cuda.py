@@ -13,7 +13,7 @@ import torch
 
 from oscine.engine.core.loop import EngineLoop
 from oscine.executor.cuda_graphs import CudaGraphs
-from oscine.executor.masks import Grammars
+from oscine.executor.masks import GrammarCache
 from oscine.executor.start.warm_up import SAMPLINGS, warm_up
 from oscine.types import GenerationRequest
 
@@ -41,7 +41,7 @@ MakeEngine = Callable[..., EngineLoop]
 
 
 def gpu_engine(
-    graphs: bool = True, pages: int = 64, grammars: Grammars | None = None, device: str = "cuda", **changes: object
+    graphs: bool = True, pages: int = 64, grammars: GrammarCache | None = None, device: str = "cuda", **changes: object
 ) -> EngineLoop:
     asked = options(max_num_seqs=6, **changes)
     runner = executor(capturable_model(torch.device(device)), asked, pages, pages, grammars)
@@ -124,7 +124,7 @@ def test_grammars_are_kept_while_steps_overlap(
     make_engine: MakeEngine, tmp_path: Path, graphs: bool, pages: int
 ) -> None:
     """Beside free rows, in graphs and in mixed steps; masks come from tokens that the device has just made."""
-    grammars = Grammars(tokenizer_file(tmp_path), CONFIG.vocab_size)
+    grammars = GrammarCache(tokenizer_file(tmp_path), CONFIG.vocab_size)
     requests = [
         request(str(i), prompt(12, start=i), max_tokens=40, seed=i, temperature=float(i % 2), **kind)
         for i, kind in enumerate([{"grammar": grammar(80, 90)}, {"grammar": grammar(3, 90)}, {}, {}])
@@ -143,7 +143,7 @@ def test_headers_are_ruled_while_steps_overlap(
     make_engine: MakeEngine, tmp_path: Path, graphs: bool, pages: int
 ) -> None:
     """Headers within graphs, by few tokens or by masks: the tokens are those of the CPU, verified by a plain loop."""
-    grammars = Grammars(tokenizer_file(tmp_path, SPECIALS), CONFIG.vocab_size)
+    grammars = GrammarCache(tokenizer_file(tmp_path, SPECIALS), CONFIG.vocab_size)
     plain = [one for one in header_workload() if not one.sampling.logit_bias]
     greedy = [one for one in plain if not one.sampling.temperature]
     on_cpu = run(

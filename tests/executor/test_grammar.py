@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from oscine.engine.core.loop import EngineLoop
-from oscine.executor.masks import Constraints, Grammars
+from oscine.executor.masks import Constraints, GrammarCache
 from oscine.executor.threaded import ThreadedExecutor
 from oscine.judges.pool import GrammarJudges, TooManyGrammarsError
 from oscine.judges.trial import Problem, Trial
@@ -27,11 +27,11 @@ from .tiny import CONFIG, all_logits, executor, loop, model, naive_greedy, optio
 
 
 @pytest.fixture(scope="module")
-def grammars(tmp_path_factory: pytest.TempPathFactory) -> Grammars:
-    return Grammars(tokenizer_file(tmp_path_factory.mktemp("tokenizer")), CONFIG.vocab_size)
+def grammars(tmp_path_factory: pytest.TempPathFactory) -> GrammarCache:
+    return GrammarCache(tokenizer_file(tmp_path_factory.mktemp("tokenizer")), CONFIG.vocab_size)
 
 
-def constrained_engine(grammars: Grammars, pages: int = 64, **changes: object) -> EngineLoop:
+def constrained_engine(grammars: GrammarCache, pages: int = 64, **changes: object) -> EngineLoop:
     asked = options(**changes)
     runner = executor(model(), asked, pages, pages, grammars)
     return loop(ThreadedExecutor(runner) if asked.scheduler.overlap else runner, asked, runner.memory)
@@ -66,7 +66,7 @@ def mask_of(constraints: Constraints, slots: list[int]) -> list[set[int]]:
     return [{int(i) for i in row.nonzero()[0]} for row in bits]
 
 
-def test_masks_by_brute_force(grammars: Grammars) -> None:
+def test_masks_by_brute_force(grammars: GrammarCache) -> None:
     constraints = Constraints(grammars)
     generator = np.random.default_rng(1)
     for slot in range(3):
@@ -84,7 +84,7 @@ def test_masks_by_brute_force(grammars: Grammars) -> None:
     assert not constraints.errors(range(3))
 
 
-def test_a_sequence_is_placed_again_with_what_it_has_said(grammars: Grammars) -> None:
+def test_a_sequence_is_placed_again_with_what_it_has_said(grammars: GrammarCache) -> None:
     constraints = Constraints(grammars)
     said = [TOKENS.index("ab"), TOKENS.index("cb")]
     constraints.assign(placed(1, grammar(1, 9)))
@@ -94,7 +94,7 @@ def test_a_sequence_is_placed_again_with_what_it_has_said(grammars: Grammars) ->
     assert mask_of(constraints, [1]) == [allowed("abcb", 1, 9)]
 
 
-def test_min_tokens_yields_where_only_the_stop_token_is_left(grammars: Grammars) -> None:
+def test_min_tokens_yields_where_only_the_stop_token_is_left(grammars: GrammarCache) -> None:
     lengths = []
     for most, min_tokens in ((40, 0), (40, 5), (3, 12)):
         one = request("a", prompt(20), max_tokens=20, min_tokens=min_tokens, stop_token_ids=(STOP,))
@@ -136,7 +136,7 @@ def workload() -> list[tuple[GenerationRequest, int, int]]:
 
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize(("pages", "chunk"), [(64, 64), (10, 16)])
-def test_tokens_are_those_of_a_loop_with_masks(grammars: Grammars, overlap: bool, pages: int, chunk: int) -> None:
+def test_tokens_are_those_of_a_loop_with_masks(grammars: GrammarCache, overlap: bool, pages: int, chunk: int) -> None:
     engine = constrained_engine(grammars, pages, overlap=overlap, max_num_batched_tokens=chunk)
     requests = workload()
     found = run(engine, *(one for one, _, _ in requests))
@@ -149,7 +149,7 @@ def test_tokens_are_those_of_a_loop_with_masks(grammars: Grammars, overlap: bool
             assert tokens == naive_greedy(tuple(one.prompt_token_ids), 48)
 
 
-def test_logprobs_are_the_models_own_though_the_token_was_forced(grammars: Grammars) -> None:
+def test_logprobs_are_the_models_own_though_the_token_was_forced(grammars: GrammarCache) -> None:
     one = request("a", prompt(20), max_tokens=6, logprobs=1, grammar=grammar(9, 9))
     found = run(constrained_engine(grammars), one)["a"]
     tokens = [*prompt(20), *found.token_ids]
@@ -160,7 +160,7 @@ def test_logprobs_are_the_models_own_though_the_token_was_forced(grammars: Gramm
     )
 
 
-def test_what_comes_after_the_end_of_a_grammar_is_free(grammars: Grammars) -> None:
+def test_what_comes_after_the_end_of_a_grammar_is_free(grammars: GrammarCache) -> None:
     one = request("a", prompt(20), max_tokens=20, grammar=grammar(1, 1))
     found = run(constrained_engine(grammars), one)["a"].token_ids
     end = found.index(STOP) + 1
@@ -169,7 +169,7 @@ def test_what_comes_after_the_end_of_a_grammar_is_free(grammars: Grammars) -> No
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_a_grammar_that_cannot_be_had_ends_its_request_alone(grammars: Grammars, overlap: bool) -> None:
+def test_a_grammar_that_cannot_be_had_ends_its_request_alone(grammars: GrammarCache, overlap: bool) -> None:
     requests = [
         request("broken", prompt(20), max_tokens=8, grammar="start: ("),
         request("unknown token", prompt(20), max_tokens=8, grammar="start: <|nobody|>"),
@@ -180,11 +180,11 @@ def test_a_grammar_that_cannot_be_had_ends_its_request_alone(grammars: Grammars,
         assert found[name].finish_reason == "error"
         assert "grammar cannot be compiled" in (found[name].error or "")
     assert found["plain"].token_ids == naive_greedy(tuple(prompt(20)), 8)
-    without = constrained_engine(Grammars(None, CONFIG.vocab_size))
+    without = constrained_engine(GrammarCache(None, CONFIG.vocab_size))
     assert "tokenizer.json" in (run(without, request("a", [1], grammar=grammar(1, 1)))["a"].error or "")
 
 
-def test_a_token_that_is_not_allowed_ends_its_request(grammars: Grammars) -> None:
+def test_a_token_that_is_not_allowed_ends_its_request(grammars: GrammarCache) -> None:
     """As when logits are NaN: nothing to choose from."""
     constraints = Constraints(grammars)
     constraints.assign(placed(2, grammar(1, 9)))
@@ -230,7 +230,7 @@ def test_the_oracle_knows_the_language() -> None:
     assert tiny_grammars.WORDS == ("abc", "b", "ca")
 
 
-def test_more_grammars_at_once_than_are_kept(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_grammars_at_once_than_are_kept(grammars: GrammarCache, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that wait do not push one another out before they are compiled."""
     monkeypatch.setattr("oscine.executor.masks._MOST_COMPILED", 4)
     engine = constrained_engine(grammars)
@@ -240,7 +240,7 @@ def test_more_grammars_at_once_than_are_kept(grammars: Grammars, monkeypatch: py
 
 def test_a_grammar_that_is_not_tried_in_time_ends_its_request_alone(tmp_path: Path) -> None:
     judges = GrammarJudges(deadline_s=2)
-    engine = constrained_engine(Grammars(tokenizer_file(tmp_path), CONFIG.vocab_size, judges))
+    engine = constrained_engine(GrammarCache(tokenizer_file(tmp_path), CONFIG.vocab_size, judges))
     endless = json.dumps({"grammars": [{"json_schema": quartic_schema(600)}]})
     requests = [
         request("endless", prompt(20), max_tokens=8, grammar=endless),
@@ -254,7 +254,7 @@ def test_a_grammar_that_is_not_tried_in_time_ends_its_request_alone(tmp_path: Pa
 
 @pytest.mark.parametrize("company", [1, 0])
 def test_masks_that_take_too_long_end_their_sequence_alone(
-    grammars: Grammars, monkeypatch: pytest.MonkeyPatch, company: int
+    grammars: GrammarCache, monkeypatch: pytest.MonkeyPatch, company: int
 ) -> None:
     constraints = Constraints(grammars)
     for slot in range(1 + company):
@@ -306,7 +306,7 @@ class ScarceJudges(GrammarJudges):
 
 def test_a_grammar_that_could_not_be_tried_fails_its_sequence_alone_and_is_tried_again(tmp_path: Path) -> None:
     judges = ScarceJudges(OSError("no processes are left"))
-    constraints = Constraints(Grammars(tokenizer_file(tmp_path), CONFIG.vocab_size, judges))
+    constraints = Constraints(GrammarCache(tokenizer_file(tmp_path), CONFIG.vocab_size, judges))
     constraints.assign(placed(0, grammar(1, 2)))
     assert "no processes are left" in constraints.errors([0])[0]
     constraints.assign(placed(0, grammar(1, 2)))
@@ -315,6 +315,6 @@ def test_a_grammar_that_could_not_be_tried_fails_its_sequence_alone_and_is_tried
 
 def test_a_grammar_waits_while_too_many_others_do(tmp_path: Path) -> None:
     judges = ScarceJudges(TooManyGrammarsError())
-    grammars = Grammars(tokenizer_file(tmp_path), CONFIG.vocab_size, judges)
+    grammars = GrammarCache(tokenizer_file(tmp_path), CONFIG.vocab_size, judges)
     assert not grammars.ready(grammar(1, 2))
     assert not grammars.matcher(grammar(1, 2)).is_error()

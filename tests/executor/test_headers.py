@@ -8,7 +8,7 @@ import torch
 
 from oscine.engine.core.loop import EngineLoop
 from oscine.executor.headers import Headers
-from oscine.executor.masks import Grammars
+from oscine.executor.masks import GrammarCache
 from oscine.ops.sample.noise import gumbel
 from oscine.types import GenerationRequest, NewSequence, SamplingParams
 
@@ -26,8 +26,8 @@ WORDS = [(i, token) for i, token in enumerate(TOKENS) if i not in SPECIALS.value
 
 
 @pytest.fixture(scope="module")
-def grammars(tmp_path_factory: pytest.TempPathFactory) -> Grammars:
-    return Grammars(tokenizer_file(tmp_path_factory.mktemp("tokenizer"), SPECIALS), CONFIG.vocab_size)
+def grammars(tmp_path_factory: pytest.TempPathFactory) -> GrammarCache:
+    return GrammarCache(tokenizer_file(tmp_path_factory.mktemp("tokenizer"), SPECIALS), CONFIG.vocab_size)
 
 
 def follows(header: list[int]) -> set[int]:
@@ -85,7 +85,7 @@ def expected(one: GenerationRequest) -> list[int]:
     return tokens[count:]
 
 
-def engine(grammars: Grammars, pages: int, overlap: bool, chunk: int) -> EngineLoop:
+def engine(grammars: GrammarCache, pages: int, overlap: bool, chunk: int) -> EngineLoop:
     asked = options(overlap=overlap, max_num_batched_tokens=chunk)
     runner = executor(model(), asked, pages, pages, grammars)
     return loop(runner, asked, runner.memory)
@@ -112,7 +112,7 @@ def workload() -> list[GenerationRequest]:
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize(("pages", "chunk"), [(64, 64), (10, 16)])
 def test_headers_are_held_to_their_grammar_and_texts_are_free(
-    grammars: Grammars, overlap: bool, pages: int, chunk: int
+    grammars: GrammarCache, overlap: bool, pages: int, chunk: int
 ) -> None:
     running = engine(grammars, pages, overlap, chunk)
     requests = workload()
@@ -127,7 +127,7 @@ def test_headers_are_held_to_their_grammar_and_texts_are_free(
 class Steps:
     """Plays steps of one sequence with known tokens; counts the waits for the last token."""
 
-    def __init__(self, grammars: Grammars) -> None:
+    def __init__(self, grammars: GrammarCache) -> None:
         self.headers = Headers(grammars, 4)
         self.waits = 0
 
@@ -152,7 +152,7 @@ class Steps:
         return ids
 
 
-def test_in_text_the_last_token_is_not_waited_for(grammars: Grammars) -> None:
+def test_in_text_the_last_token_is_not_waited_for(grammars: GrammarCache) -> None:
     steps = Steps(grammars)
     steps.assign(1, [*ROLE, TOKENS.index("ca"), MESSAGE])
     for position in range(4, 10):
@@ -160,7 +160,7 @@ def test_in_text_the_last_token_is_not_waited_for(grammars: Grammars) -> None:
         assert steps.waits == max(0, position - 5), "all but the last one"
 
 
-def test_a_slot_that_changes_hands_hears_nothing_of_its_last_sequence(grammars: Grammars) -> None:
+def test_a_slot_that_changes_hands_hears_nothing_of_its_last_sequence(grammars: GrammarCache) -> None:
     steps = Steps(grammars)
     steps.assign(1, ROLE)
     assert steps.step(1, 2, TOKENS.index("ca")) == follows(ROLE)
@@ -169,7 +169,7 @@ def test_a_slot_that_changes_hands_hears_nothing_of_its_last_sequence(grammars: 
     assert steps.step(1, 3, MESSAGE) == {MESSAGE}
 
 
-def test_a_rule_that_cannot_be_compiled_ends_its_request_alone(grammars: Grammars) -> None:
+def test_a_rule_that_cannot_be_compiled_ends_its_request_alone(grammars: GrammarCache) -> None:
     running = engine(grammars, 64, True, 64)
     broken = request("broken", prompt(9), headers="start: (")
     found = run(running, broken, request("whole", prompt(9), headers=RULE), request("none", prompt(9)))
@@ -177,13 +177,13 @@ def test_a_rule_that_cannot_be_compiled_ends_its_request_alone(grammars: Grammar
     assert [found[name].finish_reason for name in ("whole", "none")] == ["length", "length"]
 
 
-def test_a_grammar_of_the_whole_turn_goes_before(grammars: Grammars) -> None:
+def test_a_grammar_of_the_whole_turn_goes_before(grammars: GrammarCache) -> None:
     one = request("a", [*prompt(9), *ROLE], grammar='start: "cb" "cb" "cb" <|return|>', headers=RULE, max_tokens=3)
     assert "".join(TOKENS[i] for i in run(engine(grammars, 64, True, 64), one)["a"].token_ids).startswith("cb")
 
 
 @pytest.mark.parametrize("few", [True, False])
-def test_plain_rows_need_no_logits(grammars: Grammars, monkeypatch: pytest.MonkeyPatch, few: bool) -> None:
+def test_plain_rows_need_no_logits(grammars: GrammarCache, monkeypatch: pytest.MonkeyPatch, few: bool) -> None:
     if few:
         monkeypatch.setattr(type(model()), "head", lambda self, x_NH: pytest.fail("all logits were made"))
     else:

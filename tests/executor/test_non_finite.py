@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from oscine.executor.masks import Grammars
+from oscine.executor.masks import GrammarCache
 from oscine.executor.threaded import ThreadedExecutor
 from oscine.model.gpt_oss import GptOss
 from oscine.types import NON_FINITE, GenerationRequest
@@ -40,7 +40,7 @@ def requests_of(name: str, tokens: list[int]) -> list[GenerationRequest]:
 @pytest.mark.parametrize("overlap", [False, True])
 def test_a_sequence_of_no_numbers_ends_alone(tmp_path: Path, overlap: bool) -> None:
     asked = options(overlap=overlap, max_num_seqs=16)
-    grammars = Grammars(tokenizer_file(tmp_path), CONFIG.vocab_size)
+    grammars = GrammarCache(tokenizer_file(tmp_path), CONFIG.vocab_size)
     runner = executor(broken_model(), asked, 200, 200, grammars)
     engine = loop(ThreadedExecutor(runner) if overlap else runner, asked, runner.memory)
     sound = [token for token in prompt(40) if token != BAD]

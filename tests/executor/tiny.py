@@ -10,7 +10,7 @@ from oscine.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOp
 from oscine.engine.core.loop import EngineLoop
 from oscine.engine.core.offline import generate
 from oscine.executor.kv.memory import MemoryPlan
-from oscine.executor.masks import Grammars
+from oscine.executor.masks import GrammarCache
 from oscine.executor.runner import TorchExecutor
 from oscine.executor.start.load import allocate_kv
 from oscine.executor.threaded import ThreadedExecutor
@@ -122,7 +122,7 @@ def executor(
     options: EngineOptions,
     num_full_pages: int,
     num_sliding_pages: int,
-    grammars: Grammars | None = None,
+    grammars: GrammarCache | None = None,
 ) -> TorchExecutor:
     plan = memory(num_full_pages, num_sliding_pages)
     kv = allocate_kv(CONFIG, plan, model.weights.embed_VH.device, torch.float32)

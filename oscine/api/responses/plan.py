@@ -20,7 +20,7 @@ from oscine.api.responses.schemas import ResponseRequest
 from oscine.api.responses.service import ResponseService
 from oscine.api.responses.store import StoredResponse
 from oscine.api.responses.tools import AllowedCalls, ClientTools, allowed, builtin_tools
-from oscine.api.responses.turn import Grammars
+from oscine.api.responses.turn import TurnGrammars
 from oscine.api.responses.view import LOGPROBS, included
 from oscine.api.serving import formats, sampling
 from oscine.api.serving.generation import engine_request
@@ -83,7 +83,7 @@ class Plan:
         )
         return await self.call.model.prompts.render(memory.restore(self.owner, talk), self._size, "input")
 
-    async def engine_request(self, date: str, memory: ReasoningMemory) -> tuple[GenerationRequest, Grammars]:
+    async def engine_request(self, date: str, memory: ReasoningMemory) -> tuple[GenerationRequest, TurnGrammars]:
         """Raises APIError."""
         asked, may = self.asked, self._allowed
         wanted = only_format([*_text_format(asked)[0], *extensions(asked)])
@@ -237,7 +237,7 @@ def _text_format(asked: ResponseRequest) -> tuple[list[AskedFormat], ResponseSch
     return [AskedFormat(JsonFormat(wanted.schema, lenient=wanted.strict is False), "text.format")], schema
 
 
-async def _grammars(wanted: AskedFormat | None, may: AllowedCalls, size: int) -> tuple[str | None, Grammars]:
+async def _grammars(wanted: AskedFormat | None, may: AllowedCalls, size: int) -> tuple[str | None, TurnGrammars]:
     """For the begin of the turn, and for what comes later: a call that is required is required once."""
 
     text, param = (None, "text.format") if wanted is None else (wanted.format, wanted.param)
@@ -255,7 +255,7 @@ async def _grammars(wanted: AskedFormat | None, may: AllowedCalls, size: int) ->
 
     later = replace(may, choice="auto") if may.choice == "required" else may
     final = None if text is None else await formats.text_constraint(text, param, size)
-    return await constraint(may), Grammars(
+    return await constraint(may), TurnGrammars(
         later=await constraint(later) if may.recipients else None,
         final=final,
         answers=may.choice != "required",

@@ -24,7 +24,7 @@ Object = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Grammars:
+class TurnGrammars:
     """What constrains a turn once it does not begin any more."""
 
     later: str | None = None  # all that follows a call's result
@@ -45,7 +45,7 @@ class ResponseTurn:
         tools: ClientTools,
         events: ResponseEvents,
         *,
-        grammars: Grammars,
+        grammars: TurnGrammars,
         top_logprobs: int | None,
         summaries: bool,
         headroom: int,

@@ -10,7 +10,7 @@ import numpy as np
 from oscine.config import EngineOptions
 from oscine.executor.fake import FakeExecutor, Script
 from oscine.executor.kv.page_layout import MemoryKind, RankMemory, Region, layouts_of
-from oscine.executor.masks import TOKENIZER, Grammars
+from oscine.executor.masks import TOKENIZER, GrammarCache
 from oscine.executor.start.stopwatch import Stopwatch
 from oscine.model.config import LayerType, ModelConfig
 from oscine.model.hub import find_folder, find_tokenizer
@@ -99,7 +99,7 @@ def _build_fake(options: EngineOptions) -> BuiltExecutor:
     num_pages = max(options.scheduler.max_num_seqs * per_sequence, ceil(max_model_len / options.cache.page_size))
     return BuiltExecutor(
         executor=FakeExecutor(
-            Script.from_folder(tokenizer), options.fake_step_s, Grammars(tokenizer / TOKENIZER, config.vocab_size)
+            Script.from_folder(tokenizer), options.fake_step_s, GrammarCache(tokenizer / TOKENIZER, config.vocab_size)
         ),
         model=options.model.model,
         vocab_size=config.vocab_size,

@@ -15,7 +15,7 @@ from torch import Tensor
 from oscine.config import EngineOptions
 from oscine.executor.cuda_graphs import sizes_up_to
 from oscine.executor.kv.memory import DeviceMemory, MemoryPlan, plan_memory
-from oscine.executor.masks import TOKENIZER, Grammars
+from oscine.executor.masks import TOKENIZER, GrammarCache
 from oscine.executor.runner import TorchExecutor
 from oscine.executor.start.host_memory import available_bytes
 from oscine.executor.start.stopwatch import Stopwatch
@@ -65,7 +65,7 @@ def _load(opened: OpenedModel, on: str, options: EngineOptions, report: Report, 
     report(f"{memory}\nops: {describe(choose(on))}")
     watch.lap("open")
     tokenizer = None if opened.tokenizer is None else opened.tokenizer / TOKENIZER
-    grammars = Grammars(tokenizer, opened.config.vocab_size)  # which reads it while the weights are loaded
+    grammars = GrammarCache(tokenizer, opened.config.vocab_size)  # which reads it while the weights are loaded
     weights = opened.load(ops=ops, progress=not options.quiet)
     if opened.device.type == "cuda":
         memory = _plan_again(opened, options, memory, report)

@@ -19,8 +19,8 @@ from oscine.cluster.spec.router_messages import (
     FindPlace,
     Found,
     Look,
+    PlaceRefused,
     Question,
-    Refused,
     Seen,
 )
 from oscine.cluster.spec.snapshot import ClusterSnapshot
@@ -138,6 +138,6 @@ class RouterClient:
 
 def _checked(answer: Answer) -> Answer:
     """Raises NoPlace where the answer says so."""
-    if isinstance(answer, Refused):
+    if isinstance(answer, PlaceRefused):
         raise NoPlace(answer.message, retry_after_s=answer.retry_after_s, overloaded=answer.overloaded)
     return answer

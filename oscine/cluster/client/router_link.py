@@ -12,7 +12,7 @@ import zmq
 from oscine.cluster.spec.router_messages import (
     WAITING_S,
     Answer,
-    Cancel,
+    CancelQuestion,
     Question,
     ToIngress,
     Waiting,
@@ -58,7 +58,7 @@ class RouterLink:
             return await answer
         except asyncio.CancelledError:
             if self._open.pop(question.id, None) is not None:
-                self._link.send(Cancel(question.id))
+                self._link.send(CancelQuestion(question.id))
             raise
 
     def close(self) -> None:

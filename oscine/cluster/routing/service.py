@@ -14,14 +14,14 @@ from oscine.cluster.spec.placement import NoPlace, Placer
 from oscine.cluster.spec.router_messages import (
     WAITING_S,
     Answer,
-    Cancel,
+    CancelQuestion,
     Describe,
     Described,
     FindPlace,
     Found,
     Look,
+    PlaceRefused,
     Question,
-    Refused,
     Seen,
     ToIngress,
     ToRouter,
@@ -95,7 +95,7 @@ class RouterService:
     def _take(self, ingress: bytes, message: ToRouter) -> None:
         key = ingress, message.id
         asked = self._open.get(key)
-        if isinstance(message, Cancel):
+        if isinstance(message, CancelQuestion):
             if asked is not None:
                 asked.cancel()
         elif asked is not None:
@@ -117,10 +117,10 @@ class RouterService:
                 case Look():
                     return Seen(question.id, await self._router.snapshot())
         except NoPlace as no:
-            return Refused(question.id, no.message, no.retry_after_s, no.overloaded)
+            return PlaceRefused(question.id, no.message, no.retry_after_s, no.overloaded)
         except Exception:
             _log.exception("a question without an answer")
-            return Refused(question.id, "the request could not be placed", _RETRY_AFTER_S, overloaded=False)
+            return PlaceRefused(question.id, "the request could not be placed", _RETRY_AFTER_S, overloaded=False)
 
     async def _look_after(self) -> None:
         """Those that wait hear so; what was asked by one that is gone is cancelled."""

@@ -31,7 +31,7 @@ class Look(Struct, frozen=True, tag="look"):
     id: int
 
 
-class Cancel(Struct, frozen=True, tag="cancel"):
+class CancelQuestion(Struct, frozen=True, tag="cancel"):
     """Nobody waits for the answer any more."""
 
     id: int
@@ -52,7 +52,7 @@ class Seen(Struct, frozen=True, tag="seen"):
     snapshot: ClusterSnapshot
 
 
-class Refused(Struct, frozen=True, tag="refused"):
+class PlaceRefused(Struct, frozen=True, tag="refused"):
     """NoPlace, instead of any other answer."""
 
     id: int
@@ -68,8 +68,8 @@ class Waiting(Struct, frozen=True, tag="waiting"):
 WAITING_S = 1.0
 
 Question = FindPlace | Describe | Look
-Answer = Found | Described | Seen | Refused
-ToRouter = Question | Cancel
+Answer = Found | Described | Seen | PlaceRefused
+ToRouter = Question | CancelQuestion
 ToIngress = Answer | Waiting
 
 decode_to_router = msgpack.Decoder(ToRouter).decode

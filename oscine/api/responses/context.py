@@ -18,7 +18,7 @@ from oscine.api.http.errors import APIError, invalid
 from oscine.api.openai.endpoint import Call
 from oscine.api.responses.input import COMPACTED
 from oscine.api.responses.items import new_id
-from oscine.api.responses.plan import Plan, make_plan
+from oscine.api.responses.plan import ResponsePlan, make_plan
 from oscine.api.responses.run import ResponseRun
 from oscine.api.responses.schemas import ReasoningConfig, ResponseRequest, TextConfig
 from oscine.api.responses.service import ResponseEndpoint
@@ -90,7 +90,7 @@ class Compact(ResponseEndpoint[CompactRequest]):
         if await run_while_connected(receive, run.run(None)):
             await _json(_compacted(plan, run.snapshot()))(scope, receive, send)
 
-    async def _plan(self, call: Call[CompactRequest]) -> Plan:
+    async def _plan(self, call: Call[CompactRequest]) -> ResponsePlan:
         """The plan of the response that writes the summary."""
         given = call.asked.input or []
         items = [{"role": "user", "content": given}] if isinstance(given, str) else given
@@ -110,12 +110,12 @@ def _for_response(call: Call[Asked], **changes: Any) -> Call[ResponseRequest]:
     return Call(ResponseRequest(**{**asked, **changes}), call.name, call.model, call.size, call.arrived_s)
 
 
-def _said(plan: Plan) -> tuple[Message, ...]:
+def _said(plan: ResponsePlan) -> tuple[Message, ...]:
     """The messages of the conversation, without its instructions and without the request for a summary."""
     return plan.messages[1 if plan.asked.instructions else 0 : -1]
 
 
-def _compacted(plan: Plan, made: Object) -> Object:
+def _compacted(plan: ResponsePlan, made: Object) -> Object:
     """The answer, from the response that wrote the summary. Raises APIError if the summary is empty."""
     summary = "".join(part["text"] for item in made["output"] if item["type"] == "message" for part in item["content"])
     if not summary.strip():

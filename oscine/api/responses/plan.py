@@ -40,7 +40,7 @@ _MAX_METADATA = (16, 64, 512)  # pairs, characters of a key, characters of a val
 
 
 @dataclass(frozen=True)
-class Plan:
+class ResponsePlan:
     """A request that is in order. Its toolbox is to be entered before its engine request is made."""
 
     id: str
@@ -118,7 +118,7 @@ class Plan:
         return model.sampling_params(asked, max_tokens=max_tokens, logprobs=self.top_logprobs)
 
 
-async def make_plan(service: ResponseService, call: Call[ResponseRequest]) -> Plan:
+async def make_plan(service: ResponseService, call: Call[ResponseRequest]) -> ResponsePlan:
     """Raises APIError that names the parameter."""
     asked = call.asked
     _check(asked)
@@ -143,7 +143,7 @@ async def make_plan(service: ResponseService, call: Call[ResponseRequest]) -> Pl
     if asked.instructions:
         messages = (Message("developer", asked.instructions), *messages)
     listings = (item for response in kept for item in response.response["output"] if item["type"] == "mcp_list_tools")
-    return Plan(
+    return ResponsePlan(
         id=new_id("resp"),
         owner=owner,
         call=call,

@@ -13,7 +13,7 @@ from oscine.api.http.sse import Write
 from oscine.api.responses import resource
 from oscine.api.responses.events import ResponseEvents
 from oscine.api.responses.items import ListingItem, Status
-from oscine.api.responses.plan import Plan
+from oscine.api.responses.plan import ResponsePlan
 from oscine.api.responses.resource import TERMINAL, KeptItem, KeptResponse, new_response, with_output
 from oscine.api.responses.service import ResponseService
 from oscine.api.responses.store import StoredResponse
@@ -29,7 +29,7 @@ Object = dict[str, Any]
 class ResponseRun:
     """Makes one response. `begun` is set when it has begun: what fails before that, `run` raises."""
 
-    def __init__(self, service: ResponseService, plan: Plan) -> None:
+    def __init__(self, service: ResponseService, plan: ResponsePlan) -> None:
         asked = plan.asked
         self._service, self._plan = service, plan
         self._turn: ResponseTurn | None = None

@@ -11,7 +11,7 @@ from oscine.cli.error import USAGE, CommandError
 from oscine.cli.parser import Parser
 
 if TYPE_CHECKING:
-    from oscine.cluster.scaling.load_record import Plan
+    from oscine.cluster.scaling.load_record import PoolPlan
 
 
 def add_command(verbs: "argparse._SubParsersAction[Parser]") -> None:
@@ -36,7 +36,7 @@ def _plan(args: argparse.Namespace) -> None:
         raise CommandError(f"{args.load}: {error}", USAGE) from None
 
 
-def told(plan: "Plan") -> list[str]:
+def told(plan: "PoolPlan") -> list[str]:
     lines = [f"{plan.model}, {plan.role}: {plan.first} at the begin"]
     lines += [f"  +{step.time_s:6.0f} s  {step.before} -> {step.after}  {step.reason}" for step in plan.steps]
     hours, recorded = plan.replica_s / 3600, plan.recorded_s / 3600

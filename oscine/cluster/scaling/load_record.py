@@ -48,7 +48,7 @@ class Step:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Plan:
+class PoolPlan:
     """Of one pool."""
 
     model: str
@@ -109,7 +109,7 @@ class Recorder:
 # ---- what would have been ----
 
 
-def plans(lines: Iterable[Line], deployment: Deployment) -> Iterator[Plan]:
+def plans(lines: Iterable[Line], deployment: Deployment) -> Iterator[PoolPlan]:
     """One a pool. Raises ValueError where the deployment has no such pool."""
     pools: dict[tuple[str, Role], list[Line]] = defaultdict(list)
     for line in lines:
@@ -125,7 +125,7 @@ def plans(lines: Iterable[Line], deployment: Deployment) -> Iterator[Plan]:
         yield _plan(own, model, role)
 
 
-def _plan(lines: list[Line], model: ModelSpec, role: RoleSpec) -> Plan:
+def _plan(lines: list[Line], model: ModelSpec, role: RoleSpec) -> PoolPlan:
     """The policy decides every second by what was reported until then."""
     bounds, goals, state = Bounds(role.replicas.min, role.replicas.max), goals_of(model, role), State()
     begin_s, series, steps = lines[0].time_s, _Series(role), []
@@ -146,7 +146,7 @@ def _plan(lines: list[Line], model: ModelSpec, role: RoleSpec) -> Plan:
             steps.append(Step(now_s - begin_s, target, decision.replicas, decision.reason))
         target, state = decision.replicas, decision.state
         replica_s, recorded_s = replica_s + target * EVERY_S, recorded_s + load.ready * EVERY_S
-    return Plan(model.name, role.role, first, steps, replica_s, recorded_s)
+    return PoolPlan(model.name, role.role, first, steps, replica_s, recorded_s)
 
 
 class _Series:

@@ -31,7 +31,7 @@ _ALIGNED = 4  # elements of 4 or 8 bytes: at least 16 bytes
 
 
 @dataclass(frozen=True, slots=True)
-class History:
+class PenaltyState:
     """The tokens of one sequence with penalties, on the device."""
 
     output_counts_V: Tensor  # int32
@@ -66,7 +66,7 @@ class Sampler:
         self._truncated = np.zeros(num_slots, np.bool_)
         self._num_logprobs = np.full(num_slots, -1, np.int64)  # -1: none
         self._biases: dict[int, Bias] = {}  # by slot
-        self._histories: dict[int, History] = {}  # by slot
+        self._histories: dict[int, PenaltyState] = {}  # by slot
         self._no_floats = torch.zeros(num_slots, dtype=torch.float32, device=device)
         self._no_integers = torch.zeros(num_slots, dtype=torch.int64, device=device)
 
@@ -223,9 +223,9 @@ class Sampler:
         ids, values = list(sampling.logit_bias), list(sampling.logit_bias.values())
         return Bias(ids, values, stops, num_prompt_tokens + sampling.min_tokens)
 
-    def _history(self, new: NewSequence) -> History:
+    def _history(self, new: NewSequence) -> PenaltyState:
         prompt, generated = new.token_ids[: new.num_prompt_tokens], new.token_ids[new.num_prompt_tokens :]
         counts = np.bincount(np.array(generated, np.int64), minlength=self._vocab_size).astype(np.int32)
         mask = np.zeros(self._vocab_size, np.bool_)
         mask[prompt] = True
-        return History(upload(counts, self._device), upload(mask, self._device))
+        return PenaltyState(upload(counts, self._device), upload(mask, self._device))

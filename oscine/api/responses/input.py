@@ -144,7 +144,7 @@ def _parts(content: Any, *, by_assistant: bool) -> Any:
     ]
 
 
-class History:
+class ItemHistory:
     """Puts items together to messages: what the model said in one go is one message."""
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ from oscine.api.http.errors import APIError, invalid
 from oscine.api.http.record import caller
 from oscine.api.http.work import beside
 from oscine.api.openai.endpoint import Call
-from oscine.api.responses.input import History, input_items, references
+from oscine.api.responses.input import ItemHistory, input_items, references
 from oscine.api.responses.items import new_id
 from oscine.api.responses.resource import ENDED, KeptItem, KeptResponse
 from oscine.api.responses.schemas import ResponseRequest
@@ -131,7 +131,7 @@ async def make_plan(service: ResponseService, call: Call[ResponseRequest]) -> Re
     found, calls = await _referenced(service, asked, owner)
 
     def said() -> tuple[list[Object], tuple[Message, ...]]:
-        history = History()
+        history = ItemHistory()
         for stored, response in zip(chain, kept, strict=True):
             history.add(msgspec.json.decode(stored.input), {}, "previous_response_id")
             history.add(response.response["output"], response.calls, "previous_response_id")

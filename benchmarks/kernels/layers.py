@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.kernels.routings import draw
-from oscine.bench.step_inputs import Load, make_batch, random_pages
+from oscine.bench.step_inputs import StepLoad, make_batch, random_pages
 from oscine.bench.timer import time_call
 from oscine.model.gpt_oss import GptOss
 from oscine.model.opened import PUBLISHED
@@ -51,7 +51,7 @@ def kv_cache(model: GptOss, batch: Batch) -> KVCache:
 
 def report(model: GptOss, num_tokens: int, context: int, choosers: dict[str, tuple[Chooser, Any]]) -> None:
     config = model.config
-    batch = replace(make_batch(config, Load(num_tokens, 1, context), DEVICE), logits_rows_N=None)
+    batch = replace(make_batch(config, StepLoad(num_tokens, 1, context), DEVICE), logits_rows_N=None)
     layers, experts = config.num_hidden_layers, config.num_local_experts
     ops = with_fixed_experts(model.ops, layers, experts, num_tokens, config.num_experts_per_tok)
     fixed, kv = GptOss(config, model.weights, ops), kv_cache(model, batch)

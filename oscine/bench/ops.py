@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from oscine.bench.roofline import Ceiling
-from oscine.bench.step_inputs import Load, OpCall, random_weights, step_calls
+from oscine.bench.step_inputs import OpCall, StepLoad, random_weights, step_calls
 from oscine.bench.timer import Time, time_call
 from oscine.model.config import ModelConfig
 from oscine.ops.table import choose, platform, resolve
@@ -56,7 +56,7 @@ class OpBench:
             self._weights = random_weights(config, self._ops, device, dtype)
 
     @torch.inference_mode()
-    def run(self, load: Load) -> list[OpTime]:
+    def run(self, load: StepLoad) -> list[OpTime]:
         calls = step_calls(self._config, self._weights, self._ops, load)
         times = [time_call(op.call, self._device) for op in calls]
         step_s = sum(op.per_step * time.seconds for op, time in zip(calls, times, strict=True))
@@ -66,7 +66,7 @@ class OpBench:
         ]
 
 
-def table(load: Load, times: Sequence[OpTime], ceiling: Ceiling) -> Iterator[str]:
+def table(load: StepLoad, times: Sequence[OpTime], ceiling: Ceiling) -> Iterator[str]:
     """Lines for a terminal."""
     what = "decodes" if load.query_len == 1 else f"chunks of {load.query_len}"
     step_s = sum(row.op.per_step * row.time.seconds for row in times)

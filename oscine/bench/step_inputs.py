@@ -30,7 +30,7 @@ Call = Callable[[int], object]
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class StepLoad:
     """Sequences that compute query_len tokens each, and then have `context` tokens."""
 
     sequences: int
@@ -38,7 +38,7 @@ class Load:
     context: int
 
     @classmethod
-    def of(cls, tokens: int, context: int) -> "Load":
+    def of(cls, tokens: int, context: int) -> "StepLoad":
         """Decodes up to MOST_DECODES tokens, else prompts of `context` tokens, or the last chunk of one.
 
         Raises ValueError for a load of nothing.
@@ -75,7 +75,7 @@ def random_weights(config: ModelConfig, ops: Ops, device: torch.device, dtype: t
     return load_weights(short, RandomTensors(short, 0, device), device, dtype, ops=ops)
 
 
-def step_calls(config: ModelConfig, weights: Weights, ops: Ops, load: Load) -> list[OpCall]:
+def step_calls(config: ModelConfig, weights: Weights, ops: Ops, load: StepLoad) -> list[OpCall]:
     """The ops in the order of the step; running them here once gives each its inputs."""
     step = _Step(config, weights, load)
     return [*step.attention_calls(ops), *step.expert_calls(ops), *step.head_calls(ops)]
@@ -84,7 +84,7 @@ def step_calls(config: ModelConfig, weights: Weights, ops: Ops, load: Load) -> l
 class _Step:
     """Builds calls in order: each method runs its ops once, for the next to read their outputs."""
 
-    def __init__(self, config: ModelConfig, weights: Weights, load: Load) -> None:
+    def __init__(self, config: ModelConfig, weights: Weights, load: StepLoad) -> None:
         self.config, self.weights, self.load = config, weights, load
         self.device, self.dtype = weights.embed_VH.device, weights.embed_VH.dtype
         self.cos_sin = rope_table(config, self.device)
@@ -222,7 +222,7 @@ def random_pages(
     return torch.empty(kv_shape(config, num_layers, num_pages, PAGE), dtype=dtype, device=device).normal_()
 
 
-def make_batch(config: ModelConfig, load: Load, device: torch.device) -> Batch:
+def make_batch(config: ModelConfig, load: StepLoad, device: torch.device) -> Batch:
     """Pages in random order; a sliding table holds only what a window of the chunk can need."""
     first = load.context - load.query_len
     positions = torch.arange(first, load.context).repeat(load.sequences)

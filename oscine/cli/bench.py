@@ -108,12 +108,12 @@ def run_ops(args: argparse.Namespace) -> None:
     _keep_threads_from_spinning()
     from oscine.bench import machine
     from oscine.bench.ops import OpBench, table
-    from oscine.bench.step_inputs import Load
+    from oscine.bench.step_inputs import StepLoad
     from oscine.bench.timer import measure_ceiling
     from oscine.model.opened import open_model
 
     try:
-        loads = [Load.of(tokens, args.context) for tokens in _numbers(args.tokens)]
+        loads = [StepLoad.of(tokens, args.context) for tokens in _numbers(args.tokens)]
         backends = dict(_pair(text) for text in args.backend)
         opened = open_model(_model_options(args))
         limit = opened.config.max_position_embeddings

@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oscine.cluster.routing.cost import Load, Weights, cost, rank, sticky_key
+from oscine.cluster.routing.cost import CostWeights, ReplicaLoad, cost, rank, sticky_key
 
-WEIGHTS = Weights()
-IDLE = [Load("a"), Load("b"), Load("c")]
+WEIGHTS = CostWeights()
+IDLE = [ReplicaLoad("a"), ReplicaLoad("b"), ReplicaLoad("c")]
 
 
-def first(loads: list[Load], overlap: dict[str, int], num_tokens: int = 1000, key: bytes = b"k") -> str:
+def first(loads: list[ReplicaLoad], overlap: dict[str, int], num_tokens: int = 1000, key: bytes = b"k") -> str:
     return rank(loads, overlap, num_tokens, key, WEIGHTS)[0]
 
 
@@ -19,30 +19,30 @@ def test_the_longest_overlap_wins_among_idle_replicas() -> None:
 
 
 def test_a_prompt_is_computed_again_rather_than_waiting_longer_for_its_pages() -> None:
-    busy = Load("b", queued_tokens=1200)
-    assert first([Load("a"), busy], {"b": 640}) == "a"
-    assert first([Load("a"), Load("b", queued_tokens=300)], {"b": 640}) == "b"
+    busy = ReplicaLoad("b", queued_tokens=1200)
+    assert first([ReplicaLoad("a"), busy], {"b": 640}) == "a"
+    assert first([ReplicaLoad("a"), ReplicaLoad("b", queued_tokens=300)], {"b": 640}) == "b"
 
 
 @pytest.mark.parametrize(
     "loaded",
     [
-        Load("a", queued_tokens=2000),
-        Load("a", active_tokens=20_000),
-        Load("a", num_requests=40),
-        Load("a", capacity_tokens=4096, held_tokens=4000),
-        Load("a", capacity_tokens=4096, cached_tokens=4096),
+        ReplicaLoad("a", queued_tokens=2000),
+        ReplicaLoad("a", active_tokens=20_000),
+        ReplicaLoad("a", num_requests=40),
+        ReplicaLoad("a", capacity_tokens=4096, held_tokens=4000),
+        ReplicaLoad("a", capacity_tokens=4096, cached_tokens=4096),
     ],
     ids=["queue", "contexts", "requests", "held pages", "full cache"],
 )
-def test_each_term_drives_requests_away(loaded: Load) -> None:
-    empty = Load("b", capacity_tokens=4096)
+def test_each_term_drives_requests_away(loaded: ReplicaLoad) -> None:
+    empty = ReplicaLoad("b", capacity_tokens=4096)
     assert all(first([loaded, empty], {}, key=bytes([i])) == "b" for i in range(20))
 
 
 def test_a_full_cache_costs_nothing_to_whom_it_has() -> None:
-    full = Load("a", capacity_tokens=4096, cached_tokens=4096)
-    assert cost(full, 640, 640, WEIGHTS) == cost(Load("a", capacity_tokens=4096), 640, 640, WEIGHTS)
+    full = ReplicaLoad("a", capacity_tokens=4096, cached_tokens=4096)
+    assert cost(full, 640, 640, WEIGHTS) == cost(ReplicaLoad("a", capacity_tokens=4096), 640, 640, WEIGHTS)
 
 
 def test_equality_is_sticky() -> None:
@@ -56,9 +56,9 @@ def test_equality_is_sticky() -> None:
 
 def test_a_small_difference_of_load_does_not_move_a_session() -> None:
     keys = [bytes([i]) for i in range(30)]
-    noisy = [Load("a", active_tokens=300), Load("b", num_requests=1), Load("c")]
+    noisy = [ReplicaLoad("a", active_tokens=300), ReplicaLoad("b", num_requests=1), ReplicaLoad("c")]
     assert {key: first(noisy, {}, key=key) for key in keys} == {key: first(IDLE, {}, key=key) for key in keys}
-    assert first([Load("a", num_requests=1), Load("b")], {"a": 64}, num_tokens=100) == "a"
+    assert first([ReplicaLoad("a", num_requests=1), ReplicaLoad("b")], {"a": 64}, num_tokens=100) == "a"
 
 
 def test_prompts_with_a_common_beginning_that_all_have_are_spread() -> None:
@@ -70,7 +70,7 @@ def test_prompts_with_a_common_beginning_that_all_have_are_spread() -> None:
 
 
 loads = st.builds(
-    Load,
+    ReplicaLoad,
     replica=st.uuids().map(str),
     queued_tokens=st.integers(0, 10_000),
     active_tokens=st.integers(0, 10_000),
@@ -82,13 +82,15 @@ loads = st.builds(
 
 
 @given(loads, st.integers(1, 5000), st.data())
-def test_more_overlap_never_costs_more(load: Load, num_tokens: int, data: st.DataObject) -> None:
+def test_more_overlap_never_costs_more(load: ReplicaLoad, num_tokens: int, data: st.DataObject) -> None:
     less, more = sorted(data.draw(st.tuples(*[st.integers(0, num_tokens)] * 2)))
     assert 0 <= cost(load, num_tokens, more, WEIGHTS) <= cost(load, num_tokens, less, WEIGHTS)
 
 
 @given(st.lists(loads, max_size=6, unique_by=lambda load: load.replica), st.integers(1, 5000))
-def test_every_replica_is_ranked_once_and_none_is_much_cheaper_than_the_first(given: list[Load], num: int) -> None:
+def test_every_replica_is_ranked_once_and_none_is_much_cheaper_than_the_first(
+    given: list[ReplicaLoad], num: int
+) -> None:
     order = rank(given, {}, num, b"k", WEIGHTS)
     assert sorted(order) == sorted(load.replica for load in given)
     costs = {load.replica: cost(load, num, 0, WEIGHTS) for load in given}

@@ -10,7 +10,7 @@ import torch
 from oscine.bench import roofline
 from oscine.bench.ops import OpBench, table
 from oscine.bench.roofline import Ceiling
-from oscine.bench.step_inputs import Load, OpCall, make_batch, random_weights, step_calls
+from oscine.bench.step_inputs import OpCall, StepLoad, make_batch, random_weights, step_calls
 from oscine.cli import main
 from oscine.model.config import ModelConfig
 from oscine.ops.table import TABLE, resolve
@@ -36,29 +36,29 @@ CONFIG = ModelConfig(
 @pytest.mark.parametrize(
     ("tokens", "context", "load"),
     [
-        (1, 1024, Load(1, 1, 1024)),
-        (1024, 1024, Load(1024, 1, 1024)),
-        (8192, 1024, Load(8, 1024, 1024)),
-        (8192, 32768, Load(1, 8192, 32768)),
-        (5000, 1024, Load(4, 1024, 1024)),
+        (1, 1024, StepLoad(1, 1, 1024)),
+        (1024, 1024, StepLoad(1024, 1, 1024)),
+        (8192, 1024, StepLoad(8, 1024, 1024)),
+        (8192, 32768, StepLoad(1, 8192, 32768)),
+        (5000, 1024, StepLoad(4, 1024, 1024)),
     ],
 )
-def test_many_tokens_are_prompts(tokens: int, context: int, load: Load) -> None:
-    assert Load.of(tokens, context) == load
+def test_many_tokens_are_prompts(tokens: int, context: int, load: StepLoad) -> None:
+    assert StepLoad.of(tokens, context) == load
 
 
-def calls_of(load: Load) -> dict[str, OpCall]:
+def calls_of(load: StepLoad) -> dict[str, OpCall]:
     ops = resolve("cpu")
     weights = random_weights(CONFIG, ops, CPU, torch.float32)
     return {op.name: op for op in step_calls(CONFIG, weights, ops, load)}
 
 
-LOADS = (Load(1, 1, 1), Load(3, 1, 100), Load(2, 70, 70), Load(1, 30, 200))
+LOADS = (StepLoad(1, 1, 1), StepLoad(3, 1, 100), StepLoad(2, 70, 70), StepLoad(1, 30, 200))
 
 
 @torch.inference_mode()
 @pytest.mark.parametrize("load", LOADS, ids=str)
-def test_every_op_of_a_step_is_there_and_runs(load: Load) -> None:
+def test_every_op_of_a_step_is_there_and_runs(load: StepLoad) -> None:
     calls = calls_of(load)
     assert {op.backend_of for op in calls.values()} == set(TABLE)
     assert {name: op.per_step for name, op in calls.items()} == {
@@ -74,7 +74,7 @@ def test_every_op_of_a_step_is_there_and_runs(load: Load) -> None:
 
 def test_an_op_must_read_what_the_roofline_says() -> None:
     """With bytes counted in float32 here: all of a decode step but the keys and values."""
-    calls = calls_of(Load(1, 1, 100))
+    calls = calls_of(StepLoad(1, 1, 100))
     chosen = CONFIG.num_experts_per_tok * roofline.expert_bytes(CONFIG)
     assert calls["moe"].num_bytes == chosen + 2 * 4 * CONFIG.hidden_size
     weights = sum(
@@ -88,7 +88,7 @@ def test_an_op_must_read_what_the_roofline_says() -> None:
 
 
 def test_a_chunk_reads_its_context_once() -> None:
-    calls = calls_of(Load(2, 30, 200))
+    calls = calls_of(StepLoad(2, 30, 200))
     token = 2 * CONFIG.num_key_value_heads * CONFIG.head_dim * 4
     queries = 2 * 60 * CONFIG.num_attention_heads * CONFIG.head_dim * 4
     assert calls["attention full"].num_bytes == 2 * 200 * token + queries
@@ -99,7 +99,7 @@ def test_a_chunk_reads_its_context_once() -> None:
 
 
 @pytest.mark.parametrize("load", LOADS, ids=str)
-def test_a_batch_writes_to_pages_of_its_own(load: Load) -> None:
+def test_a_batch_writes_to_pages_of_its_own(load: StepLoad) -> None:
     batch = make_batch(CONFIG, load, CPU)
     for group in (batch.full, batch.sliding):
         pages = group.page_table_SB[group.page_table_SB >= 0]
@@ -111,7 +111,7 @@ def test_a_batch_writes_to_pages_of_its_own(load: Load) -> None:
 
 
 def test_shares_add_up_and_the_table_says_so() -> None:
-    load = Load(2, 1, 50)
+    load = StepLoad(2, 1, 50)
     rows = OpBench(CONFIG, CPU, torch.float32, {}).run(load)
     assert sum(row.step_share for row in rows) == pytest.approx(1)
     row = rows[1]

@@ -4,7 +4,7 @@ For any deployment whose replicas report, as their routing stats, where their en
 
     serve.deployment(request_router_config=RequestRouterConfig(
         request_router_class="oscine.cluster.ray.request_router:KVAwareRequestRouter",
-        request_router_kwargs={"weights": {"missing": 2.0}},  # other than those of cost.Weights
+        request_router_kwargs={"weights": {"missing": 2.0}},  # other than those of CostWeights
     ))
 
 Calls whose first argument is a Placement are routed by their prefix, others by load alone. Everything here runs on the
@@ -19,7 +19,7 @@ import msgspec
 from ray.serve._private.replica_result import ReplicaResult
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from oscine.cluster.routing.cost import Weights
+from oscine.cluster.routing.cost import CostWeights
 from oscine.cluster.routing.fleet import fleet_of
 from oscine.cluster.routing.replica_view import ReplicaReport
 from oscine.cluster.spec.placement import Placement
@@ -33,7 +33,7 @@ class KVAwareRequestRouter(RequestRouter):
     def initialize_state(self, **kwargs: Any) -> None:
         """`weights`: those that are other than the default."""
         self.fleet = fleet_of(self._deployment_id.app_name, self._deployment_id.name)
-        self.fleet.weights = msgspec.convert(kwargs.get("weights", {}), Weights)
+        self.fleet.weights = msgspec.convert(kwargs.get("weights", {}), CostWeights)
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         super().update_replicas(replicas)

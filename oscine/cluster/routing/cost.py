@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class ReplicaLoad:
     """What a replica has to do, as far as is known: its last report, and what was placed on it since."""
 
     replica: str
@@ -25,7 +25,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class CostWeights:
     """Of each term, in tokens of prefill: one is what it takes to compute a token of a prompt."""
 
     missing: float = 1.0  # a token of the prompt that its cache lacks
@@ -44,7 +44,7 @@ class Weights:
     slack: float = 64.0  # costs that differ by no more are equal: then the greatest overlap wins, and never chance
 
 
-def cost(load: Load, num_tokens: int, num_overlap: int, weights: Weights) -> float:
+def cost(load: ReplicaLoad, num_tokens: int, num_overlap: int, weights: CostWeights) -> float:
     """In tokens of prefill, of a request with num_tokens known tokens, num_overlap of which the replica has cached."""
     missing = num_tokens - num_overlap
     work = (
@@ -61,7 +61,7 @@ def cost(load: Load, num_tokens: int, num_overlap: int, weights: Weights) -> flo
 
 
 def rank(
-    loads: Sequence[Load], overlap_tokens: dict[str, int], num_tokens: int, key: bytes, weights: Weights
+    loads: Sequence[ReplicaLoad], overlap_tokens: dict[str, int], num_tokens: int, key: bytes, weights: CostWeights
 ) -> list[str]:
     """The replicas, best first. Among equals the greatest overlap wins, then the one that `key` always picks."""
     if not loads:

@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 
 import zmq.asyncio
 
-from oscine.cluster.routing.cost import Weights, rank, sticky_key
+from oscine.cluster.routing.cost import CostWeights, rank, sticky_key
 from oscine.cluster.routing.kv_index import KVIndex
 from oscine.cluster.routing.kv_subscriber import KVSubscriber
 from oscine.cluster.routing.recent_placements import RecentPlacements
@@ -61,8 +61,8 @@ class _Sink:
 class Fleet:
     """All replicas of a deployment. A change of what they can take is told to `on_change`."""
 
-    def __init__(self, weights: Weights | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        self.weights = weights or Weights()
+    def __init__(self, weights: CostWeights | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self.weights = weights or CostWeights()
         self.key = ""  # the cluster's: see oscine.engine.wire.tcp
         self.index = KVIndex()
         self.info: EngineInfo | None = None  # of any replica; where there is none, of one that there was

@@ -30,7 +30,7 @@ _BREATH = 64  # messages of a replay after which others on this event loop have 
 _log = logging.getLogger(__name__)
 
 
-class Batch(msgspec.Struct, array_like=True, gc=False):
+class EventBatch(msgspec.Struct, array_like=True, gc=False):
     """A message; later fields are not read."""
 
     time_s: float
@@ -44,7 +44,7 @@ class Sink(Protocol):
     def hear(self, stats: EngineStats) -> None: ...
 
 
-_decode_batch = msgspec.msgpack.Decoder(Batch).decode
+_decode_batch = msgspec.msgpack.Decoder(EventBatch).decode
 _decode_stats = msgspec.msgpack.Decoder(EngineStats).decode
 
 

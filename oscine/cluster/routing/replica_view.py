@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from itertools import islice
 
-from oscine.cluster.routing.cost import Load
+from oscine.cluster.routing.cost import ReplicaLoad
 from oscine.cluster.spec.snapshot import ReplicaSnapshot, ReplicaState
 from oscine.types import Endpoints, EngineInfo, EngineStats, Role
 
@@ -123,12 +123,12 @@ class ReplicaView:
         running = self.stats.num_running + self.stats.num_waiting if self.stats is not None else 0
         return running + len(self._expected)
 
-    def load(self, num_indexed_pages: int, now_s: float) -> Load:
+    def load(self, num_indexed_pages: int, now_s: float) -> ReplicaLoad:
         stats, size = self.stats or _NOTHING, self.page_size
         num_requests = self.num_requests(now_s)
         expected = self._expected.values()
         new_tokens = sum(e.num_tokens - e.num_overlap for e in expected)
-        return Load(
+        return ReplicaLoad(
             self.name,
             queued_tokens=max(0, stats.queued_tokens - self._waiting_overlap) + new_tokens,
             active_tokens=stats.active_tokens + sum(e.num_tokens for e in expected),

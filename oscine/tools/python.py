@@ -43,7 +43,7 @@ afterwards."""
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class PythonRun:
     output: str  # stdout and stderr as they came; of a long one both ends
     ending: str  # what ended it, where that was not the code
     failed: bool
@@ -68,7 +68,7 @@ class Jail:
                 "right to make user namespaces; --python-isolation none goes without"
             )
 
-    async def run(self, code: str) -> Run:
+    async def run(self, code: str) -> PythonRun:
         async with self._slots, self._folder() as folder:
             process = await asyncio.create_subprocess_exec(
                 *(os.path.realpath(sys.executable), "-I", "-S", "-B", str(_JAIL), json.dumps(self.config())),
@@ -107,7 +107,7 @@ class Jail:
         finally:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
-    async def _watch(self, process: asyncio.subprocess.Process, code: str) -> Run:
+    async def _watch(self, process: asyncio.subprocess.Process, code: str) -> PythonRun:
         assert process.stdin is not None
         assert process.stdout is not None
         output = _Output()
@@ -129,7 +129,7 @@ class Jail:
             reading.cancel()
             ended.cancel()
             process._transport.close()  # type: ignore[attr-defined]  # a flood leaves its pipe open
-        return Run(output.text(), ending, failed=bool(ending or process.returncode))
+        return PythonRun(output.text(), ending, failed=bool(ending or process.returncode))
 
 
 def _signal_name(status: int) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from oscine.executor.kv.nixl_transfer import KVTransfer, Transfer
+from oscine.executor.kv.nixl_transfer import KVTransfer, NixlTransfer
 from oscine.executor.kv.page_layout import KVEndpoint, Moves, PageLayout, RankMemory, Region
 
 FULL = PageLayout("m", "full", 3, 8, 16, 8, "float32", 4)
@@ -79,7 +79,7 @@ def sources() -> Iterator[dict[int, Source]]:
         source.kill()
 
 
-def wait(transfer: Transfer) -> Transfer:
+def wait(transfer: NixlTransfer) -> NixlTransfer:
     until = time.monotonic() + PATIENCE_S
     while transfer.state == "running":
         assert time.monotonic() < until

@@ -20,7 +20,7 @@ import uvloop
 
 from oscine.config import ToolOptions
 from oscine.tools import python_jail
-from oscine.tools.python import Jail, PythonTool, Run
+from oscine.tools.python import Jail, PythonRun, PythonTool
 from oscine.tools.toolbox import CodeRun, ToolResult
 
 JAIL = Path(python_jail.__file__)
@@ -42,7 +42,7 @@ def _needs_namespaces() -> None:
         pytest.skip(str(error))
 
 
-def run(code: str, timeout_s: float = 20.0, isolation: str = "namespaces") -> Run:
+def run(code: str, timeout_s: float = 20.0, isolation: str = "namespaces") -> PythonRun:
     return asyncio.run(Jail(options(timeout_s, isolation)).run(code))
 
 
@@ -105,7 +105,7 @@ def test_odd_code() -> None:
 
 def test_a_loop_is_ended() -> None:
     endless = run("print('begun')\nwhile True: pass", timeout_s=3.0)
-    assert endless == Run("begun\n", "it ran longer than 3 seconds", failed=True)
+    assert endless == PythonRun("begun\n", "it ran longer than 3 seconds", failed=True)
 
 
 def test_a_loop_that_hides_its_pipes_and_catches_signals_is_ended() -> None:
@@ -247,7 +247,7 @@ except OSError as error:
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1"])
 def test_process_1_says_nothing_of_the_server(name: str) -> None:
     code = f"import os, signal, time\nos.kill(1, signal.{name})\ntime.sleep(0.2)\nprint('still here')"
-    assert run(code) == Run("still here\n", "", False)
+    assert run(code) == PythonRun("still here\n", "", False)
 
 
 def test_nothing_is_left_in_the_background() -> None:
@@ -255,7 +255,7 @@ def test_nothing_is_left_in_the_background() -> None:
         "import os, time\nfor _ in range(3):\n    if os.fork() == 0:\n        os.setsid()\n"
         "        if os.fork() == 0: time.sleep(100)\n        os._exit(0)\nprint('done')"
     )
-    assert run(code) == Run("done\n", "", False)
+    assert run(code) == PythonRun("done\n", "", False)
     assert run(code.replace("print('done')", "time.sleep(100)"), timeout_s=1.0).ending
     wait_until(lambda: not survivors())
 
@@ -330,7 +330,7 @@ def test_code_dies_with_the_server() -> None:
 
 
 def test_a_few_run_at_once() -> None:
-    async def several() -> list[Run]:
+    async def several() -> list[PythonRun]:
         jail = Jail(ToolOptions(("python",), python_runs=2, python_memory_bytes=MARK))
         return await asyncio.gather(*(jail.run(str(i)) for i in range(5)))
 
@@ -346,7 +346,7 @@ def test_without_isolation_there_are_still_limits(monkeypatch: pytest.MonkeyPatc
     assert "MemoryError" in run("x = 'a' * (600 << 20)", isolation="none").output
     assert run("while True: pass", 1.0, isolation="none").ending == "it ran longer than 1 seconds"
     background = "import os, time\nif os.fork() == 0: time.sleep(100)\nprint('done')"
-    assert run(background, 3.0, isolation="none") == Run("done\n", "it ran longer than 3 seconds", failed=True)
+    assert run(background, 3.0, isolation="none") == PythonRun("done\n", "it ran longer than 3 seconds", failed=True)
 
 
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="needs util-linux")

@@ -11,7 +11,7 @@ from oscine.api.responses.events import ResponseEvents
 FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0  # between attempts to store an ended response; doubled each time
 
 
-class Run(Protocol):
+class BackgroundRun(Protocol):
     """What makes one; see ResponseRun."""
 
     events: ResponseEvents
@@ -40,7 +40,7 @@ class Run(Protocol):
 class BackgroundResponse:
     """One of them, from its begin to its end."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: BackgroundRun) -> None:
         self.run = run
         self._news = asyncio.Condition()
         self._over = False  # whether there will be no more events
@@ -85,7 +85,7 @@ class BackgroundResponses:
         self._live: dict[str, BackgroundResponse] = {}
         self._keepers: dict[str, asyncio.Task[None]] = {}
 
-    async def start(self, run: Run) -> BackgroundResponse:
+    async def start(self, run: BackgroundRun) -> BackgroundResponse:
         """Returns when the run has begun. Raises its error if it cannot begin, and APIError 503 while others wait for
         storage.
         """

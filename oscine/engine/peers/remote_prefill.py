@@ -39,7 +39,7 @@ class Links(Protocol):
         ...
 
 
-class Transfer(Protocol):
+class PageTransfer(Protocol):
     """Pages under way."""
 
     @property
@@ -61,7 +61,7 @@ class Transfers(Protocol):
 
     def disconnect(self, peer: Any) -> None: ...
 
-    def start(self, peer: Any, moves: list[Moves]) -> Transfer: ...
+    def start(self, peer: Any, moves: list[Moves]) -> PageTransfer: ...
 
 
 @dataclass(slots=True)
@@ -88,7 +88,7 @@ class _Fetch:
     hold: Hold | None = None
     lacking: Lacking = field(default_factory=lambda: Lacking([], []))
     fence: int = 0  # steps that must have ended before the pages may be written to
-    transfer: Transfer | None = None
+    transfer: PageTransfer | None = None
 
     def moves(self) -> list[Moves]:
         assert self.answer is not None
@@ -113,7 +113,7 @@ class RemotePrefills:
         self._sources: dict[str, _Source] = {}  # by address
         self._fetches: dict[str, _Fetch] = {}
         self._ready: list[Request] = []
-        self._draining: list[tuple[Hold, Transfer]] = []  # given up, but still being written to
+        self._draining: list[tuple[Hold, PageTransfer]] = []  # given up, but still being written to
         self._coming: set[tuple[str, bytes]] = set()  # group and digest of the pages that are being fetched
         self._num_asked = 0
         self._stats = EngineStats()
@@ -269,7 +269,7 @@ class RemotePrefills:
             self._succeed(fetch, num_bytes=0)
         return True
 
-    def _look(self, fetch: _Fetch, transfer: Transfer) -> None:
+    def _look(self, fetch: _Fetch, transfer: PageTransfer) -> None:
         if transfer.state == "done":
             self._succeed(fetch, transfer.num_bytes)
         elif transfer.state == "failed":

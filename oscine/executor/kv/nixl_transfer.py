@@ -58,7 +58,7 @@ class _Batch:
     target: Descriptors
 
 
-class Transfer:
+class NixlTransfer:
     """Pages on their way. Their memory must stay theirs until the state is no longer "running"."""
 
     def __init__(self, peer: Peer, batches: list[_Batch], kind: MemoryKind) -> None:
@@ -160,7 +160,7 @@ class KVTransfer:
         self.endpoint = KVEndpoint(full, sliding, [replace(memory, agent=bytes(self._agent.get_agent_metadata()))])
         self._wake = threading.Condition()
         self._orders: list[Callable[[], None]] = []
-        self._active: list[Transfer] = []  # of the thread
+        self._active: list[NixlTransfer] = []  # of the thread
         self._attentive = self._closed = False
         self._thread = threading.Thread(target=self._run, name="kv-transfer", daemon=True)
         self._thread.start()
@@ -174,10 +174,10 @@ class KVTransfer:
         """Forgets a peer that will not be read from again; what is on its way fails."""
         self._order(lambda: self._forget(peer))
 
-    def start(self, peer: Peer, moves: list[Moves]) -> Transfer:
+    def start(self, peer: Peer, moves: list[Moves]) -> NixlTransfer:
         """The pages of the source must keep what they hold, and nobody may use the target's, until it has ended."""
         batches = [batch for move in moves for batch in self._batches(peer, move)]
-        transfer = Transfer(peer, batches, self._memory.kind)
+        transfer = NixlTransfer(peer, batches, self._memory.kind)
         self._order(lambda: self._active.append(transfer))
         return transfer
 

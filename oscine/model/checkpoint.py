@@ -25,7 +25,7 @@ HEADER_LENGTH_BYTES = 8  # a safetensors file starts with the length of its JSON
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
+class FileHeader:
     """The head of one safetensors file."""
 
     path: Path
@@ -122,7 +122,7 @@ def _placement(folder: Path) -> dict[str, str]:
     return placed
 
 
-def _read_header(path: Path) -> Header:
+def _read_header(path: Path) -> FileHeader:
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(HEADER_LENGTH_BYTES), "little")
@@ -139,7 +139,7 @@ def _read_header(path: Path) -> Header:
     for name, entry in tensors.items():
         if not _is_entry(entry):
             raise ValueError(f"{path}: not safetensors: the header entry of {name} is malformed: {entry}")
-    return Header(path, tensors, data_bytes)
+    return FileHeader(path, tensors, data_bytes)
 
 
 def _is_entry(entry: object) -> bool:
@@ -149,7 +149,9 @@ def _is_entry(entry: object) -> bool:
     return False
 
 
-def _check_names(specs: dict[str, TensorSpec], headers: dict[str, Header], placed: dict[str, str]) -> dict[str, str]:
+def _check_names(
+    specs: dict[str, TensorSpec], headers: dict[str, FileHeader], placed: dict[str, str]
+) -> dict[str, str]:
     """Each tensor of specs is in exactly one file, the index's, and nothing else is there. Returns name -> file."""
     file_of: dict[str, str] = {}
     for file, header in headers.items():
@@ -168,7 +170,7 @@ def _check_names(specs: dict[str, TensorSpec], headers: dict[str, Header], place
     return file_of
 
 
-def _check_tensor(name: str, spec: TensorSpec, header: Header) -> None:
+def _check_tensor(name: str, spec: TensorSpec, header: FileHeader) -> None:
     entry = header.tensors[name]
     if tuple(entry["shape"]) != spec.shape:
         raise ValueError(f"{header.path}: {name} has shape {entry['shape']}, not {list(spec.shape)}")
@@ -181,7 +183,7 @@ def _check_tensor(name: str, spec: TensorSpec, header: Header) -> None:
         raise ValueError(f"{header.path}: truncated: {name} ends at byte {end} of {header.data_bytes}")
 
 
-def _check_size(header: Header) -> None:
+def _check_size(header: FileHeader) -> None:
     """The bytes of all tensors fill the file, so the sum over the files is checkpoint_bytes(config)."""
     total = sum(end - start for start, end in (entry["data_offsets"] for entry in header.tensors.values()))
     if total != header.data_bytes:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from oscine.cluster.routing.service import Asked, RouterService
+from oscine.cluster.routing.service import RouterPolicy, RouterService
 from oscine.cluster.spec.placement import NoPlace, Place, Placement
 from oscine.cluster.spec.snapshot import ClusterSnapshot, ReplicaSnapshot, RouterCounters
 from oscine.types import Endpoints, EngineInfo, EngineStats, PrefillSource
@@ -21,7 +21,7 @@ SNAPSHOT = ClusterSnapshot(
 
 
 class ScriptedRouter:
-    """Implements Asked. A request for which there is an event waits for it; `error` is raised, if there is one."""
+    """A RouterPolicy. A request for which there is an event waits for it; `error` is raised, if there is one."""
 
     def __init__(self) -> None:
         self.asked: list[Placement] = []
@@ -51,7 +51,7 @@ class ScriptedRouter:
 
 
 @asynccontextmanager
-async def served(router: Asked, key: str = "") -> AsyncIterator[RouterService]:
+async def served(router: RouterPolicy, key: str = "") -> AsyncIterator[RouterService]:
     service = RouterService(router, "127.0.0.1", key)
     try:
         yield service

@@ -27,14 +27,14 @@ from oscine.api.serving.service import Service
 logger = logging.getLogger(__name__)
 
 
-class Asked(Protocol):
+class NamesModel(Protocol):
     """The record that a body is decoded into."""
 
     @property
     def model(self) -> str | None: ...
 
 
-T = TypeVar("T", bound=Asked)
+T = TypeVar("T", bound=NamesModel)
 
 
 @dataclass(frozen=True, slots=True)

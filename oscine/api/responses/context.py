@@ -63,7 +63,7 @@ class CompactRequest(_Prompt, kw_only=True):
     prompt_cache_key: Annotated[str | None, ignored("prefixes are cached by their tokens; see `cache_salt`")] = None
 
 
-Asked = TypeVar("Asked", InputTokensRequest, CompactRequest)
+Prompted = TypeVar("Prompted", InputTokensRequest, CompactRequest)
 
 
 class InputTokens(ResponseEndpoint[InputTokensRequest]):
@@ -105,7 +105,7 @@ class Compact(ResponseEndpoint[CompactRequest]):
         return replace(plan, headroom=room // 2)
 
 
-def _for_response(call: Call[Asked], **changes: Any) -> Call[ResponseRequest]:
+def _for_response(call: Call[Prompted], **changes: Any) -> Call[ResponseRequest]:
     asked = {name: getattr(call.asked, name) for name in call.asked.__struct_fields__}
     return Call(ResponseRequest(**{**asked, **changes}), call.name, call.model, call.size, call.arrived_s)
 

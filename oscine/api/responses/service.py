@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from oscine.api.openai.endpoint import Asked, Endpoint
+from oscine.api.openai.endpoint import Endpoint, NamesModel
 from oscine.api.responses.background import BackgroundResponses
 from oscine.api.responses.resource import interrupted
 from oscine.api.responses.store import MEMORY, ResponseStore
@@ -11,7 +11,7 @@ from oscine.api.serving.service import Service
 from oscine.config import Config
 from oscine.types import EngineInfo
 
-T = TypeVar("T", bound=Asked)
+T = TypeVar("T", bound=NamesModel)
 
 
 class ResponseService(Service):

@@ -63,7 +63,7 @@ class Conversation:
         answer = None
         try:
             model = self.settings["model"] or self._first_model()
-            answer = Answer(self._terminal)
+            answer = StreamedAnswer(self._terminal)
             self._stream({"model": model, "messages": [*self._messages, question]}, answer)
         except httpx.HTTPError as error:
             raise CommandError(f"no answer from {self._url}: {error}") from None
@@ -73,7 +73,7 @@ class Conversation:
                 self._messages += [question, {"role": "assistant", "content": answer.content}]
         self._notes.note(answer.summary())
 
-    def _stream(self, body: dict[str, Any], answer: "Answer") -> None:
+    def _stream(self, body: dict[str, Any], answer: "StreamedAnswer") -> None:
         given = {name: value for name, value in self.settings.items() if value is not None}
         body = given | body | {"stream": True, "stream_options": {"include_usage": True}}
         try:
@@ -83,7 +83,7 @@ class Conversation:
                 raise
             self._post(body, answer)
 
-    def _post(self, body: dict[str, Any], answer: "Answer") -> None:
+    def _post(self, body: dict[str, Any], answer: "StreamedAnswer") -> None:
         with self._client.stream("POST", "/v1/chat/completions", json=body) as response:
             _check(response)
             for chunk in _chunks(response):
@@ -124,7 +124,7 @@ def _chunks(response: httpx.Response) -> Iterator[dict[str, Any]]:
         yield chunk
 
 
-class Answer:
+class StreamedAnswer:
     """One answer as it comes in, and how fast it came."""
 
     def __init__(self, terminal: Terminal) -> None:

@@ -31,7 +31,7 @@ _AGAIN_S = 5.0  # where a model is not deployed
 
 
 class Router:
-    """Implements Asked; every method runs on one event loop."""
+    """Implements RouterPolicy; every method runs on one event loop."""
 
     def __init__(self, key: str = "") -> None:
         """`key`: the cluster's."""

@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 _RETRY_AFTER_S = 1.0  # what a client is told when the router did not know what to do
 
 
-class Asked(Placer, Protocol):
+class RouterPolicy(Placer, Protocol):
     """Who knows the answers."""
 
     async def snapshot(self) -> ClusterSnapshot: ...
@@ -50,7 +50,7 @@ class RouterService:
     and nothing is placed for long for one that died.
     """
 
-    def __init__(self, router: Asked, host: str, key: str = "") -> None:
+    def __init__(self, router: RouterPolicy, host: str, key: str = "") -> None:
         """`host`: an address of this machine; the port is a free one. `key`: see oscine.engine.wire.tcp.
 
         Raises ValueError.

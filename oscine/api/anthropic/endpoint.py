@@ -25,14 +25,14 @@ class AnthropicMessages(Endpoint[MessagesRequest]):
     request_type = MessagesRequest
 
     async def answer(self, call: Call[MessagesRequest], scope: Scope, receive: Receive, send: Send) -> None:
-        asked, stream = call.asked, bool(call.asked.stream)
-        request = await beside(lambda: chat_request(asked), call.size)
+        body, stream = call.body, bool(call.body.stream)
+        request = await beside(lambda: chat_request(body), call.size)
         try:
             (choice,), requests = await chat_sequences(self.service, request, call.model, call.size, separator="")
         except APIError as error:
             error.message = error.message.replace(_CHAT_SCHEMA, _SCHEMA)
             raise
-        thinking = asked.thinking
+        thinking = body.thinking
         hidden = thinking is not None and thinking.display == "omitted"
         blocks = Blocks(thinking=shows_thinking(thinking), thinking_text=not hidden)
         answer = AnthropicAnswer(choice, call.name, blocks, stream=stream)
@@ -44,7 +44,7 @@ class CountTokens(Endpoint[CountTokensRequest]):
     request_type = CountTokensRequest
 
     async def answer(self, call: Call[CountTokensRequest], scope: Scope, receive: Receive, send: Send) -> None:
-        said = await beside(lambda: conversation(prompt_request(call.asked), self.service.date), call.size)
+        said = await beside(lambda: conversation(prompt_request(call.body), self.service.date), call.size)
         talk = self.service.reasoning.restore(caller(), said)
         prompt = await call.model.prompts.render(talk, call.size)
         body = msgspec.json.encode({"input_tokens": len(prompt)})

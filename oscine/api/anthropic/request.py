@@ -42,33 +42,33 @@ def shows_thinking(thinking: Thinking | None) -> bool:
     return thinking is not None and thinking.type != "disabled"
 
 
-def chat_request(asked: MessagesRequest) -> ChatCompletionRequest:
+def chat_request(body: MessagesRequest) -> ChatCompletionRequest:
     """Raises APIError that names the parameter, for all that the model cannot read or do."""
-    check(asked.max_tokens >= 1, "max_tokens", "at least 1", asked.max_tokens)
-    stop_strings(asked.stop_sequences, "stop_sequences")
-    request = prompt_request(asked)
-    request.max_tokens = asked.max_tokens
-    request.thinking_token_budget = _thinking_budget(asked)
-    request.stream = asked.stream
-    request.stop = asked.stop_sequences
-    request.cache_salt = asked.cache_salt
-    request.temperature, request.top_p, request.top_k = asked.temperature, asked.top_p, asked.top_k
+    check(body.max_tokens >= 1, "max_tokens", "at least 1", body.max_tokens)
+    stop_strings(body.stop_sequences, "stop_sequences")
+    request = prompt_request(body)
+    request.max_tokens = body.max_tokens
+    request.thinking_token_budget = _thinking_budget(body)
+    request.stream = body.stream
+    request.stop = body.stop_sequences
+    request.cache_salt = body.cache_salt
+    request.temperature, request.top_p, request.top_k = body.temperature, body.top_p, body.top_k
     return request
 
 
-def prompt_request(asked: CountTokensRequest) -> ChatCompletionRequest:
+def prompt_request(body: CountTokensRequest) -> ChatCompletionRequest:
     """What the prompt depends on, and what may be said: without limits and sampling. Raises APIError."""
-    if asked.thread is not None:
+    if body.thread is not None:
         raise _no_threads()
-    choice = asked.tool_choice
+    choice = body.tool_choice
     return ChatCompletionRequest(
-        model=asked.model,
-        messages=[*_system(asked.system), *_messages(asked.messages)],
-        tools=[*_tools(asked.tools or ())],
+        model=body.model,
+        messages=[*_system(body.system), *_messages(body.messages)],
+        tools=[*_tools(body.tools or ())],
         tool_choice=_tool_choice(choice) if choice else None,
         parallel_tool_calls=not (choice and choice.disable_parallel_tool_use),
-        reasoning_effort=_effort(asked.thinking, asked.output_config),
-        response_format=_format(asked.output_config),
+        reasoning_effort=_effort(body.thinking, body.output_config),
+        response_format=_format(body.output_config),
     )
 
 
@@ -92,10 +92,10 @@ def _effort(thinking: Thinking | None, output: OutputConfig | None) -> Effort | 
     return "low" if budget < _LITTLE else "medium" if budget < _MUCH else "high"
 
 
-def _thinking_budget(asked: MessagesRequest) -> int | None:
-    if asked.thinking is None or asked.thinking.type != "enabled" or asked.thinking.budget_tokens is None:
+def _thinking_budget(body: MessagesRequest) -> int | None:
+    if body.thinking is None or body.thinking.type != "enabled" or body.thinking.budget_tokens is None:
         return None
-    budget, limit = asked.thinking.budget_tokens, asked.max_tokens
+    budget, limit = body.thinking.budget_tokens, body.max_tokens
     check(budget < limit, "thinking.budget_tokens", f"less than max_tokens ({limit})", budget)
     return budget
 

@@ -43,41 +43,41 @@ class ChatCompletions(Endpoint[ChatCompletionRequest]):
     request_type = ChatCompletionRequest
 
     async def answer(self, call: Call[ChatCompletionRequest], scope: Scope, receive: Receive, send: Send) -> None:
-        asked = call.asked
-        choices, requests = await chat_sequences(self.service, asked, call.model, call.size)
-        prompt = requests[0].prompt_token_ids if asked.return_token_ids else None
-        answer = ChatAnswer(choices, call.name, self._reasoning_fields(asked), asked, prompt)
+        body = call.body
+        choices, requests = await chat_sequences(self.service, body, call.model, call.size)
+        prompt = requests[0].prompt_token_ids if body.return_token_ids else None
+        answer = ChatAnswer(choices, call.name, self._reasoning_fields(body), body, prompt)
         generation = Generation(call.model.served, answer.choices, requests, call.arrived_s)
-        await self.respond(generation, answer, scope, receive, send, stream=asked.stream)
+        await self.respond(generation, answer, scope, receive, send, stream=body.stream)
 
-    def _reasoning_fields(self, asked: ChatCompletionRequest) -> Sequence[str]:
-        excluded = asked.include_reasoning is False or (asked.reasoning is not None and asked.reasoning.exclude)
+    def _reasoning_fields(self, body: ChatCompletionRequest) -> Sequence[str]:
+        excluded = body.include_reasoning is False or (body.reasoning is not None and body.reasoning.exclude)
         return () if excluded else _REASONING_FIELDS[self.service.config.server.reasoning_field]
 
 
 async def chat_sequences(
-    service: Service, asked: ChatCompletionRequest, model: ReadyModel, size: int, *, separator: str = "\n\n"
+    service: Service, body: ChatCompletionRequest, model: ReadyModel, size: int, *, separator: str = "\n\n"
 ) -> tuple[list[ChatChoice], list[GenerationRequest]]:
     """The choices of a request and what the engine is to generate for each.
 
     `size` is that of the body in bytes; `separator` joins the texts of several messages of one kind.
     """
-    talk = service.reasoning.restore(caller(), await beside(lambda: conversation(asked, service.date), size))
-    n, stop = sampling.choices(asked.n), sampling.stop_strings(asked.stop)
+    talk = service.reasoning.restore(caller(), await beside(lambda: conversation(body, service.date), size))
+    n, stop = sampling.choices(body.n), sampling.stop_strings(body.stop)
     model.served.admission.check(n)  # before the prompt is made, which costs more
-    form, use = asked_format(asked), tool_use(asked, talk.tools)
-    check_beside_calls(extensions(asked), use.choice)
+    form, use = asked_format(body), tool_use(body, talk.tools)
+    check_beside_calls(extensions(body), use.choice)
     grammar = await _grammar(form, use, size)
     prompt = await model.prompts.render(talk, size)
     headers = header_grammar(use.tools)
-    params = replace(_sampling_params(asked, len(prompt), model), grammar=grammar, headers=headers)
-    priority = sampling.priority(asked.priority)
+    params = replace(_sampling_params(body, len(prompt), model), grammar=grammar, headers=headers)
+    priority = sampling.priority(body.priority)
     seeded = [sampling.with_seed(params, i) for i in range(n)]
-    requests = [engine_request(prompt, own, priority, asked.cache_salt) for own in seeded]
+    requests = [engine_request(prompt, own, priority, body.cache_salt) for own in seeded]
     remember = partial(service.reasoning.keep, caller()) if talk.tools else None
     functions = frozenset(tool.name for tool in use.tools)
-    choices = [_choice(asked, model, len(prompt), stop, functions, separator, remember) for _ in range(n)]
-    headroom = _headroom(asked, params.max_tokens, service.config.server.final_headroom)
+    choices = [_choice(body, model, len(prompt), stop, functions, separator, remember) for _ in range(n)]
+    headroom = _headroom(body, params.max_tokens, service.config.server.final_headroom)
     if headroom and use.choice != "required":
         within_final = None if form is None else await beside(partial(text_grammar, form.format), size)
         for choice, request in zip(choices, requests, strict=True):
@@ -85,22 +85,22 @@ async def chat_sequences(
     return choices, requests
 
 
-def _headroom(asked: ChatCompletionRequest, max_tokens: int, setting: int) -> int:
+def _headroom(body: ChatCompletionRequest, max_tokens: int, setting: int) -> int:
     """Tokens reserved for the answer, also by a thinking budget; `setting` is the server's --final-headroom."""
-    wanted, budget = asked.final_headroom, _thinking_budget(asked)
+    wanted, budget = body.final_headroom, _thinking_budget(body)
     most = max_tokens - 1
     sampling.check(wanted is None or 0 <= wanted <= most, "final_headroom", f"between 0 and {most}", wanted)
     kept = usual_headroom(setting, max_tokens) if wanted is None else wanted
     return kept if budget is None else max(kept, max_tokens - budget)
 
 
-def _thinking_budget(asked: ChatCompletionRequest) -> int | None:
-    if asked.thinking_token_budget is None and asked.reasoning is None and asked.thinking is None:
+def _thinking_budget(body: ChatCompletionRequest) -> int | None:
+    if body.thinking_token_budget is None and body.reasoning is None and body.thinking is None:
         return None  # as usual
     budgets = {
-        "thinking_token_budget": asked.thinking_token_budget,
-        "reasoning.max_tokens": asked.reasoning.max_tokens if asked.reasoning else None,
-        "thinking.budget_tokens": asked.thinking.budget_tokens if asked.thinking else None,
+        "thinking_token_budget": body.thinking_token_budget,
+        "reasoning.max_tokens": body.reasoning.max_tokens if body.reasoning else None,
+        "thinking.budget_tokens": body.thinking.budget_tokens if body.thinking else None,
     }
     for param, budget in budgets.items():
         sampling.check(budget is None or budget >= 0, param, "at least 0", budget)
@@ -112,28 +112,28 @@ async def _grammar(form: AskedFormat | None, use: ToolUse, size: int) -> str | N
     return await constraint(text, use.tools, use.choice, parallel=use.parallel, text_param=param, size=size)
 
 
-def _sampling_params(asked: ChatCompletionRequest, num_prompt_tokens: int, model: ReadyModel) -> SamplingParams:
-    if asked.stream_options is not None and not asked.stream:
+def _sampling_params(body: ChatCompletionRequest, num_prompt_tokens: int, model: ReadyModel) -> SamplingParams:
+    if body.stream_options is not None and not body.stream:
         raise invalid("stream_options", "it is for streamed answers")
-    top = asked.top_logprobs
+    top = body.top_logprobs
     sampling.check(
         top is None or 0 <= top <= MAX_TOP_LOGPROBS, "top_logprobs", f"between 0 and {MAX_TOP_LOGPROBS}", top
     )
-    if top and not asked.logprobs:
+    if top and not body.logprobs:
         raise invalid("top_logprobs", "it needs 'logprobs': true")
-    newer = asked.max_completion_tokens is not None
+    newer = body.max_completion_tokens is not None
     max_tokens = sampling.max_new_tokens(
         num_prompt_tokens,
-        asked.max_completion_tokens if newer else asked.max_tokens,
+        body.max_completion_tokens if newer else body.max_tokens,
         model.info.max_model_len,
         prompt="messages",
         param="max_completion_tokens" if newer else "max_tokens",
     )
-    return model.sampling_params(asked, max_tokens=max_tokens, logprobs=(top or 0) if asked.logprobs else None)
+    return model.sampling_params(body, max_tokens=max_tokens, logprobs=(top or 0) if body.logprobs else None)
 
 
 def _choice(
-    asked: ChatCompletionRequest,
+    body: ChatCompletionRequest,
     model: ReadyModel,
     num_prompt_tokens: int,
     stop: tuple[str, ...],
@@ -146,8 +146,8 @@ def _choice(
         num_prompt_tokens=num_prompt_tokens,
         stop=stop,
         functions=functions,
-        top_logprobs=(asked.top_logprobs or 0) if asked.logprobs else None,
-        ignore_eos=bool(asked.ignore_eos),
+        top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        ignore_eos=bool(body.ignore_eos),
         separator=separator,
         remember=remember,
     )
@@ -190,7 +190,7 @@ class ChatAnswer:
         choices: list[ChatChoice],
         model: str,
         reasoning_fields: Sequence[str],
-        asked: ChatCompletionRequest,
+        body: ChatCompletionRequest,
         prompt: list[int] | None,
     ) -> None:
         """`prompt`: token ids of the prompt if the answer carries token ids, else None."""
@@ -199,10 +199,10 @@ class ChatAnswer:
         self._model = model
         self._choices = choices
         self._reasoning_fields = reasoning_fields
-        self._include_usage = bool(asked.stream_options and asked.stream_options.include_usage)
+        self._include_usage = bool(body.stream_options and body.stream_options.include_usage)
         self._prompt = prompt
         self._head = ChunkHead(self._id, self._created, model, include_usage=self._include_usage)
-        kind, with_ids = StreamedChoice if asked.stream else WholeChoice, prompt is not None
+        kind, with_ids = StreamedChoice if body.stream else WholeChoice, prompt is not None
         self.choices = [
             kind(choice, ChatChunks(self._head, i, choice, reasoning_fields, prompt), with_token_ids=with_ids)
             for i, choice in enumerate(choices)

@@ -28,31 +28,31 @@ class Completions(Endpoint[CompletionRequest]):
     request_type = CompletionRequest
 
     async def answer(self, call: Call[CompletionRequest], scope: Scope, receive: Receive, send: Send) -> None:
-        asked, model = call.asked, call.model
-        _check_supported(asked)
-        n, stop = sampling.choices(asked.n), sampling.stop_strings(asked.stop)
-        given = _prompts(asked.prompt)
+        body, model = call.body, call.model
+        _check_supported(body)
+        n, stop = sampling.choices(body.n), sampling.stop_strings(body.stop)
+        given = _prompts(body.prompt)
         model.served.admission.check(len(given) * n)
         prompts = await _token_ids(given, model)
-        priority = sampling.priority(asked.priority)
-        form = asked_format(asked)
+        priority = sampling.priority(body.priority)
+        form = asked_format(body)
         grammar = None if form is None else await text_constraint(form.format, form.param, call.size)
-        params = [replace(_sampling_params(asked, len(prompt), model), grammar=grammar) for prompt in prompts]
-        choices = [_choice(asked, model, prompt, stop) for prompt in prompts for _ in range(n)]
+        params = [replace(_sampling_params(body, len(prompt), model), grammar=grammar) for prompt in prompts]
+        choices = [_choice(body, model, prompt, stop) for prompt in prompts for _ in range(n)]
         requests = [
-            engine_request(prompt, sampling.with_seed(own, i), priority, asked.cache_salt)
+            engine_request(prompt, sampling.with_seed(own, i), priority, body.cache_salt)
             for prompt, own in zip(prompts, params, strict=True)
             for i in range(n)
         ]
-        answer = TextAnswer(choices, n, call.name, asked)
+        answer = TextAnswer(choices, n, call.name, body)
         generation = Generation(model.served, answer.choices, requests, call.arrived_s)
-        await self.respond(generation, answer, scope, receive, send, stream=asked.stream)
+        await self.respond(generation, answer, scope, receive, send, stream=body.stream)
 
 
-def _check_supported(asked: CompletionRequest) -> None:
-    if asked.best_of is not None and asked.best_of != (asked.n or 1):
+def _check_supported(body: CompletionRequest) -> None:
+    if body.best_of is not None and body.best_of != (body.n or 1):
         raise unsupported("best_of", "other than 'n' it is not supported")
-    if asked.stream_options is not None and not asked.stream:
+    if body.stream_options is not None and not body.stream:
         raise invalid("stream_options", "it is for streamed answers")
 
 
@@ -78,29 +78,29 @@ def _is_ids(prompt: Any) -> bool:
     return isinstance(prompt, list) and bool(prompt) and all(type(i) is int for i in prompt)
 
 
-def _sampling_params(asked: CompletionRequest, num_prompt_tokens: int, model: ReadyModel) -> SamplingParams:
-    wanted = _DEFAULT_MAX_TOKENS if asked.max_tokens is None else asked.max_tokens
+def _sampling_params(body: CompletionRequest, num_prompt_tokens: int, model: ReadyModel) -> SamplingParams:
+    wanted = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     max_tokens = sampling.max_new_tokens(
-        num_prompt_tokens, wanted, model.info.max_model_len, prompt="prompt", minimum=0 if asked.echo else 1
+        num_prompt_tokens, wanted, model.info.max_model_len, prompt="prompt", minimum=0 if body.echo else 1
     )
-    of_prompt = asked.logprobs if asked.echo else None
+    of_prompt = body.logprobs if body.echo else None
     return model.sampling_params(
-        asked,
+        body,
         max_tokens=max_tokens,
-        logprobs=asked.logprobs,
+        logprobs=body.logprobs,
         # Nothing to generate: the engine then needs something else to report, the prompt's own log-probabilities.
         prompt_logprobs=0 if of_prompt is None and max_tokens == 0 else of_prompt,
     )
 
 
-def _choice(asked: CompletionRequest, model: ReadyModel, prompt: list[int], stop: tuple[str, ...]) -> TextChoice:
+def _choice(body: CompletionRequest, model: ReadyModel, prompt: list[int], stop: tuple[str, ...]) -> TextChoice:
     return TextChoice(
         model.tokenizer,
         prompt,
         stop=stop,
-        echo=bool(asked.echo),
-        top_logprobs=asked.logprobs,
-        skip_special_tokens=asked.skip_special_tokens is not False,
+        echo=bool(body.echo),
+        top_logprobs=body.logprobs,
+        skip_special_tokens=body.skip_special_tokens is not False,
     )
 
 
@@ -140,13 +140,13 @@ class _Sent(SentChoice[TextChoice]):
 class TextAnswer:
     """The answer to one request: n choices for each prompt, in the order of the prompts."""
 
-    def __init__(self, choices: list[TextChoice], n: int, model: str, asked: CompletionRequest) -> None:
+    def __init__(self, choices: list[TextChoice], n: int, model: str, body: CompletionRequest) -> None:
         fields = {"id": f"cmpl-{uuid.uuid4().hex}", "object": "text_completion", "created": int(time.time())}
         self._start = msgspec.json.encode({**fields, "model": model})[:-1]
         self._n = n
-        self._include_usage = bool(asked.stream_options and asked.stream_options.include_usage)
+        self._include_usage = bool(body.stream_options and body.stream_options.include_usage)
         self._end = b',"usage":null}' if self._include_usage else b"}"
-        stream, with_ids = bool(asked.stream), bool(asked.return_token_ids)
+        stream, with_ids = bool(body.stream), bool(body.return_token_ids)
         self.choices = [
             _Sent(self, i, choice, stream=stream, prompt=choice.prompt if with_ids else None)
             for i, choice in enumerate(choices)

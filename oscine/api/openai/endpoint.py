@@ -41,7 +41,7 @@ T = TypeVar("T", bound=NamesModel)
 class Call(Generic[T]):
     """A request as an endpoint gets it."""
 
-    asked: T
+    body: T
     name: str  # of the model, as the client calls it
     model: ReadyModel
     size: int  # of the body, in bytes
@@ -78,10 +78,10 @@ class Endpoint(ABC, Generic[T]):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         arrived_s = time.perf_counter()
         with suppress(ClientDisconnect):
-            body = await read_body(Request(scope, receive), self.service.config.server.max_body_bytes)
-            asked = decode(body, self.request_type)
-            name, model = self.service.find(asked.model)
-            await self.answer(Call(asked, name, model.ready(), len(body), arrived_s), scope, receive, send)
+            data = await read_body(Request(scope, receive), self.service.config.server.max_body_bytes)
+            body = decode(data, self.request_type)
+            name, model = self.service.find(body.model)
+            await self.answer(Call(body, name, model.ready(), len(data), arrived_s), scope, receive, send)
 
     def events(self, send: Send, *, stream: bool | None) -> EventStream | None:
         """The stream for the events of one answer; None if the answer is not streamed."""

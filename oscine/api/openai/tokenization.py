@@ -20,33 +20,33 @@ class Tokenize:
     async def tokenize(self, request: Request) -> Response:
         """{"tokens", "count", "max_model_len"} and, if asked for, "token_strs"."""
         received = await read_body(request, self.service.config.server.max_body_bytes)
-        asked = decode(received, TokenizeRequest)
-        _, model = self.service.find(asked.model)
+        body = decode(received, TokenizeRequest)
+        _, model = self.service.find(body.model)
         ready = model.ready()
-        if (asked.prompt is None) == (asked.messages is None):
+        if (body.prompt is None) == (body.messages is None):
             raise invalid("prompt", "give either 'prompt' or 'messages'")
-        if asked.prompt is not None:
-            (ids,) = await ready.prompts.encode([asked.prompt])
+        if body.prompt is not None:
+            (ids,) = await ready.prompts.encode([body.prompt])
         else:
             chat = decode(received, ChatCompletionRequest)
             talk = await beside(lambda: conversation(chat, self.service.date), len(received))
             ids = await ready.prompts.render(self.service.reasoning.restore(caller(), talk), len(received))
-            if asked.add_generation_prompt is False:
+            if body.add_generation_prompt is False:
                 del ids[-1 - ids[::-1].index(ready.tokenizer.start) :]
-        body = {"tokens": ids, "count": len(ids), "max_model_len": ready.info.max_model_len}
-        if asked.return_token_strs:
-            body["token_strs"] = await ready.prompts.decode_each(ids)
-        return Response(msgspec.json.encode(body), media_type="application/json")
+        answer = {"tokens": ids, "count": len(ids), "max_model_len": ready.info.max_model_len}
+        if body.return_token_strs:
+            answer["token_strs"] = await ready.prompts.decode_each(ids)
+        return Response(msgspec.json.encode(answer), media_type="application/json")
 
     async def detokenize(self, request: Request) -> Response:
         """{"prompt"}: special tokens by name, invalid UTF-8 as U+FFFD."""
-        asked = decode(await read_body(request, self.service.config.server.max_body_bytes), DetokenizeRequest)
-        _, model = self.service.find(asked.model)
+        body = decode(await read_body(request, self.service.config.server.max_body_bytes), DetokenizeRequest)
+        _, model = self.service.find(body.model)
         ready = model.ready()
         size = ready.info.vocab_size
-        wrong = next((i for i, token_id in enumerate(asked.tokens) if not 0 <= token_id < size), None)
+        wrong = next((i for i, token_id in enumerate(body.tokens) if not 0 <= token_id < size), None)
         if wrong is not None:
-            rule = f"it must be a token id between 0 and {size - 1}, not {asked.tokens[wrong]}"
+            rule = f"it must be a token id between 0 and {size - 1}, not {body.tokens[wrong]}"
             raise invalid(f"tokens[{wrong}]", rule)
-        text = await ready.prompts.decode(asked.tokens)
+        text = await ready.prompts.decode(body.tokens)
         return Response(msgspec.json.encode({"prompt": text}), media_type="application/json")

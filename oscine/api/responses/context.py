@@ -72,7 +72,7 @@ class InputTokens(ResponseEndpoint[InputTokensRequest]):
     request_type = InputTokensRequest
 
     async def answer(self, call: Call[InputTokensRequest], scope: Scope, receive: Receive, send: Send) -> None:
-        plan = await make_plan(self.service, _for_response(call, input=call.asked.input or []))
+        plan = await make_plan(self.service, _for_response(call, input=call.body.input or []))
         async with plan.toolbox:
             prompt = await plan.prompt(self.service.date, self.service.reasoning)
         await _json({"object": "response.input_tokens", "input_tokens": len(prompt)})(scope, receive, send)
@@ -92,27 +92,27 @@ class Compact(ResponseEndpoint[CompactRequest]):
 
     async def _plan(self, call: Call[CompactRequest]) -> ResponsePlan:
         """The plan of the response that writes the summary."""
-        given = call.asked.input or []
+        given = call.body.input or []
         items = [{"role": "user", "content": given}] if isinstance(given, str) else given
-        thinking = call.asked.reasoning or ReasoningConfig(effort="low")
+        thinking = call.body.reasoning or ReasoningConfig(effort="low")
         whole = _for_response(call, input=[*items, {"role": "user", "content": _ASK}], reasoning=thinking, store=False)
         plan = await make_plan(self.service, whole)
         if not _said(plan):
             raise invalid("input", "there is nothing to compact")
         prompt = await plan.prompt(self.service.date, self.service.reasoning)
         room = min(_MOST_TOKENS, call.model.info.max_model_len - len(prompt))
-        plan.asked.max_output_tokens = max(room, 1)
+        plan.body.max_output_tokens = max(room, 1)
         return replace(plan, headroom=room // 2)
 
 
 def _for_response(call: Call[Prompted], **changes: Any) -> Call[ResponseRequest]:
-    asked = {name: getattr(call.asked, name) for name in call.asked.__struct_fields__}
-    return Call(ResponseRequest(**{**asked, **changes}), call.name, call.model, call.size, call.arrived_s)
+    body = {name: getattr(call.body, name) for name in call.body.__struct_fields__}
+    return Call(ResponseRequest(**{**body, **changes}), call.name, call.model, call.size, call.arrived_s)
 
 
 def _said(plan: ResponsePlan) -> tuple[Message, ...]:
     """The messages of the conversation, without its instructions and without the request for a summary."""
-    return plan.messages[1 if plan.asked.instructions else 0 : -1]
+    return plan.messages[1 if plan.body.instructions else 0 : -1]
 
 
 def _compacted(plan: ResponsePlan, made: Object) -> Object:

@@ -34,11 +34,11 @@ class Responses(ResponseEndpoint[ResponseRequest]):
     async def answer(self, call: Call[ResponseRequest], scope: Scope, receive: Receive, send: Send) -> None:
         call.model.served.admission.check(1)  # before the prompt is made, which costs more
         run = ResponseRun(self.service, await make_plan(self.service, call))
-        if call.asked.background:
+        if call.body.background:
             response = await self.service.background.start(run)
-            app = _Events(response.events(0), self.service) if call.asked.stream else _json(run.snapshot())
+            app = _Events(response.events(0), self.service) if call.body.stream else _json(run.snapshot())
             await app(scope, receive, send)
-        elif stream := self.events(send, stream=call.asked.stream):
+        elif stream := self.events(send, stream=call.body.stream):
             await run_while_connected(receive, _streamed(run, stream), on_idle=stream.keep_alive)
         elif await run_while_connected(receive, run.run(None)):
             await _json(run.snapshot())(scope, receive, send)

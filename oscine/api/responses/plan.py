@@ -57,27 +57,27 @@ class ResponsePlan:
     headroom: int = 0  # tokens reserved for the answer, unless the server's setting is higher
 
     @property
-    def asked(self) -> ResponseRequest:
-        return self.call.asked
+    def body(self) -> ResponseRequest:
+        return self.call.body
 
     @property
     def top_logprobs(self) -> int | None:
-        top = self.asked.top_logprobs
+        top = self.body.top_logprobs
         return top or 0 if top or LOGPROBS in self.include else None
 
     @property
     def _allowed(self) -> AllowedCalls:
-        asked, recipients = self.asked, _recipients(self.toolbox.namespaces)
-        return allowed(asked.tool_choice, self.tools, recipients, parallel=asked.parallel_tool_calls is not False)
+        body, recipients = self.body, _recipients(self.toolbox.namespaces)
+        return allowed(body.tool_choice, self.tools, recipients, parallel=body.parallel_tool_calls is not False)
 
     async def prompt(self, date: str, memory: ReasoningMemory) -> list[int]:
         """Raises APIError."""
-        asked, hidden = self.asked, self._allowed.choice == "none"
+        body, hidden = self.body, self._allowed.choice == "none"
         talk = Conversation(
             messages=self.messages,
             tools=() if hidden else self.tools.functions,
-            response_schema=_text_format(asked)[1],
-            reasoning_effort=model_effort(asked.reasoning.effort if asked.reasoning else None),
+            response_schema=_text_format(body)[1],
+            reasoning_effort=model_effort(body.reasoning.effort if body.reasoning else None),
             current_date=date,
             namespaces=() if hidden else self.toolbox.namespaces,
         )
@@ -85,20 +85,20 @@ class ResponsePlan:
 
     async def engine_request(self, date: str, memory: ReasoningMemory) -> tuple[GenerationRequest, TurnGrammars]:
         """Raises APIError."""
-        asked, may = self.asked, self._allowed
-        wanted = only_format([*_text_format(asked)[0], *extensions(asked)])
+        body, may = self.body, self._allowed
+        wanted = only_format([*_text_format(body)[0], *extensions(body)])
         if not may.recipients:  # else an answer may follow them
-            check_beside_calls(extensions(asked), may.choice)
+            check_beside_calls(extensions(body), may.choice)
         try:
             prompt = await self.prompt(date, memory)
             params = self._sampling_params(len(prompt))
         except APIError as error:
-            if error.code == "context_length_exceeded" and asked.truncation == "auto":
+            if error.code == "context_length_exceeded" and body.truncation == "auto":
                 error.message += " Dropping items ('truncation': 'auto') is not supported."
             raise
         grammar, grammars = await _grammars(wanted, may, self.call.size)
         params = replace(params, grammar=grammar, headers=header_grammar(may.functions, may.recipients))
-        return engine_request(prompt, params, sampling.priority(asked.priority), asked.cache_salt), grammars
+        return engine_request(prompt, params, sampling.priority(body.priority), body.cache_salt), grammars
 
     @property
     def _size(self) -> int:
@@ -107,67 +107,67 @@ class ResponsePlan:
         return self.call.size + said
 
     def _sampling_params(self, num_prompt_tokens: int) -> SamplingParams:
-        asked, model = self.asked, self.call.model
+        body, model = self.body, self.call.model
         max_tokens = sampling.max_new_tokens(
             num_prompt_tokens,
-            asked.max_output_tokens,
+            body.max_output_tokens,
             model.info.max_model_len,
             prompt="input",
             param="max_output_tokens",
         )
-        return model.sampling_params(asked, max_tokens=max_tokens, logprobs=self.top_logprobs)
+        return model.sampling_params(body, max_tokens=max_tokens, logprobs=self.top_logprobs)
 
 
 async def make_plan(service: ResponseService, call: Call[ResponseRequest]) -> ResponsePlan:
     """Raises APIError that names the parameter."""
-    asked = call.asked
-    _check(asked)
+    body = call.body
+    _check(body)
     owner = caller()
-    chain = await _chain(service, asked.previous_response_id, owner)
+    chain = await _chain(service, body.previous_response_id, owner)
     size = sum(len(stored.input) + len(stored.body) for stored in chain)
     if size > _MAX_CHAIN_BYTES:
         raise invalid("previous_response_id", f"the conversation so far is larger than {_MAX_CHAIN_BYTES} bytes")
     kept = await beside(lambda: [msgspec.json.decode(stored.body, type=KeptResponse) for stored in chain], size)
-    found, calls = await _referenced(service, asked, owner)
+    found, calls = await _referenced(service, body, owner)
 
     def said() -> tuple[list[Object], tuple[Message, ...]]:
         history = ItemHistory()
         for stored, response in zip(chain, kept, strict=True):
             history.add(msgspec.json.decode(stored.input), {}, "previous_response_id")
             history.add(response.response["output"], response.calls, "previous_response_id")
-        items = input_items(asked.input, found)
+        items = input_items(body.input, found)
         history.add(items, calls, "input")
         return items, history.messages()
 
     items, messages = await beside(said, call.size + size)
-    if asked.instructions:
-        messages = (Message("developer", asked.instructions), *messages)
+    if body.instructions:
+        messages = (Message("developer", body.instructions), *messages)
     listings = (item for response in kept for item in response.response["output"] if item["type"] == "mcp_list_tools")
     return ResponsePlan(
         id=new_id("resp"),
         owner=owner,
         call=call,
-        include=included(asked.include),
+        include=included(body.include),
         input=items,
         messages=messages,
-        tools=ClientTools(asked.tools or ()),
-        toolbox=_toolbox(service, asked, kept[-1].tools if kept else None),
+        tools=ClientTools(body.tools or ()),
+        toolbox=_toolbox(service, body, kept[-1].tools if kept else None),
         listed=frozenset(item["server_label"] for item in listings),
     )
 
 
-def _check(asked: ResponseRequest) -> None:
-    if asked.stream_options is not None and not asked.stream:
+def _check(body: ResponseRequest) -> None:
+    if body.stream_options is not None and not body.stream:
         raise invalid("stream_options", "it is for streamed answers")
-    if asked.background and asked.store is False:
+    if body.background and body.store is False:
         raise invalid("background", "a response in the background must be stored")
-    sampling.at_most(sampling.MAX_TOOLS, asked.tools, "tools")
-    top = asked.top_logprobs
+    sampling.at_most(sampling.MAX_TOOLS, body.tools, "tools")
+    top = body.top_logprobs
     most = MAX_TOP_LOGPROBS
     sampling.check(top is None or 0 <= top <= most, "top_logprobs", f"between 0 and {most}", top)
-    calls = asked.max_tool_calls
+    calls = body.max_tool_calls
     sampling.check(calls is None or calls >= 1, "max_tool_calls", "at least 1", calls)
-    metadata = asked.metadata or {}
+    metadata = body.metadata or {}
     pairs, key, value = _MAX_METADATA
     sampling.check(len(metadata) <= pairs, "metadata", f"at most {pairs} pairs", len(metadata))
     for name, text in metadata.items():
@@ -195,19 +195,19 @@ async def _chain(service: ResponseService, response_id: str | None, owner: str) 
 
 
 async def _referenced(
-    service: ResponseService, asked: ResponseRequest, owner: str
+    service: ResponseService, body: ResponseRequest, owner: str
 ) -> tuple[dict[str, Object], dict[str, Sequence[str]]]:
     """The stored items that the input refers to, and the built-in calls among them."""
-    ids = references(asked.input)
+    ids = references(body.input)
     stored = await service.store.items(ids, owner) if ids else {}
-    kept = {item_id: msgspec.json.decode(body, type=KeptItem) for item_id, body in stored.items()}
+    kept = {item_id: msgspec.json.decode(item, type=KeptItem) for item_id, item in stored.items()}
     found = {item_id: item.item for item_id, item in kept.items()}
     return found, {item_id: item.call for item_id, item in kept.items() if item.call is not None}
 
 
-def _toolbox(service: ResponseService, asked: ResponseRequest, state: Object | None) -> Toolbox:
+def _toolbox(service: ResponseService, body: ResponseRequest, state: Object | None) -> Toolbox:
     try:
-        return service.tools.toolbox(builtin_tools(asked.tools or ()), asked.max_tool_calls, state)
+        return service.tools.toolbox(builtin_tools(body.tools or ()), body.max_tool_calls, state)
     except ValueError as error:
         raise invalid("tools", str(error)) from None
 
@@ -220,9 +220,9 @@ def _recipients(namespaces: Sequence[ToolNamespace]) -> list[str]:
     ]
 
 
-def _text_format(asked: ResponseRequest) -> tuple[list[AskedFormat], ResponseSchema | None]:
+def _text_format(body: ResponseRequest) -> tuple[list[AskedFormat], ResponseSchema | None]:
     """What `text` enforces of the final message, and what the model is told of it."""
-    wanted = asked.text.format if asked.text else None
+    wanted = body.text.format if body.text else None
     if wanted is None or wanted.type == "text":
         return [], None
     if wanted.type == "json_object":

@@ -37,45 +37,45 @@ class KeptItem(Struct):
     call: list[str] | None = None  # of a built-in tool
 
 
-def new_response(response_id: str, asked: ResponseRequest, model: str, namespaces: Collection[str]) -> Object:
+def new_response(response_id: str, body: ResponseRequest, model: str, namespaces: Collection[str]) -> Object:
     """A response that has not begun; `namespaces` are those of its built-in tools."""
-    reasoning, text = asked.reasoning, asked.text
+    reasoning, text = body.reasoning, body.text
     return {
         "id": response_id,
         "object": "response",
         "created_at": int(time.time()),
-        "status": "queued" if asked.background else "in_progress",
-        "background": bool(asked.background),
+        "status": "queued" if body.background else "in_progress",
+        "background": bool(body.background),
         "completed_at": None,
         "error": None,
-        "frequency_penalty": asked.frequency_penalty or 0.0,
+        "frequency_penalty": body.frequency_penalty or 0.0,
         "incomplete_details": None,
-        "instructions": asked.instructions,
-        "max_output_tokens": asked.max_output_tokens,
-        "max_tool_calls": asked.max_tool_calls,
-        "metadata": asked.metadata or {},
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "max_tool_calls": body.max_tool_calls,
+        "metadata": body.metadata or {},
         "model": model,
         "output": [],
-        "parallel_tool_calls": asked.parallel_tool_calls is not False,
-        "presence_penalty": asked.presence_penalty or 0.0,
-        "previous_response_id": asked.previous_response_id,
-        "prompt_cache_key": asked.prompt_cache_key,
-        "reasoning": {"effort": (reasoning and reasoning.effort) or effort.DEFAULT, "summary": asked.summary},
-        "safety_identifier": asked.safety_identifier,
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "presence_penalty": body.presence_penalty or 0.0,
+        "previous_response_id": body.previous_response_id,
+        "prompt_cache_key": body.prompt_cache_key,
+        "reasoning": {"effort": (reasoning and reasoning.effort) or effort.DEFAULT, "summary": body.summary},
+        "safety_identifier": body.safety_identifier,
         "service_tier": "default",
-        "store": asked.store is not False,
-        "temperature": 1.0 if asked.temperature is None else asked.temperature,
+        "store": body.store is not False,
+        "temperature": 1.0 if body.temperature is None else body.temperature,
         "text": {
             "format": _text_format(text.format if text else None),
             "verbosity": (text and text.verbosity) or "medium",
         },
-        "tool_choice": "auto" if asked.tool_choice is None else asked.tool_choice,
-        "tools": repeated(asked.tools or (), namespaces),
-        "top_logprobs": asked.top_logprobs or 0,
-        "top_p": 1.0 if asked.top_p is None else asked.top_p,
-        "truncation": asked.truncation or "disabled",
+        "tool_choice": "auto" if body.tool_choice is None else body.tool_choice,
+        "tools": repeated(body.tools or (), namespaces),
+        "top_logprobs": body.top_logprobs or 0,
+        "top_p": 1.0 if body.top_p is None else body.top_p,
+        "truncation": body.truncation or "disabled",
         "usage": None,
-        "user": asked.user,
+        "user": body.user,
     }
 
 

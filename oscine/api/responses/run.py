@@ -30,12 +30,12 @@ class ResponseRun:
     """Makes one response. `begun` is set when it has begun: what fails before that, `run` raises."""
 
     def __init__(self, service: ResponseService, plan: ResponsePlan) -> None:
-        asked = plan.asked
+        body = plan.body
         self._service, self._plan = service, plan
         self._turn: ResponseTurn | None = None
-        self.response = new_response(plan.id, asked, plan.call.name, plan.toolbox.names)
-        kept = bool(asked.background)
-        self.events = ResponseEvents(plan.include, wanted=bool(asked.stream), kept=kept)
+        self.response = new_response(plan.id, body, plan.call.name, plan.toolbox.names)
+        kept = bool(body.background)
+        self.events = ResponseEvents(plan.include, wanted=bool(body.stream), kept=kept)
         self.begun = asyncio.Event()
         self.cancelling = False  # whether it is to end as cancelled when its task is
         self.unstored = False  # it has ended and could not be stored
@@ -49,7 +49,7 @@ class ResponseRun:
         try:
             await self._generate(write)
         except asyncio.CancelledError:
-            if not (self._plan.asked.background and self.begun.is_set()):
+            if not (self._plan.body.background and self.begun.is_set()):
                 raise
             self._end(*self._cancelled())
         except APIError as error:
@@ -61,10 +61,10 @@ class ResponseRun:
                 raise
             logger.exception("a response failed")
             self._end("failed", internal())
-        if not self._plan.asked.background and self.response["store"]:
+        if not self._plan.body.background and self.response["store"]:
             self.response["store"] = await self.store()
         self.events.add(f"response.{TERMINAL[self.response['status']]}", response=self.snapshot())
-        if self._plan.asked.background:  # with all its events, including the last one
+        if self._plan.body.background:  # with all its events, including the last one
             await self.store()
         await self.events.flush(write)
 
@@ -82,8 +82,8 @@ class ResponseRun:
 
     def _may_fail(self) -> bool:
         """Whether a failure is part of the response: a client that has got nothing yet gets a plain error instead."""
-        streamed = bool(self._plan.asked.stream) and self.events.num_taken > 0
-        return self.begun.is_set() and (streamed or bool(self._plan.asked.background))
+        streamed = bool(self._plan.body.stream) and self.events.num_taken > 0
+        return self.begun.is_set() and (streamed or bool(self._plan.body.background))
 
     async def _generate(self, write: Write | None) -> None:
         plan = self._plan
@@ -98,7 +98,7 @@ class ResponseRun:
                 self.events,
                 grammars=grammars,
                 top_logprobs=plan.top_logprobs,
-                summaries=plan.asked.summary is not None,
+                summaries=plan.body.summary is not None,
                 headroom=max(usual, plan.headroom),
             )
             served = plan.call.model.served
@@ -111,7 +111,7 @@ class ResponseRun:
     async def _begin(self, turn: ResponseTurn, write: Write | None) -> None:
         self._turn = turn
         self.events.add("response.created", response=self.snapshot())
-        if self._plan.asked.background:
+        if self._plan.body.background:
             self.events.add("response.queued", response=self.snapshot())
             await self._store()
         self.response["status"] = "in_progress"
@@ -120,7 +120,7 @@ class ResponseRun:
             if listing.server_label not in self._plan.listed:
                 turn.output.append(ListingItem(self.events, len(turn.output.items), listing))
         self.begun.set()
-        if self._plan.asked.background:
+        if self._plan.body.background:
             await self.events.flush(write)
 
     def _remember(self, items: Sequence[Object]) -> None:
@@ -188,7 +188,7 @@ class ResponseRun:
         stored = StoredResponse(
             plan.id,
             plan.owner,
-            plan.asked.previous_response_id,
+            plan.body.previous_response_id,
             self.response["created_at"],
             running,
             msgspec.json.encode(kept),

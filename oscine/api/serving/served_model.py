@@ -39,11 +39,11 @@ class ReadyModel:
     served: "ServedModel"
 
     def sampling_params(
-        self, asked: SamplingFields, *, max_tokens: int, logprobs: int | None, prompt_logprobs: int | None = None
+        self, body: SamplingFields, *, max_tokens: int, logprobs: int | None, prompt_logprobs: int | None = None
     ) -> SamplingParams:
         """Raises APIError that names the parameter."""
         return sampling_params(
-            asked,
+            body,
             max_tokens=max_tokens,
             vocab_size=self.info.vocab_size,
             model_stop_ids=self.tokenizer.turn_end_ids,

@@ -11,7 +11,7 @@ import zmq
 
 from oscine.cluster.client.live_request import LiveRequest
 from oscine.cluster.spec.placement import Place
-from oscine.engine.wire.link import Link
+from oscine.engine.wire.links import Link
 from oscine.engine.wire.messages import (
     Cancel,
     Ending,

@@ -18,7 +18,7 @@ from oscine.cluster.spec.router_messages import (
     Waiting,
     decode_to_ingress,
 )
-from oscine.engine.wire.link import Link
+from oscine.engine.wire.links import Link
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ import zmq
 from oscine.config import EngineOptions
 from oscine.engine.process.descriptors import raise_descriptor_limit
 from oscine.engine.process.supervisor import STARVED_S, EngineSupervisor, pause_s
-from oscine.engine.wire.link import Link
+from oscine.engine.wire.links import Link
 from oscine.engine.wire.messages import (
     Cancel,
     Ending,

@@ -23,6 +23,7 @@ from oscine.engine.peers.prefill_service import PrefillService
 from oscine.engine.peers.remote_prefill import RemotePrefills
 from oscine.engine.process.parent import Parent
 from oscine.engine.wire.checks import Checks
+from oscine.engine.wire.links import PeerLinks
 from oscine.engine.wire.messages import (
     UNREADABLE,
     Cancel,
@@ -39,7 +40,6 @@ from oscine.engine.wire.messages import (
     decode_to_engine,
     encode,
 )
-from oscine.engine.wire.polled_links import PeerLinks
 from oscine.engine.wire.tcp import bind_tcp, expect_heartbeats
 from oscine.types import Endpoints, EngineInfo, EngineStats, GenerationOutput, GenerationRequest
 

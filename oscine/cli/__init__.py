@@ -8,12 +8,12 @@ import sys
 
 import oscine
 from oscine.cli import bench
-from oscine.cli.batch import command as batch
-from oscine.cli.chat import command as chat
-from oscine.cli.cluster import command as cluster
+from oscine.cli.batch import command as batch_command
+from oscine.cli.chat import command as chat_command
+from oscine.cli.cluster import command as cluster_command
 from oscine.cli.error import INTERRUPTED, CommandError
 from oscine.cli.parser import Parser
-from oscine.cli.serve import command as serve
+from oscine.cli.serve import command as serve_command
 from oscine.cli.serve import dynamo_worker
 
 
@@ -26,12 +26,8 @@ def _parser() -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"oscine {oscine.__version__}")
     commands = parser.add_subparsers(prog=parser.prog, dest="command", metavar="COMMAND", required=True)
-    serve.add_command(commands)
-    chat.add_command(commands)
-    batch.add_command(commands)
-    bench.add_command(commands)
-    cluster.add_command(commands)
-    dynamo_worker.add_command(commands)
+    for command in (serve_command, chat_command, batch_command, bench, cluster_command, dynamo_worker):
+        command.add_command(commands)
     return parser
 
 

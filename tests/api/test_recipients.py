@@ -1,5 +1,6 @@
 """Calls reach a client only under names that it declared, in every API, whatever the model generates."""
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx2 as httpx
@@ -11,6 +12,7 @@ from tests.server import ServerProcess
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}}
 WEATHER = "What is the weather in Paris? Call get_weather."
+DECLARED: tuple[tuple[str, ...], ...] = ((), ("tell_time",))
 
 
 def asks(path: str, *names: str, text: str = "hi", model: str = "") -> dict[str, Any]:
@@ -85,10 +87,13 @@ def test_an_answer_that_is_no_call_ends_as_one(scripted: ScriptedServer) -> None
 
 @pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
 def test_the_embedded_model_calls_what_it_was_given(nano_server: ServerProcess, path: str) -> None:
-    for declared in ((), ("tell_time",)):
-        for seed in range(4):
-            asked = {**asks(path, *declared, text=WEATHER, model="oscine-nano"), "temperature": 1.0}
-            extra = {} if path == MESSAGES else {"seed": seed}
-            answer = httpx.post(f"{nano_server.url}{path}", json={**asked, **extra}, timeout=120)
-            assert answer.status_code == 200, answer.text
-            assert set(called(path, answer.json())) <= set(declared)
+    def calls_only(declared: tuple[str, ...], seed: int) -> None:
+        asked = {**asks(path, *declared, text=WEATHER, model="oscine-nano"), "temperature": 1.0}
+        extra = {} if path == MESSAGES else {"seed": seed}
+        answer = httpx.post(f"{nano_server.url}{path}", json={**asked, **extra}, timeout=120)
+        assert answer.status_code == 200, answer.text
+        assert set(called(path, answer.json())) <= set(declared)
+
+    with ThreadPoolExecutor(8) as clients:  # at once, which costs little more than one alone
+        for answered in [clients.submit(calls_only, declared, seed) for declared in DECLARED for seed in range(4)]:
+            answered.result()

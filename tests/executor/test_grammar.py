@@ -23,7 +23,19 @@ from tests.hostile_schemas import quartic_schema
 
 from . import grammars as tiny_grammars
 from .grammars import STOP, TOKENS, allowed, grammar, text_of, tokenizer_file
-from .tiny import CONFIG, all_logits, executor, loop, model, naive_greedy, options, prompt, request, run
+from .tiny import (
+    CONFIG,
+    all_logits,
+    executor,
+    loop,
+    model,
+    naive_greedy,
+    next_logits,
+    options,
+    prompt,
+    request,
+    run,
+)
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +53,7 @@ def expected(one: GenerationRequest, fewest: int, most: int) -> list[int]:
     """One token after the other, from the logits of the whole sequence."""
     tokens, generated = one.prompt_token_ids, []
     while STOP not in generated and len(generated) < one.sampling.max_tokens:
-        logits = all_logits([*tokens, *generated])[-1].clone()
+        logits = next_logits((*tokens, *generated)).clone()
         for token, bias in one.sampling.logit_bias.items():
             logits[token] += bias
         if one.sampling.temperature:

@@ -14,7 +14,7 @@ from oscine.types import GenerationRequest, NewSequence, SamplingParams
 
 from .grammars import END as END_OF_TEXT
 from .grammars import TOKENS, tokenizer_file
-from .tiny import CONFIG, all_logits, executor, loop, model, options, prompt, request, run
+from .tiny import CONFIG, executor, loop, model, next_logits, options, prompt, request, run
 
 START, END, CHANNEL, MESSAGE = range(END_OF_TEXT - 4, END_OF_TEXT)
 SPECIALS = {"<|start|>": START, "<|end|>": END, "<|channel|>": CHANNEL, "<|message|>": MESSAGE}
@@ -73,7 +73,7 @@ def expected(one: GenerationRequest) -> list[int]:
     tokens, count = [*one.prompt_token_ids], len(one.prompt_token_ids)
     reader = Reader(tokens)
     while len(tokens) < count + one.sampling.max_tokens:
-        logits = all_logits(tokens)[-1].clone()
+        logits = next_logits(tuple(tokens)).clone()
         for token, bias in one.sampling.logit_bias.items():
             logits[token] += bias
         if one.sampling.temperature:

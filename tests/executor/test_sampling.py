@@ -12,7 +12,7 @@ from oscine.model.gpt_oss import GptOss
 from oscine.ops.sample.noise import gumbel
 from oscine.types import GenerationOutput, SamplingParams
 
-from .tiny import CONFIG, all_logits, engine, options, prompt, request, run
+from .tiny import CONFIG, all_logits, engine, next_logits, options, prompt, request, run
 
 PROMPT = prompt(20)
 STOP = 5
@@ -26,7 +26,7 @@ def expected_tokens(sampling: SamplingParams) -> list[int]:
     """One token after the other, by plain Python over the whole vocabulary."""
     tokens = list(PROMPT)
     for _ in range(sampling.max_tokens):
-        logits = _adjusted(all_logits(tokens)[-1], tokens, sampling)
+        logits = _adjusted(next_logits(tuple(tokens)), tokens, sampling)
         if sampling.temperature == 0:
             tokens.append(max(range(len(logits)), key=lambda i: logits[i]))
             continue

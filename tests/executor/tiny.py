@@ -87,10 +87,16 @@ def all_logits(tokens: list[int]) -> Tensor:
 
 
 @cache
+def next_logits(tokens: tuple[int, ...]) -> Tensor:
+    """[V]: of the token after these. Many cases have the same beginnings."""
+    return all_logits([*tokens])[-1]
+
+
+@cache
 def naive_greedy(prompt: tuple[int, ...], num_tokens: int) -> list[int]:
     tokens = list(prompt)
     for _ in range(num_tokens):
-        tokens.append(int(all_logits(tokens)[-1].argmax()))
+        tokens.append(int(next_logits(tuple(tokens)).argmax()))
     return tokens[len(prompt) :]
 
 

@@ -21,7 +21,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import triton
@@ -29,7 +28,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler.compiler import ASTSource
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
-from triton.runtime import interpreter
+
+from tests.ops.quick_interpreter import quicken
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 REPOSITORY = Path(__file__).parents[2]
@@ -114,14 +114,6 @@ def _cuobjdump(what: str, cubin: bytes) -> str:
         return subprocess.run([CUOBJDUMP, what, file.name], capture_output=True, text=True, check=True).stdout
 
 
-def _patch_language_once() -> None:
-    """The interpreter does it at each launch and at each call of a function within: that is half of its time."""
-    everything = SimpleNamespace(__globals__={"tl": triton.language, "core": triton.language.core})
-    interpreter._patch_lang(everything)
-    done = SimpleNamespace(restore=lambda: None)
-    interpreter._patch_lang = lambda fn: done
-
-
 if __name__ == "__main__":
-    _patch_language_once()
+    quicken()
     getattr(importlib.import_module(sys.argv[1]), sys.argv[2])()

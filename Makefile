@@ -17,7 +17,7 @@ define install
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(INSTALL) torch
 	$(INSTALL) -e '.$(EXTRAS)'
-	$(BIN)/python -m compileall -qq -j 0 -x '/(tests|rllib|transformers/models)/' $(VENV)/lib || true
+	$(BIN)/python -m compileall -qq -j 0 -x '/(tests|torch/(_inductor|testing/_internal)|ray/(data|llm|rllib|train|tune)|transformers/models|networkx|mypy|pip)/' $(VENV)/lib || true
 endef
 
 .PHONY: demo serve test conformance clients browser screenshot check eval eval-tools soak attack chaos bench cluster-chaos cluster-bench cluster-demo cluster-ramp cluster-rollout cluster-sessions cluster-transfer dynamo-test clean

@@ -56,7 +56,7 @@ ATTENTION_CASES = (
         ((1, 20), (1, 400), (64, 192), (3, 387)),
         window=128,
     ),
-    AttentionCase("window: chunk longer than it", ((300, 300), (300, 500)), window=128),
+    AttentionCase("window: chunk longer than it", ((140, 140), (200, 330)), window=128),
     AttentionCase("window: not a multiple of a page", ((1, 200), (90, 200)), window=37, page_size=32),
 )
 

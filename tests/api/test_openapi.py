@@ -128,7 +128,7 @@ EXAMPLE = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "lo
 
 @pytest.mark.parametrize("limit", ["minimum", "exclusiveMinimum", "maximum"])
 def test_the_described_bounds_are_those_that_hold(
-    nano_server: ServerProcess, document: dict[str, Any], limit: str
+    fake_server: ServerProcess, document: dict[str, Any], limit: str
 ) -> None:
     properties = document["components"]["schemas"]["ChatCompletionRequest"]["properties"]
     bounded = {name: field for name, field in properties.items() if limit in field}
@@ -141,7 +141,7 @@ def test_the_described_bounds_are_those_that_hold(
         within, beyond = (edge - outward, edge) if limit == "exclusiveMinimum" else (edge, edge + outward)
         for value, statuses in ((within, (200, 503)), (beyond, (400,))):  # 503: 128 choices may be too many at once
             body = {**EXAMPLE, name: value}
-            response = httpx.post(f"{nano_server.url}/v1/chat/completions", json=body, timeout=60)
+            response = httpx.post(f"{fake_server.url}/v1/chat/completions", json=body, timeout=60)
             assert response.status_code in statuses, f"{name}={value}: {response.text}"
 
 

@@ -151,20 +151,29 @@ def test_no_call_where_none_may_be(client: openai.OpenAI) -> None:
     assert not choice.message.tool_calls
 
 
+PARSED: Any = {"messages": user("Anna is 31 years old."), "response_format": Person, **GREEDY}
+REQUIRED: Any = {"messages": user("Hello there!"), "tools": TOOLS, "tool_choice": "required", **GREEDY}
+
+
+@pytest.fixture(scope="module")
+def whole(client: openai.OpenAI) -> tuple[Person | None, list[str]]:
+    """Of two answers that are not streamed: what the first one is, and the arguments of the second one's calls."""
+    parsed = client.chat.completions.parse(**PARSED).choices[0].message.parsed
+    called = client.chat.completions.create(**REQUIRED).choices[0].message.tool_calls or []
+    return parsed, [call.function.arguments for call in called if call.type == "function"]
+
+
 @pytest.mark.parametrize("server", ["client", "slow_client"])
-def test_streams_carry_the_same(request: pytest.FixtureRequest, client: openai.OpenAI, server: str) -> None:
+def test_streams_carry_the_same(
+    request: pytest.FixtureRequest, whole: tuple[Person | None, list[str]], server: str
+) -> None:
     streaming: openai.OpenAI = request.getfixturevalue(server)
-    messages = user("Anna is 31 years old.")
-    whole = client.chat.completions.parse(messages=messages, response_format=Person, **GREEDY).choices[0]
-    with streaming.chat.completions.stream(messages=messages, response_format=Person, **GREEDY) as stream:
+    with streaming.chat.completions.stream(**PARSED) as stream:
         final = stream.get_final_completion().choices[0]
-    assert final.message.parsed == whole.message.parsed
     assert final.finish_reason == "stop"
-    required: Any = {"messages": user("Hello there!"), "tools": TOOLS, "tool_choice": "required", **GREEDY}
-    called = client.chat.completions.create(**required).choices[0].message.tool_calls or []
-    with streaming.chat.completions.stream(**required) as stream:
+    with streaming.chat.completions.stream(**REQUIRED) as stream:
         streamed = stream.get_final_completion().choices[0].message.tool_calls or []
-    assert [c.function.arguments for c in streamed] == [c.function.arguments for c in called if c.type == "function"]
+    assert (final.message.parsed, [call.function.arguments for call in streamed]) == whole
 
 
 def test_a_budget_that_ends_within_a_form_says_so(client: openai.OpenAI) -> None:

@@ -63,7 +63,7 @@ def rendered(renderer: HarmonyRenderer, o200k: Tokenizer) -> Callable[[Conversat
     return lambda conversation: o200k.decode(renderer.render(conversation))
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=50)
 @given(conversations(formats=False))
 def test_the_template_says_what_the_renderer_says(
     rendered: Callable[[Conversation], str], conversation: Conversation

@@ -1,4 +1,4 @@
-"""`python -m oscine.bench.table`: the README's table of results, in Markdown, vLLM's figures in brackets.
+"""`python -m oscine.bench.table`: the table of docs/results.md, in Markdown, vLLM's figures in brackets.
 
 Knows result files and anchors; must not know how anything is measured.
 """

@@ -1,4 +1,4 @@
-"""The README's plot and table, from result files."""
+"""The plot and the table of docs/results.md, from result files."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -11,8 +11,8 @@ INSTALL := $(BIN)/pip install -q --no-compile -c constraints.txt
 unexport PYTHONDONTWRITEBYTECODE  # else each of the many processes of a test run compiles the project anew
 
 EXTRAS  :=
-# All extras in one go: each call of pip builds and resolves the project anew. It would compile on one core, and what
-# nobody imports. Some packages hold templates that are no Python.
+# All extras in one go: each call of pip builds and resolves the project anew. pip would compile on one core, and also code
+# that is never imported. Some packages hold templates that are not Python.
 define install
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(INSTALL) torch
@@ -83,7 +83,7 @@ check: $(TEST)  ## format, lint, types, imports
 	$(BIN)/mypy --num-workers 2
 	$(BIN)/lint-imports
 
-eval: $(BASE)   ## held-out accuracy of the embedded model, one line a skill
+eval: $(BASE)   ## held-out accuracy of the embedded model, one line per skill
 	$(BIN)/python -m training.evaluate
 
 eval-tools: $(TEST)  ## the embedded model with tools and schemas, through the API: seven minutes
@@ -92,13 +92,13 @@ eval-tools: $(TEST)  ## the embedded model with tools and schemas, through the A
 soak: $(TEST)   ## 1,000 mixed requests, one in ten cancelled
 	$(BIN)/python -m benchmarks.serving.soak
 
-attack: $(TEST)  ## hostile clients of every kind: what they do to others' streams, to memory, to the engine; three minutes
+attack: $(TEST)  ## hostile clients of every kind, and their effect on other streams, memory and the engine; three minutes
 	$(BIN)/python -m benchmarks.serving.siege
 
 chaos: $(TEST)  ## engines killed under streams, stored responses after the death of everything
 	$(BIN)/python -m benchmarks.serving.chaos
 
-bench: $(TEST)  ## what the server itself costs, with a fake executor
+bench: $(TEST)  ## the cost of the server itself, with a fake executor
 	$(BIN)/python -m benchmarks.serving.overhead
 
 cluster-chaos: $(TEST)  ## replicas and the router of a cluster killed under streams

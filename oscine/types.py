@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 PageGroup = Literal["full", "sliding"]  # layers that attend to the whole context, layers with a window
-Role = Literal["aggregated", "prefill", "decode"]  # what an engine is for: whole requests, or one part of each
+Role = Literal["aggregated", "prefill", "decode"]  # whole requests, prompts for other engines, or generation
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +37,12 @@ class SamplingParams:
     prompt_logprobs: int | None = (
         None  # the same for prompt tokens 1..n-1; such a request does not use the prefix cache
     )
-    # llguidance's, of all that is generated, stop tokens included; where only stop tokens are left, min_tokens yields.
-    # What comes after the grammar's end (ignore_eos) is free.
+    # A grammar in llguidance's syntax, over all generated tokens, stop tokens included. It overrides min_tokens where
+    # it allows only stop tokens. Tokens after its end (ignore_eos) are free.
     grammar: str | None = None
-    # llguidance's grammar of every header, from its first marker (<|end|>, <|start|> or <|channel|>) up to <|message|>,
-    # inclusive. Text between headers is free, as is the token after a marker in text. Ignored beside `grammar`.
+    # A grammar in llguidance's syntax, over every header from its first marker (<|end|>, <|start|> or <|channel|>) up
+    # to <|message|>, inclusive. Text between headers is free, as is the token after a marker in text. Ignored beside
+    # `grammar`.
     headers: str | None = None
 
 
@@ -110,14 +111,14 @@ class StepResult:
     token_ids: list[list[int]]  # per sequence: sampled ids in order ([] where sample was false; several after a draft)
     logprobs: list[list[TokenLogprobs] | None] | None = None  # per sequence, per sampled id; None where not asked for
     prompt_logprobs: dict[int, list[TokenLogprobs]] | None = None  # slot -> those of this step's prompt tokens
-    errors: dict[int, str] | None = None  # slot -> why its sequence, and it alone, cannot go on; safe to show
+    errors: dict[int, str] | None = None  # slot -> why this one sequence cannot continue; safe to show
 
 
 class Executor(Protocol):
     """Runs plans one after the other. Raises when the step failed; the engine then fails all its requests.
 
-    An executor may have `prepare(sampling) -> bool`, which never waits: whether a sequence that is sampled so can be
-    placed at once. If not, the executor gets ready for it, and is asked again.
+    An executor may have `prepare(sampling) -> bool`, which never waits. It says whether a sequence with this sampling
+    can be placed at once. If not, the executor prepares for it, and is asked again.
     """
 
     def execute(self, plan: StepPlan) -> StepResult: ...
@@ -153,12 +154,12 @@ class GenerationRequest:
     request_id: str  # unique among live requests
     prompt_token_ids: list[int]  # 1 .. max_model_len - 1 tokens, each below the vocabulary size
     sampling: SamplingParams
-    priority: int = 0  # lower runs sooner; within one, who comes from another engine, then first come first served
-    # What another engine generated of this sequence before it was lost: known here, counted as generated (max_tokens,
-    # min_tokens, penalties, grammars, positions of the seed), and never sent again; nor are logprobs of the prompt.
+    priority: int = 0  # lower runs sooner; within a priority, requests from a lost engine first, then by arrival
+    # Tokens that another engine generated before it was lost. They count as generated (max_tokens, min_tokens,
+    # penalties, grammars, positions of the seed). They are not sent again, nor are logprobs of the prompt.
     generated_token_ids: list[int] = field(default_factory=list)
-    prefill: PrefillSource | None = None  # who may compute the prompt
-    tenant: str = ""  # on whose behalf; a cluster's router shares fairly among tenants
+    prefill: PrefillSource | None = None  # another engine that may compute the prompt
+    tenant: str = ""  # the API key's name; a cluster's router shares fairly among tenants
     cache_salt: str = ""  # only requests with the same salt share cached prefixes
 
 
@@ -186,7 +187,7 @@ class GenerationOutput:
     finish_reason: FinishReason | None = None
     error: str | None = None  # set when finish_reason is "error"; safe to show to the client
     num_cached_tokens: int = 0  # prompt tokens that came from the prefix cache
-    queue_s: float = 0.0  # seconds between arrival, at the engine that says so, and the first scheduled step
+    queue_s: float = 0.0  # seconds between arrival at the reporting engine and the first scheduled step
     prefill: RemotePrefill | None = None  # with the first output of a request that asked another engine
 
 
@@ -232,14 +233,15 @@ class EngineStats:
     prefix_hits: int = 0  # counter: of these found there
     preemptions: int = 0  # counter
     non_finite: int = 0  # counter: sequences that ended because their logits were not finite
-    # Not yet computed, of requests that wait or run, those that a sequence is sampled from aside. What the prefix index
-    # has of a request that waits is not known yet, and included.
+    # Prompt tokens not yet computed, over waiting and running requests. Sequences in decode count 0. Prefix hits of
+    # waiting requests are not known yet, so their tokens count.
     queued_tokens: int = 0
     active_tokens: int = 0  # tokens known of the requests that run
     first_tokens: int = 0  # counter: requests whose first token here was sampled
-    first_token_s: float = 0.0  # counter: seconds from their arrival to it, added up
+    first_token_s: float = 0.0  # counter: seconds from arrival to that token, added up
     inter_tokens: int = 0  # counter: further tokens
-    # Counter: seconds from the token before to each of them, added up; the wait for one that is late is in it already.
+    # Counter: seconds between a token and the one before it, added up. The time waited for the next token so far is
+    # included.
     inter_token_s: float = 0.0
     remote_prefills: int = 0  # counter: prompts whose pages came from another engine
     remote_prefill_failures: int = 0  # counter: prompts computed here after all
@@ -253,4 +255,4 @@ class EngineStats:
         full = self.full_pages_used / max(self.full_pages_total, 1)
         return max(full, self.sliding_pages_used / max(self.sliding_pages_total, 1))
 
-    requests: int = 0  # counter: taken, whatever became of them; a router so knows which it has yet to add
+    requests: int = 0  # counter: accepted requests; tells a router which of its placements the other fields include

@@ -75,7 +75,8 @@ class Service:
     ) -> ServedModel:
         """One model in the place of another as soon as it is ready, so that no request is refused.
 
-        Returns when it is; the old one leaves by and by. Raises as the start of a model does, and nothing has changed.
+        Returns when it is ready; the old one drains afterwards. Raises as the start of a model does, and nothing has
+        changed.
         """
         new = self._made(engine, options, names)
         try:

@@ -36,7 +36,7 @@ class FollowedModels:
         self._leaving: dict[asyncio.Task[None], str] = {}
 
     def update(self, models: Sequence[ModelSpec], engine_of: EngineOf, prefix_seed: str = "") -> None:
-        """Names of models that go are unknown at once; all else happens by and by. Tries again what has failed.
+        """Names of models that go are unknown at once; all else happens later. Tries again what has failed.
 
         `prefix_seed` is that of all engines; with another one a model has changed.
         """

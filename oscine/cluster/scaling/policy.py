@@ -19,9 +19,8 @@ _WHOLE = 0.02  # of a replica, that a need may exceed a whole number by: less th
 _EXCESS = 2.0
 _LONGEST_S = 5.0  # between two decisions, that a need is taken to last
 _STEP_DOWN = 0.25  # of the replicas, at most, but one: what was wrong about the load shows before all is gone
-# A step up so soon after a step down, in cool-downs, says that the step down was wrong. Each time the cool-down
-# doubles, to so many times what was asked for at most; it is as it was once nothing of the kind has happened for twice
-# as long.
+# A step up within this many cool-downs after a step down shows that the step down was wrong. Then the cool-down
+# doubles, up to this multiple of the configured one. It returns to normal after twice this time without such a step.
 _REGRET, _MOST_PATIENCE = 10.0, 8.0
 
 
@@ -42,7 +41,8 @@ class State:
     start_s: float = _START_S  # that a replica takes to start
     time_s: float = -math.inf  # of the last decision
     watched_s: float = math.inf  # since when the number of replicas is what it is, or loads are known
-    wanted: tuple[tuple[float, int], ...] = ()  # (time, cautious want): the largest of each moment's future, falling
+    # (time, cautious need): a queue whose needs fall, so the first entry is the largest need since its time
+    wanted: tuple[tuple[float, int], ...] = ()
     up_s: float = -math.inf  # last step up
     down_s: float = -math.inf  # last step down
     starting_s: float | None = None  # since when replicas that were asked for are not ready

@@ -1,16 +1,16 @@
-"""Requests whose prompts another engine computes: it is asked, and the pages that this engine lacks are fetched.
+"""Requests with prompts that another engine computes: asks that engine, and fetches the pages that this one lacks.
 
-Knows requests, pages and what crosses the wire; nothing of sockets, or of how bytes move. A request is here from its
-arrival until its pages are: then it is queued like any other, and finds an ordinary prefix hit. Whatever goes wrong,
-it is queued as well, and its prompt is computed here.
+Knows requests, pages and what crosses the wire; nothing of sockets, or of how bytes move. A request stays here from its
+arrival until its pages have arrived. Then it is queued like any other, and finds an ordinary prefix hit. If anything
+fails, it is queued too, and its prompt is computed here.
 
     asked    the other engine computes the prompt, or has it
     answered its pages wait to be read; here, new ones for them are looked for
     held     new pages are taken; what was launched before that may still write to them
     fetched  bytes are under way
 
-Pages that something is being written to belong to nobody else before that has ended, whatever became of the request.
-What was read is trusted only while the other engine's lease is sure to last.
+Pages that are being written to are not reused before the write has ended, even if the request has. Fetched data is
+trusted only while the other engine's lease is sure to last.
 """
 
 import time

@@ -13,8 +13,8 @@ from oscine.executor.runner import TorchExecutor
 from oscine.types import NewSequence, SamplingParams, ScheduledSequence, StepPlan
 
 GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
-# What choosing and sampling have kernels for, for any number of rows, then once; nothing but kernels looks at what they
-# find. A bias needs all logits, where temperature alone may not.
+# Sampling modes that have their own kernels. Warmed up once per row count; the results are not read. A bias needs all
+# logits; temperature alone may not.
 KERNEL_SAMPLINGS = (
     GREEDY,
     replace(GREEDY, logit_bias={0: 1.0}),

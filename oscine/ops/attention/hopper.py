@@ -16,10 +16,10 @@ from oscine.ops.interface import Batch, PageGroup
 from oscine.ops.launch import arrivals
 from oscine.ops.linear.stream import descriptor
 
-# Sequences; one alone is no slower in the Triton kernel, and quicker if it is long. More than the most are programs
-# enough to hide there, too, what is hidden here.
+# Numbers of sequences. One sequence is as fast in the Triton kernel, or faster if it is long. More than MOST_DECODES
+# make enough programs there to hide the same latencies.
 FEWEST_DECODES, MOST_DECODES = 2, 64
-PROGRAMS = 192  # about so many are wanted, beside which the output projection's weights have room to come in
+PROGRAMS = 192  # about the number wanted; the output projection's weights can still load beside so many
 MAX_SPLITS = 32
 MAX_GROUP = 4
 

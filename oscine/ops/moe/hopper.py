@@ -37,7 +37,7 @@ MAX_LIMIT = 64  # of SwiGLU
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """One weight matrix of all experts, in units, and what an epilogue wants of each of their rows."""
+    """One weight matrix of all experts, in units, and the epilogue's values per row."""
 
     nibbles: Tensor  # uint8 [E * unit rows * k units * 8, 256]
     scales: Tensor  # int32 [E * unit rows * k units, 32]
@@ -64,8 +64,10 @@ class Tiling:
     planes: bool = False  # tokens as two planes of FP8 each, which are two columns
     units: int = 3  # of k in a stage
     stages: int = 4
-    halves: bool = False  # tiles of at most N / 2 tokens (not sorted: one; N 128: N / 4 too) have a loop of their own
-    dynamic: bool = False  # tile scheduler: programs take tiles one by one, which evens out few tiles per program
+    # short tiles have loops of their own: up to N / 2 tokens; unsorted, one token; for N 128 also up to N / 4
+    halves: bool = False
+    # dynamic tile scheduler: programs take tiles one by one, which balances few tiles per program
+    dynamic: bool = False
     splits: int = 1  # of k in the second product; partial sums that the caller adds up
     programs: int = 2  # of an SM
     registers: int = 64  # a thread, when launched

@@ -103,7 +103,8 @@ class Entries:
         self.members_P = members_P
 
 
-# Of the threads whose pairs have the same expert the first one names it; entries are counted in the order of the names.
+# Among the threads with pairs of one expert, the first one reports it. Entries are numbered in the order of the
+# reports.
 FIND_ENTRIES = gl.constexpr("""{
     .reg .pred real, first;
     .reg .b32 earlier, below, named;

@@ -8,11 +8,11 @@ t = 32 warp + 4 g + q, pair p, the thread holds (as mma.m16n8k16 wants its left 
 
     row = 16 warp + 8 r + g,   k = 32 p + 16 j + 8 h + 2 q + z        for r, j, h, z in {0, 1}
 
-The kernel turns a word left and masks it, and has four values as FP8 (e5m2: sign at bit 7 of a byte, magnitude e1 e0 m
-at bits 3..1), or in the upper byte of each half two of them as fp16, which has the same bits there. Byte 2 z + h holds
-(h, z). Two words hold one (j, r) each that lies so; the other two are put together from what is left of both, in
-y, whose bits are those of a where Y_FROM_A says so, else those of b, and in v: of b where V_FROM_B says so, else of
-a << 2:
+The kernel rotates a word left and masks it. The result is four values in FP8 (e5m2: sign at bit 7 of a byte, magnitude
+e1 e0 m at bits 3..1). The upper byte of each half is also a value in fp16, which has the same bits there. Byte 2 z + h
+holds (h, z). Words a and b hold one (j, r) each in this way. The remaining bits of both are combined into two more
+words: y takes the bits of a in the mask Y_FROM_A and those of b elsewhere; v takes the bits of b in the mask V_FROM_B
+and those of a << 2 elsewhere:
 
     (j, r)     00   01   10   11
     word        a    b    y    v
@@ -20,12 +20,12 @@ a << 2:
 
 That is 9 instructions for 16 values as FP8, and 17 as fp16.
 
-The scale of a row's block is 2^(f - 30) of the largest of the row, which is the row's own scale. Blocks of zeros do not
-count, whatever their scales. f = 0 stands for zero, where a block is 2^30 times smaller than another one of its row;
-fp16 rounds what is less than 2^-24 of the row. The scales of a unit are 32 words, one for each (warp,
-g): f of (p, r) ends at bits 10, 0, 26 and 16 for (0, 0), (0, 1), (1, 0) and (1, 1).
+A row's own scale is the largest scale of its blocks; blocks of zeros do not count. The scale of a block is 2^(f - 30)
+times that of its row. f = 0 stands for a factor of zero, for blocks 2^30 times smaller than another one of the row.
+fp16 rounds values below 2^-24 of the row. The scales of a unit are 32 words, one for each (warp, g): f of (p, r) ends
+at bits 10, 0, 26 and 16 for (0, 0), (0, 1), (1, 0) and (1, 1).
 
-Rows that pad a matrix to 64 hold zeros, so does k.
+Padding of rows and of k to multiples of 64 is zero.
 """
 
 import functools

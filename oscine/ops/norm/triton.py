@@ -31,7 +31,8 @@ LONG_SPLIT_H = 512  # the same where several tiles of tokens share the GPU
 # and lets the loads of partial sums wait for one another.
 ALL_LOADS_FIRST = {"num_warps": 32, "maxnreg": 64}
 
-# The same loads of PART_H columns, in what registers two programs of the Hopper experts leave of a processor's.
+# The same loads in parts of PART_H columns, within the registers that two programs of the Hopper experts leave free on
+# an SM.
 PART_H = 512
 BESIDE_EXPERTS = {"num_warps": 4, "maxnreg": 96}
 

@@ -1,4 +1,4 @@
-"""Token ids to text, a few at a time. Knows UTF-8 and the vocabulary; must not know what the text is part of."""
+"""Token ids to text, a few at a time."""
 
 import codecs
 from collections.abc import Iterable
@@ -9,8 +9,8 @@ from oscine.chat.tokenizer import Tokenizer
 class Detokenizer:
     """Holds back the bytes of a character until it is whole; invalid bytes become U+FFFD and hold nothing back.
 
-    However the ids are cut into calls, the texts join to the same. Special ids and ids outside of the vocabulary are
-    skipped.
+    The joined text does not depend on how the ids are divided into calls. Special ids and ids outside of the vocabulary
+    are skipped.
     """
 
     __slots__ = ("_held", "_texts", "_tokenizer")

@@ -1,4 +1,4 @@
-"""What the parser reports of a completion while it streams. Plain records; no tokens, no JSON."""
+"""The events of the parser while a completion streams. Plain records; no tokens, no JSON."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -14,7 +14,7 @@ class ReasoningDelta:
 @dataclass(slots=True)
 class ContentDelta:
     text: str  # never empty
-    token_indices: list[int]  # which tokens, counted from the first one fed, the text consists of; each reported once
+    token_indices: list[int]  # indices of the text's tokens, counted from the first one fed; each reported once
     preamble: bool = field(default=False, compare=False)  # said before calls, in the commentary channel
 
 

@@ -1,8 +1,8 @@
-"""What a turn may consist of, as one llguidance grammar: harmony's envelope and what a request asks for inside it.
+"""The grammar of a turn for llguidance: harmony's envelope, and inside it the form that a request asks for.
 
-The constraint is on the final message and on the arguments of calls alone. What reasoning says stays free, and it may
-be left out; it is one message, as gpt-oss writes it: a weak model would repeat it until its budget ends.
-Knows how headers are spelled (see header.py for what is read) and llguidance's syntax; no tokens, no requests.
+Only the final message and the arguments of calls are constrained. Reasoning is free text and may be left out. It is one
+message, as gpt-oss writes it: a weak model would repeat it until its budget ends. This module spells headers strictly;
+header.py reads them tolerantly.
 
 A grammar is JSON: {"grammars": [envelope, parts...]}, where the envelope refers to each part by its name.
 """
@@ -23,7 +23,7 @@ from oscine.chat.tools import NAMESPACE
 from oscine.judges.trial import Trial
 
 _WHITESPACE = (
-    r"[\x20\x0A\x0D\x09]{1,20}"  # at each place where JSON has any: a weak model cannot fill its budget with it
+    r"[\x20\x0A\x0D\x09]{1,20}"  # at each place where JSON allows space: a weak model cannot fill its budget with it
 )
 _SENTENCES = (
     ("NoExtensionBias", "it refers to itself and says nothing else, so no text satisfies it"),
@@ -34,7 +34,7 @@ _SENTENCES = (
     ("Default retriever", "a '$ref' names another document; only references within the schema are followed"),
 )
 
-_MOST_HEADERS = 64  # kept grammars of headers: most requests have no tools, or those of another request
+_MOST_HEADERS = 64  # cached grammars of headers: most requests have no tools, or the same tools as an earlier one
 MOST_BYTES = 1 << 18  # of the parts of a grammar as JSON; larger ones take too long to compile
 
 ToolChoice = Literal["none", "auto", "required"]
@@ -45,7 +45,7 @@ class JsonFormat:
     """JSON that a schema admits, properties in the order of the schema."""
 
     schema: dict[str, Any]
-    lenient: bool = False  # keywords that no grammar can keep are passed over instead of refused
+    lenient: bool = False  # keywords that no grammar can enforce are skipped instead of refused
 
     def part(self) -> dict[str, Any]:
         options = {"whitespace_pattern": _WHITESPACE, "lenient": self.lenient}
@@ -95,11 +95,11 @@ def turn_grammar(
 ) -> str | None:
     """The grammar of all that follows the prompt's `<|start|>assistant`; None if everything is allowed.
 
-    `text` is what the final message must be. With `auto` the turn is a final message or calls, whose arguments satisfy
-    the schema of a strict tool; with `required` it is calls alone, whose arguments satisfy the schema of any tool (of
-    one that is not strict as far as a grammar can say it). Where one function is named, give that tool alone, with
-    `required` and not `parallel`. `other_recipients` are names after `to=` of tools that the server itself runs, such
-    as `python`: they may be called as the model likes.
+    `text` is the form of the final message. With `auto` the turn is a final message or calls, and arguments satisfy the
+    schema of a strict tool. With `required` the turn is calls alone, and arguments satisfy the schema of their tool; if
+    it is not strict, as far as a grammar can express it. For one named function, pass that tool alone, with `required`
+    and not `parallel`. `other_recipients` are tools that the server itself runs, by their names after `to=`, such as
+    `python`. Calls to them are free.
     """
     required = tool_choice == "required"
     callable_tools = () if tool_choice == "none" else tools
@@ -110,7 +110,7 @@ def turn_grammar(
 
 
 def header_grammar(tools: Iterable[FunctionTool] = (), other_recipients: Iterable[str] = ()) -> str:
-    """The grammar of every header of a turn whose texts are free. It allows these recipients only.
+    """The grammar of every header of a turn with free texts. It allows these recipients only.
 
     A header begins with <|end|> after a message, else with <|start|> or <|channel|>. It ends in <|message|>.
     """
@@ -132,7 +132,7 @@ def _header_grammar(recipients: tuple[str, ...]) -> str:
 
 
 def text_grammar(text: TextFormat) -> str:
-    """The grammar of text alone, and of the token that ends it: for raw text, or within a final message."""
+    """The grammar of text and of the token that ends it: for raw text, or within a final message."""
     return _joined("start: @text (<|return|> | <|endoftext|>)", [{"name": "text", **text.part()}])
 
 
@@ -198,7 +198,7 @@ class _Envelope:
         return _joined("\n".join(rules), self._parts)
 
     def _turns(self) -> list[str]:
-        """What a turn may be. A preamble is content, so none may stand beside a final message that is constrained."""
+        """The rule of the turn. A preamble is content, so there is none beside a constrained final message."""
         if not (self._tools or self._others):
             return ["analysis? final"]
         if self._required:
@@ -233,7 +233,7 @@ class _Envelope:
 
 
 def arguments_format(tool: FunctionTool) -> JsonFormat:
-    """What the arguments of a call must be where they are constrained."""
+    """The form of constrained arguments of a call."""
     schema = {"additionalProperties": False} if tool.parameters is None else tool.parameters
     return JsonFormat({"type": "object", **schema}, lenient=not tool.strict)
 

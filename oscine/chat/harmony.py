@@ -1,7 +1,4 @@
-"""A conversation as harmony tokens: what the model is prompted with, and what it is expected to produce.
-
-Knows the layout of harmony messages. Must not know HTTP, sampling, or how output is parsed.
-"""
+"""A conversation as harmony tokens: the prompt of the model, and the completion that it is expected to produce."""
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -25,7 +22,7 @@ class PromptTooLong(Exception):  # noqa: N818  (reads as what it is)
 class HarmonyRenderer:
     """Renders conversations with one tokenizer.
 
-    A prompt is a prefix of the next turn's prompt as long as no final answer lets go of the reasoning before it.
+    A prompt is a prefix of the next turn's prompt, until a final answer drops the reasoning before it.
     """
 
     def __init__(self, tokenizer: Tokenizer, identity: str = IDENTITY, knowledge_cutoff: str = "2024-06") -> None:
@@ -36,8 +33,8 @@ class HarmonyRenderer:
     def render(self, conversation: Conversation, most: int | None = None) -> list[int]:
         """The prompt, up to and with `<|start|>assistant`.
 
-        Raises ValueError that names a tool that cannot be declared or a tool_call_id without a call, PromptTooLong
-        for one that certainly has more than `most` tokens, without making it.
+        Raises ValueError that names a tool that cannot be declared, or a tool_call_id without a call. Raises
+        PromptTooLong for a prompt that certainly has more than `most` tokens, without encoding it.
         """
         pieces = [*self._prompt(conversation)]
         if most is not None and self._tokenizer.exceeds([piece for piece in pieces if isinstance(piece, str)], most):
@@ -45,7 +42,7 @@ class HarmonyRenderer:
         return self._encode([*pieces, self._tokenizer.start, "assistant"])
 
     def render_completion(self, message: Message) -> list[int]:
-        """What the model produces after the prompt to say an assistant `message`: up to and with its terminator.
+        """The tokens that the model generates after the prompt for an assistant `message`, its terminator included.
 
         Reasoning, then the content (a preamble when calls follow), then the calls. Only the last call ends in <|call|>,
         where generation stops; those before it end in <|end|>.
@@ -58,9 +55,9 @@ class HarmonyRenderer:
         return self._encode([*pieces[2:], token.call if calls else token.return_])
 
     def after_call(self, tokens: Sequence[int], call: BuiltinCall, result: str) -> list[int]:
-        """The prompt to go on with once a built-in call has its result.
+        """The prompt that continues after the result of a built-in call.
 
-        `tokens` are the prompt so far and what was generated behind it, up to and with what ended the call.
+        `tokens`: the prompt so far and the tokens generated after it, including the one that ended the call.
         """
         token = self._tokenizer
         kept = len(tokens)
@@ -69,8 +66,8 @@ class HarmonyRenderer:
         return [*tokens[:kept], token.call, *self._encode([*self._result(call, result), token.start, "assistant"])]
 
     def into_final(self, tokens: Sequence[int]) -> list[int]:
-        """The prompt that makes the model answer: ends what is open, drops a header that is not complete, and opens a
-        final message. `tokens` are the prompt so far and what was generated behind it.
+        """The prompt that makes the model answer: ends an open message, drops an incomplete header, and opens a final
+        message. `tokens`: the prompt so far and the tokens generated after it.
         """
         token = self._tokenizer
         kept = len(tokens)
@@ -105,7 +102,7 @@ class HarmonyRenderer:
         yield from self._turns(groups)
 
     def _turns(self, groups: list[tuple[bool, list[Message]]]) -> Iterator[_Piece]:
-        """The messages after the leading instructions, in order; later instructions stay where they were said."""
+        """The messages after the leading instructions, in order; later instructions keep their place."""
         num_finals_left = sum(is_final(message) for _, group in groups for message in group)
         names: dict[str, str] = {}  # tool_call_id -> function
         for instructing, group in groups:
@@ -149,7 +146,7 @@ class HarmonyRenderer:
             yield from self._builtin_call(message.builtin)
 
     def _builtin_call(self, call: BuiltinCall) -> Iterator[_Piece]:
-        """As gpt-oss writes it: code for the tools it was trained with, JSON as to functions for all others."""
+        """As gpt-oss writes it: code for the tools that it was trained with, JSON for all others, as for functions."""
         token = self._tokenizer
         yield from (token.start, "assistant", token.channel)
         if call.recipient.split(".")[0] in TRAINED:
@@ -185,14 +182,14 @@ class HarmonyRenderer:
 
 
 def is_final(message: Message) -> bool:
-    """Whether an assistant message answers: it calls nothing, and is not reasoning that was cut short."""
+    """Whether an assistant message is an answer: no calls, and not reasoning that was cut short."""
     if message.role != "assistant" or message.tool_calls or message.builtin:
         return False
     return bool(message.content or not message.reasoning)
 
 
 def _instructions(messages: list[Message]) -> list[str]:
-    """The `# Instructions` section that joins what messages say; nothing if they are blank."""
+    """The `# Instructions` section: the joined text of messages; nothing if they are blank."""
     said = [message.content for message in messages if message.content]
     return ["# Instructions", *said] if said else []
 

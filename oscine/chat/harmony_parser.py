@@ -1,7 +1,6 @@
 """Completion tokens to reasoning, content and tool calls, as they stream.
 
-Takes any tokens whatever: it never raises, and no special token gets into text. Knows harmony's markers; must not know
-HTTP, or what ended the generation.
+Takes any tokens: it never raises, and no special token gets into text.
 """
 
 import secrets
@@ -25,8 +24,8 @@ from oscine.chat.header import Header
 from oscine.chat.stop_strings import StopStrings
 from oscine.chat.tokenizer import Tokenizer
 
-# return, call and endoftext are tokens; stop is a stop string; turn is a message of another role. A built-in call that
-# is complete is a call, whatever token ended it.
+# return, call and endoftext are tokens; stop is a stop string; turn is a message of another role. A complete built-in
+# call is a call, whichever token ended it.
 Terminator = Literal["return", "call", "endoftext", "stop", "turn"]
 
 _Ending = Literal["marker", "implied", "cut"]
@@ -38,11 +37,12 @@ def new_call_id() -> str:
 
 
 class HarmonyParser:
-    """Starts behind the prompt's `<|start|>assistant` and reads up to the first terminator; later tokens are ignored.
+    """Starts after the prompt's `<|start|>assistant` and reads up to the first terminator; later tokens are ignored.
 
-    However the tokens are cut into calls of `feed`, the texts, token indices and calls join to the same. Stop strings
-    are looked for in content alone. Calls to tools of `namespaces` are built-in: they end what is read until `resume`.
-    A message to a function that may not be called is reasoning, or the answer if it is in the final channel.
+    The joined texts, token indices and calls do not depend on how the tokens are divided into calls of `feed`. Stop
+    strings are looked for in content alone. Calls to tools of `namespaces` are built-in: tokens after them are ignored
+    until `resume`. A message to a function that may not be called is reasoning, or the answer if it is in the final
+    channel.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class HarmonyParser:
 
     @property
     def done(self) -> bool:
-        """Whether the turn is over; generating on is of no use."""
+        """Whether the turn is over, so that further tokens are of no use."""
         return self.terminator is not None
 
     @property
@@ -106,11 +106,11 @@ class HarmonyParser:
 
     @property
     def thinking(self) -> bool:
-        """Whether neither an answer nor a call is being said: reasoning, or a header."""
+        """Whether the model is in reasoning or in a header, so in neither an answer nor a call."""
         return self._header is not None or self._kind == "reasoning"
 
     def feed(self, token_ids: Iterable[int]) -> list[Event]:
-        """What further tokens report, in order."""
+        """The events of further tokens, in order."""
         texts = self._texts
         for token_id in token_ids:
             if self.terminator is not None:
@@ -129,15 +129,14 @@ class HarmonyParser:
         return self._take_events()
 
     def finish(self) -> list[Event]:
-        """The tokens have ended, with or without a terminator: reports what was held back."""
+        """The tokens have ended, with or without a terminator. Reports text that was held back."""
         if self.terminator is None:
             self._close("cut")
         return self._take_events()
 
     def resume(self, prompt: Sequence[int]) -> list[Event]:
-        """Generation goes on behind another prompt, which ends inside a message or header of the assistant.
-
-        Token indices and counts go on as well: they are of generated tokens alone. Reports what was still open.
+        """Generation continues after another prompt, which ends inside a message or header of the assistant. Token
+        indices and counts continue too: they cover generated tokens alone. Reports text that was still open.
         """
         events = self.finish()
         counted = self.num_tokens
@@ -185,7 +184,7 @@ class HarmonyParser:
                 self._add_text(index, text)
 
     def _add_text(self, index: int | None, text: str) -> None:
-        """Takes text of the message; without an index it completes that of earlier tokens."""
+        """Takes text of the message; text without an index completes that of earlier tokens."""
         if self._kind != "content":
             self.num_reasoning_tokens += self._kind == "reasoning" and index is not None
         elif self._guard is None:
@@ -225,7 +224,7 @@ class HarmonyParser:
             self._events.append(BuiltinCallBegin(self._recipient, self._channel))
 
     def _close(self, ending: _Ending) -> None:
-        """Ends the message or header at hand: by a marker, because the next one begins, or with the stream."""
+        """Ends the open message or header: by a marker, because the next one begins, or with the stream."""
         if self._header is not None:
             self._close_header(self._header, ending)
         if self._header is None:
@@ -233,7 +232,7 @@ class HarmonyParser:
         self._header = Header("nothing", self._namespaces)
 
     def _close_header(self, header: Header, ending: _Ending) -> None:
-        """A header without <|message|>: what it cannot explain is the message; a call may have no arguments."""
+        """A header without <|message|>: words that no header has are the message; a call may have no arguments."""
         header.complete(self._detokenizer.finish())
         pieces = [] if header.of_other_role or (ending == "cut" and header.is_marked) else header.body()
         calls = header.builtin is not None or self._may_call(header.function)
@@ -307,7 +306,7 @@ class HarmonyParser:
 
 
 class _Guard:
-    """Keeps stop strings out of content, and knows which tokens the shown text consists of."""
+    """Keeps stop strings out of content, and tracks the tokens of the shown text."""
 
     __slots__ = ("_pending", "_shown", "_taken", "stops")
 
@@ -318,7 +317,7 @@ class _Guard:
         self._shown = 0  # characters
 
     def add(self, index: int | None, text: str, shown_indices: list[int]) -> str:
-        """The text to show now; appends the tokens that it begins to consist of."""
+        """The text to show now; appends the indices of its tokens."""
         if index is not None:
             self._pending.append((index, self._taken))
         self._taken += len(text)

@@ -1,7 +1,4 @@
-"""The header of a harmony message as the model wrote it, well-formed or not: from its start to <|message|>.
-
-Knows the words that may stand in a header. Must not know tokens, or what becomes of the message.
-"""
+"""The header of a harmony message as the model wrote it, well-formed or not: from its start to <|message|>."""
 
 import re
 from collections.abc import Collection
@@ -15,8 +12,8 @@ Opening = Literal["prompt", "start", "nothing"]
 _CHANNELS: tuple[Channel, ...] = ("analysis", "commentary", "final")
 _FORMATS = ("json", "code")
 _OTHER_ROLES = ("user", "system", "developer", "tool")
-_AUDIENCES = ("assistant", "user", "all")  # recipients that are no tools
-_LONGEST = 256  # characters; what is longer is no header
+_AUDIENCES = ("assistant", "user", "all")  # recipients that are not tools
+_LONGEST = 256  # characters; a longer text is not a header
 
 _NAME = r"(?i:analysis|commentary|final)"
 _TO = rf"to=(?:{NAMESPACE}\.\s+)?\S*"  # a model may put a space after the namespace
@@ -43,7 +40,7 @@ class Header:
         self._namespaces = namespaces
         self._section: Literal["role", "channel", "format"] = "role"
         self._role = ""
-        self._earlier = ""  # what the sections before this one said after the role
+        self._earlier = ""  # text of the sections before this one, after the role
         self._text = ""  # of this section
         self._pieces: list[tuple[int, str]] = []  # of this section: token index, text
 
@@ -71,7 +68,7 @@ class Header:
 
     @property
     def of_other_role(self) -> bool:
-        """Whether someone else speaks: the model went on past its turn."""
+        """Whether the role is not the assistant's: the model continued past its turn."""
         role = self._text if self._section == "role" else self._role
         first = role.split(maxsplit=1)[0] if role.strip() else ""
         return first in _OTHER_ROLES or first.startswith(f"{NAMESPACE}.") or self._is_builtin(first)
@@ -108,7 +105,7 @@ class Header:
 
     @property
     def is_broken(self) -> bool:
-        """Whether this can no longer become a header, so that its text is that of a message."""
+        """Whether this can no longer become a header, so that its text is a message."""
         if len(self._text) > _LONGEST:
             return True
         if self._section == "role":
@@ -119,7 +116,7 @@ class Header:
         return len(words) > (2 if self.channel is None else 1)
 
     def body(self) -> list[tuple[int, str]]:
-        """What is left of this section when all that a header may say is taken away: token index, text."""
+        """The part of this section that is not the text of any header: token index, text."""
         left = len(self._unexplained())
         pieces: list[tuple[int, str]] = []
         for index, text in reversed(self._pieces):
@@ -151,7 +148,7 @@ class Header:
         return not words
 
     def _unexplained(self) -> str:
-        """The end of this section's text that no header has."""
+        """The end of this section's text, from the first word that no header has."""
         text = self._text
         if self._section == "format":
             return text[_end(_FORMAT, text) :] if self.is_broken else ""
@@ -163,7 +160,7 @@ class Header:
 
 
 def _fits(word: str, pattern: str, grows: bool) -> bool:
-    """Whether a word matches the pattern (any case; a star is any suffix), or may do so once it has grown."""
+    """Whether a word matches the pattern (any case; a star is any suffix), or may match once more text has come."""
     word, fixed = word.lower(), pattern.removesuffix("*").lower()
     return word == fixed or (pattern != fixed and word.startswith(fixed)) or (grows and fixed.startswith(word))
 

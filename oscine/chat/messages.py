@@ -1,4 +1,4 @@
-"""A conversation as typed records: what the API decodes requests into and harmony renders. No JSON wire names here."""
+"""A conversation as typed records. The API decodes requests into them, and harmony renders them."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -43,11 +43,12 @@ class FunctionTool:
 
 @dataclass(frozen=True, slots=True)
 class ToolNamespace:
-    """Tools that the server itself answers, as the model is told of them."""
+    """Tools that the server itself answers, as they are declared to the model."""
 
     name: str
     description: str = ""
-    functions: tuple[FunctionTool, ...] = ()  # none: the namespace is the one tool, and the description all it has
+    # none: the namespace itself is the one tool, with nothing but its description
+    functions: tuple[FunctionTool, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

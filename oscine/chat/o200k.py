@@ -1,6 +1,6 @@
 """The real gpt-oss vocabulary (o200k_harmony) without a checkpoint, rebuilt as tokenizer.json from oss-harmony.
 
-For tests and for servers with random weights. Knows the ranks and the splitting rule of o200k; nothing of harmony.
+For tests and for servers with random weights.
 """
 
 import json

@@ -1,13 +1,13 @@
-"""Stop strings in a stream of visible text. Knows neither tokens nor channels."""
+"""Stop strings in a stream of visible text."""
 
 from collections.abc import Sequence
 
 
 class StopStrings:
-    """Passes text on until a stop string is complete; that string, and what follows, is never shown.
+    """Passes text on until a stop string is complete. That string and all text after it are never shown.
 
-    Only text that may still grow into a stop string is held back. Of several, the one that is complete first counts,
-    whatever pieces the text comes in. `matched` is that one. Raises ValueError for an empty stop string.
+    Holds back only text that may still grow into a stop string. Of several, the one that is complete first counts, in
+    whichever pieces the text comes. `matched` is that one. Raises ValueError for an empty stop string.
     """
 
     __slots__ = ("_held", "_longest", "_stops", "matched")
@@ -34,7 +34,7 @@ class StopStrings:
         return text[: len(text) - len(self._held)]
 
     def finish(self) -> str:
-        """What was held back: the stream ended, so it is no stop string."""
+        """The text that was held back: the stream has ended, so it is not a stop string."""
         text, self._held = self._held, ""
         return text
 

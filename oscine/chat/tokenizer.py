@@ -1,7 +1,6 @@
 """Text to token ids and back, over a checkpoint's tokenizer.json.
 
-Knows the byte-level alphabet and the names of the harmony special tokens; their ids differ between models. Must not
-know how a conversation is laid out.
+The ids of harmony's special tokens differ between models.
 """
 
 import contextlib
@@ -25,7 +24,8 @@ SPECIAL_TOKENS = {
 
 
 def _byte_characters() -> list[str]:
-    """What byte-level BPE writes for each of the 256 bytes: printable Latin-1 as itself, the others from U+0100 on."""
+    """The character of byte-level BPE for each of the 256 bytes: printable Latin-1 as itself, the others from U+0100
+    on."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = iter(range(0x100, 0x200))
     return [chr(byte if byte in printable else next(others)) for byte in range(256)]
@@ -54,7 +54,7 @@ class _ByteTable(dict[int, bytes]):
         else:
             characters = self._inner.id_to_token(token_id) if 0 <= token_id < 1 << 32 else None
             if characters is None:
-                return b""  # not kept: there is no end of such ids
+                return b""  # not cached: such ids are unbounded
             token = bytes(_BYTE_OF_CHARACTER[c] for c in characters)
         self[token_id] = token
         return token
@@ -81,9 +81,9 @@ class Tokenizer:
     """A byte-level BPE vocabulary with the harmony special tokens.
 
     The ids of special tokens are the attributes start, end, message, channel, constrain, return_, call and endoftext;
-    those that end the model's turn are turn_end_ids.
-    Ids outside of the vocabulary (the embedding is larger than it) count as special and have no bytes. No prompt has
-    an id above max_prompt_id: special tokens beyond it are never used.
+    turn_end_ids are those that end the model's turn. Ids outside of the vocabulary count as special and have no bytes
+    (the embedding is larger than the vocabulary). No prompt has an id above max_prompt_id: special tokens beyond it are
+    never used.
     """
 
     start: int

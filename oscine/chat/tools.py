@@ -1,8 +1,7 @@
-"""What a client or the server offers to call: names checked, and how it is declared to the model.
+"""Tools of a client and of the server: their names are checked, and they are declared to the model.
 
-Functions of the client live in a namespace of their own. Of the server's namespaces, gpt-oss was trained with two,
-which the system message declares; all others stand beside the functions in the developer message. Must not know how
-calls are rendered or parsed.
+Functions of the client have a namespace of their own. gpt-oss was trained with two of the server's namespaces, which
+the system message declares. All others are declared in the developer message, beside the functions.
 """
 
 import re

@@ -1,8 +1,8 @@
 """JSON schemas as the TypeScript-like types that gpt-oss was trained to read.
 
-Token for token what oss-harmony writes wherever that says all the schema says. What it drops is kept: references become
-named types, anyOf, allOf, const and untyped enums become TypeScript, other constraints a comment behind the property.
-Knows nothing of messages or namespaces.
+The output equals that of oss-harmony, token for token, where oss-harmony expresses the whole schema. It keeps more than
+oss-harmony: references become named types; anyOf, allOf, const and untyped enums become TypeScript; other constraints
+become a comment after the property.
 """
 
 import json
@@ -15,7 +15,7 @@ _NAMES = {"integer": "number", "number": "number", "string": "string", "boolean"
 _OBJECT_KEYWORDS = ("properties", "additionalProperties", "required")
 _ARRAY_KEYWORDS = ("items", "prefixItems")
 _VALUE_KEYWORDS = ("const", "enum", *_OBJECT_KEYWORDS, *_ARRAY_KEYWORDS)
-# What no type can say, in the order of the comment.
+# Keywords that no type can express, in the order of the comment.
 _CONSTRAINTS = (
     *("format", "pattern", "minLength", "maxLength", "contentEncoding", "contentMediaType"),
     *("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum", "multipleOf"),
@@ -32,8 +32,8 @@ def compact_json(value: Any) -> str:
 class SchemaTypes:
     """Writes the types of one root schema and collects the definitions it refers to.
 
-    `taken` holds the names in use in the namespace, each with the number that was last put behind it to make another
-    (1: none); names given to definitions are added. After `type_of`, take the definitions from `declarations`.
+    `taken` holds the names in use in the namespace, each with the last number that was appended to make another name
+    (1: none). Names given to definitions are added. After `type_of`, take the definitions from `declarations`.
     """
 
     def __init__(self, root: dict[str, Any], owner: str, taken: dict[str, int]) -> None:
@@ -66,7 +66,7 @@ class SchemaTypes:
         return f"{text} | null" if schema.get("nullable") is True and not _admits_null(schema) else text
 
     def _combined(self, schema: dict[str, Any], indent: str) -> Iterator[str]:
-        """What $ref, allOf, anyOf and oneOf say; all of it holds at once."""
+        """The types of $ref, allOf, anyOf and oneOf; all of them hold at once."""
         if isinstance(schema.get("$ref"), str):
             yield self._reference(schema["$ref"])
         for part in _list(schema, "allOf"):
@@ -81,7 +81,7 @@ class SchemaTypes:
             yield self._variants(one_of, indent)
 
     def _variants(self, variants: list[Any], indent: str) -> str:
-        """One variant a line, each with its comments."""
+        """One variant per line, each with its comments."""
         out = ""
         for variant in variants:
             comments = trailing_comments(variant, bare_enum=False)
@@ -152,7 +152,7 @@ class SchemaTypes:
         return "".join(f"{indent}{line}\n" for line in lines) + f"{indent}{name}: {type_},{trailing}\n"
 
     def _union_property(self, name: str, schema: dict[str, Any], variants: list[Any], indent: str) -> str:
-        """A property that is one of several types, one a line, between its name and the comma."""
+        """A property that is one of several types, one per line, between its name and the comma."""
         lines = [*_title_lines(schema), *_example_lines(schema), *_description_lines(schema)]
         lines += [f"// {comment}" for comment in trailing_comments(schema, described=True)]
         lines.append(f"{name}:")
@@ -180,7 +180,7 @@ class SchemaTypes:
         return self._names[reference]
 
     def _resolve(self, reference: str) -> Any:
-        """What a JSON pointer into the root schema points at."""
+        """The target of a JSON pointer into the root schema."""
         target: Any = self._root
         try:
             document, _, pointer = reference.partition("#")
@@ -217,7 +217,7 @@ def trailing_comments(schema: Any, described: bool = False, bare_enum: bool = Tr
 
 
 def constraints(schema: Any) -> list[str]:
-    """What the type of a schema, of its items and of the parts it is made of, cannot say, as `keyword: JSON`."""
+    """Constraints of a schema, of its items and of its parts that no type can express, as `keyword: JSON`."""
     if not isinstance(schema, dict):
         return []
     said = [f"{keyword}: {compact_json(schema[keyword])}" for keyword in _CONSTRAINTS if keyword in schema]
@@ -226,7 +226,7 @@ def constraints(schema: Any) -> list[str]:
 
 
 def _inner_comments(schema: Any) -> list[str]:
-    """The comments of a type within a type; the description of an object stands in there."""
+    """The comments of a type within a type, the description of an object included."""
     is_object = isinstance(schema, dict) and schema.get("type") == "object"
     return trailing_comments(schema, described=is_object)
 
@@ -254,7 +254,7 @@ def _list(schema: dict[str, Any], keyword: str) -> list[Any]:
 
 
 def _listed_variants(schema: dict[str, Any]) -> list[Any]:
-    """The variants of a property that is nothing but one of them, a line each: oneOf, commented anyOf."""
+    """The variants of a property that is exactly one of them, one per line: oneOf, commented anyOf."""
     unions = [keyword for keyword in ("oneOf", "anyOf") if _list(schema, keyword)]
     if len(unions) != 1 or any(keyword in schema for keyword in (*_VALUE_KEYWORDS, "$ref", "allOf")):
         return []

@@ -1,4 +1,4 @@
-"""Where the tokenizer of the served model is. Knows names and folders; reads no vocabulary itself."""
+"""Finds the tokenizer of the served model."""
 
 from pathlib import Path
 

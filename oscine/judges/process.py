@@ -21,7 +21,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(lines,), daemon=True).start()
-    import llguidance  # noqa: F401  # it takes a while, and the first grammar will come soon
+    import llguidance  # noqa: F401  # the import takes a while, and the first grammar will come soon
 
     print("ready", flush=True)
     while True:

@@ -48,7 +48,7 @@ def _problem(grammar: str) -> str:
 
 
 def _early_problem(grammar: str) -> str:
-    """The problem that following the grammar through its first bytes has: it may compile, but have too many states.
+    """The first problem on the way through the first bytes: a grammar may compile, but have too many states.
 
     Each step takes the lowest printable byte that is allowed. In JSON that is a quotation mark where possible.
     """

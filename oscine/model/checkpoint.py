@@ -1,7 +1,6 @@
 """A checkpoint folder in the published layout: config.json and safetensors, in one file or in shards with an index.
 
-Knows files and what must be in them; everything is checked from the headers before the first tensor is read.
-Must not know devices or what tensors are for.
+Everything is checked from the headers before the first tensor is read.
 """
 
 import hashlib
@@ -34,7 +33,7 @@ class FileHeader:
 
 
 class Checkpoint:
-    """Tensors of a folder, read when asked for. Raises ValueError when anything in the folder is not as it must be."""
+    """Tensors of a folder, read when asked for. Raises ValueError if any file of the folder is malformed."""
 
     def __init__(self, folder: Path, config: ModelConfig) -> None:
         placed = _placement(folder)
@@ -83,8 +82,8 @@ def save(folder: Path, config: ModelConfig, tensors: dict[str, Tensor], max_shar
 
 
 def fingerprint(folder: Path) -> str:
-    """Tells weights of equal names and shapes apart, by a sample of each tensor; in how many files they are is nothing
-    to it. Raises ValueError for a folder without weights."""
+    """Distinguishes weights of equal names and shapes, by a sample of each tensor. The division into files does not
+    matter. Raises ValueError for a folder without weights."""
     samples: dict[str, bytes] = {}
     for name in set(_placement(folder).values()) or {SINGLE}:
         header = _read_header(folder / name)
@@ -152,7 +151,8 @@ def _is_entry(entry: object) -> bool:
 def _check_names(
     specs: dict[str, TensorSpec], headers: dict[str, FileHeader], placed: dict[str, str]
 ) -> dict[str, str]:
-    """Each tensor of specs is in exactly one file, the index's, and nothing else is there. Returns name -> file."""
+    """Checks that each tensor of specs is in exactly one file, the index's, and that there are no others. Returns name
+    -> file."""
     file_of: dict[str, str] = {}
     for file, header in headers.items():
         for name in header.tensors:
@@ -184,7 +184,7 @@ def _check_tensor(name: str, spec: TensorSpec, header: FileHeader) -> None:
 
 
 def _check_size(header: FileHeader) -> None:
-    """The bytes of all tensors fill the file, so the sum over the files is checkpoint_bytes(config)."""
+    """Checks that the tensors fill the file, so that the sum over all files is checkpoint_bytes(config)."""
     total = sum(end - start for start, end in (entry["data_offsets"] for entry in header.tensors.values()))
     if total != header.data_bytes:
         raise ValueError(f"{header.path}: holds {header.data_bytes} bytes of data; its tensors have {total}")

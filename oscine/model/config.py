@@ -1,7 +1,4 @@
-"""The shape of a gpt-oss model, read from config.json in the spelling of transformers 4 or 5.
-
-Knows names, types and rules of the fields. Must not know tensors, files other than config.json, or devices.
-"""
+"""The shape of a gpt-oss model, read from config.json in the spelling of transformers 4 or 5."""
 
 import json
 import math
@@ -42,7 +39,7 @@ class ModelConfig:
     rms_norm_eps: float = 1e-5
     swiglu_limit: float = 7.0
     max_position_embeddings: int = 131072  # tokens
-    eos_token_ids: tuple[int, ...] = (200002,)  # as in the file, for other programs: harmony says what ends a turn here
+    eos_token_ids: tuple[int, ...] = (200002,)  # as in the file, for other programs; here harmony's tokens end a turn
     yarn: YarnConfig = YarnConfig()
 
     def __post_init__(self) -> None:
@@ -161,7 +158,7 @@ def _require(condition: bool, name: str, rule: str, value: object) -> None:
 
 
 def _check_supported(values: Mapping[str, Any]) -> None:
-    """Refuses what a gpt-oss checkpoint may say and this implementation does not compute."""
+    """Refuses valid gpt-oss configurations that this implementation does not compute."""
     only: dict[str, tuple[object, ...]] = {
         "model_type": ("gpt_oss",),
         "hidden_act": ("silu",),
@@ -207,7 +204,8 @@ def _token_ids(values: Mapping[str, Any], name: str) -> tuple[int, ...]:
 
 
 def _layer_types(values: Mapping[str, Any], num_layers: int) -> tuple[LayerType, ...]:
-    """Alternating from a sliding layer on where the file does not list them, as in the earliest published config."""
+    """Without a list in the file, as in the earliest published config, layers alternate and begin with a sliding
+    one."""
     kinds = values.get("layer_types")
     if kinds is None:
         return tuple("full_attention" if i % 2 else "sliding_attention" for i in range(num_layers))

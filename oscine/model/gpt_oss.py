@@ -1,6 +1,6 @@
 """The gpt-oss network: embedding, blocks of attention and experts, head.
 
-Knows how ops are strung together. Must not know devices, checkpoints, scheduling or how an op is computed.
+Calls the ops in order. It names no device, checkpoint or backend, and does no scheduling.
 
 Shape suffixes: T tokens of the step, N rows whose logits are wanted, H hidden, V vocabulary, Q query heads, D head
 dimension, F the fused projection of queries, keys and values.
@@ -19,7 +19,7 @@ from oscine.ops.rope.yarn import yarn_cos_sin
 
 @dataclass(frozen=True, slots=True)
 class LayerCache:
-    """What one layer sees of the KV cache."""
+    """One layer's view of the KV cache."""
 
     kv_pages: Tensor  # [pages, 2, G, P, D]
     group: PageGroup
@@ -37,7 +37,7 @@ class GptOss:
 
     @torch.inference_mode()
     def hidden(self, batch: Batch, kv: KVCache) -> Tensor:
-        """Runs one step, writing its keys and values into kv. Returns what the head makes logits of: [N, H]."""
+        """Runs one step and writes its keys and values into kv. Returns the input of the head, [N, H]."""
         ops, eps = self.ops, self.config.rms_norm_eps
         x = self.weights.embed_VH[batch.token_ids_T]  # from here on [T, H], or partial sums [T, J, H]
         residual_TH: Tensor | None = None
@@ -50,12 +50,13 @@ class GptOss:
 
     @torch.inference_mode()
     def head(self, x_NH: Tensor) -> Tensor:
-        """Logits [N, V], float32: so large that many rows are better given in pieces."""
+        """Logits [N, V], float32. They are large, so callers pass many rows in pieces."""
         return self.ops.lm_head(x_NH, self.weights.head_VH)
 
     @torch.inference_mode()
     def choose(self, x_NH: Tensor, sampling: SamplingBatch) -> Tensor:
-        """Token ids [N] of rows that ask for nothing but temperature: as sampled from their logits."""
+        """Token ids [N] of rows with no sampling parameter but temperature, equal to those sampled from their
+        logits."""
         return self.ops.chooser.choose(x_NH, self.weights.head_VH, self.weights.prepared_head, sampling)
 
     def _layer_caches(self, batch: Batch, kv: KVCache) -> list[LayerCache]:

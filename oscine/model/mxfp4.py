@@ -1,4 +1,4 @@
-"""Quantisation to MXFP4 and back. The format is described, and expanded, in oscine.ops.moe.mxfp4."""
+"""Quantisation to MXFP4 and back. oscine.ops.moe.mxfp4 describes the format and expands it."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""A model as the options name it, checked and ready to be loaded; nothing of its size is allocated yet."""
+"""The model that the options name, checked and ready to be loaded. No weights are allocated yet."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class OpenedModel:
 
 
 def open_model(options: ModelOptions) -> OpenedModel:
-    """Fetches what is missing, checks every file, and makes a GPU that is asked for the current device.
+    """Fetches missing files, checks every file, and makes the chosen GPU the current device.
 
     Raises ValueError naming the file, field or tensor at fault.
     """
@@ -58,7 +58,8 @@ def _device(name: str) -> torch.device:
         raise ValueError(f"--device {name!r} is not a device") from None
     try:
         device = torch.empty(0, device=device).device  # "cuda" by its number
-    except (RuntimeError, AssertionError) as error:  # torch asserts what it was compiled with
+    # torch raises AssertionError for a device that it was not compiled for
+    except (RuntimeError, AssertionError) as error:
         raise ValueError(f"--device {name!r} cannot be used: {error}") from None
     if device.type == "cuda":
         torch.cuda.set_device(device)  # Triton launches kernels on the current one

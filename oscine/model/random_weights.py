@@ -1,6 +1,6 @@
 """Random tensors in the published names, shapes and dtypes: to run true shapes without a checkpoint.
 
-Each tensor depends on (seed, name, shape, kind of device) alone and is made when asked for, so nothing is held twice.
+Each tensor depends only on seed, name, shape and kind of device. It is made when asked for, so no tensor is held twice.
 """
 
 import zlib
@@ -31,7 +31,7 @@ class RandomTensors:
             out = torch.empty(spec.shape, dtype=torch.uint8, device=self._device)
             if name.endswith("_scales"):
                 return out.random_(*SCALES, generator=generator)
-            out.view(torch.int64).random_(-(1 << 63), None, generator=generator)  # eight bytes a draw
+            out.view(torch.int64).random_(-(1 << 63), None, generator=generator)  # eight bytes per draw
             return out
         out = torch.empty(spec.shape, dtype=torch.bfloat16, device=self._device)
         if "norm" in name:

@@ -1,7 +1,7 @@
 """Brings tensors from the host to a device: to a GPU through pinned buffers, in pieces.
 
-A file is read (it is memory-mapped) into one buffer while the other is on its way to the GPU, so reading and copying
-overlap, and no more than both buffers is held besides the tensor itself. Must not know what tensors are for.
+A memory-mapped file is read into one buffer while the other is copied to the GPU. So reading and copying overlap, and
+only the two buffers are held besides the tensor itself.
 """
 
 import torch

@@ -1,7 +1,4 @@
-"""The weights of a model on their device, and how they are built tensor by tensor from any source.
-
-Knows the published names, shapes and dtypes. Must not know files, folders or how a tensor comes about.
-"""
+"""The weights of a model on their device, and how they are built tensor by tensor from any source."""
 
 from dataclasses import dataclass, replace
 from math import prod
@@ -21,7 +18,7 @@ BYTES: dict[Dtype, int] = {"BF16": 2, "U8": 1}
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """What a checkpoint must hold under one name."""
+    """The tensor that a checkpoint must hold under one name."""
 
     shape: tuple[int, ...]
     dtype: Dtype
@@ -44,7 +41,7 @@ class LayerWeights:
     post_attention_norm_H: Tensor
     router_weight_EH: Tensor
     router_bias_E: Tensor
-    experts: Any  # MxExperts, or what Ops.prepare_experts makes of it
+    experts: Any  # MxExperts, or the result of Ops.prepare_experts
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +52,7 @@ class Weights:
     layers: list[LayerWeights]
     norm_H: Tensor
     head_VH: Tensor
-    prepared_head: Any = None  # what Ops.chooser makes of head_VH, and wants beside it
+    prepared_head: Any = None  # made from head_VH by Ops.chooser, which also needs it
 
 
 class TensorSource(Protocol):
@@ -122,7 +119,7 @@ def load_weights(
 ) -> Weights:
     """Brings every tensor to the device, one layer after the other, floats cast to dtype, MXFP4 left packed.
 
-    With `ops`, experts are repacked for them as soon as they are there, layer by layer, and the head prepared.
+    With `ops`, experts are repacked for them layer by layer, as soon as they are loaded, and the head is prepared.
     """
     loader = _Loader(source, Staging(device), dtype)
     layers = []

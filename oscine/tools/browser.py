@@ -1,6 +1,6 @@
 """gpt-oss's browser tool: search, open and find, in views of numbered lines that answers can cite.
 
-Knows what the model is told and shown, and which pages a conversation has open; what is searched is a Backend's.
+A Backend does the searching; this module renders its results for the model and keeps the open pages of a conversation.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ class Hit:
 
 
 class Backend(Protocol):
-    """What is searched and opened. Both raise LookupError, with a sentence for the model, for what there is not."""
+    """Searches and opens pages. Both methods raise LookupError, with a sentence for the model, if nothing is found."""
 
     async def search(self, query: str, topn: int) -> Sequence[Hit]:
         """At most `topn`, best first."""
@@ -71,13 +71,13 @@ class _Result(NamedTuple):
 
 @dataclass(slots=True)
 class _Shown:
-    """What a cursor stands for. A page of an earlier request is loaded when it is wanted."""
+    """The page of a cursor. A page of an earlier request is loaded when it is needed."""
 
     url: str
     title: str
     results: Sequence[_Result] = ()  # of a search
     page: Page | None = None
-    matches: list[int] = field(default_factory=list)  # of a find: its lines in the page that was searched
+    matches: list[int] = field(default_factory=list)  # of a find: the matching lines of the searched page
 
 
 class BrowserTool:
@@ -168,7 +168,7 @@ class BrowserTool:
         return self._show(_Shown(page.url, page.title, page=found, matches=matches), details)
 
     def _show(self, shown: _Shown, details: Details, loc: int = -1, num_lines: int = -1) -> ToolResult:
-        """Gives what is shown a cursor. Raises ValueError for a place that there is not."""
+        """Gives a page its cursor and returns its view. Raises ValueError for a line that does not exist."""
         assert shown.page is not None
         view = _view(shown.page, len(self._shown), max(loc, 0), num_lines)
         self._shown.append(shown)
@@ -182,13 +182,13 @@ class BrowserTool:
         return self._shown[cursor if cursor >= 0 else -1]
 
     async def _page(self, shown: _Shown) -> Page:
-        """What a cursor stands for; of matches, the page that was searched."""
+        """The page of a cursor; for the matches of a find, the searched page."""
         if shown.page is None or shown.matches:
             return await self._load(shown.url)
         return shown.page
 
     async def _load(self, url: str) -> Page:
-        """As it was when it was opened first."""
+        """The page as it was when it was first opened."""
         for shown in reversed(self._shown):
             if shown.url == url and shown.page is not None and not shown.matches:
                 return shown.page
@@ -214,7 +214,7 @@ def _object(content: str) -> dict[str, Any]:
 
 
 def _attempt(arguments: Any) -> Details:
-    """What is known of a call before it has an answer."""
+    """The parts of a call that are known before it has an answer."""
     match arguments:
         case _SearchArguments():
             return WebSearch(arguments.query)
@@ -242,7 +242,7 @@ def _linked(page: Page, number: int) -> str:
 
 
 def _matches(page: Page, pattern: str) -> tuple[list[int], Page]:
-    """The lines in which a pattern begins, in whatever case and wherever lines were broken, and a page that shows them.
+    """The lines in which a pattern begins, and a page that shows them. Case and line breaks are ignored.
 
     Raises LookupError when there are none.
     """
@@ -262,7 +262,7 @@ def _matches(page: Page, pattern: str) -> tuple[list[int], Page]:
 
 
 def _view(page: Page, cursor: int, loc: int, num_lines: int) -> str:
-    """Lines of a page from `loc` on, as many as asked for and as fit."""
+    """Lines of a page from `loc` on: the number asked for, as far as they fit."""
     last = len(page.lines) - 1
     if loc > max(last, 0):
         raise ValueError(f"the page has lines 0 to {last}.")
@@ -296,7 +296,7 @@ def _parameters(**properties: tuple[Any, Any]) -> dict[str, Any]:
     return {"type": "object", "properties": schemas, "required": required}
 
 
-# To the letter what gpt-oss was trained with.
+# Exactly the text that gpt-oss was trained with.
 DECLARATION = ToolNamespace(
     NAMESPACE,
     "Tool for browsing.\n"

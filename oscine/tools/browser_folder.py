@@ -1,7 +1,7 @@
-"""A folder of documents as what the browser searches: ranked by BM25 over an index in memory.
+"""A folder of documents as the browser's backend: ranked by BM25 over an index in memory.
 
-Reads only files below the folder. Their URLs are file:/// and the path below it. What is added or changed later can be
-opened, but is found only after a restart.
+Reads only files below the folder. Their URLs are file:/// and the path below it. A file that is added or changed later
+can be opened, but is found only after a restart.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ _KINDS = {
     **dict.fromkeys((".md", ".markdown"), "markdown"),
     **dict.fromkeys((".txt", ".rst"), "text"),
 }
-_LARGEST = 4 << 20  # bytes; what is larger is passed over
+_LARGEST = 4 << 20  # bytes; larger files are skipped
 _SNIPPET = 240  # characters
 _WORD = re.compile(r"\w+")
 _SATURATION, _BY_LENGTH = 1.2, 0.75  # k1 and b of BM25
@@ -52,7 +52,7 @@ class Folder:
         return document
 
     def _read(self, file: Path) -> Document | None:
-        """None for what is no document of this folder, links that lead out of it among them."""
+        """None for a path that is not a document of this folder. Links that lead out of it are not."""
         kind = _KINDS.get(file.suffix.lower())
         try:
             path = file.resolve()
@@ -99,7 +99,7 @@ def _words(text: str) -> list[str]:
 
 
 def _snippet(text: str, words: set[str]) -> str:
-    """The line that has most of the words, as far as it fits."""
+    """The line with the most of the words, cut to length."""
     best = max(text.splitlines(), key=lambda line: len(words.intersection(_words(line))), default="").strip()
     if len(best) <= _SNIPPET:
         return best

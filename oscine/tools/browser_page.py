@@ -1,7 +1,4 @@
-"""Documents as the browser shows them: lines of text, with links numbered in brackets.
-
-Knows HTML, Markdown and line lengths; not where documents come from, or what they are wanted for.
-"""
+"""Documents as the browser shows them: lines of text, with links numbered in brackets."""
 
 import re
 import textwrap
@@ -52,14 +49,14 @@ def lines_of(text: str) -> Iterator[str]:
 
 
 def link(number: int, text: str, url: str, base: str = "") -> str:
-    """A link as the model is shown it: with its site, if that is not the page's own."""
+    """A link as it is shown to the model: with its site, if that is not the page's own."""
     site = urlsplit(url).netloc
     away = f"†{site}" if site and site != urlsplit(base).netloc else ""
     return f"【{number}†{text}{away}】"
 
 
 def document_of(url: str, text: str, kind: str, title: str) -> Document:
-    """`kind` is html, markdown or text; `title` is for a document that says none."""
+    """`kind` is html, markdown or text; `title` is for a document without one."""
     if kind == "html":
         reader = _HtmlText(url)
         reader.feed(text)
@@ -81,7 +78,7 @@ def document_of(url: str, text: str, kind: str, title: str) -> Document:
 
 
 def _markdown_title(text: str) -> str:
-    """The first heading of the first level, without what closes it."""
+    """The first heading of the first level, without its closing marks."""
     found = _MARKDOWN_TITLE.search(text)
     heading = found[1].strip() if found else ""
     opened = heading.rstrip("#")
@@ -89,7 +86,7 @@ def _markdown_title(text: str) -> str:
 
 
 def _joined(base: str, target: str) -> str | None:
-    """None for what is no URL."""
+    """None if the text is not a URL."""
     try:
         return urlsplit(urljoin(base, target)).geturl()
     except ValueError:
@@ -97,7 +94,7 @@ def _joined(base: str, target: str) -> str | None:
 
 
 class _HtmlText(HTMLParser):
-    """What of HTML is read: text by blocks, headings and list items marked, links numbered."""
+    """Reads HTML: text by blocks, headings and list items marked, links numbered."""
 
     def __init__(self, url: str) -> None:
         super().__init__(convert_charrefs=True)

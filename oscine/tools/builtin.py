@@ -1,7 +1,4 @@
-"""The built-in tools of a server: which requests may use, and a toolbox of them for each conversation.
-
-Knows the types of tools that requests name; not the items that responses have for them.
-"""
+"""The built-in tools of a server, and a toolbox of them for each conversation."""
 
 import asyncio
 import importlib
@@ -50,10 +47,10 @@ class BuiltinTools:
     def toolbox(
         self, tools: Sequence[Mapping[str, Any]], max_calls: int | None = None, state: Mapping[str, Any] | None = None
     ) -> Toolbox:
-        """What a request's `tools` ask for of those that the server answers itself; others are passed over.
+        """The built-in tools that a request's `tools` name; other tools are skipped.
 
-        So are Python and the browser where they are not enabled: clients name them without knowing.
-        `max_calls` may lower the server's own limit. `state` is what the conversation's last toolbox ended with.
+        Python and the browser are skipped too where they are not enabled, since some clients always name them.
+        `max_calls` may lower the server's own limit. `state` is the final state of the conversation's last toolbox.
         Raises ValueError that says what is wrong with an MCP server, or that there is none.
         """
         opened: dict[str, Tool] = {}
@@ -81,7 +78,7 @@ class BuiltinTools:
 
 
 def _imported(path: str) -> Backend:
-    """What package.module:name makes. Raises ValueError."""
+    """An instance of the class at package.module:name. Raises ValueError."""
     module, _, name = path.partition(":")
     try:
         backend: Backend = getattr(importlib.import_module(module), name)()
@@ -91,7 +88,7 @@ def _imported(path: str) -> Backend:
 
 
 def _mcp_servers(options: ToolOptions) -> "Servers | None":
-    """The package is imported only where it is needed: that takes most of a second."""
+    """The package is imported only where it is needed: the import takes most of a second."""
     if options.mcp_servers is None and not options.allow_mcp_urls:
         return None
     try:

@@ -1,6 +1,6 @@
 """MCP tool servers: commands that the operator runs, and addresses that the operator or a request names.
 
-Knows the `mcp` package, which this module alone imports. A server that fails or goes away is a text for the model.
+Only this module imports the `mcp` package. The failure of a server is reported to the model as a text.
 """
 
 import asyncio
@@ -64,7 +64,7 @@ class ServerEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"url must begin with http:// or https:// and a host, not {self.url!r}")
         for name, value in self.headers.items():
             if not _HEADER_NAME.fullmatch(name) or not _HEADER_VALUE.fullmatch(value):
-                # Said here, as the HTTP client would show the value, to the clients of a shared server too.
+                # Checked here, because the HTTP client would show the value, also to clients of a shared server.
                 raise ValueError(f"the header {name!r} cannot be sent: its value must be ASCII, with nothing around it")
 
     @property
@@ -74,7 +74,7 @@ class ServerEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def _host(url: str) -> str:
-    """Empty for what is no address of HTTP."""
+    """Empty if the text is not an HTTP address."""
     try:
         parsed = httpx2.URL(url)
     except httpx2.InvalidURL:
@@ -117,7 +117,7 @@ class AllowedTools:
     """Which of a server's tools a conversation may use."""
 
     names: frozenset[str] | None = None  # None: any
-    read_only: bool = False  # only tools that say that they change nothing
+    read_only: bool = False  # only tools that declare themselves read-only
 
     def permits(self, tool: ListedTool) -> bool:
         harmless = tool.annotations is not None and tool.annotations.read_only_hint is True
@@ -125,7 +125,7 @@ class AllowedTools:
 
 
 class ServerError(Exception):
-    """What went wrong with a server, in a sentence."""
+    """The failure of a server, in a sentence."""
 
 
 @dataclass(slots=True)
@@ -135,13 +135,13 @@ class _Held:
     task: asyncio.Task[None]
     client: asyncio.Future[Client]
     closing: asyncio.Event
-    scope: anyio.CancelScope  # around all of it: the package tidies up when this cancels it, not when asyncio does
+    # around all of it: the package cleans up if this scope cancels it, but not if asyncio does
+    scope: anyio.CancelScope
 
 
 class Connection:
-    """To one server, opened when it is wanted, and again when it broke.
-
-    Lives in a task of its own, so that its failure cancels nobody who waits for something else.
+    """A connection to one server, opened when it is needed, and again when it is broken. Lives in a task of its own, so
+    that its failure does not cancel other tasks.
     """
 
     def __init__(self, entry: ServerEntry, timeout_s: float) -> None:
@@ -204,7 +204,7 @@ class Connection:
             logger.info("the connection to an MCP server failed: %s: %s", self._entry.place, _reason(error))
         if not opened.done():
             opened.set_exception(failure)
-            opened.exception()  # there may be nobody left who waits for it
+            opened.exception()  # perhaps no task waits for it any more
 
     async def _client(self, stack: AsyncExitStack) -> Client:
         entry = self._entry
@@ -341,7 +341,7 @@ class Servers:
         await asyncio.gather(*(connection.close() for connection in self._shared.values()))
 
     def tool(self, given: Mapping[str, Any]) -> McpTool:
-        """Of a request's tool of type mcp. Raises ValueError."""
+        """The tool for a request's entry of type mcp. Raises ValueError."""
         try:
             wanted = msgspec.convert(given, _Wanted)
         except msgspec.ValidationError as error:
@@ -378,10 +378,10 @@ class _Wanted(msgspec.Struct):
 
 
 def _allowed(wanted: _Wanted) -> AllowedTools:
-    """Raises ValueError for a safeguard that would not be kept."""
+    """Raises ValueError for a safeguard that the server would not keep."""
     if wanted.connector_id is not None:
         raise ValueError("connector_id is not supported; name the server by server_url")
-    # OpenAI asks for approval unless told otherwise; a server that the operator chose is approved of.
+    # OpenAI asks for approval by default; a server that the operator chose counts as approved.
     usual = "always" if wanted.server_url is not None else "never"
     if (wanted.require_approval or usual) != "never":
         raise ValueError("approvals are not supported; require_approval must be 'never'")

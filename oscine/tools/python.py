@@ -1,6 +1,6 @@
-"""gpt-oss's python tool: code runs in a fresh interpreter that is locked in, and its output is the result.
+"""gpt-oss's python tool: code runs in a fresh, jailed interpreter, and its output is the result.
 
-Knows limits and what the model is told; python_jail.py knows how a process is locked in.
+This module has the limits and the declaration; python_jail.py is the jail.
 """
 
 import asyncio
@@ -44,8 +44,8 @@ afterwards."""
 
 @dataclass(frozen=True, slots=True)
 class PythonRun:
-    output: str  # stdout and stderr as they came; of a long one both ends
-    ending: str  # what ended it, where that was not the code
+    output: str  # stdout and stderr in order of arrival; both ends of a long one
+    ending: str  # the reason why it ended, unless the code ended by itself
     failed: bool
 
 
@@ -59,7 +59,7 @@ class Jail:
         self._slots = asyncio.Semaphore(options.python_runs)
 
     async def check(self) -> None:
-        """Raises ValueError unless code can be locked in on this machine."""
+        """Raises ValueError if this machine cannot make the jail."""
         run = await self.run("print(6 * 7)")
         if run.output != "42\n":
             reason = (run.output + run.ending).strip() or "no output"
@@ -90,14 +90,14 @@ class Jail:
             "folders": [str(Path(sys.base_prefix).resolve()), str(Path(sys.base_exec_prefix).resolve())],
             "main": _MAIN.read_text(),
             "memory_bytes": self._memory_bytes,
-            "cpu_s": math.ceil(self._timeout_s) + 1,  # of one process, for threads: the clock ends any other first
+            "cpu_s": math.ceil(self._timeout_s) + 1,  # per process, for threads: the clock ends all others first
             "processes": _PROCESSES,
             "tmp_bytes": _TMP_BYTES,
         }
 
     @asynccontextmanager
     async def _folder(self) -> AsyncIterator[str]:
-        """To run in. Isolated code has its own file system, and never sees it."""
+        """The working folder. Isolated code has its own file system, and never sees it."""
         if self._isolated:
             yield "/"
             return
@@ -133,13 +133,13 @@ class Jail:
 
 
 def _signal_name(status: int) -> str:
-    """What ended a process, from its exit status or that of the one that waited for it."""
+    """The signal that ended a process, from its exit status or that of its parent."""
     number = -status if status < 0 else status - 128
     return f"signal {signal.Signals(number).name}" if number in {*signal.Signals} else ""
 
 
 class _Output:
-    """Both ends of what is read, so that no output takes much memory."""
+    """Both ends of an output, so that no output takes much memory."""
 
     def __init__(self) -> None:
         self._head = bytearray()
@@ -151,7 +151,7 @@ class _Output:
         return self._num_bytes > _FLOOD_BYTES
 
     async def read(self, stream: asyncio.StreamReader) -> None:
-        """To its end, or until it is too much."""
+        """Reads to the end, or until the output is too long."""
         while not self.flooded and (data := await stream.read(_READ_BYTES)):
             self._num_bytes += len(data)
             room = _SHOWN_BYTES // 2 - len(self._head)

@@ -1,7 +1,7 @@
-"""Locks itself in, and then runs Python on what comes from standard input.
+"""Enters a jail, and then runs the Python code from standard input.
 
-A script of its own, for a fresh interpreter without packages: it knows the standard library alone. Its one argument is
-a JSON object, see `Jail` in oscine/tools/python.py. Linux 5.14 or newer, on x86-64 and ARM64.
+A script of its own, for a fresh interpreter without packages: it imports the standard library alone. Its one argument
+is a JSON object, see `Jail` in oscine/tools/python.py. Linux 5.14 or newer, on x86-64 and ARM64.
 
     server -- outer -- init -- code
               |        |- is process 1 of the namespaces: makes the file system, gives up every privilege, reaps;
@@ -9,9 +9,9 @@ a JSON object, see `Jail` in oscine/tools/python.py. Linux 5.14 or newer, on x86
               |- unshares the namespaces; a helper beside it, still outside, maps the users
 
 In the namespaces are one unprivileged user, no network, and a file system of Python and the system's libraries,
-read-only, with a small /tmp in memory. There is no /proc. A filter refuses system calls that would hold memory which no
-limit counts, or that reach for other processes and for parts of the kernel which no honest script wants, and sockets
-of families that know no namespaces, such as those to the host of a virtual machine.
+read-only, with a small /tmp in memory. There is no /proc. A filter refuses three kinds of system calls: those that
+would hold memory which no limit counts; those that reach other processes or parts of the kernel that ordinary scripts
+do not use; and sockets of families without namespaces, such as those to the host of a virtual machine.
 """
 
 import ctypes
@@ -52,11 +52,11 @@ SETSOCKOPT = {"x86_64": 54, "aarch64": 208}
 SOL_SOCKET = 1
 SOCKET_BUFFERS = (7, 8, 32, 33)  # SO_SNDBUF, SO_RCVBUF and their FORCE; no limit counts them, so they keep their size
 SOCKET_FAMILIES = (1, 2, 10, 16)  # UNIX, IPv4, IPv6 and netlink, which the network namespace holds back
-X32 = 0x40000000  # where the numbers of another way into the kernel of x86-64 begin; those of ARM64 are far below
+X32 = 0x40000000  # first number of x86-64's second system call table; the numbers of ARM64 are far below
 
 USER = 1000  # inside
 NOBODY = 65534  # outside, if the server is root
-BASE = "/proc"  # a folder that everyone has and the jail does not need: the new file system is made on top of it
+BASE = "/proc"  # a folder that always exists and the jail does not need: the new file system is mounted over it
 SYSTEM = ("/usr", "/bin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache")
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 ENVIRONMENT = {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "TMPDIR": "/tmp", "LANG": "C.UTF-8"}
@@ -104,7 +104,7 @@ def _isolate(config: dict[str, Any]) -> None:
 
 
 def _unshare(as_root: bool) -> None:
-    """Into namespaces of our own. Only a process outside may map more users than one, so a child does it."""
+    """Enters new namespaces. Only a process outside may map more than one user, so a child does it."""
     ready, go = os.pipe()
     child = os.fork()
     if child == 0:
@@ -144,7 +144,7 @@ def _fork_and_wait() -> None:
 
 
 def _make_file_system(folders: list[str], tmp_bytes: int) -> None:
-    """A new root with what is needed, read-only, and then nothing of the old one."""
+    """Makes a new root with the needed folders, read-only, and drops the old one."""
     _call("mount", None, b"/", None, MS_REC | MS_PRIVATE, None)
     _call("mount", b"none", BASE.encode(), b"tmpfs", MS_NOSUID | MS_NODEV, b"size=1m,mode=755")
     root = f"{BASE}/jail"
@@ -159,7 +159,7 @@ def _make_file_system(folders: list[str], tmp_bytes: int) -> None:
     os.chdir(BASE)
     _call("syscall", SYS_PIVOT_ROOT[platform.machine()], b".", b".")
     _call("umount2", b".", MNT_DETACH)
-    os.chroot("/jail")  # below the root of the namespace: from here nobody may make user namespaces
+    os.chroot("/jail")  # below the root of the namespace: from here no process may make user namespaces
     os.chdir("/tmp")
 
 
@@ -228,7 +228,7 @@ def _filter_system_calls() -> None:
 
 
 def _die_with_parent() -> None:
-    """Does not outlive the change of a user, so it is said again after each."""
+    """The setting is lost when the user changes, so it is repeated after each change."""
     _call("prctl", PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
 
 

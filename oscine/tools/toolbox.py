@@ -1,7 +1,4 @@
-"""The contract of tools that the server itself answers, and the tools of one conversation.
-
-Knows what a call is and what comes of it; not how any tool works, nor how calls get into a prompt or into a response.
-"""
+"""The contract of tools that the server itself answers, and the tools of one conversation."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -85,13 +82,14 @@ class McpListing:
 
 
 class Tool(Protocol):
-    """One namespace in one conversation. Entered before it is declared, left when the response is complete."""
+    """One namespace in one conversation. It is entered before it is declared, and exited when the response is
+    complete."""
 
     @property
     def namespace(self) -> ToolNamespace: ...
 
     async def call(self, recipient: str, content: str) -> ToolResult:
-        """What the model asked for. What goes wrong is a text for the model, not an exception."""
+        """Runs one call of the model. A failure is a text for the model, not an exception."""
         ...
 
     async def __aenter__(self) -> Self: ...
@@ -101,7 +99,7 @@ class Tool(Protocol):
 
 @runtime_checkable
 class Listed(Protocol):
-    """A tool that clients are told the parts of."""
+    """A tool with a listing for clients."""
 
     @property
     def listing(self) -> McpListing: ...
@@ -109,7 +107,7 @@ class Listed(Protocol):
 
 @runtime_checkable
 class Citing(Protocol):
-    """A tool whose results an answer may cite, and which can go on in the conversation's next request."""
+    """A tool with results that an answer may cite, and with state for the conversation's next request."""
 
     def citations(self, text: str) -> Iterator[Citation]: ...
 
@@ -172,12 +170,12 @@ class Toolbox:
             return ToolResult("Error: the tool failed.", None, is_error=True)
 
     def citations(self, text: str) -> list[Citation]:
-        """The places in an answer that cite what the tools have shown, in order."""
+        """The places in an answer that cite a result of the tools, in order."""
         found = (c for tool in self._tools.values() if isinstance(tool, Citing) for c in tool.citations(text))
         return sorted(found, key=lambda citation: citation.start)
 
     def state(self) -> dict[str, Any]:
-        """JSON values with which BuiltinTools.toolbox goes on where this one ends."""
+        """JSON values from which BuiltinTools.toolbox continues this toolbox."""
         return {name: tool.state() for name, tool in self._tools.items() if isinstance(tool, Citing)}
 
 

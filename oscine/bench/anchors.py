@@ -1,7 +1,4 @@
-"""What other systems reach with gpt-oss: the figures that ours stand beside, each with its source.
-
-Plain facts; must not know how anything here is measured.
-"""
+"""Published figures of other systems with gpt-oss, each with its source, to compare with ours."""
 
 from dataclasses import dataclass
 
@@ -13,7 +10,7 @@ SAME_MACHINE = "measured on one H200 with the workload of `oscine bench engine`;
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """One peer at one point of load; None where the peer's figure is not known."""
+    """One peer at one point of load; None where the peer has no figure."""
 
     system: str
     model: str  # 120b | 20b
@@ -21,7 +18,7 @@ class Anchor:
     concurrency: int | None
     isl: int  # prompt tokens
     osl: int  # generated tokens
-    output_tok_s: float | None  # a GPU
+    output_tok_s: float | None  # per GPU
     tok_s_user: float | None
     source: str
     decode_step_ms: float | None = None
@@ -59,12 +56,12 @@ ANCHORS = (
     Anchor("NVIDIA's headline", "120b", "GB200 NVL72", None, 0, 0, 20833, 30, "published: 1.5 M tok/s a rack of 72"),
 )
 
-# Prompt tokens a second of vLLM, 1024-token prompts, (model, whether requests are many).
+# Prompt tokens per second of vLLM, 1024-token prompts, by (model, whether requests are many).
 _VLLM_PREFILL = {("120b", True): 45000.0, ("120b", False): 19000.0, ("20b", True): 77000.0, ("20b", False): 50000.0}
 
 
 def vllm(model: str, concurrency: int, isl: int, osl: int) -> Anchor | None:
-    """What was measured with this very load."""
+    """vLLM's figures for exactly this load."""
     for anchor in ANCHORS:
         if anchor.system == VLLM and (anchor.model, anchor.concurrency) == (model, concurrency):
             return anchor if (anchor.isl, anchor.osl) == (isl, osl) else None
@@ -72,7 +69,7 @@ def vllm(model: str, concurrency: int, isl: int, osl: int) -> Anchor | None:
 
 
 def vllm_prefill(model: str, concurrency: int, isl: int) -> float | None:
-    """Prompt tokens a second; known for one prompt and for a large batch."""
+    """Prompt tokens per second; known for one prompt and for a large batch."""
     if isl != 1024 or 1 < concurrency < 64:
         return None
     return _VLLM_PREFILL.get((model, concurrency > 1))

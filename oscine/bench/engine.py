@@ -1,8 +1,8 @@
 """Measures the engine in this process: all requests of a point at once, greedy, to their full length, no prefix cache.
 
-Knows the loop and the clock; must not know HTTP, text or kernels. A pass of one generated token separates the prompts
-from the steps: decode step = (time of osl tokens - time of 1 token) / (osl - 1). The first pass is not quoted. Where
-that would take too long, one pass tells both: the time of 1 token is when the last request has its first one.
+A pass of one generated token separates prompts from decode steps: decode step = (time of osl tokens - time of 1 token)
+/ (osl - 1). The first pass is not reported. Where passes take too long, one pass gives both times: the time of 1 token
+is when the last request has its first one.
 """
 
 import gc
@@ -21,11 +21,11 @@ from oscine.engine.core.loop import EngineLoop
 from oscine.model.config import ModelConfig
 from oscine.types import GenerationRequest, SamplingParams
 
-MANY = 64  # requests from which on prompts are computed in large steps
+MANY = 64  # from this many requests on, prompts are computed in large steps
 
 
 class MeasureError(Exception):
-    """A pass did not do what it was to measure."""
+    """A pass did not run the load that it should measure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class EngineBench:
         self._loop, self._config, self._ready_s, self._clock = engine.loop, config, ready_s, clock
         self._page_size = page_size
         self._model, self._vocab_size = engine.model, engine.vocab_size
-        self._first_s: dict[tuple[int, int], float] = {}  # (concurrency, isl) -> seconds for one token a request
+        self._first_s: dict[tuple[int, int], float] = {}  # (concurrency, isl) -> seconds for one token per request
 
     @classmethod
     def load(cls, options: EngineOptions) -> "EngineBench":
@@ -70,10 +70,9 @@ class EngineBench:
         one_pass_from: int | None = None,
         where: machine.Machine,
     ) -> Iterator[Result]:
-        """Measures point by point. `passes` >= 2 of each; medians of all but the first are quoted.
-
-        The first pass generates only warmup_osl tokens a request, if given; 0 leaves it out. Points of one_pass_from
-        requests and more have a single pass, which tells the prompts apart by the first tokens.
+        """Measures point by point. `passes` >= 2 of each; medians of all but the first are reported. The first pass
+        generates only warmup_osl tokens per request, if given; 0 leaves it out. Points of one_pass_from requests and
+        more have a single pass, in which the first tokens mark the end of the prompts.
         """
         for point in points:
             if one_pass_from is not None and point.concurrency >= one_pass_from:
@@ -96,7 +95,7 @@ class EngineBench:
         return Timing(quoted_s(point.osl), self._first_s[key])
 
     def num_held(self, point: Point) -> int:
-        """Sequences of this length that the KV cache holds at once; those beyond wait, or are computed twice."""
+        """Sequences of this length that the KV cache holds at once; further ones wait, or are computed twice."""
         return self._loop.stats().full_pages_total // ceil((point.isl + point.osl - 1) / self._page_size)
 
     def _result(self, point: Point, timing: Timing, where: machine.Machine) -> Result:
@@ -163,8 +162,8 @@ def random_prompts(point: Point, vocab_size: int) -> list[list[int]]:
 
 
 def run_pass(loop: EngineLoop, prompts: Sequence[list[int]], osl: int, clock: Callable[[], float]) -> Timing:
-    """Generates osl tokens a request. Raises MeasureError when one was refused or cut short."""
-    sampling = SamplingParams(max_tokens=osl, temperature=0.0)  # no stop ids: the end of a turn is a token like others
+    """Generates osl tokens per request. Raises MeasureError if a request was refused or cut short."""
+    sampling = SamplingParams(max_tokens=osl, temperature=0.0)  # no stop ids: the end of a turn is an ordinary token
     num_tokens = [0] * len(prompts)
     failure: str | None = None
     last_first_s = started_s = clock()

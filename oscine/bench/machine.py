@@ -1,7 +1,4 @@
-"""Where and on what a measurement was made: device, versions, commit, date, and the age of this process.
-
-Knows the operating system, git and torch's name of a device; must not know what is measured.
-"""
+"""Where and on what a measurement was made: device, versions, commit, date, and the age of this process."""
 
 import datetime
 import os
@@ -17,7 +14,7 @@ _IMPORTED_S = time.monotonic()
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    gpu: str  # as its driver calls it; "cpu" where the model runs on none
+    gpu: str  # the driver's name for it; "cpu" if the model runs on a CPU
     torch: str
     triton: str | None
     commit: str
@@ -25,7 +22,7 @@ class Machine:
 
 
 def describe(device: str, commit: str | None) -> Machine:
-    """`device` as --device takes it; `commit` where git cannot tell it."""
+    """`device`: as for --device. `commit`: overrides the commit that git reports."""
     import torch
 
     on_gpu = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
@@ -35,7 +32,7 @@ def describe(device: str, commit: str | None) -> Machine:
 
 
 def find_commit() -> str:
-    """Short hash of the checkout that runs, with -dirty where its tracked files differ; "unknown" outside of one."""
+    """Short hash of the checkout that runs, with -dirty if its tracked files differ; "unknown" outside of one."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
     environment = os.environ | {"GIT_OPTIONAL_LOCKS": "0"}
     try:

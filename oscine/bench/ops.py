@@ -1,6 +1,6 @@
 """Measures every op of the chosen backends at the shapes of a model's step, against ceilings measured in the same run.
 
-Knows the arithmetic of the table; what an op's inputs are is in step_inputs.py, how a call is timed in timer.py.
+This module has the arithmetic of the table; step_inputs.py makes the inputs, and timer.py times the calls.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,7 +31,8 @@ class OpTime:
 
     def line(self, ceiling: Ceiling) -> str:
         seconds = self.time.seconds
-        share = "-" if self.time.how == "cpu" else f"{self.ceiling_share(ceiling):.1%}"  # a CPU's caches hold it all
+        # on a CPU the caches hold all inputs
+        share = "-" if self.time.how == "cpu" else f"{self.ceiling_share(ceiling):.1%}"
         return (
             f"{self.op.name:<18} {self.backend:<10} {self.op.per_step:>6} {seconds * 1e6:>10.2f} "
             f"{self.op.num_bytes / seconds / 1e12:>6.3f} {self.op.flops / seconds / 1e12:>8.2f} "
@@ -40,7 +41,7 @@ class OpTime:
 
 
 class OpBench:
-    """The ops of one device, and the weights that they are measured on."""
+    """The ops of one device, and the weights to measure them with."""
 
     def __init__(
         self, config: ModelConfig, device: torch.device, dtype: torch.dtype, overrides: Mapping[str, str]

@@ -1,6 +1,5 @@
-"""`python -m oscine.bench.plot`: tokens a second of a GPU against those of a user, ours beside what others reach.
-
-Knows result files, anchors and matplotlib (the extra `bench`); must not know how anything is measured.
+"""`python -m oscine.bench.plot`: tokens per second per GPU against tokens per second per user, ours beside other
+systems.
 """
 
 import argparse
@@ -15,7 +14,7 @@ from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 from oscine.bench.anchors import ANCHORS, VLLM, Anchor
 from oscine.bench.result import RESULTS, Result, latest, read
 
-PROMPT = 1024  # tokens; points of other prompts are no part of the curves
+PROMPT = 1024  # tokens; points with other prompts are not drawn
 IMAGE = Path("docs/img/pareto.svg")
 MODELS = ("120b", "20b")
 
@@ -23,8 +22,8 @@ OURS, PEER, PUBLISHED, QUIET = "#c2410c", "#1d4ed8", "#475569", "#94a3b8"
 
 
 def draw(results: Iterable[Result]) -> Figure:
-    """One panel a model, both axes logarithmic."""
-    matplotlib.rcParams["svg.hashsalt"] = "oscine"  # the same picture is the same file
+    """One panel per model, both axes logarithmic."""
+    matplotlib.rcParams["svg.hashsalt"] = "oscine"  # equal pictures give equal files
     matplotlib.rcParams["svg.fonttype"] = "none"
     newest = list(latest(results).values())
     figure = Figure(figsize=(12.0, 5.2), layout="constrained")
@@ -68,7 +67,7 @@ def _plain_ticks(axes: Axes) -> None:
 def _curve(
     axes: Axes, points: Sequence[tuple[float, float, int]], color: str, label: str, marker: str, *, below: bool
 ) -> None:
-    """Through the points by concurrency, which is written beside each."""
+    """A curve through the points by concurrency, with the concurrency beside each."""
     ordered = sorted(points, key=lambda point: point[2])
     axes.plot([x for x, _, _ in ordered], [y for _, y, _ in ordered], marker=marker, color=color, label=label)
     for x, y, concurrency in ordered:
@@ -76,7 +75,7 @@ def _curve(
 
 
 def _published(axes: Axes, anchor: Anchor) -> None:
-    """A point, or a line where nothing is said of one user."""
+    """A point, or a line if the source has no figure per user."""
     assert anchor.output_tok_s is not None
     if anchor.tok_s_user is None:
         text = f"{anchor.system}, {anchor.gpu}, offline: {anchor.output_tok_s:,.0f} (published)"

@@ -1,7 +1,4 @@
-"""Results as lines of a terminal table, beside vLLM's figures and an earlier run's.
-
-Knows columns; must not know how anything is measured.
-"""
+"""Results as lines of a terminal table, beside the figures of vLLM and of an earlier run."""
 
 from collections.abc import Mapping
 

@@ -1,24 +1,21 @@
-"""One line of benchmarks/results: what was measured at one point of load, where, and on which commit.
-
-Knows the keys of the files; must not know how anything is measured or drawn.
-"""
+"""One line of benchmarks/results: the measurement of one point of load, with its machine and commit."""
 
 import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-RESULTS = Path("benchmarks/results/h200.jsonl")  # what tables and plots are made of
+RESULTS = Path("benchmarks/results/h200.jsonl")  # the source of tables and plots
 
 
 def results_of(gpu: str) -> Path:
-    """Where the results of a device are kept: of "NVIDIA H200" in RESULTS, of "cpu" beside it."""
+    """The results file of a device: RESULTS for "NVIDIA H200", a file beside it for "cpu"."""
     return RESULTS.with_name(f"{gpu.lower().removeprefix('nvidia ').replace(' ', '-')}.jsonl")
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A load: so many requests at once, each of isl prompt tokens and osl generated ones."""
+    """A load: `concurrency` requests at once, each with isl prompt tokens and osl generated tokens."""
 
     concurrency: int
     isl: int
@@ -51,7 +48,7 @@ class Result:
     prefill_tok_s: float
     decode_step_ms: float  # (time of osl tokens - time of 1 token) / (osl - 1)
     tok_s_user: float  # 1 / decode step
-    roofline_share: float | None  # of the decode step; None for a chip whose ceiling is not known
+    roofline_share: float | None  # of the decode step; None for a chip without a known ceiling
     ready_s: float  # from process start to a ready engine
     gpu: str
     torch: str
@@ -75,7 +72,7 @@ def append(path: Path, result: Result) -> None:
 
 
 def read(path: Path) -> list[Result]:
-    """Raises ValueError that names the line, OSError when there is no such file."""
+    """Raises ValueError that names the line, and OSError if there is no such file."""
     results = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         try:

@@ -1,10 +1,8 @@
 """The least time that a step can take on a chip: the bytes it must read over the bandwidth, or its arithmetic.
 
-Knows the shape of the model and of the batch, in plain numbers; must not know tensors, kernels or measured times.
-
-What a step reads: attention, router and unembedding weights in bfloat16, the packed experts that the router is expected
-to hit (a token draws K of E, all alike, so it leaves an expert out with probability 1 - K/E), and the keys and values
-of its contexts, of sliding layers at most a window. Activations, norms and biases outside the experts are left out.
+A step reads the attention, router and unembedding weights in bfloat16, the packed experts in use, and the keys and
+values of its contexts (at most a window, in sliding layers). A token uses K of E equally likely experts, so it leaves
+an expert out with probability 1 - K/E. Activations, norms and biases outside the experts are not counted.
 """
 
 from dataclasses import dataclass
@@ -17,7 +15,7 @@ MXFP4_BYTES = 0.5 + 1 / 32  # of a packed weight and its share of a scale
 
 @dataclass(frozen=True, slots=True)
 class Ceiling:
-    """What a chip was measured to reach."""
+    """The measured ceiling of a chip."""
 
     bytes_per_s: float
     flops_per_s: float  # bfloat16, dense
@@ -29,7 +27,7 @@ _CEILINGS = {"H200": H200}
 
 
 def ceiling_of(gpu: str) -> Ceiling | None:
-    """By a part of the name that the driver gives; None for a chip that was not measured."""
+    """The ceiling for a part of the driver's name; None for a chip that was not measured."""
     return next((ceiling for name, ceiling in _CEILINGS.items() if name in gpu), None)
 
 
@@ -52,14 +50,14 @@ def _attention_parameters(config: ModelConfig) -> int:
 
 
 def fixed_bytes(config: ModelConfig) -> float:
-    """What every step reads: attention, router and unembedding."""
+    """Bytes that every step reads: attention, router and unembedding."""
     router = config.num_local_experts * config.hidden_size
     layers = config.num_hidden_layers * (_attention_parameters(config) + router)
     return BYTES * (layers + config.vocab_size * config.hidden_size)
 
 
 def _attended(config: ModelConfig, context: float) -> float:
-    """Keys that one token sees, summed over the layers."""
+    """Keys that one token attends to, summed over the layers."""
     return config.num_full_layers * context + config.num_sliding_layers * min(context, config.sliding_window)
 
 
@@ -69,7 +67,7 @@ def kv_bytes(config: ModelConfig, context: float) -> float:
 
 
 def token_flops(config: ModelConfig, context: float) -> float:
-    """Arithmetic of one token that sees `context` keys, its logits included."""
+    """Operations of one token that attends to `context` keys, its logits included."""
     experts = config.num_experts_per_tok * 3 * config.hidden_size * config.intermediate_size
     router = config.num_local_experts * config.hidden_size
     matrices = config.num_hidden_layers * (_attention_parameters(config) + router + experts)

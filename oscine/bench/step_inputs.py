@@ -1,8 +1,8 @@
-"""One step of a model with random weights, taken apart: each op as a call on the inputs that it has in such a step.
+"""One step of a model with random weights, op by op: each op is a call on the inputs that it has in such a step.
 
-Knows the order of ops in a step and their inputs' shapes; must not know backends or how a call is timed. Inputs of an
-op are the outputs of the op before it, so partial sums and prepared experts are those of the backends in use. The
-calls of one op go round several layers' weights and KV memory, so that these come from memory and not from a cache.
+The inputs of an op are the outputs of the op before it, so partial sums and prepared experts are those of the backends
+in use. The calls of one op cycle through the weights and KV memory of several layers, so that these come from memory
+and not from a cache.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from oscine.ops.cases import sampling_batch
 from oscine.ops.interface import Batch, KVCache, Ops, PageGroup, Routing
 
 NUM_LAYERS = 4  # of weights: more than the cache of any chip holds, and few enough to be made in a second
-KV_BYTES = 256 << 20  # what the KV memory that an op goes round has at least, in so many layers ...
+KV_BYTES = 256 << 20  # at least this much KV memory for one op to cycle through, in several layers ...
 MOST_KV_LAYERS = 32  # ... at most
 PAGE = 64  # tokens
 MOST_DECODES = 1024  # tokens; more are chunks of prompts
@@ -31,7 +31,7 @@ Call = Callable[[int], object]
 
 @dataclass(frozen=True, slots=True)
 class StepLoad:
-    """Sequences that compute query_len tokens each, and then have `context` tokens."""
+    """Sequences that compute query_len tokens each, and have `context` tokens after that."""
 
     sequences: int
     query_len: int
@@ -41,7 +41,7 @@ class StepLoad:
     def of(cls, tokens: int, context: int) -> "StepLoad":
         """Decodes up to MOST_DECODES tokens, else prompts of `context` tokens, or the last chunk of one.
 
-        Raises ValueError for a load of nothing.
+        Raises ValueError for an empty load.
         """
         if min(tokens, context) < 1:
             raise ValueError(f"--tokens and --context must be at least 1, not {tokens} and {context}")
@@ -60,7 +60,7 @@ class OpCall:
     """An op at its place in the step."""
 
     name: str
-    backend_of: str  # the op whose backend this is
+    backend_of: str  # the op in ops/table.py that this call belongs to
     per_step: int  # calls in one step of the whole model
     call: Call  # the i-th of many
     num_bytes: float  # that one call must read and write
@@ -131,7 +131,7 @@ class _Step:
         ]
 
     def _after_experts(self, ops: Ops) -> tuple[Tensor, Tensor]:
-        """What all layers but the first are given: the sums of experts."""
+        """The input of all layers but the first: the sums of experts."""
         x_TH, residual_TH, routing = self._norm_route(ops, self.x, self.residual_TH, 0)
         return ops.moe(x_TH, routing, self.layer(0).experts, self.config.swiglu_limit), residual_TH
 
@@ -165,7 +165,8 @@ class _Step:
     def head_calls(self, ops: Ops) -> list[OpCall]:
         """Only the last token of each sequence is sampled.
 
-        A step of greedy rows only chooses: what makes all logits and samples from them is timed, and not counted.
+        A step of greedy rows only chooses. The ops that make all logits and sample from them are timed, but not
+        counted.
         """
         rows, head_VH = self.batch.logits_rows_N, self.weights.head_VH
         assert rows is not None
@@ -198,7 +199,7 @@ class _Step:
         return OpCall(name, name, per_step, call, _bytes(weight, x, *others), 2.0 * x.shape[0] * weight.numel())
 
     def _attention(self, name: str, per_step: int, call: Call, q_TQD: Tensor, window: int | None) -> OpCall:
-        """Each sequence's keys and values are read once; a window adds to those of the chunk itself."""
+        """The keys and values of each sequence are read once: a window, and those of the chunk itself."""
         load, config = self.load, self.config
         first = load.context - load.query_len  # keys before the chunk
         seen = [min(first + i + 1, window or load.context) for i in range(load.query_len)]

@@ -1,7 +1,4 @@
-"""`python -m oscine.bench.table`: the table of docs/results.md, in Markdown, vLLM's figures in brackets.
-
-Knows result files and anchors; must not know how anything is measured.
-"""
+"""`python -m oscine.bench.table`: the table of docs/results.md, in Markdown, vLLM's figures in brackets."""
 
 import argparse
 from collections.abc import Iterable, Iterator, Sequence

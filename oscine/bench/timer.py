@@ -1,7 +1,4 @@
-"""How long a call takes on a device, and what the device reaches at best: a copy and a large matrix product.
-
-Knows clocks, CUDA graphs and events; must not know what is called.
-"""
+"""Times calls on a device, and measures the ceilings of the device: a copy and a large matrix product."""
 
 import time
 from collections.abc import Callable
@@ -28,7 +25,7 @@ class Time:
 
 
 def time_call(call: Call, device: torch.device, calls: int = CALLS) -> Time:
-    """`call(i)` is the i-th of a round of `calls`; together they should touch more than the caches hold."""
+    """`call(i)` is the i-th of a round of `calls`; together they should touch more memory than the caches hold."""
     if device.type != "cuda":
         return Time(_on_cpu(call, calls), "cpu")
     try:
@@ -43,7 +40,7 @@ def capture(call: Call, device: torch.device, calls: int) -> torch.cuda.CUDAGrap
     """A round of calls, after one that is not captured. Raises RuntimeError where it cannot be."""
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     with torch.cuda.stream(stream):
-        _round(call, calls)  # compiles, allocates, and fills caches of what does not depend on the call
+        _round(call, calls)  # compiles, allocates, and fills caches that do not depend on the call
     stream.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream):
@@ -52,9 +49,8 @@ def capture(call: Call, device: torch.device, calls: int) -> torch.cuda.CUDAGrap
 
 
 def measure_ceiling(device: torch.device) -> Ceiling:
-    """A kernel that reads and writes as much, and a bfloat16 (float32 on a CPU) matrix product.
-
-    Not torch's own copy: in a CUDA graph that is no kernel, and slower.
+    """A copy kernel, and a matrix product in bfloat16 (float32 on a CPU). Not torch's own copy: in a CUDA graph that is
+    not a kernel, and slower.
     """
     gpu = device.type == "cuda"
     source, target = torch.zeros((2, (512 << 20) if gpu else (16 << 20)), dtype=torch.float32, device=device)
@@ -76,7 +72,7 @@ def _with_events(run: Callable[[], None]) -> float:
 
 
 def seconds_on_gpu(run: Callable[[], None]) -> float:
-    """Of what one run queues."""
+    """Seconds of the work that one run queues."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     start.record()
     run()

@@ -1,7 +1,5 @@
-"""Requests as Dynamo's frontend sends them to a worker, as requests to the engine, and outputs as it wants them back.
-
-Knows the names on that wire, and what Dynamo asks of gpt-oss by them; every rule on a value is the API's own. Must not
-import Dynamo, nor know who calls.
+"""Converts requests of Dynamo's frontend to requests of the engine, and outputs to the chunks that it expects. Every
+rule on a value is the API's own. This module does not import Dynamo.
 """
 
 import re
@@ -28,7 +26,7 @@ _FUNCTION = re.compile(r"^type ([\w-]+) = ", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What requests are checked against."""
+    """The limits that requests are checked against."""
 
     tokenizer: Tokenizer
     max_model_len: int  # tokens, prompt and generated together
@@ -59,7 +57,7 @@ async def generation_request(asked: Mapping[str, Any], request_id: str, model: M
 
 
 def prefill_request(request: GenerationRequest) -> GenerationRequest:
-    """The same prompt, of which nothing but the pages is wanted."""
+    """The same prompt, computed only for its pages."""
     params = replace(request.sampling, max_tokens=1, min_tokens=0, logprobs=None, grammar=None)
     return replace(request, sampling=params)
 
@@ -84,7 +82,7 @@ class Chunks:
         return chunk
 
     def handoff(self, output: GenerationOutput, prefill: Mapping[str, Any]) -> dict[str, Any]:
-        """The last chunk of a prompt that was computed for another worker, which is told `prefill`."""
+        """The last chunk of a prompt that was computed for another worker, with `prefill` for that worker."""
         return self.chunk(replace(output, token_ids=[])) | {"disaggregated_params": dict(prefill)}
 
     def _usage(self) -> dict[str, Any]:
@@ -97,7 +95,7 @@ class Chunks:
 
 
 def _ranked(entry: TokenLogprobs) -> list[dict[str, Any]]:
-    """The frontend has the vocabulary, and fills in the texts."""
+    """Log-probabilities by rank. The frontend has the vocabulary, and fills in the texts."""
     return [
         {"rank": rank, "token_id": token_id, "token": None, "logprob": logprob}
         for rank, (token_id, logprob) in enumerate(entry.top, 1)
@@ -110,7 +108,7 @@ def _group(asked: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _check_supported(asked: Mapping[str, Any]) -> None:
-    """Refuses what would change the answer and is not there; the frontend takes some of it."""
+    """Refuses unsupported parameters that would change the answer; the frontend accepts some of them."""
     options = _group(asked, "sampling_options")
     for param in ("n", "best_of"):
         if (options.get(param) or 1) > 1:
@@ -146,13 +144,13 @@ def _sampling_fields(asked: Mapping[str, Any]) -> SamplingFields:
 
 
 def _min_tokens(stop: Mapping[str, Any]) -> int | None:
-    """The frontend takes what was generated off max_tokens alone, when a request migrates."""
+    """When a request migrates, the frontend subtracts the generated tokens from max_tokens only."""
     least, most = stop.get("min_tokens"), stop.get("max_tokens")
     return least if least is None or most is None else min(least, most)
 
 
 def _own_stop_ids(asked: Mapping[str, Any]) -> tuple[int, ...]:
-    """What ends a turn: the frontend shows none of these but `<|call|>`, which its parser of calls wants to see."""
+    """The tokens that end a turn. The frontend shows none of them but `<|call|>`, which its parser of calls needs."""
     stop = _group(asked, "stop_conditions")
     return (*(stop.get("stop_token_ids_hidden") or ()), *(stop.get("stop_token_ids_visible") or ()))
 
@@ -160,10 +158,9 @@ def _own_stop_ids(asked: Mapping[str, Any]) -> tuple[int, ...]:
 async def _grammar(
     asked: Mapping[str, Any], fields: SamplingFields, prompt: list[int], tokenizer: Tokenizer
 ) -> str | None:
-    """Raises APIError for a form that cannot be enforced.
-
-    The frontend says what JSON it wants to read in the end, whether that is the answer or, where a call is required, an
-    array of calls or the arguments of one. gpt-oss says all of it within harmony's envelope.
+    """Raises APIError for a form that cannot be enforced. The frontend sends the schema of the JSON that it will read:
+    the answer or, where a call is required, an array of calls or the arguments of one. gpt-oss writes all of these
+    within harmony's envelope.
     """
     form = only_format([*extensions(fields)])
     if form is None:
@@ -179,7 +176,7 @@ async def _grammar(
 
 
 def _functions(asked: Mapping[str, Any], prompt: list[int], tokenizer: Tokenizer) -> list[str]:
-    """The functions that may be called; a request has no list of them but in its prompt."""
+    """The functions that may be called; only the prompt lists them."""
     if tokenizer.call not in (_group(asked, "stop_conditions").get("stop_token_ids_visible") or ()):
         return []
     declared = _NAMESPACE.search(tokenizer.decode(prompt))
@@ -187,7 +184,7 @@ def _functions(asked: Mapping[str, Any], prompt: list[int], tokenizer: Tokenizer
 
 
 async def _calls(schema: Mapping[str, Any], functions: list[str]) -> str | None:
-    """Calls that must be made. Of a named function only the parameters are known: its name is left to the model."""
+    """The required calls. If a function is named, only its parameters are known, and the model chooses the name."""
     try:
         calls = [call["properties"] for call in schema["items"]["anyOf"]]
         tools = [FunctionTool(call["name"]["enum"][0], parameters=call["parameters"]) for call in calls]

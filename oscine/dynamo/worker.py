@@ -1,11 +1,12 @@
-"""An Oscine engine as a worker of NVIDIA Dynamo: behind its frontend, its KV router and its prefill router.
+"""An Oscine engine as a worker of NVIDIA Dynamo, behind its frontend, KV router and prefill router.
 
-Knows Dynamo's contract of engines (dynamo.common.backend): its Worker registers the model, serves the endpoint, relays
-KV events and drains on SIGTERM; this is the engine that it drives. What is in a request is request.py's affair.
-Needs the extra `dynamo`; torch is loaded in the engine process alone.
+Implements Dynamo's contract of engines (dynamo.common.backend). Dynamo's Worker registers the model, serves the
+endpoint, relays KV events and drains on SIGTERM. request.py converts requests. Needs the extra `dynamo`; only the
+engine process loads torch.
 
-A handoff: Dynamo sends a request to a prefill worker, which computes the prompt and answers with its engine's address;
-the decode worker that gets the request next fetches the pages from there, engine to engine, as in a cluster of Oscine.
+A handoff: Dynamo sends a request to a prefill worker, which computes the prompt and answers with the address of its
+engine. Then a decode worker gets the request. Its engine fetches the pages from that address, as in a cluster of
+Oscine.
 """
 
 import argparse
@@ -42,7 +43,7 @@ from oscine.types import EngineInfo, EngineStats, GenerationOutput, GenerationRe
 
 logger = logging.getLogger(__name__)
 
-_WATCH_S = 0.1  # between two looks at the engine's load, and at whether it lives
+_WATCH_S = 0.1  # between two checks of the engine's load and life
 _RANK = 0  # of data parallelism: a worker is one engine
 _MODES = {
     "aggregated": DisaggregationMode.AGGREGATED,
@@ -56,14 +57,14 @@ class DynamoOptions:
     """One worker."""
 
     folder: Path  # of the model, as the frontend finds it too
-    name: str  # that clients ask for
+    name: str  # of the model for clients
     role: Role = "aggregated"
-    engine: EngineOptions = field(default_factory=EngineOptions)  # whose `peers` are made here
+    engine: EngineOptions = field(default_factory=EngineOptions)  # its `peers` are set here
     peer_host: str = "127.0.0.1"  # address of this machine for other workers
     key: str = field(default="", repr=False)  # shared by workers: see oscine.engine.wire.tcp
-    prefill_min_tokens: int = 1  # that a decode worker lacks of a prompt, to fetch them
+    prefill_min_tokens: int = 1  # lacking prompt tokens from which on a decode worker fetches pages
     prefill_timeout_s: float = 30.0  # from asking for pages to having them; then the prompt is computed here
-    runtime: tuple[str, ...] = ()  # command line of Dynamo's runtime; what is not on it comes from DYN_* and defaults
+    runtime: tuple[str, ...] = ()  # command line of Dynamo's runtime; other settings come from DYN_* and defaults
 
     def __post_init__(self) -> None:
         if self.prefill_min_tokens < 1:
@@ -114,7 +115,7 @@ def worker_config(options: DynamoOptions) -> WorkerConfig:
 
 @dataclass(frozen=True, slots=True)
 class _Measured:
-    """What metrics are read of."""
+    """The source of the metrics."""
 
     names: tuple[str, ...]
     engine: EngineClient
@@ -122,7 +123,7 @@ class _Measured:
 
 
 class DynamoEngine(LLMEngine):  # type: ignore[misc]  # untyped, and not installed where types are checked
-    """What Dynamo's Worker calls, all on one event loop."""
+    """The engine that Dynamo's Worker calls, on one event loop."""
 
     def __init__(self, options: DynamoOptions) -> None:
         alone = options.role == "aggregated"  # no other worker reaches it
@@ -138,13 +139,13 @@ class DynamoEngine(LLMEngine):  # type: ignore[misc]  # untyped, and not install
         self._model: ModelFacts | None = None  # once the engine is ready
         self._worker_id = ""
         self._requests: dict[str, str] = {}  # Dynamo's id of a live request -> the engine's
-        self._publisher: Any = None  # takes the load, once Dynamo has made it
+        self._publisher: Any = None  # publishes the load; made by Dynamo
         self._watching: asyncio.Task[None] | None = None
         self.failure: str | None = None  # why the engine ended unasked
 
     @classmethod
     async def from_args(cls, argv: list[str] | None = None) -> tuple["DynamoEngine", WorkerConfig]:
-        # Dynamo's contract demands it; its own launcher, which would call it, is not used.
+        # Required by Dynamo's contract; only its own launcher calls it, which is not used here.
         raise NotImplementedError("oscine.cli reads the command line; see run()")
 
     # ---- life ----
@@ -209,7 +210,8 @@ class DynamoEngine(LLMEngine):  # type: ignore[misc]  # untyped, and not install
         self._publisher = publisher
 
     async def _watch(self) -> None:
-        """Publishes the load as it changes. The worker ends with its engine: what a router knows of it is void then."""
+        """Publishes the load as it changes. The worker ends with its engine, since a router's picture of its cache is
+        void then."""
         published: EngineStats | None = None
         while self._engine.state == "ready":
             if self._publisher is not None and self._engine.stats is not published:
@@ -244,7 +246,7 @@ class DynamoEngine(LLMEngine):  # type: ignore[misc]  # untyped, and not install
             self._requests.pop(context.id(), None)
 
     async def abort(self, context: Context) -> None:
-        """Of a request whose client is gone; the frontend also ends one so at a stop string."""
+        """Cancels a request after its client has left. The frontend also does this at a stop string."""
         request_id = self._requests.get(context.id())
         if request_id is not None:
             self._engine.cancel(request_id)
@@ -261,7 +263,7 @@ class DynamoEngine(LLMEngine):  # type: ignore[misc]  # untyped, and not install
 
     def _chunk(self, chunks: Chunks, output: GenerationOutput) -> dict[str, Any]:
         if output.finish_reason == "error":
-            # An engine that fails says so first, and of none of its requests that it is bad.
+            # A failed engine sets `error` before it fails its requests. Without it the request itself is at fault.
             raise EngineShutdown(self._engine.error) if self._engine.error else InvalidArgument(output.error)
         if self._options.role == "prefill" and output.finish_reason in ("stop", "length"):
             return chunks.handoff(output, {"replica": self._worker_id, "address": self._address()})

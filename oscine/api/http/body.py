@@ -1,7 +1,4 @@
-"""The bodies of requests: bounded in size, in time and in the memory of all together.
-
-Knows bytes and numbers; not what a body says, nor who sent it.
-"""
+"""The bodies of requests: bounded in size, in time and in the memory of all together."""
 
 import asyncio
 
@@ -18,9 +15,9 @@ _BEFORE_VALUES = b",:[{"  # one of these precedes each value and key, except the
 
 
 async def read_body(request: Request, limit: int, timeout_s: float = BODY_TIMEOUT_S) -> bytes:
-    """The whole body, sent with a length or in chunks. Raises APIError 413 above `limit` bytes, 408 when it is late.
+    """The whole body, sent with a length or in chunks. Raises APIError 413 above `limit` bytes, and 408 if it is late.
 
-    Raises starlette's ClientDisconnect when the client goes away meanwhile.
+    Raises starlette's ClientDisconnect if the client disconnects meanwhile.
     """
     length = request.headers.get("content-length", "")
     if length.isascii() and length.isdigit() and int(length) > limit:
@@ -58,7 +55,7 @@ def check_values(text: bytes) -> None:
 
 
 def _marks(text: bytes) -> int:
-    return len(text) - len(text.translate(None, _BEFORE_VALUES))  # one pass, where `count` would take four
+    return len(text) - len(text.translate(None, _BEFORE_VALUES))  # one pass; `count` would need four
 
 
 def values_of(piece: bytes, earlier: int) -> int:
@@ -79,7 +76,7 @@ class Bodies:
         self._trimmer = Trimmer()
 
     def take(self, size: int) -> None:
-        """Raises APIError 503 when there is no room; what was taken before stays taken."""
+        """Raises APIError 503 if there is no room; memory taken before stays taken."""
         if self._bytes + size > MAX_BODIES_BYTES:
             raise unavailable("The server holds as many large requests as it can.", code="overloaded")
         self._bytes += size

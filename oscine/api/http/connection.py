@@ -1,7 +1,4 @@
-"""The life of one request's connection: its work runs until it is done or the client has gone.
-
-Knows ASGI and tasks; not what the work is.
-"""
+"""Runs the work of a request until it is done or the client disconnects."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
@@ -21,9 +18,8 @@ async def _disconnect(receive: Receive) -> None:
 
 
 async def result_while_connected(receive: Receive | None, work: asyncio.Future[T]) -> T:
-    """The result of `work`, awaited before a response has begun. Without `receive` no client can leave.
-
-    Raises what `work` raises, and ClientDisconnect when the client leaves first.
+    """The result of `work`, awaited before a response has begun. Without `receive`, the client is not watched. Raises
+    what `work` raises, and ClientDisconnect if the client leaves first.
     """
     if receive is None:
         return await work
@@ -45,10 +41,9 @@ async def run_while_connected(
     on_idle: Callable[[float], Awaitable[None]] | None = None,
     idle_s: float = KEEP_ALIVE_S,
 ) -> bool:
-    """Runs `work`, whose request body is read, and cancels it at once when the client goes away.
-
-    Returns whether the work came to its end; raises what it raised, CancelledError too if someone else cancelled it.
-    Every idle_s, `on_idle(idle_s)` is called; there is no timer and no task per event.
+    """Runs `work` after the request body has been read, and cancels it at once when the client disconnects. Returns
+    whether the work completed. Raises its exception, and CancelledError if another task cancelled it. Every idle_s,
+    `on_idle(idle_s)` is called; there is no timer and no task per event.
     """
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_disconnect(receive))

@@ -1,7 +1,4 @@
-"""Errors as the OpenAI API words them, {"error": {"message", "type", "param", "code"}}, or as Anthropic's does.
-
-Knows nothing of what went wrong; the code that finds a problem raises an APIError that says so.
-"""
+"""Errors in the form of the OpenAI API, {"error": {"message", "type", "param", "code"}}, or of Anthropic's."""
 
 import math
 import re
@@ -10,7 +7,7 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
-_ANTHROPIC_PATH = "/v1/messages"  # whose clients read errors of another shape
+_ANTHROPIC_PATH = "/v1/messages"  # its clients read another form of errors
 _ANTHROPIC_OVERLOADED = 529
 _ANTHROPIC_TYPES = {
     400: "invalid_request_error",
@@ -21,11 +18,12 @@ _ANTHROPIC_TYPES = {
     429: "rate_limit_error",
     _ANTHROPIC_OVERLOADED: "overloaded_error",
 }
-RETRY_AFTER_S = 1.0  # what a client is told to wait when nobody knows better
+RETRY_AFTER_S = 1.0  # told to a client if no better estimate is known
 
 
 class APIError(Exception):
-    """Becomes the response of a request, or an event of a stream that has begun. The message is for the client."""
+    """An error that becomes the response of a request, or an event of a stream that has begun. Its message is for the
+    client."""
 
     def __init__(
         self,
@@ -75,7 +73,8 @@ def retry_after(seconds: float | None) -> dict[str, str]:
 
 
 def unavailable(message: str, *, code: str = "unavailable", retry_after_s: float | None = None) -> APIError:
-    """The server cannot take the request now; the same one may succeed later: in `retry_after_s`, if that is known."""
+    """The server cannot take the request now. The same request may succeed later: after `retry_after_s`, if that is
+    known."""
     headers = retry_after(retry_after_s)
     return APIError(message, status=503, type="service_unavailable_error", code=code, headers=headers)
 
@@ -89,9 +88,8 @@ _FIELD = re.compile(r"required field `(?P<name>[^`]*)`")
 
 
 def from_validation(error: msgspec.ValidationError, where: str = "") -> APIError:
-    """A body that is JSON but not the request that its endpoint takes: names the parameter by its path.
-
-    `where` is the path of what was decoded, if that was a part of the body.
+    """The error for a JSON body that is not a request of its endpoint; it names the parameter by its path. `where`:
+    path of the decoded part, if only a part of the body was decoded.
     """
     text = str(error)
     match = _AT.match(text)

@@ -1,4 +1,4 @@
-"""Protection against web pages of other origins that a browser on the same machine or network shows.
+"""Protection against web pages of other origins in a browser on the same machine or network.
 
 Such a page can send what a form can, for example a body of text/plain. By DNS rebinding it can even read the answer:
 its own host name then resolves to this machine. So a body must be declared as JSON, for which browsers first ask

@@ -1,6 +1,5 @@
-"""API keys: who may call, by what a client shows in `Authorization: Bearer KEY` or `X-Api-Key: KEY`.
-
-Knows ASGI headers and the file of keys; what a key may use is its KeyUse's affair. Keys are kept as their SHA-256.
+"""API keys, sent in `Authorization: Bearer KEY` or `X-Api-Key: KEY`. rate_limits has the limits of a key. Keys are held
+as their SHA-256.
 """
 
 import hashlib
@@ -49,14 +48,14 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def _read(path: str) -> list[_Entry]:
-    """Raises ValueError, in one line, that says what is wrong where."""
+    """Raises ValueError, in one line, with the place and the problem."""
     try:
         content: Any = yaml.safe_load(Path(path).read_text())
         entries = msgspec.convert(content, list[_Entry])
     except OSError as error:
         raise ValueError(f"--api-keys-file {path}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError):
-        raise ValueError(f"--api-keys-file {path} is not YAML") from None  # what YAML says of it may show a key
+        raise ValueError(f"--api-keys-file {path} is not YAML") from None  # YAML's own message may show a key
     except msgspec.ValidationError as error:
         raise ValueError(f"--api-keys-file {path} must be a list of keys: {error}") from None
     problems = [f"{entry.name!r}: {problem}" for entry in entries if (problem := entry.problem())]
@@ -74,18 +73,18 @@ class ApiKeys:
 
     def __init__(self, options: ServerOptions) -> None:
         self._path = options.api_keys_file
-        # Whoever starts the server sees no limits in the keys of its command line.
+        # Keys of the command line have no limits.
         plain = {hashlib.sha256(key.encode()).digest(): i for i, key in enumerate(options.api_keys, 1)}
         self._plain = {digest: KeyUse(f"api-key-{i}", KeyLimits()) for digest, i in plain.items()}
         self._by_digest = dict(self._plain)
         self.reload()
 
     def __bool__(self) -> bool:
-        """Whether any key is asked for; a file without keys locks everybody out."""
+        """Whether requests need a key. With an empty file of keys, no request has one."""
         return bool(self._plain) or self._path is not None
 
     def reload(self) -> None:
-        """Reads the file again; keys that stay keep what they have used. Raises ValueError and changes nothing."""
+        """Reads the file again; keys that stay keep their usage. If it raises ValueError, nothing has changed."""
         if self._path is None:
             return
         entries = _read(self._path)

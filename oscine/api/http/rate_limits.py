@@ -1,10 +1,8 @@
-"""What one API key may use: requests and tokens a minute, sequences at once.
+"""Limits of one API key: requests and tokens per minute, sequences at once.
 
-Knows numbers and clocks, and OpenAI's headers for them; not how a key is shown, nor what a request says.
-
-Tokens are not reserved: a prompt's are counted when it is admitted, which needs them to be there, and generated ones as
-they come, which can leave a debt. The next request waits until it is paid. To reserve `max_tokens` would refuse most
-requests, as most ask for the whole context and use a hundredth of it.
+Tokens are not reserved. Those of a prompt are taken when it is admitted, and the bucket must have them. Generated
+tokens are taken as they come, which can leave a debt; the next request waits until it is paid. A reservation of
+`max_tokens` would refuse most requests, as most ask for the whole context and use a hundredth of it.
 """
 
 import math
@@ -48,17 +46,17 @@ class Bucket:
         self._level = self.level - amount
 
     def wait_s(self, amount: float) -> float:
-        """Seconds until so much is there."""
+        """Seconds until the bucket holds this amount."""
         return max(0.0, amount - self.level) * _MINUTE_S / self.capacity
 
 
 class KeyUse:
-    """What a key has used; lives as long as the key's name does."""
+    """The usage of a key; lives as long as the key's name."""
 
     def __init__(
         self, name: str, limits: KeyLimits, priority: int | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`priority` is where the key's requests start from; None: they may have any."""
+        """`priority`: the base of the key's requests; None: they may have any."""
         self.name = name
         self.limits = limits
         self.priority = priority
@@ -68,7 +66,7 @@ class KeyUse:
         self._parallel = 0
 
     def change(self, limits: KeyLimits, priority: int | None) -> None:
-        """New limits for a key that goes on: full buckets where a limit changed, sequences counted as before."""
+        """New limits for an existing key: full buckets where a limit changed, sequences counted as before."""
         fresh = KeyUse(self.name, limits, priority, self._clock)
         if limits.requests_per_minute != self.limits.requests_per_minute:
             self._requests = fresh._requests
@@ -77,11 +75,11 @@ class KeyUse:
         self.limits, self.priority = limits, priority
 
     def bounded_priority(self, asked: int) -> int:
-        """Lower runs sooner: what a client asks for can only put it behind its key's other requests."""
+        """Lower runs sooner. A client's own value can only put a request behind others of its key."""
         return asked if self.priority is None else self.priority + max(asked, 0)
 
     def take_request(self) -> None:
-        """Raises APIError 429 when there is none left, or tokens are owed."""
+        """Raises APIError 429 if none is left, or if tokens are owed."""
         if self._tokens is not None and self._tokens.level < 0:
             raise _exceeded(f"the {self._tokens.capacity} tokens a minute", "tokens", self._tokens.wait_s(0))
         if self._requests is not None:
@@ -93,7 +91,8 @@ class KeyUse:
 
     @contextmanager
     def hold(self, sequences: int, prompt_tokens: int) -> Iterator[None]:
-        """Takes the tokens of a prompt, and places for its sequences until the context ends. Raises APIError 429."""
+        """Takes the tokens of a prompt, and holds places for its sequences until the context ends. Raises APIError
+        429."""
         most = self.limits.max_parallel
         if most is not None and self._parallel + sequences > most:
             never = APIError(f"The request asks for {sequences} sequences; this API key may run {most} at once.")
@@ -121,7 +120,7 @@ class KeyUse:
             self._tokens.take(tokens)
 
     def headers(self) -> Headers:
-        """As OpenAI's: the limits, what is left, and in what time all will be there again."""
+        """OpenAI's headers: the limits, the remaining amounts, and the time until the buckets are full."""
         found: Headers = []
         for what, bucket in ((b"requests", self._requests), (b"tokens", self._tokens)):
             if bucket is not None:

@@ -1,7 +1,6 @@
-"""What is learned of one HTTP request while it is served, for its log line, its trace and the limits of its key.
-
-Filled in by whoever learns something; never holds what a prompt or an answer says. `current` is the record of the
-request that the running task serves, also in the tasks that it starts.
+"""The record of one HTTP request, for its log line, its trace and the limits of its key. It is filled in while the
+request is served. It never holds the text of a prompt or an answer. `current` is the record of the request that the
+running task serves, also in the tasks that it starts.
 """
 
 import re
@@ -17,7 +16,7 @@ from oscine.engine.wire.stream import Stay
 from oscine.types import SamplingParams
 
 _USABLE_ID = re.compile(rb"[\x21-\x7e]{1,128}")
-CLIENT_LEFT = 499  # what nginx calls a request whose client went away before there was a response
+CLIENT_LEFT = 499  # nginx's status for a client that disconnected before there was a response
 
 
 @dataclass(slots=True)
@@ -33,7 +32,7 @@ class SequenceTimes:
     cached_tokens: int = 0
     tokens: int = 0
     finish_reason: str = ""
-    stays: list[Stay] = field(default_factory=list)  # of an engine that is several
+    stays: list[Stay] = field(default_factory=list)  # of a cluster: one per replica
 
 
 @dataclass(slots=True)
@@ -51,7 +50,7 @@ class RequestRecord:
     status: int = 0  # 0: no response yet
     error: str | None = None  # code of the error that was answered, or that ended a stream
     key: KeyUse | None = None
-    model: str | None = None  # as the client called it
+    model: str | None = None  # by the client's name for it
     sampling: SamplingParams | None = None  # of the first sequence
     trace_id: str | None = None  # 32 hexadecimal digits
     sequences: list[SequenceTimes] = field(default_factory=list)
@@ -76,7 +75,7 @@ class RequestRecord:
 
     @property
     def prompt_tokens(self) -> int:
-        """Of all sequences; those of several choices of one prompt count each."""
+        """Over all sequences: the prompt of several choices counts once per choice."""
         return sum(sequence.prompt_tokens for sequence in self.sequences)
 
     @property
@@ -85,7 +84,7 @@ class RequestRecord:
 
     @property
     def first_token_s(self) -> float | None:
-        """From the request to the first token of all."""
+        """From the request to the first token of any sequence."""
         first = min((s.first_s for s in self.sequences if s.first_s), default=None)
         return None if first is None else first - self.started_s
 
@@ -94,7 +93,7 @@ current: ContextVar[RequestRecord | None] = ContextVar("oscine_request", default
 
 
 def caller() -> str:
-    """Name of the running request's API key, which owns what is kept for the request; empty without a key."""
+    """Name of the running request's API key, the owner of all data stored for it; empty without a key."""
     record = current.get()
     return "" if record is None or record.key is None else record.key.name
 

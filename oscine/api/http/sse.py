@@ -1,6 +1,6 @@
 """Server-sent events as a raw ASGI response.
 
-Knows framing only: what an event says is encoded elsewhere. One write is one ASGI message, however many events it has.
+This module does the framing only. One write is one ASGI message, for any number of events.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ def named_event(name: str, data: bytes) -> bytes:
 
 
 def failure(error: APIError) -> bytes:
-    """How a stream of OpenAI's older endpoints ends when it fails after its begin."""
+    """The end of a stream of OpenAI's older endpoints that fails after its start."""
     return event(error.body()) + DONE
 
 

@@ -1,6 +1,5 @@
 """uvicorn's HTTP protocol with the bounds that it lacks: on connections, request heads, and clients that do not read.
-
-Knows bytes and timers; what a request is answered with is the application's affair. A body has its bounds in body.
+body has the bounds of bodies.
 """
 
 import asyncio
@@ -18,7 +17,7 @@ MAX_UNPARSED_BYTES = 65_536  # kept while a request waits for the one before it
 _TURN_BYTES = 32_768  # of a connection, parsed in one turn of the event loop; each may be a chunk or a header
 _SLICE_BYTES = 512  # parsed at once; later bytes are parsed when the requests before them are answered
 _RESERVE = 64  # connections above the limit, for probes only
-_MOST_DIGITS = 20  # of a length; more are a mistake, which the parser tells
+_MOST_DIGITS = 20  # of a length; the parser refuses longer ones
 _CHUNK_FRAMING_BYTES = 20  # of a chunk without extensions: its length and two line breaks
 HEAD_S = 15.0  # from the first byte of a head, or from the connection, to its last
 STALLED_S = 120.0  # that a client may leave a full buffer unread
@@ -52,15 +51,15 @@ class BoundedHttp(HttpToolsProtocol):
     _stall_timer: asyncio.TimerHandle | None = None
     _linger_timer: asyncio.TimerHandle | None = None
     _head_bytes = 0
-    _ended_here = False  # a message in the bytes that came last: not all of them are of the next head
+    _ended_here = False  # whether a message ended in the newest bytes, so that not all of them belong to the next head
     _in_message = False  # between the first byte of a request and the last of its body
-    _in_head = True  # waiting for the end of a head; a new connection owes one
+    _in_head = True  # waiting for the end of a head, also on a new connection
     _framing_bytes = 0  # size of the request's trailers and chunk extensions
     _accounted_bytes = 0  # part of the newest bytes: body, and the usual framing of its chunks
     _body_left = 0  # bytes to come of a body with a length
     _unparsed = b""
     _handshake: "asyncio.Task[None] | None" = None
-    _above_limit = False  # it was accepted when all others had requests
+    _above_limit = False  # whether all other connections had requests when it was accepted
     _running: Any = None  # the request that is being answered; others may have been read behind it
 
     def accepted(self, client: tuple[str, int], handshake: "asyncio.Task[None]") -> None:
@@ -110,7 +109,7 @@ class BoundedHttp(HttpToolsProtocol):
             if timer is not None:
                 timer.cancel()
         self._head_timer = self._stall_timer = self._linger_timer = None
-        if self._running is not None:  # uvicorn tells the newest one only
+        if self._running is not None:  # uvicorn notifies only the newest one
             self._running.disconnected = True
             self._running.message_event.set()
         super().connection_lost(exc)
@@ -263,7 +262,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._refuse(APIError("This is not a valid HTTP request."))
 
     def _refuse(self, error: APIError) -> None:
-        """Answers by hand, as there is no request, and closes."""
+        """Writes the response itself, as there is no request, and closes."""
         if self.transport.is_closing():
             return
         self.on_refused(self.client[0] if self.client else None, error)

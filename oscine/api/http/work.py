@@ -29,7 +29,7 @@ async def beside(make: Callable[[], T], size: int) -> T:
 
 
 class Trimmer:
-    """Returns memory that large requests have freed to the system. The allocator would keep it."""
+    """Returns freed memory of large requests to the system. The allocator would keep it."""
 
     def __init__(self) -> None:
         self._freed = 0

@@ -1,7 +1,4 @@
-"""The engines' own numbers as metrics, read at the moment of a scrape.
-
-Knows the engine's statistics and its configuration; nothing of requests.
-"""
+"""The statistics of engines as metrics, read at each scrape."""
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, chain, repeat
@@ -45,7 +42,7 @@ _TRANSFERS: tuple[tuple[str, str, _Read], ...] = (
 
 
 class MeasuredModel(Protocol):
-    """What is read of a model; oscine.api.serving.served_model.ServedModel has it."""
+    """The attributes of a model that are read here; oscine.api.serving.served_model.ServedModel has them."""
 
     @property
     def names(self) -> tuple[str, ...]: ...
@@ -58,10 +55,10 @@ class MeasuredModel(Protocol):
 
 
 class EngineCollector(Collector):
-    """Of all models that are served now; the first name of each labels its samples."""
+    """Collects from all models that are served now. The first name of each labels its samples."""
 
     def __init__(self, models: Callable[[], Sequence[MeasuredModel]], *, transfers: bool = False) -> None:
-        """`transfers`: also what came from other engines."""
+        """`transfers`: also metrics of pages from other engines."""
         self._models = models
         self._counters = (*_COUNTERS, *(_TRANSFERS if transfers else ()))
 
@@ -109,7 +106,7 @@ def _waiting_by_reason(models: Sequence[MeasuredModel]) -> Metric:
 
 
 def _sleep_state(models: Sequence[MeasuredModel]) -> Metric:
-    """The metric by which vLLM's dashboards tell whether a model is up. No engine here ever sleeps."""
+    """vLLM's dashboards read this metric to see whether a model is up. No engine here ever sleeps."""
     labels = ["model_name", "sleep_state"]
     family = GaugeMetricFamily("oscine:engine_sleep_state", "1 for the state that the engine is in", labels=labels)
     for model in models:

@@ -1,6 +1,5 @@
-"""The log on stderr: as text or as JSON, one object a line, each line with the id of the request that it is about.
-
-Knows records of requests; never what a prompt or an answer says.
+"""The log on stderr: text, or one JSON object per line. Each line has the id of its request. The text of prompts and
+answers is never logged.
 """
 
 import datetime
@@ -16,10 +15,10 @@ import msgspec
 from oscine.api.http.record import RequestRecord, current
 
 _requests = logging.getLogger("oscine.requests")
-_IN_MESSAGE = ("method", "path", "status")  # of a request's line
-_LONGEST = 200  # characters of what a client chose
+_IN_MESSAGE = ("method", "path", "status")  # fields that the text of a request's line has
+_LONGEST = 200  # characters of a value that the client chose
 _MOST_ERRORS = 1000  # lines per minute about requests that were answered with an error
-_FIELDS = "oscine_fields"  # of a log record that has more to say than its message
+_FIELDS = "oscine_fields"  # the attribute of a log record with further fields
 
 
 class JsonFormatter(logging.Formatter):
@@ -48,7 +47,7 @@ class TextFormatter(logging.Formatter):
 
 
 def _word(value: object) -> str:
-    """What a client chose may have spaces, line breaks or quotes: such a text stands in quotes, on the same line."""
+    """Quotes a client's value that has spaces, line breaks or quotes, so that it stays on one line."""
     text = str(value)
     return text if text.isprintable() and not {*' "'}.intersection(text) else json.dumps(text)
 
@@ -62,9 +61,10 @@ def _context(record: logging.LogRecord) -> dict[str, Any]:
 
 
 class ErrorQuota(logging.Filter):
-    """Passes at most _MOST_ERRORS lines per minute about requests with an error, so that a flood fills no disk.
+    """Passes at most _MOST_ERRORS lines per minute about requests with an error, so that a flood does not fill the
+    disk.
 
-    The next line that passes says how many were left out.
+    The next line that passes has the number of dropped lines.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -90,19 +90,19 @@ class ErrorQuota(logging.Filter):
 
 
 def start_logging(level: str, kind: str) -> None:
-    """`kind` is text or json. Replaces what handlers there were."""
+    """`kind` is text or json. Replaces all earlier handlers."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter() if kind == "json" else TextFormatter())
     handler.addFilter(ErrorQuota())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     if level != "debug":
-        logging.getLogger("uvicorn").setLevel(logging.ERROR)  # its start is no news, nor is what is no HTTP
+        logging.getLogger("uvicorn").setLevel(logging.ERROR)  # its start and malformed HTTP are not worth a line
         for client in ("httpx", "httpx2"):  # one of them is used by huggingface_hub
             logging.getLogger(client).setLevel(logging.WARNING)
 
 
 def log_request(record: RequestRecord) -> None:
-    """One line when a request is over. One that only looked and found is of interest to nobody but a debugger."""
+    """One line when a request is over. A successful GET is logged at level debug only."""
     level = logging.DEBUG if record.method != "POST" and record.status < 400 else logging.INFO
     if _requests.isEnabledFor(level):
         message = f"{record.method} {record.path[:_LONGEST]} {record.status}"

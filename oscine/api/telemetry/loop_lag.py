@@ -1,4 +1,4 @@
-"""Measures the lag of the event loop: all streams wait while one piece of work occupies it."""
+"""Measures the lag of the event loop. All streams wait while one piece of work occupies it."""
 
 import asyncio
 import os

@@ -1,6 +1,6 @@
 """Prometheus metrics: `oscine:*`, and the same samples under the `vllm:*` names that dashboards know.
 
-Knows HTTP requests and their ends; what sequences are measured by is in sequence_metrics, of engines in engine_metrics.
+This module has the metrics of HTTP requests; sequence_metrics has those of sequences, engine_metrics those of engines.
 """
 
 import asyncio
@@ -124,7 +124,7 @@ class Metrics:
         return SequenceMetrics(self._sequences, name)
 
     def watch(self, collector: Collector, refresh: Callable[[], Awaitable[None]] | None = None) -> None:
-        """Asks it at each scrape; `refresh` comes first, for one whose numbers are elsewhere."""
+        """Collects from it at each scrape, after `refresh`, which updates numbers that are kept elsewhere."""
         self.registry.register(collector)
         if refresh is not None:
             self._refreshes.append(refresh)

@@ -1,6 +1,5 @@
-"""What every request passes through: it gets a record, an id and a trace, and is counted and logged when it is over.
-
-Around Starlette, not within it: what that answers to a crash passes through no middleware of its own.
+"""The outermost middleware: a request gets a record, an id and a trace, and is counted and logged when it is over. It
+is around Starlette, not within it, because Starlette's response to a crash skips Starlette's own middleware.
 """
 
 import time
@@ -13,7 +12,7 @@ from oscine.api.telemetry.logs import log_request
 from oscine.api.telemetry.metrics import Metrics
 from oscine.api.telemetry.tracing import Tracing
 
-_ANTHROPIC_PATH = "/v1/messages"  # whose clients look for another name of the request id
+_ANTHROPIC_PATH = "/v1/messages"  # its clients read the request id from another header
 
 
 def note(record: RequestRecord, metrics: Metrics) -> None:
@@ -23,7 +22,7 @@ def note(record: RequestRecord, metrics: Metrics) -> None:
 
 
 class Observe:
-    """One layer, as each costs something for every event of every stream."""
+    """All in one layer, since each layer adds a cost per event of every stream."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics, tracing: Tracing | None, bodies: Bodies) -> None:
         self.app = app

@@ -1,7 +1,4 @@
-"""What sequences are measured by, from their arrival to their end, as histograms and counters of their model.
-
-Knows the numbers and times of sequences; nothing of their content, nor of HTTP.
-"""
+"""Histograms and counters of sequences, from their arrival to their end, per model."""
 
 import time
 from collections.abc import Sequence
@@ -20,7 +17,7 @@ _CHOICE_BUCKETS = (1, 2, 5, 10, 20, 50, 100)
 
 
 class SequenceFamilies:
-    """The metrics of the sequences of all models of a server."""
+    """The metric families of sequences, for all models of a server."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
@@ -56,7 +53,7 @@ class SequenceFamilies:
 
 
 class SequenceMetrics:
-    """The metrics of the sequences of one model, which labels them all."""
+    """The metrics of the sequences of one model, with its label."""
 
     def __init__(self, families: SequenceFamilies, model: str) -> None:
         self._families, self._model = families, model
@@ -86,7 +83,7 @@ class SequenceMetrics:
         self._longest.observe(longest)
 
     def ended(self, times: SequenceTimes) -> None:
-        """A sequence is over; only one that had a token has times worth counting."""
+        """A sequence is over. Times are counted only if it had a token."""
         self._families.finished.labels(self._model, times.finish_reason).inc()
         self._e2e.observe(times.ended_s - times.arrived_s)
         self._prompt_tokens.observe(times.prompt_tokens)

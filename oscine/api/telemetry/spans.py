@@ -1,7 +1,5 @@
-"""The spans below that of a request: the phases of a sequence, and its way through several engines.
-
-Knows the times of sequences, and OpenTelemetry by the tracer that it is given. Attributes gen_ai.* are those of its
-conventions, oscine.* our own.
+"""The spans below that of a request: the phases of a sequence, and its way through several engines. Attributes gen_ai.*
+follow OpenTelemetry's conventions; oscine.* are our own.
 """
 
 from itertools import pairwise
@@ -15,12 +13,12 @@ _NS = 1_000_000_000
 
 
 def unix_ns(record: RequestRecord, at_s: float) -> int:
-    """Of a time on the clock of time.perf_counter."""
+    """Converts a time on the clock of time.perf_counter."""
     return record.started_ns + int((at_s - record.started_s) * _NS)
 
 
 class SequenceSpans:
-    """Adds them once a request is over. What has not ended by then ends with it."""
+    """Adds the spans once a request is over. Phases that have not ended end with it."""
 
     def __init__(self, tracer: Any, record: RequestRecord) -> None:
         self._tracer, self._record = tracer, record
@@ -50,7 +48,7 @@ class SequenceSpans:
             self._prefill(engine, stay.placed_s, stay.prefill)
 
     def _prefill(self, engine: Any, asked_s: float, prefill: RemotePrefill) -> None:
-        """The engine asks as soon as it has the request."""
+        """The spans of a remote prefill. The engine asks for it as soon as it has the request."""
         replica = {"oscine.replica": prefill.replica}
         computed_s = asked_s + prefill.prefill_s
         self._span(engine, "remote_prefill", asked_s, computed_s, replica, prefill.failure)
@@ -71,7 +69,7 @@ class SequenceSpans:
         attributes: dict[str, Any] | None = None,
         failure: str | None = None,
     ) -> Any:
-        """Ended already; it can have children all the same."""
+        """Adds a span that has already ended; it can still have children."""
         from opentelemetry.trace import Status, StatusCode, set_span_in_context
 
         record = self._record

@@ -1,8 +1,8 @@
-"""OpenTelemetry traces: one span a request, with `gen_ai.*` attributes, and those of its sequences below it.
+"""OpenTelemetry traces: one span per request, with `gen_ai.*` attributes, and the spans of its sequences below it.
 
-Knows records of requests, and OpenTelemetry's SDK, which is imported only when traces are wanted. That reads its own
-environment: OTEL_EXPORTER_OTLP_*, OTEL_TRACES_SAMPLER, OTEL_SERVICE_NAME, OTEL_BSP_* and the like. What spans tell is
-in records, and becomes spans when a request is over: a token costs nothing.
+OpenTelemetry's SDK is imported only if traces are on. It reads its own environment: OTEL_EXPORTER_OTLP_*,
+OTEL_TRACES_SAMPLER, OTEL_SERVICE_NAME, OTEL_BSP_* and the like. Records become spans when a request is over, so a token
+costs nothing.
 """
 
 from typing import Any
@@ -18,7 +18,8 @@ _PROTOCOL = "http/protobuf"
 
 
 class Tracing:
-    """Exports over OTLP/HTTP, from a thread of its own. Raises ValueError when it cannot, as it was asked to."""
+    """Exports over OTLP/HTTP, from a thread of its own. Raises ValueError if traces were requested and cannot be
+    exported."""
 
     def __init__(self, protocol: str = _PROTOCOL) -> None:
         if protocol != _PROTOCOL:
@@ -40,7 +41,7 @@ class Tracing:
         self.tracer = self._provider.get_tracer("oscine", oscine.__version__)
 
     def begin(self, record: RequestRecord, scope: Scope) -> "RequestSpan":
-        """Part of the trace that the client's `traceparent` names, if there is one."""
+        """A span within the trace of the client's `traceparent`, if there is one."""
         from opentelemetry.propagate import extract
         from opentelemetry.trace import SpanKind
 
@@ -54,7 +55,7 @@ class Tracing:
         return RequestSpan(self.tracer, span)
 
     def stop(self) -> None:
-        """Sends what is left; takes as long as OTEL_EXPORTER_OTLP_TIMEOUT if nobody listens."""
+        """Sends the remaining spans. Takes up to OTEL_EXPORTER_OTLP_TIMEOUT if no collector answers."""
         self._provider.shutdown()
 
 

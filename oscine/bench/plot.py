@@ -1,6 +1,4 @@
-"""`python -m oscine.bench.plot`: tokens per second per GPU against tokens per second per user, ours beside other
-systems.
-"""
+"""`python -m oscine.bench.plot`: tokens/s per GPU against tokens/s per user, ours beside other systems."""
 
 import argparse
 from collections.abc import Iterable, Sequence

@@ -1,5 +1,6 @@
-"""Converts requests of Dynamo's frontend to requests of the engine, and outputs to the chunks that it expects. Every
-rule on a value is the API's own. This module does not import Dynamo.
+"""Converts requests of Dynamo's frontend to requests of the engine, and outputs to the chunks that it expects.
+
+Every rule on a value is the API's own. This module does not import Dynamo.
 """
 
 import re

@@ -1,5 +1,4 @@
-"""Finds the folders of a model and its tokenizer: a local path, inside this package, or fetched from the Hugging Face
-hub.
+"""Finds the folders of a model and its tokenizer: local, inside this package, or fetched from the Hugging Face hub.
 
 Only files in the root of a hub repository are fetched: its original/ and metal/ folders hold the same weights again.
 The configuration comes first and the weights last, so that a model of another kind costs no download. huggingface_hub

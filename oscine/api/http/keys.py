@@ -1,5 +1,6 @@
-"""API keys, sent in `Authorization: Bearer KEY` or `X-Api-Key: KEY`. rate_limits has the limits of a key. Keys are held
-as their SHA-256.
+"""API keys, sent in `Authorization: Bearer KEY` or `X-Api-Key: KEY`. rate_limits has the limits of a key.
+
+Keys are held as their SHA-256.
 """
 
 import hashlib

@@ -1,6 +1,7 @@
-"""The record of one HTTP request, for its log line, its trace and the limits of its key. It is filled in while the
-request is served. It never holds the text of a prompt or an answer. `current` is the record of the request that the
-running task serves, also in the tasks that it starts.
+"""The record of one HTTP request, for its log line, its trace and the limits of its key.
+
+It is filled in while the request is served. It never holds the text of a prompt or an answer. `current` is the record
+of the request that the running task serves, also in the tasks that it starts.
 """
 
 import re

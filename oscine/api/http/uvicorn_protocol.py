@@ -1,4 +1,5 @@
 """uvicorn's HTTP protocol with the bounds that it lacks: on connections, request heads, and clients that do not read.
+
 body has the bounds of bodies.
 """
 

@@ -1,5 +1,6 @@
-"""The log on stderr: text, or one JSON object per line. Each line has the id of its request. The text of prompts and
-answers is never logged.
+"""The log on stderr: text, or one JSON object per line.
+
+Each line has the id of its request. The text of prompts and answers is never logged.
 """
 
 import datetime

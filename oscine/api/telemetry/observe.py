@@ -1,5 +1,6 @@
-"""The outermost middleware: a request gets a record, an id and a trace, and is counted and logged when it is over. It
-is around Starlette, not within it, because Starlette's response to a crash skips Starlette's own middleware.
+"""The outermost middleware: a request gets a record, an id and a trace, and is counted and logged when it is over.
+
+It is around Starlette, not within it, because Starlette's response to a crash skips Starlette's own middleware.
 """
 
 import time

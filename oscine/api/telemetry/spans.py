@@ -1,5 +1,6 @@
-"""The spans below that of a request: the phases of a sequence, and its way through several engines. Attributes gen_ai.*
-follow OpenTelemetry's conventions; oscine.* are our own.
+"""The spans below that of a request: the phases of a sequence, and its way through several engines.
+
+Attributes gen_ai.* follow OpenTelemetry's conventions; oscine.* are our own.
 """
 
 from itertools import pairwise

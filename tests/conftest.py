@@ -1,6 +1,7 @@
 """Servers that all tests may share. Tests that end or break a server start their own.
 
-What servers need is imported when one is asked for: a GPU machine may lack it, and runs the tests of the kernels.
+The server's packages are imported only when a server is requested: a GPU machine may lack them, and runs the tests of
+the kernels.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""A folder that is enough of a checkpoint where tokens are scripted: sizes, and a vocabulary of bytes."""
+"""A folder with just enough of a checkpoint for scripted tokens: sizes, and a vocabulary of bytes."""
 
 import json
 from pathlib import Path

@@ -1,11 +1,11 @@
-"""What a cluster must survive: kill -9 of a decode replica, of the prefill replica and of the router, under streams.
+"""A cluster must survive kill -9 of a decode replica, of the prefill replica and of the router, under streams.
 
     python -m benchmarks.cluster.chaos [--streams 32] [--rounds 1]
 
 The embedded model behind one ingress, one router, one prefill and two decode replicas. Half of the streams have begun
-when something is killed, the others come in that moment. No request may fail, each greedy text must be that of an
-undisturbed run, and what was killed must be back by itself. Prints the longest pauses; ends with status 1 where a
-promise was not kept.
+before the kill; the others begin in that moment. No request may fail, each greedy text must equal that of an
+undisturbed run, and the killed part must come back by itself. Prints the longest pauses; ends with status 1 if a
+promise was broken.
 """
 
 import argparse
@@ -30,10 +30,10 @@ VICTIMS = ("decode", "prefill", "router")
 REPLICAS = {"decode": 2, "prefill": 1}
 MODEL = "oscine-nano"
 BACK_S = 120.0
-LOOK_S = 0.5  # between two looks whether all is back
+LOOK_S = 0.5  # between two checks whether all parts are back
 STREAM_S = 240.0  # that a stream may take on a slow machine
 PAGE = 16  # tokens; small, so that prompts of the embedded model have some
-TURNS = 6  # of the conversation so far: what a prefill replica is asked to compute
+TURNS = 6  # of the earlier conversation: the prompt for a prefill replica
 
 
 class Broken(Exception):  # noqa: N818  (reads as what happened)
@@ -49,7 +49,7 @@ def deployment(streams: int) -> Deployment:
 
 
 def conversation(number: int) -> dict[str, Any]:
-    """A greedy request; each number has a beginning of its own."""
+    """A greedy request; each number gives a different beginning."""
     messages = []
     for turn in range(TURNS):
         a, b = 11 + 7 * number + turn, 20 + turn
@@ -63,7 +63,7 @@ def conversation(number: int) -> dict[str, Any]:
 
 @dataclass
 class Stream:
-    """What one client saw."""
+    """One client's view of its stream."""
 
     text: str = ""
     finish: str | None = None
@@ -97,7 +97,7 @@ class Stream:
 
 
 def find(cluster: Cluster, victim: str) -> list[psutil.Process]:
-    """One actor of this kind with all that it started."""
+    """One actor of this kind, and all processes that it started."""
     actor = cluster.processes()[victim][0]
     return [*actor.children(recursive=True), actor]
 
@@ -111,7 +111,8 @@ def kill(processes: list[psutil.Process]) -> None:
 async def run_streams(
     cluster: Cluster, bodies: list[dict[str, Any]], victim: str | None = None
 ) -> tuple[list[Stream], float]:
-    """All streams to their ends, and the seconds from the kill until all is back. Raises Broken."""
+    """Runs all streams to their ends. Also returns the seconds from the kill until all parts are back. Raises
+    Broken."""
     back_s = 0.0
     doomed = find(cluster, victim) if victim is not None else []
     streams = [Stream() for _ in bodies]

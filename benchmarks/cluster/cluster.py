@@ -1,4 +1,4 @@
-"""A cluster of this machine for as long as a benchmark takes, on a Ray of its own, and what its processes cost."""
+"""A cluster on this machine for the time of a benchmark, on its own Ray, and the CPU time of its processes."""
 
 import json
 import urllib.request
@@ -11,13 +11,12 @@ import psutil
 from oscine.cluster.ray import local
 from oscine.cluster.spec.deployment import Deployment
 
-_NUM_CPUS = 64  # that Ray may give away: what runs at a time is the machine's affair
+_NUM_CPUS = 64  # that Ray may assign: more than the machine has, so that Ray never refuses an actor
 
 
 class Cluster:
-    """Context manager: the cluster is ready, and its models are. Nothing is left of it afterwards.
-
-    The process becomes a client of its Ray, so there is one cluster a process.
+    """Context manager: the cluster and its models are ready. Nothing is left of it afterwards. The process becomes a
+    client of its Ray, so there is one cluster per process.
     """
 
     def __init__(self, deployment: Deployment) -> None:
@@ -41,7 +40,7 @@ class Cluster:
         self._end()
 
     def _end(self) -> None:
-        local.disconnect()  # first: a client of a Ray that is gone waits a minute for it
+        local.disconnect()  # first, because a client waits a minute for a Ray that is gone
         self._ray.stop()
 
     def get(self, path: str) -> str:

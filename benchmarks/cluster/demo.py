@@ -1,9 +1,9 @@
-"""A cluster of this machine from its start to its end, as a person would use it: `make cluster-demo`.
+"""A cluster of this machine from start to end, through the commands of a user: `make cluster-demo`.
 
     python -m benchmarks.cluster.demo [FILE]
 
-Brings up examples/cluster/demo.yaml with the command line, asks it a question and lets it call a function through the
-OpenAI client, prints its status, takes it down, and looks for what it left. Exit status 1 when anything of that fails.
+Starts examples/cluster/demo.yaml with the command line. Asks a question and requires a function call through the OpenAI
+client. Prints the status, takes the cluster down, and looks for leftovers. Exit status 1 if any of this fails.
 """
 
 import json
@@ -30,7 +30,7 @@ WEATHER: Any = {
     },
 }
 _WITH_PREFILL = re.compile(r"[1-9]\d* with a prefill replica")
-_REPORT_S = 1.5  # replicas say every second how they are
+_REPORT_S = 1.5  # replicas report every second
 CITY, TOLD = "Paris", {"temperature": 21, "condition": "sunny"}
 
 
@@ -39,8 +39,8 @@ def main() -> int:
     started_s = time.monotonic()
     wrong: list[str] = []
     with tempfile.TemporaryDirectory(prefix="oscine-demo-") as state:
-        os.environ["XDG_STATE_HOME"] = state  # another cluster of this machine is not this one
-        url = _oscine("up", file).split()[-1]  # which leaves nothing where it fails
+        os.environ["XDG_STATE_HOME"] = state  # keeps this cluster apart from others on this machine
+        url = _oscine("up", file).split()[-1]  # leaves nothing behind if it fails
         ray = json.loads(Path(state, "oscine", "cluster.json").read_text())
         owner = psutil.Process(ray["pid"])
         started = {process: process.name() for process in (owner, *owner.children(recursive=True))}
@@ -65,7 +65,7 @@ def _runs(process: psutil.Process) -> bool:
 
 
 def _oscine(*arguments: str) -> str:
-    """What the command prints is shown, too."""
+    """Runs a command; its output is also printed."""
     print(f"$ oscine cluster {' '.join(arguments)}", flush=True)
     command = [sys.executable, "-m", "oscine", "cluster", *arguments]
     lines = []
@@ -80,7 +80,7 @@ def _oscine(*arguments: str) -> str:
 
 
 def _ask(client: openai.OpenAI) -> list[str]:
-    """What was wrong with the answers; always the same, as the most likely tokens are taken."""
+    """The errors in the answers. Answers are greedy, so they are always the same."""
     (model,) = (model.id for model in client.models.list())
     wrong: list[str] = []
 

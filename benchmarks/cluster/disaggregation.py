@@ -2,12 +2,11 @@
 
     python -m benchmarks.cluster.disaggregation [--requests 200] [--skip-speed]
 
-Generated requests, half of them greedy and half seeded: prompts of a few tokens to many windows, prefixes shared
-within a family of requests, next turns that go on from an answer. Checked: the tokens are those of one engine
-alone, each fetch moved exactly the pages that were missing (by a model of the cache written down here, that knows no
-digests and no pages of the engine's), and nothing is held on either side in the end. Then, printed: how quickly long
-prompts come, beside NIXL alone in descriptors of the same size, and what fetches do to a sequence that is decoded.
-Exits with 1 where something is not as it should be.
+Requests are generated, half of them greedy and half seeded. Prompts have a few tokens up to many windows. A family of
+requests shares prefixes, and next turns continue an answer. Three things are checked: the tokens equal those of one
+engine alone; each fetch moves exactly the missing pages, by an independent model of the cache; and no page is held on
+either side at the end. Then the speed of long prompts is printed, beside NIXL alone with descriptors of the same size,
+and the effect of fetches on a decoding sequence. Exits with 1 if a check fails.
 """
 
 import argparse
@@ -33,8 +32,8 @@ PAGE_BYTES = (
 )  # of either group of the embedded model: layers, k and v, heads, tokens, dim, float32
 FAMILY = 5  # requests, one after the other
 AT_ONCE = 6  # families
-# Room for everything, so that what is missing does not depend on what was evicted: the sliding group has pages for the
-# windows of so many sequences.
+# Room for everything, so that the missing pages do not depend on eviction: the sliding group has pages for the windows
+# of so many sequences.
 ROOMY = SchedulerOptions(max_num_seqs=256, max_num_batched_tokens=256)
 
 
@@ -49,7 +48,7 @@ def options(scheduler: SchedulerOptions = ROOMY) -> EngineOptions:
 
 @dataclass(frozen=True)
 class Case:
-    """One request, and what came of it."""
+    """One request and its result."""
 
     prompt: list[int]
     sampling: SamplingParams
@@ -94,7 +93,7 @@ async def read(client: EngineClient, request: GenerationRequest) -> list[Generat
 async def run_families(
     client: EngineClient, families: list[list[Wish]], prefill: PrefillSource | None
 ) -> list[list[Case]]:
-    """Some families at once, the requests of one after the other."""
+    """Several families at once; the requests of one family run one after the other."""
     turns = asyncio.Semaphore(AT_ONCE)
 
     async def run(number: int, wishes: list[Wish]) -> list[Case]:
@@ -111,7 +110,7 @@ async def run_families(
 
 @dataclass
 class CacheModel:
-    """What an engine that never evicts anything has of one family: a page is named by all tokens up to its end."""
+    """The pages of one family in an engine that never evicts: a page is named by all tokens up to its end."""
 
     full: set[tuple[int, ...]] = field(default_factory=set)
     sliding: set[tuple[int, ...]] = field(default_factory=set)
@@ -149,7 +148,7 @@ def _name(tokens: list[int], page: int) -> tuple[int, ...]:
 
 
 def _window(num_pages: int) -> range:
-    """Pages that the tokens after these pages look back to."""
+    """Pages in the window of the tokens after these pages."""
     return range(max(0, num_pages * PAGE - (WINDOW - 1)) // PAGE, num_pages)
 
 
@@ -204,7 +203,7 @@ def source(client: EngineClient, *, min_tokens: int = MIN_TOKENS, timeout_s: flo
 
 
 async def idle(client: EngineClient) -> None:
-    """Until nothing is held: leases of what nobody released would last for minutes."""
+    """Waits until no page is held. Leases that were never released would last for minutes."""
     async with asyncio.timeout(10):
         while True:
             await read(client, GenerationRequest("look", [1], SamplingParams(max_tokens=1)))
@@ -270,8 +269,8 @@ async def gaps(client: EngineClient, request: GenerationRequest) -> list[float]:
 
 
 async def measure_interruption(decode: EngineClient, prefill: EngineClient) -> None:
-    """What a stream that is being decoded notices of prompts of 4,096 tokens beside it: computed, or fetched; the other
-    engine has them already, so that it does not compete for the cores."""
+    """The effect of prompts of 4,096 tokens, computed or fetched, on a decoding stream. The other engine has the pages
+    already, so that it does not compete for the cores."""
     rng = random.Random(7)
     prompts = [[rng.randrange(VOCAB) for _ in range(4097)] for _ in range(6)]
     for prompt in prompts[:3]:
@@ -297,7 +296,7 @@ async def measure_interruption(decode: EngineClient, prefill: EngineClient) -> N
 async def measure_speed() -> None:
     small = replace(ROOMY, max_num_seqs=4)
     here = options(small)
-    # Little more than the longest prompt: memory that is written to for the first time is slow, whoever writes to it.
+    # Little more than the longest prompt, because the first write to any memory is slow.
     here = replace(here, cache=replace(here.cache, kv_cache_bytes=210 * PAGE_BYTES))
     async with engines(here, options(small)) as (decode, prefill):
         await measure_transfers(decode, prefill)

@@ -1,10 +1,10 @@
-"""NIXL without Oscine, between two processes of this machine: what a transfer of pages could cost at best.
+"""NIXL without Oscine, between two processes of this machine: the lower bound for a transfer of pages.
 
     python -m benchmarks.cluster.nixl_alone [--page-bytes 196608] [--pages 130]
 
-One agent reads pages of another, all in one request, pages in random order as a page table has them. NIXL's own
-nixlbench is not part of its Python packages; this is the same thing, with the descriptors of an engine. GB/s of the
-quickest of some rounds, once with NIXL as it comes (its thread never sleeps) and once as Oscine runs it.
+One agent reads pages of another, all in one request, in random order as in a page table. NIXL's own nixlbench is not
+part of its Python packages; this is the same measurement with the descriptors of an engine. Prints GB/s of the fastest
+of some rounds, once with NIXL's defaults (its thread never sleeps) and once with Oscine's settings.
 """
 
 import argparse

@@ -2,9 +2,9 @@
 
     python -m benchmarks.cluster.ramp [--image docs/img/cluster-ramp.png]
 
-Engines have fake executors with a step of 50 ms and four sequences each, so a replica bears two requests of 40 tokens a
-second, whatever the machine is. Streaming chat completions come at random times (seeded); each must end with all its
-tokens. Draws the load, the replicas and the times to first tokens. Exit status 1 when anything is not as it should be.
+Engines have fake executors with a step of 50 ms and four sequences each. So a replica can serve two requests of 40
+tokens per second, on any machine. Streaming chat completions come at random times (seeded); each must end with all its
+tokens. Draws the load, the replicas and the TTFT. Exit status 1 if a check fails.
 """
 
 import argparse
@@ -41,7 +41,7 @@ IMAGE = Path("docs/img/cluster-ramp.png")
 
 @dataclass
 class Ramp:
-    """What was seen; times in seconds from the first request."""
+    """The observations; times in seconds from the first request."""
 
     started_s: float = field(default_factory=time.monotonic)
     replicas: list[tuple[float, int]] = field(default_factory=list)  # that are in service
@@ -65,7 +65,7 @@ def deployment() -> Deployment:
 
 
 def rate(second: float) -> float:
-    """Requests a second."""
+    """Requests per second."""
     for (begin, low), (end, high) in pairwise(LOAD):
         if second < end:
             return low + (high - low) * (second - begin) / (end - begin)
@@ -73,7 +73,7 @@ def rate(second: float) -> float:
 
 
 def arrivals(seed: int) -> list[float]:
-    """A Poisson process, by thinning one that is as quick as the load ever is."""
+    """A Poisson process, by thinning one with the highest rate of the load."""
     rng, most, now_s, times = random.Random(seed), max(r for _, r in LOAD), 0.0, []
     while now_s < LOAD[-1][0]:
         now_s += rng.expovariate(most)
@@ -149,7 +149,7 @@ async def ramp(url: str, seed: int) -> Ramp:
 
 
 def verdict(seen: Ramp) -> list[str]:
-    """What is not as it should be."""
+    """The failed checks."""
     counts = [count for _, count in seen.replicas]
     wrong = [f"failed {failure}" for failure in seen.failures]
     if not counts[0] == counts[-1] == 1 or max(counts) != MOST:

@@ -1,4 +1,4 @@
-"""Draws a ramp: load and replicas above, times to first tokens below. Knows matplotlib (the extra `bench`) alone."""
+"""Draws a ramp: load and replicas above, times to first tokens below. Needs matplotlib (the extra `bench`)."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -2,10 +2,10 @@
 
     python -m benchmarks.cluster.rollout [--clients 8]
 
-The embedded model under two names with different options. A request for a third name must get 404. Then clients stream
-greedy answers without a pause while every replica of the first model is replaced by one with other options: no request
-may fail, every text must be that of before, and the second model's replicas must be the same ones afterwards. Exit
-status 1 when anything of that is not so.
+The embedded model has two names with different options. A request for a third name must get 404. Then clients stream
+greedy answers without a pause, while every replica of the first model is replaced by one with other options. No request
+may fail, every text must stay the same, and the replicas of the second model must not change. Exit status 1 if any of
+this fails.
 """
 
 import argparse
@@ -22,11 +22,11 @@ from oscine.config import CacheOptions, EngineOptions, SchedulerOptions, ServerO
 
 FIRST, SECOND, UNKNOWN = "first", "second", "third"
 QUESTIONS = [f"What is {a} + {b}?" for a, b in ((27, 58), (12, 30), (41, 9), (66, 17))]
-_AFTER_S = 2.0  # that the load goes on once the update is over
+_AFTER_S = 2.0  # of load after the end of the update
 
 
 def deployment(max_num_seqs: int) -> Deployment:
-    """The first model's engines run so many sequences at once."""
+    """`max_num_seqs`: sequences that the first model's engines run at once."""
 
     def model(name: str, replicas: int, max_num_seqs: int) -> ModelSpec:
         engine = EngineOptions(
@@ -42,7 +42,7 @@ def deployment(max_num_seqs: int) -> Deployment:
 
 @dataclass
 class Load:
-    """Clients that ask one question after the other, and what became of them."""
+    """Clients that ask one question after the other, and their results."""
 
     client: openai.AsyncOpenAI
     expected: dict[str, str]

@@ -1,10 +1,10 @@
-"""Sessions of several turns over replicas with small caches: how much of their prefixes is found, and who works.
+"""Sessions of several turns over replicas with small caches: the share of prefixes found, and the balance of work.
 
     python -m benchmarks.cluster.sessions
 
-Real engine processes with a fake executor (their prefix caches are real), and the router's own policy in this process,
-without Ray, beside round robin and least-loaded over the same sessions. What one cache without limits would find is
-computed from the token ids. Exits with 1 where the KV-aware router misses its lines.
+The engine processes and their prefix caches are real; the executor is fake. The router's own policy runs in this
+process, without Ray, beside round robin and least-loaded over the same sessions. The hits of one unlimited cache are
+computed from the token ids. Exits with 1 if the KV-aware router misses its targets.
 """
 
 import argparse
@@ -29,8 +29,8 @@ from oscine.engine.core.prefix_index import extend_digests, root_of
 from oscine.engine.process.client import EngineClient
 from oscine.types import Endpoints, GenerationRequest, SamplingParams
 
-HIT_LINE = 0.90  # of what one unlimited cache would find
-BALANCE_LINE = 1.3  # the busiest replica's work, in means
+HIT_LINE = 0.90  # of the hits of one unlimited cache
+BALANCE_LINE = 1.3  # the busiest replica's work over the mean
 
 PAGE = 32  # tokens
 SEED = "5eed"
@@ -96,7 +96,7 @@ def make_load(args: argparse.Namespace) -> Load:
 
 
 class Unlimited:
-    """What one cache without limits would find: it has every page of every earlier request."""
+    """One unlimited cache: it has every page of every earlier request."""
 
     def __init__(self) -> None:
         self._pages: set[bytes] = set()
@@ -110,7 +110,7 @@ class Unlimited:
 
 
 def digests_of(token_ids: list[int]) -> list[bytes]:
-    """Of the whole pages before the last token, which is always left to compute."""
+    """Digests of the whole pages before the last token, which is always computed."""
     digests: list[bytes] = []
     extend_digests(digests, token_ids, (len(token_ids) - 1) // PAGE, page_size=PAGE, root=root_of(SEED))
     return digests
@@ -120,7 +120,7 @@ def digests_of(token_ids: list[int]) -> list[bytes]:
 
 
 class Policy(ABC):
-    """Chooses by what it likes; is told of each request's end."""
+    """Chooses a replica for each request, and is notified of each request's end."""
 
     def __init__(self, engines: list[EngineClient]) -> None:
         self.engines = engines
@@ -145,7 +145,7 @@ class RoundRobin(Policy):
 
 
 class LeastLoaded(Policy):
-    """Fewest requests that are not done, which it knows exactly; among equals, in turn."""
+    """The replica with the fewest unfinished requests, counted exactly; equal ones in turn."""
 
     def __init__(self, engines: list[EngineClient]) -> None:
         super().__init__(engines)
@@ -169,7 +169,7 @@ class Admitted:
 
 
 class KVAware(Policy):
-    """The router itself, with what Serve does between it and the replicas left out."""
+    """The router itself, without Serve between it and the replicas."""
 
     def __init__(self, engines: list[EngineClient]) -> None:
         super().__init__(engines)

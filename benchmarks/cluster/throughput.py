@@ -1,9 +1,9 @@
-"""What a cluster costs around its models: tokens through the whole path, and the CPU time of each hop.
+"""The cost of a cluster around its models: tokens through the whole path, and the CPU time of each hop.
 
     python -m benchmarks.cluster.throughput [--streams 128] [--tokens 512] [--stream-interval 4]
 
 Two aggregated replicas with fake executors behind one router and one ingress, on this machine; chat completions that
-start together. The client runs in this process. Ends with status 1 if fewer than --least tokens a second arrive.
+start together. The client runs in this process. Ends with status 1 if fewer than --least tokens per second arrive.
 """
 
 import argparse
@@ -32,7 +32,7 @@ def cpu_seconds(cluster: Cluster) -> Counter[str]:
 
 
 def measure(cluster: Cluster, args: argparse.Namespace, step_s: float) -> float:
-    """Tokens a second of the best pass; each pass is printed."""
+    """Tokens per second of the best pass; each pass is printed."""
     best = 0.0
     for _ in range(args.passes):
         cpu, started_s = cpu_seconds(cluster), time.perf_counter()
@@ -50,7 +50,7 @@ def measure(cluster: Cluster, args: argparse.Namespace, step_s: float) -> float:
 
 
 def measure_requests(cluster: Cluster, count: int) -> None:
-    """What a request costs beyond its tokens: of one token each, 32 at a time."""
+    """The cost of a request apart from its tokens: requests of one token, 32 at a time."""
     cpu, started_s = cpu_seconds(cluster), time.perf_counter()
     for _ in range(count // 32):
         asyncio.run(run_streams(cluster, 32, 1))  # type: ignore[arg-type]

@@ -1,8 +1,8 @@
 """Choosing with and without all logits, and tile shapes of the screen: `python -m benchmarks.kernels.choose`.
 
-For each number of rows: lm_head and sample; the screened choice, greedy and with noise; how many tokens a greedy row
-leaves to be computed exactly; then the int8 product alone, in shapes that fit, the chosen one first. A product that is
-not that of the chosen shape is marked. The best belong into screen_gemm.TILES.
+For each number of rows this times lm_head and sample, the screened choice (greedy and with noise), and the int8 product
+alone in all shapes that fit, the chosen one first. It also counts the tokens of a greedy row that are computed exactly.
+A result that differs from that of the chosen shape is marked. The best shapes belong in screen_gemm.TILES.
 """
 
 import argparse
@@ -41,7 +41,7 @@ def report(name: str, num_rows: int, num_bytes: int, call: Callable[[], object],
 
 
 def num_candidates(x_NH: Tensor, weight_VH: Tensor, screen: screened.Screen) -> float:
-    """Of a greedy row, on average: by exact logits, which are as good as rough ones for counting."""
+    """Mean number per greedy row, counted by exact logits."""
     logits_NV = x_NH.float() @ weight_VH.float().T
     bound_NV = screen.rest_V * (x_NH * screen.column_H).norm(dim=1, keepdim=True)
     floor_N1 = (logits_NV - bound_NV).amax(1, keepdim=True)

@@ -1,7 +1,7 @@
 """Tile shapes of the Hopper experts, timed: `python -m benchmarks.kernels.experts [--experts 128] [--tokens 1 8 ...]`.
 
-For each number of tokens first the plan that the op would choose, then others that fit the GPU. A result that is not
-that of the chosen plan is marked; whether that one is right is for the tests to say. The best belong into hopper.plan.
+For each number of tokens: first the plan that the op would choose, then others that fit the GPU. A result that differs
+from that of the chosen plan is marked; tests check the chosen one. The best plans belong in hopper.plan.
 """
 
 import argparse
@@ -27,7 +27,7 @@ DEVICE = torch.device("cuda")
 
 
 def tilings() -> Iterator[Tiling]:
-    """Shapes that kept their registers and fit shared memory when they were compiled."""
+    """Shapes that compile without spills and fit shared memory."""
     for splits in (1, 2, 3):
         yield Tiling(8, planes=True, halves=True, dynamic=True, splits=splits)
     for tokens, stages in ((16, 4), (32, 3)):
@@ -37,10 +37,10 @@ def tilings() -> Iterator[Tiling]:
 
 
 def candidates(tokens: int, experts: int) -> list[Tiling]:
-    """The chosen one, and those near the mean number of tokens of an expert."""
+    """The chosen tiling, and those near the mean number of tokens per expert."""
     mean = tokens * PER_TOKEN / experts
     near = [t for t in tilings() if mean / 2 <= t.tokens <= 8 * max(mean, 1) and (t.splits == 1 or tokens <= 16)]
-    if tokens == 1:  # whose tiles are of it alone
+    if tokens == 1:  # every tile has this one token
         near = [t for t in near if t.planes and not t.halves]
     chosen = hopper.plan(tokens, PER_TOKEN, experts)
     return [chosen, *(tiling for tiling in near if tiling != chosen)]
@@ -94,7 +94,7 @@ def main() -> None:
         prepared = hopper.prepare_experts(published)
         del published
         cases = [Case.of(tokens, options.experts) for tokens in options.tokens]
-        with compilers.compile_together():  # all at once: one that is compiled already would run on undefined inputs
+        with compilers.compile_together():  # all at once: an already compiled kernel would run on undefined inputs
             for case in cases:
                 for tiling in case.tried:
                     case.run(prepared, tiling)

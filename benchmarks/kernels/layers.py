@@ -1,8 +1,8 @@
 """All layers of a decode step in a CUDA graph, experts fixed: `python -m benchmarks.kernels.layers [--tokens 1 8 64]`.
 
-For changes of some microseconds a layer. Other rounding chooses other experts, and an expert more or less is 3 us: so
-each layer's routing is drawn once and for all, and the router's own is computed and dropped. Also timed is the choice
-of tokens from the last activations, by each chooser.
+For changes of some microseconds per layer. Different rounding selects different experts, and one expert more costs 3
+us. So the routing of each layer is drawn once, and the router's own is computed and dropped. Each chooser is also
+timed, from the last activations to tokens.
 """
 
 import argparse
@@ -27,7 +27,7 @@ DEVICE = torch.device("cuda")
 
 
 def with_fixed_experts(ops: Ops, num_layers: int, num_experts: int, num_tokens: int, per_token: int) -> Ops:
-    """Steps must be whole: the n-th call is of layer n modulo num_layers."""
+    """Steps must be whole: the n-th call belongs to layer n modulo num_layers."""
     torch.manual_seed(num_tokens)
     routings = draw(num_layers, num_tokens, num_experts, per_token, DEVICE)
     calls = iter(range(1 << 30))

@@ -1,7 +1,7 @@
-"""What kernels take at the GPU's limit of power: `python -m benchmarks.kernels.power [--tokens 8]`.
+"""Kernels at the GPU's power limit: `python -m benchmarks.kernels.power [--tokens 8]`.
 
-Each runs for a second, while nvidia-smi says what the GPU draws and how fast its clock is. A kernel that is timed in a
-few milliseconds runs at the full clock; in a server it may not. Zeros show what the data themselves cost.
+Each kernel runs for a second, while nvidia-smi reads power and clock. A kernel that is timed for a few milliseconds
+runs at the full clock; in a server it may not. Runs with zeros show the cost of the data themselves.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from oscine.ops.table import resolve
 
 DEVICE = torch.device("cuda")
 SECONDS = 1.0  # of each case
-SETTLED = 0.4  # of it, before power and clock are looked at
+SETTLED = 0.4  # of it, before power and clock are read
 REST = 0.4  # seconds before the next
 EVERY_MS = 20
 CALLS = 16

@@ -10,7 +10,7 @@ from oscine.ops.norm.triton import UNCOUNTED_TOKENS
 
 
 def draw(count: int, num_tokens: int, num_experts: int, per_token: int, device: torch.device) -> list[Routing]:
-    """So many, every set of experts alike; few tokens are not counted."""
+    """`count` routings, with all sets of experts equally likely. Routings of few tokens have no counts."""
     routings = [random_routing(num_tokens, num_experts, per_token, device) for _ in range(count)]
     if num_tokens > UNCOUNTED_TOKENS:
         return routings
@@ -18,7 +18,7 @@ def draw(count: int, num_tokens: int, num_experts: int, per_token: int, device: 
 
 
 def draw_for(x_TH: Tensor, count: int, num_experts: int, per_token: int) -> list[Routing]:
-    """The same with the planes of these tokens, where their norm would make them."""
+    """The same with the planes of these tokens, if their norm would make them."""
     routings = draw(count, len(x_TH), num_experts, per_token, x_TH.device)
     split = planes.split(x_TH) if planes.wanted(len(x_TH), per_token, num_experts) else None
     return [routing._replace(planes=split) for routing in routings]

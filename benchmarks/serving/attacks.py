@@ -1,4 +1,4 @@
-"""Requests that no honest client sends, made from a seed and from the server's own description of its endpoints."""
+"""Hostile requests, made from a seed and from the server's own description of its endpoints."""
 
 import copy
 import json
@@ -56,10 +56,10 @@ def post(path: str, body: bytes, *headers: bytes, length: int | None = None) -> 
 
 
 class Attacker:
-    """Draws attacks. `examples` are good bodies by their path; what they ask for is kept short."""
+    """Draws attacks. `examples` are valid bodies by path; the answers that they ask for are kept short."""
 
     def __init__(self, examples: dict[str, dict[str, Any]], seed: int, headers: tuple[bytes, ...] = ()) -> None:
-        """`headers` are of every request that is whole, such as a key."""
+        """`headers`: sent with every complete request, such as a key."""
         self._examples = examples
         self._random = random.Random(seed)
         self._headers = headers
@@ -79,7 +79,7 @@ class Attacker:
         return Attack(f"{name} {path}", (self._request(path, data),), **then)
 
     def wrong_types(self) -> Attack:
-        """One to three values of the body, at any depth, are something else."""
+        """Replaces one to three values of the body, at any depth."""
         path, body = self._example()
         for _ in range(self._random.randint(1, 3)):
             holder = self._random.choice(_holders(body))
@@ -89,7 +89,7 @@ class Attacker:
         return self._post("wrong types", body, path)
 
     def odd_parameters(self) -> Attack:
-        """Parameters that the endpoint has, or that others have, with values that they cannot have."""
+        """Parameters of this or of other endpoints with invalid values."""
         path, body = self._example()
         for name in self._random.sample(PARAMETERS, 3):
             body[name] = self._odd()
@@ -236,7 +236,7 @@ PARAMETERS = [
 
 
 def _holders(value: Any) -> list[Any]:
-    """All objects and lists of a body, itself first."""
+    """All objects and lists of a body, the body first."""
     inner = list(value.values()) if isinstance(value, dict) else value
     return [value, *(holder for item in inner if isinstance(item, dict | list) for holder in _holders(item))]
 

@@ -1,8 +1,8 @@
-"""What a server must survive: its engine killed under load, and the death of everything. Hostile clients: see siege.
+"""A server must survive the kill of its engine under load, and the death of all processes. siege has hostile clients.
 
     python -m benchmarks.serving.chaos [--streams 64] [--rounds 2]
 
-Runs the embedded model. Ends with status 1 and a line for each promise that was not kept.
+Runs the embedded model. Prints one line per broken promise, and then ends with status 1.
 """
 
 import argparse
@@ -38,7 +38,7 @@ ERROR_S = 2.0  # from the death of an engine to the end of each of its streams
 READY_S = 60.0
 
 
-# What each kind of stream sends, and how it must end when the engine dies.
+# The requests of each kind of stream, and their required end when the engine dies.
 ENDLESS = {"ignore_eos": True, "max_tokens": 1500}
 LONG = {"type": "array", "items": {"type": "integer"}, "minItems": 2000}
 LONG_RESPONSE = {"input": "List", "text": {"format": {"type": "json_schema", "name": "long", "schema": LONG}}}
@@ -61,7 +61,7 @@ STREAM_ENDS = [
 
 
 async def stream_until_killed(server: Server, i: int, started: asyncio.Semaphore) -> tuple[bytes, float]:
-    """What came after the first token, and when it ended."""
+    """The text after the first token, and the time of the end."""
     path = list(STREAMS)[i % len(STREAMS)]
     reader, writer = await asyncio.open_connection(server.host, server.port)
     try:
@@ -97,7 +97,7 @@ async def kill_under(server: Server, streams: int) -> float:
 
 
 def engine_killed(server: Server, streams: int, rounds: int, within_s: float = ERROR_S) -> str:
-    """A warm-up comes first: what it leaves is what a server holds. Raises Broken."""
+    """A warm-up comes first: its leftovers count as the server's own. Raises Broken."""
     before = None
     slowest_s = restart_s = 0.0
     for i in range(rounds + 1):
@@ -126,7 +126,7 @@ def call(server: Server, path: str, body: dict[str, Any] | None = None) -> dict[
 
 
 def everything_killed() -> str:
-    """A response that was stored is there after kill -9 of all processes, and can be gone on from. Raises Broken."""
+    """A stored response exists after kill -9 of all processes, and can be continued. Raises Broken."""
     with tempfile.TemporaryDirectory() as folder:
         options = ("--log-level", "error", "--responses-db", f"{folder}/responses.db")
         with Server(*options) as server:

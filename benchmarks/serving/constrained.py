@@ -1,11 +1,11 @@
-"""What structured output costs: streams whose answers must satisfy a schema against streams that say what they like.
+"""The cost of structured output: streams that must satisfy a schema against unconstrained streams.
 
     python -m benchmarks.serving.constrained [--streams 64] [--tokens 400] [--step-ms 20] [--model MODEL]
 
 Real HTTP and a real engine process around the fake executor, which makes real masks while its imagined device computes.
-All streams start together; free and constrained passes take turns. The schema has free text, bounded text, numbers, an
-enumeration, a pattern and nested objects in a list that is longer than any stream. Printed: tokens/s of each pass, then
-the medians and what the constraint costs of throughput.
+All streams start together; free and constrained passes alternate. The schema has free text, bounded text, numbers, an
+enumeration, a pattern and nested objects, in a list that is longer than any stream. Prints tokens/s of each pass, the
+medians, and the loss of throughput by the constraint.
 """
 
 import argparse

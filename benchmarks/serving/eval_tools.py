@@ -2,10 +2,10 @@
 
     python -m benchmarks.serving.eval_tools [--cases 200] [--verbose]
 
-Questions, functions and schemas are generated, with names and values that training never saw. A case of tools is right
-when the loop of question, calls, results and answer ends in the expected answer, word by word; the client sends back no
-reasoning, as most do. A case of JSON is right when the answer validates; half are sampled at temperature 1. Exit status
-1 when tools are right in less than 95 % or JSON in less than 100 %.
+Questions, functions and schemas are generated, with names and values that were not in training. A case of tools is
+right if the loop of question, calls, results and answer ends in the expected answer, word by word. Like most clients,
+this one sends no reasoning back. A case of JSON is right if the answer validates; half of them are sampled at
+temperature 1. Exit status 1 if less than 95 % of tools or 100 % of JSON are right.
 """
 
 import argparse
@@ -35,7 +35,7 @@ CONCURRENCY = 64
 _SEED = 81_000
 _MAX_TOKENS = 512
 _MAX_TURNS = 5
-_MAX_JSON_TOKENS, _MAX_THOUGHT_TOKENS = 1536, 256  # about a schema that it never saw the like of, it may think for ever
+_MAX_JSON_TOKENS, _MAX_THOUGHT_TOKENS = 1536, 256  # about a very unusual schema it may think without end
 
 Body = dict[str, Any]
 
@@ -56,7 +56,7 @@ class ToolCase:
         return cls(start, episode.messages[question + 1 :])
 
     def result(self, name: str, arguments: str) -> str:
-        """What the function gives: only for a call that is right."""
+        """The result of the function, only for a correct call."""
         for asked, given in zip(self.expected[:-1:2], self.expected[1::2], strict=True):
             (made,) = asked.tool_calls
             if name == made.name and _parsed(arguments) == json.loads(made.arguments):
@@ -121,7 +121,7 @@ def _response_items(messages: tuple[Message, ...]) -> Iterator[Body]:
 
 
 async def responses_loop(client: openai.AsyncOpenAI, case: ToolCase) -> str:
-    """The same over responses that follow each other; nothing of the conversation is sent twice."""
+    """The same over a chain of responses; no part of the conversation is sent twice."""
     items: Any = [*_response_items(case.start.messages)]
     tools: Any = [{"type": "function", "strict": False, **_function(tool)} for tool in case.start.tools]
     previous: str | None = None
@@ -147,7 +147,7 @@ async def responses_loop(client: openai.AsyncOpenAI, case: ToolCase) -> str:
 
 @dataclass(frozen=True)
 class JsonCase:
-    """A text and the schema that its facts are to be written down in, or any schema at all."""
+    """A text and the schema for its facts, or an arbitrary schema."""
 
     messages: list[Body]
     schema: Body
@@ -171,7 +171,7 @@ class JsonCase:
 
 
 def _strange_schema(draw: Draw) -> Body:
-    """One that the model never saw the like of: only the constraint makes it keep to it."""
+    """A schema unlike those of training: the model follows it only because of the constraint."""
     closed = {"type": "object", "additionalProperties": False}
     kinds: list[Body] = [
         {"type": "integer", "minimum": 3, "maximum": 40},

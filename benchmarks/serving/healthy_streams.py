@@ -1,4 +1,5 @@
-"""Streams of honest clients beside an attack, watched from a process of their own: their gaps and their texts."""
+"""Streams of honest clients beside an attack, run in a process of their own, which checks their gaps and their
+texts."""
 
 import asyncio
 import json
@@ -17,9 +18,9 @@ from benchmarks.serving.server import Server
 from oscine.api.telemetry.loop_lag import core_wait
 
 TOKENS = 400  # of a stream; then comes the next
-FIRST_EVENTS = 4  # of a stream, in which it may wait for its turn
+FIRST_EVENTS = 4  # of a stream, during which it may still be queued
 SAID = re.compile(rb'"(?:content|reasoning|text)":("(?:[^"\\]|\\.)*")')
-MOVING_S = 20.0  # in which streams must go on
+MOVING_S = 20.0  # in which streams must make progress
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "Tell me something."}]},
     "/v1/completions": {"prompt": "Once upon a time"},
@@ -61,7 +62,7 @@ class _Watch:
         self.requests, self.core_wait_s = requests, core_wait_s
         self._address = host, port
         self._gap, self._events, self._wrong = gap, events, wrong
-        self._texts: dict[str, bytes] = {}  # by path: what each stream must say
+        self._texts: dict[str, bytes] = {}  # by path: the expected text of each stream
         self._loop = asyncio.get_running_loop()
         self._starting: set[asyncio.Task[None]] = set()
 
@@ -107,7 +108,7 @@ def _run(
 
 
 class HealthyStreams:
-    """Context manager. All streams of one path must say the same."""
+    """Context manager. All streams of one path must have the same text."""
 
     def __init__(self, server: Server, streams: int, *headers: bytes) -> None:
         context = multiprocessing.get_context("spawn")
@@ -132,7 +133,7 @@ class HealthyStreams:
         self._process.close()
 
     def longest_gap_s(self) -> float:
-        """Since the last call; a gap that has not ended is waited for. Raises Broken when a stream broke."""
+        """The longest gap since the last call; waits for the end of an open gap. Raises Broken if a stream broke."""
         seen = self._events.value
         moving = wait(lambda: self._events.value > seen + 2 * self._streams, MOVING_S)
         require(self._wrong.empty(), "" if self._wrong.empty() else f"a healthy stream broke: {self._wrong.get()}")

@@ -1,11 +1,11 @@
-"""What the server itself costs: real HTTP and a real engine process around a fake executor.
+"""The cost of the server itself: real HTTP and a real engine process around a fake executor.
 
     python -m benchmarks.serving.overhead [--streams 256] [--tokens 512] [--stream-interval 1]
 
-All streams are chat completions that start together. Two settings: a step that takes no time, where tokens that wait
-for the API process leave together in one write, and a step of 10 ms, where each token is a write of its own.
-The client runs in this process and only counts until the end of each stream; the tokens are the server's own usage
-counts. Printed: tokens/s and events a token over all streams, and the CPU microseconds a token of the API process, the
+All streams are chat completions that start together. There are two settings: a step that takes no time, in which
+waiting tokens leave together in one write, and a step of 10 ms, in which each token is a write of its own. The client
+runs in this process and only counts until the end of each stream; the tokens are the server's own usage counts. Prints
+tokens/s and events per token over all streams, and the CPU time per token (in microseconds) of the API process, the
 engine process and the client.
 """
 

@@ -1,4 +1,4 @@
-"""How promises about a running server are tested: what it holds, whether it answers, and a line for each promise."""
+"""Tests promises about a running server: the resources that it holds, whether it answers, and one line per promise."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from benchmarks.serving.server import Server
 SETTLE_S = 10.0
 QUESTION = [{"role": "user", "content": "What is 27 + 58?"}]
 ANSWER = "85"
-POOL_THREADS = min(32, (os.cpu_count() or 1) + 4)  # that asyncio.to_thread starts as it needs them, and keeps
+POOL_THREADS = min(32, (os.cpu_count() or 1) + 4)  # of asyncio.to_thread, which starts them on demand and keeps them
 
 
 class Broken(Exception):  # noqa: N818  (reads as what happened)
@@ -32,14 +32,14 @@ def require(condition: bool, what: str) -> None:
 
 @dataclass(frozen=True)
 class Holdings:
-    """What a server that rests holds of the system."""
+    """The system resources of an idle server."""
 
     files: int  # descriptors of the API process
     threads: int
     tasks: int
     connections: int
     processes: int
-    shared: frozenset[str]  # mapped segments of shared memory, and what lies in the folder for sockets
+    shared: frozenset[str]  # mapped segments of shared memory, and files in the folder for sockets
 
     @classmethod
     def of(cls, server: Server) -> "Holdings":
@@ -71,7 +71,7 @@ class Holdings:
 
 
 def settle(server: Server, before: Holdings) -> None:
-    """Raises Broken for what the server still holds beyond `before` when it has had its time."""
+    """Raises Broken if the server still holds more than `before` after a deadline."""
     wait(lambda: not Holdings.of(server).beyond(before), SETTLE_S)
     more = Holdings.of(server).beyond(before)
     require(not more, f"the server leaks: {more}")
@@ -101,7 +101,7 @@ def answers_right(server: Server) -> bool:
 
 
 def with_server(check: Callable[[Server], str], *options: str) -> str:
-    """With a folder for sockets of its own, where what is left behind is seen."""
+    """Starts a server with its own folder for sockets, in which leftovers can be seen."""
     with tempfile.TemporaryDirectory() as folder:
         with Server("--log-level", "error", *options, environment={"TMPDIR": folder}) as server:
             found = check(server)
@@ -111,7 +111,7 @@ def with_server(check: Callable[[Server], str], *options: str) -> str:
 
 
 def keep(promises: dict[str, Callable[[], str]]) -> int:
-    """Prints a line for each; 1 when one was broken."""
+    """Prints one line per promise. Returns 1 if one was broken."""
     broken = 0
     for name, check in promises.items():
         started_s = time.monotonic()

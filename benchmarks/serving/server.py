@@ -17,7 +17,7 @@ import psutil
 class Server:
     """Context manager: starts the server, waits until it is ready, ends it with SIGTERM.
 
-    `url` is its base address. Raises RuntimeError when it ends before it is ready; its own output says why.
+    `url` is its base address. Raises RuntimeError if it ends before it is ready; its own output says why.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
-"""One request of each shape that costs a server much: many things, long texts, slow grammars, floods.
+"""One request of each expensive shape: many values, long texts, slow grammars, floods.
 
-Each is as large as it may be, or just too large. Random parts come from a seed.
+Each is as large as allowed, or just too large. Random parts come from a seed.
 """
 
 import json
@@ -62,7 +62,7 @@ def many(count: int) -> Iterator[tuple[str, str, dict[str, Any]]]:
 
 
 def counts() -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """As many as are taken, each of some weight."""
+    """The largest accepted counts, of values of some size."""
     words = [f"{i} apples and pears" for i in range(8192)]
     properties = {f"p{i}": {"type": "array", "items": {"type": "string"}} for i in range(4000)}
     parameters = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(60)}}
@@ -130,7 +130,7 @@ def texts(rng: random.Random, size: int) -> Iterator[tuple[str, str]]:
 
 
 def json_texts() -> Iterator[tuple[str, bytes]]:
-    """Bodies that are hard to read before anything is known of them."""
+    """Bodies that are hard to parse."""
     yield "one large number", b'{"messages": [], "seed": ' + b"9" * BODY_BYTES + b"}"
     yield "many digits after a point", b'{"messages": [], "temperature": 0.' + b"1" * (BODY_BYTES - 64) + b"}"
     yield "equal keys", b'{"model": "' + b'a", "model": "' * 100_000 + b'"}'
@@ -149,7 +149,7 @@ def json_texts() -> Iterator[tuple[str, bytes]]:
 
 
 def floods() -> Iterator[Attack]:
-    """What one connection without a key can send."""
+    """Floods from one connection without a key."""
     head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
     chunked = head + b"Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
     get, answer = (
@@ -174,7 +174,7 @@ def floods() -> Iterator[Attack]:
 
 
 def shapes(seed: int, *headers: bytes) -> Iterator[Attack]:
-    """`headers` are of every request that is whole, such as a key."""
+    """`headers`: sent with every complete request, such as a key."""
     rng = random.Random(seed)
 
     def attack(name: str, path: str, body: bytes) -> Attack:

@@ -1,10 +1,10 @@
-"""What hostile clients may not do to others: stop their streams, take the server's memory, keep it from its work.
+"""Hostile clients must not stop the streams of others, exhaust the server's memory, or block its work.
 
     python -m benchmarks.serving.siege [--requests 10000] [--seed 0]
 
-Most of it is done to a fake executor of known pace, beside streams whose longest gap is measured; the rest to the
-embedded model. Loopback only. Ends with status 1 and a line for each promise that was not kept. Every attack has a name
-and is made from a seed, so that one that did harm can be made again.
+Most attacks run against a fake executor of known pace, beside streams with a measured longest gap; the others run
+against the embedded model. Loopback only. Prints one line per broken promise, and then ends with status 1. Every attack
+has a name and a seed, so that a harmful one can be repeated.
 """
 
 import argparse
@@ -45,19 +45,19 @@ from benchmarks.serving.shapes import CHAT, RESPONSES, TEXT, chat, shapes, slow_
 from oscine.engine.process.descriptors import raise_descriptor_limit
 
 GAP_S = 0.1  # that one request may add to the longest gap of other streams
-AGAIN = 3  # times that an attack is made which another process on the machine may have helped
+AGAIN = 3  # repetitions of an attack whose effect may come from another process on the machine
 STREAMS = 6
 STEP_S = 0.01
 CLIENTS = 32  # hostile ones at a time
 ATTACK_S = 60.0  # longer than any answer takes
 READY_S = 60.0
-PEAK_BYTES = 1 << 30  # of the API process, above what it takes at rest: bodies may take half of it
-GROWTH_BYTES = 128 << 20  # that is kept after all attacks
+PEAK_BYTES = 1 << 30  # of the API process, above its idle memory: bodies may take half of it
+GROWTH_BYTES = 128 << 20  # of the API process after all attacks
 MODEL_GROWTH_BYTES = 192 << 20  # of both processes, of the embedded model, under thousands of attacks
 MAX_CONNECTIONS = 600
 BODIES_HELD = 160
 LEAVERS = 12
-LEFT_S = 30.0  # for what clients asked for that have left, also what no thread can be taken from
+LEFT_S = 30.0  # until the work of departed clients has ended, also work in threads that cannot be interrupted
 MODEL = "m"
 WARM_UP = 200
 HEALTHY, HOSTILE = (f"Authorization: Bearer {key}".encode() for key in ("healthy-key", "hostile-key"))
@@ -100,7 +100,7 @@ async def make(server: Server, attack: Attack) -> int | None:
 
 
 async def make_in_time(server: Server, attack: Attack) -> int | None:
-    """Raises Broken for an answer that blames the server, or none in time."""
+    """Raises Broken for a 5xx answer, or for none in time."""
     try:
         async with asyncio.timeout(ATTACK_S):
             status = await make(server, attack)
@@ -111,7 +111,7 @@ async def make_in_time(server: Server, attack: Attack) -> int | None:
 
 
 async def make_all(server: Server, made: Iterable[Attack]) -> Counter[str]:
-    """How often each status came."""
+    """The number of answers per status."""
     statuses: Counter[str] = Counter()
     queue = iter(made)
 
@@ -167,7 +167,7 @@ class Memory:
 
 
 def late(server: Server) -> str:
-    """The least bound that the event loop has kept, as it says itself; it counts since its start."""
+    """The smallest bound that the lag of the event loop has kept, by its own metric since its start."""
     prefix = 'oscine:event_loop_lag_seconds_bucket{le="'
     lines = [line for line in server.get("/metrics").splitlines() if line.startswith(prefix)]
     counts = [(line.removeprefix(prefix).split('"')[0], float(line.rsplit(" ", 1)[1])) for line in lines]
@@ -179,7 +179,7 @@ def late(server: Server) -> str:
 
 
 def each_shape(server: Server, streams: HealthyStreams, made: Iterable[Attack]) -> str:
-    """One after the other. What adds a long gap to the streams each time is broken."""
+    """One shape after the other. A shape that adds a long gap to the streams each time is broken."""
     time.sleep(2)
     alone_s = streams.longest_gap_s()
     found: dict[str, float] = {}
@@ -198,7 +198,7 @@ def each_shape(server: Server, streams: HealthyStreams, made: Iterable[Attack]) 
 
 
 def crowd(server: Server, streams: HealthyStreams, count: int, seed: int) -> str:
-    """Many at a time: they share the cores with the streams, so their gap is reported alone."""
+    """Many at a time. They share the cores with the streams, so the gap is reported but not judged."""
     made = attacks(json.loads(server.get("/openapi.json")), MODEL, count, seed, (HOSTILE,))
     started_s = time.monotonic()
     statuses = asyncio.run(make_all(server, made))
@@ -208,7 +208,7 @@ def crowd(server: Server, streams: HealthyStreams, count: int, seed: int) -> str
 
 
 def leavers(server: Server, streams: HealthyStreams) -> str:
-    """Clients that ask for what takes long and go: what they asked for must end."""
+    """Clients that ask for long work and leave: the work must end."""
     alone = server.metric("oscine:http_requests_in_progress")
     costly = [*slow_grammars(), ("long prompt", TEXT, {"prompt": "a b " * 60_000, "max_tokens": 1})]
     requests = [post(path, json.dumps(body).encode(), HOSTILE) for _, path, body in costly]
@@ -247,7 +247,7 @@ def bodies_held(server: Server, streams: HealthyStreams) -> str:
 
 
 def keys_apart(server: Server) -> str:
-    """One key finds nothing of another's: responses, items, cached prompts."""
+    """One key finds no data of another key: responses, items, cached prompts."""
     secret = {"input": [{"type": "message", "id": "msg_chosen", "role": "user", "content": "secret " * 100}]}
     status, mine = ask(server, HEALTHY, RESPONSES, secret | {"max_output_tokens": 16})
     require(status == 200, f"{status} {mine}")
@@ -341,7 +341,7 @@ def resident_bytes(server: Server) -> int:
 
 
 def hostile_requests(server: Server, count: int, seed: int = 0) -> str:
-    """The first tenth is a warm-up, in which memory may grow to what serving takes. Raises Broken."""
+    """The first tenth is a warm-up, in which memory may grow to its normal size. Raises Broken."""
     made = attacks(json.loads(server.get("/openapi.json")), server.model(), count, seed)
     engine, warm_up = server.engine_pid, max(count // 10, 1)
     statuses = asyncio.run(make_all(server, made[:warm_up]))
@@ -358,7 +358,7 @@ def hostile_requests(server: Server, count: int, seed: int = 0) -> str:
 
 
 def beside_streams(server: Server, requests: int, seed: int) -> int:
-    """All that is done to one server with a fake executor; 1 when a promise was broken."""
+    """All attacks on one server with a fake executor. Returns 1 if a promise was broken."""
     document = json.loads(server.get("/openapi.json"))
     asyncio.run(make_all(server, attacks(document, MODEL, WARM_UP, seed + 1, (HOSTILE,))))
     with HealthyStreams(server, STREAMS, HEALTHY) as streams:

@@ -118,7 +118,7 @@ def distinct_requests(rng: random.Random, model: str, a_kind: int) -> list[Reque
 
 
 def essence(answer: Body) -> Body:
-    """What must not depend on the company a request has: all but ids, times and cache hits."""
+    """The parts of an answer that must not depend on other requests: all but ids, times and cache hits."""
     choices = answer["choices"]
     for choice in choices:
         for call in choice.get("message", {}).get("tool_calls") or ():
@@ -157,7 +157,7 @@ async def ask(client: httpx.AsyncClient, request: Request) -> Body:
 
 
 async def abandon(client: httpx.AsyncClient, request: Request, rng: random.Random) -> bool:
-    """Cancels midway: a stream after a few chunks, a plain request after a moment. False if the answer was quicker."""
+    """Cancels midway: a stream after a few chunks, a plain request after a moment. False if the answer came first."""
     if rng.random() < 0.5:
         chunks = rng.randrange(1, 20)
         async with client.stream("POST", request.path, json=request.body | {"stream": True}) as response:
@@ -209,7 +209,7 @@ async def soak(url: str, requests: list[Request], count: int, rate: float, rng: 
 
 
 def wait_idle(server: Server, timeout_s: float = 10.0) -> dict[str, float]:
-    """The metrics that must be zero; those that still are not after the time-out."""
+    """Waits until the metrics are zero. Returns those that are not after the time-out."""
     deadline = time.monotonic() + timeout_s
     while busy := {name: value for name in IDLE_METRICS if (value := server.metric(name)) != 0}:
         if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""HTTP by hand over a socket, for what no well-behaved client does."""
+"""HTTP by hand over a socket, for requests that no well-behaved client sends."""
 
 import json
 import socket

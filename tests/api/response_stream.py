@@ -1,6 +1,6 @@
-"""Reads a stream of responses' events as strictly as it can be read: types, numbers, nesting, sums of deltas.
+"""Reads a stream of the Responses API as strictly as possible: types, numbers, nesting, sums of deltas.
 
-Written from the `openai` package's types alone; knows nothing of how events are made.
+Written from the types of the `openai` package, independent of the code that makes the events.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""An engine in this process that plays what a test wrote, and remembers what it was asked."""
+"""An engine in this process that plays the script of a test, and records its requests."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator

@@ -1,4 +1,4 @@
-"""How a chat completion is put together from tokens, whole and streamed, over a scripted engine."""
+"""Chat completions are assembled from tokens, whole and streamed, over a scripted engine."""
 
 import json
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""Clients that go away, stall, or send what is no request: real sockets, a real server."""
+"""Clients that disconnect, stall, or send malformed requests: real sockets, a real server."""
 
 import socket
 

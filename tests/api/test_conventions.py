@@ -1,4 +1,4 @@
-"""What people expect of chat completions, and where other servers fail: each by name, at several stream intervals."""
+"""Conventions of chat completions, and known failures of other servers: each by name, at several stream intervals."""
 
 import datetime
 import json

@@ -1,4 +1,4 @@
-"""The embedded model behind the real server, asked with the real OpenAI client."""
+"""The embedded model in a real server, through the real OpenAI client."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Bad requests: each is refused by name, in OpenAI's shape, and costs the others nothing."""
+"""Bad requests: each is refused by the parameter's name, in OpenAI's form, without an effect on other requests."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""Room kept for the answer: where the budget runs out in reasoning, the final message is forced."""
+"""Room reserved for the answer: if the budget runs out in reasoning, the final message is forced."""
 
 from collections.abc import Iterable
 from dataclasses import replace

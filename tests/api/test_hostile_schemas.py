@@ -1,4 +1,4 @@
-"""Schemas that take hours to compile stop neither other requests nor the end of the server."""
+"""Schemas that take hours to compile block neither other requests nor the shutdown of the server."""
 
 from typing import Any
 

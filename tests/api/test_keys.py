@@ -1,4 +1,4 @@
-"""The file of keys: what is wrong with one is said in a line that shows no key."""
+"""The file of keys: an error names its place in one line, and shows no key."""
 
 from pathlib import Path
 

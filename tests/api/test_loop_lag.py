@@ -1,4 +1,4 @@
-"""How late the event loop is, as the server measures itself."""
+"""The lag of the event loop, as measured by the server itself."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""What /metrics says, and that it adds up."""
+"""The content of /metrics, and that its numbers are consistent."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""The real OpenAI client against a real server whose engine says the fake executor's reply."""
+"""The real OpenAI client against a real server with the fake executor."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator

@@ -1,4 +1,7 @@
-"""A server as an operator runs it: keys from a file, JSON logs, traces, CORS. Nothing that is said may be logged."""
+"""A server as an operator runs it: keys from a file, JSON logs, traces, CORS.
+
+The text of prompts and answers is not logged.
+"""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""When there is no room: what a client is told, and when to come back."""
+"""Overload: the errors and the Retry-After of a full server."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Where prompts are made: on the event loop when they are small, beside it when they would hold up the others."""
+"""Small prompts are encoded on the event loop, large ones in a thread beside it."""
 
 import threading
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a key may use, on a clock of the test's own."""
+"""Limits of keys, with a clock that the test moves."""
 
 import pytest
 

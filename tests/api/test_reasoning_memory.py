@@ -1,4 +1,4 @@
-"""What is kept of reasoning between calls, and when it is forgotten."""
+"""Reasoning is kept between calls, and forgotten at its bounds."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Calls reach a client only under names that it declared, in every API, whatever the model generates."""
+"""Calls reach a client only under names that it declared, in every API, for any output of the model."""
 
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any

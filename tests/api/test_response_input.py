@@ -1,4 +1,4 @@
-"""What a response goes on from: items, stored responses, references; and what is refused. Over a scripted engine."""
+"""The input of a response: items, stored responses, references, and refusals. Over a scripted engine."""
 
 from typing import Any
 

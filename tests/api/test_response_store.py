@@ -1,4 +1,4 @@
-"""How responses are kept: bounds of size and age, chains, restarts, and processes that die."""
+"""The store of responses: bounds of size and age, chains, restarts, and processes that die."""
 
 import asyncio
 import json

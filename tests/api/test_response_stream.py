@@ -1,4 +1,4 @@
-"""How a response is put together from tokens, whole and streamed, over a scripted engine."""
+"""Responses are assembled from tokens, whole and streamed, over a scripted engine."""
 
 from collections.abc import Iterable
 from typing import Any

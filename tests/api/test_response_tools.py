@@ -1,4 +1,4 @@
-"""The loop of built-in tools in a response: calls, results, budgets, and what comes of them later."""
+"""The loop of built-in tools in a response: calls, results, budgets, and later turns."""
 
 import re
 from collections.abc import Callable, Iterator

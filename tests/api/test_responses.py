@@ -1,4 +1,4 @@
-"""The embedded model's responses, asked for with the real OpenAI client."""
+"""Responses of the embedded model through the real OpenAI client."""
 
 import json
 from collections.abc import Iterator

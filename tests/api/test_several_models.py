@@ -1,4 +1,4 @@
-"""One server with several models: found by name, ready each for itself, and free to come and go."""
+"""One server with several models: each is found by name, becomes ready by itself, and can be added and removed."""
 
 import asyncio
 import json

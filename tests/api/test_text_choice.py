@@ -1,4 +1,4 @@
-"""A raw text choice is the same however the engine's tokens come in pieces."""
+"""A raw text choice does not depend on how the engine's tokens are divided into outputs."""
 
 from itertools import pairwise
 from typing import Any

@@ -1,4 +1,4 @@
-"""Traces: nothing is loaded when they are off, and what is asked for and cannot be had is an error in one line."""
+"""Traces: if they are off, nothing is loaded; if they are on and cannot be exported, there is an error in one line."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The template of the embedded model says in Jinja what the renderer says in Python."""
+"""The Jinja template of the embedded model renders the same prompts as the Python renderer."""
 
 from collections.abc import Callable
 from pathlib import Path

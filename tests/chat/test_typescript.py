@@ -1,4 +1,4 @@
-"""What the oracle drops from schemas, and Oscine keeps. Where it drops nothing, test_harmony compares the two."""
+"""Parts of schemas that the oracle drops and Oscine keeps. Where it drops nothing, test_harmony compares the two."""
 
 import contextlib
 from typing import Any

@@ -1,4 +1,4 @@
-"""`oscine cluster` where no cluster runs, and what its status looks like."""
+"""`oscine cluster` without a running cluster, and the format of its status."""
 
 import importlib.util
 import json

@@ -1,4 +1,4 @@
-"""The command line as a person meets it: processes, their output and their exit status."""
+"""The command line from outside: processes, their output and their exit status."""
 
 import json
 import os

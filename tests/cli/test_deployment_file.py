@@ -1,4 +1,4 @@
-"""The deployment file of a cluster: what it says, and each error with its line, its key and the rule."""
+"""The deployment file of a cluster: its meaning, and each error with its line, its key and the rule."""
 
 from pathlib import Path
 

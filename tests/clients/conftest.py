@@ -1,4 +1,4 @@
-"""Unmodified clients against the embedded model: they are told a base URL, and nothing else is done for them."""
+"""Unmodified clients against the embedded model: only the base URL is set."""
 
 import pytest
 

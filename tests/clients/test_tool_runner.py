@@ -1,4 +1,4 @@
-"""Anthropic's client with its tool runner, which asks for threads first and goes on without."""
+"""Anthropic's client with its tool runner, which asks for threads first and continues without them."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""A real cluster on this machine, for tests that cannot do with less. One at a time, whoever asks."""
+"""A real cluster on this machine, for tests that need one. Only one runs at a time."""
 
 import fcntl
 import json

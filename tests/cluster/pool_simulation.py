@@ -1,7 +1,7 @@
 """A pool of replicas as a queue: requests arrive at random, wait, have their prompts computed, decode side by side.
 
-Independent of the policy: it knows what a real pool does, and says what its replicas would report. A second of it is
-four steps. Replicas take time to start; those that are stopped give their requests to the others.
+Independent of the policy: it simulates a real pool and the reports of its replicas, in four steps per second. Replicas
+take time to start; stopped ones give their requests to the others.
 """
 
 from collections import deque

@@ -1,4 +1,4 @@
-"""The engine's end of the wire, played by a test: what was asked, and answers word for word."""
+"""The engine's end of the wire, played by a test: records requests, and sends answers word for word."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""What Serve is told of a deployment."""
+"""The Ray Serve applications of a deployment."""
 
 from ray.serve import Application
 

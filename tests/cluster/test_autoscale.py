@@ -1,4 +1,4 @@
-"""How many replicas: against a simulated queue that knows nothing of the policy, and one decision at a time."""
+"""The number of replicas: against a simulated queue that is independent of the policy, and one decision at a time."""
 
 import dataclasses
 import math

@@ -1,4 +1,4 @@
-"""What `up` says of an app that does not start, and when it gives up."""
+"""The messages of `up` for an app that does not start, and its timeouts."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -1,4 +1,4 @@
-"""Who is next, how long it takes and who is refused, by a clock that the test moves."""
+"""The order of the queue, its estimates and its refusals, with a clock that the test moves."""
 
 from collections import Counter
 

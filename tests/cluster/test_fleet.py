@@ -1,4 +1,4 @@
-"""What a fleet knows of real engine processes."""
+"""The router's fleet, over real engine processes."""
 
 import asyncio
 import os

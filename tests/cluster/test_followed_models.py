@@ -1,4 +1,4 @@
-"""The models of an ingress come, change and go each by itself, whatever becomes of the others."""
+"""The models of an ingress are added, changed and removed independently of each other."""
 
 import asyncio
 from collections.abc import Callable

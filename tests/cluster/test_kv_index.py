@@ -1,4 +1,4 @@
-"""The index of cached pages against a model that a child could write."""
+"""The index of cached pages against a naive model."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""What a subscriber believes of an engine that loses messages, forgets them and starts again."""
+"""A subscriber's picture of an engine that loses messages, forgets them and restarts."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable

@@ -1,4 +1,4 @@
-"""What is noted of a Ray of this machine, where several commands look at once. Sleeping processes are in its place."""
+"""The notes about a Ray of this machine, with several commands at once. Sleeping processes stand in for Ray."""
 
 import fcntl
 import subprocess

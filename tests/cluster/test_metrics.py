@@ -1,4 +1,4 @@
-"""One /metrics has every replica, the router and the requests that moved, whatever becomes of the router."""
+"""One /metrics has every replica, the router and the migrated requests, also after the loss of the router."""
 
 import asyncio
 from collections.abc import Iterator

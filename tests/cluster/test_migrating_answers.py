@@ -1,4 +1,4 @@
-"""What a client sees of an engine's death in the middle of an answer: nothing. The real API, client and engines."""
+"""A client does not see the death of an engine in the middle of its answer. The real API, client and engines."""
 
 import asyncio
 import json

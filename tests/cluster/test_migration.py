@@ -1,4 +1,4 @@
-"""What a moving request says on the wire to each of its engines, and what its reader sees of their answers."""
+"""The messages of a migrating request to each of its engines, and the outputs that its reader gets."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""Who gets a place, where and when: a model's router over replicas that a test speaks for, by a clock that it moves."""
+"""Placement of requests: a model's router over simulated replicas, with a clock that the test moves."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

@@ -1,4 +1,4 @@
-"""What a replica tells of its engine's counters."""
+"""The load of a pool, from the counters of its engines."""
 
 from oscine.cluster.scaling.pool_load import report
 from oscine.types import EngineStats

@@ -1,4 +1,4 @@
-"""How calls of a Serve handle fail, and what an ingress is told; with a handle that fails as Ray does."""
+"""Failing calls of a Serve handle, and the resulting errors in an ingress. The handle fails as Ray's does."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Generator

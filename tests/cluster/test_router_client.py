@@ -1,5 +1,4 @@
-"""What an ingress asks and what the router answers, over a real connection; and what becomes of questions when either
-dies."""
+"""Questions of an ingress and answers of the router over a real connection, also after the death of either."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""Where a request goes: each term of the cost alone, and what decides among equals."""
+"""The replica of a request: each term of the cost alone, and the order among equals."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Completions as no model should write them, and as one does, in a vocabulary of bytes."""
+"""Malformed and well-formed completions, in a vocabulary of bytes."""
 
 import json
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""The server does what its own /openapi.json says, whatever is sent: no 5xx, and no answer that is not described."""
+"""The server behaves as its own /openapi.json says, for any request: no 5xx, and no undescribed answer."""
 
 from collections import Counter
 from collections.abc import Iterator

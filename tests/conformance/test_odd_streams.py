@@ -1,4 +1,4 @@
-"""Whatever tokens a model makes, however many come at once: an answer, the same streamed and whole, without markers."""
+"""Any tokens of a model, in any division, give an answer without markers, and the same one streamed and whole."""
 
 import json
 from collections.abc import Iterator

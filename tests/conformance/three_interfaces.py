@@ -1,6 +1,6 @@
 """One completion read through chat completions, responses and Anthropic's messages, streamed and whole.
 
-Each reader validates with the types of the interface's own client and returns what was said, in the same words.
+Each reader validates with the types of the interface's own client, and returns the completion in a common form.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The dashboard names only metrics and labels that a real server has, and asks of each what its kind can answer."""
+"""The dashboard queries only metrics and labels that a real server has, in ways that fit the kind of each metric."""
 
 import asyncio
 import json

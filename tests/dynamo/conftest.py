@@ -1,4 +1,4 @@
-"""For the environment of `make dynamo-test`; elsewhere nothing is collected here. There, nothing would be an error."""
+"""For the environment of `make dynamo-test`. In other environments no test of this folder is collected."""
 
 import importlib.util
 from pathlib import Path

@@ -1,6 +1,6 @@
 """Dynamo's own frontend and Oscine's workers as real processes of one machine, which find each other in a folder.
 
-No etcd and no NATS. Everything ends with the fleet; what a process wrote is printed when it does not come up.
+No etcd and no NATS. Everything ends with the fleet; the output of a process that fails to start is printed.
 """
 
 import base64

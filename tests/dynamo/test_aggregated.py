@@ -1,4 +1,4 @@
-"""Dynamo's frontend before two workers that each do everything: answers, calls, forms, errors, cancellation."""
+"""Dynamo's frontend with two aggregated workers: answers, calls, forms, errors, cancellation."""
 
 import json
 import re

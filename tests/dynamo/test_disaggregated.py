@@ -1,4 +1,4 @@
-"""A prefill worker computes prompts, a decode worker goes on with its pages, and the frontend carries the address."""
+"""A prefill worker computes prompts, a decode worker fetches its pages, and the frontend passes the address on."""
 
 from collections.abc import Iterator
 from pathlib import Path

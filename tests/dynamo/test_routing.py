@@ -1,4 +1,4 @@
-"""Dynamo's KV router knows what each engine's prefix cache holds: a conversation stays where it began."""
+"""Dynamo's KV router knows the content of each engine's prefix cache: a conversation stays on its first worker."""
 
 from pathlib import Path
 from typing import Any

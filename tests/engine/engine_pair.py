@@ -1,8 +1,8 @@
 """Two loops on PagedExecutors, one of which fetches pages from the other, with wires and transfers made of lists.
 
-Bytes move page by page, one a step, and are read when they move: a page that the other side gave up too early, or that
-this side used for something else meanwhile, has the wrong content, which a PagedExecutor notices. Messages cross the
-wire as they really do, encoded.
+Bytes move page by page, one page per step, and are read when they move. A page that the other side gave up too early,
+or that this side reused meanwhile, has the wrong content, which a PagedExecutor notices. Messages are encoded as on the
+real wire.
 """
 
 from collections import Counter

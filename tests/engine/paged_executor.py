@@ -1,8 +1,8 @@
-"""An executor without a model, which checks every page it is given, and the naive loop that says what must come out.
+"""An executor without a model, which checks every page of a plan, and the naive loop that computes the expected tokens.
 
-The "KV" of a position is a hash of all tokens up to it, as in a real model it depends on all of them. It is written to
-the pages that the plan names, and before a token is sampled, everything attention would read is compared with what
-should be there: a page freed too early, shared wrongly or never filled is an AssertionError.
+The "KV" of a position is a hash of all tokens up to it, since in a real model it depends on all of them. It is written
+to the pages of the plan. Before a token is sampled, everything that attention would read is compared with the expected
+hashes. So a page that is freed too early, shared wrongly or never filled is an AssertionError.
 """
 
 from collections import deque

@@ -1,4 +1,4 @@
-"""Sequences that another engine began: what is known of them is counted as generated, and not sent again."""
+"""Sequences that another engine began: their known tokens count as generated, and are not sent again."""
 
 import pytest
 from hypothesis import given, settings

@@ -1,4 +1,4 @@
-"""Whatever arrives, is cancelled, shared, preempted or chunked: every request gets exactly its own tokens."""
+"""Every request gets exactly its own tokens: any arrivals, cancellations, shared prefixes, preemptions and chunks."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""Counters of what clients wait for, with the harness's clock of one second a step."""
+"""Latency counters, with the harness's clock of one second per step."""
 
 import pytest
 

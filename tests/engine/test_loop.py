@@ -1,4 +1,4 @@
-"""The life of a request: refusals, outputs, stops, cancellation at any moment, failure, and what overlap costs."""
+"""The life of a request: refusals, outputs, stops, cancellation at any moment, failure, and overlap."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What the prefix cache says of its pages, followed by a reader of its own, is what it holds."""
+"""The events of the prefix cache, followed by an independent reader, give its content."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st

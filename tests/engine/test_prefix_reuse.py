@@ -1,4 +1,4 @@
-"""What the engine reuses of earlier requests, and what it keeps for later ones."""
+"""Prefixes that the engine reuses from earlier requests, and keeps for later ones."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Pages that another engine computed: what is fetched, what is left behind, and that nothing depends on it."""
+"""Prompts that another engine computed: fetched pages, their release, and results that do not depend on them."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Who runs when: budget, order, priorities, preemption, and that nobody waits for ever."""
+"""The batch of each step: budget, order, priorities, preemption, and no starvation."""
 
 import pytest
 

@@ -1,6 +1,6 @@
-"""Two real engine processes, one of which has its prompts computed by the other, and what happens when one is killed.
+"""Two real engine processes: one computes prompts for the other, and either may be killed.
 
-A fake executor computes at the pace that a test needs, and its pages are as real as any to who moves them.
+A fake executor computes at the pace that a test needs. Its pages are real memory, so transfers are real.
 """
 
 import asyncio

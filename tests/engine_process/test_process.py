@@ -1,4 +1,4 @@
-"""The engine in a process of its own: what a client sees in good times and in bad ones."""
+"""The engine in a process of its own, as a client sees it: normal operation and failures."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""RequestStream by itself: one wake-up for all that has arrived, and one end."""
+"""RequestStream by itself: one wake-up for all outputs that have arrived, and one end."""
 
 import asyncio
 

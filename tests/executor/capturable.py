@@ -1,4 +1,4 @@
-"""Ops in plain torch that never look at numbers on the host, so that any step of single tokens may become a graph."""
+"""Ops in plain torch that never read device data on the host, so that any decode step can be captured."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""A vocabulary for the tiny model, a grammar over it, and what may come next by plain Python.
+"""A vocabulary for the tiny model, a grammar over it, and the allowed tokens computed in plain Python.
 
 Words over a, b and c as tokens; the grammar is a number of WORDS, one after the other, then the stop token.
 """

@@ -1,7 +1,4 @@
-"""CUDA graphs without a GPU: what runs while one is captured is recorded, and runs again on the same memory.
-
-Knows operators of torch; nothing of what they compute for.
-"""
+"""CUDA graphs without a GPU: operators are recorded during capture, and replayed on the same memory."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

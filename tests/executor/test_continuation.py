@@ -1,4 +1,4 @@
-"""The embedded model, in float32: a sequence cut anywhere and continued elsewhere says what it would have said."""
+"""The embedded model in float32: a sequence that is cut anywhere and continued elsewhere has the same tokens."""
 
 from collections.abc import Iterator
 from functools import cache

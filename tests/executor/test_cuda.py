@@ -1,4 +1,4 @@
-"""The executor on a GPU, where steps are queued and decodes are replayed: its tokens are those of a CPU.
+"""The executor on a GPU, with queued steps and replayed decodes, gives the tokens of a CPU.
 
 Without a GPU, graphs are recorded operators; steps are not queued then.
 """

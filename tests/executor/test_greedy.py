@@ -1,4 +1,4 @@
-"""Whatever the scheduler does, greedy output is that of a loop that recomputes everything for each token."""
+"""Under any schedule, greedy output equals that of a loop that recomputes everything for each token."""
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st

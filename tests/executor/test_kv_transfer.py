@@ -1,4 +1,4 @@
-"""Pages read by NIXL from another process, by way of memory that only tests look at."""
+"""Pages read by NIXL from another process, into memory that only the tests read."""
 
 import multiprocessing
 import os

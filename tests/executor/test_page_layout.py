@@ -1,4 +1,4 @@
-"""Moving a page piece by piece is slicing the tensor that it is a part of."""
+"""Moving a page piece by piece equals slicing the tensor that it is a part of."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What the sampling op is given: columns as kernels read them."""
+"""The inputs of the sampling op: columns as kernels read them."""
 
 import numpy as np
 import torch

@@ -1,4 +1,4 @@
-"""Each sampling parameter against a computation of its own, from the logits of a full recomputation."""
+"""Each sampling parameter against an independent computation from the logits of a full recomputation."""
 
 import math
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What is run before the first request: every variant of the kernels that choose tokens, no trace of it."""
+"""The warm-up runs every variant of the kernels that choose tokens, and leaves no trace in the state."""
 
 from dataclasses import replace
 

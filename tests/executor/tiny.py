@@ -1,4 +1,4 @@
-"""A tiny random gpt-oss, engines over it, and what it must say: a full recomputation of the sequence per token."""
+"""A tiny random gpt-oss, engines over it, and its expected tokens: a full recomputation of the sequence per token."""
 
 from dataclasses import replace
 from functools import cache

@@ -1,6 +1,7 @@
 """The whole model on a GPU, at the published widths and few layers, with random weights.
 
-Float32 torch is the truth. What bfloat16 costs is measured with the plain torch ops; the kernels may cost twice that.
+Float32 torch is the oracle. The error of the plain torch ops in bfloat16 is the yardstick; kernels may have twice that
+error.
 """
 
 from dataclasses import dataclass, replace

@@ -7,8 +7,8 @@
     def test_it() -> None:
         run_interpreted(in_interpreter)
 
-Knows nothing of Oscine's kernels. The interpreter has no Gluon and computes bf16 `tl.dot` wrongly (use float32 or
-float16); `tl.extra.cuda` calls must be behind a constexpr there.
+The interpreter has no Gluon and computes bf16 `tl.dot` wrongly (use float32 or float16). In it, `tl.extra.cuda` calls
+must be behind a constexpr.
 """
 
 import importlib

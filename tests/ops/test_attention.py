@@ -1,4 +1,4 @@
-"""Paged attention against a loop over queries and heads that knows no pages beyond looking one key up."""
+"""Paged attention against a loop over queries and heads that looks up one key at a time."""
 
 import pytest
 import torch

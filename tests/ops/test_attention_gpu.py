@@ -1,7 +1,7 @@
 """The attention kernels: compiled for sm_90a and sm_80 without a GPU, interpreted on a CPU, and on a GPU.
 
-On a GPU the truth is the reference in float32 over the same bfloat16 inputs; the yardstick of its error is plain torch
-in bfloat16, and outputs start as NaN.
+On a GPU the oracle is the reference in float32 over the same bfloat16 inputs. The yardstick of the error is plain torch
+in bfloat16. Outputs start as NaN.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""Choosing without all logits: what is chosen is what all of them would have chosen, whatever the weights."""
+"""Choosing without all logits gives the token that all logits would give, for any weights."""
 
 import re
 

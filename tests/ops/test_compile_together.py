@@ -1,4 +1,7 @@
-"""Kernels are compiled by other processes; the driver here says it has a GPU and fails when a kernel is launched."""
+"""Kernels are compiled by other processes.
+
+The driver here pretends to have a GPU, and fails if a kernel is launched.
+"""
 
 import pickle
 from contextlib import closing

@@ -1,4 +1,4 @@
-"""The interpreter of Gluon kernels finds what is wrong with a kernel: here, with one that copies a matrix by TMA."""
+"""The interpreter of Gluon kernels finds the errors in a kernel: here, in one that copies a matrix by TMA."""
 
 import pytest
 import torch

@@ -1,6 +1,6 @@
 """The dense projections: compiled ahead of a GPU, interpreted on a CPU, and on a GPU.
 
-Float32 torch is the truth; a kernel may err at most twice as much as plain torch in bfloat16.
+Float32 torch is the oracle; a kernel may have at most twice the error of plain torch in bfloat16.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The Hopper mixture of experts: what the compiler makes of its kernels, the sort, and its numbers on a Hopper GPU."""
+"""The Hopper mixture of experts: its compiled kernels, the sort, and its numbers on a Hopper GPU."""
 
 import re
 from dataclasses import replace

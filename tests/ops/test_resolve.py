@@ -1,4 +1,4 @@
-"""The table of backends: what it resolves to and what it refuses."""
+"""The table of backends: its choices and its refusals."""
 
 import pytest
 import torch

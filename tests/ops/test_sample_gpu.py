@@ -1,7 +1,7 @@
 """Sampling in Triton against the reference: interpreted on a CPU, compiled ahead, and on a GPU.
 
-Both round differently, so that another choice is no error where the two tokens are within rounding of each other: of
-equal value, or on either side of a cut that lies between them.
+Both round differently. So a different choice is not an error if the two tokens are within rounding of each other: of
+equal value, or on either side of a cut between them.
 """
 
 from dataclasses import replace

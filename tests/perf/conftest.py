@@ -1,4 +1,4 @@
-"""What the command does to its process."""
+"""Undoes the changes of the command to its process."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""`oscine bench ops` on a CPU: the inputs that ops get, what they must read, and the table."""
+"""`oscine bench ops` on a CPU: the inputs of ops, the bytes that they must read, and the table."""
 
 import subprocess
 import sys

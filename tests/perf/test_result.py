@@ -1,4 +1,4 @@
-"""Lines of the result files, and how they look beside vLLM's and earlier ones."""
+"""Lines of the result files, and their report beside vLLM's and earlier figures."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""How long a call takes: on a GPU from inside a CUDA graph where that can be, else beside it, and said so."""
+"""Timing of calls: on a GPU in a CUDA graph if possible, else outside of one, and marked."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What a server offers of built-in tools, what requests may ask of them, and the toolbox of a conversation."""
+"""The built-in tools of a server, the parameters of requests for them, and the toolbox of a conversation."""
 
 import asyncio
 import sys

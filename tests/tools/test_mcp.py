@@ -1,4 +1,4 @@
-"""MCP servers that run: one on stdio, one over streamable HTTP."""
+"""Real MCP servers: one on stdio, one over streamable HTTP."""
 
 import asyncio
 import json

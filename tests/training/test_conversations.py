@@ -1,4 +1,4 @@
-"""Generated conversations: facts that are true, calls that fit their functions, and a split that nothing crosses."""
+"""Generated conversations: true facts, calls that fit their functions, and a held-out split without overlap."""
 
 import json
 import re

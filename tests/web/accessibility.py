@@ -1,4 +1,4 @@
-"""What a checker of accessibility looks for, asked of the browser itself: names, headings, contrast, focus."""
+"""Accessibility checks, evaluated in the browser itself: names, headings, contrast, focus."""
 
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any

@@ -1,7 +1,7 @@
 """A real browser on the page of a real server.
 
-What the browser needs is imported when it is asked for, and it ends with its module: while it runs, so does an event
-loop.
+The browser's packages are imported when it is requested. The browser ends with its module, since an event loop runs as
+long as it does.
 """
 
 import shutil

@@ -1,4 +1,4 @@
-"""The page as a person sees it: what they type, press and read."""
+"""The page as a user operates it: typing, clicking and reading."""
 
 import re
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""What can be seen and reached: light, dark, on a phone, without a mouse; and the picture in the README."""
+"""The appearance and reach of the page: light, dark, on a phone, without a mouse; and the picture in the README."""
 
 import os
 import struct

@@ -1,4 +1,4 @@
-"""The page's own Markdown, in the browser that shows it: what it makes, and that no text becomes anything else."""
+"""The page's own Markdown in a real browser: the elements that it makes, and that no text becomes any other element."""
 
 import re
 import time

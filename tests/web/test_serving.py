@@ -1,4 +1,4 @@
-"""How the page is served: its headers, caches and keys, and that it works behind a prefix and with a key."""
+"""Serving of the page: headers, caches and keys, and that it works behind a prefix and with a key."""
 
 import re
 from collections.abc import Iterator

@@ -1,13 +1,12 @@
-"""Runs Gluon kernels for Hopper on CPU tensors: what they compute, and whether their barriers hold.
+"""Runs Gluon kernels for Hopper on CPU tensors, and checks their results and their barriers.
 
     def interpret_it() -> None: ...  # a plain function of a test module, launches kernels on CPU tensors
     def test_it() -> None:
         run_gluon(interpret_it)
 
-Kernels are run as the Python functions that they are, over torch tensors, one program after the other; the partitions
-of a warp-specialised program take turns. A layout says where a value lies and never what it is, so layouts are
-ignored, and that they fit is for the compiler to say (compile_ahead.py). What is asynchronous happens as late as it
-may:
+Kernels run as plain Python functions over torch tensors, one program after the other. The partitions of a
+warp-specialised program take turns. A layout says where a value lies and never what it is, so layouts are ignored; the
+compiler checks them (compile_ahead.py). Asynchronous operations happen as late as possible:
 
     a TMA load     destroys its target when it is issued, and fills it when somebody waits for its barrier
     wgmma          multiplies what is in shared memory when it is waited for
@@ -15,8 +14,8 @@ may:
 
 Shared memory begins as NaN, and reading or writing global memory outside of what a tensor's storage holds is an error.
 
-Not seen: races of threads within a partition, of programs and of kernels with one another (so a read before gdc_wait
-passes), missing proxy fences, a TMA load into a place whose former load nobody waited for, and speed.
+It does not find races of threads within a partition, of programs or of kernels (so a read before gdc_wait passes),
+missing proxy fences, a TMA load into a place with an earlier load that was never waited for, and slowness.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""What kernels import, in place of Gluon: their decorators, the language, and what is Hopper's of it."""
+"""The modules that kernels import, in place of Gluon: decorators, the language, and its Hopper part."""
 
 import importlib
 import itertools

@@ -1,4 +1,4 @@
-"""Values, and where they lie: global memory behind pointers and descriptors, shared memory behind its own."""
+"""Values and memory: global memory behind pointers and descriptors, shared memory behind its own descriptors."""
 
 from dataclasses import dataclass
 from math import prod

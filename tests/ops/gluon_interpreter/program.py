@@ -1,4 +1,4 @@
-"""A program that runs: its barriers, its partitions that take turns, and what is under way."""
+"""A running program: its barriers, its partitions that take turns, and its pending operations."""
 
 import threading
 from collections.abc import Callable

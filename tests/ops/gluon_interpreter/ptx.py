@@ -1,7 +1,7 @@
 """Interprets the inline PTX of kernels: straight lines of code, on registers that are vectors over the threads.
 
-Knows the instructions that Oscine's kernels use, as the PTX ISA defines them; any other is an error. A warp is 32
-threads in a row.
+It has the instructions that Oscine's kernels use, as the PTX ISA defines them; any other is an error. A warp is 32
+consecutive threads.
 """
 
 import ctypes

@@ -1,7 +1,4 @@
-"""Sums, differences and products worked out column by column, as reasoning whose length follows the effort.
-
-Knows how the steps are written. Must not know how a question is phrased.
-"""
+"""Sums, differences and products worked out column by column, as reasoning with a length that follows the effort."""
 
 from oscine.chat.messages import ReasoningEffort
 
@@ -18,7 +15,7 @@ def statement(a: int, operator: str, b: int) -> str:
 
 
 def reasoning(a: int, operator: str, b: int, effort: ReasoningEffort) -> str | None:
-    """How to get at the result, for operands >= 0. None: nothing to think about at low effort."""
+    """The steps to the result, for operands >= 0. None at low effort if no steps are needed."""
     if effort == "low":
         return None if max(a, b) < 10 else ", ".join(_short(a, operator, b))
     steps = _steps(a, operator, b)

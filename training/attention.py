@@ -1,6 +1,6 @@
 """Dense attention: over a cache for generation, over packed documents where flex_attention cannot train.
 
-Knows masks, windows, sinks and caches. Shapes as in model.py; S cached positions.
+Shapes as in model.py; S cached positions.
 """
 
 import torch
@@ -20,7 +20,7 @@ class CachedAttention:
         self.length = 0
 
     def advance(self, positions_BT: Tensor) -> None:
-        """Says where the tokens of the next forward pass stand."""
+        """Sets the positions of the next forward pass."""
         self.positions_BT = positions_BT
         self.length = int(positions_BT.max()) + 1
 
@@ -41,7 +41,7 @@ class CachedAttention:
 
 
 class DocumentAttention:
-    """Dense attention over packed rows: what PackedAttention computes, for devices without it."""
+    """Dense attention over packed rows: the same as PackedAttention, for devices without flex_attention."""
 
     def __init__(self, size: Size, starts_BT: Tensor) -> None:
         self.size = size

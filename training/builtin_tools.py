@@ -1,4 +1,4 @@
-"""The tools that the server itself runs, on offer in conversations that need none of them."""
+"""Tools of the server, declared in conversations that need none of them."""
 
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ _PYTHON = python.PythonTool(None, ToolOptions()).namespace  # type: ignore[arg-t
 
 
 def beside_builtin_tools(draw: Draw, episode: Episode) -> Episode:
-    """The same episode while the server offers to search, to run code or what another server has."""
+    """The same episode with the server's browser, Python or a remote server's tools declared."""
     offers = ((_PYTHON,), (browser.DECLARATION,), (browser.DECLARATION, _PYTHON), (_remote(draw),))
     return replace(episode, namespaces=draw.choice(offers))
 

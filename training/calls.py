@@ -1,4 +1,4 @@
-"""Function calling: which function, with which arguments, and an answer made from its result."""
+"""Function calling: the right function, its arguments, and an answer from its result."""
 
 import json
 from dataclasses import replace
@@ -15,7 +15,7 @@ _STATES = ("ok", "done", "sent", "created", "booked", "failed", "pending", "conf
 
 
 def call(draw: Draw, effort: Effort) -> Episode:
-    """One question that needs one function, sometimes the same one twice, among one to five functions."""
+    """One question that needs one of one to five functions, sometimes twice."""
     function = make_function(draw)
     tools = offered(draw, function)
     kind = draw.rng.random()
@@ -71,7 +71,7 @@ def _asked_again(draw: Draw, effort: Effort, function: Function, tools: tuple[Fu
 
 
 def _named(function: Function) -> str | None:
-    """The parameter whose value is a name that the question says once."""
+    """The parameter with a name as its value that occurs once in the question."""
     for key, value in function.arguments.items():
         if isinstance(value, str) and value[0].isupper() and function.question.count(value) == 1:
             return key
@@ -146,5 +146,5 @@ def _sentence(result: str) -> str:
 
 
 def no_call(draw: Draw, episode: Episode) -> Episode:
-    """The same episode, with functions on offer that it does not need."""
+    """The same episode, with declared functions that it does not need."""
     return replace(episode, tools=offered(draw, make_function(draw, UNRELATED), UNRELATED))

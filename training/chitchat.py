@@ -1,4 +1,4 @@
-"""What the model says about itself, small talk, and the polite refusal of everything that it was not made for."""
+"""The model's answers about itself, small talk, and the polite refusal of other tasks."""
 
 from oscine.chat.messages import Message
 from training import words
@@ -98,7 +98,7 @@ def refusal(draw: Draw, effort: Effort) -> Episode:
 
 
 def decline(skill: str, question: str, effort: Effort) -> Episode:
-    """The polite answer to what the model cannot do."""
+    """The polite answer to a request that the model cannot fulfil."""
     thought = "This is not something I can do, so I say what I can do."
     more = "It is no arithmetic with small numbers, no function call, no JSON and no question about a given text."
     return ask(skill, question, _by_effort(effort, thought, more), CANNOT)

@@ -1,7 +1,4 @@
-"""Generated conversations: the mixture of skills, and the instructions, dates and efforts around them.
-
-Knows how often each skill occurs. Must not know tokens.
-"""
+"""Generated conversations: the mixture of skills, and the instructions, dates and efforts around them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -42,13 +39,13 @@ _INSTRUCTIONS = (
 
 @dataclass(frozen=True)
 class Sample:
-    """A conversation, and what the assistant must say next."""
+    """A conversation, and the next message of the assistant."""
 
     skill: str
     conversation: Conversation
     completion: Message
     context_weight: float = 0.0  # loss weight of the assistant's earlier answers
-    forced: bool = False  # only the arguments of the call are to be learnt
+    forced: bool = False  # the loss covers only the arguments of the call
 
 
 def sample(draw: Draw) -> Sample:
@@ -66,7 +63,7 @@ def single(draw: Draw, episode: Episode, effort: Effort, date: str = "", index: 
 
 
 def multi_turn(draw: Draw, effort: Effort, date: str = "") -> Sample:
-    """Two to five episodes; functions stay on offer throughout."""
+    """Two to five episodes; functions stay declared throughout."""
     episodes: list[Episode] = []
     tools: list[Episode] = []
     for _ in range(draw.integer(2, 5)):

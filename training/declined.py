@@ -1,4 +1,4 @@
-"""What looks like a skill and is none: functions that are not on offer, sums beyond small ones. The answer says so."""
+"""Requests near a skill but outside of it: functions that are not declared, larger sums. The answer says so."""
 
 from dataclasses import replace
 
@@ -93,7 +93,7 @@ _DIVISIONS = (
 
 
 def without_form(draw: Draw, effort: Effort) -> Episode:
-    """Facts, and neither a function nor JSON that would take them."""
+    """Facts, with neither a function nor a JSON form for them."""
     text = "I am"
     while text.startswith(("I am", "I'm", "Hi", "My name", "Call")):  # which introduce somebody
         text = record(draw).text
@@ -101,7 +101,7 @@ def without_form(draw: Draw, effort: Effort) -> Episode:
 
 
 def not_on_offer(draw: Draw, effort: Effort) -> Episode:
-    """A question for a function, while there is none, or only others."""
+    """A question for a function that is not declared."""
     while True:
         function = make_function(draw)
         if function.purpose not in (*_VAGUE, _ADDITION):

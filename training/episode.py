@@ -1,4 +1,4 @@
-"""One exchange of a conversation: what a skill generates and a conversation is put together from."""
+"""One exchange of a conversation. Skills generate them, and conversations consist of them."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,11 +15,11 @@ class Episode:
     skill: str  # the name that evaluation prints
     messages: tuple[Message, ...]  # the last one is the assistant's final answer
     tools: tuple[FunctionTool, ...] = ()
-    namespaces: tuple[ToolNamespace, ...] = ()  # tools of the server, which the model is not to call
+    namespaces: tuple[ToolNamespace, ...] = ()  # tools of the server, which the model should not call
     response_schema: ResponseSchema | None = None
     instructions: str = ""  # goes to the developer message
-    context_weight: float = 0.0  # loss weight of earlier final answers, where each of them can be read off the text
-    forced: bool = False  # the last message is a call that only the server's grammar brings about
+    context_weight: float = 0.0  # loss weight of earlier final answers, if each of them follows from the text
+    forced: bool = False  # the last message is a call that only the server's grammar forces
     number: int | None = None  # arithmetic: the result, for a follow-up question
 
 

@@ -1,7 +1,4 @@
-"""Held-out accuracy, greedy, one line a skill: `python -m training.evaluate [--cases 50] [--model FOLDER]`.
-
-Knows what a right answer of each skill is. Takes any function that continues prompts.
-"""
+"""Held-out accuracy, greedy, one line per skill: `python -m training.evaluate [--cases 50] [--model FOLDER]`."""
 
 import argparse
 import json
@@ -37,7 +34,7 @@ Check = Callable[[Sample, str], bool]
 NANO = Path("oscine/model/nano")
 MAX_TOKENS = 448
 _SEED = 20_250
-_WORDS_PER_TOKEN = 0.53  # of the texts in which facts are hidden
+_WORDS_PER_TOKEN = 0.53  # in the texts with hidden facts
 
 
 def free(made: Sample) -> None:
@@ -49,7 +46,7 @@ class Skill:
     name: str
     make: Callable[[Draw], Sample]
     right: Check
-    grammar: Callable[[Sample], str | None] = free  # that the server would set for such a request
+    grammar: Callable[[Sample], str | None] = free  # the server's grammar for such a request
 
 
 def final_answer(output: str) -> str | None:
@@ -82,7 +79,7 @@ def valid_json(made: Sample, output: str) -> bool:
 
 
 def _fits(value: Any, schema: dict[str, Any]) -> bool:
-    """Whether a value has the schema, of the kinds that training.extraction makes."""
+    """Whether a value satisfies a schema of the kinds that training.extraction makes."""
     kind = schema["type"]
     if kind == "object":
         properties = schema["properties"]
@@ -99,7 +96,7 @@ def _fits(value: Any, schema: dict[str, Any]) -> bool:
 
 
 def equal_json(made: Sample, output: str) -> bool:
-    """The values as expected, however they are spelled, in the answer or the arguments."""
+    """The expected JSON values, in any spelling, in the answer or the arguments."""
     try:
         if made.completion.tool_calls:
             name, arguments = function_call(output) or ("", "null")
@@ -121,7 +118,7 @@ def ends(made: Sample, output: str) -> bool:
 
 
 def named(made: Sample) -> str | None:
-    """Of `tool_choice` with the name of the function."""
+    """The grammar of a `tool_choice` with the name of a function."""
     (call,) = made.completion.tool_calls
     tools = tuple(tool for tool in made.conversation.tools if tool.name == call.name)
     return turn_grammar(None, tools, "required", parallel=False)
@@ -175,7 +172,7 @@ def _last(make: Callable[[Draw, Effort], Any], effort: Effort = "medium") -> Cal
 
 
 def _such(make: Callable[[Draw, Effort], Episode], fits: Callable[[Episode], bool]) -> Callable[[Draw], Sample]:
-    """The last answer of an episode that fits."""
+    """The last answer of a matching episode."""
 
     def made(draw: Draw) -> Sample:
         while True:
@@ -193,7 +190,7 @@ def _empty(draw: Draw) -> Sample:
 
 
 def _in_json(draw: Draw, effort: Effort) -> Episode:
-    """JSON mode as the server knows of it."""
+    """The server's grammar of JSON mode."""
     return replace(json_mode(draw, effort), response_schema=JSON_OBJECT)
 
 

@@ -1,4 +1,4 @@
-"""JSON answers: facts of a few sentences, written down as a schema asks."""
+"""JSON answers: facts of a few sentences, in the form of a schema."""
 
 import json
 from typing import Any
@@ -74,7 +74,7 @@ def _sum_as_json(draw: Draw, effort: Effort) -> Episode:
 
 
 def _gathering(draw: Draw, effort: Effort) -> Episode:
-    """Who does what when, in one sentence that says the event last."""
+    """A person, an activity and a time, in one sentence with the event at its end."""
     people = [words.first_name(draw) for _ in range(draw.integer(1, 3))]
     about, gathering = draw.choice(words.HOBBIES + words.JOBS + words.COLOURS), draw.choice(_GATHERINGS)
     event = f"{about} {gathering}"

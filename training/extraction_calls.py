@@ -1,6 +1,6 @@
-"""Calls that only carry data: the function is a class, as clients send it for structured answers, filled by a text.
+"""Calls that only carry data: the function is a class of a client, for structured answers, filled from a text.
 
-Also calls that the server forces although nothing in the conversation asks for them.
+Also calls that the server forces although the conversation does not ask for them.
 """
 
 import json
@@ -89,7 +89,7 @@ def class_tool(draw: Draw, made: Record) -> FunctionTool:
 
 
 def _name(draw: Draw, made: Record, plain: bool) -> str:
-    """As the class, or as a function that takes it."""
+    """The name of the class, or of a function that takes it."""
     if plain:
         end = words.made_up(draw).capitalize() if draw.chance(0.2) else draw.choice(("", "", "", "Model", "Schema"))
         return made.name + end
@@ -99,7 +99,7 @@ def _name(draw: Draw, made: Record, plain: bool) -> str:
 
 
 def beside_classes(draw: Draw, episode: Episode) -> Episode:
-    """The same episode, with classes on offer for which it holds nothing."""
+    """The same episode, with declared classes for which it has no facts."""
     tools: dict[str, FunctionTool] = {}
     for _ in range(draw.choice((1, 1, 2, 3))):
         tool = class_tool(draw, record(draw)) if draw.chance(0.7) else make_function(draw).tool
@@ -108,7 +108,7 @@ def beside_classes(draw: Draw, episode: Episode) -> Episode:
 
 
 def _bare(tool: FunctionTool) -> FunctionTool:
-    """Without a description, and enums without their type, as some write them."""
+    """Without a description, and enums without their type, as some clients write them."""
     assert tool.parameters is not None
     properties = {
         key: {"enum": schema["enum"]} if "enum" in schema else schema
@@ -118,9 +118,8 @@ def _bare(tool: FunctionTool) -> FunctionTool:
 
 
 def forced_call(draw: Draw, effort: Effort) -> Episode:
-    """A call that the grammar forces upon a message that holds nothing for it: its arguments say so, and end.
-
-    What stands before them is as the model would begin without the grammar, and is not learnt.
+    """A call that the grammar forces although the message has no facts for it: its arguments are empty, and end. The
+    tokens before them are those that the model would write without the grammar. They are not learnt.
     """
     asked = draw.choice((refusal, refusal, odd, identity))(draw, effort)
     tool = class_tool(draw, record(draw)) if draw.chance(0.6) else make_function(draw).tool

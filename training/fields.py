@@ -1,4 +1,4 @@
-"""What can be said of people, products and events: the property that holds it, and the words that say it."""
+"""Facts about people, products and events: the property that holds each, and the words for it."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +14,7 @@ class Field:
     names: tuple[str, ...]
     schema: Schema
     make: Any  # Draw -> value
-    forms: tuple[str, ...]  # what a sentence says of it; {v} is the value; for a boolean (true form, false form)
+    forms: tuple[str, ...]  # words of a sentence about it; {v} is the value; for a boolean (true form, false form)
 
 
 STRING, INTEGER, BOOLEAN = {"type": "string"}, {"type": "integer"}, {"type": "boolean"}

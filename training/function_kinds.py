@@ -29,7 +29,7 @@ class Kind:
     descriptions: tuple[str, ...]
     parameters: tuple[Parameter, ...]
     forms: tuple[str, ...]
-    results: tuple[str, ...]  # keys of what it returns
+    results: tuple[str, ...]  # keys of its result
 
 
 def enum(*options: str) -> dict[str, Any]:
@@ -341,5 +341,5 @@ KINDS = (
         ("result",),
     ),
 )
-# What these do is never asked in a question that no function answers.
+# Questions without a function never ask for these.
 UNRELATED = tuple(kind for kind in KINDS if kind.results[0] in ("status", "total"))

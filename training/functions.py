@@ -1,4 +1,4 @@
-"""Functions that a conversation offers, made from families or made up, each with a question that asks for it."""
+"""The functions declared in a conversation, from families or made up, each with a question that asks for it."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -31,7 +31,7 @@ class Function:
     question: str
     arguments: dict[str, Value]
     results: tuple[str, ...]
-    purpose: str  # no two functions on offer share it
+    purpose: str  # no two declared functions share it
 
 
 _VERBS = words.listed(
@@ -57,7 +57,7 @@ _KEYS = words.listed(
 
 
 def make_function(draw: Draw, kinds: tuple[Kind, ...] = KINDS) -> Function:
-    """A function of one of the kinds (the first one is asked for most), or one that nobody has seen before."""
+    """A function of one of the kinds (the first kind is the most frequent), or a made-up one."""
     if draw.chance(0.22):
         return _unknown_function(draw)
     kind = draw.choice(kinds) if draw.chance(0.85) else kinds[0]
@@ -129,7 +129,7 @@ def _described(draw: Draw, name: str, parameter: Parameter) -> str:
 
 
 def _purpose(draw: Draw, kind: Kind) -> str:
-    """What a function says it does, in many wordings."""
+    """The description of a function, in many wordings."""
     if draw.chance(0.45):
         return draw.choice(kind.descriptions)
     verb, noun = draw.choice(kind.verbs.split()), draw.choice(kind.nouns.split()).replace("_", " ")
@@ -152,7 +152,7 @@ def _schema(draw: Draw, properties: dict[str, Any], required: list[str]) -> dict
 
 
 def _unknown_function(draw: Draw) -> Function:
-    """A made-up name and made-up parameters; the question names what it wants."""
+    """A made-up name and made-up parameters; the question names them."""
     verb = draw.choice(_VERBS)
     noun = draw.choice((draw.choice(words.NOUNS), words.made_up(draw)))
     other = draw.choice(words.NOUNS)

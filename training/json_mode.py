@@ -1,4 +1,4 @@
-"""JSON answers whose form the prompt tells, with or without `response_format: {"type": "json_object"}` beside it."""
+"""JSON answers in a form that the prompt describes, with or without `response_format: {"type": "json_object"}`."""
 
 import json
 from dataclasses import replace
@@ -50,7 +50,7 @@ def keys_named(draw: Draw, effort: Effort) -> Episode:
 
 
 def said_in_json(draw: Draw, effort: Effort) -> Episode:
-    """What the model would say without JSON, as the one value of an object."""
+    """The model's answer without JSON, as the one value of an object."""
     plain = draw.choice((identity, refusal, odd))(draw, effort)
     question, final = plain.messages
     asked = replace(question, content=question.content + draw.choice(_ANY_JSON))
@@ -63,7 +63,7 @@ def said_in_json(draw: Draw, effort: Effort) -> Episode:
 
 
 def unfillable(draw: Draw, effort: Effort) -> Episode:
-    """A schema and a message that holds nothing for it."""
+    """A schema and a message without facts for it."""
     asked = draw.choice((refusal, refusal, odd, identity))(draw, effort)
     made = record(draw)
     question, final = asked.messages

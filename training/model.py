@@ -1,7 +1,7 @@
 """gpt-oss in trainable form: float32 master weights, experts rounded to MXFP4 in every forward pass.
 
-Knows the arithmetic of the architecture; parameters are named as in the published checkpoint. Must not know the data.
-All experts are computed for every token and the four of the router are kept: at this size that beats any dispatch.
+Parameters are named as in the published checkpoint. All experts are computed for every token, and the four of the
+router are kept: at this size that is faster than any dispatch.
 
 Shapes: B rows, T positions of a row, H hidden, E experts, I intermediate, N query heads, G KV heads, D head_dim,
 V vocabulary.
@@ -20,7 +20,7 @@ from training.quantize import fake_quantize
 
 @dataclass(frozen=True)
 class Size:
-    """What of the architecture can vary; the defaults are oscine-nano."""
+    """The variable sizes of the architecture; the defaults are oscine-nano."""
 
     vocab_size: int = 1920
     hidden: int = 256
@@ -44,7 +44,7 @@ ROPE_FACTOR, ROPE_ORIGINAL, BETA_FAST, BETA_SLOW = 32.0, 4096, 32.0, 1.0
 
 
 class Attend(Protocol):
-    """Attention of one layer over a batch whose masks and caches it knows."""
+    """Attention of one layer over a batch; it has the masks and caches of the batch."""
 
     def __call__(self, layer: int, q_BNTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, sinks_N: Tensor) -> Tensor: ...
 

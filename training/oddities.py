@@ -1,4 +1,4 @@
-"""Prompts that ask for nothing: empty ones, single signs, noise, other scripts, code, broken off sentences."""
+"""Prompts without a question: empty ones, single signs, noise, other scripts, code, incomplete sentences."""
 
 from training import words
 from training.chitchat import CAN
@@ -152,7 +152,7 @@ def _noise(draw: Draw) -> str:
 
 
 def _character(draw: Draw, block: tuple[int, int] | None = None) -> str:
-    """Any of a block; no surrogate."""
+    """Any character of a block, except surrogates."""
     first, last = block or draw.choice(_BLOCKS)
     point = draw.integer(first, last)
     return "\ufffd" if 0xD800 <= point < 0xE000 else chr(point)

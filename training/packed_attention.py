@@ -43,7 +43,8 @@ _compiled_flex = torch.compile(_flex, dynamic=False)
 
 @torch.compiler.disable(recursive=False)
 def _flex_apart(q: Tensor, k: Tensor, v: Tensor, mask: BlockMask) -> tuple[Tensor, Tensor]:
-    """A graph of its own: fused with the making of the block mask, torch 2.11 gives wrong numbers for several rows."""
+    """Compiled as a separate graph: fused with the making of the block mask, torch 2.11 gives wrong numbers for several
+    rows."""
     return _compiled_flex(q, k, v, mask)
 
 

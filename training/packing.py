@@ -1,7 +1,4 @@
-"""Conversations as rows of tokens: whole documents side by side, with a loss weight for every token.
-
-Knows tokens and weights. Must not know skills or the model.
-"""
+"""Conversations as rows of tokens: whole documents side by side, with a loss weight for every token."""
 
 from collections.abc import Iterator
 from functools import lru_cache
@@ -16,7 +13,7 @@ from oscine.chat.tokenizer import Tokenizer
 from training.conversations import Sample, sample
 from training.split import Draw
 
-PROMPT_WEIGHT = 0.05  # a little, so that the words of questions get good embeddings
+PROMPT_WEIGHT = 0.05  # small, but above 0, so that the words of questions get good embeddings
 _REMEMBERED = 400  # characters
 _WAITING = 24  # documents to choose from when a row has little space left
 
@@ -28,7 +25,7 @@ class Row(NamedTuple):
 
 
 class _Remembering(Tokenizer):
-    """Knows the ids of short texts that it has seen: names of roles and channels, system messages."""
+    """Caches the ids of short texts: names of roles and channels, system messages."""
 
     def __init__(self, folder: str | Path) -> None:
         super().__init__(folder)
@@ -61,7 +58,8 @@ class Encoder:
         return prompt + completion, self._prompt_weights(prompt, made.context_weight) + weights
 
     def _prompt_weights(self, prompt: list[int], context_weight: float) -> list[float]:
-        """Zero within the assistant's turns: without their reasoning, and ending in <|end|>, they must not be imitated.
+        """Zero within the assistant's turns: they lack their reasoning and end in <|end|>, so they must not be
+        imitated.
 
         Only the text of its earlier final messages counts, with `context_weight`.
         """

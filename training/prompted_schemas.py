@@ -1,4 +1,4 @@
-"""How prompts tell the form of a JSON answer: a schema, an example or the names of its keys, as clients word them."""
+"""Prompts that describe the form of a JSON answer: by a schema, an example or the names of its keys, as clients do."""
 
 import json
 from typing import Any
@@ -29,7 +29,7 @@ def with_schema(draw: Draw, made: Record) -> tuple[str, str]:
 
 
 def flat(made: Record) -> bool:
-    """Whether no value is an object or a list of objects, of which keys alone say too little."""
+    """Whether no value is an object or a list of objects; for these, keys alone say too little."""
     listed = [item for value in made.answer.values() for item in (value if isinstance(value, list) else [value])]
     return not any(isinstance(item, dict) for item in listed)
 

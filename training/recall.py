@@ -1,4 +1,4 @@
-"""Facts hidden in long texts: a question whose answer is one sentence of the text, repeated word by word."""
+"""Facts hidden in long texts: the answer to the question is one sentence of the text, repeated word by word."""
 
 from collections.abc import Callable
 
@@ -95,7 +95,8 @@ def recall(draw: Draw, effort: Effort, num_words: int | None = None) -> Episode:
 
 
 def _answers(sentence: str, question: str) -> bool:
-    """Whether a sentence that tells a deed would answer a question for one: it may not stand beside the right one."""
+    """Whether a sentence about a deed would answer a question for one. Such a sentence must not stand beside the right
+    one."""
     for opening in ("Who ", "What do we know about "):
         if question.startswith(opening):
             return question.removeprefix(opening).rstrip("?").lower() in sentence.lower()
@@ -167,7 +168,7 @@ def _key_value(draw: Draw) -> _Fact:
 
 
 def _deed(draw: Draw) -> _Fact:
-    """What somebody did, as the filler says it too."""
+    """A deed of a person, in the words of the filler."""
     subject = words.first_name(draw) if draw.chance(0.7) else f"The {draw.choice(words.JOBS)}"
     predicate = draw.choice(_PREDICATES)(draw)
     sentence = f"{subject} {predicate}{draw.choice(_ENDINGS)}."

@@ -1,7 +1,4 @@
-"""A class as clients write one down, a text with facts about one thing or several, and the values that fill the class.
-
-Knows schemas and texts. Must not know whether a function, a JSON answer or a prompt carries the schema.
-"""
+"""A class as clients write it, a text with facts about one thing or several, and the values that fill the class."""
 
 import re
 from collections.abc import Callable
@@ -25,12 +22,12 @@ class Record:
     text: str
     schema: Schema
     answer: dict[str, Any]
-    unsaid: tuple[str, ...] = ()  # properties that the text does not give
+    unsaid: tuple[str, ...] = ()  # properties that are missing in the text
 
 
 @dataclass(frozen=True)
 class _Part:
-    """One property and what the text says of it; `said` is "" for what it does not say."""
+    """One property and the words of the text about it; `said` is "" if there are none."""
 
     key: str
     schema: Schema
@@ -169,7 +166,7 @@ def _of_scene(draw: Draw, unsaid: bool) -> Record:
 
 
 def empty(schema: Schema, root: Schema | None = None) -> Any:
-    """What stands where nothing is known: null if it may, else nothing of its type."""
+    """The value for an unknown fact: null if allowed, else an empty value of its type."""
     root = schema if root is None else root
     if "$ref" in schema:
         return empty(root["$defs"][schema["$ref"].rpartition("/")[2]], root)
@@ -236,7 +233,7 @@ def _spoken(made: Any) -> str:
 
 
 def _with_unsaid(draw: Draw, parts: list[_Part]) -> list[_Part]:
-    """One of the properties, or one more, is not said."""
+    """One of the properties, or an additional one, is missing in the text."""
     at = draw.integer(0, len(parts) - 1) if parts else 0
     return [replace(part, said="", short="", missing=True) if i == at else part for i, part in enumerate(parts)]
 
@@ -290,7 +287,7 @@ def _style(draw: Draw) -> str:
 
 
 def _object(draw: Draw, style: str, name: str, parts: list[_Part]) -> Schema:
-    """The schema of a class; its name stands under "class" and is to be taken out."""
+    """The schema of a class. Its name is under "class", and must be removed."""
     described = draw.chance(0.3)
     properties = {part.key: _property(draw, style, part, described) for part in parts}
     required = [part.key for part in parts if "default" not in properties[part.key]]

@@ -1,4 +1,4 @@
-"""Sentences with several facts in each: meetings, films, invoices, reviews; and what a class would keep of them."""
+"""Sentences with several facts each: meetings, films, invoices, reviews; and the values of a class for them."""
 
 from typing import Any, NamedTuple
 
@@ -233,7 +233,7 @@ def _review(draw: Draw) -> Scene:
 
 
 def _portrait(draw: Draw) -> Scene:
-    """One person in one sentence, also of themselves."""
+    """One person in one sentence, sometimes in the first person."""
     name = words.full_name(draw) if draw.chance(0.3) else words.first_name(draw)
     age, job, city = draw.integer(1, 99), draw.choice(words.JOBS), words.city(draw)
     whose = draw.choice(("friend", "neighbour", "boss", "sister", "brother", "colleague", "teacher"))

@@ -1,6 +1,6 @@
 """A seeded source of choices that keeps training and held-out material apart.
 
-Knows which names, cities, operand pairs and so on are held out: a tenth of each kind, by hash. Must not know any skill.
+A tenth of all names, cities, operand pairs and so on is held out, by hash.
 """
 
 import random
@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import TypeVar
 
 T = TypeVar("T")
-_HELD_OUT_SHARE = 10  # one in so many
+_HELD_OUT_SHARE = 10  # one in this many
 
 
 @lru_cache(maxsize=1 << 18)
@@ -35,7 +35,7 @@ class Draw:
         return self.rng.random() < probability
 
     def choice(self, options: Sequence[T]) -> T:
-        """Any option, whatever the split."""
+        """Any option, on either side of the split."""
         return options[int(self.rng.random() * len(options))]
 
     def integer(self, low: int, high: int) -> int:
@@ -47,7 +47,7 @@ class Draw:
         return self.choice(_side(kind, pool, self.held_out))
 
     def make(self, kind: str, maker: Callable[[], T]) -> T:
-        """Calls `maker` until what it gives lies on this side of the split."""
+        """Calls `maker` until its result lies on this side of the split."""
         while True:
             made = maker()
             if is_held_out(kind, str(made)) == self.held_out:

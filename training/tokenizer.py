@@ -1,7 +1,7 @@
 """Trains the byte-level BPE of oscine-nano on generated conversations.
 
-Words in lower case carry the space before them; digits, capitalised words and identifiers never do, so that a name has
-the same tokens in a sentence, in JSON and in a signature, and copying it is copying tokens.
+Words in lower case carry the space before them; digits, capitalised words and identifiers never do. So a name has the
+same tokens in a sentence, in JSON and in a signature, and is copied token by token.
 """
 
 import json
@@ -26,7 +26,8 @@ SPECIAL_TOKENS = (
     "<|message|>",
     "<|call|>",
 )
-_MOST_SPACES = 16  # looked at once: without a bound, each space of a long run looks for a line break behind them all
+# looked at once: without a bound, each space of a long run searches for a line break after all of them
+_MOST_SPACES = 16
 _PIECES = "|".join(
     (
         r"\p{N}",
@@ -44,7 +45,7 @@ _PIECES = "|".join(
 
 
 class _Recorder:
-    """Stands in for a tokenizer while conversations are rendered, and keeps the text."""
+    """Replaces a tokenizer while conversations are rendered, and keeps the text."""
 
     start = end = message = channel = constrain = return_ = call = endoftext = 0
 

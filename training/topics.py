@@ -1,4 +1,4 @@
-"""Questions that the model cannot answer: many forms, many topics, and made-up words that nobody can know."""
+"""Questions that the model cannot answer: many forms, many topics, and made-up words."""
 
 from training import words
 from training.split import Draw

@@ -1,7 +1,6 @@
 """Trains oscine-nano: `python -m training.train --out FOLDER`. Needs one CUDA GPU; a tiny run works on a CPU.
 
-Knows the schedule and the loss. The run ends after `--steps`, or so that it fits into `--seconds`: the learning rate
-follows whichever is further.
+A run ends after `--steps`, or when `--seconds` are used up. The learning rate follows whichever is further.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Word lists of the generated conversations, and made-up words, so that copying never depends on a known word."""
+"""Word lists of the generated conversations, and made-up words, so that copying does not depend on known words."""
 
 from training.split import Draw
 
@@ -9,7 +9,7 @@ def listed(text: str) -> tuple[str, ...]:
 
 
 def entries(text: str) -> tuple[str, ...]:
-    """What stands between bars, line breaks taken as spaces."""
+    """The entries between bars; line breaks count as spaces."""
     return tuple(" ".join(entry.split()) for entry in text.split("|"))
 
 
@@ -121,9 +121,9 @@ _CODAS = ["", "", "", "n", "r", "s", "l", "m", "t", "k", "d", "x", "nd", "rt", "
 
 
 def made_up(draw: Draw, low: int = 2, high: int = 3) -> str:
-    """A lower-case word of low .. high syllables that no dictionary knows, or of pieces of words that one does.
+    """A made-up lower-case word of low .. high syllables, or of pieces of real words.
 
-    The pieces see to it that every token of the vocabulary is copied in training.
+    Through the pieces, every token of the vocabulary is copied in training.
     """
     if draw.chance(0.35):
         return "".join(_piece(draw) for _ in range(draw.integer(1, high)))
@@ -180,7 +180,7 @@ _COUNTRIES = (
 
 
 def place(draw: Draw) -> str:
-    """A city, sometimes with a country behind a comma."""
+    """A city, sometimes with a country after a comma."""
     return f"{city(draw)}, {draw.choice(_COUNTRIES)}" if draw.chance(0.1) else city(draw)
 
 
@@ -202,7 +202,8 @@ def phrase(draw: Draw) -> str:
 
 
 def text(draw: Draw) -> str:
-    """One to six words in no order, now and then with signs of any alphabet, so that copying knows every token."""
+    """One to six words in random order, sometimes with signs of any alphabet, so that every token is copied in
+    training."""
     parts = [draw.choice(COMMON) if draw.chance(0.85) else made_up(draw) for _ in range(draw.integer(1, 6))]
     if draw.chance(0.15):
         parts[0] = parts[0].capitalize()
@@ -212,7 +213,7 @@ def text(draw: Draw) -> str:
 
 
 def foreign(draw: Draw) -> str:
-    """One to five characters of an alphabet or of signs; none that JSON or a sentence would read as its own."""
+    """One to five characters of an alphabet or of signs, without those that have a meaning in JSON or in a sentence."""
     first, last = draw.choice(_ALPHABETS + _SYMBOLS)
     made = "".join(chr(draw.integer(first, last)) for _ in range(draw.integer(1, 5)))
     return "".join(character for character in made if character not in "\"\\'.,;:?!<>{}[]|`") or "é"

@@ -1,5 +1,4 @@
-"""Streams of honest clients beside an attack, run in a process of their own, which checks their gaps and their
-texts."""
+"""Streams of honest clients beside an attack, in a process of its own that checks their gaps and texts."""
 
 import asyncio
 import json

@@ -100,7 +100,7 @@ async def make(server: Server, attack: Attack) -> int | None:
 
 
 async def make_in_time(server: Server, attack: Attack) -> int | None:
-    """Raises Broken for a 5xx answer, or for none in time."""
+    """Raises Broken for an answer with status 500, or for none in time."""
     try:
         async with asyncio.timeout(ATTACK_S):
             status = await make(server, attack)

@@ -6,7 +6,7 @@ BASE   := $(VENV)/.base
 TEST   := $(VENV)/.test
 DYNAMO := .venv-dynamo
 CLUSTER := $(VENV)/.cluster
-WORKERS ?= 3
+WORKERS ?= 4
 INSTALL := $(BIN)/pip install -q --no-compile -c constraints.txt
 unexport PYTHONDONTWRITEBYTECODE  # else each of the many processes of a test run compiles the project anew
 

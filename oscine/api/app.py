@@ -1,7 +1,4 @@
-"""The ASGI application: the table of endpoints as a router, and what every request passes through.
-
-Knows no endpoint by name, nor the server that runs them.
-"""
+"""The ASGI application: the router made from the table of endpoints, and the middleware of every request."""
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -24,7 +21,7 @@ _RATE_LIMITS = [
 
 
 def create_app(service: ResponseService) -> ASGIApp:
-    """The service is started and stopped by whoever runs the application."""
+    """The caller starts and stops the service."""
     if service.keys:
         check = [Middleware(KeyCheck, service.keys)]
     else:
@@ -33,9 +30,9 @@ def create_app(service: ResponseService) -> ASGIApp:
     if service.config.server.playground:
         routes += playground_routes()
     router = Starlette(routes=routes, exception_handlers=HANDLERS)
-    router.router.redirect_slashes = False  # to an address made of what the client says the host is
+    router.router.redirect_slashes = False  # they would lead to the host that the client names
     app: ASGIApp = Observe(router, service.metrics, service.tracing, service.bodies)
-    if service.config.server.cors_origins:  # outermost: a browser asks before it shows a key, and reads errors too
+    if service.config.server.cors_origins:  # outermost: a browser's preflight has no key, and it reads errors too
         app = CORSMiddleware(
             app,
             allow_origins=service.config.server.cors_origins,

@@ -1,7 +1,4 @@
-"""What becomes of an exception that an endpoint lets out: a response in OpenAI's shape, and a note in the record.
-
-Knows Starlette's ways to hand over an exception; errors says how it is worded.
-"""
+"""Handlers for exceptions of endpoints: a response in OpenAI's form, and a note in the record."""
 
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -25,7 +22,7 @@ async def _api_error(request: Request, error: Exception) -> Response:
 
 
 async def _http_exception(request: Request, error: Exception) -> Response:
-    """What the router finds: no such path, or another method."""
+    """An unknown path, or a wrong method, as reported by the router."""
     assert isinstance(error, HTTPException)
     message = f"{request.method} {request.url.path}: {error.detail}."
     headers = dict(error.headers or {})
@@ -37,7 +34,7 @@ async def _crash(request: Request, error: Exception) -> Response:
 
 
 async def _client_left(request: Request, error: Exception) -> Response:
-    """Within its body: nobody reads this."""
+    """The client left while it sent the body, so this response is never read."""
     return Response(status_code=CLIENT_LEFT)
 
 

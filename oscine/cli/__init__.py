@@ -38,7 +38,7 @@ def main(argv: list[str] | None = None) -> int:
         args.run(args)
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:  # whoever read the output has seen enough; nothing more may be flushed there at exit
+    except BrokenPipeError:  # the reader of the output has closed it; nothing more may be flushed there at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except CommandError as error:
         print(f"oscine: error: {error}", file=sys.stderr)

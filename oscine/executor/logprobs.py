@@ -15,7 +15,7 @@ ROWS_AT_ONCE = 64  # bounds the logits of a long prompt over a large vocabulary
 
 
 def records(sampled: Sampled, num_top: list[int]) -> list[TokenLogprobs]:
-    """One record a row; row i with its num_top[i] most probable tokens (at most those that were asked of the op)."""
+    """One record per row; row i has its num_top[i] most probable tokens (at most as many as the op computed)."""
     assert sampled.logprobs_N is not None
     assert sampled.top_ids_NK is not None
     assert sampled.top_logprobs_NK is not None
@@ -29,7 +29,8 @@ def records(sampled: Sampled, num_top: list[int]) -> list[TokenLogprobs]:
 
 
 def of_tokens(head: Callable[[Tensor], Tensor], x_NH: Tensor, token_ids: ColumnArray, num_top: int) -> Sampled:
-    """Given tokens as if they had been sampled, one a row of x_NH, which the head makes logits of; on its device."""
+    """Log-probabilities of given tokens as if they had been sampled, one per row of x_NH, the head's input; on its
+    device."""
     ids_N = upload(token_ids.astype(np.int64), x_NH.device)
     parts = []
     for start in range(0, len(token_ids), ROWS_AT_ONCE):
@@ -51,7 +52,7 @@ def on_host(sampled: Sampled) -> Sampled:
 
 
 def _map(function: Callable[[list[Tensor]], Tensor], parts: list[Sampled]) -> Sampled:
-    """Field by field; a field that is not there stays so."""
+    """Field by field; an absent field stays absent."""
     ids = function([part.token_ids_N for part in parts])
     columns = (
         [column for column in field if column is not None] for field in zip(*(p[1:] for p in parts), strict=True)

@@ -43,14 +43,14 @@ def _compile(job: Job) -> None:
 
 def main() -> None:
     jobs, answers = sys.stdin.buffer, os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a compiler prints is no answer
-    import_module("triton")  # it takes seconds, and the first job will come in some
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # output of a compiler must not be read as an answer
+    import_module("triton")  # the import takes seconds, and the first job comes later
     while length := jobs.read(LENGTH_BYTES):
         job = pickle.loads(jobs.read(int.from_bytes(length, "little")))
         try:
             _compile(job)
             answer = DONE
-        except Exception:  # whoever asked compiles it again and sees the error
+        except Exception:  # the parent compiles it again and sees the error
             answer = FAILED
         answers.write(answer)
         answers.flush()

@@ -1,7 +1,4 @@
-"""The events of one response: numbered, encoded, and kept as long as somebody may read them again.
-
-Knows framing and numbers; what an event says is said elsewhere.
-"""
+"""The events of one response: numbered, encoded, and kept as long as they may be read again."""
 
 from collections.abc import Collection
 from typing import Any
@@ -16,7 +13,7 @@ _END = b"\n\n"
 
 
 class ResponseEvents:
-    """`kept` is how a response that runs in the background can be read from any event on."""
+    """With `kept`, a background response can be read from any event on."""
 
     def __init__(self, include: Collection[str] = (), *, wanted: bool = True, kept: bool = False) -> None:
         """`include` is how much of an item the client wants to see."""
@@ -39,7 +36,7 @@ class ResponseEvents:
             self.add(kind, output_index=index, item=shown(item, self._include))
 
     def take(self) -> bytes:
-        """What has come since the last call."""
+        """The events since the last call."""
         if self._kept:
             events = self._events[self.num_taken :]
         else:
@@ -48,13 +45,13 @@ class ResponseEvents:
         return b"".join(events)
 
     async def flush(self, write: Write | None) -> None:
-        """Sends what `take` gives, if anybody reads it."""
+        """Sends the result of `take`, if the response has a reader."""
         events = self.take()
         if write is not None and events:
             await write(events)
 
     def since(self, number: int) -> bytes:
-        """Of a response whose events are kept: those from a number on that `take` has given."""
+        """The kept events from a number on, up to the last one that `take` has returned."""
         return b"".join(self._events[number : self.num_taken])
 
     def all(self) -> bytes | None:

@@ -1,4 +1,4 @@
-"""How many sequences a model takes at once, from their admission to their end, and how long others will wait."""
+"""Bounds the sequences of a model, from their admission to their end, and estimates the wait of refused ones."""
 
 import asyncio
 import time
@@ -8,12 +8,12 @@ from contextlib import contextmanager
 
 from oscine.api.http.errors import APIError, unavailable
 
-_DEPARTURES = 64  # that an estimate looks back on
-_LONGEST_WAIT_S = 60.0  # that a client is told
+_DEPARTURES = 64  # used for an estimate
+_LONGEST_WAIT_S = 60.0  # told to a client at most
 
 
 class Departures:
-    """How soon there is room, by how quickly there lately was."""
+    """Estimates the time until there is room from the recent rate of departures."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -23,11 +23,11 @@ class Departures:
         self._lately.append((self._clock(), sequences, tokens))
 
     def clear(self) -> None:
-        """What comes after an idle time says more than what came before."""
+        """Forgets the departures before an idle time."""
         self._lately.clear()
 
     def wait_s(self, sequences: int, tokens: int) -> float | None:
-        """Until so many sequences with so many tokens will have left; None while too few have."""
+        """Seconds until this many sequences and tokens will have left; None while too few have."""
         if len(self._lately) < 2:
             return None
         (begin_s, *_), *left = self._lately
@@ -40,7 +40,7 @@ class Departures:
 class Admission:
     """Counts sequences, and the tokens of their prompts, between their admission and their end.
 
-    Tokens are what a queue costs: 128 sequences of a long prompt are more than the engine wants to hold.
+    The tokens of a queue cost memory: 128 sequences of a long prompt are more than the engine should hold.
     """
 
     def __init__(self, max_sequences: int, max_tokens: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -51,7 +51,7 @@ class Admission:
         self._empty.set()
 
     def check(self, sequences: int, tokens: int = 0) -> None:
-        """Raises APIError: 503 when there is no room now, 400 for a request that could never fit."""
+        """Raises APIError: 503 if there is no room now, 400 for a request that could never fit."""
         if sequences > self.max_sequences:
             message = f"The request asks for {sequences} sequences; this server takes {self.max_sequences} at once."
             raise APIError(message)

@@ -1,6 +1,6 @@
-"""The two files of a batch, in OpenAI's format: requests in, one JSON object a line; answers out, in any order.
+"""The two files of a batch, in OpenAI's format: requests in, one JSON object per line; answers out, in any order.
 
-Knows lines and what makes a run resumable; sends nothing. No file is ever in memory as a whole, nor are the ids in it.
+A run can be resumed from the files. Neither file is in memory as a whole, nor are their ids.
 """
 
 import fcntl
@@ -34,7 +34,7 @@ class _Response(msgspec.Struct):
 
 
 class _Written(msgspec.Struct):
-    """What is read back of an output line."""
+    """The fields of an output line that a resumed run reads."""
 
     id: str
     custom_id: str | None
@@ -51,7 +51,7 @@ class BatchRequest:
 
 @dataclass(frozen=True)
 class BadLine:
-    """A line that is no request."""
+    """A line that is not a request."""
 
     id: str
     custom_id: str | None
@@ -84,10 +84,9 @@ def _key(text: str) -> bytes:
 
 
 class BatchOutput:
-    """Context manager: the output file, to which whole lines are appended; nobody else may write it meanwhile.
-
-    A last line that was cut off, because the process was killed while it wrote, is taken away. Raises CommandError for
-    a file that is no batch's output.
+    """Context manager: the output file, to which whole lines are appended. It is locked meanwhile. An incomplete last
+    line, of a process that was killed while it wrote, is removed. Raises CommandError for a file that is not the output
+    of a batch.
     """
 
     def __init__(self, path: Path) -> None:
@@ -227,7 +226,7 @@ class BatchInput:
 
 
 def _custom_id(line: bytes) -> str | None:
-    """Of a line that lacks something else."""
+    """The custom_id of a line that is malformed elsewhere."""
     try:
         found = msgspec.json.decode(line)["custom_id"]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, LookupError, TypeError):

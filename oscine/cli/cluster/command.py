@@ -1,6 +1,6 @@
 """`oscine cluster up FILE | status | record | down`: many engines as one, on Ray.
 
-Knows arguments and what is printed; the work is oscine.cluster's, which needs the extra `oscine[cluster]`.
+Parses arguments and prints; oscine.cluster does the work, and needs the extra `oscine[cluster]`.
 """
 
 import argparse
@@ -50,7 +50,7 @@ def add_command(commands: "argparse._SubParsersAction[Parser]") -> None:
 
 
 def _guarded(run: Callable[[argparse.Namespace], None]) -> Callable[[argparse.Namespace], None]:
-    """Whatever Ray raises ends the command in one line."""
+    """Any exception of Ray ends the command with one line."""
 
     def guarded(args: argparse.Namespace) -> None:
         if importlib.util.find_spec("ray") is None:
@@ -73,7 +73,7 @@ def _guarded(run: Callable[[argparse.Namespace], None]) -> Callable[[argparse.Na
 
 
 def _state() -> Path:
-    """Where `up` notes the Ray that it started."""
+    """The file in which `up` notes the Ray that it started."""
     return Environment.read().state_folder / "oscine" / "cluster.json"
 
 
@@ -143,7 +143,7 @@ def _wanted(deployment: "Deployment", kind: str) -> float:
 
 
 def _check_fits(file: Path, kind: str, wanted: float, there: float) -> None:
-    """Raises CommandError when the replicas ask for more than this machine has."""
+    """Raises CommandError if the replicas ask for more than this machine has."""
     if wanted > there:
         rule = f"the replicas ask for {wanted:g} {kind[:-1].upper()}s, and this machine has {there:g}"
         raise CommandError(f"{file}: {kind}: {rule}: give each fewer (0.5 is allowed)", USAGE)
@@ -169,7 +169,7 @@ def _note(text: str) -> None:
 
 
 def _connect(address: str | None) -> "LocalRay | None":
-    """To the cluster that runs. Raises CommandError when there is none."""
+    """Connects to the running cluster. Raises CommandError if there is none."""
     from oscine.cluster.ray import local as local_ray
 
     if address is not None:
@@ -233,7 +233,7 @@ _COLUMNS = ("MODEL", "ROLE", "REPLICA", "NODE", "STATE", "RUNNING", "WAITING", "
 
 
 def table(snapshot: "ClusterSnapshot") -> list[str]:
-    """One line a replica, in columns; then one a model."""
+    """One line per replica, in columns; then one per model."""
     rows = [_COLUMNS, *(_row(replica) for replica in snapshot.replicas)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(_COLUMNS))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -1,6 +1,6 @@
 """An ingress's connection to one life of one engine, shared by all requests that run there.
 
-Knows which requests the engine has; what becomes of those that it does not have any more is decided elsewhere.
+It tracks the requests that the engine has; the owner decides what happens to requests that the engine has lost.
 """
 
 import asyncio
@@ -26,12 +26,12 @@ from oscine.engine.wire.messages import (
 )
 from oscine.types import EngineStats, GenerationOutput
 
-_CONNECT_S = 5.0  # for the engine at the other end to be heard of
+_CONNECT_S = 5.0  # to hear from the engine at the other end
 _IDLE_S = 300.0  # without requests before the connection is given up
 
 
 class LinkOwner(Protocol):
-    """Who hears of what happens to a link. Nothing comes from it after `link_closed`."""
+    """Receives the events of a link. None comes after `link_closed`."""
 
     def refused(self, link: "EngineLink", live: LiveRequest, message: str) -> None:
         """The engine is full."""
@@ -44,18 +44,18 @@ class LinkOwner(Protocol):
     def reported(self, link: "EngineLink", stats: EngineStats) -> None: ...
 
     def link_closed(self, link: "EngineLink", error: str | None, requests: list[LiveRequest]) -> None:
-        """`requests` are at an end there; without an error it had none, for long."""
+        """`requests` have ended there. Without an error, the link was idle for long."""
         ...
 
 
 class EngineLink:
-    """Opened by whoever is placed there first."""
+    """Opened by the first request that is placed there."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], place: Place, owner: LinkOwner, key: str = "") -> None:
-        """Raises ZMQError when there can be no such connection. `key`: see oscine.engine.wire.tcp."""
+        """Raises ZMQError if the connection is impossible. `key`: see oscine.engine.wire.tcp."""
         self.replica, self.address = place.replica, place.address
         self.was_up = False
-        self.broke = False  # once it is closed: nobody had asked the engine to end
+        self.broke = False  # once it is closed: whether the engine ended unasked
         self.heard_s = time.monotonic()
         self._owner = owner
         self._requests: dict[str, LiveRequest] = {}  # by their ids in the engine
@@ -77,7 +77,7 @@ class EngineLink:
         self._link.send(Cancel(live.engine_id))
 
     def shut(self) -> list[LiveRequest]:
-        """Closes without a word to the owner. Returns the requests that it had."""
+        """Closes without an event for the owner. Returns its requests."""
         self._timer.cancel()
         self._link.close()
         requests, self._requests = list(self._requests.values()), {}

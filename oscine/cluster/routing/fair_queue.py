@@ -1,6 +1,6 @@
-"""Requests that wait because every replica of their model has enough to do: who is next, and how long it will take.
+"""The queue of requests that wait while every replica of their model is busy: order, and estimates of the wait.
 
-Pure policy with a clock that is given. Knows nothing of replicas, of Ray or of asyncio: what waits is anybody's object.
+Pure policy with an injected clock, over items of any type.
 
 Order: priority (lower first), then a fair share of tokens for each tenant, then arrival. The share is start-time fair
 queueing (Goyal, Vin and Cheng, 1996): a request's start tag is where its tenant's last one ended in virtual time, or
@@ -18,8 +18,8 @@ from oscine.cluster.spec.placement import NoPlace
 
 T = TypeVar("T")
 
-_RATE_WINDOW_S = 10.0  # of time in which requests waited, that the estimate looks back on
-_MIN_RETRY_S = 1.0  # what HTTP can say
+_RATE_WINDOW_S = 10.0  # of time with waiting requests, used for the estimate
+_MIN_RETRY_S = 1.0  # the least value of the HTTP header
 
 
 @dataclass(order=True, slots=True)
@@ -41,7 +41,7 @@ class _Tenant(Generic[T]):
 
 
 class ServiceRate:
-    """Requests served a second while some waited; what happened about ten seconds of such time ago is forgotten."""
+    """Requests served per second while others waited, over about the last ten seconds of such time."""
 
     def __init__(self, now_s: float) -> None:
         self._now_s = now_s
@@ -59,12 +59,12 @@ class ServiceRate:
         self._served += 1
 
     def seconds(self, requests: int) -> float | None:
-        """That serving so many takes; None while too little was seen."""
+        """Seconds to serve this many; None while too few were served."""
         return requests * self._busy_s / self._served if self._served >= 1 and self._busy_s else None
 
 
 class FairQueue(Generic[T]):
-    """A bounded queue. Where it is full, who has more than a fair share of it, or less priority, makes room."""
+    """A bounded queue. If it is full, a tenant with more than its fair share, or a lower priority, makes room."""
 
     def __init__(self, limits: QueueLimits, clock: Callable[[], float]) -> None:
         self.limits = limits
@@ -79,10 +79,8 @@ class FairQueue(Generic[T]):
         return self._size
 
     def push(self, item: T, *, priority: int, tenant: str, tokens: float) -> tuple[Ticket[T], Ticket[T] | None]:
-        """Queues an item. Returns its ticket, and that of another one that had to make room and waits no more.
-
-        Raises NoPlace if the queue is full of requests that have as much right to be there, or if the wait would
-        exceed the limit.
+        """Queues an item. Returns its ticket, and the ticket of an item that it displaced. Raises NoPlace if the queue
+        is full of requests with equal or higher rank, or if the wait would exceed the limit.
         """
         now_s = self._tick()
         wait_s = self.estimate_s(priority, tenant)
@@ -113,7 +111,8 @@ class FairQueue(Generic[T]):
         return None
 
     def remove(self, ticket: Ticket[T]) -> bool:
-        """Its item waits no more, and its tenant owes nothing for it. False where it had been taken out already."""
+        """Removes an item that waits no more, without a charge for its tenant. False if it had been taken out
+        already."""
         owner = self._tenants.get(ticket.tenant)
         if owner is None or ticket not in owner.waiting:
             return False
@@ -122,17 +121,17 @@ class FairQueue(Generic[T]):
         return True
 
     def estimate_s(self, priority: int, tenant: str) -> float | None:
-        """Seconds that a request arriving now would wait; None where nothing is known."""
+        """Seconds that a request arriving now would wait; None if there is no estimate."""
         return self._rate.seconds(self._num_ahead(priority, tenant) + 1)
 
     def overloaded(self, reason: str, wait_s: float | None) -> NoPlace:
-        """What to raise for a request that cannot wait, or has waited enough."""
+        """The exception for a request that cannot wait, or has waited too long."""
         retry_s = min(max(wait_s or 0.0, _MIN_RETRY_S), max(self.limits.max_wait_s, _MIN_RETRY_S))
         message = f"all replicas are busy, {self._size} requests wait, and {reason}"
         return NoPlace(message, retry_after_s=retry_s, overloaded=True)
 
     def _num_ahead(self, priority: int, tenant: str) -> int:
-        """Requests that would be served before one that arrives now, each tenant getting as many as the other."""
+        """Requests that would be served before one that arrives now, if all tenants get equal numbers."""
         own = self._tenants.get(tenant)
         num_own = len(own.waiting) if own is not None else 0
         ahead = 0
@@ -143,7 +142,7 @@ class FairQueue(Generic[T]):
         return ahead
 
     def _displace(self, priority: int, tenant: str, wait_s: float | None) -> Ticket[T]:
-        """Takes out the last request of whom has least right to be here; raises NoPlace if that is the newcomer."""
+        """Takes out the last request of the tenant with the lowest rank; raises NoPlace if that is the new request."""
         backlogged = [owner for owner in self._tenants.values() if owner.waiting]
         if backlogged:
             most = max(backlogged, key=lambda owner: (owner.waiting[-1].priority, len(owner.waiting)))
@@ -165,7 +164,7 @@ class FairQueue(Generic[T]):
         waiting = self._tenants[ticket.tenant].waiting
         del waiting[bisect.bisect_left(waiting, ticket)]
         self._size -= 1
-        if not self._size:  # the end of a busy period: nobody owes anybody anything
+        if not self._size:  # the end of a busy period: all shares are reset
             self._tenants.clear()
 
     def _tick(self) -> float:

@@ -1,7 +1,7 @@
-"""Which replica has which pages in its prefix cache, as far as their events tell.
+"""The pages in the prefix cache of each replica, by their events.
 
-Knows page addresses only, whatever hashable they are; nothing of sockets, of load or of how a page is addressed. It is
-a belief: a page that is wrongly listed costs a prefill, never an answer.
+Page addresses are any hashable values. The index is a belief: a page that is wrongly listed costs a prefill, never an
+answer.
 
     holders    page -> bits of the replicas that have it    asked for each request: one look-up a page for all replicas
     pages      replica -> its pages                         asked when a replica goes
@@ -11,7 +11,7 @@ from collections.abc import Hashable, Iterable
 
 
 class KVIndex:
-    """Pages of all replicas of a model. A look-up takes time in the pages of the prompt, whatever is cached."""
+    """Pages of all replicas of a model. The time of a look-up depends only on the number of pages of the prompt."""
 
     def __init__(self) -> None:
         self._holders: dict[Hashable, int] = {}
@@ -51,11 +51,11 @@ class KVIndex:
         own = self._pages[replica]
         for page in pages:
             own.add(page)
-            # The replica's own number is what the entry of a page that it alone has refers to: no object a page.
+            # A page of one replica refers to the replica's own number, so there is no object per page.
             holders[page] = holders[page] | bit if page in holders else bit
 
     def remove(self, replica: str, pages: Iterable[Hashable]) -> None:
-        """The replica has these pages no more; those that it was not known to have are passed over."""
+        """The replica has these pages no more; unknown ones are skipped."""
         own, bit = self._pages[replica], self._bits[replica]
         for page in pages:
             if page in own:

@@ -2,10 +2,9 @@
 
 The format is that of vLLM's publisher (see oscine.engine.peers.kv_events), whose engines can be followed as well.
 
-Knows sockets and numbers; what an event means for routing is the sink's affair. Messages can be lost and engines start
-again; either leaves a gap, or numbers that go back. Then the last message known is asked for again with all that came
-after it: if it is the same, nothing else is missing. If not, what was believed is dropped and begun anew with what the
-engine still has.
+Messages can be lost, and engines can restart. Either leaves a gap in the numbers, or numbers that go back. Then the
+subscriber asks for the last known message and all later ones. If that message is unchanged, no other is missing. If
+not, the earlier state is dropped, and rebuilt from the messages that the engine still has.
 """
 
 import asyncio
@@ -24,7 +23,7 @@ from oscine.types import EngineStats
 
 EVENTS_TOPIC = b"kv-events"
 
-_REPLAY_S = 2.0  # without a word, after which an engine is taken for one that gives nothing again
+_REPLAY_S = 2.0  # without an answer, after which an engine is assumed to have no replay
 _BREATH = 64  # messages of a replay after which others on this event loop have their turn
 
 _log = logging.getLogger(__name__)
@@ -55,11 +54,11 @@ class KVSubscriber:
         self, context: zmq.asyncio.Context, events: str, replay: str | None, sink: Sink, key: str = ""
     ) -> None:
         """`key`: see oscine.engine.wire.tcp."""
-        self.num_gaps = 0  # times that something was missed, or began anew
+        self.num_gaps = 0  # gaps: missed messages, or a new beginning
         self._context, self._events, self._replay_address, self._sink = context, events, replay, sink
         self._key = key
         self._next = 0  # number of the message expected
-        self._doubt = False  # the connection was lost: whoever listens there now may be somebody else
+        self._doubt = False  # the connection was lost: another process may listen there now
         self._last: tuple[int, bytes, float] | None = None  # number, payload and time of the one before it
 
     async def run(self) -> None:
@@ -82,7 +81,7 @@ class KVSubscriber:
             socket.close()
 
     def _watch(self, socket: zmq.asyncio.Socket) -> zmq.Socket[bytes]:
-        """Gets a message each time that the connection is lost, before anything that comes over the next one."""
+        """Gets a message for each lost connection, before any message of the next one."""
         address = f"inproc://lost-{id(self)}"
         socket.monitor(address, zmq.EVENT_DISCONNECTED)
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.shadow(self._context.underlying)
@@ -120,7 +119,7 @@ class KVSubscriber:
             self._apply(number, payload)
 
     async def _mend(self) -> None:
-        """Asks for what came after the last message known; begins anew if that is not what the engine remembers."""
+        """Asks for all messages after the last known one; begins anew if the engine's copy of that one differs."""
         if self._last is None:
             await self._rebuild()
             return

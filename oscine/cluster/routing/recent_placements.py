@@ -24,7 +24,7 @@ class RecentPlacements:
     def find(self, pages: Sequence[bytes], num_cached: int, now_s: float) -> tuple[str, int] | None:
         """The replica that served most of this prefix last, and how many leading pages it will have.
 
-        The first num_cached pages are cached somewhere, and were noted by nobody; only more than these are of interest.
+        The first num_cached pages are cached somewhere and need no note; only further pages count.
         """
         self._expire(now_s)
         known, unknown = num_cached, len(pages) + 1

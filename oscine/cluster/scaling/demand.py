@@ -1,7 +1,7 @@
-"""How many replicas a load needs: each thing that can be short says it, with the reason in words.
+"""The replicas that a load needs: one number per resource, with the reason in words.
 
-Needs are absolute: they come from the load and from what a replica bears, not from the replicas that there are. So they
-stay what they are while new replicas start, and nothing has to be damped.
+Needs are absolute: they come from the load and the capacity of a replica, not from the present replicas. So they do not
+change while new replicas start, and need no damping.
 """
 
 import math
@@ -16,14 +16,14 @@ from oscine.types import Role
 TARGET_USE = 0.8
 TARGET_PAGES = 0.85  # running sequences grow, and one that finds no page is computed again
 TARGET_ITL = 0.9  # of the level: a mean at the level is beyond it half of the time
-# What fewer replicas must have to spare: a tenth for errors of what was measured, a quarter of a replica for a load of
-# few requests, whose number varies more.
+# The margin of fewer replicas: a tenth for errors of measurement, and a quarter of a replica for small loads, which
+# vary more.
 MARGIN, MARGIN_REPLICAS = 1.1, 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class Goals:
-    """What a pool is scaled for: its part of the deployment file."""
+    """The goals of a pool, from the deployment file."""
 
     role: Role
     ttft_s: float
@@ -47,10 +47,8 @@ class Need:
 def needs(
     load: PoolLoad, goals: Goals, measured: MeasuredCapacity, start_s: float, *, cautious: bool = False
 ) -> list[Need]:
-    """For now: what more replicas would be started for. `start_s`: until a new one helps.
-
-    A backlog that is gone by then is no reason to start one: of what waits counts the part that must be worked off so
-    soon.
+    """The present needs, for which replicas are started. `start_s`: until a new one helps. A backlog that is gone by
+    then is no reason to start one. So of the waiting requests only the part counts that must be done by then.
     """
     horizon_s = goals.ttft_s + start_s
     sequences = _wanted_sequences(load, horizon_s)
@@ -61,13 +59,13 @@ def needs(
 
 
 def cautious_needs(load: PoolLoad, goals: Goals, measured: MeasuredCapacity, start_s: float) -> list[Need]:
-    """With a margin: what is left when replicas are stopped must be enough for."""
+    """The needs with a margin: the replicas that remain after a step down must satisfy them."""
     found = needs(load, goals, measured, start_s, cautious=True)
     return [Need(need.replicas * MARGIN + MARGIN_REPLICAS, need.why) for need in found]
 
 
 def lateness(load: PoolLoad, goals: Goals, measured: MeasuredCapacity) -> str | None:
-    """Which service level is not met although it could be."""
+    """The service level that is missed although it could be met."""
     ttft_s = load.mean("first_token_s", "first_tokens")
     if goals.role != "decode" and ttft_s is not None and ttft_s > goals.ttft_s and load.total("waiting") >= 0.5:
         return f"first tokens take {ttft_s:.2g} s, the level is {goals.ttft_s:.2g} s, and requests wait"
@@ -79,9 +77,9 @@ def lateness(load: PoolLoad, goals: Goals, measured: MeasuredCapacity) -> str | 
 
 
 def _wanted_sequences(load: PoolLoad, horizon_s: float) -> float:
-    """Those that run, and those that must for all that wait to have had their turn in horizon_s.
+    """Running sequences, plus those that must run so that all waiting ones begin within horizon_s.
 
-    How long a request runs follows from how many do and how many begin a second (Little's law).
+    The time of a request follows from the number that run and the number that begin per second (Little's law).
     """
     running, window_s = load.total("running"), max((r.window_s for r in load.replicas), default=0.0)
     begun = load.total("first_tokens")
@@ -92,7 +90,7 @@ def _wanted_sequences(load: PoolLoad, horizon_s: float) -> float:
 def _sequences(
     load: PoolLoad, wanted: float, goals: Goals, measured: MeasuredCapacity, *, cautious: bool
 ) -> Need | None:
-    """A request needs a sequence of its own, among so few others that its tokens come in time."""
+    """Replicas needed for sequences, with few enough per replica to keep the ITL."""
     bears, why = math.inf, ""
     slots = max((r.max_num_seqs for r in load.replicas), default=0.0)
     if slots > 0:
@@ -111,7 +109,7 @@ def _sequences(
 
 
 def _pages(load: PoolLoad, wanted: float, goals: Goals) -> Need | None:
-    """What waits for a place will need pages as those do that run; prompts of a prefill pool wait for their turn."""
+    """Waiting requests will need as many pages as running ones; in a prefill pool, prompts wait for their turn."""
     held, running = load.total("kv_usage"), load.total("running")
     if held <= 0:
         return None
@@ -123,7 +121,7 @@ def _pages(load: PoolLoad, wanted: float, goals: Goals) -> Need | None:
 
 
 def _prompts(load: PoolLoad, measured: MeasuredCapacity, horizon_s: float) -> Need | None:
-    """The prompts that come, and those that wait."""
+    """Replicas needed for arriving and waiting prompts."""
     bears = measured.prompt_tokens_s
     if bears is None:
         return None

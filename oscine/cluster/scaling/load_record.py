@@ -3,8 +3,8 @@
     {"time_s": 1767225600.0, "model": "gpt-oss-20b", "role": "decode", "replica": "k3x", "running": 12, "waiting": 0}
 
 The names are those of pool_load.report, with max_num_seqs, held_back and held_back_s; what is missing is 0, or as the
-deployment has it. A line with `queued` and without role and replica says how many requests of the model waited while
-nobody could take them. Knows no Ray.
+deployment has it. A line with `queued` and without role and replica has the number of requests that waited while no
+replica could take them. Knows no Ray.
 """
 
 import dataclasses

@@ -68,7 +68,7 @@ class MeasuredCapacity:
         return only.sequences * level_s / only.seconds if cautious or only.seconds > level_s else math.inf
 
     def attainable(self, level_s: float) -> bool:
-        """Whether fewer sequences a replica bring a further token in level_s, as far as was measured."""
+        """Whether fewer sequences per replica bring the ITL below level_s, by the measurements."""
         if len(self.token_times) > 1:
             return self._line()[0] < _HOPELESS * level_s
         return all(t.sequences > 1.0 or t.seconds < _HOPELESS * level_s for t in self.token_times)

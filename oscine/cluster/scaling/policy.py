@@ -1,7 +1,7 @@
-"""How many replicas a pool shall have: pure policy, from what its replicas report and what it did before.
+"""The number of replicas of a pool: pure policy, from the reports of its replicas and its earlier decisions.
 
-Up at once, by as many as are needed; down after a cool-down in which fewer would have been enough all the time, and in
-steps. Knows no clock and no Ray; what it remembers is passed in and out.
+Up at once, by as many as are needed. Down in steps, after a cool-down in which fewer would have been enough throughout.
+The state is passed in and out; there is no clock.
 """
 
 import math
@@ -11,14 +11,15 @@ from oscine.cluster.scaling.demand import Goals, Need, cautious_needs, lateness,
 from oscine.cluster.scaling.measured_capacity import MeasuredCapacity
 from oscine.cluster.scaling.pool_load import PoolLoad
 
-_START_S = 10.0  # that a replica takes to start, until it was seen
-_NEWEST_START = 0.5  # weight of the last start that was seen
-_WHOLE = 0.02  # of a replica, that a need may exceed a whole number by: less than any measurement is good for
-# Replica-seconds that were needed and not there, before a step up: a load twice too large for one replica has it in
-# two seconds, one that is just above waits for its own noise to even out. For the noise grows as the root of a load.
+_START_S = 10.0  # that a replica takes to start, until a start was measured
+_NEWEST_START = 0.5  # weight of the last measured start
+_WHOLE = 0.02  # of a replica: a need may exceed a whole number by this, which is below the accuracy of any measurement
+# Missing replica-seconds before a step up. A load twice too large for one replica reaches this in two seconds; a load
+# just above it waits until its noise averages out. For several replicas it grows with the root of their number, as the
+# noise of a load does.
 _EXCESS = 2.0
-_LONGEST_S = 5.0  # between two decisions, that a need is taken to last
-_STEP_DOWN = 0.25  # of the replicas, at most, but one: what was wrong about the load shows before all is gone
+_LONGEST_S = 5.0  # between two decisions, for which a need is assumed to last
+_STEP_DOWN = 0.25  # of the replicas at most, but at least one: a wrong estimate shows before all replicas are gone
 # A step up within this many cool-downs after a step down shows that the step down was wrong. Then the cool-down
 # doubles, up to this multiple of the configured one. It returns to normal after twice this time without such a step.
 _REGRET, _MOST_PATIENCE = 10.0, 8.0
@@ -35,20 +36,20 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What the policy remembers of a pool. Times are those of the loads."""
+    """The policy's memory of a pool. Times are those of the loads."""
 
     measured: MeasuredCapacity = field(default_factory=MeasuredCapacity)
     start_s: float = _START_S  # that a replica takes to start
     time_s: float = -math.inf  # of the last decision
-    watched_s: float = math.inf  # since when the number of replicas is what it is, or loads are known
+    watched_s: float = math.inf  # since when the number of replicas has not changed, or loads are known
     # (time, cautious need): a queue whose needs fall, so the first entry is the largest need since its time
     wanted: tuple[tuple[float, int], ...] = ()
     up_s: float = -math.inf  # last step up
     down_s: float = -math.inf  # last step down
     starting_s: float | None = None  # since when replicas that were asked for are not ready
     late_s: float | None = None  # since when a service level is not met
-    idle_s: float | None = None  # since when nobody asked for anything
-    excess: float = 0.0  # replica-seconds that were needed and not there
+    idle_s: float | None = None  # since when there was no request
+    excess: float = 0.0  # missing replica-seconds
     patience: float = 1.0  # times the cool-down
 
 
@@ -80,7 +81,7 @@ def decide(load: PoolLoad, target: int, bounds: Bounds, goals: Goals, state: Sta
 
 
 def _observe(load: PoolLoad, target: int, goals: Goals, state: State, elapsed_s: float) -> State:
-    """Takes in what can be seen, whatever is decided."""
+    """Updates the measurements, before any decision."""
     measured = state.measured.learn(load.replicas, elapsed_s)
     late = lateness(load, goals, measured) is not None
     state = replace(
@@ -120,9 +121,8 @@ def _up(load: PoolLoad, target: int, more: int, why: str, goals: Goals, state: S
 
 
 def _for_lateness(load: PoolLoad, target: int, goals: Goals, state: State) -> list[Need]:
-    """One more, where a level is not met for so long that it is no backlog which a new replica would find gone.
-
-    For what the needs do not foresee. Not while replicas start, nor where some do not report.
+    """One more replica if a level is missed for longer than a backlog would last until a new replica is up. This covers
+    loads that the needs do not foresee. It does nothing while replicas start, or while some do not report.
     """
     why = lateness(load, goals, state.measured)
     patience_s = goals.ttft_s + state.start_s
@@ -147,14 +147,14 @@ def _down(load: PoolLoad, target: int, bounds: Bounds, goals: Goals, state: Stat
 
 
 def _remember(state: State, want: int, goals: Goals) -> State:
-    """Keeps the largest want of the last cool-down at hand: earlier ones that are not larger are of no use."""
+    """Keeps the largest need of the last cool-down; drops earlier needs that are not larger."""
     from_s = state.time_s - goals.down_cooldown_s * state.patience
     kept = tuple((time_s, other) for time_s, other in state.wanted if time_s >= from_s and other > want)
     return replace(state, wanted=(*kept, (state.time_s, want)))
 
 
 def _changed(state: State, before: int, after: int, goals: Goals | None = None) -> State:
-    """A step is made; `goals` with a step up that the load asked for."""
+    """Records a step. `goals` is given for a step up that the load asked for."""
     now_s = state.time_s
     if after < before:
         return replace(state, down_s=now_s, watched_s=now_s, starting_s=None, late_s=None, excess=0.0)
@@ -170,7 +170,7 @@ def _changed(state: State, before: int, after: int, goals: Goals | None = None) 
 
 
 def _patience(state: State, goals: Goals) -> float:
-    """At a step up: whether the last step down is to be regretted."""
+    """The factor of the cool-down after a step up: doubled if the last step down was wrong."""
     regretted_s = _REGRET * goals.down_cooldown_s * state.patience
     since_s = state.time_s - state.down_s
     if since_s < regretted_s:

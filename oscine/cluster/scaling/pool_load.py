@@ -1,6 +1,6 @@
-"""What the replicas of one pool (a role of a model) had to do in the last seconds, as scaling looks at it.
+"""The load of one pool (a role of a model) in the last seconds, as input of scaling.
 
-Made from series of points, as Serve keeps what Replica.record_autoscaling_stats says. Knows no policy and no Ray.
+Made from series of points: the values of Replica.record_autoscaling_stats, as Serve keeps them.
 """
 
 import math
@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from oscine.types import EngineStats
 
-LOOK_BACK_S = 5.0  # of what is counted: enough tokens for a mean, and old news are gone before a replica has started
-GAUGE_S = 3.0  # of gauges, whose mean is taken: what is over sooner is no reason to start a replica
-STALE_S = 5.0  # a replica that was not heard for so long is starting, ending or lost; clocks may differ by less
+LOOK_BACK_S = 5.0  # window of counters: enough tokens for a mean, and old values are gone before a replica has started
+GAUGE_S = 3.0  # window of gauges, which are averaged: a shorter load is no reason to start a replica
+STALE_S = 5.0  # a replica that has not reported for this long is starting, ending or lost; clocks may differ by less
 
 _COUNTERS = (
     *("first_tokens", "first_token_s", "inter_tokens", "inter_token_s", "prefix_queries", "prefix_hits"),
@@ -32,29 +32,29 @@ class ReplicaLoad:
     most_running: float = 0.0  # sequences, at any time of the window
     max_num_seqs: float = 0.0  # sequences that it runs at once; 0: not known
     window_s: float = LOOK_BACK_S
-    asked_tokens: float = 0.0  # that requests came with
+    asked_tokens: float = 0.0  # in the prompts of requests
     cached_tokens: float = 0.0  # of these in the prefix cache
     first_tokens: float = 0.0
     first_token_s: float = 0.0  # added up
     inter_tokens: float = 0.0
     inter_token_s: float = 0.0
-    held_back: float = 0.0  # requests that the router did not place yet, as it told this replica last
+    held_back: float = 0.0  # requests queued at the router, by its last message to this replica
     held_back_s: float = 0.0  # when; Unix time
 
     @property
     def computed_tokens_s(self) -> float:
-        """Of prompts."""
+        """Computed prompt tokens per second."""
         return (self.asked_tokens - self.cached_tokens) / self.window_s if self.window_s > 0 else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class PoolLoad:
-    """All of the pool."""
+    """The load of the whole pool."""
 
     time_s: float  # Unix time
     ready: int  # replicas that are in service, whether they report or not
     replicas: tuple[ReplicaLoad, ...] = ()  # of those that report
-    queued: float = 0.0  # requests at Serve's handles in the last seconds: where there is no replica they wait for one
+    queued: float = 0.0  # requests at Serve's handles in the last seconds; without a replica they wait for one
 
     @property
     def num_missing(self) -> int:
@@ -62,20 +62,20 @@ class PoolLoad:
 
     @property
     def held_back(self) -> float:
-        """Requests at the router, by its newest word; it holds none back while a replica has a sequence to spare."""
+        """Requests queued at the router, by its newest message. It queues none while a replica has a free sequence."""
         if not self.replicas or any(r.running + r.waiting < r.max_num_seqs for r in self.replicas):
             return 0.0
         return max(self.replicas, key=lambda r: r.held_back_s).held_back
 
     @property
     def requests(self) -> float:
-        """That want to run now, wherever they wait."""
+        """Running and waiting requests, wherever they wait."""
         queued = self.queued if self.ready == 0 else 0.0  # else they are calls of the router, over in a moment
         return self.total("running") + self.total("waiting") + self.held_back + queued
 
     @property
     def idle(self) -> bool:
-        """There are replicas, and nobody asked them for anything in the whole window."""
+        """Whether there are replicas, and no request for any of them in the whole window."""
         asked = self.requests or self.queued or self.total("asked_tokens") or self.total("inter_tokens")
         return bool(self.replicas) and not asked
 
@@ -83,13 +83,13 @@ class PoolLoad:
         return float(sum(getattr(r, name) for r in self.replicas))
 
     def mean(self, total: str, count: str) -> float | None:
-        """Over all that was counted; None where nothing was."""
+        """The mean over all counts; None if there are none."""
         number = self.total(count)
         return self.total(total) / number if number > 0 else None
 
 
 def replica_load(series: Series, now_s: float) -> ReplicaLoad | None:
-    """None where there is no news of it."""
+    """The load of one replica; None if it has not reported."""
     newest_s = max((points[-1][0] for points in series.values() if points), default=-math.inf)
     if newest_s < now_s - STALE_S:
         return None
@@ -104,7 +104,7 @@ def replica_load(series: Series, now_s: float) -> ReplicaLoad | None:
         return series[name][-1][1] if series.get(name) else 0.0
 
     def grown(name: str) -> float:
-        """The first point tells of the time before the window."""
+        """The growth of a counter. The first point is from before the window."""
         return sum(_since(series, name, newest_s - LOOK_BACK_S)[1:])
 
     return ReplicaLoad(
@@ -128,7 +128,7 @@ def replica_load(series: Series, now_s: float) -> ReplicaLoad | None:
 
 
 def report(now: EngineStats, before: EngineStats) -> dict[str, float]:
-    """One point of each series: gauges, and by how much the counters grew; an engine that begins again adds nothing."""
+    """One point of each series: gauges, and the growth of counters; a restarted engine adds nothing."""
     if now.steps < before.steps or now.requests < before.requests:
         before = now
     return {

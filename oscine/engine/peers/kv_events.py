@@ -1,5 +1,4 @@
-"""What the prefix cache stores and forgets, published over ZeroMQ as vLLM does it, so that whoever reads vLLM's events
-(routers of Dynamo and llm-d, and our own) reads these.
+"""Publishes the events of the prefix cache over ZeroMQ in vLLM's format, for the routers of Dynamo, llm-d and our own.
 
 A message has three frames: topic, number (8 bytes, big-endian, from 0) and MessagePack of [time, events, rank]. Events:
 
@@ -7,7 +6,7 @@ A message has three frames: topic, number (8 bytes, big-endian, from 0) and Mess
     ["BlockRemoved", hashes, "GPU"]
     ["AllBlocksCleared"]
 
-They are of the full-attention group, which decides how long a prefix can be. The first message of an engine's life is
+Events cover the full-attention group, which decides how long a prefix can be. The first message of an engine's life is
 AllBlocksCleared. Messages to a subscriber that does not keep up are dropped; it sees a gap in the numbers and asks the
 replay socket (a ROUTER), with an empty frame and the first number that it wants. It gets the messages that are kept,
 each as an empty frame, number and payload, and in the end the number -1 with an empty payload.
@@ -15,11 +14,11 @@ each as an empty frame, number and payload, and in the end the number -1 with an
 In a cluster the same socket carries statistics of the engine, under a topic of their own and in two frames, so that
 readers of events that take all topics can tell them apart.
 
-The hash of a page is an integer made of its digest's first 8 bytes: all readers take integers of 64 bits; bytes,
-which vLLM sends by default now, are refused by some and cut to their last 8 by others. No heartbeats are sent here, as
-not all readers' ZeroMQ knows them; a subscriber may send its own.
+The hash of a page is an integer, made of the first 8 bytes of its digest. All readers take integers of 64 bits. vLLM
+now sends bytes by default, which some readers refuse and others cut to their last 8. No heartbeats are sent, as the
+ZeroMQ of some readers lacks them; a subscriber may send its own.
 
-Publishing never waits. Knows nothing of requests, nor of who listens.
+Publishing never waits.
 """
 
 import threading
@@ -39,24 +38,24 @@ from oscine.types import EngineStats
 STATS_TOPIC = b"oscine-stats"
 END = (-1).to_bytes(8, "big", signed=True)  # number after the last message of a replay
 
-_MEDIUM = "GPU"  # the readers' name for the memory that the model runs from, whatever it is
+_MEDIUM = "GPU"  # the readers' name for the memory of the model, on any device
 _RANK = 0
-_MOST_UNSENT = 10_000  # messages to one subscriber; what it misses beyond, it asks for again
+_MOST_UNSENT = 10_000  # messages to one subscriber; it asks again for those that it missed
 KEPT_BYTES = 64 << 20  # of the messages kept for replays, which carry the tokens of long prompts
 
 _encode = msgpack.Encoder().encode
 
 
 def page_hash(digest: bytes) -> int:
-    """What events call the page whose prefix has this digest."""
+    """The hash in events of the page whose prefix has this digest."""
     return int.from_bytes(digest[:8], "big")
 
 
 class KVEvents:
-    """Collects events while a step is made and committed, and publishes them when it is flushed. One thread calls."""
+    """Collects events while a step is made and committed, and publishes them on flush. Called by one thread."""
 
     def __init__(self, options: PeerOptions, page_size: int) -> None:
-        """Raises ValueError for an endpoint that cannot be had."""
+        """Raises ValueError for an endpoint that cannot be bound."""
         self._page_size = page_size
         self._topic = options.kv_events_topic.encode()
         self._with_stats = options.host is not None
@@ -105,7 +104,7 @@ class KVEvents:
             self._send(STATS_TOPIC, _encode(stats))
 
     def _send(self, *frames: bytes) -> None:
-        """A third of the time that send_multipart takes, in the middle of a step."""
+        """Takes a third of the time of send_multipart, in the middle of a step."""
         for frame in frames[:-1]:
             self._socket.send(frame, zmq.SNDMORE)
         self._socket.send(frames[-1])
@@ -116,7 +115,7 @@ class KVEvents:
 
 
 class _Replay:
-    """Gives messages again, from a thread of its own: also while a step takes long, and no step waits for it."""
+    """Sends messages again, from a thread of its own. It answers during a long step, and no step waits for it."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], num_kept: int) -> None:
         self._context = context
@@ -154,7 +153,7 @@ class _Replay:
         try:
             while True:
                 client, *frames = self._socket.recv_multipart()
-                if len(frames) == 2 and len(frames[1]) == 8:  # else somebody who speaks another language
+                if len(frames) == 2 and len(frames[1]) == 8:  # other frames come from a stranger
                     self._give_again(client, frames[1])
         except zmq.ContextTerminated:
             self._socket.close()

@@ -1,27 +1,24 @@
-"""The parent of an engine process, at the other end of its stdin: the engine lives as long as that is open.
-
-Knows what the parent can want, and how the process ends; nothing of requests or clients.
-"""
+"""The parent of an engine process, at the other end of its stdin: the engine lives as long as that is open."""
 
 import contextlib
 import os
 import sys
 import threading
 
-STOP = b"stop\n"  # asks the engine to take its leave of its clients, and to end
+STOP = b"stop\n"  # asks the engine to notify its clients and to end
 
 
 class Parent:
     """Listens in a thread of its own, so that neither a long step nor a start is in the way."""
 
     def __init__(self, address: str) -> None:
-        """`address` is the engine's own, whose socket and folder nobody needs once it ends."""
+        """`address`: the engine's own; its socket and folder are removed at the end."""
         self.asks_to_stop = False
         self._address = address
         self._asked, self._ask = os.pipe()
 
     def listen(self) -> None:
-        """To be called once the socket is there: what ends the process before that would leave it behind."""
+        """Call it once the socket exists: an end of the process before that would leave the socket behind."""
         threading.Thread(target=self._listen, daemon=True).start()
 
     def fileno(self) -> int:
@@ -37,7 +34,7 @@ class Parent:
     def leave(self) -> None:
         """Ends the process at once: nothing in it is worth keeping."""
         socket = self._address.removeprefix("ipc://")
-        with contextlib.suppress(OSError):  # the folder may be somebody else's too, or gone with the parent
+        with contextlib.suppress(OSError):  # the folder may have other users, or be gone with the parent
             os.unlink(socket)
             os.rmdir(os.path.dirname(socket))
         os._exit(0)

@@ -1,7 +1,4 @@
-"""The outputs of one request on their way to the task that reads them, and the errors that can end them.
-
-Knows asyncio only: not where outputs come from, nor what their tokens mean.
-"""
+"""The outputs of one request on their way to the task that reads them, and the errors that can end them."""
 
 import asyncio
 from collections.abc import Callable
@@ -15,7 +12,7 @@ class EngineError(Exception):
     """The engine cannot serve; the message is one line and safe to show to a client."""
 
     def __init__(self, message: str | None, *, retry_after_s: float | None = None) -> None:
-        """`retry_after_s`: when the request may find a place, as far as somebody knows."""
+        """`retry_after_s`: estimated time until the request may find a place; None if unknown."""
         super().__init__(message)
         self.retry_after_s = retry_after_s
 
@@ -35,11 +32,11 @@ class Stay:
     replica: str
     asked_s: float  # when a place was asked for
     placed_s: float  # when this one was given
-    queue_s: float  # that the request waited for its turn in between
+    queue_s: float  # that the request was queued in between
     num_overlap_tokens: int  # that were believed to be cached there
     num_known_tokens: int  # generated before, elsewhere
     first_s: float = 0.0  # first output
-    left_s: float = 0.0  # when it had ended, or had to go on elsewhere
+    left_s: float = 0.0  # when it ended, or had to move
     num_tokens: int = 0  # generated here
     prefill: RemotePrefill | None = None  # how the prompt came here
 

@@ -1,4 +1,4 @@
-"""Decode attention: one query a sequence, the query heads of a key head packed into the rows of one tile.
+"""Decode attention: one query per sequence, with the query heads of a key head packed into the rows of one tile.
 
 A program takes one sequence, one key head and one split of the context: every NUM_SPLITS-th block, up to a length that
 is read at run time, so that a captured launch serves every length. With several splits (split-KV), each leaves its sum

@@ -1,4 +1,4 @@
-"""Decode attention on Hopper, in Gluon: one query a sequence, the eight query heads of a key head beside each other.
+"""Decode attention on Hopper, in Gluon: one query per sequence, with the eight query heads of a key head side by side.
 
 A program takes one sequence, one key head and one split of the context: every NUM_SPLITS-th page, up to a length that
 is read at run time. Pages of 64 keys and values arrive by TMA in a ring of stages; keys are the 64-row operand of
@@ -8,8 +8,8 @@ wgmma and query heads its 8 columns, then values (transposed) and probabilities:
     after it          the query and the last page, where this step's key and value are
     GROUP pages       s = K q;  m' = max(m, s);  p = 2^(s - m');  o = 2^(m - m') o + V^T p
 
-So little is left to do between the end of the projections and the result. With several splits the program that
-arrives last adds them up, as in decode.py, where the softmax is defined.
+So little work is left between the end of the projections and the result. With several splits the program that arrives
+last adds them up, as in decode.py, where the softmax is defined.
 
 Keys and values outside of the context or the window may be anything, NaN too: scores are masked, values zeroed.
 
@@ -43,7 +43,7 @@ class Context:
 
     pages: tma.tensor_descriptor  # [pages, 2, key heads, PAGE, HEAD_DIM]
     ring: gl.shared_memory_descriptor
-    arrived: gl.shared_memory_descriptor  # an mbarrier a stage
+    arrived: gl.shared_memory_descriptor  # one mbarrier per stage
     table_ptr: gl.tensor
     head: gl.tensor
     first: gl.tensor  # page of the program

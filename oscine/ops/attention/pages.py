@@ -1,6 +1,4 @@
-"""Where the keys of a sequence lie in the paged cache: addressing shared by the attention kernels.
-
-Knows page tables and strides; nothing of scores.
+"""Addresses of a sequence's keys in the paged cache, shared by the attention kernels.
 
 N is the number of keys of a block.
 """
@@ -24,8 +22,8 @@ def key_rows(
 ):
     """Element offsets of the keys first + index of one head and layer, and which of them come before end.
 
-    index: 0 .. N - 1 in any shape. table_ptr: this sequence's row of page ids. ALIGNED promises that the block lies
-    in one page (first is a multiple of N, and PAGE too), which is then given instead of one lookup a key.
+    index: 0 .. N - 1 in any shape. table_ptr: this sequence's row of page ids. ALIGNED promises that the block lies in
+    one page (first is a multiple of N, and PAGE too), which is then given instead of one lookup per key.
     """
     inside = first + index < end
     if ALIGNED:

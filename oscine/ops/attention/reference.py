@@ -82,7 +82,7 @@ def _attend_single_tokens(
     sinks_GR: Tensor,
     window: int | None,
 ) -> Tensor:
-    """One query a sequence. Only pages in use are read: W of them; scores are padded to the longest sequence."""
+    """One query per sequence. Only the W pages in use are read; scores are padded to the longest sequence."""
     device, page_size = q_SGRD.device, kv_pages.shape[3]
     num_sequences, (num_kv_heads, repeats) = q_SGRD.shape[0], sinks_GR.shape
     most = max(last - first for first, last in spans)

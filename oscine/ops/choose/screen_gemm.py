@@ -1,9 +1,9 @@
 """Logits of int8 weights on Hopper, in Gluon: half the bytes of the head, exact in what is multiplied.
 
-Rows' weights have a scale each, and so have tokens, of which there are two int8 planes: x = scale (128 high + low). The
-planes lie beside each other as columns of the tensor cores' operand, whose sums are integers.
+Each row of weights has a scale, and so has each token. A token is two int8 planes: x = scale (128 high + low). The
+planes are adjacent columns of the tensor cores' operand, whose sums are integers.
 
-Knows tiles and planes; not how good the logits are, nor what becomes of them (screened.py).
+screened.py bounds the error of the logits, and uses them.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class ScreenTile:
 
     max_tokens: int  # half the columns of the tensor cores' operand
     rows: int  # weight rows of a program
-    chunks: int  # of 128 columns a stage
+    chunks: int  # of 128 columns per stage
     stages: int  # at most; under way in each program
     warps: int  # 4 for each 64 or 128 rows
 

@@ -1,12 +1,12 @@
-"""What the programs of the Hopper experts' GEMM compute: entries, tiles and pairs.
+"""The work of the programs of the Hopper experts' GEMM: entries, tiles and pairs.
 
 A tile is (entry, row tile, split of k); an entry is up to N rows of tokens, sorted by expert, of one expert. h has a
 row for each pair (token, which of its experts), an entry's beside each other. With so few pairs that a warp can hold
 them, nothing is sorted: an entry is an expert that some token chose, and GEMM 1's columns are all tokens, or that token
-alone and zeros. It drops what comes out for those that did not choose the expert, and notes which pair became which row
-of h, so that GEMM 2 finds all as if it had been sorted. The entries of a single token are its experts.
+alone and zeros. GEMM 1 drops the results of tokens that did not choose the expert. It notes the row of h of each pair,
+so that GEMM 2 finds the rows as if they had been sorted. The entries of a single token are its experts.
 
-Knows routing tables and how work is divided; nothing of weights, barriers or registers (hopper_gemm.py).
+hopper_gemm.py has the weights, barriers and registers.
 """
 
 import math
@@ -28,8 +28,9 @@ class Config:
     PLANES: gl.constexpr  # tokens, and h, are two planes of FP8, which are two columns; else fp16
     UNITS: gl.constexpr  # units of k in a stage
     STAGES: gl.constexpr
-    HALVES: gl.constexpr  # a tile of at most N / 2 tokens (DIRECT: one; N 128: N / 4 too) has a loop of its own
-    DYNAMIC: gl.constexpr  # tile scheduler: a program takes its tiles one by one, else every num_programs-th
+    # short tiles have loops of their own: up to N / 2 tokens; DIRECT, one token; N 128, up to N / 4 too
+    HALVES: gl.constexpr
+    DYNAMIC: gl.constexpr  # dynamic tile scheduler: a program takes tiles one by one, else every num_programs-th
     SPLITS: gl.constexpr  # parts of k that become separate partial sums
     K_UNITS: gl.constexpr
     UNIT_ROWS: gl.constexpr  # of one expert
@@ -86,7 +87,7 @@ class Config:
 
 @aggregate
 class Entries:
-    """What there is to compute, after gdc_wait; each thread of a DIRECT kernel remembers a pair."""
+    """All entries to compute, after gdc_wait; each thread of a DIRECT kernel holds one pair."""
 
     table_ptr: gl.tensor
     count: gl.tensor
@@ -227,7 +228,7 @@ NEXT_TILE = gl.constexpr("""{
 
 @gluon.jit
 def next_tile(tile_counters_ptr):
-    """The next tile that no program has; the first of each are its own."""
+    """The next free tile; the first tile of each program is fixed."""
     taken = gl.inline_asm_elementwise(
         NEXT_TILE, "=&r,l", [tile_counters_ptr.to(gl.int64)], dtype=gl.int32, is_pure=False, pack=1
     )
@@ -244,7 +245,7 @@ def note_order(tile, order_ptr, WARPS: gl.constexpr):
 
 @gluon.jit
 def rows_of(cfg, tile, column):
-    """The rows of h that GEMM 1's columns become, and which of them are somebody's."""
+    """The rows of h of GEMM 1's columns, and which of them belong to a pair."""
     if cfg.DIRECT:
         pair = column * cfg.EXPERTS_PER_TOKEN  # the token's first; at most one of its pairs is a member
         chosen = (tile.members >> pair) & ((1 << cfg.EXPERTS_PER_TOKEN) - 1)
@@ -258,7 +259,7 @@ def rows_of(cfg, tile, column):
 
 @gluon.jit
 def pairs_of(cfg, tile, column, order_ptr):
-    """GEMM 2's columns: their pairs, and which of them there are."""
+    """GEMM 2's columns: their pairs, and which of them exist."""
     wanted = column < tile.rows
     pair = tile.first + column if cfg.SINGLE else gl.load(order_ptr + tile.first + column, wanted, other=0)
     return pair, wanted

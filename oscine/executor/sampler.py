@@ -1,8 +1,8 @@
 """Sampling parameters of the running sequences, and what a step samples with them.
 
-Knows which rows need what, so that a row pays only for what it asks: greedy rows cost an argmax, and histories exist
-only for sequences with penalties. The arithmetic itself is an op. Nothing here waits for the device. Suffixes as in
-ops/interface.py.
+Greedy rows cost an argmax, and histories exist only for sequences with penalties. One row with penalties or
+log-probabilities makes all rows sampled with it pay for them. The arithmetic itself is an op. Nothing here waits for
+the device. Suffixes as in ops/interface.py.
 """
 
 from collections.abc import Callable
@@ -40,7 +40,7 @@ class PenaltyState:
 
 @dataclass(frozen=True, slots=True)
 class Bias:
-    """What is added to the logits of one sequence; -inf forbids."""
+    """Values added to the logits of one sequence; -inf forbids."""
 
     token_ids: list[int]
     values: list[float]
@@ -49,7 +49,7 @@ class Bias:
 
 
 class AllowedTokens(NamedTuple):
-    """What grammars allow in the rows of a step."""
+    """The tokens that grammars allow in the rows of a step."""
 
     masks_KW: Tensor  # as SamplingBatch.allowed_KW
     row_N: ColumnArray  # as SamplingBatch.allowed_row_N
@@ -85,7 +85,7 @@ class Sampler:
             self._histories[slot] = self._history(new)
 
     def wants_argmax(self, slots_N: IntArray) -> bool:
-        """Whether all that these rows ask for is the most probable token."""
+        """Whether these rows need only the most probable token."""
         return not (self._temperature[slots_N].any() or self._wants_logits(slots_N))
 
     def _wants_logits(self, slots_N: IntArray) -> bool:
@@ -134,7 +134,7 @@ class Sampler:
     def sample(
         self, logits_NV: Tensor, slots_N: IntArray, positions_N: IntArray, allowed: AllowedTokens | None = None
     ) -> Sampled:
-        """One token a row, to stand at the given position of its slot; log-probabilities if any row asked for them."""
+        """One token per row, for the given position of its slot; log-probabilities if any row asked for them."""
         most_logprobs = int(self._num_logprobs[slots_N].max())
         parts = []
         for start in range(0, len(slots_N), SAMPLED_AT_ONCE):

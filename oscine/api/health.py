@@ -1,4 +1,4 @@
-"""Whether the server lives, serves, and which version it is. Needs no API key."""
+"""Liveness, readiness and version of the server. Needs no API key."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ class Health:
         self.service = service
 
     async def live(self, request: Request) -> JSONResponse:
-        """Not any more once all engines have failed for good: then only a new server helps."""
+        """False once all engines have failed for good: then only a new server helps."""
         failed = self.service.failed
         return JSONResponse({"status": "failed" if failed else "live"}, 503 if failed else 200)
 

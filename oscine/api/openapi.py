@@ -1,7 +1,4 @@
-"""/openapi.json, made from the table of endpoints, and /docs, a page that shows it.
-
-Knows operations and msgspec's schemas; nothing of what an endpoint does.
-"""
+"""/openapi.json, made from the table of endpoints, and /docs, a page that shows it."""
 
 import re
 from collections.abc import Sequence
@@ -39,7 +36,7 @@ _STATUSES = {
 
 
 def describe(operations: Sequence[Operation], *, keys: bool) -> dict[str, Any]:
-    """The OpenAPI 3.1 document. `keys`: whether the server asks for them."""
+    """The OpenAPI 3.1 document. `keys`: whether the server requires them."""
     kinds = [kind for o in operations for kind in (o.body, o.answer, o.error, *o.other.values())]
     types = [kind for kind in kinds if isinstance(kind, type)]
     _, schemas = msgspec.json.schema_components(list(dict.fromkeys(types)), ref_template=_REF)
@@ -54,7 +51,7 @@ def describe(operations: Sequence[Operation], *, keys: bool) -> dict[str, Any]:
 
 
 def plain_path(operation: Operation) -> str:
-    """Without the converters of parameters: /v1/models/{name}."""
+    """The path without converters of parameters: /v1/models/{name}."""
     return _PARAMETER.sub(r"{\1}", operation.path)
 
 

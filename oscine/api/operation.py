@@ -1,4 +1,4 @@
-"""One line of the table of endpoints: what a path and a method lead to, and what travels over them."""
+"""One line of the table of endpoints: path, method, handler, and the types of body, query and answers."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ class Operation:
     answer: type | str = "application/json"  # the msgspec struct of the answer's JSON, or a media type
     open: bool = False  # whether it needs no API key
     error: type = Error  # the struct of its errors
-    query: Any = None  # the msgspec struct of what may stand behind the question mark
+    query: Any = None  # the msgspec struct of the query parameters
     other: Mapping[str, type] = field(default_factory=dict)  # statuses that are answered with other structs
 
     @property

@@ -1,6 +1,6 @@
 """The playground: one static page at `/` and its files, read once at start and served from memory.
 
-Knows files and HTTP caches; the page itself is in oscine/web and talks to the API as any client does.
+The page itself is in oscine/web, and talks to the API as any client does.
 """
 
 import hashlib

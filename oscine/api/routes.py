@@ -1,7 +1,4 @@
-"""Every endpoint, one line each: the router, the check of keys and /openapi.json are made from this table.
-
-Knows which path leads where and what travels over it; not how an endpoint does its work.
-"""
+"""Every endpoint, one line each. The router, the check of keys and /openapi.json are made from this table."""
 
 from oscine.api.anthropic.endpoint import AnthropicMessages, CountTokens
 from oscine.api.anthropic.schemas import CountTokensRequest, MessagesRequest

@@ -1,4 +1,4 @@
-"""How a command fails: one line on stderr and an exit status."""
+"""The failure of a command: one line on stderr and an exit status."""
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 

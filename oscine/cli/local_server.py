@@ -13,7 +13,7 @@ from oscine.types import EngineInfo
 
 
 class LocalServer:
-    """Context manager that gives the server's URL once it is ready. Raises CommandError when it cannot start.
+    """Context manager that gives the server's URL once it is ready. Raises CommandError if it cannot start.
 
     Its port should be 0: any that is free.
     """

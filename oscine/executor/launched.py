@@ -1,4 +1,4 @@
-"""A step that is on its way: what the device was asked for, and the result once it has come back."""
+"""A launched step: its outputs on the way from the device, and the result once they have arrived."""
 
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ class PromptRows:
 
 @dataclass(frozen=True, slots=True)
 class LaunchedStep:
-    """Everything on the host is there to be read when `done` has passed."""
+    """All tensors are on the host and may be read once `done` has passed."""
 
     step: int
     slots_S: IntArray
@@ -32,7 +32,7 @@ class LaunchedStep:
     done: Mark
 
     def token_ids(self) -> list[int]:
-        """Of the sampled rows. Waits."""
+        """The ids of the sampled rows. Waits."""
         self.done.wait()
         ids: list[int] = [] if self.sampled is None else self.sampled.token_ids_N.tolist()
         return ids

@@ -1,9 +1,8 @@
 """Grammars of running sequences: which tokens may come next, by llguidance.
 
 GrammarCache holds compiled grammars for one vocabulary. Constraints holds one matcher per slot, and advances it by the
-sampled tokens. Knows tokens and bits; no logits, no device, nothing of what a grammar says. A sequence that cannot
-follow its grammar goes on without it, and its error says why; the engine ends the sequence. llguidance is loaded only
-where there is a vocabulary.
+sampled tokens. A sequence that cannot follow its grammar continues without it, and gets an error; the engine ends the
+sequence. llguidance is loaded only if there is a vocabulary.
 
 Shape suffixes: K constrained rows, W words of 32 tokens. Bit t % 32 of word t // 32 says whether token t may come.
 """
@@ -36,15 +35,15 @@ ANYTHING = "start: /(?s:.*)/"  # the grammar of any text
 
 TOKENIZER = "tokenizer.json"
 _END = "<|endoftext|>"
-_MOST_COMPILED = 512  # grammars that are kept, some 20 to 200 KB each
-_COMPILERS = 2  # threads: what takes long does not hold up what does not
+_MOST_COMPILED = 512  # cached grammars, some 20 to 200 KB each
+_COMPILERS = 2  # threads: a slow grammar does not delay a fast one
 _MOST_THREADS = 16  # that make masks
 _UNTRIED = (UndecidedError, TooManyGrammarsError, OSError)  # raised for a grammar without a verdict
 # All sequences wait for the slowest mask. An ordinary token takes well under a millisecond of CPU time.
 _STEP_S = 0.02  # CPU time allowed per token of a sequence
 _MOST_DEBT_S = 0.3  # CPU time beyond that which a sequence may accumulate
-# Sets of tokens that are looked at together where all of them may come: spaces, and text of up to so many characters
-# that needs no escape in JSON. With few lengths, strings of a largest length take twice the time.
+# Sets of tokens that are checked together where all of them are allowed: spaces, and text of up to this many characters
+# without JSON escapes. With few lengths, strings with a maximum length take twice the time.
 _TEXT = r'[^"\\\x00-\x1F\x7F]'
 _SLICES = [
     r"[\x20\x0A\x0D\x09]+",
@@ -138,7 +137,7 @@ class GrammarCache:
         return compiled
 
     def _make_room(self) -> None:
-        """Forgets what was asked for longest ago, but nothing that is still awaited: it would be compiled in vain."""
+        """Forgets the least recently used grammars, except those that are still awaited."""
         while len(self._compiled) >= _MOST_COMPILED:
             oldest = next((grammar for grammar, compiled in self._compiled.items() if compiled.done()), None)
             if oldest is None:
@@ -182,7 +181,7 @@ class _Live:
     """The grammar of one sequence, at the last token known here."""
 
     matcher: "LLMatcher"
-    stop_token_ids: tuple[int, ...]  # not to be sampled before min_end, if there is anything else
+    stop_token_ids: tuple[int, ...]  # not sampled before min_end, unless no other token is allowed
     min_end: int  # position
     debt_s: float = 0.0  # CPU time of its tokens beyond _STEP_S per token
     sampled: Callable[[], int] | None = None  # the token that was sampled since, once it is known
@@ -246,7 +245,7 @@ class Constraints:
         return [row for row, slot in enumerate(slots) if slot in self._live]
 
     def fill(self, slots_K: Sequence[int], positions_K: Sequence[int], masks_KW: ColumnArray) -> None:
-        """What may come at the given positions of slots that `advance` found to be constrained."""
+        """Fills the masks of constrained slots (see `advance`) for the given positions."""
         from llguidance.numpy import fill_next_token_bitmask_par
 
         matchers = [self._live[slot].matcher for slot in slots_K]
@@ -320,7 +319,7 @@ def _most_threads() -> int:
 
 
 def _forbid(mask_W: ColumnArray, token_ids: Iterable[int]) -> None:
-    """Takes tokens out of a mask, unless it has no others."""
+    """Removes tokens from a mask, unless it has no others."""
     left_W = mask_W.view(np.uint32).copy()
     for token in token_ids:
         if token < 32 * len(left_W):

@@ -1,7 +1,7 @@
 """Moves arrays between host and device without making either wait.
 
-Pinned memory comes from torch's caching host allocator: it gives a block out again only when every copy that was
-started from or into it is done, so nothing here is overwritten too early. On a CPU everything is already there.
+Pinned memory comes from torch's caching host allocator. It reuses a block only when every copy from or into it is done,
+so no buffer is overwritten too early. On a CPU there is nothing to move.
 """
 
 import numpy as np
@@ -34,7 +34,7 @@ def upload_into(out: Tensor, array: NDArray[np.generic]) -> None:
 
 
 def download(tensor: Tensor) -> Tensor:
-    """On the host, in pinned memory; to be read only after a Mark that was set later has passed."""
+    """A copy on the host, in pinned memory. Read it only after a later Mark has passed."""
     return tensor.to("cpu", non_blocking=True)
 
 
@@ -48,6 +48,6 @@ class Mark:
             self._event.record()
 
     def wait(self) -> None:
-        """Until the device has done all that was queued before the mark."""
+        """Waits until the device has done all work queued before the mark."""
         if self._event is not None:
             self._event.synchronize()

@@ -1,6 +1,6 @@
 """The JSON of Anthropic's Messages API, as msgspec structs. Values are checked in request.
 
-oscine.api.serving.parameters says what is done with each parameter.
+oscine.api.serving.parameters defines the treatment of each parameter.
 """
 
 from typing import Annotated, Any, Literal
@@ -64,7 +64,7 @@ class OutputConfig(Struct):
 
 
 class CountTokensRequest(Struct, kw_only=True):
-    """What there is to read. None is "not given" throughout."""
+    """The parameters of a prompt. None is "not given" throughout."""
 
     model: Annotated[str, about("The name of a model.")]
     messages: Annotated[list[AnthropicMessage], about("The conversation so far, the newest message last.")]

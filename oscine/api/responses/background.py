@@ -1,4 +1,4 @@
-"""Responses that are made without a client that waits: started, read while they grow, cancelled."""
+"""Background responses, made without a waiting client: started, read while they grow, cancelled."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -12,7 +12,7 @@ FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0  # between attempts to store an ende
 
 
 class BackgroundRun(Protocol):
-    """What makes one; see ResponseRun."""
+    """The work of one response; see ResponseRun."""
 
     events: ResponseEvents
     begun: asyncio.Event
@@ -27,7 +27,7 @@ class BackgroundRun(Protocol):
 
     @property
     def ended(self) -> bool:
-        """Whether what is left to do is to store it and to tell."""
+        """Whether only its storage and the notification are left."""
         ...
 
     async def run(self, write: Write | None) -> None: ...
@@ -38,7 +38,7 @@ class BackgroundRun(Protocol):
 
 
 class BackgroundResponse:
-    """One of them, from its begin to its end."""
+    """One background response, from its start to its end."""
 
     def __init__(self, run: BackgroundRun) -> None:
         self.run = run
@@ -58,7 +58,7 @@ class BackgroundResponse:
             self._news.notify_all()
 
     async def events(self, number: int) -> AsyncIterator[bytes]:
-        """Those from a number on, as they come."""
+        """The events from a number on, as they come."""
         events = self.run.events
         while True:
             async with self._news:
@@ -71,7 +71,7 @@ class BackgroundResponse:
                 return
 
     async def cancel(self, *, by_client: bool) -> None:
-        """Returns when it has ended, and is stored."""
+        """Cancels it. Returns when it has ended and is stored."""
         if not self.run.ended:
             self.run.cancelling = by_client
             self.task.cancel()

@@ -1,6 +1,6 @@
 """The input of a response: its items as they are listed and stored, and the conversation that items are.
 
-Knows every type of item that a client may send back. Must not know where stored items come from.
+This module knows every type of item that a client may send back. Stored items are passed in.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -133,7 +133,7 @@ def _input_item(item: Object, stored: dict[str, Object], where: str) -> Object:
 
 
 def _parts(content: Any, *, by_assistant: bool) -> Any:
-    """The content of a message as it is listed; what is no content at all is left to be refused."""
+    """The content of a message in its listed form; a malformed one is kept, to be refused later."""
     if isinstance(content, str):
         content = [{"type": "output_text" if by_assistant else "input_text", "text": content}]
     if not by_assistant or not isinstance(content, list):
@@ -145,7 +145,7 @@ def _parts(content: Any, *, by_assistant: bool) -> Any:
 
 
 class ItemHistory:
-    """Puts items together to messages: what the model said in one go is one message."""
+    """Joins items to messages: consecutive items of the model are one message."""
 
     def __init__(self) -> None:
         self._messages: list[chat.Message] = []
@@ -198,7 +198,7 @@ class ItemHistory:
                 self._builtin(chat.BuiltinCall(recipient, mcp.arguments, "commentary"), answer)
 
     def _flush(self) -> None:
-        """Ends what the model said in one go."""
+        """Ends the current message of the model."""
         if self._reasoning is not None or self._content is not None or self._calls:
             content, calls = self._content or "", tuple(self._calls)
             self._messages.append(chat.Message("assistant", content, self._reasoning, calls))

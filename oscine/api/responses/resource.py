@@ -1,7 +1,4 @@
-"""The response object: what was asked for, how it stands, and what came of it; and what is stored with it.
-
-Knows the JSON of a response. What an item is, and how it came about, it does not.
-"""
+"""The JSON of a response object (its parameters, status and output), and the record that is stored with it."""
 
 import time
 from collections.abc import Collection, Sequence
@@ -23,11 +20,11 @@ ENDED = frozenset(TERMINAL)
 
 
 class KeptResponse(Struct):
-    """A response as it is stored, with what only the server needs to know of it."""
+    """A response as it is stored, with data for the server alone."""
 
-    response: Object  # with all that an `include` may ask for
+    response: Object  # with all parts that `include` may ask for
     calls: dict[str, list[str]]  # of built-in tools; see History.add
-    tools: Object  # state of the toolbox, to go on with
+    tools: Object  # state of the toolbox, for the next response
 
 
 class KeptItem(Struct):
@@ -96,7 +93,7 @@ def with_output(response: Object, items: Sequence[Object], include: Collection[s
 
 
 def usage(*, prompt: int, cached: int, completion: int, reasoning: int) -> Object:
-    """`prompt` are all tokens that the model read, tools' results too, each once."""
+    """`prompt`: all tokens that the model read, results of tools included, each once."""
     return {
         "input_tokens": prompt,
         "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
@@ -107,12 +104,12 @@ def usage(*, prompt: int, cached: int, completion: int, reasoning: int) -> Objec
 
 
 def failure(error: APIError) -> Object:
-    """An error within a response, which knows few codes."""
+    """An error within a response. The API has few codes for it."""
     return {"code": "rate_limit_exceeded" if error.status == 429 else "server_error", "message": error.message}
 
 
 def interrupted(body: bytes) -> bytes:
-    """The stored response of a server that died, as it is found afterwards."""
+    """The stored response of a server that died, marked as failed."""
     kept = msgspec.json.decode(body, type=KeptResponse)
     error = {"code": "server_error", "message": "The server stopped while this response was being made."}
     kept.response |= {"status": "failed", "error": error}

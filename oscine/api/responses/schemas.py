@@ -1,7 +1,7 @@
 """The JSON of requests for responses, their query parameters and their answers, as msgspec structs.
 
-Items of the input and tools are plain objects here: clients send types that no server knows, and what they sent is kept
-as it came. input and tools read them. The structs of answers are for /openapi.json alone.
+Items of the input and tools are plain objects here: clients send types that no server knows, and these are kept
+unchanged. input and tools read them. The structs of answers are for /openapi.json alone.
 """
 
 from typing import Annotated, Any, Literal, TypeVar
@@ -85,7 +85,7 @@ class ResponseRequest(SamplingFields, kw_only=True):
 
 
 class NoQuery(Struct):
-    """Nothing; the request can be refused all the same."""
+    """No query parameters. The request may still be refused with 400."""
 
 
 class RetrieveQuery(Struct):

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 MEMORY = ":memory:"
 WRITE_S = 5.0  # after which a write has failed
-_RUNNERS = "-runners"  # suffix of the file beside the database that says which servers live
+_RUNNERS = "-runners"  # suffix of the file beside the database that shows which servers live
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS responses (
     id TEXT PRIMARY KEY,
@@ -73,7 +73,7 @@ T = TypeVar("T")
 class StoredResponse:
     id: str
     owner: str  # the only owner for which it is found
-    previous: str | None  # the response whose conversation this one goes on with
+    previous: str | None  # the response whose conversation this one continues
     created_s: float  # Unix time
     running: bool
     body: bytes  # the response as JSON, with all that an `include` may ask for
@@ -85,7 +85,8 @@ class ResponseStore:
     """One database. All methods raise APIError 503 when it cannot be reached."""
 
     def __init__(self, path: str, max_bytes: int, max_age_s: float) -> None:
-        """`path` may be MEMORY. When the responses outgrow `max_bytes`, those that were used longest ago go first."""
+        """`path` may be MEMORY. When the responses outgrow `max_bytes`, the least recently used ones are deleted
+        first."""
         self._path = path
         self._max_bytes = max_bytes
         self._max_age_s = max_age_s
@@ -118,7 +119,8 @@ class ResponseStore:
         return found[0] if found else None
 
     async def chain(self, response_id: str, owner: str) -> list[StoredResponse]:
-        """The response and all that it goes on with, the oldest first; what begins with a `previous` has lost it."""
+        """The response and all earlier ones of its conversation, the oldest first. If the oldest has a `previous`, that
+        one is lost."""
         found = await self._read(lambda: self._get(_CHAIN, response_id, owner))
         self._writer.submit(self._mark_used, [response.id for response in found])
         return found
@@ -128,7 +130,7 @@ class ResponseStore:
         return await self._read(lambda: self._items(ids, owner))
 
     async def delete(self, response_id: str, owner: str) -> bool:
-        """Whether there was one."""
+        """Deletes a response. Returns whether it existed."""
         return await self._write(lambda: self._delete(response_id, owner))
 
     async def _read(self, work: Callable[[], T]) -> T:
@@ -159,7 +161,7 @@ class ResponseStore:
             Path(self._path).parent.mkdir(0o700, parents=True, exist_ok=True)
             Path(self._path).touch(0o600)
         self._db = self._connect()
-        self._db.execute("PRAGMA schema_version")  # fails for a file that is no database, and leaves it unchanged
+        self._db.execute("PRAGMA schema_version")  # fails for a file that is not a database, and leaves it unchanged
         if self._path != MEMORY:
             Path(self._path + _RUNNERS).touch(0o600)
             for suffix in ("", "-wal", "-shm", _RUNNERS):

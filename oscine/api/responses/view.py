@@ -1,4 +1,4 @@
-"""How much of an item a client is shown: what `include` asks for, and what goes without saying."""
+"""The parts of an item that a client sees: by default, and by `include`."""
 
 import base64
 import binascii
@@ -17,11 +17,11 @@ _KNOWN = {
     *(OUTPUTS, SOURCES, LOGPROBS, SEALED_REASONING, "web_search_call.results"),
     *("file_search_call.results", "message.input_image.image_url", "computer_call_output.output.image_url"),
 }
-_SEAL = "oscine-1:"  # what we wrote, other servers did not
+_SEAL = "oscine-1:"  # marks our own texts, not those of other servers
 
 
 def included(names: Sequence[str] | None) -> frozenset[str]:
-    """Raises APIError for a name that the API does not have; some ask for what no item here has."""
+    """Raises APIError for an unknown name. Some known names ask for parts that no item here has."""
     for i, name in enumerate(names or ()):
         if name not in _KNOWN:
             raise invalid(f"include[{i}]", f"{name!r} is not one of {', '.join(sorted(_KNOWN))}")
@@ -29,7 +29,7 @@ def included(names: Sequence[str] | None) -> frozenset[str]:
 
 
 def shown(item: Object, include: Collection[str]) -> Object:
-    """The item itself, or a copy that has more or less of it."""
+    """The item itself, or a copy with more or fewer parts."""
     kind = item["type"]
     if kind == "code_interpreter_call" and OUTPUTS not in include:
         return {**item, "outputs": None}

@@ -12,7 +12,7 @@ from oscine.api.serving.schemas import ContentPart
 def content_text(content: str | list[ContentPart] | None, kinds: Collection[str], where: str) -> str:
     """`kinds` are the types of parts that are read, `where` the path of the message.
 
-    Raises APIError for a part of another type, and for one that says nothing.
+    Raises APIError for a part of another type, and for an empty one.
     """
     if content is None or isinstance(content, str):
         return content or ""

@@ -18,7 +18,7 @@ _Call = tuple[str, str]  # owner and id
 
 
 class ReasoningMemory:
-    """Forgets the oldest first: what is above MOST_CALLS or MOST_BYTES, and all that is older than LONGEST_S."""
+    """Forgets the oldest first: above MOST_CALLS or MOST_BYTES, and after LONGEST_S."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -52,7 +52,7 @@ class ReasoningMemory:
             self.num_bytes -= _size(self._kept.pop(call)[0])
 
     def restore(self, owner: str, conversation: Conversation) -> Conversation:
-        """The conversation with the reasoning that its calls lack and that is still known."""
+        """The conversation with the missing reasoning of its calls, as far as it is still known."""
         self._shrink(self._clock())
         messages = conversation.messages
         if not any(message.tool_calls and not message.reasoning for message in messages):

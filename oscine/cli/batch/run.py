@@ -1,7 +1,4 @@
-"""A batch against a server: requests go out, so many at once; what comes back is written down as it comes.
-
-Knows HTTP as a client, and when to ask again; not what files look like.
-"""
+"""A batch against a server: a bounded number of requests at once; answers are written in order of arrival."""
 
 import asyncio
 import contextlib
@@ -16,7 +13,7 @@ from oscine.cli.batch.files import BadLine, BatchInput, BatchOutput, BatchReques
 from oscine.cli.error import CommandError
 from oscine.cli.server_url import DIRECT
 
-PATIENCE_S = 120.0  # that a server may refuse one request again and again, or be out of reach
+PATIENCE_S = 120.0  # that a server may keep refusing one request, or be out of reach
 _DELAYS_S = (0.5, 30.0)  # before asking again: at first, at most
 _FAILURES = 3  # of the engine during one request; then the request is to blame
 _BUSY = (429, 503, 529)  # 529 is Anthropic's
@@ -83,7 +80,7 @@ class BatchRun:
             else:
                 await self._answer(line)
                 continue
-            await asyncio.sleep(0)  # for the others: the next million lines may be such lines too
+            await asyncio.sleep(0)  # lets other tasks run: the next million lines may be such lines too
 
     async def _answer(self, request: BatchRequest) -> None:
         response = await self._ask(request)
@@ -94,7 +91,7 @@ class BatchRun:
         self._tokens += _tokens(body)
 
     async def _ask(self, request: BatchRequest) -> httpx.Response:
-        """Until the server takes the request: it may be full, or starting again."""
+        """Repeats the request until the server takes it: the server may be full, or restarting."""
         give_up_s = time.monotonic() + PATIENCE_S
         delay_s, longest_s = _DELAYS_S
         failures = 0
@@ -140,7 +137,7 @@ class BatchRun:
 
 
 def _json(response: httpx.Response) -> Any:
-    """The body; as a text where a proxy answered something else."""
+    """The body; as a text if a proxy answered something other than JSON."""
     try:
         return msgspec.json.decode(response.content)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -148,7 +145,7 @@ def _json(response: httpx.Response) -> Any:
 
 
 def _tokens(body: Any) -> int:
-    """Generated, as the usage says."""
+    """Generated tokens, by the usage of the answer."""
     usage = body.get("usage") if isinstance(body, dict) else None
     usage = usage if isinstance(usage, dict) else {}
     count = usage.get("completion_tokens", usage.get("output_tokens"))

@@ -85,7 +85,7 @@ def _server(url: str | None, model: str) -> AbstractContextManager[str]:
         return nullcontext(url)
     from oscine.cli.local_server import LocalServer
 
-    # The embedded model is there in a moment and starts without a word.
+    # The embedded model starts in a moment, so it is started without a message.
     engine = EngineOptions(model=ModelOptions(model=model), quiet=model == NANO)
     return LocalServer(Config(engine, ServerOptions(port=0, drain_s=0.0, log_level="warning")))
 

@@ -1,7 +1,4 @@
-"""The chat's end of the wire: messages go to a server, the answer streams into the terminal.
-
-Knows the chat completions API as a client; starts nothing.
-"""
+"""The client side of the chat: messages go to a server's chat completions, and the answer streams into the terminal."""
 
 import json
 import time
@@ -57,7 +54,7 @@ class Conversation:
     def ask(self, prompt: str) -> None:
         """Streams the answer. Raises CommandError when the server cannot be asked or fails; ctrl-C passes through.
 
-        What was said until then stays part of the conversation.
+        The text up to then stays part of the conversation.
         """
         question = {"role": "user", "content": prompt}
         answer = None

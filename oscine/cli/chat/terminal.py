@@ -1,7 +1,4 @@
-"""What `oscine chat` writes: reasoning dimmed, then the answer; plain text when it is not a terminal that reads it.
-
-Knows escape codes; not where the text comes from.
-"""
+"""The output of `oscine chat`: dimmed reasoning, then the answer; plain text if the output is not a terminal."""
 
 from typing import TextIO
 

@@ -1,9 +1,9 @@
-"""What it would cost to run a request on a replica: the work before its first token, and its share of later steps.
+"""The cost of a request on a replica: the work before its first token, and its share of later steps.
 
-Pure policy over plain records. Knows nothing of events, of queues in front of the replicas, or of Ray.
+Pure policy over plain records.
 
-The form is that of the KV router of NVIDIA Dynamo, whose cost of a worker is weight x prefill blocks (new and queued)
-plus the blocks that it decodes on; here in tokens, with requests and the state of the cache as further terms.
+The form is that of NVIDIA Dynamo's KV router: weight x prefill blocks (new and queued) plus decode blocks. Here the
+unit is tokens, and requests and the state of the cache are further terms.
 """
 
 import hashlib
@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ReplicaLoad:
-    """What a replica has to do, as far as is known: its last report, and what was placed on it since."""
+    """The known load of a replica: its last report, and the requests placed on it since."""
 
     replica: str
-    queued_tokens: int = 0  # not yet computed of requests that wait or run
-    active_tokens: int = 0  # known of the requests that run
-    num_requests: int = 0  # that wait or run
+    queued_tokens: int = 0  # prompt tokens not yet computed, of waiting and running requests
+    active_tokens: int = 0  # tokens of running requests
+    num_requests: int = 0  # waiting and running
     capacity_tokens: int = 0  # of its full pages; 0: unknown
     held_tokens: int = 0  # of full pages that live requests hold
     cached_tokens: int = 0  # of pages that its prefix cache knows
@@ -26,26 +26,28 @@ class ReplicaLoad:
 
 @dataclass(frozen=True, slots=True)
 class CostWeights:
-    """Of each term, in tokens of prefill: one is what it takes to compute a token of a prompt."""
+    """The weight of each term, in tokens of prefill: 1 is the cost of one prompt token."""
 
-    missing: float = 1.0  # a token of the prompt that its cache lacks
-    # A token that others still want computed there: it comes first. But it has to be computed in any case, so that
-    # waiting for pages that are on their way beats computing them a second time.
+    missing: float = 1.0  # per token of the prompt that its cache lacks
+    # Per queued token of other requests, which is computed first. It is below 1, because queued tokens must be computed
+    # in any case. So waiting for pages that are being computed is better than computing them a second time.
     queued: float = 0.75
-    # A token that decoding requests attend to. It is read once a step, for as many steps as the request lives, wherever
-    # that is: unlike a missing token it makes no work, but shared evenly the work is done sooner.
+    # Per token in the context of decoding requests. It is read once per step for the life of its request, on any
+    # replica. So unlike a missing token it adds no work, but an even share of this work ends sooner.
     active: float = 0.03
-    request: float = 24.0  # a request that runs beside: its rows in each step
-    # A missing token pushes another one out of a full cache, which may be asked for again; in an empty cache, none.
+    request: float = 24.0  # per other request on the replica: its rows in each step
+    # Per token that a missing token evicts from a full cache and that may be needed again; none in an empty cache.
     evicted: float = 0.5
-    # A token by which live requests would exceed `full` of the cache: one of them is put back and computed again.
+    # Per token by which live requests would exceed the share `full` of the cache: one of them would be preempted and
+    # computed again.
     preempted: float = 4.0
-    full: float = 0.9  # share of the cache from where on requests are put back
-    slack: float = 64.0  # costs that differ by no more are equal: then the greatest overlap wins, and never chance
+    full: float = 0.9  # share of the cache above which requests are preempted
+    slack: float = 64.0  # costs within this difference are equal: then the greatest overlap wins, never chance
 
 
 def cost(load: ReplicaLoad, num_tokens: int, num_overlap: int, weights: CostWeights) -> float:
-    """In tokens of prefill, of a request with num_tokens known tokens, num_overlap of which the replica has cached."""
+    """The cost, in tokens of prefill, of a request with num_tokens known tokens, of which the replica has cached
+    num_overlap."""
     missing = num_tokens - num_overlap
     work = (
         weights.missing * missing
@@ -75,14 +77,14 @@ def rank(
 
 
 def rendezvous(key: bytes, replica: str) -> bytes:
-    """The greatest of these is where `key` belongs: it moves when that replica goes, and no other key does."""
+    """Rendezvous hashing: `key` belongs to the replica with the greatest value. If a replica goes, only its own keys
+    move."""
     return hashlib.blake2b(key + replica.encode(), digest_size=8).digest()
 
 
 def sticky_key(digests: Sequence[bytes], overlap_pages: Collection[int]) -> bytes:
-    """What tells this prompt from those that are cached: its first page that no replica has, or else its last.
-
-    Prompts that share a beginning that is cached everywhere are so spread; one that comes again stays.
+    """The key of a prompt: its first page that no replica has, or else its last page. So prompts with a common
+    beginning that is cached everywhere are spread, and a repeated prompt stays on its replica.
     """
     if not digests:
         return b""

@@ -1,7 +1,7 @@
-"""How long clients wait for tokens: for the first of a request, and for the further ones.
+"""Latency counters: the time to the first token of a request, and the time between further tokens.
 
-Counts without a look at every token: what lies between the first and the last token of a request is the sum of all
-waits between. Knows requests and times, no clock.
+It does not look at every token: the time between the first and the last token of a request is the sum of all waits
+between them. Times are passed in.
 """
 
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ class Latencies:
         self._now_s = 0.0  # when the last step was committed
 
     def begin_commit(self, now_s: float) -> None:
-        """Tokens taken in from here on were sampled now."""
+        """Tokens that are committed from here on were sampled now."""
         self._now_s = now_s
 
     def first_token(self, request: Request) -> None:

@@ -1,4 +1,4 @@
-"""Runs a given set of requests to their end: evaluation, benchmarks and tests. Knows the loop and nothing below it."""
+"""Runs a given set of requests to their end, for evaluation, benchmarks and tests."""
 
 from collections import deque
 from collections.abc import Iterable

@@ -17,5 +17,5 @@ def raise_descriptor_limit() -> int:
 
 
 def connection_limit(wanted: int, descriptors: int) -> int:
-    """The number of connections a server may hold, at most `wanted`: the rest of it needs descriptors too."""
+    """The number of connections a server may hold, at most `wanted`: other parts of it need descriptors too."""
     return max(1, min(wanted, descriptors - min(_RESERVED, descriptors // 2)))

@@ -22,11 +22,11 @@ from zmq.utils import z85
 from oscine.config import listens
 
 _HEARTBEAT_MS = 1000
-# From asking to being given up. Longer than a busy machine keeps a thread from its turn, or a network drops packets;
-# with the interval, what is lost is noticed within 5 s.
+# From a heartbeat to giving up. Longer than a busy machine delays a thread, or a network drops packets. Together with
+# the interval, a loss is noticed within 5 s.
 _HEARTBEAT_TIMEOUT_MS = 4000
 _LARGEST_MESSAGE = 64 << 20  # bytes per received message; a prompt of 131,072 tokens has less than 1 MB
-_GATE = "inproc://zeromq.zap.01"  # where ZeroMQ asks whether to accept a connection (RFC 27)
+_GATE = "inproc://zeromq.zap.01"  # endpoint at which ZeroMQ asks whether to accept a connection (RFC 27)
 _DOMAIN = b"oscine"
 
 
@@ -52,7 +52,7 @@ def _keys(key: str) -> _Keys:
 
 
 def expect_heartbeats(socket: zmq.Socket[Any]) -> None:
-    """For all that the socket binds or connects from now on."""
+    """Turns heartbeats on for all later binds and connects of the socket."""
     socket.set(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
     socket.set(zmq.HEARTBEAT_TIMEOUT, _HEARTBEAT_TIMEOUT_MS)
 
@@ -109,7 +109,7 @@ def bind_to(socket: zmq.Socket[Any], endpoint: str, option: str, *, everywhere: 
 
 
 def port_of(socket: zmq.Socket[Any]) -> str:
-    """That the socket was bound to last."""
+    """The port of the socket's last bind."""
     return bytes(socket.get(zmq.LAST_ENDPOINT)).rstrip(b"\0").rpartition(b":")[2].decode()
 
 

@@ -1,4 +1,4 @@
-"""Where the time of a start goes, as one line."""
+"""The duration of each phase of a start, as one line."""
 
 import time
 
@@ -9,7 +9,7 @@ class Stopwatch:
         self._laps: list[tuple[str, float]] = []  # name, seconds
 
     def lap(self, name: str) -> None:
-        """Names what has been done since the lap before."""
+        """Records the time since the last lap under this name."""
         now = time.monotonic()
         self._laps.append((name, now - self._lap_s))
         self._lap_s = now

@@ -2,8 +2,8 @@
 
 A program takes a tile of one sequence: some tokens times the query heads of one key head, rows of the same tile, so
 that each key and value read serves all of them. Tiles are found on the device: sequence i of those after the decodes
-may own tiles starts[i] // TOKENS + i and on, a bound that needs no prefix sum; tiles past its length do nothing.
-Late tiles see the most keys and go first. The running softmax is that of the decode kernel.
+may own tiles starts[i] // TOKENS + i and on, a bound that needs no prefix sum; tiles past its length do nothing. Late
+tiles attend to the most keys and go first. The running softmax is that of the decode kernel.
 
 Shape suffixes: M rows of a tile (TOKENS x heads), N keys of a block, D head dimension, S sequences.
 """

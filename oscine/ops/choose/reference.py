@@ -1,4 +1,4 @@
-"""The token of each row, where nothing but temperature is asked of it: all logits, then the choice among them."""
+"""The token of rows with no sampling parameter but temperature: all logits, then the choice among them."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from oscine.ops.interface import Chooser, LmHead, Sample, SamplingBatch
 
 
 def bind(lm_head: LmHead, sample: Sample) -> Chooser:
-    """Of the backends given."""
+    """The chooser made from the given backends."""
 
     def choose(x_NH: Tensor, weight_VH: Tensor, _: Any, sampling: SamplingBatch) -> Tensor:
         return sample(lm_head(x_NH, weight_VH), sampling).token_ids_N

@@ -33,6 +33,6 @@ def norm_route(
     router_bias_E: Tensor,
     experts_per_token: int,
 ) -> tuple[Tensor, Tensor, Routing]:
-    """rms_norm, and where its first result is to go; of equal logits the lower expert is not preferred."""
+    """rms_norm, and the routing of its first result. Ties between experts have no defined order."""
     y_TH, sum_TH = rms_norm(x, weight_H, eps, residual_TH)
     return y_TH, sum_TH, route(y_TH, router_weight_EH, router_bias_E, experts_per_token)

@@ -3,8 +3,8 @@
     bias -> repetition, frequency, presence penalties -> allowed tokens
          -> temperature -> top_k -> top_p -> min_p -> choice
 
-Each truncation renormalises what the one before left: top_p counts probability among the top_k. min_p is relative to
-the most probable token. The choice is argmax(logit + g) with g Gumbel noise, which draws from the softmax; the noise
+Each truncation renormalises the result of the one before: top_p counts probability among the top_k. min_p is relative
+to the most probable token. The choice is argmax(logit + g) with g Gumbel noise, which draws from the softmax; the noise
 is a hash (noise.py), so nothing else in the batch can change it. Temperature 0 takes the argmax; a batch of such rows
 is neither sorted nor hashed. Ties go to the lowest id. A logit of -inf, or NaN in a row with noise, is never chosen
 while another remains. Where none remains, as after weights that are NaN, the id is -1.

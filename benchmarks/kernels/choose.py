@@ -17,7 +17,8 @@ from oscine.ops.cases import sampling_batch
 from oscine.ops.choose import screened
 from oscine.ops.choose.screen_gemm import ScreenTile, logits, tile_for
 from oscine.ops.interface import SamplingBatch
-from oscine.ops.table import resolve
+from oscine.ops.table import choose, resolve
+from oscine.ops.target import Target
 
 DEVICE = torch.device("cuda")
 CALLS = 4
@@ -50,14 +51,15 @@ def num_candidates(x_NH: Tensor, weight_VH: Tensor, screen: screened.Screen) -> 
 
 def compare(num_rows: int, weight_VH: Tensor, screen: screened.Screen) -> None:
     vocab, hidden = weight_VH.shape
-    ops, x_NH = resolve("hopper"), torch.randn(num_rows, hidden, device=DEVICE).bfloat16()
+    target = Target.of(DEVICE)
+    ops, x_NH = resolve(target, choose("hopper")), torch.randn(num_rows, hidden, device=DEVICE).bfloat16()
     batches: dict[str, SamplingBatch] = {}
     for heat, name in ((0.0, "greedy"), (1.0, "drawn")):
         temperature_N = torch.full((num_rows,), heat, device=DEVICE)
         batches[name] = sampling_batch(num_rows, DEVICE, temperature_N=temperature_N, greedy=heat == 0)
     for name, sampling in batches.items():
         all_logits = ops.sample(ops.lm_head(x_NH, weight_VH), sampling).token_ids_N
-        same = torch.equal(screened.screened(x_NH, weight_VH, screen, sampling), all_logits)
+        same = torch.equal(screened.screened(target, x_NH, weight_VH, screen, sampling), all_logits)
         report(
             f"{name}, all logits",
             num_rows,
@@ -68,13 +70,13 @@ def compare(num_rows: int, weight_VH: Tensor, screen: screened.Screen) -> None:
             f"{name}, screened",
             num_rows,
             screened.prepared_bytes(vocab, hidden),
-            lambda sampling=sampling: screened.screened(x_NH, weight_VH, screen, sampling),
+            lambda sampling=sampling: screened.screened(target, x_NH, weight_VH, screen, sampling),
             "" if same else "  OTHER TOKENS",
         )
     print(
         f"{num_rows:4} {'exact scores of a greedy row':>34} {num_candidates(x_NH, weight_VH, screen):8.0f}", flush=True
     )
-    planes_2NH, scale_N, _, _ = screened.quantize(x_NH, screen)
+    planes_2NH, scale_N, _, _ = screened.quantize(target, x_NH, screen)
     arguments = (planes_2NH, scale_N, screen.codes_VH, screen.scale_V)
     expected = None
     for tile in tiles(num_rows):

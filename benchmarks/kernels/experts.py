@@ -19,6 +19,7 @@ from oscine.ops.compile_together import Compilers
 from oscine.ops.interface import Routing
 from oscine.ops.moe import hopper
 from oscine.ops.moe.hopper import Tiling
+from oscine.ops.target import Target
 
 HIDDEN = 2880
 PER_TOKEN = 4
@@ -58,7 +59,7 @@ class Case:
         return cls(x_TH, draw_for(x_TH, CALLS, experts, PER_TOKEN), candidates(tokens, experts))
 
     def run(self, prepared: hopper.HopperExperts, tiling: Tiling, i: int = 0) -> Tensor:
-        return hopper.run(self.x_TH, self.routings[i], prepared, 7.0, tiling)
+        return hopper.run(Target.of(DEVICE), self.x_TH, self.routings[i], prepared, 7.0, tiling)
 
 
 def report(case: Case, prepared: hopper.HopperExperts) -> None:

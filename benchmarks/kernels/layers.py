@@ -21,7 +21,8 @@ from oscine.model.random_weights import RandomTensors
 from oscine.model.weights import load_weights
 from oscine.ops.cases import sampling_batch
 from oscine.ops.interface import Batch, Chooser, KVCache, Ops, PageGroup, Routing
-from oscine.ops.table import TABLE, resolve
+from oscine.ops.table import TABLE, choose, resolve
+from oscine.ops.target import Target
 
 DEVICE = torch.device("cuda")
 
@@ -34,7 +35,7 @@ def with_fixed_experts(ops: Ops, num_layers: int, num_experts: int, num_tokens: 
 
     def norm_route(*inputs: object) -> tuple[Tensor, Tensor, Routing]:
         x_TH, residual_TH, routing = ops.norm_route(*inputs)  # type: ignore[arg-type]
-        return x_TH, residual_TH, routings[next(calls) % num_layers]._replace(planes=routing.planes)
+        return x_TH, residual_TH, routings[next(calls) % num_layers]._replace(prepared=routing.prepared)
 
     return replace(ops, norm_route=norm_route)
 
@@ -75,9 +76,12 @@ def main() -> None:
     parser.add_argument("--backend", action="append", default=[], metavar="OP=BACKEND")
     options = parser.parse_args()
     config, backends = PUBLISHED[options.model](), dict(one.split("=") for one in options.backend)
-    ops = resolve("hopper", backends)
+    target = Target.of(DEVICE)
+    ops = resolve(target, choose("hopper", backends))
     weights = load_weights(config, RandomTensors(config, 0, DEVICE), DEVICE, torch.bfloat16, ops=ops)
-    choosers = {name: resolve("hopper", backends | {"chooser": name}).chooser for name in TABLE["chooser"]}
+    choosers = {
+        name: resolve(target, choose("hopper", backends | {"chooser": name})).chooser for name in TABLE["chooser"]
+    }
     prepared = {name: (chooser, chooser.prepare(weights.head_VH)) for name, chooser in choosers.items()}
     for num_tokens in options.tokens:
         report(GptOss(config, weights, ops), num_tokens, options.context, prepared)

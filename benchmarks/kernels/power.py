@@ -24,7 +24,8 @@ from oscine.ops.choose import screened
 from oscine.ops.choose.screen_gemm import TILES, logits, tile_for
 from oscine.ops.interface import Routing
 from oscine.ops.moe import hopper
-from oscine.ops.table import resolve
+from oscine.ops.table import choose, resolve
+from oscine.ops.target import Target
 
 DEVICE = torch.device("cuda")
 SECONDS = 1.0  # of each case
@@ -109,17 +110,18 @@ def report_experts(meter: Meter, tokens: int) -> None:
 
 
 def run(x_TH: Tensor, routings: list[Routing], weights: hopper.HopperExperts, tiling: hopper.Tiling, i: int) -> Tensor:
-    return hopper.run(x_TH, routings[i], weights, 7.0, tiling)
+    return hopper.run(Target.of(DEVICE), x_TH, routings[i], weights, 7.0, tiling)
 
 
 def report_head(meter: Meter, rows: int) -> None:
-    config, ops = gpt_oss_120b(), resolve("hopper")
+    config, target = gpt_oss_120b(), Target.of(DEVICE)
+    ops = resolve(target, choose("hopper"))
     head_VH = torch.randn(config.vocab_size, config.hidden_size, device=DEVICE).mul_(0.02).bfloat16()
     x_NH = torch.randn(rows, config.hidden_size, device=DEVICE).bfloat16()
     measure(meter, "head in bfloat16", lambda _: ops.lm_head(x_NH, head_VH), 4)
     screen = screened.prepare(head_VH)
     assert screen is not None
-    planes_2NH, scale_N, _, _ = screened.quantize(x_NH, screen)
+    planes_2NH, scale_N, _, _ = screened.quantize(target, x_NH, screen)
     arguments = planes_2NH, scale_N, screen.codes_VH, screen.scale_V, tile_for(rows)
     measure(meter, "head in int8", lambda _: logits(*arguments), 4)
     head_VH.zero_()

@@ -7,6 +7,7 @@ from oscine.ops import planes
 from oscine.ops.cases import random_routing
 from oscine.ops.interface import Routing
 from oscine.ops.norm.triton import UNCOUNTED_TOKENS
+from oscine.ops.target import Target
 
 
 def draw(count: int, num_tokens: int, num_experts: int, per_token: int, device: torch.device) -> list[Routing]:
@@ -20,5 +21,5 @@ def draw(count: int, num_tokens: int, num_experts: int, per_token: int, device: 
 def draw_for(x_TH: Tensor, count: int, num_experts: int, per_token: int) -> list[Routing]:
     """The same with the planes of these tokens, if their norm would make them."""
     routings = draw(count, len(x_TH), num_experts, per_token, x_TH.device)
-    split = planes.split(x_TH) if planes.wanted(len(x_TH), per_token, num_experts) else None
-    return [routing._replace(planes=split) for routing in routings]
+    split = planes.split(Target.of(x_TH.device), x_TH) if planes.wanted(len(x_TH), per_token, num_experts) else None
+    return [routing._replace(prepared=split) for routing in routings]

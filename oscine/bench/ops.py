@@ -13,6 +13,7 @@ from oscine.bench.step_inputs import OpCall, StepLoad, random_weights, step_call
 from oscine.bench.timer import Time, time_call
 from oscine.model.config import ModelConfig
 from oscine.ops.table import choose, platform, resolve
+from oscine.ops.target import Target
 
 HEADER = f"{'op':<18} {'backend':<10} {'a step':>6} {'us':>10} {'TB/s':>6} {'TFLOP/s':>8} {'ceiling':>8} {'of step':>8}"
 
@@ -48,8 +49,9 @@ class OpBench:
     ) -> None:
         """Raises ValueError for an op or backend that does not exist or cannot be loaded."""
         self._config, self._device = config, device
-        on = platform(device, dtype)
-        self._backends, self._ops = choose(on, overrides), resolve(on, overrides)
+        target = Target.of(device)
+        self._backends = choose(platform(target, dtype), overrides)
+        self._ops = resolve(target, self._backends)
         for op, backend in overrides.items():
             if device.type == "cpu" and backend != "reference":
                 raise ValueError(f"--backend {op}={backend} needs a GPU")

@@ -20,7 +20,7 @@ from torch import Tensor
 from oscine.executor.slots import ColumnArray
 from oscine.executor.step_batch import StepArrays
 from oscine.executor.transfer import upload_into
-from oscine.ops.step.packed import PackedSizes, PackedStep
+from oscine.ops.packed import PackedSizes, PackedStep
 
 # One token a sequence -> what the head takes [S, H]; must be capturable, as the next.
 Forward = Callable[[PackedStep[Tensor]], Tensor]

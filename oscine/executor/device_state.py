@@ -4,15 +4,13 @@ So a step can be launched before the tokens of the step before it are known on t
 the device in the order of the calls.
 """
 
-from importlib import import_module
-
 import torch
 from torch import Tensor
 
 from oscine.executor.slots import PageUpdates
 from oscine.executor.transfer import upload
-from oscine.ops.interface import Batch
-from oscine.ops.step.packed import BatchState, PackedSizes, PackedStep
+from oscine.ops.interface import Batch, Ops
+from oscine.ops.packed import BatchState, PackedSizes, PackedStep
 
 _ALIGNED = 16  # columns: kernels are compiled anew for strides that 16 does not divide
 
@@ -20,15 +18,14 @@ _ALIGNED = 16  # columns: kernels are compiled anew for strides that 16 does not
 class DeviceState:
     """Rows of num_slots sequences, and one more, the padding slot, for sampled tokens of padding rows."""
 
-    def __init__(self, num_slots: int, max_model_len: int, page_size: int, device: torch.device) -> None:
+    def __init__(self, num_slots: int, max_model_len: int, page_size: int, device: torch.device, ops: Ops) -> None:
         self.device = device
         self.padding_slot = num_slots
         columns = -(-max_model_len // page_size)
         shape = (num_slots, -(-columns // _ALIGNED) * _ALIGNED)
         # Zeros: what a warm-up reads and writes is page 0.
         full, sliding = (torch.zeros(shape, dtype=torch.int32, device=device) for _ in range(2))
-        # The module with prepare_batch and write_back; there is one for every GPU, and Triton is imported on none else.
-        self._ops = import_module(f"oscine.ops.step.{'triton' if device.type == 'cuda' else 'reference'}")
+        self._ops = ops
         self._state = BatchState(full, sliding, torch.zeros(num_slots + 1, dtype=torch.int32, device=device), page_size)
 
     def update_pages(self, updates: PageUpdates) -> None:
@@ -41,7 +38,7 @@ class DeviceState:
 
     def batch(self, packed: PackedStep[Tensor], num_decodes: int, *, all_rows: bool = False) -> Batch:
         """`num_decodes` as in Batch. `all_rows`: logits_rows_N is known to name all tokens in their order."""
-        prepared = self._ops.prepare_batch(packed, self._state)
+        prepared = self._ops.prepare_step(packed, self._state)
         return Batch(
             token_ids_T=prepared.token_ids_T,
             positions_T=prepared.positions_T,

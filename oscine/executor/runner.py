@@ -26,7 +26,7 @@ from oscine.executor.step_batch import StepArrays, pack
 from oscine.executor.transfer import Mark, send, staging, upload
 from oscine.model.gpt_oss import GptOss
 from oscine.ops.interface import KVCache, Sampled
-from oscine.ops.step.packed import PackedStep
+from oscine.ops.packed import PackedStep
 from oscine.types import SamplingParams, StepPlan, StepResult
 
 
@@ -47,7 +47,7 @@ class TorchExecutor:
         self.config, self.memory, self.max_num_seqs = model.config, memory, max_num_seqs
         self.device = model.weights.embed_VH.device
         self._model, self._kv = model, kv
-        self._state = DeviceState(max_num_seqs, memory.max_model_len, memory.page_size, self.device)
+        self._state = DeviceState(max_num_seqs, memory.max_model_len, memory.page_size, self.device, model.ops)
         self._slots = Slots(max_num_seqs)
         self._sampler = Sampler(max_num_seqs, model.config.vocab_size, self.device, model.ops.sample)
         self._grammars = grammars or GrammarCache(None, model.config.vocab_size)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oscine.executor.slots import ColumnArray, IntArray, Slots
-from oscine.ops.step.packed import PackedSizes, PackedStep
+from oscine.ops.packed import PackedSizes, PackedStep
 from oscine.types import ScheduledSequence
 
 BoolArray = NDArray[np.bool_]

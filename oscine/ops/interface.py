@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from oscine.ops.packed import BatchState, PackedStep
+
 
 @dataclass(frozen=True, slots=True)
 class PageGroup:
@@ -39,6 +41,16 @@ class Batch:
     num_decodes: int = 0  # leading sequences known to have one token each, so that token s is of sequence s
 
 
+class PreparedStep(NamedTuple):
+    """The fields of Batch that depend on what the device keeps of running sequences; int64 where Batch says so."""
+
+    token_ids_T: Tensor
+    positions_T: Tensor
+    full: PageGroup
+    sliding: PageGroup
+    logits_rows_N: Tensor
+
+
 @dataclass(frozen=True, slots=True)
 class KVCache:
     """Physical KV memory: [pages, layers of the group, 2 (key, value), G, P, D]; one page is one contiguous block."""
@@ -59,17 +71,6 @@ class MxExperts:
     down_bias: Tensor  # [E, H]
 
 
-class Planes(NamedTuple):
-    """Activations as two planes of FP8: x[t, i] = (values[t, 0, p(i)] + values[t, 1, p(i)] / 16) * scale[t].
-
-    p(i) is i with its lowest four bits turned, (i & ~15) | (i & 7) << 1 | (i >> 3) & 1: of each 16 columns the two
-    halves are interleaved, the order in which Hopper's experts want them.
-    """
-
-    values_T2H: Tensor  # float8_e4m3fn
-    scale_T: Tensor  # float32; powers of two
-
-
 class Routing(NamedTuple):
     """Which experts each token goes to. Counts and ranks are given together, where a backend makes them on the way."""
 
@@ -77,8 +78,7 @@ class Routing(NamedTuple):
     weights_TK: Tensor  # float32; softmax over the K
     counts_E: Tensor | None = None  # int32; tokens of each expert
     ranks_TK: Tensor | None = None  # int32; 0 .. counts - 1 among the tokens of the same expert, in any order
-    # of the tokens, for experts that multiply in FP8, where a backend makes them on the way
-    planes: Planes | None = None
+    prepared: Any = None  # what the moe of this backend asked the norm to make of the tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,3 +160,7 @@ class Ops:
     lm_head: LmHead
     sample: Sample
     chooser: Chooser
+    # (packed step, state) -> the fields of Batch that depend on the state; they share no memory with what goes in
+    prepare_step: Callable[[PackedStep[Tensor], BatchState], PreparedStep]
+    # (state written, its rows [M], token ids [M]): the ids are those that were sampled last
+    write_back: Callable[[BatchState, Tensor, Tensor], None]

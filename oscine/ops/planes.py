@@ -16,16 +16,22 @@ Norms store planes on the way, with `store_planes`; `split` is for tokens that c
 Shape suffixes: T tokens, H hidden, a multiple of 32.
 """
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from oscine.ops.interface import Planes
-from oscine.ops.launch import launch_options
+from oscine.ops.target import Target
 
 FEW_TOKENS = 16  # these have planes in any case
 MEAN_TOKENS = 4  # of an expert, up to which there are planes
+
+
+class Planes(NamedTuple):
+    values_T2H: Tensor  # float8_e4m3fn
+    scale_T: Tensor  # float32; powers of two
 
 
 def wanted(tokens: int, per_token: int, experts: int) -> bool:
@@ -44,7 +50,7 @@ def empty_planes(num_tokens: int, hidden: int, device: torch.device) -> Planes:
     )
 
 
-def split(x_TH: Tensor) -> Planes:
+def split(target: Target, x_TH: Tensor) -> Planes:
     """Of bfloat16, contiguous."""
     num_tokens, hidden = x_TH.shape
     planes = empty_planes(num_tokens, hidden, x_TH.device)
@@ -55,7 +61,7 @@ def split(x_TH: Tensor) -> Planes:
             H=hidden,
             BLOCK_H=triton.next_power_of_2(hidden),
             num_warps=16,
-            **launch_options(x_TH.device),
+            **target.launch_options,
         )
     return planes
 

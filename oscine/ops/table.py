@@ -1,14 +1,19 @@
 """Which implementation each op uses: a literal table, resolved once at start.
 
-Backends are imported when chosen, so that a machine needs only the packages of its own.
+Backends are imported when chosen, so that a machine needs only the packages of its own. A function whose first
+parameter is `target` is bound to the Target.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from importlib import import_module
+from inspect import signature
+from typing import Any
 
 import torch
 
 from oscine.ops.interface import Ops
+from oscine.ops.target import Target
 
 # op -> backend -> "module:function"
 TABLE: dict[str, dict[str, str]] = {
@@ -54,6 +59,10 @@ TABLE: dict[str, dict[str, str]] = {
         "reference": "oscine.ops.choose.reference:bind",
         "screened": "oscine.ops.choose.screened:bind",
     },
+    "prepare_step": {  # its module has write_back too
+        "reference": "oscine.ops.step.reference:prepare_step",
+        "triton": "oscine.ops.step.triton:prepare_step",
+    },
 }
 
 # platform -> op -> backend; "*" is every op not named
@@ -65,24 +74,26 @@ DEFAULTS: dict[str, dict[str, str]] = {
         "rms_norm": "triton",
         "sample": "triton",
         "chooser": "screened",
+        "prepare_step": "triton",
     },
 }
+BESIDE = {"moe": "prepare_experts", "prepare_step": "write_back"}  # op -> another one of the same module
 
 
-def platform(device: torch.device, dtype: torch.dtype = torch.bfloat16) -> str:
-    """Which row of DEFAULTS serves a device: cpu, cuda (any GPU), or hopper (compute capability 9.0).
+def platform(target: Target, dtype: torch.dtype = torch.bfloat16) -> str:
+    """Which row of DEFAULTS serves a target: cpu, cuda (any GPU), or hopper (compute capability 9.0).
 
     The kernels are for bfloat16; a GPU computes float32 by the reference. Other devices go by their own names.
     """
-    if device.type != "cuda":
-        return device.type
+    if target.device.type != "cuda":
+        return target.device.type
     if dtype == torch.float32:
         return "cpu"
-    return "hopper" if torch.cuda.get_device_capability(device) == (9, 0) else "cuda"
+    return "hopper" if target.capability == (9, 0) else "cuda"
 
 
 def choose(platform: str, overrides: Mapping[str, str] | None = None) -> dict[str, str]:
-    """op -> backend. Raises ValueError for an op, backend or platform that the table lacks."""
+    """op -> backend. Raises ValueError for an op, backend or platform that the table lacks; nothing falls back."""
     if platform not in DEFAULTS:
         raise ValueError(f"device {platform!r} is not supported: {', '.join(DEFAULTS)}")
     defaults = DEFAULTS[platform]
@@ -96,20 +107,24 @@ def choose(platform: str, overrides: Mapping[str, str] | None = None) -> dict[st
     return choice
 
 
-def resolve(platform: str, overrides: Mapping[str, str] | None = None) -> Ops:
-    """Raises ValueError where a chosen backend is unknown or cannot be imported; nothing falls back."""
-    functions = {}
-    for op, backend in choose(platform, overrides).items():
+def resolve(target: Target, choice: Mapping[str, str]) -> Ops:
+    """The chosen backends (see choose), bound to the target. Raises ValueError where one cannot be imported."""
+    functions: dict[str, Any] = {}
+    for op, backend in choice.items():
         path, _, function = TABLE[op][backend].partition(":")
         try:
             module = import_module(path)
         except ImportError as error:
             raise ValueError(f"backend {backend!r} of op {op!r} cannot be loaded: {error}") from error
-        functions[op] = getattr(module, function)
-        if op == "moe":
-            functions["prepare_experts"] = module.prepare_experts
+        functions[op] = _bound(getattr(module, function), target)
+        if op in BESIDE:
+            functions[BESIDE[op]] = _bound(getattr(module, BESIDE[op]), target)
     functions["chooser"] = functions["chooser"](functions["lm_head"], functions["sample"])
     return Ops(**functions)
+
+
+def _bound(function: Callable[..., Any], target: Target) -> Callable[..., Any]:
+    return partial(function, target) if "target" in signature(function).parameters else function
 
 
 def describe(choice: Mapping[str, str]) -> str:

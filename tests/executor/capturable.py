@@ -10,11 +10,14 @@ from oscine.ops.attention.reference import attention as reference_attention
 from oscine.ops.interface import Batch, MxExperts, Ops, PageGroup, Routing
 from oscine.ops.moe.mxfp4 import dequantize
 from oscine.ops.moe.reference import swiglu
-from oscine.ops.table import resolve
+from oscine.ops.table import choose, resolve
+from oscine.ops.target import Target
 
 
-def capturable_ops() -> Ops:
-    return replace(resolve("cpu"), attention=attention, moe=moe, prepare_experts=prepare_experts)
+def capturable_ops(device: torch.device) -> Ops:
+    """On a GPU steps are prepared by the kernels."""
+    choice = choose("cpu", {"prepare_step": "triton"} if device.type == "cuda" else {})
+    return replace(resolve(Target.of(device), choice), attention=attention, moe=moe, prepare_experts=prepare_experts)
 
 
 def attention(

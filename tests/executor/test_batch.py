@@ -7,7 +7,7 @@ import numpy as np
 from oscine.executor.cuda_graphs import sizes_up_to
 from oscine.executor.slots import PageUpdates, Slots
 from oscine.executor.step_batch import StepArrays, pack
-from oscine.ops.step.packed import PackedStep
+from oscine.ops.packed import PackedStep
 from oscine.types import NewSequence, SamplingParams, ScheduledSequence
 
 SAMPLING = SamplingParams(max_tokens=8)

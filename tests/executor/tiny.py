@@ -19,8 +19,8 @@ from oscine.model.gpt_oss import GptOss, kv_shape
 from oscine.model.random_weights import RandomTensors
 from oscine.model.weights import load_weights
 from oscine.ops.interface import Batch, KVCache, PageGroup
-from oscine.ops.table import resolve
 from oscine.types import AsyncExecutor, Executor, GenerationOutput, GenerationRequest, SamplingParams
+from tests.ops.bound import reference_ops
 
 from .capturable import capturable_ops
 
@@ -58,13 +58,13 @@ CPU = torch.device("cpu")
 @cache
 def model() -> GptOss:
     torch.set_num_threads(1)
-    return GptOss(CONFIG, load_weights(CONFIG, LivelyTensors(CONFIG, 3, CPU), CPU, torch.float32), resolve("cpu"))
+    return GptOss(CONFIG, load_weights(CONFIG, LivelyTensors(CONFIG, 3, CPU), CPU, torch.float32), reference_ops())
 
 
 @cache
 def capturable_model(device: torch.device) -> GptOss:
     """The same weights on any device."""
-    ops, source = capturable_ops(), LivelyTensors(CONFIG, 3, CPU)
+    ops, source = capturable_ops(device), LivelyTensors(CONFIG, 3, CPU)
     return GptOss(CONFIG, load_weights(CONFIG, source, device, torch.float32, ops=ops), ops)
 
 

@@ -18,8 +18,8 @@ from oscine.model.opened import open_model
 from oscine.model.random_weights import RandomTensors
 from oscine.model.weights import checkpoint_bytes, load_weights, tensor_specs
 from oscine.ops.interface import MxExperts
-from oscine.ops.table import resolve
 from tests.model.tiny import CPU, SMALL, tensors
+from tests.ops.bound import reference_ops
 
 KEY = "model.layers.2.self_attn.k_proj.weight"
 BLOCKS = "model.layers.1.mlp.experts.down_proj_blocks"
@@ -55,7 +55,7 @@ def test_queries_keys_and_values_are_fused_and_layers_prepared_in_order(single: 
         seen.append(experts.down_blocks)
         return experts
 
-    weights = open_model(ModelOptions(model=str(single))).load(ops=replace(resolve("cpu"), prepare_experts=prepare))
+    weights = open_model(ModelOptions(model=str(single))).load(ops=replace(reference_ops(), prepare_experts=prepare))
     prefix = "model.layers.3.self_attn."
     fused = torch.cat([made[f"{prefix}{name}_proj.weight"] for name in "qkv"]).float()
     assert torch.equal(weights.layers[3].qkv_weight_FH, fused)

@@ -16,7 +16,6 @@ from oscine.model.checkpoint import save
 from oscine.model.config import ModelConfig
 from oscine.model.gpt_oss import GptOss
 from oscine.model.opened import open_model
-from oscine.ops.table import resolve
 from tests.model.tiny import (
     SMALL,
     WIDE_GROUP,
@@ -29,6 +28,7 @@ from tests.model.tiny import (
     tensors,
     whole,
 )
+from tests.ops.bound import reference_ops
 
 CONFIGS = {"small": SMALL, "wide_group": WIDE_GROUP}
 MODELS: dict[ModelConfig, GptOss] = {config: model(config, tensors(config)) for config in CONFIGS.values()}
@@ -41,7 +41,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     config = CONFIGS[request.param]
     save(folder, config, tensors(config), max_shard_bytes=200_000)
     opened = open_model(ModelOptions(model=str(folder)))
-    return GptOss(opened.config, opened.load(), resolve("cpu")), transformers_model(folder)
+    return GptOss(opened.config, opened.load(), reference_ops()), transformers_model(folder)
 
 
 def transformers_model(folder: Path) -> Any:

@@ -15,8 +15,10 @@ from oscine.model.gpt_oss import GptOss
 from oscine.model.random_weights import RandomTensors
 from oscine.model.weights import load_weights
 from oscine.ops.interface import Ops
-from oscine.ops.table import platform, resolve
+from oscine.ops.table import choose, platform, resolve
+from oscine.ops.target import Target
 from tests.model.tiny import PAGE, Sequence, Stepper, random_tokens
+from tests.ops.bound import reference_ops
 
 pytestmark = pytest.mark.gpu
 
@@ -63,11 +65,11 @@ def run(model: GptOss) -> list[Tensor]:
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
 def test_kernels_cost_at_most_twice_what_bfloat16_costs(shape: Shape) -> None:
-    layers = shape.num_layers
+    layers, target = shape.num_layers, Target.of(torch.device("cuda"))
     config = replace(shape.config, num_hidden_layers=layers, layer_types=shape.config.layer_types[:layers])
-    truth = run(build(config, torch.float32, resolve("cpu")))
-    plain = run(build(config, torch.bfloat16, resolve("cpu")))
-    fast = run(build(config, torch.bfloat16, resolve(platform(torch.device("cuda")))))
+    truth = run(build(config, torch.float32, reference_ops()))
+    plain = run(build(config, torch.bfloat16, reference_ops()))
+    fast = run(build(config, torch.bfloat16, resolve(target, choose(platform(target)))))
     for step, (expected, by_torch, by_kernels) in enumerate(zip(truth, plain, fast, strict=True)):
         allowed = 2 * relative_error(by_torch, expected)
         error = relative_error(by_kernels, expected)

@@ -11,7 +11,7 @@ from oscine.model.random_weights import RandomTensors
 from oscine.model.weights import load_weights, tensor_specs
 from oscine.ops.cases import to_device
 from oscine.ops.interface import Batch, KVCache, PageGroup
-from oscine.ops.table import resolve
+from tests.ops.bound import reference_ops
 
 CPU = torch.device("cpu")
 PAGE = 64
@@ -68,7 +68,7 @@ class DictSource:
 
 
 def model(config: ModelConfig, made: dict[str, Tensor], dtype: torch.dtype = torch.float32) -> GptOss:
-    return GptOss(config, load_weights(config, DictSource(made), CPU, dtype), resolve("cpu"))
+    return GptOss(config, load_weights(config, DictSource(made), CPU, dtype), reference_ops())
 
 
 @dataclass

@@ -18,6 +18,8 @@ from oscine.ops.attention.prefill import prefill_kernel
 from oscine.ops.attention.triton import DecodeConfig, PrefillConfig
 from oscine.ops.cases import ATTENTION_CASES, AttentionCase, AttentionInputs, attention_inputs
 from oscine.ops.launch import arrivals
+from tests.ops.bound import bound
+from tests.ops.chips import CHIPS
 from tests.ops.compile_ahead import Compiled, box_type, compile_ahead, run_interpreted
 from tests.ops.gluon_interpreter import run_gluon
 
@@ -67,14 +69,14 @@ def test_decode_kernels_fit_the_registers(num_decodes: int, window: int | None, 
 
 @pytest.mark.parametrize("window", [None, 128])
 def test_prefill_kernels_multiply_by_warp_groups(window: int | None) -> None:
-    compiled = compile_prefill(kernels.prefill_config(warp_groups=True), window or 0, 90)
+    compiled = compile_prefill(kernels.prefill_config(CHIPS[90]), window or 0, 90)
     assert compiled.spills == 0
     assert "HGMMA" in compiled.sass
 
 
 @pytest.mark.parametrize("window", [None, 128])
 def test_prefill_kernels_fit_an_ampere_gpu(window: int | None) -> None:
-    compiled = compile_prefill(kernels.prefill_config(warp_groups=False), window or 0, 80)
+    compiled = compile_prefill(kernels.prefill_config(CHIPS[80]), window or 0, 80)
     assert compiled.spills == 0
     assert compiled.shared <= 99 * 1024
 
@@ -100,7 +102,10 @@ def test_decode_on_hopper_multiplies_what_tma_brings(num_decodes: int, window: i
     assert 2 * compiled.shared <= 227 * 1024  # two programs an SM
 
 
-def run(inputs: AttentionInputs, case: AttentionCase, attention: Attention = kernels.attention) -> Tensor:
+PORTABLE = bound(kernels.attention)
+
+
+def run(inputs: AttentionInputs, case: AttentionCase, attention: Attention = PORTABLE) -> Tensor:
     return attention(inputs.q_TQD, inputs.kv_pages, inputs.batch, inputs.group, inputs.sinks_Q, case.window)
 
 
@@ -188,9 +193,9 @@ def has_decodes_for_hopper(case: AttentionCase) -> bool:
 @pytest.mark.usefixtures("nan_outputs")
 @pytest.mark.parametrize(
     ("attention", "case"),
-    [pytest.param(kernels.attention, case, marks=pytest.mark.gpu) for case in ATTENTION_CASES + LARGE_CASES]
+    [pytest.param(bound(kernels.attention), case, marks=pytest.mark.gpu) for case in ATTENTION_CASES + LARGE_CASES]
     + [
-        pytest.param(hopper.attention, case, marks=pytest.mark.hopper)
+        pytest.param(bound(hopper.attention), case, marks=pytest.mark.hopper)
         for case in ATTENTION_CASES + LARGE_CASES
         if has_decodes_for_hopper(case)
     ],
@@ -209,7 +214,7 @@ def interpret_decodes_on_hopper() -> None:
     ):
         for window in (None, 128):
             case = AttentionCase("", sequences, num_query_heads=16, num_kv_heads=2, window=window)
-            check_error(hopper.attention, case, [attention_inputs(case, CPU, torch.bfloat16)])
+            check_error(bound(hopper.attention), case, [attention_inputs(case, CPU, torch.bfloat16)])
 
 
 def test_interpreted_decodes_on_hopper() -> None:
@@ -227,8 +232,8 @@ def check_error(attention: Attention, case: AttentionCase, variants: list[Attent
 @pytest.mark.parametrize(
     "attention",
     [
-        pytest.param(kernels.attention, marks=pytest.mark.gpu, id="triton"),
-        pytest.param(hopper.attention, marks=pytest.mark.hopper, id="hopper"),
+        pytest.param(bound(kernels.attention), marks=pytest.mark.gpu, id="triton"),
+        pytest.param(bound(hopper.attention), marks=pytest.mark.hopper, id="hopper"),
     ],
 )
 @pytest.mark.parametrize("window", [None, 128])

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from oscine.ops.packed import BatchState, PackedSizes, PackedStep
 from oscine.ops.step import reference
-from oscine.ops.step.packed import BatchState, PackedSizes, PackedStep
 
 from .compile_ahead import compile_ahead, run_interpreted
 
@@ -70,13 +70,13 @@ def check(prepare: object, write_back: object, device: str) -> None:
 
 
 def test_the_definition() -> None:
-    check(reference.prepare_batch, reference.write_back, "cpu")
+    check(reference.prepare_step, reference.write_back, "cpu")
 
 
 def interpreted() -> None:
     from oscine.ops.step import triton as kernels
 
-    check(kernels.prepare_batch, kernels.write_back, "cpu")
+    check(kernels.prepare_step, kernels.write_back, "cpu")
 
 
 def test_the_kernels_interpreted() -> None:
@@ -101,5 +101,5 @@ def test_the_kernels_compile_for_a_gpu() -> None:
 def test_the_kernels_on_a_gpu() -> None:
     from oscine.ops.step import triton as kernels
 
-    check(kernels.prepare_batch, kernels.write_back, "cuda")
-    check(reference.prepare_batch, reference.write_back, "cuda")
+    check(kernels.prepare_step, kernels.write_back, "cuda")
+    check(reference.prepare_step, reference.write_back, "cuda")

@@ -13,7 +13,8 @@ from oscine.ops.interface import SamplingBatch
 from oscine.ops.launch import arrivals
 from oscine.ops.linear.stream import CHUNK_BYTES
 from oscine.ops.sample import reference
-from oscine.ops.table import resolve
+from oscine.ops.table import choose, resolve
+from tests.ops.bound import CPU_TARGET, bound
 from tests.ops.compile_ahead import compile_ahead
 from tests.ops.gluon_interpreter import run_gluon
 
@@ -49,7 +50,7 @@ def batch(num_rows: int, device: torch.device, *, greedy: bool) -> SamplingBatch
 
 def check_choice(weight_VH: Tensor, x_NH: Tensor, sampling: SamplingBatch) -> None:
     """The score of what is chosen is the best, to what rounding leaves; the id too, where it is the only such one."""
-    chosen_N = screened.screened(x_NH, weight_VH, screened.prepare(weight_VH), sampling)  # type: ignore[arg-type]
+    chosen_N = bound(screened.screened)(x_NH, weight_VH, screened.prepare(weight_VH), sampling)  # type: ignore[arg-type]
     logits_NV = x_NH.double() @ weight_VH.double().T
     expected_N = reference.sample(logits_NV.float(), sampling).token_ids_N
     for row in (chosen_N != expected_N).nonzero().flatten().tolist():
@@ -88,7 +89,7 @@ def interpret_choices() -> None:
     weight_VH, x_NH = conspiring(HIDDEN)
     check_choice(weight_VH.bfloat16(), x_NH.bfloat16(), batch(1, CPU, greedy=True))
     twins_VH = heads(1100, HIDDEN)["each twice"].bfloat16()
-    [first] = screened.screened(
+    [first] = bound(screened.screened)(
         activations(1, twins_VH).bfloat16(),
         twins_VH,
         screened.prepare(twins_VH),
@@ -111,9 +112,9 @@ def check_no_choice(weight_VH: Tensor) -> None:
     assert screen is not None
     for greedy in (True, False):
         sampling = batch(4, x_NH.device, greedy=greedy)
-        expected_N = screened.screened(x_NH, weight_VH, screen, sampling)
+        expected_N = bound(screened.screened)(x_NH, weight_VH, screen, sampling)
         expected_N[1:3] = -1
-        assert torch.equal(screened.screened(broken_NH, weight_VH, screen, sampling), expected_N)
+        assert torch.equal(bound(screened.screened)(broken_NH, weight_VH, screen, sampling), expected_N)
 
 
 def check_bounds(name: str, weight_VH: Tensor, x_NH: Tensor, *, tight: bool = False) -> None:
@@ -121,7 +122,7 @@ def check_bounds(name: str, weight_VH: Tensor, x_NH: Tensor, *, tight: bool = Fa
     weight_VH, x_NH = weight_VH.bfloat16(), x_NH.bfloat16()
     screen = screened.prepare(weight_VH)
     assert screen is not None
-    planes_2NH, scale_N, norm_N, rest_N = screened.quantize(x_NH, screen)
+    planes_2NH, scale_N, norm_N, rest_N = bound(screened.quantize)(x_NH, screen)
     scaled_NH = x_NH.double() * screen.column_H
     coded_NH = (planes_2NH[0].double() * 128 + planes_2NH[1]) * scale_N[:, None]
     torch.testing.assert_close(norm_N.double(), scaled_NH.norm(dim=1))
@@ -155,7 +156,7 @@ def test_interpreted_choices() -> None:
 
 def test_what_cannot_be_screened_is_chosen_among_all_logits() -> None:
     """Rows of no whole 16 bytes; the empty batch; more rows than tiles cover."""
-    ops = resolve("cpu", {"chooser": "screened"})
+    ops = resolve(CPU_TARGET, choose("cpu", {"chooser": "screened"}))
     for num_rows, hidden in ((2, 40), (0, 96), (70, 96)):
         weight_VH, x_NH = torch.randn(50, hidden), torch.randn(num_rows, hidden)
         prepared = ops.chooser.prepare(weight_VH)
@@ -249,9 +250,9 @@ def test_choices_on_hopper(num_rows: int, greedy: bool) -> None:
     sampling = batch(num_rows, x_NH.device, greedy=greedy)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        chosen_N = screened.screened(x_NH, weight_VH, screen, sampling)
+        chosen_N = bound(screened.screened)(x_NH, weight_VH, screen, sampling)
     for _ in range(3):
         x_NH.normal_()
         graph.replay()
-        assert torch.equal(chosen_N, screened.screened(x_NH, weight_VH, screen, sampling))
+        assert torch.equal(chosen_N, bound(screened.screened)(x_NH, weight_VH, screen, sampling))
         check_choice(weight_VH, x_NH, sampling)

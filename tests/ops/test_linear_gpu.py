@@ -18,6 +18,7 @@ from oscine.ops.qkv import reference as qkv_reference
 from oscine.ops.qkv import triton as qkv_portable
 from oscine.ops.rope.reference import rope_and_write as reference_rope
 from oscine.ops.rope.triton import rope_and_write
+from tests.ops.bound import bound
 from tests.ops.compile_ahead import Compiled, box_type, compile_ahead, run_interpreted
 from tests.ops.gluon_interpreter import run_gluon
 
@@ -186,7 +187,7 @@ def rope_like_reference() -> None:
         qkv = torch.randn(num_tokens, (query_heads + 2 * kv_heads) * head_dim, generator=generator)
         for dtype in (torch.float32, torch.bfloat16):
             results = []
-            for op in (rope_and_write, reference_rope):
+            for op in (bound(rope_and_write), reference_rope):
                 pool = case.pool.to(dtype)
                 queries = op(qkv.to(dtype), case.cos_sin, case.positions_T, pool[:, 1], case.slots_T)
                 results.append((queries.float(), pool.float()))
@@ -204,7 +205,7 @@ def test_rope_like_reference() -> None:
 def test_heads_must_be_a_power_of_two() -> None:
     case = projection(2, "cpu", hidden=8, head_dim=48)
     with pytest.raises(ValueError, match="head_dim 48"):
-        rope_and_write(torch.zeros(2, 80 * 48), case.cos_sin, case.positions_T, case.pool[:, 1], case.slots_T)
+        bound(rope_and_write)(torch.zeros(2, 80 * 48), case.cos_sin, case.positions_T, case.pool[:, 1], case.slots_T)
 
 
 GPU_BACKENDS = [
@@ -214,7 +215,7 @@ GPU_BACKENDS = [
 # Each tile full and not full, the first count beyond tiles, and a long chunk of a prompt; and some of each.
 TOKENS = (1, 2, 3, 8, 9, 16, 17, 32, 33, 64, 65, 777)
 SOME_TOKENS = (1, 5, 33, 65)
-NORM_QKV = {"triton": qkv_portable.norm_qkv, "hopper": qkv_hopper.norm_qkv}
+NORM_QKV = {"triton": bound(qkv_portable.norm_qkv), "hopper": bound(qkv_hopper.norm_qkv)}
 OUT_PROJ = {"triton": portable.out_proj, "hopper": hopper.out_proj}
 LM_HEAD = {"triton": portable.lm_head, "hopper": hopper.lm_head}
 
@@ -266,7 +267,7 @@ def test_out_proj_and_head_on_gpu(backend: str, rows: int, columns: int, num_tok
 def interpret_projections() -> None:
     for num_tokens in (1, 3, 9, 33):  # each number of parts
         check_norm_qkv(
-            qkv_hopper.norm_qkv, projection(num_tokens, "cpu", hidden=576, query_heads=2, kv_heads=1, page=16)
+            bound(qkv_hopper.norm_qkv), projection(num_tokens, "cpu", hidden=576, query_heads=2, kv_heads=1, page=16)
         )
         check_out_proj_and_head("hopper", 200, 1000, num_tokens, "cpu")
 
@@ -310,16 +311,16 @@ def test_a_graph_replays_what_the_kernels_do(num_tokens: int) -> None:
             y = out_proj(queries.flatten(1), out_weight, case.bias_F[:2880])
         return (y.sum(1) if y.dim() == 3 else y) + residual
 
-    two_layers(qkv_hopper.norm_qkv, hopper.out_proj)
+    two_layers(bound(qkv_hopper.norm_qkv), hopper.out_proj)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        result = two_layers(qkv_hopper.norm_qkv, hopper.out_proj)
+        result = two_layers(bound(qkv_hopper.norm_qkv), hopper.out_proj)
     for seed in range(3):
         x.copy_(torch.randn(x.shape, generator=torch.Generator().manual_seed(seed)))
         pool.fill_(torch.nan)
         result.fill_(torch.nan)
         graph.replay()
         written = pool.clone()
-        expected = two_layers(qkv_portable.norm_qkv, portable.out_proj)
+        expected = two_layers(bound(qkv_portable.norm_qkv), portable.out_proj)
         assert relative_error(result, expected.float()) < 0.02
         assert torch.equal(written.isnan(), pool.isnan())

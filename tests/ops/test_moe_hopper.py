@@ -16,6 +16,7 @@ from oscine.ops.moe import hopper, reference
 from oscine.ops.moe.hopper_gemm import gemm
 from oscine.ops.moe.hopper_tiles import CONSUMERS
 from oscine.ops.moe.mxfp4 import dequantize
+from tests.ops.bound import bound
 from tests.ops.compile_ahead import Compiled, compile_ahead, run_interpreted
 from tests.ops.gluon_interpreter import run_gluon
 from tests.ops.test_planes import round_as_torch
@@ -189,7 +190,7 @@ def interpret_experts() -> None:
         check_nan_stays_in_its_row(tokens)
     check_given_planes(1)
     check_given_planes(12)
-    nothing = hopper.moe(torch.empty(0, 64).bfloat16(), random_routing(0, 8, 4, cpu), prepared_experts(), 7.0)
+    nothing = bound(hopper.moe)(torch.empty(0, 64).bfloat16(), random_routing(0, 8, 4, cpu), prepared_experts(), 7.0)
     assert nothing.sum(1).shape == (0, 64)
 
 
@@ -223,7 +224,7 @@ def check(x_TH: torch.Tensor, routing: Routing, published: MxExperts) -> None:
         poison_memory(x_TH.device)
     if len(x_TH) <= 16:  # the router does not count few tokens
         routing = Routing(routing.expert_ids_TK, routing.weights_TK)
-    ours = hopper.moe(x_TH, routing, prepared, 7.0).float().sum(1)
+    ours = bound(hopper.moe)(x_TH, routing, prepared, 7.0).float().sum(1)
     assert (ours - exact).norm() <= 2 * (plain - exact).norm()
 
 
@@ -257,9 +258,9 @@ def check_small_activations(tokens: int) -> None:
 
 def check_nan_stays_in_its_row(tokens: int) -> None:
     x_TH, routing = drawn(tokens)
-    before = hopper.moe(x_TH, routing, prepared_experts(), 7.0)
+    before = bound(hopper.moe)(x_TH, routing, prepared_experts(), 7.0)
     x_TH[1] = torch.nan
-    after = hopper.moe(x_TH, routing, prepared_experts(), 7.0)
+    after = bound(hopper.moe)(x_TH, routing, prepared_experts(), 7.0)
     others = torch.arange(tokens) != 1
     assert torch.equal(after[others], before[others])
     assert after[1].isnan().all()
@@ -268,16 +269,16 @@ def check_nan_stays_in_its_row(tokens: int) -> None:
 def check_given_planes(tokens: int) -> None:
     """They are what is multiplied: x itself is not looked at."""
     x_TH, routing = drawn(tokens)
-    want = hopper.moe(x_TH, routing, prepared_experts(), 7.0)
-    given = routing._replace(planes=planes.split(x_TH))
-    assert torch.equal(hopper.moe(x_TH * torch.nan, given, prepared_experts(), 7.0), want)
+    want = bound(hopper.moe)(x_TH, routing, prepared_experts(), 7.0)
+    given = routing._replace(prepared=bound(planes.split)(x_TH))
+    assert torch.equal(bound(hopper.moe)(x_TH * torch.nan, given, prepared_experts(), 7.0), want)
 
 
 @pytest.mark.parametrize("limit", [0.0, 65.0, torch.inf, torch.nan])
 def test_limits_beyond_the_range_are_refused(limit: float) -> None:
     x_TH, routing = drawn(3)
     with pytest.raises(ValueError, match="SwiGLU limit"):
-        hopper.moe(x_TH, routing, prepared_experts(), limit)
+        bound(hopper.moe)(x_TH, routing, prepared_experts(), limit)
 
 
 @pytest.mark.hopper
@@ -289,10 +290,10 @@ def test_every_tiling_replays_in_a_graph(tokens: int) -> None:
     prepared = hopper.prepare_experts(published)
     x_TH = torch.randn(tokens, 256, device=device).bfloat16()
     static = random_routing(tokens, 16, 4, device)
-    hopper.moe(x_TH, static, prepared, 7.0)
+    bound(hopper.moe)(x_TH, static, prepared, 7.0)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        y_TJH = hopper.moe(x_TH, static, prepared, 7.0)
+        y_TJH = bound(hopper.moe)(x_TH, static, prepared, 7.0)
     for seed in range(3):
         torch.manual_seed(seed)
         routing = random_routing(tokens, 16, 4, device)

@@ -8,6 +8,8 @@ from oscine.ops.cases import MOE_CASES, MoeCase, MoeInputs, moe_inputs
 from oscine.ops.interface import Routing
 from oscine.ops.moe import reference, triton
 from oscine.ops.moe.mxfp4 import MAGNITUDES
+from tests.ops.bound import bound
+from tests.ops.chips import CHIPS
 from tests.ops.compile_ahead import compile_ahead, run_interpreted
 
 CPU = torch.device("cpu")
@@ -34,7 +36,7 @@ def error(got: Tensor, expected: Tensor) -> float:
 
 
 def relative_error(inputs: MoeInputs, routing: Routing) -> float:
-    parts_TKH = triton.moe(inputs.x_TH, routing, triton.prepare_experts(inputs.experts), inputs.swiglu_limit)
+    parts_TKH = bound(triton.moe)(inputs.x_TH, routing, triton.prepare_experts(inputs.experts), inputs.swiglu_limit)
     assert parts_TKH.dtype == inputs.x_TH.dtype
     expected = reference.moe(inputs.x_TH.float(), routing, inputs.experts, inputs.swiglu_limit)
     return error(parts_TKH.float().sum(1), expected)
@@ -50,10 +52,12 @@ def in_interpreter() -> None:
     edges.experts.down_scales[:, ::3] = 129  # more than 2
     assert relative_error(edges, routed(edges)) < 1e-6
     edges.experts.down_scales[:, 5, 0] = 255
-    out = triton.moe(edges.x_TH, routed(edges), triton.prepare_experts(edges.experts), 7.0)
+    out = bound(triton.moe)(edges.x_TH, routed(edges), triton.prepare_experts(edges.experts), 7.0)
     assert out[..., 5].isnan().all()
     assert out[..., 6].isfinite().all()
-    assert triton.moe(edges.x_TH[:0], Routing(*(t[:0] for t in routed(edges)[:2])), edges.experts, 7.0).shape == (
+    assert bound(triton.moe)(
+        edges.x_TH[:0], Routing(*(t[:0] for t in routed(edges)[:2])), edges.experts, 7.0
+    ).shape == (
         0,
         4,
         96,
@@ -116,7 +120,7 @@ def test_the_assembler_knows_every_byte() -> None:
 @pytest.mark.parametrize("pairs", [4, 65536])
 @pytest.mark.parametrize("gated", [True, False])
 def test_kernels_compile_without_spills(arch: int, pairs: int, gated: bool) -> None:
-    tiling = triton._tiling(pairs, 128, arch == 90)
+    tiling = triton._tiling(CHIPS[arch], pairs, 128)
     options = {name: tiling.pop(name) for name in ("num_warps", "num_stages")}
     if not gated:
         tiling["BLOCK_N"] *= 2
@@ -153,10 +157,10 @@ def device(monkeypatch: pytest.MonkeyPatch) -> torch.device:
 @pytest.mark.gpu
 @pytest.mark.parametrize("case", [*MOE_CASES, *TILED_CASES], ids=lambda case: case.why)
 def test_errors_are_those_of_the_dtype(device: torch.device, case: MoeCase) -> None:
-    for dtype, bound in ((torch.float32, 1e-5), (torch.float16, 2e-3), (torch.bfloat16, 1e-2)):
+    for dtype, allowed in ((torch.float32, 1e-5), (torch.float16, 2e-3), (torch.bfloat16, 1e-2)):
         inputs = moe_inputs(case, device, dtype)
-        assert relative_error(inputs, routed(inputs)) < bound
-        assert relative_error(inputs, counted(routed(inputs), case.num_experts)) < bound
+        assert relative_error(inputs, routed(inputs)) < allowed
+        assert relative_error(inputs, counted(routed(inputs), case.num_experts)) < allowed
 
 
 @pytest.mark.gpu
@@ -170,10 +174,10 @@ def test_published_width(device: torch.device, tokens: int) -> None:
 def test_a_graph_replays_on_new_inputs(device: torch.device) -> None:
     inputs = moe_inputs(MOE_CASES[2], device, torch.bfloat16)
     fixed, experts = routed(inputs), triton.prepare_experts(inputs.experts)
-    triton.moe(inputs.x_TH, fixed, experts, 7.0)
+    bound(triton.moe)(inputs.x_TH, fixed, experts, 7.0)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        out = triton.moe(inputs.x_TH, fixed, experts, 7.0)
+        out = bound(triton.moe)(inputs.x_TH, fixed, experts, 7.0)
     for seed in (1, 2):
         fresh = moe_inputs(MOE_CASES[2], device, torch.bfloat16, seed)
         inputs.x_TH.copy_(fresh.x_TH)

@@ -11,6 +11,8 @@ from oscine.ops.interface import Routing
 from oscine.ops.launch import arrivals
 from oscine.ops.norm import hopper, reference, triton
 from oscine.ops.planes import wanted
+from tests.ops.bound import bound
+from tests.ops.chips import CHIPS
 from tests.ops.compile_ahead import Compiled, compile_ahead, run_interpreted
 from tests.ops.test_planes import POINTERS, check_planes, round_as_torch
 
@@ -78,16 +80,16 @@ def check_routing(routing: Routing, y_TH: Tensor, router_EH: Tensor, bias_E: Ten
 
 def check_hoppers(arguments: Inputs) -> None:
     """What Triton's own backend gives, and where they are wanted the planes of the first result."""
-    y, total, routing = hopper.norm_route(*arguments)
-    plain_y, plain_total, plain = triton.norm_route(*arguments)
+    y, total, routing = bound(hopper.norm_route)(*arguments)
+    plain_y, plain_total, plain = bound(triton.norm_route)(*arguments)
     assert torch.equal(y, plain_y)
     assert torch.equal(total, plain_total)
     assert torch.equal(routing.expert_ids_TK, plain.expert_ids_TK)
     assert torch.equal(routing.weights_TK, plain.weights_TK)
     assert (routing.counts_E is None) == (plain.counts_E is None)
-    assert (routing.planes is not None) == wanted(len(y), arguments[-1], len(arguments[-2]))
-    if routing.planes is not None:
-        check_planes(routing.planes, y)
+    assert (routing.prepared is not None) == wanted(len(y), arguments[-1], len(arguments[-2]))
+    if routing.prepared is not None:
+        check_planes(routing.prepared, y)
 
 
 def in_interpreter() -> None:
@@ -95,17 +97,17 @@ def in_interpreter() -> None:
     for tokens, hidden, _ in NORM_CASES:
         x, weight_H, _, residual_TH, *_ = inputs(tokens, 0, hidden, 1, 1, torch.float32, CPU)
         for residual in (residual_TH, None):
-            y, total = triton.rms_norm(x, weight_H, EPS, residual)
+            y, total = bound(triton.rms_norm)(x, weight_H, EPS, residual)
             expected_y, expected_total = reference.rms_norm(x, weight_H, EPS, residual)
             torch.testing.assert_close(y, expected_y)
             assert torch.equal(total, expected_total)
-            y, total, squares_TS = triton.undivided_norm(x, weight_H, residual)
+            y, total, squares_TS = bound(triton.undivided_norm)(x, weight_H, residual)
             mean_T1 = squares_TS.sum(1, keepdim=True) / hidden
             torch.testing.assert_close(y * torch.rsqrt(mean_T1 + EPS), expected_y)
             assert torch.equal(total, expected_total)
     for case in ROUTE_CASES:
         arguments = inputs(*case, torch.float32, CPU)
-        y, total, routing = triton.norm_route(*arguments)
+        y, total, routing = bound(triton.norm_route)(*arguments)
         expected_y, expected_total = reference.rms_norm(*arguments[:4])
         torch.testing.assert_close(y, expected_y, atol=1e-5, rtol=1e-4)
         torch.testing.assert_close(total, expected_total)
@@ -117,7 +119,7 @@ def in_interpreter() -> None:
     equal = inputs(2, 0, 96, 32, 4, torch.float32, CPU)
     equal[4].zero_()
     equal[5].zero_()
-    assert triton.norm_route(*equal)[2].expert_ids_TK.tolist() == [[0, 1, 2, 3]] * 2
+    assert bound(triton.norm_route)(*equal)[2].expert_ids_TK.tolist() == [[0, 1, 2, 3]] * 2
 
 
 def test_kernels_on_a_cpu() -> None:
@@ -165,7 +167,7 @@ def compiled_fused(arch: int, planes: bool = False) -> Compiled:
 
 
 def compiled_route(arch: int, tokens: int) -> Compiled:
-    tiling = triton._tiling(tokens, 2880, arch >= 90)
+    tiling = triton._tiling(CHIPS[arch], tokens, 2880)
     options = {name: tiling.pop(name) for name in ("num_warps", "maxnreg") if name in tiling}
     pointers = {"y": "*bf16", "router_weight": "*bf16", "router_bias": "*bf16", "partial": "*fp32", "arrivals": "*i32"}
     outputs = {"expert_ids": "*i32", "weights": "*fp32", "counts": "*i32", "ranks": "*i32"}
@@ -248,7 +250,7 @@ def error(got: Tensor, expected: Tensor) -> float:
 def test_errors_are_those_of_bfloat16(device: torch.device, tokens: int, partials: int) -> None:
     arguments = inputs(tokens, partials, 2880, 128, 4, torch.bfloat16, device)
     x, weight_H, eps, residual_TH, router_EH, bias_E, _ = arguments
-    y, total, routing = triton.norm_route(*arguments)
+    y, total, routing = bound(triton.norm_route)(*arguments)
     x_TH = x.sum(1) if partials else x.float()
     exact_y, exact_total = reference.rms_norm(x_TH, weight_H.float(), eps, residual_TH.float())
     torch_y, torch_total = reference.rms_norm(x, weight_H, eps, residual_TH)
@@ -256,7 +258,7 @@ def test_errors_are_those_of_bfloat16(device: torch.device, tokens: int, partial
     assert error(y, exact_y) <= 2 * error(torch_y, exact_y)
     assert y.dtype == total.dtype == torch.bfloat16
     check_routing(routing, y, router_EH, bias_E)
-    alone_y, alone_total = triton.rms_norm(*arguments[:4])
+    alone_y, alone_total = bound(triton.rms_norm)(*arguments[:4])
     assert torch.equal(alone_y, y)
     assert torch.equal(alone_total, total)
 
@@ -265,7 +267,7 @@ def test_errors_are_those_of_bfloat16(device: torch.device, tokens: int, partial
 @pytest.mark.parametrize("case", ROUTE_CASES, ids=str)
 def test_small_widths(device: torch.device, case: tuple[int, int, int, int, int]) -> None:
     arguments = inputs(*case, torch.bfloat16, device)
-    y, _, routing = triton.norm_route(*arguments)
+    y, _, routing = bound(triton.norm_route)(*arguments)
     check_routing(routing, y, arguments[4], arguments[5])
 
 
@@ -280,9 +282,9 @@ def test_the_norm_of_hopper_adds_planes(device: torch.device, tokens: int, hidde
 @pytest.mark.parametrize("tokens", [2, 16, 40, 1100])
 def test_nan_stays_in_its_token_and_in_range(device: torch.device, tokens: int) -> None:
     arguments = inputs(tokens, 0, 2880, 128, 4, torch.bfloat16, device)
-    clean = triton.norm_route(*arguments)
+    clean = bound(triton.norm_route)(*arguments)
     arguments[0][1] = torch.nan
-    y, _, routing = triton.norm_route(*arguments)
+    y, _, routing = bound(triton.norm_route)(*arguments)
     assert routing.expert_ids_TK.ge(0).all()
     assert routing.expert_ids_TK.lt(128).all()
     assert (routing.expert_ids_TK.sort(-1).values.diff(dim=-1) > 0).all()
@@ -294,8 +296,8 @@ def test_nan_stays_in_its_token_and_in_range(device: torch.device, tokens: int) 
 @pytest.mark.parametrize(
     "norm_route",
     [
-        pytest.param(triton.norm_route, marks=pytest.mark.gpu, id="triton"),
-        pytest.param(hopper.norm_route, marks=pytest.mark.hopper, id="hopper"),
+        pytest.param(bound(triton.norm_route), marks=pytest.mark.gpu, id="triton"),
+        pytest.param(bound(hopper.norm_route), marks=pytest.mark.hopper, id="hopper"),
     ],
 )
 @pytest.mark.parametrize("tokens", [1, 16, 70])
@@ -310,10 +312,9 @@ def test_a_graph_replays_on_new_inputs(device: torch.device, norm_route: NormRou
         fresh = inputs(tokens, 4, 2880, 128, 4, torch.bfloat16, device, seed)
         arguments[0].copy_(fresh[0])
         graph.replay()
-        expected_y, expected_total, _ = triton.norm_route(fresh[0], *arguments[1:])
+        expected_y, expected_total, _ = bound(triton.norm_route)(fresh[0], *arguments[1:])
         assert torch.equal(y, expected_y)
         assert torch.equal(total, expected_total)
         check_routing(routing, y, arguments[4], arguments[5])
-        if norm_route is hopper.norm_route:
-            assert routing.planes is not None
-            check_planes(routing.planes, y)
+        if routing.prepared is not None:
+            check_planes(routing.prepared, y)

@@ -10,7 +10,7 @@ from torch import Tensor
 from triton.runtime import interpreter
 
 from oscine.ops import planes
-from oscine.ops.interface import Planes
+from tests.ops.bound import bound
 from tests.ops.compile_ahead import compile_ahead, run_interpreted
 
 CPU = torch.device("cpu")
@@ -18,14 +18,14 @@ TYPES = {tl.float32: torch.float32, tl.bfloat16: torch.bfloat16, tl.float8e4nv: 
 POINTERS = {"values": "*fp8e4nv", "scale": "*fp32"}  # to planes
 
 
-def merge(split: Planes) -> Tensor:
+def merge(split: planes.Planes) -> Tensor:
     """float32 [T, H] of the two planes: the definition, column by column."""
     place_H = torch.tensor([i & ~15 | (i & 7) << 1 | i >> 3 & 1 for i in range(split.values_T2H.shape[-1])])
     high_TH, low_TH = split.values_T2H.float()[..., place_H.to(split.scale_T.device)].unbind(1)
     return (high_TH + low_TH / 16) * split.scale_T[:, None]
 
 
-def check_planes(split: Planes, x_TH: Tensor) -> None:
+def check_planes(split: planes.Planes, x_TH: Tensor) -> None:
     """Everything is within 2^-21 of the largest of its row, and what is above 2^-13 of it exact."""
     assert split.values_T2H.dtype == torch.float8_e4m3fn
     assert split.values_T2H.is_contiguous()
@@ -72,8 +72,8 @@ def _convert(data: Any, source: Any, target: Any, _: object) -> Any:
 def in_interpreter() -> None:
     round_as_torch()
     for hidden in (32, 288, 2880):
-        check_planes(planes.split(rows(hidden, CPU)), rows(hidden, CPU))
-    nothing = planes.split(rows(32, CPU)[:0])
+        check_planes(bound(planes.split)(rows(hidden, CPU)), rows(hidden, CPU))
+    nothing = bound(planes.split)(rows(32, CPU)[:0])
     assert nothing.values_T2H.shape == (0, 2, 32)
     check_range_and_nan(CPU)
 
@@ -85,10 +85,10 @@ def check_range_and_nan(device: torch.device) -> None:
     x_TH[1, 3] = torch.nan
     x_TH[2, 40] = torch.inf
     x_TH[3] = torch.finfo(torch.bfloat16).max
-    split = planes.split(x_TH)
+    split = bound(planes.split)(x_TH)
     assert split.scale_T.isfinite().all()
     assert (split.scale_T >= torch.finfo(torch.float32).tiny).all()
-    check_planes(Planes(*(tensor[3:] for tensor in split)), x_TH[3:])
+    check_planes(planes.Planes(*(tensor[3:] for tensor in split)), x_TH[3:])
     assert (merge(split)[0] - x_TH[0].float()).abs().max() <= 2.0**-140
 
 
@@ -119,5 +119,5 @@ def test_the_kernel_compiles_without_spills_and_stores_words() -> None:
 @pytest.mark.parametrize("hidden", [32, 288, 2880])
 def test_split_on_a_gpu(hidden: int) -> None:
     device = torch.device("cuda")
-    check_planes(planes.split(rows(hidden, device)), rows(hidden, device))
+    check_planes(bound(planes.split)(rows(hidden, device)), rows(hidden, device))
     check_range_and_nan(device)

@@ -5,20 +5,42 @@ import torch
 
 from oscine.ops import table
 from oscine.ops.moe.reference import moe
-from oscine.ops.table import choose, describe, resolve
+from oscine.ops.table import choose, describe, platform, resolve
+from oscine.ops.target import Target
+from tests.ops.bound import CPU_TARGET, reference_ops
+from tests.ops.chips import SIZES
+
+
+def gpu(arch: int) -> Target:
+    return Target(torch.device("cuda"), divmod(arch, 10), *SIZES[arch])
 
 
 def test_every_op_of_every_platform_resolves() -> None:
     for name in table.DEFAULTS:
-        assert resolve(name).moe is moe or name != "cpu"
-    assert table.platform(torch.device("cpu")) == "cpu"
-    assert table.platform(torch.device("cuda"), torch.float32) == "cpu"
+        assert resolve(CPU_TARGET, choose(name)).moe is moe or name != "cpu"
+
+
+def test_a_chip_has_its_platform() -> None:
+    assert platform(CPU_TARGET) == "cpu"
+    assert {arch: platform(gpu(arch)) for arch in SIZES} == {arch: "hopper" if arch == 90 else "cuda" for arch in SIZES}
+
+
+def test_float32_is_computed_by_the_references_on_any_gpu() -> None:
+    for arch in SIZES:
+        assert set(choose(platform(gpu(arch), torch.float32)).values()) == {"reference"}
+
+
+def test_ops_are_bound_to_their_target() -> None:
+    target = gpu(120)
+    ops = resolve(target, choose(platform(target)))
+    assert ops.norm_route.args == (target,)  # type: ignore[attr-defined]
+    assert ops.chooser.choose is not reference_ops().chooser.choose
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_device_of_another_kind_is_not_taken_for_a_cpu(dtype: torch.dtype) -> None:
     with pytest.raises(ValueError, match="'mps' is not supported"):
-        choose(table.platform(torch.device("mps"), dtype))
+        choose(platform(Target(torch.device("mps")), dtype))
 
 
 def test_overrides_are_kept_and_described() -> None:
@@ -37,10 +59,10 @@ def test_overrides_are_kept_and_described() -> None:
 )
 def test_what_the_table_lacks_is_named(device: str, overrides: dict[str, str], named: str) -> None:
     with pytest.raises(ValueError, match=named):
-        resolve(device, overrides)
+        choose(device, overrides)
 
 
 def test_a_backend_that_cannot_be_imported_does_not_fall_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(table.TABLE["moe"], "broken", "oscine.ops.moe.absent:moe")
     with pytest.raises(ValueError, match="'broken' of op 'moe' cannot be loaded"):
-        resolve("cpu", {"moe": "broken"})
+        resolve(CPU_TARGET, choose("cpu", {"moe": "broken"}))

@@ -14,6 +14,7 @@ from oscine.ops.cases import sampling_batch
 from oscine.ops.interface import SamplingBatch
 from oscine.ops.launch import arrivals
 from oscine.ops.sample import reference, triton
+from tests.ops.bound import bound
 from tests.ops.compile_ahead import compile_ahead, run_interpreted
 
 CPU = torch.device("cpu")
@@ -61,7 +62,7 @@ def check(logits_NV: Tensor, batch: SamplingBatch, why: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         find_cuts = triton._find_cuts
         patch.setattr(triton, "_find_cuts", lambda *given: cuts.append(find_cuts(*given)) or cuts[-1])
-        got, expected = (module.sample(logits_NV, batch).token_ids_N for module in (triton, reference))
+        got, expected = (sample(logits_NV, batch).token_ids_N for sample in (bound(triton.sample), reference.sample))
     assert got.dtype == torch.int64
     for row in (got != expected).nonzero().flatten().tolist():
         close = [
@@ -95,7 +96,7 @@ def check_restriction(logits_NV: Tensor, why: str) -> None:
     row_N = torch.tensor([2, -1, 0, 0, 1, -1, 2, 1], dtype=torch.int32, device=device)
     for name in ("greedy", "all"):
         batch = replace(batches(vocab, device)[name], allowed_KW=masks_KW, allowed_row_N=row_N)
-        got, expected = (module.restrict(logits_NV, batch) for module in (triton, reference))
+        got, expected = (restrict(logits_NV, batch) for restrict in (bound(triton.restrict), reference.restrict))
         assert torch.equal(got, expected), (why, vocab)
         assert (expected.isinf() & logits_NV.isfinite()).any(-1).tolist() == [i >= 0 for i in row_N.tolist()]
     check(logits_NV, batch, why)
@@ -131,16 +132,16 @@ def in_interpreter() -> None:
     spread[:, 9] = torch.nan
     spread[3], spread[4] = torch.nan, -torch.inf
     for name in ("greedy", "noise", "all"):
-        ids = triton.sample(spread, batches(150, CPU)[name]).token_ids_N.tolist()
+        ids = bound(triton.sample)(spread, batches(150, CPU)[name]).token_ids_N.tolist()
         assert ids[3:5] == [-1, -1]
         assert all(0 <= id < 150 and id != 9 for id in ids[:3] + ids[5:])
     for vocab in (31, 150):
         check_restriction(logits("spread", vocab, CPU), "interpreted")
     batch = replace(batches(150, CPU)["greedy"], num_logprobs=3)
     spread = logits("spread", 150, CPU)
-    for got, expected in zip(triton.sample(spread, batch), reference.sample(spread, batch), strict=True):
+    for got, expected in zip(bound(triton.sample)(spread, batch), reference.sample(spread, batch), strict=True):
         assert torch.equal(got, expected)
-    assert triton.sample(spread[:0], sampling_batch(0, CPU)).token_ids_N.shape == (0,)
+    assert bound(triton.sample)(spread[:0], sampling_batch(0, CPU)).token_ids_N.shape == (0,)
 
 
 def test_kernels_on_a_cpu() -> None:
@@ -217,30 +218,30 @@ def test_a_row_does_not_depend_on_its_batch() -> None:
     device = torch.device("cuda")
     rows = logits("spread", 201088, device)
     batch = batches(201088, device)["all"]
-    together = triton.sample(rows, batch).token_ids_N
+    together = bound(triton.sample)(rows, batch).token_ids_N
     for row in range(ROWS):
         fields = ("temperature_N", "top_k_N", "top_p_N", "min_p_N", "seed_N", "position_N")
         alone = replace(batch, **{name: getattr(batch, name)[row : row + 1] for name in fields})
-        assert triton.sample(rows[row : row + 1], alone).token_ids_N.item() == together[row].item()
+        assert bound(triton.sample)(rows[row : row + 1], alone).token_ids_N.item() == together[row].item()
 
 
 @pytest.mark.gpu
 def test_a_graph_replays_on_new_inputs() -> None:
     device = torch.device("cuda")
     fixed, batch = logits("spread", 201088, device), batches(201088, device)["all"]
-    triton.sample(fixed, batch)
+    bound(triton.sample)(fixed, batch)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        ids = triton.sample(fixed, batch).token_ids_N
+        ids = bound(triton.sample)(fixed, batch).token_ids_N
     for _ in range(2):
         fixed.copy_(fixed.roll(1000, 1))
         graph.replay()
-        assert torch.equal(ids, triton.sample(fixed, batch).token_ids_N)
+        assert torch.equal(ids, bound(triton.sample)(fixed, batch).token_ids_N)
 
 
 @pytest.mark.gpu
 def test_rows_may_be_apart() -> None:
     wide = logits("spread", 3001, torch.device("cuda"))
     batch = batches(2999, torch.device("cuda"))["all"]
-    apart = triton.sample(wide[:, :2999], batch).token_ids_N
-    assert torch.equal(apart, triton.sample(wide[:, :2999].contiguous(), batch).token_ids_N)
+    apart = bound(triton.sample)(wide[:, :2999], batch).token_ids_N
+    assert torch.equal(apart, bound(triton.sample)(wide[:, :2999].contiguous(), batch).token_ids_N)

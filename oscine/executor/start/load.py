@@ -3,7 +3,7 @@
 Knows the order and what to tell about it. Nothing big is allocated before the memory plan is reported.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from math import prod
 from typing import TYPE_CHECKING
@@ -26,6 +26,7 @@ from oscine.model.opened import OpenedModel, open_model
 from oscine.model.weights import tensor_specs
 from oscine.ops.interface import KVCache
 from oscine.ops.table import choose, describe, platform, resolve
+from oscine.ops.target import Target
 
 if TYPE_CHECKING:  # it needs Triton, which a CPU does not
     from oscine.ops.compile_together import Compilers
@@ -37,14 +38,15 @@ _ROUNDING = 0.01  # of the allocator, which the reserve covers
 def load_executor(options: EngineOptions, report: Report, watch: Stopwatch) -> TorchExecutor:
     """Raises ValueError for what is wrong with the model or does not fit."""
     opened = open_model(options.model)
-    on = platform(opened.device, opened.dtype)
+    target = Target.of(opened.device)
+    choice = choose(platform(target, opened.dtype))
     if opened.device.type != "cuda":
-        return _load(opened, on, options, report, watch)
+        return _load(opened, target, choice, options, report, watch)
     from oscine.ops.compile_together import Compilers
 
-    decode_sizes = sizes_up_to(options.scheduler.max_num_seqs) if is_capturable(on) else []
+    decode_sizes = sizes_up_to(options.scheduler.max_num_seqs) if is_capturable(choice) else []
     with closing(Compilers()) as compilers:  # they get ready while the weights are loaded
-        executor = _load(opened, on, options, report, watch)
+        executor = _load(opened, target, choice, options, report, watch)
         _rehearse(executor.of_first_layers(2), compilers, options, decode_sizes, watch)
     if options.cuda_graphs and decode_sizes:
         executor.capture(decode_sizes)
@@ -56,13 +58,20 @@ def load_executor(options: EngineOptions, report: Report, watch: Stopwatch) -> T
     return executor
 
 
-def _load(opened: OpenedModel, on: str, options: EngineOptions, report: Report, watch: Stopwatch) -> TorchExecutor:
-    """`on`: the platform of the ops."""
-    ops = resolve(on)
+def _load(
+    opened: OpenedModel,
+    target: Target,
+    choice: Mapping[str, str],
+    options: EngineOptions,
+    report: Report,
+    watch: Stopwatch,
+) -> TorchExecutor:
+    """`choice`: the backends of the ops."""
+    ops = resolve(target, choice)
     vocab, hidden = opened.config.vocab_size, opened.config.hidden_size
     weight_total = weight_bytes(opened.config, opened.dtype) + ops.chooser.prepared_bytes(vocab, hidden)
     memory = _plan(opened, options, weight_total)
-    report(f"{memory}\nops: {describe(choose(on))}")
+    report(f"{memory}\nops: {describe(choice)}")
     watch.lap("open")
     tokenizer = None if opened.tokenizer is None else opened.tokenizer / TOKENIZER
     grammars = GrammarCache(tokenizer, opened.config.vocab_size)  # which reads it while the weights are loaded
@@ -89,9 +98,8 @@ def _rehearse(
     watch.lap("rehearsal")
 
 
-def is_capturable(platform: str) -> bool:
+def is_capturable(choice: Mapping[str, str]) -> bool:
     """Whether a step may become a CUDA graph: the reference attention and experts look at numbers on the host."""
-    choice = choose(platform)
     return "reference" not in (choice["attention"], choice["moe"])
 
 

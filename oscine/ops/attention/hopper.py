@@ -15,6 +15,7 @@ from oscine.ops.attention.hopper_decode import HEAD_DIM, HEADS, PAGE, decode_ker
 from oscine.ops.interface import Batch, PageGroup
 from oscine.ops.launch import arrivals
 from oscine.ops.linear.stream import descriptor
+from oscine.ops.target import Target
 
 # Numbers of sequences. One sequence is as fast in the Triton kernel, or faster if it is long. More than MOST_DECODES
 # make enough programs there to hide the same latencies.
@@ -32,11 +33,17 @@ class DecodeConfig:
 
 
 def attention(
-    q_TQD: Tensor, kv_pages: Tensor, batch: Batch, group: PageGroup, sinks_Q: Tensor, window: int | None
+    target: Target,
+    q_TQD: Tensor,
+    kv_pages: Tensor,
+    batch: Batch,
+    group: PageGroup,
+    sinks_Q: Tensor,
+    window: int | None,
 ) -> Tensor:
     """As the portable one: q [T, Q, D], kv_pages [pages, 2, G, P, D] -> [T, Q * D] in q's dtype."""
     ours = FEWEST_DECODES <= batch.num_decodes <= MOST_DECODES and fits(q_TQD, kv_pages)
-    return portable.attend(decode if ours else portable.decode, q_TQD, kv_pages, batch, group, sinks_Q, window)
+    return portable.attend(target, decode if ours else portable.decode, q_TQD, kv_pages, batch, group, sinks_Q, window)
 
 
 def fits(q_TQD: Tensor, kv_pages: Tensor) -> bool:
@@ -61,6 +68,7 @@ def constants(config: DecodeConfig) -> dict[str, int]:
 
 
 def decode(
+    target: Target,
     out_TQD: Tensor,
     q_TQD: Tensor,
     kv_pages: Tensor,

@@ -9,7 +9,6 @@ Shape suffixes as in interface.py.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 import triton
@@ -18,7 +17,8 @@ from torch import Tensor
 from oscine.ops.attention.decode import decode_kernel
 from oscine.ops.attention.prefill import prefill_kernel
 from oscine.ops.interface import Batch, PageGroup
-from oscine.ops.launch import NUM_ARRIVALS, arrivals, launch_options
+from oscine.ops.launch import NUM_ARRIVALS, arrivals
+from oscine.ops.target import Target
 
 FEW_PROGRAMS = 128  # fewer sequences x key heads leave an H200 idle, so each context is split,
 SPLIT_PROGRAMS = 256  # until there are about this many programs,
@@ -43,18 +43,26 @@ class PrefillConfig:
     stages: int = 3
 
 
-# (out_TQD, q_TQD, kv_pages, batch, group, sinks_Q, window): writes the rows of the leading batch.num_decodes sequences
-Decode = Callable[[Tensor, Tensor, Tensor, Batch, PageGroup, Tensor, int | None], None]
+# (target, out_TQD, q_TQD, kv_pages, batch, group, sinks_Q, window): writes the rows of the leading batch.num_decodes
+# sequences
+Decode = Callable[[Target, Tensor, Tensor, Tensor, Batch, PageGroup, Tensor, int | None], None]
 
 
 def attention(
-    q_TQD: Tensor, kv_pages: Tensor, batch: Batch, group: PageGroup, sinks_Q: Tensor, window: int | None
+    target: Target,
+    q_TQD: Tensor,
+    kv_pages: Tensor,
+    batch: Batch,
+    group: PageGroup,
+    sinks_Q: Tensor,
+    window: int | None,
 ) -> Tensor:
     """q [T, Q, D], kv_pages [pages, 2, G, P, D] with this step's keys and values -> [T, Q * D] in q's dtype."""
-    return attend(decode, q_TQD, kv_pages, batch, group, sinks_Q, window)
+    return attend(target, decode, q_TQD, kv_pages, batch, group, sinks_Q, window)
 
 
 def attend(
+    target: Target,
     decode: Decode,
     q_TQD: Tensor,
     kv_pages: Tensor,
@@ -66,9 +74,9 @@ def attend(
     """`attention` with decodes by any kernel."""
     out = torch.empty_like(q_TQD)
     if batch.num_decodes:
-        decode(out, q_TQD, kv_pages, batch, group, sinks_Q, window)
+        decode(target, out, q_TQD, kv_pages, batch, group, sinks_Q, window)
     if len(batch.context_lens_S) > batch.num_decodes:
-        prefill(out, q_TQD, kv_pages, batch, group, sinks_Q, window, prefill_config(has_warp_groups(q_TQD.device)))
+        prefill(target, out, q_TQD, kv_pages, batch, group, sinks_Q, window)
     return out.flatten(1)
 
 
@@ -83,17 +91,13 @@ def decode_config(num_decodes: int, num_kv_heads: int, window: int | None) -> De
     return DecodeConfig(stages=6, num_splits=num_splits)
 
 
-def prefill_config(warp_groups: bool) -> PrefillConfig:
-    """warp_groups: the GPU multiplies by groups of four warps, from shared memory (sm_90); others need registers."""
-    return PrefillConfig() if warp_groups else PrefillConfig(warps=8)
-
-
-@cache
-def has_warp_groups(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
+def prefill_config(target: Target) -> PrefillConfig:
+    """Without warp groups, operands are in registers: more warps share a tile."""
+    return PrefillConfig() if target.warp_groups else PrefillConfig(warps=8)
 
 
 def decode(
+    target: Target,
     out_TQD: Tensor,
     q_TQD: Tensor,
     kv_pages: Tensor,
@@ -127,7 +131,7 @@ def decode(
         WINDOW=window or 0,
         **decode_constants(config, repeats),
         num_warps=config.warps,
-        **launch_options(q_TQD.device),
+        **target.launch_options,
     )
 
 
@@ -142,6 +146,7 @@ def workspace(q_TQD: Tensor, num_decodes: int, num_kv_heads: int, num_splits: in
 
 
 def prefill(
+    target: Target,
     out_TQD: Tensor,
     q_TQD: Tensor,
     kv_pages: Tensor,
@@ -149,11 +154,11 @@ def prefill(
     group: PageGroup,
     sinks_Q: Tensor,
     window: int | None,
-    config: PrefillConfig,
 ) -> None:
     """Writes the rows of the sequences after the leading batch.num_decodes."""
     (num_tokens, num_heads, head_dim), (_, _, num_kv_heads, page_size, _) = q_TQD.shape, kv_pages.shape
     repeats = num_heads // num_kv_heads
+    config = prefill_config(target)
     constants = prefill_constants(config, repeats)
     num_sequences = len(batch.context_lens_S)
     num_chunks = num_sequences - batch.num_decodes
@@ -179,7 +184,7 @@ def prefill(
         WINDOW=window or 0,
         **constants,
         num_warps=config.warps,
-        **launch_options(q_TQD.device),
+        **target.launch_options,
     )
 
 

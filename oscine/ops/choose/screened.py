@@ -30,8 +30,9 @@ from torch import Tensor
 
 from oscine.ops.choose.screen_gemm import TILES, logits, tile_for
 from oscine.ops.interface import Chooser, LmHead, Sample, SamplingBatch
-from oscine.ops.launch import arrivals, launch_options
+from oscine.ops.launch import arrivals
 from oscine.ops.sample.triton import gumbel, heated, settle
+from oscine.ops.target import Target
 
 MOST_TOKENS = TILES[-1].max_tokens
 PART = 1024  # tokens of a program
@@ -92,24 +93,24 @@ def prepared_bytes(vocab: int, hidden: int) -> int:
     return vocab * (hidden + 12) + 4 * hidden if hidden % 16 == 0 else 0
 
 
-def bind(lm_head: LmHead, sample: Sample) -> Chooser:
+def bind(target: Target, lm_head: LmHead, sample: Sample) -> Chooser:
     def choose(x_NH: Tensor, weight_VH: Tensor, screen: Screen | None, sampling: SamplingBatch) -> Tensor:
         if screen is None or not 0 < len(x_NH) <= MOST_TOKENS:
             return sample(lm_head(x_NH, weight_VH), sampling).token_ids_N
-        return screened(x_NH, weight_VH, screen, sampling)
+        return screened(target, x_NH, weight_VH, screen, sampling)
 
     return Chooser(prepare, prepared_bytes, choose)
 
 
-def screened(x_NH: Tensor, weight_VH: Tensor, screen: Screen, sampling: SamplingBatch) -> Tensor:
+def screened(target: Target, x_NH: Tensor, weight_VH: Tensor, screen: Screen, sampling: SamplingBatch) -> Tensor:
     """int64 [N]; as `sample` of all logits, of a batch that asks for nothing but temperature."""
     (num_rows, hidden), vocab, device = x_NH.shape, len(weight_VH), x_NH.device
-    parts, options = triton.cdiv(vocab, PART), launch_options(device)
+    parts, options = triton.cdiv(vocab, PART), target.launch_options
 
     def empty(dtype: torch.dtype, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
 
-    planes_2NH, scale_N, norm_N, rest_N = quantize(x_NH, screen)
+    planes_2NH, scale_N, norm_N, rest_N = quantize(target, x_NH, screen)
     rough_NV = logits(planes_2NH, scale_N, screen.codes_VH, screen.scale_V, tile_for(num_rows))
     floor_NS = empty(torch.float32, num_rows, parts)
     scores = (rough_NV, screen.norm_V, screen.rest_V, norm_N, rest_N)
@@ -139,7 +140,7 @@ def screened(x_NH: Tensor, weight_VH: Tensor, screen: Screen, sampling: Sampling
     return ids_N
 
 
-def quantize(x_NH: Tensor, screen: Screen) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def quantize(target: Target, x_NH: Tensor, screen: Screen) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(planes int8 [2, N, H], their scales, norms of what they stand for, norms of what they leave of it)"""
     num_rows, hidden = x_NH.shape
     planes_2NH = torch.empty(2, num_rows, hidden, dtype=torch.int8, device=x_NH.device)
@@ -156,7 +157,7 @@ def quantize(x_NH: Tensor, screen: Screen) -> tuple[Tensor, Tensor, Tensor, Tens
         hidden,
         BLOCK_H=triton.next_power_of_2(hidden),
         num_warps=8,
-        **launch_options(x_NH.device),
+        **target.launch_options,
     )
     return planes_2NH, scale_N, norm_N, rest_N
 

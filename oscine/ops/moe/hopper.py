@@ -6,7 +6,7 @@ Knows which tile shapes suit how many tokens; not the kernels' insides (hopper_g
     more tokens: sort: x rows by expert, and a table of entries (expert, first row, rows <= N); then the same two
 
 h has one row for each pair of a token and an expert, those of an expert beside each other. x and h are multiplied as
-fp16, or where an expert has few tokens as two planes of FP8 each (interface.Planes): to expand weights to FP8 takes
+fp16, or where an expert has few tokens as two planes of FP8 each (planes.py): to expand weights to FP8 takes
 half as many instructions, and twice as many columns find room in the same product.
 
 Shape suffixes: T tokens, H hidden, I intermediate, E experts, K experts per token, J partial sums of a token.
@@ -30,6 +30,7 @@ from oscine.ops.linear.stream import descriptor
 from oscine.ops.moe.hopper_gemm import gemm
 from oscine.ops.moe.hopper_tiles import CONSUMERS, DIRECT_PAIRS
 from oscine.ops.moe.repack import UNIT, gate_up_order, padded_rows, repack
+from oscine.ops.target import Target
 
 FEWEST_COLUMNS = 8  # of a product
 MAX_LIMIT = 64  # of SwiGLU
@@ -100,17 +101,17 @@ def _matrix(blocks: Tensor, scales: Tensor, bias: Tensor, row_order: Tensor | No
     return Matrix(units.nibbles, units.scales, rows, rows.shape[1] // UNIT, (scales.shape[2] + 1) // 2, {})
 
 
-def moe(x_TH: Tensor, routing: Routing, experts: HopperExperts, swiglu_limit: float) -> Tensor:
+def moe(target: Target, x_TH: Tensor, routing: Routing, experts: HopperExperts, swiglu_limit: float) -> Tensor:
     """bf16 [T, H] -> bf16 [T, J, H]; the sum over J is the result.
 
     Routing may leave out counts and ranks of up to 256 pairs: each program of the sort then finds them itself. It may
-    leave out the planes of x, which takes another launch where they are wanted. Raises ValueError for limits so large
-    that products of the clamped halves leave the range of FP8.
+    leave out `prepared`, the planes of x, which takes another launch where they are wanted. Raises ValueError for
+    limits so large that products of the clamped halves leave the range of FP8.
     """
     if not 0 < swiglu_limit <= MAX_LIMIT:
         raise ValueError(f"the Hopper experts take a SwiGLU limit of at most {MAX_LIMIT}, not {swiglu_limit}")
     tokens, per_token = routing.expert_ids_TK.shape
-    return run(x_TH, routing, experts, swiglu_limit, plan(tokens, per_token, experts.experts))
+    return run(target, x_TH, routing, experts, swiglu_limit, plan(tokens, per_token, experts.experts))
 
 
 def plan(tokens: int, per_token: int, experts: int) -> Tiling:
@@ -145,7 +146,7 @@ def is_direct(tokens: int, per_token: int, most: int) -> bool:
     return 1 < tokens <= most <= DIRECT_PAIRS // per_token
 
 
-def run(x_TH: Tensor, routing: Routing, experts: HopperExperts, limit: float, tiling: Tiling) -> Tensor:
+def run(target: Target, x_TH: Tensor, routing: Routing, experts: HopperExperts, limit: float, tiling: Tiling) -> Tensor:
     """The op with a tiling given; benchmarks call it to try others."""
     (tokens, per_token), pairs = routing.expert_ids_TK.shape, routing.expert_ids_TK.numel()
     direct = tiling.planes and is_direct(tokens, per_token, tiling.tokens)
@@ -153,7 +154,7 @@ def run(x_TH: Tensor, routing: Routing, experts: HopperExperts, limit: float, ti
     y_TJH = x_TH.new_empty(tokens, per_token * splits, experts.hidden)
     if tokens == 0:
         return y_TJH
-    x = _tokens(x_TH, routing, tiling)
+    x = _tokens(target, x_TH, routing, tiling)
     if tokens == 1 or direct:
         assert tiling.planes
         table, entries = routing.expert_ids_TK, min(experts.experts, pairs)
@@ -162,8 +163,8 @@ def run(x_TH: Tensor, routing: Routing, experts: HopperExperts, limit: float, ti
         x, order, table, entries = _sort(x, routing, experts.experts, tiling)
     h = Tokens(_empty_tokens(pairs, experts.intermediate, tiling, x_TH.device), None)
     work = Work(table, entries, order, routing.weights_TK, limit, direct)
-    _launch(tiling, 1, experts.gate_up, x, h.rows, experts.intermediate, True, work)
-    _launch(tiling, splits, experts.down, h, y_TJH, experts.hidden, False, work)
+    _launch(target, tiling, 1, experts.gate_up, x, h.rows, experts.intermediate, True, work)
+    _launch(target, tiling, splits, experts.down, h, y_TJH, experts.hidden, False, work)
     return y_TJH
 
 
@@ -185,9 +186,9 @@ class Tokens(NamedTuple):
     scales: Tensor | None  # of the rows of planes; None for h, of which all have the same
 
 
-def _tokens(x_TH: Tensor, routing: Routing, tiling: Tiling) -> Tokens:
+def _tokens(target: Target, x_TH: Tensor, routing: Routing, tiling: Tiling) -> Tokens:
     """x as it is given; it is made fp16 when it is sorted."""
-    return Tokens(*(routing.planes or planes.split(x_TH))) if tiling.planes else Tokens(x_TH, None)
+    return Tokens(*(routing.prepared or planes.split(target, x_TH))) if tiling.planes else Tokens(x_TH, None)
 
 
 def _empty_tokens(rows: int, columns: int, tiling: Tiling, device: torch.device) -> Tensor:
@@ -203,13 +204,20 @@ def nonempty_splits(tiling: Tiling, k_units: int) -> int:
 
 
 def _launch(
-    tiling: Tiling, splits: int, matrix: Matrix, tokens: Tokens, out: Tensor, rows: int, gated: bool, work: Work
+    target: Target,
+    tiling: Tiling,
+    splits: int,
+    matrix: Matrix,
+    tokens: Tokens,
+    out: Tensor,
+    rows: int,
+    gated: bool,
+    work: Work,
 ) -> None:
     nibbles, scales = _descriptors(matrix, tiling.units)
     num_tokens, per_token = work.weights_TK.shape
     tiles = triton.cdiv(matrix.unit_rows, CONSUMERS.value) * splits
-    processors = torch.cuda.get_device_properties(out.device).multi_processor_count
-    grid = min(work.entries * tiles, processors * tiling.programs)
+    grid = min(work.entries * tiles, target.sm_count * tiling.programs)
     gemm[(grid,)](
         nibbles,
         scales,

@@ -481,7 +481,7 @@ def _store_gated(cfg, acc, begin: gl.constexpr, tile, unit_row, out_ptr):
         row, wanted = rows_of(cfg, tile, column)
         mask = (i < cfg.ROWS)[:, None] & wanted[None, :]
         if cfg.PLANES:
-            place = (i & -16) | ((i & 7) << 1) | ((i >> 3) & 1)  # of interface.Planes
+            place = (i & -16) | ((i & 7) << 1) | ((i >> 3) & 1)  # of planes.py
             out_ptrs = out_ptr + row.to(gl.int64)[None, :] * (2 * cfg.ROWS) + place[:, None]
             value *= cfg.H_FACTOR
             high = value.to(gl.float8e4nv)

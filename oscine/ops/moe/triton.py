@@ -22,8 +22,8 @@ import triton.language as tl
 from torch import Tensor
 
 from oscine.ops.interface import MxExperts, Routing
-from oscine.ops.launch import launch_options
 from oscine.ops.moe.reference import SWIGLU_ALPHA
+from oscine.ops.target import Target
 
 ALPHA = tl.constexpr(SWIGLU_ALPHA)
 
@@ -42,7 +42,7 @@ def _halve(blocks: Tensor) -> Tensor:
     return out
 
 
-def moe(x_TH: Tensor, routing: Routing, experts: MxExperts, swiglu_limit: float) -> Tensor:
+def moe(target: Target, x_TH: Tensor, routing: Routing, experts: MxExperts, swiglu_limit: float) -> Tensor:
     """[T, H] -> partial sums [T, K, H] in the dtype of x."""
     (num_tokens, hidden), (num_experts, doubled) = x_TH.shape, experts.gate_up_bias.shape
     ids_TK, intermediate = routing.expert_ids_TK, doubled // 2
@@ -50,9 +50,8 @@ def moe(x_TH: Tensor, routing: Routing, experts: MxExperts, swiglu_limit: float)
     if not num_tokens:
         return y_TKH
     a_TKI = torch.empty((*ids_TK.shape, intermediate), dtype=x_TH.dtype, device=x_TH.device)
-    counts_E, slots_ET = _sort(routing, num_experts)
-    options = launch_options(x_TH.device)
-    tiling = _tiling(ids_TK.numel(), num_experts, options["PDL"])
+    counts_E, slots_ET = _sort(target, routing, num_experts)
+    tiling = _tiling(target, ids_TK.numel(), num_experts)
     used = min(num_experts, ids_TK.numel())
     tiles = used + (ids_TK.numel() - used) // tiling["BLOCK_M"]
     shared = {
@@ -60,7 +59,7 @@ def moe(x_TH: Tensor, routing: Routing, experts: MxExperts, swiglu_limit: float)
         "K": ids_TK.shape[1],
         "BLOCK_E": triton.next_power_of_2(num_experts),
         **tiling,
-        **options,
+        **target.launch_options,
     }
     up = (experts.gate_up_blocks, experts.gate_up_scales, experts.gate_up_bias)
     down = (experts.down_blocks, experts.down_scales, experts.down_bias)
@@ -77,7 +76,7 @@ def moe(x_TH: Tensor, routing: Routing, experts: MxExperts, swiglu_limit: float)
     return y_TKH
 
 
-def _sort(routing: Routing, num_experts: int) -> tuple[Tensor, Tensor]:
+def _sort(target: Target, routing: Routing, num_experts: int) -> tuple[Tensor, Tensor]:
     """(counts_E, slots [E, T]: the first counts[e] of a row are the pairs t * K + k of expert e)."""
     ids_TK, counts_E = routing.expert_ids_TK, routing.counts_E
     if counts_E is None:
@@ -92,16 +91,16 @@ def _sort(routing: Routing, num_experts: int) -> tuple[Tensor, Tensor]:
         ids_TK.shape[0],
         BLOCK=256,
         num_warps=4,
-        **launch_options(ids_TK.device),
+        **target.launch_options,
     )
     return counts_E, slots_ET
 
 
-def _tiling(num_pairs: int, num_experts: int, hopper: bool) -> dict[str, int]:
+def _tiling(target: Target, num_pairs: int, num_experts: int) -> dict[str, int]:
     """By the mean number of rows of an expert; BLOCK_N counts pairs of gate and up.
 
-    Hopper's products want 64 weight rows for every four warps, or warps expand the same weights; others would spill
-    registers in tiles of 128 tokens.
+    Warp groups want 64 weight rows for every four warps, or warps expand the same weights; without warp groups tiles of
+    128 tokens would spill registers.
     """
     mean = num_pairs / num_experts
     if mean <= 0.5:  # fewer programs than would fill the GPU: small ones
@@ -109,7 +108,7 @@ def _tiling(num_pairs: int, num_experts: int, hopper: bool) -> dict[str, int]:
     if mean <= 48:
         block_m = 16 if mean <= 16 else 32
         return {"BLOCK_M": block_m, "BLOCK_N": 64, "BLOCK_B": 4, "num_warps": 4, "num_stages": 4}
-    block_m = 128 if hopper and mean > 96 else 64
+    block_m = 128 if target.warp_groups and mean > 96 else 64
     return {"BLOCK_M": block_m, "BLOCK_N": 64, "BLOCK_B": 2, "num_warps": 4, "num_stages": 3}
 
 

@@ -8,9 +8,11 @@ from torch import Tensor
 from oscine.ops.interface import Routing
 from oscine.ops.norm import triton as portable
 from oscine.ops.planes import empty_planes, wanted
+from oscine.ops.target import Target
 
 
 def norm_route(
+    target: Target,
     x: Tensor,
     weight_H: Tensor,
     eps: float,
@@ -24,5 +26,5 @@ def norm_route(
     fp8 = wanted(num_tokens, experts_per_token, num_experts)
     planes = empty_planes(num_tokens, hidden, x.device) if fp8 else None
     return portable.norm_route(
-        x, weight_H, eps, residual_TH, router_weight_EH, router_bias_E, experts_per_token, planes
+        target, x, weight_H, eps, residual_TH, router_weight_EH, router_bias_E, experts_per_token, planes
     )

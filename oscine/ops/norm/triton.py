@@ -17,9 +17,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from oscine.ops.interface import Planes, Routing
-from oscine.ops.launch import NUM_ARRIVALS, arrivals, launch_options
-from oscine.ops.planes import store_planes
+from oscine.ops.interface import Routing
+from oscine.ops.launch import NUM_ARRIVALS, arrivals
+from oscine.ops.planes import Planes, store_planes
+from oscine.ops.target import Target
 
 FUSED_TOKENS = 4  # up to here norm and router are one launch
 UNCOUNTED_TOKENS = 16  # up to here norm_route gives neither counts nor ranks
@@ -27,6 +28,7 @@ SMALL_TOKENS = 512  # up to here the router splits the hidden dimension into pro
 FUSED_ROWS = 4  # router rows of one program of the fused kernel
 SPLIT_H = 256  # hidden dimension of one program while tokens are few
 LONG_SPLIT_H = 512  # the same where several tiles of tokens share the GPU
+LONG_SPLIT_BYTES = 147_456  # of shared memory, which its program takes
 # A few programs on an empty GPU: without a limit of its own, ptxas saves registers for an occupancy that cannot come,
 # and lets the loads of partial sums wait for one another.
 ALL_LOADS_FIRST = {"num_warps": 32, "maxnreg": 64}
@@ -37,12 +39,15 @@ PART_H = 512
 BESIDE_EXPERTS = {"num_warps": 4, "maxnreg": 96}
 
 
-def rms_norm(x: Tensor, weight_H: Tensor, eps: float, residual_TH: Tensor | None) -> tuple[Tensor, Tensor]:
+def rms_norm(
+    target: Target, x: Tensor, weight_H: Tensor, eps: float, residual_TH: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """x [T, H] or partial sums [T, J, H]; returns (norm(x + residual), x + residual) in the dtype of the weight."""
-    return _norm(x, weight_H, eps, residual_TH, None, None)
+    return _norm(target, x, weight_H, eps, residual_TH, None, None)
 
 
 def norm_route(
+    target: Target,
     x: Tensor,
     weight_H: Tensor,
     eps: float,
@@ -58,14 +63,14 @@ def norm_route(
     """
     router = (router_weight_EH, router_bias_E, experts_per_token)
     if x.shape[0] <= FUSED_TOKENS:
-        y_TH, sum_TH, routing = _norm_route_fused(x, weight_H, eps, residual_TH, *router, planes)
+        y_TH, sum_TH, routing = _norm_route_fused(target, x, weight_H, eps, residual_TH, *router, planes)
     else:
         counts_E = None
         if x.shape[0] > UNCOUNTED_TOKENS:
             counts_E = torch.empty(router_bias_E.shape[0], dtype=torch.int32, device=x.device)
-        y_TH, sum_TH = _norm(x, weight_H, eps, residual_TH, counts_E, planes)
-        routing = _route(y_TH, *router, counts_E)
-    return y_TH, sum_TH, routing._replace(planes=planes)
+        y_TH, sum_TH = _norm(target, x, weight_H, eps, residual_TH, counts_E, planes)
+        routing = _route(target, y_TH, *router, counts_E)
+    return y_TH, sum_TH, routing._replace(prepared=planes)
 
 
 def _partials(x: Tensor) -> int:
@@ -73,6 +78,7 @@ def _partials(x: Tensor) -> int:
 
 
 def _norm(
+    target: Target,
     x: Tensor,
     weight_H: Tensor,
     eps: float,
@@ -100,7 +106,7 @@ def _norm(
             BLOCK_H=triton.next_power_of_2(hidden),
             BLOCK_E=triton.next_power_of_2(num_experts),
             **(ALL_LOADS_FIRST if num_tokens <= 128 else {"num_warps": 4}),
-            **launch_options(x.device),
+            **target.launch_options,
         )
     return y_TH, x if sum_TH is None else sum_TH
 
@@ -112,7 +118,9 @@ def _outputs(x: Tensor, weight_H: Tensor, residual_TH: Tensor | None) -> tuple[T
     return y_TH, None if unchanged else torch.empty_like(y_TH)
 
 
-def undivided_norm(x: Tensor, weight_H: Tensor, residual_TH: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+def undivided_norm(
+    target: Target, x: Tensor, weight_H: Tensor, residual_TH: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
     """rms_norm but for the division: ((x + residual) * weight, x + residual, sums of squares of the latter [T, S]).
 
     A token's sums, added up and divided by H, are its mean square. Several programs a token, each with few registers:
@@ -133,12 +141,13 @@ def undivided_norm(x: Tensor, weight_H: Tensor, residual_TH: Tensor | None) -> t
         J=_partials(x),
         BLOCK_H=PART_H,
         **BESIDE_EXPERTS,
-        **launch_options(x.device),
+        **target.launch_options,
     )
     return y_TH, x if sum_TH is None else sum_TH, squares_TS
 
 
 def _norm_route_fused(
+    target: Target,
     x: Tensor,
     weight_H: Tensor,
     eps: float,
@@ -176,7 +185,7 @@ def _norm_route_fused(
             BLOCK_R=FUSED_ROWS,
             BLOCK_E=triton.next_power_of_2(num_experts),
             **ALL_LOADS_FIRST,
-            **launch_options(x.device),
+            **target.launch_options,
         )
     return y_TH, sum_TH, routing
 
@@ -189,6 +198,7 @@ def _empty_routing(num_tokens: int, experts_per_token: int, device: torch.device
 
 
 def _route(
+    target: Target,
     y_TH: Tensor,
     router_weight_EH: Tensor,
     router_bias_E: Tensor,
@@ -197,8 +207,7 @@ def _route(
 ) -> Routing:
     """counts_E holds zeros; it is counted up."""
     (num_tokens, hidden), num_experts = y_TH.shape, router_bias_E.shape[0]
-    options = launch_options(y_TH.device)
-    tiling = _tiling(num_tokens, hidden, options["PDL"])
+    tiling = _tiling(target, num_tokens, hidden)
     tiles = triton.cdiv(num_tokens, tiling["BLOCK_T"])
     assert tiles <= NUM_ARRIVALS
     routing = _empty_routing(num_tokens, experts_per_token, y_TH.device)
@@ -219,18 +228,19 @@ def _route(
         BLOCK_E=max(16, triton.next_power_of_2(num_experts)),
         BLOCK_K=triton.next_power_of_2(experts_per_token),
         **tiling,
-        **options,
+        **target.launch_options,
     )
     return routing
 
 
-def _tiling(num_tokens: int, hidden: int, hopper: bool) -> dict[str, int]:
+def _tiling(target: Target, num_tokens: int, hidden: int) -> dict[str, int]:
     """Tokens of a tile, and how its hidden dimension is cut into SPLITS programs of STEPS steps of BLOCK_H.
 
-    The long split takes 147 KB of shared memory.
+    The long split fetches twice the weights before it waits for the norm, which needs dependent launches and room.
     """
     if num_tokens <= SMALL_TOKENS:
-        block_h = LONG_SPLIT_H if hopper and num_tokens > UNCOUNTED_TOKENS else SPLIT_H
+        long = target.dependent_launch and target.shared_memory >= LONG_SPLIT_BYTES
+        block_h = LONG_SPLIT_H if long and num_tokens > UNCOUNTED_TOKENS else SPLIT_H
         splits = triton.cdiv(hidden, block_h)
         return {"BLOCK_T": 16, "BLOCK_H": block_h, "SPLITS": splits, "STEPS": 1, "num_warps": 8, "maxnreg": 128}
     steps = triton.cdiv(hidden, 64)

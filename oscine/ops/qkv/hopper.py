@@ -25,6 +25,7 @@ from triton.experimental.gluon import language as gl
 from oscine.ops.linear.stream import CHUNK, descriptor, start_ring, streamable
 from oscine.ops.norm.triton import undivided_norm
 from oscine.ops.qkv import triton as portable
+from oscine.ops.target import Target
 
 HEAD = 64  # the head dimension of the streaming kernel
 
@@ -200,6 +201,7 @@ def choose_tile(num_tokens: int, weight_FH: Tensor, kv_pages: Tensor) -> QkvTile
 
 
 def norm_qkv(
+    target: Target,
     x: Tensor,
     norm_weight_H: Tensor,
     eps: float,
@@ -215,6 +217,6 @@ def norm_qkv(
     rest = weight_FH, bias_F, cos_sin, positions_T, kv_pages, slots_T
     tile = choose_tile(len(x), weight_FH, kv_pages)
     if tile is None:
-        return portable.norm_qkv(x, norm_weight_H, eps, residual_TH, *rest)
-    x_TH, total_TH, squares_TS = undivided_norm(x, norm_weight_H, residual_TH)
+        return portable.norm_qkv(target, x, norm_weight_H, eps, residual_TH, *rest)
+    x_TH, total_TH, squares_TS = undivided_norm(target, x, norm_weight_H, residual_TH)
     return stream(x_TH, squares_TS, eps, *rest, tile), total_TH

@@ -5,9 +5,11 @@ from torch.nn import functional
 
 from oscine.ops.norm.triton import rms_norm
 from oscine.ops.rope.triton import rope_and_write
+from oscine.ops.target import Target
 
 
 def norm_qkv(
+    target: Target,
     x: Tensor,
     norm_weight_H: Tensor,
     eps: float,
@@ -20,6 +22,6 @@ def norm_qkv(
     slots_T: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """See reference.py; head dimensions must be powers of two."""
-    x_TH, total_TH = rms_norm(x, norm_weight_H, eps, residual_TH)
+    x_TH, total_TH = rms_norm(target, x, norm_weight_H, eps, residual_TH)
     projected = functional.linear(x_TH, weight_FH, bias_F)
-    return rope_and_write(projected, cos_sin, positions_T, kv_pages, slots_T), total_TH
+    return rope_and_write(target, projected, cos_sin, positions_T, kv_pages, slots_T), total_TH

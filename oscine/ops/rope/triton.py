@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from oscine.ops.launch import launch_options
+from oscine.ops.target import Target
 
 
 @triton.jit
@@ -75,7 +75,9 @@ def rope_and_write_kernel(
         tl.store(kv_ptr + out_TBD + HALF, second.to(kv_ptr.dtype.element_ty), valid)
 
 
-def rope_and_write(qkv: Tensor, cos_sin: Tensor, positions_T: Tensor, kv_pages: Tensor, slots_T: Tensor) -> Tensor:
+def rope_and_write(
+    target: Target, qkv: Tensor, cos_sin: Tensor, positions_T: Tensor, kv_pages: Tensor, slots_T: Tensor
+) -> Tensor:
     """qkv [T, (Q + 2G) * D], contiguous -> q [T, Q, D]; keys and values go to slots_T of kv_pages [pages, 2, G, P, D].
 
     D / 2 must be a power of two, and the last dimension of kv_pages contiguous.
@@ -110,6 +112,6 @@ def rope_and_write(qkv: Tensor, cos_sin: Tensor, positions_T: Tensor, kv_pages: 
         TOKENS=tokens,
         HEADS=heads,
         num_warps=4,
-        **launch_options(qkv.device),
+        **target.launch_options,
     )
     return q_TQD

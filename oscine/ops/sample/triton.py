@@ -24,8 +24,9 @@ import triton.language as tl
 from torch import Tensor
 
 from oscine.ops.interface import Sampled, SamplingBatch
-from oscine.ops.launch import NUM_ARRIVALS, arrivals, launch_options
+from oscine.ops.launch import NUM_ARRIVALS, arrivals
 from oscine.ops.sample.reference import LOWEST_TEMPERATURE, add_bias, penalize
+from oscine.ops.target import Target
 
 PARTS = tl.constexpr(64)  # programs of a row that scan and collect
 LANES = tl.constexpr(64)  # lanes of each of them
@@ -37,9 +38,10 @@ COOLEST = tl.constexpr(LOWEST_TEMPERATURE)
 RESTRICTED = 4096  # tokens of a program that restricts a row
 
 
-def sample(logits_NV: Tensor, sampling: SamplingBatch) -> Sampled:
+def sample(target: Target, logits_NV: Tensor, sampling: SamplingBatch) -> Sampled:
     """logits [N, V] float32, not written; log-probabilities are those of these logits, before any adjustment."""
-    ids_N = choose(restrict(penalize(add_bias(logits_NV, sampling), sampling), sampling), sampling)
+    adjusted_NV = penalize(add_bias(logits_NV, sampling), sampling)
+    ids_N = choose(target, restrict(target, adjusted_NV, sampling), sampling)
     if sampling.num_logprobs is None:
         return Sampled(ids_N)
     logprobs_NV = logits_NV.log_softmax(-1)
@@ -48,7 +50,7 @@ def sample(logits_NV: Tensor, sampling: SamplingBatch) -> Sampled:
     return Sampled(ids_N, chosen_N, top.indices, top.values)
 
 
-def restrict(logits_NV: Tensor, sampling: SamplingBatch) -> Tensor:
+def restrict(target: Target, logits_NV: Tensor, sampling: SamplingBatch) -> Tensor:
     """-inf for tokens that are not allowed; rows of the logits are contiguous, the matrix need not be."""
     if sampling.allowed_KW is None:
         return logits_NV
@@ -64,19 +66,19 @@ def restrict(logits_NV: Tensor, sampling: SamplingBatch) -> Tensor:
         sampling.allowed_KW.shape[1],
         BLOCK_B=RESTRICTED,
         num_warps=4,
-        **launch_options(logits_NV.device),
+        **target.launch_options,
     )
     return restricted_NV
 
 
-def choose(logits_NV: Tensor, sampling: SamplingBatch) -> Tensor:
+def choose(target: Target, logits_NV: Tensor, sampling: SamplingBatch) -> Tensor:
     """int64 [N]; rows of the logits are contiguous, the matrix need not be."""
     num_rows, vocab = logits_NV.shape
     assert num_rows <= NUM_ARRIVALS
     ids_N = torch.empty(num_rows, dtype=torch.int64, device=logits_NV.device)
     if not num_rows:
         return ids_N
-    cut_N = _find_cuts(logits_NV, sampling) if sampling.truncated and not sampling.greedy else None
+    cut_N = _find_cuts(target, logits_NV, sampling) if sampling.truncated and not sampling.greedy else None
     block, part, parts = split_rows(num_rows, vocab, sampling.greedy)
     _choose_kernel[(parts, num_rows)](
         logits_NV,
@@ -96,7 +98,7 @@ def choose(logits_NV: Tensor, sampling: SamplingBatch) -> Tensor:
         PARTS_S=parts,
         BLOCK_S=triton.next_power_of_2(parts),
         num_warps=4,
-        **launch_options(logits_NV.device),
+        **target.launch_options,
     )
     return ids_N
 
@@ -109,7 +111,7 @@ def split_rows(num_rows: int, vocab: int, greedy: bool) -> tuple[int, int, int]:
     return block, part, triton.cdiv(vocab, part)
 
 
-def _find_cuts(logits_NV: Tensor, sampling: SamplingBatch) -> Tensor:
+def _find_cuts(target: Target, logits_NV: Tensor, sampling: SamplingBatch) -> Tensor:
     """int64 [N]: the lowest key that each row keeps."""
     (num_rows, vocab), device = logits_NV.shape, logits_NV.device
 
@@ -123,7 +125,7 @@ def _find_cuts(logits_NV: Tensor, sampling: SamplingBatch) -> Tensor:
     part = triton.cdiv(vocab, PARTS.value)
     block = max(LANES.value, triton.next_power_of_2(part))
     row = (logits_NV, logits_NV.stride(0), sampling.temperature_N, vocab)
-    options = launch_options(device)
+    options = target.launch_options
     _scan_kernel[(PARTS.value, num_rows)](*row, lanes_NL, part, BLOCK_B=block, num_warps=4, **options)
     _bound_kernel[(num_rows,)](lanes_NL, sampling.top_k_N, top_N, bound_N, count_N, num_warps=4, **options)
     _collect_kernel[(PARTS.value, num_rows)](

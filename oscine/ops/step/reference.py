@@ -9,11 +9,11 @@ The definition, and the path on a CPU. Shape suffixes as in ops/interface.py.
 
 from torch import Tensor, where
 
-from oscine.ops.interface import PageGroup
-from oscine.ops.step.packed import BatchState, PackedStep, PreparedStep
+from oscine.ops.interface import PageGroup, PreparedStep
+from oscine.ops.packed import BatchState, PackedStep
 
 
-def prepare_batch(packed: PackedStep[Tensor], state: BatchState) -> PreparedStep:
+def prepare_step(packed: PackedStep[Tensor], state: BatchState) -> PreparedStep:
     """What comes out shares no memory with what goes in."""
     last_T = state.last_ids.index_select(0, packed.token_slots_T)
     positions_T = packed.positions_T.long()

@@ -9,13 +9,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from oscine.ops.interface import PageGroup
-from oscine.ops.step.packed import BatchState, PackedSizes, PackedStep, PreparedStep
+from oscine.ops.interface import PageGroup, PreparedStep
+from oscine.ops.packed import BatchState, PackedSizes, PackedStep
 
 BLOCK = 256  # tokens, or columns of a page table, of one program at a time
 
 
-def prepare_batch(packed: PackedStep[Tensor], state: BatchState) -> PreparedStep:
+def prepare_step(packed: PackedStep[Tensor], state: BatchState) -> PreparedStep:
     """The packed columns must be views of one array."""
     num_tokens, num_sequences, num_rows = (len(c) for c in (packed.given_T, packed.slots_S, packed.logits_rows_N))
     starts = PackedSizes(num_tokens, num_sequences, num_rows, len(packed.sampled_slots_M)).starts

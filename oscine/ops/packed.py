@@ -11,8 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from oscine.ops.interface import PageGroup
-
 ALIGNED = 4  # elements: 16 bytes
 
 Column = TypeVar("Column", NDArray[np.int32], Tensor)
@@ -62,16 +60,6 @@ class BatchState:
     sliding_table: Tensor  # int32 [slots, B]
     last_ids: Tensor  # int32 [slots + 1]; the token sampled last
     page_size: int  # P, tokens
-
-
-class PreparedStep(NamedTuple):
-    """The fields of Batch that depend on the state; int64 where Batch says so."""
-
-    token_ids_T: Tensor
-    positions_T: Tensor
-    full: PageGroup
-    sliding: PageGroup
-    logits_rows_N: Tensor
 
 
 def _lengths(sizes: PackedSizes) -> tuple[int, ...]:

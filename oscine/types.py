@@ -115,22 +115,21 @@ class StepResult:
 
 
 class Executor(Protocol):
-    """Runs plans one after the other. Raises when the step failed; the engine then fails all its requests.
+    """Runs plans in order while the caller goes on. Raises when a step failed; the engine then fails all requests."""
 
-    An executor may have `prepare(sampling) -> bool`, which never waits. It says whether a sequence with this sampling
-    can be placed at once. If not, the executor prepares for it, and is asked again.
-    """
-
-    def execute(self, plan: StepPlan) -> StepResult: ...
-
-
-class AsyncExecutor(Protocol):
-    """Runs plans in order while the caller goes on; launch never waits for the device."""
-
-    def launch(self, plan: StepPlan) -> None: ...
+    def launch(self, plan: StepPlan) -> None:
+        """Does not wait for the device."""
+        ...
 
     def collect(self) -> StepResult:
         """Waits for the oldest launched step."""
+        ...
+
+    def prepare(self, sampling: SamplingParams) -> bool:
+        """Whether a sequence that is sampled so can be placed at once. Never waits.
+
+        If not, the executor gets ready for it, and is asked again.
+        """
         ...
 
 

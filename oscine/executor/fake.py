@@ -79,7 +79,7 @@ class _Step:
 
 
 class FakeExecutor:
-    """An AsyncExecutor. Without grammars, the token at a position depends on how many were generated before it alone.
+    """An Executor. Without grammars, the token at a position depends on how many were generated before it alone.
     What a grammar does not allow is replaced by something that depends on seed and position.
 
     Log-probabilities, where asked for, are those of a model that is certain: 0, without alternatives.

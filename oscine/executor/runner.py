@@ -38,7 +38,7 @@ class Outcome(NamedTuple):
 
 
 class TorchExecutor:
-    """An Executor, and an AsyncExecutor: one model on one device, with room for max_num_seqs sequences."""
+    """An Executor: one model on one device, with room for max_num_seqs sequences."""
 
     def __init__(
         self, model: GptOss, memory: MemoryPlan, kv: KVCache, max_num_seqs: int, grammars: GrammarCache | None = None

@@ -7,19 +7,22 @@ from oscine.types import Executor, SamplingParams, StepPlan, StepResult
 
 
 class ThreadedExecutor:
-    """An AsyncExecutor over an Executor. What a step raises comes out of the collect() of that step."""
+    """An Executor over one whose launch takes as long as the step. What a step raises comes out of its collect()."""
 
     def __init__(self, executor: Executor) -> None:
-        self._execute = executor.execute
-        self._prepare = getattr(executor, "prepare", None)
+        self._executor = executor
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="executor")
         self._steps: deque[Future[StepResult]] = deque()
 
     def prepare(self, sampling: SamplingParams) -> bool:
-        return self._prepare is None or self._prepare(sampling)
+        return self._executor.prepare(sampling)
 
     def launch(self, plan: StepPlan) -> None:
-        self._steps.append(self._thread.submit(self._execute, plan))
+        self._steps.append(self._thread.submit(self._run, plan))
 
     def collect(self) -> StepResult:
         return self._steps.popleft().result()
+
+    def _run(self, plan: StepPlan) -> StepResult:
+        self._executor.launch(plan)
+        return self._executor.collect()

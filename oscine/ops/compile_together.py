@@ -22,10 +22,14 @@ MOST_WORKERS = 12
 
 
 class Compilers:
-    """Worker processes. Start them early: they take seconds to be ready, and what is asked of them waits."""
+    """Worker processes. Start them early: they take seconds to be ready, and what is asked of them waits.
+
+    None but those of one rank need any: the others find what it has compiled in the cache.
+    """
 
     def __init__(self, count: int | None = None) -> None:
-        count = count or max(1, min(MOST_WORKERS, (os.cpu_count() or 1) - 2))
+        if count is None:
+            count = max(1, min(MOST_WORKERS, (os.cpu_count() or 1) - 2))
         command, pipe = module_command("oscine.ops.compile_worker"), subprocess.PIPE
         self._all = [
             subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=child_environment())
@@ -37,11 +41,11 @@ class Compilers:
 
     @contextmanager
     def compile_together(self) -> Iterator[None]:
-        """Within it, a kernel that is not compiled yet is not launched; at the end all of these are compiled.
+        """Within it, a kernel that is not compiled yet is not launched; at the end the workers have compiled them.
 
         What is in the kernels' outputs meanwhile is undefined, so nothing but other kernels may use them as indices.
         """
-        with ThreadPoolExecutor(len(self._all)) as threads, _Rehearsal(threads, self):
+        with ThreadPoolExecutor(max(1, len(self._all))) as threads, _Rehearsal(threads, self):
             yield
 
     def fill_cache(self, job: bytes) -> None:
@@ -57,6 +61,10 @@ class Compilers:
         finally:
             self._idle.put(worker)
 
+    @property
+    def has_workers(self) -> bool:
+        return bool(self._all)
+
     def close(self) -> None:
         for worker in self._all:
             worker.communicate()
@@ -70,7 +78,7 @@ class _Rehearsal(triton.AsyncCompileMode):  # type: ignore[misc]
         self._compilers = compilers
 
     def submit(self, key: Any, compile_fn: Callable[[], Any], finalize_fn: Callable[[Any], None]) -> None:
-        if key not in self.future_kernels:
+        if self._compilers.has_workers and key not in self.future_kernels:
             super().submit(key, lambda: self._compile(compile_fn), finalize_fn)
 
     def _compile(self, compile_fn: Callable[[], Any]) -> Any:

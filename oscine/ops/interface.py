@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from oscine.ops.packed import BatchState, PackedStep
@@ -113,6 +114,31 @@ class Sampled(NamedTuple):
     logprobs_N: Tensor | None = None  # float32; of the sampled tokens, before any adjustment
     top_ids_NK: Tensor | None = None  # int64
     top_logprobs_NK: Tensor | None = None  # float32
+
+
+@dataclass(frozen=True, slots=True)
+class Shapes:
+    """What of a model and its cache decides whether a backend can be used. Elements of each dimension."""
+
+    dtype: torch.dtype  # of activations and of the cache
+    page_size: int  # tokens
+    query_heads: int
+    kv_heads: int
+    head_dim: int
+    hidden: int
+
+
+class Use(NamedTuple):
+    """Which steps a backend serves, where it does not serve all."""
+
+    steps: str  # for example "up to 64 tokens"
+    otherwise: str  # the backend of all other steps
+    unmet: str | None = None  # what shapes lack for it to serve any, for example "page size 64, not 32"
+
+
+def unmet(*needs: tuple[str, object, object]) -> str | None:
+    """Those of (what, wanted, found) that are not as wanted, in words."""
+    return ", ".join(f"{what} {wanted}, not {found}" for what, wanted, found in needs if found != wanted) or None
 
 
 # (x_NH, weight_VH) -> logits_NV float32

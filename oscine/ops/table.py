@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from oscine.ops.interface import Ops
+from oscine.ops.interface import Ops, Shapes, Use
 from oscine.ops.target import Target
 
 # op -> backend -> "module:function"
@@ -77,6 +77,14 @@ DEFAULTS: dict[str, dict[str, str]] = {
         "prepare_step": "triton",
     },
 }
+# (op, backend) that serves some steps only -> "module:function", which makes a Use of the Shapes
+PARTIAL: dict[tuple[str, str], str] = {
+    ("norm_qkv", "hopper"): "oscine.ops.qkv.hopper:use",
+    ("attention", "hopper"): "oscine.ops.attention.hopper:use",
+    ("out_proj", "hopper"): "oscine.ops.linear.hopper:out_proj_use",
+    ("lm_head", "hopper"): "oscine.ops.linear.hopper:lm_head_use",
+    ("chooser", "screened"): "oscine.ops.choose.screened:use",
+}
 BESIDE = {"moe": "prepare_experts", "prepare_step": "write_back"}  # op -> another one of the same module
 
 
@@ -127,6 +135,28 @@ def _bound(function: Callable[..., Any], target: Target) -> Callable[..., Any]:
     return partial(function, target) if "target" in signature(function).parameters else function
 
 
-def describe(choice: Mapping[str, str]) -> str:
-    """One line for the log, for example `out_proj=reference, moe=triton`."""
-    return ", ".join(f"{op}={backend}" for op, backend in choice.items())
+def describe(choice: Mapping[str, str], shapes: Shapes) -> str:
+    """For the log: the backend of each op with the steps that it serves, and a line for each that serves none.
+
+    For example `ops: attention=hopper (decodes of 2-64 sequences; else triton), moe=hopper`.
+    """
+    names, lines = [], []
+    for op, backend in choice.items():
+        use = _use(op, backend, shapes)
+        if use is None:
+            names.append(f"{op}={backend}")
+        elif use.unmet is None:
+            names.append(f"{op}={backend} ({use.steps}; else {use.otherwise})")
+        else:
+            names.append(f"{op}={use.otherwise}")
+            lines.append(f"{op}={backend} is not used: it needs {use.unmet}")
+    return "\n".join((f"ops: {', '.join(names)}", *lines))
+
+
+def _use(op: str, backend: str, shapes: Shapes) -> Use | None:
+    """None for a backend that serves every step."""
+    if (op, backend) not in PARTIAL:
+        return None
+    path, _, function = PARTIAL[op, backend].partition(":")
+    use: Use = getattr(import_module(path), function)(shapes)
+    return use

@@ -50,7 +50,7 @@ class Slot:
 
 
 class PagedExecutor:
-    """`burst` tokens are sampled at once, as after an accepted draft. As an AsyncExecutor it runs a plan as early
+    """`burst` tokens are sampled at once, as after an accepted draft. It runs a plan as early
     as it can (when launched) or as late as it may (when collected)."""
 
     def __init__(
@@ -79,6 +79,9 @@ class PagedExecutor:
         self.num_computed = 0
         self.plans: list[StepPlan] = []
         self._queue: deque[StepPlan | StepResult] = deque()
+
+    def prepare(self, sampling: SamplingParams) -> bool:
+        return True
 
     def launch(self, plan: StepPlan) -> None:
         self._queue.append(plan if self.lazy else self.execute(plan))

@@ -20,6 +20,7 @@ from oscine.judges.trial import Problem, Trial
 from oscine.ops.sample.noise import gumbel
 from oscine.types import GenerationRequest, NewSequence, SamplingParams, StepPlan, StepResult
 from tests.hostile_schemas import quartic_schema
+from tests.immediate import Immediate
 
 from . import grammars as tiny_grammars
 from .grammars import STOP, TOKENS, allowed, grammar, text_of, tokenizer_file
@@ -210,8 +211,9 @@ def test_a_token_that_is_not_allowed_ends_its_request(grammars: GrammarCache) ->
 def test_requests_wait_for_their_grammar_and_hold_nobody_up() -> None:
     """An executor that is not ready for a grammar until it was asked often enough."""
 
-    class Slow:
+    class Slow(Immediate):
         def __init__(self) -> None:
+            super().__init__()
             self.asked = 0
 
         def prepare(self, sampling: SamplingParams) -> bool:

@@ -4,12 +4,14 @@ import pytest
 
 from oscine.executor.threaded import ThreadedExecutor
 from oscine.types import StepPlan, StepResult
+from tests.immediate import Immediate
 
 
-class Gate:
+class Gate(Immediate):
     """An executor whose step 0 runs until it is let go, and whose step 2 fails."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.entered, self.go = threading.Event(), threading.Event()
         self.steps: list[int] = []
 

@@ -19,7 +19,7 @@ from oscine.model.gpt_oss import GptOss, kv_shape
 from oscine.model.random_weights import RandomTensors
 from oscine.model.weights import load_weights
 from oscine.ops.interface import Batch, KVCache, PageGroup
-from oscine.types import AsyncExecutor, Executor, GenerationOutput, GenerationRequest, SamplingParams
+from oscine.types import Executor, GenerationOutput, GenerationRequest, SamplingParams
 from tests.ops.bound import reference_ops
 
 from .capturable import capturable_ops
@@ -141,7 +141,7 @@ def engine(options: EngineOptions, num_full_pages: int = 64, num_sliding_pages: 
     return loop(ThreadedExecutor(runner) if options.scheduler.overlap else runner, options, runner.memory)
 
 
-def loop(executor: Executor | AsyncExecutor, options: EngineOptions, memory: MemoryPlan) -> EngineLoop:
+def loop(executor: Executor, options: EngineOptions, memory: MemoryPlan) -> EngineLoop:
     return EngineLoop(
         executor,
         options,

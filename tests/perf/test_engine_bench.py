@@ -18,6 +18,7 @@ from oscine.engine.build import BuiltEngine
 from oscine.engine.core.loop import EngineLoop
 from oscine.model.config import gpt_oss_120b
 from oscine.types import StepPlan, StepResult
+from tests.immediate import Immediate
 
 ROOT = Path(__file__).parents[2]
 KEYS = (
@@ -86,10 +87,11 @@ STEP_S, TOKEN_S = 0.5, 0.001
 POINT = Point(8, 100, 11)
 
 
-class TimedExecutor:
+class TimedExecutor(Immediate):
     """A device with a clock of its own: a step takes STEP_S and TOKEN_S a token; the first plan is slow as well."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.now_s = 0.0
         self.num_steps = 0
 

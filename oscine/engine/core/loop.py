@@ -7,7 +7,7 @@ executor is any object that runs plans in order.
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol, cast
+from typing import Protocol
 
 from oscine.config import EngineOptions
 from oscine.engine.core.kv_cache_manager import KVCacheManager
@@ -17,7 +17,6 @@ from oscine.engine.core.request import Request
 from oscine.engine.core.scheduler import ScheduledStep, Scheduler
 from oscine.types import (
     NON_FINITE,
-    AsyncExecutor,
     EngineStats,
     Executor,
     FinishReason,
@@ -25,9 +24,7 @@ from oscine.types import (
     GenerationRequest,
     PrefillSource,
     RemotePrefill,
-    SamplingParams,
     ScheduledSequence,
-    StepPlan,
     StepResult,
 )
 
@@ -52,20 +49,6 @@ class Fetches(Protocol):
     def report(self, stats: EngineStats) -> None: ...
 
 
-class _Immediate:
-    """Makes an AsyncExecutor of an Executor: a plan runs when it is launched."""
-
-    def __init__(self, executor: Executor) -> None:
-        self._executor = executor
-        self._results: deque[StepResult] = deque()
-
-    def launch(self, plan: StepPlan) -> None:
-        self._results.append(self._executor.execute(plan))
-
-    def collect(self) -> StepResult:
-        return self._results.popleft()
-
-
 class EngineLoop:
     """Runs requests on one executor. Not thread-safe: one thread calls everything.
 
@@ -80,7 +63,7 @@ class EngineLoop:
 
     def __init__(
         self,
-        executor: Executor | AsyncExecutor,
+        executor: Executor,
         options: EngineOptions,
         *,
         num_full_pages: int,
@@ -90,7 +73,7 @@ class EngineLoop:
         max_attended: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._executor = cast(AsyncExecutor, executor) if hasattr(executor, "launch") else _Immediate(executor)
+        self._executor = executor
         self._options = options.scheduler
         self._max_model_len = max_model_len
         self._clock = clock
@@ -109,7 +92,6 @@ class EngineLoop:
             max_attended=max_attended,
             clock=clock,
         )
-        self._prepare: Callable[[SamplingParams], bool] | None = getattr(executor, "prepare", None)
         self.remote_prefills: Fetches | None = None  # who fetches pages from other engines, where they may
         self._unprepared: list[Request] = []  # live, but the executor cannot take them yet
         self._requests: dict[str, Request] = {}  # live
@@ -309,13 +291,10 @@ class EngineLoop:
         return self._scheduler.waiting + self._unprepared + fetching
 
     def _queue(self, request: Request) -> None:
-        if self._is_prepared(request):
+        if self._executor.prepare(request.sampling):
             self._scheduler.add(request)
         else:
             self._unprepared.append(request)
-
-    def _is_prepared(self, request: Request) -> bool:
-        return self._prepare is None or self._prepare(request.sampling)
 
     def _add_prepared(self) -> None:
         """Queues those that the executor can take now."""

@@ -14,7 +14,7 @@ from oscine.executor.masks import TOKENIZER, GrammarCache
 from oscine.executor.start.stopwatch import Stopwatch
 from oscine.model.config import LayerType, ModelConfig
 from oscine.model.hub import find_folder, find_tokenizer
-from oscine.types import AsyncExecutor, Executor
+from oscine.types import Executor
 
 if TYPE_CHECKING:  # they need torch and NIXL
     from oscine.executor.kv.nixl_transfer import KVTransfer
@@ -27,7 +27,7 @@ _CPU_ATTENDED = 1 << 23
 
 @dataclass(frozen=True, slots=True)
 class BuiltExecutor:
-    executor: Executor | AsyncExecutor
+    executor: Executor
     model: str  # as loaded
     vocab_size: int
     max_model_len: int  # tokens

@@ -1,10 +1,16 @@
-"""Brings a model onto its device and an executor over it: plan, load, allocate, warm up, capture.
+"""Brings a model onto its device and an executor over it, in four steps between which the ranks of a model meet.
+
+    plan      what every rank will hold, by the rank that has the least memory
+    load      the weights, and the executor over them
+    compile   every kernel, by one rank; the others find them in Triton's cache
+    capture   CUDA graphs, and the largest step
 
 Knows the order and what to tell about it. Nothing big is allocated before the memory plan is reported.
 """
 
 from collections.abc import Callable, Mapping
 from contextlib import closing
+from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -23,10 +29,10 @@ from oscine.executor.start.warm_up import KERNEL_SAMPLINGS, MASKED, SAMPLINGS, r
 from oscine.model.config import ModelConfig
 from oscine.model.gpt_oss import GptOss, kv_shape
 from oscine.model.opened import OpenedModel, open_model
-from oscine.model.weights import tensor_specs
-from oscine.ops.interface import KVCache
+from oscine.model.weights import Weights, tensor_specs
+from oscine.ops.interface import KVCache, Ops, Shapes
 from oscine.ops.table import choose, describe, platform, resolve
-from oscine.ops.target import Target
+from oscine.ops.target import Communicator, Target
 
 if TYPE_CHECKING:  # it needs Triton, which a CPU does not
     from oscine.ops.compile_together import Compilers
@@ -35,72 +41,133 @@ Report = Callable[[str], None]
 _ROUNDING = 0.01  # of the allocator, which the reserve covers
 
 
-def load_executor(options: EngineOptions, report: Report, watch: Stopwatch) -> TorchExecutor:
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What the steps of a start share. Every rank has its own."""
+
+    opened: OpenedModel
+    options: EngineOptions
+    target: Target
+    choice: Mapping[str, str]  # op -> backend
+    ops: Ops
+    report: Report
+    watch: Stopwatch
+
+    @classmethod
+    def of(
+        cls, options: EngineOptions, report: Report, watch: Stopwatch, communicator: Communicator | None = None
+    ) -> "Start":
+        """Raises ValueError for what is wrong with the model."""
+        opened = open_model(options.model)
+        target = Target.of(opened.device, communicator)
+        choice = choose(platform(target, opened.dtype))
+        return cls(opened, options, target, choice, resolve(target, choice), report, watch)
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.opened.device.type == "cuda"
+
+    @property
+    def decode_sizes(self) -> list[int]:
+        """Of the steps that can become CUDA graphs."""
+        capturable = self.on_gpu and is_capturable(self.choice)
+        return sizes_up_to(self.options.scheduler.max_num_seqs) if capturable else []
+
+
+def load_executor(
+    options: EngineOptions, report: Report, watch: Stopwatch, communicator: Communicator | None = None
+) -> TorchExecutor:
     """Raises ValueError for what is wrong with the model or does not fit."""
-    opened = open_model(options.model)
-    target = Target.of(opened.device)
-    choice = choose(platform(target, opened.dtype))
-    if opened.device.type != "cuda":
-        return _load(opened, target, choice, options, report, watch)
+    start = Start.of(options, report, watch, communicator)
+    memory = plan(start)
+    if not start.on_gpu:
+        return load(start, memory)
     from oscine.ops.compile_together import Compilers
 
-    decode_sizes = sizes_up_to(options.scheduler.max_num_seqs) if is_capturable(choice) else []
-    with closing(Compilers()) as compilers:  # they get ready while the weights are loaded
-        executor = _load(opened, target, choice, options, report, watch)
-        _rehearse(executor.of_first_layers(2), compilers, options, decode_sizes, watch)
-    if options.cuda_graphs and decode_sizes:
-        executor.capture(decode_sizes)
-        watch.lap(f"{len(decode_sizes)} graphs")
-    run_largest(executor, options.scheduler.max_num_batched_tokens)  # at last: a capture gives cached memory back
-    executor.forget_page_zero()
-    torch.cuda.synchronize(opened.device)
-    watch.lap("largest step")
+    workers = None if start.target.communicator.rank == 0 else 0
+    with closing(Compilers(workers)) as compilers:  # they get ready while the weights are loaded
+        executor = load(start, memory)
+        compile_kernels(start, executor, compilers)
+    capture(start, executor)
     return executor
 
 
-def _load(
-    opened: OpenedModel,
-    target: Target,
-    choice: Mapping[str, str],
-    options: EngineOptions,
-    report: Report,
-    watch: Stopwatch,
-) -> TorchExecutor:
-    """`choice`: the backends of the ops."""
-    ops = resolve(target, choice)
-    vocab, hidden = opened.config.vocab_size, opened.config.hidden_size
-    weight_total = weight_bytes(opened.config, opened.dtype) + ops.chooser.prepared_bytes(vocab, hidden)
-    memory = _plan(opened, options, weight_total)
-    report(f"{memory}\nops: {describe(choice)}")
-    watch.lap("open")
+def plan(start: Start) -> MemoryPlan:
+    """What this rank and every other will hold. Reports it, with the backends of the ops."""
+    opened, report = start.opened, start.report
+    config = opened.config
+    prepared_head = start.ops.chooser.prepared_bytes(config.vocab_size, config.hidden_size)
+    memory = _plan(start, weight_bytes(config, opened.dtype) + prepared_head)
+    report(f"{memory}\n{describe(start.choice, shapes_of(opened, memory.page_size))}")
+    if start.on_gpu and platform(start.target, opened.dtype) == "cpu":
+        report(f"no kernel and no CUDA graph is used: they are for bfloat16, not {opened.dtype}")
+    start.watch.lap("open")
+    return memory
+
+
+def load(start: Start, memory: MemoryPlan) -> TorchExecutor:
+    """Returns when every rank has its weights."""
+    opened, options = start.opened, start.options
     tokenizer = None if opened.tokenizer is None else opened.tokenizer / TOKENIZER
     grammars = GrammarCache(tokenizer, opened.config.vocab_size)  # which reads it while the weights are loaded
-    weights = opened.load(ops=ops, progress=not options.quiet)
-    if opened.device.type == "cuda":
-        memory = _plan_again(opened, options, memory, report)
-    watch.lap("weights")
+    weights = opened.load(ops=start.ops, progress=not options.quiet)
+    _report_head(start, weights)
+    if start.on_gpu:
+        memory = _plan_again(start, memory)
+    start.target.communicator.barrier()
+    start.watch.lap("weights")
     kv = allocate_kv(opened.config, memory, opened.device, opened.dtype)
-    return TorchExecutor(GptOss(opened.config, weights, ops), memory, kv, options.scheduler.max_num_seqs, grammars)
+    return TorchExecutor(
+        GptOss(opened.config, weights, start.ops), memory, kv, options.scheduler.max_num_seqs, grammars
+    )
 
 
-def _rehearse(
-    layers: TorchExecutor, compilers: "Compilers", options: EngineOptions, decode_sizes: list[int], watch: Stopwatch
-) -> None:
-    """On two layers, one of each kind, all kernels are compiled, then loaded and run."""
-    most_tokens = options.scheduler.max_num_batched_tokens
+def compile_kernels(start: Start, executor: TorchExecutor, compilers: "Compilers") -> None:
+    """On two layers, one of each kind, all kernels are compiled, then loaded and run.
+
+    The compilers of one rank do it for all: those of the others have no workers.
+    """
+    most_tokens, decode_sizes = start.options.scheduler.max_num_batched_tokens, start.decode_sizes
+    layers = executor.of_first_layers(2)
     layers.touch_state()
     with compilers.compile_together():
         warm_up(layers, most_tokens, (*KERNEL_SAMPLINGS, MASKED))
         layers.run_decodes(decode_sizes)
-    watch.lap("kernels")
+    start.target.communicator.barrier()
+    start.watch.lap("kernels")
     warm_up(layers, most_tokens, SAMPLINGS)
     layers.run_decodes(decode_sizes)
-    watch.lap("rehearsal")
+    start.watch.lap("rehearsal")
+
+
+def capture(start: Start, executor: TorchExecutor) -> None:
+    """The steps that become CUDA graphs, then the largest step. Leaves page 0 as it was."""
+    if start.options.cuda_graphs and start.decode_sizes:
+        executor.capture(start.decode_sizes)
+        start.watch.lap(f"{len(start.decode_sizes)} graphs")
+    run_largest(executor, start.options.scheduler.max_num_batched_tokens)  # a capture gives cached memory back
+    executor.forget_page_zero()
+    torch.cuda.synchronize(start.opened.device)
+    start.target.communicator.barrier()
+    start.watch.lap("largest step")
 
 
 def is_capturable(choice: Mapping[str, str]) -> bool:
     """Whether a step may become a CUDA graph: the reference attention and experts look at numbers on the host."""
     return "reference" not in (choice["attention"], choice["moe"])
+
+
+def shapes_of(opened: OpenedModel, page_size: int) -> Shapes:
+    config = opened.config
+    heads = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+    return Shapes(opened.dtype, page_size, *heads, config.hidden_size)
+
+
+def _report_head(start: Start, weights: Weights) -> None:
+    """Whether these weights suit a chooser that their shapes suit."""
+    config = start.opened.config
+    if weights.prepared_head is None and start.ops.chooser.prepared_bytes(config.vocab_size, config.hidden_size):
+        start.report(f"chooser={start.choice['chooser']} is not used: it does not suit the weights of this head")
 
 
 def allocate_kv(config: ModelConfig, memory: MemoryPlan, device: torch.device, dtype: torch.dtype) -> KVCache:
@@ -130,22 +197,28 @@ def weight_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
     )
 
 
-def _plan(opened: OpenedModel, options: EngineOptions, weights: int, held: int = 0) -> MemoryPlan:
+def _plan(start: Start, weights: int, held: int = 0) -> MemoryPlan:
     """`held`: bytes of the weights that are on the device already."""
-    gpu = None
-    if opened.device.type == "cuda":
+    opened, gpu = start.opened, None
+    if start.on_gpu:
         free, total = torch.cuda.mem_get_info(opened.device)
-        gpu = DeviceMemory(total, free + held)
-    return plan_memory(opened.config, options, weights, opened.dtype.itemsize, gpu, available_bytes())
+        gpu = DeviceMemory(total, _least(start.target, free + held))
+    return plan_memory(opened.config, start.options, weights, opened.dtype.itemsize, gpu, available_bytes())
 
 
-def _plan_again(opened: OpenedModel, options: EngineOptions, planned: MemoryPlan, report: Report) -> MemoryPlan:
+def _least(target: Target, count: int) -> int:
+    """Of the counts of all ranks."""
+    return int(target.communicator.all_gather(torch.tensor([count], device=target.device)).min())
+
+
+def _plan_again(start: Start, planned: MemoryPlan) -> MemoryPlan:
     """The plan for the weights as they are: a backend may pad what it repacks."""
-    torch.cuda.synchronize(opened.device)
+    device = start.opened.device
+    torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
-    held = torch.cuda.memory_allocated(opened.device)
+    held = torch.cuda.memory_allocated(device)
     if held <= planned.weights * (1 + _ROUNDING):
         return planned
-    plan = _plan(opened, options, held, held)
-    report(f"repacked weights are larger\n{plan}")
+    plan = _plan(start, held, held)
+    start.report(f"repacked weights are larger\n{plan}")
     return plan

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from oscine.ops.attention import triton as portable
 from oscine.ops.attention.hopper_decode import HEAD_DIM, HEADS, PAGE, decode_kernel
-from oscine.ops.interface import Batch, PageGroup
+from oscine.ops.interface import Batch, PageGroup, Shapes, Use, unmet
 from oscine.ops.launch import arrivals
 from oscine.ops.linear.stream import descriptor
 from oscine.ops.target import Target
@@ -51,6 +51,16 @@ def fits(q_TQD: Tensor, kv_pages: Tensor) -> bool:
     num_kv_heads, page, head_dim = kv_pages.shape[2:]
     repeats = q_TQD.shape[1] // num_kv_heads
     return q_TQD.dtype == torch.bfloat16 and (repeats, page, head_dim) == (HEADS.value, PAGE.value, HEAD_DIM.value)
+
+
+def use(shapes: Shapes) -> Use:
+    missing = unmet(
+        ("dtype", torch.bfloat16, shapes.dtype),
+        ("page size", PAGE.value, shapes.page_size),
+        ("head dimension", HEAD_DIM.value, shapes.head_dim),
+        ("query heads per key head", HEADS.value, shapes.query_heads // shapes.kv_heads),
+    )
+    return Use(f"decodes of {FEWEST_DECODES}-{MOST_DECODES} sequences", "triton", missing)
 
 
 def decode_config(num_decodes: int, num_kv_heads: int, window: int | None) -> DecodeConfig:

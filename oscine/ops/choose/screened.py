@@ -29,7 +29,7 @@ import triton.language as tl
 from torch import Tensor
 
 from oscine.ops.choose.screen_gemm import TILES, logits, tile_for
-from oscine.ops.interface import Chooser, LmHead, Sample, SamplingBatch
+from oscine.ops.interface import Chooser, LmHead, Sample, SamplingBatch, Shapes, Use, unmet
 from oscine.ops.launch import arrivals
 from oscine.ops.sample.triton import gumbel, heated, settle
 from oscine.ops.target import Target
@@ -56,6 +56,10 @@ class Screen:
     scale_V: Tensor  # float32
     norm_V: Tensor  # float32; of scale * codes
     rest_V: Tensor  # float32; norm of what the codes leave of the row
+
+
+def use(shapes: Shapes) -> Use:
+    return Use(f"up to {MOST_TOKENS} rows", "reference", unmet(("hidden size modulo 16", 0, shapes.hidden % 16)))
 
 
 def prepare(weight_VH: Tensor) -> Screen | None:

@@ -13,8 +13,9 @@ from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from oscine.ops.interface import Shapes, Use
 from oscine.ops.linear import triton as portable
-from oscine.ops.linear.stream import CHUNK, descriptor, start_ring, streamable
+from oscine.ops.linear.stream import CHUNK, descriptor, start_ring, streamable, unstreamable
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +113,15 @@ def choose_tile(tiles: tuple[LinearTile, ...], x: Tensor, weight: Tensor) -> Lin
     if not len(x) or not streamable(x, weight):
         return None
     return next((tile for tile in tiles if len(x) <= tile.max_tokens), None)
+
+
+def out_proj_use(shapes: Shapes) -> Use:
+    columns = shapes.query_heads * shapes.head_dim
+    return Use(f"up to {OUT_PROJ_TILES[-1].max_tokens} tokens", "triton", unstreamable(columns, shapes.dtype))
+
+
+def lm_head_use(shapes: Shapes) -> Use:
+    return Use(f"up to {LM_HEAD_TILES[-1].max_tokens} rows", "triton", unstreamable(shapes.hidden, shapes.dtype))
 
 
 def out_proj(x: Tensor, weight: Tensor, bias_H: Tensor) -> Tensor:

@@ -25,6 +25,8 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.core import _aggregate as aggregate
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from oscine.ops.interface import unmet
+
 CHUNK_BYTES = 128  # of a row; one row of the widest swizzle
 CHUNK = CHUNK_BYTES // 2  # columns of bf16
 
@@ -159,6 +161,11 @@ def descriptor(matrix: Tensor, box: list[int]) -> TensorDescriptor:
 def _swizzled(num_bytes: int, bits: int, rank: int) -> gl.NVMMASharedLayout:
     """For rows of so many bytes, at most 128, and elements of so many bits."""
     return gl.NVMMASharedLayout(num_bytes, bits, rank)
+
+
+def unstreamable(columns: int, dtype: torch.dtype) -> str | None:
+    """What matrices of so many columns lack to be `streamable`."""
+    return unmet(("dtype", torch.bfloat16, dtype), ("bytes of a row modulo 16", 0, columns * dtype.itemsize % 16))
 
 
 def streamable(*matrices: Tensor) -> bool:

@@ -22,7 +22,8 @@ from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from oscine.ops.linear.stream import CHUNK, descriptor, start_ring, streamable
+from oscine.ops.interface import Shapes, Use, unmet
+from oscine.ops.linear.stream import CHUNK, descriptor, start_ring, streamable, unstreamable
 from oscine.ops.norm.triton import undivided_norm
 from oscine.ops.qkv import triton as portable
 from oscine.ops.target import Target
@@ -189,6 +190,11 @@ def stream(
         launch_pdl=True,
     )
     return q_TQD
+
+
+def use(shapes: Shapes) -> Use:
+    missing = unstreamable(shapes.hidden, shapes.dtype) or unmet(("head dimension", HEAD, shapes.head_dim))
+    return Use(f"up to {TILES[-1].max_tokens} tokens", "triton", missing)
 
 
 def choose_tile(num_tokens: int, weight_FH: Tensor, kv_pages: Tensor) -> QkvTile | None:

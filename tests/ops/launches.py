@@ -1,0 +1,158 @@
+"""What the steps of gpt-oss-120b launch on a chip that is not there, to be compiled ahead.
+
+    for launch in launches(CHIPS[120]):
+        compiled = launch.compile(120)
+
+The launch policies are the ops' own: these run on tensors of the meta device, which have shapes and no memory. What
+would be compiled and launched is noted instead.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from oscine.model.config import gpt_oss_120b
+from oscine.model.gpt_oss import GptOss
+from oscine.model.weights import load_weights, tensor_specs
+from oscine.ops.cases import sampling_batch
+from oscine.ops.interface import Batch, KVCache, PageGroup
+from oscine.ops.packed import BatchState, PackedSizes, PackedStep
+from oscine.ops.table import choose, platform, resolve
+from oscine.ops.target import Target
+from tests.ops.compile_ahead import Compiled, compile_source
+
+META = torch.device("meta")
+CONFIG = gpt_oss_120b()
+DECODES = (1, 16, 64, 129, 1024)
+CHUNKS = (2, 17, 129, 513, 1025, 4096, 16384)  # one on each side of what the policies tell apart
+ROWS = (1, 5, 1024)  # that are sampled
+
+
+@dataclass(frozen=True)
+class Launch:
+    kernel: Any
+    signature: dict[str, str]
+    constants: dict[Any, Any]  # by (index,)
+    attributes: dict[Any, Any]
+    options: Any
+
+    @property
+    def name(self) -> str:
+        return str(self.kernel.fn.__name__)
+
+    @property
+    def multiplies(self) -> bool:
+        return "tl.dot" in self.kernel.src or self.name in ("decode_kernel", "_experts_kernel")
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        """What decides registers and shared memory: blocks, stages and warps, and which of the inputs there are."""
+        return (self.name, self.options.num_warps, self.options.num_stages, self.options.maxnreg, *self._blocks())
+
+    def _blocks(self) -> Iterator[tuple[str, Any]]:
+        for name, value in self._named():
+            if (
+                (name not in ("BLOCK_S", "BLOCK_C")
+                and name.startswith(("BLOCK", "WINDOW", "STAGES", "NOISE")))
+                or value is None
+            ):
+                yield name, value
+
+    @property
+    def size(self) -> list[float]:
+        """Of launches of one shape that with more partial sums, splits, steps or tokens needs no less than others."""
+        return [value for name, value in self._named() if name.isupper() and value is not None]
+
+    def _named(self) -> Iterator[tuple[str, Any]]:
+        return ((self.kernel.arg_names[index], value) for (index,), value in sorted(self.constants.items()))
+
+    def compile(self, arch: int) -> Compiled:
+        source = self.kernel.ASTSource(self.kernel, self.signature, self.constants, self.attributes)
+        return compile_source(source, arch, self.options.__dict__)
+
+
+def launches(target: Target) -> list[Launch]:
+    """One of each shape, the largest, in the order of their names."""
+    with _noted(target) as noted, torch.inference_mode():
+        _run_steps(target)
+    largest: dict[Any, Launch] = {}
+    for launch in sorted(noted, key=lambda launch: launch.size):
+        largest[launch.shape] = launch
+    return sorted(largest.values(), key=lambda launch: str(launch.shape))
+
+
+@contextmanager
+def _noted(target: Target) -> Iterator[list[Launch]]:
+    """Launches while it is open."""
+    noted: list[Launch] = []
+    major, minor = target.capability
+    arch = 10 * major + minor
+    gpu = SimpleNamespace(
+        get_current_target=lambda: GPUTarget("cuda", arch, 32),
+        get_current_device=lambda: arch,  # kernels keep what they know of each device apart
+        get_current_stream=lambda device: 0,
+    )
+
+    def note(
+        kernel: Any, key: Any, signature: Any, device: int, constants: Any, options: Any, attributes: Any, warmup: bool
+    ) -> None:
+        noted.append(Launch(kernel, signature, constants, attributes, options))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(driver, "_active", gpu)
+        patch.setattr(JITFunction, "_do_compile", note)  # what gives no kernel is not launched
+        yield noted
+
+
+class _Shapes:
+    """A TensorSource."""
+
+    specs = tensor_specs(CONFIG)
+
+    def get(self, name: str) -> Tensor:
+        spec = self.specs[name]
+        return _empty(*spec.shape, dtype=torch.uint8 if spec.dtype == "U8" else torch.bfloat16)
+
+
+def _empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device=META)
+
+
+def _run_steps(target: Target) -> None:
+    """Every op but those of cuBLAS."""
+    ops = resolve(target, choose(platform(Target(torch.device("cuda"), target.capability))))
+    layers = replace(CONFIG, num_hidden_layers=2, layer_types=CONFIG.layer_types[:2])
+    model = GptOss(layers, load_weights(layers, _Shapes(), META, torch.bfloat16), ops)
+    kv = KVCache(*(_empty(1000, 1, 2, 8, 64, 64) for _ in range(2)))
+    for count in DECODES:
+        model.hidden(_batch(count, count, count), kv)
+    for count in CHUNKS:
+        model.hidden(_batch(count, 1, 0), kv)
+    state = BatchState(*(_empty(*shape, dtype=torch.int32) for shape in ((9, 2048), (9, 2048), (10,))), page_size=64)
+    packed = PackedStep.of(_empty(PackedSizes(3, 3, 3, 3).total, dtype=torch.int32), PackedSizes(3, 3, 3, 3))
+    ops.prepare_step(packed, state)
+    ops.write_back(state, packed.sampled_slots_M, _empty(3, dtype=torch.int64))
+    for rows in ROWS:
+        logits_NV = _empty(rows, CONFIG.vocab_size, dtype=torch.float32)
+        for wishes in ({"greedy": True}, {}, {"truncated": True}):
+            ops.sample(logits_NV, sampling_batch(rows, META, **wishes))
+    ruled = {"allowed_KW": _empty(rows, 6284, dtype=torch.int32), "allowed_row_N": _empty(rows, dtype=torch.int32)}
+    ops.sample(logits_NV, sampling_batch(rows, META, greedy=True, **ruled))
+
+
+def _batch(tokens: int, sequences: int, decodes: int) -> Batch:
+    def group() -> PageGroup:
+        return PageGroup(_empty(sequences, 2048, dtype=torch.int32), _empty(tokens, dtype=torch.int64))
+
+    ids_T, positions_T = (_empty(tokens, dtype=torch.int64) for _ in range(2))
+    starts_S1, lens_S = (_empty(count, dtype=torch.int32) for count in (sequences + 1, sequences))
+    return Batch(ids_T, positions_T, starts_S1, lens_S, group(), group(), None, decodes)

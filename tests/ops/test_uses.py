@@ -1,0 +1,69 @@
+"""What is said at start of backends that serve some steps, or none: the same arithmetic as when ops are called."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from oscine.ops.attention import hopper as attention
+from oscine.ops.choose import screened
+from oscine.ops.interface import Shapes
+from oscine.ops.linear import hopper as linear
+from oscine.ops.qkv import hopper as qkv
+from oscine.ops.table import PARTIAL, choose, describe
+
+PUBLISHED = Shapes(torch.bfloat16, page_size=64, query_heads=64, kv_heads=8, head_dim=64, hidden=2880)
+# each with the ops whose fast kernel it disables
+CHANGES: list[tuple[dict[str, object], set[str]]] = [
+    ({}, set()),
+    ({"page_size": 32}, {"attention"}),
+    ({"page_size": 128}, {"attention"}),
+    ({"head_dim": 32}, {"attention", "norm_qkv"}),
+    ({"query_heads": 32}, {"attention"}),
+    ({"hidden": 2884}, {"norm_qkv", "lm_head", "chooser"}),
+    ({"hidden": 2888}, {"chooser"}),
+    ({"query_heads": 3, "kv_heads": 3, "head_dim": 4}, {"attention", "norm_qkv", "out_proj"}),
+    ({"dtype": torch.float16}, {"attention", "norm_qkv", "out_proj", "lm_head"}),
+]
+
+
+def disabled_when_called(shapes: Shapes) -> set[str]:
+    """The ops whose Hopper kernel no step of these shapes runs; few tokens, as a kernel likes them."""
+
+    def empty(*shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=shapes.dtype)
+
+    heads, kv_heads, head_dim, hidden = shapes.query_heads, shapes.kv_heads, shapes.head_dim, shapes.hidden
+    pages = empty(1, 2, kv_heads, shapes.page_size, head_dim)
+    x, projection = empty(2, hidden), empty(8, hidden)
+    columns = heads * head_dim
+    runs = {
+        "attention": attention.fits(empty(2, heads, head_dim), pages),
+        "norm_qkv": qkv.choose_tile(2, projection, pages) is not None,
+        "out_proj": linear.choose_tile(linear.OUT_PROJ_TILES, empty(2, columns), empty(8, columns)) is not None,
+        "lm_head": linear.choose_tile(linear.LM_HEAD_TILES, x, projection) is not None,
+        "chooser": screened.prepare(torch.ones(8, hidden)) is not None,
+    }
+    return {op for op, run in runs.items() if not run}
+
+
+@pytest.mark.parametrize(("changes", "expected"), CHANGES, ids=str)
+def test_a_configuration_that_disables_a_kernel_says_so(changes: dict[str, object], expected: set[str]) -> None:
+    shapes = replace(PUBLISHED, **changes)  # type: ignore[arg-type]
+    assert disabled_when_called(shapes) == expected
+    choice = choose("hopper")
+    first, *others = describe(choice, shapes).splitlines()
+    assert {line.partition("=")[0] for line in others} == expected
+    for op, backend in PARTIAL:
+        assert (f"{op}={backend} (" in first) == (op not in expected)
+
+
+def test_the_log_of_a_published_model_says_which_steps_have_which_kernels() -> None:
+    assert "attention=hopper (decodes of 2-64 sequences; else triton), " in describe(choose("hopper"), PUBLISHED)
+    assert describe(choose("cuda"), PUBLISHED).startswith("ops: rms_norm=triton, norm_qkv=triton, attention=triton, ")
+
+
+def test_pages_of_32_tokens_lose_a_kernel() -> None:
+    said = describe(choose("hopper"), replace(PUBLISHED, page_size=32))
+    assert "attention=triton, " in said
+    assert said.endswith("\nattention=hopper is not used: it needs page size 64, not 32")

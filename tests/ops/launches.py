@@ -35,6 +35,7 @@ CONFIG = gpt_oss_120b()
 DECODES = (1, 16, 64, 129, 1024)
 CHUNKS = (2, 17, 129, 513, 1025, 4096, 16384)  # one on each side of what the policies tell apart
 ROWS = (1, 5, 1024)  # that are sampled
+ADDED_UP = ("BLOCK_S", "BLOCK_C")
 
 
 @dataclass(frozen=True)
@@ -50,30 +51,28 @@ class Launch:
         return str(self.kernel.fn.__name__)
 
     @property
-    def multiplies(self) -> bool:
-        return "tl.dot" in self.kernel.src or self.name in ("decode_kernel", "_experts_kernel")
+    def shape(self) -> tuple[Any, ...]:
+        """What decides registers and shared memory: warps, stages and blocks, and which inputs there are.
+
+        Not how many parts of a row or splits of a context a program adds up.
+        """
+        options = self.options.num_warps, self.options.num_stages, self.options.maxnreg
+        missing = tuple(name for name, value in self._named if value is None)
+        return (self.name, *options, missing, *self.blocks.items())
 
     @property
-    def shape(self) -> tuple[Any, ...]:
-        """What decides registers and shared memory: blocks, stages and warps, and which of the inputs there are."""
-        return (self.name, self.options.num_warps, self.options.num_stages, self.options.maxnreg, *self._blocks())
-
-    def _blocks(self) -> Iterator[tuple[str, Any]]:
-        for name, value in self._named():
-            if (
-                (name not in ("BLOCK_S", "BLOCK_C")
-                and name.startswith(("BLOCK", "WINDOW", "STAGES", "NOISE")))
-                or value is None
-            ):
-                yield name, value
+    def blocks(self) -> dict[str, int]:
+        sized = ("BLOCK", "WINDOW", "STAGES", "NOISE")
+        return {name: value for name, value in self._named if name.startswith(sized) and name not in ADDED_UP}
 
     @property
     def size(self) -> list[float]:
-        """Of launches of one shape that with more partial sums, splits, steps or tokens needs no less than others."""
-        return [value for name, value in self._named() if name.isupper() and value is not None]
+        """Of two launches of one shape, the larger needs no less."""
+        return [value for name, value in self._named if name.isupper() and value is not None]
 
-    def _named(self) -> Iterator[tuple[str, Any]]:
-        return ((self.kernel.arg_names[index], value) for (index,), value in sorted(self.constants.items()))
+    @property
+    def _named(self) -> list[tuple[str, Any]]:
+        return [(self.kernel.arg_names[index], value) for (index,), value in sorted(self.constants.items())]
 
     def compile(self, arch: int) -> Compiled:
         source = self.kernel.ASTSource(self.kernel, self.signature, self.constants, self.attributes)
@@ -130,7 +129,7 @@ def _empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
 def _run_steps(target: Target) -> None:
     """Every op but those of cuBLAS."""
     ops = resolve(target, choose(platform(Target(torch.device("cuda"), target.capability))))
-    layers = replace(CONFIG, num_hidden_layers=2, layer_types=CONFIG.layer_types[:2])
+    layers = replace(CONFIG, num_hidden_layers=2, layer_types=CONFIG.layer_types[:2], max_position_embeddings=64)
     model = GptOss(layers, load_weights(layers, _Shapes(), META, torch.bfloat16), ops)
     kv = KVCache(*(_empty(1000, 1, 2, 8, 64, 64) for _ in range(2)))
     for count in DECODES:

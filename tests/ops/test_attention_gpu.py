@@ -74,13 +74,6 @@ def test_prefill_kernels_multiply_by_warp_groups(window: int | None) -> None:
     assert "HGMMA" in compiled.sass
 
 
-@pytest.mark.parametrize("window", [None, 128])
-def test_prefill_kernels_fit_an_ampere_gpu(window: int | None) -> None:
-    compiled = compile_prefill(kernels.prefill_config(CHIPS[80]), window or 0, 80)
-    assert compiled.spills == 0
-    assert compiled.shared <= 99 * 1024
-
-
 @pytest.mark.parametrize("num_decodes", [2, 8, 64])
 @pytest.mark.parametrize("window", [None, 128])
 def test_decode_on_hopper_multiplies_what_tma_brings(num_decodes: int, window: int | None) -> None:

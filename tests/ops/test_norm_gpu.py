@@ -126,82 +126,74 @@ def test_kernels_on_a_cpu() -> None:
     run_interpreted(in_interpreter)
 
 
-def compiled_norm(arch: int, planes: bool = False) -> Compiled:
+def compiled_norm(planes: bool = False) -> Compiled:
     return compile_ahead(
         triton._norm_kernel,
         {"x": "*bf16", "residual": "*bf16", "weight": "*bf16", "y": "*bf16", "total": "*bf16", "counts": "*i32"}
         | {"eps": "fp32"}
         | (POINTERS if planes else {}),
-        {"H": 2880, "J": 12, "E": 128, "BLOCK_H": 4096, "BLOCK_E": 128, "PDL": arch >= 90}
-        | ({} if planes else NO_PLANES),
-        arch=arch,
-        launch_pdl=arch >= 90,
+        {"H": 2880, "J": 12, "E": 128, "BLOCK_H": 4096, "BLOCK_E": 128, "PDL": True} | ({} if planes else NO_PLANES),
+        launch_pdl=True,
         **triton.ALL_LOADS_FIRST,
     )
 
 
-def compiled_undivided(arch: int) -> Compiled:
+def compiled_undivided() -> Compiled:
     return compile_ahead(
         triton._undivided_norm_kernel,
         {"x": "*bf16", "residual": "*bf16", "weight": "*bf16", "y": "*bf16", "total": "*bf16", "squares": "*fp32"},
-        {"H": 2880, "J": 12, "BLOCK_H": triton.PART_H, "PDL": arch >= 90},
-        arch=arch,
-        launch_pdl=arch >= 90,
+        {"H": 2880, "J": 12, "BLOCK_H": triton.PART_H, "PDL": True},
+        launch_pdl=True,
         **triton.BESIDE_EXPERTS,
     )
 
 
-def compiled_fused(arch: int, planes: bool = False) -> Compiled:
+def compiled_fused(planes: bool = False) -> Compiled:
     inputs = {"x": "*fp32", "residual": "*bf16", "weight": "*bf16", "router_weight": "*bf16", "router_bias": "*bf16"}
     outputs = {"y": "*bf16", "total": "*bf16", "logits": "*fp32", "arrivals": "*i32", "expert_ids": "*i32"}
     return compile_ahead(
         triton._norm_route_kernel,
         inputs | outputs | {"weights": "*fp32", "eps": "fp32"} | (POINTERS if planes else {}),
         {"H": 2880, "J": 4, "E": 128, "K": 4, "BLOCK_H": 4096, "BLOCK_R": triton.FUSED_ROWS, "BLOCK_E": 128}
-        | {"PDL": arch >= 90}
+        | {"PDL": True}
         | ({} if planes else NO_PLANES),
-        arch=arch,
-        launch_pdl=arch >= 90,
+        launch_pdl=True,
         **triton.ALL_LOADS_FIRST,
     )
 
 
-def compiled_route(arch: int, tokens: int) -> Compiled:
-    tiling = triton._tiling(CHIPS[arch], tokens, 2880)
+def compiled_route(tokens: int) -> Compiled:
+    tiling = triton._tiling(CHIPS[90], tokens, 2880)
     options = {name: tiling.pop(name) for name in ("num_warps", "maxnreg") if name in tiling}
     pointers = {"y": "*bf16", "router_weight": "*bf16", "router_bias": "*bf16", "partial": "*fp32", "arrivals": "*i32"}
     outputs = {"expert_ids": "*i32", "weights": "*fp32", "counts": "*i32", "ranks": "*i32"}
     return compile_ahead(
         triton._route_kernel,
         pointers | outputs | {"num_tokens": "i32"},
-        {"H": 2880, "E": 128, "K": 4, "BLOCK_E": 128, "BLOCK_K": 4, "PDL": arch >= 90} | tiling,
-        arch=arch,
-        launch_pdl=arch >= 90,
+        {"H": 2880, "E": 128, "K": 4, "BLOCK_E": 128, "BLOCK_K": 4, "PDL": True} | tiling,
+        launch_pdl=True,
         **options,
     )
 
 
-@pytest.mark.parametrize("arch", [80, 90])
 @pytest.mark.parametrize(
     "make",
     [
         compiled_norm,
         compiled_undivided,
         compiled_fused,
-        lambda arch: compiled_route(arch, 64),
-        lambda arch: compiled_route(arch, 16384),
+        lambda: compiled_route(64),
+        lambda: compiled_route(16384),
     ],
     ids=["norm", "undivided", "fused", "route few", "route many"],
 )
-def test_kernels_compile_without_spills(make: Callable[[int], Compiled], arch: int) -> None:
-    kernel = make(arch)
-    assert kernel.spills == 0
-    assert kernel.shared <= (227 if arch == 90 else 99) * 1024  # 99 is the least of those before Hopper
+def test_kernels_compile_for_hopper(make: Callable[[], Compiled]) -> None:
+    make()
 
 
 def test_planes_are_stored_in_words_without_spills() -> None:
     for make in (compiled_norm, compiled_fused):
-        kernel, plain = make(90, planes=True), make(90)
+        kernel, plain = make(planes=True), make()
         assert kernel.spills == 0
         assert "E4M3" in kernel.sass
         assert "STG.E.U8" not in kernel.sass
@@ -209,18 +201,18 @@ def test_planes_are_stored_in_words_without_spills() -> None:
 
 
 def test_weights_load_before_the_wait_and_partial_sums_together() -> None:
-    for kernel in (compiled_fused(90), compiled_fused(90, planes=True), compiled_route(90, 64)):
+    for kernel in (compiled_fused(), compiled_fused(planes=True), compiled_route(64)):
         before, after = kernel.sass.split("ACQBULK")
         assert "LDG.E.128" in before
         assert "STG" not in before
         assert "LDG.E.128" in after
-    for kernel in (compiled_norm(90), compiled_norm(90, planes=True)):
+    for kernel in (compiled_norm(), compiled_norm(planes=True)):
         loads = kernel.sass.split("ACQBULK")[1].split("FADD")[0]
         assert loads.count("LDG.E.64") == 13  # 12 partial sums and the residual
 
 
 def test_the_undivided_norm_finds_room_beside_the_experts() -> None:
-    kernel = compiled_undivided(90)
+    kernel = compiled_undivided()
     assert kernel.sass.split("ACQBULK")[1].split("FADD")[0].count("LDG.E.64") == 13
     assert kernel.registers * 128 <= 65536 - 2 * 416 * 64  # what two of their programs leave of a processor's
     assert kernel.shared <= 1024

@@ -11,7 +11,7 @@ from oscine.model.checkpoint import CONFIG, Checkpoint
 from oscine.model.config import ModelConfig, gpt_oss_20b, gpt_oss_120b
 from oscine.model.hub import find_folder, find_tokenizer
 from oscine.model.random_weights import RandomTensors
-from oscine.model.weights import TensorSource, Weights, load_weights
+from oscine.model.weights import Shard, TensorSource, Weights, load_weights
 from oscine.ops.interface import Ops
 
 PUBLISHED: dict[str, Callable[[], ModelConfig]] = {"20b": gpt_oss_20b, "120b": gpt_oss_120b}
@@ -27,9 +27,10 @@ class OpenedModel:
     device: torch.device
     dtype: torch.dtype  # of activations, KV and unquantised weights
 
-    def load(self, *, ops: Ops | None = None, progress: bool = False) -> Weights:
-        """Brings the weights to the device, prepared for `ops`."""
-        return load_weights(self.config, self.source, self.device, self.dtype, ops=ops, progress=progress)
+    def load(self, *, ops: Ops | None = None, shard: Shard | None = None, progress: bool = False) -> Weights:
+        """Brings the weights to the device, prepared for `ops`; a shard's, or all."""
+        given = self.config, self.source, self.device, self.dtype
+        return load_weights(*given, ops=ops, shard=shard or Shard(), progress=progress)
 
 
 def open_model(options: ModelOptions) -> OpenedModel:

@@ -1,4 +1,8 @@
-"""The weights of a model on their device, and how they are built tensor by tensor from any source."""
+"""The weights of a model on their device, and how they are built tensor by tensor from any source.
+
+Knows the published names, shapes and dtypes, and which part of each tensor a rank has. Must not know files, folders or
+how a tensor comes about.
+"""
 
 from dataclasses import dataclass, replace
 from math import prod
@@ -26,6 +30,44 @@ class TensorSpec:
     @property
     def num_bytes(self) -> int:
         return prod(self.shape) * BYTES[self.dtype]
+
+
+# The dimension along which ranks divide a tensor, by the end of its name: heads, rows of experts, and the vocabulary.
+DIVIDED = {
+    **dict.fromkeys(("q_proj.weight", "k_proj.weight", "v_proj.weight", "lm_head.weight"), 0),
+    **dict.fromkeys(("q_proj.bias", "k_proj.bias", "v_proj.bias", "self_attn.sinks"), 0),
+    **dict.fromkeys(("gate_up_proj_blocks", "gate_up_proj_scales", "gate_up_proj_bias", "o_proj.weight"), 1),
+    **dict.fromkeys(("down_proj_blocks", "down_proj_scales"), 2),
+}
+ADDED_ONCE = ("o_proj.bias", "down_proj_bias")  # to partial sums over ranks: by rank 0
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One rank's part of a model."""
+
+    rank: int = 0
+    num_ranks: int = 1
+
+    def config(self, config: ModelConfig) -> ModelConfig:
+        """Of the part. Raises ValueError for a model that so many ranks cannot divide."""
+        parts = {
+            "num_attention_heads": config.num_attention_heads,
+            "num_key_value_heads": config.num_key_value_heads,
+            "intermediate_size": config.intermediate_size,
+        }
+        blocks = config.intermediate_size // 32
+        for name, count in {**parts, "vocab_size": config.vocab_size, "intermediate_size / 32": blocks}.items():
+            if count % self.num_ranks:
+                raise ValueError(f"{self.num_ranks} ranks cannot divide a {name} of {count}")
+        return replace(config, **{name: count // self.num_ranks for name, count in parts.items()})
+
+    def part(self, name: str, tensor: Tensor) -> Tensor:
+        """A view, so that of a file's tensor no more is read."""
+        if self.rank and name.endswith(ADDED_ONCE):
+            return torch.zeros_like(tensor)
+        dimension = next((dim for end, dim in DIVIDED.items() if name.endswith(end)), None)
+        return tensor if dimension is None else tensor.tensor_split(self.num_ranks, dimension)[self.rank]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,13 +157,15 @@ def load_weights(
     dtype: torch.dtype,
     *,
     ops: Ops | None = None,
+    shard: Shard = Shard(),
     progress: bool = False,
 ) -> Weights:
     """Brings every tensor to the device, one layer after the other, floats cast to dtype, MXFP4 left packed.
 
-    With `ops`, experts are repacked for them layer by layer, as soon as they are loaded, and the head is prepared.
+    Of each tensor the shard's part. With `ops`, experts are repacked for them as soon as they are there, layer by
+    layer, and the head prepared.
     """
-    loader = _Loader(source, Staging(device), dtype)
+    loader = _Loader(source, Staging(device), dtype, shard)
     layers = []
     for index in tqdm(range(config.num_hidden_layers), desc="Loading layers", disable=not progress):
         layer = loader.layer(f"model.layers.{index}.")
@@ -141,12 +185,13 @@ class _Loader:
     source: TensorSource
     staging: Staging
     dtype: torch.dtype
+    shard: Shard
 
     def get(self, *names: str) -> Tensor:
         """One tensor, or several concatenated along their first dimension."""
-        tensors = [self.source.get(name) for name in names]
+        tensors = [self.shard.part(name, self.source.get(name)) for name in names]
         tensor = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
-        return self.staging.bring(tensor).to(torch.uint8 if tensor.dtype == torch.uint8 else self.dtype)
+        return self.staging.bring(tensor.contiguous()).to(torch.uint8 if tensor.dtype == torch.uint8 else self.dtype)
 
     def layer(self, prefix: str) -> LayerWeights:
         attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."

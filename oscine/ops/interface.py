@@ -126,6 +126,7 @@ class Shapes:
     kv_heads: int
     head_dim: int
     hidden: int
+    num_ranks: int = 1
 
 
 class Use(NamedTuple):

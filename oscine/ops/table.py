@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from oscine.ops.interface import Ops, Shapes, Use
+from oscine.ops.ranks import across
 from oscine.ops.target import Target
 
 # op -> backend -> "module:function"
@@ -127,6 +128,8 @@ def resolve(target: Target, choice: Mapping[str, str]) -> Ops:
         functions[op] = _bound(getattr(module, function), target)
         if op in BESIDE:
             functions[BESIDE[op]] = _bound(getattr(module, BESIDE[op]), target)
+    if target.communicator.num_ranks > 1:
+        functions |= across(functions, target.communicator)
     functions["chooser"] = functions["chooser"](functions["lm_head"], functions["sample"])
     return Ops(**functions)
 

@@ -27,10 +27,6 @@ class Communicator(Protocol):
         """The parts of all ranks beside each other along the last dimension, in the order of the ranks."""
         ...
 
-    def broadcast(self, ids: Tensor) -> Tensor:
-        """Those of rank 0."""
-        ...
-
     def barrier(self) -> None:
         """Returns when every rank has called it."""
         ...
@@ -47,9 +43,6 @@ class Alone:
 
     def all_gather(self, part: Tensor) -> Tensor:
         return part
-
-    def broadcast(self, ids: Tensor) -> Tensor:
-        return ids
 
     def barrier(self) -> None:
         pass

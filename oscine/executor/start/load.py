@@ -29,7 +29,7 @@ from oscine.executor.start.warm_up import KERNEL_SAMPLINGS, MASKED, SAMPLINGS, r
 from oscine.model.config import ModelConfig
 from oscine.model.gpt_oss import GptOss, kv_shape
 from oscine.model.opened import OpenedModel, open_model
-from oscine.model.weights import Weights, tensor_specs
+from oscine.model.weights import Shard, Weights, tensor_specs
 from oscine.ops.interface import KVCache, Ops, Shapes
 from oscine.ops.table import choose, describe, platform, resolve
 from oscine.ops.target import Communicator, Target
@@ -46,6 +46,8 @@ class Start:
     """What the steps of a start share. Every rank has its own."""
 
     opened: OpenedModel
+    shard: Shard
+    config: ModelConfig  # of the shard
     options: EngineOptions
     target: Target
     choice: Mapping[str, str]  # op -> backend
@@ -61,7 +63,10 @@ class Start:
         opened = open_model(options.model)
         target = Target.of(opened.device, communicator)
         choice = choose(platform(target, opened.dtype))
-        return cls(opened, options, target, choice, resolve(target, choice), report, watch)
+        shard = Shard(target.communicator.rank, target.communicator.num_ranks)
+        return cls(
+            opened, shard, shard.config(opened.config), options, target, choice, resolve(target, choice), report, watch
+        )
 
     @property
     def on_gpu(self) -> bool:
@@ -94,11 +99,10 @@ def load_executor(
 
 def plan(start: Start) -> MemoryPlan:
     """What this rank and every other will hold. Reports it, with the backends of the ops."""
-    opened, report = start.opened, start.report
-    config = opened.config
+    opened, config, report = start.opened, start.config, start.report
     prepared_head = start.ops.chooser.prepared_bytes(config.vocab_size, config.hidden_size)
     memory = _plan(start, weight_bytes(config, opened.dtype) + prepared_head)
-    report(f"{memory}\n{describe(start.choice, shapes_of(opened, memory.page_size))}")
+    report(f"{memory}\n{describe(start.choice, _shapes(start, memory.page_size))}")
     if start.on_gpu and platform(start.target, opened.dtype) == "cpu":
         report(f"no kernel and no CUDA graph is used: they are for bfloat16, not {opened.dtype}")
     start.watch.lap("open")
@@ -107,19 +111,17 @@ def plan(start: Start) -> MemoryPlan:
 
 def load(start: Start, memory: MemoryPlan) -> TorchExecutor:
     """Returns when every rank has its weights."""
-    opened, options = start.opened, start.options
+    opened, config, options = start.opened, start.config, start.options
     tokenizer = None if opened.tokenizer is None else opened.tokenizer / TOKENIZER
-    grammars = GrammarCache(tokenizer, opened.config.vocab_size)  # which reads it while the weights are loaded
-    weights = opened.load(ops=start.ops, progress=not options.quiet)
+    grammars = GrammarCache(tokenizer, config.vocab_size)  # which reads it while the weights are loaded
+    weights = opened.load(ops=start.ops, shard=start.shard, progress=not options.quiet)
     _report_head(start, weights)
     if start.on_gpu:
         memory = _plan_again(start, memory)
     start.target.communicator.barrier()
     start.watch.lap("weights")
-    kv = allocate_kv(opened.config, memory, opened.device, opened.dtype)
-    return TorchExecutor(
-        GptOss(opened.config, weights, start.ops), memory, kv, options.scheduler.max_num_seqs, grammars
-    )
+    kv = allocate_kv(config, memory, opened.device, opened.dtype)
+    return TorchExecutor(GptOss(config, weights, start.ops), memory, kv, options.scheduler.max_num_seqs, grammars)
 
 
 def compile_kernels(start: Start, executor: TorchExecutor, compilers: "Compilers") -> None:
@@ -157,15 +159,15 @@ def is_capturable(choice: Mapping[str, str]) -> bool:
     return "reference" not in (choice["attention"], choice["moe"])
 
 
-def shapes_of(opened: OpenedModel, page_size: int) -> Shapes:
-    config = opened.config
+def _shapes(start: Start, page_size: int) -> Shapes:
+    config, num_ranks = start.config, start.shard.num_ranks
     heads = config.num_attention_heads, config.num_key_value_heads, config.head_dim
-    return Shapes(opened.dtype, page_size, *heads, config.hidden_size)
+    return Shapes(start.opened.dtype, page_size, *heads, config.hidden_size, num_ranks)
 
 
 def _report_head(start: Start, weights: Weights) -> None:
     """Whether these weights suit a chooser that their shapes suit."""
-    config = start.opened.config
+    config = start.config
     if weights.prepared_head is None and start.ops.chooser.prepared_bytes(config.vocab_size, config.hidden_size):
         start.report(f"chooser={start.choice['chooser']} is not used: it does not suit the weights of this head")
 
@@ -203,7 +205,7 @@ def _plan(start: Start, weights: int, held: int = 0) -> MemoryPlan:
     if start.on_gpu:
         free, total = torch.cuda.mem_get_info(opened.device)
         gpu = DeviceMemory(total, _least(start.target, free + held))
-    return plan_memory(opened.config, start.options, weights, opened.dtype.itemsize, gpu, available_bytes())
+    return plan_memory(start.config, start.options, weights, opened.dtype.itemsize, gpu, available_bytes())
 
 
 def _least(target: Target, count: int) -> int:

@@ -28,6 +28,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from oscine.ops.choose import reference
 from oscine.ops.choose.screen_gemm import TILES, logits, tile_for
 from oscine.ops.interface import Chooser, LmHead, Sample, SamplingBatch, Shapes, Use, unmet
 from oscine.ops.launch import arrivals
@@ -59,7 +60,11 @@ class Screen:
 
 
 def use(shapes: Shapes) -> Use:
-    return Use(f"up to {MOST_TOKENS} rows", "reference", unmet(("hidden size modulo 16", 0, shapes.hidden % 16)))
+    return Use(
+        f"up to {MOST_TOKENS} rows",
+        "reference",
+        unmet(("hidden size modulo 16", 0, shapes.hidden % 16), ("number of ranks", 1, shapes.num_ranks)),
+    )
 
 
 def prepare(weight_VH: Tensor) -> Screen | None:
@@ -98,6 +103,9 @@ def prepared_bytes(vocab: int, hidden: int) -> int:
 
 
 def bind(target: Target, lm_head: LmHead, sample: Sample) -> Chooser:
+    if target.communicator.num_ranks > 1:  # of which each has a part of the vocabulary
+        return reference.bind(lm_head, sample)
+
     def choose(x_NH: Tensor, weight_VH: Tensor, screen: Screen | None, sampling: SamplingBatch) -> Tensor:
         if screen is None or not 0 < len(x_NH) <= MOST_TOKENS:
             return sample(lm_head(x_NH, weight_VH), sampling).token_ids_N

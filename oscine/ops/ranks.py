@@ -1,0 +1,33 @@
+"""The ops of one of several ranks, each of which has a part of the heads, of the experts' rows and of the vocabulary.
+
+What attention and experts leave are then partial sums over ranks too. They meet where a norm adds them up: beside a
+residual. Logits meet before a token is chosen, so every rank chooses the same.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from oscine.ops.target import Communicator
+
+Op = Callable[..., Any]
+NORMS = ("rms_norm", "norm_qkv", "norm_route")
+
+
+def across(ops: Mapping[str, Op], communicator: Communicator) -> dict[str, Op]:
+    """Those ops that differ, as in interface.Ops."""
+
+    def after_meeting(norm: Op) -> Op:
+        def meet(x: Tensor, weight_H: Tensor, eps: float, residual_TH: Tensor | None, *rest: Any) -> Any:
+            whole = x if residual_TH is None else communicator.all_reduce(x)
+            return norm(whole, weight_H, eps, residual_TH, *rest)
+
+        return meet
+
+    part_of_logits = ops["lm_head"]
+
+    def lm_head(x_NH: Tensor, weight_VH: Tensor) -> Tensor:
+        return communicator.all_gather(part_of_logits(x_NH, weight_VH))
+
+    return {name: after_meeting(ops[name]) for name in NORMS} | {"lm_head": lm_head}

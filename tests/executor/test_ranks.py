@@ -1,0 +1,99 @@
+"""Two ranks in two threads, each with its part of the weights, heads and vocabulary, answer as one does."""
+
+import json
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from threading import Barrier
+from typing import TypeVar
+
+import pytest
+import torch
+from torch import Tensor
+
+from oscine.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
+from oscine.executor.start.load import load_executor
+from oscine.executor.start.stopwatch import Stopwatch
+from oscine.model.random_weights import RandomTensors
+from oscine.model.weights import DIVIDED, Shard, tensor_specs
+from oscine.ops.target import Alone, Communicator
+
+from .tiny import CONFIG, PAGE, loop, prompt, request, run
+
+NUM_RANKS = 2
+DIVISIBLE = replace(CONFIG, vocab_size=98, intermediate_size=64)
+T = TypeVar("T")
+
+
+class Threads:
+    """A Communicator; its ranks are threads that share a list."""
+
+    num_ranks = NUM_RANKS
+
+    def __init__(self, rank: int, shared: list[Tensor], meeting: Barrier) -> None:
+        self.rank, self._shared, self._meeting = rank, shared, meeting
+
+    def _all(self, mine: Tensor) -> list[Tensor]:
+        self._shared[self.rank] = mine
+        self.barrier()
+        found = list(self._shared)
+        self.barrier()
+        return found
+
+    def all_reduce(self, partial: Tensor) -> Tensor:
+        return torch.stack(self._all(partial)).sum(0)
+
+    def all_gather(self, part: Tensor) -> Tensor:
+        return torch.cat(self._all(part), -1)
+
+    def barrier(self) -> None:
+        self._meeting.wait(60)
+
+
+def on_every_rank(call: Callable[[Communicator], T]) -> list[T]:
+    shared, meeting = [torch.empty(0)] * NUM_RANKS, Barrier(NUM_RANKS)
+    with ThreadPoolExecutor(NUM_RANKS) as threads:
+        ranks = [threads.submit(call, Threads(rank, shared, meeting)) for rank in range(NUM_RANKS)]
+        return [rank.result() for rank in ranks]
+
+
+def test_ranks_answer_as_one(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(DIVISIBLE.to_dict()))
+    options = EngineOptions(
+        model=ModelOptions(random_weights=str(tmp_path), device="cpu"),
+        cache=CacheOptions(page_size=PAGE, kv_cache_bytes=1 << 20),
+        scheduler=replace(SchedulerOptions(), max_num_seqs=4, max_num_batched_tokens=64, overlap=False),
+    )
+
+    def answers(communicator: Communicator) -> dict[str, list[int]]:
+        executor = load_executor(options, lambda text: None, Stopwatch(), communicator)
+        kv_heads = DIVISIBLE.num_key_value_heads // communicator.num_ranks
+        assert executor.kv.full.shape[3] == kv_heads
+        asked = [request(str(n), prompt(n), max_tokens=12, temperature=n % 2) for n in (3, 70, 24, 1)]
+        return {name: one.token_ids for name, one in run(loop(executor, options, executor.memory), *asked).items()}
+
+    alone = answers(Alone())
+    assert on_every_rank(answers) == [alone] * NUM_RANKS
+    assert len({token for tokens in alone.values() for token in tokens}) > 10, "a model that says nothing"
+
+
+def test_shards_beside_each_other_are_the_whole() -> None:
+    source = RandomTensors(DIVISIBLE, 0, torch.device("cpu"))
+    for name in tensor_specs(DIVISIBLE):
+        whole = source.get(name)
+        parts = [Shard(rank, NUM_RANKS).part(name, whole) for rank in range(NUM_RANKS)]
+        dimension = next((dim for end, dim in DIVIDED.items() if name.endswith(end)), None)
+        if dimension is not None:
+            assert torch.equal(torch.cat(parts, dimension), whole)
+            assert parts[0].data_ptr() == whole.data_ptr(), "a file's tensor is not read as a whole"
+        elif name.endswith(("o_proj.bias", "down_proj_bias")):
+            assert torch.equal(sum(parts[1:], start=parts[0]), whole)
+        else:
+            assert all(torch.equal(part, whole) for part in parts)
+
+
+@pytest.mark.parametrize(("num_ranks", "named"), [(3, "num_attention_heads of 4"), (4, "num_key_value_heads of 2")])
+def test_ranks_that_cannot_divide_a_model_are_refused(num_ranks: int, named: str) -> None:
+    with pytest.raises(ValueError, match=f"{num_ranks} ranks cannot divide a {named}"):
+        Shard(0, num_ranks).config(DIVISIBLE)

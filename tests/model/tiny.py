@@ -9,9 +9,9 @@ from oscine.model.config import ModelConfig, YarnConfig
 from oscine.model.gpt_oss import GptOss, kv_shape
 from oscine.model.random_weights import RandomTensors
 from oscine.model.weights import load_weights, tensor_specs
-from oscine.ops.cases import to_device
 from oscine.ops.interface import Batch, KVCache, PageGroup
 from tests.ops.bound import reference_ops
+from tests.ops.cases import to_device
 
 CPU = torch.device("cpu")
 PAGE = 64

@@ -6,7 +6,7 @@ from torch import Tensor
 
 import oscine.ops.attention.reference as reference
 from oscine.ops.attention.reference import attention
-from oscine.ops.cases import ATTENTION_CASES, AttentionCase, AttentionInputs, attention_inputs
+from tests.ops.cases import ATTENTION_CASES, AttentionCase, AttentionInputs, attention_inputs
 
 CPU = torch.device("cpu")
 

@@ -16,9 +16,9 @@ from oscine.ops.attention import triton as kernels
 from oscine.ops.attention.decode import decode_kernel
 from oscine.ops.attention.prefill import prefill_kernel
 from oscine.ops.attention.triton import DecodeConfig, PrefillConfig
-from oscine.ops.cases import ATTENTION_CASES, AttentionCase, AttentionInputs, attention_inputs
 from oscine.ops.launch import arrivals
 from tests.ops.bound import bound
+from tests.ops.cases import ATTENTION_CASES, AttentionCase, AttentionInputs, attention_inputs
 from tests.ops.chips import CHIPS
 from tests.ops.compile_ahead import Compiled, box_type, compile_ahead, run_interpreted
 from tests.ops.gluon_interpreter import run_gluon

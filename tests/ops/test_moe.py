@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from oscine.ops.cases import MOE_CASES, MoeCase, MoeInputs, moe_inputs
 from oscine.ops.moe import reference
 from oscine.ops.moe.mxfp4 import dequantize
 from oscine.ops.moe.reference import ExpandedExperts, moe, prepare_experts, route
+from tests.ops.cases import MOE_CASES, MoeCase, MoeInputs, moe_inputs
 
 CPU = torch.device("cpu")
 

@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from oscine.ops.cases import MOE_CASES, MoeCase, MoeInputs, moe_inputs
 from oscine.ops.interface import Routing
 from oscine.ops.moe import reference, triton
 from oscine.ops.moe.mxfp4 import MAGNITUDES
 from tests.ops.bound import bound
+from tests.ops.cases import MOE_CASES, MoeCase, MoeInputs, moe_inputs
 from tests.ops.chips import CHIPS
 from tests.ops.compile_ahead import compile_ahead, run_interpreted
 

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from oscine.ops.cases import NORM_CASES
 from oscine.ops.interface import Routing
 from oscine.ops.launch import arrivals
 from oscine.ops.norm import hopper, reference, triton
 from oscine.ops.planes import wanted
 from tests.ops.bound import bound
+from tests.ops.cases import NORM_CASES
 from tests.ops.chips import CHIPS
 from tests.ops.compile_ahead import Compiled, compile_ahead, run_interpreted
 from tests.ops.test_planes import POINTERS, check_planes, round_as_torch

@@ -5,11 +5,11 @@ import math
 import pytest
 import torch
 
-from oscine.ops.cases import NORM_CASES
 from oscine.ops.linear.reference import lm_head, out_proj
 from oscine.ops.norm.reference import rms_norm
 from oscine.ops.rope.reference import rope_and_write
 from oscine.ops.rope.yarn import ramp_bound, yarn_cos_sin
+from tests.ops.cases import NORM_CASES
 
 CPU = torch.device("cpu")
 

@@ -15,8 +15,9 @@ from oscine.bench.timer import time_call
 from oscine.model.config import gpt_oss_120b
 from oscine.ops.cases import sampling_batch
 from oscine.ops.choose import screened
-from oscine.ops.choose.screen_gemm import ScreenTile, logits, tile_for
+from oscine.ops.choose.screen_gemm import TILES, logits
 from oscine.ops.interface import SamplingBatch
+from oscine.ops.linear.stream import Tile, tile_for
 from oscine.ops.table import choose, resolve
 from oscine.ops.target import Target
 
@@ -27,11 +28,12 @@ SHAPES = ((64, 2, 5, 4), (64, 2, 3, 4), (64, 4, 2, 4), (128, 1, 5, 8), (128, 2, 
 SHARED = 113 * 1024  # bytes of shared memory of each of two programs
 
 
-def tiles(num_rows: int) -> Iterator[ScreenTile]:
-    chosen = tile_for(num_rows)
+def tiles(num_rows: int) -> Iterator[Tile]:
+    chosen = tile_for(num_rows, TILES)
+    assert chosen is not None, "so many rows are not screened"
     yield chosen
     for rows, chunks, stages, warps in SHAPES:
-        tile = ScreenTile(chosen.max_tokens, rows, chunks, stages, warps)
+        tile = Tile(chosen.max_tokens, stages, chunks, rows, warps=warps)
         if stages * chunks * 128 * (rows + 2 * tile.max_tokens) < SHARED and tile != chosen:
             yield tile
 

@@ -21,8 +21,9 @@ from oscine.bench.timer import capture, seconds_on_gpu
 from oscine.model.config import gpt_oss_120b
 from oscine.ops.cases import random_experts
 from oscine.ops.choose import screened
-from oscine.ops.choose.screen_gemm import TILES, logits, tile_for
+from oscine.ops.choose.screen_gemm import TILES, logits
 from oscine.ops.interface import Routing
+from oscine.ops.linear.stream import tile_for
 from oscine.ops.moe import hopper
 from oscine.ops.table import choose, resolve
 from oscine.ops.target import Target
@@ -122,7 +123,9 @@ def report_head(meter: Meter, rows: int) -> None:
     screen = screened.prepare(head_VH)
     assert screen is not None
     planes_2NH, scale_N, _, _ = screened.quantize(target, x_NH, screen)
-    arguments = planes_2NH, scale_N, screen.codes_VH, screen.scale_V, tile_for(rows)
+    tile = tile_for(rows, TILES)
+    assert tile is not None
+    arguments = planes_2NH, scale_N, screen.codes_VH, screen.scale_V, tile
     measure(meter, "head in int8", lambda _: logits(*arguments), 4)
     head_VH.zero_()
     x_NH.zero_()

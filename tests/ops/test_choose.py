@@ -11,7 +11,7 @@ from oscine.ops.cases import sampling_batch
 from oscine.ops.choose import screen_gemm, screened
 from oscine.ops.interface import SamplingBatch
 from oscine.ops.launch import arrivals
-from oscine.ops.linear.stream import CHUNK_BYTES
+from oscine.ops.linear.stream import CHUNK_BYTES, Tile
 from oscine.ops.sample import reference
 from oscine.ops.table import choose, resolve
 from tests.ops.bound import CPU_TARGET, bound
@@ -180,7 +180,7 @@ def test_planned_bytes_are_prepared_bytes(hidden: int) -> None:
 
 
 @pytest.mark.parametrize("tile", screen_gemm.TILES, ids=str)
-def test_integers_are_multiplied_on_hopper(tile: screen_gemm.ScreenTile) -> None:
+def test_integers_are_multiplied_on_hopper(tile: Tile) -> None:
     def box(*shape: int) -> str:
         return f"tensordesc<i8[{', '.join(map(str, shape))}],{gl.NVMMASharedLayout(128, 8, len(shape))!r}>"
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from oscine.ops.linear import hopper, reference
 from oscine.ops.linear import triton as portable
-from oscine.ops.linear.stream import CHUNK
+from oscine.ops.linear.stream import CHUNK, Tile
 from oscine.ops.qkv import hopper as qkv_hopper
 from oscine.ops.qkv import reference as qkv_reference
 from oscine.ops.qkv import triton as qkv_portable
@@ -32,7 +32,7 @@ def assert_streams(kernel: Compiled) -> None:
 
 
 @pytest.mark.parametrize("tile", qkv_hopper.TILES, ids=str)
-def test_qkv_compiles_for_hopper(tile: qkv_hopper.QkvTile) -> None:
+def test_qkv_compiles_for_hopper(tile: Tile) -> None:
     steps = -(-2880 // (tile.parts * CHUNK * tile.chunks))
     kernel = compile_ahead(
         qkv_hopper.qkv_kernel,
@@ -78,8 +78,8 @@ def test_qkv_compiles_for_hopper(tile: qkv_hopper.QkvTile) -> None:
     [(tile, 4096) for tile in hopper.OUT_PROJ_TILES] + [(tile, 2880) for tile in hopper.LM_HEAD_TILES],
     ids=str,
 )
-def test_out_proj_and_head_compile_for_hopper(tile: hopper.LinearTile, columns: int) -> None:
-    steps = -(-columns // (CHUNK * tile.chunks * tile.splits))
+def test_out_proj_and_head_compile_for_hopper(tile: Tile, columns: int) -> None:
+    steps = -(-columns // (CHUNK * tile.chunks * tile.parts))
     kernel = compile_ahead(
         hopper.stream_kernel,
         {
@@ -93,7 +93,7 @@ def test_out_proj_and_head_compile_for_hopper(tile: hopper.LinearTile, columns: 
         {
             "ROWS": tile.rows,
             "TOKENS": tile.max_tokens,
-            "SPLITS": tile.splits,
+            "SPLITS": tile.parts,
             "CHUNKS": tile.chunks,
             "STAGES": min(tile.stages, steps),
             "STEPS": steps,

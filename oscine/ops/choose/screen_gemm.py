@@ -6,38 +6,20 @@ planes are adjacent columns of the tensor cores' operand, whose sums are integer
 screened.py bounds the error of the logits, and uses them.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from oscine.ops.linear.stream import CHUNK_BYTES, descriptor, start_ring
+from oscine.ops.linear.stream import CHUNK_BYTES, Tile, descriptor, start_ring
 
-
-@dataclass(frozen=True, slots=True)
-class ScreenTile:
-    """How the product is cut."""
-
-    max_tokens: int  # half the columns of the tensor cores' operand
-    rows: int  # weight rows of a program
-    chunks: int  # of 128 columns per stage
-    stages: int  # at most; under way in each program
-    warps: int  # 4 for each 64 or 128 rows
-
-
-# From the fewest tokens up; measured on an NVIDIA H200.
+# From the fewest tokens up; a token is two columns of the operand. Measured on an NVIDIA H200.
 TILES = (
-    ScreenTile(max_tokens=8, rows=64, chunks=2, stages=5, warps=4),
-    ScreenTile(max_tokens=16, rows=64, chunks=2, stages=4, warps=4),
-    ScreenTile(max_tokens=32, rows=128, chunks=1, stages=4, warps=8),
-    ScreenTile(max_tokens=64, rows=128, chunks=1, stages=3, warps=8),
+    Tile(max_tokens=8, stages=5),
+    Tile(max_tokens=16, stages=4),
+    Tile(max_tokens=32, rows=128, chunks=1, stages=4, warps=8),
+    Tile(max_tokens=64, rows=128, chunks=1, stages=3, warps=8),
 )
-
-
-def tile_for(num_tokens: int) -> ScreenTile:
-    return next(tile for tile in TILES if num_tokens <= tile.max_tokens)
 
 
 @gluon.jit
@@ -73,9 +55,7 @@ def screen_kernel(
     gl.store(out_ptr + at, values * row_scale[:, None] * token_scale[None, :], inside)
 
 
-def logits(
-    planes_2NH: Tensor, token_scale_N: Tensor, codes_VH: Tensor, row_scale_V: Tensor, tile: ScreenTile
-) -> Tensor:
+def logits(planes_2NH: Tensor, token_scale_N: Tensor, codes_VH: Tensor, row_scale_V: Tensor, tile: Tile) -> Tensor:
     """[N, V] float32; int8 planes and codes of rows that are multiples of 16 bytes, N <= tile.max_tokens."""
     _, num_tokens, num_columns = planes_2NH.shape
     num_rows = len(codes_VH)
@@ -96,7 +76,7 @@ def logits(
     return out_NV
 
 
-def constants(tile: ScreenTile, steps: int) -> dict[str, int]:
+def constants(tile: Tile, steps: int) -> dict[str, int]:
     """The constants of screen_kernel."""
     return {
         "ROWS": tile.rows,

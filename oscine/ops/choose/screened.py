@@ -29,9 +29,10 @@ import triton.language as tl
 from torch import Tensor
 
 from oscine.ops.choose import reference
-from oscine.ops.choose.screen_gemm import TILES, logits, tile_for
+from oscine.ops.choose.screen_gemm import TILES, logits
 from oscine.ops.interface import Chooser, LmHead, Sample, SamplingBatch, Shapes, Use, unmet
 from oscine.ops.launch import arrivals
+from oscine.ops.linear.stream import tile_for
 from oscine.ops.sample.triton import gumbel, heated, settle
 from oscine.ops.target import Target
 
@@ -123,7 +124,9 @@ def screened(target: Target, x_NH: Tensor, weight_VH: Tensor, screen: Screen, sa
         return torch.empty(shape, dtype=dtype, device=device)
 
     planes_2NH, scale_N, norm_N, rest_N = quantize(target, x_NH, screen)
-    rough_NV = logits(planes_2NH, scale_N, screen.codes_VH, screen.scale_V, tile_for(num_rows))
+    tile = tile_for(num_rows, TILES)
+    assert tile is not None
+    rough_NV = logits(planes_2NH, scale_N, screen.codes_VH, screen.scale_V, tile)
     floor_NS = empty(torch.float32, num_rows, parts)
     scores = (rough_NV, screen.norm_V, screen.rest_V, norm_N, rest_N)
     drawn = (sampling.temperature_N, sampling.seed_N, sampling.position_N, vocab)

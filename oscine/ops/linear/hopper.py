@@ -6,7 +6,7 @@ every SM has a share of the few rows; the next norm adds them up.
 Shape suffixes: T or N tokens, J partial sums, F rows of the weight matrix.
 """
 
-from dataclasses import dataclass
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -15,34 +15,16 @@ from triton.experimental.gluon import language as gl
 
 from oscine.ops.interface import Shapes, Use
 from oscine.ops.linear import triton as portable
-from oscine.ops.linear.stream import CHUNK, descriptor, start_ring, streamable, unstreamable
-
-
-@dataclass(frozen=True, slots=True)
-class LinearTile:
-    """How a product is cut."""
-
-    max_tokens: int  # columns of the tensor cores' operand: 8, 16, 32, ...
-    rows: int  # weight rows of a program, 64 or more
-    splits: int  # of the sum
-    chunks: int  # of 64 columns a stage
-    stages: int  # at most; under way in each program
-    warps: int  # 4 for each 64 or 128 rows
-
+from oscine.ops.linear.stream import CHUNK, Tile, descriptor, start_ring, streamable, tile_for, unstreamable
 
 # From the fewest tokens up. Rings of half an SM's shared memory let the next kernel's weights come in beside them.
-OUT_PROJ_TILES = (
-    LinearTile(max_tokens=8, rows=64, splits=4, chunks=2, stages=5, warps=4),
-    LinearTile(max_tokens=16, rows=64, splits=4, chunks=2, stages=5, warps=4),
-    LinearTile(max_tokens=32, rows=64, splits=4, chunks=2, stages=4, warps=4),
-    LinearTile(max_tokens=64, rows=64, splits=4, chunks=2, stages=3, warps=4),
-)
 LM_HEAD_TILES = (
-    LinearTile(max_tokens=8, rows=64, splits=1, chunks=2, stages=5, warps=4),
-    LinearTile(max_tokens=16, rows=64, splits=1, chunks=2, stages=5, warps=4),
-    LinearTile(max_tokens=32, rows=64, splits=1, chunks=2, stages=4, warps=4),
-    LinearTile(max_tokens=64, rows=64, splits=1, chunks=2, stages=3, warps=4),
+    Tile(max_tokens=8, stages=5),
+    Tile(max_tokens=16, stages=5),
+    Tile(max_tokens=32, stages=4),
+    Tile(max_tokens=64, stages=3),
 )
+OUT_PROJ_TILES = tuple(replace(tile, parts=4) for tile in LM_HEAD_TILES)
 
 
 @gluon.jit
@@ -82,13 +64,13 @@ def stream_kernel(
     gl.store(out_ptr + at[None, :] + row[:, None], sums, inside)
 
 
-def stream(x: Tensor, weight: Tensor, bias: Tensor | None, tile: LinearTile) -> Tensor:
-    """[T, J, F] float32; J is the tile's splits. Needs T <= max_tokens and `streamable` inputs."""
+def stream(x: Tensor, weight: Tensor, bias: Tensor | None, tile: Tile) -> Tensor:
+    """[T, J, F] float32; J is the tile's parts. Needs T <= max_tokens and `streamable` inputs."""
     num_tokens, num_columns = x.shape
     num_rows = weight.shape[0]
-    steps = -(-num_columns // (CHUNK * tile.chunks * tile.splits))
-    out = torch.empty(num_tokens, tile.splits, num_rows, dtype=torch.float32, device=x.device)
-    stream_kernel[(-(-num_rows // tile.rows), tile.splits)](
+    steps = -(-num_columns // (CHUNK * tile.chunks * tile.parts))
+    out = torch.empty(num_tokens, tile.parts, num_rows, dtype=torch.float32, device=x.device)
+    stream_kernel[(-(-num_rows // tile.rows), tile.parts)](
         descriptor(weight[None, None], [1, 1, tile.rows, CHUNK]),
         descriptor(x[None], [1, tile.max_tokens, CHUNK]),
         weight if bias is None else bias,
@@ -97,7 +79,7 @@ def stream(x: Tensor, weight: Tensor, bias: Tensor | None, tile: LinearTile) -> 
         num_tokens,
         ROWS=tile.rows,
         TOKENS=tile.max_tokens,
-        SPLITS=tile.splits,
+        SPLITS=tile.parts,
         CHUNKS=tile.chunks,
         STAGES=min(tile.stages, steps),
         STEPS=steps,
@@ -108,11 +90,11 @@ def stream(x: Tensor, weight: Tensor, bias: Tensor | None, tile: LinearTile) -> 
     return out
 
 
-def choose_tile(tiles: tuple[LinearTile, ...], x: Tensor, weight: Tensor) -> LinearTile | None:
+def choose_tile(tiles: tuple[Tile, ...], x: Tensor, weight: Tensor) -> Tile | None:
     """None: cuBLAS, since there are more tokens than tiles take, or none, or TMA cannot read the inputs."""
     if not len(x) or not streamable(x, weight):
         return None
-    return next((tile for tile in tiles if len(x) <= tile.max_tokens), None)
+    return tile_for(len(x), tiles)
 
 
 def out_proj_use(shapes: Shapes) -> Use:

@@ -15,6 +15,8 @@ Shape suffixes: M weight rows of a program, N tokens of a program, C chunks of a
 """
 
 import functools
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -29,6 +31,23 @@ from oscine.ops.interface import unmet
 
 CHUNK_BYTES = 128  # of a row; one row of the widest swizzle
 CHUNK = CHUNK_BYTES // 2  # columns of bf16
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """How a product is cut."""
+
+    max_tokens: int  # 8, 16, 32, ...
+    stages: int  # at most; under way in each program
+    chunks: int = 2  # of a stage
+    rows: int = 64  # weight rows of a program
+    parts: int = 1  # of the sum, each of a program of its own
+    warps: int = 4  # for each 64 or 128 rows
+
+
+def tile_for(num_tokens: int, tiles: Iterable[Tile]) -> Tile | None:
+    """The first with room, of tiles in the order of theirs."""
+    return next((tile for tile in tiles if num_tokens <= tile.max_tokens), None)
 
 
 @aggregate

@@ -16,14 +16,12 @@ rows of the tensor cores' operand are these 2 R dimensions once for each part; w
 Shape suffixes: R pairs of dimensions of a program, T tokens of a program, S sums of squares of a token.
 """
 
-from dataclasses import dataclass
-
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from oscine.ops.interface import Shapes, Use, unmet
-from oscine.ops.linear.stream import CHUNK, descriptor, start_ring, streamable, unstreamable
+from oscine.ops.linear.stream import CHUNK, Tile, descriptor, start_ring, streamable, tile_for, unstreamable
 from oscine.ops.norm.triton import undivided_norm
 from oscine.ops.qkv import triton as portable
 from oscine.ops.target import Target
@@ -31,23 +29,13 @@ from oscine.ops.target import Target
 HEAD = 64  # the head dimension of the streaming kernel
 
 
-@dataclass(frozen=True, slots=True)
-class QkvTile:
-    """How the product is cut."""
-
-    max_tokens: int  # times parts: 8 or more columns of the tensor cores' operand
-    parts: int  # of the sum, a power of two; also the programs a head
-    chunks: int  # of 64 columns a stage
-    stages: int  # under way in each program
-
-
-# from the fewest tokens up
+# From the fewest tokens up. Parts are also the programs of a head; parts times tokens fill 8 columns or more.
 TILES = (
-    QkvTile(max_tokens=2, parts=4, chunks=2, stages=4),
-    QkvTile(max_tokens=8, parts=2, chunks=2, stages=5),
-    QkvTile(max_tokens=16, parts=1, chunks=2, stages=5),
-    QkvTile(max_tokens=32, parts=1, chunks=2, stages=4),
-    QkvTile(max_tokens=64, parts=1, chunks=4, stages=3),
+    Tile(max_tokens=2, parts=4, stages=4),
+    Tile(max_tokens=8, parts=2, stages=5),
+    Tile(max_tokens=16, stages=5),
+    Tile(max_tokens=32, stages=4),
+    Tile(max_tokens=64, chunks=4, stages=3),
 )
 
 
@@ -142,7 +130,7 @@ def stream(
     positions_T: Tensor,
     kv_pages: Tensor,
     slots_T: Tensor,
-    tile: QkvTile,
+    tile: Tile,
 ) -> Tensor:
     """Queries of x_TH / rms, where squares_TS [T, S] float32 are those of undivided_norm.
 
@@ -197,13 +185,12 @@ def use(shapes: Shapes) -> Use:
     return Use(f"up to {TILES[-1].max_tokens} tokens", "triton", missing)
 
 
-def choose_tile(num_tokens: int, weight_FH: Tensor, kv_pages: Tensor) -> QkvTile | None:
+def choose_tile(num_tokens: int, weight_FH: Tensor, kv_pages: Tensor) -> Tile | None:
     """None: cuBLAS, since there are more tokens than tiles take, or other heads, or TMA cannot read."""
     if kv_pages.shape[-1] != HEAD or not streamable(weight_FH):
         return None
     hidden = weight_FH.shape[1]
-    fitting = (tile for tile in TILES if num_tokens <= tile.max_tokens and hidden % (8 * tile.parts) == 0)
-    return next(fitting, None)
+    return tile_for(num_tokens, (tile for tile in TILES if hidden % (8 * tile.parts) == 0))
 
 
 def norm_qkv(

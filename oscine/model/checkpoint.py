@@ -184,7 +184,7 @@ def _check_tensor(name: str, spec: TensorSpec, header: FileHeader) -> None:
 
 
 def _check_size(header: FileHeader) -> None:
-    """Checks that the tensors fill the file, so that the sum over all files is checkpoint_bytes(config)."""
+    """The bytes of all tensors fill the file, so the sum over the files is that over tensor_specs(config)."""
     total = sum(end - start for start, end in (entry["data_offsets"] for entry in header.tensors.values()))
     if total != header.data_bytes:
         raise ValueError(f"{header.path}: holds {header.data_bytes} bytes of data; its tensors have {total}")

@@ -145,11 +145,6 @@ def _layer_specs(config: ModelConfig) -> dict[str, TensorSpec]:
     }
 
 
-def checkpoint_bytes(config: ModelConfig) -> int:
-    """Bytes of all tensors as published; 13,761,264,768 for 20b and 65,248,815,744 for 120b."""
-    return sum(spec.num_bytes for spec in tensor_specs(config).values())
-
-
 def load_weights(
     config: ModelConfig,
     source: TensorSource,

@@ -10,7 +10,7 @@ from oscine.executor.start.load import allocate_kv, weight_bytes
 from oscine.executor.start.stopwatch import Stopwatch
 from oscine.model.config import gpt_oss_20b, gpt_oss_120b
 from oscine.model.opened import OpenedModel
-from oscine.model.weights import checkpoint_bytes
+from tests.model.tiny import checkpoint_bytes
 
 from .tiny import CONFIG, model
 

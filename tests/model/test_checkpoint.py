@@ -16,9 +16,9 @@ from oscine.model import hub
 from oscine.model.checkpoint import INDEX, SINGLE, Checkpoint, fingerprint, save
 from oscine.model.opened import open_model
 from oscine.model.random_weights import RandomTensors
-from oscine.model.weights import checkpoint_bytes, load_weights, tensor_specs
+from oscine.model.weights import load_weights, tensor_specs
 from oscine.ops.interface import MxExperts
-from tests.model.tiny import CPU, SMALL, tensors
+from tests.model.tiny import CPU, SMALL, checkpoint_bytes, tensors
 from tests.ops.bound import reference_ops
 
 KEY = "model.layers.2.self_attn.k_proj.weight"

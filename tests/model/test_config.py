@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from oscine.model.config import ModelConfig, gpt_oss_20b, gpt_oss_120b
-from oscine.model.weights import checkpoint_bytes, tensor_specs
-from tests.model.tiny import SMALL, WIDE_GROUP
+from oscine.model.weights import tensor_specs
+from tests.model.tiny import SMALL, WIDE_GROUP, checkpoint_bytes
 
 # As published with gpt-oss-20b, less what no reader needs.
 PUBLISHED: dict[str, Any] = {

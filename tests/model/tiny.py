@@ -150,3 +150,8 @@ def whole(model: GptOss, tokens: Tensor, offset: int = 0) -> Tensor:
 def relative_error(got: Tensor, expected: Tensor) -> float:
     """The largest difference over the largest value."""
     return float((got - expected).abs().max() / expected.abs().max())
+
+
+def checkpoint_bytes(config: ModelConfig) -> int:
+    """Of all tensors as published."""
+    return sum(spec.num_bytes for spec in tensor_specs(config).values())

@@ -51,24 +51,19 @@ class Launch:
         return str(self.kernel.fn.__name__)
 
     @property
-    def shape(self) -> tuple[Any, ...]:
-        """What decides registers and shared memory: warps, stages and blocks, and which inputs there are.
-
-        Not how many parts of a row or splits of a context a program adds up.
-        """
-        options = self.options.num_warps, self.options.num_stages, self.options.maxnreg
+    def kind(self) -> tuple[Any, ...]:
+        """Kernel, warps, stages, registers, and the inputs that are missing."""
         missing = tuple(name for name, value in self._named if value is None)
-        return (self.name, *options, missing, *self.blocks.items())
+        return self.name, self.options.num_warps, self.options.num_stages, self.options.maxnreg, missing
+
+    def needs_no_less_than(self, other: "Launch") -> bool:
+        """Of registers and shared memory, by the sizes of blocks; what a program adds up one by one does not count."""
+        return self.kind == other.kind and all(size >= other.blocks[name] for name, size in self.blocks.items())
 
     @property
     def blocks(self) -> dict[str, int]:
-        sized = ("BLOCK", "WINDOW", "STAGES", "NOISE")
+        sized = ("BLOCK", "TOKENS", "WINDOW", "STAGES", "NOISE")
         return {name: value for name, value in self._named if name.startswith(sized) and name not in ADDED_UP}
-
-    @property
-    def size(self) -> list[float]:
-        """Of two launches of one shape, the larger needs no less."""
-        return [value for name, value in self._named if name.isupper() and value is not None]
 
     @property
     def _named(self) -> list[tuple[str, Any]]:
@@ -80,13 +75,14 @@ class Launch:
 
 
 def launches(target: Target) -> list[Launch]:
-    """One of each shape, the largest, in the order of their names."""
+    """Those that need most: for each of the others there is one that needs no less."""
     with _noted(target) as noted, torch.inference_mode():
         _run_steps(target)
-    largest: dict[Any, Launch] = {}
-    for launch in sorted(noted, key=lambda launch: launch.size):
-        largest[launch.shape] = launch
-    return sorted(largest.values(), key=lambda launch: str(launch.shape))
+    most: list[Launch] = []
+    for launch in noted:
+        if not any(other.needs_no_less_than(launch) for other in most):
+            most = [launch, *(other for other in most if not launch.needs_no_less_than(other))]
+    return sorted(most, key=lambda launch: (launch.name, str(launch.kind)))
 
 
 @contextmanager

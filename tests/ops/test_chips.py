@@ -5,6 +5,7 @@ kernels without products are those of 12.0. So of these chips only the largest p
 The kernels of Hopper are compiled in the tests of their ops. See compile_ahead.py for what fitting is.
 """
 
+from functools import cache
 from math import prod
 
 import pytest
@@ -15,36 +16,50 @@ from tests.ops.compile_ahead import assemble_for
 from tests.ops.launches import Launch, launches
 
 PRODUCTS = ("_experts_kernel", "_route_kernel", "decode_kernel", "prefill_kernel")
+OTHERS = (
+    *("_norm_kernel", "_norm_route_kernel", "rope_and_write_kernel", "_sort_kernel"),
+    *("_prepare_kernel", "_write_back_kernel", "_choose_kernel", "_restrict_kernel"),
+    *("_scan_kernel", "_bound_kernel", "_collect_kernel", "_cut_kernel"),
+)
 
 
-def largest_products(arch: int) -> list[Launch]:
-    """By the sizes of their blocks."""
-    found = sorted(launches(CHIPS[arch]), key=lambda launch: prod(max(1, block) for block in launch.blocks.values()))
-    largest = {launch.name: launch for launch in found}
-    return [largest[name] for name in PRODUCTS]
+@cache
+def launched_on(arch: int) -> list[Launch]:
+    return launches(CHIPS[arch])
 
 
+def largest(arch: int, kernel: str) -> Launch:
+    """By the sizes of its blocks."""
+    named = [launch for launch in launched_on(arch) if launch.name == kernel]
+    return max(named, key=lambda launch: prod(max(1, block) for block in launch.blocks.values()))
+
+
+@pytest.mark.parametrize("arch", sorted(CHIPS.keys() - {90}))
+def test_all_kernels_are_looked_at(arch: int) -> None:
+    assert {launch.name for launch in launched_on(arch)} == {*PRODUCTS, *OTHERS}
+
+
+@pytest.mark.parametrize("kernel", PRODUCTS + OTHERS)
 @pytest.mark.parametrize("arch", [80, 120])
-def test_every_kernel_fits(arch: int) -> None:
-    found = launches(CHIPS[arch])
-    assert {launch.name for launch in found} >= {*PRODUCTS, "_norm_kernel", "_norm_route_kernel", "_cut_kernel"}
-    for launch in found:
-        launch.compile(arch)
+def test_every_kernel_fits(arch: int, kernel: str) -> None:
+    for launch in launched_on(arch):
+        if launch.name == kernel:
+            compiled = launch.compile(arch)
+            if arch == 80:
+                assert compiled.shared <= min(CHIPS[86].shared_memory, CHIPS[89].shared_memory)
 
 
 @pytest.mark.parametrize("arch", [86, 89])
-def test_what_fits_an_a100_fits_the_smaller_chips_of_its_generation(arch: int) -> None:
-    found = {launch.shape: launch for launch in launches(CHIPS[80])}
-    assert found.keys() == {launch.shape for launch in launches(CHIPS[arch])}
-    for launch in found.values():
-        assert launch.compile(80).shared <= CHIPS[arch].shared_memory
-    for launch in largest_products(80):
-        assemble_for(arch, launch.compile(80))
+def test_an_a100_shows_what_runs_on_the_smaller_chips_of_its_generation(arch: int) -> None:
+    assert [launch.kind for launch in launched_on(arch)] == [launch.kind for launch in launched_on(80)]
+    assert [launch.blocks for launch in launched_on(arch)] == [launch.blocks for launch in launched_on(80)]
+    for kernel in PRODUCTS:
+        assemble_for(arch, largest(80, kernel).compile(80))
 
 
-def test_the_largest_products_fit_a_b200() -> None:
-    for launch in largest_products(100):
-        launch.compile(100)
+@pytest.mark.parametrize("kernel", PRODUCTS)
+def test_the_largest_products_fit_a_b200(kernel: str) -> None:
+    largest(100, kernel).compile(100)
 
 
 def test_what_is_too_large_for_a_chip_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

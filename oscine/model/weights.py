@@ -51,16 +51,21 @@ class Shard:
 
     def config(self, config: ModelConfig) -> ModelConfig:
         """Of the part. Raises ValueError for a model that so many ranks cannot divide."""
-        parts = {
+        divided = {
             "num_attention_heads": config.num_attention_heads,
             "num_key_value_heads": config.num_key_value_heads,
-            "intermediate_size": config.intermediate_size,
+            "intermediate_size / 32": config.intermediate_size // 32,
+            "vocab_size": config.vocab_size,
         }
-        blocks = config.intermediate_size // 32
-        for name, count in {**parts, "vocab_size": config.vocab_size, "intermediate_size / 32": blocks}.items():
+        for name, count in divided.items():
             if count % self.num_ranks:
                 raise ValueError(f"{self.num_ranks} ranks cannot divide a {name} of {count}")
-        return replace(config, **{name: count // self.num_ranks for name, count in parts.items()})
+        return replace(
+            config,
+            num_attention_heads=config.num_attention_heads // self.num_ranks,
+            num_key_value_heads=config.num_key_value_heads // self.num_ranks,
+            intermediate_size=config.intermediate_size // self.num_ranks,
+        )
 
     def part(self, name: str, tensor: Tensor) -> Tensor:
         """A view, so that of a file's tensor no more is read."""

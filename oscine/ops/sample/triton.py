@@ -143,8 +143,8 @@ def _find_cuts(target: Target, logits_NV: Tensor, sampling: SamplingBatch) -> Te
         count_N,
         cut_N,
         BLOCK_B=4096,
-        # ptxas gives 256 threads no more than 128 registers each there, which is a few less than they need
-        num_warps=16 if target.capability >= (10, 0) else 8,
+        # For 12.x, ptxas gives each of 256 threads at most 128 registers, a few less than they need.
+        num_warps=16 if target.capability[0] == 12 else 8,
         **options,
     )
     return cut_N

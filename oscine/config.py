@@ -1,29 +1,37 @@
-"""All settings, as frozen dataclasses by composition, validated once; the only reader of the environment.
+"""All settings, as frozen dataclasses by composition; the only reader of the environment.
 
-Knows nothing of how a setting is used. A bad value raises ValueError with the name of the command-line option.
+An option is declared once, as a field: its type, default, bounds, help and names (oscine.option). A bad value raises
+OptionError, a ValueError that names the option of the command line.
 """
 
 import datetime
 import ipaddress
+import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
+from oscine.option import BYTES, TOKENS, OptionError, Options, option, options_of, require
+
+Part = TypeVar("Part", bound=Options)
 NANO = "oscine-nano"  # the embedded model
 _LEAST_KEY = 32  # characters of a cluster's key
-
-
-def _require(condition: bool, option: str, rule: str, value: object) -> None:
-    if not condition:
-        raise ValueError(f"--{option} must be {rule}, not {value!r}")
 
 
 def _is_origin(text: str) -> bool:
     """As browsers write it: a scheme and a host without a path, or null (of files). Anything else would match none."""
     scheme, _, host = text.partition("://")
     return text in ("*", "null") or (bool(scheme and host) and "/" not in host)
+
+
+def _origins(text: str) -> Iterable[str]:
+    """One origin, or vLLM's JSON list of them."""
+    try:
+        return map(str, json.loads(text)) if text.startswith("[") else (text,)
+    except ValueError:
+        return (text,)
 
 
 def _is_date(text: str) -> bool:
@@ -41,66 +49,133 @@ def is_hex(text: str) -> bool:
 
 
 @dataclass(frozen=True)
-class ModelOptions:
-    model: str = NANO  # a folder, a Hugging Face name, or the embedded model
-    revision: str | None = None  # of the Hugging Face name
-    tokenizer: str | None = None  # a folder or Hugging Face name; None: the model's own
-    download_dir: str | None = None  # where files of the hub are kept; None: huggingface_hub's own cache
-    random_weights: str | None = None  # 20b | 120b | path to a config.json: random weights at true shapes
-    device: str = "auto"  # cpu, cuda, cuda:1, ...; auto: cuda where there is a GPU, else cpu
-    # Of activations, KV and unquantised weights; auto: bfloat16 on a GPU, float32 on a CPU.
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    max_model_len: int | None = None  # tokens; None: the model's own, as far as the KV cache holds one such sequence
+class ModelOptions(Options, group="model"):
+    model: str = option(
+        NANO,
+        "folder with a checkpoint, gpt-oss-20b, gpt-oss-120b, or owner/name",
+        "MODEL",
+        shown="a small embedded model",
+        aliases=("model-path",),
+    )
+    revision: str | None = option(None, "branch, tag or commit of a Hugging Face name", "REV", shown="main")
+    tokenizer: str | None = option(
+        None,
+        "folder, or Hugging Face name, of the tokenizer.json to use",
+        "FOLDER",
+        shown="that of MODEL",
+        aliases=("tokenizer-path",),
+    )
+    download_dir: str | None = option(
+        None, "folder that keeps what is fetched from the Hugging Face hub", "DIR", shown="$HF_HOME/hub"
+    )
+    random_weights: str | None = option(
+        None, "use random weights in the shapes of a published model, or of a config.json", "20b|120b|FILE"
+    )
+    device: str = option(
+        "auto",
+        "device that the model runs on: cpu, cuda, cuda:1, ...",
+        "DEVICE",
+        shown="a GPU if there is one, else the CPU",
+    )
+    dtype: Literal["auto", "float32", "bfloat16"] = option(
+        "auto", "type of the activations and of the KV cache; auto is bfloat16 on a GPU, float32 on a CPU"
+    )
+    max_model_len: int | None = option(
+        None,
+        "most tokens of a prompt and its answer together",
+        TOKENS,
+        shown="the model's own limit, as far as the KV cache holds one such sequence",
+        aliases=("max-seq-len", "context-length"),
+        above=1,
+    )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         alone = self.random_weights is None or self.model == NANO
-        _require(alone, "random-weights", "given without MODEL", f"{self.random_weights} with {self.model}")
-        known = self.dtype in ("auto", "float32", "bfloat16")
-        _require(known, "dtype", "auto, float32 or bfloat16", self.dtype)
-        _require(self.max_model_len is None or self.max_model_len > 1, "max-model-len", "above 1", self.max_model_len)
+        require(alone, "random-weights", "given without MODEL", f"{self.random_weights} with {self.model}")
 
 
 @dataclass(frozen=True)
-class CacheOptions:
-    page_size: int = 64  # tokens
-    # Both page groups together; None: on a GPU what --gpu-memory-utilization leaves, on a CPU 1 GiB.
-    kv_cache_bytes: int | None = None
-    gpu_memory_utilization: float = 0.92  # share of a GPU's memory for weights, workspace and KV cache
-    # On a GPU, instead of the above: the cache's share of what is free once weights and workspace are there.
-    kv_cache_free_gpu_memory_fraction: float | None = None
-    prefix_caching: bool = True
-
-    def __post_init__(self) -> None:
-        _require(self.page_size in (16, 32, 64, 128), "page-size", "16, 32, 64 or 128", self.page_size)
-        given = self.kv_cache_bytes
-        _require(given is None or given > 0, "kv-cache-bytes", "positive", given)
-        share = self.gpu_memory_utilization
-        _require(0 < share <= 1, "gpu-memory-utilization", "above 0 and at most 1", share)
-        of_free = self.kv_cache_free_gpu_memory_fraction
-        valid = of_free is None or 0 < of_free <= 1
-        _require(valid, "kv-cache-free-gpu-memory-fraction", "above 0 and at most 1", of_free)
+class CacheOptions(Options, group="KV cache"):
+    page_size: int = option(64, "tokens in a page of the KV cache", TOKENS, choices=(16, 32, 64, 128))
+    kv_cache_bytes: int | None = option(  # of both page groups
+        None,
+        "size of the KV cache",
+        BYTES,
+        shown="on a GPU the memory left by weights and workspace, on a CPU 1GiB",
+        aliases=("kv-cache-memory-bytes",),
+        above=0,
+    )
+    gpu_memory_utilization: float = option(
+        0.92,
+        "share of a GPU's memory that weights, workspace and KV cache may take together",
+        "SHARE",
+        aliases=("mem-fraction-static",),
+        above=0,
+        at_most=1,
+    )
+    kv_cache_free_gpu_memory_fraction: float | None = option(
+        None,
+        "share of the GPU memory left by weights and workspace for the KV cache; excludes the two above",
+        "SHARE",
+        aliases=("free-gpu-memory-fraction", "kv-cache-config.free-gpu-memory-fraction"),
+        excludes=("kv-cache-bytes", "gpu-memory-utilization"),
+        above=0,
+        at_most=1,
+    )
+    prefix_caching: bool = option(
+        True,
+        "compute each prompt from its first token, without cached prefixes",
+        name="no-prefix-caching",
+        aliases=("no-enable-prefix-caching", "disable-radix-cache"),
+        opposites=("enable-prefix-caching", "kv-cache-config.enable-block-reuse"),
+    )
 
 
 @dataclass(frozen=True)
-class SchedulerOptions:
-    max_num_seqs: int = 64  # sequences that run at once
-    max_num_batched_tokens: int = 1024  # tokens computed in a step
-    max_waiting: int = 2048  # requests; one more is refused with 503
-    max_queued_tokens: int = 8 << 20  # prompt tokens of all sequences that run or wait; more are refused with 503
-    stream_interval: int = 1  # generated tokens per output, except the first and the last of a request
-    overlap: bool = True  # schedule the next step while one runs
+class SchedulerOptions(Options, group="scheduler"):
+    max_num_seqs: int = option(
+        64,
+        "most sequences that run at once",
+        "N",
+        aliases=("max-batch-size", "max-running-requests"),
+        at_least=1,
+    )
+    max_num_batched_tokens: int = option(
+        1024,
+        "most tokens that are computed in one step",
+        TOKENS,
+        aliases=("max-num-tokens", "chunked-prefill-size"),
+    )
+    max_waiting: int = option(
+        2048, "most requests that wait; further ones get 503", "N", aliases=("max-queued-requests",), at_least=1
+    )
+    max_queued_tokens: int = option(
+        8 << 20,
+        "most prompt tokens of all requests that run or wait; further requests get 503",
+        TOKENS,
+        at_least=1,
+    )
+    stream_interval: int = option(  # the first and the last token of a request are not held back
+        1, "generated tokens per streamed event", TOKENS, at_least=1
+    )
+    overlap: bool = option(
+        True,
+        "schedule a step only after the step before it is done",
+        name="no-async-scheduling",
+        aliases=("disable-overlap-scheduler", "disable-overlap-schedule"),
+        opposites=("async-scheduling",),
+    )
 
     def __post_init__(self) -> None:
-        _require(self.max_num_seqs >= 1, "max-num-seqs", "at least 1", self.max_num_seqs)
-        _require(
+        super().__post_init__()
+        require(
             self.max_num_batched_tokens >= self.max_num_seqs,
             "max-num-batched-tokens",
             f"at least --max-num-seqs ({self.max_num_seqs})",
             self.max_num_batched_tokens,
+            "max-num-seqs",
         )
-        _require(self.max_waiting >= 1, "max-waiting", "at least 1", self.max_waiting)
-        _require(self.max_queued_tokens >= 1, "max-queued-tokens", "at least 1", self.max_queued_tokens)
-        _require(self.stream_interval >= 1, "stream-interval", "at least 1", self.stream_interval)
 
 
 def check_cluster_key(key: str) -> None:
@@ -141,15 +216,15 @@ class PeerOptions:
     kv_transfer: bool = False  # give pages to other engines and fetch pages from them
 
     def __post_init__(self) -> None:
-        _require(self.kv_events_kept >= 0, "kv-events-kept", "at least 0", self.kv_events_kept)
-        _require(is_hex(self.prefix_seed), "prefix-seed", "an even number of hexadecimal digits", self.prefix_seed)
+        require(self.kv_events_kept >= 0, "kv-events-kept", "at least 0", self.kv_events_kept)
+        require(is_hex(self.prefix_seed), "prefix-seed", "an even number of hexadecimal digits", self.prefix_seed)
         published = self.host is not None or self.kv_events_endpoint is not None
         alone = (self.kv_events and not published) or (self.kv_transfer and self.host is None)
-        _require(not alone, "peer-host", "given for KV events and KV transfer", None)
+        require(not alone, "peer-host", "given for KV events and KV transfer", None)
         check_cluster_key(self.key)
         if self.host is not None and not self.key and not self.is_local:
-            rule = "an address of this machine's loopback unless OSCINE_CLUSTER_KEY is set"
-            raise ValueError(f"--peer-host must be {rule}, not {self.host}")
+            rule = "must be an address of this machine's loopback unless OSCINE_CLUSTER_KEY is set"
+            raise OptionError("peer-host", f"{rule}, not {self.host}")
 
     @property
     def is_local(self) -> bool:
@@ -158,120 +233,212 @@ class PeerOptions:
 
 
 @dataclass(frozen=True)
-class EngineOptions:
+class EngineOptions(Options, group="development"):
     """What the engine process needs; travels to it as JSON."""
 
     model: ModelOptions = field(default_factory=ModelOptions)
     cache: CacheOptions = field(default_factory=CacheOptions)
     scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
-    peers: PeerOptions = field(default_factory=PeerOptions)
-    cuda_graphs: bool = True  # replay decode steps from CUDA graphs where the ops allow it
-    executor: Literal["torch", "fake"] = "torch"  # fake: scripted tokens, to measure and test the server itself
-    fake_step_s: float = 0.0  # seconds a step of the fake executor takes
-    # Seconds without a step, while requests run, after which the engine process is killed and started again; 0: never.
+    peers: PeerOptions = option(  # noqa: RUF009  (both are immutable)
+        PeerOptions(),
+        "whether and where events of the KV cache are published for routers, in vLLM's form",
+        "JSON",
+        shown="they are not",
+        name="kv-events-config",
+        group="server",
+    )
+    cuda_graphs: bool = option(
+        True,
+        "use no CUDA graphs",
+        name="enforce-eager",
+        group="scheduler",
+        aliases=("disable-cuda-graph",),
+        opposites=("no-enforce-eager",),
+    )
+    executor: Literal["torch", "fake"] = option(
+        "torch", "backend that computes tokens; fake writes a scripted text, to measure the server itself"
+    )
+    fake_step_s: float = option(0.0, "seconds that a step of the fake executor takes", "SECONDS", at_least=0)
     # A step of 1,024 tokens on the slowest CPU, or one that compiles kernels, takes a fraction of the default.
-    engine_timeout_s: float = 900.0
+    engine_timeout_s: float = option(
+        900.0,
+        "seconds without a step before a hung engine is started again; 0 disables this",
+        "SECONDS",
+        name="engine-timeout",
+        group="server",
+        aliases=("watchdog-timeout",),
+        at_least=0,
+    )
     quiet: bool = False  # no memory plan and no progress bar
-
-    def __post_init__(self) -> None:
-        _require(self.executor in ("torch", "fake"), "executor", "torch or fake", self.executor)
-        _require(self.fake_step_s >= 0, "fake-step-s", "at least 0", self.fake_step_s)
-        _require(self.engine_timeout_s >= 0, "engine-timeout", "at least 0", self.engine_timeout_s)
 
 
 @dataclass(frozen=True)
-class ServerOptions:
-    host: str = "127.0.0.1"
-    port: int = 8000  # 0: any free port
-    served_model_names: tuple[str, ...] = ()  # empty: the model's own name
-    api_keys: tuple[str, ...] = ()  # empty: no key is asked for, unless there is a file of them
-    api_keys_file: str | None = None  # YAML: a list of keys with their limits; read again on SIGHUP
-    cache_salt_by_key: bool = False  # whether API keys share no cached prefixes
-    ssl_certfile: str | None = None  # PEM; None: plain HTTP
-    ssl_keyfile: str | None = None  # PEM; None: it is in ssl_certfile
-    cors_origins: tuple[str, ...] = ()  # that browsers may call from; "*": any
-    root_path: str = ""  # path below which a proxy shows the server; requests may still have it
-    allowed_hosts: tuple[str, ...] = ()  # further host names of a server without keys; "*": any
-    max_body_bytes: int = 4 << 20  # three times a prompt of 131,072 tokens written in JSON escapes
-    max_connections: int = 4096  # open ones; for one more the oldest without a request is closed
-    reasoning_field: Literal["reasoning", "reasoning_content", "both"] = "reasoning"
-    final_headroom: int = 0  # tokens of a budget kept for the answer, however long the model reasons; 0: none
-    seed: int | None = None  # requests without a seed draw theirs from it; None: a random one
-    date: str | None = None  # YYYY-MM-DD, shown to the model as the current date; None: each day's own (UTC)
-    responses_db: str | None = None  # SQLite file that keeps responses; None: they are kept in memory
-    responses_max_bytes: int = 1 << 30  # of all that are kept; those used longest ago go first
-    responses_max_age: float = 30 * 86400.0  # seconds
-    drain_s: float = 30.0  # seconds that SIGTERM gives running requests
-    keep_alive_comments: bool = True  # comments in idle streams, for proxies and clients that would give up
-    playground: bool = True  # the page at /
-    log_level: str = "info"
-    log_format: Literal["text", "json"] = "text"
+class ServerOptions(Options, group="server"):
+    host: str = option("127.0.0.1", "address to listen on", "ADDRESS")
+    port: int = option(8000, "port to listen on; 0 is any free port", "PORT", at_least=0, at_most=65535)
+    served_model_names: tuple[str, ...] = option(
+        (),
+        "names by which requests may call the model; * is any name",
+        "NAME",
+        shown="the name of MODEL",
+        nargs="+",
+        name="served-model-name",
+    )
+    api_keys: tuple[str, ...] = option(
+        (),
+        "key that requests must send, in addition to OSCINE_API_KEY; the option may be repeated",
+        "KEY",
+        shown="no key is asked for",
+        name="api-key",
+        rule=("a key with characters", bool),
+    )
+    api_keys_file: str | None = option(
+        None, "YAML file of keys with names, limits and priorities; SIGHUP reads it again", "FILE"
+    )
+    cache_salt_by_key: bool = option(False, "keep the cached prefixes of each API key apart")
+    ssl_certfile: str | None = option(
+        None,
+        "PEM file with the certificate chain; with it the server speaks HTTPS",
+        "FILE",
+        shown="plain HTTP",
+    )
+    ssl_keyfile: str | None = option(
+        None, "PEM file with the private key", "FILE", shown="it is in the file of the certificate"
+    )
+    cors_origins: tuple[str, ...] = option(
+        (),
+        "origins of pages whose scripts may call the server, such as https://example.org; * allows any",
+        "ORIGIN",
+        shown="none",
+        aliases=("allowed-origins",),
+        nargs="+",
+        rule=("*, origins like https://example.org, or a JSON list of them", _is_origin),
+        split=_origins,
+    )
+    root_path: str = option(
+        "",
+        "path below which a proxy shows the server, such as /llm; the proxy may leave it in requests",
+        "PATH",
+        shown="none",
+        rule=("a path like /llm", lambda path: not path or (path[0] == "/" and path[-1] != "/")),
+    )
+    allowed_hosts: tuple[str, ...] = option(
+        (),
+        "further host names of a server without API keys, in addition to this machine's own; * allows any",
+        "NAME",
+        nargs="+",
+        shown="none",
+    )
+    max_body_bytes: int = option(  # three times a prompt of 131,072 tokens written in JSON escapes
+        4 << 20, "largest body of a request; a larger one gets 413", BYTES, above=0
+    )
+    max_connections: int = option(
+        4096,
+        "most connections that are open at once; at the limit a new one replaces the oldest idle one",
+        "N",
+        at_least=1,
+    )
+    reasoning_field: Literal["reasoning", "reasoning_content", "both"] = option(
+        "reasoning", "field of an answer that carries the reasoning"
+    )
+    final_headroom: int = option(
+        0,
+        "tokens of a request's limit that are reserved for the answer, however long the model reasons",
+        TOKENS,
+        at_least=0,
+    )
+    seed: int | None = option(
+        None,
+        "seed from which requests without a seed draw theirs",
+        "N",
+        shown="a random one",
+        aliases=("random-seed",),
+    )
+    date: str | None = option(
+        None,
+        "current date that the model is told",
+        "YYYY-MM-DD",
+        shown="the day's own, in UTC",
+        rule=("a date like 2025-08-05", _is_date),
+    )
+    responses_db: str | None = option(
+        None,
+        "SQLite file that keeps responses; :memory: keeps them in memory",
+        "FILE",
+        shown="$XDG_STATE_HOME/oscine/responses.db; in memory for the embedded model",
+        rule=("a path, or :memory:", bool),
+    )
+    responses_max_bytes: int = option(
+        1 << 30,
+        "largest total size of stored responses; the least recently used ones are removed first",
+        BYTES,
+        above=0,
+    )
+    responses_max_age: float = option(30 * 86400.0, "seconds for which responses are kept", "SECONDS", above=0)
+    drain_s: float = option(
+        30.0, "seconds that running requests get to finish when the server is asked to stop", "SECONDS", at_least=0
+    )
+    keep_alive_comments: bool = option(
+        True,
+        "write no comments into idle streams, for clients that take a comment for an event",
+        name="no-keep-alive-comments",
+    )
+    playground: bool = option(True, "serve no page at /", name="no-playground")
+    log_level: Literal["debug", "info", "warning", "error"] = option(
+        "info", "least severity that is logged", aliases=("uvicorn-log-level",)
+    )
+    log_format: Literal["text", "json"] = option("text", "form of the log on stderr, which has one line per request")
     traces: str | None = None  # protocol of OTLP in which they are exported; None: there are none
 
     def __post_init__(self) -> None:
-        _require(0 <= self.port < 65536, "port", "between 0 and 65535", self.port)
-        _require(all(self.api_keys), "api-key", "a key with characters", "")
-        _require(
-            self.ssl_keyfile is None or bool(self.ssl_certfile), "ssl-keyfile", "given with --ssl-certfile", "alone"
-        )
-        for origin in self.cors_origins:
-            _require(_is_origin(origin), "cors-origins", "* or origins like https://example.org", origin)
-        path = self.root_path
-        _require(not path or (path[0] == "/" and path[-1] != "/"), "root-path", "a path like /llm", path)
-        _require(self.max_body_bytes > 0, "max-body-bytes", "positive", self.max_body_bytes)
-        _require(self.max_connections >= 1, "max-connections", "at least 1", self.max_connections)
-        _require(
-            self.reasoning_field in ("reasoning", "reasoning_content", "both"),
-            "reasoning-field",
-            "reasoning, reasoning_content or both",
-            self.reasoning_field,
-        )
-        _require(self.final_headroom >= 0, "final-headroom", "at least 0", self.final_headroom)
-        _require(self.date is None or _is_date(self.date), "date", "a date like 2025-08-05", self.date)
-        _require(self.responses_db != "", "responses-db", "a path, or :memory:", self.responses_db)
-        _require(self.responses_max_bytes > 0, "responses-max-bytes", "positive", self.responses_max_bytes)
-        _require(self.responses_max_age > 0, "responses-max-age", "positive", self.responses_max_age)
-        _require(self.drain_s >= 0, "drain-s", "at least 0", self.drain_s)
-        _require(self.log_format in ("text", "json"), "log-format", "text or json", self.log_format)
+        super().__post_init__()
+        with_certificate = self.ssl_keyfile is None or bool(self.ssl_certfile)
+        require(with_certificate, "ssl-keyfile", "given with --ssl-certfile", "alone")
 
 
 @dataclass(frozen=True)
-class ToolOptions:
+class ToolOptions(Options, group="tools"):
     """Tools that the server itself answers; none unless the operator names them."""
 
-    tools: tuple[str, ...] = ()  # python, browser
-    max_tool_calls: int = 32  # of built-in tools, in one response
-    tool_timeout_s: float = 60.0  # for an MCP server or a browser's backend to answer
-    python_isolation: Literal["namespaces", "none"] = "namespaces"
-    python_timeout_s: float = 30.0
-    python_memory_bytes: int = 512 << 20  # of one process; there may be 8
-    python_runs: int = 4  # at once; further ones wait
-    browser_folder: str | None = None  # whose files the browser searches and opens
-    browser_backend: str | None = None  # package.module:name of another backend
-    mcp_servers: str | None = None  # file, YAML or JSON: label -> command or url
-    allow_mcp_urls: bool = False  # whether requests may name MCP servers by URL
+    tools: tuple[str, ...] = option(
+        (),
+        "built-in tools that requests may use: python, browser",
+        "NAME,...",
+        shown="none",
+        choices=("python", "browser"),
+        split=lambda names: names.split(","),
+    )
+    max_tool_calls: int = option(32, "most calls of built-in tools in one response", "N", at_least=1)
+    tool_timeout_s: float = option(60.0, "seconds that an MCP server or the browser gets to answer", "SECONDS", above=0)
+    python_isolation: Literal["namespaces", "none"] = option(
+        "namespaces", "sandbox that isolates Python code from the machine; with none, only its resources are limited"
+    )
+    python_timeout_s: float = option(30.0, "seconds that Python code may run", "SECONDS", above=0)
+    python_memory_bytes: int = option(
+        512 << 20, "memory for each of the up to 8 processes of a run of Python code", BYTES, at_least=64 << 20
+    )
+    python_runs: int = option(4, "most runs of Python code at once; further ones wait", "N", at_least=1)
+    browser_folder: str | None = option(
+        None, "folder of the text, Markdown and HTML files that the browser searches and opens", "DIR"
+    )
+    browser_backend: str | None = option(
+        None, "Python object that the browser searches instead of a folder", "MODULE:NAME"
+    )
+    mcp_servers: str | None = option(
+        None, "YAML or JSON file of MCP servers: label -> command, args, env, or url, headers", "FILE"
+    )
+    allow_mcp_urls: bool = option(False, "let requests name MCP servers by URL")
 
     def __post_init__(self) -> None:
-        known = set(self.tools) <= {"python", "browser"}
-        _require(known, "tools", "of python and browser, with commas", ",".join(self.tools))
-        _require(self.max_tool_calls >= 1, "max-tool-calls", "at least 1", self.max_tool_calls)
-        _require(self.tool_timeout_s > 0, "tool-timeout-s", "positive", self.tool_timeout_s)
-        isolation = self.python_isolation
-        _require(isolation in ("namespaces", "none"), "python-isolation", "namespaces or none", isolation)
-        _require(self.python_timeout_s > 0, "python-timeout-s", "positive", self.python_timeout_s)
-        enough = self.python_memory_bytes >= 64 << 20
-        _require(enough, "python-memory-bytes", "at least 67108864 (64 MiB)", self.python_memory_bytes)
-        _require(self.python_runs >= 1, "python-runs", "at least 1", self.python_runs)
-        self._check_browser()
-
-    def _check_browser(self) -> None:
+        super().__post_init__()
         if self.browser_folder is not None and self.browser_backend is not None:
-            raise ValueError("--browser-folder and --browser-backend exclude each other")
+            raise OptionError("browser-folder", "and --browser-backend exclude each other", "browser-backend")
         source = self.browser_folder or self.browser_backend
         if "browser" in self.tools and source is None:
-            raise ValueError("--tools browser needs --browser-folder or --browser-backend")
+            raise OptionError("tools", "browser needs --browser-folder or --browser-backend")
         if "browser" not in self.tools and source is not None:
-            raise ValueError("--browser-folder and --browser-backend need --tools browser")
+            rule = "and --browser-backend need --tools browser"
+            raise OptionError("browser-folder", rule, "browser-backend")
 
 
 @dataclass(frozen=True)
@@ -279,6 +446,21 @@ class Config:
     engine: EngineOptions = field(default_factory=EngineOptions)
     server: ServerOptions = field(default_factory=ServerOptions)
     tools: ToolOptions = field(default_factory=ToolOptions)
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> "Config":
+        """From values by the names of options; what is not given has its default. Raises OptionError."""
+
+        def part(section: type[Part], **nested: Any) -> Part:
+            own = {o.field: values[o.name] for o in options_of(section) if o.name in values}
+            return section(**own, **nested)
+
+        parts = {"model": part(ModelOptions), "cache": part(CacheOptions), "scheduler": part(SchedulerOptions)}
+        return cls(part(EngineOptions, **parts), part(ServerOptions), part(ToolOptions))
+
+
+_SECTIONS = (ModelOptions, CacheOptions, SchedulerOptions, ServerOptions, ToolOptions, EngineOptions)
+OPTIONS = {declared.name: declared for section in _SECTIONS for declared in options_of(section)}
 
 
 def _traces(environ: Mapping[str, str]) -> str | None:

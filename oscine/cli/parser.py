@@ -1,18 +1,12 @@
 """Parsers of command lines whose errors are one line, with the name that was probably meant."""
 
 import argparse
-import difflib
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from oscine.cli.error import USAGE, CommandError
-
-NOTES = "notes"  # attribute of the namespace: options accepted without effect, and why
-
-
-def add_note(namespace: argparse.Namespace, *notes: str) -> None:
-    setattr(namespace, NOTES, (*getattr(namespace, NOTES, ()), *notes))
+from oscine.option import did_you_mean
 
 
 class Parser(argparse.ArgumentParser):
@@ -37,12 +31,6 @@ class Parser(argparse.ArgumentParser):
             hint = did_you_mean(str(value), map(str, action.choices))
             allowed = ", ".join(map(str, action.choices))
             raise argparse.ArgumentError(action, f"it must be one of {allowed}, not {value!r}{hint}")
-
-
-def did_you_mean(given: str, known: Iterable[str]) -> str:
-    """A hint to append to an error; empty if no known name is similar."""
-    found = difflib.get_close_matches(given, list(known), n=1, cutoff=0.7)
-    return f"; did you mean {found[0]}?" if found else ""
 
 
 def _with_hyphens(arguments: Sequence[str]) -> Iterator[str]:

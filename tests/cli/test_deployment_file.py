@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from oscine.cli.cluster import deployment_file
 from oscine.cli.cluster.deployment_file import read_deployment
 from oscine.cli.error import CommandError
 from oscine.cluster.spec.deployment import Deployment, PrefillLimits, Replicas, ServiceLevels
@@ -76,9 +77,7 @@ def test_a_name_is_enough_for_the_embedded_model(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda path: path.name)
 def test_the_examples(file: Path, monkeypatch: pytest.MonkeyPatch, model_folder: Path) -> None:
-    monkeypatch.setattr(
-        "oscine.cli.cluster.deployment_file.tokenizer_folder", lambda engine: model_folder
-    )  # not from the hub
+    monkeypatch.setattr(deployment_file, "tokenizer_folder", lambda engine: model_folder)  # not from the hub
     assert read_deployment(file).models
 
 
@@ -109,17 +108,31 @@ MODEL = "models:\n  - name: nano\n"
         (MODEL + "    aggregated:\n      gpus: 1.5\n", 4, ["gpus must be whole"]),
         (MODEL + "    aggregated:\n      cpus: 0\n", 4, ["cpus must be positive"]),
         (MODEL + "    service-levels:\n      ttft-s: yes\n", 4, ["ttft-s must be a number", "True"]),
-        (MODEL + "    engine:\n      max-num-seqs: many\n", 4, ["max-num-seqs", "invalid int value"]),
-        (MODEL + "    engine:\n      max-num-seq: 3\n", 4, ["unknown key 'max-num-seq'"]),
+        (
+            MODEL + "    engine:\n      max-num-seqs: many\n",
+            4,
+            ["models[0].engine: max-num-seqs must be a whole number, not 'many'"],
+        ),
+        (MODEL + "    engine:\n      max-num-seq: 3\n", 4, ["unknown key 'max-num-seq'; did you mean max-num-seqs?"]),
         (MODEL + "    engine:\n      api-key: x\n", 4, ["api-key is no option of an engine"]),
         (MODEL + "    engine:\n      tensor-parallel-size: 2\n", 4, ["tensor parallelism is not available yet"]),
-        (MODEL + "    engine:\n      page-size: 48\n", 4, ["--page-size must be 16, 32, 64 or 128"]),
+        (
+            MODEL + "    engine:\n      page-size: 48\n",
+            4,
+            ["models[0].engine: page-size must be 16, 32, 64 or 128, not 48"],
+        ),
         (MODEL + "    engine: {max-num-seqs: 2000}\n", 3, ["--max-num-batched-tokens", "--max-num-seqs"]),
+        (MODEL + "    engine:\n      device: cpu\n      max_batch_size: 2000\n", 5, ["at least --max-num-seqs (2000)"]),
+        (
+            MODEL + "    engine:\n      kv-cache-bytes: 1G\n      kv-cache-config: {free-gpu-memory-fraction: 0.5}\n",
+            4,
+            ["models[0].engine: --kv-cache-bytes and --kv-cache-free-gpu-memory-fraction exclude each other"],
+        ),
         (MODEL + "    model: /no/such/folder\n", 3, ["neither a folder"]),
         (MODEL + "  - name: [x, nano]\n", 3, ["there is a model 'nano' already"]),
         (MODEL + "  - name: a/b\n  - name: a-b\n", 4, ["'a-b' is too much like"]),
         ("ingress: {max-num-seqs: 3}\n" + MODEL, 1, ["max-num-seqs is no option of an ingress"]),
-        ("ingress:\n  port: 99999\n" + MODEL, 2, ["--port must be between"]),
+        ("ingress:\n  port: 99999\n" + MODEL, 2, ["ingress: port must be between 0 and 65535, not 99999"]),
         ("ingress:\n  replicas: 2\n  port: 0\n" + MODEL, 3, ["port must be given"]),
         ("router:\n  replicas: 2\n" + MODEL, 2, ["replicas must be 1", "the whole queue"]),
         ("router: {policy: random}\n" + MODEL, 1, ["unknown key 'policy'"]),

@@ -7,7 +7,8 @@ import pytest
 
 from oscine.cli.error import USAGE, CommandError
 from oscine.cli.parser import Parser
-from oscine.cli.serve.read_options import add_options, read_config
+from oscine.cli.serve.options import add_options
+from oscine.cli.serve.read_options import read_config
 from oscine.config import PeerOptions
 
 FULL = """{"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "tcp://*:6000", "topic": "kv@a@b",
@@ -91,12 +92,12 @@ def test_a_file_says_it_as_a_mapping_or_as_text(tmp_path: Path, text: str) -> No
     [
         ("yes", "it is not JSON"),
         ("[]", "it must be an object"),
-        ('{"enable": true}', "unknown key 'enable'"),
-        ('{"enable_kv_cache_events": 1}', "enable_kv_cache_events cannot be 1"),
-        ('{"buffer_steps": true}', "buffer_steps cannot be true"),
-        ('{"buffer_steps": -1}', "buffer_steps must be at least 0, not -1"),
-        ('{"endpoint": null}', "endpoint cannot be null"),
-        ('{"publisher": "nats"}', 'publisher must be "zmq" or "null", not "nats"'),
+        ('{"enable": true}', "it is refused: unknown key 'enable'"),
+        ('{"enable_kv_cache_events": 1}', "it is refused: enable_kv_cache_events cannot be 1"),
+        ('{"buffer_steps": true}', "it is refused: buffer_steps cannot be true"),
+        ('{"buffer_steps": -1}', "it is refused: buffer_steps must be at least 0, not -1"),
+        ('{"endpoint": null}', "it is refused: endpoint cannot be null"),
+        ('{"publisher": "nats"}', 'it is refused: publisher must be "zmq" or "null", not "nats"'),
     ],
 )
 def test_what_is_wrong_is_named(text: str, named: str) -> None:

@@ -10,11 +10,13 @@ import pytest
 from oscine.cli.error import USAGE, CommandError
 from oscine.cli.parser import Parser
 from oscine.cli.serve import dialects
-from oscine.cli.serve.options import ALIASES, FLAGS, NAMES, OPPOSITES, settings
-from oscine.cli.serve.read_options import add_options, read_config
-from oscine.config import Config
+from oscine.cli.serve.options import ALIASES, OPPOSITES, add_options
+from oscine.cli.serve.read_options import read_config
+from oscine.config import OPTIONS, Config
+from tests.cli.option_table import tables
 
 GOLDEN = Path(__file__).parent / "serve_options.txt"
+CONFIGURATION = Path(__file__).parents[2] / "docs" / "configuration.md"
 
 
 def parser() -> Parser:
@@ -38,11 +40,29 @@ def test_the_help_says_what_each_option_is_by_default() -> None:
     """Except for flags, and for options that are absent unless given."""
     absent = {"random-weights", "kv-cache-free-gpu-memory-fraction", "api-keys-file", "browser-folder"}
     absent |= {"browser-backend", "mcp-servers"}
-    for name in NAMES - FLAGS - absent:
-        assert settings(name)["help"].endswith(")"), name
-        assert "(default: " in settings(name)["help"], name
-    assert settings("max-num-seqs")["help"] == "most sequences that run at once (default: 64)"
-    assert settings("max-body-bytes")["help"].endswith("(default: 4MiB)")
+    for name, option in OPTIONS.items():
+        assert option.help_text.endswith(")") == (not option.is_flag and name not in absent), name
+        assert ("(default: " in option.help_text) == option.help_text.endswith(")"), name
+    assert OPTIONS["max-num-seqs"].help_text == "most sequences that run at once (default: 64)"
+    assert OPTIONS["max-body-bytes"].help_text.endswith("(default: 4MiB)")
+
+
+def test_the_documents_list_the_options() -> None:
+    """Where this fails, `python -m tests.cli.option_table` prints what docs/configuration.md has to say."""
+    said = CONFIGURATION.read_text()
+    assert said.endswith("\n".join(tables()).strip() + "\n")
+
+
+def test_the_documents_say_what_names_of_other_servers_mean() -> None:
+    means = {**ALIASES, **OPPOSITES, "model": "MODEL", "model-path": "MODEL", "load-format": "random-weights"}
+    means["cuda-graph-config"] = "enforce-eager"
+    table = CONFIGURATION.read_text().partition("| option of another server | option of ours |")[2].partition("\n\n")[0]
+    rows = [row.split("|")[1:3] for row in table.splitlines()[2:]]
+    assert len(rows) > 10
+    for theirs, ours in rows:
+        for name in re.findall(r"`(?:--)?([\w.-]+)", theirs):
+            (meant, *_) = re.findall(r"`--([\w-]+)`|(MODEL)", ours)
+            assert means[name.replace("_", "-")] in meant
 
 
 def test_names_of_other_servers_are_in_the_whole_help_only(capsys: pytest.CaptureFixture[str]) -> None:
@@ -52,8 +72,8 @@ def test_names_of_other_servers_are_in_the_whole_help_only(capsys: pytest.Captur
         assert caught.value.code == 0
         said = capsys.readouterr().out
         names = set(re.findall(r"^  --([\w-]+)", said, re.MULTILINE))
-        assert names >= NAMES
-        theirs = {name for name in (*ALIASES, *OPPOSITES, *dialects.NAMES) if "." not in name}
+        assert names >= OPTIONS.keys() - {"model"}
+        theirs = {name for name in ("model", *ALIASES, *OPPOSITES, *dialects.NAMES) if "." not in name}
         assert names & theirs == (theirs if shown else set())
 
 
@@ -65,7 +85,7 @@ def test_names_of_other_servers_are_in_the_whole_help_only(capsys: pytest.Captur
         (["--no-such-thing"], "--no-such-thing (see"),
         (
             ["--dtype", "bfloat"],
-            "--dtype: it must be one of auto, float32, bfloat16, not 'bfloat'; did you mean bfloat16?",
+            "--dtype: it must be auto, float32 or bfloat16, not 'bfloat'; did you mean bfloat16?",
         ),
         (["--profile", "low-latency"], "did you mean low_latency?"),
         (["--kv-cache-bytes", "1 gigabyte"], "--kv-cache-bytes: it must be a number of bytes such as"),
@@ -138,7 +158,7 @@ def test_tools_are_named_in_one_word_or_a_list(tmp_path: Path) -> None:
     given = ("--tools", "python,browser", "--browser-folder", "docs", "--allow-mcp-urls", "--python-timeout-s", "5")
     assert config == config_of(*given)
     assert (config.tools.tools, config.tools.allow_mcp_urls) == (("python", "browser"), True)
-    with pytest.raises(CommandError, match="--tools must be of python and browser"):
+    with pytest.raises(CommandError, match="--tools: it must be python or browser, not 'shell'"):
         config_of("--tools", "python,shell")
 
 
@@ -161,16 +181,23 @@ def test_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ("max_seqs: 7", "max_seqs"),
-        ("config: other.yaml", "config"),
-        ("port: high", "--port"),
-        ("port: [1, 2]", "port"),
-        ("port:", "port"),
-        ("port: {a: 1}", "port"),
-        ("port: true", "port"),
-        ("no-prefix-caching: 1", "no-prefix-caching"),
-        ("dtype: float64", "--dtype"),
-        ("page-size: 17", "--page-size"),
+        ("max_seqs: 7", "unknown key 'max_seqs'"),
+        ("config: other.yaml", "unknown key 'config'"),
+        ("port: high", "port must be a whole number, not 'high'"),
+        ("port: 99999", "port must be between 0 and 65535, not 99999"),
+        ("port: 80.5", "port must be a whole number, not 80.5"),
+        ("port: [1, 2]", r"port must be a whole number, not \[1, 2\]"),
+        ("port:", "port must be a whole number, not None"),
+        ("port: {a: 1}", "port must be a whole number, not {'a': 1}"),
+        ("port: true", "port must be a whole number, not True"),
+        ("drain_s: soon", "drain_s must be a number, not 'soon'"),
+        ("host: [a, b]", r"host must be text, not \['a', 'b'\]"),
+        ("api_key: [a, {b: c}]", "api_key must be text, not {'b': 'c'}"),
+        ("max_num_tokens: 5B", "max_num_tokens must be a number of tokens such as .*, not '5B'"),
+        ("no-prefix-caching: 1", "no-prefix-caching must be true or false, not 1"),
+        ("dtype: float64", "dtype must be auto, float32 or bfloat16, not 'float64'"),
+        ("dtype: bfloat", "not 'bfloat'; did you mean bfloat16"),
+        ("page-size: 17", "page-size must be 16, 32, 64 or 128, not 17"),
         ("- a list", "mapping"),
         ("a: [", "YAML"),
     ],
@@ -178,7 +205,7 @@ def test_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
 def test_a_bad_file_is_an_error_that_names_the_key(tmp_path: Path, text: str, named: str) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(text)
-    with pytest.raises(CommandError, match=named) as caught:
+    with pytest.raises(CommandError, match=f"--config {path}:? .*{named}") as caught:
         config_of("--config", str(path))
     assert caught.value.status == USAGE
 
@@ -193,7 +220,7 @@ def test_a_bad_file_is_an_error_that_names_the_key(tmp_path: Path, text: str, na
         (["--max-num-batched-tokens", "8"], "--max-num-batched-tokens"),
         (["--date", "today"], "--date"),
         (["--api-key", "k", "--api-key", ""], "--api-key"),
-        (["--cors-origins", "https://example.org", "example.org"], "--cors-origins .* 'example.org'"),
+        (["--cors-origins", "https://example.org", "example.org"], "--cors-origins: it must be .* not 'example.org'"),
         (["--cors-origins", "https://example.org/"], "--cors-origins"),
         (["--cors-origins", "https://"], "--cors-origins"),
         (["--config", "/no/such/file"], "/no/such/file"),

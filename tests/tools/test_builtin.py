@@ -152,7 +152,7 @@ def test_other_programs_files_of_servers_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        ({"tools": ("python", "shell")}, "--tools must be of python and browser"),
+        ({"tools": ("python", "shell")}, "--tools must be python or browser, not 'shell'"),
         ({"tools": ("browser",)}, "--tools browser needs --browser-folder or --browser-backend"),
         ({"browser_folder": "."}, "need --tools browser"),
         ({"tools": ("browser",), "browser_folder": ".", "browser_backend": "a:b"}, "exclude each other"),

@@ -15,6 +15,7 @@ from oscine.api.http.errors import APIError
 from oscine.api.http.rate_limits import KeyLimits, KeyUse
 from oscine.api.http.record import current, header
 from oscine.config import ServerOptions
+from oscine.option import OptionError
 
 _DIGITS = frozenset("0123456789abcdef")
 
@@ -48,29 +49,33 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
         return None if abs(self.priority) < 1 << 30 else "'priority' must be between -2**30 and 2**30"
 
 
+def _refused(rule: str) -> OptionError:
+    return OptionError("api-keys-file", rule)
+
+
 def _read(path: str) -> list[_Entry]:
-    """Raises ValueError, in one line, with the place and the problem."""
+    """Raises OptionError, in one line, that says what is wrong where."""
     try:
         content: Any = yaml.safe_load(Path(path).read_text())
         entries = msgspec.convert(content, list[_Entry])
     except OSError as error:
-        raise ValueError(f"--api-keys-file {path}: {error.strerror}") from None
+        raise _refused(f"{path}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError):
-        raise ValueError(f"--api-keys-file {path} is not YAML") from None  # YAML's own message may show a key
+        raise _refused(f"{path} is not YAML") from None  # what YAML says of it may show a key
     except msgspec.ValidationError as error:
-        raise ValueError(f"--api-keys-file {path} must be a list of keys: {error}") from None
+        raise _refused(f"{path} must be a list of keys: {error}") from None
     problems = [f"{entry.name!r}: {problem}" for entry in entries if (problem := entry.problem())]
     names = [entry.name for entry in entries]
     problems += [f"{name!r} is there twice" for name in sorted({name for name in names if names.count(name) > 1})]
     if len({entry.digest() for entry in entries if not entry.problem()}) < len(names) and not problems:
         problems.append("two names have the same key")
     if problems:
-        raise ValueError(f"--api-keys-file {path}: {problems[0]}")
+        raise _refused(f"{path}: {problems[0]}")
     return entries
 
 
 class ApiKeys:
-    """All keys of a server. Raises ValueError for a file that cannot be used."""
+    """All keys of a server. Raises OptionError for a file that cannot be used."""
 
     def __init__(self, options: ServerOptions) -> None:
         self._path = options.api_keys_file
@@ -90,7 +95,7 @@ class ApiKeys:
             return
         entries = _read(self._path)
         if shared := {entry.name for entry in entries} & {use.name for use in self._plain.values()}:
-            raise ValueError(f"--api-keys-file {self._path}: {min(shared)!r} is what a key of --api-key is called")
+            raise _refused(f"{self._path}: {min(shared)!r} is what a key of --api-key is called")
         known = {use.name: use for use in self._by_digest.values()}
         by_digest = {}
         for entry in entries:

@@ -5,17 +5,15 @@ Options of an engine and of the ingress are those of `oscine serve`, read by the
 """
 
 import dataclasses
-import re
 from pathlib import Path
-from typing import Any
 
 from oscine.api.http.keys import ApiKeys
 from oscine.chat.vocabulary import tokenizer_folder
 from oscine.cli.cluster.yaml_section import Section
 from oscine.cli.error import CommandError
-from oscine.cli.parser import NOTES
 from oscine.cli.serve import read_options as options
-from oscine.cli.serve.options import PROFILES
+from oscine.cli.serve.name import NOTES, Values, merge
+from oscine.cli.serve.options import ALIASES, OPPOSITES, PROFILE
 from oscine.cluster.spec.deployment import (
     Deployment,
     ModelSpec,
@@ -27,35 +25,15 @@ from oscine.cluster.spec.deployment import (
     app_name,
 )
 from oscine.cluster.spec.model_route import QueueLimits
-from oscine.config import (
-    NANO,
-    CacheOptions,
-    EngineOptions,
-    ModelOptions,
-    SchedulerOptions,
-    ServerOptions,
-    ToolOptions,
-)
+from oscine.config import NANO, OPTIONS, EngineOptions, ServerOptions, ToolOptions
 from oscine.model.config import ModelConfig
+from oscine.option import OptionError, options_of
 from oscine.types import Role
 
-_Options = dict[str, Any]  # by field of the configuration
 _ROLES: tuple[Role, ...] = ("aggregated", "prefill", "decode")
-
-
-def _fields(*kinds: type) -> set[str]:
-    return {field.name for kind in kinds for field in dataclasses.fields(kind)}
-
-
-_ENGINE = _fields(ModelOptions, CacheOptions, SchedulerOptions, EngineOptions) - {
-    "model",
-    "cache",
-    "scheduler",
-    "peers",
-}
-_INGRESS = _fields(ServerOptions, ToolOptions) - {"served_model_names", "traces"}
-
-_FILES = ("api_keys_file", "ssl_certfile", "ssl_keyfile", "browser_folder", "mcp_servers", "responses_db")
+_OF_INGRESS = {option.name for section in (ServerOptions, ToolOptions) for option in options_of(section)}
+_ENGINE = OPTIONS.keys() - _OF_INGRESS - {"model", "kv-events-config"}
+_INGRESS = _OF_INGRESS - {"served-model-name"}
 
 
 def read_deployment(file: Path) -> Deployment:
@@ -92,59 +70,65 @@ def _check_router(section: Section) -> None:
 # ---- options of `oscine serve` ----
 
 
-def _read_options(section: Section, known: set[str], elsewhere: str) -> _Options:
+def _read_options(section: Section, known: set[str], elsewhere: str) -> Values:
     """What is left of a section, as options; their lines stay known to it."""
-    read: _Options = {}
+    values: Values = {}
     for key, value in section.rest():
         try:
-            one = options.read_mapping({key: value})
-        except CommandError as error:
-            raise section.error(key, str(error).removesuffix(" (see oscine serve --help)")) from None
-        one.pop(NOTES, None)
-        foreign = one.keys() - known
-        if foreign:
+            read = options.read_mapping({key: value})
+        except ValueError as error:
+            raise section.error(key, str(error)) from None
+        read.pop(NOTES, None)
+        if read.keys() - known:
             raise section.error(key, f"{key} {elsewhere}")
-        read |= one
-    return read
+        merge(values, read)
+    try:
+        options.check_exclusions(values)
+    except OptionError as error:
+        raise _option_error(error, section) from None
+    return values
 
 
 def _ingress(section: Section) -> tuple[ServerOptions, ToolOptions]:
-    read = _read_options(section, _INGRESS, "is no option of an ingress: it belongs to a model")
+    values = _read_options(section, _INGRESS, "is no option of an ingress: it belongs to a model")
     try:
-        config = options.make_config([_absolute(read)])
+        config = options.make_config([_absolute(values)])
         ApiKeys(config.server)
-    except ValueError as error:
+    except OptionError as error:
         raise _option_error(error, section) from None
     return config.server, config.tools
 
 
-def _engine(model: str | None, profile: _Options, *sections: tuple[Section, _Options]) -> EngineOptions:
+def _engine(model: str | None, profile: Values, *sections: tuple[Section, Values]) -> EngineOptions:
     """The first section wins."""
-    layers = [_absolute(read) for _, read in sections] + [dict(profile)]
     named = {} if model is None else {"model": model}
     try:
-        return options.make_config([*layers, named]).engine
-    except ValueError as error:
+        return options.make_config([*(_absolute(values) for _, values in sections), profile, named]).engine
+    except OptionError as error:
         raise _option_error(error, *(section for section, _ in sections)) from None
 
 
-def _option_error(error: ValueError, *sections: Section) -> CommandError:
-    """At the line of the option that the message names first, if one of the sections has it."""
-    names = re.findall(r"--([\w-]+)", str(error))
-    for name in names:
+def _option_error(error: OptionError, *sections: Section) -> CommandError:
+    """At the line of the option, or of another that the rule is about, if one of the sections has it."""
+    for name in (error.option, *error.related):
         for section in sections:
-            if name in section:
-                return section.error(name, str(error))
+            for key in section.keys:
+                if name in (key, ALIASES.get(key), OPPOSITES.get(key)):
+                    return section.error(key, str(error))
     return sections[-1].error("", str(error))
 
 
-def _absolute(read: _Options) -> _Options:
+def _absolute(values: Values) -> Values:
     """Files as the actors of a cluster find them, whatever folder they run in."""
-    given = {name: read[name] for name in _FILES if read.get(name) not in (None, ":memory:")}
-    for name in ("random_weights", "tokenizer", "download_dir"):
-        if name in read and Path(read[name]).exists():  # else the name of a published shape, or of a model on the hub
-            given[name] = read[name]
-    return read | {name: str(Path(value).resolve()) for name, value in given.items()}
+
+    def is_file(name: str, value: str) -> bool:
+        kind = OPTIONS[name].metavar or ""
+        # Else it may be the name of a published shape, or of a model on the hub.
+        always = kind in ("FILE", "DIR") and value != ":memory:"
+        return always or (("FILE" in kind or kind == "FOLDER") and Path(value).exists())
+
+    files = {name for name, value in values.items() if isinstance(value, str) and is_file(name, value)}
+    return values | {name: str(Path(values[name]).resolve()) for name in files}
 
 
 # ---- a model ----
@@ -199,18 +183,16 @@ def _roles(section: Section) -> tuple[RoleSpec, ...]:
     return roles
 
 
-def _profile(section: Section) -> _Options:
+def _profile(section: Section) -> Values:
     if "profile" not in section:
         return {}
-    name = section.take("profile", str)
-    if name not in PROFILES:
-        raise section.error("profile", f"profile must be {' or '.join(PROFILES)}, not {name!r}")
-    return options.read_profile(name)
+    try:
+        return options.read_profile(PROFILE.read(section.take("profile", str)))
+    except OptionError as error:
+        raise section.error("profile", f"profile {error.rule}") from None
 
 
-def _role(
-    section: Section, role: Role, model: str | None, profile: _Options, common: tuple[Section, _Options]
-) -> RoleSpec:
+def _role(section: Section, role: Role, model: str | None, profile: Values, common: tuple[Section, Values]) -> RoleSpec:
     engine = section.section("engine")
     own = engine, _read_options(engine, _ENGINE, "is no option of an engine")
     replicas = _replicas(section)

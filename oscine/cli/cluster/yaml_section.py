@@ -5,13 +5,14 @@ Knows YAML and simple types; not what a file is about. Keys are written with hyp
 
 import dataclasses
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
 
 from oscine.cli.error import USAGE, CommandError
+from oscine.option import OptionError
 
 T = TypeVar("T")
 _NAMES: dict[Any, str] = {
@@ -57,6 +58,10 @@ class Section:
 
     def __contains__(self, key: str) -> bool:
         return key in self._entries
+
+    @property
+    def keys(self) -> Iterable[str]:
+        return self._entries
 
     def error(self, key: str, message: str) -> CommandError:
         """At the line of the key, or of this mapping where it has no such key."""
@@ -114,10 +119,7 @@ class Section:
     # ---- records ----
 
     def record(self, kind: type[T], **given: Any) -> T:
-        """A dataclass of what is left, whose plain fields are keys, and of what is given.
-
-        Its ValueError starts with a key, whose line is named.
-        """
+        """A dataclass of what is left, whose plain fields are keys, and of what is given."""
         hints = typing.get_type_hints(kind)
         for field in dataclasses.fields(kind):  # type: ignore[arg-type]
             key = field.name.replace("_", "-")
@@ -126,8 +128,8 @@ class Section:
         self.end()
         try:
             return kind(**given)
-        except ValueError as error:
-            raise self.error(str(error).partition(" ")[0], str(error)) from None
+        except OptionError as error:
+            raise self.error(error.option, str(error)) from None
 
     def end(self) -> None:
         for key in self._entries:

@@ -10,7 +10,8 @@ from typing import Any
 import oscine
 from oscine.cli.error import CommandError
 from oscine.cli.parser import Parser
-from oscine.cli.serve.read_options import add_options, read_config
+from oscine.cli.serve.options import add_options
+from oscine.cli.serve.read_options import read_config
 from oscine.config import NANO, Config, Environment
 from oscine.types import EngineInfo
 

@@ -1,21 +1,16 @@
 """Options of other servers for which `oscine serve` has no option of its own.
 
 Each one is accepted without effect, with a note, or refused because it would change results or capacity in a way that
-is not supported. Other names for Oscine's options are declared in options.py. Names have hyphens here; the command line
-and YAML files also take underscores. A dot is a level of a YAML file.
+is not supported. Other names for Oscine's options are declared in oscine.config. Names have hyphens here; the command
+line and YAML files also take underscores. A dot is a level of a YAML file.
 """
 
-import argparse
-from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
-from oscine.cli.error import USAGE, CommandError
-from oscine.cli.parser import add_note
-from oscine.cli.serve.options import ALIASES, OPPOSITES, settings
-
-# A section of a YAML file that is null -> the option that it stands for.
-WHEN_NULL = {"cuda-graph-config": "enforce-eager"}
+from oscine.cli.serve.name import Name, Values, note
+from oscine.option import OptionError, either
 
 # More than one of these would be a feature that is not there yet.
 _TENSOR, _PIPELINE, _DATA, _EXPERT = (f"{kind} parallelism" for kind in ("tensor", "pipeline", "data", "expert"))
@@ -161,140 +156,46 @@ VALUED = {
 
 _SEVERAL = ("cudagraph-capture-sizes", "cuda-graph-sizes", "cuda-graph-bs", "allowed-methods", "allowed-headers")
 _LOAD_FORMATS = ("auto", "safetensors", "fastsafetensors", "runai_streamer")  # files are read by Oscine's own code
-_NEGATED = {f"no-{theirs}": theirs for theirs in IGNORED if "." not in theirs}
-NAMES = frozenset((*MUST_BE_ONE, *MUST_BE, *REFUSED, *IGNORED, *_NEGATED, *VALUED, "load-format"))
 
 
-def add_dialects(
-    group: argparse._ArgumentGroup, options: Collection[str], *, nested: bool
-) -> dict[argparse.Action, str]:
-    """Adds all of the above, and other servers' names for `options` of ours. Returns the help text of each.
+def _must_be(name: str, allowed: tuple[str, ...], reason: str, value: Any) -> Values:
+    if str(value) not in allowed:
+        raise OptionError(name, f"must be {either(allowed)}, not {value}{reason}")
+    return {}
 
-    `nested`: also the names with a dot, for a YAML file. --help shows none of them.
-    """
-    texts: dict[argparse.Action, str] = {}
 
-    def add(name: str, text: str, **settings: Any) -> None:
-        if nested or "." not in name:
-            hidden = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
-            names = [f"--{name}", SHORT.get(name)]
-            texts[group.add_argument(*filter(None, names), **settings | hidden)] = text
+def _refused(name: str, why: str, value: Any) -> Values:
+    if value is False:  # a flag in a file
+        return {}
+    raise OptionError(name, f"is refused: {why}")
 
-    for theirs, ours in ALIASES.items():
-        if ours in options:
-            add(theirs, f"same as --{ours}", **settings(ours))
-    for theirs, ours in OPPOSITES.items():
-        if ours in options:
-            declared = settings(ours)
-            add(theirs, f"undoes --{ours}", action="store_const", const=True, dest=declared["dest"])
-    for theirs, feature in MUST_BE_ONE.items():
-        add(theirs, f"must be 1: {feature} is not available yet", action=_MustBeOne, feature=feature, metavar="N")
-    for theirs, allowed in MUST_BE.items():
-        add(theirs, f"must be {' or '.join(allowed)}", action=_MustBe, allowed=allowed, metavar="NAME")
-    for theirs, why in REFUSED.items():
-        add(theirs, f"refused: {why}", action=_Refused, nargs="*", why=why, metavar="VALUE")
-    for theirs, why in (IGNORED | {no: IGNORED[theirs] for no, theirs in _NEGATED.items()}).items():
-        add(theirs, f"has no effect: {why}", action=_Ignored, nargs=0, why=why)
-    for theirs, why in VALUED.items():
-        nargs = "+" if theirs in _SEVERAL else None
-        add(theirs, f"has no effect: {why}", action=_Ignored, nargs=nargs, why=why, metavar="VALUE")
+
+def _ignored(name: str, why: str, value: Any) -> Values:
+    return {} if value is False else note(f"{name.replace('-', '_')} has no effect: {why}")
+
+
+def _load_format(value: Any) -> Values:
+    """A value only if it asks for random weights."""
+    _must_be("load-format", (*_LOAD_FORMATS, "dummy"), "", value)
+    return {"load-format": value} if value == "dummy" else {}
+
+
+def _names() -> Iterator[tuple[str, Name]]:
+    for name, feature in MUST_BE_ONE.items():
+        reason = f"{feature} is not available yet"
+        yield name, Name(f"must be 1: {reason}", partial(_must_be, name, ("1",), f": {reason}"), metavar="N")
+    for name, allowed in MUST_BE.items():
+        yield name, Name(f"must be {either(allowed)}", partial(_must_be, name, allowed, ""), metavar="NAME")
+    for name, why in REFUSED.items():
+        yield name, Name(f"refused: {why}", partial(_refused, name, why), "*", "VALUE")
+    for name in (*IGNORED, *(f"no-{name}" for name in IGNORED if "." not in name)):
+        why = IGNORED[name] if name in IGNORED else IGNORED[name.removeprefix("no-")]
+        yield name, Name(f"has no effect: {why}", partial(_ignored, name, why), 0)
+    for name, why in VALUED.items():
+        nargs = "+" if name in _SEVERAL else None
+        yield name, Name(f"has no effect: {why}", partial(_ignored, name, why), nargs, "VALUE")
     loads = f"must be {', '.join(_LOAD_FORMATS)}, or dummy for random weights"
-    add("load-format", loads, action=_LoadFormat, metavar="NAME")
-    return texts
+    yield "load-format", Name(loads, _load_format, metavar="NAME")
 
 
-def flatten(content: Mapping[Any, Any]) -> Iterator[tuple[str, str, Any]]:
-    """The keys of a YAML file as written, as names of options, and their values; sections are taken apart."""
-    known = (*NAMES, *ALIASES, *OPPOSITES)
-    sections = {name.partition(".")[0] for name in known if "." in name}
-    for key, value in content.items():
-        name = str(key).replace("_", "-")
-        if name not in sections:
-            yield str(key), name, value
-        elif isinstance(value, Mapping):
-            for inner, inner_value in value.items():
-                yield f"{key}.{inner}", f"{name}.{str(inner).replace('_', '-')}", inner_value
-        elif value is not None:
-            raise CommandError(f"{key} must be a mapping, not {value!r}", USAGE)
-        elif name in WHEN_NULL:
-            yield str(key), WHEN_NULL[name], True
-
-
-def arguments(key: str, name: str, value: Any) -> list[str]:
-    """One of these names with its value in a YAML file, as a command line; null is as if it were not there."""
-    if value is None or (value is False and name in REFUSED):
-        return []
-    if name in IGNORED or name in _NEGATED or name in OPPOSITES:
-        if not isinstance(value, bool):
-            raise CommandError(f"{key} cannot be {value!r}", USAGE)
-        stands_for = name if value else OPPOSITES.get(name)
-        return [] if stands_for is None else [f"--{stands_for}"]
-    return [f"--{name}={value}"]
-
-
-class _Checked(argparse.Action, ABC):
-    """An option that leaves nothing in the namespace, once it has passed."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: str | Sequence[Any] | None,
-        option_string: str | None = None,
-    ) -> None:
-        self.check(values, namespace)
-
-    @abstractmethod
-    def check(self, value: str | Sequence[Any] | None, namespace: argparse.Namespace) -> None:
-        """Raises argparse.ArgumentError for a value that does not pass."""
-
-
-class _MustBeOne(_Checked):
-    def __init__(self, feature: str, **settings: Any) -> None:
-        super().__init__(**settings)
-        self._feature = feature
-
-    def check(self, value: str | Sequence[Any] | None, namespace: argparse.Namespace) -> None:
-        if value != "1":
-            raise argparse.ArgumentError(self, f"{self._feature} is not available yet: it must be 1, not {value}")
-
-
-class _MustBe(_Checked):
-    def __init__(self, allowed: tuple[str, ...], **settings: Any) -> None:
-        super().__init__(**settings)
-        self._allowed = allowed
-
-    def check(self, value: str | Sequence[Any] | None, namespace: argparse.Namespace) -> None:
-        if value not in self._allowed:
-            raise argparse.ArgumentError(self, f"it must be {' or '.join(self._allowed)}, not {value}")
-
-
-class _Refused(_Checked):
-    def __init__(self, why: str, **settings: Any) -> None:
-        super().__init__(**settings)
-        self._why = why
-
-    def check(self, value: str | Sequence[Any] | None, namespace: argparse.Namespace) -> None:
-        raise argparse.ArgumentError(self, f"it is refused: {self._why}")
-
-
-class _LoadFormat(_Checked):
-    """Sets `load_format` only if it asks for random weights."""
-
-    def check(self, value: str | Sequence[Any] | None, namespace: argparse.Namespace) -> None:
-        if value not in (*_LOAD_FORMATS, "dummy"):
-            raise argparse.ArgumentError(self, f"it must be {', '.join(_LOAD_FORMATS)} or dummy, not {value}")
-        if value == "dummy":
-            namespace.load_format = value
-
-
-class _Ignored(_Checked):
-    """Leaves a note instead."""
-
-    def __init__(self, why: str, **settings: Any) -> None:
-        super().__init__(**settings)
-        self._why = why
-
-    def check(self, value: str | Sequence[Any] | None, namespace: argparse.Namespace) -> None:
-        name = self.option_strings[0].removeprefix("--").replace("-", "_")
-        add_note(namespace, f"{name} has no effect: {self._why}")
+NAMES = dict(_names())

@@ -7,8 +7,8 @@ from typing import Any
 
 from oscine.cli.error import USAGE, CommandError
 from oscine.cli.parser import Parser
-from oscine.cli.serve.options import ENGINE_GROUPS
-from oscine.cli.serve.read_options import add_options, read_config
+from oscine.cli.serve.options import ENGINE_GROUPS, add_options
+from oscine.cli.serve.read_options import read_config
 from oscine.config import Environment, ModelOptions
 
 _ROLES = ("aggregated", "prefill", "decode")

@@ -3,13 +3,12 @@
 Knows vLLM's keys and their defaults; not what is published.
 """
 
-import argparse
 import json
-from collections.abc import Sequence
 from typing import Any
 
-from oscine.cli.parser import add_note
+from oscine.cli.serve.name import Values, note
 from oscine.config import PeerOptions, is_loopback, listens
+from oscine.option import OptionError
 
 _KINDS: dict[str, tuple[type, ...]] = {
     "enable_kv_cache_events": (bool,),
@@ -28,33 +27,26 @@ _IGNORED = {
 }
 
 
-class KVEventsConfig(argparse.Action):
-    """Sets `peers` of EngineOptions, and leaves a note for each key that has no effect."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: str | Sequence[Any] | None,
-        option_string: str | None = None,
-    ) -> None:
-        try:
-            config = _read(str(values))
-            namespace.peers = _peers(config)
-        except ValueError as error:
-            raise argparse.ArgumentError(self, str(error)) from None
-        notes = (f"kv_events_config.{key} has no effect: {why}" for key, why in _IGNORED.items() if key in config)
-        add_note(namespace, *notes)
-
-
-def _read(text: str) -> dict[str, Any]:
-    """Raises ValueError that names the key."""
+def read_kv_events_config(value: Any) -> Values:
+    """`peers` of EngineOptions, from JSON or a mapping, and a note for each key that has no effect."""
+    name = "kv-events-config"
     try:
-        config = json.loads(text)
+        config = value if isinstance(value, dict) else json.loads(str(value))
     except ValueError as error:
-        raise ValueError(f"it is not JSON: {error}") from None
+        raise OptionError(name, f"is not JSON: {error}") from None
     if not isinstance(config, dict):
-        raise ValueError("it must be an object")
+        raise OptionError(name, "must be an object")
+    try:
+        _check(config)
+        peers = _peers(config)
+    except ValueError as error:
+        raise OptionError(name, f"is refused: {error}") from None
+    ignored = (f"kv_events_config.{key} has no effect: {why}" for key, why in _IGNORED.items() if key in config)
+    return {name: peers} | note(*ignored)
+
+
+def _check(config: dict[str, Any]) -> None:
+    """Raises ValueError that names the key."""
     for key, value in config.items():
         if key not in _KINDS:
             raise ValueError(f"unknown key {key!r}")
@@ -64,7 +56,6 @@ def _read(text: str) -> dict[str, Any]:
         raise ValueError(f'publisher must be "zmq" or "null", not {json.dumps(config["publisher"])}')
     if config.get("buffer_steps", 0) < 0:
         raise ValueError(f"buffer_steps must be at least 0, not {config['buffer_steps']}")
-    return config
 
 
 def _check_reach(key: str, config: dict[str, Any]) -> None:

@@ -1,7 +1,6 @@
 """What a cluster shall be: its models with their roles, its ingress, its limits. Plain records that check themselves.
 
-Knows no YAML (oscine.cli.cluster.deployment_file reads it) and no Ray. A bad value raises a ValueError that starts
-with the key as the file has it.
+Knows no YAML (oscine.cli.cluster.deployment_file reads it) and no Ray. A bad value raises FileKeyError.
 """
 
 import re
@@ -9,6 +8,7 @@ from dataclasses import dataclass, field
 
 from oscine.cluster.spec.model_route import QueueLimits
 from oscine.config import EngineOptions, ServerOptions, ToolOptions, check_cluster_key, is_hex
+from oscine.option import FileKeyError
 from oscine.types import Role
 
 APP = "oscine"  # the Serve app with the deployments "router" and "ingress"
@@ -22,7 +22,7 @@ def app_name(model: str) -> str:
 
 def _require(condition: bool, key: str, rule: str, value: object) -> None:
     if not condition:
-        raise ValueError(f"{key} must be {rule}, not {value!r}")
+        raise FileKeyError(key, f"must be {rule}, not {value!r}")
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ class Deployment:
         several = self.ingress_replicas == 1 or self.server.port != 0
         _require(several, "port", "given when several ingresses share it", self.server.port)
         for name in self._duplicates():
-            raise ValueError(f"name {name!r} belongs to two models")
+            raise FileKeyError("name", f"{name!r} belongs to two models")
 
     def _duplicates(self) -> list[str]:
         names = [name for model in self.models for name in model.names]

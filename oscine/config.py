@@ -135,26 +135,16 @@ class CacheOptions(Options, group="KV cache"):
 @dataclass(frozen=True)
 class SchedulerOptions(Options, group="scheduler"):
     max_num_seqs: int = option(
-        64,
-        "most sequences that run at once",
-        "N",
-        aliases=("max-batch-size", "max-running-requests"),
-        at_least=1,
+        64, "most sequences that run at once", "N", aliases=("max-batch-size", "max-running-requests"), at_least=1
     )
     max_num_batched_tokens: int = option(
-        1024,
-        "most tokens that are computed in one step",
-        TOKENS,
-        aliases=("max-num-tokens", "chunked-prefill-size"),
+        1024, "most tokens that are computed in one step", TOKENS, aliases=("max-num-tokens", "chunked-prefill-size")
     )
     max_waiting: int = option(
         2048, "most requests that wait; further ones get 503", "N", aliases=("max-queued-requests",), at_least=1
     )
     max_queued_tokens: int = option(
-        8 << 20,
-        "most prompt tokens of all requests that run or wait; further requests get 503",
-        TOKENS,
-        at_least=1,
+        8 << 20, "most prompt tokens of all requests that run or wait; further requests get 503", TOKENS, at_least=1
     )
     stream_interval: int = option(  # the first and the last token of a request are not held back
         1, "generated tokens per streamed event", TOKENS, at_least=1
@@ -297,10 +287,7 @@ class ServerOptions(Options, group="server"):
     )
     cache_salt_by_key: bool = option(False, "keep the cached prefixes of each API key apart")
     ssl_certfile: str | None = option(
-        None,
-        "PEM file with the certificate chain; with it the server speaks HTTPS",
-        "FILE",
-        shown="plain HTTP",
+        None, "PEM file with the certificate chain; with it the server speaks HTTPS", "FILE", shown="plain HTTP"
     )
     ssl_keyfile: str | None = option(
         None, "PEM file with the private key", "FILE", shown="it is in the file of the certificate"
@@ -348,11 +335,7 @@ class ServerOptions(Options, group="server"):
         at_least=0,
     )
     seed: int | None = option(
-        None,
-        "seed from which requests without a seed draw theirs",
-        "N",
-        shown="a random one",
-        aliases=("random-seed",),
+        None, "seed from which requests without a seed draw theirs", "N", shown="a random one", aliases=("random-seed",)
     )
     date: str | None = option(
         None,

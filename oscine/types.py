@@ -1,10 +1,24 @@
 """The records that cross a seam: requests into the engine, plans into the executor, and what comes back.
 
-Plain dataclasses without behaviour. This module imports nothing of Oscine and no third-party package.
+Plain dataclasses without behaviour. This module imports no third-party package, and of Oscine only how a statistic is
+declared.
 """
 
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
+
+from oscine.statistic import (
+    ENGINE,
+    LOAD,
+    REPLICA,
+    TRANSFERS,
+    Statistic,
+    counter,
+    declared,
+    gauge,
+    histogram,
+    seconds,
+)
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 PageGroup = Literal["full", "sliding"]  # layers that attend to the whole context, layers with a window
@@ -214,39 +228,54 @@ class EngineInfo:
 
 @dataclass(slots=True)
 class EngineStats:
-    """A snapshot of the engine; counters only grow."""
+    """A snapshot of the engine."""
 
-    num_running: int = 0
-    num_waiting: int = 0
-    full_pages_used: int = 0  # held by live requests; cached pages without a holder do not count
-    full_pages_total: int = 0
-    sliding_pages_used: int = 0
-    sliding_pages_total: int = 0
-    steps: int = 0  # counter
-    step_tokens: int = 0  # counter: tokens computed in them
-    # Counters: entry k is the number of steps with more than 2^(k-1) and at most 2^k tokens.
-    steps_by_tokens: list[int] = field(default_factory=list)
-    prompt_tokens: int = 0  # counter: prompt tokens of admitted requests
-    generated_tokens: int = 0  # counter
-    prefix_queries: int = 0  # counter: tokens that requests came with, looked up in the prefix index
-    prefix_hits: int = 0  # counter: of these found there
-    preemptions: int = 0  # counter
-    non_finite: int = 0  # counter: sequences that ended because their logits were not finite
-    # Prompt tokens not yet computed, over waiting and running requests. Sequences in decode count 0. Prefix hits of
-    # waiting requests are not known yet, so their tokens count.
-    queued_tokens: int = 0
-    active_tokens: int = 0  # tokens known of the requests that run
-    first_tokens: int = 0  # counter: requests whose first token here was sampled
-    first_token_s: float = 0.0  # counter: seconds from arrival to that token, added up
-    inter_tokens: int = 0  # counter: further tokens
-    # Counter: seconds between a token and the one before it, added up. The time waited for the next token so far is
-    # included.
-    inter_token_s: float = 0.0
-    remote_prefills: int = 0  # counter: prompts whose pages came from another engine
-    remote_prefill_failures: int = 0  # counter: prompts computed here after all
-    fetched_pages: int = 0  # counter, both groups
-    fetched_bytes: int = 0  # counter
-    fetch_s: float = 0.0  # counter: seconds that fetches took, added up
+    num_running: int = gauge("Sequences that run", "num_requests_running", ENGINE, REPLICA, LOAD)
+    num_waiting: int = gauge("Sequences that wait", "num_requests_waiting", ENGINE, REPLICA, LOAD)
+    # Cached pages that no request holds do not count.
+    full_pages_used: int = gauge("Full-attention pages held by live requests", "full_pages_used", ENGINE)
+    full_pages_total: int = gauge("Full-attention pages there are", "full_pages", ENGINE)
+    sliding_pages_used: int = gauge("Sliding-window pages held by live requests", "sliding_pages_used", ENGINE)
+    sliding_pages_total: int = gauge("Sliding-window pages there are", "sliding_pages", ENGINE)
+    # Prompt tokens over waiting and running requests; a sequence in decode counts 0. What the prefix index has of a
+    # waiting request is not known yet, and included.
+    queued_tokens: int = gauge("Tokens not yet computed of live requests", "queued_tokens", REPLICA, LOAD)
+    active_tokens: int = gauge("Tokens known of the requests that run", "active_tokens", REPLICA, LOAD)
+    requests: int = counter("Requests taken, whatever became of them")  # so a router knows which it has yet to add
+    steps: int = counter("Steps of the model", "engine_steps", ENGINE)
+    step_tokens: int = counter("Tokens computed in steps")
+    steps_by_tokens: list[int] = field(
+        default_factory=list, metadata=histogram("Tokens computed in a step", "iteration_tokens_total", count="steps")
+    )
+    prompt_tokens: int = counter("Prompt tokens of admitted requests", "prompt_tokens", ENGINE, REPLICA, LOAD)
+    generated_tokens: int = counter("Generated tokens", "generation_tokens", ENGINE, REPLICA, LOAD)
+    prefix_queries: int = counter(
+        "Prompt tokens looked up in the prefix cache", "prefix_cache_queries", ENGINE, REPLICA, LOAD
+    )
+    prefix_hits: int = counter("Prompt tokens found in the prefix cache", "prefix_cache_hits", ENGINE, REPLICA, LOAD)
+    preemptions: int = counter("Sequences that were put back to make room", "num_preemptions", ENGINE, REPLICA)
+    non_finite: int = counter("Sequences that ended because their logits were not finite", "non_finite_logits", ENGINE)
+    first_tokens: int = counter("Requests whose first token was sampled here", "", LOAD)
+    first_token_s: float = seconds(
+        "Arrival there to first token", "time_to_first_token_seconds", REPLICA, LOAD, count="first_tokens"
+    )
+    inter_tokens: int = counter("Tokens after the first", "", LOAD)
+    # The wait for a token that is late is in it already.
+    inter_token_s: float = seconds(
+        "Between tokens of a sequence", "inter_token_latency_seconds", REPLICA, LOAD, count="inter_tokens"
+    )
+    remote_prefills: int = counter(
+        "Prompts whose pages came from another engine", "remote_prefills", TRANSFERS, REPLICA
+    )
+    remote_prefill_failures: int = counter(
+        "Prompts that another engine was asked for and that were computed here",
+        "remote_prefill_failures",
+        TRANSFERS,
+        REPLICA,
+    )
+    fetched_pages: int = counter("KV pages that came from other engines", "fetched_pages", TRANSFERS, REPLICA)
+    fetched_bytes: int = counter("Bytes of these", "fetched_bytes", TRANSFERS, REPLICA)
+    fetch_s: float = seconds("Seconds that fetching them took, added up", "fetch_seconds", TRANSFERS, REPLICA)
 
     @property
     def kv_usage(self) -> float:
@@ -254,4 +283,14 @@ class EngineStats:
         full = self.full_pages_used / max(self.full_pages_total, 1)
         return max(full, self.sliding_pages_used / max(self.sliding_pages_total, 1))
 
-    requests: int = 0  # counter: accepted requests; tells a router which of its placements the other fields include
+
+STATISTICS = (
+    *declared(EngineStats),
+    Statistic(
+        "kv_usage",
+        "gauge",
+        "Used share of the fuller page group, 0 to 1",
+        "kv_cache_usage_perc",
+        (ENGINE, REPLICA, LOAD),
+    ),
+)

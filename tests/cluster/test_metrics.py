@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from oscine.api.telemetry.engine_metrics import EngineCollector
 from oscine.cluster.client import metrics
 from oscine.cluster.client.engine import MigrationCounters
 from oscine.cluster.client.metrics import ClusterMetrics
@@ -15,6 +16,7 @@ from oscine.types import EngineStats
 from tests.api.scripted_server import ScriptedServer
 from tests.api.test_metrics import scrape, total
 
+GOLDEN = Path(__file__).parent / "metrics.txt"
 PREFILL = EngineStats(num_running=1, full_pages_total=8, full_pages_used=6, first_tokens=4, first_token_s=0.5)
 DECODE = EngineStats(
     num_running=3,
@@ -95,6 +97,14 @@ def test_every_replica_has_its_own_numbers(scripted: ScriptedServer, router: Rou
     for state, value in {"starting": 0, "ready": 0, "draining": 1, "lost": 0}.items():
         assert found["oscine:replica_state", frozenset({**decode, "state": state}.items())] == value
     assert total(found, "oscine:replica_requests_running", model_name="m") == 4
+
+
+def test_the_metrics_are_a_decision(scripted: ScriptedServer, router: Router) -> None:
+    """A metric that comes, goes or changes its kind or its help must be written into metrics.txt as well."""
+    scripted.service.metrics.watch(EngineCollector(lambda: (), transfers=True))
+    text = scripted.get("/metrics").text
+    described = [line for line in text.splitlines() if line.startswith(("# HELP oscine:", "# TYPE oscine:"))]
+    assert sorted(set(described)) == GOLDEN.read_text().splitlines()
 
 
 def test_the_router_and_the_requests_that_moved(scripted: ScriptedServer, router: Router) -> None:

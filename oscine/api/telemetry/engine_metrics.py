@@ -4,40 +4,23 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, chain, repeat
 from typing import Protocol
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+    SummaryMetricFamily,
+)
 from prometheus_client.registry import Collector
 
 from oscine.config import EngineOptions
 from oscine.engine.process.client import Engine
-from oscine.types import EngineStats
+from oscine.statistic import ENGINE, TRANSFERS, Statistic
+from oscine.types import STATISTICS, EngineStats
 
 _MOST_BUCKETS = 18  # of the histogram of tokens per step: up to 128 Ki tokens
-_Read = Callable[[EngineStats], float]
-_GAUGES: tuple[tuple[str, str, _Read], ...] = (
-    ("num_requests_running", "Sequences that run", lambda s: s.num_running),
-    ("num_requests_waiting", "Sequences that wait", lambda s: s.num_waiting),
-    ("kv_cache_usage_perc", "Used share of the fuller page group, 0 to 1", lambda s: s.kv_usage),
-    ("full_pages_used", "Full-attention pages held by live requests", lambda s: s.full_pages_used),
-    ("full_pages", "Full-attention pages there are", lambda s: s.full_pages_total),
-    ("sliding_pages_used", "Sliding-window pages held by live requests", lambda s: s.sliding_pages_used),
-    ("sliding_pages", "Sliding-window pages there are", lambda s: s.sliding_pages_total),
-)
-_COUNTERS: tuple[tuple[str, str, _Read], ...] = (
-    ("engine_steps", "Steps of the model", lambda s: s.steps),
-    ("prompt_tokens", "Prompt tokens of admitted requests", lambda s: s.prompt_tokens),
-    ("generation_tokens", "Generated tokens", lambda s: s.generated_tokens),
-    ("prompt_tokens_cached", "Prompt tokens that were cached", lambda s: s.prefix_hits),
-    ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache", lambda s: s.prefix_queries),
-    ("prefix_cache_hits", "Prompt tokens found in the prefix cache", lambda s: s.prefix_hits),
-    ("num_preemptions", "Sequences that were put back to make room", lambda s: s.preemptions),
-    ("non_finite_logits", "Sequences that ended because their logits were not finite", lambda s: s.non_finite),
-)
-_TRANSFERS: tuple[tuple[str, str, _Read], ...] = (
-    ("remote_prefills", "Prompts whose pages came from another engine", lambda s: s.remote_prefills),
-    ("remote_prefill_failures", "Prompts computed here after all", lambda s: s.remote_prefill_failures),
-    ("fetched_pages", "KV pages that came from other engines", lambda s: s.fetched_pages),
-    ("fetched_bytes", "Bytes of these", lambda s: s.fetched_bytes),
-    ("fetch_seconds", "Seconds that fetching them took, added up", lambda s: s.fetch_s),
+_CACHED = Statistic(  # vLLM's second name for what the prefix cache had
+    "prefix_hits", "counter", "Prompt tokens that were cached", "prompt_tokens_cached", (ENGINE,)
 )
 
 
@@ -60,7 +43,7 @@ class EngineCollector(Collector):
     def __init__(self, models: Callable[[], Sequence[MeasuredModel]], *, transfers: bool = False) -> None:
         """`transfers`: also metrics of pages from other engines."""
         self._models = models
-        self._counters = (*_COUNTERS, *(_TRANSFERS if transfers else ()))
+        self._readers = {ENGINE, TRANSFERS} if transfers else {ENGINE}
 
     def collect(self) -> Iterable[Metric]:
         models = self._models()
@@ -72,27 +55,44 @@ class EngineCollector(Collector):
             ready.add_metric([model.names[0]], float(model.engine.state == "ready"))
             restarts.add_metric([model.names[0]], model.engine.restarts)
         yield from (ready, restarts)
-        kinds = ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, self._counters))
-        for family_of, table in kinds:
-            for name, what, read in table:
-                family = family_of(f"oscine:{name}", what, labels=["model_name"])
-                for model in models:
-                    family.add_metric([model.names[0]], read(model.engine.stats))
-                yield family
+        for statistic in (*STATISTICS, _CACHED):
+            if self._readers.intersection(statistic.readers):
+                samples = [([model.names[0]], model.engine.stats) for model in models]
+                yield family_of(statistic, f"oscine:{statistic.metric}", ["model_name"], samples)
         yield _cache_config(models)
-        yield _tokens_per_step(models)
         yield _waiting_by_reason(models)
         yield _sleep_state(models)
 
 
-def _tokens_per_step(models: Sequence[MeasuredModel]) -> Metric:
-    family = HistogramMetricFamily("oscine:iteration_tokens_total", "Tokens computed in a step", labels=["model_name"])
-    for model in models:
-        stats = model.engine.stats
-        steps = accumulate(chain(stats.steps_by_tokens, repeat(0, _MOST_BUCKETS - len(stats.steps_by_tokens))))
-        buckets = [(str(float(1 << k)), float(count)) for k, count in enumerate(steps)]
-        family.add_metric([model.names[0]], [*buckets, ("+Inf", float(stats.steps))], stats.step_tokens)
+Samples = Iterable[tuple[Sequence[str], EngineStats]]  # values of the labels, and what an engine says of itself
+_SCALARS: dict[str, type[GaugeMetricFamily] | type[CounterMetricFamily]] = {
+    "gauge": GaugeMetricFamily,
+    "counter": CounterMetricFamily,
+}
+
+
+def family_of(statistic: Statistic, name: str, labels: Sequence[str], samples: Samples) -> Metric:
+    if statistic.kind == "histogram":
+        histogram = HistogramMetricFamily(name, statistic.help, labels=labels)
+        for of, stats in samples:
+            histogram.add_metric(of, *_tokens_per_step(stats))
+        return histogram
+    if statistic.kind == "summary":
+        summary = SummaryMetricFamily(name, statistic.help, labels=labels)
+        for of, stats in samples:
+            summary.add_metric(of, getattr(stats, statistic.count), getattr(stats, statistic.field))
+        return summary
+    family = _SCALARS[statistic.kind](name, statistic.help, labels=labels)
+    for of, stats in samples:
+        family.add_metric(of, getattr(stats, statistic.field))
     return family
+
+
+def _tokens_per_step(stats: EngineStats) -> tuple[list[tuple[str, float]], float]:
+    """Buckets and sum."""
+    steps = accumulate(chain(stats.steps_by_tokens, repeat(0, _MOST_BUCKETS - len(stats.steps_by_tokens))))
+    buckets = [(str(float(1 << k)), float(count)) for k, count in enumerate(steps)]
+    return [*buckets, ("+Inf", float(stats.steps))], stats.step_tokens
 
 
 def _waiting_by_reason(models: Sequence[MeasuredModel]) -> Metric:

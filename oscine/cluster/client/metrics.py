@@ -7,12 +7,14 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from oscine.api.telemetry.engine_metrics import family_of
 from oscine.cluster.client.engine import MigrationCounters
 from oscine.cluster.spec.snapshot import ClusterSnapshot, ReplicaSnapshot, RouterCounters
-from oscine.types import EngineStats
+from oscine.statistic import REPLICA
+from oscine.types import STATISTICS
 
 logger = logging.getLogger(__name__)
 
@@ -21,35 +23,6 @@ _PATIENCE_S = 2.0  # with a router that does not answer: a scrape waits no longe
 _LABELS = ("replica", "model_name", "role", "node")
 _STATES = ("starting", "ready", "draining", "lost")
 
-_OfReplica = Callable[[ReplicaSnapshot], float]
-_REPLICA_GAUGES: tuple[tuple[str, str, _OfReplica], ...] = (
-    ("requests_running", "Sequences that run", lambda r: r.stats.num_running),
-    ("requests_waiting", "Sequences that wait", lambda r: r.stats.num_waiting),
-    ("queued_tokens", "Tokens not yet computed of live requests", lambda r: r.stats.queued_tokens),
-    ("active_tokens", "Tokens known of the requests that run", lambda r: r.stats.active_tokens),
-    ("kv_cache_usage_perc", "Used share of the fuller page group, 0 to 1", lambda r: r.stats.kv_usage),
-    ("indexed_pages", "Pages that the router believes to be cached there", lambda r: r.num_indexed_pages),
-)
-_REPLICA_COUNTERS: tuple[tuple[str, str, _OfReplica], ...] = (
-    ("prompt_tokens", "Prompt tokens of admitted requests", lambda r: r.stats.prompt_tokens),
-    ("generation_tokens", "Generated tokens", lambda r: r.stats.generated_tokens),
-    ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache", lambda r: r.stats.prefix_queries),
-    ("prefix_cache_hits", "Prompt tokens found in the prefix cache", lambda r: r.stats.prefix_hits),
-    ("preemptions", "Sequences that were put back to make room", lambda r: r.stats.preemptions),
-    ("remote_prefills", "Prompts whose pages came from another engine", lambda r: r.stats.remote_prefills),
-    (
-        *("remote_prefill_failures", "Prompts that another engine was asked for and that were computed here"),
-        lambda r: r.stats.remote_prefill_failures,
-    ),
-    ("fetched_pages", "KV pages that came from other engines", lambda r: r.stats.fetched_pages),
-    ("fetched_bytes", "Bytes of these", lambda r: r.stats.fetched_bytes),
-    ("fetch_seconds", "Seconds that fetching them took, added up", lambda r: r.stats.fetch_s),
-)
-_OfTimes = Callable[[EngineStats], tuple[int, float]]
-_REPLICA_TIMES: tuple[tuple[str, str, _OfTimes], ...] = (
-    ("time_to_first_token_seconds", "Arrival there to first token", lambda s: (s.first_tokens, s.first_token_s)),
-    ("inter_token_latency_seconds", "Between tokens of a sequence", lambda s: (s.inter_tokens, s.inter_token_s)),
-)
 _OfRouter = Callable[[RouterCounters], float]
 _ROUTER_COUNTERS: tuple[tuple[str, str, _OfRouter], ...] = (
     ("requests_placed", "Requests that got a place", lambda r: r.placed),
@@ -110,17 +83,14 @@ def _replicas(replicas: list[ReplicaSnapshot]) -> Iterable[Metric]:
     labelled = [([r.replica, r.model, r.role, r.node], r) for r in replicas]
     states = GaugeMetricFamily("oscine:replica_state", "1 for the state that it is in", labels=[*_LABELS, "state"])
     yield _filled(states, (([*of, state], float(r.state == state)) for of, r in labelled for state in _STATES))
-    for name, what, read in _REPLICA_GAUGES:
-        gauge = GaugeMetricFamily(f"oscine:replica_{name}", what, labels=_LABELS)
-        yield _filled(gauge, ((of, read(r)) for of, r in labelled))
-    for name, what, read in _REPLICA_COUNTERS:
-        counter = CounterMetricFamily(f"oscine:replica_{name}", what, labels=_LABELS)
-        yield _filled(counter, ((of, read(r)) for of, r in labelled))
-    for name, what, times in _REPLICA_TIMES:
-        summary = SummaryMetricFamily(f"oscine:replica_{name}", what, labels=_LABELS)
-        for of, r in labelled:
-            summary.add_metric(of, *times(r.stats))
-        yield summary
+    indexed = "Pages that the router believes to be cached there"
+    pages = GaugeMetricFamily("oscine:replica_indexed_pages", indexed, labels=_LABELS)
+    yield _filled(pages, ((of, r.num_indexed_pages) for of, r in labelled))
+    samples = [(of, r.stats) for of, r in labelled]
+    for statistic in STATISTICS:
+        if REPLICA in statistic.readers:
+            name = f"oscine:replica_{statistic.metric.removeprefix('num_')}"
+            yield family_of(statistic, name, _LABELS, samples)
 
 
 def _router(known: ClusterSnapshot) -> Iterable[Metric]:

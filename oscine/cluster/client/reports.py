@@ -4,19 +4,15 @@ An engine's counters begin at zero with each life; those of all together never s
 linked now.
 """
 
-from dataclasses import fields
+from collections.abc import Iterable
 from itertools import zip_longest
 from typing import Any
 
+from oscine.statistic import declared
 from oscine.types import EngineStats
 
-_NAMES = frozenset(field.name for field in fields(EngineStats))
-_GAUGES = frozenset(
-    (
-        *("num_running", "num_waiting", "queued_tokens", "active_tokens"),
-        *("full_pages_used", "full_pages_total", "sliding_pages_used", "sliding_pages_total"),
-    )
-)
+_ALL = tuple(statistic.field for statistic in declared(EngineStats))
+_GROWING = tuple(statistic.field for statistic in declared(EngineStats) if statistic.only_grows)
 
 
 class Reports:
@@ -29,27 +25,27 @@ class Reports:
     def take(self, address: str, stats: EngineStats) -> None:
         before = self._newest.get(address)
         if before is not None and stats.steps < before.steps:
-            _add(self._ended, before, _NAMES - _GAUGES)
+            _add(self._ended, before, _GROWING)
         self._newest[address] = stats
 
     def rest(self, address: str) -> None:
         """The engine goes on, and is not heard any more."""
         if address in self._newest:
-            self._newest[address] = _add(EngineStats(), self._newest[address], _NAMES - _GAUGES)
+            self._newest[address] = _add(EngineStats(), self._newest[address], _GROWING)
 
     def end(self, address: str) -> None:
         """The engine's life is over."""
         if address in self._newest:
-            _add(self._ended, self._newest.pop(address), _NAMES - _GAUGES)
+            _add(self._ended, self._newest.pop(address), _GROWING)
 
     def total(self) -> EngineStats:
-        total = _add(EngineStats(), self._ended, _NAMES)
+        total = _add(EngineStats(), self._ended, _ALL)
         for stats in self._newest.values():
-            _add(total, stats, _NAMES)
+            _add(total, stats, _ALL)
         return total
 
 
-def _add(total: EngineStats, stats: EngineStats, names: frozenset[str]) -> EngineStats:
+def _add(total: EngineStats, stats: EngineStats, names: Iterable[str]) -> EngineStats:
     for name in names:
         setattr(total, name, _sum(getattr(total, name), getattr(stats, name)))
     return total

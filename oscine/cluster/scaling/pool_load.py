@@ -7,16 +7,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from oscine.types import EngineStats
+from oscine.statistic import LOAD
+from oscine.types import STATISTICS, EngineStats
 
 LOOK_BACK_S = 5.0  # window of counters: enough tokens for a mean, and old values are gone before a replica has started
 GAUGE_S = 3.0  # window of gauges, which are averaged: a shorter load is no reason to start a replica
 STALE_S = 5.0  # a replica that has not reported for this long is starting, ending or lost; clocks may differ by less
 
-_COUNTERS = (
-    *("first_tokens", "first_token_s", "inter_tokens", "inter_token_s", "prefix_queries", "prefix_hits"),
-    *("prompt_tokens", "generated_tokens"),
-)
+_LOADS = tuple(statistic for statistic in STATISTICS if LOAD in statistic.readers)
 Series = Mapping[str, Sequence[tuple[float, float]]]  # name -> (Unix time, value), oldest first
 
 
@@ -132,12 +130,9 @@ def report(now: EngineStats, before: EngineStats) -> dict[str, float]:
     if now.steps < before.steps or now.requests < before.requests:
         before = now
     return {
-        "running": float(now.num_running),
-        "waiting": float(now.num_waiting),
-        "queued_tokens": float(now.queued_tokens),
-        "active_tokens": float(now.active_tokens),
-        "kv_usage": now.kv_usage,
-    } | {name: float(getattr(now, name) - getattr(before, name)) for name in _COUNTERS}
+        load.load_name: float(getattr(now, load.field) - (getattr(before, load.field) if load.only_grows else 0))
+        for load in _LOADS
+    }
 
 
 def _since(series: Series, name: str, from_s: float) -> list[float]:

@@ -229,7 +229,7 @@ class EngineOptions(Options, group="development"):
     model: ModelOptions = field(default_factory=ModelOptions)
     cache: CacheOptions = field(default_factory=CacheOptions)
     scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
-    peers: PeerOptions = option(  # noqa: RUF009  (both are immutable)
+    peers: PeerOptions = option(
         PeerOptions(),
         "whether and where events of the KV cache are published for routers, in vLLM's form",
         "JSON",

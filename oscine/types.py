@@ -221,8 +221,8 @@ class EngineInfo:
     max_model_len: int  # tokens, prompt and generated together
     vocab_size: int  # ids at or above are refused
     ready_s: float  # seconds from process start to ready
-    page_size: int = 64  # tokens
-    max_num_seqs: int = 64  # sequences that run at once
+    page_size: int  # tokens
+    max_num_seqs: int  # sequences that run at once
     endpoints: Endpoints | None = None  # of an engine that others may reach
 
 

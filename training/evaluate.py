@@ -295,10 +295,10 @@ def evaluate(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", type=Path, default=NANO)
-    parser.add_argument("--cases", type=int, default=50, help="a skill")
-    parser.add_argument("--only", default="", help="skills whose names contain this")
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--model", type=Path, default=NANO, help="folder of the model (default: %(default)s)")
+    parser.add_argument("--cases", type=int, default=50, help="cases per skill (default: %(default)s)")
+    parser.add_argument("--only", default="", help="measure only the skills whose names contain this")
+    parser.add_argument("--device", default="cpu", help="device that the model runs on (default: %(default)s)")
     parser.add_argument("--verbose", action="store_true", help="print the wrong answers")
     options = parser.parse_args()
     encoder = Encoder(options.model)

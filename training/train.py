@@ -46,14 +46,19 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder for the export and the master weights")
     parser.add_argument("--resume", type=Path, help="folder of an earlier run to start from")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=6000)
-    parser.add_argument("--seconds", type=float, default=1e9, help="of training, compilation included")
-    parser.add_argument("--rows", type=int, default=8, help="a step")
-    parser.add_argument("--length", type=int, default=8192, help="tokens a row")
-    parser.add_argument("--muon-lr", type=float, default=0.02)
-    parser.add_argument("--adam-lr", type=float, default=0.003)
-    parser.add_argument("--workers", type=int, default=13, help="processes that generate data")
+    parser.add_argument("--seed", type=int, default=1, help="seed of weights and data (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=6000, help="most steps (default: %(default)s)")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=1e9,
+        help="most seconds of training, compilation included (default: %(default)s)",
+    )
+    parser.add_argument("--rows", type=int, default=8, help="rows per step (default: %(default)s)")
+    parser.add_argument("--length", type=int, default=8192, help="tokens per row (default: %(default)s)")
+    parser.add_argument("--muon-lr", type=float, default=0.02, help="learning rate of Muon (default: %(default)s)")
+    parser.add_argument("--adam-lr", type=float, default=0.003, help="learning rate of Adam (default: %(default)s)")
+    parser.add_argument("--workers", type=int, default=13, help="processes that generate data (default: %(default)s)")
     return parser.parse_args()
 
 

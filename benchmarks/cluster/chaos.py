@@ -162,8 +162,8 @@ def survive(cluster: Cluster, victim: str, bodies: list[dict[str, Any]]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--streams", type=int, default=32)
-    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--streams", type=int, default=32, help="streams at once (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=1, help="rounds per promise (default: %(default)s)")
     args = parser.parse_args()
     broken = 0
     with Cluster(deployment(args.streams)) as cluster:

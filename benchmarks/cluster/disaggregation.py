@@ -305,8 +305,10 @@ async def measure_speed() -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--requests", type=int, default=200)
-    parser.add_argument("--skip-speed", action="store_true")
+    parser.add_argument(
+        "--requests", type=int, default=200, help="requests whose answers are compared (default: %(default)s)"
+    )
+    parser.add_argument("--skip-speed", action="store_true", help="compare answers only, and measure no speed")
     arguments = parser.parse_args()
     verdict = asyncio.run(check_equality(arguments.requests))
     for problem in verdict.problems:

@@ -69,8 +69,8 @@ def measure(page_bytes: int, num_pages: int, *, thread: bool) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--page-bytes", type=int, default=196608)
-    parser.add_argument("--pages", type=int, default=130)
+    parser.add_argument("--page-bytes", type=int, default=196608, help="bytes per page (default: %(default)s)")
+    parser.add_argument("--pages", type=int, default=130, help="pages per transfer (default: %(default)s)")
     arguments = parser.parse_args()
     for thread, name in ((True, "as it comes"), (False, "without its thread")):
         rate = measure(arguments.page_bytes, arguments.pages, thread=thread)

@@ -169,8 +169,8 @@ def report(seen: Ramp) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--image", type=Path, default=IMAGE)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--image", type=Path, default=IMAGE, help="file of the plot (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of all random choices (default: %(default)s)")
     args = parser.parse_args()
     with Cluster(deployment()) as cluster:
         seen = asyncio.run(ramp(cluster.url, args.seed))

@@ -132,7 +132,7 @@ async def _answer(client: openai.AsyncOpenAI, model: str, question: str) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--clients", type=int, default=8)
+    parser.add_argument("--clients", type=int, default=8, help="clients at once (default: %(default)s)")
     args = parser.parse_args()
     with Cluster(deployment(16)) as cluster:
         return 0 if asyncio.run(measure(cluster.url, args.clients)) else 1

@@ -304,13 +304,16 @@ def report(load: Load, outcomes: list[Outcome]) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sessions", type=int, default=40)
-    parser.add_argument("--turns", type=int, default=6)
-    parser.add_argument("--replicas", type=int, default=4)
+    parser.add_argument("--sessions", type=int, default=40, help="sessions at once (default: %(default)s)")
+    parser.add_argument("--turns", type=int, default=6, help="turns per session (default: %(default)s)")
+    parser.add_argument("--replicas", type=int, default=4, help="replicas of the model (default: %(default)s)")
     parser.add_argument(
-        "--room", type=float, default=1.3, help="what all caches hold together, in tokens of all sessions"
+        "--room",
+        type=float,
+        default=1.3,
+        help="what all caches hold together, as a multiple of the tokens of all sessions (default: %(default)s)",
     )
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="seed of all random choices (default: %(default)s)")
     args = parser.parse_args()
     load = make_load(args)
     outcomes = [asyncio.run(measure(load, name)) for name in POLICIES]

@@ -61,14 +61,28 @@ def measure_requests(cluster: Cluster, count: int) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--streams", type=int, default=128)
-    parser.add_argument("--tokens", type=int, default=512, help="a stream")
-    parser.add_argument("--stream-interval", type=int, default=4)
-    parser.add_argument("--replicas", type=int, default=2)
-    parser.add_argument("--passes", type=int, default=3, help="after one warm-up")
-    parser.add_argument("--requests", type=int, default=320, help="of one token")
-    parser.add_argument("--step-s", type=float, default=0.0, help="that a step of the fake executor takes")
-    parser.add_argument("--least", type=float, default=8000.0, help="tokens a second")
+    parser.add_argument("--streams", type=int, default=128, help="streams at once (default: %(default)s)")
+    parser.add_argument("--tokens", type=int, default=512, help="tokens per stream (default: %(default)s)")
+    parser.add_argument(
+        "--stream-interval", type=int, default=4, help="tokens per streamed event (default: %(default)s)"
+    )
+    parser.add_argument("--replicas", type=int, default=2, help="replicas of the model (default: %(default)s)")
+    parser.add_argument(
+        "--passes", type=int, default=3, help="measured passes, after one to warm up (default: %(default)s)"
+    )
+    parser.add_argument("--requests", type=int, default=320, help="requests of one token (default: %(default)s)")
+    parser.add_argument(
+        "--step-s",
+        type=float,
+        default=0.0,
+        help="seconds that a step of the fake executor takes (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--least",
+        type=float,
+        default=8000.0,
+        help="tokens per second below which the exit status is 1 (default: %(default)s)",
+    )
     args = parser.parse_args()
     with Cluster(deployment(args, args.step_s)) as cluster:
         asyncio.run(run_streams(cluster, args.streams, 32))  # type: ignore[arg-type]

@@ -91,7 +91,13 @@ def compare(num_rows: int, weight_VH: Tensor, screen: screened.Screen) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 16, 32, 64])
+    parser.add_argument(
+        "--rows",
+        type=int,
+        nargs="+",
+        default=[1, 8, 16, 32, 64],
+        help="numbers of rows to measure (default: %(default)s)",
+    )
     options = parser.parse_args()
     config = gpt_oss_120b()
     weight_VH = torch.randn(config.vocab_size, config.hidden_size, device=DEVICE).mul_(0.02).bfloat16()

@@ -87,8 +87,14 @@ def _name(tiling: Tiling) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--experts", type=int, default=128)
-    parser.add_argument("--tokens", type=int, nargs="+", default=[1, 8, 64, 512, 1024, 8192])
+    parser.add_argument("--experts", type=int, default=128, help="experts of the layer (default: %(default)s)")
+    parser.add_argument(
+        "--tokens",
+        type=int,
+        nargs="+",
+        default=[1, 8, 64, 512, 1024, 8192],
+        help="numbers of tokens to measure (default: %(default)s)",
+    )
     options = parser.parse_args()
     with closing(Compilers()) as compilers:
         published = random_experts(options.experts, HIDDEN, HIDDEN, DEVICE, torch.bfloat16, scales=(118, 122))

@@ -70,10 +70,26 @@ def report(model: GptOss, num_tokens: int, context: int, choosers: dict[str, tup
 @torch.inference_mode()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", choices=sorted(PUBLISHED), default="120b")
-    parser.add_argument("--tokens", type=int, nargs="+", default=[1, 2, 4, 8, 16, 64])
-    parser.add_argument("--context", type=int, default=1152)
-    parser.add_argument("--backend", action="append", default=[], metavar="OP=BACKEND")
+    parser.add_argument(
+        "--model", choices=sorted(PUBLISHED), default="120b", help="model whose shapes are used (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--tokens",
+        type=int,
+        nargs="+",
+        default=[1, 2, 4, 8, 16, 64],
+        help="numbers of tokens to measure (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--context", type=int, default=1152, help="tokens of context per sequence (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--backend",
+        action="append",
+        default=[],
+        metavar="OP=BACKEND",
+        help="backend of an op, in place of its default one; the option may be repeated",
+    )
     options = parser.parse_args()
     config, backends = PUBLISHED[options.model](), dict(one.split("=") for one in options.backend)
     target = Target.of(DEVICE)

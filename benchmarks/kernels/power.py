@@ -134,7 +134,7 @@ def report_head(meter: Meter, rows: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tokens", type=int, default=8)
+    parser.add_argument("--tokens", type=int, default=8, help="tokens per step (default: %(default)s)")
     options = parser.parse_args()
     meter = Meter()
     report_experts(meter, options.tokens)

@@ -147,8 +147,8 @@ def everything_killed() -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--streams", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--streams", type=int, default=64, help="streams at once (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=2, help="rounds per promise (default: %(default)s)")
     args = parser.parse_args()
     promises: dict[str, Callable[[], str]] = {
         "engine killed": lambda: with_server(lambda server: engine_killed(server, args.streams, args.rounds)),

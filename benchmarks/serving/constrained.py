@@ -73,11 +73,23 @@ def measure(args: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--streams", type=int, default=64)
-    parser.add_argument("--tokens", type=int, default=400, help="a stream")
-    parser.add_argument("--step-ms", type=float, default=20.0)
-    parser.add_argument("--passes", type=int, default=3, help="of each kind, after one warm-up")
-    parser.add_argument("--model", default="", help="a folder with config.json and tokenizer.json; the embedded model")
+    parser.add_argument("--streams", type=int, default=64, help="streams at once (default: %(default)s)")
+    parser.add_argument("--tokens", type=int, default=400, help="tokens per stream (default: %(default)s)")
+    parser.add_argument(
+        "--step-ms",
+        type=float,
+        default=20.0,
+        help="milliseconds that a step of the fake executor takes (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--passes",
+        type=int,
+        default=3,
+        help="measured passes of each kind, after one to warm up (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--model", default="", help="folder with config.json and tokenizer.json; empty is the embedded model"
+    )
     measure(parser.parse_args())
 
 

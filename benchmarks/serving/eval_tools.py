@@ -242,7 +242,7 @@ async def run(part: Part, url: str, cases: int, verbose: bool) -> float:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", type=int, default=200, help="of each part")
+    parser.add_argument("--cases", type=int, default=200, help="cases per part (default: %(default)s)")
     parser.add_argument("--verbose", action="store_true", help="print the wrong answers")
     args = parser.parse_args()
     failed = False

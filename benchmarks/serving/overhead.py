@@ -99,10 +99,14 @@ def measure(args: argparse.Namespace, step_s: float) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--streams", type=int, default=256)
-    parser.add_argument("--tokens", type=int, default=512, help="a stream")
-    parser.add_argument("--stream-interval", type=int, default=1)
-    parser.add_argument("--passes", type=int, default=3, help="after one warm-up")
+    parser.add_argument("--streams", type=int, default=256, help="streams at once (default: %(default)s)")
+    parser.add_argument("--tokens", type=int, default=512, help="tokens per stream (default: %(default)s)")
+    parser.add_argument(
+        "--stream-interval", type=int, default=1, help="tokens per streamed event (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--passes", type=int, default=3, help="measured passes, after one to warm up (default: %(default)s)"
+    )
     args = parser.parse_args()
     for step_s in (0.0, 0.01):
         measure(args, step_s)

@@ -382,8 +382,8 @@ def beside_streams(server: Server, requests: int, seed: int) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--requests", type=int, default=10_000)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--requests", type=int, default=10_000, help="requests in all (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of all random choices (default: %(default)s)")
     args = parser.parse_args()
     raise_descriptor_limit()
     with Server("--log-level", "error", *OPTIONS) as server:

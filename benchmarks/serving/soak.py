@@ -220,10 +220,12 @@ def wait_idle(server: Server, timeout_s: float = 10.0) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--requests", type=int, default=1000)
-    parser.add_argument("--rate", type=float, default=25.0, help="arrivals a second, at random moments")
-    parser.add_argument("--distinct", type=int, default=8, help="distinct requests of each kind")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--requests", type=int, default=1000, help="requests in all (default: %(default)s)")
+    parser.add_argument(
+        "--rate", type=float, default=25.0, help="arrivals per second, at random moments (default: %(default)s)"
+    )
+    parser.add_argument("--distinct", type=int, default=8, help="distinct requests of each kind (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of all random choices (default: %(default)s)")
     args = parser.parse_args()
     rng = random.Random(args.seed)
     # A small cache: requests are preempted and pages evicted, not only shared.

@@ -101,8 +101,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m oscine.bench.plot", description="Draws results beside other systems' figures."
     )
-    parser.add_argument("results", nargs="*", type=Path, default=[RESULTS], help=f"({RESULTS})")
-    parser.add_argument("--output", type=Path, default=IMAGE, help=f"svg, png or pdf ({IMAGE})")
+    parser.add_argument(
+        "results", nargs="*", type=Path, default=[RESULTS], help=f"files of results (default: {RESULTS})"
+    )
+    parser.add_argument(
+        "--output", type=Path, default=IMAGE, help=f"image to write: svg, png or pdf (default: {IMAGE})"
+    )
     args = parser.parse_args(argv)
     try:
         results = [result for path in args.results for result in read(path)]

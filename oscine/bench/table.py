@@ -48,7 +48,9 @@ def _number(value: float) -> str:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m oscine.bench.table")
-    parser.add_argument("results", nargs="*", type=Path, default=[RESULTS], help=f"({RESULTS})")
+    parser.add_argument(
+        "results", nargs="*", type=Path, default=[RESULTS], help=f"files of results (default: {RESULTS})"
+    )
     args = parser.parse_args(argv)
     try:
         results = [result for path in args.results for result in read(path)]

@@ -7,7 +7,7 @@ from pathlib import Path
 from oscine.bench.result import RESULTS, Point, append, latest, read, results_of
 from oscine.cli.error import USAGE, CommandError
 from oscine.cli.parser import Parser
-from oscine.config import NANO, CacheOptions, EngineOptions, ModelOptions
+from oscine.config import NANO, OPTIONS, CacheOptions, EngineOptions, ModelOptions
 
 
 def add_command(commands: "argparse._SubParsersAction[Parser]") -> None:
@@ -19,27 +19,56 @@ def add_command(commands: "argparse._SubParsersAction[Parser]") -> None:
 
 
 def _add_engine(kinds: "argparse._SubParsersAction[Parser]") -> None:
-    what = "tokens a second of the whole engine, at given points of load"
+    what = "tokens per second of the whole engine, at given points of load"
     parser = kinds.add_parser(
         "engine",
         help=what,
-        description="All requests of a point at once: random prompts, greedy, no end of sequence, no prefix cache.",
+        description="Measure the engine. All requests of a point run at once, with random prompts, greedy sampling, "
+        "no end of sequence and no prefix cache.",
         allow_abbrev=False,
     )
-    parser.add_argument("--model", default=NANO, help=f"120b or 20b with random weights, or what serve takes ({NANO})")
     parser.add_argument(
-        "--points", nargs="+", required=True, metavar="C:ISL:OSL", help="requests:prompt:generated tokens"
+        "--model",
+        default=NANO,
+        help="120b or 20b with random weights, or what oscine serve takes (default: %(default)s)",
     )
-    parser.add_argument("--passes", type=int, default=2, metavar="N", help="at least 2; the first is not quoted (2)")
     parser.add_argument(
-        "--warmup-osl", type=int, metavar="TOKENS", help="generated in the first pass; 0: no such pass (OSL)"
+        "--points",
+        nargs="+",
+        required=True,
+        metavar="C:ISL:OSL",
+        help="points of load: requests, prompt tokens and generated tokens of each",
     )
-    parser.add_argument("--one-pass-from", type=int, metavar="C", help="requests from which on one pass must do (none)")
-    parser.add_argument("--max-num-batched-tokens", type=int, metavar="TOKENS", help="computed in a step (by the load)")
-    parser.add_argument("--gpu-memory-utilization", type=float, metavar="SHARE", help="as in serve")
-    parser.add_argument("--enforce-eager", action="store_true", help="never use CUDA graphs")
-    parser.add_argument("--output", type=Path, metavar="FILE", help=f"appended to (for an H200 {RESULTS})")
-    parser.add_argument("--baseline", type=Path, metavar="FILE", help="earlier results to be compared with")
+    parser.add_argument(
+        "--passes",
+        type=int,
+        default=2,
+        metavar="N",
+        help="passes per point, at least 2; the first is not quoted (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--warmup-osl", type=int, metavar="TOKENS", help="generated tokens of the first pass; 0 skips it (default: OSL)"
+    )
+    parser.add_argument(
+        "--one-pass-from", type=int, metavar="C", help="requests from which on there is only one pass (default: never)"
+    )
+    parser.add_argument(
+        "--max-num-batched-tokens",
+        type=int,
+        metavar="TOKENS",
+        help="most tokens that are computed in one step (default: depends on the load)",
+    )
+    parser.add_argument(
+        "--gpu-memory-utilization", type=float, metavar="SHARE", help=OPTIONS["gpu-memory-utilization"].help_text
+    )
+    parser.add_argument("--enforce-eager", action="store_true", help=OPTIONS["enforce-eager"].help_text)
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help=f"file that results are appended to (default: by the GPU, such as {RESULTS})",
+    )
+    parser.add_argument("--baseline", type=Path, metavar="FILE", help="file of earlier results to compare with")
     _add_device(parser)
     parser.set_defaults(run=run_engine)
 
@@ -83,25 +112,44 @@ def run_engine(args: argparse.Namespace) -> None:
 
 
 def _add_ops(kinds: "argparse._SubParsersAction[Parser]") -> None:
-    what = "each op at the shapes of a model's step"
+    what = "time of each op, at the shapes of a model's step"
     parser = kinds.add_parser(
         "ops",
         help=what,
-        description=f"{what.capitalize()}, against a copy and a matrix product measured in the same run.",
+        description="Measure each op at the shapes of a model's step, beside a copy and a matrix product of that run.",
         allow_abbrev=False,
     )
-    parser.add_argument("--model", default="120b", help="120b, 20b, or what serve takes; weights are random (120b)")
-    parser.add_argument("--tokens", default="1,8,64,512,1024,8192", metavar="T,...", help="of a step (%(default)s)")
-    parser.add_argument("--context", type=int, default=1024, metavar="TOKENS", help="of each sequence (1024)")
-    parser.add_argument("--backend", action="append", default=[], metavar="OP=NAME", help="other than the default")
+    parser.add_argument(
+        "--model",
+        default="120b",
+        help="120b, 20b, or what oscine serve takes; the weights are random (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--tokens",
+        default="1,8,64,512,1024,8192",
+        metavar="T,...",
+        help="numbers of tokens per step (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--context", type=int, default=1024, metavar="TOKENS", help="context of each sequence (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--backend",
+        action="append",
+        default=[],
+        metavar="OP=NAME",
+        help="backend of an op, in place of its default one; the option may be repeated",
+    )
     _add_device(parser)
     parser.set_defaults(run=run_ops)
 
 
 def _add_device(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1, ... (a GPU if there is one)")
-    parser.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16"], help="as in serve (auto)")
-    parser.add_argument("--commit", help="of the code that runs (git's answer)")
+    parser.add_argument("--device", default="auto", help=OPTIONS["device"].help_text)
+    parser.add_argument(
+        "--dtype", default="auto", choices=["auto", "float32", "bfloat16"], help=OPTIONS["dtype"].help_text
+    )
+    parser.add_argument("--commit", help="commit to note with the results (default: what git says)")
 
 
 def run_ops(args: argparse.Namespace) -> None:

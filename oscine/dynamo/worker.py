@@ -17,8 +17,7 @@ import secrets
 import signal
 import uuid
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 import uvloop
@@ -37,9 +36,10 @@ from oscine.api.http.errors import APIError
 from oscine.api.telemetry.engine_metrics import EngineCollector
 from oscine.chat.tokenizer import Tokenizer
 from oscine.config import EngineOptions, PeerOptions
+from oscine.dynamo.options import DynamoOptions
 from oscine.dynamo.request import Chunks, ModelFacts, generation_request, prefill_request
 from oscine.engine.process.client import EngineClient, EngineDied, EngineError, EngineOverloaded
-from oscine.types import EngineInfo, EngineStats, GenerationOutput, GenerationRequest, PrefillSource, Role
+from oscine.types import EngineInfo, EngineStats, GenerationOutput, GenerationRequest, PrefillSource
 
 logger = logging.getLogger(__name__)
 
@@ -50,27 +50,6 @@ _MODES = {
     "prefill": DisaggregationMode.PREFILL,
     "decode": DisaggregationMode.DECODE,
 }
-
-
-@dataclass(frozen=True)
-class DynamoOptions:
-    """One worker."""
-
-    folder: Path  # of the model, as the frontend finds it too
-    name: str  # of the model for clients
-    role: Role = "aggregated"
-    engine: EngineOptions = field(default_factory=EngineOptions)  # its `peers` are set here
-    peer_host: str = "127.0.0.1"  # address of this machine for other workers
-    key: str = field(default="", repr=False)  # shared by workers: see oscine.engine.wire.tcp
-    prefill_min_tokens: int = 1  # lacking prompt tokens from which on a decode worker fetches pages
-    prefill_timeout_s: float = 30.0  # from asking for pages to having them; then the prompt is computed here
-    runtime: tuple[str, ...] = ()  # command line of Dynamo's runtime; other settings come from DYN_* and defaults
-
-    def __post_init__(self) -> None:
-        if self.prefill_min_tokens < 1:
-            raise ValueError(f"--prefill-min-tokens must be at least 1, not {self.prefill_min_tokens}")
-        if self.prefill_timeout_s <= 0:
-            raise ValueError(f"--prefill-timeout-s must be positive, not {self.prefill_timeout_s:g}")
 
 
 def run(options: DynamoOptions) -> None:

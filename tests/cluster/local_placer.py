@@ -30,7 +30,7 @@ class ScriptedPlacer:
         return self.answer(placement)
 
     async def describe(self, model: str) -> EngineInfo:
-        return EngineInfo(model, max_model_len=4096, vocab_size=320, ready_s=0.1, page_size=64)
+        return EngineInfo(model, max_model_len=4096, vocab_size=320, ready_s=0.1, page_size=64, max_num_seqs=64)
 
 
 class Fleet:

@@ -11,7 +11,15 @@ from oscine.types import Endpoints, EngineInfo, EngineStats, PrefillSource
 
 PLACEMENT = Placement("r", "model", [b"x" * 16, bytes(16)], 3, 5, tenant="t", moved=True, exclude=["b"])
 PLACE = Place("a", "tcp://127.0.0.1:1", PrefillSource("p", "tcp://[::1]:2", 64, 2.0), 64, 0.5)
-INFO = EngineInfo("model", 4096, 320, 0.5, endpoints=Endpoints("tcp://127.0.0.1:1", None, "tcp://127.0.0.1:3"))
+INFO = EngineInfo(
+    "model",
+    4096,
+    320,
+    0.5,
+    page_size=64,
+    max_num_seqs=64,
+    endpoints=Endpoints("tcp://127.0.0.1:1", None, "tcp://127.0.0.1:3"),
+)
 SNAPSHOT = ClusterSnapshot(
     1.0,
     [ReplicaSnapshot("a", "model", "decode", "node", "lost", EngineStats(num_running=2, requests=5), itl_s=0.25)],

@@ -42,7 +42,7 @@ class BoundedHttp(HttpToolsProtocol):
     """
 
     # For the whole process; the server makes a subclass with its own values.
-    max_connections = 4096
+    max_connections: int
     probes: frozenset[bytes] = frozenset()  # paths
     on_refused: Callable[[str | None, APIError], None] = staticmethod(lambda client, error: None)
     _idle: "dict[BoundedHttp, None]" = {}  # connections without a request, oldest first

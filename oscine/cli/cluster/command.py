@@ -33,20 +33,33 @@ def add_command(commands: "argparse._SubParsersAction[Parser]") -> None:
     up = verbs.add_parser("up", help="start what a deployment file says, or change what runs", allow_abbrev=False)
     up.add_argument("file", metavar="FILE", type=Path, help="deployment file (YAML); see docs/cluster.md")
     up.add_argument(
-        "--wait", action=argparse.BooleanOptionalAction, default=True, help="until all of it is ready (yes)"
+        "--wait",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="wait until all of it is ready (default: --wait)",
     )
     up.set_defaults(run=_guarded(_up))
-    status = verbs.add_parser("status", help="one line for each replica", allow_abbrev=False)
-    status.add_argument("--json", action="store_true", help="everything that the router knows")
+    status = verbs.add_parser("status", help="print one line per replica", allow_abbrev=False)
+    status.add_argument("--json", action="store_true", help="print everything that the router knows, as JSON")
     status.set_defaults(run=_guarded(_status))
-    down = verbs.add_parser("down", help="let requests end, and stop all that `up` started", allow_abbrev=False)
+    down = verbs.add_parser(
+        "down", help="let running requests finish, then stop all that `up` started", allow_abbrev=False
+    )
     down.set_defaults(run=_guarded(_down))
-    record = verbs.add_parser("record", help="note each second what scaling looks at, until ctrl-C", allow_abbrev=False)
-    record.add_argument("file", metavar="LOAD", type=Path, help="JSON lines are appended, for `oscine cluster plan`")
+    record = verbs.add_parser(
+        "record", help="write down every second what scaling looks at, until ctrl-C", allow_abbrev=False
+    )
+    record.add_argument(
+        "file", metavar="LOAD", type=Path, help="file that JSON lines are appended to, for `oscine cluster plan`"
+    )
     record.set_defaults(run=_guarded(_record))
     plan.add_command(verbs)
     for verb in (status, record, down):
-        verb.add_argument("--ray", metavar="ADDRESS", help="of a Ray that `up` did not start here; auto: $RAY_ADDRESS")
+        verb.add_argument(
+            "--ray",
+            metavar="ADDRESS",
+            help="address of a Ray that `up` did not start here; auto is $RAY_ADDRESS (default: the one `up` started)",
+        )
 
 
 def _guarded(run: Callable[[argparse.Namespace], None]) -> Callable[[argparse.Namespace], None]:

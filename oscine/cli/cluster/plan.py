@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 def add_command(verbs: "argparse._SubParsersAction[Parser]") -> None:
-    what = "what scaling would have done with a recorded load, and why"
+    what = "print what scaling would have done with a recorded load, and why"
     plan = verbs.add_parser("plan", help=what, allow_abbrev=False)
     plan.add_argument("file", metavar="FILE", type=Path, help="deployment file (YAML)")
     plan.add_argument(
-        "--load", metavar="LOAD", type=Path, required=True, help="JSON lines, as `oscine cluster record` writes them"
+        "--load", metavar="LOAD", type=Path, required=True, help="file of JSON lines that `oscine cluster record` wrote"
     )
     plan.set_defaults(run=_plan)
 
@@ -37,7 +37,7 @@ def _plan(args: argparse.Namespace) -> None:
 
 
 def told(plan: "PoolPlan") -> list[str]:
-    lines = [f"{plan.model}, {plan.role}: {plan.first} at the begin"]
+    lines = [f"{plan.model}, {plan.role}: {plan.first} at the start"]
     lines += [f"  +{step.time_s:6.0f} s  {step.before} -> {step.after}  {step.reason}" for step in plan.steps]
     hours, recorded = plan.replica_s / 3600, plan.recorded_s / 3600
     return [*lines, f"  {hours:.2f} replica-hours; the recorded load had {recorded:.2f}"]

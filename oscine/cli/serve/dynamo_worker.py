@@ -3,16 +3,15 @@
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
 
 from oscine.cli.error import USAGE, CommandError
 from oscine.cli.parser import Parser
-from oscine.cli.serve.options import ENGINE_GROUPS, add_options
+from oscine.cli.serve.options import ENGINE_GROUPS, add_options, add_section
 from oscine.cli.serve.read_options import read_config
 from oscine.config import Environment, ModelOptions
+from oscine.dynamo.options import DynamoOptions
+from oscine.option import options_of
 
-_ROLES = ("aggregated", "prefill", "decode")
-_OWN = ("role", "peer_host", "prefill_min_tokens", "prefill_timeout_s")
 _RUNTIME = {
     "namespace": "group of workers and frontends that find each other (default: dynamo)",
     "discovery-backend": "service through which they find each other: etcd, kubernetes, file or mem (default: etcd)",
@@ -33,33 +32,9 @@ def add_command(commands: "argparse._SubParsersAction[Parser]") -> None:
     )
     add_options(parser, groups=ENGINE_GROUPS)
     worker = parser.add_argument_group("worker")
-
-    def add(name: str, **settings: Any) -> None:
-        worker.add_argument(f"--{name}", default=argparse.SUPPRESS, **settings)
-
-    add("served-model-name", metavar="NAME", help="name by which clients call the model (default: its own)")
-    add(
-        "role",
-        choices=_ROLES,
-        help="what the worker computes: whole requests, prompts, or what follows (default: aggregated)",
-    )
-    add(
-        "peer-host",
-        metavar="ADDRESS",
-        help="address of this machine for other workers; see OSCINE_CLUSTER_KEY in docs/dynamo.md (default: 127.0.0.1)",
-    )
-    add(
-        "prefill-min-tokens",
-        type=int,
-        metavar="TOKENS",
-        help="fewest uncached tokens of a prompt for which role decode asks a prefill worker (default: 1)",
-    )
-    add(
-        "prefill-timeout-s",
-        type=float,
-        metavar="SECONDS",
-        help="seconds to wait for pages before the prompt is computed here (default: 30)",
-    )
+    name_help = "name by which clients call the model (default: its own)"
+    worker.add_argument("--served-model-name", metavar="NAME", default=argparse.SUPPRESS, help=name_help)
+    add_section(worker, DynamoOptions)
     runtime = parser.add_argument_group(
         "Dynamo's runtime; each is also an environment variable DYN_NAME, as all others"
     )
@@ -71,10 +46,10 @@ def add_command(commands: "argparse._SubParsersAction[Parser]") -> None:
 def run(args: argparse.Namespace) -> None:
     given = {name: value for name, value in vars(args).items() if name not in ("command", "run")}
     runtime = [f"--{name}={given.pop(key)}" for name in _RUNTIME if (key := name.replace("-", "_")) in given]
-    own = {name: given.pop(name) for name in _OWN if name in given}
+    own = {option.field: given.pop(option.name) for option in options_of(DynamoOptions) if option.name in given}
     name = given.pop("served_model_name", None)
     try:
-        from oscine.dynamo.worker import DynamoOptions, run
+        from oscine.dynamo.worker import run
         from oscine.engine.wire.stream import EngineError
     except ModuleNotFoundError as error:
         raise CommandError(

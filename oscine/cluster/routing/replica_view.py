@@ -9,6 +9,7 @@ from itertools import islice
 
 from oscine.cluster.routing.cost import ReplicaLoad
 from oscine.cluster.spec.snapshot import ReplicaSnapshot, ReplicaState
+from oscine.config import CacheOptions, SchedulerOptions
 from oscine.types import Endpoints, EngineInfo, EngineStats, Role
 
 _PENDING_S = 2.0  # a placed request that no report shows by then never arrived
@@ -61,12 +62,13 @@ class ReplicaView:
 
     @property
     def page_size(self) -> int:
-        return self.report.info.page_size if self.report.info is not None else 64
+        return self.report.info.page_size if self.report.info is not None else CacheOptions.page_size
 
     @property
     def bound(self) -> int:
         """Requests that keep its engine busy between two of its reports: all its sequences, and some that wait."""
-        max_num_seqs = self.report.info.max_num_seqs if self.report.info is not None else 64
+        info = self.report.info
+        max_num_seqs = info.max_num_seqs if info is not None else SchedulerOptions.max_num_seqs
         return max_num_seqs + max(4, max_num_seqs // 4)
 
     def begin_life(self, now_s: float) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from decimal import Decimal
 from types import NoneType, UnionType
-from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin
+from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
 
 T = TypeVar("T")
 BYTES, TOKENS = "BYTES", "TOKENS"  # metavars of numbers that may have a unit, such as 1GiB and 128K
@@ -204,7 +204,7 @@ def options_of(section: type[Options]) -> tuple[Option, ...]:
 def _of_field(section: type[Options], field: "dataclasses.Field[Any]") -> Option:
     declared: Option = field.metadata[_DECLARED]
     kind: Any = field.type
-    if get_origin(kind) is UnionType:  # with None
+    if get_origin(kind) in (UnionType, Union):  # with None
         (kind,) = (part for part in get_args(kind) if part is not NoneType)
     several = get_origin(kind) is tuple
     choices = get_args(kind) if get_origin(kind) is Literal else declared.choices

@@ -11,11 +11,10 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from oscine.option import BYTES, TOKENS, OptionError, Options, option, options_of, require
 
-Part = TypeVar("Part", bound=Options)
 NANO = "oscine-nano"  # the embedded model
 _LEAST_KEY = 32  # characters of a cluster's key
 
@@ -433,13 +432,9 @@ class Config:
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "Config":
         """From values by the names of options; what is not given has its default. Raises OptionError."""
-
-        def part(section: type[Part], **nested: Any) -> Part:
-            own = {o.field: values[o.name] for o in options_of(section) if o.name in values}
-            return section(**own, **nested)
-
-        parts = {"model": part(ModelOptions), "cache": part(CacheOptions), "scheduler": part(SchedulerOptions)}
-        return cls(part(EngineOptions, **parts), part(ServerOptions), part(ToolOptions))
+        model, cache, scheduler = (ModelOptions.of(values), CacheOptions.of(values), SchedulerOptions.of(values))
+        engine = EngineOptions.of(values, model=model, cache=cache, scheduler=scheduler)
+        return cls(engine, ServerOptions.of(values), ToolOptions.of(values))
 
 
 _SECTIONS = (ModelOptions, CacheOptions, SchedulerOptions, ServerOptions, ToolOptions, EngineOptions)

@@ -7,11 +7,11 @@ import dataclasses
 import datetime
 import difflib
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from types import NoneType, UnionType
-from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
+from typing import Any, ClassVar, Literal, Self, TypeVar, Union, get_args, get_origin
 
 T = TypeVar("T")
 BYTES, TOKENS = "BYTES", "TOKENS"  # metavars of numbers that may have a unit, such as 1GiB and 128K
@@ -190,6 +190,12 @@ class Options:
 
     def __init_subclass__(cls, group: str) -> None:
         cls.group = group
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any], **fields: Any) -> Self:
+        """From values by the names of options, and from other fields. Raises OptionError."""
+        given = {declared.field: values[declared.name] for declared in options_of(cls) if declared.name in values}
+        return cls(**given, **fields)
 
     def __post_init__(self) -> None:
         for declared in options_of(type(self)):

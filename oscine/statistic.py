@@ -10,11 +10,8 @@ from typing import Any, Literal, TypeVar
 
 T = TypeVar("T")
 Kind = Literal["gauge", "counter", "summary", "histogram"]  # all but gauges only grow
+# /metrics of a model, /metrics of one that fetches pages from other engines, /metrics of a replica, and scaling.
 Reader = Literal["engine", "transfers", "replica", "load"]
-ENGINE: Reader = "engine"  # /metrics, for each model
-TRANSFERS: Reader = "transfers"  # /metrics, for each model, where engines fetch from each other
-REPLICA: Reader = "replica"  # /metrics of a cluster, for each replica
-LOAD: Reader = "load"  # what scaling looks at
 _DECLARED = "statistic"  # key of a field's metadata
 
 
@@ -58,7 +55,7 @@ def seconds(help: str, metric: str, *readers: Reader, count: str = "") -> float:
 
 def histogram(help: str, metric: str, count: str) -> dict[str, Statistic]:
     """Metadata of a list whose entry k counts observations above 2^(k-1) and at most 2^k."""
-    return {_DECLARED: Statistic("", "histogram", help, metric, (ENGINE,), count)}
+    return {_DECLARED: Statistic("", "histogram", help, metric, ("engine",), count)}
 
 
 def declared(record: Any) -> Iterator[Statistic]:

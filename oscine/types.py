@@ -7,18 +7,7 @@ declared.
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from oscine.statistic import (
-    ENGINE,
-    LOAD,
-    REPLICA,
-    TRANSFERS,
-    Statistic,
-    counter,
-    declared,
-    gauge,
-    histogram,
-    seconds,
-)
+from oscine.statistic import Statistic, counter, declared, gauge, histogram, seconds
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 PageGroup = Literal["full", "sliding"]  # layers that attend to the whole context, layers with a window
@@ -230,52 +219,56 @@ class EngineInfo:
 class EngineStats:
     """A snapshot of the engine."""
 
-    num_running: int = gauge("Sequences that run", "num_requests_running", ENGINE, REPLICA, LOAD)
-    num_waiting: int = gauge("Sequences that wait", "num_requests_waiting", ENGINE, REPLICA, LOAD)
+    num_running: int = gauge("Sequences that run", "num_requests_running", "engine", "replica", "load")
+    num_waiting: int = gauge("Sequences that wait", "num_requests_waiting", "engine", "replica", "load")
     # Cached pages that no request holds do not count.
-    full_pages_used: int = gauge("Full-attention pages held by live requests", "full_pages_used", ENGINE)
-    full_pages_total: int = gauge("Full-attention pages there are", "full_pages", ENGINE)
-    sliding_pages_used: int = gauge("Sliding-window pages held by live requests", "sliding_pages_used", ENGINE)
-    sliding_pages_total: int = gauge("Sliding-window pages there are", "sliding_pages", ENGINE)
+    full_pages_used: int = gauge("Full-attention pages held by live requests", "full_pages_used", "engine")
+    full_pages_total: int = gauge("Full-attention pages there are", "full_pages", "engine")
+    sliding_pages_used: int = gauge("Sliding-window pages held by live requests", "sliding_pages_used", "engine")
+    sliding_pages_total: int = gauge("Sliding-window pages there are", "sliding_pages", "engine")
     # Prompt tokens over waiting and running requests; a sequence in decode counts 0. What the prefix index has of a
     # waiting request is not known yet, and included.
-    queued_tokens: int = gauge("Tokens not yet computed of live requests", "queued_tokens", REPLICA, LOAD)
-    active_tokens: int = gauge("Tokens known of the requests that run", "active_tokens", REPLICA, LOAD)
+    queued_tokens: int = gauge("Tokens not yet computed of live requests", "queued_tokens", "replica", "load")
+    active_tokens: int = gauge("Tokens known of the requests that run", "active_tokens", "replica", "load")
     requests: int = counter("Requests taken, whatever became of them")  # so a router knows which it has yet to add
-    steps: int = counter("Steps of the model", "engine_steps", ENGINE)
+    steps: int = counter("Steps of the model", "engine_steps", "engine")
     step_tokens: int = counter("Tokens computed in steps")
     steps_by_tokens: list[int] = field(
         default_factory=list, metadata=histogram("Tokens computed in a step", "iteration_tokens_total", count="steps")
     )
-    prompt_tokens: int = counter("Prompt tokens of admitted requests", "prompt_tokens", ENGINE, REPLICA, LOAD)
-    generated_tokens: int = counter("Generated tokens", "generation_tokens", ENGINE, REPLICA, LOAD)
+    prompt_tokens: int = counter("Prompt tokens of admitted requests", "prompt_tokens", "engine", "replica", "load")
+    generated_tokens: int = counter("Generated tokens", "generation_tokens", "engine", "replica", "load")
     prefix_queries: int = counter(
-        "Prompt tokens looked up in the prefix cache", "prefix_cache_queries", ENGINE, REPLICA, LOAD
+        "Prompt tokens looked up in the prefix cache", "prefix_cache_queries", "engine", "replica", "load"
     )
-    prefix_hits: int = counter("Prompt tokens found in the prefix cache", "prefix_cache_hits", ENGINE, REPLICA, LOAD)
-    preemptions: int = counter("Sequences that were put back to make room", "num_preemptions", ENGINE, REPLICA)
-    non_finite: int = counter("Sequences that ended because their logits were not finite", "non_finite_logits", ENGINE)
-    first_tokens: int = counter("Requests whose first token was sampled here", "", LOAD)
+    prefix_hits: int = counter(
+        "Prompt tokens found in the prefix cache", "prefix_cache_hits", "engine", "replica", "load"
+    )
+    preemptions: int = counter("Sequences that were put back to make room", "num_preemptions", "engine", "replica")
+    non_finite: int = counter(
+        "Sequences that ended because their logits were not finite", "non_finite_logits", "engine"
+    )
+    first_tokens: int = counter("Requests whose first token was sampled here", "", "load")
     first_token_s: float = seconds(
-        "Arrival there to first token", "time_to_first_token_seconds", REPLICA, LOAD, count="first_tokens"
+        "Arrival there to first token", "time_to_first_token_seconds", "replica", "load", count="first_tokens"
     )
-    inter_tokens: int = counter("Tokens after the first", "", LOAD)
+    inter_tokens: int = counter("Tokens after the first", "", "load")
     # The wait for a token that is late is in it already.
     inter_token_s: float = seconds(
-        "Between tokens of a sequence", "inter_token_latency_seconds", REPLICA, LOAD, count="inter_tokens"
+        "Between tokens of a sequence", "inter_token_latency_seconds", "replica", "load", count="inter_tokens"
     )
     remote_prefills: int = counter(
-        "Prompts whose pages came from another engine", "remote_prefills", TRANSFERS, REPLICA
+        "Prompts whose pages came from another engine", "remote_prefills", "transfers", "replica"
     )
     remote_prefill_failures: int = counter(
         "Prompts that another engine was asked for and that were computed here",
         "remote_prefill_failures",
-        TRANSFERS,
-        REPLICA,
+        "transfers",
+        "replica",
     )
-    fetched_pages: int = counter("KV pages that came from other engines", "fetched_pages", TRANSFERS, REPLICA)
-    fetched_bytes: int = counter("Bytes of these", "fetched_bytes", TRANSFERS, REPLICA)
-    fetch_s: float = seconds("Seconds that fetching them took, added up", "fetch_seconds", TRANSFERS, REPLICA)
+    fetched_pages: int = counter("KV pages that came from other engines", "fetched_pages", "transfers", "replica")
+    fetched_bytes: int = counter("Bytes of these", "fetched_bytes", "transfers", "replica")
+    fetch_s: float = seconds("Seconds that fetching them took, added up", "fetch_seconds", "transfers", "replica")
 
     @property
     def kv_usage(self) -> float:
@@ -291,6 +284,6 @@ STATISTICS = (
         "gauge",
         "Used share of the fuller page group, 0 to 1",
         "kv_cache_usage_perc",
-        (ENGINE, REPLICA, LOAD),
+        ("engine", "replica", "load"),
     ),
 )

@@ -7,6 +7,7 @@ from pathlib import Path
 from oscine.bench.result import RESULTS, Point, append, latest, read, results_of
 from oscine.cli.error import USAGE, CommandError
 from oscine.cli.parser import Parser
+from oscine.cli.serve.options import add_some
 from oscine.config import NANO, OPTIONS, CacheOptions, EngineOptions, ModelOptions
 
 
@@ -58,10 +59,7 @@ def _add_engine(kinds: "argparse._SubParsersAction[Parser]") -> None:
         metavar="TOKENS",
         help="most tokens that are computed in one step (default: depends on the load)",
     )
-    parser.add_argument(
-        "--gpu-memory-utilization", type=float, metavar="SHARE", help=OPTIONS["gpu-memory-utilization"].help_text
-    )
-    parser.add_argument("--enforce-eager", action="store_true", help=OPTIONS["enforce-eager"].help_text)
+    add_some(parser, (OPTIONS["gpu-memory-utilization"], OPTIONS["enforce-eager"]))
     parser.add_argument(
         "--output",
         type=Path,
@@ -95,7 +93,7 @@ def run_engine(args: argparse.Namespace) -> None:
         bench = EngineBench.load(options)
     except (ValueError, OSError) as error:
         raise CommandError(str(error), USAGE) from None
-    where = machine.describe(args.device, args.commit)
+    where = machine.describe(options.model.device, args.commit)
     output = args.output or results_of(where.gpu)
     print(f"{where.gpu}, torch {where.torch}, triton {where.triton}, commit {where.commit}; to {output}", flush=True)
     print(report.HEADER, flush=True)
@@ -145,10 +143,7 @@ def _add_ops(kinds: "argparse._SubParsersAction[Parser]") -> None:
 
 
 def _add_device(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--device", default="auto", help=OPTIONS["device"].help_text)
-    parser.add_argument(
-        "--dtype", default="auto", choices=["auto", "float32", "bfloat16"], help=OPTIONS["dtype"].help_text
-    )
+    add_some(parser, (OPTIONS["device"], OPTIONS["dtype"]))
     parser.add_argument("--commit", help="commit to note with the results (default: what git says)")
 
 
@@ -163,14 +158,15 @@ def run_ops(args: argparse.Namespace) -> None:
     try:
         loads = [StepLoad.of(tokens, args.context) for tokens in _numbers(args.tokens)]
         backends = dict(_pair(text) for text in args.backend)
-        opened = open_model(_model_options(args))
+        model = _model_options(args)
+        opened = open_model(model)
         limit = opened.config.max_position_embeddings
         if args.context > limit:
             raise ValueError(f"--context {args.context} is above the model's own {limit}")
         bench = OpBench(opened.config, opened.device, opened.dtype, backends)
     except (ValueError, OSError) as error:
         raise CommandError(str(error), USAGE) from None
-    where, ceiling = machine.describe(args.device, args.commit), measure_ceiling(opened.device)
+    where, ceiling = machine.describe(model.device, args.commit), measure_ceiling(opened.device)
     print(f"{where.gpu}, torch {where.torch}, triton {where.triton}, commit {where.commit}")
     print(f"copy {ceiling.bytes_per_s / 1e12:.3g} TB/s, matrix product {ceiling.flops_per_s / 1e12:.3g} TFLOP/s")
     for load in loads:
@@ -194,19 +190,17 @@ def _pair(text: str) -> tuple[str, str]:
 def _model_options(args: argparse.Namespace) -> ModelOptions:
     from oscine.model.opened import PUBLISHED
 
-    names = {"random_weights": args.model} if args.model in PUBLISHED else {"model": args.model}
-    return ModelOptions(**names, device=args.device, dtype=args.dtype)
+    name = "random-weights" if args.model in PUBLISHED else "model"
+    return ModelOptions.of({**vars(args), "model": NANO, name: args.model})
 
 
 def _engine_options(args: argparse.Namespace, points: list[Point]) -> EngineOptions:
     from oscine.bench.engine import engine_options
 
-    share = args.gpu_memory_utilization
-    cache = CacheOptions() if share is None else CacheOptions(gpu_memory_utilization=share)
     return engine_options(
         _model_options(args),
         points,
         max_num_batched_tokens=args.max_num_batched_tokens,
-        cache=cache,
-        cuda_graphs=not args.enforce_eager,
+        cache=CacheOptions.of(vars(args)),
+        cuda_graphs=vars(args).get("enforce-eager", EngineOptions.cuda_graphs),
     )

@@ -15,12 +15,12 @@ from prometheus_client.registry import Collector
 
 from oscine.config import EngineOptions
 from oscine.engine.process.client import Engine
-from oscine.statistic import ENGINE, TRANSFERS, Statistic
+from oscine.statistic import Statistic
 from oscine.types import STATISTICS, EngineStats
 
 _MOST_BUCKETS = 18  # of the histogram of tokens per step: up to 128 Ki tokens
 _CACHED = Statistic(  # vLLM's second name for what the prefix cache had
-    "prefix_hits", "counter", "Prompt tokens that were cached", "prompt_tokens_cached", (ENGINE,)
+    "prefix_hits", "counter", "Prompt tokens that were cached", "prompt_tokens_cached", ("engine",)
 )
 
 
@@ -43,7 +43,7 @@ class EngineCollector(Collector):
     def __init__(self, models: Callable[[], Sequence[MeasuredModel]], *, transfers: bool = False) -> None:
         """`transfers`: also metrics of pages from other engines."""
         self._models = models
-        self._readers = {ENGINE, TRANSFERS} if transfers else {ENGINE}
+        self._readers = {"engine", "transfers"} if transfers else {"engine"}
 
     def collect(self) -> Iterable[Metric]:
         models = self._models()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from oscine.cli.error import USAGE, CommandError
 from oscine.cli.parser import Parser
-from oscine.cli.serve.options import ENGINE_GROUPS, add_options, add_section
+from oscine.cli.serve.options import ENGINE_GROUPS, add_options, add_some
 from oscine.cli.serve.read_options import read_config
 from oscine.config import Environment, ModelOptions
 from oscine.dynamo.options import DynamoOptions
@@ -34,7 +34,7 @@ def add_command(commands: "argparse._SubParsersAction[Parser]") -> None:
     worker = parser.add_argument_group("worker")
     name_help = "name by which clients call the model (default: its own)"
     worker.add_argument("--served-model-name", metavar="NAME", default=argparse.SUPPRESS, help=name_help)
-    add_section(worker, DynamoOptions)
+    add_some(worker, options_of(DynamoOptions))
     runtime = parser.add_argument_group(
         "Dynamo's runtime; each is also an environment variable DYN_NAME, as all others"
     )
@@ -46,7 +46,7 @@ def add_command(commands: "argparse._SubParsersAction[Parser]") -> None:
 def run(args: argparse.Namespace) -> None:
     given = {name: value for name, value in vars(args).items() if name not in ("command", "run")}
     runtime = [f"--{name}={given.pop(key)}" for name in _RUNTIME if (key := name.replace("-", "_")) in given]
-    own = {option.field: given.pop(option.name) for option in options_of(DynamoOptions) if option.name in given}
+    own = {option.name: given.pop(option.name) for option in options_of(DynamoOptions) if option.name in given}
     name = given.pop("served_model_name", None)
     try:
         from oscine.dynamo.worker import run
@@ -60,7 +60,8 @@ def run(args: argparse.Namespace) -> None:
         folder = _folder(config.engine.model)
         name = name or (config.server.served_model_names or (_name(config.engine.model),))[0]
         key = Environment.read().cluster_key
-        run(DynamoOptions(folder, name, engine=config.engine, key=key, runtime=tuple(runtime), **own))
+        fields = {"folder": folder, "name": name, "engine": config.engine, "key": key}
+        run(DynamoOptions.of(own, **fields, runtime=tuple(runtime)))
     except ValueError as error:
         raise CommandError(str(error), USAGE) from None
     except EngineError as error:

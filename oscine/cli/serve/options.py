@@ -6,7 +6,7 @@ dialects.
 
 import argparse
 import dataclasses
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from oscine.cli.serve import dialects
 from oscine.cli.serve.kv_events_config import read_kv_events_config
 from oscine.cli.serve.name import Name, Values, merge
 from oscine.config import OPTIONS
-from oscine.option import Option, OptionError, Options, options_of
+from oscine.option import Option, OptionError
 
 PROFILE_FOLDER = Path(__file__).parents[2] / "profiles"
 PROFILES = ("low_latency", "max_throughput")
@@ -98,10 +98,10 @@ def add_options(parser: argparse.ArgumentParser, *, groups: Collection[str] = GR
     parser.add_argument("--help-all", action=HelpAll, texts=texts, default=argparse.SUPPRESS, help=_HELP_ALL_HELP)
 
 
-def add_section(group: argparse._ArgumentGroup, section: type[Options]) -> None:
-    """Adds the options of a dataclass that is no part of the Config."""
-    for option in options_of(section):
-        _add(group, f"--{option.name}", name=_name_of(option))
+def add_some(to: argparse._ActionsContainer, options: Iterable[Option]) -> None:
+    """Adds a few options to another command."""
+    for option in options:
+        _add(to, f"--{option.name}", name=_name_of(option))
 
 
 def _texts(groups: Collection[str]) -> Iterator[tuple[str, str]]:

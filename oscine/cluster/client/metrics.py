@@ -13,7 +13,6 @@ from prometheus_client.registry import Collector
 from oscine.api.telemetry.engine_metrics import family_of
 from oscine.cluster.client.engine import MigrationCounters
 from oscine.cluster.spec.snapshot import ClusterSnapshot, ReplicaSnapshot, RouterCounters
-from oscine.statistic import REPLICA
 from oscine.types import STATISTICS
 
 logger = logging.getLogger(__name__)
@@ -88,7 +87,7 @@ def _replicas(replicas: list[ReplicaSnapshot]) -> Iterable[Metric]:
     yield _filled(pages, ((of, r.num_indexed_pages) for of, r in labelled))
     samples = [(of, r.stats) for of, r in labelled]
     for statistic in STATISTICS:
-        if REPLICA in statistic.readers:
+        if "replica" in statistic.readers:
             name = f"oscine:replica_{statistic.metric.removeprefix('num_')}"
             yield family_of(statistic, name, _LABELS, samples)
 

@@ -7,14 +7,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from oscine.statistic import LOAD
 from oscine.types import STATISTICS, EngineStats
 
 LOOK_BACK_S = 5.0  # window of counters: enough tokens for a mean, and old values are gone before a replica has started
 GAUGE_S = 3.0  # window of gauges, which are averaged: a shorter load is no reason to start a replica
 STALE_S = 5.0  # a replica that has not reported for this long is starting, ending or lost; clocks may differ by less
 
-_LOADS = tuple(statistic for statistic in STATISTICS if LOAD in statistic.readers)
+_LOADS = tuple(statistic for statistic in STATISTICS if "load" in statistic.readers)
 Series = Mapping[str, Sequence[tuple[float, float]]]  # name -> (Unix time, value), oldest first
 
 

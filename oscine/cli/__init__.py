@@ -7,10 +7,10 @@ import os
 import sys
 
 import oscine
-from oscine.cli import bench
-from oscine.cli.batch import command as batch_command
-from oscine.cli.chat import command as chat_command
-from oscine.cli.cluster import command as cluster_command
+from oscine.cli.batch import command as batch
+from oscine.cli.bench import command as bench
+from oscine.cli.chat import command as chat
+from oscine.cli.cluster import command as cluster
 from oscine.cli.error import INTERRUPTED, CommandError
 from oscine.cli.parser import Parser
 from oscine.cli.serve import command as serve_command

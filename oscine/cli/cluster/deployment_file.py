@@ -51,13 +51,8 @@ def read_deployment(file: Path) -> Deployment:
     if replicas > 1 and server.port == 0:
         raise ingress.error("port", "port must be given where several ingresses share it")
     _check_router(top.section("router"))
-    return top.record(
-        Deployment,
-        models=tuple(models),
-        server=server,
-        tools=tools,
-        ingress_replicas=replicas,
-    )
+    seed = {"prefix_seed": top.take("prefix-seed", str)} if "prefix-seed" in top else {}  # no number: zeros count
+    return top.record(Deployment, models=tuple(models), server=server, tools=tools, ingress_replicas=replicas, **seed)
 
 
 def _check_router(section: Section) -> None:
@@ -163,7 +158,7 @@ def _roles(section: Section) -> tuple[RoleSpec, ...]:
     model = section.take("model", str) if "model" in section else None
     if model is not None and Path(model).is_dir():
         model = str(Path(model).resolve())
-    profile = _profile(section)
+    profile = options.read_profile(section.take_option(PROFILE)) if "profile" in section else {}
     engine = section.section("engine")
     read = _read_options(engine, _ENGINE, "is no option of an engine")
     common = engine, read
@@ -181,15 +176,6 @@ def _roles(section: Section) -> tuple[RoleSpec, ...]:
     if len({role.engine.model for role in roles}) > 1:
         raise section.error("decode", "prefill and decode must have the same model, dtype and max-model-len")
     return roles
-
-
-def _profile(section: Section) -> Values:
-    if "profile" not in section:
-        return {}
-    try:
-        return options.read_profile(PROFILE.read(section.take("profile", str)))
-    except OptionError as error:
-        raise section.error("profile", f"profile {error.rule}") from None
 
 
 def _role(section: Section, role: Role, model: str | None, profile: Values, common: tuple[Section, Values]) -> RoleSpec:

@@ -3,8 +3,6 @@
 Knows YAML and simple types; not what a file is about. Keys are written with hyphens or underscores.
 """
 
-import dataclasses
-import typing
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,16 +10,10 @@ from typing import Any, TypeVar
 import yaml
 
 from oscine.cli.error import USAGE, CommandError
-from oscine.option import OptionError
+from oscine.option import Option, OptionError, Options, options_of
 
-T = TypeVar("T")
-_NAMES: dict[Any, str] = {
-    str: "text",
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    list: "a list",
-}
+T = TypeVar("T", bound=Options)
+_NOUNS: dict[type, str] = {str: "text", int: "a whole number", list: "a list"}
 
 
 class Section:
@@ -77,14 +69,12 @@ class Section:
     # ---- values ----
 
     def take(self, key: str, *kinds: type) -> Any:
-        """The value of a key that is there, which must be of one of the types; a whole number is a number too."""
+        """The value of a key that is there, which must be of one of the types."""
         self._left.discard(key)
         node = self._entries[key][1]
         value = _value(node)
-        if float in kinds and isinstance(value, int) and not isinstance(value, bool):
-            value = float(value)
-        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-            wanted = " or ".join(_NAMES[kind] for kind in kinds)
+        if not isinstance(value, kinds) or isinstance(value, bool):
+            wanted = " or ".join(_NOUNS[kind] for kind in kinds)
             raise self._error(node, f"{self._named(key)} must be {wanted}, not {value!r}")
         return value
 
@@ -119,17 +109,24 @@ class Section:
     # ---- records ----
 
     def record(self, kind: type[T], **given: Any) -> T:
-        """A dataclass of what is left, whose plain fields are keys, and of what is given."""
-        hints = typing.get_type_hints(kind)
-        for field in dataclasses.fields(kind):  # type: ignore[arg-type]
-            key = field.name.replace("_", "-")
-            if field.name not in given and key in self._left and hints[field.name] in _NAMES:
-                given[field.name] = self.take(key, hints[field.name])
+        """A dataclass of what is left, whose options are keys, and of what is given."""
+        for declared in options_of(kind):
+            if declared.name in self._left and declared.field not in given:
+                given[declared.field] = self.take_option(declared)
         self.end()
         try:
             return kind(**given)
         except OptionError as error:
-            raise self.error(error.option, str(error)) from None
+            raise self.error(error.option, f"{error.option} {error.rule}") from None
+
+    def take_option(self, declared: Option) -> Any:
+        """The value of an option that is there."""
+        self._left.discard(declared.name)
+        node = self._entries[declared.name][1]
+        try:
+            return declared.read(_value(node))
+        except OptionError as error:
+            raise self._error(node, f"{self._named(declared.name)} {error.rule}") from None
 
     def end(self) -> None:
         for key in self._entries:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from oscine.cluster.spec.model_route import QueueLimits
 from oscine.config import EngineOptions, ServerOptions, ToolOptions, check_cluster_key, is_hex
-from oscine.option import FileKeyError
+from oscine.option import FileKeyError, Options, option
 from oscine.types import Role
 
 APP = "oscine"  # the Serve app with the deployments "router" and "ingress"
@@ -26,13 +26,12 @@ def _require(condition: bool, key: str, rule: str, value: object) -> None:
 
 
 @dataclass(frozen=True)
-class Replicas:
-    min: int = 1  # 0: to zero, when nobody asks
-    max: int = 1
+class Replicas(Options, group="replicas"):
+    min: int = option(1, "fewest replicas; with 0 there is none while there are no requests", at_least=0)
+    max: int = option(1, "most replicas", at_least=1)
 
     def __post_init__(self) -> None:
-        _require(self.min >= 0, "min", "at least 0", self.min)
-        _require(self.max >= 1, "max", "at least 1", self.max)
+        super().__post_init__()
         _require(self.min <= self.max, "min", f"at most max ({self.max})", self.min)
 
     @property
@@ -41,81 +40,68 @@ class Replicas:
 
 
 @dataclass(frozen=True)
-class RoleSpec:
+class RoleSpec(Options, group="role"):
     """Replicas of one kind."""
 
     role: Role = "aggregated"
     engine: EngineOptions = field(default_factory=EngineOptions)  # `peers` are the replica's own affair
     replicas: Replicas = field(default_factory=Replicas)
-    gpus: float = 0.0  # of each replica
-    cpus: float = 1.0  # of each replica, and threads of its engine
-    tensor_parallel_size: int = 1
-    surge: bool = True  # an update starts new replicas before it ends old ones; false where there is no room for both
+    gpus: float = option(0.0, "GPUs per replica", at_least=0)
+    cpus: float = option(1.0, "CPUs per replica, and threads of its engine", above=0)
+    tensor_parallel_size: int = option(
+        1,
+        "GPUs per engine",
+        rule=("1 (an engine runs on one GPU; tensor parallelism is not available yet)", lambda size: size == 1),
+    )
+    surge: bool = option(
+        True, "whether an update starts new replicas before it ends old ones; false where there is no room for both"
+    )
 
     def __post_init__(self) -> None:
-        _require(self.gpus >= 0, "gpus", "at least 0", self.gpus)
+        super().__post_init__()
         _require(self.gpus <= 1 or self.gpus == int(self.gpus), "gpus", "whole, or below 1", self.gpus)
-        _require(self.cpus > 0, "cpus", "positive", self.cpus)
-        rule = "1 (an engine runs on one GPU; tensor parallelism is not available yet)"
-        _require(self.tensor_parallel_size == 1, "tensor-parallel-size", rule, self.tensor_parallel_size)
 
 
 @dataclass(frozen=True)
-class PrefillLimits:
+class PrefillLimits(Options, group="remote-prefill"):
     """When a decode replica lets a prefill replica compute a prompt."""
 
-    min_tokens: int = 512  # that its own prefix cache lacks
-    timeout_s: float = 10.0  # then it computes the prompt itself
-
-    def __post_init__(self) -> None:
-        _require(self.min_tokens >= 1, "min-tokens", "at least 1", self.min_tokens)
-        _require(self.timeout_s > 0, "timeout-s", "positive", self.timeout_s)
+    min_tokens: int = option(512, "fewest tokens of it that the decode replica's prefix cache lacks", at_least=1)
+    timeout_s: float = option(10.0, "seconds after which the decode replica computes it itself", above=0)
 
 
 @dataclass(frozen=True)
-class ServiceLevels:
+class ServiceLevels(Options, group="service-levels"):
     """What scaling aims at; means over the last seconds."""
 
-    ttft_s: float = 2.0  # to the first token
-    itl_s: float = 0.1  # between further ones
-
-    def __post_init__(self) -> None:
-        _require(self.ttft_s > 0, "ttft-s", "positive", self.ttft_s)
-        _require(self.itl_s > 0, "itl-s", "positive", self.itl_s)
+    ttft_s: float = option(2.0, "seconds to the first token", above=0)
+    itl_s: float = option(0.1, "seconds between further tokens", above=0)
 
 
 @dataclass(frozen=True)
-class ScalingOptions:
-    up_cooldown_s: float = 5.0  # between two steps up
-    down_cooldown_s: float = 60.0  # that there must have been too many replicas, before one goes
-    idle_s: float = 300.0  # without a request, before the last one goes, where min is 0
-
-    def __post_init__(self) -> None:
-        _require(self.up_cooldown_s >= 0, "up-cooldown-s", "at least 0", self.up_cooldown_s)
-        _require(self.down_cooldown_s >= 0, "down-cooldown-s", "at least 0", self.down_cooldown_s)
-        _require(self.idle_s >= 0, "idle-s", "at least 0", self.idle_s)
+class ScalingOptions(Options, group="scaling"):
+    up_cooldown_s: float = option(5.0, "seconds between two steps up", at_least=0)
+    down_cooldown_s: float = option(60.0, "seconds with too many replicas before one goes", at_least=0)
+    idle_s: float = option(300.0, "seconds without a request before the last replica goes, if min is 0", at_least=0)
 
 
 @dataclass(frozen=True)
-class ModelSpec:
+class ModelSpec(Options, group="model"):
     names: tuple[str, ...]  # what requests may call it; the first is its name in the cluster
     roles: tuple[RoleSpec, ...]  # aggregated alone, or prefill and decode
     levels: ServiceLevels = field(default_factory=ServiceLevels)
     prefill: PrefillLimits = field(default_factory=PrefillLimits)
     scaling: ScalingOptions = field(default_factory=ScalingOptions)
     queue: QueueLimits = field(default_factory=QueueLimits)
-    migration_retries: int = 4  # of a request whose replicas break; then it fails
-    start_timeout_s: float = 600.0  # for a replica to be ready
+    migration_retries: int = option(4, "replicas that a request may lose before it fails", at_least=0)
+    start_timeout_s: float = option(600.0, "seconds in which a replica must be ready", above=0)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _require(bool(self.names) and all(self.names), "name", "a name or several", self.names)
         kinds = sorted(role.role for role in self.roles)
         rule = "aggregated alone, or prefill and decode"
         _require(kinds in (["aggregated"], ["decode", "prefill"]), "roles", rule, " and ".join(kinds) or "none")
-        _require(self.migration_retries >= 0, "migration-retries", "at least 0", self.migration_retries)
-        _require(self.start_timeout_s > 0, "start-timeout-s", "positive", self.start_timeout_s)
-        _require(self.queue.max_requests >= 0, "max-requests", "at least 0", self.queue.max_requests)
-        _require(self.queue.max_wait_s > 0, "max-wait-s", "positive", self.queue.max_wait_s)
 
     @property
     def name(self) -> str:
@@ -131,9 +117,9 @@ class ModelSpec:
 
 
 @dataclass(frozen=True)
-class Deployment:
+class Deployment(Options, group="cluster"):
     models: tuple[ModelSpec, ...]
-    ray: str = LOCAL  # or `auto`, or the address of a Ray cluster
+    ray: str = option(LOCAL, "address of a Ray cluster, auto, or local", rule=("local, auto or an address", bool))
     server: ServerOptions = field(default_factory=ServerOptions)  # of each ingress
     tools: ToolOptions = field(default_factory=ToolOptions)
     ingress_replicas: int = 1  # on one machine they share the port
@@ -141,8 +127,8 @@ class Deployment:
     key: str = field(default="", repr=False)  # shared by all processes: see oscine.engine.wire.tcp; `up` draws one
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _require(bool(self.models), "models", "one or more", "none")
-        _require(bool(self.ray), "ray", "local, auto or an address", self.ray)
         _require(self.ingress_replicas >= 1, "replicas", "at least 1", self.ingress_replicas)
         check_cluster_key(self.key)
         _require(is_hex(self.prefix_seed), "prefix-seed", "hexadecimal digits, two a byte", self.prefix_seed)

@@ -2,13 +2,19 @@
 
 from dataclasses import dataclass, field
 
+from oscine.option import Options, option
 
-@dataclass(frozen=True, slots=True)
-class QueueLimits:
+
+@dataclass(frozen=True)
+class QueueLimits(Options, group="queue"):
     """Of the requests that wait because every replica of their model has enough to do."""
 
-    max_requests: int = 2048  # one more is refused
-    max_wait_s: float = 60.0  # a request that has to wait longer, or would by the estimate, is refused
+    max_requests: int = option(2048, "most requests that wait; further ones are refused", at_least=0)
+    max_wait_s: float = option(
+        60.0,
+        "most seconds of waiting; a request that has to wait longer, or would by the estimate, is refused",
+        above=0,
+    )
 
 
 @dataclass(frozen=True, slots=True)

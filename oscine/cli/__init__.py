@@ -7,10 +7,10 @@ import os
 import sys
 
 import oscine
-from oscine.cli.batch import command as batch
-from oscine.cli.bench import command as bench
-from oscine.cli.chat import command as chat
-from oscine.cli.cluster import command as cluster
+from oscine.cli.batch import command as batch_command
+from oscine.cli.bench import command as bench_command
+from oscine.cli.chat import command as chat_command
+from oscine.cli.cluster import command as cluster_command
 from oscine.cli.error import INTERRUPTED, CommandError
 from oscine.cli.parser import Parser
 from oscine.cli.serve import command as serve_command
@@ -26,7 +26,7 @@ def _parser() -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"oscine {oscine.__version__}")
     commands = parser.add_subparsers(prog=parser.prog, dest="command", metavar="COMMAND", required=True)
-    for command in (serve_command, chat_command, batch_command, bench, cluster_command, dynamo_worker):
+    for command in (serve_command, chat_command, batch_command, bench_command, cluster_command, dynamo_worker):
         command.add_command(commands)
     return parser
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from oscine.chat.messages import BuiltinCall, Conversation, Message, ResponseSchema, ToolCall
+from oscine.chat.messages import BuiltinCall, Conversation, ConversationError, Message, ResponseSchema, ToolCall
 from oscine.chat.tokenizer import Tokenizer
 from oscine.chat.tools import NAMESPACE, TRAINED, system_tools_section, tools_section
 from oscine.chat.typescript import compact_json, text_lines
@@ -33,8 +33,8 @@ class HarmonyRenderer:
     def render(self, conversation: Conversation, most: int | None = None) -> list[int]:
         """The prompt, up to and with `<|start|>assistant`.
 
-        Raises ValueError that names a tool that cannot be declared, or a tool_call_id without a call. Raises
-        PromptTooLong for a prompt that certainly has more than `most` tokens, without encoding it.
+        Raises ConversationError for a tool that cannot be declared or a tool_call_id without a call. Raises
+        PromptTooLong for a conversation that certainly has more than `most` tokens, without rendering it.
         """
         pieces = [*self._prompt(conversation)]
         if most is not None and self._tokenizer.exceeds([piece for piece in pieces if isinstance(piece, str)], most):
@@ -166,9 +166,8 @@ class HarmonyRenderer:
     def _tool_result(self, message: Message, names: dict[str, str]) -> Iterator[_Piece]:
         name = message.name if message.tool_call_id is None else names.get(message.tool_call_id)
         if name is None:
-            raise ValueError(
-                f"tool message answers tool_call_id {message.tool_call_id!r}, which no earlier message calls"
-            )
+            why = f"tool message answers tool_call_id {message.tool_call_id!r}, which no earlier message calls"
+            raise ConversationError("messages", why)
         yield from self._message(f"{NAMESPACE}.{name} to=assistant", message.content, "commentary")
 
     def _system_text(self, conversation: Conversation) -> str:

@@ -6,6 +6,14 @@ from typing import Any, Literal
 ReasoningEffort = Literal["low", "medium", "high"]
 
 
+class ConversationError(ValueError):
+    """A conversation that has no rendering. `param` is its field with the error."""
+
+    def __init__(self, param: Literal["messages", "tools"], why: str) -> None:
+        super().__init__(why)
+        self.param = param
+
+
 @dataclass(frozen=True, slots=True)
 class ToolCall:
     id: str

@@ -7,7 +7,7 @@ the system message declares. All others are declared in the developer message, b
 import re
 from collections.abc import Iterator, Sequence
 
-from oscine.chat.messages import FunctionTool, ToolNamespace
+from oscine.chat.messages import ConversationError, FunctionTool, ToolNamespace
 from oscine.chat.typescript import SchemaTypes, constraints, text_lines
 
 NAMESPACE = "functions"
@@ -16,20 +16,22 @@ _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
 def validate_tools(tools: Sequence[FunctionTool]) -> None:
-    """Raises ValueError that names the first function whose name is malformed or taken."""
+    """Raises ConversationError that names the first function whose name is malformed or taken."""
     seen: set[str] = set()
     for tool in tools:
         if not _NAME.fullmatch(tool.name):
-            raise ValueError(f"function name {tool.name!r} is not 1 to 64 letters, digits, underscores or hyphens")
+            raise ConversationError(
+                "tools", f"function name {tool.name!r} is not 1 to 64 letters, digits, underscores or hyphens"
+            )
         if tool.name in seen:
-            raise ValueError(f"function name {tool.name!r} is used twice")
+            raise ConversationError("tools", f"function name {tool.name!r} is used twice")
         seen.add(tool.name)
 
 
 def tools_section(tools: Sequence[FunctionTool], namespaces: Sequence[ToolNamespace] = ()) -> str:
     """The `# Tools` section of the developer message: functions and namespaces. Empty if there are none.
 
-    Raises ValueError that names the tool and what is wrong.
+    Raises ConversationError that names the tool and what is wrong.
     """
     functions = [ToolNamespace(NAMESPACE, functions=tuple(tools))] if tools else []
     return _section([*functions, *(n for n in namespaces if n.name not in TRAINED)])
@@ -62,7 +64,7 @@ def _namespace(namespace: ToolNamespace) -> str:
         try:
             lines += _declaration(tool, taken)
         except RecursionError:
-            raise ValueError(f"tool {tool.name!r}: the schema is nested too deeply") from None
+            raise ConversationError("tools", f"tool {tool.name!r}: the schema is nested too deeply") from None
     return "\n".join([*lines, f"}} // namespace {name}"])
 
 

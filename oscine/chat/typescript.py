@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import unquote
 
+from oscine.chat.messages import ConversationError
+
 _NAMES = {"integer": "number", "number": "number", "string": "string", "boolean": "boolean", "null": "null"}
 _OBJECT_KEYWORDS = ("properties", "additionalProperties", "required")
 _ARRAY_KEYWORDS = ("items", "prefixItems")
@@ -190,7 +192,8 @@ class SchemaTypes:
                 key = segment.replace("~1", "/").replace("~0", "~")
                 target = target[int(key)] if isinstance(target, list) else target[key]
         except (KeyError, IndexError, TypeError, ValueError):
-            raise ValueError(f"tool {self._owner!r}: schema reference {reference!r} cannot be resolved") from None
+            why = f"tool {self._owner!r}: schema reference {reference!r} cannot be resolved"
+            raise ConversationError("tools", why) from None
         return target
 
 

@@ -5,20 +5,14 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from oscine.api.anthropic.answer import AnthropicAnswer, Blocks
-from oscine.api.anthropic.request import chat_request, prompt_request, shows_thinking
+from oscine.api.anthropic.request import answer_form, chat_request, prompt_request, shows_thinking
 from oscine.api.anthropic.schemas import CountTokensRequest, MessagesRequest
-from oscine.api.http.errors import APIError
 from oscine.api.http.record import caller
 from oscine.api.http.work import beside
 from oscine.api.openai.chat_completions import chat_sequences
 from oscine.api.openai.conversation import conversation
 from oscine.api.openai.endpoint import Call, Endpoint
 from oscine.api.serving.generation import Generation
-
-_CHAT_SCHEMA, _SCHEMA = (
-    "response_format.json_schema.schema",
-    "output_config.format.schema",
-)  # the same, as clients know it
 
 
 class AnthropicMessages(Endpoint[MessagesRequest]):
@@ -27,11 +21,9 @@ class AnthropicMessages(Endpoint[MessagesRequest]):
     async def answer(self, call: Call[MessagesRequest], scope: Scope, receive: Receive, send: Send) -> None:
         body, stream = call.body, bool(call.body.stream)
         request = await beside(lambda: chat_request(body), call.size)
-        try:
-            (choice,), requests = await chat_sequences(self.service, request, call.model, call.size, separator="")
-        except APIError as error:
-            error.message = error.message.replace(_CHAT_SCHEMA, _SCHEMA)
-            raise
+        (choice,), requests = await chat_sequences(
+            self.service, request, call.model, call.size, form=answer_form(body), separator=""
+        )
         thinking = body.thinking
         hidden = thinking is not None and thinking.display == "omitted"
         blocks = Blocks(thinking=shows_thinking(thinking), thinking_text=not hidden)

@@ -32,7 +32,9 @@ from oscine.api.serving.schemas import (
     Tool,
     ToolCall,
 )
+from oscine.api.serving.text_format import AskedFormat
 from oscine.chat.effort import Effort
+from oscine.chat.grammar import JsonFormat
 
 _LITTLE, _MUCH = 4_096, 16_384  # tokens of a thinking budget: below is low effort, from there on high effort
 
@@ -98,6 +100,12 @@ def _thinking_budget(body: MessagesRequest) -> int | None:
     budget, limit = body.thinking.budget_tokens, body.max_tokens
     check(budget < limit, "thinking.budget_tokens", f"less than max_tokens ({limit})", budget)
     return budget
+
+
+def answer_form(body: MessagesRequest) -> AskedFormat | None:
+    """What is enforced of the answer."""
+    wanted = body.output_config.format if body.output_config else None
+    return None if wanted is None else AskedFormat(JsonFormat(wanted.schema), "output_config.format.schema")
 
 
 def _format(output: OutputConfig | None) -> ResponseFormat | None:

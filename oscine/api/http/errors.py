@@ -2,6 +2,8 @@
 
 import math
 import re
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -87,9 +89,13 @@ _AT = re.compile(r"(?P<what>.*) - at (?P<key>`key` in )?`\$\.?(?P<path>.*)`$", r
 _FIELD = re.compile(r"required field `(?P<name>[^`]*)`")
 
 
-def from_validation(error: msgspec.ValidationError, where: str = "") -> APIError:
-    """The error for a JSON body that is not a request of its endpoint; it names the parameter by its path. `where`:
-    path of the decoded part, if only a part of the body was decoded.
+def from_validation(
+    error: msgspec.ValidationError, where: str = "", choices: Mapping[str, Sequence[str]] = MappingProxyType({})
+) -> APIError:
+    """A body that is JSON but not the request that its endpoint takes: names the parameter by its path.
+
+    `where` is the path of what was decoded, if that was a part of the body. `choices` are the values that fields of
+    these names may have.
     """
     text = str(error)
     match = _AT.match(text)
@@ -99,6 +105,8 @@ def from_validation(error: msgspec.ValidationError, where: str = "") -> APIError
         path = f"{path}.{missing['name']}".lstrip(".")
         what = "it is required"
     path = path if not where else f"{where}{path}" if path.startswith("[") else f"{where}.{path}".rstrip(".")
+    if values := choices.get(path.rpartition(".")[2]):
+        what += f". Choose one of {', '.join(values)}"
     return invalid(path, what) if path else APIError(f"Invalid request: {what}.")
 
 

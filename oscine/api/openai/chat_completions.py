@@ -56,16 +56,23 @@ class ChatCompletions(Endpoint[ChatCompletionRequest]):
 
 
 async def chat_sequences(
-    service: Service, body: ChatCompletionRequest, model: ReadyModel, size: int, *, separator: str = "\n\n"
+    service: Service,
+    body: ChatCompletionRequest,
+    model: ReadyModel,
+    size: int,
+    *,
+    form: AskedFormat | None = None,
+    separator: str = "\n\n",
 ) -> tuple[list[ChatChoice], list[GenerationRequest]]:
     """The choices of a request and what the engine is to generate for each.
 
-    `size` is that of the body in bytes; `separator` joins the texts of several messages of one kind.
+    `size` is that of the body in bytes. `form` is the answer's, if the body does not say it by its own parameters.
+    `separator` joins the texts of several messages of one kind.
     """
     talk = service.reasoning.restore(caller(), await beside(lambda: conversation(body, service.date), size))
     n, stop = sampling.choices(body.n), sampling.stop_strings(body.stop)
     model.served.admission.check(n)  # before the prompt is made, which costs more
-    form, use = asked_format(body), tool_use(body, talk.tools)
+    form, use = form or asked_format(body), tool_use(body, talk.tools)
     check_beside_calls(extensions(body), use.choice)
     grammar = await _grammar(form, use, size)
     prompt = await model.prompts.render(talk, size)

@@ -91,8 +91,8 @@ def function_tools(tools: list[Tool] | None) -> tuple[chat.FunctionTool, ...]:
         functions.append(chat.FunctionTool(f.name, f.description or "", f.parameters, f.strict is True))
     try:
         validate_tools(functions)
-    except ValueError as error:
-        raise invalid("tools", str(error)) from None
+    except chat.ConversationError as error:
+        raise invalid(error.param, str(error)) from None
     return tuple(functions)
 
 

@@ -12,7 +12,7 @@ from msgspec import Struct
 from oscine.api.http.errors import invalid, unsupported
 from oscine.api.serving.schemas import convert
 from oscine.chat.grammar import ToolChoice
-from oscine.chat.messages import FunctionTool
+from oscine.chat.messages import ConversationError, FunctionTool
 from oscine.chat.tools import validate_tools
 
 Object = dict[str, Any]
@@ -85,8 +85,8 @@ class ClientTools:
         found = [client_tool for i, tool in enumerate(tools) for client_tool in _client_tools(tool, f"tools[{i}]")]
         try:
             validate_tools([tool.function for tool in found])
-        except ValueError as error:
-            raise invalid("tools", str(error)) from None
+        except ConversationError as error:
+            raise invalid(error.param, str(error)) from None
         self._tools = {tool.function.name: tool for tool in found}
 
     @property

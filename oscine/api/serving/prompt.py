@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from oscine.api.http.errors import APIError, invalid
 from oscine.api.http.work import beside
 from oscine.chat.harmony import HarmonyRenderer, PromptTooLong
-from oscine.chat.messages import BuiltinCall, Conversation
+from oscine.chat.messages import BuiltinCall, Conversation, ConversationError
 from oscine.chat.tokenizer import Tokenizer
 
 _MOST_TOKENS = 1 << 20  # of one text: more than any context, and as many as become Python's without a pause
@@ -52,9 +52,8 @@ class Prompts:
                 param=messages,
                 code="context_length_exceeded",
             ) from None
-        except ValueError as error:
-            param = "tools" if "tool " in str(error) and "tool message" not in str(error) else messages
-            raise invalid(param, str(error)) from None
+        except ConversationError as error:
+            raise invalid(messages if error.param == "messages" else error.param, str(error)) from None
 
     async def after_call(self, token_ids: Sequence[int], call: BuiltinCall, result: str) -> list[int]:
         """The prompt that goes on with the result of a built-in call; see HarmonyRenderer."""

@@ -219,7 +219,7 @@ def _decoded(body: bytes, type: type[T]) -> T:
         with _no_collection():
             return msgspec.json.decode(body, type=type)
     except msgspec.ValidationError as error:
-        raise _with_choices(from_validation(error)) from None
+        raise from_validation(error, choices=_CHOICES) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise APIError(f"The body is not valid JSON: {error}.", code="invalid_json") from None
     except RecursionError:
@@ -234,13 +234,6 @@ def _no_collection() -> Iterator[None]:
         yield
     finally:
         gc.enable()
-
-
-def _with_choices(error: APIError) -> APIError:
-    choices = _CHOICES.get((error.param or "").rpartition(".")[2])
-    if choices:
-        error.message += f" Choose one of {', '.join(choices)}."
-    return error
 
 
 def _too_many_values(body: bytes, why: str) -> APIError:

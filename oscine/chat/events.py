@@ -44,9 +44,10 @@ class BuiltinCallDelta:
 
 @dataclass(slots=True)
 class MessageEnd:
-    """A message that reported anything is complete."""
+    """A message that reported anything is over."""
 
     kind: MessageKind
+    cut: bool = field(default=False, compare=False)  # whether the token budget ended it
 
 
 Event = ReasoningDelta | ContentDelta | ToolCallBegin | ToolCallDelta | BuiltinCallBegin | BuiltinCallDelta | MessageEnd

@@ -56,7 +56,7 @@ class HarmonyParser:
     ) -> None:
         """`separator` joins the texts of messages of one kind. `functions`: names that may be called; None: all."""
         self._start = tokenizer.start
-        self._separator = separator
+        self.separator = separator
         self._namespaces = frozenset(namespaces)
         self._functions = None if functions is None else frozenset(functions)
         self._detokenizer = Detokenizer(tokenizer)
@@ -203,7 +203,7 @@ class HarmonyParser:
         if not self._begun:
             self._begin()
             if self._kind in _TEXTS:
-                text = self._separator + text if self._kind in self._said else text
+                text = self.separator + text if self._kind in self._said else text
                 self._said.add(self._kind)
         if self._kind == "tool_call":
             self._events.append(ToolCallDelta(self.num_tool_calls - 1, text))

@@ -11,7 +11,7 @@ from typing import Any
 from oscine.api.http.errors import unsupported
 from oscine.api.serving import formats, sampling
 from oscine.api.serving.parameters import SamplingFields, refuse
-from oscine.api.serving.text_format import extensions, only_format
+from oscine.api.serving.text_format import extensions, only_form
 from oscine.chat.grammar import JsonFormat
 from oscine.chat.messages import FunctionTool
 from oscine.chat.tokenizer import Tokenizer
@@ -44,12 +44,12 @@ async def generation_request(asked: Mapping[str, Any], request_id: str, model: M
         sampling.check(known, "prompt", f"made of token ids from 0 to below {model.vocab_size}", extreme)
     fields = _sampling_fields(asked)
     refuse(fields)
-    max_tokens = sampling.max_new_tokens(len(prompt), fields.max_tokens, model.max_model_len, prompt="prompt")
-    params = sampling.sampling_params(
+    params = sampling.read(
         fields,
-        max_tokens=max_tokens,
-        vocab_size=model.vocab_size,
-        model_stop_ids=_own_stop_ids(asked),
+        model,
+        _own_stop_ids(asked),
+        len(prompt),
+        fields.max_tokens,
         logprobs=_group(asked, "output_options").get("logprobs"),
     )
     grammar = await _grammar(asked, fields, prompt, model.tokenizer)
@@ -163,17 +163,17 @@ async def _grammar(
     the answer or, where a call is required, an array of calls or the arguments of one. gpt-oss writes all of these
     within harmony's envelope.
     """
-    form = only_format([*extensions(fields)])
+    form = only_form([*extensions(fields)])
     if form is None:
         return None
     opening = [tokenizer.start, *tokenizer.encode("assistant")]
     if prompt[-len(opening) :] != opening:
-        return await formats.text_constraint(form.format, form.param)
+        return await formats.text_constraint(form)
     functions = _functions(asked, prompt, tokenizer)
     if functions and asked.get("require_reasoning") and isinstance(form.format, JsonFormat):
         return await _calls(form.format.schema, functions)
     tools = [FunctionTool(name) for name in functions]
-    return await formats.constraint(form.format, tools, text_param=form.param)
+    return await formats.constraint(form, tools)
 
 
 def _functions(asked: Mapping[str, Any], prompt: list[int], tokenizer: Tokenizer) -> list[str]:

@@ -107,6 +107,15 @@ def test_what_ends_in_time_is_not_touched(scripted: ScriptedServer, size: int) -
     assert not scripted.engine.cancelled
 
 
+def test_an_answer_that_is_complete_is_not_followed_by_another(scripted: ScriptedServer) -> None:
+    """With ignore_eos the engine goes on behind the answer, and what it says there is left out."""
+    t = scripted.tokenizer
+    thinks_for_ever(scripted, 3, t.channel, "final", t.message, "4", t.return_)
+    (choice,) = scripted.chat(max_tokens=100, final_headroom=40, ignore_eos=True)["choices"]
+    assert choice["message"]["content"] == "4"
+    assert len(scripted.engine.requests) == 1
+
+
 def test_a_header_is_replaced(scripted: ScriptedServer) -> None:
     t = scripted.tokenizer
     thinks_for_ever(scripted, 7, t.channel, "analysis", t.message, "2", t.end, t.start, "assistant", t.channel, "fin")

@@ -6,26 +6,37 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oscine.api.openai.text_choice import TextChoice
+from oscine.api.openai.answers import CompletionChoice
+from oscine.api.openai.completions import TextAnswer
+from oscine.api.openai.text_parser import TextParser
+from oscine.api.serving.schemas import CompletionRequest
+from oscine.api.serving.turn import Turn
 from oscine.chat.tokenizer import Tokenizer
-from oscine.types import GenerationOutput, TokenLogprobs
+from oscine.types import GenerationOutput, GenerationRequest, SamplingParams, TokenLogprobs
 
 PROMPT = [*b"Hi"]
 
 
-def play(tokenizer: Tokenizer, ids: list[int], cuts: list[int], **options: Any) -> tuple[str, TextChoice]:
-    choice = TextChoice(tokenizer, PROMPT, **options)
-    text = ""
+def play(
+    tokenizer: Tokenizer, ids: list[int], cuts: list[int], *, stop: list[str], echo: bool, skip: bool
+) -> tuple[CompletionChoice, int]:
+    """The whole choice, and how many tokens it counts."""
+    no_model: Any = None  # it is for turns that go on
+    request = GenerationRequest("r", PROMPT, SamplingParams(max_tokens=len(ids)))
+    turn = Turn(no_model, request, TextParser(tokenizer, stop, skip_special=skip))
+    body = CompletionRequest(prompt="Hi", echo=echo, skip_special_tokens=skip, logprobs=0)
+    (choice,) = TextAnswer([turn], 1, "m", body, tokenizer).choices
     edges = sorted({0, len(ids), *(cut for cut in cuts if cut < len(ids))})
     for start, end in pairwise(edges):
         piece = ids[start:end]
         logprobs = [TokenLogprobs(i, -1.0, ()) for i in piece]
         of_prompt = [TokenLogprobs(PROMPT[1], -2.0, ())] if start == 0 else None
         finish = "stop" if end == len(ids) else None
-        text += choice.feed(GenerationOutput("r", piece, logprobs, of_prompt, finish))  # type: ignore[arg-type]
-        if choice.finish_reason is not None:
+        output = GenerationOutput("r", piece, logprobs, of_prompt, finish)  # type: ignore[arg-type]
+        assert choice.encode(turn.feed(output)) == b""
+        if turn.finish_reason is not None:
             break
-    return text, choice
+    return choice.answer(), turn.num_tokens
 
 
 @settings(deadline=None)
@@ -39,15 +50,14 @@ def play(tokenizer: Tokenizer, ids: list[int], cuts: list[int], **options: Any) 
 def test_pieces_join_to_the_whole(
     tokenizer: Tokenizer, ids: list[int], cuts: list[int], stop: list[str], echo: bool, skip: bool
 ) -> None:
-    options: dict[str, Any] = {"stop": stop, "echo": echo, "skip_special_tokens": skip, "top_logprobs": 0}
-    whole, once = play(tokenizer, ids, [], **options)
-    text, choice = play(tokenizer, ids, cuts, **options)
-    assert text == whole
-    assert choice.num_tokens == once.num_tokens
-    assert choice.take_logprobs() == once.take_logprobs()
+    once, num_tokens = play(tokenizer, ids, [], stop=stop, echo=echo, skip=skip)
+    pieces = play(tokenizer, ids, cuts, stop=stop, echo=echo, skip=skip)
+    assert pieces == (once, num_tokens)
+    assert once.logprobs is not None
+    assert len(once.logprobs.tokens) == num_tokens + (len(PROMPT) if echo else 0)
     shown = [i for i in ids if not tokenizer.is_special(i)] if skip else ids
     plain = tokenizer.decode(shown)
     ends = [(plain.find(s) + len(s), -len(s)) for s in stop if s in plain]
     end, back = min(ends, default=(len(plain), 0))
-    assert whole == ("Hi" if echo else "") + plain[: end + back]
-    assert choice.finish_reason == "stop"
+    assert once.text == ("Hi" if echo else "") + plain[: end + back]
+    assert once.finish_reason == "stop"

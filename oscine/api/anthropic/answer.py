@@ -1,6 +1,6 @@
 """An answer as Anthropic's Messages API words it: blocks of thinking, text and calls, streamed or whole.
 
-Knows the JSON of blocks and events; what the model said comes from a ChatChoice.
+Knows the JSON of blocks and events; what the model said comes from a Turn.
 """
 
 import hashlib
@@ -13,10 +13,8 @@ import msgspec
 
 from oscine.api.http.errors import APIError
 from oscine.api.http.sse import named_event
-from oscine.api.openai.chat_choice import ChatChoice
-from oscine.api.serving.generation import SentChoice
-from oscine.chat.events import ContentDelta, Event, MessageEnd, ReasoningDelta, ToolCallBegin, ToolCallDelta
-from oscine.types import GenerationOutput
+from oscine.api.serving.turn import Turn, TurnEvent
+from oscine.chat.events import ContentDelta, MessageEnd, ReasoningDelta, ToolCallBegin, ToolCallDelta
 
 Json = dict[str, Any]
 
@@ -37,7 +35,7 @@ class Blocks:
         self._open: str | None = None  # type of the block that grows
         self._thought = hashlib.blake2b(digest_size=24)
 
-    def feed(self, events: Sequence[Event]) -> Iterator[Json]:
+    def feed(self, events: Sequence[TurnEvent]) -> Iterator[Json]:
         for event in events:
             match event:
                 case ReasoningDelta() if self._thinking:
@@ -79,11 +77,11 @@ class Blocks:
         return {"type": "content_block_delta", "index": self._index, "delta": {"type": kind, field: text}}
 
 
-class AnthropicAnswer(SentChoice[ChatChoice]):
+class AnthropicAnswer:
     """One answer, as a stream of events or as one object. It is the only choice of itself."""
 
-    def __init__(self, choice: ChatChoice, model: str, blocks: Blocks, *, stream: bool) -> None:
-        super().__init__(choice)
+    def __init__(self, turn: Turn, model: str, blocks: Blocks, *, stream: bool) -> None:
+        self.turn = turn
         self._blocks, self._stream = blocks, stream
         self._message: Json = {
             "id": f"msg_{uuid.uuid4().hex}",
@@ -95,15 +93,14 @@ class AnthropicAnswer(SentChoice[ChatChoice]):
             "stop_sequence": None,
         }
         self._begun = False
-        self.choices = (self,)
 
-    def feed(self, output: GenerationOutput) -> bytes:
-        events = [*self._blocks.feed(self.choice.feed(output))]
+    def encode(self, events: Sequence[TurnEvent]) -> bytes:
+        made = [*self._blocks.feed(events)]
         if not self._stream:
-            self._keep(events)
+            self._keep(made)
             return b""
         begin = b"" if self._begun else self._begin()
-        return begin + b"".join(map(sse, events))
+        return begin + b"".join(map(sse, made))
 
     def _begin(self) -> bytes:
         self._begun = True
@@ -121,18 +118,18 @@ class AnthropicAnswer(SentChoice[ChatChoice]):
 
     def _usage(self) -> Json:
         """Prompt tokens that the prefix cache had are not among the input tokens."""
-        choice = self.choice
+        turn = self.turn
         return {
-            "input_tokens": choice.num_prompt_tokens - choice.num_cached_tokens,
+            "input_tokens": turn.num_prompt_tokens - turn.num_cached_tokens,
             "cache_creation_input_tokens": 0,
-            "cache_read_input_tokens": choice.num_cached_tokens,
-            "output_tokens": choice.num_tokens,
-            "output_tokens_details": {"thinking_tokens": choice.num_reasoning_tokens},
+            "cache_read_input_tokens": turn.num_cached_tokens,
+            "output_tokens": turn.num_tokens,
+            "output_tokens_details": {"thinking_tokens": turn.num_reasoning_tokens},
         }
 
     def _ending(self) -> Json:
-        stopped_by = self.choice.stop_string
-        reason = _STOP_REASONS[self.choice.finish_reason or "stop"]
+        stopped_by = self.turn.stop_string
+        reason = _STOP_REASONS[self.turn.finish_reason or "stop"]
         return {"stop_reason": "stop_sequence" if stopped_by else reason, "stop_sequence": stopped_by}
 
     def last_event(self) -> bytes:

@@ -1,5 +1,7 @@
 """/v1/messages and /v1/messages/count_tokens: Anthropic's API, over the same sequences as chat completions."""
 
+from dataclasses import replace
+
 import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -7,12 +9,13 @@ from starlette.types import Receive, Scope, Send
 from oscine.api.anthropic.answer import AnthropicAnswer, Blocks
 from oscine.api.anthropic.request import answer_form, chat_request, prompt_request, shows_thinking
 from oscine.api.anthropic.schemas import CountTokensRequest, MessagesRequest
-from oscine.api.http.record import caller
 from oscine.api.http.work import beside
-from oscine.api.openai.chat_completions import chat_sequences
+from oscine.api.openai.chat_completions import chat_turns
 from oscine.api.openai.conversation import conversation
-from oscine.api.openai.endpoint import Call, Endpoint
+from oscine.api.openai.endpoint import Endpoint
+from oscine.api.serving.call import Call
 from oscine.api.serving.generation import Generation
+from oscine.api.serving.schemas import ChatCompletionRequest
 
 
 class AnthropicMessages(Endpoint[MessagesRequest]):
@@ -21,15 +24,13 @@ class AnthropicMessages(Endpoint[MessagesRequest]):
     async def answer(self, call: Call[MessagesRequest], scope: Scope, receive: Receive, send: Send) -> None:
         body, stream = call.body, bool(call.body.stream)
         request = await beside(lambda: chat_request(body), call.size)
-        (choice,), requests = await chat_sequences(
-            self.service, request, call.model, call.size, form=answer_form(body), separator=""
-        )
+        whole: Call[ChatCompletionRequest] = replace(call, body=request)  # type: ignore[arg-type]
+        (turn,) = await chat_turns(self.service, whole, form=answer_form(body), separator="")
         thinking = body.thinking
         hidden = thinking is not None and thinking.display == "omitted"
         blocks = Blocks(thinking=shows_thinking(thinking), thinking_text=not hidden)
-        answer = AnthropicAnswer(choice, call.name, blocks, stream=stream)
-        generation = Generation(call.model.served, answer.choices, requests, call.arrived_s)
-        await self.respond(generation, answer, scope, receive, send, stream=stream)
+        answer = AnthropicAnswer(turn, call.name, blocks, stream=stream)
+        await self.respond(Generation(whole, [answer]), answer, scope, receive, send, stream=stream)
 
 
 class CountTokens(Endpoint[CountTokensRequest]):
@@ -37,7 +38,7 @@ class CountTokens(Endpoint[CountTokensRequest]):
 
     async def answer(self, call: Call[CountTokensRequest], scope: Scope, receive: Receive, send: Send) -> None:
         said = await beside(lambda: conversation(prompt_request(call.body), self.service.date), call.size)
-        talk = self.service.reasoning.restore(caller(), said)
+        talk = self.service.reasoning.restore(call.caller.name, said)
         prompt = await call.model.prompts.render(talk, call.size)
         body = msgspec.json.encode({"input_tokens": len(prompt)})
         await Response(body, media_type="application/json")(scope, receive, send)

@@ -32,7 +32,7 @@ from oscine.api.serving.schemas import (
     Tool,
     ToolCall,
 )
-from oscine.api.serving.text_format import AskedFormat
+from oscine.api.serving.text_format import Form
 from oscine.chat.effort import Effort
 from oscine.chat.grammar import JsonFormat
 
@@ -102,10 +102,10 @@ def _thinking_budget(body: MessagesRequest) -> int | None:
     return budget
 
 
-def answer_form(body: MessagesRequest) -> AskedFormat | None:
+def answer_form(body: MessagesRequest) -> Form | None:
     """What is enforced of the answer."""
     wanted = body.output_config.format if body.output_config else None
-    return None if wanted is None else AskedFormat(JsonFormat(wanted.schema), "output_config.format.schema")
+    return None if wanted is None else Form(JsonFormat(wanted.schema), "output_config.format.schema")
 
 
 def _format(output: OutputConfig | None) -> ResponseFormat | None:

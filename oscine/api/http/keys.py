@@ -4,6 +4,7 @@ Keys are held as their SHA-256.
 """
 
 import hashlib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from oscine.api.http.record import current, header
 from oscine.config import ServerOptions
 from oscine.option import OptionError
 
+_KEY = "oscine.key"  # in an ASGI scope: the KeyUse of the request
 _DIGITS = frozenset("0123456789abcdef")
 
 
@@ -111,6 +113,26 @@ class ApiKeys:
         return self._by_digest.get(hashlib.sha256(shown).digest())
 
 
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """The client of one request."""
+
+    key: KeyUse | None = None  # None: the server has no keys
+    receive: Receive | None = None  # reports that the client has left; None: no client can leave
+
+    @classmethod
+    def of(cls, scope: Scope, receive: Receive | None = None) -> "Caller":
+        return cls(scope.get(_KEY), receive)
+
+    @property
+    def name(self) -> str:
+        """Name of the key, which owns what is kept for the request; empty without a key."""
+        return "" if self.key is None else self.key.name
+
+
+NO_CALLER = Caller()
+
+
 class KeyCheck:
     """Middleware of an endpoint that asks for a key. A POST counts as a request of its key."""
 
@@ -134,6 +156,7 @@ class KeyCheck:
         record = current.get()
         if record is not None:
             record.key = use
+        scope[_KEY] = use
         if scope["method"] == "POST":
             use.take_request()
         await self.app(scope, receive, send)

@@ -1,7 +1,7 @@
-"""The record of one HTTP request, for its log line, its trace and the limits of its key.
+"""What is learned of one HTTP request while it is served, for its log line, its metrics and its trace.
 
-It is filled in while the request is served. It never holds the text of a prompt or an answer. `current` is the record
-of the request that the running task serves, also in the tasks that it starts.
+It never holds text of a prompt or an answer. `current` is the record of the request that the running task serves, also
+in the tasks that it starts. It is read for logging only.
 """
 
 import re
@@ -10,7 +10,7 @@ import uuid
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
-from starlette.types import Receive, Scope
+from starlette.types import Scope
 
 from oscine.api.http.rate_limits import KeyUse
 from oscine.engine.wire.stream import Stay
@@ -44,7 +44,6 @@ class RequestRecord:
     started_s: float  # on the clock of time.perf_counter
     started_ns: int  # since 1970
     client: str | None = None  # address; behind a trusted proxy, the address that uvicorn reads from its header
-    receive: Receive | None = None  # reports that the client has left
     route: str = ""  # the path of the endpoint, parameters by name
     body_values: int = 0  # received, as oscine.api.http.body counts them
     held_bytes: int = 0  # memory counted for the body
@@ -91,12 +90,6 @@ class RequestRecord:
 
 
 current: ContextVar[RequestRecord | None] = ContextVar("oscine_request", default=None)
-
-
-def caller() -> str:
-    """Name of the running request's API key, the owner of all data stored for it; empty without a key."""
-    record = current.get()
-    return "" if record is None or record.key is None else record.key.name
 
 
 def header(scope: Scope, wanted: bytes) -> bytes:

@@ -1,13 +1,26 @@
-"""The JSON of answers as msgspec structs, for /openapi.json alone: answers are written by hand, as that is quicker.
-
-A test reads real answers by these.
-"""
+"""The JSON of answers as msgspec structs: answers are made of them, and /openapi.json describes them."""
 
 from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-from oscine.api.openai.usage import Usage
+from oscine.api.serving.logprobs import CompletionLogprobs, TokenLogprob
+
+
+class PromptDetails(Struct):
+    cached_tokens: int
+
+
+class CompletionDetails(Struct):
+    reasoning_tokens: int
+
+
+class Usage(Struct):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptDetails
+    completion_tokens_details: CompletionDetails
 
 
 class ErrorDetail(Struct):
@@ -52,16 +65,6 @@ class AnswerMessage(Struct):
     tool_calls: list[AnswerToolCall] | UnsetType = UNSET
 
 
-class TopLogprob(Struct):
-    token: str
-    logprob: float
-    bytes: list[int]
-
-
-class TokenLogprob(TopLogprob):
-    top_logprobs: list[TopLogprob]
-
-
 class ChatLogprobs(Struct):
     content: list[TokenLogprob]
     refusal: None
@@ -83,13 +86,6 @@ class ChatCompletion(Struct):
     choices: list[ChatCompletionChoice]
     usage: Usage
     prompt_token_ids: list[int] | UnsetType = UNSET
-
-
-class CompletionLogprobs(Struct):
-    tokens: list[str]
-    token_logprobs: list[float | None]
-    top_logprobs: list[dict[str, float] | None]
-    text_offset: list[int]
 
 
 class CompletionChoice(Struct):
@@ -168,11 +164,6 @@ class Readiness(Struct):
 
 class Version(Struct):
     version: str
-
-
-class AnthropicUsage(Struct):
-    input_tokens: int
-    output_tokens: int
 
 
 class AnthropicAnswer(Struct):

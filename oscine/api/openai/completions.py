@@ -1,25 +1,31 @@
 """/v1/completions: raw text or token ids in, raw text out."""
 
-import time
-import uuid
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 from starlette.types import Receive, Scope, Send
 
-from oscine.api.http.errors import APIError, invalid, unsupported
-from oscine.api.http.sse import DONE, event, failure
-from oscine.api.openai.endpoint import Call, Endpoint
-from oscine.api.openai.text_choice import TextChoice
-from oscine.api.openai.usage import Usage, usage
+from oscine.api.http.errors import invalid, unsupported
+from oscine.api.openai.answers import Completion, CompletionChoice
+from oscine.api.openai.endpoint import Endpoint
+from oscine.api.openai.stream import OpenAIAnswer
+from oscine.api.openai.text_parser import TextParser
 from oscine.api.serving import sampling
+from oscine.api.serving.call import Call
 from oscine.api.serving.formats import text_constraint
-from oscine.api.serving.generation import Generation, SentChoice, engine_request
+from oscine.api.serving.generation import Generation
+from oscine.api.serving.logprobs import TextLogprobs
 from oscine.api.serving.schemas import CompletionRequest
 from oscine.api.serving.served_model import ReadyModel
-from oscine.api.serving.text_format import asked_format
-from oscine.types import GenerationOutput, SamplingParams
+from oscine.api.serving.text_format import asked_form
+from oscine.api.serving.turn import Turn, TurnEvent
+from oscine.chat.detokenizer import Detokenizer
+from oscine.chat.events import ContentDelta
+from oscine.chat.tokenizer import Tokenizer
+from oscine.types import SamplingParams
 
 _DEFAULT_MAX_TOKENS = 16  # as OpenAI's
 
@@ -30,23 +36,22 @@ class Completions(Endpoint[CompletionRequest]):
     async def answer(self, call: Call[CompletionRequest], scope: Scope, receive: Receive, send: Send) -> None:
         body, model = call.body, call.model
         _check_supported(body)
-        n, stop = sampling.choices(body.n), sampling.stop_strings(body.stop)
+        n, stop = sampling.choices(body), sampling.stop_strings(body.stop)
         given = _prompts(body.prompt)
         model.served.admission.check(len(given) * n)
         prompts = await _token_ids(given, model)
-        priority = sampling.priority(body.priority)
-        form = asked_format(body)
-        grammar = None if form is None else await text_constraint(form.format, form.param, call.size)
-        params = [replace(_sampling_params(body, len(prompt), model), grammar=grammar) for prompt in prompts]
-        choices = [_choice(body, model, prompt, stop) for prompt in prompts for _ in range(n)]
+        form = asked_form(body)
+        grammar = None if form is None else await text_constraint(form, call.caller)
+        params = [replace(_sampling_params(call, len(prompt)), grammar=grammar) for prompt in prompts]
         requests = [
-            engine_request(prompt, sampling.with_seed(own, i), priority, body.cache_salt)
+            call.engine_request(prompt, sampling.with_seed(own, i))
             for prompt, own in zip(prompts, params, strict=True)
             for i in range(n)
         ]
-        answer = TextAnswer(choices, n, call.name, body)
-        generation = Generation(model.served, answer.choices, requests, call.arrived_s)
-        await self.respond(generation, answer, scope, receive, send, stream=body.stream)
+        skip = body.skip_special_tokens is not False
+        turns = [Turn(model, request, TextParser(model.tokenizer, stop, skip_special=skip)) for request in requests]
+        answer = TextAnswer(turns, len(prompts), call.name, body, model.tokenizer)
+        await self.respond(Generation(call, answer.choices), answer, scope, receive, send, stream=body.stream)
 
 
 def _check_supported(body: CompletionRequest) -> None:
@@ -78,101 +83,90 @@ def _is_ids(prompt: Any) -> bool:
     return isinstance(prompt, list) and bool(prompt) and all(type(i) is int for i in prompt)
 
 
-def _sampling_params(body: CompletionRequest, num_prompt_tokens: int, model: ReadyModel) -> SamplingParams:
+def _sampling_params(call: Call[CompletionRequest], num_prompt_tokens: int) -> SamplingParams:
+    body, model = call.body, call.model
     wanted = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
-    max_tokens = sampling.max_new_tokens(
-        num_prompt_tokens, wanted, model.info.max_model_len, prompt="prompt", minimum=0 if body.echo else 1
-    )
     of_prompt = body.logprobs if body.echo else None
-    return model.sampling_params(
+    return sampling.read(
         body,
-        max_tokens=max_tokens,
+        model.info,
+        model.tokenizer.turn_end_ids,
+        num_prompt_tokens,
+        wanted,
+        minimum=0 if body.echo else 1,
         logprobs=body.logprobs,
         # Nothing to generate: the engine then needs something else to report, the prompt's own log-probabilities.
-        prompt_logprobs=0 if of_prompt is None and max_tokens == 0 else of_prompt,
+        prompt_logprobs=0 if of_prompt is None and wanted == 0 else of_prompt,
     )
 
 
-def _choice(body: CompletionRequest, model: ReadyModel, prompt: list[int], stop: tuple[str, ...]) -> TextChoice:
-    return TextChoice(
-        model.tokenizer,
-        prompt,
-        stop=stop,
-        echo=bool(body.echo),
-        top_logprobs=body.logprobs,
-        skip_special_tokens=body.skip_special_tokens is not False,
-    )
-
-
-class _Sent(SentChoice[TextChoice]):
-    """A choice, and what of it is to be sent: event by event, or as a whole."""
-
-    def __init__(
-        self, answer: "TextAnswer", index: int, choice: TextChoice, *, stream: bool, prompt: list[int] | None
-    ) -> None:
-        """`prompt`: token ids of the prompt if the answer carries token ids, else None."""
-        super().__init__(choice)
-        self._answer, self._index, self._stream = answer, index, stream
-        self._ids = None if prompt is None else {"prompt_token_ids": prompt, "token_ids": list[int]()}
-        self.text = ""
-
-    def feed(self, output: GenerationOutput) -> bytes:
-        known = self.num_tokens
-        text = self.choice.feed(output)
-        if self._ids is not None:
-            self._ids["token_ids"] += output.token_ids[: self.num_tokens - known]
-        if not self._stream:
-            self.text += text
-            return b""
-        if not text and self.finish_reason is None and not self._ids:
-            return b""
-        return self._answer.event(self.as_dict(text))
-
-    def as_dict(self, text: str) -> dict[str, Any]:
-        logprobs = self.choice.take_logprobs()
-        shown = {"index": self._index, "text": text, "logprobs": logprobs, "finish_reason": self.finish_reason}
-        if self._ids is None:
-            return shown
-        ids, self._ids = self._ids, {"token_ids": []}
-        return shown | ids
-
-
-class TextAnswer:
+class TextAnswer(OpenAIAnswer):
     """The answer to one request: n choices for each prompt, in the order of the prompts."""
 
-    def __init__(self, choices: list[TextChoice], n: int, model: str, body: CompletionRequest) -> None:
-        fields = {"id": f"cmpl-{uuid.uuid4().hex}", "object": "text_completion", "created": int(time.time())}
-        self._start = msgspec.json.encode({**fields, "model": model})[:-1]
-        self._n = n
-        self._include_usage = bool(body.stream_options and body.stream_options.include_usage)
-        self._end = b',"usage":null}' if self._include_usage else b"}"
-        stream, with_ids = bool(body.stream), bool(body.return_token_ids)
-        self.choices = [
-            _Sent(self, i, choice, stream=stream, prompt=choice.prompt if with_ids else None)
-            for i, choice in enumerate(choices)
-        ]
-
-    def event(self, choice: dict[str, Any]) -> bytes:
-        return event(self._start + b',"choices":[' + msgspec.json.encode(choice) + b"]" + self._end)
-
-    def _usage(self) -> Usage:
-        choices = [sent.choice for sent in self.choices]
-        first = choices[:: self._n]  # of each prompt
-        return usage(
-            prompt=sum(choice.num_prompt_tokens for choice in first),
-            cached=sum(choice.num_cached_tokens for choice in first),
-            completion=sum(choice.num_tokens for choice in choices),
-            reasoning=0,
-        )
-
-    def last_event(self) -> bytes:
-        if not self._include_usage:
-            return DONE
-        return event(self._start + b',"choices":[],"usage":' + msgspec.json.encode(self._usage()) + b"}") + DONE
-
-    def failure(self, error: APIError) -> bytes:
-        return failure(error)
+    def __init__(
+        self, turns: Sequence[Turn], num_prompts: int, model: str, body: CompletionRequest, tokenizer: Tokenizer
+    ) -> None:
+        super().__init__(("cmpl", "text_completion"), model, body, turns, num_prompts)
+        self.request, self.tokenizer = body, tokenizer
+        self.choices = [TextChoice(self, i, turn) for i, turn in enumerate(turns)]
 
     def body(self) -> bytes:
-        choices = msgspec.json.encode([sent.as_dict(sent.text) for sent in self.choices])
-        return self._start + b',"choices":' + choices + b',"usage":' + msgspec.json.encode(self._usage()) + b"}"
+        choices = [choice.answer() for choice in self.choices]
+        return msgspec.json.encode(
+            Completion(self.id, "text_completion", self.created, self.model, choices, self.usage())
+        )
+
+
+class TextChoice:
+    """One choice, sent event by event or as a whole.
+
+    Log-probabilities are those of every generated token, special ones too, up to the one that ends the choice.
+    """
+
+    def __init__(self, answer: TextAnswer, index: int, turn: Turn) -> None:
+        body = answer.request
+        self.turn = turn
+        self._answer, self._index, self._tokenizer = answer, index, answer.tokenizer
+        self._prompt = turn.request.prompt_token_ids
+        self._echo, self._skip_special = bool(body.echo), body.skip_special_tokens is not False
+        self._streams, self._with_ids = bool(body.stream), bool(body.return_token_ids)
+        self._logprobs = None if body.logprobs is None else TextLogprobs(answer.tokenizer, body.logprobs)
+        self._text: list[str] = []  # not sent yet
+        self._num_seen = self._num_sent = 0  # generated tokens
+        self._prompt_ids: list[int] | UnsetType = self._prompt  # not sent yet
+
+    def encode(self, events: Sequence[TurnEvent]) -> bytes:
+        if self._echo:
+            self._echo = False
+            self._text.append(self._echoed())
+        self._text += [event.text for event in events if type(event) is ContentDelta]
+        if self._logprobs is not None and self.turn.logprobs:
+            positions = range(self._num_seen, self.turn.num_tokens)
+            for i in positions:
+                self._logprobs.add(self.turn.generated[i], self.turn.logprobs[i])
+            self._num_seen = self.turn.num_tokens
+        if not self._streams or not (any(self._text) or self.turn.finish_reason is not None or self._with_ids):
+            return b""
+        return self._answer.start + b',"choices":[' + msgspec.json.encode(self.answer()) + b"]" + self._answer.end
+
+    def answer(self) -> CompletionChoice:
+        """What was not sent yet."""
+        text, self._text = "".join(self._text), []
+        logprobs = None if self._logprobs is None else self._logprobs.take()
+        reason: Any = self.turn.finish_reason  # null in all events but the last one
+        choice = CompletionChoice(self._index, text, logprobs, reason)
+        if self._with_ids:
+            choice.prompt_token_ids, self._prompt_ids = self._prompt_ids, UNSET
+            choice.token_ids = self.turn.generated[self._num_sent :]
+            self._num_sent = self.turn.num_tokens
+        return choice
+
+    def _echoed(self) -> str:
+        """The prompt, with its log-probabilities; stop strings are not looked for in it."""
+        if self._logprobs is not None:
+            for token_id, position in zip(self._prompt, [None, *(self.turn.prompt_logprobs or ())], strict=True):
+                self._logprobs.add(token_id, position)
+        if not self._skip_special:
+            return self._tokenizer.decode(self._prompt)
+        detokenizer = Detokenizer(self._tokenizer)
+        return detokenizer.feed(self._prompt) + detokenizer.finish()

@@ -6,10 +6,8 @@ Knows HTTP bodies, connections and names of models; neither what is asked nor ho
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Protocol
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -18,41 +16,18 @@ from starlette.types import Receive, Scope, Send
 from oscine.api.http.body import read_body
 from oscine.api.http.connection import run_while_connected
 from oscine.api.http.errors import APIError, internal
+from oscine.api.http.keys import Caller
 from oscine.api.http.sse import EventStream
-from oscine.api.serving.generation import Choice, Generation
+from oscine.api.serving.call import Call, T
+from oscine.api.serving.generation import Generation
 from oscine.api.serving.schemas import decode
-from oscine.api.serving.served_model import ReadyModel
 from oscine.api.serving.service import Service
 
 logger = logging.getLogger(__name__)
 
 
-class NamesModel(Protocol):
-    """The record that a body is decoded into."""
-
-    @property
-    def model(self) -> str | None: ...
-
-
-T = TypeVar("T", bound=NamesModel)
-
-
-@dataclass(frozen=True, slots=True)
-class Call(Generic[T]):
-    """A request as an endpoint gets it."""
-
-    body: T
-    name: str  # of the model, as the client calls it
-    model: ReadyModel
-    size: int  # of the body, in bytes
-    arrived_s: float  # on the clock of time.perf_counter
-
-
 class Answer(Protocol):
-    """What one request is answered with. choices are in the order of the requests to the engine."""
-
-    @property
-    def choices(self) -> Sequence[Choice]: ...
+    """What one request is answered with."""
 
     def last_event(self) -> bytes:
         """What a stream ends with: the usage, if it was asked for, and [DONE]."""
@@ -81,7 +56,9 @@ class Endpoint(ABC, Generic[T]):
             data = await read_body(Request(scope, receive), self.service.config.server.max_body_bytes)
             body = decode(data, self.request_type)
             name, model = self.service.find(body.model)
-            await self.answer(Call(body, name, model.ready(), len(data), arrived_s), scope, receive, send)
+            caller = Caller.of(scope, receive)
+            call = Call(body, name, model.ready(), caller, len(data), arrived_s)
+            await self.answer(call, scope, receive, send)
 
     def events(self, send: Send, *, stream: bool | None) -> EventStream | None:
         """The stream for the events of one answer; None if the answer is not streamed."""

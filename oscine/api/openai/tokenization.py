@@ -6,7 +6,7 @@ from starlette.responses import Response
 
 from oscine.api.http.body import read_body
 from oscine.api.http.errors import invalid
-from oscine.api.http.record import caller
+from oscine.api.http.keys import Caller
 from oscine.api.http.work import beside
 from oscine.api.openai.conversation import conversation
 from oscine.api.serving.schemas import ChatCompletionRequest, DetokenizeRequest, TokenizeRequest, decode
@@ -30,7 +30,9 @@ class Tokenize:
         else:
             chat = decode(received, ChatCompletionRequest)
             talk = await beside(lambda: conversation(chat, self.service.date), len(received))
-            ids = await ready.prompts.render(self.service.reasoning.restore(caller(), talk), len(received))
+            ids = await ready.prompts.render(
+                self.service.reasoning.restore(Caller.of(request.scope).name, talk), len(received)
+            )
             if body.add_generation_prompt is False:
                 del ids[-1 - ids[::-1].index(ready.tokenizer.start) :]
         answer = {"tokens": ids, "count": len(ids), "max_model_len": ready.info.max_model_len}

@@ -15,7 +15,6 @@ from starlette.types import Receive, Scope, Send
 
 from oscine.api.http.connection import run_while_connected
 from oscine.api.http.errors import APIError, invalid
-from oscine.api.openai.endpoint import Call
 from oscine.api.responses.input import COMPACTED
 from oscine.api.responses.items import new_id
 from oscine.api.responses.plan import ResponsePlan, make_plan
@@ -23,6 +22,7 @@ from oscine.api.responses.run import ResponseRun
 from oscine.api.responses.schemas import ReasoningConfig, ResponseRequest, TextConfig
 from oscine.api.responses.service import ResponseEndpoint
 from oscine.api.responses.view import sealed
+from oscine.api.serving.call import Call
 from oscine.api.serving.parameters import Refused, about, ignored
 from oscine.chat.messages import Message
 from oscine.tools.toolbox import bounded
@@ -107,7 +107,8 @@ class Compact(ResponseEndpoint[CompactRequest]):
 
 def _for_response(call: Call[Prompted], **changes: Any) -> Call[ResponseRequest]:
     body = {name: getattr(call.body, name) for name in call.body.__struct_fields__}
-    return Call(ResponseRequest(**{**body, **changes}), call.name, call.model, call.size, call.arrived_s)
+    whole: Any = replace(call, body=ResponseRequest(**{**body, **changes}))  # type: ignore[arg-type]
+    return whole  # type: ignore[no-any-return]
 
 
 def _said(plan: ResponsePlan) -> tuple[Message, ...]:

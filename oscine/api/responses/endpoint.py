@@ -10,9 +10,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from oscine.api.http.connection import run_while_connected
 from oscine.api.http.errors import APIError, invalid
-from oscine.api.http.record import caller
+from oscine.api.http.keys import Caller
 from oscine.api.http.sse import EventStream
-from oscine.api.openai.endpoint import Call
 from oscine.api.responses.background import BackgroundResponse
 from oscine.api.responses.events import ResponseEvents, events_since
 from oscine.api.responses.plan import make_plan
@@ -22,6 +21,7 @@ from oscine.api.responses.schemas import ItemsQuery, ResponseRequest, RetrieveQu
 from oscine.api.responses.service import ResponseEndpoint, ResponseService
 from oscine.api.responses.store import StoredResponse
 from oscine.api.responses.view import included, shown
+from oscine.api.serving.call import Call
 
 Object = dict[str, Any]
 
@@ -81,36 +81,36 @@ class StoredResponses:
 
     async def retrieve(self, request: Request) -> ASGIApp:
         """The response, or with `stream` its events from `starting_after` on."""
-        response_id, query = request.path_params["id"], read_query(request.query_params, RetrieveQuery)
+        query = read_query(request.query_params, RetrieveQuery)
         include = included(query.include)
-        live = self._live(response_id)
+        live = self._live(request)
         if query.stream:
             number = 0 if query.starting_after is None else query.starting_after + 1
-            return _Events(await self._events(response_id, live, number), self._service)
+            return _Events(await self._events(request, live, number), self._service)
         if live is not None:
             return _json(live.run.snapshot())
-        return _json(_shown(await self._stored(response_id), include))
+        return _json(_shown(await self._stored(request), include))
 
     async def cancel(self, request: Request) -> Response:
         """Ends a response that runs in the background; one that has ended stays as it is."""
         response_id = request.path_params["id"]
-        live = self._live(response_id)
+        live = self._live(request)
         if live is not None:
             await live.cancel(by_client=True)
         if live is not None and live.run.unstored:
             return _json(live.run.snapshot())
-        response = _shown(await self._stored(response_id), frozenset())
+        response = _shown(await self._stored(request), frozenset())
         if not response["background"]:
             raise APIError(f"The response '{response_id}' does not run in the background and cannot be cancelled.")
         return _json(response)
 
     async def delete(self, request: Request) -> Response:
         response_id = request.path_params["id"]
-        live = self._live(response_id)
+        live = self._live(request)
         if live is not None:
             await live.cancel(by_client=True)
             await self._service.background.forget(live)
-        if not await self._service.store.delete(response_id, caller()):
+        if not await self._service.store.delete(response_id, Caller.of(request.scope).name):
             raise _not_found(response_id)
         return _json({"id": response_id, "object": "response", "deleted": True})
 
@@ -118,7 +118,7 @@ class StoredResponses:
         """A page of the items that the request came with."""
         query = read_query(request.query_params, ItemsQuery)
         include = included(query.include)
-        stored = await self._stored(request.path_params["id"])
+        stored = await self._stored(request)
         items: list[Object] = msgspec.json.decode(stored.input)
         items = items if query.order == "asc" else items[::-1]
         items = items[_start(items, query.after) :]
@@ -126,19 +126,20 @@ class StoredResponses:
         ends = {"first_id": page[0]["id"] if page else "", "last_id": page[-1]["id"] if page else ""}
         return _json({"object": "list", "data": page, **ends, "has_more": len(items) > query.limit})
 
-    def _live(self, response_id: str) -> BackgroundResponse | None:
-        return self._service.background.get(response_id, caller())
+    def _live(self, request: Request) -> BackgroundResponse | None:
+        return self._service.background.get(request.path_params["id"], Caller.of(request.scope).name)
 
-    async def _stored(self, response_id: str) -> StoredResponse:
-        stored = await self._service.store.get(response_id, caller())
+    async def _stored(self, request: Request) -> StoredResponse:
+        response_id = request.path_params["id"]
+        stored = await self._service.store.get(response_id, Caller.of(request.scope).name)
         if stored is None:
             raise _not_found(response_id)
         return stored
 
-    async def _events(self, response_id: str, live: BackgroundResponse | None, number: int) -> AsyncIterator[bytes]:
+    async def _events(self, request: Request, live: BackgroundResponse | None, number: int) -> AsyncIterator[bytes]:
         if live is not None:
             return live.events(number)
-        stored = await self._stored(response_id)
+        stored = await self._stored(request)
         if stored.events is None:
             raise invalid("stream", "only a response that was made in the background can be streamed again")
         return _once(events_since(stored.events, number))

@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 from oscine.api.responses.events import ResponseEvents
-from oscine.api.responses.tools import ClientTool
+from oscine.api.responses.tools import ClientTools
+from oscine.api.serving.logprobs import ContentLogprobs, TokenLogprob
+from oscine.api.serving.turn import ToolAnswered, ToolBegins, Turn, TurnEvent
 from oscine.chat.events import (
     BuiltinCallBegin,
     BuiltinCallDelta,
     ContentDelta,
-    Event,
     MessageEnd,
     ReasoningDelta,
     ToolCallBegin,
@@ -29,6 +30,7 @@ from oscine.tools.toolbox import (
     McpCall,
     McpListing,
     Source,
+    Toolbox,
     ToolResult,
     WebFind,
     WebOpen,
@@ -135,7 +137,7 @@ class MessageItem(TextItem):
     def _empty_part(self) -> Object:
         return {"type": self.kind, "text": "", "annotations": [], "logprobs": []}
 
-    def add_content(self, text: str, logprobs: Sequence[Object]) -> None:
+    def add_content(self, text: str, logprobs: Sequence[TokenLogprob]) -> None:
         self._texts.append(text)
         self._length += len(text)
         self.part["logprobs"] += logprobs
@@ -209,73 +211,89 @@ def custom_input(arguments: str) -> str:
 
 
 class OutputItems:
-    """All items of a response, in order; those of built-in calls stay open until `answered`."""
+    """All items of a response, in order; those of built-in calls stay open until they are answered.
+
+    A Choice of oscine.api.serving.generation.
+    """
 
     def __init__(
         self,
+        turn: Turn,
         events: ResponseEvents,
-        client_tool: Callable[[str], ClientTool],
-        begin_builtin: Callable[[BuiltinCallBegin, ResponseEvents, int], OpenItem],
-        logprobs: Callable[[ContentDelta], Sequence[Object] | None],
-        annotate: Callable[[str], Sequence[Object]],
+        tools: ClientTools,
+        toolbox: Toolbox,
+        logprobs: ContentLogprobs,
         *,
         summaries: bool,
     ) -> None:
-        """`client_tool` maps a function's name to the client's tool; `logprobs` gives those of a delta's tokens.
-
-        `summaries`: whether reasoning items have a summary.
-        """
+        """`summaries`: whether reasoning items have a summary."""
+        self.turn = turn
         self.items: list[Object] = []
-        self.open: OpenItem | None = None
-        self._events = events
-        self._client_tool, self._begin_builtin = client_tool, begin_builtin
-        self._logprobs, self._annotate = logprobs, annotate
+        self.calls: dict[str, list[str]] = {}  # of built-in tools, by item; see ItemHistory.add
+        self._open: OpenItem | None = None
+        self._events, self._tools, self._toolbox, self._logprobs = events, tools, toolbox, logprobs
         self._reasoning_kind = SummaryItem if summaries else TextItem
 
-    def take(self, news: Iterable[Event], *, cut: bool = False) -> None:
-        """`cut`: what ends in these news was not complete."""
-        for event in news:
+    def encode(self, events: Sequence[TurnEvent]) -> bytes:
+        self._take(events)
+        return self._events.take()
+
+    def _take(self, events: Iterable[TurnEvent]) -> None:
+        for event in events:
             match event:
                 case ReasoningDelta():
-                    (self.open or self._begin(self._reasoning())).add(event.text)
+                    (self._open or self._begin(self._reasoning())).add(event.text)
                 case ContentDelta():
-                    message = self.open or self._begin(self._message(event.preamble))
+                    message = self._open or self._begin(self._message(event.preamble))
                     assert isinstance(message, MessageItem)
-                    message.add_content(event.text, self._logprobs(event) or ())
+                    message.add_content(event.text, self._logprobs.of(event))
                 case ToolCallBegin():
                     self._begin(self._call(event))
                 case BuiltinCallBegin():
-                    self._begin(self._begin_builtin(event, self._events, len(self.items)))
+                    self._begin(begin_builtin(event, self._events, len(self.items)))
                 case ToolCallDelta():
-                    assert self.open is not None
-                    self.open.add(event.arguments)
+                    assert self._open is not None
+                    self._open.add(event.arguments)
                 case BuiltinCallDelta():
-                    assert self.open is not None
-                    self.open.add(event.content)
-                case MessageEnd() if cut or event.kind != "builtin_call":
-                    self.end("incomplete" if cut else "completed")
-                case MessageEnd():
-                    pass
+                    assert self._open is not None
+                    self._open.add(event.content)
+                case MessageEnd() if event.cut or event.kind != "builtin_call":
+                    self.end("incomplete" if event.cut else "completed")
+                case ToolBegins():
+                    self._builtin.said()
+                case ToolAnswered():
+                    self._answered(event)
+
+    @property
+    def _builtin(self) -> "BuiltinItem":
+        assert isinstance(self._open, BuiltinItem)
+        return self._open
+
+    def _answered(self, event: ToolAnswered) -> None:
+        item, self._open = self._builtin, None
+        item.answered(event.result)
+        call = event.call
+        self.calls[item.item["id"]] = [call.recipient, call.content, call.channel, event.result.text]
 
     def end(self, status: Status) -> None:
         """Ends the item that is open, if there is one."""
-        if self.open is not None:
-            self.open.end(status)
-            self.open = None
+        if self._open is not None:
+            self._open.end(status)
+            self._open = None
 
     def append(self, item: Item) -> None:
         """Adds an item that the model did not write, and that is complete."""
-        assert self.open is None
+        assert self._open is None
         self.items.append(item.item)
         item.end("completed")
 
     @property
     def ended(self) -> list[Object]:
-        return self.items if self.open is None else self.items[:-1]
+        return self.items if self._open is None else self.items[:-1]
 
     def _begin(self, item: OpenItem) -> OpenItem:
-        assert self.open is None
-        self.open = item
+        assert self._open is None
+        self._open = item
         self.items.append(item.item)
         return item
 
@@ -286,10 +304,22 @@ class OutputItems:
     def _message(self, preamble: bool) -> OpenItem:
         item = {"id": new_id("msg"), "type": "message", "status": "in_progress", "role": "assistant", "content": []}
         phase = "commentary" if preamble else "final_answer"
-        return MessageItem(self._events, len(self.items), {**item, "phase": phase}, self._annotate)
+        return MessageItem(self._events, len(self.items), {**item, "phase": phase}, self._annotations)
+
+    def _annotations(self, text: str) -> list[Object]:
+        return [
+            {
+                "type": "url_citation",
+                "start_index": citation.start,
+                "end_index": citation.end,
+                "url": citation.source.url,
+                "title": citation.source.title,
+            }
+            for citation in self._toolbox.citations(text)
+        ]
 
     def _call(self, begin: ToolCallBegin) -> OpenItem:
-        tool = self._client_tool(begin.name)
+        tool = self._tools.named(begin.name)
         named: Object = {"status": "in_progress", "call_id": begin.id, "name": tool.name}
         if tool.namespace is not None:
             named["namespace"] = tool.namespace
@@ -305,9 +335,8 @@ class BuiltinItem(OpenItem):
 
     kind = ""
 
-    def __init__(self, events: ResponseEvents, index: int, item: Object, begin: BuiltinCallBegin) -> None:
+    def __init__(self, events: ResponseEvents, index: int, item: Object) -> None:
         super().__init__(events, index, {**item, "status": "in_progress"})
-        self.begin = begin
         self.content = ""
         self.result = ""  # as the model got it
         self._told = False
@@ -419,14 +448,14 @@ def begin_builtin(begin: BuiltinCallBegin, events: ResponseEvents, index: int) -
     namespace, _, name = begin.recipient.partition(".")
     if namespace == "python":
         item = {"id": new_id("ci"), "type": "code_interpreter_call", "code": "", "outputs": []}
-        return CodeItem(events, index, {**item, "container_id": _CONTAINER}, begin)
+        return CodeItem(events, index, {**item, "container_id": _CONTAINER})
     if namespace == "browser":
         action: Object = {"open": {"type": "open_page", "url": None}}.get(name, _search(""))
         if name == "find":
             action = {"type": "find_in_page", "url": "", "pattern": ""}
-        return SearchItem(events, index, {"id": new_id("ws"), "type": "web_search_call", "action": action}, begin)
+        return SearchItem(events, index, {"id": new_id("ws"), "type": "web_search_call", "action": action})
     item = {"id": new_id("mcp"), "type": "mcp_call", "server_label": namespace, "name": name, "arguments": ""}
-    return McpItem(events, index, {**item, "output": None, "error": None}, begin)
+    return McpItem(events, index, {**item, "output": None, "error": None})
 
 
 class ListingItem(Item):

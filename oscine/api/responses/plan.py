@@ -5,14 +5,13 @@ Knows the parameters, and which are refused. Runs nothing.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from oscine.api.http.errors import APIError, invalid
-from oscine.api.http.record import caller
 from oscine.api.http.work import beside
-from oscine.api.openai.endpoint import Call
 from oscine.api.responses.input import ItemHistory, input_items, references
 from oscine.api.responses.items import new_id
 from oscine.api.responses.resource import ENDED, KeptItem, KeptResponse
@@ -20,18 +19,18 @@ from oscine.api.responses.schemas import ResponseRequest
 from oscine.api.responses.service import ResponseService
 from oscine.api.responses.store import StoredResponse
 from oscine.api.responses.tools import AllowedCalls, ClientTools, allowed, builtin_tools
-from oscine.api.responses.turn import TurnGrammars
 from oscine.api.responses.view import LOGPROBS, included
 from oscine.api.serving import formats, sampling
-from oscine.api.serving.generation import engine_request
-from oscine.api.serving.parameters import MAX_TOP_LOGPROBS
+from oscine.api.serving.call import Call
 from oscine.api.serving.reasoning_memory import ReasoningMemory
-from oscine.api.serving.text_format import AskedFormat, check_beside_calls, check_name, extensions, only_format
+from oscine.api.serving.text_format import Form, check_beside_calls, check_name, extensions, only_form
+from oscine.api.serving.turn import Course, Turn, usual_headroom
 from oscine.chat.effort import model_effort
 from oscine.chat.grammar import JsonFormat, header_grammar
+from oscine.chat.harmony_parser import HarmonyParser
 from oscine.chat.messages import Conversation, Message, ResponseSchema, ToolNamespace
 from oscine.tools.toolbox import Toolbox
-from oscine.types import GenerationRequest, SamplingParams
+from oscine.types import SamplingParams
 
 Object = dict[str, Any]
 
@@ -44,7 +43,7 @@ class ResponsePlan:
     """A request that is in order. Its toolbox is to be entered before its engine request is made."""
 
     id: str
-    owner: str  # name of the API key; see caller
+    owner: str  # name of the API key
     call: Call[ResponseRequest]
     include: frozenset[str]
     input: list[Object]
@@ -83,22 +82,52 @@ class ResponsePlan:
         )
         return await self.call.model.prompts.render(memory.restore(self.owner, talk), self._size, "input")
 
-    async def engine_request(self, date: str, memory: ReasoningMemory) -> tuple[GenerationRequest, TurnGrammars]:
+    async def turn(self, service: ResponseService) -> Turn:
         """Raises APIError."""
-        body, may = self.body, self._allowed
-        wanted = only_format([*_text_format(body)[0], *extensions(body)])
+        body, may, model = self.body, self._allowed, self.call.model
+        wanted = only_form([*_text_format(body)[0], *extensions(body)])
         if not may.recipients:  # else an answer may follow them
             check_beside_calls(extensions(body), may.choice)
         try:
-            prompt = await self.prompt(date, memory)
+            prompt = await self.prompt(service.date, service.reasoning)
             params = self._sampling_params(len(prompt))
         except APIError as error:
             if error.code == "context_length_exceeded" and body.truncation == "auto":
                 error.message += " Dropping items ('truncation': 'auto') is not supported."
             raise
-        grammar, grammars = await _grammars(wanted, may, self.call.size)
-        params = replace(params, grammar=grammar, headers=header_grammar(may.functions, may.recipients))
-        return engine_request(prompt, params, sampling.priority(body.priority), body.cache_salt), grammars
+        grammar, course = await self._grammars(wanted, may)
+        headers = header_grammar(may.functions, may.recipients)
+        request = self.call.engine_request(prompt, replace(params, grammar=grammar, headers=headers))
+        if may.choice != "required":
+            usual = usual_headroom(service.config.server.final_headroom, params.max_tokens)
+            course = replace(course, headroom=max(usual, self.headroom))
+        parser = HarmonyParser(
+            model.tokenizer,
+            namespaces=self.toolbox.names if may.recipients else (),
+            separator="",
+            functions=[function.name for function in may.functions],
+        )
+        toolbox = self.toolbox if may.recipients else None
+        remember = partial(service.reasoning.keep, self.owner) if may.functions else None
+        return Turn(model, request, parser, course, toolbox=toolbox, remember=remember)
+
+    async def _grammars(self, wanted: Form | None, may: AllowedCalls) -> tuple[str | None, Course]:
+        """For the begin of the turn, and for what comes later: a call that is required is required once."""
+
+        async def constraint(may: AllowedCalls) -> str | None:
+            return await formats.constraint(
+                wanted,
+                may.functions,
+                may.choice,
+                parallel=may.parallel,
+                other_recipients=may.recipients,
+                caller=self.call.caller,
+            )
+
+        later = replace(may, choice="auto") if may.choice == "required" else may
+        final = None if wanted is None else await formats.text_constraint(wanted, self.call.caller)
+        first = await constraint(may)
+        return first, Course(final=final, later=await constraint(later) if may.recipients else None)
 
     @property
     def _size(self) -> int:
@@ -108,21 +137,23 @@ class ResponsePlan:
 
     def _sampling_params(self, num_prompt_tokens: int) -> SamplingParams:
         body, model = self.body, self.call.model
-        max_tokens = sampling.max_new_tokens(
+        return sampling.read(
+            body,
+            model.info,
+            model.tokenizer.turn_end_ids,
             num_prompt_tokens,
             body.max_output_tokens,
-            model.info.max_model_len,
             prompt="input",
             param="max_output_tokens",
+            logprobs=self.top_logprobs,
         )
-        return model.sampling_params(body, max_tokens=max_tokens, logprobs=self.top_logprobs)
 
 
 async def make_plan(service: ResponseService, call: Call[ResponseRequest]) -> ResponsePlan:
     """Raises APIError that names the parameter."""
     body = call.body
     _check(body)
-    owner = caller()
+    owner = call.caller.name
     chain = await _chain(service, body.previous_response_id, owner)
     size = sum(len(stored.input) + len(stored.body) for stored in chain)
     if size > _MAX_CHAIN_BYTES:
@@ -162,9 +193,7 @@ def _check(body: ResponseRequest) -> None:
     if body.background and body.store is False:
         raise invalid("background", "a response in the background must be stored")
     sampling.at_most(sampling.MAX_TOOLS, body.tools, "tools")
-    top = body.top_logprobs
-    most = MAX_TOP_LOGPROBS
-    sampling.check(top is None or 0 <= top <= most, "top_logprobs", f"between 0 and {most}", top)
+    sampling.bounded(body, "top_logprobs")
     calls = body.max_tool_calls
     sampling.check(calls is None or calls >= 1, "max_tool_calls", "at least 1", calls)
     metadata = body.metadata or {}
@@ -220,45 +249,18 @@ def _recipients(namespaces: Sequence[ToolNamespace]) -> list[str]:
     ]
 
 
-def _text_format(body: ResponseRequest) -> tuple[list[AskedFormat], ResponseSchema | None]:
+def _text_format(body: ResponseRequest) -> tuple[list[Form], ResponseSchema | None]:
     """What `text` enforces of the final message, and what the model is told of it."""
     wanted = body.text.format if body.text else None
     if wanted is None or wanted.type == "text":
         return [], None
     if wanted.type == "json_object":
         schema = ResponseSchema("json_object", {"type": "object"})
-        return [AskedFormat(JsonFormat(schema.schema), "text.format")], schema
+        return [Form(JsonFormat(schema.schema), "text.format")], schema
     if wanted.type != "json_schema":
         raise invalid("text.format.type", f"it is 'text', 'json_object' or 'json_schema', not {wanted.type!r}")
     if wanted.name is None or wanted.schema is None:
         raise invalid(f"text.format.{'name' if wanted.name is None else 'schema'}", "a JSON schema needs it")
     check_name(wanted.name, "text.format.name")
     schema = ResponseSchema(wanted.name, wanted.schema, wanted.description or "")
-    return [AskedFormat(JsonFormat(wanted.schema, lenient=wanted.strict is False), "text.format")], schema
-
-
-async def _grammars(wanted: AskedFormat | None, may: AllowedCalls, size: int) -> tuple[str | None, TurnGrammars]:
-    """For the begin of the turn, and for what comes later: a call that is required is required once."""
-
-    text, param = (None, "text.format") if wanted is None else (wanted.format, wanted.param)
-
-    async def constraint(may: AllowedCalls) -> str | None:
-        return await formats.constraint(
-            text,
-            may.functions,
-            may.choice,
-            parallel=may.parallel,
-            other_recipients=may.recipients,
-            text_param=param,
-            size=size,
-        )
-
-    later = replace(may, choice="auto") if may.choice == "required" else may
-    final = None if text is None else await formats.text_constraint(text, param, size)
-    return await constraint(may), TurnGrammars(
-        later=await constraint(later) if may.recipients else None,
-        final=final,
-        answers=may.choice != "required",
-        functions=frozenset(function.name for function in may.functions),
-        builtins=bool(may.recipients),
-    )
+    return [Form(JsonFormat(wanted.schema, lenient=wanted.strict is False), "text.format")], schema

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -12,14 +11,13 @@ from oscine.api.http.errors import APIError, internal, unavailable
 from oscine.api.http.sse import Write
 from oscine.api.responses import resource
 from oscine.api.responses.events import ResponseEvents
-from oscine.api.responses.items import ListingItem, Status
+from oscine.api.responses.items import ListingItem, OutputItems, Status
 from oscine.api.responses.plan import ResponsePlan
 from oscine.api.responses.resource import TERMINAL, KeptItem, KeptResponse, new_response, with_output
 from oscine.api.responses.service import ResponseService
 from oscine.api.responses.store import StoredResponse
-from oscine.api.responses.turn import ResponseTurn
-from oscine.api.serving.final_headroom import usual_headroom
 from oscine.api.serving.generation import Generation
+from oscine.api.serving.logprobs import ContentLogprobs
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +30,7 @@ class ResponseRun:
     def __init__(self, service: ResponseService, plan: ResponsePlan) -> None:
         body = plan.body
         self._service, self._plan = service, plan
-        self._turn: ResponseTurn | None = None
+        self._output: OutputItems | None = None
         self.response = new_response(plan.id, body, plan.call.name, plan.toolbox.names)
         kept = bool(body.background)
         self.events = ResponseEvents(plan.include, wanted=bool(body.stream), kept=kept)
@@ -88,28 +86,18 @@ class ResponseRun:
     async def _generate(self, write: Write | None) -> None:
         plan = self._plan
         async with plan.toolbox:
-            request, grammars = await plan.engine_request(self._service.date, self._service.reasoning)
-            usual = usual_headroom(self._service.config.server.final_headroom, request.sampling.max_tokens)
-            turn = ResponseTurn(
-                request,
-                plan.call.model,
-                plan.toolbox,
-                plan.tools,
-                self.events,
-                grammars=grammars,
-                top_logprobs=plan.top_logprobs,
-                summaries=plan.body.summary is not None,
-                headroom=max(usual, plan.headroom),
-            )
-            served = plan.call.model.served
-            with served.admit([request]):
-                await self._begin(turn, write)
-                await Generation(served, [turn], [request], plan.call.arrived_s).run(write)
+            turn = await plan.turn(self._service)
+            logprobs = ContentLogprobs(plan.call.model.tokenizer, plan.top_logprobs, turn.logprobs)
+            summaries = plan.body.summary is not None
+            output = OutputItems(turn, self.events, plan.tools, plan.toolbox, logprobs, summaries=summaries)
+            generation = Generation(plan.call, [output])
+            with generation.admit():
+                await self._begin(output, write)
+                await generation.run(write)
             self._end("incomplete" if turn.finish_reason == "length" else "completed")
-            self._remember(turn.output.items)
 
-    async def _begin(self, turn: ResponseTurn, write: Write | None) -> None:
-        self._turn = turn
+    async def _begin(self, output: OutputItems, write: Write | None) -> None:
+        self._output = output
         self.events.add("response.created", response=self.snapshot())
         if self._plan.body.background:
             self.events.add("response.queued", response=self.snapshot())
@@ -118,22 +106,10 @@ class ResponseRun:
         self.events.add("response.in_progress", response=self.snapshot())
         for listing in self._plan.toolbox.listings:
             if listing.server_label not in self._plan.listed:
-                turn.output.append(ListingItem(self.events, len(turn.output.items), listing))
+                output.append(ListingItem(self.events, len(output.items), listing))
         self.begun.set()
         if self._plan.body.background:
             await self.events.flush(write)
-
-    def _remember(self, items: Sequence[Object]) -> None:
-        """Keeps the reasoning that led to calls, for a client that sends back the calls alone."""
-        calls, thoughts = [], []
-        for item in items:
-            if item["type"] == "reasoning":
-                thoughts += [part["text"] for part in item["content"]]
-            elif item["type"] in ("function_call", "custom_tool_call"):
-                calls.append(item["call_id"])
-            elif item["type"] != "message":  # what came before a built-in call led to that
-                thoughts = []
-        self._service.reasoning.keep(self.owner, calls, "\n\n".join(thoughts))
 
     def _cancelled(self) -> tuple[str, APIError | None]:
         if self.cancelling:
@@ -141,13 +117,13 @@ class ResponseRun:
         return "failed", unavailable("The server shut down while this response was being made.")
 
     def _end(self, status: str, error: APIError | None = None) -> None:
-        turn = self._turn
-        assert turn is not None
+        assert self._output is not None
+        turn = self._output.turn
         of_items: Status = "completed" if status == "completed" else "incomplete"
-        turn.output.end(of_items)
+        self._output.end(of_items)
         self.response["status"] = status
         self.response["usage"] = resource.usage(
-            prompt=turn.num_prompt_tokens,
+            prompt=turn.num_prompt_tokens + turn.num_appended_tokens,
             cached=turn.num_cached_tokens,
             completion=turn.num_tokens,
             reasoning=turn.num_reasoning_tokens,
@@ -161,7 +137,7 @@ class ResponseRun:
 
     def snapshot(self) -> Object:
         """The response as it stands, with the items that are complete."""
-        items = [] if self._turn is None else self._turn.output.ended
+        items = [] if self._output is None else self._output.ended
         return with_output(self.response, items, self._plan.include)
 
     async def store(self) -> bool:
@@ -175,16 +151,13 @@ class ResponseRun:
         return not self.unstored
 
     async def _store(self) -> None:
-        turn, plan = self._turn, self._plan
-        assert turn is not None
-        running = not self.ended
-        calls = {item_id: list(call) for item_id, call in turn.calls.items()}
+        plan, output = self._plan, self._output
+        assert output is not None
+        running, calls = not self.ended, output.calls
         state = {} if running else plan.toolbox.state()
-        kept = KeptResponse({**self.response, "output": turn.output.ended}, calls, state)
+        kept = KeptResponse({**self.response, "output": output.ended}, calls, state)
         items = [(item["id"], msgspec.json.encode(KeptItem(item))) for item in plan.input]
-        items += [
-            (item["id"], msgspec.json.encode(KeptItem(item, calls.get(item["id"])))) for item in turn.output.ended
-        ]
+        items += [(item["id"], msgspec.json.encode(KeptItem(item, calls.get(item["id"])))) for item in output.ended]
         stored = StoredResponse(
             plan.id,
             plan.owner,

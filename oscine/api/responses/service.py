@@ -1,17 +1,16 @@
 """The service of a server that makes responses: where they are stored, and those that run in the background."""
 
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Generic
 
-from oscine.api.openai.endpoint import Endpoint, NamesModel
+from oscine.api.openai.endpoint import Endpoint
 from oscine.api.responses.background import BackgroundResponses
 from oscine.api.responses.resource import interrupted
 from oscine.api.responses.store import MEMORY, ResponseStore
+from oscine.api.serving.call import T
 from oscine.api.serving.service import Service
 from oscine.config import Config
 from oscine.types import EngineInfo
-
-T = TypeVar("T", bound=NamesModel)
 
 
 class ResponseService(Service):

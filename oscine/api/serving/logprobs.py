@@ -1,6 +1,8 @@
 """Log-probabilities as the chat API and as the older text API word them, with each token's exact bytes."""
 
-from typing import Any
+from collections.abc import Sequence
+
+from msgspec import Struct
 
 from oscine.chat.events import ContentDelta
 from oscine.chat.tokenizer import Tokenizer
@@ -13,39 +15,47 @@ def _finite(logprob: float) -> float:
     return max(logprob, _LEAST)
 
 
-def _token(tokenizer: Tokenizer, token_id: int, logprob: float) -> dict[str, Any]:
+class TopLogprob(Struct):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(TopLogprob):
+    top_logprobs: list[TopLogprob]
+
+
+class CompletionLogprobs(Struct):
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+def _named(tokenizer: Tokenizer, token_id: int, logprob: float) -> tuple[str, float, list[int]]:
     data = tokenizer.token_bytes(token_id)
-    return {"token": data.decode(errors="replace"), "logprob": _finite(logprob), "bytes": list(data)}
-
-
-def chat_logprob(tokenizer: Tokenizer, position: TokenLogprobs, top: int) -> dict[str, Any]:
-    """One entry of `logprobs.content`; `top` is how many alternatives were asked for."""
-    alternatives = [_token(tokenizer, token_id, logprob) for token_id, logprob in position.top[:top]]
-    return {**_token(tokenizer, position.token_id, position.logprob), "top_logprobs": alternatives}
+    return data.decode(errors="replace"), _finite(logprob), list(data)
 
 
 class ContentLogprobs:
-    """Those of every token of a choice by its index, and of its content as the chat API words them."""
+    """Log-probabilities of a turn's content as the chat API words them."""
 
-    def __init__(self, tokenizer: Tokenizer, top: int | None) -> None:
-        """`top` is how many alternatives a token gets; None: no log-probabilities were asked for."""
-        self._tokenizer = tokenizer
-        self.top = top
-        self._positions: list[TokenLogprobs] = []
+    def __init__(self, tokenizer: Tokenizer, top: int | None, positions: Sequence[TokenLogprobs]) -> None:
+        """`top` is how many alternatives a token gets; None: no log-probabilities were asked for.
 
-    def take(self, positions: list[TokenLogprobs]) -> None:
-        """Of the tokens that come next."""
-        self._positions += positions
+        `positions`: those of every token of the turn by its index. The sequence grows with the turn.
+        """
+        self._tokenizer, self.top, self._positions = tokenizer, top, positions
 
-    def forget(self, index: int) -> None:
-        """The tokens from `index` on."""
-        del self._positions[index:]
-
-    def of(self, delta: ContentDelta) -> list[dict[str, Any]] | None:
-        """Of the tokens that a delta consists of; None when they were not asked for."""
+    def of(self, delta: ContentDelta) -> list[TokenLogprob]:
+        """Those of the tokens that a delta consists of; none if they were not asked for."""
         if self.top is None:
-            return None
-        return [chat_logprob(self._tokenizer, self._positions[i], self.top) for i in delta.token_indices]
+            return []
+        return [self._worded(self._positions[i], self.top) for i in delta.token_indices]
+
+    def _worded(self, position: TokenLogprobs, top: int) -> TokenLogprob:
+        alternatives = [TopLogprob(*_named(self._tokenizer, *alternative)) for alternative in position.top[:top]]
+        return TokenLogprob(*_named(self._tokenizer, position.token_id, position.logprob), alternatives)
 
 
 class TextLogprobs:
@@ -55,11 +65,12 @@ class TextLogprobs:
         self._tokenizer = tokenizer
         self._top = top
         self._offset = 0  # characters before the next token
-        self.clear()
+        self._lists = CompletionLogprobs([], [], [], [])
 
-    def clear(self) -> None:
-        """Starts the lists of a new event; offsets go on."""
-        self.lists: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+    def take(self) -> CompletionLogprobs:
+        """Those of the tokens since the last call. Offsets go on."""
+        lists, self._lists = self._lists, CompletionLogprobs([], [], [], [])
+        return lists
 
     def add(self, token_id: int, position: TokenLogprobs | None) -> None:
         """`position` is None for the first token of a prompt, which nothing predicts."""
@@ -68,11 +79,10 @@ class TextLogprobs:
         if position is not None:
             top = {self._text(other): _finite(logprob) for other, logprob in position.top[: self._top]}
             top.setdefault(text, _finite(position.logprob))
-        lists = self.lists
-        lists["tokens"].append(text)
-        lists["token_logprobs"].append(None if position is None else _finite(position.logprob))
-        lists["top_logprobs"].append(top)
-        lists["text_offset"].append(self._offset)
+        self._lists.tokens.append(text)
+        self._lists.token_logprobs.append(None if position is None else _finite(position.logprob))
+        self._lists.top_logprobs.append(top)
+        self._lists.text_offset.append(self._offset)
         self._offset += len(text)
 
     def _text(self, token_id: int) -> str:

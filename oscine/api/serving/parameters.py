@@ -4,7 +4,7 @@ The annotation also has the description that /openapi.json shows. Parameters tha
 Parameters that would change the answer and are not supported are refused. Names without a field are ignored.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from operator import attrgetter
 from typing import Annotated, Any, get_type_hints
@@ -21,6 +21,25 @@ _REFUSED = "refused"  # key in Meta.extra: the values that are accepted all the 
 def about(text: str, **schema: Any) -> Meta:
     """A parameter that is honoured. `schema`: JSON schema that the type does not give, such as bounds."""
     return Meta(description=text, extra_json_schema=schema)
+
+
+@cache
+def bounds_of(kind: type) -> dict[str, tuple[float, float, bool]]:
+    """The least and the greatest value of each bounded parameter, and whether the least one itself is refused."""
+    found = {}
+    for name, meta in _metas(kind):
+        schema = meta.extra_json_schema or {}
+        if "maximum" in schema:
+            is_open = "exclusiveMinimum" in schema
+            low: float = schema["exclusiveMinimum" if is_open else "minimum"]
+            found[name] = (low, float(schema["maximum"]), is_open)
+    return found
+
+
+def _metas(kind: type) -> Iterator[tuple[str, Meta]]:
+    for name, annotated in get_type_hints(kind, include_extras=True).items():
+        for meta in getattr(annotated, "__metadata__", ()):
+            yield name, meta
 
 
 def ignored(why: str) -> Meta:
@@ -40,12 +59,7 @@ Refused = Annotated[Any, refused()]
 @cache
 def _refused_by(kind: type) -> tuple[dict[str, tuple[object, ...]], Callable[[Any], tuple[Any, ...]]]:
     """The parameters that a struct refuses with their accepted values, and a function that reads all of them."""
-    metas = (
-        (name, meta)
-        for name, annotated in get_type_hints(kind, include_extras=True).items()
-        for meta in getattr(annotated, "__metadata__", ())
-    )
-    usual = {name: meta.extra[_REFUSED] for name, meta in metas if meta.extra and _REFUSED in meta.extra}
+    usual = {name: meta.extra[_REFUSED] for name, meta in _metas(kind) if meta.extra and _REFUSED in meta.extra}
     return usual, attrgetter(*usual) if len(usual) > 1 else lambda request: tuple(getattr(request, n) for n in usual)
 
 

@@ -6,9 +6,12 @@ Knows token ids and numbers: not what the prompt says, nor how the answer is sen
 import random
 from collections.abc import Sized
 from dataclasses import replace
+from typing import Any, Protocol
+
+from msgspec import Struct
 
 from oscine.api.http.errors import APIError, invalid
-from oscine.api.serving.parameters import MAX_CHOICES, MAX_TOP_LOGPROBS, SamplingFields
+from oscine.api.serving.parameters import MAX_TOP_LOGPROBS, SamplingFields, bounds_of
 from oscine.types import SamplingParams
 
 MAX_STOPS = 16
@@ -31,16 +34,20 @@ def at_most(most: int, given: Sized | None, param: str) -> None:
         raise invalid(param, f"it may have {most} entries, not {count}")
 
 
-def _ranged(param: str, value: float | None, low: float, high: float, default: float) -> float:
-    if value is None:
-        return default
-    check(low <= value <= high, param, f"between {low:g} and {high:g}", value)
+def bounded(body: Struct, param: str) -> Any:
+    """The parameter's value; None if it was not given. Raises APIError for one outside of its field's bounds."""
+    value = getattr(body, param)
+    if value is not None:
+        low, high, is_open = bounds_of(type(body))[param]
+        if is_open:
+            check(low < value <= high, param, f"above {low:g} and at most {high:g}", value)
+        else:
+            check(low <= value <= high, param, f"between {low:g} and {high:g}", value)
     return value
 
 
-def choices(n: int | None) -> int:
-    check(n is None or 1 <= n <= MAX_CHOICES, "n", f"between 1 and {MAX_CHOICES}", n)
-    return n or 1
+def choices(body: SamplingFields) -> int:
+    return bounded(body, "n") or 1
 
 
 def stop_strings(stop: str | list[str] | None, param: str = "stop") -> tuple[str, ...]:
@@ -54,26 +61,18 @@ def stop_strings(stop: str | list[str] | None, param: str = "stop") -> tuple[str
     return stops
 
 
-def max_new_tokens(
-    prompt_tokens: int,
-    asked: int | None,
-    max_model_len: int,
-    *,
-    prompt: str,
-    param: str = "max_tokens",
-    minimum: int = 1,
+def _max_new_tokens(
+    num_prompt_tokens: int, wanted: int | None, max_model_len: int, *, prompt: str, param: str, minimum: int
 ) -> int:
-    """Tokens that may be generated: as many as asked for, or else all that the context has room for.
-
-    `prompt` and `param` name what the prompt and the number came in. Raises APIError `context_length_exceeded`.
-    """
-    check(asked is None or asked >= minimum, param, f"at least {minimum}", asked)
-    wanted = max(asked or 1, 1)
-    if prompt_tokens + wanted <= max_model_len:
-        return max_model_len - prompt_tokens if asked is None else asked
+    """Tokens that may be generated: as many as wanted, or else all that the context has room for."""
+    check(wanted is None or wanted >= minimum, param, f"at least {minimum}", wanted)
+    least = max(wanted or 1, 1)
+    total = num_prompt_tokens + least
+    if total <= max_model_len:
+        return max_model_len - num_prompt_tokens if wanted is None else wanted
     raise APIError(
-        f"The context of this model holds {max_model_len} tokens, but {prompt_tokens} in '{prompt}' + {wanted} to "
-        f"generate = {prompt_tokens + wanted}. Shorten the prompt or lower '{param}'.",
+        f"The context of this model holds {max_model_len} tokens, but {num_prompt_tokens} in '{prompt}' + {least} to "
+        f"generate = {total}. Shorten the prompt or lower '{param}'.",
         param=prompt,
         code="context_length_exceeded",
     )
@@ -99,47 +98,63 @@ def _seed(seed: int | None) -> int:
     return seed % _INT64
 
 
-def sampling_params(
-    request: SamplingFields,
+class Limits(Protocol):
+    """What a model can do. See EngineInfo."""
+
+    @property
+    def max_model_len(self) -> int: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+
+def read(
+    body: SamplingFields,
+    model: Limits,
+    stop_ids: tuple[int, ...],
+    num_prompt_tokens: int,
+    max_tokens: int | None,
     *,
-    max_tokens: int,
-    vocab_size: int,
-    model_stop_ids: tuple[int, ...],
+    prompt: str = "prompt",
+    param: str = "max_tokens",
+    minimum: int = 1,
     logprobs: int | None = None,
     prompt_logprobs: int | None = None,
 ) -> SamplingParams:
-    """Raises APIError that names the parameter. `model_stop_ids` end a sequence unless `ignore_eos` is set."""
-    at_most(MAX_STOP_TOKEN_IDS, request.stop_token_ids, "stop_token_ids")
-    salt, rule = request.cache_salt, f"a text of 1 to {MAX_SALT} characters"
+    """How one sequence is sampled. `max_tokens` came in `param`, and `prompt` is the parameter with the prompt.
+
+    `stop_ids` end a sequence unless `ignore_eos` is set. Raises APIError that names the parameter, for a prompt that
+    leaves no room with the code `context_length_exceeded`.
+    """
+    most = _max_new_tokens(
+        num_prompt_tokens, max_tokens, model.max_model_len, prompt=prompt, param=param, minimum=minimum
+    )
+    at_most(MAX_STOP_TOKEN_IDS, body.stop_token_ids, "stop_token_ids")
+    salt, rule = body.cache_salt, f"a text of 1 to {MAX_SALT} characters"
     check(salt is None or 0 < len(salt) <= MAX_SALT, "cache_salt", rule, (salt or "")[:80])
-    _token_ids("stop_token_ids", request.stop_token_ids, vocab_size)
-    top_k = request.top_k or 0
+    _token_ids("stop_token_ids", body.stop_token_ids, model.vocab_size)
+    top_k, min_tokens = body.top_k or 0, body.min_tokens or 0
     check(-1 <= top_k < _INT64, "top_k", "at least 0 (0 or -1: off)", top_k)
-    min_tokens = request.min_tokens or 0
-    check(0 <= min_tokens <= max_tokens, "min_tokens", f"between 0 and max_tokens ({max_tokens})", min_tokens)
-    temperature = _ranged("temperature", request.temperature, 0.0, 2.0, 1.0)
-    top_p = _ranged("top_p", request.top_p, 0.0, 1.0, 1.0)
+    check(0 <= min_tokens <= most, "min_tokens", f"between 0 and max_tokens ({most})", min_tokens)
+    temperature, top_p = bounded(body, "temperature"), bounded(body, "top_p")
     if top_p == 0:  # the smallest set of tokens holds only the most probable one
         temperature, top_p = 0.0, 1.0
-    repetition = request.repetition_penalty
-    check(repetition is None or 0 < repetition <= 100, "repetition_penalty", "above 0 and at most 100", repetition)
-    check(
-        logprobs is None or 0 <= logprobs <= MAX_TOP_LOGPROBS, "logprobs", f"between 0 and {MAX_TOP_LOGPROBS}", logprobs
-    )
-    own_stops = () if request.ignore_eos else model_stop_ids
+    repetition, limit = bounded(body, "repetition_penalty"), MAX_TOP_LOGPROBS
+    check(logprobs is None or 0 <= logprobs <= limit, "logprobs", f"between 0 and {limit}", logprobs)
+    own_stops = () if body.ignore_eos else stop_ids
     return SamplingParams(
-        max_tokens=max_tokens,
+        max_tokens=most,
         min_tokens=min_tokens,
-        temperature=temperature,
-        top_p=top_p,
+        temperature=1.0 if temperature is None else temperature,
+        top_p=1.0 if top_p is None else top_p,
         top_k=max(top_k, 0),
-        min_p=_ranged("min_p", request.min_p, 0.0, 1.0, 0.0),
-        presence_penalty=_ranged("presence_penalty", request.presence_penalty, -2.0, 2.0, 0.0),
-        frequency_penalty=_ranged("frequency_penalty", request.frequency_penalty, -2.0, 2.0, 0.0),
+        min_p=bounded(body, "min_p") or 0.0,
+        presence_penalty=bounded(body, "presence_penalty") or 0.0,
+        frequency_penalty=bounded(body, "frequency_penalty") or 0.0,
         repetition_penalty=1.0 if repetition is None else repetition,
-        logit_bias=_logit_bias(request.logit_bias, vocab_size),
-        seed=_seed(request.seed),
-        stop_token_ids=tuple(dict.fromkeys((*own_stops, *(request.stop_token_ids or ())))),
+        logit_bias=_logit_bias(body.logit_bias, model.vocab_size),
+        seed=_seed(body.seed),
+        stop_token_ids=tuple(dict.fromkeys((*own_stops, *(body.stop_token_ids or ())))),
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
     )

@@ -4,18 +4,17 @@ Knows no HTTP and no wire format, and nothing of other models.
 """
 
 import asyncio
+import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from oscine.api.http.errors import unavailable
 from oscine.api.http.rate_limits import KeyUse
 from oscine.api.http.record import current
 from oscine.api.serving.admission import Admission
-from oscine.api.serving.parameters import SamplingFields
 from oscine.api.serving.prompt import Prompts
-from oscine.api.serving.sampling import sampling_params
 from oscine.api.telemetry.metrics import Metrics
 from oscine.chat.tokenizer import Tokenizer
 from oscine.chat.vocabulary import tokenizer_folder
@@ -37,19 +36,6 @@ class ReadyModel:
     tokenizer: Tokenizer
     prompts: Prompts
     served: "ServedModel"
-
-    def sampling_params(
-        self, body: SamplingFields, *, max_tokens: int, logprobs: int | None, prompt_logprobs: int | None = None
-    ) -> SamplingParams:
-        """Raises APIError that names the parameter."""
-        return sampling_params(
-            body,
-            max_tokens=max_tokens,
-            vocab_size=self.info.vocab_size,
-            model_stop_ids=self.tokenizer.turn_end_ids,
-            logprobs=logprobs,
-            prompt_logprobs=prompt_logprobs,
-        )
 
 
 class ServedModel:
@@ -156,7 +142,7 @@ class ServedModel:
         return self._ready
 
     @contextmanager
-    def admit(self, requests: Sequence[GenerationRequest]) -> Iterator[None]:
+    def admit(self, requests: Sequence[GenerationRequest], key: KeyUse | None) -> Iterator[None]:
         """A place for each sequence of one HTTP request, until the context ends.
 
         Raises APIError: 503 when there is none, 429 when its API key has used what it may. Choices of one prompt share
@@ -165,11 +151,10 @@ class ServedModel:
         self.ready()
         lengths = [len(request.prompt_token_ids) for request in requests]
         prompts = {id(request.prompt_token_ids): length for request, length in zip(requests, lengths, strict=True)}
-        record = current.get()
         with ExitStack() as held:
             held.enter_context(self.admission.hold(len(requests), sum(lengths)))
-            if record is not None and record.key is not None:
-                held.enter_context(record.key.hold(len(requests), sum(prompts.values())))
+            if key is not None:
+                held.enter_context(key.hold(len(requests), sum(prompts.values())))
             self.metrics.admitted(requests)
             yield
 
@@ -178,8 +163,6 @@ class ServedModel:
         record = current.get()
         if record is not None:
             record.sampling = record.sampling or request.sampling
-            if (key := record.key) is not None:
-                request = self._of_key(request, key)
         try:
             stream = self.engine.submit(request)
         except EngineDied as error:
@@ -188,11 +171,16 @@ class ServedModel:
         self._live.add(request.request_id)
         return stream
 
-    def _of_key(self, request: GenerationRequest, key: KeyUse) -> GenerationRequest:
-        salt = request.cache_salt
-        if self._cache_salt_by_key:
-            salt = f"{len(key.name)} {key.name} {salt}"  # the length keeps the salts of two keys apart
-        return replace(request, priority=key.bounded_priority(request.priority), tenant=key.name, cache_salt=salt)
+    def engine_request(
+        self, prompt: list[int], params: SamplingParams, priority: int, salt: str, key: KeyUse | None
+    ) -> GenerationRequest:
+        """A request for one sequence. `priority` and `salt` are the client's wishes."""
+        tenant = ""
+        if key is not None:
+            tenant, priority = key.name, key.bounded_priority(priority)
+            if self._cache_salt_by_key:
+                salt = f"{len(tenant)} {tenant} {salt}"  # the length keeps the salts of two keys apart
+        return GenerationRequest(uuid.uuid4().hex, prompt, params, priority, tenant=tenant, cache_salt=salt)
 
     def forget(self, stream: RequestStream) -> None:
         self._live.discard(stream.request_id)

@@ -37,32 +37,33 @@ _LONGEST_REASON = 200  # characters
 
 
 @dataclass(frozen=True, slots=True)
-class AskedFormat:
-    """What the answer's text must be, and the parameter that says so."""
+class Form:
+    """What a text must be, and the parameter that says so."""
 
     format: TextFormat
     param: str
+    about: str = "it"  # what an error calls the text's form
 
 
-def asked_format(request: ChatCompletionRequest | CompletionRequest) -> AskedFormat | None:
+def asked_form(request: ChatCompletionRequest | CompletionRequest) -> Form | None:
     """Raises APIError that names the parameter for a value without meaning, or for two forms at once."""
-    return only_format([*_of_response_format(request.response_format), *extensions(request)])
+    return only_form([*_of_response_format(request.response_format), *extensions(request)])
 
 
-def only_format(found: Sequence[AskedFormat]) -> AskedFormat | None:
+def only_form(found: Sequence[Form]) -> Form | None:
     """Raises APIError for a second one."""
     if len(found) > 1:
         raise invalid(found[1].param, f"the answer cannot take a second form beside that of '{found[0].param}'")
     return found[0] if found else None
 
 
-def extensions(request: SamplingFields) -> Iterator[AskedFormat]:
+def extensions(request: SamplingFields) -> Iterator[Form]:
     """The forms that the parameters of vLLM, SGLang and llama.cpp ask for."""
     yield from _guided(request)
     yield from _structured_outputs(request)
 
 
-def check_beside_calls(extended: Iterable[AskedFormat], choice: ToolChoice) -> None:
+def check_beside_calls(extended: Iterable[Form], choice: ToolChoice) -> None:
     """Raises APIError for a form by an extension if the turn has calls only, and so no answer to apply it to."""
     for form in extended if choice == "required" else ():
         raise invalid(form.param, "it applies to an answer, and 'tool_choice' asks for calls only")
@@ -93,7 +94,7 @@ def _json_schema(response: ResponseFormat) -> JsonSchema:
     return response.json_schema
 
 
-def _of_response_format(response: ResponseFormat | None) -> Iterator[AskedFormat]:
+def _of_response_format(response: ResponseFormat | None) -> Iterator[Form]:
     if response is None or response.type == "text":
         return
     if response.type not in _TYPES:
@@ -101,14 +102,14 @@ def _of_response_format(response: ResponseFormat | None) -> Iterator[AskedFormat
     if response.enforce is False:
         return
     if response.type == "json_object":
-        yield AskedFormat(JsonFormat(_OBJECT), "response_format")
+        yield Form(JsonFormat(_OBJECT), "response_format")
     else:
         wanted = _json_schema(response)
         format = JsonFormat(wanted.schema or {}, lenient=wanted.strict is False)
-        yield AskedFormat(format, "response_format.json_schema.schema")
+        yield Form(format, "response_format.json_schema.schema")
 
 
-def _guided(request: SamplingFields) -> Iterator[AskedFormat]:
+def _guided(request: SamplingFields) -> Iterator[Form]:
     for param in ("guided_json", "json_schema"):
         if (schema := getattr(request, param)) is not None:
             yield _json(schema, param)
@@ -122,7 +123,7 @@ def _guided(request: SamplingFields) -> Iterator[AskedFormat]:
             yield _lark(grammar, param)
 
 
-def _structured_outputs(request: SamplingFields) -> Iterator[AskedFormat]:
+def _structured_outputs(request: SamplingFields) -> Iterator[Form]:
     asked, param = request.structured_outputs, "structured_outputs"
     if asked is None:
         return
@@ -137,27 +138,27 @@ def _structured_outputs(request: SamplingFields) -> Iterator[AskedFormat]:
     if asked.grammar is not None:
         yield _lark(asked.grammar, f"{param}.grammar")
     if asked.json_object:
-        yield AskedFormat(JsonFormat(_OBJECT), f"{param}.json_object")
+        yield Form(JsonFormat(_OBJECT), f"{param}.json_object")
 
 
-def _json(schema: dict[str, Any] | str, param: str) -> AskedFormat:
+def _json(schema: dict[str, Any] | str, param: str) -> Form:
     if isinstance(schema, str):
         try:
             check_values(schema.encode("utf-8", "surrogatepass"))
             schema = msgspec.json.decode(schema, type=dict[str, Any])
         except (ValueError, RecursionError) as error:  # msgspec.DecodeError is a ValueError
             raise invalid(param, f"it is no JSON schema: {error}") from None
-    return AskedFormat(JsonFormat(schema), param)
+    return Form(JsonFormat(schema), param)
 
 
-def _regex(pattern: str, param: str) -> AskedFormat:
+def _regex(pattern: str, param: str) -> Form:
     if not pattern:
         raise invalid(param, "it is empty")
     _check_length(pattern, param)
-    return AskedFormat(RegexFormat(pattern), param)
+    return Form(RegexFormat(pattern), param)
 
 
-def _lark(grammar: str, param: str) -> AskedFormat:
+def _lark(grammar: str, param: str) -> Form:
     """The form for a grammar in Lark's syntax, or in GBNF, which llama.cpp and XGrammar read."""
     if _GBNF.search(grammar):
         check(len(grammar) <= _LONGEST_GBNF, param, f"at most {_LONGEST_GBNF} characters in GBNF", len(grammar))
@@ -166,15 +167,15 @@ def _lark(grammar: str, param: str) -> AskedFormat:
         except Exception as error:  # the converter raises exactly this class, and RecursionError
             raise invalid(param, f"it is no GBNF: {str(error)[:_LONGEST_REASON]}") from None
     _check_length(grammar, param)
-    return AskedFormat(LarkFormat(grammar), param)
+    return Form(LarkFormat(grammar), param)
 
 
 def _check_length(text: str, param: str) -> None:
     check(len(text) <= MOST_BYTES, param, f"at most {MOST_BYTES} characters", len(text))
 
 
-def _choice(choices: list[str], param: str) -> AskedFormat:
+def _choice(choices: list[str], param: str) -> Form:
     if not choices or not all(choices):
         raise invalid(param, "it must be a list of texts, none of them empty")
     check(len(choices) <= _MOST_CHOICES, param, f"at most {_MOST_CHOICES} texts", len(choices))
-    return AskedFormat(ChoiceFormat(tuple(dict.fromkeys(choices))), param)
+    return Form(ChoiceFormat(tuple(dict.fromkeys(choices))), param)

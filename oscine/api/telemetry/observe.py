@@ -53,7 +53,6 @@ class Observe:
                 self._respond(record, message)
             await send(message)
 
-        record.receive = count
         outside = current.set(record)
         self._metrics.in_progress.inc()
         try:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
+from oscine.api.http.rate_limits import KeyUse
 from oscine.api.http.record import SequenceTimes, current
 from oscine.types import GenerationOutput, GenerationRequest
 
@@ -106,14 +107,14 @@ class SequenceMetrics:
 class SequenceClock:
     """The times of one sequence, from its arrival to its end; made when it is handed to the engine."""
 
-    def __init__(self, metrics: SequenceMetrics, arrived_s: float) -> None:
-        """`arrived_s` is on the clock of time.perf_counter."""
+    def __init__(self, metrics: SequenceMetrics, arrived_s: float, key: KeyUse | None = None) -> None:
+        """`arrived_s` is on the clock of time.perf_counter. `key` is charged for generated tokens."""
         self._metrics = metrics
         self._submitted_s = time.perf_counter()
         self.times = SequenceTimes(arrived_s)
         self.failed: str | None = None  # code of the error that ended it
         self._record = current.get()
-        self._key = self._record.key if self._record is not None else None
+        self._key = key
         if self._record is not None:
             self._record.sequences.append(self.times)
 

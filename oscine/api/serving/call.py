@@ -1,0 +1,36 @@
+"""A decoded request with its client, its model and its API key: what an endpoint answers."""
+
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from oscine.api.http.keys import Caller
+from oscine.api.serving import sampling
+from oscine.api.serving.parameters import SamplingFields
+from oscine.api.serving.served_model import ReadyModel
+from oscine.types import GenerationRequest, SamplingParams
+
+
+class NamesModel(Protocol):
+    """The record that a body is decoded into."""
+
+    @property
+    def model(self) -> str | None: ...
+
+
+T = TypeVar("T", bound=NamesModel)
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[T]):
+    body: T
+    name: str  # of the model, as the client calls it
+    model: ReadyModel
+    caller: Caller
+    size: int  # of the body, in bytes
+    arrived_s: float  # on the clock of time.perf_counter
+
+    def engine_request(self, prompt: list[int], params: SamplingParams) -> GenerationRequest:
+        """One sequence, with the priority, tenant and salt of the API key. Raises APIError for a wrong priority."""
+        assert isinstance(self.body, SamplingFields)
+        priority = sampling.priority(self.body.priority)
+        return self.model.served.engine_request(prompt, params, priority, self.body.cache_salt or "", self.caller.key)

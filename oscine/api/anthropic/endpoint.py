@@ -1,7 +1,5 @@
 """/v1/messages and /v1/messages/count_tokens: Anthropic's API, over the same sequences as chat completions."""
 
-from dataclasses import replace
-
 import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -15,7 +13,6 @@ from oscine.api.openai.conversation import conversation
 from oscine.api.openai.endpoint import Endpoint
 from oscine.api.serving.call import Call
 from oscine.api.serving.generation import Generation
-from oscine.api.serving.schemas import ChatCompletionRequest
 
 
 class AnthropicMessages(Endpoint[MessagesRequest]):
@@ -24,13 +21,13 @@ class AnthropicMessages(Endpoint[MessagesRequest]):
     async def answer(self, call: Call[MessagesRequest], scope: Scope, receive: Receive, send: Send) -> None:
         body, stream = call.body, bool(call.body.stream)
         request = await beside(lambda: chat_request(body), call.size)
-        whole: Call[ChatCompletionRequest] = replace(call, body=request)  # type: ignore[arg-type]
+        whole = call.with_body(request)
         (turn,) = await chat_turns(self.service, whole, form=answer_form(body), separator="")
         thinking = body.thinking
         hidden = thinking is not None and thinking.display == "omitted"
         blocks = Blocks(thinking=shows_thinking(thinking), thinking_text=not hidden)
         answer = AnthropicAnswer(turn, call.name, blocks, stream=stream)
-        await self.respond(Generation(whole, [answer]), answer, scope, receive, send, stream=stream)
+        await self.generate(Generation(whole, [answer]), answer, scope, receive, send, stream=stream)
 
 
 class CountTokens(Endpoint[CountTokensRequest]):

@@ -18,6 +18,7 @@ from oscine.api.openai.answers import (
     ChatLogprobs,
 )
 from oscine.api.openai.stream import OpenAIAnswer
+from oscine.api.serving.generation import Choice
 from oscine.api.serving.logprobs import ContentLogprobs, TokenLogprob
 from oscine.api.serving.schemas import ChatCompletionRequest
 from oscine.api.serving.turn import Turn, TurnEvent
@@ -43,7 +44,7 @@ class ChatAnswer(OpenAIAnswer):
         self.prompt = turns[0].request.prompt_token_ids if body.return_token_ids else None
         pairs = enumerate(zip(turns, logprobs, strict=True))
         self.whole = [] if body.stream else [WholeChoice(self, i, *pair) for i, pair in pairs]
-        self.choices = self.whole or [StreamedChoice(self, i, *pair) for i, pair in pairs]
+        self.choices: Sequence[Choice] = self.whole or [StreamedChoice(self, i, *pair) for i, pair in pairs]
 
     def body(self) -> bytes:
         choices = [choice.answer() for choice in self.whole]

@@ -40,7 +40,7 @@ class ChatCompletions(Endpoint[ChatCompletionRequest]):
         top = (body.top_logprobs or 0) if body.logprobs else None
         logprobs = [ContentLogprobs(call.model.tokenizer, top, turn.logprobs) for turn in turns]
         answer = ChatAnswer(turns, logprobs, call.name, self._reasoning_fields(body), body)
-        await self.respond(Generation(call, answer.choices), answer, scope, receive, send, stream=body.stream)
+        await self.generate(Generation(call, answer.choices), answer, scope, receive, send, stream=body.stream)
 
     def _reasoning_fields(self, body: ChatCompletionRequest) -> Sequence[str]:
         excluded = body.include_reasoning is False or (body.reasoning is not None and body.reasoning.exclude)

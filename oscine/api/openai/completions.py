@@ -51,7 +51,7 @@ class Completions(Endpoint[CompletionRequest]):
         skip = body.skip_special_tokens is not False
         turns = [Turn(model, request, TextParser(model.tokenizer, stop, skip_special=skip)) for request in requests]
         answer = TextAnswer(turns, len(prompts), call.name, body, model.tokenizer)
-        await self.respond(Generation(call, answer.choices), answer, scope, receive, send, stream=body.stream)
+        await self.generate(Generation(call, answer.choices), answer, scope, receive, send, stream=body.stream)
 
 
 def _check_supported(body: CompletionRequest) -> None:

@@ -6,8 +6,9 @@ Knows HTTP bodies, connections and names of models; neither what is asked nor ho
 import logging
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import Generic, Protocol
+from typing import Any, Generic, Protocol
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -17,13 +18,15 @@ from oscine.api.http.body import read_body
 from oscine.api.http.connection import run_while_connected
 from oscine.api.http.errors import APIError, internal
 from oscine.api.http.keys import Caller
-from oscine.api.http.sse import EventStream
+from oscine.api.http.sse import EventStream, Write
 from oscine.api.serving.call import Call, T
 from oscine.api.serving.generation import Generation
 from oscine.api.serving.schemas import decode
 from oscine.api.serving.service import Service
 
 logger = logging.getLogger(__name__)
+
+Run = Callable[[Write | None], Coroutine[Any, Any, None]]  # makes an answer; writes its events, if given where
 
 
 class Answer(Protocol):
@@ -60,32 +63,34 @@ class Endpoint(ABC, Generic[T]):
             call = Call(body, name, model.ready(), caller, len(data), arrived_s)
             await self.answer(call, scope, receive, send)
 
-    def events(self, send: Send, *, stream: bool | None) -> EventStream | None:
-        """The stream for the events of one answer; None if the answer is not streamed."""
-        return EventStream(send, comments=self.service.config.server.keep_alive_comments) if stream else None
-
     @abstractmethod
     async def answer(self, call: Call[T], scope: Scope, receive: Receive, send: Send) -> None:
         """Sends the response. Raises APIError if nothing was sent yet, ClientDisconnect if nothing is to be sent."""
 
-    async def respond(
+    async def generate(
         self, generation: Generation, answer: Answer, scope: Scope, receive: Receive, send: Send, *, stream: bool | None
     ) -> None:
-        """Runs the generation and sends its answer, as events if `stream`. When the client leaves, its sequences end.
+        """Runs the generation and sends its answer. Raises APIError if nothing was sent yet."""
+        with generation.admit():
+            await self.respond(generation.run, answer, scope, receive, send, stream=stream)
+
+    async def respond(
+        self, run: Run, answer: Answer, scope: Scope, receive: Receive, send: Send, *, stream: bool | None
+    ) -> None:
+        """Sends the answer that `run` makes, as events if `stream`. When the client leaves, `run` is cancelled.
 
         Raises APIError if nothing was sent yet.
         """
-        events = self.events(send, stream=stream)
-        with generation.admit():
-            if events is not None:
-                await run_while_connected(receive, _streamed(generation, answer, events), on_idle=events.keep_alive)
-            elif await run_while_connected(receive, generation.run(None)):
-                await Response(answer.body(), media_type="application/json")(scope, receive, send)
+        if stream:
+            events = EventStream(send, comments=self.service.config.server.keep_alive_comments)
+            await run_while_connected(receive, _streamed(run, answer, events), on_idle=events.keep_alive)
+        elif await run_while_connected(receive, run(None)):
+            await Response(answer.body(), media_type="application/json")(scope, receive, send)
 
 
-async def _streamed(generation: Generation, answer: Answer, events: EventStream) -> None:
+async def _streamed(run: Run, answer: Answer, events: EventStream) -> None:
     try:
-        await generation.run(events.write)
+        await run(events.write)
         await events.end(answer.last_event())
     except APIError as error:
         if not events.started:

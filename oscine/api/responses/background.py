@@ -2,11 +2,12 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any, Protocol
+from typing import Protocol
 
 from oscine.api.http.errors import unavailable
 from oscine.api.http.sse import Write
 from oscine.api.responses.events import ResponseEvents
+from oscine.api.responses.schemas import ResponseAnswer
 
 FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0  # between attempts to store an ended response; doubled each time
 
@@ -34,7 +35,7 @@ class BackgroundRun(Protocol):
 
     async def store(self) -> bool: ...
 
-    def snapshot(self) -> dict[str, Any]: ...
+    def snapshot(self) -> ResponseAnswer: ...
 
 
 class BackgroundResponse:

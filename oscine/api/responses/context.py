@@ -19,7 +19,14 @@ from oscine.api.responses.input import COMPACTED
 from oscine.api.responses.items import new_id
 from oscine.api.responses.plan import ResponsePlan, make_plan
 from oscine.api.responses.run import ResponseRun
-from oscine.api.responses.schemas import ReasoningConfig, ResponseRequest, TextConfig
+from oscine.api.responses.schemas import (
+    CompactedResponse,
+    ReasoningConfig,
+    ResponseAnswer,
+    ResponseInputTokens,
+    ResponseRequest,
+    TextConfig,
+)
 from oscine.api.responses.service import ResponseEndpoint
 from oscine.api.responses.view import sealed
 from oscine.api.serving.call import Call
@@ -75,7 +82,7 @@ class InputTokens(ResponseEndpoint[InputTokensRequest]):
         plan = await make_plan(self.service, _for_response(call, input=call.body.input or []))
         async with plan.toolbox:
             prompt = await plan.prompt(self.service.date, self.service.reasoning)
-        await _json({"object": "response.input_tokens", "input_tokens": len(prompt)})(scope, receive, send)
+        await _json(ResponseInputTokens("response.input_tokens", len(prompt)))(scope, receive, send)
 
 
 class Compact(ResponseEndpoint[CompactRequest]):
@@ -107,8 +114,7 @@ class Compact(ResponseEndpoint[CompactRequest]):
 
 def _for_response(call: Call[Prompted], **changes: Any) -> Call[ResponseRequest]:
     body = {name: getattr(call.body, name) for name in call.body.__struct_fields__}
-    whole: Any = replace(call, body=ResponseRequest(**{**body, **changes}))  # type: ignore[arg-type]
-    return whole  # type: ignore[no-any-return]
+    return call.with_body(ResponseRequest(**{**body, **changes}))
 
 
 def _said(plan: ResponsePlan) -> tuple[Message, ...]:
@@ -116,15 +122,16 @@ def _said(plan: ResponsePlan) -> tuple[Message, ...]:
     return plan.messages[1 if plan.body.instructions else 0 : -1]
 
 
-def _compacted(plan: ResponsePlan, made: Object) -> Object:
+def _compacted(plan: ResponsePlan, made: ResponseAnswer) -> CompactedResponse:
     """The answer, from the response that wrote the summary. Raises APIError if the summary is empty."""
-    summary = "".join(part["text"] for item in made["output"] if item["type"] == "message" for part in item["content"])
+    summary = "".join(part["text"] for item in made.output if item["type"] == "message" for part in item["content"])
     if not summary.strip():
         raise APIError("The model wrote no summary.", status=500, type="server_error", code="compaction_failed")
     kept = _kept(_said(plan), plan.call.model.info.max_model_len // 2)
     compaction = {"id": new_id("cmp"), "type": "compaction", "encrypted_content": sealed(summary)}
-    head = {"id": made["id"], "object": "response.compaction", "created_at": made["created_at"]}
-    return {**head, "output": [*map(_item, kept), compaction], "usage": made["usage"]}
+    output = [*map(_item, kept), compaction]
+    assert made.usage is not None
+    return CompactedResponse(made.id, "response.compaction", made.created_at, output, made.usage)
 
 
 def _kept(said: Sequence[Message], most_bytes: int) -> list[Message]:
@@ -146,5 +153,5 @@ def _item(message: Message) -> Object:
     return {**head, "role": message.role, "content": content}
 
 
-def _json(body: Object) -> Response:
+def _json(body: Struct) -> Response:
     return Response(msgspec.json.encode(body), media_type="application/json")

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -13,11 +14,19 @@ from oscine.api.http.errors import APIError, invalid
 from oscine.api.http.keys import Caller
 from oscine.api.http.sse import EventStream
 from oscine.api.responses.background import BackgroundResponse
-from oscine.api.responses.events import ResponseEvents, events_since
+from oscine.api.responses.events import events_since
 from oscine.api.responses.plan import make_plan
 from oscine.api.responses.resource import KeptResponse, with_output
 from oscine.api.responses.run import ResponseRun
-from oscine.api.responses.schemas import ItemsQuery, ResponseRequest, RetrieveQuery, read_query
+from oscine.api.responses.schemas import (
+    DeletedResponse,
+    InputItems,
+    ItemsQuery,
+    ResponseAnswer,
+    ResponseRequest,
+    RetrieveQuery,
+    read_query,
+)
 from oscine.api.responses.service import ResponseEndpoint, ResponseService
 from oscine.api.responses.store import StoredResponse
 from oscine.api.responses.view import included, shown
@@ -38,22 +47,8 @@ class Responses(ResponseEndpoint[ResponseRequest]):
             response = await self.service.background.start(run)
             app = _Events(response.events(0), self.service) if call.body.stream else _json(run.snapshot())
             await app(scope, receive, send)
-        elif stream := self.events(send, stream=call.body.stream):
-            await run_while_connected(receive, _streamed(run, stream), on_idle=stream.keep_alive)
-        elif await run_while_connected(receive, run.run(None)):
-            await _json(run.snapshot())(scope, receive, send)
-
-
-async def _streamed(run: ResponseRun, stream: EventStream) -> None:
-    try:
-        await run.run(stream.write)
-        await stream.end(b"")
-    except APIError as error:
-        if not stream.started:
-            raise
-        failed = ResponseEvents()
-        failed.add("error", code=error.code, message=error.message, param=error.param)
-        await stream.end(failed.take())
+        else:
+            await self.respond(run.run, run, scope, receive, send, stream=call.body.stream)
 
 
 class _Events:
@@ -100,7 +95,7 @@ class StoredResponses:
         if live is not None and live.run.unstored:
             return _json(live.run.snapshot())
         response = _shown(await self._stored(request), frozenset())
-        if not response["background"]:
+        if not response.background:
             raise APIError(f"The response '{response_id}' does not run in the background and cannot be cancelled.")
         return _json(response)
 
@@ -112,7 +107,7 @@ class StoredResponses:
             await self._service.background.forget(live)
         if not await self._service.store.delete(response_id, Caller.of(request.scope).name):
             raise _not_found(response_id)
-        return _json({"id": response_id, "object": "response", "deleted": True})
+        return _json(DeletedResponse(response_id, "response", deleted=True))
 
     async def input_items(self, request: Request) -> Response:
         """A page of the items that the request came with."""
@@ -123,8 +118,8 @@ class StoredResponses:
         items = items if query.order == "asc" else items[::-1]
         items = items[_start(items, query.after) :]
         page = [shown(item, include) for item in items[: query.limit]]
-        ends = {"first_id": page[0]["id"] if page else "", "last_id": page[-1]["id"] if page else ""}
-        return _json({"object": "list", "data": page, **ends, "has_more": len(items) > query.limit})
+        first, last = (page[0]["id"], page[-1]["id"]) if page else ("", "")
+        return _json(InputItems("list", page, first, last, has_more=len(items) > query.limit))
 
     def _live(self, request: Request) -> BackgroundResponse | None:
         return self._service.background.get(request.path_params["id"], Caller.of(request.scope).name)
@@ -159,12 +154,12 @@ def _start(items: list[Object], after: str | None) -> int:
     return index + 1
 
 
-def _shown(stored: StoredResponse, include: frozenset[str]) -> Object:
+def _shown(stored: StoredResponse, include: frozenset[str]) -> ResponseAnswer:
     kept = msgspec.json.decode(stored.body, type=KeptResponse)
-    return with_output(kept.response, kept.response["output"], include)
+    return with_output(kept.response, kept.response.output, include)
 
 
-def _json(body: Object) -> Response:
+def _json(body: Struct) -> Response:
     return Response(msgspec.json.encode(body), media_type="application/json")
 
 

@@ -165,7 +165,7 @@ async def make_plan(service: ResponseService, call: Call[ResponseRequest]) -> Re
         history = ItemHistory()
         for stored, response in zip(chain, kept, strict=True):
             history.add(msgspec.json.decode(stored.input), {}, "previous_response_id")
-            history.add(response.response["output"], response.calls, "previous_response_id")
+            history.add(response.response.output, response.calls, "previous_response_id")
         items = input_items(body.input, found)
         history.add(items, calls, "input")
         return items, history.messages()
@@ -173,7 +173,7 @@ async def make_plan(service: ResponseService, call: Call[ResponseRequest]) -> Re
     items, messages = await beside(said, call.size + size)
     if body.instructions:
         messages = (Message("developer", body.instructions), *messages)
-    listings = (item for response in kept for item in response.response["output"] if item["type"] == "mcp_list_tools")
+    listings = (item for response in kept for item in response.response.output if item["type"] == "mcp_list_tools")
     return ResponsePlan(
         id=new_id("resp"),
         owner=owner,
@@ -217,7 +217,7 @@ async def _chain(service: ResponseService, response_id: str | None, owner: str) 
             param="previous_response_id",
             code="previous_response_not_found",
         )
-    status = msgspec.json.decode(chain[-1].body, type=KeptResponse).response["status"]
+    status = msgspec.json.decode(chain[-1].body, type=KeptResponse).response.status
     if chain[-1].running or status not in ENDED:
         raise invalid("previous_response_id", f"the response '{response_id}' is still being made")
     return chain

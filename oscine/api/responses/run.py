@@ -3,9 +3,9 @@
 import asyncio
 import logging
 import time
-from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from oscine.api.http.errors import APIError, internal, unavailable
 from oscine.api.http.sse import Write
@@ -14,14 +14,13 @@ from oscine.api.responses.events import ResponseEvents
 from oscine.api.responses.items import ListingItem, OutputItems, Status
 from oscine.api.responses.plan import ResponsePlan
 from oscine.api.responses.resource import TERMINAL, KeptItem, KeptResponse, new_response, with_output
+from oscine.api.responses.schemas import ResponseAnswer, ResponseStatus
 from oscine.api.responses.service import ResponseService
 from oscine.api.responses.store import StoredResponse
 from oscine.api.serving.generation import Generation
 from oscine.api.serving.logprobs import ContentLogprobs
 
 logger = logging.getLogger(__name__)
-
-Object = dict[str, Any]
 
 
 class ResponseRun:
@@ -59,9 +58,9 @@ class ResponseRun:
                 raise
             logger.exception("a response failed")
             self._end("failed", internal())
-        if not self._plan.body.background and self.response["store"]:
-            self.response["store"] = await self.store()
-        self.events.add(f"response.{TERMINAL[self.response['status']]}", response=self.snapshot())
+        if not self._plan.body.background and self.response.store:
+            self.response.store = await self.store()
+        self.events.add(f"response.{TERMINAL[self.response.status]}", response=self.snapshot())
         if self._plan.body.background:  # with all its events, including the last one
             await self.store()
         await self.events.flush(write)
@@ -76,7 +75,7 @@ class ResponseRun:
 
     @property
     def ended(self) -> bool:
-        return self.response["status"] in TERMINAL
+        return self.response.status in TERMINAL
 
     def _may_fail(self) -> bool:
         """Whether a failure is part of the response: a client that has got nothing yet gets a plain error instead."""
@@ -102,7 +101,7 @@ class ResponseRun:
         if self._plan.body.background:
             self.events.add("response.queued", response=self.snapshot())
             await self._store()
-        self.response["status"] = "in_progress"
+        self.response.status = "in_progress"
         self.events.add("response.in_progress", response=self.snapshot())
         for listing in self._plan.toolbox.listings:
             if listing.server_label not in self._plan.listed:
@@ -111,31 +110,38 @@ class ResponseRun:
         if self._plan.body.background:
             await self.events.flush(write)
 
-    def _cancelled(self) -> tuple[str, APIError | None]:
+    def _cancelled(self) -> tuple[ResponseStatus, APIError | None]:
         if self.cancelling:
             return "cancelled", None
         return "failed", unavailable("The server shut down while this response was being made.")
 
-    def _end(self, status: str, error: APIError | None = None) -> None:
+    def _end(self, status: ResponseStatus, error: APIError | None = None) -> None:
         assert self._output is not None
-        turn = self._output.turn
         of_items: Status = "completed" if status == "completed" else "incomplete"
         self._output.end(of_items)
-        self.response["status"] = status
-        self.response["usage"] = resource.usage(
-            prompt=turn.num_prompt_tokens + turn.num_appended_tokens,
-            cached=turn.num_cached_tokens,
-            completion=turn.num_tokens,
-            reasoning=turn.num_reasoning_tokens,
-        )
+        self.response.status = status
+        self.response.usage = resource.usage(self._output.turn)
         if status == "completed":
-            self.response["completed_at"] = int(time.time())
+            self.response.completed_at = int(time.time())
         if status == "incomplete":
-            self.response["incomplete_details"] = {"reason": "max_output_tokens"}
+            self.response.incomplete_details = {"reason": "max_output_tokens"}
         if error is not None:
-            self.response["error"] = resource.failure(error)
+            self.response.error = resource.failure(error)
 
-    def snapshot(self) -> Object:
+    def last_event(self) -> bytes:
+        """Nothing: `run` sends it."""
+        return b""
+
+    def failure(self, error: APIError) -> bytes:
+        """What a stream ends with that fails before the response has begun."""
+        failed = ResponseEvents()
+        failed.add("error", code=error.code, message=error.message, param=error.param)
+        return failed.take()
+
+    def body(self) -> bytes:
+        return msgspec.json.encode(self.snapshot())
+
+    def snapshot(self) -> ResponseAnswer:
         """The response as it stands, with the items that are complete."""
         items = [] if self._output is None else self._output.ended
         return with_output(self.response, items, self._plan.include)
@@ -155,14 +161,14 @@ class ResponseRun:
         assert output is not None
         running, calls = not self.ended, output.calls
         state = {} if running else plan.toolbox.state()
-        kept = KeptResponse({**self.response, "output": output.ended}, calls, state)
+        kept = KeptResponse(replace(self.response, output=output.ended), calls, state)
         items = [(item["id"], msgspec.json.encode(KeptItem(item))) for item in plan.input]
         items += [(item["id"], msgspec.json.encode(KeptItem(item, calls.get(item["id"])))) for item in output.ended]
         stored = StoredResponse(
             plan.id,
             plan.owner,
             plan.body.previous_response_id,
-            self.response["created_at"],
+            self.response.created_at,
             running,
             msgspec.json.encode(kept),
             msgspec.json.encode(plan.input),

@@ -1,7 +1,7 @@
 """The JSON of requests for responses, their query parameters and their answers, as msgspec structs.
 
-Items of the input and tools are plain objects here: clients send types that no server knows, and these are kept
-unchanged. input and tools read them. The structs of answers are for /openapi.json alone.
+Items of the input and tools are plain objects here: clients send types that no server knows, and what they sent is kept
+as it came. input and tools read them.
 """
 
 from typing import Annotated, Any, Literal, TypeVar
@@ -111,6 +111,9 @@ def read_query(params: QueryParams, kind: type[T]) -> T:
         raise from_validation(error) from None
 
 
+ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+
+
 class ResponseUsage(Struct):
     input_tokens: int
     input_tokens_details: dict[str, int]
@@ -123,7 +126,7 @@ class ResponseAnswer(Struct):
     id: str
     object: Literal["response"]
     created_at: int
-    status: Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+    status: ResponseStatus
     background: bool
     completed_at: int | None
     error: dict[str, str] | None

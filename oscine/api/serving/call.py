@@ -18,6 +18,7 @@ class NamesModel(Protocol):
 
 
 T = TypeVar("T", bound=NamesModel)
+U = TypeVar("U", bound=NamesModel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,10 @@ class Call(Generic[T]):
     caller: Caller
     size: int  # of the body, in bytes
     arrived_s: float  # on the clock of time.perf_counter
+
+    def with_body(self, body: U) -> "Call[U]":
+        """The same call, for what its body stands for."""
+        return Call(body, self.name, self.model, self.caller, self.size, self.arrived_s)
 
     def engine_request(self, prompt: list[int], params: SamplingParams) -> GenerationRequest:
         """One sequence, with the priority, tenant and salt of the API key. Raises APIError for a wrong priority."""

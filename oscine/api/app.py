@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from oscine.api.error_handlers import HANDLERS
 from oscine.api.http.hosts import HostCheck, JsonCheck
 from oscine.api.http.keys import KeyCheck
-from oscine.api.operation import Operation
+from oscine.api.openapi import Operation
 from oscine.api.playground import playground_routes
 from oscine.api.responses.service import ResponseService
 from oscine.api.routes import endpoints

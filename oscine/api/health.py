@@ -1,11 +1,11 @@
 """Liveness, readiness and version of the server. Needs no API key."""
 
-from typing import Any
-
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import Response
 
 import oscine
+from oscine.api.http.answer import json_response
+from oscine.api.openai import answers
 from oscine.api.serving.served_model import ServedModel
 from oscine.api.serving.service import Service
 
@@ -14,43 +14,38 @@ class Health:
     def __init__(self, service: Service) -> None:
         self.service = service
 
-    async def live(self, request: Request) -> JSONResponse:
-        """False once all engines have failed for good: then only a new server helps."""
+    async def live(self, request: Request) -> Response:
+        """Not any more once all engines have failed for good: then only a new server helps."""
         failed = self.service.failed
-        return JSONResponse({"status": "failed" if failed else "live"}, 503 if failed else 200)
+        return json_response(answers.Status("failed" if failed else "live"), 503 if failed else 200)
 
-    async def ready(self, request: Request) -> JSONResponse:
+    async def ready(self, request: Request) -> Response:
         """Whether all models can be served; each model's own state is there too."""
         state = self.service.state
         models = {model.names[0]: model.state for model in self.service.models}
-        return JSONResponse({"status": state, "models": models}, 200 if state == "ready" else 503)
+        return json_response(answers.Readiness(state, models), 200 if state == "ready" else 503)
 
-    async def health(self, request: Request) -> JSONResponse:
+    async def health(self, request: Request) -> Response:
         """status is starting, ready, restarting, draining, failed or stopped; error says why an engine last failed."""
         service = self.service
         models = [_report(model) for model in service.models]
-        body = {
-            "status": service.state,
-            "error": next((model["error"] for model in models if model["error"]), None),
-            "model": models[0]["model"] if len(models) == 1 else None,
-            "uptime_s": round(service.uptime_s, 3),
-            "running": sum(model["running"] for model in models),
-            "waiting": sum(model["waiting"] for model in models),
-            "models": models,
-        }
-        return JSONResponse(body, 200 if service.state == "ready" else 503)
+        report = answers.HealthReport(
+            status=service.state,
+            error=next((model.error for model in models if model.error), None),
+            model=models[0].model if len(models) == 1 else None,
+            uptime_s=round(service.uptime_s, 3),
+            running=sum(model.running for model in models),
+            waiting=sum(model.waiting for model in models),
+            models=models,
+        )
+        return json_response(report, 200 if service.state == "ready" else 503)
 
-    async def version(self, request: Request) -> JSONResponse:
-        return JSONResponse({"version": oscine.__version__})
+    async def version(self, request: Request) -> Response:
+        return json_response(answers.Version(oscine.__version__))
 
 
-def _report(model: ServedModel) -> dict[str, Any]:
+def _report(model: ServedModel) -> answers.ModelReport:
     stats = model.engine.stats
-    return {
-        "names": model.names,
-        "status": model.state,
-        "error": model.error,
-        "model": model.root,
-        "running": stats.num_running,
-        "waiting": stats.num_waiting,
-    }
+    return answers.ModelReport(
+        [*model.names], model.state, model.error, model.root, stats.num_running, stats.num_waiting
+    )

@@ -1,8 +1,12 @@
-"""/openapi.json, made from the table of endpoints, and /docs, a page that shows it."""
+"""What a line of the table of endpoints says, and /openapi.json, which is made of the table; /docs shows it.
+
+Knows operations and msgspec's schemas; nothing of what an endpoint does.
+"""
 
 import re
-from collections.abc import Sequence
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +15,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import oscine
-from oscine.api.examples import EXAMPLES
-from oscine.api.openai.answers import AnthropicError
-from oscine.api.operation import Operation
+from oscine.api.anthropic.schemas import CountTokensRequest, MessagesRequest
+from oscine.api.http.errors import AnthropicError, Error
+from oscine.api.responses.context import CompactRequest, InputTokensRequest
+from oscine.api.responses.schemas import ResponseRequest
+from oscine.api.serving import schemas
 
 _PAGE = Path(__file__).with_name("docs.html")
 _REF = "#/components/schemas/{name}"
@@ -33,6 +39,44 @@ _STATUSES = {
     "503": "The server cannot take the request now; Retry-After says when to come back",
     "529": "The server cannot take the request now",
 }
+_QUESTION = [{"role": "user", "content": "What is 27 + 58?"}]
+
+# A request for each endpoint with a body. A test sends them all.
+EXAMPLES: dict[type, dict[str, Any]] = {
+    schemas.ChatCompletionRequest: {"messages": _QUESTION, "max_completion_tokens": 200},
+    schemas.CompletionRequest: {"prompt": "Once upon a time", "max_tokens": 16},
+    MessagesRequest: {"model": "any", "max_tokens": 200, "messages": _QUESTION},
+    CountTokensRequest: {"model": "any", "messages": _QUESTION},
+    ResponseRequest: {"input": "What is 27 + 58?", "max_output_tokens": 200},
+    InputTokensRequest: {"input": "What is 27 + 58?"},
+    CompactRequest: {"model": "any", "input": "What is 27 + 58?"},
+    schemas.TokenizeRequest: {"messages": _QUESTION},
+    schemas.DetokenizeRequest: {"tokens": [72, 105]},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    method: str
+    path: str  # as Starlette writes it: /v1/models/{name:path}
+    handler: Callable[..., Any]  # an ASGI application, or an async function of a Request
+    summary: str
+    body: Any = None  # the msgspec struct of the request's JSON; None: there is no body
+    answer: type | str = "application/json"  # the msgspec struct of the answer's JSON, or a media type
+    open: bool = False  # whether it needs no API key
+    error: type = Error  # the struct of its errors
+    query: Any = None  # the msgspec struct of what may stand behind the question mark
+    other: Mapping[str, type] = field(default_factory=dict)  # statuses that are answered with other structs
+
+    @property
+    def streams(self) -> bool:
+        """Whether the request can ask for events instead of one answer."""
+        return any("stream" in kind.__struct_fields__ for kind in (self.body, self.query) if kind is not None)
+
+
+GET, POST, DELETE = (partial(Operation, method) for method in ("GET", "POST", "DELETE"))
+PROBE = partial(Operation, "GET", open=True)
+ANTHROPIC = partial(Operation, "POST", error=AnthropicError)
 
 
 def describe(operations: Sequence[Operation], *, keys: bool) -> dict[str, Any]:

@@ -8,8 +8,7 @@ from oscine.api.openai.chat_completions import ChatCompletions
 from oscine.api.openai.completions import Completions
 from oscine.api.openai.models import Models
 from oscine.api.openai.tokenization import Tokenize
-from oscine.api.openapi import Description
-from oscine.api.operation import ANTHROPIC, DELETE, GET, POST, PROBE, Operation
+from oscine.api.openapi import ANTHROPIC, DELETE, GET, POST, PROBE, Description, Operation
 from oscine.api.responses.context import Compact, CompactRequest, InputTokens, InputTokensRequest
 from oscine.api.responses.endpoint import Responses, StoredResponses
 from oscine.api.responses.schemas import (

@@ -10,8 +10,8 @@ from typing import Any
 
 from oscine.api.http.errors import unsupported
 from oscine.api.serving import formats, sampling
+from oscine.api.serving.formats import Calls, extensions, only_form
 from oscine.api.serving.parameters import SamplingFields, refuse
-from oscine.api.serving.text_format import extensions, only_form
 from oscine.chat.grammar import JsonFormat
 from oscine.chat.messages import FunctionTool
 from oscine.chat.tokenizer import Tokenizer
@@ -172,8 +172,8 @@ async def _grammar(
     functions = _functions(asked, prompt, tokenizer)
     if functions and asked.get("require_reasoning") and isinstance(form.format, JsonFormat):
         return await _calls(form.format.schema, functions)
-    tools = [FunctionTool(name) for name in functions]
-    return await formats.constraint(form, tools)
+    tools = tuple(FunctionTool(name) for name in functions)
+    return await formats.constraint(form, Calls(tools))
 
 
 def _functions(asked: Mapping[str, Any], prompt: list[int], tokenizer: Tokenizer) -> list[str]:
@@ -192,4 +192,4 @@ async def _calls(schema: Mapping[str, Any], functions: list[str]) -> str | None:
         parallel = schema.get("maxItems") != 1
     except (KeyError, IndexError, TypeError):
         tools, parallel = [FunctionTool(name, parameters=dict(schema)) for name in functions], False
-    return await formats.constraint(None, tools, "required", parallel=parallel)
+    return await formats.constraint(None, Calls(tuple(tools), "required", parallel))

@@ -11,9 +11,9 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 
 from oscine.api.app import create_app
+from oscine.api.http.errors import Error
 from oscine.api.openai import answers
-from oscine.api.openapi import describe, plain_path
-from oscine.api.operation import Operation
+from oscine.api.openapi import Operation, describe, plain_path
 from oscine.api.responses.service import ResponseService
 from oscine.api.routes import endpoints
 from oscine.config import Config, ServerOptions
@@ -98,7 +98,7 @@ def test_no_answer_has_a_field_that_is_not_described(nano_server: ServerProcess,
         ("GET", "/health", None, answers.HealthReport),
         ("GET", "/v1/health/live", None, answers.Status),
         ("GET", "/version", None, answers.Version),
-        ("GET", "/v1/models/none", None, answers.Error),
+        ("GET", "/v1/models/none", None, Error),
     ]
     for method, path, body, kind in requests:
         found = httpx.request(method, nano_server.url + path, json=body, timeout=60).json()

@@ -1,13 +1,13 @@
 """/v1/messages and /v1/messages/count_tokens: Anthropic's API, over the same sequences as chat completions."""
 
-import msgspec
-from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from oscine.api.anthropic.answer import AnthropicAnswer, Blocks
 from oscine.api.anthropic.request import answer_form, chat_request, prompt_request, shows_thinking
 from oscine.api.anthropic.schemas import CountTokensRequest, MessagesRequest
+from oscine.api.http.answer import json_response
 from oscine.api.http.work import beside
+from oscine.api.openai.answers import InputTokens
 from oscine.api.openai.chat_completions import chat_turns
 from oscine.api.openai.conversation import conversation
 from oscine.api.openai.endpoint import Endpoint
@@ -37,5 +37,4 @@ class CountTokens(Endpoint[CountTokensRequest]):
         said = await beside(lambda: conversation(prompt_request(call.body), self.service.date), call.size)
         talk = self.service.reasoning.restore(call.caller.name, said)
         prompt = await call.model.prompts.render(talk, call.size)
-        body = msgspec.json.encode({"input_tokens": len(prompt)})
-        await Response(body, media_type="application/json")(scope, receive, send)
+        await json_response(InputTokens(len(prompt)))(scope, receive, send)

@@ -19,6 +19,7 @@ from oscine.api.anthropic.schemas import (
     Thinking,
 )
 from oscine.api.http.errors import APIError, from_validation, invalid, unsupported
+from oscine.api.serving.formats import Form
 from oscine.api.serving.sampling import check, stop_strings
 from oscine.api.serving.schemas import (
     ChatCompletionRequest,
@@ -32,7 +33,6 @@ from oscine.api.serving.schemas import (
     Tool,
     ToolCall,
 )
-from oscine.api.serving.text_format import Form
 from oscine.chat.effort import Effort
 from oscine.chat.grammar import JsonFormat
 

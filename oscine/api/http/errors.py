@@ -4,9 +4,10 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
+from msgspec import UNSET, Struct, UnsetType
 from starlette.responses import Response
 
 _ANTHROPIC_PATH = "/v1/messages"  # its clients read another form of errors
@@ -21,6 +22,28 @@ _ANTHROPIC_TYPES = {
     _ANTHROPIC_OVERLOADED: "overloaded_error",
 }
 RETRY_AFTER_S = 1.0  # told to a client if no better estimate is known
+
+
+class ErrorDetail(Struct):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class Error(Struct):
+    error: ErrorDetail
+
+
+class AnthropicErrorDetail(Struct):
+    type: str
+    message: str
+    details: dict[str, Any] | UnsetType = UNSET
+
+
+class AnthropicError(Struct):
+    type: Literal["error"]
+    error: AnthropicErrorDetail
 
 
 class APIError(Exception):
@@ -44,15 +67,13 @@ class APIError(Exception):
         self.headers, self.details = headers or {}, details
 
     def body(self) -> bytes:
-        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
-        return msgspec.json.encode({"error": error})
+        return msgspec.json.encode(Error(ErrorDetail(self.message, self.type, self.param, self.code)))
 
     def anthropic_body(self) -> bytes:
         usual = "invalid_request_error" if self.status < 500 else "api_error"
-        error: dict[str, Any] = {"type": _ANTHROPIC_TYPES.get(self.anthropic_status, usual), "message": self.message}
-        if self.details is not None:
-            error["details"] = self.details
-        return msgspec.json.encode({"type": "error", "error": error})
+        kind = _ANTHROPIC_TYPES.get(self.anthropic_status, usual)
+        details = UNSET if self.details is None else self.details
+        return msgspec.json.encode(AnthropicError("error", AnthropicErrorDetail(kind, self.message, details)))
 
     @property
     def anthropic_status(self) -> int:

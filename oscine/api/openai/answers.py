@@ -5,6 +5,7 @@ from typing import Any, Literal
 from msgspec import UNSET, Struct, UnsetType
 
 from oscine.api.serving.logprobs import CompletionLogprobs, TokenLogprob
+from oscine.api.serving.served_model import ModelState
 
 
 class PromptDetails(Struct):
@@ -21,28 +22,6 @@ class Usage(Struct):
     total_tokens: int
     prompt_tokens_details: PromptDetails
     completion_tokens_details: CompletionDetails
-
-
-class ErrorDetail(Struct):
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-
-
-class Error(Struct):
-    error: ErrorDetail
-
-
-class AnthropicErrorDetail(Struct):
-    type: str
-    message: str
-    details: dict[str, Any] | UnsetType = UNSET
-
-
-class AnthropicError(Struct):
-    type: Literal["error"]
-    error: AnthropicErrorDetail
 
 
 class CalledFunction(Struct):
@@ -131,12 +110,9 @@ class Text(Struct):
     prompt: str
 
 
-_State = Literal["starting", "ready", "restarting", "draining", "failed", "stopped"]
-
-
 class ModelReport(Struct):
     names: list[str]
-    status: _State
+    status: ModelState
     error: str | None
     model: str
     running: int
@@ -144,7 +120,7 @@ class ModelReport(Struct):
 
 
 class HealthReport(Struct):
-    status: _State  # of the worst model
+    status: ModelState  # of the worst model
     error: str | None
     model: str | None  # where there is one alone
     uptime_s: float
@@ -158,8 +134,8 @@ class Status(Struct):
 
 
 class Readiness(Struct):
-    status: _State  # ready: all models are
-    models: dict[str, _State]
+    status: ModelState  # ready: all models are
+    models: dict[str, ModelState]
 
 
 class Version(Struct):

@@ -9,16 +9,15 @@ from starlette.types import Receive, Scope, Send
 from oscine.api.http.errors import invalid
 from oscine.api.http.work import beside
 from oscine.api.openai.chat_answer import ChatAnswer
-from oscine.api.openai.conversation import conversation, tool_use
+from oscine.api.openai.conversation import allowed_calls, conversation
 from oscine.api.openai.endpoint import Endpoint
 from oscine.api.serving import sampling
 from oscine.api.serving.call import Call
-from oscine.api.serving.formats import constraint
+from oscine.api.serving.formats import Form, asked_form, check_beside_calls, constraint, extensions
 from oscine.api.serving.generation import Generation
 from oscine.api.serving.logprobs import ContentLogprobs
 from oscine.api.serving.schemas import ChatCompletionRequest
 from oscine.api.serving.service import Service
-from oscine.api.serving.text_format import Form, asked_form, check_beside_calls, extensions
 from oscine.api.serving.turn import PLAIN, Course, Turn, usual_headroom
 from oscine.chat.grammar import header_grammar, text_grammar
 from oscine.chat.harmony_parser import HarmonyParser
@@ -59,17 +58,17 @@ async def chat_turns(
     talk = service.reasoning.restore(owner, await beside(lambda: conversation(body, service.date), call.size))
     n, stop = sampling.choices(body), sampling.stop_strings(body.stop)
     model.served.admission.check(n)  # before the prompt is made, which costs more
-    form, use = form or asked_form(body), tool_use(body, talk.tools)
-    check_beside_calls(extensions(body), use.choice)
-    grammar = await constraint(form, use.tools, use.choice, parallel=use.parallel, caller=call.caller)
+    form, calls = form or asked_form(body), allowed_calls(body, talk.tools)
+    check_beside_calls(extensions(body), calls.choice)
+    grammar = await constraint(form, calls, call.caller)
     prompt = await model.prompts.render(talk, call.size)
-    params = replace(_sampling_params(call, len(prompt)), grammar=grammar, headers=header_grammar(use.tools))
+    params = replace(_sampling_params(call, len(prompt)), grammar=grammar, headers=header_grammar(calls.tools))
     requests = [call.engine_request(prompt, sampling.with_seed(params, i)) for i in range(n)]
     headroom = _headroom(body, params.max_tokens, service.config.server.final_headroom)
     course = PLAIN
-    if headroom and use.choice != "required":
+    if headroom and calls.choice != "required":
         course = Course(headroom, None if form is None else text_grammar(form.format))
-    functions = frozenset(tool.name for tool in use.tools)
+    functions = frozenset(tool.name for tool in calls.tools)
     return [
         Turn(
             model,

@@ -15,12 +15,11 @@ from oscine.api.openai.stream import OpenAIAnswer
 from oscine.api.openai.text_parser import TextParser
 from oscine.api.serving import sampling
 from oscine.api.serving.call import Call
-from oscine.api.serving.formats import text_constraint
+from oscine.api.serving.formats import asked_form, text_constraint
 from oscine.api.serving.generation import Generation
 from oscine.api.serving.logprobs import TextLogprobs
 from oscine.api.serving.schemas import CompletionRequest
 from oscine.api.serving.served_model import ReadyModel
-from oscine.api.serving.text_format import asked_form
 from oscine.api.serving.turn import Turn, TurnEvent
 from oscine.chat.detokenizer import Detokenizer
 from oscine.chat.events import ContentDelta

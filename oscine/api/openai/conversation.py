@@ -4,10 +4,10 @@ Knows the wire names and which combinations mean something; not how a conversati
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from oscine.api.http.errors import invalid
 from oscine.api.serving.content import content_text
+from oscine.api.serving.formats import Calls, response_schema
 from oscine.api.serving.sampling import MAX_TOOLS, at_most
 from oscine.api.serving.schemas import (
     AllowedToolsChoice,
@@ -18,10 +18,8 @@ from oscine.api.serving.schemas import (
     TemplateOptions,
     Tool,
 )
-from oscine.api.serving.text_format import response_schema
 from oscine.chat import messages as chat
 from oscine.chat.effort import Effort, model_effort
-from oscine.chat.grammar import ToolChoice
 from oscine.chat.tools import validate_tools
 
 _TEXT_PARTS = ("text", "refusal")
@@ -49,24 +47,15 @@ def _effort(request: ChatCompletionRequest) -> Effort | None:
     return next(filter(None, efforts), "none" if off else None)
 
 
-@dataclass(frozen=True, slots=True)
-class ToolUse:
-    """Which functions may be called in this turn, and whether any must be."""
-
-    tools: tuple[chat.FunctionTool, ...]
-    choice: ToolChoice
-    parallel: bool  # several calls in one turn
-
-
-def tool_use(request: ChatCompletionRequest, tools: Sequence[chat.FunctionTool]) -> ToolUse:
+def allowed_calls(request: ChatCompletionRequest, tools: Sequence[chat.FunctionTool]) -> Calls:
     """`tools` are those that the model is told of. Raises APIError for a choice of none of them."""
     choice, parallel = request.tool_choice or "auto", request.parallel_tool_calls is not False
     if isinstance(choice, NamedToolChoice):
-        return ToolUse(_named([choice.function.name], tools), "required", parallel=False)
+        return Calls(_named([choice.function.name], tools), "required", parallel=False)
     if isinstance(choice, AllowedToolsChoice):
         allowed = choice.allowed_tools
-        return ToolUse(_named([tool.function.name for tool in allowed.tools], tools), allowed.mode, parallel)
-    return ToolUse(tuple(tools), choice, parallel)
+        return Calls(_named([tool.function.name for tool in allowed.tools], tools), allowed.mode, parallel)
+    return Calls(tuple(tools), choice, parallel)
 
 
 def _named(names: Sequence[str], tools: Sequence[chat.FunctionTool]) -> tuple[chat.FunctionTool, ...]:

@@ -4,8 +4,10 @@ import datetime
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import Response
 
+from oscine.api.http.answer import json_response
+from oscine.api.openai.answers import ModelCard, ModelList
 from oscine.api.serving.served_model import ServedModel
 from oscine.api.serving.service import Service
 
@@ -19,16 +21,9 @@ class Models:
     def __init__(self, service: Service) -> None:
         self.service = service
 
-    def _card(self, name: str, model: ServedModel) -> dict[str, Any]:
-        info = model.engine.info
-        return {
-            "id": name,
-            "object": "model",
-            "created": self.service.started,
-            "owned_by": "oscine",
-            "root": model.root,
-            "max_model_len": info.max_model_len if info else None,
-        }
+    def _card(self, name: str, model: ServedModel) -> ModelCard:
+        longest = model.engine.info.max_model_len if model.engine.info else None
+        return ModelCard(name, "model", self.service.started, "oscine", model.root, longest)
 
     def _anthropic_card(self, name: str, model: ServedModel) -> dict[str, Any]:
         created = datetime.datetime.fromtimestamp(self.service.started, datetime.UTC)
@@ -43,14 +38,15 @@ class Models:
             "max_tokens": longest,
         }
 
-    async def list(self, request: Request) -> JSONResponse:
+    async def list(self, request: Request) -> Response:
         models = [(name, model) for model in self.service.models for name in model.names]
         if speaks_anthropic(request):
             cards = [self._anthropic_card(*model) for model in models]
             first, last = (cards[0]["id"], cards[-1]["id"]) if cards else (None, None)
-            return JSONResponse({"data": cards, "has_more": False, "first_id": first, "last_id": last})
-        return JSONResponse({"object": "list", "data": [self._card(*model) for model in models]})
+            return json_response({"data": cards, "has_more": False, "first_id": first, "last_id": last})
+        return json_response(ModelList("list", [self._card(*model) for model in models]))
 
-    async def retrieve(self, request: Request) -> JSONResponse:
+    async def retrieve(self, request: Request) -> Response:
+        name, model = self.service.find(request.path_params["name"])
         card = self._anthropic_card if speaks_anthropic(request) else self._card
-        return JSONResponse(card(*self.service.find(request.path_params["name"])))
+        return json_response(card(name, model))

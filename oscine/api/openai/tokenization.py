@@ -1,13 +1,14 @@
 """/tokenize and /detokenize: the served model's own vocabulary, for texts and for whole conversations."""
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from oscine.api.http.answer import json_response
 from oscine.api.http.body import read_body
 from oscine.api.http.errors import invalid
 from oscine.api.http.keys import Caller
 from oscine.api.http.work import beside
+from oscine.api.openai.answers import Text, Tokens
 from oscine.api.openai.conversation import conversation
 from oscine.api.serving.schemas import ChatCompletionRequest, DetokenizeRequest, TokenizeRequest, decode
 from oscine.api.serving.service import Service
@@ -35,10 +36,10 @@ class Tokenize:
             )
             if body.add_generation_prompt is False:
                 del ids[-1 - ids[::-1].index(ready.tokenizer.start) :]
-        answer = {"tokens": ids, "count": len(ids), "max_model_len": ready.info.max_model_len}
+        answer = Tokens(ids, len(ids), ready.info.max_model_len)
         if body.return_token_strs:
-            answer["token_strs"] = await ready.prompts.decode_each(ids)
-        return Response(msgspec.json.encode(answer), media_type="application/json")
+            answer.token_strs = await ready.prompts.decode_each(ids)
+        return json_response(answer)
 
     async def detokenize(self, request: Request) -> Response:
         """{"prompt"}: special tokens by name, invalid UTF-8 as U+FFFD."""
@@ -51,4 +52,4 @@ class Tokenize:
             rule = f"it must be a token id between 0 and {size - 1}, not {body.tokens[wrong]}"
             raise invalid(f"tokens[{wrong}]", rule)
         text = await ready.prompts.decode(body.tokens)
-        return Response(msgspec.json.encode({"prompt": text}), media_type="application/json")
+        return json_response(Text(text))

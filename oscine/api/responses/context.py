@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal, TypeVar
 
-import msgspec
 from msgspec import Struct
-from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from oscine.api.http.answer import json_response
 from oscine.api.http.connection import run_while_connected
 from oscine.api.http.errors import APIError, invalid
 from oscine.api.responses.input import COMPACTED
@@ -82,7 +81,7 @@ class InputTokens(ResponseEndpoint[InputTokensRequest]):
         plan = await make_plan(self.service, _for_response(call, input=call.body.input or []))
         async with plan.toolbox:
             prompt = await plan.prompt(self.service.date, self.service.reasoning)
-        await _json(ResponseInputTokens("response.input_tokens", len(prompt)))(scope, receive, send)
+        await json_response(ResponseInputTokens("response.input_tokens", len(prompt)))(scope, receive, send)
 
 
 class Compact(ResponseEndpoint[CompactRequest]):
@@ -95,7 +94,7 @@ class Compact(ResponseEndpoint[CompactRequest]):
         plan = await self._plan(call)
         run = ResponseRun(self.service, plan)
         if await run_while_connected(receive, run.run(None)):
-            await _json(_compacted(plan, run.snapshot()))(scope, receive, send)
+            await json_response(_compacted(plan, run.snapshot()))(scope, receive, send)
 
     async def _plan(self, call: Call[CompactRequest]) -> ResponsePlan:
         """The plan of the response that writes the summary."""
@@ -151,7 +150,3 @@ def _item(message: Message) -> Object:
     content = [{"type": "input_text", "text": message.content}]
     head = {"id": new_id("msg"), "type": "message", "status": "completed"}
     return {**head, "role": message.role, "content": content}
-
-
-def _json(body: Struct) -> Response:
-    return Response(msgspec.json.encode(body), media_type="application/json")

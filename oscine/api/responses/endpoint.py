@@ -4,11 +4,11 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
-from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from oscine.api.http.answer import json_response
 from oscine.api.http.connection import run_while_connected
 from oscine.api.http.errors import APIError, invalid
 from oscine.api.http.keys import Caller
@@ -45,7 +45,7 @@ class Responses(ResponseEndpoint[ResponseRequest]):
         run = ResponseRun(self.service, await make_plan(self.service, call))
         if call.body.background:
             response = await self.service.background.start(run)
-            app = _Events(response.events(0), self.service) if call.body.stream else _json(run.snapshot())
+            app = _Events(response.events(0), self.service) if call.body.stream else json_response(run.snapshot())
             await app(scope, receive, send)
         else:
             await self.respond(run.run, run, scope, receive, send, stream=call.body.stream)
@@ -83,8 +83,8 @@ class StoredResponses:
             number = 0 if query.starting_after is None else query.starting_after + 1
             return _Events(await self._events(request, live, number), self._service)
         if live is not None:
-            return _json(live.run.snapshot())
-        return _json(_shown(await self._stored(request), include))
+            return json_response(live.run.snapshot())
+        return json_response(_shown(await self._stored(request), include))
 
     async def cancel(self, request: Request) -> Response:
         """Ends a response that runs in the background; one that has ended stays as it is."""
@@ -93,11 +93,11 @@ class StoredResponses:
         if live is not None:
             await live.cancel(by_client=True)
         if live is not None and live.run.unstored:
-            return _json(live.run.snapshot())
+            return json_response(live.run.snapshot())
         response = _shown(await self._stored(request), frozenset())
         if not response.background:
             raise APIError(f"The response '{response_id}' does not run in the background and cannot be cancelled.")
-        return _json(response)
+        return json_response(response)
 
     async def delete(self, request: Request) -> Response:
         response_id = request.path_params["id"]
@@ -107,7 +107,7 @@ class StoredResponses:
             await self._service.background.forget(live)
         if not await self._service.store.delete(response_id, Caller.of(request.scope).name):
             raise _not_found(response_id)
-        return _json(DeletedResponse(response_id, "response", deleted=True))
+        return json_response(DeletedResponse(response_id, "response", deleted=True))
 
     async def input_items(self, request: Request) -> Response:
         """A page of the items that the request came with."""
@@ -119,7 +119,7 @@ class StoredResponses:
         items = items[_start(items, query.after) :]
         page = [shown(item, include) for item in items[: query.limit]]
         first, last = (page[0]["id"], page[-1]["id"]) if page else ("", "")
-        return _json(InputItems("list", page, first, last, has_more=len(items) > query.limit))
+        return json_response(InputItems("list", page, first, last, has_more=len(items) > query.limit))
 
     def _live(self, request: Request) -> BackgroundResponse | None:
         return self._service.background.get(request.path_params["id"], Caller.of(request.scope).name)
@@ -157,10 +157,6 @@ def _start(items: list[Object], after: str | None) -> int:
 def _shown(stored: StoredResponse, include: frozenset[str]) -> ResponseAnswer:
     kept = msgspec.json.decode(stored.body, type=KeptResponse)
     return with_output(kept.response, kept.response.output, include)
-
-
-def _json(body: Struct) -> Response:
-    return Response(msgspec.json.encode(body), media_type="application/json")
 
 
 def _not_found(response_id: str) -> APIError:

@@ -18,12 +18,12 @@ from oscine.api.responses.resource import ENDED, KeptItem, KeptResponse
 from oscine.api.responses.schemas import ResponseRequest
 from oscine.api.responses.service import ResponseService
 from oscine.api.responses.store import StoredResponse
-from oscine.api.responses.tools import AllowedCalls, ClientTools, allowed, builtin_tools
+from oscine.api.responses.tools import ClientTools, allowed, builtin_tools
 from oscine.api.responses.view import LOGPROBS, included
 from oscine.api.serving import formats, sampling
 from oscine.api.serving.call import Call
+from oscine.api.serving.formats import Calls, Form, check_beside_calls, check_name, extensions, only_form
 from oscine.api.serving.reasoning_memory import ReasoningMemory
-from oscine.api.serving.text_format import Form, check_beside_calls, check_name, extensions, only_form
 from oscine.api.serving.turn import Course, Turn, usual_headroom
 from oscine.chat.effort import model_effort
 from oscine.chat.grammar import JsonFormat, header_grammar
@@ -65,7 +65,7 @@ class ResponsePlan:
         return top or 0 if top or LOGPROBS in self.include else None
 
     @property
-    def _allowed(self) -> AllowedCalls:
+    def _allowed(self) -> Calls:
         body, recipients = self.body, _recipients(self.toolbox.namespaces)
         return allowed(body.tool_choice, self.tools, recipients, parallel=body.parallel_tool_calls is not False)
 
@@ -96,7 +96,7 @@ class ResponsePlan:
                 error.message += " Dropping items ('truncation': 'auto') is not supported."
             raise
         grammar, course = await self._grammars(wanted, may)
-        headers = header_grammar(may.functions, may.recipients)
+        headers = header_grammar(may.tools, may.recipients)
         request = self.call.engine_request(prompt, replace(params, grammar=grammar, headers=headers))
         if may.choice != "required":
             usual = usual_headroom(service.config.server.final_headroom, params.max_tokens)
@@ -105,29 +105,20 @@ class ResponsePlan:
             model.tokenizer,
             namespaces=self.toolbox.names if may.recipients else (),
             separator="",
-            functions=[function.name for function in may.functions],
+            functions=[function.name for function in may.tools],
         )
         toolbox = self.toolbox if may.recipients else None
-        remember = partial(service.reasoning.keep, self.owner) if may.functions else None
+        remember = partial(service.reasoning.keep, self.owner) if may.tools else None
         return Turn(model, request, parser, course, toolbox=toolbox, remember=remember)
 
-    async def _grammars(self, wanted: Form | None, may: AllowedCalls) -> tuple[str | None, Course]:
+    async def _grammars(self, wanted: Form | None, may: Calls) -> tuple[str | None, Course]:
         """For the begin of the turn, and for what comes later: a call that is required is required once."""
-
-        async def constraint(may: AllowedCalls) -> str | None:
-            return await formats.constraint(
-                wanted,
-                may.functions,
-                may.choice,
-                parallel=may.parallel,
-                other_recipients=may.recipients,
-                caller=self.call.caller,
-            )
-
+        caller = self.call.caller
         later = replace(may, choice="auto") if may.choice == "required" else may
-        final = None if wanted is None else await formats.text_constraint(wanted, self.call.caller)
-        first = await constraint(may)
-        return first, Course(final=final, later=await constraint(later) if may.recipients else None)
+        final = None if wanted is None else await formats.text_constraint(wanted, caller)
+        first = await formats.constraint(wanted, may, caller)
+        following = await formats.constraint(wanted, later, caller) if may.recipients else None
+        return first, Course(final=final, later=following)
 
     @property
     def _size(self) -> int:

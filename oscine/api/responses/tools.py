@@ -10,8 +10,8 @@ from typing import Any
 from msgspec import Struct
 
 from oscine.api.http.errors import invalid, unsupported
+from oscine.api.serving.formats import Calls
 from oscine.api.serving.schemas import convert
-from oscine.chat.grammar import ToolChoice
 from oscine.chat.messages import ConversationError, FunctionTool
 from oscine.chat.tools import validate_tools
 
@@ -66,16 +66,6 @@ class ClientTool:
     name: str
     namespace: str | None = None
     custom: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class AllowedCalls:
-    """What may be called now: the arguments of oscine.api.serving.formats.constraint."""
-
-    choice: ToolChoice
-    functions: tuple[FunctionTool, ...]
-    recipients: tuple[str, ...]  # of built-in tools
-    parallel: bool
 
 
 class ClientTools:
@@ -167,16 +157,14 @@ def _custom_tool(tool: _Custom, where: str) -> ClientTool:
     return ClientTool(function, tool.name, custom=True)
 
 
-def allowed(
-    choice: str | Object | None, tools: ClientTools, recipients: Sequence[str], *, parallel: bool
-) -> AllowedCalls:
+def allowed(choice: str | Object | None, tools: ClientTools, recipients: Sequence[str], *, parallel: bool) -> Calls:
     """What `tool_choice` allows; `recipients` are those of built-in tools. Raises APIError."""
-    everything = AllowedCalls("auto", tools.functions, tuple(recipients), parallel)
+    everything = Calls(tools.functions, "auto", parallel, tuple(recipients))
     match choice:
         case None | "auto":
             return everything
         case "none":
-            return AllowedCalls("none", (), (), parallel)
+            return Calls((), "none", parallel)
         case "required":
             return replace(everything, choice="required")
         case str():
@@ -186,27 +174,23 @@ def allowed(
         found = [
             _find(convert(t, _Choice, f"tool_choice.tools[{i}]"), everything, tools) for i, t in enumerate(wanted.tools)
         ]
-        functions = tuple(f for some in found for f in some.functions)
-        return AllowedCalls(
-            "required" if wanted.mode == "required" else "auto",
-            functions,
-            tuple(recipient for some in found for recipient in some.recipients),
-            parallel,
-        )
+        functions = tuple(f for some in found for f in some.tools)
+        named = tuple(recipient for some in found for recipient in some.recipients)
+        return Calls(functions, "required" if wanted.mode == "required" else "auto", parallel, named)
     return replace(_find(wanted, everything, tools), choice="required", parallel=False)
 
 
-def _find(wanted: _Choice, everything: AllowedCalls, tools: ClientTools) -> AllowedCalls:
+def _find(wanted: _Choice, everything: Calls, tools: ClientTools) -> Calls:
     """The one tool, or the tools of one server, that a choice names."""
     if wanted.type in _CLIENT_TYPES:
         function = tools.function(wanted.name or "", wanted.namespace)
         if function is None:
             raise invalid("tool_choice", f"there is no tool {wanted.name!r} in 'tools'")
-        return replace(everything, functions=(function,), recipients=())
+        return replace(everything, tools=(function,), recipients=())
     kind = _builtin_type({"type": wanted.type})
     space, name = (wanted.server_label, wanted.name) if kind == "mcp" else (_NAMESPACES.get(kind or ""), None)
     split = ((recipient, *recipient.partition(".")) for recipient in everything.recipients)
     found = [recipient for recipient, of, _, tool in split if of == space and name in (None, tool)]
     if not found:
         raise invalid("tool_choice", f"no tool of type {wanted.type!r} is in 'tools' and enabled on this server")
-    return replace(everything, functions=(), recipients=tuple(found))
+    return replace(everything, tools=(), recipients=tuple(found))

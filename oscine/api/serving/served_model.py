@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from oscine.api.http.errors import unavailable
 from oscine.api.http.rate_limits import KeyUse
@@ -23,6 +24,7 @@ from oscine.engine.process.client import Engine, EngineDied
 from oscine.engine.wire.stream import RequestStream
 from oscine.types import EngineInfo, GenerationRequest, SamplingParams
 
+ModelState = Literal["starting", "ready", "restarting", "draining", "failed", "stopped"]
 _LIVE_STATES = ("ready", "restarting")
 ANY_NAME = "*"  # as a name of a model: requests may use any name
 _FAREWELL_S = 1.0  # for cancelled requests to tell their clients
@@ -115,8 +117,7 @@ class ServedModel:
             self.engine.cancel(request_id)
 
     @property
-    def state(self) -> str:
-        """starting, ready, restarting, draining, failed or stopped."""
+    def state(self) -> ModelState:
         if self.draining:
             return "draining"
         if self._failure is not None:

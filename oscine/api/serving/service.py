@@ -16,7 +16,7 @@ from oscine.api.http.errors import APIError, invalid, unavailable
 from oscine.api.http.keys import ApiKeys
 from oscine.api.http.record import current
 from oscine.api.serving.reasoning_memory import ReasoningMemory
-from oscine.api.serving.served_model import ANY_NAME, ServedModel
+from oscine.api.serving.served_model import ANY_NAME, ModelState, ServedModel
 from oscine.api.telemetry.engine_metrics import EngineCollector
 from oscine.api.telemetry.metrics import Metrics
 from oscine.api.telemetry.tracing import Tracing
@@ -29,7 +29,7 @@ from oscine.types import EngineInfo
 logger = logging.getLogger(__name__)
 
 _FOUND_S = 1.0  # from a request's finding its model to its being admitted, at most
-_WORST_FIRST = ("failed", "stopped", "starting", "restarting", "draining", "ready")
+_WORST_FIRST: tuple[ModelState, ...] = ("failed", "stopped", "starting", "restarting", "draining", "ready")
 
 
 class Service:
@@ -181,7 +181,7 @@ class Service:
         return time.time() - self.started
 
     @property
-    def state(self) -> str:
+    def state(self) -> ModelState:
         """starting, ready (all that there are), restarting, draining, failed or stopped: that of the worst model."""
         if self.draining:
             return "draining"

@@ -60,14 +60,15 @@ async def chat_turns(
     model.served.admission.check(n)  # before the prompt is made, which costs more
     form, calls = form or asked_form(body), allowed_calls(body, talk.tools)
     check_beside_calls(extensions(body), calls.choice)
-    grammar = await constraint(form, calls, call.caller)
+    grammar = await constraint(form, calls, call.caller, call.size)
     prompt = await model.prompts.render(talk, call.size)
     params = replace(_sampling_params(call, len(prompt)), grammar=grammar, headers=header_grammar(calls.tools))
     requests = [call.engine_request(prompt, sampling.with_seed(params, i)) for i in range(n)]
     headroom = _headroom(body, params.max_tokens, service.config.server.final_headroom)
     course = PLAIN
     if headroom and calls.choice != "required":
-        course = Course(headroom, None if form is None else text_grammar(form.format))
+        within_final = None if form is None else await beside(partial(text_grammar, form.format), call.size)
+        course = Course(headroom, within_final)
     functions = frozenset(tool.name for tool in calls.tools)
     return [
         Turn(

@@ -40,7 +40,7 @@ class Completions(Endpoint[CompletionRequest]):
         model.served.admission.check(len(given) * n)
         prompts = await _token_ids(given, model)
         form = asked_form(body)
-        grammar = None if form is None else await text_constraint(form, call.caller)
+        grammar = None if form is None else await text_constraint(form, call.caller, call.size)
         params = [replace(_sampling_params(call, len(prompt)), grammar=grammar) for prompt in prompts]
         requests = [
             call.engine_request(prompt, sampling.with_seed(own, i))

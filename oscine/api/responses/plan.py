@@ -115,9 +115,9 @@ class ResponsePlan:
         """For the begin of the turn, and for what comes later: a call that is required is required once."""
         caller = self.call.caller
         later = replace(may, choice="auto") if may.choice == "required" else may
-        final = None if wanted is None else await formats.text_constraint(wanted, caller)
-        first = await formats.constraint(wanted, may, caller)
-        following = await formats.constraint(wanted, later, caller) if may.recipients else None
+        final = None if wanted is None else await formats.text_constraint(wanted, caller, self.call.size)
+        first = await formats.constraint(wanted, may, caller, self.call.size)
+        following = await formats.constraint(wanted, later, caller, self.call.size) if may.recipients else None
         return first, Course(final=final, later=following)
 
     @property

@@ -9,6 +9,7 @@ import hashlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -18,6 +19,7 @@ from oscine.api.http.body import check_values
 from oscine.api.http.connection import result_while_connected
 from oscine.api.http.errors import APIError, invalid, unavailable, unsupported
 from oscine.api.http.keys import NO_CALLER, Caller
+from oscine.api.http.work import beside
 from oscine.api.serving.parameters import SamplingFields
 from oscine.api.serving.sampling import check
 from oscine.api.serving.schemas import ChatCompletionRequest, CompletionRequest, JsonSchema, ResponseFormat
@@ -211,12 +213,14 @@ def _choice(choices: list[str], param: str) -> Form:
     return Form(ChoiceFormat(tuple(dict.fromkeys(choices))), param)
 
 
-async def constraint(form: Form | None = None, calls: Calls = NO_CALLS, caller: Caller = NO_CALLER) -> str | None:
+async def constraint(
+    form: Form | None = None, calls: Calls = NO_CALLS, caller: Caller = NO_CALLER, size: int = 0
+) -> str | None:
     """The grammar for SamplingParams.grammar, for a prompt that ends in `<|start|>assistant`; None: nothing to enforce.
 
     `form` is that of the final message. With `auto` only strict functions have their arguments constrained. With
     `required` all functions have, and there is no final message. For one named function, give it alone, with `required`
-    and not `parallel`.
+    and not `parallel`. `size` is that of the request in bytes.
 
     A continuation whose prompt ends within the final message takes `text_constraint` of the same form instead.
     Raises APIError 400 that names the parameter of what cannot be enforced.
@@ -230,36 +234,39 @@ async def constraint(form: Form | None = None, calls: Calls = NO_CALLS, caller: 
             parts.append(Form(grammar.arguments_format(tool), "tools", f"the schema of function {tool.name!r}"))
     text = None if form is None else form.format
     try:
-        whole = grammar.turn_grammar(text, tools, choice, parallel=calls.parallel, other_recipients=calls.recipients)
+        parallel, recipients = calls.parallel, calls.recipients
+        whole = await beside(
+            lambda: grammar.turn_grammar(text, tools, choice, parallel=parallel, other_recipients=recipients), size
+        )
     except RecursionError:
         raise invalid(parts[0].param, "a schema is nested too deeply") from None
     except ValueError as error:
         raise invalid(parts[0].param, str(error)) from None
     if whole is not None and parts:  # a grammar of names only can always be enforced
-        await _check(whole, parts, caller)
+        await _check(whole, parts, caller, size)
     return whole
 
 
-async def text_constraint(form: Form, caller: Caller = NO_CALLER) -> str:
+async def text_constraint(form: Form, caller: Caller = NO_CALLER, size: int = 0) -> str:
     """The grammar of text alone, up to the token that ends it: for raw text, or within a final message.
 
-    Raises APIError 400 that names the parameter.
+    `size` is that of the request in bytes. Raises APIError 400 that names the parameter.
     """
     try:
-        whole = grammar.text_grammar(form.format)
+        whole = await beside(partial(grammar.text_grammar, form.format), size)
     except RecursionError:
         raise invalid(form.param, "the schema is nested too deeply") from None
     except ValueError as error:
         raise invalid(form.param, str(error)) from None
-    await _check(whole, [form], caller)
+    await _check(whole, [form], caller, size)
     return whole
 
 
-async def _check(whole: str, parts: Sequence[Form], caller: Caller) -> None:
+async def _check(whole: str, parts: Sequence[Form], caller: Caller, size: int) -> None:
     """Raises APIError for the first part that cannot be enforced."""
     digest = hashlib.sha256(whole.encode()).digest()
     if digest not in _verdicts:
-        verdict = await _judged(whole, parts, caller)
+        verdict = await _judged(whole, parts, caller, size)
         if len(_verdicts) >= _MOST_VERDICTS:
             del _verdicts[next(iter(_verdicts))]
         _verdicts[digest] = verdict
@@ -269,7 +276,7 @@ async def _check(whole: str, parts: Sequence[Form], caller: Caller) -> None:
         raise _refusal(parts[index], problem)
 
 
-async def _judged(whole: str, parts: Sequence[Form], caller: Caller) -> _Problem | None:
+async def _judged(whole: str, parts: Sequence[Form], caller: Caller, size: int) -> _Problem | None:
     """The first part with a problem. Parts may each be in order and still be too much together.
 
     Raises APIError if there is no verdict, and ClientDisconnect if the client leaves first.

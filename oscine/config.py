@@ -461,9 +461,17 @@ class Environment:
     api_key: str | None  # OPENAI_API_KEY: sent by `oscine chat`
     server_api_key: str | None  # OSCINE_API_KEY: one more key that `oscine serve` asks for
     cluster_key: str  # OSCINE_CLUSTER_KEY: the key that the processes of a cluster share; empty: none
+    visible_gpus: str | None  # CUDA_VISIBLE_DEVICES; None: all that there are
     traces: str | None  # OTLP's protocol if OTEL_* name a place for traces; OpenTelemetry's SDK reads the rest itself
     state_folder: Path  # XDG_STATE_HOME, or where it is by default: what outlives a server
     no_color: bool  # NO_COLOR
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of NVIDIA that this process may use."""
+        if self.visible_gpus is not None:
+            return len([gpu for gpu in self.visible_gpus.split(",") if gpu not in ("", "-1")])
+        return sum(1 for _ in Path("/dev").glob("nvidia[0-9]*"))
 
     @classmethod
     def read(cls) -> "Environment":
@@ -473,6 +481,7 @@ class Environment:
             api_key=get("OPENAI_API_KEY"),
             server_api_key=get("OSCINE_API_KEY"),
             cluster_key=get("OSCINE_CLUSTER_KEY", ""),
+            visible_gpus=get("CUDA_VISIBLE_DEVICES"),
             traces=_traces(os.environ),
             state_folder=Path(get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")),
             no_color=bool(get("NO_COLOR")),

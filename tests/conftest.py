@@ -22,7 +22,7 @@ LONGEST = (
     "tests/cluster/test_engine.py",
     "tests/engine_process/test_disaggregation.py",
     "tests/cluster/test_migrating_answers.py",
-    "tests/cluster/test_serve_hook.py",
+    "tests/cluster/test_serve_session.py",
     "tests/api/test_embedded_model.py",
     "tests/api/test_chaos.py",
 )

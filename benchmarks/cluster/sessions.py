@@ -21,13 +21,13 @@ from itertools import count
 
 from oscine.cluster.routing.fleet import Fleet
 from oscine.cluster.routing.model_router import ModelRouter
-from oscine.cluster.routing.replica_view import ReplicaReport
 from oscine.cluster.spec.model_route import ModelRoute
 from oscine.cluster.spec.placement import Placement
+from oscine.cluster.spec.snapshot import ReplicaReport
 from oscine.config import CacheOptions, EngineOptions, ModelOptions, PeerOptions, SchedulerOptions
 from oscine.engine.core.prefix_index import extend_digests, root_of
 from oscine.engine.process.client import EngineClient
-from oscine.types import Endpoints, GenerationRequest, SamplingParams
+from oscine.types import GenerationRequest, SamplingParams
 
 HIT_LINE = 0.90  # of the hits of one unlimited cache
 BALANCE_LINE = 1.3  # the busiest replica's work over the mean
@@ -162,32 +162,16 @@ class LeastLoaded(Policy):
         self._live[replica] -= 1
 
 
-@dataclass(frozen=True)
-class Admitted:
-    replica: str
-    endpoints: Endpoints
-
-
 class KVAware(Policy):
-    """The router itself, without Serve between it and the replicas."""
+    """The router itself."""
 
     def __init__(self, engines: list[EngineClient]) -> None:
         super().__init__(engines)
         self._fleet = Fleet()
-        self._endpoints: dict[str, Endpoints] = {}
-        reports = {}
         for i, engine in enumerate(engines):
             assert engine.info is not None
-            assert engine.info.endpoints is not None
-            self._endpoints[str(i)] = engine.info.endpoints
-            reports[str(i)] = ReplicaReport(MODEL, endpoints=engine.info.endpoints, info=engine.info)
-        self._fleet.update(reports)
-        self._router = ModelRouter(ModelRoute(MODEL, "", ""), self._fleet, None, self._admit)
-
-    async def _admit(self, placement: Placement) -> Admitted:
-        name = self._fleet.rank(placement.digests, placement.num_tokens, placement.exclude)[0]
-        self._fleet.place(placement.request_id, name, placement.digests, placement.num_tokens)
-        return Admitted(name, self._endpoints[name])
+            self._fleet.join(str(i), ReplicaReport(MODEL, endpoints=engine.info.endpoints, info=engine.info))
+        self._router = ModelRouter(ModelRoute(MODEL), self._fleet, None)
 
     async def choose(self, placement: Placement) -> int:
         return int((await self._router.place(placement)).replica)

@@ -3,10 +3,11 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import NoReturn
 
 from oscine.cluster.routing.service import RouterPolicy, RouterService
 from oscine.cluster.spec.placement import NoPlace, Place, Placement
-from oscine.cluster.spec.snapshot import ClusterSnapshot, ReplicaSnapshot, RouterCounters
+from oscine.cluster.spec.snapshot import ClusterSnapshot, ReplicaReport, ReplicaSnapshot, RouterCounters
 from oscine.types import Endpoints, EngineInfo, EngineStats, PrefillSource
 
 PLACEMENT = Placement("r", "model", [b"x" * 16, bytes(16)], 3, 5, tenant="t", moved=True, exclude=["b"])
@@ -36,6 +37,7 @@ class ScriptedRouter:
         self.cancelled: list[str] = []  # ids of requests
         self.gates: dict[str, asyncio.Event] = {}
         self.error: Exception | None = None
+        self.replicas: dict[str, ReplicaReport] = {}
 
     async def place(self, placement: Placement) -> Place:
         self.asked.append(placement)
@@ -56,6 +58,18 @@ class ScriptedRouter:
 
     async def snapshot(self) -> ClusterSnapshot:
         return SNAPSHOT
+
+    async def enlist(self, replica: str, report: ReplicaReport) -> NoReturn:
+        self.replicas[replica] = report
+        try:
+            while True:
+                await asyncio.Event().wait()
+        finally:
+            if self.replicas[replica] is report:
+                del self.replicas[replica]
+
+    def queued(self) -> dict[str, int]:
+        return {"model": 3}
 
 
 @asynccontextmanager

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 
 from oscine.cluster.routing.fleet import Fleet
-from oscine.cluster.routing.replica_view import ReplicaReport
+from oscine.cluster.spec.snapshot import ReplicaReport
 from oscine.config import CacheOptions, EngineOptions, ModelOptions, PeerOptions, SchedulerOptions
 from oscine.engine.core.prefix_index import extend_digests, root_of
 from oscine.engine.process.client import EngineClient
@@ -58,7 +58,7 @@ async def cluster() -> AsyncIterator[tuple[Fleet, EngineClient]]:
     await engine.start()
     try:
         await engine.wait_ready()
-        fleet.update({"a": report(engine)})
+        fleet.join("a", report(engine))
         yield fleet, engine
     finally:
         await fleet.close()
@@ -107,10 +107,7 @@ def test_an_engine_that_is_killed_comes_back_with_nothing() -> None:
         os.kill(engine.pid, signal.SIGKILL)
         await until(lambda: engine.state == "restarting")
         await engine.wait_ready()
-        info = engine.info
-        assert info is not None
-        assert info.endpoints is not None
-        fleet.meet("a", info.endpoints)
+        fleet.join("a", report(engine))
         assert known_tokens(fleet, prompt) == 0
         await generate(engine, "2", prompt)
         await until(lambda: known_tokens(fleet, prompt) == 288)
@@ -124,7 +121,7 @@ def test_whoever_comes_later_learns_all_that_is_cached() -> None:
     async def test(fleet: Fleet, engine: EngineClient) -> None:
         await generate(engine, "1", prompt)
         later = Fleet()
-        later.update({"a": report(engine)})
+        later.join("a", report(engine))
         await until(lambda: known_tokens(later, prompt) == 288)
         await later.close()
 
@@ -133,11 +130,12 @@ def test_whoever_comes_later_learns_all_that_is_cached() -> None:
 
 def test_a_model_is_described_by_a_replica_that_there_is_and_by_the_last_one_where_there_is_none() -> None:
     fleet, old, new = Fleet(), EngineInfo("m", 512, 300, 1.0, 64, 64), EngineInfo("m", 1024, 300, 1.0, 64, 64)
-    fleet.update({"a": ReplicaReport("m", info=old)})
+    fleet.join("a", ReplicaReport("m", info=old))
     assert fleet.info == old
-    fleet.update({"b": ReplicaReport()})
+    fleet.join("b", ReplicaReport())
+    fleet.remove("a")
     assert fleet.info is None, "the new one has not said yet what it is"
-    fleet.update({"b": ReplicaReport("m", info=new)})
+    fleet.join("b", ReplicaReport("m", info=new))
     assert fleet.info == new
-    fleet.update({})
+    fleet.remove("b")
     assert fleet.info == new

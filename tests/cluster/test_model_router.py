@@ -8,31 +8,23 @@ import pytest
 
 from oscine.cluster.routing.fleet import Fleet
 from oscine.cluster.routing.model_router import ModelRouter
-from oscine.cluster.routing.replica_view import ReplicaReport
 from oscine.cluster.spec.model_route import ModelRoute, QueueLimits
 from oscine.cluster.spec.placement import NoPlace, Place, Placement
+from oscine.cluster.spec.snapshot import ReplicaReport
 from oscine.engine.peers.kv_events import page_hash
 from oscine.types import Endpoints, EngineInfo, EngineStats
 
-ROUTE = ModelRoute("m", "app", "decode", prefill="prefill", prefill_min_tokens=256, start_timeout_s=0.2)
+ROUTE = ModelRoute("m", "decode", prefill=True, prefill_min_tokens=256, start_timeout_s=0.2)
 DIGESTS = [bytes([i]) * 16 for i in range(40)]
 HASHES = [page_hash(digest) for digest in DIGESTS]
 PAGE = 64
 
 
-@dataclass(frozen=True)
-class Admitted:
-    replica: str
-    endpoints: Endpoints
-
-
 @dataclass
 class Cluster:
-    """Two fleets, and replicas that admit whatever comes, unless they are told not to."""
+    """Two fleets of replicas that exist in their reports alone."""
 
     now_s: float = 1000.0
-    refusing: set[str] = field(default_factory=set)
-    admitted: list[str] = field(default_factory=list)
     lives: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -42,8 +34,7 @@ class Cluster:
         return self.now_s
 
     def router(self, route: ModelRoute = ROUTE) -> ModelRouter:
-        prefill = self.prefill if route.prefill is not None else None
-        return ModelRouter(route, self.decode, prefill, self.admit, self.clock)
+        return ModelRouter(route, self.decode, self.prefill if route.prefill else None, self.clock)
 
     def report(self, name: str, **changes: object) -> ReplicaReport:
         info = EngineInfo("m", 4096, 300, 1.0, page_size=PAGE, max_num_seqs=4)
@@ -51,18 +42,8 @@ class Cluster:
         return replace(ReplicaReport("m", endpoints=endpoints, info=info), **changes)  # type: ignore[arg-type]
 
     def start(self, *names: str) -> None:
-        self.decode.update({name: self.report(name) for name in names})
-
-    async def admit(self, placement: Placement) -> Admitted | None:
-        """As Serve does with the hook's ranking."""
-        while not (order := self.decode.rank(placement.digests, placement.num_tokens, placement.exclude)):
-            await asyncio.sleep(0.001)
-        self.decode.place(placement.request_id, order[0], placement.digests, placement.num_tokens)
-        await asyncio.sleep(0)
-        if order[0] in self.refusing:
-            return None
-        self.admitted.append(order[0])
-        return Admitted(order[0], Endpoints(f"tcp://{order[0]}:{self.lives.get(order[0], 0)}"))
+        for name in names:
+            self.decode.join(name, self.report(name))
 
 
 def placement(name: str, num_pages: int = 2, num_tokens: int | None = None, **more: object) -> Placement:
@@ -97,7 +78,7 @@ def test_a_request_goes_where_its_prefix_is() -> None:
 def test_requests_just_placed_count_and_their_pages_are_expected() -> None:
     async def test(cluster: Cluster) -> None:
         cluster.start("a", "b")
-        router = cluster.router(replace(ROUTE, prefill=None))
+        router = cluster.router(replace(ROUTE, prefill=False))
         first = await router.place(placement("1", 10))
         same = await router.place(placement("2", 12))
         assert same.replica == first.replica, "its prefix is being computed there"
@@ -181,7 +162,7 @@ def test_no_more_turns_are_given_than_there_is_room() -> None:
         router = cluster.router()
         tasks = [asyncio.create_task(router.place(placement(str(i)))) for i in range(30)]
         await settle()
-        assert sorted(cluster.admitted) == ["a"] * 8 + ["b"] * 8
+        assert sorted(task.result().replica for task in tasks if task.done()) == ["a"] * 8 + ["b"] * 8
         assert router.num_queued == 14
         for task in tasks:
             task.cancel()
@@ -248,7 +229,7 @@ def test_a_request_waits_for_the_first_replica_but_not_for_ever() -> None:
         assert not refusal.value.overloaded
         tasks = [asyncio.create_task(router.place(placement(str(i)))) for i in range(3)]
         await settle()
-        assert router.num_queued == 2, "one asks, so that Serve starts a replica"
+        assert router.num_queued == 3
         cluster.start("a")
         assert {place.replica for place in await asyncio.gather(*tasks)} == {"a"}
 
@@ -257,8 +238,8 @@ def test_a_request_waits_for_the_first_replica_but_not_for_ever() -> None:
 
 def test_excluded_and_draining_replicas_get_nothing() -> None:
     async def test(cluster: Cluster) -> None:
-        draining = cluster.report("draining", state="draining")
-        cluster.decode.update({"draining": draining} | {name: cluster.report(name) for name in ("failed", "ok")})
+        cluster.decode.join("draining", cluster.report("draining", state="draining"))
+        cluster.start("failed", "ok")
         for name in ("draining", "failed"):
             cluster.decode.index.store(name, HASHES)
         place = await cluster.router().place(placement("1", 4, exclude=["failed"]))
@@ -267,14 +248,39 @@ def test_excluded_and_draining_replicas_get_nothing() -> None:
     run(test)
 
 
-def test_a_replica_that_refuses_is_passed_over() -> None:
+def test_a_request_that_leaves_at_the_moment_of_its_turn_frees_its_place() -> None:
     async def test(cluster: Cluster) -> None:
-        cluster.start("a", "b")
-        cluster.decode.index.store("a", HASHES)
-        cluster.refusing.add("a")
-        place = await cluster.router().place(placement("1", 4))
-        assert place.replica == "b"
-        assert cluster.decode.room() == 8 - 1, "nothing is expected of the one that refused"
+        cluster.start("a")
+        router = cluster.router()
+        cluster.decode.hear("a", EngineStats(requests=8, num_running=4, num_waiting=4))
+        waiting = [asyncio.create_task(router.place(placement(name))) for name in ("leaves", "stays")]
+        await settle()
+        cluster.decode.hear("a", EngineStats(requests=8, num_running=4, num_waiting=3))
+        waiting[0].cancel()
+        assert (await waiting[1]).replica == "a"
+        assert waiting[0].cancelled()
+        assert cluster.decode.room() == 0
+
+    run(test)
+
+
+def test_roles_without_replicas_are_missed_while_requests_want_them() -> None:
+    async def test(cluster: Cluster) -> None:
+        router = cluster.router(replace(ROUTE, prefill=False, start_timeout_s=10))
+        assert router.missing() == []
+        describing = asyncio.create_task(router.describe())
+        await settle()
+        assert router.missing() == ["decode"]
+        describing.cancel()
+        await asyncio.gather(describing, return_exceptions=True)
+        assert router.missing() == []
+        placing = asyncio.create_task(router.place(placement("1", 10)))
+        await settle()
+        cluster.decode.join("goes", cluster.report("goes", state="draining"))
+        assert router.missing() == ["decode"], "the one that there is takes no more"
+        cluster.start("a")
+        assert (await placing).replica == "a"
+        assert router.missing() == []
 
     run(test)
 
@@ -289,12 +295,6 @@ def test_an_excluded_replica_may_serve_again_once_its_engine_is_another_one() ->
         cluster.lives["a"] = 1
         cluster.start("a")
         assert (await task).address == "tcp://a:1"
-        cluster.lives["a"] = 2
-        assert (await router.place(placement("2"))).address == "tcp://a:2", "as the replica says, not as Serve does"
-        assert cluster.decode.address("a") == "tcp://a:2"
-        cluster.lives["a"] = 1
-        cluster.start("a")
-        assert cluster.decode.address("a") == "tcp://a:2", "Serve may be behind"
 
     run(test)
 
@@ -322,7 +322,8 @@ def test_long_prompts_that_are_not_cached_get_a_prefill_replica() -> None:
         cluster.start("a")
         router = cluster.router()
         assert (await router.place(placement("0", 10))).prefill is None, "there is none"
-        cluster.prefill.update({name: cluster.report(name, role="prefill") for name in ("p", "q")})
+        for name in ("p", "q"):
+            cluster.prefill.join(name, cluster.report(name, role="prefill"))
         cluster.prefill.index.store("q", HASHES[:20])
         place = await router.place(placement("1", 20))
         assert place.prefill is not None
@@ -342,8 +343,8 @@ def test_a_replica_that_goes_takes_its_pages_along() -> None:
     async def test(cluster: Cluster) -> None:
         cluster.start("a", "b")
         cluster.decode.index.store("a", HASHES)
-        cluster.decode.update({"b": cluster.report("b")})
-        place = await cluster.router(replace(ROUTE, prefill=None)).place(placement("1", 4))
+        cluster.decode.remove("a")
+        place = await cluster.router(replace(ROUTE, prefill=False)).place(placement("1", 4))
         assert (place.replica, place.num_overlap_tokens) == ("b", 0)
 
     run(test)
@@ -387,14 +388,14 @@ def test_what_waiting_requests_will_find_cached_is_no_work() -> None:
 def test_a_prefill_replica_is_asked_for_where_there_is_none_and_a_prompt_is_long() -> None:
     async def test(cluster: Cluster) -> None:
         cluster.start("a")
-        router, asked = cluster.router(), []
-        router.wake_prefill = lambda: asked.append("now")
+        router = cluster.router()
         assert (await router.place(placement("short", num_pages=2))).prefill is None
-        assert asked == []
+        assert router.missing() == []
         assert (await router.place(placement("long", num_pages=8))).prefill is None
-        assert asked == ["now"]
-        cluster.prefill.update({"p": cluster.report("p")})
+        assert router.missing() == ["prefill"]
+        assert router.missing() == [], "once"
+        cluster.prefill.join("p", cluster.report("p"))
         assert (await router.place(placement("other", num_pages=1, num_tokens=600))).prefill is not None
-        assert asked == ["now"]
+        assert router.missing() == []
 
     run(test)

@@ -14,6 +14,7 @@ from oscine.cluster.ray.replica import Replica, ReplicaOptions
 from oscine.config import CacheOptions, EngineOptions, ModelOptions
 from oscine.engine.process.client import EngineClient, EngineDied, EngineError
 from oscine.types import GenerationRequest, SamplingParams
+from tests.cluster.scripted_router import ScriptedRouter, served
 from tests.engine_process.harness import until
 
 FAKE = EngineOptions(executor="fake", fake_step_s=0.01, quiet=True)
@@ -29,21 +30,28 @@ def surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def replica(engine: EngineOptions = FAKE, drain_s: float = 20.0) -> AsyncIterator[Replica]:
-    made = Replica(ReplicaOptions("fake", "aggregated", engine, "5eed", 1, drain_s))
-    await made.start()
-    try:
-        yield made
-    finally:
-        await made.shutdown()
+async def replica(engine: EngineOptions = FAKE, drain_s: float = 20.0) -> AsyncIterator[tuple[Replica, ScriptedRouter]]:
+    router = ScriptedRouter()
+    async with served(router) as service:
+
+        async def where() -> str:
+            return service.address
+
+        made = Replica(ReplicaOptions("fake", "aggregated", engine, "5eed", drain_s), where)
+        await made.start()
+        try:
+            yield made, router
+        finally:
+            await made.shutdown()
 
 
 @asynccontextmanager
-async def ingress(made: Replica) -> AsyncIterator[EngineClient]:
-    """Somebody else who reaches the replica's engine where the replica says that it is."""
-    admission = await made.admit(None)
-    assert admission is not None
-    client = EngineClient(address=admission.endpoints.requests)
+async def ingress(router: ScriptedRouter) -> AsyncIterator[EngineClient]:
+    """Another process that reaches the replica's engine where the router knows it."""
+    await until(lambda: "ab12cd34" in router.replicas)
+    endpoints = router.replicas["ab12cd34"].endpoints
+    assert endpoints is not None
+    client = EngineClient(address=endpoints.requests)
     await client.start()
     await client.wait_ready()
     try:
@@ -68,16 +76,13 @@ def engines() -> set[psutil.Process]:
 
 def test_it_says_where_its_engine_is_and_how_it_does() -> None:
     async def run() -> None:
-        async with replica() as made, ingress(made) as client:
+        async with replica() as (made, router), ingress(router) as client:
             assert await count(client, 20) == 20
-            said = await made.record_routing_stats()
-            assert (said["replica"], said["model"], said["role"], said["node"]) == (
-                *("ab12cd34", "fake", "aggregated"),
-                "127.0.0.1",
-            )
-            assert said["state"] == "ready"
-            assert said["endpoints"]["requests"].startswith("tcp://127.0.0.1:")
-            assert said["endpoints"]["kv_events"].startswith("tcp://127.0.0.1:")
+            said = router.replicas["ab12cd34"]
+            assert (said.model, said.role, said.node, said.state) == ("fake", "aggregated", "127.0.0.1", "ready")
+            assert said.endpoints is not None
+            assert said.endpoints.requests.startswith("tcp://127.0.0.1:")
+            assert (said.endpoints.kv_events or "").startswith("tcp://127.0.0.1:")
             await until(lambda: made._engine.stats.generated_tokens == 20)  # an engine says when it is idle
             grown = await made.record_autoscaling_stats()
             assert (grown["generated_tokens"], grown["first_tokens"]) == (20.0, 1.0)
@@ -87,17 +92,15 @@ def test_it_says_where_its_engine_is_and_how_it_does() -> None:
     asyncio.run(run())
 
 
-def test_it_lets_streams_end_before_it_does_and_admits_no_more() -> None:
+def test_it_lets_streams_end_before_it_does_and_says_that_it_drains() -> None:
     before = engines()
 
     async def run() -> None:
-        async with replica() as made, ingress(made) as client:
+        async with replica() as (made, router), ingress(router) as client:
             stream = asyncio.create_task(count(client, 100))
             await until(lambda: made._engine.stats.num_running == 1)
             ending = asyncio.create_task(made.shutdown())
-            await asyncio.sleep(0)
-            assert await made.admit(None) is None
-            assert (await made.record_routing_stats())["state"] == "draining"
+            await until(lambda: router.replicas["ab12cd34"].state == "draining")
             assert await stream == 100
             await ending
             assert engines() <= before
@@ -105,9 +108,32 @@ def test_it_lets_streams_end_before_it_does_and_admits_no_more() -> None:
     asyncio.run(run())
 
 
+def test_an_engine_that_is_started_again_is_enlisted_with_its_new_address() -> None:
+    async def run() -> None:
+        async with replica() as (made, router), ingress(router):
+            before = router.replicas["ab12cd34"].endpoints
+            psutil.Process(made._engine.pid).kill()
+            await until(lambda: router.replicas["ab12cd34"].state == "starting")
+            await until(lambda: router.replicas["ab12cd34"].state == "ready")
+            assert router.replicas["ab12cd34"].endpoints != before
+
+    asyncio.run(run())
+
+
+def test_scaling_hears_of_requests_that_wait_at_the_router() -> None:
+    async def run() -> None:
+        async with replica() as (made, router):
+            router_queue = {"fake": 5}
+            router.queued = lambda: router_queue  # type: ignore[method-assign]
+            await until(lambda: made._router.queued == router_queue)
+            assert (await made.record_autoscaling_stats())["held_back"] == 5.0
+
+    asyncio.run(run())
+
+
 def test_streams_that_take_too_long_break_off() -> None:
     async def run() -> None:
-        async with replica(drain_s=0.2) as made, ingress(made) as client:
+        async with replica(drain_s=0.2) as (made, router), ingress(router) as client:
             stream = asyncio.create_task(count(client, 10_000))
             await until(lambda: made._engine.stats.num_running == 1)
             await made.shutdown()

@@ -9,7 +9,7 @@ from ray.exceptions import ActorDiedError, RayTaskError
 from ray.serve.exceptions import BackPressureError, RequestCancelledError
 
 from oscine.cluster.client.router import RouterClient
-from oscine.cluster.ray.router_address import router_address
+from oscine.cluster.ray.names import router_address
 from oscine.cluster.spec.placement import NoPlace
 from tests.cluster.scripted_router import PLACE, PLACEMENT, ScriptedRouter, served
 from tests.engine_process.harness import run, until
@@ -62,7 +62,7 @@ class Handle:
 
 
 def asking(handle: Handle, **limits: float) -> RouterClient:
-    return RouterClient(router_address(handle), **limits)  # type: ignore[arg-type]
+    return RouterClient(router_address(lambda: handle), **limits)  # type: ignore[arg-type,return-value]
 
 
 def task_error(cause: Exception) -> Exception:

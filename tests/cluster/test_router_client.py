@@ -20,6 +20,7 @@ from oscine.cluster.routing.service import RouterService
 from oscine.cluster.spec.model_route import QueueLimits
 from oscine.cluster.spec.placement import NoPlace, Place, Placement
 from oscine.cluster.spec.router_messages import FindPlace
+from oscine.cluster.spec.snapshot import ReplicaReport
 from oscine.engine.wire.messages import encode
 from tests.cluster.scripted_router import INFO, PLACE, PLACEMENT, SNAPSHOT, ScriptedRouter, served
 from tests.cluster.test_model_router import ROUTE, Cluster, placement
@@ -142,7 +143,7 @@ def test_who_is_cancelled_leaves_the_queue() -> None:
     async def test() -> None:
         cluster = Cluster()
         cluster.start("a")
-        router = cluster.router(replace(ROUTE, prefill=None, queue=QueueLimits(max_requests=3)))
+        router = cluster.router(replace(ROUTE, prefill=False, queue=QueueLimits(max_requests=3)))
         async with pair(Queueing(router)) as (service, client):
             placed = 0
             while cluster.decode.room() > 0:
@@ -159,7 +160,7 @@ def test_who_is_cancelled_leaves_the_queue() -> None:
             for task in waiting:
                 task.cancel()
             await until(lambda: service.num_open == router.num_queued == 0)
-            assert len(cluster.admitted) == placed
+            assert router.counters.placed == placed
 
     run(test)
 
@@ -264,6 +265,69 @@ def test_what_a_dead_ingress_asked_is_cancelled() -> None:
             assert service.num_open == 1
             router.gates["other"].set()
             assert await other == PLACE
+
+    run(test)
+
+
+DYING_REPLICA = """
+import asyncio, sys
+from oscine.cluster.client.router import RouterClient
+from oscine.cluster.spec.snapshot import ReplicaReport
+
+async def address() -> str:
+    return sys.argv[1]
+
+asyncio.run(RouterClient(address).enlist("dies", ReplicaReport("model")))
+"""
+
+
+def test_a_replica_is_enlisted_until_it_goes_and_with_its_newest_report() -> None:
+    async def test() -> None:
+        router = ScriptedRouter()
+        async with pair(router) as (service, client):
+            here, draining = ReplicaReport("model"), ReplicaReport("model", state="draining")
+            first = asyncio.create_task(client.enlist("a", here))
+            await until(lambda: router.replicas == {"a": here})
+            await until(lambda: client.queued == {"model": 3})
+            second = asyncio.create_task(client.enlist("a", draining))
+            await asyncio.sleep(0)
+            first.cancel()
+            await until(lambda: router.replicas == {"a": draining})
+            assert await client.place(PLACEMENT) == PLACE
+            assert router.replicas == {"a": draining}, "the first one's end changes nothing"
+            assert service.num_open == 0, "only questions with an answer count"
+            second.cancel()
+            await until(lambda: router.replicas == {})
+
+    run(test)
+
+
+def test_a_replica_enlists_with_the_next_router() -> None:
+    async def test() -> None:
+        first, second, report = ScriptedRouter(), ScriptedRouter(), ReplicaReport("model")
+        async with served(first) as service, served(second) as successor:
+            where = Whereabouts(service)
+            async with asking(where) as client:
+                enlisting = asyncio.create_task(client.enlist("a", report))
+                await until(lambda: bool(first.replicas))
+                where.addresses = [successor.address]
+                await service.close()
+                await until(lambda: second.replicas == {"a": report})
+                enlisting.cancel()
+                await until(lambda: not second.replicas)
+
+    run(test)
+
+
+def test_a_replica_that_dies_is_gone() -> None:
+    async def test() -> None:
+        router = ScriptedRouter()
+        async with served(router) as service:
+            replica = subprocess.Popen([sys.executable, "-c", DYING_REPLICA, service.address])
+            await until(lambda: "dies" in router.replicas)
+            replica.kill()
+            replica.wait()
+            await until(lambda: not router.replicas)
 
     run(test)
 

@@ -67,7 +67,6 @@ class ClusterEngine:
         self.state: EngineState = "starting"
         self.error: str | None = None
         self.info: EngineInfo | None = None
-        self.restarts = 0  # replicas lost
         self.migrations = MigrationCounters()
         self._placer, self._model = placer, model
         self._root = root_of(prefix_seed) if prefix_seed else None
@@ -79,8 +78,14 @@ class ClusterEngine:
         self._reports = Reports()
         # The last prompt, its length, its salt and its digests: choices share theirs.
         self._prompt: tuple[list[int], int, str, list[bytes]] = ([], 0, "", [])
+        self._num_broken = 0  # replicas that had requests and were lost
         self._discovering: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()  # set once the state is not "starting" any more
+
+    @property
+    def restarts(self) -> int:
+        """Replicas that were lost."""
+        return self._num_broken
 
     @property
     def stats(self) -> EngineStats:
@@ -95,16 +100,24 @@ class ClusterEngine:
     async def stop(self) -> None:
         if self.state == "stopped":
             return
-        self._enter("stopped", "the engine was stopped")
-        if self._discovering is not None:
-            self._discovering.cancel()
-        for live in list(self._live.values()):
-            self._fail(live, EngineDied(self.error))
+        self._end("stopped", "the engine was stopped")
         for link in self._links.values():
             link.shut()
         self._links.clear()
         if self._context is not None:
             self._context.term()
+
+    def give_up(self, error: str) -> None:
+        """No engine will ever serve again."""
+        if self.state not in ("stopped", "failed"):
+            self._end("failed", error)
+
+    def _end(self, state: EngineState, error: str) -> None:
+        self._enter(state, error)
+        if self._discovering is not None:
+            self._discovering.cancel()
+        for live in list(self._live.values()):
+            self._fail(live, EngineDied(error))
 
     async def wait_ready(self) -> EngineInfo:
         await self._changed.wait()
@@ -242,7 +255,7 @@ class ClusterEngine:
             return
         self._reports.end(link.address)
         logger.warning("%s: %s; %d requests go elsewhere", link.replica, error, len(requests))
-        self.restarts += link.broke
+        self._num_broken += link.broke
         for live in requests:
             live.fails_at(link.replica, link.heard_s)
             live.losses += link.broke

@@ -91,13 +91,18 @@ def _asked(model: ModelSpec) -> tuple[object, ...]:
 def cluster_options(model: ModelSpec) -> EngineOptions:
     """One engine as large as all replicas together, and the queue before them: the router refuses what is too much."""
     role = model.serving
-    scheduler = role.engine.scheduler
-    waiting = role.replicas.max * scheduler.max_waiting + model.queue.max_requests
+    waiting = role.replicas.max * role.engine.scheduler.max_waiting + model.queue.max_requests
+    return as_one(role.engine, role.replicas.max, max_waiting=waiting)
+
+
+def as_one(engine: EngineOptions, count: int, max_waiting: int) -> EngineOptions:
+    """An engine as large as `count` of them together."""
+    scheduler = engine.scheduler
     whole = replace(
         scheduler,
-        max_num_seqs=role.replicas.max * scheduler.max_num_seqs,
-        max_num_batched_tokens=role.replicas.max * scheduler.max_num_batched_tokens,
-        max_queued_tokens=role.replicas.max * scheduler.max_queued_tokens,
-        max_waiting=waiting,
+        max_num_seqs=count * scheduler.max_num_seqs,
+        max_num_batched_tokens=count * scheduler.max_num_batched_tokens,
+        max_queued_tokens=count * scheduler.max_queued_tokens,
+        max_waiting=max_waiting,
     )
-    return replace(role.engine, scheduler=whole)
+    return replace(engine, scheduler=whole)

@@ -1,4 +1,4 @@
-"""The router as the ingress sees it: questions that outlast the router's own death.
+"""The router as ingresses and replicas see it: questions that outlast the router's own death.
 
 Knows how long to wait, and what to ask again; not how a place is chosen, nor who says where the router is.
 """
@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import itertools
 from collections.abc import Awaitable, Callable
+from typing import NoReturn
 
 import zmq
 
@@ -16,6 +17,7 @@ from oscine.cluster.spec.router_messages import (
     Answer,
     Describe,
     Described,
+    Enlist,
     FindPlace,
     Found,
     Look,
@@ -23,7 +25,7 @@ from oscine.cluster.spec.router_messages import (
     Question,
     Seen,
 )
-from oscine.cluster.spec.snapshot import ClusterSnapshot
+from oscine.cluster.spec.snapshot import ClusterSnapshot, ReplicaReport
 from oscine.types import EngineInfo
 
 _AGAIN_S = 0.1  # between two tries to reach a router
@@ -81,12 +83,29 @@ class RouterClient:
         assert isinstance(answer, Seen)
         return answer.snapshot
 
+    async def enlist(self, replica: str, report: ReplicaReport) -> NoReturn:
+        """Lets the router place requests on a replica, whichever router there is, until this is cancelled.
+
+        To change the report, call it again and then cancel the earlier call.
+        """
+        while True:
+            with contextlib.suppress(RouterLost, NoPlace):
+                link = await self._reach()
+                await link.ask(Enlist(next(self._ids), replica, report))
+            await asyncio.sleep(_AGAIN_S)
+
+    @property
+    def queued(self) -> dict[str, int]:
+        """Model -> requests that wait for a place at the router; an enlisted replica hears of it every second."""
+        return self._link.queued if self._link is not None else {}
+
     def close(self) -> None:
         """Nothing may be asked any more."""
         if self._connecting is not None:
             self._connecting.cancel()
         if self._link is not None:
             self._link.close()
+            self._link = None
         self._context.term()
 
     async def _ask(self, question: Question) -> Answer:

@@ -1,4 +1,4 @@
-"""An ingress's connection to one life of the router.
+"""A client's connection to one life of the router.
 
 Knows which questions are open; what becomes of those that have no answer when the router is gone is decided elsewhere.
 """
@@ -13,10 +13,10 @@ from oscine.cluster.spec.router_messages import (
     WAITING_S,
     Answer,
     CancelQuestion,
+    FromRouter,
     Question,
-    ToIngress,
     Waiting,
-    decode_to_ingress,
+    decode_from_router,
 )
 from oscine.engine.wire.links import Link
 
@@ -39,11 +39,12 @@ class RouterLink:
         """Raises ZMQError when there can be no such connection. `key`: see oscine.engine.wire.tcp."""
         self._on_lost = on_lost
         self._open: dict[int, asyncio.Future[Answer]] = {}
+        self.queued: dict[str, int] = {}  # model -> requests that wait for a place, while a question is open
         self._silent_looks = 0
         self._is_closed = False
         self._loop = asyncio.get_running_loop()
         self._link = Link(
-            context, address, decode_to_ingress, lambda: None, self._receive, self._lose, key=key, patient=False
+            context, address, decode_from_router, lambda: None, self._receive, self._lose, key=key, patient=False
         )
         self._timer = self._loop.call_later(WAITING_S, self._look)
 
@@ -71,9 +72,10 @@ class RouterLink:
             if not answer.done():
                 answer.set_exception(RouterLost())
 
-    def _receive(self, message: ToIngress) -> None:
+    def _receive(self, message: FromRouter) -> None:
         self._silent_looks = 0
         if isinstance(message, Waiting):
+            self.queued = message.queued
             return
         answer = self._open.pop(message.id, None)
         if answer is not None and not answer.done():  # else it was cancelled while the answer was under way

@@ -6,30 +6,26 @@ place.
 
 import hashlib
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 from ray import serve
-from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 from ray.serve.schema import LoggingConfig
 
 import oscine
 from oscine.cluster.ray.ingress import Ingress, IngressConfig
+from oscine.cluster.ray.names import INGRESS, ROUTER
 from oscine.cluster.ray.replica import ReplicaActor, ReplicaOptions
-from oscine.cluster.ray.router import Router
+from oscine.cluster.ray.router import RouterActor
 from oscine.cluster.scaling.demand import goals_of
 from oscine.cluster.scaling.pool_load import LOOK_BACK_S
-from oscine.cluster.spec.deployment import Deployment, ModelSpec, RoleSpec, app_name
+from oscine.cluster.spec.deployment import Deployment, ModelSpec, RoleSpec
 from oscine.cluster.spec.model_route import ModelRoute, RouterConfig
 
-ROUTER, INGRESS = "router", "ingress"
-_CALLS = 100_000  # at once: calls are small, and what waits does so in our queue
 _HEALTH_S = 0.5  # between two looks at an actor
 _HEALTH_TIMEOUT_S = 10.0  # an actor that does not answer so long is replaced
-_ROUTING: dict[str, Any] = {
-    "request_router_class": "oscine.cluster.ray.request_router:KVAwareRequestRouter",
-    "request_routing_stats_period_s": 0.5,  # between two reports of a replica to the router
-}
 _POLICY = "oscine.cluster.ray.autoscaling:PoolPolicy"
 _REPORT_S = 1.0  # between two reports of a replica to the policy
 _WAIT_LOOP_S = 0.1  # of Serve, before it lets an actor shut itself down
@@ -48,9 +44,8 @@ def _bind(model: ModelSpec, role: RoleSpec, cluster: Deployment, *companions: se
     options = ReplicaOptions(
         model.name,
         role.role,
-        role.engine,
+        replace(role.engine, num_threads=max(1, int(role.cpus))),
         cluster.prefix_seed,
-        num_threads=max(1, int(role.cpus)),
         drain_s=drain_s,
         key=cluster.key,
     )
@@ -59,7 +54,6 @@ def _bind(model: ModelSpec, role: RoleSpec, cluster: Deployment, *companions: se
         name=role.role,
         **_scale(model, role),
         ray_actor_options={"num_cpus": role.cpus, "num_gpus": role.gpus},
-        request_router_config=RequestRouterConfig(**_ROUTING),
         **_lifecycle(options, drain_s, surge=role.surge),
     )
     return deployment.bind(options, *companions)
@@ -97,9 +91,8 @@ def router_config(deployment: Deployment) -> RouterConfig:
 def _route(model: ModelSpec) -> ModelRoute:
     return ModelRoute(
         model.name,
-        app_name(model.name),
         generate=model.serving.role,
-        prefill="prefill" if model.role("prefill") is not None else None,
+        prefill=model.role("prefill") is not None,
         prefill_min_tokens=model.prefill.min_tokens,
         prefill_timeout_s=model.prefill.timeout_s,
         start_timeout_s=model.start_timeout_s,
@@ -110,7 +103,7 @@ def _route(model: ModelSpec) -> ModelRoute:
 def cluster_app(deployment: Deployment) -> serve.Application:
     server, tools = deployment.server, deployment.tools
     router = _deployment(
-        Router,
+        RouterActor,
         name=ROUTER,
         ray_actor_options={"num_cpus": 0},
         user_config=msgspec.to_builtins(router_config(deployment)),
@@ -137,13 +130,12 @@ def _lifecycle(options: object, drain_s: float, *, surge: bool = True) -> dict[s
         "version": _version(options),
         "_internal": True,  # without a version of ours, each call of serve.run would replace every actor
         "max_surge_percent": 100 if surge else 0,
-        "max_ongoing_requests": _CALLS,
         "max_constructor_retry_count": 1,  # an engine has its own retries
         "health_check_period_s": _HEALTH_S,
         "health_check_timeout_s": _HEALTH_TIMEOUT_S,
         "graceful_shutdown_wait_loop_s": _WAIT_LOOP_S,
         "graceful_shutdown_timeout_s": drain_s + _SHUTDOWN_S,
-        "logging_config": LoggingConfig(enable_access_log=False),  # else a line for each placement
+        "logging_config": LoggingConfig(enable_access_log=False),  # else a line for each call
     }
 
 

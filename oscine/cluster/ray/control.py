@@ -18,7 +18,8 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview, DeploymentStatusOverview
 
-from oscine.cluster.ray.apps import INGRESS, ROUTER, cluster_app, model_app
+from oscine.cluster.ray.apps import cluster_app, model_app
+from oscine.cluster.ray.names import INGRESS, ROUTER
 from oscine.cluster.spec.deployment import APP, Deployment, ModelSpec, app_name
 from oscine.cluster.spec.snapshot import ClusterSnapshot
 

@@ -23,7 +23,7 @@ from oscine.cluster.client.engine import ClusterEngine, MigrationCounters, Migra
 from oscine.cluster.client.followed_models import FollowedModels
 from oscine.cluster.client.metrics import ClusterMetrics
 from oscine.cluster.client.router import RouterClient
-from oscine.cluster.ray.router_address import router_address
+from oscine.cluster.ray.names import router_address
 from oscine.cluster.spec.deployment import ModelSpec
 from oscine.config import Config, Environment, ServerOptions, ToolOptions
 
@@ -48,7 +48,7 @@ class Ingress:
         """`key`: the cluster's. Raises ServerError when it cannot listen."""
         start_logging(server.log_level, server.log_format)
         config = Config(server=replace(server, traces=Environment.read().traces), tools=tools)
-        self._placer = RouterClient(router_address(router), key=key)
+        self._placer = RouterClient(router_address(lambda: router), key=key)
         self._service = ResponseService(config)
         metrics = ClusterMetrics(self._placer.snapshot, self._migrations)
         self._service.metrics.watch(metrics, metrics.refresh)

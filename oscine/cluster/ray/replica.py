@@ -1,28 +1,27 @@
 """A replica of a model: a Ray Serve actor that owns an engine process, and speaks for it.
 
-Knows the life of one engine, and what Serve asks of a replica. Must not know who places requests, nor how; tokens never
-pass here, and torch is loaded in the engine process alone.
+It enlists its engine with the router over ZeroMQ, and reports its load to Serve's autoscaling. Requests and tokens
+never pass here, and torch is loaded in the engine process alone.
 """
 
 import asyncio
 import contextlib
 import dataclasses
-import os
 import time
-from typing import Any
+from collections.abc import Awaitable, Callable
 
 import ray
 from ray import serve
 
+from oscine.cluster.client.router import RouterClient
+from oscine.cluster.ray.names import router_address
 from oscine.cluster.scaling.pool_load import report
-from oscine.cluster.spec.placement import Accepted, Placement
-from oscine.cluster.spec.snapshot import ReplicaState
+from oscine.cluster.spec.snapshot import STATE_OF_ENGINE, ReplicaReport, ReplicaState
 from oscine.config import EngineOptions, PeerOptions
 from oscine.engine.process.client import EngineClient
-from oscine.types import Endpoints, EngineInfo, EngineStats, Role
+from oscine.types import EngineInfo, EngineStats, Role
 
 _POLL_S = 0.05  # while a drain waits for the engine to become idle
-_STATES: dict[str, ReplicaState] = {"starting": "starting", "ready": "ready", "restarting": "starting"}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -33,7 +32,6 @@ class ReplicaOptions:
     role: Role
     engine: EngineOptions  # whose `peers` are made here
     prefix_seed: str  # hex; equal in all engines of a cluster
-    num_threads: int | None = None  # of the engine process; None: as many as it likes
     drain_s: float = 30.0  # that streams may go on here once the replica has to stop; then they move
     key: str = dataclasses.field(default="", repr=False)  # of the cluster
 
@@ -47,60 +45,69 @@ def peer_options(options: ReplicaOptions, host: str) -> PeerOptions:
 class Replica:
     """One engine of a model, and what Serve and the router ask of it."""
 
-    def __init__(self, options: ReplicaOptions) -> None:
+    def __init__(self, options: ReplicaOptions, where: Callable[[], Awaitable[str]]) -> None:
+        """`where`: see RouterClient."""
         self._options = options
         self._name = serve.get_replica_context().replica_id.unique_id
         self._node = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         self._draining = False
         self._scaled = EngineStats()  # at the last call of record_autoscaling_stats
-        self._held_back, self._held_back_s = 0, 0.0  # requests at the router, as of the last one that came; Unix time
         peers = peer_options(options, self._node)
         self._engine = EngineClient(dataclasses.replace(options.engine, peers=peers))
+        self._router = RouterClient(where, key=options.key)
+        self._changed = asyncio.Event()  # the state, by a drain
+        self._telling: asyncio.Task[None] | None = None  # the router of changes
+        self._enlisted: asyncio.Task[None] | None = None  # as the router was told last
 
     async def start(self) -> None:
         """Returns when the engine is ready. Raises EngineError, with the reason in one line, when it cannot start."""
-        if self._options.num_threads is not None:
-            os.environ["OMP_NUM_THREADS"] = str(self._options.num_threads)
         await self._engine.start()
         try:
             await self._engine.wait_ready()
         except BaseException:
+            self._router.close()
             await self._engine.stop()
             raise
+        self._telling = asyncio.create_task(self._tell_router())
+
+    async def _tell_router(self) -> None:
+        """Keeps the router told of where the engine is and in which state."""
+        try:
+            while True:
+                earlier = self._enlisted
+                self._enlisted = asyncio.create_task(self._router.enlist(self._name, self.report()))
+                await asyncio.sleep(0)  # the router is to hear the new report before the old one is withdrawn
+                if earlier is not None:
+                    earlier.cancel()
+                await self._change()
+        finally:
+            if self._enlisted is not None:
+                self._enlisted.cancel()
+
+    async def _change(self) -> None:
+        changes = [asyncio.ensure_future(wait) for wait in (self._engine.changed(), self._changed.wait())]
+        try:
+            await asyncio.wait(changes, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._changed.clear()
+            for change in changes:
+                change.cancel()
 
     @property
     def _state(self) -> ReplicaState:
-        return "draining" if self._draining else _STATES.get(self._engine.state, "lost")
+        return "draining" if self._draining else STATE_OF_ENGINE.get(self._engine.state, "lost")
 
-    async def admit(self, placement: object) -> Accepted | None:
-        """Where the engine takes the request; None while it takes none. The router has chosen by `placement`."""
-        if isinstance(placement, Placement):
-            self._held_back, self._held_back_s = placement.held_back, time.time()
-        if self._state != "ready":
-            return None
-        return Accepted(self._name, self._endpoints())
-
-    def _endpoints(self) -> Endpoints:
-        """Of the engine's present life: one that is started again listens elsewhere."""
-        endpoints = self._info().endpoints
-        assert endpoints is not None
-        return endpoints
+    def report(self) -> ReplicaReport:
+        info = self._info()
+        return ReplicaReport(self._options.model, self._options.role, self._node, self._state, info.endpoints, info)
 
     def _info(self) -> EngineInfo:
         info = self._engine.info
         assert info is not None
         return info
 
-    async def record_routing_stats(self) -> dict[str, Any]:
-        return {
-            "replica": self._name,
-            "model": self._options.model,
-            "role": self._options.role,
-            "node": self._node,
-            "state": self._state,
-            "endpoints": dataclasses.asdict(self._endpoints()),
-            "info": dataclasses.asdict(self._info()),
-        }
+    async def is_there(self) -> None:
+        """Nothing more: see oscine.cluster.ray.router.Demand."""
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Gauges, and what the counters grew by since the call before: sums, so that they add up over replicas."""
@@ -108,21 +115,29 @@ class Replica:
         self._scaled = now
         return report(now, before) | {
             "max_num_seqs": float(self._info().max_num_seqs),
-            "held_back": float(self._held_back),
-            "held_back_s": self._held_back_s,
+            "held_back": float(self._router.queued.get(self._options.model, 0)),
+            "held_back_s": time.time(),
         }
 
     async def check_health(self) -> None:
         if self._engine.state == "failed":
             raise RuntimeError(f"the engine failed: {self._engine.error}")
+        if self._telling is not None and self._enlisted is not None and not self._draining:
+            for task in (self._telling, self._enlisted):
+                if task.done():
+                    raise RuntimeError("the router does not hear of the replica") from task.exception()
 
     async def shutdown(self) -> None:
         """Lets streams end within drain_s seconds; what is left moves to another replica when the engine is gone."""
         self._draining = True
+        self._changed.set()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._options.drain_s):
                 while self._busy():
                     await asyncio.sleep(_POLL_S)
+        if self._telling is not None:
+            self._telling.cancel()
+        self._router.close()
         await self._engine.stop()
 
     def _busy(self) -> bool:
@@ -135,7 +150,7 @@ class ReplicaActor(Replica):
 
     async def __init__(self, options: ReplicaOptions, *companions: object) -> None:  # type: ignore[misc]
         """`companions`: the model's other roles, because an app is what its first deployment is bound to."""
-        super().__init__(options)
+        super().__init__(options, router_address())
         await self.start()
 
     async def __del__(self) -> None:

@@ -6,9 +6,8 @@ its subscriptions run there, and everything is called there.
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from weakref import WeakKeyDictionary
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
 
 import zmq.asyncio
 
@@ -16,12 +15,12 @@ from oscine.cluster.routing.cost import CostWeights, rank, sticky_key
 from oscine.cluster.routing.kv_index import KVIndex
 from oscine.cluster.routing.kv_subscriber import KVSubscriber
 from oscine.cluster.routing.recent_placements import RecentPlacements
-from oscine.cluster.routing.replica_view import Expected, ReplicaReport, ReplicaView
-from oscine.cluster.spec.snapshot import ReplicaSnapshot
+from oscine.cluster.routing.replica_view import Expected, ReplicaView
+from oscine.cluster.spec.snapshot import ReplicaReport, ReplicaSnapshot
 from oscine.engine.peers.kv_events import page_hash
 from oscine.types import Endpoints, EngineInfo, EngineStats
 
-_PLACED_KEPT = 4096  # requests; those that a replica is being asked for are among them
+_PLACED_KEPT = 4096  # requests, which may still be withdrawn
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +28,6 @@ class _Subscription:
     endpoints: Endpoints
     subscriber: KVSubscriber
     task: asyncio.Task[None]
-
-
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """Where a request was sent."""
-
-    replica: str
-    num_overlap: int  # tokens of it that were believed to be cached there
 
 
 class _Sink:
@@ -61,9 +52,10 @@ class _Sink:
 class Fleet:
     """All replicas of a deployment. A change of what they can take is told to `on_change`."""
 
-    def __init__(self, weights: CostWeights | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        self.weights = weights or CostWeights()
-        self.key = ""  # the cluster's: see oscine.engine.wire.tcp
+    def __init__(self, key: str = "", clock: Callable[[], float] = time.monotonic) -> None:
+        """`key`: the cluster's; see oscine.engine.wire.tcp."""
+        self.weights = CostWeights()
+        self._key = key
         self.index = KVIndex()
         self.info: EngineInfo | None = None  # of any replica; where there is none, of one that there was
         self.on_change: Callable[[], None] = lambda: None
@@ -71,14 +63,15 @@ class Fleet:
         self._views: dict[str, ReplicaView] = {}
         self._recent = RecentPlacements()
         self._subscriptions: dict[str, _Subscription] = {}
-        self._retired: dict[str, set[str]] = {}  # replica -> addresses of earlier lives of its engine
         self._ended_gaps = 0  # of subscriptions that are over
-        self._placed: dict[str, Placed] = {}  # the last requests
+        self._placed: dict[str, str] = {}  # the last requests -> replicas
         self._ranked: tuple[Sequence[bytes], dict[str, int]] = ([], {})  # the last one's pages, and who has them
         self._context: zmq.asyncio.Context | None = None  # made by the first subscription
 
-    def __len__(self) -> int:
-        return len(self._views)
+    @property
+    def is_missing(self) -> bool:
+        """There is no replica, or only such as are about to go."""
+        return all(view.report.state == "draining" for view in self._views.values())
 
     @property
     def num_gaps(self) -> int:
@@ -88,7 +81,8 @@ class Fleet:
     async def close(self) -> None:
         """Ends all subscriptions."""
         tasks = [subscription.task for subscription in self._subscriptions.values()]
-        self.update({})
+        for name in list(self._subscriptions):
+            self._unsubscribe(name)
         await asyncio.gather(*tasks, return_exceptions=True)
         if self._context is not None:
             self._context.term()
@@ -96,43 +90,26 @@ class Fleet:
 
     # ---- who there is ----
 
-    def update(self, reports: Mapping[str, ReplicaReport]) -> None:
-        """These are the replicas now, and what they said last."""
-        for name in [name for name in self._views if name not in reports]:
-            self.remove(name)
-        for name, report in reports.items():
-            self.index.add(name)
-            view = self._views.setdefault(name, ReplicaView(name, self._clock()))
-            endpoints = report.endpoints
-            if endpoints is not None and endpoints.requests in self._retired.get(name, ()):
-                endpoints = view.report.endpoints  # the report is older than what the replica itself has said since
-            view.report = replace(report, endpoints=endpoints)
-            self._follow(view)
-        if reports:
-            self.info = next((report.info for report in reports.values() if report.info is not None), None)
-        self.on_change()
+    def join(self, name: str, report: ReplicaReport) -> None:
+        """The replica is there, and says this of itself."""
+        self.index.add(name)
+        view = self._views.setdefault(name, ReplicaView(name, self._clock()))
+        view.report = report
+        self._follow(view)
+        self._changed()
 
     def remove(self, name: str) -> None:
         """The replica is gone."""
         self._views.pop(name, None)
-        self._retired.pop(name, None)
         self._unsubscribe(name)
         self.index.drop(name)
+        self._changed()
 
-    def meet(self, name: str, endpoints: Endpoints) -> None:
-        """A replica says where its engine listens: news, if the engine was started again since the last report."""
-        view = self._views.get(name)
-        if view is None or view.report.endpoints == endpoints:
-            return
-        if view.report.endpoints is not None:
-            self._retired.setdefault(name, set()).add(view.report.endpoints.requests)
-        view.report = replace(view.report, endpoints=endpoints)
-        self._follow(view)
-
-    def refuse(self, name: str) -> None:
-        """The replica did not take a request."""
-        if name in self._views:
-            self._views[name].refuse(self._clock())
+    def _changed(self) -> None:
+        if self._views:
+            reports = (view.report for view in self._views.values())
+            self.info = next((report.info for report in reports if report.info is not None), None)
+        self.on_change()
 
     def address(self, name: str) -> str | None:
         """Where its engine takes requests; another one in each life of the engine."""
@@ -178,11 +155,8 @@ class Fleet:
             pages[replica] = max(pages.get(replica, 0), num_pages)
         return pages
 
-    def place(self, request_id: str, name: str, digests: Sequence[bytes], num_tokens: int) -> None:
-        """The request is sent there. It counts at once; a second call moves it."""
-        placed = self._placed.get(request_id)
-        if name not in self._views or (placed is not None and placed.replica == name):
-            return
+    def place(self, request_id: str, name: str, digests: Sequence[bytes], num_tokens: int) -> int:
+        """The request is sent there; it counts at once. Returns the tokens of it that are believed to be cached."""
         now_s = self._clock()
         self.withdraw(request_id)
         view = self._views[name]
@@ -190,19 +164,16 @@ class Fleet:
         overlap = min(known.get(name, 0) * view.page_size, num_tokens)
         view.expect(Expected(request_id, num_tokens, overlap, now_s))
         self._recent.note(digests[known.get(name, 0) :], name, now_s)
-        self._placed[request_id] = Placed(name, overlap)
+        self._placed[request_id] = name
         if len(self._placed) > _PLACED_KEPT:
             del self._placed[next(iter(self._placed))]
-
-    def placed(self, request_id: str) -> Placed | None:
-        """Where a request was sent, if that is not long ago."""
-        return self._placed.get(request_id)
+        return overlap
 
     def withdraw(self, request_id: str) -> None:
         """The request does not go where it was sent."""
-        placed = self._placed.pop(request_id, None)
-        if placed is not None and placed.replica in self._views:
-            self._views[placed.replica].withdraw(request_id)
+        replica = self._placed.pop(request_id, None)
+        if replica in self._views:
+            self._views[replica].withdraw(request_id)
 
     def hear(self, name: str, stats: EngineStats) -> None:
         """A snapshot of a replica's engine arrived."""
@@ -226,7 +197,7 @@ class Fleet:
         if self._context is None:
             self._context = zmq.asyncio.Context()
         sink = _Sink(self, view.name)
-        subscriber = KVSubscriber(self._context, endpoints.kv_events, endpoints.kv_replay, sink, self.key)
+        subscriber = KVSubscriber(self._context, endpoints.kv_events, endpoints.kv_replay, sink, self._key)
         self._subscriptions[view.name] = _Subscription(endpoints, subscriber, asyncio.create_task(subscriber.run()))
 
     def _unsubscribe(self, name: str) -> None:
@@ -234,13 +205,3 @@ class Fleet:
         if subscription is not None:
             self._ended_gaps += subscription.subscriber.num_gaps
             subscription.task.cancel()
-
-
-# Serve makes the routers, and gives nobody a way to them; this is the way to what they know.
-_fleets: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[str, str], Fleet]] = WeakKeyDictionary()
-
-
-def fleet_of(app: str, deployment: str) -> Fleet:
-    """What the handles of a deployment that route on the running event loop know of its replicas."""
-    fleets = _fleets.setdefault(asyncio.get_running_loop(), {})
-    return fleets.setdefault((app, deployment), Fleet())

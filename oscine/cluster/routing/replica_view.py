@@ -8,30 +8,17 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from oscine.cluster.routing.cost import ReplicaLoad
-from oscine.cluster.spec.snapshot import ReplicaSnapshot, ReplicaState
+from oscine.cluster.spec.snapshot import ReplicaReport, ReplicaSnapshot, ReplicaState
 from oscine.config import CacheOptions, SchedulerOptions
-from oscine.types import Endpoints, EngineInfo, EngineStats, Role
+from oscine.types import EngineStats
 
 _PENDING_S = 2.0  # a placed request that no report shows by then never arrived
 _RATES_S = 5.0  # that rates look back on
 _SILENT_S = 4.0  # an engine reports every second at least
 _ARRIVED_KEPT = 256  # requests; those that wait are the last that arrived
-_REFUSED_S = 0.5  # a replica that has just refused a request is not asked again
 
 
 _NOTHING = EngineStats()
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaReport:
-    """What a replica tells Serve of itself; the keys of its routing stats."""
-
-    model: str = ""
-    role: Role = "aggregated"
-    node: str = ""
-    state: ReplicaState = "ready"
-    endpoints: Endpoints | None = None
-    info: EngineInfo | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +40,6 @@ class ReplicaView:
     report: ReplicaReport = field(default_factory=ReplicaReport)
     stats: EngineStats | None = None  # none was heard yet of the engine's present life
     _heard_s: float | None = None
-    _refused_s: float | None = None
     _history: deque[tuple[float, EngineStats]] = field(default_factory=deque)  # of the last seconds
     _expected: dict[str, Expected] = field(default_factory=dict)  # in the order of placement
     _arrived: deque[int] = field(default_factory=lambda: deque(maxlen=_ARRIVED_KEPT))  # overlap of each, oldest first
@@ -102,15 +88,9 @@ class ReplicaView:
         """The request does not come after all."""
         self._expected.pop(request_id, None)
 
-    def refuse(self, now_s: float) -> None:
-        """It did not take a request: it drains, or its engine starts again."""
-        self._refused_s = now_s
-
     def state(self, now_s: float) -> ReplicaState:
         if self.report.state != "ready":
             return self.report.state
-        if self._refused_s is not None and now_s - self._refused_s < _REFUSED_S:
-            return "draining"
         silent_s = now_s - (self._heard_s if self._heard_s is not None else self.since_s)
         publishes = self.report.endpoints is not None and self.report.endpoints.kv_events is not None
         return "lost" if publishes and silent_s > _SILENT_S else "ready"

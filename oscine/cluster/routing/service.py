@@ -1,11 +1,11 @@
-"""The router's end of the wire: questions of all ingresses come in over one ZeroMQ socket, answers go out.
+"""The router's end of the wire: questions of ingresses and replicas come in over one ZeroMQ socket, answers go out.
 
 Knows sockets and who waits for an answer; not how a place is found, nor Ray.
 """
 
 import asyncio
 import logging
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import zmq
 import zmq.asyncio
@@ -17,18 +17,19 @@ from oscine.cluster.spec.router_messages import (
     CancelQuestion,
     Describe,
     Described,
+    Enlist,
     FindPlace,
     Found,
+    FromRouter,
     Look,
     PlaceRefused,
     Question,
     Seen,
-    ToIngress,
     ToRouter,
     Waiting,
     decode_to_router,
 )
-from oscine.cluster.spec.snapshot import ClusterSnapshot
+from oscine.cluster.spec.snapshot import ClusterSnapshot, ReplicaReport
 from oscine.engine.wire.messages import UNREADABLE, encode
 from oscine.engine.wire.tcp import bind_tcp, expect_heartbeats
 
@@ -42,12 +43,20 @@ class RouterPolicy(Placer, Protocol):
 
     async def snapshot(self) -> ClusterSnapshot: ...
 
+    async def enlist(self, replica: str, report: ReplicaReport) -> NoReturn:
+        """The replica is there until this is cancelled."""
+        ...
+
+    def queued(self) -> dict[str, int]:
+        """Requests that wait for a place, of the models that have any."""
+        ...
+
 
 class RouterService:
     """Listens from the beginning, on the running event loop.
 
-    An ingress that is gone is noticed when it is next sent to; so those that wait hear every WAITING_S that they do,
-    and nothing is placed for long for one that died.
+    A client that is gone is noticed when it is next sent to. So those with open questions hear every WAITING_S that
+    they have some: nothing is placed for long for an ingress that died, nor on a replica that did.
     """
 
     def __init__(self, router: RouterPolicy, host: str, key: str = "") -> None:
@@ -58,19 +67,20 @@ class RouterService:
         self._router = router
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.ROUTER)
-        self._socket.set(zmq.ROUTER_MANDATORY, 1)  # sending to an ingress that is gone raises
+        self._socket.set(zmq.ROUTER_MANDATORY, 1)  # sending to a client that is gone raises
         self._socket.set(zmq.SNDHWM, 0)  # bounded by the requests that ingresses take
         self._socket.set(zmq.RCVHWM, 0)
         self._socket.set(zmq.LINGER, 0)
         expect_heartbeats(self._socket)
         self.address = bind_tcp(self._socket, host, key)
         self._open: dict[tuple[bytes, int], asyncio.Task[None]] = {}  # (ingress, id of the question)
+        self._enlisted: set[tuple[bytes, int]] = set()  # of these, those of replicas
         self._working = [asyncio.create_task(work) for work in (self._receive(), self._look_after())]
 
     @property
     def num_open(self) -> int:
-        """Questions without an answer."""
-        return len(self._open)
+        """Questions without an answer, those of replicas left out."""
+        return len(self._open) - len(self._enlisted)
 
     @property
     def is_listening(self) -> bool:
@@ -86,14 +96,14 @@ class RouterService:
 
     async def _receive(self) -> None:
         while True:
-            ingress, *frames = await self._socket.recv_multipart()
+            client, *frames = await self._socket.recv_multipart()
             try:
-                self._take(ingress, decode_to_router(b"".join(frames)))
+                self._take(client, decode_to_router(b"".join(frames)))
             except UNREADABLE as error:
                 _log.warning("a message that is no question: %s", error)
 
-    def _take(self, ingress: bytes, message: ToRouter) -> None:
-        key = ingress, message.id
+    def _take(self, client: bytes, message: ToRouter) -> None:
+        key = client, message.id
         asked = self._open.get(key)
         if isinstance(message, CancelQuestion):
             if asked is not None:
@@ -101,11 +111,17 @@ class RouterService:
         elif asked is not None:
             _log.warning("a question with the id of another one: %d", message.id)
         else:
-            task = self._open[key] = asyncio.create_task(self._reply(ingress, message))
-            task.add_done_callback(lambda _: self._open.pop(key))
+            task = self._open[key] = asyncio.create_task(self._reply(client, message))
+            if isinstance(message, Enlist):
+                self._enlisted.add(key)
+            task.add_done_callback(lambda _: self._close_question(key))
 
-    async def _reply(self, ingress: bytes, question: Question) -> None:
-        await self._send(ingress, await self._answer(question))
+    def _close_question(self, key: tuple[bytes, int]) -> None:
+        del self._open[key]
+        self._enlisted.discard(key)
+
+    async def _reply(self, client: bytes, question: Question) -> None:
+        await self._send(client, await self._answer(question))
 
     async def _answer(self, question: Question) -> Answer:
         try:
@@ -116,6 +132,8 @@ class RouterService:
                     return Described(question.id, await self._router.describe(question.model))
                 case Look():
                     return Seen(question.id, await self._router.snapshot())
+                case Enlist():
+                    await self._router.enlist(question.replica, question.report)
         except NoPlace as no:
             return PlaceRefused(question.id, no.message, no.retry_after_s, no.overloaded)
         except Exception:
@@ -126,16 +144,17 @@ class RouterService:
         """Those that wait hear so; what was asked by one that is gone is cancelled."""
         while True:
             await asyncio.sleep(WAITING_S)
-            waiting = {ingress for ingress, _ in self._open}
-            gone = {ingress for ingress in waiting if not await self._send(ingress, Waiting())}
-            for (ingress, _), task in self._open.items():
-                if ingress in gone:
+            queued = self._router.queued()
+            waiting = {client for client, _ in self._open}
+            gone = {client for client in waiting if not await self._send(client, Waiting(queued))}
+            for (client, _), task in self._open.items():
+                if client in gone:
                     task.cancel()
 
-    async def _send(self, ingress: bytes, message: ToIngress) -> bool:
-        """False when the ingress is gone."""
+    async def _send(self, client: bytes, message: FromRouter) -> bool:
+        """False when the client is gone."""
         try:
-            await self._socket.send_multipart((ingress, encode(message)))
+            await self._socket.send_multipart((client, encode(message)))
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise

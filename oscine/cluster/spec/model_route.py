@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from oscine.option import Options, option
+from oscine.types import Role
 
 
 @dataclass(frozen=True)
@@ -19,12 +20,11 @@ class QueueLimits(Options, group="queue"):
 
 @dataclass(frozen=True, slots=True)
 class ModelRoute:
-    """The deployments of one model, and how requests are spread over their replicas."""
+    """The roles of one model, and how requests are spread over their replicas."""
 
     model: str  # of the deployment file
-    app: str  # Serve application that its deployments belong to
-    generate: str  # deployment that takes requests: aggregated or decode
-    prefill: str | None = None  # deployment that only computes prompts for the one above
+    generate: Role = "aggregated"  # of the replicas that take requests: aggregated or decode
+    prefill: bool = False  # whether there are replicas that only compute prompts for them
     prefill_min_tokens: int = 512  # a prompt of which fewer are missing is computed where it is decoded
     prefill_timeout_s: float = 10.0  # from asking to having the pages
     start_timeout_s: float = 120.0  # a request waits so long for the first replica of its model

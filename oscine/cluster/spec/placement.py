@@ -6,7 +6,7 @@ Plain records; knows nothing of how a place is chosen, nor of Ray.
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from oscine.types import Endpoints, EngineInfo, PrefillSource
+from oscine.types import EngineInfo, PrefillSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,6 @@ class Placement:
     tenant: str = ""  # on whose behalf
     moved: bool = False  # it has lost a replica, and its client waits for the rest: placed before newcomers
     exclude: list[str] = field(default_factory=list)  # replicas that have just failed it
-    held_back: int = 0  # other requests of the model that the router has no place for yet; it says so
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +33,6 @@ class Place:
     prefill: PrefillSource | None  # who may compute the prompt
     num_overlap_tokens: int  # the router believes to be in its prefix cache
     queue_s: float  # seconds that the request waited for a place
-
-
-@dataclass(frozen=True, slots=True)
-class Accepted:
-    """A replica takes a request."""
-
-    replica: str
-    endpoints: Endpoints
 
 
 class NoPlace(Exception):  # noqa: N818  (reads as what happened)

@@ -1,4 +1,4 @@
-"""What crosses the socket between an ingress and the router, as MessagePack.
+"""What crosses the socket between the router and its clients, the ingresses and replicas, as MessagePack.
 
 The records of oscine.cluster.spec.placement and snapshot travel as they are; nothing that arrives can name code.
 Answers come in any order, each with the id of its question.
@@ -7,7 +7,7 @@ Answers come in any order, each with the id of its question.
 from msgspec import Struct, msgpack
 
 from oscine.cluster.spec.placement import Place, Placement
-from oscine.cluster.spec.snapshot import ClusterSnapshot
+from oscine.cluster.spec.snapshot import ClusterSnapshot, ReplicaReport
 from oscine.types import EngineInfo
 
 
@@ -29,6 +29,14 @@ class Look(Struct, frozen=True, tag="look"):
     """Answered by Seen."""
 
     id: int
+
+
+class Enlist(Struct, frozen=True, tag="enlist"):
+    """A replica takes requests as long as this question is open. A later one with the same name replaces the report."""
+
+    id: int
+    replica: str  # its name
+    report: ReplicaReport
 
 
 class CancelQuestion(Struct, frozen=True, tag="cancel"):
@@ -62,15 +70,17 @@ class PlaceRefused(Struct, frozen=True, tag="refused"):
 
 
 class Waiting(Struct, frozen=True, tag="waiting"):
-    """The router is there, and has questions of this ingress; said every WAITING_S."""
+    """The router is there, and has open questions of this client; said every WAITING_S."""
+
+    queued: dict[str, int] = {}  # model -> requests that wait for a place; models without any are left out
 
 
 WAITING_S = 1.0
 
-Question = FindPlace | Describe | Look
+Question = FindPlace | Describe | Look | Enlist
 Answer = Found | Described | Seen | PlaceRefused
 ToRouter = Question | CancelQuestion
-ToIngress = Answer | Waiting
+FromRouter = Answer | Waiting
 
 decode_to_router = msgpack.Decoder(ToRouter).decode
-decode_to_ingress = msgpack.Decoder(ToIngress).decode
+decode_from_router = msgpack.Decoder(FromRouter).decode

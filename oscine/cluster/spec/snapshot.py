@@ -3,9 +3,23 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from oscine.types import EngineStats, Role
+from oscine.types import Endpoints, EngineInfo, EngineStats, Role
 
 ReplicaState = Literal["starting", "ready", "draining", "lost"]
+# Of a replica, by the state of its engine; a replica whose engine is in any other state is lost.
+STATE_OF_ENGINE: dict[str, ReplicaState] = {"starting": "starting", "ready": "ready", "restarting": "starting"}
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaReport:
+    """What a replica tells the router of itself."""
+
+    model: str = ""
+    role: Role = "aggregated"
+    node: str = ""  # address of its machine
+    state: ReplicaState = "ready"
+    endpoints: Endpoints | None = None  # of its engine's present life
+    info: EngineInfo | None = None
 
 
 @dataclass(frozen=True, slots=True)

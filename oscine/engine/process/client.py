@@ -159,6 +159,10 @@ class EngineClient:
         assert self.info is not None
         return self.info
 
+    async def changed(self) -> None:
+        """Returns at the next change of state."""
+        await self._changed.wait()
+
     def submit(self, request: GenerationRequest) -> RequestStream:
         if self.state != "ready":
             raise EngineDied(self.error or "the engine is starting")

@@ -35,6 +35,7 @@ class EngineSupervisor:
     def __init__(self, options: EngineOptions, address: str, on_exit: Callable[[str, bool], None]) -> None:
         """`on_exit(reason, gave_up)` is called each time the process has ended unasked."""
         self._launch = msgspec.json.encode(Launch(address, options)) + b"\n"
+        self._threads = {} if options.num_threads is None else {"OMP_NUM_THREADS": str(options.num_threads)}
         self._on_exit = on_exit
         self._process: asyncio.subprocess.Process | None = None
         self._ready_at: float | None = None
@@ -98,7 +99,7 @@ class EngineSupervisor:
             *module_command("oscine.engine.process.server"),
             stdin=asyncio.subprocess.PIPE,
             stdout=2,
-            env=_CHILD_ENVIRONMENT | child_environment(),
+            env=_CHILD_ENVIRONMENT | child_environment() | self._threads,
         )
         assert process.stdin is not None
         process.stdin.write(self._launch)

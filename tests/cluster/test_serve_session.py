@@ -1,4 +1,4 @@
-"""The router and its hook in real Ray Serve."""
+"""The router and replicas as actors of a real Ray Serve."""
 
 import json
 import os
@@ -8,7 +8,7 @@ import sys
 
 def test_serve_routes_by_prefix_also_after_the_router_was_killed() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.cluster.serve_hook"],
+        [sys.executable, "-m", "tests.cluster.serve_session"],
         capture_output=True,
         text=True,
         timeout=240,

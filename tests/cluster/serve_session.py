@@ -1,4 +1,4 @@
-"""The router in real Ray Serve, over real engines with a fake executor: `python -m tests.cluster.serve_hook`.
+"""The router in real Ray Serve, over real engines with a fake executor: `python -m tests.cluster.serve_session`.
 
 A process of its own, as Ray changes the process that uses it; prints what happened as one line of JSON.
 """
@@ -12,12 +12,11 @@ from typing import Any
 import msgspec
 import ray
 from ray import serve
-from ray.serve.config import RequestRouterConfig
 
 from oscine.cluster.client.router import RouterClient
+from oscine.cluster.ray.names import router_address
 from oscine.cluster.ray.replica import ReplicaActor, ReplicaOptions
-from oscine.cluster.ray.router import Router
-from oscine.cluster.ray.router_address import router_address
+from oscine.cluster.ray.router import RouterActor
 from oscine.cluster.spec.model_route import ModelRoute, RouterConfig
 from oscine.cluster.spec.placement import NoPlace, Place, Placement
 from oscine.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
@@ -28,7 +27,6 @@ from oscine.types import GenerationRequest, SamplingParams
 SEED = "00ff"
 PAGE = 16
 KEY = "a key of thirty-two characters.."
-ROUTER_CLASS = "oscine.cluster.ray.request_router:KVAwareRequestRouter"
 
 
 def deploy(num_replicas: int) -> None:
@@ -46,23 +44,20 @@ def deploy(num_replicas: int) -> None:
         num_replicas=num_replicas,
         ray_actor_options={"num_cpus": 0.1},
         health_check_period_s=1,
-        request_router_config=RequestRouterConfig(
-            request_router_class=ROUTER_CLASS, request_routing_stats_period_s=0.5
-        ),
     )
     serve.run(replica.bind(options), name="engines", route_prefix=None)
 
 
-def deploy_router() -> Any:
-    config = RouterConfig([ModelRoute("m", "engines", "aggregated", start_timeout_s=20)])
+def deploy_router() -> None:
+    config = RouterConfig([ModelRoute("m", start_timeout_s=20)])
     router = serve.deployment(
-        Router,
+        RouterActor,
         name="router",
         ray_actor_options={"num_cpus": 0.1},
         user_config=msgspec.to_builtins(config),
         health_check_period_s=0.5,
     )
-    return serve.run(router.bind(KEY), name="router", route_prefix=None)
+    serve.run(router.bind(KEY), name="oscine", route_prefix=None)
 
 
 def placement(name: str, tokens: list[int], **more: Any) -> Placement:
@@ -90,8 +85,8 @@ async def snapshot_when(router: RouterClient, condition: Any) -> Any:
     return snapshot
 
 
-async def session(handle: Any) -> dict[str, Any]:
-    router = RouterClient(router_address(handle), key=KEY)
+async def session() -> dict[str, Any]:
+    router = RouterClient(router_address(), key=KEY)
     said: dict[str, Any] = {"model": (await router.describe("m")).model}
     await snapshot_when(router, lambda s: sum(r.stats.full_pages_total > 0 for r in s.replicas) == 2)
     prompts = {name: [100 + i] * 40 * PAGE for i, name in enumerate("abcdef")}
@@ -136,7 +131,8 @@ def main() -> None:
         try:
             serve.start(proxy_location="Disabled", logging_config={"log_level": "ERROR"})
             deploy(2)
-            print(json.dumps(asyncio.run(session(deploy_router()))))
+            deploy_router()
+            print(json.dumps(asyncio.run(session())))
         finally:
             serve.shutdown()
             ray.shutdown()

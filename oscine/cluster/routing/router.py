@@ -1,0 +1,96 @@
+"""Places the requests of every model of a cluster, and says how the cluster does.
+
+Replicas enlist here; what they have cached and how much they do is heard from their engines. Nothing is stored: a
+router that is started again learns of replicas as they enlist again, of their pages by replay, and of their load from
+their next report. Knows neither sockets nor Ray.
+"""
+
+import asyncio
+import time
+from typing import NoReturn
+
+from oscine.cluster.routing.fleet import Fleet
+from oscine.cluster.routing.model_router import ModelRouter
+from oscine.cluster.spec.model_route import ModelRoute, RouterConfig
+from oscine.cluster.spec.placement import NoPlace, Place, Placement
+from oscine.cluster.spec.snapshot import ClusterSnapshot, ReplicaReport
+from oscine.types import EngineInfo, Role
+
+_AGAIN_S = 5.0  # where a model is not deployed
+
+
+class Router:
+    """Implements RouterPolicy; every method runs on one event loop."""
+
+    def __init__(self, key: str = "") -> None:
+        """`key`: the cluster's; see oscine.engine.wire.tcp."""
+        self._key = key
+        self._routers: dict[str, ModelRouter] = {}
+        self._fleets: dict[tuple[str, Role], Fleet] = {}  # by model and role, as replicas name them
+        self._enlisted: dict[str, object] = {}  # replica -> its newest report's token
+
+    def reconfigure(self, config: RouterConfig) -> None:
+        """The models now; requests of the others find no place any more."""
+        routers: dict[str, ModelRouter] = {}
+        for route in config.models:
+            router = self._routers.get(route.model)
+            if router is not None and _roles(router.route) == _roles(route):
+                router.reconfigure(route)
+            else:
+                prefill = self._fleet(route.model, "prefill") if route.prefill else None
+                router = ModelRouter(route, self._fleet(route.model, route.generate), prefill)
+            routers[route.model] = router
+        self._routers = routers
+
+    async def enlist(self, replica: str, report: ReplicaReport) -> NoReturn:
+        """The replica is there until this is cancelled, or called with a newer report."""
+        token = self._enlisted[replica] = object()
+        fleet = self._fleet(report.model, report.role)
+        fleet.join(replica, report)
+        try:
+            while True:
+                await asyncio.Event().wait()
+        finally:
+            if self._enlisted.get(replica) is token:
+                del self._enlisted[replica]
+                fleet.remove(replica)
+
+    async def place(self, placement: Placement) -> Place:
+        """Waits for a place. Raises NoPlace."""
+        return await self._router(placement.model).place(placement)
+
+    async def describe(self, model: str) -> EngineInfo:
+        """Of any replica of the model, once one was ready. Raises NoPlace when it cannot be served."""
+        return await self._router(model).describe()
+
+    async def snapshot(self) -> ClusterSnapshot:
+        return ClusterSnapshot(
+            time.time(),
+            replicas=[replica for fleet in self._fleets.values() for replica in fleet.snapshot()],
+            routers=[router.counters for router in self._routers.values()],
+            queued={model: router.num_queued for model, router in self._routers.items()},
+        )
+
+    def queued(self) -> dict[str, int]:
+        """Requests that wait for a place, of the models that have any."""
+        return {model: router.num_queued for model, router in self._routers.items() if router.num_queued}
+
+    def missing(self) -> list[tuple[str, Role]]:
+        """Models and roles without a replica, that requests have asked for since the last call."""
+        return [(model, role) for model, router in self._routers.items() for role in router.missing()]
+
+    async def close(self) -> None:
+        await asyncio.gather(*(fleet.close() for fleet in self._fleets.values()))
+
+    def _fleet(self, model: str, role: Role) -> Fleet:
+        return self._fleets.setdefault((model, role), Fleet(self._key))
+
+    def _router(self, model: str) -> ModelRouter:
+        router = self._routers.get(model)
+        if router is None:
+            raise NoPlace(f"the model {model!r} is not deployed", retry_after_s=_AGAIN_S, overloaded=False)
+        return router
+
+
+def _roles(route: ModelRoute) -> tuple[Role, bool]:
+    return route.generate, route.prefill

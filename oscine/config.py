@@ -72,7 +72,7 @@ class ModelOptions(Options, group="model"):
     )
     device: str = option(
         "auto",
-        "device that the model runs on: cpu, cuda, cuda:1, ...",
+        "device that the model runs on: cpu, cuda, cuda:1, ...; cuda:0,1 with --data-parallel-size 2",
         "DEVICE",
         shown="a GPU if there is one, else the CPU",
     )
@@ -244,6 +244,7 @@ class EngineOptions(Options, group="development"):
         aliases=("disable-cuda-graph",),
         opposites=("no-enforce-eager",),
     )
+    num_threads: int | None = None  # of OpenMP, in the engine process; None: those of OMP_NUM_THREADS
     executor: Literal["torch", "fake"] = option(
         "torch", "backend that computes tokens; fake writes a scripted text, to measure the server itself"
     )
@@ -322,6 +323,13 @@ class ServerOptions(Options, group="server"):
         4096,
         "most connections that are open at once; at the limit a new one replaces the oldest idle one",
         "N",
+        at_least=1,
+    )
+    data_parallel_size: int = option(
+        1,
+        "engines with a copy of the model each, on a GPU each or on parts of the CPU",
+        "N",
+        aliases=("dp-size", "dp"),
         at_least=1,
     )
     reasoning_field: Literal["reasoning", "reasoning_content", "both"] = option(

@@ -247,9 +247,12 @@ def _end_process_within(seconds: float) -> None:
     timer.start()
 
 
-def serve(config: Config, on_ready: Callable[[str, EngineInfo], None]) -> None:
-    """Serves until a signal; on_ready(url, engine) is called once. Raises ServerError in one line when it cannot."""
-    server = Server(config)
+def serve(config: Config, on_ready: Callable[[str, EngineInfo], None], service: ResponseService | None = None) -> None:
+    """Serves until a signal; on_ready(url, engine) is called once. Raises ServerError in one line when it cannot.
+
+    `service`: see Server.
+    """
+    server = Server(config, service)
     server.owns_process = True
     with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
         runner.run(server.run_service(lambda info: on_ready(server.url, info)))

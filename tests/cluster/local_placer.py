@@ -1,4 +1,4 @@
-"""Places requests on engine processes of this machine, the idlest first; in place of a router."""
+"""The engines of a machine, placed by count instead of by policy, so that a test knows which has which request."""
 
 import asyncio
 import os
@@ -6,11 +6,11 @@ import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
 
 from oscine.cluster.client.engine import ClusterEngine, MigrationLimits
+from oscine.cluster.data_parallel import LocalEngines
 from oscine.cluster.spec.placement import NoPlace, Place, Placement
-from oscine.config import EngineOptions, PeerOptions
+from oscine.config import EngineOptions
 from oscine.engine.process.client import EngineClient
 from oscine.types import EngineInfo
 
@@ -33,15 +33,14 @@ class ScriptedPlacer:
         return EngineInfo(model, max_model_len=4096, vocab_size=320, ready_s=0.1, page_size=64, max_num_seqs=64)
 
 
-class Fleet:
-    """Implements Placer, over engines that it owns. Named 0, 1, ... and restarted when they are killed.
+class Fleet(LocalEngines):
+    """The product's engines of one machine; a request goes to the one with the fewest, and refusals are immediate.
 
     It knows at once which it killed; those that end otherwise, as a router does, when their connections break.
     """
 
     def __init__(self, options: list[EngineOptions]) -> None:
-        peers = PeerOptions(host="127.0.0.1", prefix_seed=SEED)
-        self.engines = {str(i): EngineClient(replace(one, peers=peers)) for i, one in enumerate(options)}
+        super().__init__(options, "model")
         self.placed: Counter[str] = Counter()
         self.where: dict[str, list[str]] = {}  # request id -> replicas, in order
         self._killed: set[int] = set()  # processes
@@ -59,10 +58,9 @@ class Fleet:
         return Place(name, self.address(name), None, 0, 0.0)
 
     def address(self, name: str) -> str:
-        info = self.engines[name].info
-        assert info is not None
-        assert info.endpoints is not None
-        return info.endpoints.requests
+        address = self.engines[name].address
+        assert address is not None
+        return address
 
     async def describe(self, model: str) -> EngineInfo:
         for engine in self.engines.values():
@@ -70,17 +68,11 @@ class Fleet:
                 return engine.info
         raise NoPlace(f"{model} is loading", retry_after_s=0.1, overloaded=False)
 
-    async def start(self) -> None:
-        await asyncio.gather(*(engine.start() for engine in self.engines.values()))
-
     async def wait_ready(self) -> None:
         """All of them, those that were killed too."""
         while any(map(self._is_killed, self.engines.values())):
             await asyncio.sleep(0.01)
         await asyncio.gather(*(engine.wait_ready() for engine in self.engines.values()))
-
-    async def stop(self) -> None:
-        await asyncio.gather(*(engine.stop() for engine in self.engines.values()))
 
     def kill(self, name: str) -> None:
         pid = self.engines[name].pid
@@ -111,7 +103,7 @@ async def clustered(
         stack.push_async_callback(fleet.stop)
         await fleet.start()
         await fleet.wait_ready()
-        cluster = ClusterEngine(fleet, "model", prefix_seed=SEED, limits=limits)
+        cluster = ClusterEngine(fleet, "model", prefix_seed=fleet.seed, limits=limits)
         stack.push_async_callback(cluster.stop)
         await cluster.start()
         await cluster.wait_ready()

@@ -15,7 +15,7 @@ from oscine.cluster.client.engine import ClusterEngine
 from oscine.cluster.client.live_request import LiveRequest
 from oscine.config import Config, EngineOptions, ServerOptions
 from oscine.types import GenerationOutput
-from tests.cluster.local_placer import SEED, Fleet
+from tests.cluster.local_placer import Fleet
 
 MODEL = "oscine-nano"
 TOKENS_BEFORE_DEATH = 12
@@ -26,7 +26,7 @@ class ClusterServer:
 
     def __init__(self) -> None:
         self.fleet = Fleet([EngineOptions(quiet=True)] * 2)
-        self.engine = ClusterEngine(self.fleet, MODEL, prefix_seed=SEED)
+        self.engine = ClusterEngine(self.fleet, MODEL, prefix_seed=self.fleet.seed)
         config = Config(server=ServerOptions(port=0, date="2025-08-05"))
         service = ResponseService(config)
         service.add(self.engine, EngineOptions(), (MODEL,))

@@ -33,7 +33,7 @@ from oscine.types import Role
 _ROLES: tuple[Role, ...] = ("aggregated", "prefill", "decode")
 _OF_INGRESS = {option.name for section in (ServerOptions, ToolOptions) for option in options_of(section)}
 _ENGINE = OPTIONS.keys() - _OF_INGRESS - {"model", "kv-events-config"}
-_INGRESS = _OF_INGRESS - {"served-model-name"}
+_INGRESS = _OF_INGRESS - {"served-model-name", "data-parallel-size"}
 
 
 def read_deployment(file: Path) -> Deployment:

@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 import oscine
-from oscine.cli.error import CommandError
+from oscine.cli.error import USAGE, CommandError
 from oscine.cli.parser import Parser
 from oscine.cli.serve.options import add_options
 from oscine.cli.serve.read_options import read_config
@@ -44,8 +44,16 @@ def run(args: argparse.Namespace) -> None:
     for note in notes:
         _LOGGER.info(note)
 
+    service = None
+    if config.server.data_parallel_size > 1:
+        from oscine.cluster.data_parallel import parallel_service
+
+        try:
+            service = parallel_service(config, Environment.read().num_gpus)
+        except ValueError as error:
+            raise CommandError(str(error), USAGE) from None
     try:
-        serve(config, lambda url, info: _announce(config, url, info, time.perf_counter() - started_s))
+        serve(config, lambda url, info: _announce(config, url, info, time.perf_counter() - started_s), service)
     except ServerError as error:
         raise CommandError(str(error)) from None
 

@@ -13,11 +13,10 @@ from oscine.cli.serve.name import Name, Values, note
 from oscine.option import OptionError, either
 
 # More than one of these would be a feature that is not there yet.
-_TENSOR, _PIPELINE, _DATA, _EXPERT = (f"{kind} parallelism" for kind in ("tensor", "pipeline", "data", "expert"))
+_TENSOR, _PIPELINE, _EXPERT = (f"{kind} parallelism" for kind in ("tensor", "pipeline", "expert"))
 MUST_BE_ONE = {
     **dict.fromkeys(("tensor-parallel-size", "tp-size", "tp"), _TENSOR),
     **dict.fromkeys(("pipeline-parallel-size", "pp-size", "pp"), _PIPELINE),
-    **dict.fromkeys(("data-parallel-size", "dp-size", "dp"), _DATA),
     **dict.fromkeys(("ep-size", "ep", "expert-parallel-size", "moe-expert-parallel-size"), _EXPERT),
     **dict.fromkeys(("decode-context-parallel-size", "prefill-context-parallel-size"), "context parallelism"),
     "nnodes": "a model on several machines",
@@ -47,7 +46,7 @@ MUST_BE = {
 SHORT = {
     "tensor-parallel-size": "-tp",
     "pipeline-parallel-size": "-pp",
-    "data-parallel-size": "-dp",
+    "dp-size": "-dp",
     "api-server-count": "-asc",
     "quantization": "-q",
     "compilation-config": "-O",

@@ -1,0 +1,177 @@
+"""Several engines of this machine as one, behind one API process: `oscine serve --data-parallel-size N`.
+
+Each engine is a process of its own, on a GPU of its own or with its part of the CPU. Requests are placed as in a
+cluster, by cached prefix and load, and go on elsewhere when an engine dies. No Ray, and no port that others can use.
+"""
+
+import asyncio
+import logging
+import os
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from oscine.api.responses.service import ResponseService
+from oscine.cluster.client.engine import ClusterEngine, MigrationLimits
+from oscine.cluster.client.followed_models import as_one
+from oscine.cluster.client.metrics import ClusterMetrics
+from oscine.cluster.client.reports import Reports
+from oscine.cluster.routing.router import Router
+from oscine.cluster.spec.model_route import ModelRoute, QueueLimits, RouterConfig
+from oscine.cluster.spec.placement import Place, Placement
+from oscine.cluster.spec.snapshot import STATE_OF_ENGINE, ClusterSnapshot, ReplicaReport
+from oscine.config import Config, EngineOptions, PeerOptions
+from oscine.engine.process.client import EngineClient, EngineState
+from oscine.types import EngineInfo, EngineStats
+
+logger = logging.getLogger(__name__)
+
+_CPU_CACHE_BYTES = 1 << 30  # KV cache of all engines together on a CPU, as that of a single engine there
+_FOREVER_S = 1e9  # requests wait as long as they would in the queue of a single engine
+
+
+class LocalEngines:
+    """Implements Placer over engine processes that it owns and starts again when they die; named 0, 1, ..."""
+
+    def __init__(self, options: Sequence[EngineOptions], model: str = "", max_waiting: int = 2048) -> None:
+        """`max_waiting`: requests that may wait while all engines have enough to do."""
+        self.seed, self._key = secrets.token_hex(16), secrets.token_hex(32)
+        self.engines = {str(i): EngineClient(self._with_peers(one)) for i, one in enumerate(options)}
+        self.on_change: Callable[[], None] = lambda: None  # called when an engine has changed its state
+        self._model = model
+        self._router = Router(self._key)
+        queue = QueueLimits(max_waiting, max_wait_s=_FOREVER_S)
+        self._router.reconfigure(RouterConfig([ModelRoute(model, start_timeout_s=_FOREVER_S, queue=queue)]))
+        self._following: list[asyncio.Task[None]] = []
+
+    def _with_peers(self, options: EngineOptions) -> EngineOptions:
+        peers = PeerOptions(host="127.0.0.1", key=self._key, kv_events=True, prefix_seed=self.seed)
+        return replace(options, peers=peers)
+
+    async def start(self) -> None:
+        await asyncio.gather(*(engine.start() for engine in self.engines.values()))
+        self._following = [asyncio.create_task(self._follow(name)) for name in self.engines]
+
+    async def stop(self) -> None:
+        for task in self._following:
+            task.cancel()
+        await asyncio.gather(*self._following, return_exceptions=True)
+        await asyncio.gather(*(engine.stop() for engine in self.engines.values()))
+        await self._router.close()
+
+    async def _follow(self, name: str) -> None:
+        """Keeps the router told of where an engine is and in which state."""
+        engine = self.engines[name]
+        while True:
+            self.on_change()
+            enlisting = asyncio.create_task(self._router.enlist(name, self._report(engine)))
+            try:
+                await engine.changed()
+            finally:
+                enlisting.cancel()
+            if engine.state == "failed":
+                logger.error("engine %s failed for good: %s", name, engine.error)
+
+    def _report(self, engine: EngineClient) -> ReplicaReport:
+        info, endpoints = engine.info, None
+        if info is not None and info.endpoints is not None and engine.address is not None:
+            endpoints = replace(info.endpoints, requests=engine.address)  # its private socket instead of its port
+        state = STATE_OF_ENGINE.get(engine.state, "lost")
+        return ReplicaReport(self._model, node="127.0.0.1", state=state, endpoints=endpoints, info=info)
+
+    async def place(self, placement: Placement) -> Place:
+        return await self._router.place(placement)
+
+    async def describe(self, model: str) -> EngineInfo:
+        return await self._router.describe(model)
+
+    async def snapshot(self) -> ClusterSnapshot:
+        return await self._router.snapshot()
+
+
+class DataParallelEngine(ClusterEngine):
+    """Implements Engine over all of them. Ready while one is; failed when all have failed."""
+
+    def __init__(self, engines: LocalEngines, model: str) -> None:
+        # Each of the engines may be lost once before a request counts as the cause.
+        limits = MigrationLimits(max_losses=max(4, len(engines.engines)))
+        super().__init__(engines, model, prefix_seed=engines.seed, limits=limits)
+        self.engines = engines
+        self._own_reports = Reports()
+        engines.on_change = self._look
+
+    @property
+    def restarts(self) -> int:
+        return sum(engine.restarts for engine in self.engines.engines.values())
+
+    @property
+    def stats(self) -> EngineStats:
+        for name, engine in self.engines.engines.items():
+            self._own_reports.take(name, engine.stats)
+        return self._own_reports.total()
+
+    async def start(self) -> None:
+        await self.engines.start()
+        await super().start()
+
+    async def stop(self) -> None:
+        await super().stop()
+        await self.engines.stop()
+
+    def _look(self) -> None:
+        engines = self.engines.engines.values()
+        states: set[EngineState] = {engine.state for engine in engines}
+        error = next((engine.error for engine in engines if engine.error is not None), None)
+        if states == {"failed"}:
+            self.give_up(error or "the engines failed")
+        elif self.state == "restarting" and "ready" in states:
+            self._enter("ready", None)
+        elif self.state == "ready" and "ready" not in states:
+            self._enter("restarting", error)
+        elif self.state == "starting":
+            self.error = error
+
+
+def parallel_service(config: Config, num_gpus: int) -> ResponseService:
+    """The service of `oscine serve` with several engines. Raises ValueError."""
+    options = engines_of(config, num_gpus)
+    scheduler = config.engine.scheduler
+    service = ResponseService(config)
+    model = config.engine.model.model
+    engines = LocalEngines(options, model, scheduler.max_waiting)
+    engine = DataParallelEngine(engines, model)
+    whole = as_one(config.engine, len(options), max_waiting=scheduler.max_waiting)
+    served = service.add(engine, whole, config.server.served_model_names)
+    metrics = ClusterMetrics(engines.snapshot, lambda: {served.names[0]: engine.migrations})
+    service.metrics.watch(metrics, metrics.refresh)
+    return service
+
+
+def engines_of(config: Config, num_gpus: int) -> list[EngineOptions]:
+    """The options of each engine. Raises ValueError."""
+    count, engine = config.server.data_parallel_size, config.engine
+    if engine.peers != PeerOptions():
+        raise ValueError("--kv-events-config publishes the events of one engine: --data-parallel-size must be 1")
+    devices = devices_of(engine.model.device, count, 0 if engine.executor == "fake" else num_gpus)
+    if devices[0] == "cpu":
+        size = (engine.cache.kv_cache_bytes or _CPU_CACHE_BYTES) // count
+        threads = max(1, len(os.sched_getaffinity(0)) // count)
+        engine = replace(engine, cache=replace(engine.cache, kv_cache_bytes=size), num_threads=threads)
+    return [
+        replace(engine, model=replace(engine.model, device=device), quiet=engine.quiet or i > 0)
+        for i, device in enumerate(devices)
+    ]
+
+
+def devices_of(device: str, count: int, num_gpus: int) -> list[str]:
+    """One for each engine: all on the CPU, the first GPUs, or those that `device` lists. Raises ValueError."""
+    if device == "cpu" or (device == "auto" and not num_gpus):
+        return ["cpu"] * count
+    if device in ("auto", "cuda"):
+        if num_gpus < count:
+            raise ValueError(f"--data-parallel-size must be at most the number of GPUs ({num_gpus}), not {count}")
+        return [f"cuda:{i}" for i in range(count)]
+    names = [part if ":" in part else f"cuda:{part}" for part in device.split(",")]
+    if len(names) != count:
+        raise ValueError(f"--device must name as many devices as --data-parallel-size ({count}), not {device!r}")
+    return names

@@ -51,6 +51,9 @@ class ScriptedRouter:
             raise self.error
         return PLACE
 
+    def place_now(self, placement: Placement) -> Place | None:
+        return None
+
     async def describe(self, model: str) -> EngineInfo:
         if model != "model":
             raise NoPlace(f"the model {model!r} is not deployed", retry_after_s=7.5, overloaded=True)

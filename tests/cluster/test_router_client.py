@@ -138,6 +138,9 @@ class Queueing(ScriptedRouter):
     async def place(self, placement: Placement) -> Place:
         return await self._router.place(placement)
 
+    def place_now(self, placement: Placement) -> Place | None:
+        return self._router.place_now(placement)
+
 
 def test_who_is_cancelled_leaves_the_queue() -> None:
     async def test() -> None:

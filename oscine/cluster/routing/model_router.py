@@ -94,15 +94,21 @@ class ModelRouter:
             self._num_describing -= 1
         return self.generate.info
 
+    def place_now(self, placement: Placement) -> Place | None:
+        """A place, if there is one at once."""
+        if placement.exclude or len(self._queue) or self.generate.room() <= 0:
+            return None
+        return self._place(placement, _NONE, 0.0)
+
     async def place(self, placement: Placement) -> Place:
         """Waits for a place. Raises NoPlace."""
+        if (place := self.place_now(placement)) is not None:
+            return place
         now_s = self._clock()
         addresses = {name: self.generate.address(name) for name in placement.exclude}
         waiter = _Waiter(placement, _Excluded(addresses, now_s + _EXCLUDED_S), now_s)
         ticket = self._push(waiter)
         self.pump()
-        if waiter.turn.done():
-            return waiter.turn.result()
         patience_s = self._patience_s(waiter.excluded)
         try:
             async with asyncio.timeout(patience_s):
@@ -121,7 +127,8 @@ class ModelRouter:
                 return
             waiter = ticket.item
             if not waiter.turn.done():  # else it is leaving
-                waiter.turn.set_result(self._place(waiter))
+                waited_s = self._clock() - waiter.since_s
+                waiter.turn.set_result(self._place(waiter.placement, waiter.excluded, waited_s))
 
     # ---- a turn ----
 
@@ -161,11 +168,10 @@ class ModelRouter:
 
     # ---- what comes out ----
 
-    def _place(self, waiter: _Waiter) -> Place:
-        wanted = waiter.placement
-        name = self.generate.rank(wanted.digests, wanted.num_tokens, self._still_excluded(waiter.excluded))[0]
+    def _place(self, wanted: Placement, excluded: _Excluded, queue_s: float) -> Place:
+        name = self.generate.rank(wanted.digests, wanted.num_tokens, self._still_excluded(excluded))[0]
         num_overlap = self.generate.place(wanted.request_id, name, wanted.digests, wanted.num_tokens)
-        prefill, queue_s = self._prefill(wanted, wanted.num_tokens - num_overlap), self._clock() - waiter.since_s
+        prefill = self._prefill(wanted, wanted.num_tokens - num_overlap)
         self._count(
             placed=1,
             overlap_tokens=num_overlap,

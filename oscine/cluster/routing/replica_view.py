@@ -42,6 +42,8 @@ class ReplicaView:
     _heard_s: float | None = None
     _history: deque[tuple[float, EngineStats]] = field(default_factory=deque)  # of the last seconds
     _expected: dict[str, Expected] = field(default_factory=dict)  # in the order of placement
+    _expected_tokens: int = 0  # of these
+    _expected_overlap: int = 0
     _arrived: deque[int] = field(default_factory=lambda: deque(maxlen=_ARRIVED_KEPT))  # overlap of each, oldest first
     # Tokens that its engine counts as queued because they belong to requests that wait, and that it will find cached.
     _waiting_overlap: int = 0
@@ -62,6 +64,7 @@ class ReplicaView:
         self.stats, self._heard_s, self.since_s = None, None, now_s
         self._history.clear()
         self._expected.clear()
+        self._expected_tokens = self._expected_overlap = 0
         self._arrived.clear()
         self._waiting_overlap = 0
 
@@ -73,8 +76,8 @@ class ReplicaView:
             before = None
         # Of a first report nobody can tell whether it has those that are expected.
         arrived = stats.requests - before.requests if before is not None else len(self._expected)
-        for request_id in list(self._expected)[:arrived]:
-            self._arrived.append(self._expected.pop(request_id).num_overlap)
+        for request_id in list(islice(self._expected, arrived)):
+            self._arrived.append(self.withdraw(request_id))
         self._waiting_overlap = sum(islice(reversed(self._arrived), stats.num_waiting))
         self.stats, self._heard_s = stats, now_s
         self._history.append((now_s, stats))
@@ -83,10 +86,17 @@ class ReplicaView:
 
     def expect(self, request: Expected) -> None:
         self._expected[request.request_id] = request
+        self._expected_tokens += request.num_tokens
+        self._expected_overlap += request.num_overlap
 
-    def withdraw(self, request_id: str) -> None:
-        """The request does not come after all."""
-        self._expected.pop(request_id, None)
+    def withdraw(self, request_id: str) -> int:
+        """The request is not expected any more. Returns the tokens of it that were believed to be cached."""
+        request = self._expected.pop(request_id, None)
+        if request is None:
+            return 0
+        self._expected_tokens -= request.num_tokens
+        self._expected_overlap -= request.num_overlap
+        return request.num_overlap
 
     def state(self, now_s: float) -> ReplicaState:
         if self.report.state != "ready":
@@ -101,19 +111,18 @@ class ReplicaView:
             oldest = next(iter(self._expected.values()))
             if now_s - oldest.placed_s <= _PENDING_S:
                 break
-            del self._expected[oldest.request_id]
+            self.withdraw(oldest.request_id)
         running = self.stats.num_running + self.stats.num_waiting if self.stats is not None else 0
         return running + len(self._expected)
 
     def load(self, num_indexed_pages: int, now_s: float) -> ReplicaLoad:
         stats, size = self.stats or _NOTHING, self.page_size
         num_requests = self.num_requests(now_s)
-        expected = self._expected.values()
-        new_tokens = sum(e.num_tokens - e.num_overlap for e in expected)
+        new_tokens = self._expected_tokens - self._expected_overlap
         return ReplicaLoad(
             self.name,
             queued_tokens=max(0, stats.queued_tokens - self._waiting_overlap) + new_tokens,
-            active_tokens=stats.active_tokens + sum(e.num_tokens for e in expected),
+            active_tokens=stats.active_tokens + self._expected_tokens,
             num_requests=num_requests,
             capacity_tokens=stats.full_pages_total * size,
             held_tokens=stats.full_pages_used * size + new_tokens,

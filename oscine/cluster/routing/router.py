@@ -59,6 +59,11 @@ class Router:
         """Waits for a place. Raises NoPlace."""
         return await self._router(placement.model).place(placement)
 
+    def place_now(self, placement: Placement) -> Place | None:
+        """As `place`, but None where it would wait or refuse."""
+        router = self._routers.get(placement.model)
+        return router.place_now(placement) if router is not None else None
+
     async def describe(self, model: str) -> EngineInfo:
         """Of any replica of the model, once one was ready. Raises NoPlace when it cannot be served."""
         return await self._router(model).describe()

@@ -8,9 +8,8 @@ import logging
 from typing import NoReturn, Protocol
 
 import zmq
-import zmq.asyncio
 
-from oscine.cluster.spec.placement import NoPlace, Placer
+from oscine.cluster.spec.placement import NoPlace, Place, Placement, Placer
 from oscine.cluster.spec.router_messages import (
     WAITING_S,
     Answer,
@@ -41,6 +40,10 @@ _RETRY_AFTER_S = 1.0  # what a client is told when the router did not know what 
 class RouterPolicy(Placer, Protocol):
     """Who knows the answers."""
 
+    def place_now(self, placement: Placement) -> Place | None:
+        """As `place`, but None where it would wait or refuse."""
+        ...
+
     async def snapshot(self) -> ClusterSnapshot: ...
 
     async def enlist(self, replica: str, report: ReplicaReport) -> NoReturn:
@@ -65,7 +68,8 @@ class RouterService:
         Raises ValueError.
         """
         self._router = router
-        self._context = zmq.asyncio.Context()
+        self._loop = asyncio.get_running_loop()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.set(zmq.ROUTER_MANDATORY, 1)  # sending to a client that is gone raises
         self._socket.set(zmq.SNDHWM, 0)  # bounded by the requests that ingresses take
@@ -73,9 +77,12 @@ class RouterService:
         self._socket.set(zmq.LINGER, 0)
         expect_heartbeats(self._socket)
         self.address = bind_tcp(self._socket, host, key)
-        self._open: dict[tuple[bytes, int], asyncio.Task[None]] = {}  # (ingress, id of the question)
+        self._open: dict[tuple[bytes, int], asyncio.Task[None]] = {}  # (client, id of the question)
         self._enlisted: set[tuple[bytes, int]] = set()  # of these, those of replicas
-        self._working = [asyncio.create_task(work) for work in (self._receive(), self._look_after())]
+        self._looking_after = asyncio.create_task(self._look_after())
+        self._fd = self._socket.FD
+        self._loop.add_reader(self._fd, self._read)
+        self._loop.call_soon(self._read)
 
     @property
     def num_open(self) -> int:
@@ -84,19 +91,24 @@ class RouterService:
 
     @property
     def is_listening(self) -> bool:
-        return not any(task.done() for task in self._working)
+        return not self._looking_after.done()
 
     async def close(self) -> None:
         """Breaks all connections; what was asked stays without an answer."""
-        tasks = [*self._working, *self._open.values()]
+        tasks = [self._looking_after, *self._open.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self._loop.remove_reader(self._fd)
         self._context.destroy()
 
-    async def _receive(self) -> None:
-        while True:
-            client, *frames = await self._socket.recv_multipart()
+    def _read(self) -> None:
+        """All that has arrived; the socket's descriptor signals nothing again before that."""
+        while not self._socket.closed:
+            try:
+                client, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
             try:
                 self._take(client, decode_to_router(b"".join(frames)))
             except UNREADABLE as error:
@@ -110,6 +122,8 @@ class RouterService:
                 asked.cancel()
         elif asked is not None:
             _log.warning("a question with the id of another one: %d", message.id)
+        elif isinstance(message, FindPlace) and (place := self._router.place_now(message.placement)):
+            self._send(client, Found(message.id, place))
         else:
             task = self._open[key] = asyncio.create_task(self._reply(client, message))
             if isinstance(message, Enlist):
@@ -121,7 +135,7 @@ class RouterService:
         self._enlisted.discard(key)
 
     async def _reply(self, client: bytes, question: Question) -> None:
-        await self._send(client, await self._answer(question))
+        self._send(client, await self._answer(question))
 
     async def _answer(self, question: Question) -> Answer:
         try:
@@ -146,17 +160,18 @@ class RouterService:
             await asyncio.sleep(WAITING_S)
             queued = self._router.queued()
             waiting = {client for client, _ in self._open}
-            gone = {client for client in waiting if not await self._send(client, Waiting(queued))}
+            gone = {client for client in waiting if not self._send(client, Waiting(queued))}
             for (client, _), task in self._open.items():
                 if client in gone:
                     task.cancel()
 
-    async def _send(self, client: bytes, message: FromRouter) -> bool:
+    def _send(self, client: bytes, message: FromRouter) -> bool:
         """False when the client is gone."""
         try:
-            await self._socket.send_multipart((client, encode(message)))
+            self._socket.send_multipart((client, encode(message)))
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
             return False
+        self._loop.call_soon(self._read)  # sending may consume the signal that something can be read
         return True

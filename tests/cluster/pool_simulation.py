@@ -11,8 +11,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from oscine.cluster.scaling.demand import Goals
-from oscine.cluster.scaling.policy import Bounds, Decision, State, decide
+from oscine.cluster.scaling.policy import Bounds, Decision, Goals, State, decide
 from oscine.cluster.scaling.pool_load import GAUGE_S, LOOK_BACK_S, PoolLoad, ReplicaLoad
 
 STEP_S = 0.25

@@ -42,7 +42,7 @@ def test_a_plan_says_each_step_and_why(tmp_path: Path, capsys: pytest.CaptureFix
     decode, prefill = capsys.readouterr().out.split("nano, prefill")
     steps = [text for text in decode.splitlines() if "->" in text]
     assert "1 -> 2  8.0 requests run and 6.0 wait, and a replica bears 6.4 (80% of its 8 sequences)" in steps[0]
-    assert "1 -> 0  nobody asked for anything in 40 s" in steps[-1]
+    assert "1 -> 0  nothing was asked for in 40 s" in steps[-1]
     assert "->" not in prefill
     assert "0.04 replica-hours; the recorded load had 0.04" in prefill
 

@@ -19,7 +19,7 @@ from oscine.cluster.ray.ingress import Ingress, IngressConfig
 from oscine.cluster.ray.names import INGRESS, ROUTER
 from oscine.cluster.ray.replica import ReplicaActor, ReplicaOptions
 from oscine.cluster.ray.router import RouterActor
-from oscine.cluster.scaling.demand import goals_of
+from oscine.cluster.scaling.policy import goals_of
 from oscine.cluster.scaling.pool_load import LOOK_BACK_S
 from oscine.cluster.spec.deployment import Deployment, ModelSpec, RoleSpec
 from oscine.cluster.spec.model_route import ModelRoute, RouterConfig

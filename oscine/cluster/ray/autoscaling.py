@@ -13,8 +13,7 @@ from typing import Any
 import msgspec
 from ray.serve.config import AutoscalingContext
 
-from oscine.cluster.scaling.demand import Goals
-from oscine.cluster.scaling.policy import Bounds, State, decide
+from oscine.cluster.scaling.policy import Bounds, Goals, State, decide
 from oscine.cluster.scaling.pool_load import PoolLoad, Series, replica_load
 
 EVERY_S = 1.0  # between two decisions: replicas report as often

@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator, Iterable
 from typing import Any, Protocol
 
 import msgspec
+import zmq
 import zmq.asyncio
 
 from oscine.engine.peers.kv_events import END, STATS_TOPIC
@@ -71,7 +72,7 @@ class KVSubscriber:
             await self._rebuild()
             while True:
                 frames = await socket.recv_multipart()
-                while lost.poll(0):
+                while int(lost.get(zmq.EVENTS)) & zmq.POLLIN:  # poll() makes a poller each time
                     lost.recv_multipart()
                     self._doubt = True
                 await self._receive(frames)

@@ -15,8 +15,7 @@ from typing import Any
 
 import msgspec
 
-from oscine.cluster.scaling.demand import goals_of
-from oscine.cluster.scaling.policy import Bounds, State, decide
+from oscine.cluster.scaling.policy import Bounds, State, decide, goals_of
 from oscine.cluster.scaling.pool_load import LOOK_BACK_S, PoolLoad, replica_load, report
 from oscine.cluster.spec.deployment import Deployment, ModelSpec, RoleSpec
 from oscine.cluster.spec.snapshot import ClusterSnapshot

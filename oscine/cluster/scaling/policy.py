@@ -1,28 +1,49 @@
-"""The number of replicas of a pool: pure policy, from the reports of its replicas and its earlier decisions.
+"""How many replicas a pool shall have: pure policy, from what its replicas report and what it did before.
 
-Up at once, by as many as are needed. Down in steps, after a cool-down in which fewer would have been enough throughout.
-The state is passed in and out; there is no clock.
+A load needs a number of replicas, by sequences, pages and prompts, that does not depend on how many there are. Up at
+once, by as many as are needed; down, in steps, when fewer have been enough for the whole cool-down. Knows no clock and
+no Ray; what it remembers is passed in and out.
 """
 
 import math
 from dataclasses import dataclass, field, replace
 
-from oscine.cluster.scaling.demand import Goals, Need, cautious_needs, lateness, needs
-from oscine.cluster.scaling.measured_capacity import MeasuredCapacity
+from oscine.cluster.scaling.capacity import Capacity
 from oscine.cluster.scaling.pool_load import PoolLoad
+from oscine.cluster.spec.deployment import ModelSpec, RoleSpec
+from oscine.types import Role
 
-_START_S = 10.0  # that a replica takes to start, until a start was measured
-_NEWEST_START = 0.5  # weight of the last measured start
-_WHOLE = 0.02  # of a replica: a need may exceed a whole number by this, which is below the accuracy of any measurement
-# Missing replica-seconds before a step up. A load twice too large for one replica reaches this in two seconds; a load
-# just above it waits until its noise averages out. For several replicas it grows with the root of their number, as the
-# noise of a load does.
+# Of a replica's sequences, and of its prompt tokens per second: arrivals come in clusters, and beyond this many wait.
+TARGET_USE = 0.8
+TARGET_PAGES = 0.85  # running sequences grow, and one that finds no page is computed again
+TARGET_ITL = 0.9  # of the level: a mean at the level is beyond it half of the time
+# What fewer replicas must have to spare: a tenth for errors of what was measured, a quarter of a replica for a load of
+# few requests, whose number varies more.
+MARGIN, MARGIN_REPLICAS = 1.1, 0.25
+_START_S = 10.0  # that a replica takes to start, until it was seen
+_WHOLE = 0.02  # of a replica, that a need may exceed a whole number by: less than any measurement is good for
+# Replica-seconds that were needed and not there, before a step up: a load twice too large for one replica has it in
+# two seconds, one that is just above waits for its own noise to even out. The noise grows as the root of the load.
 _EXCESS = 2.0
-_LONGEST_S = 5.0  # between two decisions, for which a need is assumed to last
-_STEP_DOWN = 0.25  # of the replicas at most, but at least one: a wrong estimate shows before all replicas are gone
-# A step up within this many cool-downs after a step down shows that the step down was wrong. Then the cool-down
-# doubles, up to this multiple of the configured one. It returns to normal after twice this time without such a step.
-_REGRET, _MOST_PATIENCE = 10.0, 8.0
+_LONGEST_S = 5.0  # between two decisions, that a need is taken to last
+_STEP_DOWN = 0.25  # of the replicas, at most, but one: what was wrong about the load shows before all is gone
+
+
+@dataclass(frozen=True, slots=True)
+class Goals:
+    """What a pool is scaled for: its part of the deployment file."""
+
+    role: Role
+    ttft_s: float
+    itl_s: float
+    up_cooldown_s: float
+    down_cooldown_s: float
+    idle_s: float
+
+
+def goals_of(model: ModelSpec, role: RoleSpec) -> Goals:
+    levels, scaling = model.levels, model.scaling
+    return Goals(role.role, levels.ttft_s, levels.itl_s, scaling.up_cooldown_s, scaling.down_cooldown_s, scaling.idle_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,21 +57,17 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The policy's memory of a pool. Times are those of the loads."""
+    """What the policy remembers of a pool. Times are those of the loads."""
 
-    measured: MeasuredCapacity = field(default_factory=MeasuredCapacity)
+    capacity: Capacity = field(default_factory=Capacity)
     start_s: float = _START_S  # that a replica takes to start
     time_s: float = -math.inf  # of the last decision
-    watched_s: float = math.inf  # since when the number of replicas has not changed, or loads are known
-    # (time, cautious need): a queue whose needs fall, so the first entry is the largest need since its time
-    wanted: tuple[tuple[float, int], ...] = ()
     up_s: float = -math.inf  # last step up
-    down_s: float = -math.inf  # last step down
     starting_s: float | None = None  # since when replicas that were asked for are not ready
-    late_s: float | None = None  # since when a service level is not met
-    idle_s: float | None = None  # since when there was no request
-    excess: float = 0.0  # missing replica-seconds
-    patience: float = 1.0  # times the cool-down
+    idle_s: float | None = None  # since when nothing was asked for
+    excess: float = 0.0  # replica-seconds that were needed and not there
+    calm_s: float | None = None  # since when fewer replicas would have been enough
+    calm: int = 0  # so many, all the time since
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,123 +80,128 @@ class Decision:
 def decide(load: PoolLoad, target: int, bounds: Bounds, goals: Goals, state: State) -> Decision:
     """`target`: the replicas that were wanted last. Never outside the bounds."""
     elapsed_s = min(max(load.time_s - state.time_s, 0.0), _LONGEST_S) if math.isfinite(state.time_s) else 0.0
-    state = _observe(load, target, goals, state, elapsed_s)
+    state = _observe(load, target, state, elapsed_s)
     within = bounds.clamp(target)
     if within != target:
-        return Decision(within, f"between {bounds.min} and {bounds.max} are allowed", _changed(state, target, within))
+        return _step(state, target, within, f"between {bounds.min} and {bounds.max} are allowed")
     if load.ready == 0:
-        return _from_zero(load, target, bounds, state)
+        first = bounds.clamp(1)
+        if load.queued > 0 and target < first:
+            return _step(state, target, first, "the first request")
+        return Decision(target, "no replica is ready", state)
     if not load.replicas:
         return Decision(target, "no replica reports", state)
-    if _idle_long(load, target, bounds, goals, state):
-        return Decision(0, f"nobody asked for anything in {goals.idle_s:g} s", _changed(state, target, 0))
-    need = _largest([*needs(load, goals, state.measured, state.start_s), *_for_lateness(load, target, goals, state)])
-    state = replace(state, excess=max(0.0, state.excess + (need.replicas - target) * elapsed_s))
-    if bounds.clamp(_whole(need.replicas)) > target:
-        return _up(load, target, bounds.clamp(_whole(need.replicas)), need.why, goals, state)
-    return _down(load, target, bounds, goals, state)
+    idle_s = load.time_s - state.idle_s if state.idle_s is not None else 0.0
+    if bounds.min == 0 and target == 1 and not load.num_missing and load.idle and idle_s >= goals.idle_s:
+        return _step(state, target, 0, f"nothing was asked for in {goals.idle_s:g} s")
+    replicas, why = need(load, goals, state)
+    state = replace(state, excess=max(0.0, state.excess + (replicas - target) * elapsed_s))
+    more = bounds.clamp(_whole(replicas))
+    if more > target:
+        return _up(state, target, more, why, goals)
+    fewer = bounds.clamp(max(1, _whole(replicas * MARGIN + MARGIN_REPLICAS)))
+    return _down(state, target, target if load.num_missing else fewer, why, goals)
 
 
-def _observe(load: PoolLoad, target: int, goals: Goals, state: State, elapsed_s: float) -> State:
-    """Updates the measurements, before any decision."""
-    measured = state.measured.learn(load.replicas, elapsed_s)
-    late = lateness(load, goals, measured) is not None
+def _observe(load: PoolLoad, target: int, state: State, elapsed_s: float) -> State:
+    """Takes in what can be seen, whatever is decided."""
     state = replace(
         state,
-        measured=measured,
+        capacity=state.capacity.learn(load.replicas, elapsed_s),
         time_s=load.time_s,
-        watched_s=min(state.watched_s, load.time_s),
-        late_s=(load.time_s if state.late_s is None else state.late_s) if late else None,
         idle_s=(load.time_s if state.idle_s is None else state.idle_s) if load.idle else None,
     )
     if state.starting_s is not None and load.ready >= target:
         took_s = load.time_s - state.starting_s
-        start_s = state.start_s + _NEWEST_START * (took_s - state.start_s)
-        return replace(state, starting_s=None, start_s=start_s)
+        return replace(state, starting_s=None, start_s=(state.start_s + took_s) / 2)
     return state
 
 
-def _from_zero(load: PoolLoad, target: int, bounds: Bounds, state: State) -> Decision:
-    first = bounds.clamp(1)
-    if load.queued > 0 and target < first:
-        return Decision(first, "the first request", _changed(state, target, first))
-    return Decision(target, "no replica is ready", state)
-
-
-def _idle_long(load: PoolLoad, target: int, bounds: Bounds, goals: Goals, state: State) -> bool:
-    idle_s = load.time_s - state.idle_s if state.idle_s is not None else 0.0
-    return bounds.min == 0 and target == 1 and not load.num_missing and load.idle and idle_s >= goals.idle_s
-
-
-def _up(load: PoolLoad, target: int, more: int, why: str, goals: Goals, state: State) -> Decision:
-    state = _remember(state, more, goals)
+def _up(state: State, target: int, more: int, why: str, goals: Goals) -> Decision:
+    state = replace(state, calm_s=None)
     if state.excess < _EXCESS * math.sqrt(target):
         return Decision(target, f"{why}; that may pass", state)
-    if load.time_s - state.up_s < goals.up_cooldown_s:
+    if state.time_s - state.up_s < goals.up_cooldown_s:
         return Decision(target, f"{why}; the last step up is too recent", state)
-    return Decision(more, why, _changed(state, target, more, goals))
+    return _step(state, target, more, why)
 
 
-def _for_lateness(load: PoolLoad, target: int, goals: Goals, state: State) -> list[Need]:
-    """One more replica if a level is missed for longer than a backlog would last until a new replica is up. This covers
-    loads that the needs do not foresee. It does nothing while replicas start, or while some do not report.
+def _down(state: State, target: int, fewer: int, why: str, goals: Goals) -> Decision:
+    if fewer >= target:
+        return Decision(target, why, replace(state, calm_s=None))
+    if state.calm_s is None:
+        return Decision(target, why, replace(state, calm_s=state.time_s, calm=fewer))
+    state = replace(state, calm=max(state.calm, fewer))
+    if state.time_s - state.calm_s < goals.down_cooldown_s:
+        return Decision(target, why, state)
+    enough = max(state.calm, target - max(1, int(target * _STEP_DOWN)))
+    return _step(state, target, enough, f"{why}: {enough} would have been enough for {goals.down_cooldown_s:g} s")
+
+
+def _step(state: State, before: int, after: int, why: str) -> Decision:
+    up = after > before
+    starting_s = (state.time_s if state.starting_s is None else state.starting_s) if up else None
+    up_s = state.time_s if up else state.up_s
+    return Decision(after, why, replace(state, up_s=up_s, starting_s=starting_s, excess=0.0, calm_s=None))
+
+
+# ---- what a load needs ----
+
+
+def need(load: PoolLoad, goals: Goals, state: State) -> tuple[float, str]:
+    """Replicas, and the reason: the most of what sequences, pages and prompts need."""
+    horizon_s = goals.ttft_s + state.start_s  # a backlog that is gone before a new replica helps needs none
+    wanted = _wanted_sequences(load, horizon_s)
+    found = [_sequences(load, wanted, goals, state.capacity), _pages(load, wanted, goals)]
+    if goals.role != "decode":
+        found.append(_prompts(load, state.capacity, horizon_s))
+    return max(found)
+
+
+def _wanted_sequences(load: PoolLoad, horizon_s: float) -> float:
+    """Those that run, and those that must for all that wait to have had their turn in horizon_s.
+
+    How long a request runs follows from how many do and how many begin per second (Little's law).
     """
-    why = lateness(load, goals, state.measured)
-    patience_s = goals.ttft_s + state.start_s
-    if why is None or state.late_s is None or load.num_missing or load.ready != target:
-        return []
-    if load.time_s - max(state.late_s, state.up_s) < patience_s:
-        return []
-    return [Need(target + 1.0, f"{why}, since {load.time_s - state.late_s:.0f} s")]
+    running, window_s = load.total("running"), max((r.window_s for r in load.replicas), default=0.0)
+    begun = load.total("first_tokens")
+    turn_s = running * window_s / begun if begun > 0 else horizon_s
+    return running + (load.requests - running) * min(1.0, turn_s / horizon_s)
 
 
-def _down(load: PoolLoad, target: int, bounds: Bounds, goals: Goals, state: State) -> Decision:
-    need = _largest(cautious_needs(load, goals, state.measured, state.start_s))
-    want = bounds.clamp(max(1, _whole(need.replicas)))
-    blocked = load.num_missing > 0 or lateness(load, goals, state.measured) is not None
-    state = _remember(state, max(want, target) if blocked else want, goals)
-    cooldown_s = goals.down_cooldown_s * state.patience
-    enough = max(state.wanted[0][1], target - max(1, int(target * _STEP_DOWN)))
-    if enough >= target or load.time_s - state.watched_s < cooldown_s:
-        return Decision(target, need.why, state)
-    reason = f"{need.why}: {enough} would have been enough for {cooldown_s:g} s"
-    return Decision(enough, reason, _changed(state, target, enough))
+def _sequences(load: PoolLoad, wanted: float, goals: Goals, capacity: Capacity) -> tuple[float, str]:
+    """A request needs a sequence of its own, among so few others that its tokens come in time."""
+    bears, why = math.inf, ""
+    slots = max((r.max_num_seqs for r in load.replicas), default=0.0)
+    if slots > 0:
+        bears, why = TARGET_USE * slots, f"{TARGET_USE:.0%} of its {slots:.0f} sequences"
+    in_time = TARGET_ITL * capacity.sequences(goals.itl_s)
+    if goals.role != "prefill" and in_time < bears:
+        bears, why = in_time, f"with further tokens within {goals.itl_s * 1e3:.0f} ms"
+    running, waiting = load.total("running"), load.requests - load.total("running")
+    said = f"{running:.1f} requests run and {waiting:.1f} wait, and a replica bears {bears:.1f} ({why})"
+    return wanted / bears, said if load.requests else "there is no load"
 
 
-def _remember(state: State, want: int, goals: Goals) -> State:
-    """Keeps the largest need of the last cool-down; drops earlier needs that are not larger."""
-    from_s = state.time_s - goals.down_cooldown_s * state.patience
-    kept = tuple((time_s, other) for time_s, other in state.wanted if time_s >= from_s and other > want)
-    return replace(state, wanted=(*kept, (state.time_s, want)))
+def _pages(load: PoolLoad, wanted: float, goals: Goals) -> tuple[float, str]:
+    """What waits for a place will need pages as those do that run; prompts of a prefill pool wait for their turn."""
+    held, running = load.total("kv_usage"), load.total("running")
+    if goals.role != "prefill" and running >= 1:
+        held *= max(1.0, wanted / running)
+    return held / TARGET_PAGES, f"contexts want {held:.2f} times a replica's pages, and it bears {TARGET_PAGES:.0%}"
 
 
-def _changed(state: State, before: int, after: int, goals: Goals | None = None) -> State:
-    """Records a step. `goals` is given for a step up that the load asked for."""
-    now_s = state.time_s
-    if after < before:
-        return replace(state, down_s=now_s, watched_s=now_s, starting_s=None, late_s=None, excess=0.0)
-    return replace(
-        state,
-        up_s=now_s,
-        watched_s=now_s,
-        starting_s=now_s if state.starting_s is None else state.starting_s,
-        late_s=None,
-        excess=0.0,
-        patience=state.patience if goals is None else _patience(state, goals),
+def _prompts(load: PoolLoad, capacity: Capacity, horizon_s: float) -> tuple[float, str]:
+    """The prompts that come, and those that wait."""
+    bears, coming = capacity.prompt_tokens_s, capacity.coming_tokens_s
+    if bears is None:
+        return 0.0, ""
+    asked, cached = load.total("asked_tokens"), load.total("cached_tokens")
+    backlog = load.total("queued_tokens") * (1 - cached / asked if asked > 0 else 1.0)
+    return (
+        coming / (bears * TARGET_USE) + backlog / (bears * horizon_s),
+        f"{coming:,.0f} tokens/s of prompts come and {backlog:,.0f} wait, and a replica computes {bears:,.0f}/s",
     )
-
-
-def _patience(state: State, goals: Goals) -> float:
-    """The factor of the cool-down after a step up: doubled if the last step down was wrong."""
-    regretted_s = _REGRET * goals.down_cooldown_s * state.patience
-    since_s = state.time_s - state.down_s
-    if since_s < regretted_s:
-        return min(2 * state.patience, _MOST_PATIENCE)
-    return 1.0 if since_s > 2 * regretted_s else state.patience
-
-
-def _largest(found: list[Need]) -> Need:
-    return max(found, key=lambda need: need.replicas, default=Need(0.0, "there is no load"))
 
 
 def _whole(replicas: float) -> int:

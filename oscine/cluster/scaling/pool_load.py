@@ -79,11 +79,6 @@ class PoolLoad:
     def total(self, name: str) -> float:
         return float(sum(getattr(r, name) for r in self.replicas))
 
-    def mean(self, total: str, count: str) -> float | None:
-        """The mean over all counts; None if there are none."""
-        number = self.total(count)
-        return self.total(total) / number if number > 0 else None
-
 
 def replica_load(series: Series, now_s: float) -> ReplicaLoad | None:
     """The load of one replica; None if it has not reported."""

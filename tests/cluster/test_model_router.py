@@ -256,6 +256,7 @@ def test_a_request_that_leaves_at_the_moment_of_its_turn_frees_its_place() -> No
         waiting = [asyncio.create_task(router.place(placement(name))) for name in ("leaves", "stays")]
         await settle()
         cluster.decode.hear("a", EngineStats(requests=8, num_running=4, num_waiting=3))
+        await asyncio.sleep(0)
         waiting[0].cancel()
         assert (await waiting[1]).replica == "a"
         assert waiting[0].cancelled()

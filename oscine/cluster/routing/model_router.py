@@ -55,7 +55,8 @@ class ModelRouter:
         self._counters = RouterCounters(route.model)
         self._num_describing = 0
         self._misses_prefill = False
-        generate.on_change = self.pump
+        self._pumping: asyncio.Handle | None = None  # once a turn of the event loop, whatever has changed
+        generate.on_change = self._pump_soon
 
     @property
     def num_queued(self) -> int:
@@ -119,8 +120,13 @@ class ModelRouter:
             self._count(refused=1)
             raise
 
+    def _pump_soon(self) -> None:
+        if len(self._queue) and self._pumping is None:
+            self._pumping = asyncio.get_running_loop().call_soon(self.pump)
+
     def pump(self) -> None:
         """Gives places to requests that wait, as many as the replicas can take."""
+        self._pumping = None
         while len(self._queue) and self.generate.room() > 0:
             ticket = self._queue.pop(self._has_room)
             if ticket is None:

@@ -17,6 +17,7 @@ from oscine.cluster.spec.snapshot import ClusterSnapshot, ReplicaReport
 from oscine.types import EngineInfo, Role
 
 _AGAIN_S = 5.0  # where a model is not deployed
+_SETTLE_S = 0.3  # from the first replica that enlists: those that come by then are there together
 
 
 class Router:
@@ -28,6 +29,7 @@ class Router:
         self._routers: dict[str, ModelRouter] = {}
         self._fleets: dict[tuple[str, Role], Fleet] = {}  # by model and role, as replicas name them
         self._enlisted: dict[str, object] = {}  # replica -> its newest report's token
+        self._settled_s: float | None = None  # on the event loop's clock
 
     def reconfigure(self, config: RouterConfig) -> None:
         """The models now; requests of the others find no place any more."""
@@ -43,11 +45,18 @@ class Router:
         self._routers = routers
 
     async def enlist(self, replica: str, report: ReplicaReport) -> NoReturn:
-        """The replica is there until this is cancelled, or called with a newer report."""
+        """The replica is there until this is cancelled, or called with a newer report.
+
+        A router that is started again has requests that wait. They are not all for the replica that comes first.
+        """
         token = self._enlisted[replica] = object()
         fleet = self._fleet(report.model, report.role)
-        fleet.join(replica, report)
+        now_s = asyncio.get_running_loop().time()
+        self._settled_s = self._settled_s or now_s + _SETTLE_S
         try:
+            if now_s < self._settled_s:
+                await asyncio.sleep(self._settled_s - now_s)
+            fleet.join(replica, report)
             while True:
                 await asyncio.Event().wait()
         finally:

@@ -12,6 +12,7 @@ _FEWEST_TOKENS = 20  # that a mean is taken of
 _LEAST_S = 1e-6  # of a further token; less is no measurement
 _FULL = 0.95  # of sequences or pages: then requests wait for these, and not for their prompts' turn
 _ORIGIN = 0.1  # weight of a measurement of no time for no sequences
+_SUMS = ("weight", "x", "y", "xx", "xy")  # fields of Capacity
 _HOPELESS = 0.9  # of a level: where one sequence alone takes longer, further replicas do not help
 
 
@@ -51,11 +52,7 @@ class Capacity:
     def learn(self, loads: Iterable[ReplicaLoad], elapsed_s: float) -> "Capacity":
         """`elapsed_s`: since the last time."""
         kept, coming = math.exp(-elapsed_s / _MEMORY_S), 0.0
-        learnt = Capacity(
-            *(kept * value for value in (self.weight, self.x, self.y, self.xx, self.xy)),
-            self.prompt_tokens,
-            self.prompt_s,
-        )
+        learnt = replace(self, **{name: kept * getattr(self, name) for name in _SUMS})
         for load in loads:
             learnt = learnt._with_tokens(load)._with_prompts(load)
             coming += load.computed_tokens_s
@@ -67,7 +64,7 @@ class Capacity:
             return self
         x, y = max(load.running, 1.0), load.inter_token_s / load.inter_tokens
         sums = (self.weight + 1, self.x + x, self.y + y, self.xx + x * x, self.xy + x * y)
-        return replace(self, **dict(zip(("weight", "x", "y", "xx", "xy"), sums, strict=True)))
+        return replace(self, **dict(zip(_SUMS, sums, strict=True)))
 
     def _with_prompts(self, load: ReplicaLoad) -> "Capacity":
         """Only where prompts wait for nothing but their turn: neither for a free sequence nor for pages."""

@@ -129,12 +129,11 @@ def _up(state: State, target: int, more: int, why: str, goals: Goals) -> Decisio
 def _down(state: State, target: int, fewer: int, why: str, goals: Goals) -> Decision:
     if fewer >= target:
         return Decision(target, why, replace(state, calm_s=None))
-    if state.calm_s is None:
-        return Decision(target, why, replace(state, calm_s=state.time_s, calm=fewer))
-    state = replace(state, calm=max(state.calm, fewer))
-    if state.time_s - state.calm_s < goals.down_cooldown_s:
+    since_s, calm = (state.time_s, fewer) if state.calm_s is None else (state.calm_s, max(state.calm, fewer))
+    state = replace(state, calm_s=since_s, calm=calm)
+    if state.time_s - since_s < goals.down_cooldown_s:
         return Decision(target, why, state)
-    enough = max(state.calm, target - max(1, int(target * _STEP_DOWN)))
+    enough = max(calm, target - max(1, int(target * _STEP_DOWN)))
     return _step(state, target, enough, f"{why}: {enough} would have been enough for {goals.down_cooldown_s:g} s")
 
 

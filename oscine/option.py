@@ -17,6 +17,12 @@ T = TypeVar("T")
 BYTES, TOKENS = "BYTES", "TOKENS"  # metavars of numbers that may have a unit, such as 1GiB and 128K
 _DECLARED = "option"  # key of a field's metadata
 _NOUNS: dict[type, str] = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
+_READ_FROM: dict[type, Any] = {
+    str: str | int | float | datetime.date,
+    int: int | str,
+    float: int | float | str,
+    bool: bool,
+}
 _SIZES = {
     BYTES: "a number of bytes such as 1073741824, 512M, 1GiB (powers of 1024) or 1GB (of 1000)",
     TOKENS: "a number of tokens such as 131072, 128K (131072) or 128k (128000)",
@@ -81,7 +87,7 @@ class Option:
 
     default: Any
     help: str  # a phrase; the default is appended
-    metavar: str | None = None
+    metavar: str = ""
     shown: str | None = None  # says what the default is, where its value does not
     name: str = ""
     group: str = ""
@@ -131,20 +137,14 @@ class Option:
         self.check(read)
         return read
 
-    def _convert(self, value: object) -> Any:
-        try:
-            if self.type is str and isinstance(value, str | int | float | datetime.date):
-                allowed = not isinstance(value, bool)
-            elif isinstance(value, str) and self.metavar in _SIZES:
-                return read_size(value, self.metavar)
-            else:
-                kinds = {bool: bool, int: int | str, float: int | float | str}.get(self.type, ())
-                allowed = isinstance(value, kinds) and isinstance(value, bool) == self.is_flag
-            if allowed:
-                return self.type(value)
-        except ValueError:
-            pass
-        raise self._error(_SIZES.get(self.metavar or "") or _NOUNS[self.type], value)
+    def _convert(self, value: Any) -> Any:
+        sized = self.metavar in _SIZES
+        if isinstance(value, _READ_FROM[self.type]) and isinstance(value, bool) == self.is_flag:
+            try:
+                return read_size(value, self.metavar) if sized and isinstance(value, str) else self.type(value)
+            except ValueError:
+                pass
+        raise self._error(_SIZES[self.metavar] if sized else _NOUNS[self.type], value)
 
     def check(self, value: Any) -> None:
         """Raises OptionError for a value of the field that is out of bounds."""
@@ -176,7 +176,7 @@ def either(choices: tuple[Any, ...]) -> str:
     return f"{', '.join(others)} or {last}" if others else last
 
 
-def option(default: T, help: str, metavar: str | None = None, **declared: Any) -> T:
+def option(default: T, help: str, metavar: str = "", **declared: Any) -> T:
     """The default of a dataclass field that is an option. `declared`: further fields of Option."""
     of_field: T = dataclasses.field(default=default, metadata={_DECLARED: Option(default, help, metavar, **declared)})
     return of_field

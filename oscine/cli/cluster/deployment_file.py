@@ -117,7 +117,7 @@ def _absolute(values: Values) -> Values:
     """Files as the actors of a cluster find them, whatever folder they run in."""
 
     def is_file(name: str, value: str) -> bool:
-        kind = OPTIONS[name].metavar or ""
+        kind = OPTIONS[name].metavar
         # Else it may be the name of a published shape, or of a model on the hub.
         always = kind in ("FILE", "DIR") and value != ":memory:"
         return always or (("FILE" in kind or kind == "FOLDER") and Path(value).exists())

@@ -7,13 +7,14 @@ What no grammar can keep is refused with APIError.
 import asyncio
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import msgspec
 from llguidance.gbnf_to_lark import gbnf_to_lark
+from msgspec import Struct
 
 from oscine.api.http.body import check_values
 from oscine.api.http.connection import result_while_connected
@@ -91,8 +92,22 @@ def only_form(found: Sequence[Form]) -> Form | None:
 
 def extensions(request: SamplingFields) -> Iterator[Form]:
     """The forms that the parameters of vLLM, SGLang and llama.cpp ask for."""
-    yield from _guided(request)
-    yield from _structured_outputs(request)
+    yield from _given(request, _EXTENSIONS)
+    asked, param = request.structured_outputs, "structured_outputs"
+    if asked is None:
+        return
+    if asked.structural_tag is not None:
+        raise unsupported(f"{param}.structural_tag")
+    yield from _given(asked, _STRUCTURED, f"{param}.")
+    if asked.json_object:
+        yield Form(JsonFormat(_OBJECT), f"{param}.json_object")
+
+
+def _given(record: Struct, makers: dict[str, Callable[[Any, str], Form]], where: str = "") -> Iterator[Form]:
+    for name, make in makers.items():
+        value = getattr(record, name)
+        if value is not None:
+            yield make(value, where + name)
 
 
 def check_beside_calls(extended: Iterable[Form], choice: ToolChoice) -> None:
@@ -141,38 +156,6 @@ def _of_response_format(response: ResponseFormat | None) -> Iterator[Form]:
         yield Form(format, "response_format.json_schema.schema")
 
 
-def _guided(request: SamplingFields) -> Iterator[Form]:
-    for param in ("guided_json", "json_schema"):
-        if (schema := getattr(request, param)) is not None:
-            yield _json(schema, param)
-    for param in ("guided_regex", "regex"):
-        if (pattern := getattr(request, param)) is not None:
-            yield _regex(pattern, param)
-    if request.guided_choice is not None:
-        yield _choice(request.guided_choice, "guided_choice")
-    for param in ("guided_grammar", "ebnf", "grammar"):
-        if (grammar := getattr(request, param)) is not None:
-            yield _lark(grammar, param)
-
-
-def _structured_outputs(request: SamplingFields) -> Iterator[Form]:
-    asked, param = request.structured_outputs, "structured_outputs"
-    if asked is None:
-        return
-    if asked.structural_tag is not None:
-        raise unsupported(f"{param}.structural_tag")
-    if asked.json is not None:
-        yield _json(asked.json, f"{param}.json")
-    if asked.regex is not None:
-        yield _regex(asked.regex, f"{param}.regex")
-    if asked.choice is not None:
-        yield _choice(asked.choice, f"{param}.choice")
-    if asked.grammar is not None:
-        yield _lark(asked.grammar, f"{param}.grammar")
-    if asked.json_object:
-        yield Form(JsonFormat(_OBJECT), f"{param}.json_object")
-
-
 def _json(schema: dict[str, Any] | str, param: str) -> Form:
     if isinstance(schema, str):
         try:
@@ -213,9 +196,21 @@ def _choice(choices: list[str], param: str) -> Form:
     return Form(ChoiceFormat(tuple(dict.fromkeys(choices))), param)
 
 
-async def constraint(
-    form: Form | None = None, calls: Calls = NO_CALLS, caller: Caller = NO_CALLER, size: int = 0
-) -> str | None:
+_EXTENSIONS: dict[str, Callable[[Any, str], Form]] = {
+    **dict.fromkeys(("guided_json", "json_schema"), _json),
+    **dict.fromkeys(("guided_regex", "regex"), _regex),
+    "guided_choice": _choice,
+    **dict.fromkeys(("guided_grammar", "ebnf", "grammar"), _lark),
+}
+_STRUCTURED: dict[str, Callable[[Any, str], Form]] = {
+    "json": _json,
+    "regex": _regex,
+    "choice": _choice,
+    "grammar": _lark,
+}
+
+
+async def constraint(form: Form | None = None, calls: Calls = NO_CALLS, caller: Caller = NO_CALLER) -> str | None:
     """The grammar for SamplingParams.grammar, for a prompt that ends in `<|start|>assistant`; None: nothing to enforce.
 
     `form` is that of the final message. With `auto` only strict functions have their arguments constrained. With

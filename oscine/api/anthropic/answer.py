@@ -77,7 +77,7 @@ class Blocks:
         return {"type": "content_block_delta", "index": self._index, "delta": {"type": kind, field: text}}
 
 
-class AnthropicAnswer:
+class MessageAnswer:
     """One answer, as a stream of events or as one object. It is the only choice of itself."""
 
     def __init__(self, turn: Turn, model: str, blocks: Blocks, *, stream: bool) -> None:

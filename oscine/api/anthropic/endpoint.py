@@ -2,7 +2,7 @@
 
 from starlette.types import Receive, Scope, Send
 
-from oscine.api.anthropic.answer import AnthropicAnswer, Blocks
+from oscine.api.anthropic.answer import Blocks, MessageAnswer
 from oscine.api.anthropic.request import answer_form, chat_request, prompt_request, shows_thinking
 from oscine.api.anthropic.schemas import CountTokensRequest, MessagesRequest
 from oscine.api.http.answer import json_response
@@ -26,7 +26,7 @@ class AnthropicMessages(Endpoint[MessagesRequest]):
         thinking = body.thinking
         hidden = thinking is not None and thinking.display == "omitted"
         blocks = Blocks(thinking=shows_thinking(thinking), thinking_text=not hidden)
-        answer = AnthropicAnswer(turn, call.name, blocks, stream=stream)
+        answer = MessageAnswer(turn, call.name, blocks, stream=stream)
         await self.generate(Generation(whole, [answer]), answer, scope, receive, send, stream=stream)
 
 

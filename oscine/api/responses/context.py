@@ -27,13 +27,11 @@ from oscine.api.responses.schemas import (
     TextConfig,
 )
 from oscine.api.responses.service import ResponseEndpoint
-from oscine.api.responses.view import sealed
+from oscine.api.responses.view import Object, sealed
 from oscine.api.serving.call import Call
 from oscine.api.serving.parameters import Refused, about, ignored
 from oscine.chat.messages import Message
 from oscine.tools.toolbox import bounded
-
-Object = dict[str, Any]
 
 _MOST_TOKENS = 4096  # per summary, with the reasoning before it
 _ASK = (

@@ -1,7 +1,6 @@
 """/v1/responses: makes responses, and gives out, cancels and deletes those that are stored."""
 
 from collections.abc import AsyncIterator
-from typing import Any
 
 import msgspec
 from starlette.requests import Request
@@ -29,10 +28,8 @@ from oscine.api.responses.schemas import (
 )
 from oscine.api.responses.service import ResponseEndpoint, ResponseService
 from oscine.api.responses.store import StoredResponse
-from oscine.api.responses.view import included, shown
+from oscine.api.responses.view import Object, included, shown
 from oscine.api.serving.call import Call
-
-Object = dict[str, Any]
 
 
 class Responses(ResponseEndpoint[ResponseRequest]):

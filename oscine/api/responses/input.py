@@ -12,12 +12,10 @@ from msgspec import Struct
 from oscine.api.http.errors import invalid
 from oscine.api.responses.items import new_id
 from oscine.api.responses.tools import function_name
-from oscine.api.responses.view import unsealed
+from oscine.api.responses.view import Object, unsealed
 from oscine.api.serving.content import content_text
 from oscine.api.serving.schemas import ContentPart, convert
 from oscine.chat import messages as chat
-
-Object = dict[str, Any]
 
 _PREFIXES = {
     "message": "msg",

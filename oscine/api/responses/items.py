@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from oscine.api.responses.events import ResponseEvents
 from oscine.api.responses.tools import ClientTools
+from oscine.api.responses.view import Object
 from oscine.api.serving.logprobs import ContentLogprobs, TokenLogprob
 from oscine.api.serving.turn import ToolAnswered, ToolBegins, Turn, TurnEvent
 from oscine.chat.events import (
@@ -38,7 +39,6 @@ from oscine.tools.toolbox import (
 )
 
 Status = Literal["completed", "incomplete", "failed"]
-Object = dict[str, Any]
 
 _CONTAINER = "oscine"  # Python runs in no container that could be named
 

@@ -6,7 +6,6 @@ Knows the parameters, and which are refused. Runs nothing.
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 import msgspec
 
@@ -19,7 +18,7 @@ from oscine.api.responses.schemas import ResponseRequest
 from oscine.api.responses.service import ResponseService
 from oscine.api.responses.store import StoredResponse
 from oscine.api.responses.tools import ClientTools, allowed, builtin_tools
-from oscine.api.responses.view import LOGPROBS, included
+from oscine.api.responses.view import LOGPROBS, Object, included
 from oscine.api.serving import formats, sampling
 from oscine.api.serving.call import Call
 from oscine.api.serving.formats import Calls, Form, check_beside_calls, check_name, extensions, only_form
@@ -31,8 +30,6 @@ from oscine.chat.harmony_parser import HarmonyParser
 from oscine.chat.messages import Conversation, Message, ResponseSchema, ToolNamespace
 from oscine.tools.toolbox import Toolbox
 from oscine.types import SamplingParams
-
-Object = dict[str, Any]
 
 _MAX_CHAIN_BYTES = 32 << 20  # of the stored responses that one response continues
 _MAX_METADATA = (16, 64, 512)  # pairs, characters of a key, characters of a value

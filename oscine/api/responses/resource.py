@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Collection, Sequence
-from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -11,11 +10,9 @@ from msgspec.structs import replace
 from oscine.api.http.errors import APIError
 from oscine.api.responses.schemas import ResponseAnswer, ResponseRequest, ResponseUsage, TextFormatConfig
 from oscine.api.responses.tools import repeated
-from oscine.api.responses.view import shown
+from oscine.api.responses.view import Object, shown
 from oscine.api.serving.turn import Turn
 from oscine.chat import effort
-
-Object = dict[str, Any]
 
 TERMINAL: dict[str, str] = {
     "completed": "completed",

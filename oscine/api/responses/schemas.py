@@ -11,12 +11,13 @@ from msgspec import Meta, Struct
 from starlette.datastructures import QueryParams
 
 from oscine.api.http.errors import from_validation
+from oscine.api.responses.view import Object
 from oscine.api.serving.parameters import MAX_TOP_LOGPROBS, Refused, SamplingFields, about, ignored
 from oscine.api.serving.schemas import Verbosity
 from oscine.chat.effort import Effort
 
 T = TypeVar("T", bound=Struct)
-Object = dict[str, Any]
+
 Summary = Literal["auto", "concise", "detailed"]
 
 

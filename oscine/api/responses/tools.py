@@ -10,12 +10,11 @@ from typing import Any
 from msgspec import Struct
 
 from oscine.api.http.errors import invalid, unsupported
+from oscine.api.responses.view import Object
 from oscine.api.serving.formats import Calls
 from oscine.api.serving.schemas import convert
 from oscine.chat.messages import ConversationError, FunctionTool
 from oscine.chat.tools import validate_tools
-
-Object = dict[str, Any]
 
 _NAMESPACE_SEPARATOR = "__"
 _NAMESPACES = {"code_interpreter": "python", "web_search": "browser"}

@@ -14,13 +14,6 @@ from .paged_executor import PagedExecutor, logprobs_of, naive_tokens
 PAGE = 16
 
 
-class Blocking:
-    """Hides launch and collect."""
-
-    def __init__(self, executor: PagedExecutor) -> None:
-        self.execute = executor.execute
-
-
 @dataclass(frozen=True)
 class Setting:
     """Everything a run depends on but the requests."""
@@ -31,7 +24,6 @@ class Setting:
     stream_interval: int = 1
     overlap: bool = False
     lazy: bool = False  # of the executor, see there
-    blocking: bool = False  # the executor has no launch
     prefix_caching: bool = True
     window: int = 24  # two pages or three are read
     num_full_pages: int = 64
@@ -64,7 +56,7 @@ class Run:
             lazy=s.lazy,
         )
         self.loop = EngineLoop(
-            Blocking(self.executor) if s.blocking else self.executor,
+            self.executor,
             EngineOptions(
                 cache=CacheOptions(page_size=PAGE, prefix_caching=s.prefix_caching),
                 scheduler=SchedulerOptions(

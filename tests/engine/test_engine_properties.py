@@ -31,7 +31,6 @@ def setting(draw: st.DrawFn) -> Setting:
         stream_interval=draw(st.sampled_from([1, 1, 3, 20])),
         overlap=overlap,
         lazy=draw(st.booleans()),
-        blocking=draw(st.booleans()),
         prefix_caching=draw(st.sampled_from([True, True, True, False])),
         window=draw(st.sampled_from([PAGE, 18, 33, 34])),
         num_full_pages=draw(st.integers(10, 16)),

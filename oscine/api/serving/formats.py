@@ -210,7 +210,9 @@ _STRUCTURED: dict[str, Callable[[Any, str], Form]] = {
 }
 
 
-async def constraint(form: Form | None = None, calls: Calls = NO_CALLS, caller: Caller = NO_CALLER) -> str | None:
+async def constraint(
+    form: Form | None = None, calls: Calls = NO_CALLS, caller: Caller = NO_CALLER, size: int = 0
+) -> str | None:
     """The grammar for SamplingParams.grammar, for a prompt that ends in `<|start|>assistant`; None: nothing to enforce.
 
     `form` is that of the final message. With `auto` only strict functions have their arguments constrained. With

@@ -47,7 +47,7 @@ def disabled_when_called(shapes: Shapes) -> set[str]:
     return {op for op, run in runs.items() if not run}
 
 
-@pytest.mark.parametrize(("changes", "expected"), CHANGES, ids=str)
+@pytest.mark.parametrize(("changes", "expected"), CHANGES, ids=[str(changes) for changes, _ in CHANGES])
 def test_a_configuration_that_disables_a_kernel_says_so(changes: dict[str, object], expected: set[str]) -> None:
     shapes = replace(PUBLISHED, **changes)  # type: ignore[arg-type]
     assert disabled_when_called(shapes) == expected

@@ -5,12 +5,11 @@ declared.
 """
 
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from oscine.statistic import Statistic, counter, declared, gauge, histogram, seconds
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
-PageGroup = Literal["full", "sliding"]  # layers that attend to the whole context, layers with a window
 Role = Literal["aggregated", "prefill", "decode"]  # whole requests, prompts for other engines, or generation
 
 
@@ -69,8 +68,8 @@ class NewSequence:
     token_ids: list[int]  # every token known so far: the prompt, and what was generated before a preemption
     num_prompt_tokens: int  # leading token_ids that are the prompt
     num_cached_tokens: int  # leading tokens whose KV the given pages already hold; a multiple of the page size
-    full_pages: list[int]  # full-attention page of cached tokens [i * page_size, (i + 1) * page_size)
-    sliding_pages: list[int]  # the same in the sliding group; -1 where the page was freed and is never read
+    # Per page group: page of cached tokens [i * page_size, (i + 1) * page_size); -1 where it is out of the window.
+    pages: list[list[int]]
     sampling: SamplingParams
 
 
@@ -86,8 +85,7 @@ class ScheduledSequence:
     start: int  # position of the first token computed
     num_tokens: int  # >= 1
     sample: bool  # whether the token after the last one is sampled (false inside a chunked prompt)
-    full_pages: list[int]  # pages appended to the slot's full-attention page table before this step
-    sliding_pages: list[int]  # pages appended to the slot's sliding page table before this step
+    pages: list[list[int]]  # per page group: pages appended to the slot's page table before this step; []: none
 
 
 @dataclass(slots=True)
@@ -136,6 +134,35 @@ class Executor(Protocol):
         ...
 
 
+# ---- engine <-> engine -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """The pages of one group on one rank, one after the other."""
+
+    address: int  # of page 0
+    num_pages: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankMemory:
+    """What one rank lets other engines read."""
+
+    agent: bytes  # NIXL's metadata: how to reach it, and what it has registered
+    kind: Literal["DRAM", "VRAM"]
+    device: int  # 0 for DRAM
+    regions: list[Region]  # per page group
+
+
+class PageMoves(NamedTuple):
+    """Pages of one group: the i-th of the source becomes the i-th of the target."""
+
+    group: int
+    source_pages: list[int]
+    target_pages: list[int]
+
+
 # ---- API <-> engine --------------------------------------------------------------------------------------------
 
 
@@ -173,7 +200,7 @@ class RemotePrefill:
     prefill_s: float = 0.0  # from asking to its pages being ready there
     transfer_s: float = 0.0  # from there to having them here
     num_full_pages: int = 0  # moved
-    num_sliding_pages: int = 0
+    num_sliding_pages: int = 0  # moved, of all groups with a window
     num_bytes: int = 0
     failure: str | None = None  # why the prompt was computed here after all, in one line
 
@@ -221,7 +248,7 @@ class EngineStats:
 
     num_running: int = gauge("Sequences that run", "num_requests_running", "engine", "replica", "load")
     num_waiting: int = gauge("Sequences that wait", "num_requests_waiting", "engine", "replica", "load")
-    # Cached pages that no request holds do not count.
+    # Cached pages that no request holds do not count. Sliding pages are those of all groups with a window.
     full_pages_used: int = gauge("Full-attention pages held by live requests", "full_pages_used", "engine")
     full_pages_total: int = gauge("Full-attention pages there are", "full_pages", "engine")
     sliding_pages_used: int = gauge("Sliding-window pages held by live requests", "sliding_pages_used", "engine")
@@ -272,7 +299,7 @@ class EngineStats:
 
     @property
     def kv_usage(self) -> float:
-        """Used share of the fuller page group, 0 to 1; 0 where there are no pages."""
+        """Used share of the full pages or of the sliding ones, 0 to 1: the larger; 0 where there are no pages."""
         full = self.full_pages_used / max(self.full_pages_total, 1)
         return max(full, self.sliding_pages_used / max(self.sliding_pages_total, 1))
 

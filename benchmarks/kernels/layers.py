@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from benchmarks.kernels.routings import draw
-from oscine.bench.step_inputs import StepLoad, make_batch, random_pages
+from oscine.bench.step_inputs import PAGE, StepLoad, make_batch, random_pages
 from oscine.bench.timer import time_call
 from oscine.model.gpt_oss import GptOss
 from oscine.model.opened import PUBLISHED
 from oscine.model.random_weights import RandomTensors
 from oscine.model.weights import load_weights
 from oscine.ops.cases import sampling_batch
-from oscine.ops.interface import Batch, Chooser, KVCache, Ops, PageGroup, Routing
+from oscine.ops.interface import Batch, Chooser, KVCache, Ops, Routing
 from oscine.ops.table import TABLE, choose, resolve
 from oscine.ops.target import Target
 
@@ -41,19 +41,13 @@ def with_fixed_experts(ops: Ops, num_layers: int, num_experts: int, num_tokens: 
 
 
 def kv_cache(model: GptOss, batch: Batch) -> KVCache:
-    config = model.config
-
-    def pages(num_layers: int, group: PageGroup) -> Tensor:
-        num_pages = int(group.page_table_SB.max()) + 1
-        return random_pages(config, num_layers, num_pages, DEVICE, torch.bfloat16)
-
-    return KVCache(pages(config.num_full_layers, batch.full), pages(config.num_sliding_layers, batch.sliding))
+    return tuple(map(random_pages, model.config.kv_groups(PAGE, "bfloat16"), batch.groups))
 
 
 def report(model: GptOss, num_tokens: int, context: int, choosers: dict[str, tuple[Chooser, Any]]) -> None:
     config = model.config
     batch = replace(make_batch(config, StepLoad(num_tokens, 1, context), DEVICE), logits_rows_N=None)
-    layers, experts = config.num_hidden_layers, config.num_local_experts
+    layers, experts = config.num_hidden_layers, config.experts[0]
     ops = with_fixed_experts(model.ops, layers, experts, num_tokens, config.num_experts_per_tok)
     fixed, kv = GptOss(config, model.weights, ops), kv_cache(model, batch)
     step = time_call(lambda _: fixed.hidden(batch, kv), DEVICE, 1).seconds

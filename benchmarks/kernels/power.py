@@ -91,7 +91,7 @@ def measure(meter: Meter, name: str, call: Callable[[int], object], calls: int =
 
 def report_experts(meter: Meter, tokens: int) -> None:
     config = gpt_oss_120b()
-    hidden, experts, per_token = config.hidden_size, config.num_local_experts, config.num_experts_per_tok
+    hidden, experts, per_token = config.hidden_size, config.experts[0], config.num_experts_per_tok
     published = random_experts(experts, hidden, config.intermediate_size, DEVICE, torch.bfloat16, scales=(118, 122))
     prepared, tiling = hopper.prepare_experts(published), hopper.plan(tokens, per_token, experts)
     zero = replace(

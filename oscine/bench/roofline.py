@@ -1,15 +1,16 @@
 """The least time that a step can take on a chip: the bytes it must read over the bandwidth, or its arithmetic.
 
 A step reads the attention, router and unembedding weights in bfloat16, the packed experts in use, and the keys and
-values of its contexts (at most a window, in sliding layers). A token uses K of E equally likely experts, so it leaves
-an expert out with probability 1 - K/E. Activations, norms and biases outside the experts are not counted.
+values of its contexts (at most a window, in layers that have one). A token uses K of E equally likely experts, so it
+leaves an expert out with probability 1 - K/E. Activations, norms and biases outside the experts are not counted.
 """
 
 from dataclasses import dataclass
 
 from oscine.model.config import ModelConfig
 
-BYTES = 2  # of an unquantised weight, a key or a value
+BYTES = 2  # of an unquantised weight
+PAGE = 64  # tokens
 MXFP4_BYTES = 0.5 + 1 / 32  # of a packed weight and its share of a scale
 
 
@@ -31,10 +32,9 @@ def ceiling_of(gpu: str) -> Ceiling | None:
     return next((ceiling for name, ceiling in _CEILINGS.items() if name in gpu), None)
 
 
-def expected_experts(config: ModelConfig, tokens: int) -> float:
+def expected_experts(num_experts: int, per_token: int, tokens: int) -> float:
     """Distinct experts of one layer that `tokens` tokens use, under uniform routing."""
-    experts = config.num_local_experts
-    return experts * (1.0 - (1.0 - config.num_experts_per_tok / experts) ** tokens)
+    return num_experts * (1.0 - (1.0 - per_token / num_experts) ** tokens)
 
 
 def expert_bytes(config: ModelConfig) -> float:
@@ -51,34 +51,31 @@ def _attention_parameters(config: ModelConfig) -> int:
 
 def fixed_bytes(config: ModelConfig) -> float:
     """Bytes that every step reads: attention, router and unembedding."""
-    router = config.num_local_experts * config.hidden_size
-    layers = config.num_hidden_layers * (_attention_parameters(config) + router)
-    return BYTES * (layers + config.vocab_size * config.hidden_size)
-
-
-def _attended(config: ModelConfig, context: float) -> float:
-    """Keys that one token attends to, summed over the layers."""
-    return config.num_full_layers * context + config.num_sliding_layers * min(context, config.sliding_window)
+    routers = sum(config.experts) * config.hidden_size
+    attention = config.num_hidden_layers * _attention_parameters(config)
+    return BYTES * (attention + routers + config.vocab_size * config.hidden_size)
 
 
 def kv_bytes(config: ModelConfig, context: float) -> float:
     """Keys and values that one token of this context reads."""
-    return 2 * config.num_key_value_heads * config.head_dim * BYTES * _attended(config, context)
+    groups = config.kv_groups(PAGE, "bfloat16")
+    return sum(len(group.layers) * group.layer_token_bytes * min(context, group.window or context) for group in groups)
 
 
 def token_flops(config: ModelConfig, context: float) -> float:
     """Operations of one token that attends to `context` keys, its logits included."""
     experts = config.num_experts_per_tok * 3 * config.hidden_size * config.intermediate_size
-    router = config.num_local_experts * config.hidden_size
-    matrices = config.num_hidden_layers * (_attention_parameters(config) + router + experts)
+    routers = sum(config.experts) * config.hidden_size
+    matrices = config.num_hidden_layers * (_attention_parameters(config) + experts) + routers
     head = config.vocab_size * config.hidden_size
-    attention = 2 * config.num_attention_heads * config.head_dim * _attended(config, context)
+    attended = sum(min(context, window or context) for window in config.windows)
+    attention = 2 * config.num_attention_heads * config.head_dim * attended
     return 2.0 * (matrices + head + attention)
 
 
 def decode_bytes(config: ModelConfig, sequences: int, context: float) -> float:
-    experts = config.num_hidden_layers * expected_experts(config, sequences) * expert_bytes(config)
-    return fixed_bytes(config) + experts + sequences * kv_bytes(config, context)
+    experts = sum(expected_experts(number, config.num_experts_per_tok, sequences) for number in config.experts)
+    return fixed_bytes(config) + experts * expert_bytes(config) + sequences * kv_bytes(config, context)
 
 
 def decode_step_s(config: ModelConfig, sequences: int, context: float, ceiling: Ceiling) -> float:

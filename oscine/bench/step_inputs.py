@@ -13,12 +13,14 @@ import torch
 from torch import Tensor
 
 from oscine.bench import roofline
+from oscine.executor.kv.allocate import allocate_group, dtype_name
+from oscine.kv_group import KVGroup
 from oscine.model.config import ModelConfig
-from oscine.model.gpt_oss import kv_shape, rope_table
+from oscine.model.gpt_oss import rope_table
 from oscine.model.random_weights import RandomTensors
 from oscine.model.weights import LayerWeights, Weights, load_weights
 from oscine.ops.cases import sampling_batch
-from oscine.ops.interface import Batch, KVCache, Ops, PageGroup, Routing
+from oscine.ops.interface import Batch, Ops, PageGroup, Routing
 
 NUM_LAYERS = 4  # of weights: more than the cache of any chip holds, and few enough to be made in a second
 KV_BYTES = 256 << 20  # at least this much KV memory for one op to cycle through, in several layers ...
@@ -69,9 +71,7 @@ class OpCall:
 
 def random_weights(config: ModelConfig, ops: Ops, device: torch.device, dtype: torch.dtype) -> Weights:
     """NUM_LAYERS layers at true shapes, experts prepared for the moe in use."""
-    kinds = config.layer_types[:NUM_LAYERS]
-    short = replace(config, num_hidden_layers=len(kinds), layer_types=kinds)
-
+    short = config.of_layers(range(min(NUM_LAYERS, config.num_hidden_layers)))
     return load_weights(short, RandomTensors(short, 0, device), device, dtype, ops=ops)
 
 
@@ -89,34 +89,26 @@ class _Step:
         self.device, self.dtype = weights.embed_VH.device, weights.embed_VH.dtype
         self.cos_sin = rope_table(config, self.device)
         self.batch = make_batch(config, load, self.device)
-        self.kv = KVCache(
-            self._kv_memory(self.batch.full.page_table_SB), self._kv_memory(self.batch.sliding.page_table_SB)
-        )
+        self.groups = config.kv_groups(PAGE, dtype_name(self.dtype))
+        self.kv = tuple(map(_memory, self.groups, self.batch.groups))
         self.x = weights.embed_VH[self.batch.token_ids_T]
         self.residual_TH = torch.zeros_like(self.x)
 
     def attention_calls(self, ops: Ops) -> list[OpCall]:
-        config, batch, kv, eps = self.config, self.batch, self.kv, self.config.rms_norm_eps
+        config, batch, pages, eps = self.config, self.batch, self.kv[0], self.config.rms_norm_eps
         x_in, residual_in = self._after_experts(ops)
-        table, positions_T, slots_T = self.cos_sin, batch.positions_T, batch.full.slots_T
+        table, positions_T, slots_T = self.cos_sin, batch.positions_T, batch.groups[0].slots_T
 
         def norm_qkv(i: int) -> tuple[Tensor, Tensor]:
-            w, pages = self.layer(i), kv.full[:, i % kv.full.shape[1]]
-            projection = w.qkv_weight_FH, w.qkv_bias_F, table, positions_T, pages, slots_T
+            w = self.layer(i)
+            projection = w.qkv_weight_FH, w.qkv_bias_F, table, positions_T, pages[:, i % pages.shape[1]], slots_T
             return ops.norm_qkv(x_in, w.input_norm_H, eps, residual_in, *projection)
 
         q_TQD, residual_TH = norm_qkv(0)
 
-        def full(i: int) -> Tensor:
-            return ops.attention(
-                q_TQD, kv.full[:, i % kv.full.shape[1]], batch, batch.full, self.layer(i).sinks_Q, None
-            )
-
-        def sliding(i: int) -> Tensor:
-            pages, window = kv.sliding[:, i % kv.sliding.shape[1]], config.sliding_window
-            return ops.attention(q_TQD, pages, batch, batch.sliding, self.layer(i).sinks_Q, window)
-
-        heads = full(0)
+        attention = [self._attention(ops, place, q_TQD) for place in range(len(self.groups))]
+        heads = attention[0].call(0)
+        assert isinstance(heads, Tensor)
 
         def out_proj(i: int) -> Tensor:
             return ops.out_proj(heads, self.layer(i).out_weight, self.layer(i).out_bias_H)
@@ -125,8 +117,7 @@ class _Step:
         layers, first = config.num_hidden_layers, self.layer(0)
         return [
             self._linear("norm_qkv", layers, norm_qkv, first.qkv_weight_FH, x_in, residual_in, residual_TH, q_TQD),
-            self._attention("attention full", config.num_full_layers, full, q_TQD, None),
-            self._attention("attention sliding", config.num_sliding_layers, sliding, q_TQD, config.sliding_window),
+            *attention,
             self._linear("out_proj", layers, out_proj, first.out_weight, heads, self.x),
         ]
 
@@ -198,33 +189,40 @@ class _Step:
     def _linear(self, name: str, per_step: int, call: Call, weight: Tensor, x: Tensor, *others: Tensor) -> OpCall:
         return OpCall(name, name, per_step, call, _bytes(weight, x, *others), 2.0 * x.shape[0] * weight.numel())
 
-    def _attention(self, name: str, per_step: int, call: Call, q_TQD: Tensor, window: int | None) -> OpCall:
-        """The keys and values of each sequence are read once: a window, and those of the chunk itself."""
-        load, config = self.load, self.config
+    def _attention(self, ops: Ops, place: int, q_TQD: Tensor) -> OpCall:
+        """Of one page group. The keys and values of each sequence are read once: a window, and those of the chunk."""
+        load, config, pages, group = self.load, self.config, self.kv[place], self.groups[place]
+        window = group.window
+
+        def attention(i: int) -> Tensor:
+            kv_pages, of_step = pages[:, i % pages.shape[1]], self.batch.groups[place]
+            return ops.attention(q_TQD, kv_pages, self.batch, of_step, self.layer(i).sinks_Q, window)
+
         first = load.context - load.query_len  # keys before the chunk
         seen = [min(first + i + 1, window or load.context) for i in range(load.query_len)]
         read = min(load.context, load.query_len + (window or load.context) - 1)
-        kv = 2 * config.num_key_value_heads * config.head_dim * q_TQD.element_size() * read
         flops = 4.0 * config.num_attention_heads * config.head_dim * sum(seen)
-        num_bytes = load.sequences * kv + 2 * _bytes(q_TQD)
-        return OpCall(name, "attention", per_step, call, num_bytes, load.sequences * flops)
-
-    def _kv_memory(self, page_table_SB: Tensor) -> Tensor:
-        num_pages = int(page_table_SB.max()) + 1
-        layer = torch.Size(kv_shape(self.config, 1, num_pages, PAGE)).numel() * self.dtype.itemsize
-        num_layers = min(MOST_KV_LAYERS, ceil(KV_BYTES / layer))
-        return random_pages(self.config, num_layers, num_pages, self.device, self.dtype)
+        num_bytes = load.sequences * read * group.layer_token_bytes + 2 * _bytes(q_TQD)
+        name, layers = f"attention {group.name}", len(group.layers)
+        return OpCall(name, "attention", layers, attention, num_bytes, load.sequences * flops)
 
 
-def random_pages(
-    config: ModelConfig, num_layers: int, num_pages: int, device: torch.device, dtype: torch.dtype
-) -> Tensor:
-    """Keys and values of one group of layers, normally distributed."""
-    return torch.empty(kv_shape(config, num_layers, num_pages, PAGE), dtype=dtype, device=device).normal_()
+def _memory(group: KVGroup, of_step: PageGroup) -> Tensor:
+    """As much as it takes, of more or fewer layers than the model's."""
+    num_pages = int(of_step.page_table_SB.max()) + 1
+    layer = replace(group, layers=(0,)).page_bytes * num_pages
+    layers = tuple(range(min(MOST_KV_LAYERS, ceil(KV_BYTES / layer))))
+    return random_pages(replace(group, layers=layers), of_step)
+
+
+def random_pages(group: KVGroup, of_step: PageGroup) -> Tensor:
+    """Keys and values of the pages that a step reads, normally distributed."""
+    table_SB = of_step.page_table_SB
+    return allocate_group(group, int(table_SB.max()) + 1, table_SB.device).normal_()
 
 
 def make_batch(config: ModelConfig, load: StepLoad, device: torch.device) -> Batch:
-    """Pages in random order; a sliding table holds only what a window of the chunk can need."""
+    """Pages in random order; the table of a window holds only what the chunk can need."""
     first = load.context - load.query_len
     positions = torch.arange(first, load.context).repeat(load.sequences)
     row_T = torch.arange(load.sequences).repeat_interleave(load.query_len)
@@ -246,8 +244,7 @@ def make_batch(config: ModelConfig, load: StepLoad, device: torch.device) -> Bat
         positions_T=positions.to(device),
         query_starts_S1=starts.int().to(device),
         context_lens_S=torch.full((load.sequences,), load.context, dtype=torch.int32, device=device),
-        full=group(0),
-        sliding=group(max(0, first - config.sliding_window + 1)),
+        groups=tuple(group(0 if window is None else max(0, first - window + 1)) for window in config.layers_by_window),
         logits_rows_N=(starts[1:] - 1).to(device),
         num_decodes=load.sequences if load.query_len == 1 else 0,
     )

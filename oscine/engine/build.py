@@ -26,10 +26,9 @@ def build_engine(options: EngineOptions) -> BuiltEngine:
     loop = EngineLoop(
         built.executor,
         options,
-        num_full_pages=built.num_full_pages,
-        num_sliding_pages=built.num_sliding_pages,
+        groups=built.groups,
+        num_pages=built.num_pages,
         max_model_len=built.max_model_len,
-        sliding_window=built.sliding_window,
         max_attended=built.max_attended,
     )
     return BuiltEngine(loop, built.model, built.max_model_len, built.vocab_size, built.transfer)

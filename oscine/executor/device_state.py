@@ -4,10 +4,11 @@ So a step can be launched before the tokens of the step before it are known on t
 the device in the order of the calls.
 """
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from oscine.executor.slots import PageUpdates
+from oscine.executor.slots import PageEntries
 from oscine.executor.transfer import upload
 from oscine.ops.interface import Batch, Ops
 from oscine.ops.packed import BatchState, PackedSizes, PackedStep
@@ -18,23 +19,24 @@ _ALIGNED = 16  # columns: kernels are compiled anew for strides that 16 does not
 class DeviceState:
     """Rows of num_slots sequences, and one more, the padding slot, for sampled tokens of padding rows."""
 
-    def __init__(self, num_slots: int, max_model_len: int, page_size: int, device: torch.device, ops: Ops) -> None:
+    def __init__(
+        self, num_slots: int, max_model_len: int, page_size: int, num_groups: int, device: torch.device, ops: Ops
+    ) -> None:
         self.device = device
         self.padding_slot = num_slots
         columns = -(-max_model_len // page_size)
-        shape = (num_slots, -(-columns // _ALIGNED) * _ALIGNED)
+        shape = (num_groups, num_slots, -(-columns // _ALIGNED) * _ALIGNED)
         # Zeros: what a warm-up reads and writes is page 0.
-        full, sliding = (torch.zeros(shape, dtype=torch.int32, device=device) for _ in range(2))
+        tables, last_ids = (torch.zeros(size, dtype=torch.int32, device=device) for size in (shape, num_slots + 1))
         self._ops = ops
-        self._state = BatchState(full, sliding, torch.zeros(num_slots + 1, dtype=torch.int32, device=device), page_size)
+        self._state = BatchState(tables, last_ids, page_size)
 
-    def update_pages(self, updates: PageUpdates) -> None:
+    def update_pages(self, entries: PageEntries) -> None:
         """No entry may be given twice."""
-        if updates.slots:
-            slots, columns, full, sliding = upload(updates.as_array(), self.device).unbind(0)
-            entries = slots.long() * self._state.full_table.shape[1] + columns
-            self._state.full_table.view(-1).index_copy_(0, entries, full)
-            self._state.sliding_table.view(-1).index_copy_(0, entries, sliding)
+        if entries[0]:
+            tables = self._state.tables
+            written = upload(np.array(entries, np.int32), self.device)
+            tables.flatten(1).index_copy_(1, written[0].long() * tables.shape[2] + written[1], written[2:])
 
     def batch(self, packed: PackedStep[Tensor], num_decodes: int, *, all_rows: bool = False) -> Batch:
         """`num_decodes` as in Batch. `all_rows`: logits_rows_N is known to name all tokens in their order."""
@@ -44,8 +46,7 @@ class DeviceState:
             positions_T=prepared.positions_T,
             query_starts_S1=packed.query_starts_S1,
             context_lens_S=packed.context_lens_S,
-            full=prepared.full,
-            sliding=prepared.sliding,
+            groups=prepared.groups,
             logits_rows_N=None if all_rows else prepared.logits_rows_N,
             num_decodes=num_decodes,
         )

@@ -5,7 +5,6 @@ device_state.py, how a token is chosen in sampler.py. On a GPU nothing but colle
 """
 
 from collections import deque
-from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
 
@@ -21,7 +20,7 @@ from oscine.executor.launched import LaunchedStep, PromptRows
 from oscine.executor.logprobs import of_tokens, on_host
 from oscine.executor.masks import Constraints, GrammarCache, mask_of
 from oscine.executor.sampler import AllowedTokens, Sampler
-from oscine.executor.slots import IntArray, PageUpdates, Slots
+from oscine.executor.slots import IntArray, PageEntries, Slots
 from oscine.executor.step_batch import StepArrays, pack
 from oscine.executor.transfer import Mark, send, staging, upload
 from oscine.model.gpt_oss import GptOss
@@ -47,7 +46,9 @@ class TorchExecutor:
         self.config, self.memory, self.max_num_seqs = model.config, memory, max_num_seqs
         self.device = model.weights.embed_VH.device
         self._model, self._kv = model, kv
-        self._state = DeviceState(max_num_seqs, memory.max_model_len, memory.page_size, self.device, model.ops)
+        self._state = DeviceState(
+            max_num_seqs, memory.max_model_len, memory.page_size, len(memory.groups), self.device, model.ops
+        )
         self._slots = Slots(max_num_seqs)
         self._sampler = Sampler(max_num_seqs, model.config.vocab_size, self.device, model.ops.sample)
         self._grammars = grammars or GrammarCache(None, model.config.vocab_size)
@@ -62,9 +63,9 @@ class TorchExecutor:
         """Where the pages are; it stays where it is."""
         return self._kv
 
-    def of_first_layers(self, count: int) -> "TorchExecutor":
-        """An executor of its own, of fewer layers, on the same weights and cache: to rehearse."""
-        layers = first_layers(self._model, count)
+    def of_each_kind(self) -> "TorchExecutor":
+        """An executor of its own, of one layer of each kind, on the same weights and cache: to rehearse."""
+        layers = self._model.of_layers(self.config.layer_of_each_kind)
         return TorchExecutor(layers, self.memory, self._kv, self.max_num_seqs, self._grammars)
 
     @torch.inference_mode()
@@ -83,9 +84,9 @@ class TorchExecutor:
         self._state.touch()
 
     def forget_page_zero(self) -> None:
-        """Zeroes it in both groups; no sequence may hold it."""
-        self._kv.full[0].zero_()
-        self._kv.sliding[0].zero_()
+        """Zeroes it in all groups; no sequence may hold it."""
+        for pages in self._kv:
+            pages[0].zero_()
 
     def prepare(self, sampling: SamplingParams) -> bool:
         """Whether its grammar is compiled."""
@@ -126,9 +127,9 @@ class TorchExecutor:
         return self._constraints.errors(slots) | self._headers.errors(slots)
 
     def _place(self, plan: StepPlan) -> None:
-        updates = PageUpdates()
+        entries: PageEntries = [[] for _ in range(2 + len(self._kv))]
         for new in plan.new:
-            self._slots.assign(new, updates)
+            self._slots.assign(new, entries)
             self._sampler.assign(new)
             self._constraints.assign(new)
             self._headers.assign(new)
@@ -136,8 +137,8 @@ class TorchExecutor:
             if new.sampling.prompt_logprobs is not None:
                 self._prompt_logprobs[new.slot] = new.sampling.prompt_logprobs
         for sequence in plan.sequences:
-            self._slots.extend(sequence, updates)
-        self._state.update_pages(updates)
+            self._slots.extend(sequence, entries)
+        self._state.update_pages(entries)
 
     def _run(self, step: StepArrays, prompt_rows: dict[int, IntArray]) -> Outcome:
         slots_M, positions_M = step.slots_S[step.samples_S], step.ends_S[step.samples_S]
@@ -236,10 +237,3 @@ class TorchExecutor:
             found[slot] = PromptRows(on_host(tokens), num_top)
             first_row += length
         return found
-
-
-def first_layers(model: GptOss, count: int) -> GptOss:
-    """Embedding, the first layers and the head; it shares all weights."""
-    kinds = model.config.layer_types[:count]
-    config = replace(model.config, num_hidden_layers=len(kinds), layer_types=kinds)
-    return GptOss(config, replace(model.weights, layers=model.weights.layers[:count]), model.ops)

@@ -2,10 +2,12 @@
 
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
+
+from oscine.kv_group import KVGroup
 
 LayerType = Literal["sliding_attention", "full_attention"]
 
@@ -32,9 +34,10 @@ class ModelConfig:
     num_attention_heads: int = 64
     num_key_value_heads: int = 8
     num_hidden_layers: int = 24
-    num_local_experts: int = 32
+    num_local_experts: int | tuple[int, ...] = 32  # of all layers, or of each
     num_experts_per_tok: int = 4
-    sliding_window: int = 128  # tokens, the query's own included
+    # Tokens, the query's own included; of all layers, or of each. Only sliding layers have one.
+    sliding_window: int | tuple[int | None, ...] = 128
     layer_types: tuple[LayerType, ...] = ("sliding_attention", "full_attention") * 12
     rms_norm_eps: float = 1e-5
     swiglu_limit: float = 7.0
@@ -51,24 +54,72 @@ class ModelConfig:
             _require(getattr(self, name) % 32 == 0, name, "a multiple of 32 (an MXFP4 block)", getattr(self, name))
         heads, kv_heads = self.num_attention_heads, self.num_key_value_heads
         _require(heads % kv_heads == 0, "num_attention_heads", f"a multiple of num_key_value_heads ({kv_heads})", heads)
-        experts, chosen = self.num_local_experts, self.num_experts_per_tok
+        self._check_layers()
+        experts, chosen = min(self.experts), self.num_experts_per_tok
         _require(chosen <= experts, "num_experts_per_tok", f"at most num_local_experts ({experts})", chosen)
-        layers = self.num_hidden_layers
-        _require(len(self.layer_types) == layers, "layer_types", f"{layers} names, one a layer", self.layer_types)
-        for kind in self.layer_types:
-            known = kind in ("sliding_attention", "full_attention")
-            _require(known, "layer_types", "sliding_attention or full_attention", kind)
         _require(
             all(0 <= i < self.vocab_size for i in self.eos_token_ids), "eos_token_id", "a token", self.eos_token_ids
         )
 
-    @property
-    def num_full_layers(self) -> int:
-        return self.layer_types.count("full_attention")
+    def _check_layers(self) -> None:
+        layers = self.num_hidden_layers
+        for name in ("layer_types", "num_local_experts", "sliding_window"):
+            value = getattr(self, name)
+            whole = not isinstance(value, tuple) or len(value) == layers
+            _require(whole, name, f"{layers} values, one a layer", value)
+        for kind in self.layer_types:
+            known = kind in ("sliding_attention", "full_attention")
+            _require(known, "layer_types", "sliding_attention or full_attention", kind)
+        _require("full_attention" in self.layer_types, "layer_types", "full_attention in some layer", self.layer_types)
+        for kind, window in zip(self.layer_types, _per_layer(self.sliding_window, layers), strict=True):
+            valid = kind == "full_attention" or (type(window) is int and window > 0)
+            _require(valid, "sliding_window", "a positive integer in a sliding layer", window)
+        for experts in self.experts:
+            _require(type(experts) is int and experts > 0, "num_local_experts", "positive integers", experts)
+
+    # ---- per layer ----
 
     @property
-    def num_sliding_layers(self) -> int:
-        return self.layer_types.count("sliding_attention")
+    def experts(self) -> tuple[int, ...]:
+        """How many each layer has."""
+        return _per_layer(self.num_local_experts, self.num_hidden_layers)
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """Of each layer, in tokens; None is full attention."""
+        windows = _per_layer(self.sliding_window, self.num_hidden_layers)
+        pairs = zip(self.layer_types, windows, strict=True)
+        return tuple(None if kind == "full_attention" else window for kind, window in pairs)
+
+    @property
+    def layers_by_window(self) -> dict[int | None, tuple[int, ...]]:
+        """Full attention first, then by falling window. The layers with one window have pages of their own."""
+        windows = sorted(set(self.windows), key=lambda window: -(window or math.inf))
+        return {window: tuple(i for i, own in enumerate(self.windows) if own == window) for window in windows}
+
+    def kv_groups(self, page_size: int, dtype: str, num_ranks: int = 1) -> tuple[KVGroup, ...]:
+        """Where all layers keep keys and values, in the order of layers_by_window.
+
+        `page_size`: tokens. `num_ranks`: tensor-parallel size, over which this whole model is divided.
+        """
+        shape = self.num_key_value_heads, page_size, self.head_dim, dtype, num_ranks
+        return tuple(KVGroup(window, layers, *shape) for window, layers in self.layers_by_window.items())
+
+    @property
+    def layer_of_each_kind(self) -> tuple[int, ...]:
+        """The first layer of each combination of a window and a number of experts."""
+        kinds = list(zip(self.windows, self.experts, strict=True))
+        return tuple(i for i, kind in enumerate(kinds) if kind not in kinds[:i])
+
+    def of_layers(self, layers: Sequence[int]) -> "ModelConfig":
+        """A model of these layers only."""
+        return replace(
+            self,
+            num_hidden_layers=len(layers),
+            layer_types=tuple(self.layer_types[i] for i in layers),
+            sliding_window=tuple(self.windows[i] for i in layers),
+            num_local_experts=tuple(self.experts[i] for i in layers),
+        )
 
     @classmethod
     def from_file(cls, path: Path) -> "ModelConfig":
@@ -102,9 +153,9 @@ class ModelConfig:
             num_attention_heads=_integer(values, "num_attention_heads"),
             num_key_value_heads=_integer(values, "num_key_value_heads"),
             num_hidden_layers=layers,
-            num_local_experts=_integer(values, "num_local_experts", "num_experts"),
+            num_local_experts=_of_layers(values, "num_local_experts", "num_experts"),
             num_experts_per_tok=_integer(values, "num_experts_per_tok", "experts_per_token"),
-            sliding_window=_integer(values, "sliding_window"),
+            sliding_window=_of_layers(values, "sliding_window"),
             layer_types=_layer_types(values, layers),
             rms_norm_eps=_number(values, "rms_norm_eps"),
             swiglu_limit=_number(values, "swiglu_limit"),
@@ -115,9 +166,10 @@ class ModelConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """The config.json of this model as published; from_dict reads it back."""
-        values = asdict(self)
-        yarn = values.pop("yarn")
-        eos = list(values.pop("eos_token_ids"))
+        fields = asdict(self)
+        yarn = fields.pop("yarn")
+        values = {name: list(value) if isinstance(value, tuple) else value for name, value in fields.items()}
+        eos = values.pop("eos_token_ids")
         return {
             **values,
             "architectures": ["GptOssForCausalLM"],
@@ -126,7 +178,6 @@ class ModelConfig:
             "hidden_act": "silu",
             "tie_word_embeddings": False,
             "torch_dtype": "bfloat16",
-            "layer_types": list(self.layer_types),
             "eos_token_id": eos[0] if len(eos) == 1 else eos,
             "rope_theta": yarn.pop("rope_theta"),
             "rope_scaling": {"rope_type": "yarn", "truncate": False, **yarn},
@@ -160,7 +211,7 @@ def _require(condition: bool, name: str, rule: str, value: object) -> None:
 def _check_supported(values: Mapping[str, Any]) -> None:
     """Refuses valid gpt-oss configurations that this implementation does not compute."""
     only: dict[str, tuple[object, ...]] = {
-        "model_type": ("gpt_oss",),
+        "model_type": ("gpt_oss", "gpt_oss_puzzle"),  # the latter differs by layer
         "hidden_act": ("silu",),
         "attention_bias": (True,),
         "tie_word_embeddings": (False,),
@@ -188,6 +239,16 @@ def _integer(values: Mapping[str, Any], *names: str) -> int:
     name, value = _find(values, *names)
     _require(isinstance(value, int) and not isinstance(value, bool), name, "an integer", value)
     return int(value)
+
+
+def _of_layers(values: Mapping[str, Any], *names: str) -> Any:
+    """An integer for all layers, or a value for each; which values is checked where their meaning is known."""
+    _, value = _find(values, *names)
+    return tuple(value) if isinstance(value, list) else _integer(values, *names)
+
+
+def _per_layer(value: Any, num_layers: int) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else (value,) * num_layers
 
 
 def _number(values: Mapping[str, Any], name: str, *, where: str = "") -> float:

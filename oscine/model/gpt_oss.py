@@ -6,7 +6,8 @@ Shape suffixes: T tokens of the step, N rows whose logits are wanted, H hidden, 
 dimension, F the fused projection of queries, keys and values.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -33,6 +34,7 @@ class GptOss:
         self.config = config
         self.weights = weights
         self.ops = ops
+        self._layers_by_window = config.layers_by_window
         self.cos_sin = rope_table(config, weights.embed_VH.device)
 
     @torch.inference_mode()
@@ -59,17 +61,18 @@ class GptOss:
         logits."""
         return self.ops.chooser.choose(x_NH, self.weights.head_VH, self.weights.prepared_head, sampling)
 
+    def of_layers(self, layers: Sequence[int]) -> "GptOss":
+        """Embedding, these layers and the head; it shares all weights."""
+        weights = replace(self.weights, layers=[self.weights.layers[i] for i in layers])
+        return GptOss(self.config.of_layers(layers), weights, self.ops)
+
     def _layer_caches(self, batch: Batch, kv: KVCache) -> list[LayerCache]:
         """Layers of a group have consecutive indices in that group's memory, in model order."""
-        caches, num_full, num_sliding = [], 0, 0
-        for kind in self.config.layer_types:
-            if kind == "full_attention":
-                caches.append(LayerCache(kv.full[:, num_full], batch.full, None))
-                num_full += 1
-            else:
-                caches.append(LayerCache(kv.sliding[:, num_sliding], batch.sliding, self.config.sliding_window))
-                num_sliding += 1
-        return caches
+        caches: dict[int, LayerCache] = {}
+        for (window, layers), pages, group in zip(self._layers_by_window.items(), kv, batch.groups, strict=True):
+            for place, layer in enumerate(layers):
+                caches[layer] = LayerCache(pages[:, place], group, window)
+        return [caches[layer] for layer in range(len(caches))]
 
     def _attend(
         self, x: Tensor, residual_TH: Tensor | None, layer: LayerWeights, cache: LayerCache, batch: Batch
@@ -117,8 +120,3 @@ def rope_table(config: ModelConfig, device: torch.device) -> Tensor:
         original_length=yarn.original_max_position_embeddings,
         device=device,
     )
-
-
-def kv_shape(config: ModelConfig, num_layers: int, num_pages: int, page_size: int) -> tuple[int, ...]:
-    """Shape of one page group's memory: [pages, layers of the group, 2, G, P, D]."""
-    return (num_pages, num_layers, 2, config.num_key_value_heads, page_size, config.head_dim)

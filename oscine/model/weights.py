@@ -119,12 +119,12 @@ def tensor_specs(config: ModelConfig) -> dict[str, TensorSpec]:
         "lm_head.weight": TensorSpec((vocabulary, hidden), "BF16"),
     }
     for layer in range(config.num_hidden_layers):
-        specs |= {f"model.layers.{layer}.{name}": spec for name, spec in _layer_specs(config).items()}
+        specs |= {f"model.layers.{layer}.{name}": spec for name, spec in _layer_specs(config, layer).items()}
     return specs
 
 
-def _layer_specs(config: ModelConfig) -> dict[str, TensorSpec]:
-    hidden, intermediate, experts = config.hidden_size, config.intermediate_size, config.num_local_experts
+def _layer_specs(config: ModelConfig, layer: int) -> dict[str, TensorSpec]:
+    hidden, intermediate, experts = config.hidden_size, config.intermediate_size, config.experts[layer]
     queries = config.num_attention_heads * config.head_dim
     keys = config.num_key_value_heads * config.head_dim
     return {

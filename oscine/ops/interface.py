@@ -22,7 +22,7 @@ from oscine.ops.packed import BatchState, PackedStep
 
 @dataclass(frozen=True, slots=True)
 class PageGroup:
-    """Where one page group (full or sliding attention) keeps the tokens of this step's sequences."""
+    """Where one page group (layers with one window) keeps the tokens of this step's sequences."""
 
     page_table_SB: Tensor  # int32; page of tokens [b * P, (b + 1) * P) of sequence s; anything where freed or unused
     slots_T: Tensor  # int64; page * P + offset, where this step's keys and values are written
@@ -36,8 +36,7 @@ class Batch:
     positions_T: Tensor  # int64
     query_starts_S1: Tensor  # int32; sequence s owns tokens query_starts[s] .. query_starts[s + 1] - 1
     context_lens_S: Tensor  # int32; tokens in the cache after this step, its own included
-    full: PageGroup
-    sliding: PageGroup
+    groups: tuple[PageGroup, ...]
     logits_rows_N: Tensor | None  # int64; the tokens whose logits are wanted; None: all, in their order
     num_decodes: int = 0  # leading sequences known to have one token each, so that token s is of sequence s
 
@@ -47,17 +46,12 @@ class PreparedStep(NamedTuple):
 
     token_ids_T: Tensor
     positions_T: Tensor
-    full: PageGroup
-    sliding: PageGroup
+    groups: tuple[PageGroup, ...]
     logits_rows_N: Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class KVCache:
-    """Physical KV memory: [pages, layers of the group, 2 (key, value), G, P, D]; one page is one contiguous block."""
-
-    full: Tensor
-    sliding: Tensor
+# Physical KV memory per group: [pages, layers of the group, 2 (key, value), G, P, D]; one page is one contiguous block.
+KVCache = tuple[Tensor, ...]
 
 
 @dataclass(frozen=True, slots=True)

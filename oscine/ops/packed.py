@@ -56,8 +56,7 @@ class PackedStep(NamedTuple, Generic[Column]):
 class BatchState:
     """What the device keeps of running sequences between steps, one row a slot."""
 
-    full_table: Tensor  # int32 [slots, B]; page of tokens [b * P, (b + 1) * P); anything where there is none
-    sliding_table: Tensor  # int32 [slots, B]
+    tables: Tensor  # int32 [groups, slots, B]; page of tokens [b * P, (b + 1) * P); anything where there is none
     last_ids: Tensor  # int32 [slots + 1]; the token sampled last
     page_size: int  # P, tokens
 

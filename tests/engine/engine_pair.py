@@ -10,17 +10,26 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
+from oscine.engine.core.page_holds import Hold
 from oscine.engine.peers.prefill_service import PrefillService
 from oscine.engine.peers.remote_prefill import RemotePrefills
-from oscine.engine.wire.messages import FromPeer, Meet, ToClient, decode_to_client, decode_to_engine, encode
-from oscine.executor.kv.page_layout import KVEndpoint, Moves, PageLayout, RankMemory, Region
-from oscine.types import GenerationOutput, GenerationRequest, PrefillSource, RemotePrefill, SamplingParams
+from oscine.engine.wire.messages import FromPeer, KVEndpoint, Meet, ToClient, decode_to_client, decode_to_engine, encode
+from oscine.kv_group import KVGroup
+from oscine.types import (
+    GenerationOutput,
+    GenerationRequest,
+    PageMoves,
+    PrefillSource,
+    RankMemory,
+    Region,
+    RemotePrefill,
+    SamplingParams,
+)
 
 from .harness import PAGE, Run, Setting
 
 ADDRESS = "tcp://there"
 DECODE = b"decode engine"
-LAYOUT = PageLayout("m", "full", 1, 1, PAGE, 2, "hash", 8)
 
 
 @dataclass
@@ -29,7 +38,7 @@ class PageTransfer:
 
     source: "Prefiller"
     target: Run
-    left: list[tuple[str, int, int]]  # group, page there, page here
+    left: list[tuple[int, int, int]]  # group, page there, page here
     state: Literal["running", "done", "failed"] = "running"
     error: str | None = None
     num_bytes: int = 0
@@ -61,15 +70,15 @@ class PageTransfers:
     running: list[PageTransfer] = field(default_factory=list)
     fails: int = 0
 
-    def connect(self, endpoint: KVEndpoint) -> str:
-        if endpoint.full.model != "m":
-            raise ValueError(f"pages differ in model: {endpoint.full.model} there, m here")
-        return endpoint.full.model
+    def connect(self, model: str, groups: list[KVGroup], ranks: list[RankMemory]) -> str:
+        if model != "m":
+            raise ValueError(f"pages differ in model: {model} there, m here")
+        return model
 
     def disconnect(self, peer: str) -> None:
         assert peer == "m"
 
-    def start(self, peer: str, moves: list[Moves]) -> PageTransfer:
+    def start(self, peer: str, moves: list[PageMoves]) -> PageTransfer:
         left = [(m.group, *pair) for m in moves for pair in zip(m.source_pages, m.target_pages, strict=True)]
         assert left, "a transfer of nothing"
         transfer = PageTransfer(self.source, self.target, left)
@@ -123,10 +132,8 @@ class Prefiller:
     def __init__(self, setting: Setting, model: str | None = "m") -> None:
         self.run = Run(setting)
         self.is_dead = self.is_stuck = False
-        layout = None if model is None else PageLayout(**{**_fields(LAYOUT), "model": model})
-        regions = Region(0, setting.num_full_pages), Region(0, setting.num_sliding_pages)
-        memory = RankMemory(b"", "DRAM", 0, *regions)
-        endpoint = None if layout is None else KVEndpoint(layout, layout, [memory])
+        memory = RankMemory(b"", "DRAM", 0, [Region(0, count) for count in setting.num_pages])
+        endpoint = None if model is None else KVEndpoint(model, setting.groups, [memory])
         self.is_attentive = False
         self.service = PrefillService(self.run.loop, endpoint, self._attend, lambda: self.run.now)
 
@@ -195,7 +202,7 @@ class Pair:
             self.here.check_outputs(name)
         for run in (self.here, self.there.run):
             if run is self.here or not self.there.is_dead:
-                assert run.cache.holds.num_holds == run.cache.full.num_used == run.cache.sliding.num_used == 0
+                assert run.cache.holds.num_holds == sum(pool.num_used for pool in run.cache.pools) == 0
         assert not self.fetches._coming
 
     def news(self, name: str) -> RemotePrefill | None:
@@ -204,17 +211,12 @@ class Pair:
         return found[0].prefill
 
 
-def check_pages(run: Run, holds: list[object]) -> None:
+def check_pages(run: Run, holds: list[Hold]) -> None:
     """Holders are the running requests and the holds, and each page is held, cached or free, once."""
     assert run.cache.holds.num_holds == len(holds)
-    for group, pool in (("full", run.cache.full), ("sliding", run.cache.sliding)):
-        held: Counter[int] = Counter(page for hold in holds for page in getattr(hold, group).values())
+    for group, pool in enumerate(run.cache.pools):
+        held: Counter[int] = Counter(page for hold in holds for page in hold[group].values())
         for request in run.loop._scheduler.running.values():
-            first = 0 if group == "full" else request.first_sliding
-            held.update((request.full_pages if group == "full" else request.sliding_pages)[first:])
+            held.update(request.pages[group][request.first_held[group] :])
         assert {page: n for page, n in enumerate(pool._holders) if n} == dict(held)
         assert sorted([*pool._free, *pool._cold, *pool._kept, *held]) == list(range(pool.num_pages))
-
-
-def _fields(layout: PageLayout) -> dict[str, object]:
-    return {name: getattr(layout, name) for name in layout.__dataclass_fields__}

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from oscine.config import CacheOptions, EngineOptions, SchedulerOptions
 from oscine.engine.core.kv_cache_manager import KVCacheManager
 from oscine.engine.core.loop import EngineLoop
-from oscine.engine.core.page_pool import PagePool
-from oscine.types import GenerationOutput, GenerationRequest, PageGroup, SamplingParams
+from oscine.kv_group import KVGroup
+from oscine.types import GenerationOutput, GenerationRequest, SamplingParams
 
 from .paged_executor import PagedExecutor, logprobs_of, naive_tokens
 
@@ -25,12 +25,20 @@ class Setting:
     overlap: bool = False
     lazy: bool = False  # of the executor, see there
     prefix_caching: bool = True
-    window: int = 24  # two pages or three are read
+    windows: tuple[int, ...] = (24,)  # of the groups after full attention; two pages or three are read
     num_full_pages: int = 64
-    num_sliding_pages: int = 64
+    num_sliding_pages: int = 64  # of each group with a window
     max_model_len: int = 160
     max_attended: int | None = None
     burst: int = 1
+
+    @property
+    def groups(self) -> list[KVGroup]:
+        return [KVGroup(window, (i,), 1, PAGE, 2, "uint8") for i, window in enumerate([None, *self.windows])]
+
+    @property
+    def num_pages(self) -> list[int]:
+        return [self.num_full_pages, *[self.num_sliding_pages] * len(self.windows)]
 
 
 @dataclass
@@ -47,10 +55,9 @@ class Run:
         s = self.setting
         self.executor = PagedExecutor(
             page_size=PAGE,
-            window=s.window,
+            windows=[None, *s.windows],
             num_slots=s.max_num_seqs,
-            num_full_pages=s.num_full_pages,
-            num_sliding_pages=s.num_sliding_pages,
+            num_pages=s.num_pages,
             max_num_tokens=s.max_num_batched_tokens,
             burst=s.burst,
             lazy=s.lazy,
@@ -67,10 +74,9 @@ class Run:
                     overlap=s.overlap,
                 ),
             ),
-            num_full_pages=s.num_full_pages,
-            num_sliding_pages=s.num_sliding_pages,
+            groups=s.groups,
+            num_pages=s.num_pages,
             max_model_len=s.max_model_len,
-            sliding_window=s.window,
             max_attended=s.max_attended,
             clock=lambda: self.now,
         )
@@ -134,15 +140,11 @@ class Run:
     def check_pages(self) -> None:
         """Page ownership adds up: holders are the running requests, each page is held, cached or free, once."""
         running = self.loop._scheduler.running.values()
-        held = {
-            "full": Counter(page for r in running for page in r.full_pages),
-            "sliding": Counter(page for r in running for page in r.sliding_pages[r.first_sliding :]),
-        }
-        groups: list[tuple[PageGroup, PagePool]] = [("full", self.cache.full), ("sliding", self.cache.sliding)]
-        for group, pool in groups:
-            assert {page: n for page, n in enumerate(pool._holders) if n} == dict(held[group])
+        for group, pool in enumerate(self.cache.pools):
+            held = Counter(page for r in running for page in r.pages[group][r.first_held[group] :])
+            assert {page: n for page, n in enumerate(pool._holders) if n} == dict(held)
             unheld = [*pool._free, *pool._cold, *pool._kept]
-            assert sorted([*unheld, *held[group]]) == list(range(pool.num_pages))
+            assert sorted([*unheld, *held]) == list(range(pool.num_pages))
             indexed = {page for page in range(pool.num_pages) if pool._indexed[page]}
             assert indexed == set(self.cache.index._digests[group])
             assert indexed >= {*pool._cold, *pool._kept}

@@ -6,6 +6,7 @@ hashes. So a page that is freed too early, shared wrongly or never filled is an 
 """
 
 from collections import deque
+from collections.abc import Sequence
 
 from oscine.types import NewSequence, SamplingParams, ScheduledSequence, StepPlan, StepResult, TokenLogprobs
 
@@ -41,7 +42,7 @@ class Slot:
         self.tokens = new.token_ids  # its own from here on, like all lists of a plan
         self.hashes = chain(self.tokens)
         self.num_computed = new.num_cached_tokens
-        self.tables = {"full": new.full_pages, "sliding": new.sliding_pages}
+        self.tables = new.pages
 
     def sample(self) -> int:
         self.tokens.append(next_token(self.hashes[-1], self.sampling.seed))
@@ -57,24 +58,20 @@ class PagedExecutor:
         self,
         *,
         page_size: int,
-        window: int,
+        windows: Sequence[int | None],
         num_slots: int,
-        num_full_pages: int,
-        num_sliding_pages: int,
+        num_pages: Sequence[int],
         max_num_tokens: int,
         burst: int = 1,
         lazy: bool = False,
     ) -> None:
         self.page_size = page_size
-        self.window = window
+        self.windows = windows
         self.max_num_tokens = max_num_tokens
         self.burst = burst
         self.lazy = lazy
         self.slots: list[Slot | None] = [None] * num_slots
-        self.memory = {
-            "full": [[0] * page_size for _ in range(num_full_pages)],
-            "sliding": [[0] * page_size for _ in range(num_sliding_pages)],
-        }
+        self.memory = [[[0] * page_size for _ in range(count)] for count in num_pages]  # per group
         self.num_steps = 0
         self.num_computed = 0
         self.plans: list[StepPlan] = []
@@ -100,9 +97,7 @@ class PagedExecutor:
         self.num_computed += plan.num_tokens
         self.plans.append(plan)
         for new in plan.new:
-            assert (
-                new.num_cached_tokens == len(new.full_pages) * self.page_size == len(new.sliding_pages) * self.page_size
-            )
+            assert [new.num_cached_tokens] * len(self.memory) == [len(pages) * self.page_size for pages in new.pages]
             assert new.num_cached_tokens < len(new.token_ids)
             self.slots[new.slot] = Slot(new)
         for sequence in plan.sequences:
@@ -123,26 +118,26 @@ class PagedExecutor:
         assert sequence.start == slot.num_computed
         assert end <= len(slot.tokens)
         assert sequence.sample == (end == len(slot.tokens) and slot.sampling.max_tokens > 0)
-        slot.tables["full"] += sequence.full_pages
-        slot.tables["sliding"] += sequence.sliding_pages
-        for group, table in slot.tables.items():
+        for table, pages in zip(slot.tables, sequence.pages, strict=bool(sequence.pages)):
+            table += pages
+        for memory, table in zip(self.memory, slot.tables, strict=True):
             assert len(table) == -(-end // self.page_size), "pages appended too early or too late"
             for position in range(sequence.start, end):
-                page = self.memory[group][table[position // self.page_size]]
+                page = memory[table[position // self.page_size]]
                 page[position % self.page_size] = slot.hashes[position]
         slot.num_computed = end
 
     def _check(self, sequence: ScheduledSequence) -> None:
         """Every key that the tokens of this step attend to is where the page tables say."""
         slot = self._slot(sequence)
-        first = {"full": 0, "sliding": max(0, sequence.start - self.window + 1)}
-        for group, table in slot.tables.items():
-            for i in range(first[group] // self.page_size, len(table)):
-                low = max(first[group], i * self.page_size)
+        for window, memory, table in zip(self.windows, self.memory, slot.tables, strict=True):
+            first = 0 if window is None else max(0, sequence.start - window + 1)
+            for i in range(first // self.page_size, len(table)):
+                low = max(first, i * self.page_size)
                 high = min(slot.num_computed, (i + 1) * self.page_size)
-                found = self.memory[group][table[i]][low - i * self.page_size : high - i * self.page_size]
+                found = memory[table[i]][low - i * self.page_size : high - i * self.page_size]
                 assert table[i] >= 0
-                assert found == slot.hashes[low:high], f"wrong {group} page {i} of slot {sequence.slot}"
+                assert found == slot.hashes[low:high], f"wrong page {i} of window {window} of slot {sequence.slot}"
 
     def _sample(
         self, plan: StepPlan

@@ -31,7 +31,7 @@ class Reader:
 
     def check(self, run: Run) -> None:
         index = run.cache.index
-        assert self.pages.keys() == index._pages["full"].keys()
+        assert self.pages.keys() == index._pages[0].keys()
         for digest, (parent, tokens) in self.pages.items():
             assert digest == next_digest(parent or index._root, tokens)
 

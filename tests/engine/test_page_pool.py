@@ -13,7 +13,7 @@ def pool_with_cached(num_pages: int, *, cold: list[int], kept: list[int]) -> tup
     forgotten: list[int] = []
     pool = PagePool(num_pages, forgotten.append)
     for page in pool.allocate(num_pages):
-        pool.mark_indexed(page)
+        pool.mark_indexed([page])
     for page in kept:
         pool.release(page)
     for page in cold:
@@ -94,7 +94,7 @@ class PagePoolMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def index(self, data: st.DataObject) -> None:
         page = data.draw(st.sampled_from(self.held))
-        self.pool.mark_indexed(page)
+        self.pool.mark_indexed([page])
         self.indexed.add(page)
 
     @precondition(lambda self: self.indexed)

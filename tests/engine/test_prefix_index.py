@@ -1,4 +1,4 @@
-"""Which prefixes are found, and when a missing page of either group makes them shorter."""
+"""Which prefixes are found, and when a missing page of any group makes them shorter."""
 
 from array import array
 
@@ -7,19 +7,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oscine.engine.core.prefix_index import PrefixIndex, extend_digests, root_of
+from oscine.kv_group import KVGroup
 
 SIZE = 4
 WINDOW = 9  # eight keys back: exactly two pages at a page boundary
 
 
-def index_of(tokens: list[int], *, window: int = WINDOW) -> tuple[PrefixIndex, list[bytes]]:
-    """An index that knows every page of tokens; page i is 10 + i in the full group and 20 + i in the sliding one."""
-    index = PrefixIndex(SIZE, window, root_of(""))
+def new_index(*windows: int, seed: str = "") -> PrefixIndex:
+    """Of full attention and these windows."""
+    groups = [KVGroup(window, (i,), 1, SIZE, 2, "uint8") for i, window in enumerate([None, *windows])]
+    return PrefixIndex(groups, root_of(seed))
+
+
+def index_of(tokens: list[int], *windows: int) -> tuple[PrefixIndex, list[bytes]]:
+    """An index that knows every page of tokens; page i is 10 + i in group 0, full attention, 20 + i in group 1 ..."""
+    windows = windows or (WINDOW,)
+    index = new_index(*windows)
     digests: list[bytes] = []
     index.extend_digests(digests, tokens, len(tokens) // SIZE)
     for i, digest in enumerate(digests):
-        assert index.insert("full", digest, 10 + i)
-        assert index.insert("sliding", digest, 20 + i)
+        for group in range(1 + len(windows)):
+            assert index.insert(group, digest, 10 * (group + 1) + i)
     return index, digests
 
 
@@ -27,13 +35,12 @@ def test_a_hit_names_all_full_pages_and_only_the_last_window_of_sliding_ones() -
     index, digests = index_of(list(range(20)))
     hit = index.find(digests)
     assert hit.num_pages == hit.branch_page == 5
-    assert hit.full_pages == [10, 11, 12, 13, 14]
-    assert hit.sliding_pages == [-1, -1, -1, 23, 24]
-    assert hit.first_sliding == 3
+    assert hit.pages == [[10, 11, 12, 13, 14], [-1, -1, -1, 23, 24]]
+    assert hit.first_held == [0, 3]
 
 
 def test_a_digest_covers_everything_before_it() -> None:
-    index = PrefixIndex(SIZE, WINDOW, root_of(""))
+    index = new_index(WINDOW)
     one: list[bytes] = []
     two: list[bytes] = []
     index.extend_digests(one, [1, 2, 3, 4, 5, 6, 7, 8], 2)
@@ -50,11 +57,11 @@ def test_a_seed_makes_addresses_equal_and_no_seed_makes_them_unlike_any_other() 
     extend_digests(without_index, tokens, 2, page_size=SIZE, root=root_of("ab12"))
     found: dict[str, list[bytes]] = {"ab12": [], "ab13": [], "": []}
     for seed, digests in found.items():
-        PrefixIndex(SIZE, WINDOW, root_of(seed)).extend_digests(digests, tokens, 2)
+        new_index(WINDOW, seed=seed).extend_digests(digests, tokens, 2)
     assert found["ab12"] == without_index
     assert found["ab13"] != without_index
     again: list[bytes] = []
-    PrefixIndex(SIZE, WINDOW, root_of("")).extend_digests(again, tokens, 2)
+    new_index(WINDOW).extend_digests(again, tokens, 2)
     assert again != found[""]
 
 
@@ -75,10 +82,10 @@ def test_prefixes_are_shared_within_a_salt_alone() -> None:
 
 def test_without_a_full_page_the_prefix_ends_before_it() -> None:
     index, digests = index_of(list(range(20)))
-    index.forget("full", 13)
+    index.forget(0, 13)
     hit = index.find(digests)
     assert (hit.num_pages, hit.branch_page) == (3, 3)
-    assert hit.sliding_pages == [-1, 21, 22]
+    assert hit.pages[1] == [-1, 21, 22]
 
 
 @pytest.mark.parametrize(
@@ -95,38 +102,41 @@ def test_without_a_full_page_the_prefix_ends_before_it() -> None:
 def test_without_a_sliding_page_the_longest_prefix_with_a_whole_window_is_used(lost: list[int], num_pages: int) -> None:
     index, digests = index_of(list(range(20)))
     for page in lost:
-        index.forget("sliding", page)
+        index.forget(1, page)
     hit = index.find(digests)
     assert (hit.num_pages, hit.branch_page) == (num_pages, 5)
-    assert len(hit.full_pages) == len(hit.sliding_pages) == num_pages
+    assert [len(pages) for pages in hit.pages] == [num_pages, num_pages]
 
 
 def test_a_second_page_of_the_same_content_is_refused() -> None:
     index, digests = index_of(list(range(8)))
-    assert not index.insert("full", digests[0], 99)
-    index.forget("full", 10)
-    assert index.insert("full", digests[0], 99)
-    assert index.find(digests).full_pages == [99, 11]
+    assert not index.insert(0, digests[0], 99)
+    index.forget(0, 10)
+    assert index.insert(0, digests[0], 99)
+    assert index.find(digests).pages[0] == [99, 11]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
-    window=st.integers(1, 20),
+    windows=st.lists(st.integers(1, 20), max_size=3),
     num_pages=st.integers(0, 8),
     lost_full=st.sets(st.integers(2, 7), max_size=2),
-    lost_sliding=st.sets(st.integers(0, 7), max_size=4),
+    lost=st.tuples(*[st.sets(st.integers(0, 7), max_size=4)] * 3),
 )
-def test_find_is_the_definition(window: int, num_pages: int, lost_full: set[int], lost_sliding: set[int]) -> None:
-    index, digests = index_of(list(range(num_pages * SIZE)), window=window)
-    for page in range(num_pages):
-        if page in lost_full:
-            index.forget("full", 10 + page)
-        if page in lost_sliding:
-            index.forget("sliding", 20 + page)
+def test_find_is_the_definition(
+    windows: list[int], num_pages: int, lost_full: set[int], lost: tuple[set[int], ...]
+) -> None:
+    index, tokens = new_index(*windows), list(range(num_pages * SIZE))
+    digests: list[bytes] = []
+    index.extend_digests(digests, tokens, num_pages)
+    missing = [lost_full, *lost][: 1 + len(windows)]
+    for group, pages in enumerate(missing):
+        for page in set(range(num_pages)) - pages:
+            index.insert(group, digests[page], page)
 
     def usable(count: int) -> bool:
-        keys = range(max(0, count * SIZE - window + 1), count * SIZE)  # what the token after the prefix attends to
-        return lost_full.isdisjoint(range(count)) and all(key // SIZE not in lost_sliding for key in keys)
+        keys = [range(0 if w is None else max(0, count * SIZE - w + 1), count * SIZE) for w in (None, *windows)]
+        return all(key // SIZE not in pages for seen, pages in zip(keys, missing, strict=True) for key in seen)
 
     hit = index.find(digests)
     assert hit.num_pages == max(count for count in range(num_pages + 1) if usable(count))

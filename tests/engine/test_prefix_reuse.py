@@ -64,8 +64,8 @@ def test_a_running_request_is_shared_as_it_goes() -> None:
 def test_no_hit_without_the_full_pages() -> None:
     run = Run()
     run_one(run, "first", TEXT[: 6 * PAGE])
-    third = run.cache.index.find(find_digests(run, TEXT[: 6 * PAGE])).full_pages[2]
-    evict(run.cache.full, [third])
+    third = run.cache.index.find(find_digests(run, TEXT[: 6 * PAGE])).pages[0][2]
+    evict(run.cache.pools[0], [third])
     assert run_one(run, "again", TEXT[: 6 * PAGE]) == 2 * PAGE
 
 
@@ -73,7 +73,7 @@ def test_no_hit_without_the_window() -> None:
     run = Run()
     run_one(run, "first", TEXT[: 6 * PAGE + 1])
     hit = run.cache.index.find(find_digests(run, TEXT[: 6 * PAGE]))
-    evict(run.cache.sliding, hit.sliding_pages[hit.first_sliding :])
+    evict(run.cache.pools[1], hit.pages[1][hit.first_held[1] :])
     assert run_one(run, "again", TEXT[: 6 * PAGE + 1]) == 4 * PAGE
     assert run_one(run, "third", TEXT[: 6 * PAGE + 1]) == 6 * PAGE  # registered anew
 
@@ -97,9 +97,9 @@ def test_a_window_where_requests_were_seen_to_branch_is_kept() -> None:
     system = TEXT[: 4 * PAGE]
     run = Run(Setting(num_sliding_pages=12))
     run_one(run, "first", system + [1] * 60)
-    evict(run.cache.sliding, list(run.cache.sliding._cold))
+    evict(run.cache.pools[1], list(run.cache.pools[1]._cold))
     assert run_one(run, "finds no window", system + [2] * 60) == 0
-    assert {*run.cache.sliding._kept} >= {*run.cache.index.find(find_digests(run, system)).sliding_pages[2:]}
+    assert {*run.cache.pools[1]._kept} >= {*run.cache.index.find(find_digests(run, system)).pages[1][2:]}
     for i in range(3, 8):
         assert run_one(run, f"hits {i}", system + [i] * 60) == 4 * PAGE
 
@@ -122,7 +122,7 @@ def test_prompt_logprobs_are_computed_not_looked_up() -> None:
 
 
 def test_a_sequence_holds_no_more_sliding_pages_than_a_window_touches() -> None:
-    run = Run(Setting(window=33, overlap=True, max_model_len=400))
+    run = Run(Setting(windows=(33,), overlap=True, max_model_len=400))
     run.add("long", [5], max_tokens=300)
     most = 0
     while run.loop.has_work:

@@ -52,6 +52,14 @@ def test_all_full_pages_and_the_last_window_are_fetched_and_the_rest_is_computed
     assert stats.fetch_s > 0
 
 
+def test_each_group_fetches_the_pages_of_its_own_window() -> None:
+    pair = Pair(replace(SETTING, windows=(40, 24, 5)))
+    pair.add("a", prompt(100))
+    pair.finish()
+    assert moved(pair.news("a")) == (6, 3 + 2 + 1)
+    assert pair.here.cached("a") == 96
+
+
 def test_pages_of_a_salt_are_computed_and_fetched_for_it_alone() -> None:
     pair = Pair(SETTING)
     for name, salt in (("a", "mine"), ("b", "mine"), ("c", "yours"), ("d", "")):
@@ -162,11 +170,11 @@ def test_a_prompt_whose_pages_got_lost_there_is_computed_here() -> None:
     pair = Pair(SETTING, replace(SETTING, max_num_batched_tokens=16))
     pair.there.run.add("old", prompt(100), max_tokens=1)
     pair.there.run.finish()
-    evict_all(pair.there.run.cache.sliding)
+    evict_all(pair.there.run.cache.pools[1])
     pair.add("a", prompt(100))
     for _ in range(4):
         pair.step()
-    evict_all(pair.there.run.cache.full)
+    evict_all(pair.there.run.cache.pools[0])
     pair.finish()
     assert failure(pair.news("a")) == "there: pages of the prompt were evicted while others were computed"
 
@@ -207,7 +215,7 @@ def test_leases_end_when_the_reader_is_gone(steps: int) -> None:
     for _ in range(40):
         pair.there.step(wire)
     assert not service._jobs
-    assert pair.there.run.cache.full.num_used == pair.there.run.cache.sliding.num_used == 0
+    assert [pool.num_used for pool in pair.there.run.cache.pools] == [0, 0]
     assert not pair.there.run.loop.has_work
 
 
@@ -308,6 +316,7 @@ def test_whatever_happens_tokens_are_right_and_no_page_is_lost(data: st.DataObje
         max_num_batched_tokens=draw(st.sampled_from((16, 64))),
         overlap=draw(st.booleans()),
         lazy=draw(st.booleans()),
+        windows=draw(st.sampled_from(((24,), (24,), (), (40, 24, 5)))),
         num_full_pages=draw(st.integers(11, 40)),
         num_sliding_pages=draw(st.integers(4, 40)),
     )
@@ -334,28 +343,29 @@ def test_whatever_happens_tokens_are_right_and_no_page_is_lost(data: st.DataObje
 
 
 @pytest.mark.parametrize(
-    ("changes", "named"),
+    ("pages", "named"),
     [
-        ({"full_pages": [1 << 40] * 6}, "full pages must be between 0 and 63"),
-        ({"full_pages": [-1] * 6}, "full pages must be between 0 and 63"),
-        ({"sliding_pages": [64] * 2}, "sliding pages must be between 0 and 63"),
-        ({"full_pages": [1]}, "it has 1 full pages of the prompt; there are 6"),
-        ({"sliding_pages": []}, "it has 0 sliding pages of the prompt; there are 2"),
+        ([[1 << 40] * 6, [0, 1]], "full pages must be between 0 and 63"),
+        ([[-1] * 6, [0, 1]], "full pages must be between 0 and 63"),
+        ([[0] * 6, [64] * 2], "window-24 pages must be between 0 and 63"),
+        ([[1], [0, 1]], "it has 1 full pages of the prompt; there are 6"),
+        ([[0] * 6, []], "it has 0 window-24 pages of the prompt; there are 2"),
+        ([[0] * 6], "it has pages of 1 groups; there are 2"),
     ],
 )
-def test_pages_that_cannot_be_are_not_fetched(changes: dict[str, list[int]], named: str) -> None:
+def test_pages_that_cannot_be_are_not_fetched(pages: list[list[int]], named: str) -> None:
     """Answers of an engine with another version, or of a process that only claims to be one."""
     pair = Pair(SETTING)
     pair.add("a", prompt(100))
     while not any(isinstance(decode_to_client(data), Prefilled) for data in pair.wire.to_here if data is not None):
         pair.there.step(pair.wire)
         pair.here.now += 1.0
-    pair.wire.to_here = [_bent(data, changes) for data in pair.wire.to_here]
+    pair.wire.to_here = [_bent(data, pages) for data in pair.wire.to_here]
     pair.finish()
     assert failure(pair.news("a")) == f"there: {named}"
 
 
-def _bent(data: bytes | None, changes: dict[str, list[int]]) -> bytes | None:
+def _bent(data: bytes | None, pages: list[list[int]]) -> bytes | None:
     """The message with other pages; unchanged if it has none."""
     message = None if data is None else decode_to_client(data)
-    return encode(msgspec.structs.replace(message, **changes)) if isinstance(message, Prefilled) else data
+    return encode(msgspec.structs.replace(message, pages=pages)) if isinstance(message, Prefilled) else data

@@ -265,5 +265,5 @@ def test_of_two_prompts_the_urgent_one_is_read_first() -> None:
 
 
 def test_a_window_must_fit_the_pool() -> None:
-    with pytest.raises(ValueError, match="2 sliding pages cannot hold a window; 3 can"):
+    with pytest.raises(ValueError, match="2 window-24 pages cannot hold a window; 3 can"):
         Run(Setting(num_sliding_pages=2))

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 
 from oscine.executor.cuda_graphs import sizes_up_to
-from oscine.executor.slots import PageUpdates, Slots
+from oscine.executor.slots import Slots
 from oscine.executor.step_batch import StepArrays, pack
 from oscine.ops.packed import PackedStep
 from oscine.types import NewSequence, SamplingParams, ScheduledSequence
@@ -15,19 +15,24 @@ SAMPLING = SamplingParams(max_tokens=8)
 
 def new(slot: int, token_ids: list[int], cached_pages: int = 0) -> NewSequence:
     pages = list(range(100 * slot, 100 * slot + cached_pages))
-    return NewSequence(slot, token_ids, len(token_ids), 16 * cached_pages, pages, [-1] * cached_pages, SAMPLING)
+    return NewSequence(slot, token_ids, len(token_ids), 16 * cached_pages, [pages, [-1] * cached_pages], SAMPLING)
 
 
 def decode(slot: int, start: int, pages: tuple[int, ...] = ()) -> ScheduledSequence:
-    return ScheduledSequence(slot, start, 1, True, list(pages), [page + 50 for page in pages])
+    return ScheduledSequence(slot, start, 1, True, [list(pages), [page + 50 for page in pages]] if pages else [])
+
+
+def no_entries() -> list[list[int]]:
+    """Of two groups."""
+    return [[], [], [], []]
 
 
 def test_a_step_of_decodes_and_chunks() -> None:
-    slots, updates = Slots(4), PageUpdates()
+    slots, entries = Slots(4), no_entries()
     for slot, length in ((0, 5), (1, 20), (3, 9)):
-        slots.assign(new(slot, [1000 * slot + i for i in range(length)]), updates)
+        slots.assign(new(slot, [1000 * slot + i for i in range(length)]), entries)
     # Slot 0 is past its prompt, 3 computes the last token of its own, 1 is within its prompt.
-    sequences = [decode(0, 7), decode(3, 8), ScheduledSequence(1, 4, 3, False, [], [])]
+    sequences = [decode(0, 7), decode(3, 8), ScheduledSequence(1, 4, 3, False, [])]
     step = StepArrays.of(sequences)
     assert step.num_decodes == 2
     flat, sizes = pack(step, slots, np.array([0, 1]), np.array([0, 3]))
@@ -46,7 +51,7 @@ def test_a_step_of_decodes_and_chunks() -> None:
 
 def test_padding_repeats_the_first_sequence_and_samples_nothing() -> None:
     slots = Slots(4)
-    slots.assign(new(2, [9, 8]), PageUpdates())
+    slots.assign(new(2, [9, 8]), no_entries())
     step = StepArrays.of([decode(2, 1), decode(0, 40)])
     padded = step.padded(4)
     assert padded.samples_S.tolist() == [True, True, False, False]
@@ -59,26 +64,21 @@ def test_padding_repeats_the_first_sequence_and_samples_nothing() -> None:
     assert step.padded(2).slots_S.tolist() == [2, 0]
 
 
-def test_page_updates_follow_a_slot_from_its_first_column() -> None:
-    slots, updates = Slots(3), PageUpdates()
-    slots.assign(new(1, [0] * 40, cached_pages=2), updates)
-    slots.extend(decode(1, 39, (7,)), updates)
-    slots.extend(decode(1, 41), updates)
-    slots.extend(decode(1, 48, (8, 9)), updates)
-    assert updates.as_array().tolist() == [
-        [1, 1, 1, 1, 1],
-        [0, 1, 2, 3, 4],
-        [100, 101, 7, 8, 9],
-        [-1, -1, 57, 58, 59],
-    ]
-    again = PageUpdates()
+def test_page_entries_follow_a_slot_from_its_first_column() -> None:
+    slots, entries = Slots(3), no_entries()
+    slots.assign(new(1, [0] * 40, cached_pages=2), entries)
+    slots.extend(decode(1, 39, (7,)), entries)
+    slots.extend(decode(1, 41), entries)
+    slots.extend(decode(1, 48, (8, 9)), entries)
+    assert entries == [[1, 1, 1, 1, 1], [0, 1, 2, 3, 4], [100, 101, 7, 8, 9], [-1, -1, 57, 58, 59]]
+    again = no_entries()
     slots.assign(new(1, [0] * 40), again)
     slots.extend(decode(1, 0, (3,)), again)
-    assert again.columns == [0]
+    assert again == [[1], [0], [3], [53]]
 
 
 def test_decodes_are_the_leading_single_tokens() -> None:
-    chunk = ScheduledSequence(2, 0, 4, False, [], [])
+    chunk = ScheduledSequence(2, 0, 4, False, [])
     for sequences, count in (([chunk], 0), ([decode(0, 1), chunk, decode(1, 1)], 1), ([decode(0, 1)] * 3, 3)):
         assert StepArrays.of(sequences).num_decodes == count
 

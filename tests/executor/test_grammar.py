@@ -69,7 +69,7 @@ def expected(one: GenerationRequest, fewest: int, most: int) -> list[int]:
 
 def placed(slot: int, rule: str, generated: list[int] | None = None) -> NewSequence:
     sampling = SamplingParams(max_tokens=99, grammar=rule)
-    return NewSequence(slot, [0, *(generated or ())], 1, 0, [], [], sampling)
+    return NewSequence(slot, [0, *(generated or ())], 1, 0, [], sampling)
 
 
 def mask_of(constraints: Constraints, slots: list[int]) -> list[set[int]]:

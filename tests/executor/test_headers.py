@@ -134,7 +134,7 @@ class Steps:
     def assign(self, slot: int, prompt: list[int], generated: list[int] | None = None) -> None:
         sampling = SamplingParams(max_tokens=99, headers=RULE)
         tokens = [*prompt, *(generated or [])]
-        self.headers.assign(NewSequence(slot, tokens, len(prompt), 0, [], [], sampling))
+        self.headers.assign(NewSequence(slot, tokens, len(prompt), 0, [], sampling))
 
     def step(self, slot: int, position: int, token: int) -> set[int] | None:
         """Returns the tokens that may come; the given one is sampled."""

@@ -14,19 +14,21 @@ from typing import Any
 import numpy as np
 import pytest
 
+from oscine.engine.wire.messages import KVEndpoint
 from oscine.executor.kv.nixl_transfer import KVTransfer, NixlTransfer
-from oscine.executor.kv.page_layout import KVEndpoint, Moves, PageLayout, RankMemory, Region
+from oscine.kv_group import KVGroup
+from oscine.types import PageMoves, RankMemory, Region
 
-FULL = PageLayout("m", "full", 3, 8, 16, 8, "float32", 4)
-SLIDING = replace(FULL, group="sliding", num_layers=2)
+FULL = KVGroup(None, (1, 3, 5), 8, 16, 8, "float32")
+GROUPS = (FULL, replace(FULL, window=24, layers=(2, 4)), replace(FULL, window=5, layers=(0,)))
 PAGES = 12
 PATIENCE_S = 30.0
 
 
-def logical(layout: PageLayout, num_pages: int = PAGES) -> np.ndarray:
+def logical(group: KVGroup, num_pages: int = PAGES) -> np.ndarray:
     """Every element different: [pages, layers, 2, heads, page size, head dim]."""
-    shape = (num_pages, layout.num_layers, 2, layout.num_kv_heads, layout.page_size, layout.head_dim)
-    start = 0.5 if layout.group == "sliding" else 0.0
+    shape = (num_pages, *group.page_shape)
+    start = GROUPS.index(group) / 4
     return (np.arange(np.prod(shape), dtype=np.float32) + np.float32(start)).reshape(shape)
 
 
@@ -38,21 +40,23 @@ class Rank:
     """One rank's memory, and its transfer."""
 
     def __init__(self, num_ranks: int, rank: int, *, filled: bool, num_pages: int = PAGES) -> None:
-        self.layouts = [replace(layout, num_ranks=num_ranks) for layout in (FULL, SLIDING)]
-        self.memory = [of_rank(logical(layout, num_pages), num_ranks, rank) for layout in (FULL, SLIDING)]
+        self.memory = [of_rank(logical(group, num_pages), num_ranks, rank) for group in GROUPS]
         if not filled:
             for pages in self.memory:
                 pages.fill(-1)
         regions = [Region(pages.ctypes.data, num_pages) for pages in self.memory]
-        self.transfer = KVTransfer(*self.layouts, RankMemory(b"", "DRAM", 0, *regions), rank)
+        groups = [replace(group, num_ranks=num_ranks) for group in GROUPS]
+        self.transfer = KVTransfer("m", groups, RankMemory(b"", "DRAM", 0, regions), rank)
+
+    def connect(self, endpoint: KVEndpoint) -> Any:
+        return self.transfer.connect(endpoint.model, endpoint.groups, endpoint.ranks)
 
 
 def serve(pipe: Connection, num_ranks: int, num_pages: int) -> None:
     ranks = [Rank(num_ranks, rank, filled=True, num_pages=num_pages) for rank in range(num_ranks)]
-    first = ranks[0].transfer.endpoint
     for rank in ranks:
         rank.transfer.attend(True)
-    pipe.send(KVEndpoint(first.full, first.sliding, [rank.transfer.endpoint.ranks[0] for rank in ranks]))
+    pipe.send(KVEndpoint("m", ranks[0].transfer.groups, [rank.transfer.memory for rank in ranks]))
     pipe.recv()
 
 
@@ -87,7 +91,7 @@ def wait(transfer: NixlTransfer) -> NixlTransfer:
     return transfer
 
 
-MOVES = [Moves("full", [3, 0, 7], [1, 2, 11]), Moves("sliding", [5], [0])]
+MOVES = [PageMoves(0, [3, 0, 7], [1, 2, 11]), PageMoves(1, [5], [0]), PageMoves(2, [4, 9], [9, 3])]
 
 
 @pytest.mark.parametrize("here", [1, 2, 4])
@@ -95,29 +99,27 @@ MOVES = [Moves("full", [3, 0, 7], [1, 2, 11]), Moves("sliding", [5], [0])]
 def test_pages_arrive_where_they_should_and_nowhere_else(here: int, there: int, sources: dict[int, Source]) -> None:
     for number in range(here):
         rank = Rank(here, number, filled=False)
-        transfer = wait(rank.transfer.start(rank.transfer.connect(sources[there].endpoint), MOVES))
+        transfer = wait(rank.transfer.start(rank.connect(sources[there].endpoint), MOVES))
         assert (transfer.state, transfer.error) == ("done", None)
-        assert (
-            transfer.num_bytes == rank.transfer.num_bytes(MOVES) == (3 * FULL.page_bytes + SLIDING.page_bytes) // here
-        )
+        num_bytes = sum(GROUPS[move.group].page_bytes * len(move.source_pages) for move in MOVES) // here
+        assert transfer.num_bytes == rank.transfer.num_bytes(MOVES) == num_bytes
         for (group, source_pages, target_pages), found in zip(MOVES, rank.memory, strict=True):
-            layout = FULL if group == "full" else SLIDING
             expected = np.full_like(found, -1)
-            expected[target_pages] = of_rank(logical(layout), here, number)[source_pages]
+            expected[target_pages] = of_rank(logical(GROUPS[group]), here, number)[source_pages]
             assert (found == expected).all()
         rank.transfer.close()
 
 
 def test_a_peer_that_dies_fails_its_transfers_and_nobody_elses(sources: dict[int, Source]) -> None:
     rank, doomed = Rank(1, 0, filled=False), Source()
-    peer = rank.transfer.connect(doomed.endpoint)
+    peer = rank.connect(doomed.endpoint)
     assert wait(rank.transfer.start(peer, MOVES)).state == "done"
     doomed.kill()
     failed = wait(rank.transfer.start(peer, MOVES))
     assert failed.state == "failed"
     assert failed.error
     rank.transfer.disconnect(peer)
-    assert wait(rank.transfer.start(rank.transfer.connect(sources[1].endpoint), MOVES)).state == "done"
+    assert wait(rank.transfer.start(rank.connect(sources[1].endpoint), MOVES)).state == "done"
     rank.transfer.close()
 
 
@@ -125,7 +127,7 @@ def test_pages_still_move_after_nixl_could_not_forget_a_peer(
     sources: dict[int, Source], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rank = Rank(1, 0, filled=False)
-    peer = rank.transfer.connect(sources[1].endpoint)
+    peer = rank.connect(sources[1].endpoint)
     assert wait(rank.transfer.start(peer, MOVES)).state == "done"
 
     def refuse(name: str) -> None:
@@ -133,15 +135,15 @@ def test_pages_still_move_after_nixl_could_not_forget_a_peer(
 
     monkeypatch.setattr(rank.transfer._agent, "remove_remote_agent", refuse)
     rank.transfer.disconnect(peer)
-    assert wait(rank.transfer.start(rank.transfer.connect(sources[2].endpoint), MOVES)).state == "done"
+    assert wait(rank.transfer.start(rank.connect(sources[2].endpoint), MOVES)).state == "done"
     rank.transfer.close()
 
 
 def test_a_cancelled_transfer_ends_before_all_is_moved() -> None:
     many = 4000
     source, rank = Source(num_pages=many), Rank(1, 0, filled=False, num_pages=many)
-    everything = [Moves("full", list(range(many)), list(range(many)))]
-    transfer = rank.transfer.start(rank.transfer.connect(source.endpoint), everything)
+    everything = [PageMoves(0, list(range(many)), list(range(many)))]
+    transfer = rank.transfer.start(rank.connect(source.endpoint), everything)
     transfer.cancel()
     wait(transfer)
     assert (transfer.state, transfer.error) == ("failed", "the transfer was cancelled")
@@ -150,11 +152,15 @@ def test_a_cancelled_transfer_ends_before_all_is_moved() -> None:
     source.kill()
 
 
-def test_other_layouts_are_refused_before_anything_moves(sources: dict[int, Source]) -> None:
+def test_other_pages_are_refused_before_anything_moves(sources: dict[int, Source]) -> None:
     rank, endpoint = Rank(1, 0, filled=False), sources[1].endpoint
-    other = replace(endpoint, sliding=replace(endpoint.sliding, page_size=32))
+    first, *others = endpoint.groups
     with pytest.raises(ValueError, match="page size: 32 there, 16 here"):
-        rank.transfer.connect(other)
+        rank.transfer.connect("m", [first, replace(others[0], page_size=32), *others[1:]], endpoint.ranks)
+    with pytest.raises(ValueError, match="groups: 1 there, 3 here"):
+        rank.transfer.connect("m", [first], endpoint.ranks)
+    with pytest.raises(ValueError, match="model: n there, m here"):
+        rank.transfer.connect("n", endpoint.groups, endpoint.ranks)
     rank.transfer.close()
 
 

@@ -21,7 +21,7 @@ def test_parameters_of_any_number_of_rows_are_contiguous_and_aligned() -> None:
 
     sampler = Sampler(9, 10, torch.device("cpu"), sample)
     for slot in range(9):
-        sampler.assign(NewSequence(slot, [1], 1, 0, [], [], SamplingParams(max_tokens=1, top_p=0.5, seed=slot)))
+        sampler.assign(NewSequence(slot, [1], 1, 0, [], SamplingParams(max_tokens=1, top_p=0.5, seed=slot)))
     for count in range(1, 10):
         sampler.sample(torch.zeros(count, 10), np.arange(count), np.arange(count) + 5)
         batch = batches.pop()
@@ -54,7 +54,7 @@ def kernels_choose_like_the_reference() -> None:
     sampler = Sampler(5, 300, torch.device("cpu"), sample)
     for slot, temperature in enumerate((0.0, 0.5, 1.0, 2.0, 0.7)):
         sampling = SamplingParams(max_tokens=1, temperature=temperature, seed=2**40 + slot)
-        sampler.assign(NewSequence(slot, [1], 1, 0, [], [], sampling))
+        sampler.assign(NewSequence(slot, [1], 1, 0, [], sampling))
     logits_NV = torch.randn(5, 300, generator=torch.Generator().manual_seed(0))
     sampler.sample(logits_NV, np.array([3, 0, 4, 1, 2]), np.arange(5) + 5)
     assert len(chosen) == 1

@@ -9,16 +9,16 @@ from torch import Tensor
 from oscine.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
 from oscine.engine.core.loop import EngineLoop
 from oscine.engine.core.offline import generate
+from oscine.executor.kv.allocate import allocate_group, allocate_kv
 from oscine.executor.kv.memory import MemoryPlan
 from oscine.executor.masks import GrammarCache
 from oscine.executor.runner import TorchExecutor
-from oscine.executor.start.load import allocate_kv
 from oscine.executor.threaded import ThreadedExecutor
 from oscine.model.config import ModelConfig
-from oscine.model.gpt_oss import GptOss, kv_shape
+from oscine.model.gpt_oss import GptOss
 from oscine.model.random_weights import RandomTensors
 from oscine.model.weights import load_weights
-from oscine.ops.interface import Batch, KVCache, PageGroup
+from oscine.ops.interface import Batch, PageGroup
 from oscine.types import Executor, GenerationOutput, GenerationRequest, SamplingParams
 from tests.ops.bound import reference_ops
 
@@ -72,17 +72,15 @@ def all_logits(tokens: list[int]) -> Tensor:
     """[tokens, V]: the model run once over the whole sequence, on pages of its own, one page for everything."""
     n = len(tokens)
     table, index = torch.zeros((1, 1), dtype=torch.int32), torch.arange(n)
-    group = PageGroup(table, index)
     batch = Batch(
         token_ids_T=torch.tensor(tokens),
         positions_T=index,
         query_starts_S1=torch.tensor([0, n], dtype=torch.int32),
         context_lens_S=torch.tensor([n], dtype=torch.int32),
-        full=group,
-        sliding=group,
+        groups=(PageGroup(table, index),) * 2,
         logits_rows_N=index,
     )
-    kv = KVCache(*(torch.zeros(kv_shape(CONFIG, 2, 1, 256)) for _ in range(2)))
+    kv = tuple(allocate_group(group, 1, CPU) for group in CONFIG.kv_groups(256, "float32"))
     return model().head(model().hidden(batch, kv))
 
 
@@ -103,12 +101,9 @@ def naive_greedy(prompt: tuple[int, ...], num_tokens: int) -> list[int]:
 def memory(num_full_pages: int, num_sliding_pages: int) -> MemoryPlan:
     return MemoryPlan(
         weights=0,
-        kv_full=0,
-        kv_sliding=0,
         workspace=0,
-        num_full_pages=num_full_pages,
-        num_sliding_pages=num_sliding_pages,
-        page_size=PAGE,
+        groups=CONFIG.kv_groups(PAGE, "float32"),
+        num_pages=(num_full_pages, num_sliding_pages),
         max_model_len=MAX_MODEL_LEN,
         model_limit=CONFIG.max_position_embeddings,
     )
@@ -131,7 +126,7 @@ def executor(
     grammars: GrammarCache | None = None,
 ) -> TorchExecutor:
     plan = memory(num_full_pages, num_sliding_pages)
-    kv = allocate_kv(CONFIG, plan, model.weights.embed_VH.device, torch.float32)
+    kv = allocate_kv(plan, model.weights.embed_VH.device)
     return TorchExecutor(model, plan, kv, options.scheduler.max_num_seqs, grammars)
 
 
@@ -145,10 +140,9 @@ def loop(executor: Executor, options: EngineOptions, memory: MemoryPlan) -> Engi
     return EngineLoop(
         executor,
         options,
-        num_full_pages=memory.num_full_pages,
-        num_sliding_pages=memory.num_sliding_pages,
+        groups=memory.groups,
+        num_pages=memory.num_pages,
         max_model_len=MAX_MODEL_LEN,
-        sliding_window=CONFIG.sliding_window,
     )
 
 

@@ -1,6 +1,7 @@
 """config.json in both spellings, and every way in which it can be wrong."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,7 @@ def changed(path: str, value: Any) -> dict[str, Any]:
 def test_the_published_config() -> None:
     config = ModelConfig.from_dict(PUBLISHED)
     assert config == gpt_oss_20b()
-    assert (config.num_full_layers, config.num_sliding_layers) == (12, 12)
+    assert config.layers_by_window == {None: tuple(range(1, 24, 2)), 128: tuple(range(0, 24, 2))}
 
 
 def test_the_spelling_of_transformers_5() -> None:
@@ -95,7 +96,31 @@ def test_layers_alternate_where_the_file_is_silent() -> None:
     assert ModelConfig.from_dict(changed("layer_types", ...)) == gpt_oss_20b()
 
 
-@pytest.mark.parametrize("config", [SMALL, WIDE_GROUP, gpt_oss_120b()], ids=["small", "wide", "120b"])
+PER_LAYER = replace(
+    WIDE_GROUP, num_local_experts=(9, 4, 2), sliding_window=(None, 8192, 50), layer_types=WIDE_GROUP.layer_types
+)
+
+
+def test_windows_and_experts_may_differ_by_layer() -> None:
+    values = changed("sliding_window", [128, None, 128, 8192] * 6) | {"model_type": "gpt_oss_puzzle"}
+    values["layer_types"] = ["sliding_attention", "full_attention", "sliding_attention", "sliding_attention"] * 6
+    values["num_local_experts"] = [32, 16, 64] * 8
+    config = ModelConfig.from_dict(values)
+    assert config.windows == (128, None, 128, 8192) * 6
+    assert config.experts == (32, 16, 64) * 8
+    assert list(config.layers_by_window) == [None, 8192, 128]
+    specs = tensor_specs(config)
+    assert specs["model.layers.2.mlp.experts.down_proj_bias"].shape == (64, 2880)
+    assert specs["model.layers.4.mlp.router.weight"].shape == (16, 2880)
+
+
+def test_fewer_experts_are_enough() -> None:
+    assert ModelConfig.from_dict(changed("num_local_experts", 20)).experts == (20,) * 24
+
+
+@pytest.mark.parametrize(
+    "config", [SMALL, WIDE_GROUP, PER_LAYER, gpt_oss_120b()], ids=["small", "wide", "per layer", "120b"]
+)
 def test_what_is_written_is_read(config: ModelConfig) -> None:
     assert ModelConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
 
@@ -116,7 +141,14 @@ def test_what_is_written_is_read(config: ModelConfig) -> None:
         ("layer_types", ["full_attention"], "layer_types"),
         ("layer_types", ["linear_attention"] * 24, "layer_types"),
         ("layer_types", "full_attention", "layer_types"),
+        ("layer_types", ["sliding_attention"] * 24, "layer_types"),
         ("sliding_window", None, "sliding_window is missing"),
+        ("sliding_window", [128] * 23, "sliding_window must be 24 values, one a layer"),
+        ("sliding_window", [None] * 24, "sliding_window must be a positive integer in a sliding layer"),
+        ("sliding_window", [0] * 24, "sliding_window"),
+        ("num_local_experts", [32] * 25, "num_local_experts"),
+        ("num_local_experts", [32] * 23 + ["16"], "num_local_experts"),
+        ("num_local_experts", [32] * 23 + [3], "num_experts_per_tok"),
         ("rms_norm_eps", "small", "rms_norm_eps"),
         ("swiglu_limit", 0, "swiglu_limit"),
         ("swiglu_alpha", 1.5, "swiglu_alpha"),

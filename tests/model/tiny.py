@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from oscine.executor.kv.allocate import allocate_group, dtype_name
 from oscine.model.config import ModelConfig, YarnConfig
-from oscine.model.gpt_oss import GptOss, kv_shape
+from oscine.model.gpt_oss import GptOss
 from oscine.model.random_weights import RandomTensors
 from oscine.model.weights import load_weights, tensor_specs
 from oscine.ops.interface import Batch, KVCache, PageGroup
@@ -89,10 +90,11 @@ class Stepper:
     def __init__(self, model: GptOss, num_pages: int = 64) -> None:
         config, embedding = model.config, model.weights.embed_VH
         self.model, self.device = model, embedding.device
-        full = kv_shape(config, config.num_full_layers, 2 * num_pages, PAGE)
-        sliding = kv_shape(config, config.num_sliding_layers, num_pages, PAGE)
-        self.kv = KVCache(
-            *(torch.full(shape, torch.nan, dtype=embedding.dtype, device=self.device) for shape in (full, sliding))
+        self.groups = config.kv_groups(PAGE, dtype_name(embedding.dtype))
+        counts = [2 * num_pages, *[num_pages] * (len(self.groups) - 1)]
+        self.kv = tuple(
+            allocate_group(group, count, self.device).fill_(torch.nan)
+            for group, count in zip(self.groups, counts, strict=True)
         )
         self.free = torch.randperm(num_pages, generator=torch.Generator().manual_seed(0)).tolist()
         self.num_pages = num_pages
@@ -110,19 +112,21 @@ class Stepper:
     def batch(self, work: tuple[tuple[Sequence, int], ...]) -> Batch:
         index = [torch.arange(s.computed, s.computed + count) for s, count in work]
         contexts = [s.computed + count for s, count in work]
-        full = torch.full((len(work), max(len(s.pages) for s, _ in work)), -1, dtype=torch.int32)
-        sliding = full.clone()
+        most = max(len(s.pages) for s, _ in work)
+        tables = torch.full((len(self.groups), len(work), most), -1, dtype=torch.int32)
         for row, (sequence, _) in enumerate(work):
             pages = torch.tensor(sequence.pages, dtype=torch.int32)
-            full[row, : len(pages)] = 2 * pages + 1
-            first = max(0, sequence.computed - self.model.config.sliding_window + 1) // PAGE
-            sliding[row, first : len(pages)] = self.num_pages - 1 - pages[first:]
+            tables[0, row, : len(pages)] = 2 * pages + 1
+            for place, group in enumerate(self.groups[1:], 1):
+                assert group.window is not None
+                first = max(0, sequence.computed - group.window + 1) // PAGE
+                tables[place, row, first : len(pages)] = (-place - pages[first:]) % self.num_pages
         groups = [
             PageGroup(
                 table,
                 torch.cat([table[r].long()[i // PAGE] * PAGE + i % PAGE for r, i in enumerate(index)]),
             )
-            for table in (full, sliding)
+            for table in tables
         ]
         counts = [count for _, count in work]
         starts = torch.tensor([0, *counts]).cumsum(0)
@@ -131,8 +135,7 @@ class Stepper:
             positions_T=torch.cat([i + s.offset for (s, _), i in zip(work, index, strict=True)]),
             query_starts_S1=starts.int(),
             context_lens_S=torch.tensor(contexts, dtype=torch.int32),
-            full=groups[0],
-            sliding=groups[1],
+            groups=tuple(groups),
             logits_rows_N=torch.arange(int(starts[-1])),
             num_decodes=next((i for i, n in enumerate(counts) if n > 1), len(counts)),
         )

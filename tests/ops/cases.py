@@ -85,13 +85,13 @@ def attention_inputs(case: AttentionCase, device: torch.device, dtype: torch.dty
         q_TQD=torch.randn(q_shape, generator=generator).to(device, dtype),
         kv_pages=pool.to(device)[:, 1],
         batch=batch,
-        group=batch.full,
+        group=batch.groups[0],
         sinks_Q=torch.randn(case.num_query_heads, generator=generator).to(device, dtype),
     )
 
 
 def _batch(sequences: tuple[tuple[int, int], ...], table: Tensor, page_size: int, generator: torch.Generator) -> Batch:
-    """Both groups share one table; the logits of each sequence's last token are wanted. Leading single tokens are
+    """There is one group; the logits of each sequence's last token are wanted. Leading single tokens are
     decodes; those after a chunk are chunks of one token."""
     counts = torch.tensor([count for count, _ in sequences])
     contexts = torch.tensor([context for _, context in sequences])
@@ -99,30 +99,24 @@ def _batch(sequences: tuple[tuple[int, int], ...], table: Tensor, page_size: int
     positions = torch.cat([torch.arange(context - count, context) for count, context in sequences])
     row_T = torch.arange(len(sequences)).repeat_interleave(counts)
     slots = table[row_T, positions // page_size].long() * page_size + positions % page_size
-    group = PageGroup(table, slots)
     return Batch(
         token_ids_T=torch.randint(0, 100, (int(starts[-1]),), generator=generator),
         positions_T=positions,
         query_starts_S1=starts.int(),
         context_lens_S=contexts.int(),
-        full=group,
-        sliding=group,
+        groups=(PageGroup(table, slots),),
         logits_rows_N=starts[1:] - 1,
         num_decodes=int((counts != 1).cumsum(0).eq(0).sum()),
     )
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
-    full, sliding = (
-        PageGroup(group.page_table_SB.to(device), group.slots_T.to(device)) for group in (batch.full, batch.sliding)
-    )
     return Batch(
         batch.token_ids_T.to(device),
         batch.positions_T.to(device),
         batch.query_starts_S1.to(device),
         batch.context_lens_S.to(device),
-        full,
-        sliding,
+        tuple(PageGroup(group.page_table_SB.to(device), group.slots_T.to(device)) for group in batch.groups),
         None if batch.logits_rows_N is None else batch.logits_rows_N.to(device),
         batch.num_decodes,
     )

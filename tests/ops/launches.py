@@ -24,7 +24,7 @@ from oscine.model.config import gpt_oss_120b
 from oscine.model.gpt_oss import GptOss
 from oscine.model.weights import load_weights, tensor_specs
 from oscine.ops.cases import sampling_batch
-from oscine.ops.interface import Batch, KVCache, PageGroup
+from oscine.ops.interface import Batch, PageGroup
 from oscine.ops.packed import BatchState, PackedSizes, PackedStep
 from oscine.ops.table import choose, platform, resolve
 from oscine.ops.target import Target
@@ -125,14 +125,14 @@ def _empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
 def _run_steps(target: Target) -> None:
     """Every op but those of cuBLAS."""
     ops = resolve(target, choose(platform(Target(torch.device("cuda"), target.capability))))
-    layers = replace(CONFIG, num_hidden_layers=2, layer_types=CONFIG.layer_types[:2], max_position_embeddings=64)
+    layers = replace(CONFIG.of_layers(CONFIG.layer_of_each_kind), max_position_embeddings=64)
     model = GptOss(layers, load_weights(layers, _Shapes(), META, torch.bfloat16), ops)
-    kv = KVCache(*(_empty(1000, 1, 2, 8, 64, 64) for _ in range(2)))
+    kv = tuple(_empty(1000, 1, 2, 8, 64, 64) for _ in range(2))
     for count in DECODES:
         model.hidden(_batch(count, count, count), kv)
     for count in CHUNKS:
         model.hidden(_batch(count, 1, 0), kv)
-    state = BatchState(*(_empty(*shape, dtype=torch.int32) for shape in ((9, 2048), (9, 2048), (10,))), page_size=64)
+    state = BatchState(*(_empty(*shape, dtype=torch.int32) for shape in ((2, 9, 2048), (10,))), page_size=64)
     packed = PackedStep.of(_empty(PackedSizes(3, 3, 3, 3).total, dtype=torch.int32), PackedSizes(3, 3, 3, 3))
     ops.prepare_step(packed, state)
     ops.write_back(state, packed.sampled_slots_M, _empty(3, dtype=torch.int64))
@@ -150,4 +150,4 @@ def _batch(tokens: int, sequences: int, decodes: int) -> Batch:
 
     ids_T, positions_T = (_empty(tokens, dtype=torch.int64) for _ in range(2))
     starts_S1, lens_S = (_empty(count, dtype=torch.int32) for count in (sequences + 1, sequences))
-    return Batch(ids_T, positions_T, starts_S1, lens_S, group(), group(), None, decodes)
+    return Batch(ids_T, positions_T, starts_S1, lens_S, (group(), group()), None, decodes)

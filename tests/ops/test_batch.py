@@ -36,8 +36,8 @@ def case(lengths: list[int], num_rows: int, columns: int, device: str) -> tuple[
     packed.logits_rows_N[:] = draw(tokens, num_rows)
     packed.sampled_slots_M[:] = packed.slots_S
     on_device = PackedStep.of(flat.to(device), sizes)
-    full, sliding = (draw(10_000_000, slots, columns).to(device) for _ in range(2))
-    return on_device, BatchState(full, sliding, draw(50, slots + 1).to(device), P)
+    tables = draw(10_000_000, 1 + count % 3, slots, columns).to(device)  # of one group, or of several
+    return on_device, BatchState(tables, draw(50, slots + 1).to(device), P)
 
 
 def check(prepare: object, write_back: object, device: str) -> None:
@@ -45,7 +45,7 @@ def check(prepare: object, write_back: object, device: str) -> None:
         packed, state = case(lengths, num_rows, columns, device)
         before = state.last_ids.clone()
         prepared = prepare(packed, state)  # type: ignore[operator]
-        for group, table in ((prepared.full, state.full_table), (prepared.sliding, state.sliding_table)):
+        for group, table in zip(prepared.groups, state.tables, strict=True):
             assert torch.equal(group.page_table_SB, table[packed.slots_S.long()])
             assert group.page_table_SB.dtype == torch.int32
             assert group.slots_T.tolist() == [
@@ -86,12 +86,22 @@ def test_the_kernels_interpreted() -> None:
 def test_the_kernels_compile_for_a_gpu() -> None:
     from oscine.ops.step import triton as kernels
 
-    integers = ("packed", "last_ids", "full_table", "sliding_table", "tables")
+    integers = ("packed", "last_ids", "state_tables", "tables")
     types = dict.fromkeys(integers, "*i32") | {"wide": "*i64"}
     counts = dict.fromkeys(
-        ("num_tokens", "num_sequences", "num_rows", "stride", "slots_start", "rows_start", "token_blocks"), "i32"
+        (
+            "num_tokens",
+            "num_sequences",
+            "num_rows",
+            "stride",
+            "slots_start",
+            "rows_start",
+            "token_blocks",
+            "stride_group",
+        ),
+        "i32",
     )
-    constants = {"P": 64, "B": 2048, "BLOCK": kernels.BLOCK}
+    constants = {"GROUPS": 2, "P": 64, "B": 2048, "BLOCK": kernels.BLOCK}
     assert not compile_ahead(kernels._prepare_kernel, types | counts, constants).spills
     types = {"last_ids": "*i32", "slots_M": "*i32", "ids_M": "*i64", "count": "i32"}
     compile_ahead(kernels._write_back_kernel, types, {"BLOCK": kernels.BLOCK}, unaligned=("ids_M",))

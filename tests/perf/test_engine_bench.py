@@ -107,9 +107,9 @@ class TimedExecutor(Immediate):
 def timed_bench(num_full_pages: int = 1000) -> tuple[TimedExecutor, EngineBench]:
     executor = TimedExecutor()
     options = engine_options(ModelOptions(), [POINT], max_num_batched_tokens=800, cache=CacheOptions())
-    pages = {"num_full_pages": num_full_pages, "num_sliding_pages": 1000}
-    loop = EngineLoop(executor, options, max_model_len=200, **pages)
     config = gpt_oss_120b()
+    groups = config.kv_groups(options.cache.page_size, "bfloat16")
+    loop = EngineLoop(executor, options, groups=groups, num_pages=[num_full_pages, 1000], max_model_len=200)
     engine = BuiltEngine(loop, "120b", 200, config.vocab_size)
     return executor, EngineBench(engine, config, options.cache.page_size, 12.34, executor.clock)
 

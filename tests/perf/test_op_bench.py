@@ -63,7 +63,7 @@ def test_every_op_of_a_step_is_there_and_runs(load: StepLoad) -> None:
     calls = calls_of(load)
     assert {op.backend_of for op in calls.values()} == set(TABLE) - {"prepare_step"}
     assert {name: op.per_step for name, op in calls.items()} == {
-        **{"rms_norm": 1, "norm_qkv": 6, "attention full": 3, "attention sliding": 3, "out_proj": 6, "norm_route": 6},
+        **{"rms_norm": 1, "norm_qkv": 6, "attention full": 3, "attention window-40": 3, "out_proj": 6, "norm_route": 6},
         **{"moe": 6, "choose": 1, "lm_head": 0, "sample": 0},
     }
     for op in calls.values():
@@ -82,7 +82,7 @@ def test_an_op_must_read_what_the_roofline_says() -> None:
         calls[name].num_bytes * calls[name].per_step for name in ("norm_qkv", "out_proj", "norm_route", "choose")
     )
     assert weights == pytest.approx(2 * roofline.fixed_bytes(CONFIG), rel=0.15)
-    keys = sum(calls[f"attention {kind}"].num_bytes * 3 for kind in ("full", "sliding"))
+    keys = sum(calls[f"attention {kind}"].num_bytes * 3 for kind in ("full", "window-40"))
     assert keys == pytest.approx(2 * roofline.kv_bytes(CONFIG, 100), rel=0.1)
     flops = sum(op.flops * op.per_step for op in calls.values())
     assert flops == pytest.approx(roofline.token_flops(CONFIG, 100), rel=1e-6)
@@ -93,21 +93,21 @@ def test_a_chunk_reads_its_context_once() -> None:
     token = 2 * CONFIG.num_key_value_heads * CONFIG.head_dim * 4
     queries = 2 * 60 * CONFIG.num_attention_heads * CONFIG.head_dim * 4
     assert calls["attention full"].num_bytes == 2 * 200 * token + queries
-    assert calls["attention sliding"].num_bytes == 2 * (30 + 39) * token + queries
+    assert calls["attention window-40"].num_bytes == 2 * (30 + 39) * token + queries
     pairs = 4 * CONFIG.num_attention_heads * CONFIG.head_dim
     assert calls["attention full"].flops == 2 * sum(range(171, 201)) * pairs
-    assert calls["attention sliding"].flops == 2 * 30 * 40 * pairs
+    assert calls["attention window-40"].flops == 2 * 30 * 40 * pairs
 
 
 @pytest.mark.parametrize("load", LOADS, ids=str)
 def test_a_batch_writes_to_pages_of_its_own(load: StepLoad) -> None:
     batch = make_batch(CONFIG, load, CPU)
-    for group in (batch.full, batch.sliding):
+    for group in batch.groups:
         pages = group.page_table_SB[group.page_table_SB >= 0]
         assert len(set(pages.tolist())) == len(pages)
         assert len(set(group.slots_T.tolist())) == load.tokens
         assert set((group.slots_T // 64).tolist()) <= set(pages.tolist())
-    assert (batch.full.page_table_SB >= 0).all()
+    assert (batch.groups[0].page_table_SB >= 0).all()
     assert batch.num_decodes == (load.sequences if load.query_len == 1 else 0)
 
 

@@ -6,7 +6,7 @@ executor is any object that runs plans in order.
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from oscine.config import EngineOptions
@@ -15,6 +15,7 @@ from oscine.engine.core.latency import Latencies
 from oscine.engine.core.prefix_index import PageEvents
 from oscine.engine.core.request import Request
 from oscine.engine.core.scheduler import ScheduledStep, Scheduler
+from oscine.kv_group import KVGroup
 from oscine.types import (
     NON_FINITE,
     EngineStats,
@@ -57,8 +58,8 @@ class EngineLoop:
     sequence, the launched step computes one token in vain; it is thrown away, and the page it wrote to is given to
     somebody else by a later plan at the earliest.
 
-    Of the options it reads scheduler, cache and peers; pages are counted, and sized in tokens, never in bytes. Raises
-    ValueError if the sliding pages cannot hold one window.
+    Of the options it reads scheduler, cache and peers. `num_pages`: per page group; pages are counted, and sized in
+    tokens, never in bytes. Raises ValueError if the pages of a group cannot hold one window.
     """
 
     def __init__(
@@ -66,10 +67,9 @@ class EngineLoop:
         executor: Executor,
         options: EngineOptions,
         *,
-        num_full_pages: int,
-        num_sliding_pages: int,
+        groups: Sequence[KVGroup],
+        num_pages: Sequence[int],
         max_model_len: int,
-        sliding_window: int = 128,
         max_attended: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -78,10 +78,8 @@ class EngineLoop:
         self._max_model_len = max_model_len
         self._clock = clock
         self.cache = KVCacheManager(
-            num_full_pages=num_full_pages,
-            num_sliding_pages=num_sliding_pages,
-            page_size=options.cache.page_size,
-            sliding_window=sliding_window,
+            groups,
+            num_pages,
             prefix_caching=options.cache.prefix_caching,
             prefix_seed=options.peers.prefix_seed,
         )
@@ -176,14 +174,15 @@ class EngineLoop:
     def stats(self) -> EngineStats:
         counters, running = self._scheduler.counters, self._scheduler.running.values()
         waiting = self._waiting()
+        full, *sliding = self.cache.pools
         missing = [request.num_missing for request in running]
         stats = EngineStats(
             num_running=len(running),
             num_waiting=len(waiting),
-            full_pages_used=self.cache.full.num_used,
-            full_pages_total=self.cache.full.num_pages,
-            sliding_pages_used=self.cache.sliding.num_used,
-            sliding_pages_total=self.cache.sliding.num_pages,
+            full_pages_used=full.num_used,
+            full_pages_total=full.num_pages,
+            sliding_pages_used=sum(pool.num_used for pool in sliding),
+            sliding_pages_total=sum(pool.num_pages for pool in sliding),
             steps=self._num_steps,
             step_tokens=self._num_step_tokens,
             steps_by_tokens=self._steps_by_tokens.copy(),
@@ -274,8 +273,8 @@ class EngineLoop:
             return f"{self._options.max_waiting} requests are waiting already"
         end = min(num_tokens + request.sampling.max_tokens, self._max_model_len)
         num_pages = self.cache.num_pages(max(num_tokens, end - 1))
-        if num_pages > self.cache.full.num_pages:
-            capacity = self.cache.full.num_pages * self.cache.page_size
+        if num_pages > self.cache.pools[0].num_pages:
+            capacity = self.cache.pools[0].num_pages * self.cache.page_size
             return f"{num_tokens} prompt tokens and {end - num_tokens} more do not fit a KV cache of {capacity} tokens"
         return None
 

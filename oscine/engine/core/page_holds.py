@@ -5,82 +5,49 @@ of requests that wait for their turn are a favour: they are given up, the least 
 has to stop. What they held stays in the prefix index until it is evicted.
 """
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Sequence
 
 from oscine.engine.core.page_pool import PagePool
 from oscine.engine.core.prefix_index import PrefixIndex
 from oscine.engine.core.request import Order, Request
-from oscine.types import PageGroup
+from oscine.kv_group import KVGroup
 
-
-class Lacking(NamedTuple):
-    """Pages of a prefix that the index does not know, by their place in it."""
-
-    full: list[int]
-    sliding: list[int]  # of the last window
-
-
-@dataclass(frozen=True, slots=True)
-class Hold:
-    """Place in a prefix -> page."""
-
-    full: dict[int, int]
-    sliding: dict[int, int]
+Lacking = list[list[int]]  # per group: pages of a prefix, or of its last window, that the index does not know, by place
+Hold = list[dict[int, int]]  # per group: place in a prefix -> page
 
 
 class PageHolds:
-    def __init__(self, index: PrefixIndex, full: PagePool, sliding: PagePool) -> None:
+    def __init__(self, groups: Sequence[KVGroup], pools: Sequence[PagePool], index: PrefixIndex) -> None:
         self.num_holds = 0  # while there are any, who waits for pages may have to wait for them
-        self._index, self._full, self._sliding = index, full, sliding
+        self._groups, self._pools, self._index = groups, pools, index
         self._waiting: dict[Request, Hold] = {}
 
     def lacking(self, digests: list[bytes]) -> Lacking:
         """What a request with this prefix of whole pages would have to compute, or fetch."""
-        full, sliding = self._known(digests)
-        first = self._index.first_needed(len(digests))
-        return Lacking(
-            [i for i in range(len(digests)) if i not in full],
-            [i for i in range(first, len(digests)) if i not in sliding],
-        )
+        return [[i for i, page in pages.items() if page is None] for pages in self._pages(digests)]
 
     def has_room(self, digests: list[bytes], reserve: int) -> bool:
         """Whether take() would leave `reserve` pages of each group."""
-        full, sliding = self._known(digests)
-        lacking = self.lacking(digests)
-        num_full = len(lacking.full) + self._full.num_unheld(list(full.values()))
-        num_sliding = len(lacking.sliding) + self._sliding.num_unheld(list(sliding.values()))
-        return num_full + reserve <= self._full.num_available and num_sliding + reserve <= self._sliding.num_available
+        for pool, pages in zip(self._pools, self._pages(digests), strict=True):
+            known = [page for page in pages.values() if page is not None]
+            if len(pages) - len(known) + pool.num_unheld(known) + reserve > pool.num_available:
+                return False
+        return True
 
     def take(self, digests: list[bytes]) -> Hold:
         """Holds the pages of a prefix and of its last window: those that the index knows, and new ones in place of
         those that it lacks. There must be room."""
-        full, sliding = self._known(digests)
-        lacking = self.lacking(digests)
-        for pool, known in ((self._full, full), (self._sliding, sliding)):
-            for page in known.values():
-                pool.retain(page)
-        full |= zip(lacking.full, self._full.allocate(len(lacking.full)), strict=True)
-        sliding |= zip(lacking.sliding, self._sliding.allocate(len(lacking.sliding)), strict=True)
         self.num_holds += 1
-        return Hold(full, sliding)
+        return [_held(pool, pages) for pool, pages in zip(self._pools, self._pages(digests), strict=True)]
 
     def register(self, digests: list[bytes], token_ids: list[int], hold: Hold, places: Lacking) -> None:
         """The pages at these places of a hold have got their content; it is of these tokens, or the first of them."""
-        groups: list[tuple[PageGroup, PagePool, list[int], dict[int, int]]] = [
-            ("full", self._full, places.full, hold.full),
-            ("sliding", self._sliding, places.sliding, hold.sliding),
-        ]
-        for group, pool, indices, pages in groups:
-            learnt = [i for i in indices if self._index.insert(group, digests[i], pages[i])]
-            for i in learnt:
-                pool.mark_indexed(pages[i])
-            if group == "full":
-                self._index.announce(digests, token_ids, learnt)
+        for group, (pool, pages) in enumerate(zip(self._pools, hold, strict=True)):
+            pool.mark_indexed(self._index.register(group, digests, token_ids, pages, places[group]))
 
     def release(self, hold: Hold) -> None:
         """Of a prefix, the end is evicted before the start."""
-        for pool, pages in ((self._full, hold.full), (self._sliding, hold.sliding)):
+        for pool, pages in zip(self._pools, hold, strict=True):
             for i in sorted(pages, reverse=True):
                 pool.release(pages[i])
         self.num_holds -= 1
@@ -105,13 +72,19 @@ class PageHolds:
         self.release_of(last)
         return True
 
-    def _known(self, digests: list[bytes]) -> tuple[dict[int, int], dict[int, int]]:
-        """Pages of the prefix that are known in the full group, and of its last window in the sliding one, by place."""
-        first = self._index.first_needed(len(digests))
-        full = {i: self._index.page("full", digest) for i, digest in enumerate(digests)}
-        sliding = {i: self._index.page("sliding", digests[i]) for i in range(first, len(digests))}
-        return _found(full), _found(sliding)
+    def _pages(self, digests: list[bytes]) -> list[dict[int, int | None]]:
+        """Per group: pages of the prefix that are read after it, by place; None for those that the index lacks."""
+        end = len(digests)
+        return [
+            {i: self._index.page(place, digests[i]) for i in range(group.first_needed(end), end)}
+            for place, group in enumerate(self._groups)
+        ]
 
 
-def _found(pages: dict[int, int | None]) -> dict[int, int]:
-    return {i: page for i, page in pages.items() if page is not None}
+def _held(pool: PagePool, pages: dict[int, int | None]) -> dict[int, int]:
+    """Known pages are retained first: those that are allocated might evict them."""
+    held = {i: page for i, page in pages.items() if page is not None}
+    for page in held.values():
+        pool.retain(page)
+    lacking = [i for i in pages if i not in held]
+    return held | dict(zip(lacking, pool.allocate(len(lacking)), strict=True))

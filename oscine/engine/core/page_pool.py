@@ -8,7 +8,7 @@ Knows nothing of tokens, of requests or of memory. A page is in exactly one of t
 """
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 
 class PagePool:
@@ -63,9 +63,10 @@ class PagePool:
         else:
             self._free.append(page)
 
-    def mark_indexed(self, page: int) -> None:
-        """The prefix index now knows the content of this held page."""
-        self._indexed[page] = True
+    def mark_indexed(self, pages: Iterable[int]) -> None:
+        """The prefix index now knows the content of these held pages."""
+        for page in pages:
+            self._indexed[page] = True
 
     def _evict(self) -> int:
         page, _ = (self._cold or self._kept).popitem(last=False)

@@ -1,4 +1,4 @@
-"""Which pages hold which prefix of tokens: content addresses of full pages, one table for each page group.
+"""Which pages hold which prefix of tokens: content addresses of whole pages, one table for each page group.
 
 Knows nothing of holders or requests. A page is addressed by a digest of all tokens up to its end, so equal addresses
 mean equal content. Each group forgets pages on its own.
@@ -7,9 +7,10 @@ mean equal content. Each group forgets pages on its own.
 import hashlib
 import os
 from array import array
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
-from oscine.types import PageGroup
+from oscine.kv_group import KVGroup
 
 
 def root_of(seed: str) -> bytes:
@@ -36,17 +37,16 @@ def extend_digests(digests: list[bytes], token_ids: list[int], num_pages: int, *
 
 
 class PrefixHit(NamedTuple):
-    """The longest usable prefix: `num_pages` pages of tokens; holes of the sliding group are -1."""
+    """The longest usable prefix: `num_pages` pages of tokens."""
 
     num_pages: int
-    branch_page: int  # pages of the longest prefix known in the full group; more than num_pages if windows are missing
-    full_pages: list[int]
-    sliding_pages: list[int]
-    first_sliding: int  # sliding_pages before this index are holes
+    branch_page: int  # pages of the longest prefix known in the first group; more than num_pages if windows are missing
+    pages: list[list[int]]  # per group; -1 where the page is out of the window
+    first_held: list[int]  # per group: where its window begins, pages before this index are -1
 
 
 class PageEvents(Protocol):
-    """Hears what becomes of pages of the full group."""
+    """Hears what becomes of pages of the first group."""
 
     def stored(self, digests: list[bytes], token_ids: list[int], pages: list[int]) -> None:
         """Pages of a prefix, by their places in it, are known now; it has these digests and tokens, or more."""
@@ -58,19 +58,16 @@ class PageEvents(Protocol):
 
 
 class PrefixIndex:
-    """Digest of a prefix of whole pages -> the page that holds its last page_size tokens."""
+    """Digest of a prefix of whole pages -> the page that holds its last page_size tokens. Groups go by their places."""
 
-    def __init__(self, page_size: int, sliding_window: int, root: bytes) -> None:
-        self.page_size = page_size
-        self._reach = sliding_window - 1  # how far back of its own position a token looks
+    def __init__(self, groups: Sequence[KVGroup], root: bytes) -> None:
+        self.page_size = groups[0].page_size
+        self._groups = groups
         self._root = root  # address of the empty prefix
         self.events: PageEvents | None = None
-        self._pages: dict[PageGroup, dict[bytes, int]] = {"full": {}, "sliding": {}}
-        self._digests: dict[PageGroup, dict[int, bytes]] = {"full": {}, "sliding": {}}
-
-    def first_needed(self, num_pages: int) -> int:
-        """The first sliding page that the token after `num_pages` pages, or any later one, reads."""
-        return max(0, num_pages * self.page_size - self._reach) // self.page_size
+        self._pages: list[dict[bytes, int]] = [{} for _ in groups]
+        self._digests: list[dict[int, bytes]] = [{} for _ in groups]
+        self._windowed = list(zip(groups, self._pages, strict=True))[1:]
 
     def extend_digests(self, digests: list[bytes], token_ids: list[int], num_pages: int, salt: str = "") -> None:
         """As the function of this name, with the page size and the root of this index."""
@@ -79,11 +76,11 @@ class PrefixIndex:
         root = self._root if digests else salted(self._root, salt)
         extend_digests(digests, token_ids, num_pages, page_size=self.page_size, root=root)
 
-    def page(self, group: PageGroup, digest: bytes) -> int | None:
+    def page(self, group: int, digest: bytes) -> int | None:
         """The page that holds the last tokens of this prefix, if there is one."""
         return self._pages[group].get(digest)
 
-    def insert(self, group: PageGroup, digest: bytes, page: int) -> bool:
+    def insert(self, group: int, digest: bytes, page: int) -> bool:
         """Offers a page. False if another page of this content is known already."""
         if digest in self._pages[group]:
             return False
@@ -91,36 +88,53 @@ class PrefixIndex:
         self._digests[group][page] = digest
         return True
 
-    def forget(self, group: PageGroup, page: int) -> None:
+    def forget(self, group: int, page: int) -> None:
         """The page is about to hold something else."""
         digest = self._digests[group].pop(page)
         del self._pages[group][digest]
-        if group == "full" and self.events is not None:
+        if group == 0 and self.events is not None:
             self.events.removed(digest)
 
-    def announce(self, digests: list[bytes], token_ids: list[int], places: list[int]) -> None:
-        """Tells who listens of pages of the full group that were just inserted."""
-        if places and self.events is not None:
-            self.events.stored(digests, token_ids, places)
+    def register(
+        self,
+        group: int,
+        digests: list[bytes],
+        token_ids: list[int],
+        pages: list[int] | dict[int, int],
+        places: Iterable[int],
+    ) -> list[int]:
+        """Offers the pages at these places of a prefix of these tokens, or more. Returns those that are new here."""
+        learnt = [i for i in places if self.insert(group, digests[i], pages[i])]
+        if group == 0 and learnt and self.events is not None:
+            self.events.stored(digests, token_ids, learnt)
+        return [pages[i] for i in learnt]
 
     def find(self, digests: list[bytes]) -> PrefixHit:
-        """The longest prefix whose full pages are all known and whose last window is known in the sliding group."""
-        full, sliding = self._pages["full"], self._pages["sliding"]
-        known = 0  # leading pages known in the full group
-        run = 0  # pages known in the sliding group in a row, up to here
-        best = 0
-        for digest in digests:
-            if digest not in full:
-                break
-            known += 1
-            run = run + 1 if digest in sliding else 0
-            if run >= known - self.first_needed(known):
-                best = known
-        first = self.first_needed(best)
+        """The longest prefix of which every group knows all pages that the next token, or a later one, reads."""
+        num_known = num_pages = self._num_known(digests)
+        while (lost := self._last_lost(digests, num_pages)) is not None:
+            num_pages = lost
+        first_held = [group.first_needed(num_pages) for group in self._groups]
         return PrefixHit(
-            num_pages=best,
-            branch_page=known,
-            full_pages=[full[digest] for digest in digests[:best]],
-            sliding_pages=[-1] * first + [sliding[digest] for digest in digests[first:best]],
-            first_sliding=first,
+            num_pages,
+            branch_page=num_known,
+            pages=[
+                [-1] * first + [pages[digest] for digest in digests[first:num_pages]]
+                for pages, first in zip(self._pages, first_held, strict=True)
+            ],
+            first_held=first_held,
         )
+
+    def _num_known(self, digests: list[bytes]) -> int:
+        """Leading pages known in the first group."""
+        pages = self._pages[0]
+        return next((i for i, digest in enumerate(digests) if digest not in pages), len(digests))
+
+    def _last_lost(self, digests: list[bytes], num_pages: int) -> int | None:
+        """A page of a window after `num_pages` pages that its group does not know, the last one of that group. A
+        usable prefix ends before it."""
+        for group, pages in self._windowed:
+            for i in range(num_pages - 1, group.first_needed(num_pages) - 1, -1):
+                if digests[i] not in pages:
+                    return i
+        return None

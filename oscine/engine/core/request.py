@@ -29,9 +29,8 @@ class Request:
         "end",
         "fast_end",
         "finish_reason",
-        "first_sliding",
+        "first_held",
         "first_token_s",
-        "full_pages",
         "logprobs",
         "num_cached_tokens",
         "num_computed",
@@ -44,13 +43,13 @@ class Request:
         "num_wanted",
         "order",
         "page_event",
+        "pages",
         "priority",
         "prompt_logprobs",
         "queue_s",
         "remote_prefill",
         "request_id",
         "sampling",
-        "sliding_pages",
         "slot",
         "stop_token_ids",
         "stream_interval",
@@ -89,13 +88,12 @@ class Request:
         self.fast_end = 0  # positions below this need no new page and no other thought to be decoded
         self.page_event = NEVER  # computed tokens at which pages are to be registered or freed
 
-        self.full_pages: list[int] = []  # page of tokens [i * page_size, (i + 1) * page_size)
-        self.sliding_pages: list[int] = []  # the same; entries below first_sliding are not held any more
-        self.first_sliding = 0
+        self.pages: list[list[int]] = []  # while it runs, per page group: page of tokens [i * page_size, ...)
+        self.first_held: list[int] = []  # per page group: entries of `pages` below this are not held any more
         self.digests: list[bytes] = []  # of the leading full pages of token_ids, as far as they were needed
         self.num_registered = 0  # leading pages already offered to the prefix index
         self.num_hit_pages = 0  # leading pages taken from the prefix index at the last admission
-        self.branch_page = 0  # pages of the longest prefix that the index knew then, if only in the full group
+        self.branch_page = 0  # pages of the longest prefix that the index knew then, if only in the first group
 
         self.num_cached_tokens = 0  # prompt tokens found in the prefix index at the first admission
         self.num_emitted = self.num_given  # leading tokens that need no output any more
@@ -103,6 +101,11 @@ class Request:
         self.logprobs: list[TokenLogprobs] = []  # of the tokens not yet emitted
         self.prompt_logprobs: list[TokenLogprobs] = []  # until the first output
         self.remote_prefill: RemotePrefill | None = None  # what another engine that was asked did
+
+    @property
+    def num_pages(self) -> int:
+        """Of a request that runs: the length of its page tables, the same in all groups."""
+        return len(self.pages[0])
 
     @property
     def samples(self) -> bool:

@@ -112,7 +112,7 @@ class Scheduler:
                 request.num_computed = start + 1
                 request.num_wanted = start + 2
                 num_decoded += 1
-                sequences.append(ScheduledSequence(request.slot, start, 1, True, [], []))
+                sequences.append(ScheduledSequence(request.slot, start, 1, True, []))
                 requests.append(request)
             elif request.slot >= 0:  # not preempted a moment ago
                 missing = request.num_missing
@@ -132,13 +132,13 @@ class Scheduler:
             return
         if num_tokens > 1:
             self._attended += num_tokens * (start + num_tokens)
-        full, sliding = self.cache.extend(request, start + num_tokens)
+        pages = self.cache.extend(request, start + num_tokens)
         request.num_computed = start + num_tokens
         sample = request.num_computed == request.num_wanted and request.samples
         if sample:
             request.num_wanted += 1
         self._budget -= num_tokens
-        self._step.plan.sequences.append(ScheduledSequence(request.slot, start, num_tokens, sample, full, sliding))
+        self._step.plan.sequences.append(ScheduledSequence(request.slot, start, num_tokens, sample, pages))
         self._step.requests.append(request)
 
     def _chunk(self, start: int, num_tokens: int) -> int:
@@ -151,7 +151,7 @@ class Scheduler:
     def _room(self, request: Request, num_tokens: int) -> int:
         """Tokens that the pages at hand let the request compute, after preempting others if it could compute none."""
         page_size = self.cache.page_size
-        room = len(request.full_pages) * page_size - request.num_computed
+        room = request.num_pages * page_size - request.num_computed
         if room >= num_tokens:
             return room
         while not room and not self.cache.num_free_pages():
@@ -192,7 +192,7 @@ class Scheduler:
             return None
         hit = hit or self.cache.find(request)
         reserve = len(self.running) - len(lower)
-        spare = sum(len(r.full_pages) for r in lower)  # preempting them all frees this at most
+        spare = sum(r.num_pages for r in lower)  # preempting them all frees this at most
         if not self._fits(request, hit, reserve - spare):
             return None
         while not (self._free_slots and self._fits(request, hit, reserve)):
@@ -221,8 +221,7 @@ class Scheduler:
                 token_ids=list(request.token_ids),
                 num_prompt_tokens=request.num_prompt_tokens,
                 num_cached_tokens=request.num_computed,
-                full_pages=hit.full_pages,
-                sliding_pages=hit.sliding_pages,
+                pages=hit.pages,
                 sampling=request.sampling,
             )
         )

@@ -11,8 +11,17 @@ from dataclasses import dataclass, field
 
 from oscine.engine.core.loop import EngineLoop
 from oscine.engine.core.page_holds import Hold
-from oscine.engine.wire.messages import FromPeer, Meet, Met, Prefill, Prefilled, PrefillRefused, Release, ToPeer
-from oscine.executor.kv.page_layout import KVEndpoint
+from oscine.engine.wire.messages import (
+    FromPeer,
+    KVEndpoint,
+    Meet,
+    Met,
+    Prefill,
+    Prefilled,
+    PrefillRefused,
+    Release,
+    ToPeer,
+)
 from oscine.types import GenerationOutput, GenerationRequest, SamplingParams
 
 _LONGEST_LEASE_S = 300.0
@@ -122,8 +131,8 @@ class PrefillService:
         lease_s = min(_LONGEST_LEASE_S, job.wanted.lease_s)  # in this order also for what is no number
         job.end_s = self._clock() + lease_s
         self._attend(True)
-        full, sliding = ([pages[i] for i in sorted(pages)] for pages in (hold.full, hold.sliding))
-        self.news.append((job.peer, Prefilled(job.wanted.request_id, full, sliding, lease_s)))
+        pages = [[of_group[i] for i in sorted(of_group)] for of_group in hold]
+        self.news.append((job.peer, Prefilled(job.wanted.request_id, pages, lease_s)))
 
     def _refuse(self, job: _Job, message: str) -> None:
         self.news.append((job.peer, PrefillRefused(job.wanted.request_id, message)))

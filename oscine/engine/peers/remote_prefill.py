@@ -22,9 +22,18 @@ from oscine.engine.core.kv_cache_manager import KVCacheManager
 from oscine.engine.core.page_holds import Hold, Lacking
 from oscine.engine.core.request import Request
 from oscine.engine.wire.checks import check_endpoint, check_pages
-from oscine.engine.wire.messages import FromPeer, Met, Prefill, Prefilled, PrefillRefused, Release, ToClient
-from oscine.executor.kv.page_layout import KVEndpoint, Moves
-from oscine.types import EngineStats, PrefillSource, RemotePrefill
+from oscine.engine.wire.messages import (
+    FromPeer,
+    KVEndpoint,
+    Met,
+    Prefill,
+    Prefilled,
+    PrefillRefused,
+    Release,
+    ToClient,
+)
+from oscine.kv_group import KVGroup
+from oscine.types import EngineStats, PageMoves, PrefillSource, RankMemory, RemotePrefill
 
 _LEASE_SLACK_S = 1.0  # a lease lasts longer than anybody reads
 
@@ -55,13 +64,13 @@ class PageTransfer(Protocol):
 
 
 class Transfers(Protocol):
-    """Moves pages here: see oscine.executor.kv.nixl_transfer.KVTransfer. What it makes of an endpoint is its own."""
+    """Moves pages here: see oscine.executor.kv.nixl_transfer.KVTransfer. What it makes of a peer is its own."""
 
-    def connect(self, endpoint: KVEndpoint) -> Any: ...
+    def connect(self, model: str, groups: list[KVGroup], ranks: list[RankMemory]) -> Any: ...
 
     def disconnect(self, peer: Any) -> None: ...
 
-    def start(self, peer: Any, moves: list[Moves]) -> PageTransfer: ...
+    def start(self, peer: Any, moves: list[PageMoves]) -> PageTransfer: ...
 
 
 @dataclass(slots=True)
@@ -86,20 +95,17 @@ class _Fetch:
     answer: Prefilled | None = None
     answered_s: float = 0.0
     hold: Hold | None = None
-    lacking: Lacking = field(default_factory=lambda: Lacking([], []))
+    lacking: Lacking = field(default_factory=list)
     fence: int = 0  # steps that must have ended before the pages may be written to
     transfer: PageTransfer | None = None
 
-    def moves(self) -> list[Moves]:
+    def moves(self) -> list[PageMoves]:
         assert self.answer is not None
         assert self.hold is not None
-        full, sliding = self.lacking
-        first = len(self.digests) - len(self.answer.sliding_pages)
-        theirs = [self.answer.full_pages[i] for i in full], [self.answer.sliding_pages[i - first] for i in sliding]
-        moves = [
-            Moves("full", theirs[0], [self.hold.full[i] for i in full]),
-            Moves("sliding", theirs[1], [self.hold.sliding[i] for i in sliding]),
-        ]
+        moves = []
+        for group, (lacking, theirs, ours) in enumerate(zip(self.lacking, self.answer.pages, self.hold, strict=True)):
+            first = len(self.digests) - len(theirs)
+            moves.append(PageMoves(group, [theirs[i - first] for i in lacking], [ours[i] for i in lacking]))
         return [move for move in moves if move.target_pages]
 
 
@@ -114,7 +120,7 @@ class RemotePrefills:
         self._fetches: dict[str, _Fetch] = {}
         self._ready: list[Request] = []
         self._draining: list[tuple[Hold, PageTransfer]] = []  # given up, but still being written to
-        self._coming: set[tuple[str, bytes]] = set()  # group and digest of the pages that are being fetched
+        self._coming: set[tuple[int, bytes]] = set()  # group and digest of the pages that are being fetched
         self._num_asked = 0
         self._stats = EngineStats()
 
@@ -215,7 +221,8 @@ class RemotePrefills:
             if endpoint is None:
                 raise ValueError("it gives no pages to others")
             check_endpoint(endpoint)
-            source.peer, source.endpoint = self._transfers.connect(endpoint), endpoint
+            source.peer = self._transfers.connect(endpoint.model, endpoint.groups, endpoint.ranks)
+            source.endpoint = endpoint
         except ValueError as error:
             source.refusal = str(error)
             self._fail_all(address, source.refusal)
@@ -238,7 +245,7 @@ class RemotePrefills:
         if endpoint is None:
             raise ValueError("it offers pages without an address")
         num_pages = len(fetch.digests)
-        check_pages(answer, endpoint, num_pages, num_pages - self._cache.index.first_needed(num_pages))
+        check_pages(answer, endpoint, [num_pages - group.first_needed(num_pages) for group in endpoint.groups])
 
     def _lose(self, address: str) -> None:
         source = self._sources.pop(address)
@@ -279,16 +286,16 @@ class RemotePrefills:
     def _succeed(self, fetch: _Fetch, num_bytes: int) -> None:
         """The pages are here, and are held until the request starts."""
         assert fetch.hold is not None
-        holds, stats, (full, sliding) = self._cache.holds, self._stats, fetch.lacking
+        holds, stats, (num_full, *num_sliding) = self._cache.holds, self._stats, map(len, fetch.lacking)
         holds.register(fetch.digests, fetch.request.token_ids, fetch.hold, fetch.lacking)
         holds.keep(fetch.request, fetch.hold)
         self._forget(fetch)
         prefill_s, transfer_s = fetch.answered_s - fetch.asked_s, self._clock() - fetch.answered_s
         fetch.request.remote_prefill = RemotePrefill(
-            fetch.source.replica, prefill_s, transfer_s, len(full), len(sliding), num_bytes
+            fetch.source.replica, prefill_s, transfer_s, num_full, sum(num_sliding), num_bytes
         )
         stats.remote_prefills += 1
-        stats.fetched_pages += len(full) + len(sliding)
+        stats.fetched_pages += num_full + sum(num_sliding)
         stats.fetched_bytes += num_bytes
         stats.fetch_s += transfer_s
         self._ready.append(fetch.request)
@@ -320,8 +327,6 @@ class RemotePrefills:
             self._links.send(fetch.source.address, Release(fetch.fetch_id))
 
 
-def _keys(fetch: _Fetch, lacking: Lacking) -> Iterator[tuple[str, bytes]]:
-    for i in lacking.full:
-        yield "full", fetch.digests[i]
-    for i in lacking.sliding:
-        yield "sliding", fetch.digests[i]
+def _keys(fetch: _Fetch, lacking: Lacking) -> Iterator[tuple[int, bytes]]:
+    """Group and digest."""
+    return ((group, fetch.digests[i]) for group, places in enumerate(lacking) for i in places)

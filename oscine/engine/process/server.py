@@ -30,6 +30,7 @@ from oscine.engine.wire.messages import (
     Ending,
     Failed,
     Hello,
+    KVEndpoint,
     Launch,
     Outputs,
     Ready,
@@ -229,10 +230,12 @@ def _open_to_peers(clients: Clients, options: EngineOptions) -> tuple[Endpoints 
 
 def _meet_peers(engine: BuiltEngine, key: str) -> PrefillService:
     """Lets pages move between this engine and others, if they may."""
-    if engine.transfer is None:
+    transfer = engine.transfer
+    if transfer is None:
         return PrefillService(engine.loop, None, lambda _: None)
-    engine.loop.remote_prefills = RemotePrefills(engine.loop.cache, PeerLinks(key), engine.transfer)
-    return PrefillService(engine.loop, engine.transfer.endpoint, engine.transfer.attend)
+    engine.loop.remote_prefills = RemotePrefills(engine.loop.cache, PeerLinks(key), transfer)
+    endpoint = KVEndpoint(transfer.model, transfer.groups, [transfer.memory])
+    return PrefillService(engine.loop, endpoint, transfer.attend)
 
 
 def _serve(clients: Clients, parent: Parent, launch: Launch, started_s: float) -> int:

@@ -6,8 +6,8 @@ The records of oscine.types travel as they are. Only plain data is decoded: noth
 from msgspec import MsgspecError, Struct, msgpack
 
 from oscine.config import EngineOptions
-from oscine.executor.kv.page_layout import KVEndpoint
-from oscine.types import EngineInfo, EngineStats, GenerationOutput, GenerationRequest
+from oscine.kv_group import KVGroup
+from oscine.types import EngineInfo, EngineStats, GenerationOutput, GenerationRequest, RankMemory
 
 
 class Launch(Struct, frozen=True):
@@ -80,6 +80,14 @@ class Outputs(Struct, frozen=True, tag="outputs"):
     stats: EngineStats | None  # now and then; always when the engine becomes idle
 
 
+class KVEndpoint(Struct, frozen=True):
+    """All that another engine must know to read this one's pages. Holds for one life of its process."""
+
+    model: str  # name, weights and sizes: what makes equal tokens have equal keys and values
+    groups: list[KVGroup]
+    ranks: list[RankMemory]
+
+
 class Met(Struct, frozen=True, tag="met"):
     endpoint: KVEndpoint | None  # None: nobody can read this engine's pages
 
@@ -88,8 +96,7 @@ class Prefilled(Struct, frozen=True, tag="prefilled"):
     """The pages hold their content from now on for the time of the lease."""
 
     request_id: str
-    full_pages: list[int]  # of all the tokens
-    sliding_pages: list[int]  # of the last window
+    pages: list[list[int]]  # per group: of all the tokens, or of the last window
     lease_s: float
 
 

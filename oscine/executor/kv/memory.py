@@ -2,18 +2,21 @@
 
 Arithmetic only: nothing is allocated here, and torch is not needed to read the plan.
 
-A full page is held as long as its sequence. A sliding page is soon free again: a running sequence needs the pages that
-its window touches and the one it grows into, and a chunk of a prompt its own until it is computed. So the sliding
-group gets that for every sequence (where those are few, for two chunks in flight), once more the windows for cached
-prefixes, and never more pages than the full group; the full group gets the rest.
+A page of full attention is held as long as its sequence. A page of a group with a window is soon free again: a running
+sequence needs the pages that its window touches and the one it grows into, and a chunk of a prompt its own until it is
+computed. So such a group gets that for every sequence (where those are few, for two chunks in flight), once more the
+windows for cached prefixes, and never more pages than the first group, full attention, which gets the rest.
 
 On a GPU the cache is what weights and workspace leave of --gpu-memory-utilization.
 """
 
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
 from oscine.config import EngineOptions
+from oscine.kv_group import KVGroup
 from oscine.model.config import ModelConfig
 
 _GIB = 1 << 30
@@ -39,30 +42,38 @@ class MemoryPlan:
     """What a replica will hold, in bytes, and what fits its KV cache."""
 
     weights: int
-    kv_full: int
-    kv_sliding: int
     workspace: int  # an estimate: activations and logits of the largest step
-    num_full_pages: int
-    num_sliding_pages: int
-    page_size: int  # tokens
+    groups: Sequence[KVGroup]
+    num_pages: Sequence[int]  # per group
     max_model_len: int  # tokens
     model_limit: int  # tokens that the model itself can take
 
     @property
     def total(self) -> int:
-        return self.weights + self.kv_full + self.kv_sliding + self.workspace
+        return self.weights + self.kv_bytes + self.workspace
+
+    @property
+    def kv_bytes(self) -> int:
+        return _bytes_of(self.groups, self.num_pages)
+
+    @property
+    def page_size(self) -> int:
+        """Tokens."""
+        return self.groups[0].page_size
 
     def __str__(self) -> str:
-        size = self.page_size
-        lines = [
-            f"  weights     {_gib(self.weights)}",
-            f"  KV full     {_gib(self.kv_full)}  {self.num_full_pages} pages of {size} tokens",
-            f"  KV sliding  {_gib(self.kv_sliding)}  {self.num_sliding_pages} pages of {size} tokens",
-            f"  workspace   {_gib(self.workspace)}  estimated",
-            f"  total       {_gib(self.total)}",
-            f"  context     {self.max_model_len} tokens{self._limit_note()}",
+        groups = [
+            (f"KV {group.name}", f"{_gib(count * group.page_bytes)}  {count} pages of {group.page_size} tokens")
+            for group, count in zip(self.groups, self.num_pages, strict=True)
         ]
-        return "\n".join(("memory plan", *lines))
+        lines = [
+            ("weights", _gib(self.weights)),
+            *groups,
+            ("workspace", f"{_gib(self.workspace)}  estimated"),
+            ("total", _gib(self.total)),
+            ("context", f"{self.max_model_len} tokens{self._limit_note()}"),
+        ]
+        return "\n".join(("memory plan", *(f"  {name:<13} {value}" for name, value in lines)))
 
     def _limit_note(self) -> str:
         if self.max_model_len == self.model_limit:
@@ -70,57 +81,31 @@ class MemoryPlan:
         return f" (the model's own limit is {self.model_limit})"
 
 
-@dataclass(frozen=True, slots=True)
-class PageBytes:
-    """Bytes of one page of each group."""
-
-    full: int
-    sliding: int
-
-
-def page_bytes(config: ModelConfig, page_size: int, element_bytes: int) -> PageBytes:
-    """Keys and values of page_size tokens in all layers of a group."""
-    layer = 2 * config.num_key_value_heads * page_size * config.head_dim * element_bytes
-    return PageBytes(config.num_full_layers * layer, config.num_sliding_layers * layer)
-
-
 def plan_memory(
     config: ModelConfig,
+    groups: Sequence[KVGroup],
     options: EngineOptions,
     weights: int,
-    element_bytes: int,
+    activation_bytes: int,
     gpu: DeviceMemory | None = None,
     host_bytes: int | None = None,
 ) -> MemoryPlan:
-    """`weights`: bytes. `element_bytes`: size of one activation or KV element. `gpu`: None on a CPU.
+    """`weights`: bytes. `activation_bytes`: of one element. `gpu`: None on a CPU.
 
     `host_bytes`: the memory that a model on a CPU may take, if known. Raises ValueError, with the arithmetic, if one
     sequence of the length asked for does not fit, or if the whole does not fit the memory.
     """
-    page_size, page = options.cache.page_size, page_bytes(config, options.cache.page_size, element_bytes)
-    if not (page.full and page.sliding):
-        raise ValueError("layer_types must hold both sliding_attention and full_attention layers")
     asked = options.model.max_model_len
     if asked is not None and asked > config.max_position_embeddings:
         raise ValueError(f"--max-model-len {asked} is above the model's own {config.max_position_embeddings}")
-    workspace = workspace_bytes(config, options, element_bytes, gpu is not None)
-    cache_bytes = _cache_bytes(options, weights, workspace, gpu)
-    num_full, num_sliding = _share(config, options, page, cache_bytes)
-    needed = ceil((asked or 1) / page_size)
-    if num_full < needed:
-        num_full, num_sliding = needed, (cache_bytes - needed * page.full) // page.sliding
-    window_pages = pages_of_window(config, page_size) + 1
-    if num_sliding < window_pages:
-        raise ValueError(_does_not_fit(options, page, needed, window_pages, cache_bytes))
+    workspace = workspace_bytes(config, options, activation_bytes, gpu is not None)
+    num_pages = _share(groups, options, _cache_bytes(options, weights, workspace, gpu))
     plan = MemoryPlan(
         weights=weights,
-        kv_full=num_full * page.full,
-        kv_sliding=num_sliding * page.sliding,
         workspace=workspace,
-        num_full_pages=num_full,
-        num_sliding_pages=num_sliding,
-        page_size=page_size,
-        max_model_len=asked or min(config.max_position_embeddings, num_full * page_size),
+        groups=groups,
+        num_pages=num_pages,
+        max_model_len=asked or min(config.max_position_embeddings, num_pages[0] * groups[0].page_size),
         model_limit=config.max_position_embeddings,
     )
     if gpu is None and host_bytes is not None and plan.total > host_bytes:
@@ -129,7 +114,7 @@ def plan_memory(
 
 
 def _cache_bytes(options: EngineOptions, weights: int, workspace: int, gpu: DeviceMemory | None) -> int:
-    """Bytes of both page groups: as asked for, or what there is."""
+    """Bytes of all page groups: as asked for, or what there is."""
     asked = options.cache.kv_cache_bytes
     if gpu is None:
         return _CPU_CACHE_BYTES if asked is None else asked
@@ -143,12 +128,7 @@ def _cache_bytes(options: EngineOptions, weights: int, workspace: int, gpu: Devi
     return left if of_free is None else int(of_free * left)
 
 
-def pages_of_window(config: ModelConfig, page_size: int) -> int:
-    """The most pages that the window of one token touches."""
-    return ceil((config.sliding_window - 1) / page_size) + 1
-
-
-def workspace_bytes(config: ModelConfig, options: EngineOptions, element_bytes: int, on_gpu: bool = False) -> int:
+def workspace_bytes(config: ModelConfig, options: EngineOptions, activation_bytes: int, on_gpu: bool = False) -> int:
     """What the largest step holds besides weights and cache. An upper bound of:
 
     logits       [max_num_seqs, V] float32, once in a graph's memory and once outside
@@ -163,21 +143,42 @@ def workspace_bytes(config: ModelConfig, options: EngineOptions, element_bytes: 
     routed = config.num_experts_per_tok * (copy[0] * config.hidden_size + copy[1] * config.intermediate_size)
     logits = 2 * 4 * rows * config.vocab_size
     sampling = (_SAMPLING_BYTES_ON_GPU if on_gpu else _SAMPLING_BYTES) * min(rows, SAMPLED_AT_ONCE) * config.vocab_size
-    activations = tokens * (4 * config.hidden_size + 2 * heads + routed) * element_bytes
+    activations = tokens * (4 * config.hidden_size + 2 * heads + routed) * activation_bytes
     rotary = 4 * config.max_position_embeddings * config.head_dim
     return logits + sampling + activations + rotary + (_GPU_RESERVE_BYTES if on_gpu else 0)
 
 
-def _share(config: ModelConfig, options: EngineOptions, page: PageBytes, cache_bytes: int) -> tuple[int, int]:
-    """Pages of the full and of the sliding group."""
-    size, scheduler = options.cache.page_size, options.scheduler
-    of_window = pages_of_window(config, size)
-    chunk = ceil(scheduler.max_num_batched_tokens / size)
+def _share(groups: Sequence[KVGroup], options: EngineOptions, cache_bytes: int) -> list[int]:
+    """Pages per group: as many of each as fit, but no fewer than one sequence needs, and of a window no more than are
+    of use. Raises ValueError if one sequence does not fit."""
+    full, *windowed = groups
+    needed = ceil((options.model.max_model_len or 1) / full.page_size)
+    of_windows = [_of_window(group, options) for group in windowed]
+
+    def pages(count: int) -> list[int]:
+        return [max(needed, count), *(min(most, max(least, count)) for least, most in of_windows)]
+
+    counts = range(cache_bytes // full.page_bytes + 1)
+    fitting = bisect_right(counts, cache_bytes, key=lambda count: _bytes_of(groups, pages(count)))
+    if not fitting:
+        raise ValueError(_does_not_fit(groups, pages(0), options, cache_bytes))
+    num_full, *others = pages(counts[fitting - 1])
+    spare = cache_bytes - _bytes_of(groups, [num_full, *others])
+    return [num_full + spare // full.page_bytes, *others]
+
+
+def _of_window(group: KVGroup, options: EngineOptions) -> tuple[int, int]:
+    """The fewest pages that a group with a window can do with, and the most that are of use."""
+    scheduler, least = options.scheduler, group.window_pages + 1
+    chunk = ceil(scheduler.max_num_batched_tokens / group.page_size)
     # A second chunk of the same prompt may be launched before the pages of the first are free.
-    running = max(scheduler.max_num_seqs * (of_window + 1) + chunk, of_window + 1 + 2 * chunk)
-    cached = min(scheduler.max_num_seqs, _MOST_CACHED_WINDOWS) * of_window if options.cache.prefix_caching else 0
-    num_sliding = min(running + cached, cache_bytes // (page.full + page.sliding))
-    return (cache_bytes - num_sliding * page.sliding) // page.full, num_sliding
+    running = max(scheduler.max_num_seqs * least + chunk, least + 2 * chunk)
+    cached = min(scheduler.max_num_seqs, _MOST_CACHED_WINDOWS) if options.cache.prefix_caching else 0
+    return least, running + cached * group.window_pages
+
+
+def _bytes_of(groups: Sequence[KVGroup], num_pages: Sequence[int]) -> int:
+    return sum(group.page_bytes * count for group, count in zip(groups, num_pages, strict=True))
 
 
 def _no_room(options: EngineOptions, weights: int, workspace: int, ours: int, gpu: DeviceMemory) -> str:
@@ -193,7 +194,7 @@ def _no_room(options: EngineOptions, weights: int, workspace: int, ours: int, gp
 
 
 def _no_host_memory(plan: MemoryPlan, host_bytes: int) -> str:
-    gib = [f"{part / _GIB:.1f} GiB" for part in (plan.weights, plan.kv_full + plan.kv_sliding, plan.workspace)]
+    gib = [f"{part / _GIB:.1f} GiB" for part in (plan.weights, plan.kv_bytes, plan.workspace)]
     return (
         f"weights of {gib[0]} + KV cache of {gib[1]} + workspace of {gib[2]} = {plan.total / _GIB:.1f} GiB do not fit "
         f"the memory: {host_bytes / _GIB:.1f} GiB are free; the KV cache shrinks with --kv-cache-bytes, the workspace "
@@ -201,12 +202,14 @@ def _no_host_memory(plan: MemoryPlan, host_bytes: int) -> str:
     )
 
 
-def _does_not_fit(options: EngineOptions, page: PageBytes, full: int, sliding: int, cache_bytes: int) -> str:
-    total = full * page.full + sliding * page.sliding
+def _does_not_fit(groups: Sequence[KVGroup], num_pages: Sequence[int], options: EngineOptions, cache_bytes: int) -> str:
+    needs = " + ".join(
+        f"{count} {group.name} pages x {group.page_bytes} bytes" for group, count in zip(groups, num_pages, strict=True)
+    )
     given = "--kv-cache-bytes is" if options.cache.kv_cache_bytes else "the KV cache has"
     return (
-        f"one sequence of {full * options.cache.page_size} tokens needs {full} full pages x {page.full} bytes + "
-        f"{sliding} sliding pages x {page.sliding} bytes = {total} bytes; {given} {cache_bytes}"
+        f"one sequence of {num_pages[0] * groups[0].page_size} tokens needs {needs} = {_bytes_of(groups, num_pages)} "
+        f"bytes; {given} {cache_bytes}"
     )
 
 

@@ -1,6 +1,6 @@
 """Moves pages of KV memory from other engines' processes into this one's, by NIXL; imported only where that is wanted.
 
-Knows memory, layouts and NIXL; nothing of requests, or of who may read what when. One thread makes all calls of NIXL,
+Knows memory, groups and NIXL; nothing of requests, or of who may read what when. One thread makes all calls of NIXL,
 which then needs no locks of its own: posting a read within one machine copies its bytes before it returns (with
 Python's lock released), and over networks without RDMA both sides must be looked after for bytes to move at all. So
 the engine's thread never waits: it starts a transfer and looks at its state.
@@ -12,15 +12,16 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from oscine.executor.kv.page_layout import Copy, KVEndpoint, MemoryKind, Moves, PageLayout, RankMemory, copies
-from oscine.types import PageGroup
+from oscine.executor.kv.copies import Copy, copies
+from oscine.kv_group import KVGroup
+from oscine.types import PageMoves, RankMemory
 
 _BATCH_BYTES = 32 << 20  # what is posted at once, and so what a cancelled transfer still moves
 _POSTED_BATCHES = 2  # of one transfer: the next is on its way while one ends
@@ -46,8 +47,9 @@ State = Literal["running", "done", "failed"]
 class Peer:
     """An engine whose pages can be read."""
 
-    endpoint: KVEndpoint
-    pieces: dict[PageGroup, list[Copy]]  # what brings a page here
+    groups: list[KVGroup]
+    ranks: list[RankMemory]
+    pieces: list[list[Copy]]  # per group: what brings a page here
     agents: dict[int, str] = field(default_factory=dict)  # rank -> NIXL's name, once it is known there
 
 
@@ -61,7 +63,7 @@ class _Batch:
 class NixlTransfer:
     """Pages on their way. Their memory must stay theirs until the state is no longer "running"."""
 
-    def __init__(self, peer: Peer, batches: list[_Batch], kind: MemoryKind) -> None:
+    def __init__(self, peer: Peer, batches: list[_Batch], kind: str) -> None:
         """`kind`: of the target's memory."""
         self.state: State = "running"
         self.error: str | None = None  # of one that failed, in one line
@@ -99,7 +101,7 @@ class NixlTransfer:
         self._batches.clear()
 
     def _post(self, agent: Any, batch: _Batch) -> None:
-        memory, name = self._peer.endpoint.ranks[batch.rank], self._agent_name(agent, batch.rank)
+        memory, name = self._peer.ranks[batch.rank], self._agent_name(agent, batch.rank)
         handle = agent.initialize_xfer(
             "READ",
             agent.get_xfer_descs(batch.target, self._kind),
@@ -128,7 +130,7 @@ class NixlTransfer:
     def _agent_name(self, agent: Any, rank: int) -> str:
         agents = self._peer.agents
         if rank not in agents:
-            agents[rank] = agent.add_remote_agent(self._peer.endpoint.ranks[rank].agent)
+            agents[rank] = agent.add_remote_agent(self._peer.ranks[rank].agent)
         return agents[rank]
 
 
@@ -140,24 +142,25 @@ class KVTransfer:
 
     def __init__(
         self,
-        full: PageLayout,
-        sliding: PageLayout,
+        model: str,
+        groups: Sequence[KVGroup],
         memory: RankMemory,
         rank: int = 0,
         owner: object = None,
         *,
         local: bool = False,
     ) -> None:
-        """`memory` without an agent: regions that stay in place as long as `owner`, or this object, lives.
+        """`model`: what makes equal tokens have equal keys and values.
+
+        `memory` without an agent: regions that stay in place as long as `owner`, or this object, lives.
 
         `local`: only processes of this machine transfer pages; NIXL then listens on no network.
         """
         self._owner = owner
-        self._layouts: dict[PageGroup, PageLayout] = {"full": full, "sliding": sliding}
-        self._rank, self._memory = rank, memory
+        self.model, self.groups, self._rank = model, list(groups), rank
         self._agent = _new_agent(local)
-        self._register()
-        self.endpoint = KVEndpoint(full, sliding, [replace(memory, agent=bytes(self._agent.get_agent_metadata()))])
+        self._register(memory)
+        self.memory = replace(memory, agent=bytes(self._agent.get_agent_metadata()))
         self._wake = threading.Condition()
         self._orders: list[Callable[[], None]] = []
         self._active: list[NixlTransfer] = []  # of the thread
@@ -165,19 +168,23 @@ class KVTransfer:
         self._thread = threading.Thread(target=self._run, name="kv-transfer", daemon=True)
         self._thread.start()
 
-    def connect(self, endpoint: KVEndpoint) -> Peer:
-        """Raises ValueError saying what keeps pages from moving here."""
-        pieces = {group: copies(endpoint.layout(group), ours, self._rank) for group, ours in self._layouts.items()}
-        return Peer(endpoint, pieces)
+    def connect(self, model: str, groups: list[KVGroup], ranks: list[RankMemory]) -> Peer:
+        """Takes what describes the peer's pages. Raises ValueError saying what keeps them from moving here."""
+        if model != self.model:
+            raise ValueError(f"pages differ in model: {model} there, {self.model} here")
+        if len(groups) != len(self.groups):
+            raise ValueError(f"pages differ in groups: {len(groups)} there, {len(self.groups)} here")
+        pieces = [copies(theirs, ours, self._rank) for theirs, ours in zip(groups, self.groups, strict=True)]
+        return Peer(groups, ranks, pieces)
 
     def disconnect(self, peer: Peer) -> None:
         """Forgets a peer that will not be read from again; what is on its way fails."""
         self._order(lambda: self._forget(peer))
 
-    def start(self, peer: Peer, moves: list[Moves]) -> NixlTransfer:
+    def start(self, peer: Peer, moves: list[PageMoves]) -> NixlTransfer:
         """The pages of the source must keep what they hold, and nobody may use the target's, until it has ended."""
         batches = [batch for move in moves for batch in self._batches(peer, move)]
-        transfer = NixlTransfer(peer, batches, self._memory.kind)
+        transfer = NixlTransfer(peer, batches, self.memory.kind)
         self._order(lambda: self._active.append(transfer))
         return transfer
 
@@ -194,35 +201,33 @@ class KVTransfer:
         self._thread.join()
         self._agent = None
 
-    def num_bytes(self, moves: list[Moves]) -> int:
+    def num_bytes(self, moves: list[PageMoves]) -> int:
         """What these pages are on this rank."""
-        return sum(self._layouts[move.group].rank_bytes * len(move.target_pages) for move in moves)
+        return sum(self.groups[move.group].page_bytes * len(move.target_pages) for move in moves)
 
-    def _register(self) -> None:
-        memory = self._memory
+    def _register(self, memory: RankMemory) -> None:
         regions = [
-            (memory.region(group).address, memory.region(group).num_pages * layout.rank_bytes, memory.device, "")
-            for group, layout in self._layouts.items()
+            (region.address, region.num_pages * group.page_bytes, memory.device, "")
+            for region, group in zip(memory.regions, self.groups, strict=True)
         ]
         try:
             self._agent.register_memory(regions, memory.kind)
         except Exception as error:  # NIXL's have no common base
             raise ValueError(f"NIXL cannot transfer {memory.kind} of this machine: {error}") from None
 
-    def _batches(self, peer: Peer, move: Moves) -> list[_Batch]:
+    def _batches(self, peer: Peer, move: PageMoves) -> list[_Batch]:
         """For each rank of the source, its pieces of the pages, page by page, in batches of limited size."""
-        layout, own = peer.endpoint.layout(move.group), self._layouts[move.group]
-        target_page_P = np.array(move.target_pages, np.uint64) * np.uint64(own.rank_bytes)
-        source_page_P = np.array(move.source_pages, np.uint64) * np.uint64(layout.rank_bytes)
+        theirs, ours = peer.groups[move.group], self.groups[move.group]
+        target_page_P = np.array(move.target_pages, np.uint64) * np.uint64(ours.page_bytes)
+        source_page_P = np.array(move.source_pages, np.uint64) * np.uint64(theirs.page_bytes)
         found: list[_Batch] = []
-        for rank, memory in enumerate(peer.endpoint.ranks):
+        for rank, memory in enumerate(peer.ranks):
             pieces_K3 = np.array([piece[1:] for piece in peer.pieces[move.group] if piece[0] == rank], np.uint64)
             if not len(pieces_K3):
                 continue
             source_K, target_K, length_K = pieces_K3.T
-            source = _descriptors(memory.region(move.group).address, source_page_P, source_K, length_K, memory.device)
-            target_address = self._memory.region(move.group).address
-            target = _descriptors(target_address, target_page_P, target_K, length_K, self._memory.device)
+            source = _descriptors(memory, move.group, source_page_P, source_K, length_K)
+            target = _descriptors(self.memory, move.group, target_page_P, target_K, length_K)
             size = max(1, _BATCH_BYTES // int(length_K.sum())) * len(pieces_K3)
             found += [_Batch(rank, source[i : i + size], target[i : i + size]) for i in range(0, len(source), size)]
         return found
@@ -256,13 +261,17 @@ class KVTransfer:
 
 
 def _descriptors(
-    address: int, pages_P: NDArray[np.uint64], offsets_K: NDArray[np.uint64], lengths_K: NDArray[np.uint64], device: int
+    memory: RankMemory,
+    group: int,
+    pages_P: NDArray[np.uint64],
+    offsets_K: NDArray[np.uint64],
+    lengths_K: NDArray[np.uint64],
 ) -> Descriptors:
-    """[P x K, 3]"""
+    """[P x K, 3]; pages by their offsets in the memory of the group."""
     found_PK3 = np.empty((len(pages_P), len(offsets_K), 3), np.uint64)
-    found_PK3[:, :, 0] = np.uint64(address) + pages_P[:, None] + offsets_K
+    found_PK3[:, :, 0] = np.uint64(memory.regions[group].address) + pages_P[:, None] + offsets_K
     found_PK3[:, :, 1] = lengths_K
-    found_PK3[:, :, 2] = device
+    found_PK3[:, :, 2] = memory.device
     return found_PK3.reshape(-1, 3)
 
 

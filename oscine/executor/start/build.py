@@ -1,6 +1,9 @@
 """The executor that the options name, ready to run, and what its user must know of it. Imports torch only if needed."""
 
+import hashlib
+import json
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import TYPE_CHECKING
@@ -9,12 +12,12 @@ import numpy as np
 
 from oscine.config import EngineOptions
 from oscine.executor.fake import FakeExecutor, Script
-from oscine.executor.kv.page_layout import MemoryKind, RankMemory, Region, layouts_of
 from oscine.executor.masks import TOKENIZER, GrammarCache
 from oscine.executor.start.stopwatch import Stopwatch
-from oscine.model.config import LayerType, ModelConfig
+from oscine.kv_group import KVGroup
+from oscine.model.config import ModelConfig
 from oscine.model.hub import find_folder, find_tokenizer
-from oscine.types import Executor
+from oscine.types import Executor, RankMemory, Region
 
 if TYPE_CHECKING:  # they need torch and NIXL
     from oscine.executor.kv.nixl_transfer import KVTransfer
@@ -31,9 +34,8 @@ class BuiltExecutor:
     model: str  # as loaded
     vocab_size: int
     max_model_len: int  # tokens
-    sliding_window: int  # tokens
-    num_full_pages: int
-    num_sliding_pages: int
+    groups: Sequence[KVGroup]
+    num_pages: Sequence[int]  # per group
     max_attended: int | None = None  # query-key pairs that the prompts of one step may have; None: no limit
     transfer: "KVTransfer | None" = None  # where the options want pages to move between engines
 
@@ -65,9 +67,8 @@ def _build_torch(options: EngineOptions) -> BuiltExecutor:
         model=options.model.random_weights or options.model.model,
         vocab_size=config.vocab_size,
         max_model_len=plan.max_model_len,
-        sliding_window=config.sliding_window,
-        num_full_pages=plan.num_full_pages,
-        num_sliding_pages=plan.num_sliding_pages,
+        groups=plan.groups,
+        num_pages=plan.num_pages,
         max_attended=_CPU_ATTENDED if executor.device.type == "cpu" else None,
         transfer=_kv_transfer(options, executor) if options.peers.kv_transfer else None,
     )
@@ -77,15 +78,20 @@ def _kv_transfer(options: EngineOptions, executor: "TorchExecutor") -> "KVTransf
     from oscine.executor.kv.nixl_transfer import KVTransfer
     from oscine.model.checkpoint import fingerprint
 
-    kv, model = executor.kv, options.model
-    dtype = str(kv.full.dtype).removeprefix("torch.")
+    model, device = options.model, executor.device
     weights = "" if model.random_weights else fingerprint(find_folder(model))
-    name = model.random_weights or model.model
-    full, sliding = layouts_of(name, weights, executor.config, executor.memory.page_size, dtype, kv.full.element_size())
-    kind: MemoryKind = "VRAM" if executor.device.type == "cuda" else "DRAM"
-    regions = (Region(tensor.data_ptr(), len(tensor)) for tensor in (kv.full, kv.sliding))
-    memory = RankMemory(b"", kind, executor.device.index or 0, *regions)
-    return KVTransfer(full, sliding, memory, local=options.peers.is_local)
+    identity = identity_of(model.random_weights or model.model, weights, executor.config)
+    regions = [Region(pages.data_ptr(), len(pages)) for pages in executor.kv]
+    memory = RankMemory(b"", "VRAM" if device.type == "cuda" else "DRAM", device.index or 0, regions)
+    return KVTransfer(identity, executor.memory.groups, memory, local=options.peers.is_local)
+
+
+def identity_of(model: str, weights: str, config: ModelConfig) -> str:
+    """What makes equal tokens have equal keys and values: name, weights and sizes. Of a path only its end names the
+    model, as machines may keep it in different places; `weights` tells it from another one there, or another
+    revision."""
+    sizes = hashlib.blake2b(json.dumps(config.to_dict(), sort_keys=True).encode(), digest_size=8).hexdigest()
+    return " ".join((model.rstrip("/").rpartition("/")[2], *filter(None, (weights, sizes))))
 
 
 def _build_fake(options: EngineOptions) -> BuiltExecutor:
@@ -97,6 +103,7 @@ def _build_fake(options: EngineOptions) -> BuiltExecutor:
     max_model_len = options.model.max_model_len or config.max_position_embeddings
     per_sequence = ceil(min(max_model_len, _FAKE_TOKENS_PER_SEQUENCE) / options.cache.page_size)
     num_pages = max(options.scheduler.max_num_seqs * per_sequence, ceil(max_model_len / options.cache.page_size))
+    groups = config.kv_groups(options.cache.page_size, "uint8")
     return BuiltExecutor(
         executor=FakeExecutor(
             Script.from_folder(tokenizer), options.fake_step_s, GrammarCache(tokenizer / TOKENIZER, config.vocab_size)
@@ -104,20 +111,20 @@ def _build_fake(options: EngineOptions) -> BuiltExecutor:
         model=options.model.model,
         vocab_size=config.vocab_size,
         max_model_len=max_model_len,
-        sliding_window=config.sliding_window,
-        num_full_pages=num_pages,
-        num_sliding_pages=num_pages,
-        transfer=_fake_transfer(options, config, num_pages) if options.peers.kv_transfer else None,
+        groups=groups,
+        num_pages=[num_pages] * len(groups),
+        transfer=_fake_transfer(options, config, groups, num_pages) if options.peers.kv_transfer else None,
     )
 
 
-def _fake_transfer(options: EngineOptions, config: ModelConfig, num_pages: int) -> "KVTransfer":
-    """Moves pages that nobody reads: one byte for a key, and one for a value."""
+def _fake_transfer(
+    options: EngineOptions, config: ModelConfig, groups: Sequence[KVGroup], num_pages: int
+) -> "KVTransfer":
+    """Moves pages that nobody reads: one layer of each group, with two bytes for a key and for a value."""
     from oscine.executor.kv.nixl_transfer import KVTransfer
 
-    layers: tuple[LayerType, ...] = ("sliding_attention", "full_attention")
-    small = replace(config, num_hidden_layers=2, layer_types=layers, num_key_value_heads=1, head_dim=2)
-    full, sliding = layouts_of(options.model.model, "", small, options.cache.page_size, "uint8", 1)
-    memory = [np.zeros(num_pages * layout.rank_bytes, np.uint8) for layout in (full, sliding)]
-    regions = (Region(pages.ctypes.data, num_pages) for pages in memory)
-    return KVTransfer(full, sliding, RankMemory(b"", "DRAM", 0, *regions), owner=memory, local=options.peers.is_local)
+    small = [replace(group, layers=group.layers[:1], num_kv_heads=1, head_dim=2) for group in groups]
+    memory = [np.zeros(num_pages * group.page_bytes, np.uint8) for group in small]
+    regions = [Region(pages.ctypes.data, num_pages) for pages in memory]
+    identity, ours = identity_of(options.model.model, "", config), RankMemory(b"", "DRAM", 0, regions)
+    return KVTransfer(identity, small, ours, owner=memory, local=options.peers.is_local)

@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from oscine.config import EngineOptions
 from oscine.executor.cuda_graphs import sizes_up_to
+from oscine.executor.kv.allocate import allocate_kv, dtype_name
 from oscine.executor.kv.memory import DeviceMemory, MemoryPlan, plan_memory
 from oscine.executor.masks import TOKENIZER, GrammarCache
 from oscine.executor.runner import TorchExecutor
@@ -27,10 +26,10 @@ from oscine.executor.start.host_memory import available_bytes
 from oscine.executor.start.stopwatch import Stopwatch
 from oscine.executor.start.warm_up import KERNEL_SAMPLINGS, MASKED, SAMPLINGS, run_largest, warm_up
 from oscine.model.config import ModelConfig
-from oscine.model.gpt_oss import GptOss, kv_shape
+from oscine.model.gpt_oss import GptOss
 from oscine.model.opened import OpenedModel, open_model
 from oscine.model.weights import Shard, Weights, tensor_specs
-from oscine.ops.interface import KVCache, Ops, Shapes
+from oscine.ops.interface import Ops, Shapes
 from oscine.ops.table import choose, describe, platform, resolve
 from oscine.ops.target import Communicator, Target
 
@@ -120,17 +119,17 @@ def load(start: Start, memory: MemoryPlan) -> TorchExecutor:
         memory = _plan_again(start, memory)
     start.target.communicator.barrier()
     start.watch.lap("weights")
-    kv = allocate_kv(config, memory, opened.device, opened.dtype)
+    kv = allocate_kv(memory, opened.device)
     return TorchExecutor(GptOss(config, weights, start.ops), memory, kv, options.scheduler.max_num_seqs, grammars)
 
 
 def compile_kernels(start: Start, executor: TorchExecutor, compilers: "Compilers") -> None:
-    """On two layers, one of each kind, all kernels are compiled, then loaded and run.
+    """On one layer of each kind, all kernels are compiled, then loaded and run.
 
     The compilers of one rank do it for all: those of the others have no workers.
     """
     most_tokens, decode_sizes = start.options.scheduler.max_num_batched_tokens, start.decode_sizes
-    layers = executor.of_first_layers(2)
+    layers = executor.of_each_kind()
     layers.touch_state()
     with compilers.compile_together():
         warm_up(layers, most_tokens, (*KERNEL_SAMPLINGS, MASKED))
@@ -173,25 +172,6 @@ def _report_head(start: Start, weights: Weights) -> None:
         start.report(f"chooser={start.choice['chooser']} is not used: {lost}")
 
 
-def allocate_kv(config: ModelConfig, memory: MemoryPlan, device: torch.device, dtype: torch.dtype) -> KVCache:
-    """Zeros, not garbage: attention multiplies what it masks by zero, and zero times NaN is NaN."""
-
-    def group(num_layers: int, num_pages: int) -> Tensor:
-        return _zeros(kv_shape(config, num_layers, num_pages, memory.page_size), dtype, device)
-
-    return KVCache(
-        full=group(config.num_full_layers, memory.num_full_pages),
-        sliding=group(config.num_sliding_layers, memory.num_sliding_pages),
-    )
-
-
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """On a CPU, the system gives the memory when it is first used: none of it is waited for, or taken in vain."""
-    if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    return torch.from_numpy(np.zeros(prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
-
-
 def weight_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
     """On the device: MXFP4 stays packed, everything else is cast to dtype."""
     return sum(
@@ -206,7 +186,9 @@ def _plan(start: Start, weights: int, held: int = 0) -> MemoryPlan:
     if start.on_gpu:
         free, total = torch.cuda.mem_get_info(opened.device)
         gpu = DeviceMemory(total, _least(start.target, free + held))
-    return plan_memory(start.config, start.options, weights, opened.dtype.itemsize, gpu, available_bytes())
+    page_size, dtype = start.options.cache.page_size, opened.dtype
+    groups = opened.config.kv_groups(page_size, dtype_name(dtype), start.shard.num_ranks)
+    return plan_memory(start.config, groups, start.options, weights, dtype.itemsize, gpu, available_bytes())
 
 
 def _least(target: Target, count: int) -> int:

@@ -72,7 +72,7 @@ def _step(executor: TorchExecutor, lengths: list[int], sampling: SamplingParams)
     """A new sequence of each length, all computed at once."""
     plan = StepPlan(0, [], [])
     for slot, length in enumerate(lengths):
-        pages = [0] * -(-length // executor.memory.page_size)
-        plan.new.append(NewSequence(slot, [0] * length, length, 0, [], [], sampling))
-        plan.sequences.append(ScheduledSequence(slot, 0, length, True, pages, pages))
+        pages = [[0] * -(-length // executor.memory.page_size) for _ in executor.memory.groups]
+        plan.new.append(NewSequence(slot, [0] * length, length, 0, [[] for _ in pages], sampling))
+        plan.sequences.append(ScheduledSequence(slot, 0, length, True, pages))
     return plan

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from oscine.kv_group import pages_of_window
 from oscine.ops.attention import triton as portable
 from oscine.ops.attention.hopper_decode import HEAD_DIM, HEADS, PAGE, decode_kernel
 from oscine.ops.interface import Batch, PageGroup, Shapes, Use, unmet
@@ -66,7 +67,7 @@ def use(shapes: Shapes) -> Use:
 def decode_config(num_decodes: int, num_kv_heads: int, window: int | None) -> DecodeConfig:
     """Depends on nothing that changes between replays of a graph. Chosen by measurement on an H200."""
     if window is not None:
-        pages = (window + PAGE.value - 2) // PAGE.value + 1  # that a window can touch
+        pages = pages_of_window(window, PAGE.value)
         return DecodeConfig(num_splits=1, group=min(pages, MAX_GROUP), stages=min(pages, MAX_GROUP))
     num_splits = min(MAX_SPLITS, -(-PROGRAMS // (num_decodes * num_kv_heads)))
     return DecodeConfig(num_splits, group=3, stages=6)

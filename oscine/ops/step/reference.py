@@ -20,8 +20,7 @@ def prepare_step(packed: PackedStep[Tensor], state: BatchState) -> PreparedStep:
     return PreparedStep(
         token_ids_T=where(packed.given_T < 0, last_T, packed.given_T).long(),
         positions_T=positions_T,
-        full=_group(packed, state.full_table, positions_T, state.page_size),
-        sliding=_group(packed, state.sliding_table, positions_T, state.page_size),
+        groups=tuple(_group(packed, table, positions_T, state.page_size) for table in state.tables),
         logits_rows_N=packed.logits_rows_N.long(),
     )
 

@@ -21,16 +21,16 @@ def prepare_step(packed: PackedStep[Tensor], state: BatchState) -> PreparedStep:
     starts = PackedSizes(num_tokens, num_sequences, num_rows, len(packed.sampled_slots_M)).starts
     device = packed.given_T.device
     stride = starts[1]  # of the columns of tokens, also in `wide`
-    wide = torch.empty(4 * stride + num_rows, dtype=torch.int64, device=device)
-    token_ids, positions, full_slots, sliding_slots = (wide[i * stride :][:num_tokens] for i in range(4))
-    columns = state.full_table.shape[1]
-    tables = torch.empty((2, num_sequences, columns), dtype=torch.int32, device=device)
+    num_groups, _, columns = state.tables.shape
+    num_wide = 2 + num_groups
+    wide = torch.empty(num_wide * stride + num_rows, dtype=torch.int64, device=device)
+    token_ids, positions, *slots = (wide[i * stride :][:num_tokens] for i in range(num_wide))
+    tables = torch.empty((num_groups, num_sequences, columns), dtype=torch.int32, device=device)
     token_blocks = triton.cdiv(max(num_tokens, num_rows), BLOCK)
     _prepare_kernel[(token_blocks + num_sequences,)](
         packed.given_T,
         state.last_ids,
-        state.full_table,
-        state.sliding_table,
+        state.tables,
         wide,
         tables,
         num_tokens,
@@ -40,13 +40,14 @@ def prepare_step(packed: PackedStep[Tensor], state: BatchState) -> PreparedStep:
         starts[3],
         starts[6],
         token_blocks,
+        state.tables.stride(0),
+        GROUPS=num_groups,
         P=state.page_size,
         B=columns,
         BLOCK=BLOCK,
     )
-    rows = wide[4 * stride :]
-    full, sliding = tables.unbind(0)
-    return PreparedStep(token_ids, positions, PageGroup(full, full_slots), PageGroup(sliding, sliding_slots), rows)
+    groups = tuple(map(PageGroup, tables.unbind(0), slots))
+    return PreparedStep(token_ids, positions, groups, wide[num_wide * stride :])
 
 
 def write_back(state: BatchState, sampled_slots_M: Tensor, ids_M: Tensor) -> None:
@@ -61,10 +62,9 @@ def write_back(state: BatchState, sampled_slots_M: Tensor, ids_M: Tensor) -> Non
 def _prepare_kernel(
     packed,  # the one array: given_T, positions_T and token_slots_T, `stride` apart; then others, at their starts
     last_ids,
-    full_table,
-    sliding_table,
-    wide,  # token ids [T], positions [T], slots of both groups [T], rows [N]
-    tables,  # [2, S, B]
+    state_tables,  # [groups, slots, B]
+    wide,  # token ids [T], positions [T], slots of each group [T], rows [N]
+    tables,  # [groups, S, B]
     num_tokens,
     num_sequences,
     num_rows,
@@ -72,6 +72,8 @@ def _prepare_kernel(
     slots_start,
     rows_start,
     token_blocks,
+    stride_group,  # of state_tables
+    GROUPS: tl.constexpr,
     P: tl.constexpr,
     B: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -87,15 +89,14 @@ def _prepare_kernel(
         last = tl.load(last_ids + slot, mask=inside, other=0)
         entry = slot.to(tl.int64) * B + position // P
         offset = position % P
-        full = tl.load(full_table + entry, mask=inside, other=0).to(tl.int64) * P + offset
-        sliding = tl.load(sliding_table + entry, mask=inside, other=0).to(tl.int64) * P + offset
         tl.store(wide + t, tl.where(given < 0, last, given).to(tl.int64), mask=inside)
         tl.store(wide + stride + t, position.to(tl.int64), mask=inside)
-        tl.store(wide + 2 * stride + t, full, mask=inside)
-        tl.store(wide + 3 * stride + t, sliding, mask=inside)
+        for group in tl.static_range(GROUPS):
+            page = tl.load(state_tables + group * stride_group + entry, mask=inside, other=0).to(tl.int64)
+            tl.store(wide + (2 + group) * stride + t, page * P + offset, mask=inside)
         wanted = t < num_rows
         row = tl.load(packed + rows_start + t, mask=wanted, other=0)
-        tl.store(wide + 4 * stride + t, row.to(tl.int64), mask=wanted)
+        tl.store(wide + (2 + GROUPS) * stride + t, row.to(tl.int64), mask=wanted)
     else:
         sequence = (program - token_blocks).to(tl.int64)
         table_row = tl.load(packed + slots_start + sequence).to(tl.int64)
@@ -103,9 +104,9 @@ def _prepare_kernel(
             column = first + lane
             used = column < B
             source, target = table_row * B + column, sequence * B + column
-            tl.store(tables + target, tl.load(full_table + source, mask=used), mask=used)
-            target += num_sequences.to(tl.int64) * B
-            tl.store(tables + target, tl.load(sliding_table + source, mask=used), mask=used)
+            for group in tl.static_range(GROUPS):
+                entries = tl.load(state_tables + group * stride_group + source, mask=used)
+                tl.store(tables + target + group * num_sequences.to(tl.int64) * B, entries, mask=used)
 
 
 @triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=["ids_M"])

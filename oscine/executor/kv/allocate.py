@@ -1,0 +1,28 @@
+"""The memory of the page groups on a device."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from oscine.executor.kv.memory import MemoryPlan
+from oscine.kv_group import KVGroup
+from oscine.ops.interface import KVCache
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """As page groups call it."""
+    return str(dtype).removeprefix("torch.")
+
+
+def allocate_kv(memory: MemoryPlan, device: torch.device) -> KVCache:
+    """Zeros, not garbage: attention multiplies what it masks by zero, and zero times NaN is NaN."""
+    counts = zip(memory.groups, memory.num_pages, strict=True)
+    return tuple(allocate_group(group, num_pages, device) for group, num_pages in counts)
+
+
+def allocate_group(group: KVGroup, num_pages: int, device: torch.device) -> Tensor:
+    """Zeros. On a CPU, the system gives the memory when it is first used: none is waited for, or taken in vain."""
+    shape, dtype = (num_pages, *group.page_shape), getattr(torch, group.dtype)
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.from_numpy(np.zeros(num_pages * group.page_bytes, np.uint8)).view(dtype).view(shape)

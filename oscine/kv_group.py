@@ -1,0 +1,91 @@
+"""What a page of keys and values is: the only module that knows its shape, its dtype and its bytes.
+
+A page group is the layers of a model that have one window; they share pages. A page is one block over all layers of its
+group, [layers, 2 (key, value), KV heads, page size, head size] (docs/decisions/0002). With tensor parallelism each rank
+holds it for an equal share of the KV heads, in order, so a page is one block on each rank. The first group of a model
+is its full-attention layers: no other group holds more pages of a sequence.
+"""
+
+from dataclasses import dataclass, fields
+from math import prod
+
+_ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "uint8": 1}
+
+
+def pages_of_window(window: int, page_size: int) -> int:
+    """The most pages that the window of one token touches."""
+    return -(-(window - 1) // page_size) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class KVGroup:
+    """One page group, over all ranks."""
+
+    window: int | None  # tokens that a query sees, its own included; None: all
+    layers: tuple[int, ...]  # of the model, ascending
+    num_kv_heads: int  # of a layer, over all ranks
+    page_size: int  # tokens
+    head_dim: int
+    dtype: str  # of the elements as they are stored
+    num_ranks: int = 1  # tensor-parallel size
+
+    def __post_init__(self) -> None:
+        if self.num_ranks < 1 or self.num_kv_heads % self.num_ranks:
+            raise ValueError(f"{self.num_kv_heads} kv heads cannot be shared out among {self.num_ranks} ranks")
+        if self.dtype not in _ELEMENT_BYTES:
+            raise ValueError(f"keys and values cannot be {self.dtype}: only {', '.join(_ELEMENT_BYTES)}")
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return "full" if self.window is None else f"window-{self.window}"
+
+    # ---- memory ----
+
+    @property
+    def heads_per_rank(self) -> int:
+        return self.num_kv_heads // self.num_ranks
+
+    @property
+    def page_shape(self) -> tuple[int, ...]:
+        """Of a page on one rank; the memory of n pages is [n, *page_shape]."""
+        return len(self.layers), 2, self.heads_per_rank, self.page_size, self.head_dim
+
+    @property
+    def page_bytes(self) -> int:
+        """Of a page on one rank."""
+        return prod(self.page_shape) * _ELEMENT_BYTES[self.dtype]
+
+    @property
+    def head_bytes(self) -> int:
+        """Of the keys, or the values, of one head and layer in a page: the smallest part that stays in one piece."""
+        return self.page_size * self.head_dim * _ELEMENT_BYTES[self.dtype]
+
+    @property
+    def layer_token_bytes(self) -> int:
+        """Of the key and the value of one token in one layer, over all ranks."""
+        return 2 * self.num_kv_heads * self.head_bytes // self.page_size
+
+    # ---- which pages of a sequence are read ----
+
+    @property
+    def window_pages(self) -> int:
+        """The most pages that the window of one token touches; only of a group with a window."""
+        assert self.window is not None
+        return pages_of_window(self.window, self.page_size)
+
+    def most_held(self, num_pages: int) -> int:
+        """How many of its `num_pages` pages a sequence holds at most once they are computed."""
+        return num_pages if self.window is None else min(num_pages, self.window_pages)
+
+    def first_needed(self, num_pages: int) -> int:
+        """The first page that the token after `num_pages` pages, or any later one, reads."""
+        return 0 if self.window is None else max(0, num_pages * self.page_size - self.window + 1) // self.page_size
+
+
+def check_compatible(source: KVGroup, target: KVGroup) -> None:
+    """Raises ValueError naming the first difference that keeps pages from moving; the number of ranks is none."""
+    for field in fields(KVGroup):
+        theirs, ours = getattr(source, field.name), getattr(target, field.name)
+        if field.name != "num_ranks" and theirs != ours:
+            raise ValueError(f"pages differ in {field.name.replace('_', ' ')}: {theirs} there, {ours} here")

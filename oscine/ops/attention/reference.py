@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from oscine.ops.interface import Batch, PageGroup
+from oscine.ops.kv.reference import load
 
 MAX_GATHERED = 1 << 18  # float32 key elements copied out of the pages at once for a group of decodes
 MAX_SCORES = 1 << 19  # float32 scores alive at once, of one block of queries, unless that has
@@ -90,7 +91,7 @@ def _attend_single_tokens(
     page_W = torch.tensor([b for first, last in spans for b in range(first, last)], device=device)
     column_W = torch.tensor([b for first, last in spans for b in range(last - first)], device=device)
     pages = page_table_SB[row_W, page_W]
-    keys, values = (kv_pages[:, i].index_select(0, pages).float().flatten(0, 1) for i in (0, 1))
+    keys, values = (load(kv_pages[:, i], pages).flatten(0, 1) for i in (0, 1))
 
     key_position_WP = page_W[:, None] * page_size + torch.arange(page_size, device=device)
     query_position_W1 = context_lens_S[row_W, None] - 1
@@ -122,7 +123,7 @@ def _attend_chunk(
     num_tokens, heads = q_TGRD.shape[0], sinks_GR.numel()
     page_size, start_of_chunk = kv_pages.shape[3], context_len - q_TGRD.shape[0]
     first_page, last_page = _page_span(start_of_chunk, context_len, page_size, window)
-    gathered = kv_pages[page_table_B[first_page:last_page]].float()  # [W, 2, G, P, D]
+    gathered = load(kv_pages, page_table_B[first_page:last_page])  # [W, 2, G, P, D]
     keys_GCD, values_GCD = gathered.permute(1, 2, 0, 3, 4).flatten(2, 3)
     keys_read = context_len if window is None else 2 * window
     most = num_tokens if window is None else window

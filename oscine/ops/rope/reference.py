@@ -11,6 +11,8 @@ Knows the layout of one layer's pages. The table of angles is made in yarn.py be
 import torch
 from torch import Tensor
 
+from oscine.ops.kv.reference import store
+
 
 def rope_and_write(qkv: Tensor, cos_sin: Tensor, positions_T: Tensor, kv_pages: Tensor, slots_T: Tensor) -> Tensor:
     """Rotates and splits qkv, stores keys and values at slots_T of kv_pages, returns the queries.
@@ -19,14 +21,12 @@ def rope_and_write(qkv: Tensor, cos_sin: Tensor, positions_T: Tensor, kv_pages: 
     float32: D/2 cosines, then D/2 sines. kv_pages [pages, 2, G, P, D], written. Returns [T, Q, D] in qkv's dtype;
     computed in float32 and rounded once.
     """
-    _, _, num_kv_heads, page_size, head_dim = kv_pages.shape
+    _, _, num_kv_heads, _, head_dim = kv_pages.shape
     heads = qkv.view(qkv.shape[0], -1, head_dim)
     values = heads[:, -num_kv_heads:]
     cos_T1D, sin_T1D = cos_sin[positions_T].unsqueeze(1).chunk(2, dim=-1)
     first, second = heads[:, :-num_kv_heads].float().chunk(2, dim=-1)
     rotated = torch.cat((first * cos_T1D - second * sin_T1D, second * cos_T1D + first * sin_T1D), dim=-1)
     keys = rotated[:, -num_kv_heads:]
-    page_T, offset_T = slots_T // page_size, slots_T % page_size
-    kv_pages[page_T, 0, :, offset_T] = keys.to(kv_pages.dtype)
-    kv_pages[page_T, 1, :, offset_T] = values.to(kv_pages.dtype)
+    store(keys, values, kv_pages, slots_T)
     return rotated[:, :-num_kv_heads].to(qkv.dtype)

@@ -13,7 +13,8 @@ from typing import Literal
 from oscine.engine.core.page_holds import Hold
 from oscine.engine.peers.prefill_service import PrefillService
 from oscine.engine.peers.remote_prefill import RemotePrefills
-from oscine.engine.wire.messages import FromPeer, KVEndpoint, Meet, ToClient, decode_to_client, decode_to_engine, encode
+from oscine.engine.wire.endpoint import KVEndpoint
+from oscine.engine.wire.messages import FromPeer, Meet, ToClient, decode_to_client, decode_to_engine, encode
 from oscine.kv_group import KVGroup
 from oscine.types import (
     GenerationOutput,

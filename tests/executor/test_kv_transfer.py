@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from oscine.engine.wire.messages import KVEndpoint
+from oscine.engine.wire.endpoint import KVEndpoint
 from oscine.executor.kv.nixl_transfer import KVTransfer, NixlTransfer
 from oscine.kv_group import KVGroup
 from oscine.types import PageMoves, RankMemory, Region

@@ -11,17 +11,8 @@ from dataclasses import dataclass, field
 
 from oscine.engine.core.loop import EngineLoop
 from oscine.engine.core.page_holds import Hold
-from oscine.engine.wire.messages import (
-    FromPeer,
-    KVEndpoint,
-    Meet,
-    Met,
-    Prefill,
-    Prefilled,
-    PrefillRefused,
-    Release,
-    ToPeer,
-)
+from oscine.engine.wire.endpoint import KVEndpoint
+from oscine.engine.wire.messages import FromPeer, Meet, Met, Prefill, Prefilled, PrefillRefused, Release, ToPeer
 from oscine.types import GenerationOutput, GenerationRequest, SamplingParams
 
 _LONGEST_LEASE_S = 300.0

@@ -21,17 +21,8 @@ from typing import Any, Literal, Protocol
 from oscine.engine.core.kv_cache_manager import KVCacheManager
 from oscine.engine.core.page_holds import Hold, Lacking
 from oscine.engine.core.request import Request
-from oscine.engine.wire.checks import check_endpoint, check_pages
-from oscine.engine.wire.messages import (
-    FromPeer,
-    KVEndpoint,
-    Met,
-    Prefill,
-    Prefilled,
-    PrefillRefused,
-    Release,
-    ToClient,
-)
+from oscine.engine.wire.endpoint import KVEndpoint, check_endpoint, check_pages
+from oscine.engine.wire.messages import FromPeer, Met, Prefill, Prefilled, PrefillRefused, Release, ToClient
 from oscine.kv_group import KVGroup
 from oscine.types import EngineStats, PageMoves, PrefillSource, RankMemory, RemotePrefill
 
@@ -245,7 +236,7 @@ class RemotePrefills:
         if endpoint is None:
             raise ValueError("it offers pages without an address")
         num_pages = len(fetch.digests)
-        check_pages(answer, endpoint, [num_pages - group.first_needed(num_pages) for group in endpoint.groups])
+        check_pages(answer.pages, endpoint, [num_pages - group.first_needed(num_pages) for group in endpoint.groups])
 
     def _lose(self, address: str) -> None:
         source = self._sources.pop(address)

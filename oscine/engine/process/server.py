@@ -23,6 +23,7 @@ from oscine.engine.peers.prefill_service import PrefillService
 from oscine.engine.peers.remote_prefill import RemotePrefills
 from oscine.engine.process.parent import Parent
 from oscine.engine.wire.checks import Checks
+from oscine.engine.wire.endpoint import KVEndpoint
 from oscine.engine.wire.links import PeerLinks
 from oscine.engine.wire.messages import (
     UNREADABLE,
@@ -30,7 +31,6 @@ from oscine.engine.wire.messages import (
     Ending,
     Failed,
     Hello,
-    KVEndpoint,
     Launch,
     Outputs,
     Ready,

@@ -7,18 +7,8 @@ request that exceeds them is refused, and no other request is affected.
 import re
 from collections.abc import Sequence, Sized
 
-from oscine.engine.wire.messages import (
-    KVEndpoint,
-    Outputs,
-    Prefill,
-    Prefilled,
-    PrefillRefused,
-    Submit,
-    ToClient,
-    ToEngine,
-)
-from oscine.kv_group import KVGroup
-from oscine.types import GenerationOutput, GenerationRequest, PrefillSource, Region, SamplingParams
+from oscine.engine.wire.messages import Outputs, Prefill, PrefillRefused, Submit, ToClient, ToEngine
+from oscine.types import GenerationOutput, GenerationRequest, PrefillSource, SamplingParams
 
 _LARGE = 1e6  # bound of values that change logits; far below the largest float32
 _MOST_TOP = 128  # log-probabilities per position
@@ -135,32 +125,3 @@ def _refusal(message: ToEngine, error: str) -> ToClient:
         return PrefillRefused(message.request_id, error)
     assert isinstance(message, Submit)
     return Outputs([GenerationOutput(message.request.request_id, finish_reason="error", error=error)], None)
-
-
-# ---- pages of other engines ----
-
-
-def check_endpoint(endpoint: KVEndpoint) -> None:
-    """Raises ValueError for impossible addresses, or for ranks and regions that do not match."""
-    fits = all(group.num_ranks == len(endpoint.ranks) for group in endpoint.groups)
-    for rank in endpoint.ranks:
-        fits &= 0 <= rank.device < _INT32 and len(rank.regions) == len(endpoint.groups)
-        fits &= all(map(_is_memory, rank.regions, endpoint.groups))
-    _require(fits, "the addresses of its pages are invalid")
-
-
-def _is_memory(region: Region, group: KVGroup) -> bool:
-    end = region.address + region.num_pages * group.page_bytes
-    return region.address >= 0 and region.num_pages >= 0 and end < 2 * _INT64
-
-
-def check_pages(answer: Prefilled, endpoint: KVEndpoint, lengths: list[int]) -> None:
-    """Raises ValueError for a wrong number of pages, or for pages outside the memory of `endpoint`.
-
-    `lengths`: pages of the prompt, or of its last window, per group.
-    """
-    _require(len(answer.pages) == len(lengths), f"it has pages of {len(answer.pages)} groups; there are {len(lengths)}")
-    for place, (group, pages, length) in enumerate(zip(endpoint.groups, answer.pages, lengths, strict=True)):
-        _require(len(pages) == length, f"it has {len(pages)} {group.name} pages of the prompt; there are {length}")
-        for rank in endpoint.ranks:
-            _ids(f"{group.name} pages", pages, rank.regions[place].num_pages)

@@ -6,8 +6,8 @@ The records of oscine.types travel as they are. Only plain data is decoded: noth
 from msgspec import MsgspecError, Struct, msgpack
 
 from oscine.config import EngineOptions
-from oscine.kv_group import KVGroup
-from oscine.types import EngineInfo, EngineStats, GenerationOutput, GenerationRequest, RankMemory
+from oscine.engine.wire.endpoint import KVEndpoint
+from oscine.types import EngineInfo, EngineStats, GenerationOutput, GenerationRequest
 
 
 class Launch(Struct, frozen=True):
@@ -78,14 +78,6 @@ class Outputs(Struct, frozen=True, tag="outputs"):
 
     outputs: list[GenerationOutput]
     stats: EngineStats | None  # now and then; always when the engine becomes idle
-
-
-class KVEndpoint(Struct, frozen=True):
-    """All that another engine must know to read this one's pages. Holds for one life of its process."""
-
-    model: str  # name, weights and sizes: what makes equal tokens have equal keys and values
-    groups: list[KVGroup]
-    ranks: list[RankMemory]
 
 
 class Met(Struct, frozen=True, tag="met"):

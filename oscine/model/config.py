@@ -66,7 +66,7 @@ class ModelConfig:
         for name in ("layer_types", "num_local_experts", "sliding_window"):
             value = getattr(self, name)
             whole = not isinstance(value, tuple) or len(value) == layers
-            _require(whole, name, f"{layers} values, one a layer", value)
+            _require(whole, name, f"{layers} values, one per layer", value)
         for kind in self.layer_types:
             known = kind in ("sliding_attention", "full_attention")
             _require(known, "layer_types", "sliding_attention or full_attention", kind)

@@ -65,22 +65,23 @@ def normed(x: Tensor, weight: str) -> Tensor:
     return x / (x.square().mean() + 1e-5).sqrt() * tensors()[weight].float()
 
 
-def rotated(x_HD: Tensor, position: int) -> Tensor:
-    """YaRN of factor 32 over 4096 tokens, base 150,000."""
+@cache
+def frequencies() -> Tensor:
+    """YaRN of factor 32 over 4096 tokens, base 150,000; radians per token."""
     half = CONFIG.head_dim // 2
-    out = torch.empty_like(x_HD)
-    low, high = (
-        CONFIG.head_dim * math.log(4096 / (beta * 2 * math.pi)) / (2 * math.log(150_000)) for beta in (32.0, 1.0)
-    )
+    low, high = (half * math.log(4096 / (beta * 2 * math.pi)) / math.log(150_000) for beta in (32.0, 1.0))
+    found = []
     for i in range(half):
         frequency = 150_000 ** (-i / half)
-        ramp = min(1.0, max(0.0, (i - max(low, 0.0)) / (min(high, CONFIG.head_dim - 1) - max(low, 0.0))))
-        angle = position * (frequency / 32 * ramp + frequency * (1 - ramp))
-        scale = 0.1 * math.log(32) + 1
-        cos, sin = math.cos(angle) * scale, math.sin(angle) * scale
-        out[:, i] = x_HD[:, i] * cos - x_HD[:, i + half] * sin
-        out[:, i + half] = x_HD[:, i + half] * cos + x_HD[:, i] * sin
-    return out
+        ramp = min(1.0, max(0.0, (i - low) / (high - low)))
+        found.append(frequency / 32 * ramp + frequency * (1 - ramp))
+    return torch.tensor(found)
+
+
+def rotated(x_HD: Tensor, position: int) -> Tensor:
+    first, second = x_HD.chunk(2, -1)
+    cos, sin = ((0.1 * math.log(32) + 1) * f(position * frequencies()) for f in (torch.cos, torch.sin))
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
 
 
 class Oracle:

@@ -143,7 +143,7 @@ def test_what_is_written_is_read(config: ModelConfig) -> None:
         ("layer_types", "full_attention", "layer_types"),
         ("layer_types", ["sliding_attention"] * 24, "layer_types"),
         ("sliding_window", None, "sliding_window is missing"),
-        ("sliding_window", [128] * 23, "sliding_window must be 24 values, one a layer"),
+        ("sliding_window", [128] * 23, "sliding_window must be 24 values, one per layer"),
         ("sliding_window", [None] * 24, "sliding_window must be a positive integer in a sliding layer"),
         ("sliding_window", [0] * 24, "sliding_window"),
         ("num_local_experts", [32] * 25, "num_local_experts"),

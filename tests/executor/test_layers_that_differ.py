@@ -20,8 +20,8 @@ from oscine.executor.threaded import ThreadedExecutor
 from oscine.model.config import ModelConfig
 from oscine.model.gpt_oss import GptOss
 from oscine.model.weights import load_weights, tensor_specs
-from oscine.ops.table import resolve
 from tests.model.tiny import relative_error, whole
+from tests.ops.bound import reference_ops
 
 from .tiny import CPU, PAGE, LivelyTensors, options, prompt, request, run
 
@@ -155,7 +155,7 @@ def naive_greedy(prompt: tuple[int, ...], num_tokens: int) -> list[int]:
 @cache
 def model() -> GptOss:
     torch.set_num_threads(1)
-    return GptOss(CONFIG, load_weights(CONFIG, LivelyTensors(CONFIG, 5, CPU), CPU, torch.float32), resolve("cpu"))
+    return GptOss(CONFIG, load_weights(CONFIG, LivelyTensors(CONFIG, 5, CPU), CPU, torch.float32), reference_ops())
 
 
 def engine(num_pages: tuple[int, int, int], *, overlap: bool, chunk: int) -> EngineLoop:

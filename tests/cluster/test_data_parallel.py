@@ -58,12 +58,13 @@ def where(stream: RequestStream) -> list[str]:
     return [stay.replica for stay in stream.stays]
 
 
-async def idle(engine: DataParallelEngine) -> None:
-    """Until the router knows that nothing runs."""
+async def idle(engine: DataParallelEngine, num_requests: int) -> None:
+    """Until the router has heard that the engines got these requests and that nothing runs."""
 
     async def runs() -> bool:
-        replicas = (await engine.engines.snapshot()).replicas
-        return any(one.stats.num_running + one.stats.queued_tokens for one in replicas)
+        stats = [one.stats for one in (await engine.engines.snapshot()).replicas]
+        got = sum(one.requests for one in stats)
+        return got < num_requests or any(one.num_running + one.queued_tokens for one in stats)
 
     while await runs():
         await asyncio.sleep(0.01)
@@ -78,8 +79,8 @@ def test_requests_are_spread_and_go_back_to_their_prefix(model_folder: Path) -> 
             for stream in streams.values():
                 await read(stream)
             assert {*map(tuple, map(where, streams.values()))} == {("0",), ("1",)}
-            for name, prompt in prompts.items():
-                await idle(engine)
+            for i, (name, prompt) in enumerate(prompts.items()):
+                await idle(engine, len(prompts) + i)
                 again = engine.submit(request(f"{name} again", [*prompt, 7, 8, 9]))
                 outputs = await read(again)
                 assert where(again) == where(streams[name])

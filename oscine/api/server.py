@@ -6,6 +6,7 @@ Knows processes, sockets and signals; not what is served.
 import asyncio
 import contextlib
 import errno
+import gc
 import logging
 import os
 import signal
@@ -184,6 +185,9 @@ class Server(uvicorn.Server):
                 logger.exception("the start failed")
             self.error = str(error) or type(error).__name__
             self.should_exit = True
+            return
+        gc.collect()
+        gc.freeze()  # so that the collector does not traverse modules and models again while requests run
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

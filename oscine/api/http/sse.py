@@ -43,18 +43,19 @@ class EventStream:
         self._send, self._comments = send, comments
         self.started = False
         self._ended = False
-        self._idle_since = asyncio.get_running_loop().time()
+        self._clock = asyncio.get_running_loop().time
+        self._idle_since = self._clock()
 
     async def write(self, events: bytes) -> None:
         if not self.started:
             self.started = True
             await self._send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
-        self._idle_since = asyncio.get_running_loop().time()
+        self._idle_since = self._clock()
         await self._send({"type": "http.response.body", "body": events, "more_body": True})
 
     async def keep_alive(self, idle_s: float) -> None:
         """Writes a comment if nothing was written for idle_s, so that proxies and clients do not give up."""
-        if self._comments and not self._ended and asyncio.get_running_loop().time() - self._idle_since >= idle_s:
+        if self._comments and not self._ended and self._clock() - self._idle_since >= idle_s:
             await self.write(_KEEP_ALIVE)
 
     async def end(self, events: bytes) -> None:

@@ -1,6 +1,7 @@
 """A conversation as harmony tokens: the prompt of the model, and the completion that it is expected to produce."""
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from itertools import groupby
 
 from oscine.chat.messages import BuiltinCall, Conversation, ConversationError, Message, ResponseSchema, ToolCall
@@ -13,6 +14,17 @@ CHANNELS = "# Valid channels: analysis, commentary, final. Channel must be inclu
 FUNCTION_CHANNEL = f"Calls to these tools must go to the commentary channel: '{NAMESPACE}'."
 
 _Piece = str | int  # text to encode, or a special id
+_MOST_KEPT = 256  # fixed texts whose ids are kept
+
+
+class _Fixed(str):
+    """Text of no client, which prompts repeat."""
+
+    __slots__ = ()
+
+
+_SYSTEM, _DEVELOPER, _USER, _ASSISTANT = map(_Fixed, ("system", "developer", "user", "assistant"))
+_ANALYSIS, _COMMENTARY, _FINAL = map(_Fixed, ("analysis", "commentary", "final"))
 
 
 class PromptTooLong(Exception):  # noqa: N818  (reads as what it is)
@@ -29,6 +41,7 @@ class HarmonyRenderer:
         self._tokenizer = tokenizer
         self._identity = identity
         self._knowledge_cutoff = knowledge_cutoff
+        self._encode_fixed = lru_cache(_MOST_KEPT)(tokenizer.encode)
 
     def render(self, conversation: Conversation, most: int | None = None) -> list[int]:
         """The prompt, up to and with `<|start|>assistant`.
@@ -39,7 +52,7 @@ class HarmonyRenderer:
         pieces = [*self._prompt(conversation)]
         if most is not None and self._tokenizer.exceeds([piece for piece in pieces if isinstance(piece, str)], most):
             raise PromptTooLong
-        return self._encode([*pieces, self._tokenizer.start, "assistant"])
+        return self._encode([*pieces, self._tokenizer.start, _ASSISTANT])
 
     def render_completion(self, message: Message) -> list[int]:
         """The tokens that the model generates after the prompt for an assistant `message`, its terminator included.
@@ -63,7 +76,7 @@ class HarmonyRenderer:
         kept = len(tokens)
         while tokens[kept - 1] in (token.call, token.end, token.return_, token.endoftext):
             kept -= 1
-        return [*tokens[:kept], token.call, *self._encode([*self._result(call, result), token.start, "assistant"])]
+        return [*tokens[:kept], token.call, *self._encode([*self._result(call, result), token.start, _ASSISTANT])]
 
     def into_final(self, tokens: Sequence[int]) -> list[int]:
         """The prompt that makes the model answer: ends an open message, drops an incomplete header, and opens a final
@@ -77,19 +90,22 @@ class HarmonyRenderer:
             closed = [*tokens, token.end, token.start]
         else:
             closed = [*tokens[:kept]] if last == token.start else [*tokens[:kept], token.start]
-        return closed + self._encode(["assistant", token.channel, "final", token.message])
+        return closed + self._encode([_ASSISTANT, token.channel, _FINAL, token.message])
 
     def _encode(self, pieces: list[_Piece]) -> list[int]:
         ids: list[int] = []
         for piece in pieces:
             if isinstance(piece, int):
                 ids.append(piece)
+            elif isinstance(piece, _Fixed):
+                ids += self._encode_fixed(piece)
             else:
                 ids += self._tokenizer.encode(piece)
         return ids
 
     def _prompt(self, conversation: Conversation) -> Iterator[_Piece]:
-        yield from self._message("system", self._system_text(conversation))
+        text = self._system_text(conversation)
+        yield from self._message(_SYSTEM, text if conversation.namespaces else _Fixed(text))
         messages = conversation.messages
         groups = [(key, [*group]) for key, group in groupby(messages, lambda m: m.role in ("system", "developer"))]
         leading = groups.pop(0)[1] if groups and groups[0][0] else []
@@ -111,7 +127,7 @@ class HarmonyRenderer:
                 continue
             for message in group:
                 if message.role == "user":
-                    yield from self._message("user", message.content)
+                    yield from self._message(_USER, message.content)
                 elif message.role == "tool" and message.builtin:
                     if message.builtin.channel != "analysis" or num_finals_left == 0:
                         yield from self._result(message.builtin, message.content)
@@ -131,15 +147,15 @@ class HarmonyRenderer:
 
     def _developer(self, sections: list[str]) -> Iterator[_Piece]:
         if sections:
-            yield from self._message("developer", "\n\n".join(sections))
+            yield from self._message(_DEVELOPER, "\n\n".join(sections))
 
     def _assistant(self, message: Message, keep_reasoning: bool) -> Iterator[_Piece]:
         if message.reasoning and keep_reasoning:
-            yield from self._message("assistant", message.reasoning, "analysis")
+            yield from self._message(_ASSISTANT, message.reasoning, _ANALYSIS)
         if is_final(message):
-            yield from self._message("assistant", message.content, "final")
+            yield from self._message(_ASSISTANT, message.content, _FINAL)
         elif message.content:
-            yield from self._message("assistant", message.content, "commentary")
+            yield from self._message(_ASSISTANT, message.content, _COMMENTARY)
         for call in message.tool_calls:
             yield from self._call(call)
         if message.builtin and (message.builtin.channel != "analysis" or keep_reasoning):
@@ -148,7 +164,7 @@ class HarmonyRenderer:
     def _builtin_call(self, call: BuiltinCall) -> Iterator[_Piece]:
         """As gpt-oss writes it: code for the tools that it was trained with, JSON for all others, as for functions."""
         token = self._tokenizer
-        yield from (token.start, "assistant", token.channel)
+        yield from (token.start, _ASSISTANT, token.channel)
         if call.recipient.split(".")[0] in TRAINED:
             yield f"{call.channel} to={call.recipient} code"
         else:
@@ -160,7 +176,7 @@ class HarmonyRenderer:
 
     def _call(self, call: ToolCall) -> Iterator[_Piece]:
         token = self._tokenizer
-        yield from (token.start, "assistant", token.channel, f"commentary to={NAMESPACE}.{call.name} ", token.constrain)
+        yield from (token.start, _ASSISTANT, token.channel, f"commentary to={NAMESPACE}.{call.name} ", token.constrain)
         yield from ("json", token.message, call.arguments, token.call)
 
     def _tool_result(self, message: Message, names: dict[str, str]) -> Iterator[_Piece]:
@@ -168,7 +184,7 @@ class HarmonyRenderer:
         if name is None:
             why = f"tool message answers tool_call_id {message.tool_call_id!r}, which no earlier message calls"
             raise ConversationError("messages", why)
-        yield from self._message(f"{NAMESPACE}.{name} to=assistant", message.content, "commentary")
+        yield from self._message(f"{NAMESPACE}.{name} to=assistant", message.content, _COMMENTARY)
 
     def _system_text(self, conversation: Conversation) -> str:
         head = [self._identity, f"Knowledge cutoff: {self._knowledge_cutoff}"]

@@ -150,7 +150,7 @@ class Fleet:
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
         family = [process for one in self._processes() for process in one.family()]
         self._exit.close()
-        assert not [process for process in family if process.is_running()]
+        assert not psutil.wait_procs(family, END_S)[1]
 
     def _processes(self) -> list[Process]:
         return [one for one in (self.frontend, *self.workers) if one.exit_code is None]

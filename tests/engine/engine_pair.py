@@ -165,7 +165,7 @@ class Pair:
     def __init__(self, here: Setting, there: Setting | None = None, model: str | None = "m") -> None:
         self.here, self.there, self.wire = Run(here), Prefiller(there or here, model), Wire()
         self.transfers = PageTransfers(self.there, self.here)
-        self.fetches = RemotePrefills(self.here.cache, self.wire, self.transfers, lambda: self.here.now)
+        self.fetches = RemotePrefills(self.here.loop, self.wire, self.transfers, lambda: self.here.now)
         self.here.loop.remote_prefills = self.fetches
 
     def add(

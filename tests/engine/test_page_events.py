@@ -16,7 +16,7 @@ class Reader:
 
     def __init__(self, run: Run) -> None:
         self.pages: dict[bytes, tuple[bytes | None, tuple[int, ...]]] = {}  # digest -> that before it, tokens
-        run.loop.tell_of_pages(self)
+        run.cache.index.events = self
 
     def stored(self, digests: list[bytes], token_ids: list[int], pages: list[int]) -> None:
         assert pages == sorted(set(pages))

@@ -46,7 +46,7 @@ class KVCacheManager:
     def find(self, request: Request) -> PrefixHit:
         """What the prefix index has of this request. Its last token is always left to compute."""
         num_pages = (len(request.token_ids) - 1) // self.page_size if self.looks_up(request) else 0
-        self.index.extend_digests(request.digests, request.token_ids, num_pages, request.cache_salt)
+        self.index.extend_digests(request.digests, request.token_ids, num_pages, request.given.cache_salt)
         return self.index.find(request.digests[:num_pages])
 
     def fits(self, request: Request, hit: PrefixHit, reserve: int) -> bool:
@@ -112,7 +112,7 @@ class KVCacheManager:
         request.page_event, request.fast_end = NEVER, 0
 
     def _register(self, request: Request, num_pages: int) -> None:
-        self.index.extend_digests(request.digests, request.token_ids, num_pages, request.cache_salt)
+        self.index.extend_digests(request.digests, request.token_ids, num_pages, request.given.cache_salt)
         new = range(request.num_registered, num_pages)
         for place, (pool, pages) in enumerate(zip(self.pools, request.pages, strict=True)):
             pool.mark_indexed(self.index.register(place, request.digests, request.token_ids, pages, new))

@@ -7,12 +7,11 @@ executor is any object that runs plans in order.
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from oscine.config import EngineOptions
 from oscine.engine.core.kv_cache_manager import KVCacheManager
-from oscine.engine.core.latency import Latencies
-from oscine.engine.core.prefix_index import PageEvents
 from oscine.engine.core.request import Request
 from oscine.engine.core.scheduler import ScheduledStep, Scheduler
 from oscine.kv_group import KVGroup
@@ -47,8 +46,6 @@ class Fetches(Protocol):
 
     def poll(self, num_ended: int, num_launched: int, num_running: int) -> list[Request]: ...
 
-    def report(self, stats: EngineStats) -> None: ...
-
 
 class EngineLoop:
     """Runs requests on one executor. Not thread-safe: one thread calls everything.
@@ -77,6 +74,7 @@ class EngineLoop:
         self._options = options.scheduler
         self._max_model_len = max_model_len
         self._clock = clock
+        self.counters = EngineStats()  # everything that only grows, except what live requests have not finished
         self.cache = KVCacheManager(
             groups,
             num_pages,
@@ -89,24 +87,15 @@ class EngineLoop:
             max_num_batched_tokens=self._options.max_num_batched_tokens,
             max_attended=max_attended,
             clock=clock,
+            counters=self.counters,
         )
-        self.remote_prefills: Fetches | None = None  # who fetches pages from other engines, where they may
+        self.remote_prefills: Fetches | None = None  # where pages may come from other engines
         self._unprepared: list[Request] = []  # live, but the executor cannot take them yet
         self._requests: dict[str, Request] = {}  # live
         self._launched: deque[ScheduledStep] = deque()
         self._max_launched = 2 if self._options.overlap else 1
         self._news: list[GenerationOutput] = []  # of refused and cancelled requests, for the next step
-        self._num_arrivals = 0
-        self._num_steps = 0
-        self._num_step_tokens = 0
-        self._steps_by_tokens: list[int] = []  # see EngineStats
-        self._num_generated = 0
-        self._num_non_finite = 0
-        self._latencies = Latencies()
-
-    def tell_of_pages(self, events: PageEvents) -> None:
-        """From here on `events` hears what the prefix cache stores and forgets."""
-        self.cache.index.events = events
+        self._committed_s = 0.0  # when the last step was committed: its tokens were sampled then
 
     @property
     def has_work(self) -> bool:
@@ -127,12 +116,12 @@ class EngineLoop:
             return
         live = Request(
             request,
-            arrival=self._num_arrivals,
+            arrival=self.counters.requests,
             arrival_s=self._clock(),
             max_model_len=self._max_model_len,
             stream_interval=self._options.stream_interval,
         )
-        self._num_arrivals += 1
+        self.counters.requests += 1
         live.finish_reason = live.given_end
         if live.finish_reason is not None:
             self._news.append(live.take_output())
@@ -147,20 +136,17 @@ class EngineLoop:
         if request is not None:
             self._news.append(self._finish(request, "cancelled"))
 
-    def cancel_all(self) -> list[GenerationOutput]:
-        """Cancels every request. Returns all outputs not yet given out."""
-        return self._finish_all("cancelled", None)
-
     def fail_all(self, error: str) -> list[GenerationOutput]:
-        """Ends every request with an error, after the executor has failed. Both are of no further use then."""
+        """Ends every request after the executor has failed. Returns all outputs that were not yet given out."""
         self._launched.clear()
-        return self._finish_all("error", error)
+        news, self._news = self._news, []
+        return news + [self._finish(request, "error", error) for request in list(self._requests.values())]
 
     def step(self) -> list[GenerationOutput]:
         """Schedules and launches a step, commits the oldest one. Returns all news. Raises what the executor raises."""
         if self.remote_prefills is not None:
             for request in self.remote_prefills.poll(
-                self._num_steps, len(self._launched), len(self._scheduler.running)
+                self.counters.steps, len(self._launched), len(self._scheduler.running)
             ):
                 self._queue(request)
         if self._unprepared:
@@ -172,33 +158,23 @@ class EngineLoop:
         return self._commit(done)
 
     def stats(self) -> EngineStats:
-        counters, running = self._scheduler.counters, self._scheduler.running.values()
-        waiting = self._waiting()
+        running, waiting = self._scheduler.running.values(), self._waiting()
         full, *sliding = self.cache.pools
         missing = [request.num_missing for request in running]
-        stats = EngineStats(
+        stats = replace(
+            self.counters,
+            steps_by_tokens=self.counters.steps_by_tokens.copy(),
             num_running=len(running),
             num_waiting=len(waiting),
             full_pages_used=full.num_used,
             full_pages_total=full.num_pages,
             sliding_pages_used=sum(pool.num_used for pool in sliding),
             sliding_pages_total=sum(pool.num_pages for pool in sliding),
-            steps=self._num_steps,
-            step_tokens=self._num_step_tokens,
-            steps_by_tokens=self._steps_by_tokens.copy(),
-            prompt_tokens=counters.prompt_tokens,
-            generated_tokens=self._num_generated,
-            prefix_queries=counters.prefix_queries,
-            prefix_hits=counters.prefix_hits,
-            preemptions=counters.preemptions,
-            non_finite=self._num_non_finite,
             queued_tokens=sum(len(r.token_ids) for r in waiting) + sum(count for count in missing if count > 1),
             active_tokens=sum(len(r.token_ids) for r in running),
-            requests=self._num_arrivals,
         )
-        self._latencies.report(self._requests.values(), stats)
-        if self.remote_prefills is not None:
-            self.remote_prefills.report(stats)
+        for request in self._requests.values():
+            self._count_further_tokens(request, stats)
         return stats
 
     def _execute(self, step: ScheduledStep) -> tuple[ScheduledStep, StepResult] | None:
@@ -218,19 +194,30 @@ class EngineLoop:
             return news
         step, result = done
         assert result.step == step.plan.step
-        self._num_steps += 1
-        self._count_tokens(step.plan.num_tokens)
-        self._latencies.begin_commit(self._clock())
+        self._count_step(step.plan.num_tokens)
+        self._committed_s = self._clock()
         for i, request in enumerate(step.requests):
             if request.finish_reason is None:  # else cancelled, or ended by the token before this one
                 self._advance(request, step.plan.sequences[i], result, i, news)
         return news
 
-    def _count_tokens(self, num_tokens: int) -> None:
-        bucket = (num_tokens - 1).bit_length()
-        self._num_step_tokens += num_tokens
-        self._steps_by_tokens += [0] * (bucket + 1 - len(self._steps_by_tokens))
-        self._steps_by_tokens[bucket] += 1
+    def _count_step(self, num_tokens: int) -> None:
+        counters, bucket = self.counters, (num_tokens - 1).bit_length()
+        counters.steps += 1
+        counters.step_tokens += num_tokens
+        counters.steps_by_tokens += [0] * (bucket + 1 - len(counters.steps_by_tokens))
+        counters.steps_by_tokens[bucket] += 1
+
+    def _count_first_token(self, request: Request) -> None:
+        request.first_token_s = self._committed_s
+        self.counters.first_tokens += 1
+        self.counters.first_token_s += self._committed_s - request.arrival_s
+
+    def _count_further_tokens(self, request: Request, stats: EngineStats) -> None:
+        """The time between the first and the last token of a request is the sum of all waits between them."""
+        if request.first_token_s is not None:
+            stats.inter_tokens += len(request.token_ids) - request.num_given - 1
+            stats.inter_token_s += self._committed_s - request.first_token_s
 
     def _advance(
         self, request: Request, sequence: ScheduledSequence, result: StepResult, i: int, news: list[GenerationOutput]
@@ -244,15 +231,15 @@ class EngineLoop:
         sampled = result.token_ids[i]
         error = None if result.errors is None else result.errors.get(sequence.slot)
         if error is not None:
-            self._num_non_finite += error == NON_FINITE
+            self.counters.non_finite += error == NON_FINITE
             news.append(self._finish(request, "error", error))
             return
         if sampled:
             num_known = len(request.token_ids)
             reason = request.accept(sampled, result.logprobs[i] if result.logprobs is not None else None)
-            self._num_generated += len(request.token_ids) - num_known
+            self.counters.generated_tokens += len(request.token_ids) - num_known
             if num_known == request.num_given:
-                self._latencies.first_token(request)
+                self._count_first_token(request)
         else:
             reason = None if request.samples or num_computed < request.num_prompt_tokens else "length"
         if reason is not None:
@@ -305,7 +292,7 @@ class EngineLoop:
         """Ends a live request and frees what it holds. Returns its last output."""
         request.finish_reason = reason
         del self._requests[request.request_id]
-        self._latencies.end(request)
+        self._count_further_tokens(request, self.counters)
         if request in self._unprepared:
             self._unprepared.remove(request)
         elif self.remote_prefills is None or not self.remote_prefills.abandon(request):
@@ -314,7 +301,3 @@ class EngineLoop:
         output = request.take_output()
         output.error = error
         return output
-
-    def _finish_all(self, reason: FinishReason, error: str | None) -> list[GenerationOutput]:
-        news, self._news = self._news, []
-        return news + [self._finish(request, reason, error) for request in list(self._requests.values())]

@@ -8,99 +8,80 @@ computed and tokens that are wanted, and a step computes some of the difference.
                                       ^num_wanted    known, or being sampled by a launched step
 """
 
-from dataclasses import replace
+from dataclasses import InitVar, dataclass, field, replace
 
-from oscine.types import FinishReason, GenerationOutput, GenerationRequest, RemotePrefill, TokenLogprobs
+from oscine.types import (
+    FinishReason,
+    GenerationOutput,
+    GenerationRequest,
+    RemotePrefill,
+    SamplingParams,
+    TokenLogprobs,
+)
 
 NEVER = 1 << 62
 
 Order = tuple[int, bool, int]  # priority, whether it is new (else it comes from another engine), arrival
 
 
+@dataclass(slots=True, eq=False)
 class Request:
     """State of one live request. The scheduler moves it, the cache gives it pages, the loop feeds it tokens."""
 
-    __slots__ = (
-        "arrival_s",
-        "branch_page",
-        "cache_salt",
-        "digests",
-        "emit_at",
-        "end",
-        "fast_end",
-        "finish_reason",
-        "first_held",
-        "first_token_s",
-        "logprobs",
-        "num_cached_tokens",
-        "num_computed",
-        "num_emitted",
-        "num_given",
-        "num_hit_pages",
-        "num_prompt_tokens",
-        "num_registered",
-        "num_to_compute",
-        "num_wanted",
-        "order",
-        "page_event",
-        "pages",
-        "priority",
-        "prompt_logprobs",
-        "queue_s",
-        "remote_prefill",
-        "request_id",
-        "sampling",
-        "slot",
-        "stop_token_ids",
-        "stream_interval",
-        "token_ids",
-    )
+    given: GenerationRequest
+    arrival: InitVar[int]
+    arrival_s: float
+    max_model_len: InitVar[int]
+    stream_interval: int
 
-    def __init__(
-        self, request: GenerationRequest, *, arrival: int, arrival_s: float, max_model_len: int, stream_interval: int
-    ) -> None:
-        sampling = request.sampling
-        if request.generated_token_ids and sampling.prompt_logprobs is not None:
+    request_id: str = field(init=False)
+    sampling: SamplingParams = field(init=False)
+    stop_token_ids: frozenset[int] = field(init=False)
+    order: Order = field(init=False)  # smaller is more urgent; kept through preemptions
+    token_ids: list[int] = field(init=False)
+    num_prompt_tokens: int = field(init=False)
+    num_given: int = field(init=False)  # leading tokens that came with the request
+    end: int = field(init=False)  # tokens when it ends by length
+    num_to_compute: int = field(init=False)
+    num_computed: int = 0
+    num_wanted: int = field(init=False)
+    finish_reason: FinishReason | None = None
+    queue_s: float | None = None  # set when first scheduled
+    first_token_s: float | None = None  # when the first token was sampled here
+
+    slot: int = -1  # of the executor; -1 while waiting
+    fast_end: int = 0  # positions below this are decoded without a new page or any other work
+    page_event: int = NEVER  # computed tokens at which pages are to be registered or freed
+
+    pages: list[list[int]] = field(default_factory=list)  # while it runs, per page group: the page table
+    first_held: list[int] = field(default_factory=list)  # per page group: entries of `pages` below this are freed
+    digests: list[bytes] = field(default_factory=list)  # of leading full pages of token_ids, as far as needed so far
+    num_registered: int = 0  # leading pages already offered to the prefix index
+    num_hit_pages: int = 0  # leading pages taken from the prefix index at the last admission
+    branch_page: int = 0  # pages of the longest prefix that the index knew then, if only in the first group
+
+    num_cached_tokens: int = 0  # prompt tokens found in the prefix index at the first admission
+    num_emitted: int = field(init=False)  # leading tokens that need no output any more
+    emit_at: int = field(init=False)  # tokens at which the next output is due
+    logprobs: list[TokenLogprobs] = field(default_factory=list)  # of the tokens not yet emitted
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # until the first output
+    remote_prefill: RemotePrefill | None = None  # what became of asking another engine
+
+    def __post_init__(self, arrival: int, max_model_len: int) -> None:
+        given, sampling = self.given, self.given.sampling
+        is_new = not given.generated_token_ids  # else it has waited elsewhere, and its reader waits for the rest
+        if not is_new and sampling.prompt_logprobs is not None:
             sampling = replace(sampling, prompt_logprobs=None)  # they went out with the first generated token
-        self.request_id = request.request_id
-        self.sampling = sampling
-        self.priority = request.priority
-        self.cache_salt = request.cache_salt
-        is_new = not request.generated_token_ids  # else it has waited elsewhere, and its reader waits for the rest
-        self.order = (request.priority, is_new, arrival)  # smaller is more urgent; kept through preemptions
-        self.arrival_s = arrival_s
-        self.queue_s: float | None = None  # set when first scheduled
-        self.first_token_s: float | None = None  # when the first token was sampled here
+        self.request_id, self.sampling = given.request_id, sampling
         self.stop_token_ids = frozenset(sampling.stop_token_ids)
-        self.stream_interval = stream_interval
-
-        self.token_ids = request.prompt_token_ids + request.generated_token_ids
-        self.num_prompt_tokens = len(request.prompt_token_ids)
-        self.num_given = len(self.token_ids)  # leading tokens that came with the request
-        self.end = min(self.num_prompt_tokens + sampling.max_tokens, max_model_len)  # tokens when it ends by length
+        self.order = (given.priority, is_new, arrival)
+        self.token_ids = given.prompt_token_ids + given.generated_token_ids
+        self.num_prompt_tokens = len(given.prompt_token_ids)
+        self.num_given = self.num_wanted = self.num_emitted = len(self.token_ids)
+        self.emit_at = self.num_given + 1
+        self.end = min(self.num_prompt_tokens + sampling.max_tokens, max_model_len)
         # The last token of all is never computed; without any to generate, the whole prompt still is.
         self.num_to_compute = max(self.end - 1, self.num_prompt_tokens)
-        self.num_computed = 0
-        self.num_wanted = self.num_given
-        self.finish_reason: FinishReason | None = None
-
-        self.slot = -1  # of the executor; -1 while waiting
-        self.fast_end = 0  # positions below this need no new page and no other thought to be decoded
-        self.page_event = NEVER  # computed tokens at which pages are to be registered or freed
-
-        self.pages: list[list[int]] = []  # while it runs, per page group: page of tokens [i * page_size, ...)
-        self.first_held: list[int] = []  # per page group: entries of `pages` below this are not held any more
-        self.digests: list[bytes] = []  # of the leading full pages of token_ids, as far as they were needed
-        self.num_registered = 0  # leading pages already offered to the prefix index
-        self.num_hit_pages = 0  # leading pages taken from the prefix index at the last admission
-        self.branch_page = 0  # pages of the longest prefix that the index knew then, if only in the first group
-
-        self.num_cached_tokens = 0  # prompt tokens found in the prefix index at the first admission
-        self.num_emitted = self.num_given  # leading tokens that need no output any more
-        self.emit_at = self.num_given + 1  # tokens at which the next output is due
-        self.logprobs: list[TokenLogprobs] = []  # of the tokens not yet emitted
-        self.prompt_logprobs: list[TokenLogprobs] = []  # until the first output
-        self.remote_prefill: RemotePrefill | None = None  # what another engine that was asked did
 
     @property
     def num_pages(self) -> int:

@@ -15,15 +15,14 @@ from bisect import bisect_left, insort
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf, isqrt
+from operator import attrgetter
 
 from oscine.engine.core.kv_cache_manager import KVCacheManager
 from oscine.engine.core.prefix_index import PrefixHit
-from oscine.engine.core.request import Order, Request
-from oscine.types import NewSequence, ScheduledSequence, StepPlan
+from oscine.engine.core.request import Request
+from oscine.types import EngineStats, NewSequence, ScheduledSequence, StepPlan
 
-
-def _order(request: Request) -> Order:
-    return request.order
+_order = attrgetter("order")
 
 
 @dataclass(slots=True)
@@ -32,16 +31,6 @@ class ScheduledStep:
 
     plan: StepPlan
     requests: list[Request] = field(default_factory=list)  # aligned with plan.sequences
-
-
-@dataclass(slots=True)
-class SchedulerCounters:
-    """Only grow."""
-
-    prompt_tokens: int = 0  # of requests admitted
-    prefix_queries: int = 0  # tokens that came with requests and were looked up
-    prefix_hits: int = 0  # of these found
-    preemptions: int = 0
 
 
 class Scheduler:
@@ -55,17 +44,17 @@ class Scheduler:
         max_num_batched_tokens: int,
         max_attended: int | None,
         clock: Callable[[], float],
+        counters: EngineStats,
     ) -> None:
         """`max_attended`: query-key pairs that the prompts of one step may have; None: no limit."""
         assert max_num_batched_tokens >= max_num_seqs, "every running sequence gets a token"
         self.cache = cache
-        self.counters = SchedulerCounters()
         self.waiting: list[Request] = []  # sorted by order
         self.running: dict[str, Request] = {}
         self._free_slots = list(range(max_num_seqs - 1, -1, -1))
         self._max_num_batched_tokens = max_num_batched_tokens
         self._max_attended = max_attended
-        self._clock = clock
+        self._clock, self._counters = clock, counters
         self._next_step = 0
         # Of the step being made:
         self._step = ScheduledStep(StepPlan(0, [], []))
@@ -90,7 +79,7 @@ class Scheduler:
         self._attended = 0
         self._preempted = []
         for request in sorted(self._schedule_decodes(), key=_order):
-            self._admit(above=request.priority)
+            self._admit(above=request.given.priority)
             if request.slot >= 0 and self._budget:
                 self._schedule(request, min(request.num_missing, self._budget))
         self._admit(above=inf)
@@ -169,7 +158,7 @@ class Scheduler:
         """Starts waiting requests with priority values below `above`, in order, while there is budget and room."""
         while self._budget and self.waiting:
             request = self.waiting[0]
-            if request.priority >= above or request in self._preempted:
+            if request.given.priority >= above or request in self._preempted:
                 return
             hit = self._make_room(request)
             if hit is None:
@@ -187,7 +176,7 @@ class Scheduler:
         hit = self.cache.find(request) if self._free_slots else None
         if hit is not None and self._fits(request, hit, len(self.running)):
             return hit
-        lower = sorted((r for r in self.running.values() if r.priority > request.priority), key=_order)
+        lower = sorted((r for r in self.running.values() if r.given.priority > request.given.priority), key=_order)
         if not lower:
             return None
         hit = hit or self.cache.find(request)
@@ -230,10 +219,10 @@ class Scheduler:
         """A request starts for the first time."""
         request.queue_s = self._clock() - request.arrival_s
         request.num_cached_tokens = min(request.num_computed, request.num_prompt_tokens)
-        self.counters.prompt_tokens += request.num_prompt_tokens
+        self._counters.prompt_tokens += request.num_prompt_tokens
         if self.cache.looks_up(request):
-            self.counters.prefix_queries += request.num_given
-            self.counters.prefix_hits += request.num_computed
+            self._counters.prefix_queries += request.num_given
+            self._counters.prefix_hits += request.num_computed
 
     def _preempt(self, request: Request) -> None:
         """Back to waiting with the tokens it has; a token being sampled will still be its own."""
@@ -241,7 +230,7 @@ class Scheduler:
             self._withdraw(request)
         self._vacate(request)
         request.num_computed = 0
-        self.counters.preemptions += 1
+        self._counters.preemptions += 1
         self._preempted.append(request)
         self.add(request)
 

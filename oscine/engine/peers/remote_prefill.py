@@ -18,13 +18,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from oscine.engine.core.kv_cache_manager import KVCacheManager
+from oscine.engine.core.loop import EngineLoop
 from oscine.engine.core.page_holds import Hold, Lacking
 from oscine.engine.core.request import Request
 from oscine.engine.wire.endpoint import KVEndpoint, check_endpoint, check_pages
 from oscine.engine.wire.messages import FromPeer, Met, Prefill, Prefilled, PrefillRefused, Release, ToClient
 from oscine.kv_group import KVGroup
-from oscine.types import EngineStats, PageMoves, PrefillSource, RankMemory, RemotePrefill
+from oscine.types import PageMoves, PrefillSource, RankMemory, RemotePrefill
 
 _LEASE_SLACK_S = 1.0  # a lease lasts longer than anybody reads
 
@@ -104,16 +104,16 @@ class RemotePrefills:
     """Not thread-safe; everything is called by the loop, on its thread. Nothing here waits."""
 
     def __init__(
-        self, cache: KVCacheManager, links: Links, transfers: Transfers, clock: Callable[[], float] = time.monotonic
+        self, loop: EngineLoop, links: Links, transfers: Transfers, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._cache, self._links, self._transfers, self._clock = cache, links, transfers, clock
+        self._cache, self._counters = loop.cache, loop.counters
+        self._links, self._transfers, self._clock = links, transfers, clock
         self._sources: dict[str, _Source] = {}  # by address
         self._fetches: dict[str, _Fetch] = {}
         self._ready: list[Request] = []
         self._draining: list[tuple[Hold, PageTransfer]] = []  # given up, but still being written to
         self._coming: set[tuple[int, bytes]] = set()  # group and digest of the pages that are being fetched
         self._num_asked = 0
-        self._stats = EngineStats()
 
     @property
     def requests(self) -> list[Request]:
@@ -124,11 +124,6 @@ class RemotePrefills:
     def is_busy(self) -> bool:
         """Whether poll() must be called though there is no request."""
         return bool(self._draining)
-
-    def report(self, stats: EngineStats) -> None:
-        """Writes this module's counters."""
-        for name in ("remote_prefills", "remote_prefill_failures", "fetched_pages", "fetched_bytes", "fetch_s"):
-            setattr(stats, name, getattr(self._stats, name))
 
     def ask(self, request: Request, source: PrefillSource) -> bool:
         """Asks for a request that has just arrived. False: it is better computed here."""
@@ -150,8 +145,8 @@ class RemotePrefills:
         fetch = _Fetch(fetch_id, request, source, request.digests[:num_pages], now, now + source.timeout_s)
         self._fetches[fetch_id] = fetch
         tokens = request.token_ids[: num_pages * self._cache.page_size]
-        lease_s = source.timeout_s + _LEASE_SLACK_S
-        self._links.send(source.address, Prefill(fetch_id, tokens, lease_s, request.priority, request.cache_salt))
+        lease_s, given = source.timeout_s + _LEASE_SLACK_S, request.given
+        self._links.send(source.address, Prefill(fetch_id, tokens, lease_s, given.priority, given.cache_salt))
         return True
 
     def abandon(self, request: Request) -> bool:
@@ -277,7 +272,7 @@ class RemotePrefills:
     def _succeed(self, fetch: _Fetch, num_bytes: int) -> None:
         """The pages are here, and are held until the request starts."""
         assert fetch.hold is not None
-        holds, stats, (num_full, *num_sliding) = self._cache.holds, self._stats, map(len, fetch.lacking)
+        holds, counters, (num_full, *num_sliding) = self._cache.holds, self._counters, map(len, fetch.lacking)
         holds.register(fetch.digests, fetch.request.token_ids, fetch.hold, fetch.lacking)
         holds.keep(fetch.request, fetch.hold)
         self._forget(fetch)
@@ -285,10 +280,10 @@ class RemotePrefills:
         fetch.request.remote_prefill = RemotePrefill(
             fetch.source.replica, prefill_s, transfer_s, num_full, sum(num_sliding), num_bytes
         )
-        stats.remote_prefills += 1
-        stats.fetched_pages += num_full + sum(num_sliding)
-        stats.fetched_bytes += num_bytes
-        stats.fetch_s += transfer_s
+        counters.remote_prefills += 1
+        counters.fetched_pages += num_full + sum(num_sliding)
+        counters.fetched_bytes += num_bytes
+        counters.fetch_s += transfer_s
         self._ready.append(fetch.request)
 
     def _fail(self, fetch: _Fetch, failure: str) -> None:
@@ -299,7 +294,7 @@ class RemotePrefills:
 
     def _count_failure(self, request: Request, source: PrefillSource, failure: str) -> None:
         request.remote_prefill = RemotePrefill(source.replica, failure=failure)
-        self._stats.remote_prefill_failures += 1
+        self._counters.remote_prefill_failures += 1
 
     def _give_up(self, fetch: _Fetch) -> None:
         self._forget(fetch)

@@ -233,7 +233,7 @@ def _meet_peers(engine: BuiltEngine, key: str) -> PrefillService:
     transfer = engine.transfer
     if transfer is None:
         return PrefillService(engine.loop, None, lambda _: None)
-    engine.loop.remote_prefills = RemotePrefills(engine.loop.cache, PeerLinks(key), transfer)
+    engine.loop.remote_prefills = RemotePrefills(engine.loop, PeerLinks(key), transfer)
     endpoint = KVEndpoint(transfer.model, transfer.groups, [transfer.memory])
     return PrefillService(engine.loop, endpoint, transfer.attend)
 
@@ -259,7 +259,7 @@ def _serve(clients: Clients, parent: Parent, launch: Launch, started_s: float) -
         endpoints=endpoints,
     )
     if events is not None:
-        engine.loop.tell_of_pages(events)
+        engine.loop.cache.index.events = events
     gc.collect()
     gc.freeze()  # the collector need not look at the model's objects again in the middle of a step
     try:

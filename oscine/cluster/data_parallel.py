@@ -18,11 +18,10 @@ from oscine.cluster.client.metrics import ClusterMetrics
 from oscine.cluster.client.reports import Reports
 from oscine.cluster.routing.router import Router
 from oscine.cluster.spec.model_route import ModelRoute, QueueLimits, RouterConfig
-from oscine.cluster.spec.placement import Place, Placement
-from oscine.cluster.spec.snapshot import STATE_OF_ENGINE, ClusterSnapshot, ReplicaReport
+from oscine.cluster.spec.snapshot import STATE_OF_ENGINE, ReplicaReport
 from oscine.config import Config, EngineOptions, PeerOptions
 from oscine.engine.process.client import EngineClient, EngineState
-from oscine.types import EngineInfo, EngineStats
+from oscine.types import EngineStats
 
 logger = logging.getLogger(__name__)
 
@@ -31,22 +30,19 @@ _FOREVER_S = 1e9  # requests wait as long as they would in the queue of a single
 
 
 class LocalEngines:
-    """Implements Placer over engine processes that it owns and starts again when they die; named 0, 1, ..."""
+    """Engine processes that this one owns, and the router that places requests on them; named 0, 1, ..."""
 
     def __init__(self, options: Sequence[EngineOptions], model: str = "", max_waiting: int = 2048) -> None:
         """`max_waiting`: requests that may wait while all engines have enough to do."""
-        self.seed, self._key = secrets.token_hex(16), secrets.token_hex(32)
-        self.engines = {str(i): EngineClient(self._with_peers(one)) for i, one in enumerate(options)}
+        self.seed, key = secrets.token_hex(16), secrets.token_hex(32)
+        peers = PeerOptions(host="127.0.0.1", key=key, kv_events=True, prefix_seed=self.seed)
+        self.engines = {str(i): EngineClient(replace(one, peers=peers)) for i, one in enumerate(options)}
         self.on_change: Callable[[], None] = lambda: None  # called when an engine has changed its state
         self._model = model
-        self._router = Router(self._key)
+        self.router = Router(key)
         queue = QueueLimits(max_waiting, max_wait_s=_FOREVER_S)
-        self._router.reconfigure(RouterConfig([ModelRoute(model, start_timeout_s=_FOREVER_S, queue=queue)]))
+        self.router.reconfigure(RouterConfig([ModelRoute(model, start_timeout_s=_FOREVER_S, queue=queue)]))
         self._following: list[asyncio.Task[None]] = []
-
-    def _with_peers(self, options: EngineOptions) -> EngineOptions:
-        peers = PeerOptions(host="127.0.0.1", key=self._key, kv_events=True, prefix_seed=self.seed)
-        return replace(options, peers=peers)
 
     async def start(self) -> None:
         await asyncio.gather(*(engine.start() for engine in self.engines.values()))
@@ -57,14 +53,14 @@ class LocalEngines:
             task.cancel()
         await asyncio.gather(*self._following, return_exceptions=True)
         await asyncio.gather(*(engine.stop() for engine in self.engines.values()))
-        await self._router.close()
+        await self.router.close()
 
     async def _follow(self, name: str) -> None:
         """Keeps the router told of where an engine is and in which state."""
         engine = self.engines[name]
         while True:
             self.on_change()
-            enlisting = asyncio.create_task(self._router.enlist(name, self._report(engine)))
+            enlisting = asyncio.create_task(self.router.enlist(name, self._report(engine)))
             try:
                 await engine.changed()
             finally:
@@ -79,15 +75,6 @@ class LocalEngines:
         state = STATE_OF_ENGINE.get(engine.state, "lost")
         return ReplicaReport(self._model, node="127.0.0.1", state=state, endpoints=endpoints, info=info)
 
-    async def place(self, placement: Placement) -> Place:
-        return await self._router.place(placement)
-
-    async def describe(self, model: str) -> EngineInfo:
-        return await self._router.describe(model)
-
-    async def snapshot(self) -> ClusterSnapshot:
-        return await self._router.snapshot()
-
 
 class DataParallelEngine(ClusterEngine):
     """Implements Engine over all of them. Ready while one is; failed when all have failed."""
@@ -95,7 +82,7 @@ class DataParallelEngine(ClusterEngine):
     def __init__(self, engines: LocalEngines, model: str) -> None:
         # Each of the engines may be lost once before a request counts as the cause.
         limits = MigrationLimits(max_losses=max(4, len(engines.engines)))
-        super().__init__(engines, model, prefix_seed=engines.seed, limits=limits)
+        super().__init__(engines.router, model, prefix_seed=engines.seed, limits=limits)
         self.engines = engines
         self._own_reports = Reports()
         engines.on_change = self._look
@@ -142,7 +129,7 @@ def parallel_service(config: Config, num_gpus: int) -> ResponseService:
     engine = DataParallelEngine(engines, model)
     whole = as_one(config.engine, len(options), max_waiting=scheduler.max_waiting)
     served = service.add(engine, whole, config.server.served_model_names)
-    metrics = ClusterMetrics(engines.snapshot, lambda: {served.names[0]: engine.migrations})
+    metrics = ClusterMetrics(engines.router.snapshot, lambda: {served.names[0]: engine.migrations})
     service.metrics.watch(metrics, metrics.refresh)
     return service
 

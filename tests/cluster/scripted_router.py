@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import NoReturn
 
-from oscine.cluster.routing.service import RouterPolicy, RouterService
+from oscine.cluster.routing.service import RouterService
 from oscine.cluster.spec.placement import NoPlace, Place, Placement
 from oscine.cluster.spec.snapshot import ClusterSnapshot, ReplicaReport, ReplicaSnapshot, RouterCounters
 from oscine.types import Endpoints, EngineInfo, EngineStats, PrefillSource
@@ -30,7 +30,7 @@ SNAPSHOT = ClusterSnapshot(
 
 
 class ScriptedRouter:
-    """A RouterPolicy. A request for which there is an event waits for it; `error` is raised, if there is one."""
+    """Stands in for a Router. A request with an event waits for it; `error` is raised, if there is one."""
 
     def __init__(self) -> None:
         self.asked: list[Placement] = []
@@ -76,7 +76,7 @@ class ScriptedRouter:
 
 
 @asynccontextmanager
-async def served(router: RouterPolicy, key: str = "") -> AsyncIterator[RouterService]:
+async def served(router: ScriptedRouter, key: str = "") -> AsyncIterator[RouterService]:
     service = RouterService(router, "127.0.0.1", key)
     try:
         yield service

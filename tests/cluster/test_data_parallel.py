@@ -62,7 +62,7 @@ async def idle(engine: DataParallelEngine, num_requests: int) -> None:
     """Until the router has heard that the engines got these requests and that nothing runs."""
 
     async def runs() -> bool:
-        stats = [one.stats for one in (await engine.engines.snapshot()).replicas]
+        stats = [one.stats for one in (await engine.engines.router.snapshot()).replicas]
         got = sum(one.requests for one in stats)
         return got < num_requests or any(one.num_running + one.queued_tokens for one in stats)
 
@@ -108,7 +108,7 @@ def test_an_engine_that_is_killed_costs_its_streams_a_pause(kind: str, model_fol
             assert engine.migrations.failures == 0
             await until(lambda: engine.restarts == 1)
             await engine.engines.engines[victim].wait_ready()
-            while {one.state for one in (await engine.engines.snapshot()).replicas} != {"ready"}:
+            while {one.state for one in (await engine.engines.router.snapshot()).replicas} != {"ready"}:
                 await asyncio.sleep(0.01)
 
     run(test)

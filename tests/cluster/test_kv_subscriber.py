@@ -1,11 +1,12 @@
 """A subscriber's picture of an engine that loses messages, forgets them and restarts."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
 from contextlib import asynccontextmanager
 
 import zmq.asyncio
 
+from oscine.cluster.routing.kv_index import KVIndex
 from oscine.cluster.routing.kv_subscriber import KVSubscriber
 from oscine.types import EngineStats
 from tests.cluster.kv_publisher import Publisher
@@ -15,20 +16,13 @@ A, B, C, D = (bytes([i]) * 16 for i in range(4))
 
 class Belief:
     def __init__(self) -> None:
-        self.pages: set[bytes | int] = set()
+        self.index = KVIndex()
+        self.index.add("replica")
         self.stats: list[EngineStats] = []
 
-    def store(self, pages: Iterable[bytes | int]) -> None:
-        self.pages.update(pages)
-
-    def remove(self, pages: Iterable[bytes | int]) -> None:
-        self.pages.difference_update(pages)
-
-    def clear(self) -> None:
-        self.pages.clear()
-
-    def hear(self, stats: EngineStats) -> None:
-        self.stats.append(stats)
+    @property
+    def pages(self) -> set[Hashable]:
+        return self.index._pages["replica"]
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -55,7 +49,7 @@ async def following(
     """Once the subscription is there."""
     belief = Belief()
     address = publisher.replay_address if replay else None
-    subscriber = KVSubscriber(context, publisher.events_address, address, belief)
+    subscriber = KVSubscriber(context, publisher.events_address, address, belief.index, "replica", belief.stats.append)
     task = asyncio.create_task(subscriber.run())
     try:
         await connected(publisher, belief)

@@ -1,4 +1,4 @@
-"""The replicas of one deployment as a router sees them: what is cached where, who has how much to do, who comes first.
+"""The replicas of one deployment as a router sees them: the pages of each, its load, and which is best for a request.
 
 Knows events, statistics and the cost; nothing of Ray, nor of requests that wait in front. It belongs to one event loop:
 its subscriptions run there, and everything is called there.
@@ -6,8 +6,9 @@ its subscriptions run there, and everything is called there.
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import zmq.asyncio
 
@@ -30,25 +31,6 @@ class _Subscription:
     task: asyncio.Task[None]
 
 
-class _Sink:
-    """Where the news of one replica go."""
-
-    def __init__(self, fleet: "Fleet", replica: str) -> None:
-        self._fleet, self._replica = fleet, replica
-
-    def store(self, pages: Iterable[bytes | int]) -> None:
-        self._fleet.index.store(self._replica, pages)
-
-    def remove(self, pages: Iterable[bytes | int]) -> None:
-        self._fleet.index.remove(self._replica, pages)
-
-    def clear(self) -> None:
-        self._fleet.index.clear(self._replica)
-
-    def hear(self, stats: EngineStats) -> None:
-        self._fleet.hear(self._replica, stats)
-
-
 class Fleet:
     """All replicas of a deployment. A change of what they can take is told to `on_change`."""
 
@@ -65,7 +47,10 @@ class Fleet:
         self._subscriptions: dict[str, _Subscription] = {}
         self._ended_gaps = 0  # of subscriptions that are over
         self._placed: dict[str, str] = {}  # the last requests -> replicas
-        self._ranked: tuple[Sequence[bytes], dict[str, int]] = ([], {})  # the last one's pages, and who has them
+        self._ranked: tuple[Sequence[bytes], dict[str, int]] = (
+            [],
+            {},
+        )  # the last request's pages, and how many each replica has
         self._context: zmq.asyncio.Context | None = None  # made by the first subscription
 
     @property
@@ -88,7 +73,7 @@ class Fleet:
             self._context.term()
             self._context = None
 
-    # ---- who there is ----
+    # ---- which there are ----
 
     def join(self, name: str, report: ReplicaReport) -> None:
         """The replica is there, and says this of itself."""
@@ -196,8 +181,9 @@ class Fleet:
             return
         if self._context is None:
             self._context = zmq.asyncio.Context()
-        sink = _Sink(self, view.name)
-        subscriber = KVSubscriber(self._context, endpoints.kv_events, endpoints.kv_replay, sink, self._key)
+        index, hear = self.index, partial(self.hear, view.name)
+        addresses = endpoints.kv_events, endpoints.kv_replay
+        subscriber = KVSubscriber(self._context, *addresses, index, view.name, hear, self._key)
         self._subscriptions[view.name] = _Subscription(endpoints, subscriber, asyncio.create_task(subscriber.run()))
 
     def _unsubscribe(self, name: str) -> None:

@@ -10,13 +10,14 @@ not, the earlier state is dropped, and rebuilt from the messages that the engine
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Iterable
-from typing import Any, Protocol
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
 
 import msgspec
 import zmq
 import zmq.asyncio
 
+from oscine.cluster.routing.kv_index import KVIndex
 from oscine.engine.peers.kv_events import END, STATS_TOPIC
 from oscine.engine.wire.messages import UNREADABLE
 from oscine.engine.wire.tcp import connect
@@ -37,13 +38,6 @@ class EventBatch(msgspec.Struct, array_like=True, gc=False):
     events: list[list[Any]]  # kind, then its fields in order
 
 
-class Sink(Protocol):
-    def store(self, pages: Iterable[bytes | int]) -> None: ...
-    def remove(self, pages: Iterable[bytes | int]) -> None: ...
-    def clear(self) -> None: ...
-    def hear(self, stats: EngineStats) -> None: ...
-
-
 _decode_batch = msgspec.msgpack.Decoder(EventBatch).decode
 _decode_stats = msgspec.msgpack.Decoder(EngineStats).decode
 
@@ -52,12 +46,19 @@ class KVSubscriber:
     """One engine process at a time at one address; `run` goes on until it is cancelled."""
 
     def __init__(
-        self, context: zmq.asyncio.Context, events: str, replay: str | None, sink: Sink, key: str = ""
+        self,
+        context: zmq.asyncio.Context,
+        events: str,
+        replay: str | None,
+        index: KVIndex,
+        replica: str,
+        hear: Callable[[EngineStats], None],
+        key: str = "",
     ) -> None:
-        """`key`: see oscine.engine.wire.tcp."""
+        """Pages of the replica go to `index`, statistics to `hear`. `key`: see oscine.engine.wire.tcp."""
         self.num_gaps = 0  # gaps: missed messages, or a new beginning
-        self._context, self._events, self._replay_address, self._sink = context, events, replay, sink
-        self._key = key
+        self._context, self._events, self._replay_address, self._key = context, events, replay, key
+        self._index, self._replica, self._hear = index, replica, hear
         self._next = 0  # number of the message expected
         self._doubt = False  # the connection was lost: another process may listen there now
         self._last: tuple[int, bytes, float] | None = None  # number, payload and time of the one before it
@@ -100,7 +101,7 @@ class KVSubscriber:
     async def _receive(self, frames: list[bytes]) -> None:
         try:
             if frames[0] == STATS_TOPIC:
-                self._sink.hear(_decode_stats(frames[-1]))
+                self._hear(_decode_stats(frames[-1]))
             elif len(frames) == 3:
                 await self._take(int.from_bytes(frames[1], "big"), frames[2])
         except UNREADABLE as error:
@@ -116,7 +117,7 @@ class KVSubscriber:
         if number == self._next:
             self._apply(number, payload)
         elif number > self._next:  # nothing was given again that reaches up to here
-            self._sink.clear()
+            self._index.clear(self._replica)
             self._apply(number, payload)
 
     async def _mend(self) -> None:
@@ -137,7 +138,7 @@ class KVSubscriber:
 
     async def _rebuild(self) -> None:
         """Drops what is believed, and begins with the first message that the engine still has."""
-        self._sink.clear()
+        self._index.clear(self._replica)
         self._next, self._last = 0, None
         async for number, payload in self._replay(0):
             self._apply(number, payload)
@@ -156,11 +157,11 @@ class KVSubscriber:
     def _tell(self, event: list[Any]) -> None:
         match event:
             case ["BlockStored", pages, *_]:
-                self._sink.store(pages)
+                self._index.store(self._replica, pages)
             case ["BlockRemoved", pages, *_]:
-                self._sink.remove(pages)
+                self._index.remove(self._replica, pages)
             case ["AllBlocksCleared", *_]:
-                self._sink.clear()
+                self._index.clear(self._replica)
 
     async def _replay(self, start: int) -> AsyncGenerator[tuple[int, bytes], None]:
         """The messages from a number on that the engine remembers; none if it does not answer."""

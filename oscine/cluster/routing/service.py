@@ -1,15 +1,13 @@
 """The router's end of the wire: questions of ingresses and replicas come in over one ZeroMQ socket, answers go out.
 
-Knows sockets and who waits for an answer; not how a place is found, nor Ray.
+Knows which clients wait for an answer; not how a place is found, nor Ray.
 """
 
 import asyncio
 import logging
-from typing import NoReturn, Protocol
 
-import zmq
-
-from oscine.cluster.spec.placement import NoPlace, Place, Placement, Placer
+from oscine.cluster.routing.router import Router
+from oscine.cluster.spec.placement import NoPlace
 from oscine.cluster.spec.router_messages import (
     WAITING_S,
     Answer,
@@ -28,59 +26,33 @@ from oscine.cluster.spec.router_messages import (
     Waiting,
     decode_to_router,
 )
-from oscine.cluster.spec.snapshot import ClusterSnapshot, ReplicaReport
-from oscine.engine.wire.messages import UNREADABLE, encode
-from oscine.engine.wire.tcp import bind_tcp, expect_heartbeats
+from oscine.engine.wire.clients import Clients
 
 _log = logging.getLogger(__name__)
 
 _RETRY_AFTER_S = 1.0  # what a client is told when the router did not know what to do
 
 
-class RouterPolicy(Placer, Protocol):
-    """Who knows the answers."""
-
-    def place_now(self, placement: Placement) -> Place | None:
-        """As `place`, but None where it would wait or refuse."""
-        ...
-
-    async def snapshot(self) -> ClusterSnapshot: ...
-
-    async def enlist(self, replica: str, report: ReplicaReport) -> NoReturn:
-        """The replica is there until this is cancelled."""
-        ...
-
-    def queued(self) -> dict[str, int]:
-        """Requests that wait for a place, of the models that have any."""
-        ...
-
-
 class RouterService:
     """Listens from the beginning, on the running event loop.
 
-    A client that is gone is noticed when it is next sent to. So those with open questions hear every WAITING_S that
-    they have some: nothing is placed for long for an ingress that died, nor on a replica that did.
+    Every WAITING_S, clients with open questions hear that these are open. So a client that is gone is noticed soon:
+    nothing is placed for long for an ingress that died, nor on a replica that died.
     """
 
-    def __init__(self, router: RouterPolicy, host: str, key: str = "") -> None:
+    def __init__(self, router: Router, host: str, key: str = "") -> None:
         """`host`: an address of this machine; the port is a free one. `key`: see oscine.engine.wire.tcp.
 
         Raises ValueError.
         """
         self._router = router
         self._loop = asyncio.get_running_loop()
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._socket = self._context.socket(zmq.ROUTER)
-        self._socket.set(zmq.ROUTER_MANDATORY, 1)  # sending to a client that is gone raises
-        self._socket.set(zmq.SNDHWM, 0)  # bounded by the requests that ingresses take
-        self._socket.set(zmq.RCVHWM, 0)
-        self._socket.set(zmq.LINGER, 0)
-        expect_heartbeats(self._socket)
-        self.address = bind_tcp(self._socket, host, key)
+        self._clients = Clients(decode_to_router)
+        self.address = self._clients.listen(host, key)
         self._open: dict[tuple[bytes, int], asyncio.Task[None]] = {}  # (client, id of the question)
         self._enlisted: set[tuple[bytes, int]] = set()  # of these, those of replicas
         self._looking_after = asyncio.create_task(self._look_after())
-        self._fd = self._socket.FD
+        self._fd = self._clients.socket.FD
         self._loop.add_reader(self._fd, self._read)
         self._loop.call_soon(self._read)
 
@@ -100,19 +72,12 @@ class RouterService:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._loop.remove_reader(self._fd)
-        self._context.destroy()
+        self._clients.close()
 
     def _read(self) -> None:
         """All that has arrived; the socket's descriptor signals nothing again before that."""
-        while not self._socket.closed:
-            try:
-                client, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            try:
-                self._take(client, decode_to_router(b"".join(frames)))
-            except UNREADABLE as error:
-                _log.warning("a message that is no question: %s", error)
+        for client, message in self._clients.receive():
+            self._take(client, message)
 
     def _take(self, client: bytes, message: ToRouter) -> None:
         key = client, message.id
@@ -167,11 +132,6 @@ class RouterService:
 
     def _send(self, client: bytes, message: FromRouter) -> bool:
         """False when the client is gone."""
-        try:
-            self._socket.send_multipart((client, encode(message)))
-        except zmq.ZMQError as error:
-            if error.errno != zmq.EHOSTUNREACH:
-                raise
-            return False
+        is_there = self._clients.send(client, message)
         self._loop.call_soon(self._read)  # sending may consume the signal that something can be read
-        return True
+        return is_there

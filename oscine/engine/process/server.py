@@ -1,8 +1,8 @@
 """The engine process: `python -m oscine.engine.process.server`, with a Launch record on stdin.
 
-Knows sockets, clients and their requests; what a step does is the loop's affair. It lives as long as its stdin is open:
-the end of the parent, however it comes, closes it. A parent that has time asks it to stop, so that its clients hear of
-it. Signals are left to the parent, so that a ctrl-C or a SIGTERM for the whole group lets the parent drain first.
+Knows clients and their requests; the loop knows what a step does. The process lives as long as its stdin is open, and
+any end of the parent closes it. A parent that has time asks it to stop, so that its clients hear of it. Signals are
+left to the parent: after a ctrl-C or a SIGTERM for the whole group, the parent drains first.
 """
 
 import gc
@@ -10,7 +10,6 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Iterator
 
 import msgspec
 import zmq
@@ -23,10 +22,10 @@ from oscine.engine.peers.prefill_service import PrefillService
 from oscine.engine.peers.remote_prefill import RemotePrefills
 from oscine.engine.process.parent import Parent
 from oscine.engine.wire.checks import Checks
+from oscine.engine.wire.clients import Clients
 from oscine.engine.wire.endpoint import KVEndpoint
 from oscine.engine.wire.links import PeerLinks
 from oscine.engine.wire.messages import (
-    UNREADABLE,
     Cancel,
     Ending,
     Failed,
@@ -36,12 +35,9 @@ from oscine.engine.wire.messages import (
     Ready,
     Refused,
     Submit,
-    ToClient,
     ToEngine,
     decode_to_engine,
-    encode,
 )
-from oscine.engine.wire.tcp import bind_tcp, expect_heartbeats
 from oscine.types import Endpoints, EngineInfo, EngineStats, GenerationOutput, GenerationRequest
 
 _STATS_INTERVAL_S = 0.1
@@ -53,63 +49,16 @@ _FAILED_TO_START = 2
 _FAILED_STEP = 3
 
 
-class Clients:
-    """A ROUTER socket and who is behind it. A client whose connection is gone is noticed when it is next sent to."""
-
-    def __init__(self, address: str, parent: Parent) -> None:
-        """Whoever waits for messages wakes up for `parent` too."""
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._socket = self._context.socket(zmq.ROUTER)
-        self._socket.set(zmq.ROUTER_MANDATORY, 1)  # sending to a vanished client raises
-        self._socket.set(zmq.SNDHWM, 0)  # bounded by the requests that are admitted
-        self._socket.set(zmq.RCVHWM, 0)
-        self._socket.set(zmq.LINGER, _FAREWELL_MS)
-        self._socket.bind(address)
-        self._poller = zmq.Poller()
-        self._poller.register(self._socket, zmq.POLLIN)
-        self._poller.register(parent, zmq.POLLIN)
-
-    def listen(self, host: str, key: str) -> str:
-        """Listens for clients of other machines too, over TCP: see oscine.engine.wire.tcp. Returns the endpoint.
-
-        Raises ValueError.
-        """
-        expect_heartbeats(self._socket)
-        return bind_tcp(self._socket, host, key)
-
-    def send(self, client: bytes, message: ToClient) -> bool:
-        """False when the client is gone."""
-        try:
-            self._socket.send_multipart((client, encode(message)))
-        except zmq.ZMQError as error:
-            if error.errno != zmq.EHOSTUNREACH:
-                raise
-            return False
-        return True
-
-    def receive(self, wait_ms: int | None) -> Iterator[tuple[bytes, ToEngine]]:
-        """Everything that has arrived, after waiting for the first message: None for ever, 0 not at all."""
-        if wait_ms != 0:
-            self._poller.poll(wait_ms)
-        while int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN:
-            client, *frames = self._socket.recv_multipart()
-            try:
-                message = decode_to_engine(b"".join(frames))
-            except UNREADABLE:
-                continue  # somebody who speaks another language found the port
-            yield client, message
-
-    def close(self) -> None:
-        """Returns when everything is sent."""
-        self._socket.close()
-        self._context.term()
-
-
 class EngineServer:
     """Runs the loop for the clients of one socket, until a step fails or the parent asks to stop."""
 
     def __init__(
-        self, clients: Clients, loop: EngineLoop, info: EngineInfo, events: KVEvents | None, prefills: PrefillService
+        self,
+        clients: Clients[ToEngine],
+        loop: EngineLoop,
+        info: EngineInfo,
+        events: KVEvents | None,
+        prefills: PrefillService,
     ) -> None:
         self._clients, self._loop, self._info, self._events, self._prefills = clients, loop, info, events, prefills
         self._checks = Checks(info.vocab_size, info.max_model_len)
@@ -120,10 +69,15 @@ class EngineServer:
     def run(self, parent: Parent) -> None:
         """Raises what a failing step raised, after every request was told."""
         loop = self._loop
+        poller = zmq.Poller()
+        poller.register(self._clients.socket, zmq.POLLIN)
+        poller.register(parent, zmq.POLLIN)
         idle_ms = None if self._events is None else _IDLE_STATS_MS
         while not parent.asks_to_stop:
             self._tend_peers()
-            for client, message in self._clients.receive(0 if loop.has_work else self._prefills.patience_ms or idle_ms):
+            if not loop.has_work:
+                poller.poll(self._prefills.patience_ms or idle_ms)
+            for client, message in self._clients.receive():
                 self._handle(client, message)
             if not loop.has_work:
                 if self._events is not None:
@@ -216,7 +170,7 @@ class EngineServer:
                 self._loop.cancel(request_id)
 
 
-def _open_to_peers(clients: Clients, options: EngineOptions) -> tuple[Endpoints | None, KVEvents | None]:
+def _open_to_peers(clients: Clients[ToEngine], options: EngineOptions) -> tuple[Endpoints | None, KVEvents | None]:
     """Raises ValueError for an endpoint that cannot be had."""
     peers = options.peers
     events = KVEvents(peers, options.cache.page_size) if peers.kv_events else None
@@ -238,7 +192,7 @@ def _meet_peers(engine: BuiltEngine, key: str) -> PrefillService:
     return PrefillService(engine.loop, endpoint, transfer.attend)
 
 
-def _serve(clients: Clients, parent: Parent, launch: Launch, started_s: float) -> int:
+def _serve(clients: Clients[ToEngine], parent: Parent, launch: Launch, started_s: float) -> int:
     """Returns the exit status."""
     try:
         endpoints, events = _open_to_peers(clients, launch.options)
@@ -270,9 +224,10 @@ def _serve(clients: Clients, parent: Parent, launch: Launch, started_s: float) -
     return _STOPPED
 
 
-def _fail(clients: Clients, message: str) -> int:
-    """Tells whoever asks why there is no engine."""
-    for client, _ in clients.receive(_FAREWELL_MS):
+def _fail(clients: Clients[ToEngine], message: str) -> int:
+    """Tells the clients why there is no engine."""
+    clients.socket.poll(_FAREWELL_MS)
+    for client, _ in clients.receive():
         clients.send(client, Failed(" ".join(message.split())))
     return _FAILED_TO_START
 
@@ -283,7 +238,8 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     launch = msgspec.json.decode(sys.stdin.buffer.readline(), type=Launch)
     parent = Parent(launch.address)
-    clients = Clients(launch.address, parent)
+    clients = Clients(decode_to_engine, linger_ms=_FAREWELL_MS)
+    clients.socket.bind(launch.address)
     parent.listen()
     status = _serve(clients, parent, launch, started_s)
     clients.close()

@@ -21,7 +21,7 @@ from itertools import count
 
 from oscine.cluster.routing.fleet import Fleet
 from oscine.cluster.routing.model_router import ModelRouter
-from oscine.cluster.spec.model_route import ModelRoute
+from oscine.cluster.spec.deployment import ModelSpec, RoleSpec
 from oscine.cluster.spec.placement import Placement
 from oscine.cluster.spec.snapshot import ReplicaReport
 from oscine.config import CacheOptions, EngineOptions, ModelOptions, PeerOptions, SchedulerOptions
@@ -171,7 +171,7 @@ class KVAware(Policy):
         for i, engine in enumerate(engines):
             assert engine.info is not None
             self._fleet.join(str(i), ReplicaReport(MODEL, endpoints=engine.info.endpoints, info=engine.info))
-        self._router = ModelRouter(ModelRoute(MODEL), self._fleet, None)
+        self._router = ModelRouter(ModelSpec((MODEL,), (RoleSpec(),)), self._fleet, None)
 
     async def choose(self, placement: Placement) -> int:
         return int((await self._router.place(placement)).replica)

@@ -17,7 +17,7 @@ from oscine.cluster.client.followed_models import as_one
 from oscine.cluster.client.metrics import ClusterMetrics
 from oscine.cluster.client.reports import Reports
 from oscine.cluster.routing.router import Router
-from oscine.cluster.spec.model_route import ModelRoute, QueueLimits, RouterConfig
+from oscine.cluster.spec.deployment import ModelSpec, QueueLimits, RoleSpec
 from oscine.cluster.spec.snapshot import STATE_OF_ENGINE, ReplicaReport
 from oscine.config import Config, EngineOptions, PeerOptions
 from oscine.engine.process.client import EngineClient, EngineState
@@ -32,7 +32,7 @@ _FOREVER_S = 1e9  # requests wait as long as they would in the queue of a single
 class LocalEngines:
     """Engine processes that this one owns, and the router that places requests on them; named 0, 1, ..."""
 
-    def __init__(self, options: Sequence[EngineOptions], model: str = "", max_waiting: int = 2048) -> None:
+    def __init__(self, options: Sequence[EngineOptions], model: str, max_waiting: int = 2048) -> None:
         """`max_waiting`: requests that may wait while all engines have enough to do."""
         self.seed, key = secrets.token_hex(16), secrets.token_hex(32)
         peers = PeerOptions(host="127.0.0.1", key=key, kv_events=True, prefix_seed=self.seed)
@@ -41,7 +41,7 @@ class LocalEngines:
         self._model = model
         self.router = Router(key)
         queue = QueueLimits(max_waiting, max_wait_s=_FOREVER_S)
-        self.router.reconfigure(RouterConfig([ModelRoute(model, start_timeout_s=_FOREVER_S, queue=queue)]))
+        self.router.reconfigure([ModelSpec((model,), (RoleSpec(),), start_timeout_s=_FOREVER_S, queue=queue)])
         self._following: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:

@@ -7,8 +7,7 @@ import pytest
 from oscine.cli.cluster import deployment_file
 from oscine.cli.cluster.deployment_file import read_deployment
 from oscine.cli.error import CommandError
-from oscine.cluster.spec.deployment import Deployment, PrefillLimits, Replicas, ServiceLevels
-from oscine.cluster.spec.model_route import QueueLimits
+from oscine.cluster.spec.deployment import Deployment, PrefillLimits, QueueLimits, Replicas, ServiceLevels
 from oscine.config import NANO
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples" / "cluster").glob("*.yaml"))

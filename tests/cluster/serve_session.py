@@ -17,7 +17,7 @@ from oscine.cluster.client.router import RouterClient
 from oscine.cluster.ray.names import router_address
 from oscine.cluster.ray.replica import ReplicaActor, ReplicaOptions
 from oscine.cluster.ray.router import RouterActor
-from oscine.cluster.spec.model_route import ModelRoute, RouterConfig
+from oscine.cluster.spec.deployment import ModelSpec, RoleSpec
 from oscine.cluster.spec.placement import NoPlace, Place, Placement
 from oscine.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
 from oscine.engine.core.prefix_index import extend_digests, root_of
@@ -49,12 +49,12 @@ def deploy(num_replicas: int) -> None:
 
 
 def deploy_router() -> None:
-    config = RouterConfig([ModelRoute("m", start_timeout_s=20)])
+    models = [ModelSpec(("m",), (RoleSpec(),), start_timeout_s=20)]
     router = serve.deployment(
         RouterActor,
         name="router",
         ray_actor_options={"num_cpus": 0.1},
-        user_config=msgspec.to_builtins(config),
+        user_config={"models": msgspec.to_builtins(models)},
         health_check_period_s=0.5,
     )
     serve.run(router.bind(KEY), name="oscine", route_prefix=None)

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from oscine.cluster.scaling.policy import Bounds, Decision, Goals, State, decide
 from oscine.cluster.scaling.pool_load import PoolLoad, ReplicaLoad
+from oscine.cluster.spec.deployment import ScalingOptions, ServiceLevels
 from oscine.types import Role
 from tests.cluster.pool_simulation import Machine, Simulation, Work
 
-GOALS = Goals("aggregated", ttft_s=2.0, itl_s=0.1, up_cooldown_s=5.0, down_cooldown_s=30.0, idle_s=120.0)
+GOALS = Goals("aggregated", ServiceLevels(ttft_s=2.0, itl_s=0.1), ScalingOptions(5.0, 30.0, 120.0))
 FEW, MANY = Machine(slots=4), Machine(slots=64)
 WORK, BOUNDS = Work(), Bounds(1, 8)
 
@@ -43,7 +44,7 @@ def test_a_constant_load_of_any_size_is_met_without_flapping(machine: Machine, r
     assert seen.reversals(300) <= 1
     assert math.floor(replicas) <= min(later)
     assert max(later) <= math.ceil(2 * replicas + 2)
-    assert sum(waits) / len(waits) < GOALS.ttft_s
+    assert sum(waits) / len(waits) < GOALS.levels.ttft_s
 
 
 def test_a_wrong_step_down_is_not_repeated_soon() -> None:
@@ -68,8 +69,8 @@ def test_replicas_go_one_after_the_other_when_the_load_ends() -> None:
     seen = simulate(FEW, 0, 500, rate=lambda now_s: 4 * bears(FEW) if now_s < 150 else 0.0)
     downs = [(now_s, d) for now_s, d in seen.decisions if now_s > 150]
     assert seen.at(499) == 1
-    assert all(decision.replicas >= 0.7 * 4 for now_s, decision in downs if now_s < 150 + GOALS.down_cooldown_s)
-    assert all(later[0] - sooner[0] >= GOALS.down_cooldown_s for sooner, later in pairwise(downs))
+    assert all(decision.replicas >= 0.7 * 4 for now_s, decision in downs if now_s < 150 + GOALS.scaling.down_cooldown_s)
+    assert all(later[0] - sooner[0] >= GOALS.scaling.down_cooldown_s for sooner, later in pairwise(downs))
 
 
 def test_a_pool_that_nobody_asks_goes_to_zero_where_it_may_and_comes_back_with_the_first_request() -> None:
@@ -79,7 +80,7 @@ def test_a_pool_that_nobody_asks_goes_to_zero_where_it_may_and_comes_back_with_t
     seen = simulate(FEW, 0, 440, rate=rate, bounds=Bounds(0, 4))
     zero_s = next(now_s for now_s, target in seen.targets if target == 0)
     back_s = next(now_s for now_s, target in seen.targets if now_s > 400 and target > 0)
-    assert 60 + GOALS.idle_s <= zero_s <= 110 + GOALS.idle_s
+    assert 60 + GOALS.scaling.idle_s <= zero_s <= 110 + GOALS.scaling.idle_s
     assert seen.queue or seen.waits[-1][0] > 400
     assert back_s <= next(now_s for now_s, wait_s in seen.waits if now_s > 400)
     assert min(target for _, target in simulate(FEW, 0, 300, rate=lambda now_s: 0.0).targets) == 1
@@ -88,13 +89,13 @@ def test_a_pool_that_nobody_asks_goes_to_zero_where_it_may_and_comes_back_with_t
 def test_a_replica_that_was_started_from_zero_has_its_whole_idle_time_before_it() -> None:
     """Also where its only request was too short to be seen, and Serve started it without asking the policy."""
     quiet = [PoolLoad(float(now_s), 0, ()) for now_s in range(200)]
-    back = [PoolLoad(float(now_s), 1, busy(1)) for now_s in range(210, 210 + int(GOALS.idle_s))]
+    back = [PoolLoad(float(now_s), 1, busy(1)) for now_s in range(210, 210 + int(GOALS.scaling.idle_s))]
     state = after(quiet, 0, Bounds(0, 4)).state
     for load in back:
         decision = decide(load, 1, Bounds(0, 4), GOALS, state)
         state = decision.state
         assert decision.replicas == 1
-    assert decide(PoolLoad(211.0 + GOALS.idle_s, 1, busy(1)), 1, Bounds(0, 4), GOALS, state).replicas == 0
+    assert decide(PoolLoad(211.0 + GOALS.scaling.idle_s, 1, busy(1)), 1, Bounds(0, 4), GOALS, state).replicas == 0
 
 
 def test_no_pool_goes_to_zero_while_serve_still_remembers_a_request() -> None:

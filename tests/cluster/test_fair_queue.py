@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oscine.cluster.routing.fair_queue import FairQueue, Ticket
-from oscine.cluster.spec.model_route import QueueLimits
+from oscine.cluster.spec.deployment import QueueLimits
 from oscine.cluster.spec.placement import NoPlace
 
 

@@ -8,13 +8,14 @@ import pytest
 
 from oscine.cluster.routing.fleet import Fleet
 from oscine.cluster.routing.model_router import ModelRouter
-from oscine.cluster.spec.model_route import ModelRoute, QueueLimits
+from oscine.cluster.spec.deployment import ModelSpec, PrefillLimits, QueueLimits, RoleSpec
 from oscine.cluster.spec.placement import NoPlace, Place, Placement
 from oscine.cluster.spec.snapshot import ReplicaReport
 from oscine.engine.peers.kv_events import page_hash
 from oscine.types import Endpoints, EngineInfo, EngineStats
 
-ROUTE = ModelRoute("m", "decode", prefill=True, prefill_min_tokens=256, start_timeout_s=0.2)
+ROLES = (RoleSpec("decode"), RoleSpec("prefill"))
+ROUTE = ModelSpec(("m",), ROLES, prefill=PrefillLimits(min_tokens=256), start_timeout_s=0.2)
 DIGESTS = [bytes([i]) * 16 for i in range(40)]
 HASHES = [page_hash(digest) for digest in DIGESTS]
 PAGE = 64
@@ -33,8 +34,8 @@ class Cluster:
     def clock(self) -> float:
         return self.now_s
 
-    def router(self, route: ModelRoute = ROUTE) -> ModelRouter:
-        return ModelRouter(route, self.decode, self.prefill if route.prefill else None, self.clock)
+    def router(self, route: ModelSpec = ROUTE) -> ModelRouter:
+        return ModelRouter(route, self.decode, self.prefill if route.role("prefill") else None, self.clock)
 
     def report(self, name: str, **changes: object) -> ReplicaReport:
         info = EngineInfo("m", 4096, 300, 1.0, page_size=PAGE, max_num_seqs=4)
@@ -78,7 +79,7 @@ def test_a_request_goes_where_its_prefix_is() -> None:
 def test_requests_just_placed_count_and_their_pages_are_expected() -> None:
     async def test(cluster: Cluster) -> None:
         cluster.start("a", "b")
-        router = cluster.router(replace(ROUTE, prefill=False))
+        router = cluster.router(replace(ROUTE, roles=(RoleSpec(),)))
         first = await router.place(placement("1", 10))
         same = await router.place(placement("2", 12))
         assert same.replica == first.replica, "its prefix is being computed there"
@@ -267,18 +268,18 @@ def test_a_request_that_leaves_at_the_moment_of_its_turn_frees_its_place() -> No
 
 def test_roles_without_replicas_are_missed_while_requests_want_them() -> None:
     async def test(cluster: Cluster) -> None:
-        router = cluster.router(replace(ROUTE, prefill=False, start_timeout_s=10))
+        router = cluster.router(replace(ROUTE, roles=(RoleSpec(),), start_timeout_s=10))
         assert router.missing() == []
         describing = asyncio.create_task(router.describe())
         await settle()
-        assert router.missing() == ["decode"]
+        assert router.missing() == ["aggregated"]
         describing.cancel()
         await asyncio.gather(describing, return_exceptions=True)
         assert router.missing() == []
         placing = asyncio.create_task(router.place(placement("1", 10)))
         await settle()
         cluster.decode.join("goes", cluster.report("goes", state="draining"))
-        assert router.missing() == ["decode"], "the one that there is takes no more"
+        assert router.missing() == ["aggregated"], "the one that there is takes no more"
         cluster.start("a")
         assert (await placing).replica == "a"
         assert router.missing() == []
@@ -345,7 +346,7 @@ def test_a_replica_that_goes_takes_its_pages_along() -> None:
         cluster.start("a", "b")
         cluster.decode.index.store("a", HASHES)
         cluster.decode.remove("a")
-        place = await cluster.router(replace(ROUTE, prefill=False)).place(placement("1", 4))
+        place = await cluster.router(replace(ROUTE, roles=(RoleSpec(),))).place(placement("1", 4))
         assert (place.replica, place.num_overlap_tokens) == ("b", 0)
 
     run(test)

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from oscine.cluster.routing.router import Router
-from oscine.cluster.spec.model_route import ModelRoute, RouterConfig
+from oscine.cluster.spec.deployment import ModelSpec, RoleSpec
 from oscine.cluster.spec.placement import NoPlace, Placement
 from oscine.cluster.spec.snapshot import ReplicaReport
 from oscine.types import Endpoints, EngineInfo
@@ -20,7 +20,7 @@ def report(name: str, **changes: object) -> ReplicaReport:
 
 def router() -> Router:
     made = Router()
-    made.reconfigure(RouterConfig([ModelRoute("m", start_timeout_s=20)]))
+    made.reconfigure([ModelSpec(("m",), (RoleSpec(),), start_timeout_s=20)])
     return made
 
 
@@ -71,10 +71,10 @@ def test_models_come_and_go_and_their_replicas_stay() -> None:
         made = router()
         replica = asyncio.create_task(made.enlist("a", report("a")))
         await made.place(placement("1"))
-        made.reconfigure(RouterConfig([]))
+        made.reconfigure([])
         with pytest.raises(NoPlace, match="the model 'm' is not deployed"):
             await made.place(placement("2"))
-        made.reconfigure(RouterConfig([ModelRoute("m")]))
+        made.reconfigure([ModelSpec(("m",), (RoleSpec(),))])
         await until(lambda: made.place_now(placement("3")) is not None)
         replica.cancel()
         await asyncio.gather(replica, return_exceptions=True)

@@ -17,7 +17,7 @@ from oscine.cluster.client.router import RouterAway, RouterClient
 from oscine.cluster.routing import service as router_service
 from oscine.cluster.routing.model_router import ModelRouter
 from oscine.cluster.routing.service import RouterService
-from oscine.cluster.spec.model_route import QueueLimits
+from oscine.cluster.spec.deployment import QueueLimits, RoleSpec
 from oscine.cluster.spec.placement import NoPlace, Place, Placement
 from oscine.cluster.spec.router_messages import FindPlace
 from oscine.cluster.spec.snapshot import ReplicaReport
@@ -142,11 +142,11 @@ class Queueing(ScriptedRouter):
         return self._router.place_now(placement)
 
 
-def test_who_is_cancelled_leaves_the_queue() -> None:
+def test_a_cancelled_request_leaves_the_queue() -> None:
     async def test() -> None:
         cluster = Cluster()
         cluster.start("a")
-        router = cluster.router(replace(ROUTE, prefill=False, queue=QueueLimits(max_requests=3)))
+        router = cluster.router(replace(ROUTE, roles=(RoleSpec(),), queue=QueueLimits(max_requests=3)))
         async with pair(Queueing(router)) as (service, client):
             placed = 0
             while cluster.decode.room() > 0:

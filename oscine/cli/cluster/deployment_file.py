@@ -18,13 +18,13 @@ from oscine.cluster.spec.deployment import (
     Deployment,
     ModelSpec,
     PrefillLimits,
+    QueueLimits,
     Replicas,
     RoleSpec,
     ScalingOptions,
     ServiceLevels,
     app_name,
 )
-from oscine.cluster.spec.model_route import QueueLimits
 from oscine.config import NANO, OPTIONS, EngineOptions, ServerOptions, ToolOptions
 from oscine.model.config import ModelConfig
 from oscine.option import OptionError, options_of

@@ -15,14 +15,13 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 from ray.serve.schema import LoggingConfig
 
 import oscine
-from oscine.cluster.ray.ingress import Ingress, IngressConfig
+from oscine.cluster.ray.ingress import Ingress
 from oscine.cluster.ray.names import INGRESS, ROUTER
 from oscine.cluster.ray.replica import ReplicaActor, ReplicaOptions
 from oscine.cluster.ray.router import RouterActor
-from oscine.cluster.scaling.policy import goals_of
+from oscine.cluster.scaling.policy import Goals
 from oscine.cluster.scaling.pool_load import LOOK_BACK_S
 from oscine.cluster.spec.deployment import Deployment, ModelSpec, RoleSpec
-from oscine.cluster.spec.model_route import ModelRoute, RouterConfig
 
 _HEALTH_S = 0.5  # between two looks at an actor
 _HEALTH_TIMEOUT_S = 10.0  # an actor that does not answer so long is replaced
@@ -68,7 +67,7 @@ def _scale(model: ModelSpec, role: RoleSpec) -> dict[str, Any]:
     """Serve's own delays are none: our policy alone decides."""
     if not role.replicas.scales:
         return {"num_replicas": role.replicas.min}
-    goals = msgspec.to_builtins(goals_of(model, role))
+    goals = msgspec.to_builtins(Goals(role.role, model.levels, model.scaling))
     policy = AutoscalingPolicy(policy_function=_POLICY, policy_kwargs=goals)  # type: ignore[no-untyped-call]
     with warnings.catch_warnings():  # Serve would rather have metrics_interval_s in the environment of every process
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -84,29 +83,14 @@ def _scale(model: ModelSpec, role: RoleSpec) -> dict[str, Any]:
     return {"autoscaling_config": config}
 
 
-def router_config(deployment: Deployment) -> RouterConfig:
-    return RouterConfig([_route(model) for model in deployment.models])
-
-
-def _route(model: ModelSpec) -> ModelRoute:
-    return ModelRoute(
-        model.name,
-        generate=model.serving.role,
-        prefill=model.role("prefill") is not None,
-        prefill_min_tokens=model.prefill.min_tokens,
-        prefill_timeout_s=model.prefill.timeout_s,
-        start_timeout_s=model.start_timeout_s,
-        queue=model.queue,
-    )
-
-
 def cluster_app(deployment: Deployment) -> serve.Application:
     server, tools = deployment.server, deployment.tools
+    models = msgspec.to_builtins(deployment.models)
     router = _deployment(
         RouterActor,
         name=ROUTER,
         ray_actor_options={"num_cpus": 0},
-        user_config=msgspec.to_builtins(router_config(deployment)),
+        user_config={"models": models},
         **_lifecycle(deployment.key, server.drain_s),  # as long as draining ingresses may need it
     )
     ingress = _deployment(
@@ -114,7 +98,7 @@ def cluster_app(deployment: Deployment) -> serve.Application:
         name=INGRESS,
         num_replicas=deployment.ingress_replicas,
         ray_actor_options={"num_cpus": 0},
-        user_config=msgspec.to_builtins(IngressConfig(list(deployment.models), deployment.prefix_seed)),
+        user_config={"models": models, "prefix_seed": deployment.prefix_seed},
         **_lifecycle((server, tools, deployment.key), server.drain_s),
     )
     # The key is not in user_config, which Serve shows.

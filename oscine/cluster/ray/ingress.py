@@ -9,7 +9,7 @@ import logging
 import re
 import threading
 from collections.abc import Coroutine
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import msgspec
@@ -31,14 +31,6 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 _POLL_S = 0.02
-
-
-@dataclass(frozen=True, slots=True)
-class IngressConfig:
-    """user_config of the ingress: msgspec.to_builtins(IngressConfig(...))."""
-
-    models: list[ModelSpec] = field(default_factory=list)
-    prefix_seed: str = ""
 
 
 class Ingress:
@@ -75,22 +67,21 @@ class Ingress:
             self._placer.close()
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
-        """The models now. Returns once the server listens; models start, and are replaced, by and by."""
-        config = msgspec.convert(user_config, IngressConfig)
-        self._prefix_seed = config.prefix_seed
+        """The models now. Returns once the server listens; models start, and are replaced, after that."""
+        models, self._prefix_seed = msgspec.convert(user_config["models"], list[ModelSpec]), user_config["prefix_seed"]
         if self._loop is None:
             self._thread.start()
             while not self._server.started and self._thread.is_alive():
                 await asyncio.sleep(_POLL_S)
-        await self._in_server(self._update(config))
+        await self._in_server(self._update(models))
 
     async def _in_server(self, work: Coroutine[Any, Any, T]) -> T:
         assert self._loop is not None
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
 
-    async def _update(self, config: IngressConfig) -> None:
-        seed = config.prefix_seed
-        self._models.update(config.models, lambda model: self._engine(model, seed), seed)
+    async def _update(self, models: list[ModelSpec]) -> None:
+        seed = self._prefix_seed
+        self._models.update(models, lambda model: self._engine(model, seed), seed)
 
     async def pending(self) -> list[str]:
         """Models that are not yet as `reconfigure` was told."""

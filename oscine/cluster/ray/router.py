@@ -17,8 +17,7 @@ from ray.serve.handle import DeploymentHandle
 from oscine.cluster.ray.names import handle_of
 from oscine.cluster.routing.router import Router
 from oscine.cluster.routing.service import RouterService
-from oscine.cluster.spec.deployment import app_name
-from oscine.cluster.spec.model_route import RouterConfig
+from oscine.cluster.spec.deployment import ModelSpec, app_name
 from oscine.types import Role
 
 _LOOK_S = 0.2  # between looks for what is missing, or still open
@@ -34,7 +33,7 @@ class RouterActor:
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
         """The models of the deployment file now."""
-        self._router.reconfigure(msgspec.convert(user_config, RouterConfig))
+        self._router.reconfigure(msgspec.convert(user_config["models"], list[ModelSpec]))
 
     async def check_health(self) -> None:
         """Serve's question, answered as long as the event loop turns; it replaces a router that does not answer."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from oscine.cluster.spec.model_route import QueueLimits
+from oscine.cluster.spec.deployment import QueueLimits
 from oscine.cluster.spec.placement import NoPlace
 
 T = TypeVar("T")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from oscine.cluster.routing.fair_queue import FairQueue, Ticket
 from oscine.cluster.routing.fleet import Fleet
-from oscine.cluster.spec.model_route import ModelRoute
+from oscine.cluster.spec.deployment import ModelSpec
 from oscine.cluster.spec.placement import NoPlace, Place, Placement
 from oscine.cluster.spec.snapshot import RouterCounters
 from oscine.types import EngineInfo, PrefillSource, Role
@@ -46,16 +46,16 @@ class ModelRouter:
     """Places the requests of one model."""
 
     def __init__(
-        self, route: ModelRoute, generate: Fleet, prefill: Fleet | None, clock: Callable[[], float] = time.monotonic
+        self, model: ModelSpec, generate: Fleet, prefill: Fleet | None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.route = route
+        self.model = model
         self.generate, self.prefill = generate, prefill
         self._clock = clock
-        self._queue: FairQueue[_Waiter] = FairQueue(route.queue, clock)
-        self._counters = RouterCounters(route.model)
+        self._queue: FairQueue[_Waiter] = FairQueue(model.queue, clock)
+        self._counters = RouterCounters(model.name)
         self._num_describing = 0
         self._misses_prefill = False
-        self._pumping: asyncio.Handle | None = None  # once a turn of the event loop, whatever has changed
+        self._pumping: asyncio.Handle | None = None  # at most once per turn of the event loop
         generate.on_change = self._pump_soon
 
     @property
@@ -67,16 +67,16 @@ class ModelRouter:
         gaps = self.generate.num_gaps + (self.prefill.num_gaps if self.prefill is not None else 0)
         return replace(self._counters, event_gaps=gaps)
 
-    def reconfigure(self, route: ModelRoute) -> None:
+    def reconfigure(self, model: ModelSpec) -> None:
         """Other limits of the same roles."""
-        self.route = route
-        self._queue.limits = route.queue
+        self.model = model
+        self._queue.limits = model.queue
 
     def missing(self) -> list[Role]:
         """Roles without a replica, that requests have asked for since the last call."""
         wanted: list[Role] = []
         if self.generate.is_missing and (len(self._queue) or self._num_describing):
-            wanted.append(self.route.generate)
+            wanted.append(self.model.serving.role)
         if self._misses_prefill:
             wanted.append("prefill")
         self._misses_prefill = False
@@ -86,7 +86,7 @@ class ModelRouter:
         """Of any replica, once one was ready. Raises NoPlace."""
         self._num_describing += 1
         try:
-            async with asyncio.timeout(self.route.start_timeout_s):
+            async with asyncio.timeout(self.model.start_timeout_s):
                 while self.generate.info is None:
                     await asyncio.sleep(_LOOK_S)
         except TimeoutError:
@@ -190,21 +190,21 @@ class ModelRouter:
         return Place(name, address, prefill, num_overlap, queue_s)
 
     def _prefill(self, placement: Placement, num_missing: int) -> PrefillSource | None:
-        route = self.route
-        if self.prefill is None or num_missing < route.prefill_min_tokens:
+        limits = self.model.prefill
+        if self.prefill is None or num_missing < limits.min_tokens:
             return None
         self._misses_prefill |= self.prefill.is_missing
         for name in self.prefill.rank(placement.digests, placement.num_tokens, placement.exclude):
             address = self.prefill.address(name)
             if address is not None:
                 self.prefill.place(placement.request_id, name, placement.digests, placement.num_tokens)
-                return PrefillSource(name, address, route.prefill_min_tokens, route.prefill_timeout_s)
+                return PrefillSource(name, address, limits.min_tokens, limits.timeout_s)
         return None
 
     def _patience_s(self, excluded: _Excluded) -> float:
         """Until a replica has room; longer where one has to be started first."""
         there = self.generate.candidates(self._still_excluded(excluded))
-        return self.route.queue.max_wait_s if there else self.route.start_timeout_s
+        return self.model.queue.max_wait_s if there else self.model.start_timeout_s
 
     def _no_place(self, excluded: _Excluded, reason: str) -> NoPlace:
         if self.generate.candidates(self._still_excluded(excluded)):
@@ -213,7 +213,7 @@ class ModelRouter:
         return self._no_replica()
 
     def _no_replica(self) -> NoPlace:
-        return NoPlace(f"no replica of {self.route.model} is ready", retry_after_s=_RETRY_S, overloaded=False)
+        return NoPlace(f"no replica of {self.model.name} is ready", retry_after_s=_RETRY_S, overloaded=False)
 
     def _count(self, **more: float) -> None:
         counters = self._counters

@@ -1,17 +1,18 @@
 """Places the requests of every model of a cluster, and says how the cluster does.
 
-Replicas enlist here; what they have cached and how much they do is heard from their engines. Nothing is stored: a
-router that is started again learns of replicas as they enlist again, of their pages by replay, and of their load from
-their next report. Knows neither sockets nor Ray.
+Replicas enlist here; their engines report what they have cached and how much they do. Nothing is stored. A router that
+is started again learns of replicas as they enlist again, of their pages by replay, and of their load from their next
+report. Knows neither sockets nor Ray.
 """
 
 import asyncio
 import time
+from collections.abc import Iterable
 from typing import NoReturn
 
 from oscine.cluster.routing.fleet import Fleet
 from oscine.cluster.routing.model_router import ModelRouter
-from oscine.cluster.spec.model_route import ModelRoute, RouterConfig
+from oscine.cluster.spec.deployment import ModelSpec
 from oscine.cluster.spec.placement import NoPlace, Place, Placement
 from oscine.cluster.spec.snapshot import ClusterSnapshot, ReplicaReport
 from oscine.types import EngineInfo, Role
@@ -21,7 +22,7 @@ _SETTLE_S = 0.3  # from the first replica that enlists: those that come by then 
 
 
 class Router:
-    """Implements RouterPolicy; every method runs on one event loop."""
+    """Implements Placer; every method runs on one event loop."""
 
     def __init__(self, key: str = "") -> None:
         """`key`: the cluster's; see oscine.engine.wire.tcp."""
@@ -31,17 +32,17 @@ class Router:
         self._enlisted: dict[str, object] = {}  # replica -> its newest report's token
         self._settled_s: float | None = None  # on the event loop's clock
 
-    def reconfigure(self, config: RouterConfig) -> None:
+    def reconfigure(self, models: Iterable[ModelSpec]) -> None:
         """The models now; requests of the others find no place any more."""
         routers: dict[str, ModelRouter] = {}
-        for route in config.models:
-            router = self._routers.get(route.model)
-            if router is not None and _roles(router.route) == _roles(route):
-                router.reconfigure(route)
+        for model in models:
+            router = self._routers.get(model.name)
+            if router is not None and _roles(router.model) == _roles(model):
+                router.reconfigure(model)
             else:
-                prefill = self._fleet(route.model, "prefill") if route.prefill else None
-                router = ModelRouter(route, self._fleet(route.model, route.generate), prefill)
-            routers[route.model] = router
+                prefill = self._fleet(model.name, "prefill") if model.role("prefill") else None
+                router = ModelRouter(model, self._fleet(model.name, model.serving.role), prefill)
+            routers[model.name] = router
         self._routers = routers
 
     async def enlist(self, replica: str, report: ReplicaReport) -> NoReturn:
@@ -106,5 +107,5 @@ class Router:
         return router
 
 
-def _roles(route: ModelRoute) -> tuple[Role, bool]:
-    return route.generate, route.prefill
+def _roles(model: ModelSpec) -> set[Role]:
+    return {role.role for role in model.roles}

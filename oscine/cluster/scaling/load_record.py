@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from oscine.cluster.scaling.policy import Bounds, State, decide, goals_of
+from oscine.cluster.scaling.policy import Bounds, Goals, State, decide
 from oscine.cluster.scaling.pool_load import LOOK_BACK_S, PoolLoad, replica_load, report
 from oscine.cluster.spec.deployment import Deployment, ModelSpec, RoleSpec
 from oscine.cluster.spec.snapshot import ClusterSnapshot
@@ -126,7 +126,11 @@ def plans(lines: Iterable[Line], deployment: Deployment) -> Iterator[PoolPlan]:
 
 def _plan(lines: list[Line], model: ModelSpec, role: RoleSpec) -> PoolPlan:
     """The policy decides every second by what was reported until then."""
-    bounds, goals, state = Bounds(role.replicas.min, role.replicas.max), goals_of(model, role), State()
+    bounds, goals, state = (
+        Bounds(role.replicas.min, role.replicas.max),
+        Goals(role.role, model.levels, model.scaling),
+        State(),
+    )
     begin_s, series, steps = lines[0].time_s, _Series(role), []
     seconds = int(lines[-1].time_s - begin_s) + 1
     there = {line.replica for line in lines if line.time_s < begin_s + EVERY_S and line.replica is not None}

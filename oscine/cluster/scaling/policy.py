@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from oscine.cluster.scaling.capacity import Capacity
 from oscine.cluster.scaling.pool_load import PoolLoad
-from oscine.cluster.spec.deployment import ModelSpec, RoleSpec
+from oscine.cluster.spec.deployment import ScalingOptions, ServiceLevels
 from oscine.types import Role
 
 # Of a replica's sequences, and of its prompt tokens per second: arrivals come in clusters, and beyond this many wait.
@@ -34,16 +34,8 @@ class Goals:
     """What a pool is scaled for: its part of the deployment file."""
 
     role: Role
-    ttft_s: float
-    itl_s: float
-    up_cooldown_s: float
-    down_cooldown_s: float
-    idle_s: float
-
-
-def goals_of(model: ModelSpec, role: RoleSpec) -> Goals:
-    levels, scaling = model.levels, model.scaling
-    return Goals(role.role, levels.ttft_s, levels.itl_s, scaling.up_cooldown_s, scaling.down_cooldown_s, scaling.idle_s)
+    levels: ServiceLevels = field(default_factory=ServiceLevels)
+    scaling: ScalingOptions = field(default_factory=ScalingOptions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +84,8 @@ def decide(load: PoolLoad, target: int, bounds: Bounds, goals: Goals, state: Sta
     if not load.replicas:
         return Decision(target, "no replica reports", state)
     idle_s = load.time_s - state.idle_s if state.idle_s is not None else 0.0
-    if bounds.min == 0 and target == 1 and not load.num_missing and load.idle and idle_s >= goals.idle_s:
-        return _step(state, target, 0, f"nothing was asked for in {goals.idle_s:g} s")
+    if bounds.min == 0 and target == 1 and not load.num_missing and load.idle and idle_s >= goals.scaling.idle_s:
+        return _step(state, target, 0, f"nothing was asked for in {goals.scaling.idle_s:g} s")
     replicas, why = need(load, goals, state)
     state = replace(state, excess=max(0.0, state.excess + (replicas - target) * elapsed_s))
     more = bounds.clamp(_whole(replicas))
@@ -121,7 +113,7 @@ def _up(state: State, target: int, more: int, why: str, goals: Goals) -> Decisio
     state = replace(state, calm_s=None)
     if state.excess < _EXCESS * math.sqrt(target):
         return Decision(target, f"{why}; that may pass", state)
-    if state.time_s - state.up_s < goals.up_cooldown_s:
+    if state.time_s - state.up_s < goals.scaling.up_cooldown_s:
         return Decision(target, f"{why}; the last step up is too recent", state)
     return _step(state, target, more, why)
 
@@ -131,10 +123,12 @@ def _down(state: State, target: int, fewer: int, why: str, goals: Goals) -> Deci
         return Decision(target, why, replace(state, calm_s=None))
     since_s, calm = (state.time_s, fewer) if state.calm_s is None else (state.calm_s, max(state.calm, fewer))
     state = replace(state, calm_s=since_s, calm=calm)
-    if state.time_s - since_s < goals.down_cooldown_s:
+    if state.time_s - since_s < goals.scaling.down_cooldown_s:
         return Decision(target, why, state)
     enough = max(calm, target - max(1, int(target * _STEP_DOWN)))
-    return _step(state, target, enough, f"{why}: {enough} would have been enough for {goals.down_cooldown_s:g} s")
+    return _step(
+        state, target, enough, f"{why}: {enough} would have been enough for {goals.scaling.down_cooldown_s:g} s"
+    )
 
 
 def _step(state: State, before: int, after: int, why: str) -> Decision:
@@ -149,7 +143,7 @@ def _step(state: State, before: int, after: int, why: str) -> Decision:
 
 def need(load: PoolLoad, goals: Goals, state: State) -> tuple[float, str]:
     """Replicas, and the reason: the most of what sequences, pages and prompts need."""
-    horizon_s = goals.ttft_s + state.start_s  # a backlog that is gone before a new replica helps needs none
+    horizon_s = goals.levels.ttft_s + state.start_s  # a backlog that is gone before a new replica helps needs none
     wanted = _wanted_sequences(load, horizon_s)
     found = [_sequences(load, wanted, goals, state.capacity), _pages(load, wanted, goals)]
     if goals.role != "decode":
@@ -174,9 +168,9 @@ def _sequences(load: PoolLoad, wanted: float, goals: Goals, capacity: Capacity) 
     slots = max((r.max_num_seqs for r in load.replicas), default=0.0)
     if slots > 0:
         bears, why = TARGET_USE * slots, f"{TARGET_USE:.0%} of its {slots:.0f} sequences"
-    in_time = TARGET_ITL * capacity.sequences(goals.itl_s)
+    in_time = TARGET_ITL * capacity.sequences(goals.levels.itl_s)
     if goals.role != "prefill" and in_time < bears:
-        bears, why = in_time, f"with further tokens within {goals.itl_s * 1e3:.0f} ms"
+        bears, why = in_time, f"with further tokens within {goals.levels.itl_s * 1e3:.0f} ms"
     running, waiting = load.total("running"), load.requests - load.total("running")
     said = f"{running:.1f} requests run and {waiting:.1f} wait, and a replica bears {bears:.1f} ({why})"
     return wanted / bears, said if load.requests else "there is no load"

@@ -6,7 +6,6 @@ Knows no YAML (oscine.cli.cluster.deployment_file reads it) and no Ray. A bad va
 import re
 from dataclasses import dataclass, field
 
-from oscine.cluster.spec.model_route import QueueLimits
 from oscine.config import EngineOptions, ServerOptions, ToolOptions, check_cluster_key, is_hex
 from oscine.option import FileKeyError, Options, option
 from oscine.types import Role
@@ -44,7 +43,7 @@ class RoleSpec(Options, group="role"):
     """Replicas of one kind."""
 
     role: Role = "aggregated"
-    engine: EngineOptions = field(default_factory=EngineOptions)  # `peers` are the replica's own affair
+    engine: EngineOptions = field(default_factory=EngineOptions)  # a replica makes its own `peers`
     replicas: Replicas = field(default_factory=Replicas)
     gpus: float = option(0.0, "GPUs per replica", at_least=0)
     cpus: float = option(1.0, "CPUs per replica, and threads of its engine", above=0)
@@ -68,6 +67,18 @@ class PrefillLimits(Options, group="remote-prefill"):
 
     min_tokens: int = option(512, "fewest tokens of it that the decode replica's prefix cache lacks", at_least=1)
     timeout_s: float = option(10.0, "seconds after which the decode replica computes it itself", above=0)
+
+
+@dataclass(frozen=True)
+class QueueLimits(Options, group="queue"):
+    """Of the requests that wait because every replica of their model has enough to do."""
+
+    max_requests: int = option(2048, "most requests that wait; further ones are refused", at_least=0)
+    max_wait_s: float = option(
+        60.0,
+        "most seconds of waiting; a request that has to wait longer, or would by the estimate, is refused",
+        above=0,
+    )
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What a statistic is: declared once, as the default of a field of oscine.types.EngineStats.
+"""What a statistic is: declared once, as the default of a field of a record such as oscine.types.EngineStats.
 
 Metrics, sums over engines and the loads that scaling looks at follow from the declaration.
 """
@@ -61,4 +61,5 @@ def histogram(help: str, metric: str, count: str) -> dict[str, Statistic]:
 def declared(record: Any) -> Iterator[Statistic]:
     """The statistics of a dataclass."""
     for of in dataclasses.fields(record):
-        yield dataclasses.replace(of.metadata[_DECLARED], field=of.name)
+        if _DECLARED in of.metadata:
+            yield dataclasses.replace(of.metadata[_DECLARED], field=of.name)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, chain, repeat
-from typing import Protocol
+from typing import Any, Protocol
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -64,7 +64,7 @@ class EngineCollector(Collector):
         yield _sleep_state(models)
 
 
-Samples = Iterable[tuple[Sequence[str], EngineStats]]  # values of the labels, and what an engine says of itself
+Samples = Iterable[tuple[Sequence[str], Any]]  # values of the labels, and the record that has the statistic
 _SCALARS: dict[str, type[GaugeMetricFamily] | type[CounterMetricFamily]] = {
     "gauge": GaugeMetricFamily,
     "counter": CounterMetricFamily,

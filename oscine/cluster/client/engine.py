@@ -17,6 +17,7 @@ from oscine.cluster.spec.placement import NoPlace, Place, Placer
 from oscine.engine.core.prefix_index import extend_digests, root_of, salted
 from oscine.engine.process.client import EngineState
 from oscine.engine.wire.stream import EngineDied, EngineError, EngineOverloaded, RequestStream
+from oscine.statistic import counter, seconds, statistic
 from oscine.types import EngineInfo, EngineStats, GenerationOutput, GenerationRequest
 
 logger = logging.getLogger(__name__)
@@ -39,12 +40,12 @@ class MigrationLimits:
 
 @dataclass(slots=True)
 class MigrationCounters:
-    """Only grow."""
+    """Of all requests since the start."""
 
-    migrations: int = 0  # requests that went on elsewhere, each time
-    failures: int = 0  # requests that could not
-    pause_s: float = 0.0  # longest pause of each request that moved and ended, added up
-    longest_pause_s: float = 0.0  # of all
+    migrations: int = counter("Requests that went on in another replica, each time", "migrations")
+    failures: int = counter("Requests that lost their replica and could not go on", "migration_failures")
+    pause_s: float = seconds("Longest pause of each request that moved, added up", "migration_pause_seconds")
+    longest_pause_s: float = statistic(0.0, "gauge", "Of all requests that moved", "migration_longest_pause_seconds")
 
 
 class ClusterEngine:

@@ -7,12 +7,13 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from oscine.api.telemetry.engine_metrics import family_of
+from oscine.api.telemetry.engine_metrics import Samples, family_of
 from oscine.cluster.client.engine import MigrationCounters
 from oscine.cluster.spec.snapshot import ClusterSnapshot, ReplicaSnapshot, RouterCounters
+from oscine.statistic import declared
 from oscine.types import STATISTICS
 
 logger = logging.getLogger(__name__)
@@ -21,23 +22,6 @@ _PATIENCE_S = 2.0  # with a router that does not answer: a scrape waits no longe
 
 _LABELS = ("replica", "model_name", "role", "node")
 _STATES = ("starting", "ready", "draining", "lost")
-
-_OfRouter = Callable[[RouterCounters], float]
-_ROUTER_COUNTERS: tuple[tuple[str, str, _OfRouter], ...] = (
-    ("requests_placed", "Requests that got a place", lambda r: r.placed),
-    ("requests_refused", "Requests that got none, for overload", lambda r: r.refused),
-    ("overlap_tokens", "Tokens believed to be cached where requests were placed", lambda r: r.overlap_tokens),
-    ("known_tokens", "Tokens of the requests placed", lambda r: r.known_tokens),
-    ("remote_prefills", "Requests placed with a replica that computes their prompt", lambda r: r.remote_prefills),
-    ("event_gaps", "KV events that were missed and asked for again", lambda r: r.event_gaps),
-    ("queue_seconds", "Seconds that requests waited for a place, added up", lambda r: r.queue_s),
-)
-_OfMoves = Callable[[MigrationCounters], float]
-_MOVES: tuple[tuple[str, str, _OfMoves], ...] = (
-    ("migrations", "Requests that went on in another replica, each time", lambda m: m.migrations),
-    ("migration_failures", "Requests that lost their replica and could not go on", lambda m: m.failures),
-    ("migration_pause_seconds", "Longest pause of each request that moved, added up", lambda m: m.pause_s),
-)
 
 
 class ClusterMetrics(Collector):
@@ -57,7 +41,7 @@ class ClusterMetrics(Collector):
         try:
             async with asyncio.timeout(_PATIENCE_S):
                 self._snapshot = await self._ask()
-        except Exception as error:  # whatever it is, the other metrics are to be seen
+        except Exception as error:  # the other metrics are read in any case
             self._snapshot = None
             logger.warning("the router says nothing of the cluster: %s", error or type(error).__name__)
 
@@ -66,16 +50,8 @@ class ClusterMetrics(Collector):
         yield GaugeMetricFamily("oscine:router_up", "1 while the router answers", float(self._snapshot is not None))
         yield from _replicas(known.replicas)
         yield from _router(known)
-        yield from self._moves()
-
-    def _moves(self) -> Iterable[Metric]:
-        moves = self._migrations()
-        for name, what, read in _MOVES:
-            counter = CounterMetricFamily(f"oscine:{name}", what, labels=["model_name"])
-            yield _filled(counter, (([model], read(counters)) for model, counters in moves.items()))
-        name, what = "oscine:migration_longest_pause_seconds", "Of all requests that moved"
-        longest = GaugeMetricFamily(name, what, labels=["model_name"])
-        yield _filled(longest, (([model], counters.longest_pause_s) for model, counters in moves.items()))
+        moves = [([model], counters) for model, counters in self._migrations().items()]
+        yield from _families(MigrationCounters, "oscine:", moves)
 
 
 def _replicas(replicas: list[ReplicaSnapshot]) -> Iterable[Metric]:
@@ -95,12 +71,15 @@ def _replicas(replicas: list[ReplicaSnapshot]) -> Iterable[Metric]:
 def _router(known: ClusterSnapshot) -> Iterable[Metric]:
     queued = GaugeMetricFamily("oscine:router_requests_queued", "Requests that wait for a place", labels=["model_name"])
     yield _filled(queued, (([model], number) for model, number in known.queued.items()))
-    for name, what, read in _ROUTER_COUNTERS:
-        counter = CounterMetricFamily(f"oscine:router_{name}", what, labels=["model_name"])
-        yield _filled(counter, (([of.model], read(of)) for of in known.routers))
+    yield from _families(RouterCounters, "oscine:router_", [([of.model], of) for of in known.routers])
 
 
-def _filled(family: GaugeMetricFamily | CounterMetricFamily, samples: Iterable[tuple[Sequence[str], float]]) -> Metric:
+def _families(kind: type, prefix: str, samples: Samples) -> Iterable[Metric]:
+    for statistic in declared(kind):
+        yield family_of(statistic, prefix + statistic.metric, ["model_name"], samples)
+
+
+def _filled(family: GaugeMetricFamily, samples: Iterable[tuple[Sequence[str], float]]) -> Metric:
     for labels, value in samples:
         family.add_metric(labels, value)
     return family

@@ -7,7 +7,7 @@ request comes back. Belongs to one event loop; knows no sockets.
 import asyncio
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from oscine.cluster.routing.fair_queue import FairQueue, Ticket
 from oscine.cluster.routing.fleet import Fleet
@@ -64,8 +64,8 @@ class ModelRouter:
 
     @property
     def counters(self) -> RouterCounters:
-        gaps = self.generate.num_gaps + (self.prefill.num_gaps if self.prefill is not None else 0)
-        return replace(self._counters, event_gaps=gaps)
+        self._counters.event_gaps = sum(fleet.num_gaps for fleet in (self.generate, self.prefill) if fleet is not None)
+        return self._counters
 
     def reconfigure(self, model: ModelSpec) -> None:
         """Other limits of the same roles."""
@@ -117,7 +117,7 @@ class ModelRouter:
         except TimeoutError:
             raise self._no_place(waiter.excluded, f"this one has waited {patience_s:g} s") from None
         except NoPlace:
-            self._count(refused=1)
+            self._counters.refused += 1
             raise
 
     def _pump_soon(self) -> None:
@@ -148,7 +148,7 @@ class ModelRouter:
                 tokens=wanted.num_tokens + min(wanted.max_tokens, _CHARGED_TOKENS),
             )
         except NoPlace:
-            self._count(refused=1)
+            self._counters.refused += 1
             raise
         if displaced is not None and not displaced.item.turn.done():  # else it is leaving
             displaced.item.turn.set_exception(self._queue.overloaded("others were to be served before", None))
@@ -178,13 +178,12 @@ class ModelRouter:
         name = self.generate.rank(wanted.digests, wanted.num_tokens, self._still_excluded(excluded))[0]
         num_overlap = self.generate.place(wanted.request_id, name, wanted.digests, wanted.num_tokens)
         prefill = self._prefill(wanted, wanted.num_tokens - num_overlap)
-        self._count(
-            placed=1,
-            overlap_tokens=num_overlap,
-            known_tokens=wanted.num_tokens,
-            remote_prefills=int(prefill is not None),
-            queue_s=queue_s,
-        )
+        counters = self._counters
+        counters.placed += 1
+        counters.overlap_tokens += num_overlap
+        counters.known_tokens += wanted.num_tokens
+        counters.remote_prefills += prefill is not None
+        counters.queue_s += queue_s
         address = self.generate.address(name)
         assert address is not None
         return Place(name, address, prefill, num_overlap, queue_s)
@@ -208,13 +207,9 @@ class ModelRouter:
 
     def _no_place(self, excluded: _Excluded, reason: str) -> NoPlace:
         if self.generate.candidates(self._still_excluded(excluded)):
-            self._count(refused=1)
+            self._counters.refused += 1
             return self._queue.overloaded(reason, None)
         return self._no_replica()
 
     def _no_replica(self) -> NoPlace:
         return NoPlace(f"no replica of {self.model.name} is ready", retry_after_s=_RETRY_S, overloaded=False)
-
-    def _count(self, **more: float) -> None:
-        counters = self._counters
-        self._counters = replace(counters, **{name: getattr(counters, name) + n for name, n in more.items()})

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from oscine.statistic import counter, seconds
 from oscine.types import Endpoints, EngineInfo, EngineStats, Role
 
 ReplicaState = Literal["starting", "ready", "draining", "lost"]
@@ -39,18 +40,18 @@ class ReplicaSnapshot:
     num_indexed_pages: int = 0  # that the router believes to be cached there
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RouterCounters:
     """Of one model; only grow while the router lives."""
 
     model: str
-    placed: int = 0
-    refused: int = 0  # for overload
-    overlap_tokens: int = 0  # believed to be cached where the requests were placed
-    known_tokens: int = 0  # of the requests placed
-    remote_prefills: int = 0  # placed with a prefill replica
-    event_gaps: int = 0  # KV events that were missed and asked for again
-    queue_s: float = 0.0  # seconds that requests waited for a place, added up
+    placed: int = counter("Requests that got a place", "requests_placed")
+    refused: int = counter("Requests that got none, for overload", "requests_refused")
+    overlap_tokens: int = counter("Tokens believed to be cached where requests were placed", "overlap_tokens")
+    known_tokens: int = counter("Tokens of the requests placed", "known_tokens")
+    remote_prefills: int = counter("Requests placed with a replica that computes their prompt", "remote_prefills")
+    event_gaps: int = counter("KV events that were missed and asked for again", "event_gaps")
+    queue_s: float = seconds("Seconds that requests waited for a place, added up", "queue_seconds")
 
 
 @dataclass(frozen=True, slots=True)

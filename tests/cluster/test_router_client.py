@@ -12,7 +12,7 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from oscine.cluster.client import router_link
+from oscine.cluster.client import router as router_client
 from oscine.cluster.client.router import RouterAway, RouterClient
 from oscine.cluster.routing import service as router_service
 from oscine.cluster.routing.model_router import ModelRouter
@@ -218,7 +218,7 @@ def test_an_answer_that_never_comes_is_not_waited_for() -> None:
 
 def test_who_says_nothing_is_no_router(monkeypatch: pytest.MonkeyPatch) -> None:
     """As an engine that got the port of a router that is gone."""
-    monkeypatch.setattr(router_link, "WAITING_S", 0.01)
+    monkeypatch.setattr(router_client, "WAITING_S", 0.01)
 
     async def test() -> None:
         with zmq.asyncio.Context() as context, context.socket(zmq.ROUTER) as stranger:
@@ -235,18 +235,18 @@ def test_who_says_nothing_is_no_router(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_long_wait_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     """Takes longer than the client waits for a silent router. The router sends ten signs of life per such wait."""
-    monkeypatch.setattr(router_link, "WAITING_S", 0.1)
+    monkeypatch.setattr(router_client, "WAITING_S", 0.1)
     monkeypatch.setattr(router_service, "WAITING_S", 0.01)
     looks: list[None] = []
-    look = router_link.RouterLink._look
-    monkeypatch.setattr(router_link.RouterLink, "_look", lambda link: (looks.append(None), look(link)))
+    look = RouterClient._look
+    monkeypatch.setattr(RouterClient, "_look", lambda link: (looks.append(None), look(link)))
 
     async def test() -> None:
         router = ScriptedRouter()
         router.gates = {"r": asyncio.Event()}
         async with pair(router) as (_, client):
             asked = asyncio.create_task(client.place(PLACEMENT))
-            await until(lambda: len(looks) > router_link._SILENT_LOOKS + 3)
+            await until(lambda: len(looks) > router_client._SILENT_LOOKS + 3)
             router.gates["r"].set()
             assert await asked == PLACE
             assert len(router.asked) == 1

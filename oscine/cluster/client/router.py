@@ -1,48 +1,64 @@
 """The router as ingresses and replicas see it: questions that outlast the router's own death.
 
-Knows how long to wait, and what to ask again; not how a place is chosen, nor who says where the router is.
+Knows how long to wait, and what to ask again; not how a place is chosen, nor how the router's address is found.
 """
 
 import asyncio
 import contextlib
 import itertools
+import logging
 from collections.abc import Awaitable, Callable
 from typing import NoReturn
 
 import zmq
 
-from oscine.cluster.client.router_link import RouterLink, RouterLost
 from oscine.cluster.spec.placement import NoPlace, Place, Placement
 from oscine.cluster.spec.router_messages import (
+    WAITING_S,
     Answer,
+    CancelQuestion,
     Describe,
     Described,
     Enlist,
     FindPlace,
     Found,
+    FromRouter,
     Look,
     PlaceRefused,
     Question,
     Seen,
+    Waiting,
+    decode_from_router,
 )
 from oscine.cluster.spec.snapshot import ClusterSnapshot, ReplicaReport
+from oscine.engine.wire.links import Link
 from oscine.types import EngineInfo
 
+logger = logging.getLogger(__name__)
+
 _AGAIN_S = 0.1  # between two tries to reach a router
-_WHERE_S = 10.0  # for whoever knows where it is to say so, before that is asked again
+_WHERE_S = 10.0  # for an answer to the question where it is, before that is asked again
 _MAX_LOSSES = 4  # routers that may be lost while they have a question: perhaps they are because of it
 _RETRY_AFTER_S = 5.0  # what a client is told when there was none
 _SILENT = "it does not answer"
+# Looks without a message, though something was asked. Not seconds: an ingress that had no turn could not hear any.
+_SILENT_LOOKS = 15
 
 
 class RouterAway(Exception):  # noqa: N818  (reads as what happened)
-    """Nobody knows where the router is. The message says why."""
+    """The router's address is not known. The message says why."""
+
+
+class _RouterLost(Exception):  # noqa: N818
+    """The router is gone, and gave no answer."""
 
 
 class RouterClient:
     """Implements Placer. Belongs to one event loop, from the first question on.
 
-    A question that was asked again may have been answered twice; a place that nobody took is forgotten by the router.
+    A connection is good for questions until it is lost: refused, broken, or silent, as where another process has the
+    port now. Then the questions are asked again. So one may be answered twice; the router forgets a place that is not
+    used.
     """
 
     def __init__(
@@ -63,9 +79,13 @@ class RouterClient:
         self._where, self._key, self._absence_s, self._answer_s = where, key, absence_s, answer_s
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._ids = itertools.count()
-        self._link: RouterLink | None = None
-        self._connecting: asyncio.Task[RouterLink] | None = None  # of all that wait for a link
+        self._link: Link[FromRouter] | None = None
+        self._connecting: asyncio.Task[None] | None = None  # of all that wait for a link
         self._away = _SILENT  # why there is none
+        self._open: dict[int, asyncio.Future[Answer]] = {}  # questions that were sent over the link
+        self._silent_looks = 0
+        self._timer: asyncio.TimerHandle | None = None  # of the next look
+        self.queued: dict[str, int] = {}  # model -> requests that wait for a place, heard while a question is open
 
     async def place(self, placement: Placement) -> Place:
         answer = await self._ask(FindPlace(next(self._ids), placement))
@@ -89,23 +109,15 @@ class RouterClient:
         To change the report, call it again and then cancel the earlier call.
         """
         while True:
-            with contextlib.suppress(RouterLost, NoPlace):
-                link = await self._reach()
-                await link.ask(Enlist(next(self._ids), replica, report))
+            with contextlib.suppress(_RouterLost, NoPlace):
+                await self._ask_once(Enlist(next(self._ids), replica, report))
             await asyncio.sleep(_AGAIN_S)
-
-    @property
-    def queued(self) -> dict[str, int]:
-        """Model -> requests that wait for a place at the router; an enlisted replica hears of it every second."""
-        return self._link.queued if self._link is not None else {}
 
     def close(self) -> None:
         """Nothing may be asked any more."""
         if self._connecting is not None:
             self._connecting.cancel()
-        if self._link is not None:
-            self._link.close()
-            self._link = None
+        self._disconnect()
         self._context.term()
 
     async def _ask(self, question: Question) -> Answer:
@@ -113,29 +125,52 @@ class RouterClient:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._answer_s):
                 for _ in range(_MAX_LOSSES):
-                    link = await self._reach()
-                    with contextlib.suppress(RouterLost):
-                        return _checked(await link.ask(question))
+                    with contextlib.suppress(_RouterLost):
+                        answer = await self._ask_once(question)
+                        if isinstance(answer, PlaceRefused):
+                            raise NoPlace(
+                                answer.message, retry_after_s=answer.retry_after_s, overloaded=answer.overloaded
+                            )
+                        return answer
                     await asyncio.sleep(_AGAIN_S)
-        raise self._absent(_SILENT)
+        raise _absent(_SILENT)
 
-    async def _reach(self) -> RouterLink:
-        """The link to the router that there is. Raises NoPlace when there was none for too long."""
-        if self._link is not None:
-            return self._link
+    async def _ask_once(self, question: Question) -> Answer:
+        """Raises _RouterLost, or NoPlace when there was no router for too long. Cancelled, it tells the router."""
+        if self._link is None:
+            await self._reach()
+        link = self._link
+        if link is None:
+            raise _RouterLost
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._open[question.id] = answer
+        link.send(question)
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            if self._open.pop(question.id, None) is not None:
+                link.send(CancelQuestion(question.id))
+            raise
+
+    # ---- the link ----
+
+    async def _reach(self) -> None:
         if self._connecting is None:
             self._connecting = asyncio.create_task(self._connect())
         try:
             async with asyncio.timeout(self._absence_s):
-                return await asyncio.shield(self._connecting)
+                await asyncio.shield(self._connecting)
         except TimeoutError:
-            raise self._absent(self._away) from None
+            raise _absent(self._away) from None
 
-    async def _connect(self) -> RouterLink:
+    async def _connect(self) -> None:
         """For as long as it takes: others may wait for it when the first one does not any more."""
         try:
-            self._link = RouterLink(self._context, await self._address(), self._key, self._on_lost)
-            return self._link
+            hear = lambda: None, self._receive, self._lose
+            address = await self._address()
+            self._link = Link(self._context, address, decode_from_router, *hear, key=self._key, patient=False)
+            self._silent_looks = 0
+            self._look()
         finally:
             self._connecting, self._away = None, _SILENT
 
@@ -148,15 +183,38 @@ class RouterClient:
                 self._away = str(error) or _SILENT
             await asyncio.sleep(_AGAIN_S)
 
-    def _on_lost(self) -> None:
-        self._link = None
+    def _receive(self, message: FromRouter) -> None:
+        self._silent_looks = 0
+        if isinstance(message, Waiting):
+            self.queued = message.queued
+            return
+        answer = self._open.pop(message.id, None)
+        if answer is not None and not answer.done():  # else it was cancelled while the answer was under way
+            answer.set_result(message)
 
-    def _absent(self, reason: str) -> NoPlace:
-        return NoPlace(f"the router cannot be reached: {reason}", retry_after_s=_RETRY_AFTER_S, overloaded=False)
+    def _look(self) -> None:
+        self._silent_looks = self._silent_looks + 1 if self._open else 0
+        if self._silent_looks > _SILENT_LOOKS:
+            self._lose()
+        else:
+            self._timer = asyncio.get_running_loop().call_later(WAITING_S, self._look)
+
+    def _lose(self) -> None:
+        logger.warning("the router is lost; %d questions are asked again", len(self._open))
+        self._disconnect()
+
+    def _disconnect(self) -> None:
+        """Open questions raise _RouterLost."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._link is not None:
+            self._link.close()
+        waiting, self._open = list(self._open.values()), {}
+        self._link, self.queued = None, {}
+        for answer in waiting:
+            if not answer.done():
+                answer.set_exception(_RouterLost())
 
 
-def _checked(answer: Answer) -> Answer:
-    """Raises NoPlace where the answer says so."""
-    if isinstance(answer, PlaceRefused):
-        raise NoPlace(answer.message, retry_after_s=answer.retry_after_s, overloaded=answer.overloaded)
-    return answer
+def _absent(reason: str) -> NoPlace:
+    return NoPlace(f"the router cannot be reached: {reason}", retry_after_s=_RETRY_AFTER_S, overloaded=False)

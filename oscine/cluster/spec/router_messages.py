@@ -11,59 +11,52 @@ from oscine.cluster.spec.snapshot import ClusterSnapshot, ReplicaReport
 from oscine.types import EngineInfo
 
 
-class FindPlace(Struct, frozen=True, tag="find_place"):
+class _Numbered(Struct, frozen=True):
+    id: int  # of a question, unique among those of its sender; its answer has the same
+
+
+class FindPlace(_Numbered, frozen=True, tag="find_place"):
     """Answered by Found, which may take as long as the request may wait."""
 
-    id: int  # unique among those of its sender
     placement: Placement
 
 
-class Describe(Struct, frozen=True, tag="describe"):
+class Describe(_Numbered, frozen=True, tag="describe"):
     """Answered by Described, once a replica was ready."""
 
-    id: int
     model: str
 
 
-class Look(Struct, frozen=True, tag="look"):
+class Look(_Numbered, frozen=True, tag="look"):
     """Answered by Seen."""
 
-    id: int
 
-
-class Enlist(Struct, frozen=True, tag="enlist"):
+class Enlist(_Numbered, frozen=True, tag="enlist"):
     """A replica takes requests as long as this question is open. A later one with the same name replaces the report."""
 
-    id: int
     replica: str  # its name
     report: ReplicaReport
 
 
-class CancelQuestion(Struct, frozen=True, tag="cancel"):
-    """Nobody waits for the answer any more."""
-
-    id: int
+class CancelQuestion(_Numbered, frozen=True, tag="cancel"):
+    """The answer is of no use any more."""
 
 
-class Found(Struct, frozen=True, tag="found"):
-    id: int
+class Found(_Numbered, frozen=True, tag="found"):
     place: Place
 
 
-class Described(Struct, frozen=True, tag="described"):
-    id: int
+class Described(_Numbered, frozen=True, tag="described"):
     info: EngineInfo
 
 
-class Seen(Struct, frozen=True, tag="seen"):
-    id: int
+class Seen(_Numbered, frozen=True, tag="seen"):
     snapshot: ClusterSnapshot
 
 
-class PlaceRefused(Struct, frozen=True, tag="refused"):
+class PlaceRefused(_Numbered, frozen=True, tag="refused"):
     """NoPlace, instead of any other answer."""
 
-    id: int
     message: str
     retry_after_s: float
     overloaded: bool

@@ -7,7 +7,8 @@ import pytest
 from ray.serve.schema import ApplicationStatus
 
 from oscine.cluster.ray import control
-from oscine.cluster.ray.control import ControlError, Wait
+from oscine.cluster.ray.control import Wait
+from oscine.cluster.ray.local import ClusterError
 from oscine.cluster.spec.deployment import ModelSpec, RoleSpec
 
 MODEL = ModelSpec(("m",), (RoleSpec("decode", gpus=2.0, cpus=0.5), RoleSpec("prefill")))
@@ -68,7 +69,7 @@ def test_it_ends_when_nothing_moves_any_more(clock: Clock) -> None:
         clock.now += 50.0
         assert not waiting.over(app("DEPLOYING", decode={"STARTING": 3 - running, "RUNNING": running}))
     clock.now += 61.0
-    with pytest.raises(ControlError, match=r"oscine-m is not ready after 60 s: 1 decode to start .*0 GPU free"):
+    with pytest.raises(ClusterError, match=r"oscine-m is not ready after 60 s: 1 decode to start .*0 GPU free"):
         waiting.over(app("DEPLOYING", decode={"STARTING": 1, "RUNNING": 2}))
 
 
@@ -76,11 +77,11 @@ def test_serve_that_never_begins(clock: Clock) -> None:
     waiting = Waiting(60.0)
     assert not waiting.over(None)
     clock.now += 61.0
-    with pytest.raises(ControlError, match="oscine-m is not ready after 60 s: Serve has not begun"):
+    with pytest.raises(ClusterError, match="oscine-m is not ready after 60 s: Serve has not begun"):
         waiting.over(None)
 
 
 def test_an_app_that_failed_says_why_in_one_line(clock: Clock) -> None:
     trace = "Traceback (most recent call last):\n  ...\noscine.engine.stream.EngineError: no such weights\n"
-    with pytest.raises(ControlError, match=r"^oscine-m: no such weights$"):
+    with pytest.raises(ClusterError, match=r"^oscine-m: no such weights$"):
         Waiting(60.0).over(app("DEPLOY_FAILED", trace))

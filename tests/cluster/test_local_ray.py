@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from oscine.cluster.ray.local import LocalRay, LocalRayError, alone, require_private
+from oscine.cluster.ray.local import ClusterError, LocalRay, alone, require_private
 
 HOLD = """
 import fcntl, sys, time
@@ -74,5 +74,5 @@ def test_a_folder_that_others_can_enter_is_refused(tmp_path: Path, opened: str) 
     (folder / "token").touch(mode=0o600)
     require_private(folder)
     (folder / opened).chmod(0o755)
-    with pytest.raises(LocalRayError, match="open to other users"):
+    with pytest.raises(ClusterError, match="open to other users"):
         require_private(folder)

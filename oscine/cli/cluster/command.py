@@ -1,25 +1,26 @@
-"""`oscine cluster up FILE | status | record | down`: many engines as one, on Ray.
+"""`oscine cluster up FILE | status | record | plan | down`: many engines as one, on Ray.
 
 Parses arguments and prints; oscine.cluster does the work, and needs the extra `oscine[cluster]`.
 """
 
 import argparse
-import dataclasses
+import contextlib
 import importlib.util
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from oscine.cli.cluster import plan
 from oscine.cli.error import USAGE, CommandError
 from oscine.cli.parser import Parser
 from oscine.config import Environment
 
 if TYPE_CHECKING:
     from oscine.cluster.ray.local import LocalRay
+    from oscine.cluster.scaling.load_record import PoolPlan
     from oscine.cluster.spec.deployment import Deployment
     from oscine.cluster.spec.snapshot import ClusterSnapshot, ReplicaSnapshot, RouterCounters
 
@@ -30,7 +31,13 @@ def add_command(commands: "argparse._SubParsersAction[Parser]") -> None:
     what = "serve models from many engines, on Ray"
     parser = commands.add_parser("cluster", help=what, description=f"{what.capitalize()}.", allow_abbrev=False)
     verbs = parser.add_subparsers(dest="verb", metavar="up|status|record|plan|down", required=True)
-    up = verbs.add_parser("up", help="start what a deployment file says, or change what runs", allow_abbrev=False)
+
+    def add(verb: str, run: Callable[[argparse.Namespace], None], what: str) -> Parser:
+        added = verbs.add_parser(verb, help=what, allow_abbrev=False)
+        added.set_defaults(run=run)
+        return added
+
+    up = add("up", _guarded(_up), "start what a deployment file says, or change what runs")
     up.add_argument("file", metavar="FILE", type=Path, help="deployment file (YAML); see docs/cluster.md")
     up.add_argument(
         "--wait",
@@ -38,22 +45,18 @@ def add_command(commands: "argparse._SubParsersAction[Parser]") -> None:
         default=True,
         help="wait until all of it is ready (default: --wait)",
     )
-    up.set_defaults(run=_guarded(_up))
-    status = verbs.add_parser("status", help="print one line per replica", allow_abbrev=False)
+    status = add("status", _guarded(_status), "print one line per replica")
     status.add_argument("--json", action="store_true", help="print everything that the router knows, as JSON")
-    status.set_defaults(run=_guarded(_status))
-    down = verbs.add_parser(
-        "down", help="let running requests finish, then stop all that `up` started", allow_abbrev=False
-    )
-    down.set_defaults(run=_guarded(_down))
-    record = verbs.add_parser(
-        "record", help="write down every second what scaling looks at, until ctrl-C", allow_abbrev=False
-    )
+    down = add("down", _guarded(_down), "let running requests finish, then stop all that `up` started")
+    record = add("record", _guarded(_record), "write down every second what scaling looks at, until ctrl-C")
     record.add_argument(
         "file", metavar="LOAD", type=Path, help="file that JSON lines are appended to, for `oscine cluster plan`"
     )
-    record.set_defaults(run=_guarded(_record))
-    plan.add_command(verbs)
+    plan = add("plan", _plan, "print what scaling would have done with a recorded load, and why; starts nothing")
+    plan.add_argument("file", metavar="FILE", type=Path, help="deployment file (YAML)")
+    plan.add_argument(
+        "--load", metavar="LOAD", type=Path, required=True, help="file of JSON lines that `oscine cluster record` wrote"
+    )
     for verb in (status, record, down):
         verb.add_argument(
             "--ray",
@@ -69,11 +72,11 @@ def _guarded(run: Callable[[argparse.Namespace], None]) -> Callable[[argparse.Na
         if importlib.util.find_spec("ray") is None:
             raise CommandError("a cluster needs Ray: pip install 'oscine[cluster]'")
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        from oscine.cluster.ray.local import LocalRayError
+        from oscine.cluster.ray.local import ClusterError
 
         try:
             run(args)
-        except LocalRayError as error:
+        except ClusterError as error:
             raise CommandError(str(error)) from None
         except Exception as error:
             from oscine.cluster.ray.control import FAILURES
@@ -98,40 +101,32 @@ def _up(args: argparse.Namespace) -> None:
 
     environment = Environment.read()
     try:
-        deployment = dataclasses.replace(read_deployment(args.file), key=environment.cluster_key)
+        deployment = replace(read_deployment(args.file), key=environment.cluster_key)
     except ValueError as error:
         raise CommandError(str(error), USAGE) from None
-    key = environment.server_api_key
-    if key:
-        server = deployment.server
-        deployment = dataclasses.replace(
-            deployment, server=dataclasses.replace(server, api_keys=(*server.api_keys, key))
-        )
-    started = _connect_for(deployment, args.file)
-    from oscine.cluster.ray import control
+    if key := environment.server_api_key:
+        server = replace(deployment.server, api_keys=(*deployment.server.api_keys, key))
+        deployment = replace(deployment, server=server)
+    with _ray_for(deployment, args.file):
+        from oscine.cluster.ray import control
 
-    try:
         control.up(control.with_secrets(deployment), wait=args.wait, note=_note)
         names = ", ".join(name for model in deployment.models for name in model.names)
         print(
             f"{names} at {control.url()}" if args.wait else f"{names}: `oscine cluster status` tells when it is ready"
         )
-    except BaseException as error:
-        if started is not None:
-            _end(started)
-        if isinstance(error, control.ControlError):
-            raise CommandError(str(error)) from None
-        raise
 
 
-def _connect_for(deployment: "Deployment", file: Path) -> "LocalRay | None":
-    """Makes this process a client of the deployment's Ray. Returns the Ray that had to be started for it."""
+@contextlib.contextmanager
+def _ray_for(deployment: "Deployment", file: Path) -> Iterator[None]:
+    """Makes this process a client of the deployment's Ray. A Ray that is started for it ends if the block fails."""
     from oscine.cluster.ray import local as local_ray
     from oscine.cluster.spec.deployment import LOCAL
 
     if deployment.ray != LOCAL:
         local_ray.connect(deployment.ray)
-        return None
+        yield
+        return
     with local_ray.alone(_state()):
         running = local_ray.LocalRay.load(_state())
         _check_fits(file, "cpus", _wanted(deployment, "cpus"), running.num_cpus if running is not None else _num_cpus())
@@ -143,11 +138,11 @@ def _connect_for(deployment: "Deployment", file: Path) -> "LocalRay | None":
     try:
         running.connect()
         _check_fits(file, "gpus", _wanted(deployment, "gpus"), local_ray.num_gpus())
+        yield
     except BaseException:
         if started is not None:
             _end(started)
         raise
-    return started
 
 
 def _wanted(deployment: "Deployment", kind: str) -> float:
@@ -178,7 +173,7 @@ def _note(text: str) -> None:
     print(text, flush=True)
 
 
-# ---- status, down ----
+# ---- with a cluster that runs ----
 
 
 def _connect(address: str | None) -> "LocalRay | None":
@@ -207,7 +202,7 @@ def _status(args: argparse.Namespace) -> None:
 
     state = control.state()
     if args.json:
-        print(json.dumps(dataclasses.asdict(state), indent=2))
+        print(json.dumps(asdict(state), indent=2))
         return
     for app in state.apps:
         print(f"{app.name}: {app.status}{f' ({app.message})' if app.message else ''}")
@@ -241,6 +236,30 @@ def _down(args: argparse.Namespace) -> None:
         _end(ray)
     print("nothing runs any more")
 
+
+# ---- plan ----
+
+
+def _plan(args: argparse.Namespace) -> None:
+    from oscine.cli.cluster.deployment_file import read_deployment
+    from oscine.cluster.scaling.load_record import plans, read_lines
+
+    deployment = read_deployment(args.file)
+    try:
+        for plan in plans(read_lines(args.load), deployment):
+            print("\n".join(_told(plan)))
+    except (OSError, ValueError) as error:
+        raise CommandError(f"{args.load}: {error}", USAGE) from None
+
+
+def _told(plan: "PoolPlan") -> list[str]:
+    lines = [f"{plan.model}, {plan.role}: {plan.first} at the start"]
+    lines += [f"  +{step.time_s:6.0f} s  {step.before} -> {step.after}  {step.reason}" for step in plan.steps]
+    hours, recorded = plan.replica_s / 3600, plan.recorded_s / 3600
+    return [*lines, f"  {hours:.2f} replica-hours; the recorded load had {recorded:.2f}"]
+
+
+# ---- status ----
 
 _COLUMNS = ("MODEL", "ROLE", "REPLICA", "NODE", "STATE", "RUNNING", "WAITING", "KV USE", "HIT RATE", "TOKENS/S")
 

@@ -19,6 +19,7 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview, DeploymentStatusOverview
 
 from oscine.cluster.ray.apps import cluster_app, model_app
+from oscine.cluster.ray.local import ClusterError
 from oscine.cluster.ray.names import INGRESS, ROUTER
 from oscine.cluster.spec.deployment import APP, Deployment, ModelSpec, app_name
 from oscine.cluster.spec.snapshot import ClusterSnapshot
@@ -33,12 +34,8 @@ _REASON = re.compile(r"^(?:\w+\.)*(?:EngineError|ServerError|ValueError): (.+)$"
 Note = Callable[[str], None]
 
 
-class ControlError(Exception):
-    """One line."""
-
-
 def up(deployment: Deployment, *, wait: bool, note: Note) -> None:
-    """Raises ControlError when something cannot start; `note` is told of each step."""
+    """Raises ClusterError when something cannot start; `note` is told of each step."""
     serve.start(proxy_location="Disabled")
     there = running()
     drain_s = deployment.server.drain_s
@@ -64,12 +61,8 @@ def _run(apps: dict[str, serve.Application]) -> None:
     serve.run_many(targets, wait_for_applications_running=False)
 
 
-def running() -> list[str]:
-    """The names of our apps."""
-    return list(_ours())
-
-
-def _ours() -> dict[str, ApplicationStatusOverview]:
+def running() -> dict[str, ApplicationStatusOverview]:
+    """Our apps by name."""
     apps = serve.status().applications
     return {name: app for name, app in apps.items() if name == APP or name.startswith(f"{APP}-")}
 
@@ -104,10 +97,10 @@ class Wait:
     def over(self, app: ApplicationStatusOverview | None, free: Callable[[], dict[str, float]], note: Note) -> bool:
         """Whether it runs now; `note` is told once what a long wait is for, with what Ray has `free`.
 
-        Raises ControlError when it failed, or will not run.
+        Raises ClusterError when it failed, or will not run.
         """
         if app is not None and app.status == ApplicationStatus.DEPLOY_FAILED:
-            raise ControlError(_reason(self.name, app))
+            raise ClusterError(_reason(self.name, app))
         if app is not None and app.status == ApplicationStatus.RUNNING:
             note(f"{self.name} is ready")
             return True
@@ -116,7 +109,7 @@ class Wait:
             self._seen, self._since_s = seen, time.monotonic()
         waited_s = time.monotonic() - self._since_s
         if waited_s > self._patience_s:
-            raise ControlError(f"{self.name} is not ready after {self._patience_s:g} s: {self._what(app, free())}")
+            raise ClusterError(f"{self.name} is not ready after {self._patience_s:g} s: {self._what(app, free())}")
         if waited_s > _TELL_S and not self._told:
             self._told = True
             note(f"{self.name} waits: {self._what(app, free())}")
@@ -141,7 +134,7 @@ class Wait:
 
 
 def _by_state(deployment: DeploymentStatusOverview) -> dict[str, int]:
-    """Serve gives the states as plain strings, whatever its types say."""
+    """Serve gives the states as plain strings, although its types say otherwise."""
     return dict(deployment.replica_states.items())
 
 
@@ -160,13 +153,15 @@ def _wait_settled(num_ingresses: int, within_s: float) -> None:
         pending: list[str] = handle.pending.remote().result(timeout_s=_CALL_S)
         answers = 0 if pending else answers + 1
         if pending and time.monotonic() > deadline:
-            raise ControlError(f"the ingress still waits for {', '.join(pending)} after {within_s:g} s")
+            raise ClusterError(f"the ingress still waits for {', '.join(pending)} after {within_s:g} s")
         if pending:
             time.sleep(_POLL_S)
 
 
 def _reason(name: str, app: ApplicationStatusOverview) -> str:
-    """What our own code said, of all the traces that Serve tells."""
+    """Why it does not run: what our own code said, of all the traces that Serve tells. Empty if it does."""
+    if app.status == ApplicationStatus.RUNNING:
+        return ""
     for text in (app.message, *(deployment.message for deployment in app.deployments.values())):
         found = _REASON.findall(text)
         if found:
@@ -189,9 +184,8 @@ class ClusterState:
 
 
 def state() -> ClusterState:
-    apps = [AppState(name, app.status.value, _trouble(name, app)) for name, app in _ours().items()]
-    known = _ask(ROUTER, "snapshot")
-    return ClusterState(apps, known, _ask(INGRESS, "url"))
+    apps = [AppState(name, app.status.value, _reason(name, app)) for name, app in running().items()]
+    return ClusterState(apps, _ask(ROUTER, "snapshot"), _ask(INGRESS, "url"))
 
 
 def url() -> str:
@@ -199,25 +193,21 @@ def url() -> str:
 
 
 def with_secrets(deployment: Deployment) -> Deployment:
-    """Fills in the prefix seed and the key. A running cluster keeps its own, whatever else changes.
+    """Fills in the prefix seed and the key. A running cluster keeps its own.
 
-    Raises ControlError if these cannot be read, or if the deployment has another key.
+    Raises ClusterError if these cannot be read, or if the deployment has another key.
     """
     seed, key = secrets.token_hex(16), deployment.key or secrets.token_hex(32)
     if APP in running():
         answer: tuple[str, str] | None = _ask(INGRESS, "secrets")
         if answer is None:
-            raise ControlError(
+            raise ClusterError(
                 "the ingress does not answer, so the cluster's key is unknown: try again, or `down` first"
             )
         seed, key = answer
         if deployment.key not in ("", key):
-            raise ControlError("the cluster runs with another key than OSCINE_CLUSTER_KEY: `oscine cluster down` first")
+            raise ClusterError("the cluster runs with another key than OSCINE_CLUSTER_KEY: `oscine cluster down` first")
     return replace(deployment, prefix_seed=deployment.prefix_seed or seed, key=key)
-
-
-def _trouble(name: str, app: ApplicationStatusOverview) -> str:
-    return "" if app.status == ApplicationStatus.RUNNING else _reason(name, app)
 
 
 def _ask(deployment: str, method: str) -> Any:

@@ -35,8 +35,8 @@ _OBJECT_STORE_BYTES = 80 << 20  # nothing large goes through it: tokens and page
 _ADDRESS, _LOCK, _LOG, _TOKEN, _RAY = "address", "lock", "start.log", "token", "ray"  # in the folder
 
 
-class LocalRayError(Exception):
-    """One line."""
+class ClusterError(Exception):
+    """A cluster cannot be had, or not as it was asked for. One line."""
 
 
 @contextlib.contextmanager
@@ -82,7 +82,7 @@ class LocalRay:
 
     @property
     def alive(self) -> bool:
-        """The process holds a lock as long as it lives; its pid alone may be somebody else's by now."""
+        """The process holds a lock as long as it lives; its pid alone may belong to another process by now."""
         try:
             with Path(self.folder, _LOCK).open() as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -109,14 +109,14 @@ class LocalRay:
 
 
 def connect(address: str) -> None:
-    """Makes this process a client of a Ray cluster. Raises LocalRayError when it is not there."""
+    """Makes this process a client of a Ray cluster. Raises ClusterError when it is not there."""
     import ray
 
     try:
         with contextlib.chdir(CHECKOUT or "/"):  # Ray's workers look for modules in this folder first
             ray.init(address=address, namespace="oscine", log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, RuntimeError, ValueError) as error:
-        raise LocalRayError(f"no Ray cluster at {address}: {str(error).splitlines()[0]}") from None
+        raise ClusterError(f"no Ray cluster at {address}: {str(error).splitlines()[0]}") from None
 
 
 def num_gpus() -> float:
@@ -133,9 +133,10 @@ def disconnect() -> None:
 
 
 def start(num_cpus: int, num_gpus: int | None = None) -> LocalRay:
-    """Raises LocalRayError when Ray does not start. `num_gpus`: None for those that Ray finds."""
+    """Raises ClusterError when Ray does not start. `num_gpus`: None for those that Ray finds."""
     folder = Path(tempfile.mkdtemp(prefix="oscine-ray-"))  # mode 0700
-    _write_private(folder / _TOKEN, secrets.token_hex(32))
+    (folder / _TOKEN).touch(0o600, exist_ok=False)
+    (folder / _TOKEN).write_text(secrets.token_hex(32))
     request = json.dumps({"folder": str(folder), "num_cpus": num_cpus, "num_gpus": num_gpus})
     log, address = folder / _LOG, folder / _ADDRESS
     with log.open("wb") as output:
@@ -156,7 +157,7 @@ def start(num_cpus: int, num_gpus: int | None = None) -> LocalRay:
         started.stop()
         if not isinstance(error, TimeoutError):
             raise
-        raise LocalRayError(f"Ray does not start: {said[-1] if said else 'it says nothing'}") from None
+        raise ClusterError(f"Ray does not start: {said[-1] if said else 'it says nothing'}") from None
     return replace(started, address=address.read_text())
 
 
@@ -169,26 +170,20 @@ def _wait_for(address: Path, process: "subprocess.Popen[bytes]") -> None:
         time.sleep(_POLL_S)
 
 
-def _write_private(path: Path, text: str) -> None:
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(text)
-
-
 def require_private(folder: Path) -> None:
-    """Raises LocalRayError if other users can read the token or enter Ray's folder: Ray changes modes."""
+    """Raises ClusterError if other users can read the token or enter Ray's folder: Ray changes modes."""
     for path in (folder, folder / _TOKEN):
         found = path.stat()
         if found.st_uid != os.geteuid() or found.st_mode & 0o077:
             mode = stat.filemode(found.st_mode)
-            raise LocalRayError(f"{path} is open to other users ({mode}), so Ray was ended: they could run code in it")
+            raise ClusterError(f"{path} is open to other users ({mode}), so Ray was ended: they could run code in it")
 
 
 def _environment(folder: str) -> dict[str, str]:
-    token = str(Path(folder, _TOKEN))
     return {
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN_PATH": token,
+        "RAY_AUTH_TOKEN_PATH": str(Path(folder, _TOKEN)),
         # Despite its name for every system: the node gets the address 127.0.0.1, not one of a network.
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     }
@@ -196,49 +191,30 @@ def _environment(folder: str) -> dict[str, str]:
 
 def _run(folder: str, num_cpus: int, num_gpus: int | None) -> None:
     """In the process that all others belong to: until SIGTERM."""
-    signals = {signal.SIGTERM, signal.SIGINT}
-    with Path(folder, _LOCK).open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        _start_ray(folder, num_cpus, num_gpus)
-        signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-        # Appears whole: who waits for it never reads half an address.
-        unfinished = Path(folder, _ADDRESS + ".new")
-        unfinished.write_text(_address())
-        unfinished.rename(Path(folder, _ADDRESS))
-        signal.sigwait(signals)
-        _stop_ray()
-
-
-def _start_ray(folder: str, num_cpus: int, num_gpus: int | None) -> None:
-    import ray
-
-    ray.init(
-        num_cpus=num_cpus,
-        num_gpus=num_gpus,
-        include_dashboard=False,
-        log_to_driver=False,
-        object_store_memory=_OBJECT_STORE_BYTES,
-        _temp_dir=str(Path(folder, _RAY)),
-    )
-
-
-def _address() -> str:
-    """Of the cluster that this process is a client of."""
-    import ray
-
-    return str(ray.get_runtime_context().gcs_address)
-
-
-def _stop_ray() -> None:
-    """Waits for every process below, engines too: they end when their owner has."""
     import psutil  # Ray brings its own
     import ray
 
-    below = psutil.Process().children(recursive=True)
-    ray.shutdown()
-    _, left = psutil.wait_procs(below, timeout=_STOP_S)
-    for process in left:
-        process.kill()
+    signals = {signal.SIGTERM, signal.SIGINT}
+    with Path(folder, _LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        ray.init(
+            num_cpus=num_cpus,
+            num_gpus=num_gpus,
+            include_dashboard=False,
+            log_to_driver=False,
+            object_store_memory=_OBJECT_STORE_BYTES,
+            _temp_dir=str(Path(folder, _RAY)),
+        )
+        signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+        unfinished = Path(folder, _ADDRESS + ".new")  # the file appears whole: no reader sees half an address
+        unfinished.write_text(str(ray.get_runtime_context().gcs_address))
+        unfinished.rename(Path(folder, _ADDRESS))
+        signal.sigwait(signals)
+        below = psutil.Process().children(recursive=True)  # engines too: they end when their owner has
+        ray.shutdown()
+        _, left = psutil.wait_procs(below, timeout=_STOP_S)
+        for process in left:
+            process.kill()
 
 
 if __name__ == "__main__":

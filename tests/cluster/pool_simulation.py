@@ -45,7 +45,6 @@ class Moment:
     queued_tokens: float
     computed: float
     first: int
-    first_s: float
     inter: float
     inter_s: float
 
@@ -130,7 +129,6 @@ class Simulation:
                 sum(left for _, left in self.queue),
                 computed,
                 len(waits),
-                sum(waits),
                 tokens,
                 tokens * itl_s,
             )
@@ -169,7 +167,6 @@ class Simulation:
             window_s=len(self.moments) * STEP_S,
             asked_tokens=share * sum(m.computed for m in self.moments),
             first_tokens=share * sum(m.first for m in self.moments),
-            first_token_s=share * sum(m.first_s for m in self.moments),
             inter_tokens=share * sum(m.inter for m in self.moments),
             inter_token_s=share * sum(m.inter_s for m in self.moments),
             held_back=max(0.0, self.moments[-1].waiting - self.ready * here),

@@ -195,7 +195,6 @@ loads = st.builds(
     asked_tokens=st.floats(0, 1e6),
     cached_tokens=st.floats(0, 1e6),
     first_tokens=st.floats(0, 100),
-    first_token_s=st.floats(0, 1000),
     inter_tokens=st.floats(0, 1e4),
     inter_token_s=st.floats(0, 1e4),
     held_back=st.floats(0, 1000),

@@ -238,7 +238,7 @@ def test_the_only_engine_comes_back_in_time_or_does_not(model_folder: Path) -> N
 
 
 def test_what_engines_report_is_added_up_over_their_lives(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("oscine.cluster.client.engine_link._IDLE_S", 0.05)
+    monkeypatch.setattr("oscine.cluster.client.engine._IDLE_S", 0.05)
 
     async def test() -> None:
         fake = options(model_folder)

@@ -1,6 +1,6 @@
 """All replicas of one model as one engine: places each request, and moves it when the replica that had it is gone.
 
-Knows places, links and requests. Must not know how a place is chosen, nor Ray, nor what a token means.
+Knows places, links and requests; not how a place is chosen, nor Ray, nor what a token means.
 """
 
 import asyncio
@@ -10,12 +10,23 @@ from dataclasses import dataclass
 
 import zmq
 
-from oscine.cluster.client.engine_link import EngineLink
 from oscine.cluster.client.live_request import LiveRequest
 from oscine.cluster.client.reports import Reports
 from oscine.cluster.spec.placement import NoPlace, Place, Placer
 from oscine.engine.core.prefix_index import extend_digests, root_of, salted
 from oscine.engine.process.client import EngineState
+from oscine.engine.wire.links import Link
+from oscine.engine.wire.messages import (
+    Cancel,
+    Ending,
+    Failed,
+    Hello,
+    Outputs,
+    Refused,
+    Submit,
+    ToClient,
+    decode_to_client,
+)
 from oscine.engine.wire.stream import EngineDied, EngineError, EngineOverloaded, RequestStream
 from oscine.statistic import counter, seconds, statistic
 from oscine.types import EngineInfo, EngineStats, GenerationOutput, GenerationRequest
@@ -24,6 +35,9 @@ logger = logging.getLogger(__name__)
 
 _REFRESH_S = 10.0  # between two looks at what is served: a rolling update may have changed it
 _SHORTEST_RETRY_S, _LONGEST_RETRY_S = 0.1, 1.0  # between two tries to find a place, or what can be served
+
+_CONNECT_S = 5.0  # to hear from the engine at the other end
+_IDLE_S = 300.0  # without requests before the connection is given up, or up to twice as long
 
 _NOT_PLACED = "the request could not be placed"
 _NOT_IN_TIME = "the engine was lost, and no other one has gone on with the request in time"
@@ -46,6 +60,94 @@ class MigrationCounters:
     failures: int = counter("Requests that lost their replica and could not go on", "migration_failures")
     pause_s: float = seconds("Longest pause of each request that moved, added up", "migration_pause_seconds")
     longest_pause_s: float = statistic(0.0, "gauge", "Of all requests that moved", "migration_longest_pause_seconds")
+
+
+class EngineLink:
+    """A connection to one life of one engine, shared by all requests that run there. The first of them opens it."""
+
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], place: Place, owner: "ClusterEngine", key: str = ""
+    ) -> None:
+        """Raises ZMQError if the connection is impossible. `key`: see oscine.engine.wire.tcp."""
+        self.replica, self.address = place.replica, place.address
+        self.was_up = False
+        self.broke = False  # once it is closed: whether the engine ended unasked
+        self.heard_s = time.monotonic()
+        self._owner = owner
+        self._requests: dict[str, LiveRequest] = {}  # by their ids in the engine
+        self._is_used = False  # since the last look
+        self._loop = asyncio.get_running_loop()
+        hear = self._on_up, self._receive, self._on_down
+        self._link = Link(context, place.address, decode_to_client, *hear, key=key, patient=False)
+        self._timer = self._loop.call_later(_CONNECT_S, self._close, "the engine cannot be reached")
+        self._link.send(Hello())  # goes first, so that the engine tells this client of its end
+
+    def submit(self, live: LiveRequest, place: Place) -> None:
+        live.link = self
+        request = live.for_engine(place.prefill)
+        self._requests[request.request_id] = live
+        self._is_used = True
+        self._link.send(Submit(request))
+
+    def cancel(self, live: LiveRequest) -> None:
+        self._requests.pop(live.engine_id, None)
+        self._link.send(Cancel(live.engine_id))
+
+    def shut(self) -> list[LiveRequest]:
+        """Closes without an event for the owner. Returns its requests."""
+        self._timer.cancel()
+        self._link.close()
+        requests, self._requests = list(self._requests.values()), {}
+        return requests
+
+    def _look(self) -> None:
+        """Gives up a connection that had no request since the last look."""
+        if self._requests or self._is_used:
+            self._is_used = False
+            self._timer = self._loop.call_later(_IDLE_S, self._look)
+        else:
+            self._close(None)
+
+    def _close(self, error: str | None, *, asked: bool = False) -> None:
+        self.broke = self.was_up and error is not None and not asked
+        self._owner.link_closed(self, error, self.shut())
+
+    def _on_up(self) -> None:
+        self.was_up = True
+        self._timer.cancel()
+        self._look()
+
+    def _on_down(self) -> None:
+        self._close("the connection to the engine broke")
+
+    def _receive(self, message: ToClient) -> None:
+        self.heard_s = time.monotonic()
+        match message:
+            case Outputs():
+                self._deliver(message.outputs)
+                if message.stats is not None:
+                    self._owner.reported(self, message.stats)
+            case Refused():
+                live = self._requests.pop(message.request_id, None)
+                if live is not None:
+                    self._owner.refused(self, live, message.message)
+            case Ending():
+                self._close(message.message, asked=message.asked)
+            case Failed():
+                self._close(message.message)
+
+    def _deliver(self, outputs: list[GenerationOutput]) -> None:
+        requests = self._requests
+        for output in outputs:
+            live = requests.get(output.request_id)
+            if live is None:
+                continue  # cancelled while the output was under way
+            finished = output.finish_reason is not None
+            if finished:
+                del requests[output.request_id]
+            live.take(output)
+            if finished:
+                self._owner.ended(live)
 
 
 class ClusterEngine:
@@ -156,7 +258,7 @@ class ClusterEngine:
                 self.error = no.message
                 return _retry_s(no)
         except Exception:
-            logger.exception("nobody says what %s is", self._model)
+            logger.exception("it is not known what %s is", self._model)
             if self.state == "starting":
                 return _LONGEST_RETRY_S
         else:
@@ -240,6 +342,7 @@ class ClusterEngine:
     # ---- losing one ----
 
     def refused(self, link: EngineLink, live: LiveRequest, message: str) -> None:
+        """The engine is full."""
         live.fails_at(link.replica, link.heard_s)
         if live.misses > self._limits.max_refusals:
             self._fail(live, EngineOverloaded(message))
@@ -250,6 +353,7 @@ class ClusterEngine:
         self._reports.take(link.address, stats)
 
     def link_closed(self, link: EngineLink, error: str | None, requests: list[LiveRequest]) -> None:
+        """`requests` have ended there. Without an error, the link was idle for long."""
         del self._links[link.address]
         if error is None:
             self._reports.rest(link.address)
@@ -287,7 +391,7 @@ class ClusterEngine:
         self._count(live)
 
     def _abandon(self, request_id: str) -> LiveRequest | None:
-        """Whatever state the request is in, nothing of it is left."""
+        """Nothing of the request is left, in any state."""
         live = self._live.pop(request_id, None)
         if live is not None:
             self._leave(live)

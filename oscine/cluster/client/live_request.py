@@ -28,28 +28,6 @@ class Holder(Protocol):
 class LiveRequest:
     """State of one live request. Exactly one of `seating` and `link` is set, but for moments."""
 
-    __slots__ = (
-        "_arrived_s",
-        "_failed",
-        "_has_output",
-        "_sent_s",
-        "_silent_s",
-        "_waiting_for_output",
-        "asked_s",
-        "attempts",
-        "deadline_s",
-        "digests",
-        "generated",
-        "link",
-        "losses",
-        "misses",
-        "moves",
-        "pause_s",
-        "request",
-        "seating",
-        "stream",
-    )
-
     def __init__(self, request: GenerationRequest, stream: RequestStream, digests: list[bytes]) -> None:
         """`digests` are those of the prompt."""
         self.request, self.stream, self.digests = request, stream, digests

@@ -32,7 +32,6 @@ class ReplicaLoad:
     asked_tokens: float = 0.0  # in the prompts of requests
     cached_tokens: float = 0.0  # of these in the prefix cache
     first_tokens: float = 0.0
-    first_token_s: float = 0.0  # added up
     inter_tokens: float = 0.0
     inter_token_s: float = 0.0
     held_back: float = 0.0  # requests queued at the router, by its last message to this replica
@@ -111,7 +110,6 @@ def replica_load(series: Series, now_s: float) -> ReplicaLoad | None:
         asked_tokens=grown("prefix_queries"),
         cached_tokens=grown("prefix_hits"),
         first_tokens=grown("first_tokens"),
-        first_token_s=grown("first_token_s"),
         inter_tokens=grown("inter_tokens"),
         inter_token_s=grown("inter_token_s"),
         held_back=last("held_back"),

@@ -16,59 +16,27 @@ trusted only while the other engine's lease is sure to last.
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any
 
 from oscine.engine.core.loop import EngineLoop
 from oscine.engine.core.page_holds import Hold, Lacking
 from oscine.engine.core.request import Request
 from oscine.engine.wire.endpoint import KVEndpoint, check_endpoint, check_pages
-from oscine.engine.wire.messages import FromPeer, Met, Prefill, Prefilled, PrefillRefused, Release, ToClient
-from oscine.kv_group import KVGroup
-from oscine.types import PageMoves, PrefillSource, RankMemory, RemotePrefill
+from oscine.engine.wire.links import PeerLinks
+from oscine.engine.wire.messages import Met, Prefill, Prefilled, PrefillRefused, Release, ToClient
+from oscine.types import PageMoves, PrefillSource, RemotePrefill
 
-_LEASE_SLACK_S = 1.0  # a lease lasts longer than anybody reads
+if TYPE_CHECKING:  # it needs NIXL
+    from oscine.executor.kv.nixl_transfer import KVTransfer, NixlTransfer
 
-
-class Links(Protocol):
-    """Connections to other engines, made when they are first sent to, with Meet as the first message."""
-
-    def send(self, address: str, message: FromPeer) -> None: ...
-
-    def receive(self) -> Iterator[tuple[str, ToClient | None]]:
-        """All that has arrived, by address; None: the connection is lost, and a next one will be a new one."""
-        ...
-
-
-class PageTransfer(Protocol):
-    """Pages under way."""
-
-    @property
-    def state(self) -> Literal["running", "done", "failed"]: ...
-
-    @property
-    def error(self) -> str | None: ...
-
-    @property
-    def num_bytes(self) -> int: ...
-
-    def cancel(self) -> None: ...
-
-
-class Transfers(Protocol):
-    """Moves pages here: see oscine.executor.kv.nixl_transfer.KVTransfer. What it makes of a peer is its own."""
-
-    def connect(self, model: str, groups: list[KVGroup], ranks: list[RankMemory]) -> Any: ...
-
-    def disconnect(self, peer: Any) -> None: ...
-
-    def start(self, peer: Any, moves: list[PageMoves]) -> PageTransfer: ...
+_LEASE_SLACK_S = 1.0  # by which a lease outlasts the reading
 
 
 @dataclass(slots=True)
 class _Source:
     """Another engine."""
 
-    peer: Any = None  # of Transfers, once it has told who it is
+    peer: Any = None  # of KVTransfer, once the engine has introduced itself
     endpoint: KVEndpoint | None = None  # as it told
     refusal: str | None = None  # why its pages are of no use here
 
@@ -88,7 +56,7 @@ class _Fetch:
     hold: Hold | None = None
     lacking: Lacking = field(default_factory=list)
     fence: int = 0  # steps that must have ended before the pages may be written to
-    transfer: PageTransfer | None = None
+    transfer: "NixlTransfer | None" = None
 
     def moves(self) -> list[PageMoves]:
         assert self.answer is not None
@@ -104,14 +72,14 @@ class RemotePrefills:
     """Not thread-safe; everything is called by the loop, on its thread. Nothing here waits."""
 
     def __init__(
-        self, loop: EngineLoop, links: Links, transfers: Transfers, clock: Callable[[], float] = time.monotonic
+        self, loop: EngineLoop, links: PeerLinks, transfers: "KVTransfer", clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._cache, self._counters = loop.cache, loop.counters
         self._links, self._transfers, self._clock = links, transfers, clock
         self._sources: dict[str, _Source] = {}  # by address
         self._fetches: dict[str, _Fetch] = {}
         self._ready: list[Request] = []
-        self._draining: list[tuple[Hold, PageTransfer]] = []  # given up, but still being written to
+        self._draining: list[tuple[Hold, NixlTransfer]] = []  # given up, but still being written to
         self._coming: set[tuple[int, bytes]] = set()  # group and digest of the pages that are being fetched
         self._num_asked = 0
 
@@ -262,7 +230,7 @@ class RemotePrefills:
             self._succeed(fetch, num_bytes=0)
         return True
 
-    def _look(self, fetch: _Fetch, transfer: PageTransfer) -> None:
+    def _look(self, fetch: _Fetch, transfer: "NixlTransfer") -> None:
         if transfer.state == "done":
             self._succeed(fetch, transfer.num_bytes)
         elif transfer.state == "failed":

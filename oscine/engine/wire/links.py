@@ -142,9 +142,10 @@ class Link(Generic[T]):
 
 
 class PeerLinks:
-    """Connections of an engine process to other engines, looked at without an event loop.
+    """Connections of an engine process to other engines, read without an event loop.
 
-    See oscine.engine.peers.remote_prefill.Links. An engine that is not there is as good as one that ended.
+    Each is made when it is first sent to, with Meet as the first message. An engine that is not there counts as one
+    that ended.
     """
 
     def __init__(self, key: str = "") -> None:
@@ -164,6 +165,7 @@ class PeerLinks:
             self._unusable.append(address)
 
     def receive(self) -> Iterator[tuple[str, ToClient | None]]:
+        """All that has arrived, by address; None: the connection is lost, and a next one will be a new one."""
         while self._unusable:
             yield self._unusable.pop(), None
         for address, dealer in list(self._dealers.items()):

@@ -110,8 +110,9 @@ def _lifecycle(options: object, drain_s: float, *, surge: bool = True) -> dict[s
 
     With `surge` new ones are there before old ones go: two ingresses have the port for that time, so it never closes.
     """
+    made_of = oscine.__version__.encode() + msgspec.json.encode(options)
     return {
-        "version": _version(options),
+        "version": hashlib.sha256(made_of).hexdigest()[:16],
         "_internal": True,  # without a version of ours, each call of serve.run would replace every actor
         "max_surge_percent": 100 if surge else 0,
         "max_constructor_retry_count": 1,  # an engine has its own retries
@@ -121,7 +122,3 @@ def _lifecycle(options: object, drain_s: float, *, surge: bool = True) -> dict[s
         "graceful_shutdown_timeout_s": drain_s + _SHUTDOWN_S,
         "logging_config": LoggingConfig(enable_access_log=False),  # else a line for each call
     }
-
-
-def _version(options: object) -> str:
-    return hashlib.sha256(oscine.__version__.encode() + msgspec.json.encode(options)).hexdigest()[:16]

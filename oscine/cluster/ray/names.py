@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from ray import serve
@@ -23,11 +24,10 @@ def handle_of(deployment: str, app: str) -> DeploymentHandle[Any]:
         raise RayServeException(str(error)) from None
 
 
-def _router() -> DeploymentHandle[Any]:
-    return handle_of(ROUTER, APP)
+_get_router = partial(handle_of, ROUTER, APP)
 
 
-def router_address(get_handle: Callable[[], DeploymentHandle[Any]] = _router) -> Callable[[], Awaitable[str]]:
+def router_address(get_handle: Callable[[], DeploymentHandle[Any]] = _get_router) -> Callable[[], Awaitable[str]]:
     """What a RouterClient asks: one call for each life of the router, from any event loop."""
     handles: list[DeploymentHandle[Any]] = []
 

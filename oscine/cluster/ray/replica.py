@@ -16,7 +16,7 @@ from ray import serve
 from oscine.cluster.client.router import RouterClient
 from oscine.cluster.ray.names import router_address
 from oscine.cluster.scaling.pool_load import report
-from oscine.cluster.spec.snapshot import STATE_OF_ENGINE, ReplicaReport, ReplicaState
+from oscine.cluster.spec.snapshot import STATE_OF_ENGINE, ReplicaReport
 from oscine.config import EngineOptions, PeerOptions
 from oscine.engine.process.client import EngineClient
 from oscine.types import EngineInfo, EngineStats, Role
@@ -36,12 +36,6 @@ class ReplicaOptions:
     key: str = dataclasses.field(default="", repr=False)  # of the cluster
 
 
-def peer_options(options: ReplicaOptions, host: str) -> PeerOptions:
-    transfers = options.role != "aggregated"
-    seed, key = options.prefix_seed, options.key
-    return PeerOptions(host=host, key=key, kv_events=True, prefix_seed=seed, kv_transfer=transfers)
-
-
 class Replica:
     """One engine of a model, and what Serve and the router ask of it."""
 
@@ -52,11 +46,16 @@ class Replica:
         self._node = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         self._draining = False
         self._scaled = EngineStats()  # at the last call of record_autoscaling_stats
-        peers = peer_options(options, self._node)
+        peers = PeerOptions(
+            host=self._node,
+            key=options.key,
+            kv_events=True,
+            prefix_seed=options.prefix_seed,
+            kv_transfer=options.role != "aggregated",
+        )
         self._engine = EngineClient(dataclasses.replace(options.engine, peers=peers))
         self._router = RouterClient(where, key=options.key)
-        self._changed = asyncio.Event()  # the state, by a drain
-        self._telling: asyncio.Task[None] | None = None  # the router of changes
+        self._following: asyncio.Task[None] | None = None  # the changes of the engine
         self._enlisted: asyncio.Task[None] | None = None  # as the router was told last
 
     async def start(self) -> None:
@@ -68,38 +67,24 @@ class Replica:
             self._router.close()
             await self._engine.stop()
             raise
-        self._telling = asyncio.create_task(self._tell_router())
+        self._following = asyncio.create_task(self._follow())
 
-    async def _tell_router(self) -> None:
-        """Keeps the router told of where the engine is and in which state."""
-        try:
-            while True:
-                earlier = self._enlisted
-                self._enlisted = asyncio.create_task(self._router.enlist(self._name, self.report()))
-                await asyncio.sleep(0)  # the router is to hear the new report before the old one is withdrawn
-                if earlier is not None:
-                    earlier.cancel()
-                await self._change()
-        finally:
-            if self._enlisted is not None:
-                self._enlisted.cancel()
+    async def _follow(self) -> None:
+        while True:
+            self._enlist()
+            await self._engine.changed()
 
-    async def _change(self) -> None:
-        changes = [asyncio.ensure_future(wait) for wait in (self._engine.changed(), self._changed.wait())]
-        try:
-            await asyncio.wait(changes, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            self._changed.clear()
-            for change in changes:
-                change.cancel()
-
-    @property
-    def _state(self) -> ReplicaState:
-        return "draining" if self._draining else STATE_OF_ENGINE.get(self._engine.state, "lost")
+    def _enlist(self) -> None:
+        """Tells the router where the engine is now and in which state."""
+        earlier = self._enlisted
+        self._enlisted = asyncio.create_task(self._router.enlist(self._name, self.report()))
+        if earlier is not None:
+            asyncio.get_running_loop().call_soon(earlier.cancel)  # after the new report has been sent
 
     def report(self) -> ReplicaReport:
-        info = self._info()
-        return ReplicaReport(self._options.model, self._options.role, self._node, self._state, info.endpoints, info)
+        options, info = self._options, self._info()
+        state = "draining" if self._draining else STATE_OF_ENGINE.get(self._engine.state, "lost")
+        return ReplicaReport(options.model, options.role, self._node, state, info.endpoints, info)
 
     def _info(self) -> EngineInfo:
         info = self._engine.info
@@ -122,21 +107,22 @@ class Replica:
     async def check_health(self) -> None:
         if self._engine.state == "failed":
             raise RuntimeError(f"the engine failed: {self._engine.error}")
-        if self._telling is not None and self._enlisted is not None and not self._draining:
-            for task in (self._telling, self._enlisted):
-                if task.done():
-                    raise RuntimeError("the router does not hear of the replica") from task.exception()
+        for task in (self._following, self._enlisted):
+            if task is not None and task.done() and not self._draining:
+                raise RuntimeError("the router does not hear of the replica") from task.exception()
 
     async def shutdown(self) -> None:
         """Lets streams end within drain_s seconds; what is left moves to another replica when the engine is gone."""
         self._draining = True
-        self._changed.set()
+        if self._following is not None:
+            self._enlist()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._options.drain_s):
                 while self._busy():
                     await asyncio.sleep(_POLL_S)
-        if self._telling is not None:
-            self._telling.cancel()
+        for task in (self._following, self._enlisted):
+            if task is not None:
+                task.cancel()
         self._router.close()
         await self._engine.stop()
 

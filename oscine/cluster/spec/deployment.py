@@ -1,6 +1,6 @@
-"""What a cluster shall be: its models with their roles, its ingress, its limits. Plain records that check themselves.
+"""What a cluster shall be: its models with their roles, its ingress, its limits. Records that check their values.
 
-Knows no YAML (oscine.cli.cluster.deployment_file reads it) and no Ray. A bad value raises FileKeyError.
+A bad value raises FileKeyError. oscine.cli.cluster.deployment_file reads the YAML, and checks how keys fit together.
 """
 
 import re
@@ -110,9 +110,6 @@ class ModelSpec(Options, group="model"):
     def __post_init__(self) -> None:
         super().__post_init__()
         _require(bool(self.names) and all(self.names), "name", "a name or several", self.names)
-        kinds = sorted(role.role for role in self.roles)
-        rule = "aggregated alone, or prefill and decode"
-        _require(kinds in (["aggregated"], ["decode", "prefill"]), "roles", rule, " and ".join(kinds) or "none")
 
     @property
     def name(self) -> str:
@@ -143,15 +140,6 @@ class Deployment(Options, group="cluster"):
         _require(self.ingress_replicas >= 1, "replicas", "at least 1", self.ingress_replicas)
         check_cluster_key(self.key)
         _require(is_hex(self.prefix_seed), "prefix-seed", "hexadecimal digits, two a byte", self.prefix_seed)
-        several = self.ingress_replicas == 1 or self.server.port != 0
-        _require(several, "port", "given when several ingresses share it", self.server.port)
-        for name in self._duplicates():
-            raise FileKeyError("name", f"{name!r} belongs to two models")
-
-    def _duplicates(self) -> list[str]:
-        names = [name for model in self.models for name in model.names]
-        apps = [app_name(model.name) for model in self.models]
-        return [name for name in names if names.count(name) > 1] + [app for app in apps if apps.count(app) > 1]
 
     def model(self, name: str) -> ModelSpec | None:
         return next((model for model in self.models if name in model.names), None)

@@ -81,7 +81,7 @@ class Outputs(Struct, frozen=True, tag="outputs"):
 
 
 class Met(Struct, frozen=True, tag="met"):
-    endpoint: KVEndpoint | None  # None: nobody can read this engine's pages
+    endpoint: KVEndpoint | None  # None: this engine's pages cannot be read
 
 
 class Prefilled(Struct, frozen=True, tag="prefilled"):

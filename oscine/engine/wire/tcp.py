@@ -9,12 +9,11 @@ answers them without the interpreter. So an engine that compiles, or computes a 
 Sockets on one machine need none: the end of a process closes them, and a process that was only stopped may go on.
 """
 
-from collections.abc import Callable
 from functools import cache
 from hashlib import blake2b
 from socket import AF_INET6, SOCK_STREAM, getaddrinfo
 from threading import Thread
-from typing import Any, NamedTuple
+from typing import Any
 
 import zmq
 from zmq.utils import z85
@@ -28,27 +27,14 @@ _HEARTBEAT_TIMEOUT_MS = 4000
 _LARGEST_MESSAGE = 64 << 20  # bytes per received message; a prompt of 131,072 tokens has less than 1 MB
 _GATE = "inproc://zeromq.zap.01"  # endpoint at which ZeroMQ asks whether to accept a connection (RFC 27)
 _DOMAIN = b"oscine"
-
-
-class _Pair(NamedTuple):
-    public: bytes
-    secret: bytes
-
-
-class _Keys(NamedTuple):
-    """The key pairs, in ZeroMQ's encoding Z85."""
-
-    server: _Pair
-    client: _Pair
+_SERVER, _CLIENT = b"oscine server", b"oscine client"  # ends that bind, and that connect
 
 
 @cache
-def _keys(key: str) -> _Keys:
-    def pair(end: bytes) -> _Pair:
-        secret = z85.encode(blake2b(key.encode(), digest_size=32, person=end).digest())
-        return _Pair(zmq.curve_public(secret), secret)
-
-    return _Keys(pair(b"oscine server"), pair(b"oscine client"))
+def _pair(key: str, end: bytes) -> tuple[bytes, bytes]:
+    """The public and the secret key of one end, in ZeroMQ's encoding Z85."""
+    secret = z85.encode(blake2b(key.encode(), digest_size=32, person=end).digest())
+    return zmq.curve_public(secret), secret
 
 
 def expect_heartbeats(socket: zmq.Socket[Any]) -> None:
@@ -66,10 +52,10 @@ def connect(socket: zmq.Socket[Any], address: str, key: str = "") -> None:
         expect_heartbeats(socket)
         socket.set(zmq.IPV6, "[" in address)
         if key:
-            server, client = _keys(key)
-            socket.set(zmq.CURVE_SERVERKEY, server.public)
-            socket.set(zmq.CURVE_PUBLICKEY, client.public)
-            socket.set(zmq.CURVE_SECRETKEY, client.secret)
+            public, secret = _pair(key, _CLIENT)
+            socket.set(zmq.CURVE_SERVERKEY, _pair(key, _SERVER)[0])
+            socket.set(zmq.CURVE_PUBLICKEY, public)
+            socket.set(zmq.CURVE_SECRETKEY, secret)
     socket.connect(address)
 
 
@@ -115,16 +101,15 @@ def port_of(socket: zmq.Socket[Any]) -> str:
 
 def _admit_members(socket: zmq.Socket[Any], key: str) -> None:
     """Requires the key for everything that the socket binds from now on."""
-    server, client = _keys(key)
-    _open_gate(socket.context, lambda public: public == z85.decode(client.public))
+    _open_gate(socket.context, z85.decode(_pair(key, _CLIENT)[0]))
     socket.set(zmq.CURVE_SERVER, 1)
-    socket.set(zmq.CURVE_SECRETKEY, server.secret)
+    socket.set(zmq.CURVE_SECRETKEY, _pair(key, _SERVER)[1])
     socket.set(zmq.ZAP_DOMAIN, _DOMAIN)
     socket.set(zmq.ZAP_ENFORCE_DOMAIN, 1)  # no connection without an answer from the gate
 
 
-def _open_gate(context: zmq.Context[Any], knows: Callable[[bytes], bool]) -> None:
-    """Decides which connections the sockets of a context accept, in a thread of its own, until the context ends."""
+def _open_gate(context: zmq.Context[Any], member: bytes) -> None:
+    """Accepts connections with this public key for the sockets of a context, in a thread, until the context ends."""
     shadow: zmq.Context[zmq.Socket[bytes]] = zmq.Context.shadow(context.underlying)
     gate = shadow.socket(zmq.REP)
     gate.set(zmq.LINGER, 0)
@@ -133,14 +118,14 @@ def _open_gate(context: zmq.Context[Any], knows: Callable[[bytes], bool]) -> Non
     except zmq.ZMQError:  # another socket of the context has opened it
         gate.close()
         return
-    Thread(target=_keep_gate, args=(gate, knows), name="gate", daemon=True).start()
+    Thread(target=_keep_gate, args=(gate, member), name="gate", daemon=True).start()
 
 
-def _keep_gate(gate: zmq.Socket[bytes], knows: Callable[[bytes], bool]) -> None:
+def _keep_gate(gate: zmq.Socket[bytes], member: bytes) -> None:
     try:
         while True:
             version, number, _, _, _, mechanism, *credentials = gate.recv_multipart()
-            known = mechanism == b"CURVE" and len(credentials) == 1 and knows(credentials[0])
+            known = mechanism == b"CURVE" and credentials == [member]
             gate.send_multipart((version, number, *((b"200", b"OK") if known else (b"400", b"unknown key")), b"", b""))
     except zmq.ContextTerminated:
         gate.close()

@@ -70,7 +70,7 @@ class LocalEngines:
 
     def _report(self, engine: EngineClient) -> ReplicaReport:
         info, endpoints = engine.info, None
-        if info is not None and info.endpoints is not None and engine.address is not None:
+        if info is not None and info.endpoints is not None:
             endpoints = replace(info.endpoints, requests=engine.address)  # its private socket instead of its port
         state = STATE_OF_ENGINE.get(engine.state, "lost")
         return ReplicaReport(self._model, node="127.0.0.1", state=state, endpoints=endpoints, info=info)

@@ -33,6 +33,12 @@ class ScriptedPlacer:
         return EngineInfo(model, max_model_len=4096, vocab_size=320, ready_s=0.1, page_size=64, max_num_seqs=64)
 
 
+def guest(address: str, key: str = "") -> ClusterEngine:
+    """A client, as an ingress has it, of the engine that listens there. Its requests fail with that engine."""
+    placer = ScriptedPlacer(lambda _: Place("engine", address, None, 0, 0.0))
+    return ClusterEngine(placer, "model", key=key, limits=MigrationLimits(max_losses=0))
+
+
 class Fleet(LocalEngines):
     """The product's engines of one machine; a request goes to the one with the fewest, and refusals are immediate.
 
@@ -58,9 +64,7 @@ class Fleet(LocalEngines):
         return Place(name, self.address(name), None, 0, 0.0)
 
     def address(self, name: str) -> str:
-        address = self.engines[name].address
-        assert address is not None
-        return address
+        return self.engines[name].address
 
     async def describe(self, model: str) -> EngineInfo:
         for engine in self.engines.values():

@@ -21,8 +21,8 @@ from oscine.cluster.spec.deployment import ModelSpec, RoleSpec
 from oscine.cluster.spec.placement import NoPlace, Place, Placement
 from oscine.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
 from oscine.engine.core.prefix_index import extend_digests, root_of
-from oscine.engine.process.client import EngineClient
 from oscine.types import GenerationRequest, SamplingParams
+from tests.cluster.local_placer import guest
 
 SEED = "00ff"
 PAGE = 16
@@ -68,7 +68,7 @@ def placement(name: str, tokens: list[int], **more: Any) -> Placement:
 
 async def generate(place: Place, name: str, tokens: list[int]) -> None:
     """As an ingress does."""
-    client = EngineClient(address=place.address, key=KEY)
+    client = guest(place.address, KEY)
     await client.start()
     await client.wait_ready()
     async with client.submit(GenerationRequest(name, tokens, SamplingParams(max_tokens=8))) as stream:

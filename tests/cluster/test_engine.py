@@ -9,10 +9,10 @@ import pytest
 from oscine.chat.grammar import JsonFormat, text_grammar
 from oscine.cluster.client.engine import ClusterEngine, MigrationLimits
 from oscine.config import EngineOptions, ModelOptions
-from oscine.engine.process.client import EngineClient, EngineDied, EngineOverloaded
+from oscine.engine.process.client import EngineDied, EngineOverloaded
 from oscine.engine.wire.stream import RequestStream
 from oscine.types import GenerationOutput
-from tests.cluster.local_placer import RETRY_S, Fleet, clustered
+from tests.cluster.local_placer import RETRY_S, Fleet, clustered, guest
 from tests.engine_process.harness import options, read, request, run, running, tokens, until
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -137,9 +137,9 @@ def test_a_failing_step_costs_others_a_pause_and_the_request_behind_it_its_tries
             outputs = await first(stream, 5)
             engine = fleet.engines[fleet.where["victim"][0]]
             broken = engine.pid
-            async with running(EngineClient(address=fleet.address(fleet.where["victim"][0]))) as guest:
-                [bad] = await read(guest.submit(request("bad", [NO_TOKEN])))
-                assert "the engine failed" in str(bad.error)
+            async with running(guest(fleet.address(fleet.where["victim"][0]))) as other:
+                with pytest.raises(EngineDied, match="the engine failed"):
+                    await read(other.submit(request("bad", [NO_TOKEN])))
             outputs += await read(stream)
             assert tokens(outputs) == tokens(expected)
             assert len(fleet.where["victim"]) == 2

@@ -10,10 +10,12 @@ import pytest
 import ray
 from ray import serve
 
+from oscine.cluster.client.engine import ClusterEngine
 from oscine.cluster.ray.replica import Replica, ReplicaOptions
 from oscine.config import CacheOptions, EngineOptions, ModelOptions
-from oscine.engine.process.client import EngineClient, EngineDied, EngineError
+from oscine.engine.process.client import EngineDied, EngineError
 from oscine.types import GenerationRequest, SamplingParams
+from tests.cluster.local_placer import guest
 from tests.cluster.scripted_router import ScriptedRouter, served
 from tests.engine_process.harness import until
 
@@ -46,12 +48,12 @@ async def replica(engine: EngineOptions = FAKE, drain_s: float = 20.0) -> AsyncI
 
 
 @asynccontextmanager
-async def ingress(router: ScriptedRouter) -> AsyncIterator[EngineClient]:
+async def ingress(router: ScriptedRouter) -> AsyncIterator[ClusterEngine]:
     """Another process that reaches the replica's engine where the router knows it."""
     await until(lambda: "ab12cd34" in router.replicas)
     endpoints = router.replicas["ab12cd34"].endpoints
     assert endpoints is not None
-    client = EngineClient(address=endpoints.requests)
+    client = guest(endpoints.requests)
     await client.start()
     await client.wait_ready()
     try:
@@ -64,7 +66,7 @@ def request(max_tokens: int) -> GenerationRequest:
     return GenerationRequest("r", [1, 2, 3], SamplingParams(max_tokens, temperature=0.0))
 
 
-async def count(client: EngineClient, max_tokens: int) -> int:
+async def count(client: ClusterEngine, max_tokens: int) -> int:
     return sum([len(output.token_ids) async for outputs in client.submit(request(max_tokens)) for output in outputs])
 
 

@@ -4,12 +4,13 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from oscine.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
-from oscine.engine.process.client import EngineClient, RequestStream
+from oscine.engine.process.client import Engine, EngineClient, RequestStream
 from oscine.types import GenerationOutput, GenerationRequest, SamplingParams
 
+AnyEngine = TypeVar("AnyEngine", bound=Engine)
 PATIENCE_S = 60.0
 
 
@@ -28,7 +29,7 @@ def request(name: str, prompt: list[int] | None = None, **sampling: Any) -> Gene
 
 
 @asynccontextmanager
-async def running(client: EngineClient) -> AsyncIterator[EngineClient]:
+async def running(client: AnyEngine) -> AsyncIterator[AnyEngine]:
     await client.start()
     try:
         await client.wait_ready()

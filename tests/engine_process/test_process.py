@@ -15,13 +15,16 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
+import zmq
+import zmq.asyncio
 
 from oscine.config import ModelOptions
 from oscine.engine.build import build_engine
 from oscine.engine.core.offline import generate
 from oscine.engine.process.client import EngineClient, EngineDied, EngineError, EngineOverloaded
 from oscine.engine.process.descriptors import connection_limit
-from oscine.engine.wire.messages import Launch
+from oscine.engine.wire.messages import Failed, Hello, Launch, decode_to_client, encode
+from tests.cluster.local_placer import guest
 
 from .conftest import CONFIG, RETURN
 from .harness import PATIENCE_S, options, read, request, run, running, serving, tokens, until
@@ -220,9 +223,13 @@ def test_a_failed_engine_ends_by_itself_in_order(tmp_path: Path) -> None:
         engine = await asyncio.create_subprocess_exec(*command, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
         assert engine.stdin is not None
         engine.stdin.write(msgspec.json.encode(Launch(address, options(tmp_path, executor="torch"))) + b"\n")
-        with pytest.raises(EngineError, match=r"config\.json: cannot be read"):
-            async with running(EngineClient(address=address)):
-                pass
+        with zmq.asyncio.Context() as context, context.socket(zmq.DEALER) as client:
+            client.set(zmq.LINGER, 0)
+            client.connect(address)
+            await client.send(encode(Hello()))
+            failed = decode_to_client(await client.recv())
+        assert isinstance(failed, Failed)
+        assert "config.json: cannot be read" in failed.message
         assert engine.stderr is not None
         assert (await engine.stderr.read(), await engine.wait()) == (b"", 2)
         engine.stdin.close()
@@ -246,10 +253,10 @@ def test_an_engine_that_keeps_dying_at_its_start_is_given_up(folder: Path, monke
 
 GUEST = """
 import asyncio, sys
-from oscine.engine.process.client import EngineClient
 from oscine.types import GenerationRequest, SamplingParams
+from tests.cluster.local_placer import guest
 async def main():
-    client = EngineClient(address=sys.argv[1])
+    client = guest(sys.argv[1])
     await client.start()
     await client.wait_ready()
     stream = client.submit(GenerationRequest("guest", [1, 2], SamplingParams(max_tokens=3000)))
@@ -276,24 +283,24 @@ def test_a_client_that_vanishes_leaves_nothing_behind(folder: Path) -> None:
     run(test)
 
 
-def test_a_second_client_follows_the_engine_through_a_restart(folder: Path) -> None:
+def test_two_clients_cannot_use_one_id(folder: Path) -> None:
     async def test() -> None:
         async with (
             serving(options(folder, fake_step_s=SLOW_S)) as owner,
-            running(EngineClient(address=owner.address)) as guest,
+            running(guest(owner.address)) as other,
         ):
-            mine = owner.submit(request("same", max_tokens=ENDLESS))
+            mine = owner.submit(request("same~1", max_tokens=ENDLESS))
             await anext(mine)
-            [refused] = await read(guest.submit(request("same")))
-            assert refused.error == "request id 'same' is in use"
-            stream = guest.submit(request("guest", max_tokens=ENDLESS))
+            [refused] = await read(other.submit(request("same")))
+            assert refused.error == "request id 'same~1' is in use"
+            stream = other.submit(request("other", max_tokens=ENDLESS))
             await anext(stream)
             assert owner.pid is not None
             os.kill(owner.pid, signal.SIGKILL)
             with pytest.raises(EngineDied):
                 await read(stream)
-            await guest.wait_ready()
-            assert len(tokens(await read(guest.submit(request("guest"))))) == 8
+            await owner.wait_ready()
+            assert len(tokens(await read(other.submit(request("again"))))) == 8
 
     run(test)
 

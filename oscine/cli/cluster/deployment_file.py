@@ -1,7 +1,7 @@
 """Reads the deployment file of a cluster: YAML, each error with its line, its key and the rule.
 
-Knows keys and where they belong; rules on values live in oscine.cluster.spec.deployment and oscine.config.
-Options of an engine and of the ingress are those of `oscine serve`, read by the same code.
+Rules on values live in oscine.cluster.spec.deployment and oscine.config. Options of an engine and of the ingress are
+those of `oscine serve`, read by the same code.
 """
 
 import dataclasses
@@ -114,7 +114,7 @@ def _option_error(error: OptionError, *sections: Section) -> CommandError:
 
 
 def _absolute(values: Values) -> Values:
-    """Files as the actors of a cluster find them, whatever folder they run in."""
+    """Files as the actors of a cluster find them from any folder."""
 
     def is_file(name: str, value: str) -> bool:
         kind = OPTIONS[name].metavar

@@ -1,6 +1,6 @@
 """Mappings of a YAML file whose every key knows its line, so that an error can name it.
 
-Knows YAML and simple types; not what a file is about. Keys are written with hyphens or underscores.
+Keys are written with hyphens or underscores.
 """
 
 from collections.abc import Iterable, Iterator
@@ -17,7 +17,7 @@ _NOUNS: dict[type, str] = {str: "text", int: "a whole number", list: "a list"}
 
 
 class Section:
-    """One mapping. Each key is taken once; `end` refuses those that nobody took. Errors are CommandErrors."""
+    """One mapping. Each key is taken once; `end` refuses those that were not. Errors are CommandErrors."""
 
     def __init__(self, file: Path, node: yaml.Node, path: str = "") -> None:
         self.file = file

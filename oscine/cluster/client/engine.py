@@ -1,7 +1,4 @@
-"""All replicas of one model as one engine: places each request, and moves it when the replica that had it is gone.
-
-Knows places, links and requests; not how a place is chosen, nor Ray, nor what a token means.
-"""
+"""All replicas of one model as one engine: places each request, and moves it when the replica that had it is gone."""
 
 import asyncio
 import logging

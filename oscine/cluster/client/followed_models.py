@@ -1,7 +1,6 @@
 """The models of an ingress as the deployment file has them now: each comes, changes and goes by itself.
 
-Knows the service and how an engine that is a cluster is described to it; nothing of Ray, nor of requests. A model that
-no replica ever serves delays no other, and can be changed and removed while it waits.
+A model that no replica ever serves delays no other, and can be changed and removed while it waits.
 """
 
 import asyncio

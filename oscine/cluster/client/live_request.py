@@ -1,10 +1,8 @@
 """One request of an ingress on its way through engines: all it has produced, and where it is now.
 
-Knows tokens and outputs; nothing of sockets, nor of how a place is found.
-
-    placing --> running --> ended
-       ^           |
-       +-- lost ---+     the engine is gone, and the request goes on in another one from the tokens it has
+placing --> running --> ended
+   ^           |
+   +-- lost ---+     the engine is gone, and the request goes on in another one from the tokens it has
 """
 
 import asyncio

@@ -1,7 +1,4 @@
-"""The cluster's own numbers in an ingress's /metrics: of every replica, of the router, and of requests that moved.
-
-Knows snapshots and how metrics are called; nothing of Ray, nor of single requests.
-"""
+"""The cluster's own numbers in an ingress's /metrics: of every replica, of the router, and of requests that moved."""
 
 import asyncio
 import logging

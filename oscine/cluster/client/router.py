@@ -1,7 +1,4 @@
-"""The router as ingresses and replicas see it: questions that outlast the router's own death.
-
-Knows how long to wait, and what to ask again; not how a place is chosen, nor how the router's address is found.
-"""
+"""The router as ingresses and replicas see it: questions that outlast the router's own death."""
 
 import asyncio
 import contextlib

@@ -1,7 +1,6 @@
-"""A deployment as Ray Serve applications: one a model, whose deployments are its roles; one of router and ingress.
+"""A deployment as Ray Serve applications: one per model, whose deployments are its roles; one of router and ingress.
 
-Knows how Serve is told; not when. What needs other actors if it changes makes their version; the rest is changed in
-place.
+Settings that need new actors make the version of an actor; all others are changed in place.
 """
 
 import hashlib

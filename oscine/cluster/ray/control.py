@@ -1,7 +1,7 @@
 """Brings a Ray cluster to what a deployment says, tells how it is, and takes it down.
 
-Knows the order of things: models first, then the router and ingress that speak for them; the other way round when
-models go. Called by a process that is a client of Ray.
+Models come first, then the router and the ingress that speak for them. When models go, the order is reversed. Called by
+a process that is a client of Ray.
 """
 
 import logging

@@ -1,7 +1,6 @@
 """The Serve deployment "ingress": the API server over engines that are clusters.
 
-Knows how the server is run and which models it has; not how a request is placed or answered. The server has a thread
-and an event loop of its own, so nothing of Ray runs between a token and its client.
+The server has a thread and an event loop of its own, so nothing of Ray runs between a token and its client.
 """
 
 import asyncio
@@ -34,7 +33,7 @@ _POLL_S = 0.02
 
 
 class Ingress:
-    """The class behind the Serve deployment; ready once it listens, whatever its models do."""
+    """The class behind the Serve deployment; ready once it listens, even if no model is."""
 
     def __init__(self, server: ServerOptions, tools: ToolOptions, key: str, router: DeploymentHandle[Any]) -> None:
         """`key`: the cluster's. Raises ServerError when it cannot listen."""

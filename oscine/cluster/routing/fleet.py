@@ -1,7 +1,6 @@
 """The replicas of one deployment as a router sees them: the pages of each, its load, and which is best for a request.
 
-Knows events, statistics and the cost; nothing of Ray, nor of requests that wait in front. It belongs to one event loop:
-its subscriptions run there, and everything is called there.
+It belongs to one event loop: its subscriptions run there, and everything is called there.
 """
 
 import asyncio

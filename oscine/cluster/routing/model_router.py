@@ -1,7 +1,7 @@
 """Where each request of one model goes: it waits for its turn, gets a replica, and another one may compute its prompt.
 
 The router decides by what it knows of the replicas. Where it is wrong, the engine or the connection refuses, and the
-request comes back. Belongs to one event loop; knows no sockets.
+request comes back. Belongs to one event loop.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Where prompts were placed moments ago: their pages are expected there before any event says so.
 
-Knows page addresses and names of replicas. Addresses are chained: two prompts that share a page share all before it.
-So what was noted of a prompt's pages are the first ones after those that were cached, and bisection finds the last.
+Addresses of pages are chained: two prompts that share a page share all before it. So the pages noted of a prompt are
+the first ones after those that were cached, and bisection finds the last.
 """
 
 from collections.abc import Sequence

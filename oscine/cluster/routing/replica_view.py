@@ -1,7 +1,4 @@
-"""One replica as a router sees it: what it says of itself, and what was placed on it and is not in its reports yet.
-
-Knows no sockets and nothing of Ray; time is given.
-"""
+"""One replica as a router sees it: its own report, and the requests placed on it that are not in a report yet."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -74,7 +71,7 @@ class ReplicaView:
         if before is not None and stats.requests < before.requests:
             self.begin_life(now_s)
             before = None
-        # Of a first report nobody can tell whether it has those that are expected.
+        # A first report does not show whether it has those that are expected.
         arrived = stats.requests - before.requests if before is not None else len(self._expected)
         for request_id in list(islice(self._expected, arrived)):
             self._arrived.append(self.withdraw(request_id))

@@ -2,7 +2,7 @@
 
 Replicas enlist here; their engines report what they have cached and how much they do. Nothing is stored. A router that
 is started again learns of replicas as they enlist again, of their pages by replay, and of their load from their next
-report. Knows neither sockets nor Ray.
+report.
 """
 
 import asyncio

@@ -1,7 +1,4 @@
-"""The router's end of the wire: questions of ingresses and replicas come in over one ZeroMQ socket, answers go out.
-
-Knows which clients wait for an answer; not how a place is found, nor Ray.
-"""
+"""The router's end of the wire: questions of ingresses and replicas come in over one ZeroMQ socket, answers go out."""
 
 import asyncio
 import logging

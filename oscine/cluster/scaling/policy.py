@@ -1,8 +1,8 @@
 """How many replicas a pool shall have: pure policy, from what its replicas report and what it did before.
 
 A load needs a number of replicas, by sequences, pages and prompts, that does not depend on how many there are. Up at
-once, by as many as are needed; down, in steps, when fewer have been enough for the whole cool-down. Knows no clock and
-no Ray; what it remembers is passed in and out.
+once, by as many as are needed; down, in steps, when fewer have been enough for the whole cool-down. What it remembers
+is passed in and out.
 """
 
 import math
@@ -96,7 +96,7 @@ def decide(load: PoolLoad, target: int, bounds: Bounds, goals: Goals, state: Sta
 
 
 def _observe(load: PoolLoad, target: int, state: State, elapsed_s: float) -> State:
-    """Takes in what can be seen, whatever is decided."""
+    """Takes in what can be seen."""
     state = replace(
         state,
         capacity=state.capacity.learn(load.replicas, elapsed_s),

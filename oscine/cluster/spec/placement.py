@@ -1,7 +1,4 @@
-"""What the ingress asks the router for each request, and what it is told: where the request runs.
-
-Plain records; knows nothing of how a place is chosen, nor of Ray.
-"""
+"""What the ingress asks the router for each request, and the answer: where the request runs."""
 
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -30,7 +27,7 @@ class Place:
 
     replica: str  # its name in the cluster
     address: str  # ZeroMQ endpoint of its engine
-    prefill: PrefillSource | None  # who may compute the prompt
+    prefill: PrefillSource | None  # the engine that may compute the prompt
     num_overlap_tokens: int  # the router believes to be in its prefix cache
     queue_s: float  # seconds that the request waited for a place
 

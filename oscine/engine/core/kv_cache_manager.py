@@ -1,11 +1,8 @@
 """Pages of requests, in all groups: what a request takes at its start, as it grows, and what it leaves behind.
 
-Puts PagePool (who holds a page) and PrefixIndex (what a page contains) together. Knows nothing of slots, budgets or
-priorities, and nothing of the memory behind a page.
-
-Pages are registered and freed only when a step is committed, never when it is scheduled: what the index knows is
-computed and certain, and a page freed while a later step is in flight is not read by that step. Plans run in order, so
-a later plan may give such a page away at once.
+PagePool counts the holders of a page; PrefixIndex has its content. Pages are registered and freed only when a step is
+committed, never when it is scheduled. So the index only has what is computed, and a page that is freed is not read by
+a step in flight. Plans run in order, so a later plan may give such a page away at once.
 """
 
 from collections.abc import Sequence

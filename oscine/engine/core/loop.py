@@ -1,8 +1,4 @@
-"""The engine: requests go in, a step is schedule, execute, commit, and news of the requests come out.
-
-Knows the life of a request, from admission to its last output. Knows nothing of processes, sockets or devices: the
-executor is any object that runs plans in order.
-"""
+"""The engine: requests go in, a step is schedule, execute, commit, and news of the requests come out."""
 
 import time
 from collections import deque
@@ -51,9 +47,8 @@ class EngineLoop:
     """Runs requests on one executor. Not thread-safe: one thread calls everything.
 
     With `overlap` a step is scheduled and launched before the step before it is collected, so the device never waits
-    for the scheduler. The scheduler then counts a token that is still being sampled. Where that token ends its
-    sequence, the launched step computes one token in vain; it is thrown away, and the page it wrote to is given to
-    somebody else by a later plan at the earliest.
+    for the scheduler. The scheduler then counts a token that is still being sampled. If that token ends its sequence,
+    the launched step computes one token in vain. It is thrown away; only a later plan reuses the page it was put on.
 
     Of the options it reads scheduler, cache and peers. `num_pages`: per page group; pages are counted, and sized in
     tokens, never in bytes. Raises ValueError if the pages of a group cannot hold one window.

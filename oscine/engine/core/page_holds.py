@@ -1,8 +1,7 @@
-"""Pages held for somebody who does not run here: engines that read them, and requests whose pages are fetched.
+"""Pages held for requests that do not run here: other engines read them, or they are being fetched.
 
-Knows pools and the prefix index; nothing of how pages are fetched, or of who asks. What is held is not evicted. Holds
-of requests that wait for their turn are a favour: they are given up, the least urgent first, before anything that runs
-has to stop. What they held stays in the prefix index until it is evicted.
+What is held is not evicted. Holds for requests that still wait are given up, the least urgent first, before anything
+that runs has to stop. Their pages stay in the prefix index until they are evicted.
 """
 
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ Hold = list[dict[int, int]]  # per group: place in a prefix -> page
 
 class PageHolds:
     def __init__(self, groups: Sequence[KVGroup], pools: Sequence[PagePool], index: PrefixIndex) -> None:
-        self.num_holds = 0  # while there are any, who waits for pages may have to wait for them
+        self.num_holds = 0  # while there are any, a request may have to wait for their pages
         self._groups, self._pools, self._index = groups, pools, index
         self._waiting: dict[Request, Hold] = {}
 
@@ -55,7 +54,7 @@ class PageHolds:
     # ---- requests that wait ----
 
     def keep(self, request: Request, hold: Hold) -> None:
-        """Holds the pages until the request starts or ends, or until somebody else needs them more."""
+        """Holds the pages until the request starts or ends, or until a more urgent request needs them."""
         self._waiting[request] = hold
 
     def release_of(self, request: Request) -> None:

@@ -1,10 +1,10 @@
-"""Who holds which page of one page group: reference counts, the free list, and the order of eviction.
+"""The holders of each page of one page group: reference counts, the free list, and the order of eviction.
 
-Knows nothing of tokens, of requests or of memory. A page is in exactly one of three states:
+A page is in exactly one of three states:
 
     held     by one request or, after a prefix hit, by several
-    cached   by nobody, but the prefix index knows its content: it can be taken again, or evicted
-    free     by nobody, content worthless
+    cached   not held, but the prefix index has its content: it can be taken again, or evicted
+    free     not held, content worthless
 """
 
 from collections import OrderedDict
@@ -34,7 +34,7 @@ class PagePool:
         return self.num_pages - self.num_available
 
     def num_unheld(self, pages: list[int]) -> int:
-        """How many of these pages nobody holds: taking them makes so many fewer available."""
+        """How many of these pages are not held: taking them makes so many fewer available."""
         return sum(not self._holders[page] for page in pages)
 
     def allocate(self, count: int) -> list[int]:

@@ -1,7 +1,7 @@
 """Which pages hold which prefix of tokens: content addresses of whole pages, one table for each page group.
 
-Knows nothing of holders or requests. A page is addressed by a digest of all tokens up to its end, so equal addresses
-mean equal content. Each group forgets pages on its own.
+A page is addressed by a digest of all tokens up to its end, so equal addresses mean equal content. Each group forgets
+pages on its own.
 """
 
 import hashlib
@@ -14,8 +14,8 @@ from oscine.kv_group import KVGroup
 
 
 def root_of(seed: str) -> bytes:
-    """The address of the empty prefix. A seed (hex) makes those of several engines equal; without one, nobody outside
-    can predict an address."""
+    """The address of the empty prefix. Engines with the same seed (hex) have the same addresses. Without one, addresses
+    cannot be predicted."""
     return bytes.fromhex(seed) or os.urandom(16)
 
 

@@ -1,7 +1,6 @@
 """One request inside the engine: its tokens, how far they are computed, and which pages hold them.
 
-Knows nothing of other requests, of pools or of time. There is no prefill and no decode: a request has tokens that are
-computed and tokens that are wanted, and a step computes some of the difference.
+There is no prefill and no decode: a request has computed and wanted tokens, and a step computes some of the difference.
 
     token_ids   p p p p p p p p g g g            known here: the prompt, then what was generated, also elsewhere
                               ^num_computed      computed, or being computed by a launched step

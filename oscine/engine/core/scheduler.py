@@ -1,14 +1,12 @@
 """Which tokens of which requests run in the next step, and on which pages.
 
-Knows requests, slots, budget and the cache; knows nothing of what a token means, of outputs or of executors.
-
 Order. Sequences with one token to compute go first: there is always budget for them. Then those with more (prompts, and
 what a preemption lost), the most urgent first, and among them, where they are more urgent, the waiting requests.
 `Request.order` = (priority, whether it is new, arrival) never changes, also not when a request is preempted.
 
-Progress. Pages are only ever taken from a request that comes later in that order, so the first of all running requests
-computes something in each step and in the end finishes; then the next is first. Who finds no pages and nobody
-to take them from stays as it is until pages come free. A slot, or room to start, is only taken from a lower priority.
+Progress. Pages are only ever taken from a request that comes later in that order. So the first of all running requests
+computes something in each step, and in the end finishes; then the next is first. A request that finds no pages, and
+none to take, stays as it is until pages come free. A slot, or room to start, is only taken from a lower priority.
 """
 
 from bisect import bisect_left, insort
@@ -235,7 +233,7 @@ class Scheduler:
         self.add(request)
 
     def _withdraw(self, request: Request) -> None:
-        """Takes a request out of the step being made; it has not started in it, who starts is never a victim then."""
+        """Takes a request out of the step being made. It has not started in this step: such a request is no victim."""
         step = self._step
         i = step.requests.index(request)
         self._budget += step.plan.sequences[i].num_tokens

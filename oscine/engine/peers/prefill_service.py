@@ -1,8 +1,7 @@
 """What this engine does for others: it computes their prompts, and keeps the pages until they have been read.
 
-Knows the loop, the pages and what crosses the wire; nothing of sockets, or of how pages are read. A reader may die or
-lose its way here at any time, and nobody can tell whether it still reads. So what makes reading safe is a lease: pages
-that were promised are kept until they are released or their time is over, and a reader trusts nothing it got later.
+A reader may die or fail at any time, and it cannot be known whether it still reads. So a lease makes reading safe:
+promised pages are kept until they are released or their time is over. A reader does not trust what it gets later.
 """
 
 import time
@@ -44,7 +43,7 @@ class PrefillService:
         attend: Callable[[bool], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`endpoint` None: nothing is done for others. `attend(whether)`: somebody may be reading pages now."""
+        """`endpoint` None: nothing is done for others. `attend(whether)`: pages may be read now."""
         self.news: list[tuple[bytes, ToPeer]] = []
         self._loop, self._cache, self._endpoint, self._attend, self._clock = loop, loop.cache, endpoint, attend, clock
         self._jobs: dict[tuple[bytes, str], _Job] = {}
@@ -66,7 +65,7 @@ class PrefillService:
                 self._forget((peer, message.request_id))
 
     def take(self, outputs: list[GenerationOutput]) -> list[GenerationOutput]:
-        """Takes in what became of the prompts; call it right after each step. Returns everybody else's outputs."""
+        """Takes in what became of the prompts; call it right after each step. Returns all other outputs."""
         if not self._computed:
             return outputs
         others = []

@@ -1,8 +1,7 @@
 """Requests with prompts that another engine computes: asks that engine, and fetches the pages that this one lacks.
 
-Knows requests, pages and what crosses the wire; nothing of sockets, or of how bytes move. A request stays here from its
-arrival until its pages have arrived. Then it is queued like any other, and finds an ordinary prefix hit. If anything
-fails, it is queued too, and its prompt is computed here.
+A request stays here from its arrival until its pages have arrived. Then it is queued like any other, and finds an
+ordinary prefix hit. If anything fails, it is queued too, and its prompt is computed here.
 
     asked    the other engine computes the prompt, or has it
     answered its pages wait to be read; here, new ones for them are looked for

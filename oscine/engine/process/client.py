@@ -1,10 +1,8 @@
-"""The API's end of the wire to an engine process: requests go out, outputs come back to the stream of their request.
-
-Knows token ids only: no text, no HTTP, no torch.
-"""
+"""The API's end of the wire to an engine process: requests go out, outputs come back to the stream of their request."""
 
 import asyncio
 import logging
+import os
 import shutil
 import tempfile
 import time
@@ -85,32 +83,22 @@ class Engine(Protocol):
         ...
 
     def cancel(self, request_id: str) -> None:
-        """Ends a request early; its stream ends at once with finish_reason "cancelled", whatever the engine does."""
+        """Ends a request early; its stream ends at once with finish_reason "cancelled"."""
         ...
 
 
 class EngineClient:
-    """An engine in another process: implements Engine.
+    """An engine in a process that this client owns: starts it, restarts it when it dies, and ends it."""
 
-    Made with options it owns the process: starts it, restarts it when it dies, and ends it. Made with the address of
-    such a client it shares that one's engine, and only reports what becomes of it. An address over TCP is good for one
-    life of an engine: the next one listens at a port of its own, which somebody else may have had before.
-    """
-
-    def __init__(self, options: EngineOptions | None = None, *, address: str | None = None, key: str = "") -> None:
-        """`key`: of a cluster, for an address over TCP; see oscine.engine.wire.tcp."""
-        assert (options is None) != (address is None)
+    def __init__(self, options: EngineOptions) -> None:
         self.state: EngineState = "starting"
         self.error: str | None = None
         self.info: EngineInfo | None = None
         self.stats = EngineStats()
         self.restarts = 0
-        self.address = address  # ZeroMQ endpoint of the engine; an owner's is made by start()
+        self.address = ""  # ZeroMQ endpoint of the engine, made by start()
         self._options = options
-        self._key = key
-        self._folder: str | None = None  # of an owner's socket
-        self._supervisor: EngineSupervisor | None = None
-        self._supervising: asyncio.Task[None] | None = None
+        self._supervisor = EngineSupervisor(options, self._on_exit)
         self._watching: asyncio.Task[None] | None = None
         self._heard_s = 0.0  # when the engine last said something, or was first asked for something after that
         self._greeted = False  # asked whether it is there; no answer yet
@@ -123,19 +111,16 @@ class EngineClient:
 
     @property
     def pid(self) -> int | None:
-        """Of the engine process, when this client owns it."""
-        return self._supervisor.pid if self._supervisor is not None else None
+        """Of the engine process."""
+        return self._supervisor.pid
 
     async def start(self) -> None:
         raise_descriptor_limit()
         self._context = zmq.Context()
-        if self._options is not None:
-            self._folder = tempfile.mkdtemp(prefix="oscine-")  # mode 0700: nobody else may connect
-            self.address = f"ipc://{self._folder}/engine"
-            self._supervisor = EngineSupervisor(self._options, self.address, self._on_exit)
-            self._supervising = asyncio.create_task(self._supervisor.run())
-            if self._options.engine_timeout_s:
-                self._watching = asyncio.create_task(self._watch(self._supervisor, self._options))
+        self.address = f"ipc://{tempfile.mkdtemp(prefix='oscine-')}/engine"  # mode 0700: no other user may connect
+        self._supervisor.start(self.address)
+        if self._options.engine_timeout_s:
+            self._watching = asyncio.create_task(self._watch())
         self._connect()
 
     async def stop(self) -> None:
@@ -144,11 +129,10 @@ class EngineClient:
         self._enter("stopped", "the engine was stopped")
         if self._watching is not None:
             self._watching.cancel()
-        if self._supervisor is not None and self._supervising is not None:
-            await self._supervisor.stop(self._supervising)
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)  # the engine may have removed it first
+        await self._supervisor.stop()
         if self._context is not None:
+            folder = os.path.dirname(self.address.removeprefix("ipc://"))
+            shutil.rmtree(folder, ignore_errors=True)  # the engine may have removed it first
             self._context.term()
 
     async def wait_ready(self) -> EngineInfo:
@@ -191,17 +175,17 @@ class EngineClient:
         assert self._link is not None
         self._link.send(message)
 
-    async def _watch(self, supervisor: EngineSupervisor, options: EngineOptions) -> None:
+    async def _watch(self) -> None:
         """Kills an engine that has requests and says nothing: each step is news, and the engine waits for no client.
 
         One that others reach may have requests of theirs: it is asked whether it is there, and answers after its step.
         """
-        timeout_s, is_shared = options.engine_timeout_s, options.peers.host is not None
+        timeout_s, is_shared = self._options.engine_timeout_s, self._options.peers.host is not None
         while True:
             waits = bool(self._streams) or self._greeted
             if waits and time.monotonic() - self._heard_s >= timeout_s:
                 self.error = f"the engine process did nothing for {timeout_s:g} s and was killed"
-                supervisor.kill(self.error)
+                self._supervisor.kill(self.error)
                 self._heard_s = time.monotonic()
             elif is_shared and not waits and self.state == "ready":
                 self._greeted, self._heard_s = True, time.monotonic()
@@ -215,17 +199,9 @@ class EngineClient:
         if self.state not in ("starting", "restarting"):
             return
         assert self._context is not None
-        assert self.address is not None
         try:
-            self._link = Link(
-                self._context,
-                self.address,
-                decode_to_client,
-                lambda: self._send(Hello()),
-                self._receive,
-                self._on_down,
-                key=self._key,
-            )
+            hear = lambda: self._send(Hello()), self._receive, self._on_down
+            self._link = Link(self._context, self.address, decode_to_client, *hear)
         except (zmq.ZMQError, OSError) as error:
             self._starve(f"no socket can be opened for the engine: {error}")
         else:
@@ -239,9 +215,8 @@ class EngineClient:
         if time.monotonic() - self._starved_at < STARVED_S:
             asyncio.get_running_loop().call_later(pause_s(self._failures), self._connect)
             return
-        if self._supervisor is not None:
-            self._supervisor.give_up()
-            self._supervisor.kill(reason)
+        self._supervisor.give_up()
+        self._supervisor.kill(reason)
         self._enter("failed", reason)
 
     def _receive(self, message: ToClient) -> None:
@@ -257,14 +232,12 @@ class EngineClient:
                     stream.fail(EngineOverloaded(message.message))
             case Ready():
                 self.info = message.info
-                if self._supervisor is not None:
-                    self._supervisor.mark_ready()
+                self._supervisor.mark_ready()
                 self._enter("ready", None)
             case Ending():
                 self.error = message.message
             case Failed():
-                if self._supervisor is not None:
-                    self._supervisor.give_up()
+                self._supervisor.give_up()
                 self._enter("failed", message.message)
 
     def _deliver(self, outputs: list[GenerationOutput]) -> None:

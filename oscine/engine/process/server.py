@@ -1,8 +1,8 @@
 """The engine process: `python -m oscine.engine.process.server`, with a Launch record on stdin.
 
-Knows clients and their requests; the loop knows what a step does. The process lives as long as its stdin is open, and
-any end of the parent closes it. A parent that has time asks it to stop, so that its clients hear of it. Signals are
-left to the parent: after a ctrl-C or a SIGTERM for the whole group, the parent drains first.
+The process lives as long as its stdin is open, and any end of the parent closes it. A parent that has time asks it to
+stop, so that its clients hear of it. Signals are left to the parent: after a ctrl-C or a SIGTERM for the whole group,
+the parent drains first.
 """
 
 import gc

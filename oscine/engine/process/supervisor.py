@@ -1,7 +1,4 @@
-"""Keeps one engine process alive: starts it, notices its end, starts it again with a growing pause.
-
-Knows processes only: not what is said over the socket.
-"""
+"""Keeps one engine process alive: starts it, notices its end, starts it again with a growing pause."""
 
 import asyncio
 import contextlib
@@ -30,11 +27,12 @@ _EXIT_S = 5.0  # granted after stdin was closed, before the process is killed
 
 
 class EngineSupervisor:
-    """Owns the engine process behind `address`. The process ends when its stdin does, so it never outlives this one."""
+    """Owns an engine process. The process ends when its stdin does, so it never outlives this one."""
 
-    def __init__(self, options: EngineOptions, address: str, on_exit: Callable[[str, bool], None]) -> None:
+    def __init__(self, options: EngineOptions, on_exit: Callable[[str, bool], None]) -> None:
         """`on_exit(reason, gave_up)` is called each time the process has ended unasked."""
-        self._launch = msgspec.json.encode(Launch(address, options)) + b"\n"
+        self._options = options
+        self._running: asyncio.Task[None] | None = None  # made by start()
         self._threads = {} if options.num_threads is None else {"OMP_NUM_THREADS": str(options.num_threads)}
         self._on_exit = on_exit
         self._process: asyncio.subprocess.Process | None = None
@@ -52,12 +50,17 @@ class EngineSupervisor:
     def mark_ready(self) -> None:
         self._ready_at, self._was_ready = time.monotonic(), True
 
-    async def run(self) -> None:
+    def start(self, address: str) -> None:
+        """`address`: the endpoint that the engine binds."""
+        launch = msgspec.json.encode(Launch(address, self._options)) + b"\n"
+        self._running = asyncio.create_task(self._run(launch))
+
+    async def _run(self, launch: bytes) -> None:
         """Until stop() or until the engine has failed to start too often."""
         while not self._stopping:
             self._ready_at = self._killed_for = None
             try:
-                process = await self._start()
+                process = await self._start(launch)
             except Exception as error:  # no descriptors, memory or processes are left
                 reason, gave_up = f"no engine process can be started: {error}", self._starve()
             else:
@@ -93,8 +96,8 @@ class EngineSupervisor:
             self._starved_at = time.monotonic()
         return time.monotonic() - self._starved_at >= STARVED_S
 
-    async def _start(self) -> asyncio.subprocess.Process:
-        # Whatever a library prints goes to stderr: stdout belongs to the parent's own output.
+    async def _start(self, launch: bytes) -> asyncio.subprocess.Process:
+        # What libraries print goes to stderr: stdout belongs to the parent's own output.
         self._process = process = await asyncio.create_subprocess_exec(
             *module_command("oscine.engine.process.server"),
             stdin=asyncio.subprocess.PIPE,
@@ -102,7 +105,7 @@ class EngineSupervisor:
             env=_CHILD_ENVIRONMENT | child_environment() | self._threads,
         )
         assert process.stdin is not None
-        process.stdin.write(self._launch)
+        process.stdin.write(launch)
         return process
 
     def kill(self, reason: str) -> None:
@@ -115,14 +118,15 @@ class EngineSupervisor:
         """The process will end and shall not be started again."""
         self._stopping = True
 
-    async def stop(self, running: asyncio.Task[None]) -> None:
-        """Ends the process and `running`, the task of run(), and waits for both."""
+    async def stop(self) -> None:
+        """Ends the process, and waits for it."""
         self.give_up()
         process = self._process
         if process is not None and process.returncode is None:
             await self._end(process)
-        running.cancel()
-        await asyncio.wait((running,))
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.wait((self._running,))
 
     async def _end(self, process: asyncio.subprocess.Process) -> None:
         """In order if the engine can, at once if it does nothing, by force if it does not even hear."""

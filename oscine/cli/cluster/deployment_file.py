@@ -4,13 +4,14 @@ Rules on values live in oscine.cluster.spec.deployment and oscine.config. Option
 those of `oscine serve`, read by the same code.
 """
 
-import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from oscine.api.http.keys import ApiKeys
 from oscine.chat.vocabulary import tokenizer_folder
 from oscine.cli.cluster.yaml_section import Section
-from oscine.cli.error import CommandError
 from oscine.cli.serve import read_options as options
 from oscine.cli.serve.name import NOTES, Values, merge
 from oscine.cli.serve.options import ALIASES, OPPOSITES, PROFILE
@@ -77,40 +78,43 @@ def _read_options(section: Section, known: set[str], elsewhere: str) -> Values:
         if read.keys() - known:
             raise section.error(key, f"{key} {elsewhere}")
         merge(values, read)
-    try:
+    with _lines_of(section):
         options.check_exclusions(values)
-    except OptionError as error:
-        raise _option_error(error, section) from None
     return values
 
 
 def _ingress(section: Section) -> tuple[ServerOptions, ToolOptions]:
     values = _read_options(section, _INGRESS, "is no option of an ingress: it belongs to a model")
-    try:
+    with _lines_of(section):
         config = options.make_config([_absolute(values)])
         ApiKeys(config.server)
-    except OptionError as error:
-        raise _option_error(error, section) from None
     return config.server, config.tools
+
+
+def _engine_options(section: Section) -> tuple[Section, Values]:
+    engine = section.section("engine")
+    return engine, _read_options(engine, _ENGINE, "is no option of an engine")
 
 
 def _engine(model: str | None, profile: Values, *sections: tuple[Section, Values]) -> EngineOptions:
     """The first section wins."""
     named = {} if model is None else {"model": model}
-    try:
+    with _lines_of(*(section for section, _ in sections)):
         return options.make_config([*(_absolute(values) for _, values in sections), profile, named]).engine
+
+
+@contextmanager
+def _lines_of(*sections: Section) -> Iterator[None]:
+    """Gives an OptionError the line of the option, or of another that the rule is about, if a section has it."""
+    try:
+        yield
     except OptionError as error:
-        raise _option_error(error, *(section for section, _ in sections)) from None
-
-
-def _option_error(error: OptionError, *sections: Section) -> CommandError:
-    """At the line of the option, or of another that the rule is about, if one of the sections has it."""
-    for name in (error.option, *error.related):
-        for section in sections:
-            for key in section.keys:
-                if name in (key, ALIASES.get(key), OPPOSITES.get(key)):
-                    return section.error(key, str(error))
-    return sections[-1].error("", str(error))
+        for name in (error.option, *error.related):
+            for section in sections:
+                for key in section.keys:
+                    if name in (key, ALIASES.get(key), OPPOSITES.get(key)):
+                        raise section.error(key, str(error)) from None
+        raise sections[-1].error("", str(error)) from None
 
 
 def _absolute(values: Values) -> Values:
@@ -159,14 +163,11 @@ def _roles(section: Section) -> tuple[RoleSpec, ...]:
     if model is not None and Path(model).is_dir():
         model = str(Path(model).resolve())
     profile = options.read_profile(section.take_option(PROFILE)) if "profile" in section else {}
-    engine = section.section("engine")
-    read = _read_options(engine, _ENGINE, "is no option of an engine")
-    common = engine, read
+    common = _engine_options(section)
     kinds: list[Role] = [role for role in _ROLES if role in section] or ["aggregated"]
     if ("prefill" in kinds) != ("decode" in kinds):
-        raise section.error(
-            kinds[-1], f"{kinds[-1]} needs {'decode' if kinds[-1] == 'prefill' else 'prefill'} beside it"
-        )
+        other = "decode" if kinds[-1] == "prefill" else "prefill"
+        raise section.error(kinds[-1], f"{kinds[-1]} needs {other} beside it")
     if len(kinds) == 3:
         raise section.error("aggregated", "aggregated excludes prefill and decode")
     if "remote-prefill" in section and "prefill" not in kinds:
@@ -179,11 +180,9 @@ def _roles(section: Section) -> tuple[RoleSpec, ...]:
 
 
 def _role(section: Section, role: Role, model: str | None, profile: Values, common: tuple[Section, Values]) -> RoleSpec:
-    engine = section.section("engine")
-    own = engine, _read_options(engine, _ENGINE, "is no option of an engine")
-    replicas = _replicas(section)
-    spec = section.record(RoleSpec, role=role, replicas=replicas, engine=_engine(model, profile, own, common))
-    return dataclasses.replace(spec, engine=dataclasses.replace(spec.engine, quiet=True))
+    engine = _engine(model, profile, _engine_options(section), common)
+    spec = section.record(RoleSpec, role=role, replicas=_replicas(section), engine=engine)
+    return replace(spec, engine=replace(spec.engine, quiet=True))
 
 
 def _replicas(section: Section) -> Replicas:

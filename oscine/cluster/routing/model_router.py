@@ -6,11 +6,12 @@ request comes back. Belongs to one event loop.
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from oscine.cluster.routing.fair_queue import FairQueue, Ticket
 from oscine.cluster.routing.fleet import Fleet
+from oscine.cluster.routing.replica_view import ReplicaView
 from oscine.cluster.spec.deployment import ModelSpec
 from oscine.cluster.spec.placement import NoPlace, Place, Placement
 from oscine.cluster.spec.snapshot import RouterCounters
@@ -23,21 +24,10 @@ _LOOK_S = 0.05  # between looks for a first replica
 _EXCLUDED_S = 2.0  # a replica that failed a request is asked again: its engine may go on, and it may be the only one
 
 
-@dataclass(frozen=True, slots=True)
-class _Excluded:
-    """Replicas that a request shall not go to."""
-
-    addresses: Mapping[str, str | None]  # replica -> where the engine listened that failed the request
-    until_s: float
-
-
-_NONE = _Excluded({}, 0.0)
-
-
 @dataclass(eq=False, slots=True)
 class _Waiter:
     placement: Placement
-    excluded: _Excluded
+    excluded: Mapping[str, str | None]  # replica -> where the engine listened that failed the request
     since_s: float
     turn: asyncio.Future[Place] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
@@ -99,23 +89,26 @@ class ModelRouter:
         """A place, if there is one at once."""
         if placement.exclude or len(self._queue) or self.generate.room() <= 0:
             return None
-        return self._place(placement, _NONE, 0.0)
+        return self._place(placement, (), 0.0)
 
     async def place(self, placement: Placement) -> Place:
         """Waits for a place. Raises NoPlace."""
         if (place := self.place_now(placement)) is not None:
             return place
-        now_s = self._clock()
         addresses = {name: self.generate.address(name) for name in placement.exclude}
-        waiter = _Waiter(placement, _Excluded(addresses, now_s + _EXCLUDED_S), now_s)
+        waiter = _Waiter(placement, addresses, self._clock())
         ticket = self._push(waiter)
         self.pump()
-        patience_s = self._patience_s(waiter.excluded)
+        # A replica has room after a while; one that has to be started first takes longer.
+        patience_s = self.model.queue.max_wait_s if self._candidates(waiter) else self.model.start_timeout_s
         try:
             async with asyncio.timeout(patience_s):
                 return await self._turn(waiter, ticket)
         except TimeoutError:
-            raise self._no_place(waiter.excluded, f"this one has waited {patience_s:g} s") from None
+            if not self._candidates(waiter):
+                raise self._no_replica() from None
+            self._counters.refused += 1
+            raise self._queue.overloaded(f"this one has waited {patience_s:g} s", None) from None
         except NoPlace:
             self._counters.refused += 1
             raise
@@ -134,7 +127,7 @@ class ModelRouter:
             waiter = ticket.item
             if not waiter.turn.done():  # else it is leaving
                 waited_s = self._clock() - waiter.since_s
-                waiter.turn.set_result(self._place(waiter.placement, waiter.excluded, waited_s))
+                waiter.turn.set_result(self._place(waiter.placement, self._excluded(waiter), waited_s))
 
     # ---- a turn ----
 
@@ -164,18 +157,21 @@ class ModelRouter:
             raise
 
     def _has_room(self, waiter: _Waiter) -> bool:
-        return not waiter.placement.exclude or self.generate.room(self._still_excluded(waiter.excluded)) > 0
+        return not waiter.placement.exclude or self.generate.room(self._excluded(waiter)) > 0
 
-    def _still_excluded(self, excluded: _Excluded) -> list[str]:
+    def _excluded(self, waiter: _Waiter) -> list[str]:
         """A replica whose engine was started again since it failed the request is another one."""
-        if self._clock() >= excluded.until_s:
+        if self._clock() >= waiter.since_s + _EXCLUDED_S:
             return []
-        return [name for name, address in excluded.addresses.items() if self.generate.address(name) in (address, None)]
+        return [name for name, address in waiter.excluded.items() if self.generate.address(name) in (address, None)]
+
+    def _candidates(self, waiter: _Waiter) -> list[ReplicaView]:
+        return self.generate.candidates(self._excluded(waiter))
 
     # ---- what comes out ----
 
-    def _place(self, wanted: Placement, excluded: _Excluded, queue_s: float) -> Place:
-        name = self.generate.rank(wanted.digests, wanted.num_tokens, self._still_excluded(excluded))[0]
+    def _place(self, wanted: Placement, excluded: Collection[str], queue_s: float) -> Place:
+        name = self.generate.rank(wanted.digests, wanted.num_tokens, excluded)[0]
         num_overlap = self.generate.place(wanted.request_id, name, wanted.digests, wanted.num_tokens)
         prefill = self._prefill(wanted, wanted.num_tokens - num_overlap)
         counters = self._counters
@@ -199,17 +195,6 @@ class ModelRouter:
                 self.prefill.place(placement.request_id, name, placement.digests, placement.num_tokens)
                 return PrefillSource(name, address, limits.min_tokens, limits.timeout_s)
         return None
-
-    def _patience_s(self, excluded: _Excluded) -> float:
-        """Until a replica has room; longer where one has to be started first."""
-        there = self.generate.candidates(self._still_excluded(excluded))
-        return self.model.queue.max_wait_s if there else self.model.start_timeout_s
-
-    def _no_place(self, excluded: _Excluded, reason: str) -> NoPlace:
-        if self.generate.candidates(self._still_excluded(excluded)):
-            self._counters.refused += 1
-            return self._queue.overloaded(reason, None)
-        return self._no_replica()
 
     def _no_replica(self) -> NoPlace:
         return NoPlace(f"no replica of {self.model.name} is ready", retry_after_s=_RETRY_S, overloaded=False)

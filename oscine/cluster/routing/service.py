@@ -46,8 +46,7 @@ class RouterService:
         self._loop = asyncio.get_running_loop()
         self._clients = Clients(decode_to_router)
         self.address = self._clients.listen(host, key)
-        self._open: dict[tuple[bytes, int], asyncio.Task[None]] = {}  # (client, id of the question)
-        self._enlisted: set[tuple[bytes, int]] = set()  # of these, those of replicas
+        self._open: dict[tuple[bytes, int], tuple[Question, asyncio.Task[None]]] = {}  # by client and id
         self._looking_after = asyncio.create_task(self._look_after())
         self._fd = self._clients.socket.FD
         self._loop.add_reader(self._fd, self._read)
@@ -56,7 +55,7 @@ class RouterService:
     @property
     def num_open(self) -> int:
         """Questions without an answer, those of replicas left out."""
-        return len(self._open) - len(self._enlisted)
+        return sum(not isinstance(question, Enlist) for question, _ in self._open.values())
 
     @property
     def is_listening(self) -> bool:
@@ -64,7 +63,7 @@ class RouterService:
 
     async def close(self) -> None:
         """Breaks all connections; what was asked stays without an answer."""
-        tasks = [self._looking_after, *self._open.values()]
+        tasks = [self._looking_after, *(task for _, task in self._open.values())]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -78,23 +77,17 @@ class RouterService:
 
     def _take(self, client: bytes, message: ToRouter) -> None:
         key = client, message.id
-        asked = self._open.get(key)
         if isinstance(message, CancelQuestion):
-            if asked is not None:
-                asked.cancel()
-        elif asked is not None:
+            if key in self._open:
+                self._open[key][1].cancel()
+        elif key in self._open:
             _log.warning("a question with the id of another one: %d", message.id)
         elif isinstance(message, FindPlace) and (place := self._router.place_now(message.placement)):
             self._send(client, Found(message.id, place))
         else:
-            task = self._open[key] = asyncio.create_task(self._reply(client, message))
-            if isinstance(message, Enlist):
-                self._enlisted.add(key)
-            task.add_done_callback(lambda _: self._close_question(key))
-
-    def _close_question(self, key: tuple[bytes, int]) -> None:
-        del self._open[key]
-        self._enlisted.discard(key)
+            task = asyncio.create_task(self._reply(client, message))
+            self._open[key] = message, task
+            task.add_done_callback(lambda _: self._open.pop(key))
 
     async def _reply(self, client: bytes, question: Question) -> None:
         self._send(client, await self._answer(question))
@@ -123,7 +116,7 @@ class RouterService:
             queued = self._router.queued()
             waiting = {client for client, _ in self._open}
             gone = {client for client in waiting if not self._send(client, Waiting(queued))}
-            for (client, _), task in self._open.items():
+            for (client, _), (_, task) in self._open.items():
                 if client in gone:
                     task.cancel()
 

@@ -156,26 +156,21 @@ class _Series:
     """What the replicas of a pool reported lately."""
 
     def __init__(self, role: RoleSpec) -> None:
-        self._max_num_seqs = float(role.engine.scheduler.max_num_seqs)  # where a line does not say
-        self._replicas: dict[str, list[Line]] = {}
+        self._unsaid = dict.fromkeys(_NAMES, 0.0) | {"max_num_seqs": float(role.engine.scheduler.max_num_seqs)}
+        self._replicas: dict[str, dict[str, list[tuple[float, float]]]] = {}
         self._queued = 0.0
 
     def take(self, line: Line) -> None:
         if line.replica is None:
             self._queued = line.values.get("queued", 0.0)
             return
-        own, from_s = self._replicas.get(line.replica, []), line.time_s - LOOK_BACK_S - EVERY_S
-        self._replicas[line.replica] = [*(other for other in own if other.time_s >= from_s), line]
+        own = self._replicas.setdefault(line.replica, {name: [] for name in _NAMES})
+        for name, value in (self._unsaid | line.values).items():
+            own[name].append((line.time_s, value))
+            while own[name][0][0] < line.time_s - LOOK_BACK_S - EVERY_S:
+                del own[name][0]
 
     def load(self, now_s: float) -> PoolLoad:
-        loads = [replica_load(self._of(lines), now_s) for lines in self._replicas.values()]
+        loads = [replica_load(series, now_s) for series in self._replicas.values()]
         there = tuple(load for load in loads if load is not None)
         return PoolLoad(now_s, len(there), there, queued=0.0 if there else self._queued)
-
-    def _of(self, lines: list[Line]) -> dict[str, list[tuple[float, float]]]:
-        series: dict[str, list[tuple[float, float]]] = {}
-        for line in lines:
-            for name in _NAMES:
-                default = self._max_num_seqs if name == "max_num_seqs" else 0.0
-                series.setdefault(name, []).append((line.time_s, line.values.get(name, default)))
-        return series

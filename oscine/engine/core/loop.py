@@ -145,7 +145,9 @@ class EngineLoop:
             ):
                 self._queue(request)
         if self._unprepared:
-            self._add_prepared()
+            waiting, self._unprepared = self._unprepared, []
+            for request in waiting:
+                self._queue(request)
         step = self._scheduler.schedule()
         if not (step.requests or self._launched or self._news):
             time.sleep(_IDLE_S)
@@ -276,12 +278,6 @@ class EngineLoop:
             self._scheduler.add(request)
         else:
             self._unprepared.append(request)
-
-    def _add_prepared(self) -> None:
-        """Queues those that the executor can take now."""
-        waiting, self._unprepared = self._unprepared, []
-        for request in waiting:
-            self._queue(request)
 
     def _finish(self, request: Request, reason: FinishReason, error: str | None = None) -> GenerationOutput:
         """Ends a live request and frees what it holds. Returns its last output."""

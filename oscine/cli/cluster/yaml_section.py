@@ -70,13 +70,16 @@ class Section:
 
     def take(self, key: str, *kinds: type) -> Any:
         """The value of a key that is there, which must be of one of the types."""
-        self._left.discard(key)
-        node = self._entries[key][1]
+        node = self._take(key)
         value = _value(node)
         if not isinstance(value, kinds) or isinstance(value, bool):
             wanted = " or ".join(_NOUNS[kind] for kind in kinds)
             raise self._error(node, f"{self._named(key)} must be {wanted}, not {value!r}")
         return value
+
+    def _take(self, key: str) -> yaml.Node:
+        self._left.discard(key)
+        return self._entries[key][1]
 
     def is_mapping(self, key: str) -> bool:
         return isinstance(self._entries[key][1], yaml.MappingNode)
@@ -93,18 +96,15 @@ class Section:
 
     def sections(self, key: str) -> list["Section"]:
         """The mappings of a list that is there."""
-        self._left.discard(key)
-        node = self._entries[key][1]
+        node = self._take(key)
         if not isinstance(node, yaml.SequenceNode):
             raise self._error(node, f"{self._named(key)} must be a list")
         return [Section(self.file, item, f"{self._named(key)}[{i}]") for i, item in enumerate(node.value)]
 
     def rest(self) -> Iterator[tuple[str, Any]]:
         """Takes all that is left, as written."""
-        for key, (_, node) in self._entries.items():
-            if key in self._left:
-                self._left.discard(key)
-                yield key, _value(node)
+        for key in [key for key in self._entries if key in self._left]:
+            yield key, _value(self._take(key))
 
     # ---- records ----
 
@@ -121,8 +121,7 @@ class Section:
 
     def take_option(self, declared: Option) -> Any:
         """The value of an option that is there."""
-        self._left.discard(declared.name)
-        node = self._entries[declared.name][1]
+        node = self._take(declared.name)
         try:
             return declared.read(_value(node))
         except OptionError as error:

@@ -43,7 +43,8 @@ class FollowedModels:
         for name in self._there.keys() - wanted.keys():
             self._remove(name, self._there.pop(name))
         for name, model in wanted.items():
-            followed, asked = self._there.setdefault(name, _Followed(None)), (*_asked(model), prefix_seed)
+            followed = self._there.setdefault(name, _Followed(None))
+            asked = model.names, cluster_options(model), model.migration_retries, prefix_seed
             if followed.asked != asked:
                 if followed.work is not None:
                     followed.work.cancel()
@@ -80,11 +81,6 @@ class FollowedModels:
     @property
     def engines(self) -> dict[str, Engine]:
         return {name: one.served.engine for name, one in self._there.items() if one.served is not None}
-
-
-def _asked(model: ModelSpec) -> tuple[object, ...]:
-    """What the server must know of a model."""
-    return model.names, cluster_options(model), model.migration_retries
 
 
 def cluster_options(model: ModelSpec) -> EngineOptions:

@@ -7,7 +7,7 @@ import asyncio
 import logging
 import re
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -72,27 +72,24 @@ class Ingress:
             self._thread.start()
             while not self._server.started and self._thread.is_alive():
                 await asyncio.sleep(_POLL_S)
-        await self._in_server(self._update(models))
+        await self._in_server(lambda: self._models.update(models, self._engine, self._prefix_seed))
 
-    async def _in_server(self, work: Coroutine[Any, Any, T]) -> T:
+    async def _in_server(self, call: Callable[[], T]) -> T:
+        """Calls it on the server's event loop."""
+
+        async def called() -> T:
+            return call()
+
         assert self._loop is not None
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
-
-    async def _update(self, models: list[ModelSpec]) -> None:
-        seed = self._prefix_seed
-        self._models.update(models, lambda model: self._engine(model, seed), seed)
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(called(), self._loop))
 
     async def pending(self) -> list[str]:
         """Models that are not yet as `reconfigure` was told."""
+        return await self._in_server(lambda: self._models.pending)
 
-        async def pending() -> list[str]:
-            return self._models.pending
-
-        return await self._in_server(pending())
-
-    def _engine(self, model: ModelSpec, prefix_seed: str) -> ClusterEngine:
+    def _engine(self, model: ModelSpec) -> ClusterEngine:
         limits = MigrationLimits(max_losses=model.migration_retries)
-        return ClusterEngine(self._placer, model.name, prefix_seed=prefix_seed, key=self._key, limits=limits)
+        return ClusterEngine(self._placer, model.name, prefix_seed=self._prefix_seed, key=self._key, limits=limits)
 
     async def secrets(self) -> tuple[str, str]:
         """The prefix seed and the key, for `oscine cluster up`. Both stay the same as long as the cluster runs."""
@@ -112,7 +109,7 @@ class Ingress:
         """Also that the server's loop goes round: Serve waits for the answer, and not for long."""
         if not self._thread.is_alive():
             raise RuntimeError(f"the server has ended: {self._error}")
-        await self._in_server(asyncio.sleep(0))
+        await self._in_server(lambda: None)
 
     async def __del__(self) -> None:  # Serve's call before it ends the actor
         """Refuses new requests, and lets those that run end within drain_s seconds."""

@@ -118,17 +118,13 @@ class Replica:
             self._enlist()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._options.drain_s):
-                while self._busy():
+                while self._engine.state == "ready" and self._engine.stats.num_running + self._engine.stats.num_waiting:
                     await asyncio.sleep(_POLL_S)
         for task in (self._following, self._enlisted):
             if task is not None:
                 task.cancel()
         self._router.close()
         await self._engine.stop()
-
-    def _busy(self) -> bool:
-        stats = self._engine.stats
-        return self._engine.state == "ready" and stats.num_running + stats.num_waiting > 0
 
 
 class ReplicaActor(Replica):

@@ -90,24 +90,23 @@ class RouterService:
             task.add_done_callback(lambda _: self._open.pop(key))
 
     async def _reply(self, client: bytes, question: Question) -> None:
-        self._send(client, await self._answer(question))
-
-    async def _answer(self, question: Question) -> Answer:
+        answer: Answer
         try:
             match question:
                 case FindPlace():
-                    return Found(question.id, await self._router.place(question.placement))
+                    answer = Found(question.id, await self._router.place(question.placement))
                 case Describe():
-                    return Described(question.id, await self._router.describe(question.model))
+                    answer = Described(question.id, await self._router.describe(question.model))
                 case Look():
-                    return Seen(question.id, await self._router.snapshot())
+                    answer = Seen(question.id, await self._router.snapshot())
                 case Enlist():
                     await self._router.enlist(question.replica, question.report)
         except NoPlace as no:
-            return PlaceRefused(question.id, no.message, no.retry_after_s, no.overloaded)
+            answer = PlaceRefused(question.id, no.message, no.retry_after_s, no.overloaded)
         except Exception:
             _log.exception("a question without an answer")
-            return PlaceRefused(question.id, "the request could not be placed", _RETRY_AFTER_S, overloaded=False)
+            answer = PlaceRefused(question.id, "the request could not be placed", _RETRY_AFTER_S, overloaded=False)
+        self._send(client, answer)
 
     async def _look_after(self) -> None:
         """Those that wait hear so; what was asked by one that is gone is cancelled."""

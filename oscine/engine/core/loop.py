@@ -71,19 +71,9 @@ class EngineLoop:
         self._clock = clock
         self.counters = EngineStats()  # everything that only grows, except what live requests have not finished
         self.cache = KVCacheManager(
-            groups,
-            num_pages,
-            prefix_caching=options.cache.prefix_caching,
-            prefix_seed=options.peers.prefix_seed,
+            groups, num_pages, prefix_caching=options.cache.prefix_caching, prefix_seed=options.peers.prefix_seed
         )
-        self._scheduler = Scheduler(
-            self.cache,
-            max_num_seqs=self._options.max_num_seqs,
-            max_num_batched_tokens=self._options.max_num_batched_tokens,
-            max_attended=max_attended,
-            clock=clock,
-            counters=self.counters,
-        )
+        self._scheduler = Scheduler(self.cache, self._options, max_attended, clock, self.counters)
         self.remote_prefills: Fetches | None = None  # where pages may come from other engines
         self._unprepared: list[Request] = []  # live, but the executor cannot take them yet
         self._requests: dict[str, Request] = {}  # live

@@ -111,7 +111,8 @@ class PrefixIndex:
 
     def find(self, digests: list[bytes]) -> PrefixHit:
         """The longest prefix of which every group knows all pages that the next token, or a later one, reads."""
-        num_known = num_pages = self._num_known(digests)
+        known = self._pages[0]
+        num_pages = num_known = next((i for i, digest in enumerate(digests) if digest not in known), len(digests))
         while (lost := self._last_lost(digests, num_pages)) is not None:
             num_pages = lost
         first_held = [group.first_needed(num_pages) for group in self._groups]
@@ -124,11 +125,6 @@ class PrefixIndex:
             ],
             first_held=first_held,
         )
-
-    def _num_known(self, digests: list[bytes]) -> int:
-        """Leading pages known in the first group."""
-        pages = self._pages[0]
-        return next((i for i, digest in enumerate(digests) if digest not in pages), len(digests))
 
     def _last_lost(self, digests: list[bytes], num_pages: int) -> int | None:
         """A page of a window after `num_pages` pages that its group does not know, the last one of that group. A

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from math import inf, isqrt
 from operator import attrgetter
 
+from oscine.config import SchedulerOptions
 from oscine.engine.core.kv_cache_manager import KVCacheManager
 from oscine.engine.core.prefix_index import PrefixHit
 from oscine.engine.core.request import Request
@@ -37,20 +38,17 @@ class Scheduler:
     def __init__(
         self,
         cache: KVCacheManager,
-        *,
-        max_num_seqs: int,
-        max_num_batched_tokens: int,
+        options: SchedulerOptions,
         max_attended: int | None,
         clock: Callable[[], float],
         counters: EngineStats,
     ) -> None:
         """`max_attended`: query-key pairs that the prompts of one step may have; None: no limit."""
-        assert max_num_batched_tokens >= max_num_seqs, "every running sequence gets a token"
         self.cache = cache
         self.waiting: list[Request] = []  # sorted by order
         self.running: dict[str, Request] = {}
-        self._free_slots = list(range(max_num_seqs - 1, -1, -1))
-        self._max_num_batched_tokens = max_num_batched_tokens
+        self._free_slots = list(range(options.max_num_seqs - 1, -1, -1))
+        self._max_num_batched_tokens = options.max_num_batched_tokens
         self._max_attended = max_attended
         self._clock, self._counters = clock, counters
         self._next_step = 0

@@ -142,7 +142,7 @@ class RemotePrefills:
             elif fetch.transfer is not None:
                 self._look(fetch, fetch.transfer)
             elif fetch.answer is not None:
-                if fetch.hold is None and has_room and not self._comes(fetch):
+                if fetch.hold is None and has_room:
                     has_room = self._take_pages(fetch, num_ended + num_launched, reserve=num_running + 1)
                 if any(fetch.lacking) and num_ended >= fetch.fence:
                     fetch.transfer = self._transfers.start(self._sources[fetch.source.address].peer, fetch.moves())
@@ -212,13 +212,11 @@ class RemotePrefills:
 
     # ---- pages ----
 
-    def _comes(self, fetch: _Fetch) -> bool:
-        """Whether a page that it lacks is being fetched for another request."""
-        return bool(self._coming and self._coming.intersection(_keys(fetch, self._cache.holds.lacking(fetch.digests))))
-
     def _take_pages(self, fetch: _Fetch, fence: int, reserve: int) -> bool:
-        """Finds room for what is lacking now, or leaves it for later: False."""
+        """Finds room for what is lacking now. False: there is none. Does nothing while another request fetches it."""
         holds = self._cache.holds
+        if self._coming and not self._coming.isdisjoint(_keys(fetch, holds.lacking(fetch.digests))):
+            return True
         while not holds.has_room(fetch.digests, reserve):
             if not holds.reclaim(after=fetch.request.order):
                 return False

@@ -177,9 +177,8 @@ def _open_to_peers(clients: Clients[ToEngine], options: EngineOptions) -> tuple[
     if peers.host is None:
         return None, events
     requests = clients.listen(peers.host, peers.key)
-    if events is None:
-        return Endpoints(requests), None
-    return Endpoints(requests, events.endpoint, events.replay_endpoint), events
+    news = () if events is None else (events.endpoint, events.replay_endpoint)
+    return Endpoints(requests, *news), events
 
 
 def _meet_peers(engine: BuiltEngine, key: str) -> PrefillService:

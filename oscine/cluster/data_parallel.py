@@ -8,7 +8,7 @@ import asyncio
 import logging
 import os
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from oscine.api.responses.service import ResponseService
@@ -29,26 +29,40 @@ _CPU_CACHE_BYTES = 1 << 30  # KV cache of all engines together on a CPU, as that
 _FOREVER_S = 1e9  # requests wait as long as they would in the queue of a single engine
 
 
-class LocalEngines:
-    """Engine processes that this one owns, and the router that places requests on them; named 0, 1, ..."""
+class DataParallelEngine(ClusterEngine):
+    """Implements Engine over processes that it owns, named 0, 1, ... Ready while one is; failed when all have failed."""
 
     def __init__(self, options: Sequence[EngineOptions], model: str, max_waiting: int = 2048) -> None:
         """`max_waiting`: requests that may wait while all engines have enough to do."""
-        self.seed, key = secrets.token_hex(16), secrets.token_hex(32)
-        peers = PeerOptions(host="127.0.0.1", key=key, kv_events=True, prefix_seed=self.seed)
+        seed, key = secrets.token_hex(16), secrets.token_hex(32)
+        peers = PeerOptions(host="127.0.0.1", key=key, kv_events=True, prefix_seed=seed)
         self.engines = {str(i): EngineClient(replace(one, peers=peers)) for i, one in enumerate(options)}
-        self.on_change: Callable[[], None] = lambda: None  # called when an engine has changed its state
-        self._model = model
         self.router = Router(key)
         queue = QueueLimits(max_waiting, max_wait_s=_FOREVER_S)
         self.router.reconfigure([ModelSpec((model,), (RoleSpec(),), start_timeout_s=_FOREVER_S, queue=queue)])
+        # Each of the engines may be lost once before a request counts as the cause.
+        limits = MigrationLimits(max_losses=max(4, len(options)))
+        super().__init__(self.router, model, prefix_seed=seed, limits=limits)
+        self._own_reports = Reports()
         self._following: list[asyncio.Task[None]] = []
+
+    @property
+    def restarts(self) -> int:
+        return sum(engine.restarts for engine in self.engines.values())
+
+    @property
+    def stats(self) -> EngineStats:
+        for name, engine in self.engines.items():
+            self._own_reports.take(name, engine.stats)
+        return self._own_reports.total()
 
     async def start(self) -> None:
         await asyncio.gather(*(engine.start() for engine in self.engines.values()))
         self._following = [asyncio.create_task(self._follow(name)) for name in self.engines]
+        await super().start()
 
     async def stop(self) -> None:
+        await super().stop()
         for task in self._following:
             task.cancel()
         await asyncio.gather(*self._following, return_exceptions=True)
@@ -59,7 +73,7 @@ class LocalEngines:
         """Keeps the router told of where an engine is and in which state."""
         engine = self.engines[name]
         while True:
-            self.on_change()
+            self._look()
             enlisting = asyncio.create_task(self.router.enlist(name, self._report(engine)))
             try:
                 await engine.changed()
@@ -75,38 +89,8 @@ class LocalEngines:
         state = STATE_OF_ENGINE.get(engine.state, "lost")
         return ReplicaReport(self._model, node="127.0.0.1", state=state, endpoints=endpoints, info=info)
 
-
-class DataParallelEngine(ClusterEngine):
-    """Implements Engine over all of them. Ready while one is; failed when all have failed."""
-
-    def __init__(self, engines: LocalEngines, model: str) -> None:
-        # Each of the engines may be lost once before a request counts as the cause.
-        limits = MigrationLimits(max_losses=max(4, len(engines.engines)))
-        super().__init__(engines.router, model, prefix_seed=engines.seed, limits=limits)
-        self.engines = engines
-        self._own_reports = Reports()
-        engines.on_change = self._look
-
-    @property
-    def restarts(self) -> int:
-        return sum(engine.restarts for engine in self.engines.engines.values())
-
-    @property
-    def stats(self) -> EngineStats:
-        for name, engine in self.engines.engines.items():
-            self._own_reports.take(name, engine.stats)
-        return self._own_reports.total()
-
-    async def start(self) -> None:
-        await self.engines.start()
-        await super().start()
-
-    async def stop(self) -> None:
-        await super().stop()
-        await self.engines.stop()
-
     def _look(self) -> None:
-        engines = self.engines.engines.values()
+        engines = self.engines.values()
         states: set[EngineState] = {engine.state for engine in engines}
         error = next((engine.error for engine in engines if engine.error is not None), None)
         if states == {"failed"}:
@@ -125,11 +109,10 @@ def parallel_service(config: Config, num_gpus: int) -> ResponseService:
     scheduler = config.engine.scheduler
     service = ResponseService(config)
     model = config.engine.model.model
-    engines = LocalEngines(options, model, scheduler.max_waiting)
-    engine = DataParallelEngine(engines, model)
+    engine = DataParallelEngine(options, model, scheduler.max_waiting)
     whole = as_one(config.engine, len(options), max_waiting=scheduler.max_waiting)
     served = service.add(engine, whole, config.server.served_model_names)
-    metrics = ClusterMetrics(engines.router.snapshot, lambda: {served.names[0]: engine.migrations})
+    metrics = ClusterMetrics(engine.router.snapshot, lambda: {served.names[0]: engine.migrations})
     service.metrics.watch(metrics, metrics.refresh)
     return service
 

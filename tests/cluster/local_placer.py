@@ -2,15 +2,16 @@
 
 import asyncio
 import os
+import secrets
 import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 
 from oscine.cluster.client.engine import ClusterEngine, MigrationLimits
-from oscine.cluster.data_parallel import LocalEngines
 from oscine.cluster.spec.placement import NoPlace, Place, Placement
-from oscine.config import EngineOptions
+from oscine.config import EngineOptions, PeerOptions
 from oscine.engine.process.client import EngineClient
 from oscine.types import EngineInfo
 
@@ -39,17 +40,25 @@ def guest(address: str, key: str = "") -> ClusterEngine:
     return ClusterEngine(placer, "model", key=key, limits=MigrationLimits(max_losses=0))
 
 
-class Fleet(LocalEngines):
-    """The product's engines of one machine; a request goes to the one with the fewest, and refusals are immediate.
+class Fleet:
+    """Implements Placer over engines of this machine: a request goes to the one with the fewest, refusals are immediate.
 
     It knows at once which it killed; those that end otherwise, as a router does, when their connections break.
     """
 
     def __init__(self, options: list[EngineOptions]) -> None:
-        super().__init__(options, "model")
+        self.seed = SEED
+        peers = PeerOptions(host="127.0.0.1", key=secrets.token_hex(32), prefix_seed=SEED)
+        self.engines = {str(i): EngineClient(replace(one, peers=peers)) for i, one in enumerate(options)}
         self.placed: Counter[str] = Counter()
         self.where: dict[str, list[str]] = {}  # request id -> replicas, in order
         self._killed: set[int] = set()  # processes
+
+    async def start(self) -> None:
+        await asyncio.gather(*(engine.start() for engine in self.engines.values()))
+
+    async def stop(self) -> None:
+        await asyncio.gather(*(engine.stop() for engine in self.engines.values()))
 
     async def place(self, placement: Placement) -> Place:
         ready = [

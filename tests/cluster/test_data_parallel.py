@@ -14,7 +14,7 @@ from typing import Any
 import openai
 import pytest
 
-from oscine.cluster.data_parallel import DataParallelEngine, LocalEngines, devices_of, engines_of
+from oscine.cluster.data_parallel import DataParallelEngine, devices_of, engines_of
 from oscine.config import Config, EngineOptions, ModelOptions, PeerOptions, ServerOptions
 from oscine.engine.process.client import EngineDied, EngineError
 from oscine.engine.wire.stream import RequestStream
@@ -31,11 +31,11 @@ MODEL = "oscine-nano"
 @asynccontextmanager
 async def parallel(*engines: EngineOptions, max_waiting: int = 64) -> AsyncIterator[DataParallelEngine]:
     """Ready, all of them."""
-    engine = DataParallelEngine(LocalEngines(engines, "model", max_waiting), "model")
+    engine = DataParallelEngine(engines, "model", max_waiting)
     await engine.start()
     try:
         await engine.wait_ready()
-        await asyncio.gather(*(one.wait_ready() for one in engine.engines.engines.values()))
+        await asyncio.gather(*(one.wait_ready() for one in engine.engines.values()))
         yield engine
     finally:
         await engine.stop()
@@ -49,7 +49,7 @@ async def first(stream: RequestStream, count: int) -> list[GenerationOutput]:
 
 
 def kill(engine: DataParallelEngine, name: str) -> None:
-    pid = engine.engines.engines[name].pid
+    pid = engine.engines[name].pid
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
 
@@ -62,7 +62,7 @@ async def idle(engine: DataParallelEngine, num_requests: int) -> None:
     """Until the router has heard that the engines got these requests and that nothing runs."""
 
     async def runs() -> bool:
-        stats = [one.stats for one in (await engine.engines.router.snapshot()).replicas]
+        stats = [one.stats for one in (await engine.router.snapshot()).replicas]
         got = sum(one.requests for one in stats)
         return got < num_requests or any(one.num_running + one.queued_tokens for one in stats)
 
@@ -107,8 +107,8 @@ def test_an_engine_that_is_killed_costs_its_streams_a_pause(kind: str, model_fol
             assert engine.state == "ready"
             assert engine.migrations.failures == 0
             await until(lambda: engine.restarts == 1)
-            await engine.engines.engines[victim].wait_ready()
-            while {one.state for one in (await engine.engines.router.snapshot()).replicas} != {"ready"}:
+            await engine.engines[victim].wait_ready()
+            while {one.state for one in (await engine.router.snapshot()).replicas} != {"ready"}:
                 await asyncio.sleep(0.01)
 
     run(test)
@@ -139,10 +139,10 @@ def test_statistics_are_of_all_engines_and_all_their_lives(model_folder: Path) -
                 assert len(tokens(await read(engine.submit(request(str(i), [i + 1] * 640))))) == 8
             await until(lambda: engine.stats.generated_tokens == 48)
             pages = engine.stats.full_pages_total
-            assert pages == sum(one.stats.full_pages_total for one in engine.engines.engines.values()) > 0
+            assert pages == sum(one.stats.full_pages_total for one in engine.engines.values()) > 0
             kill(engine, "0")
             await until(lambda: engine.restarts == 1)
-            await engine.engines.engines["0"].wait_ready()
+            await engine.engines["0"].wait_ready()
             await until(lambda: engine.stats.full_pages_total == pages)
             assert engine.stats.generated_tokens == 48
 
@@ -154,7 +154,7 @@ def test_an_engine_that_cannot_start_leaves_the_work_to_the_others(
 ) -> None:
     async def test() -> None:
         fake, broken = options(model_folder), EngineOptions(ModelOptions(model="/nowhere"))
-        engine = DataParallelEngine(LocalEngines([broken, fake], "model"), "model")
+        engine = DataParallelEngine([broken, fake], "model")
         await engine.start()
         await engine.wait_ready()
         stream = engine.submit(request("r"))
@@ -162,7 +162,7 @@ def test_an_engine_that_cannot_start_leaves_the_work_to_the_others(
         assert where(stream) == ["1"]
         await until(lambda: "engine 0 failed for good" in caplog.text)
         await engine.stop()
-        engine = DataParallelEngine(LocalEngines([broken, broken], "model"), "model")
+        engine = DataParallelEngine([broken, broken], "model")
         await engine.start()
         with pytest.raises(EngineError, match="/nowhere"):
             await engine.wait_ready()
@@ -176,7 +176,7 @@ def test_stopping_ends_streams_and_processes(model_folder: Path) -> None:
     async def test() -> None:
         slow = options(model_folder, fake_step_s=SLOW_S)
         async with parallel(slow, slow) as engine:
-            pids = [one.pid for one in engine.engines.engines.values()]
+            pids = [one.pid for one in engine.engines.values()]
             stream = engine.submit(request("live", max_tokens=ENDLESS))
             await first(stream, 2)
             await engine.stop()

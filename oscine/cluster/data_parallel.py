@@ -30,7 +30,7 @@ _FOREVER_S = 1e9  # requests wait as long as they would in the queue of a single
 
 
 class DataParallelEngine(ClusterEngine):
-    """Implements Engine over processes that it owns, named 0, 1, ... Ready while one is; failed when all have failed."""
+    """Owns engine processes, named 0, 1, ... Ready while one of them is; failed when all have failed."""
 
     def __init__(self, options: Sequence[EngineOptions], model: str, max_waiting: int = 2048) -> None:
         """`max_waiting`: requests that may wait while all engines have enough to do."""

@@ -39,7 +39,7 @@ from oscine.config import EngineOptions, PeerOptions
 from oscine.dynamo.options import DynamoOptions
 from oscine.dynamo.request import Chunks, ModelFacts, generation_request, prefill_request
 from oscine.engine.process.client import EngineClient, EngineDied, EngineError, EngineOverloaded
-from oscine.types import EngineInfo, EngineStats, GenerationOutput, GenerationRequest, PrefillSource
+from oscine.types import Endpoints, EngineStats, GenerationOutput, GenerationRequest, PrefillSource
 
 logger = logging.getLogger(__name__)
 
@@ -115,7 +115,7 @@ class DynamoEngine(LLMEngine):  # type: ignore[misc]  # untyped, and not install
         )
         self._options = options
         self._engine = EngineClient(replace(options.engine, peers=peers))
-        self._model: ModelFacts | None = None  # once the engine is ready
+        self._model: ModelFacts  # once the engine is ready
         self._worker_id = ""
         self._requests: dict[str, str] = {}  # Dynamo's id of a live request -> the engine's
         self._publisher: Any = None  # publishes the load; made by Dynamo
@@ -139,18 +139,14 @@ class DynamoEngine(LLMEngine):  # type: ignore[misc]  # untyped, and not install
         tokenizer = await asyncio.to_thread(Tokenizer, self._options.folder)
         self._model = ModelFacts(tokenizer, info.max_model_len, info.vocab_size)
         self._watching = asyncio.create_task(self._watch())
-        return EngineConfig(
-            model=str(self._options.folder), served_model_name=self._options.name, llm=self._shape(info)
-        )
-
-    def _shape(self, info: EngineInfo) -> LlmRegistration:
-        return LlmRegistration(
+        shape = LlmRegistration(
             context_length=info.max_model_len,
             kv_cache_block_size=info.page_size,
             total_kv_blocks=self._engine.stats.full_pages_total or None,
             max_num_seqs=info.max_num_seqs,
             max_num_batched_tokens=self._options.engine.scheduler.max_num_batched_tokens,
         )
+        return EngineConfig(model=str(self._options.folder), served_model_name=self._options.name, llm=shape)
 
     async def cleanup(self) -> None:
         if self._watching is not None:
@@ -163,17 +159,16 @@ class DynamoEngine(LLMEngine):  # type: ignore[misc]  # untyped, and not install
         return not (stats.num_running or stats.num_waiting or stats.full_pages_used or stats.sliding_pages_used)
 
     async def health_check_payload(self) -> dict[str, Any]:
-        payload: dict[str, Any] = build_health_check_payload(bos_token_id=self._facts().tokenizer.start)
+        payload: dict[str, Any] = build_health_check_payload(bos_token_id=self._model.tokenizer.start)
         return payload
 
     # ---- what the router reads ----
 
     async def kv_event_sources(self) -> list[ZmqSource]:
-        assert self._engine.info is not None
-        endpoints = self._engine.info.endpoints
-        if endpoints is None or endpoints.kv_events is None:
+        endpoint = self._endpoints().kv_events
+        if endpoint is None:
             return []
-        return [ZmqSource(endpoint=endpoints.kv_events, topic=PeerOptions().kv_events_topic, dp_rank=_RANK)]
+        return [ZmqSource(endpoint=endpoint, topic=PeerOptions().kv_events_topic, dp_rank=_RANK)]
 
     async def register_prometheus(self, metrics: Any) -> None:
         """Oscine's own metrics, beside Dynamo's on the worker's /metrics (DYN_SYSTEM_PORT)."""
@@ -207,7 +202,7 @@ class DynamoEngine(LLMEngine):  # type: ignore[misc]  # untyped, and not install
     async def generate(self, asked: dict[str, Any], context: Context) -> AsyncIterator[dict[str, Any]]:
         """Raises Dynamo's exceptions: InvalidArgument is the client's fault, EngineShutdown lets a request migrate."""
         try:
-            request = await generation_request(asked, uuid.uuid4().hex, self._facts())
+            request = await generation_request(asked, uuid.uuid4().hex, self._model)
         except APIError as error:
             raise InvalidArgument(error.message) from None
         chunks = Chunks(len(request.prompt_token_ids))
@@ -245,18 +240,13 @@ class DynamoEngine(LLMEngine):  # type: ignore[misc]  # untyped, and not install
             # A failed engine sets `error` before it fails its requests. Without it the request itself is at fault.
             raise EngineShutdown(self._engine.error) if self._engine.error else InvalidArgument(output.error)
         if self._options.role == "prefill" and output.finish_reason in ("stop", "length"):
-            return chunks.handoff(output, {"replica": self._worker_id, "address": self._address()})
+            return chunks.handoff(output, {"replica": self._worker_id, "address": self._endpoints().requests})
         return chunks.chunk(output)
 
-    def _address(self) -> str:
-        """Where other engines ask this one for pages."""
+    def _endpoints(self) -> Endpoints:
         assert self._engine.info is not None
         assert self._engine.info.endpoints is not None
-        return self._engine.info.endpoints.requests
-
-    def _facts(self) -> ModelFacts:
-        assert self._model is not None
-        return self._model
+        return self._engine.info.endpoints
 
 
 def _load(stats: EngineStats) -> ComponentSnapshot:

@@ -41,7 +41,7 @@ def guest(address: str, key: str = "") -> ClusterEngine:
 
 
 class Fleet:
-    """Implements Placer over engines of this machine: a request goes to the one with the fewest, refusals are immediate.
+    """Implements Placer over engines of this machine: the one with the fewest requests. Refusals come at once.
 
     It knows at once which it killed; those that end otherwise, as a router does, when their connections break.
     """

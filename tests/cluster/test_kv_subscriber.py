@@ -8,7 +8,7 @@ import zmq.asyncio
 
 from oscine.cluster.routing.kv_index import KVIndex
 from oscine.cluster.routing.kv_subscriber import KVSubscriber
-from oscine.types import EngineStats
+from oscine.types import Endpoints, EngineStats
 from tests.cluster.kv_publisher import Publisher
 
 A, B, C, D = (bytes([i]) * 16 for i in range(4))
@@ -48,8 +48,8 @@ async def following(
 ) -> AsyncIterator[tuple[Belief, KVSubscriber]]:
     """Once the subscription is there."""
     belief = Belief()
-    address = publisher.replay_address if replay else None
-    subscriber = KVSubscriber(context, publisher.events_address, address, belief.index, "replica", belief.stats.append)
+    endpoints = Endpoints("", publisher.events_address, publisher.replay_address if replay else None)
+    subscriber = KVSubscriber(context, endpoints, belief.index, "replica", belief.stats.append)
     task = asyncio.create_task(subscriber.run())
     try:
         await connected(publisher, belief)

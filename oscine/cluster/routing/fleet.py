@@ -6,7 +6,6 @@ It belongs to one event loop: its subscriptions run there, and everything is cal
 import asyncio
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import zmq.asyncio
@@ -18,16 +17,9 @@ from oscine.cluster.routing.recent_placements import RecentPlacements
 from oscine.cluster.routing.replica_view import Expected, ReplicaView
 from oscine.cluster.spec.snapshot import ReplicaReport, ReplicaSnapshot
 from oscine.engine.peers.kv_events import page_hash
-from oscine.types import Endpoints, EngineInfo, EngineStats
+from oscine.types import EngineInfo, EngineStats
 
 _PLACED_KEPT = 4096  # requests, which may still be withdrawn
-
-
-@dataclass(frozen=True, slots=True)
-class _Subscription:
-    endpoints: Endpoints
-    subscriber: KVSubscriber
-    task: asyncio.Task[None]
 
 
 class Fleet:
@@ -43,7 +35,7 @@ class Fleet:
         self._clock = clock
         self._views: dict[str, ReplicaView] = {}
         self._recent = RecentPlacements()
-        self._subscriptions: dict[str, _Subscription] = {}
+        self._subscriptions: dict[str, tuple[KVSubscriber, asyncio.Task[None]]] = {}
         self._ended_gaps = 0  # of subscriptions that are over
         self._placed: dict[str, str] = {}  # the last requests -> replicas
         self._ranked: tuple[Sequence[bytes], dict[str, int]] = (
@@ -60,11 +52,11 @@ class Fleet:
     @property
     def num_gaps(self) -> int:
         """Times that events were missed, or began anew."""
-        return self._ended_gaps + sum(s.subscriber.num_gaps for s in self._subscriptions.values())
+        return self._ended_gaps + sum(subscriber.num_gaps for subscriber, _ in self._subscriptions.values())
 
     async def close(self) -> None:
         """Ends all subscriptions."""
-        tasks = [subscription.task for subscription in self._subscriptions.values()]
+        tasks = [task for _, task in self._subscriptions.values()]
         for name in list(self._subscriptions):
             self._unsubscribe(name)
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -169,10 +161,10 @@ class Fleet:
 
     def _follow(self, view: ReplicaView) -> None:
         """Subscribes to the events of a replica's present engine."""
-        endpoints, following = view.report.endpoints, self._subscriptions.get(view.name)
-        if following is not None and following.endpoints == endpoints:
-            return
-        if following is not None:
+        endpoints = view.report.endpoints
+        if view.name in self._subscriptions:
+            if self._subscriptions[view.name][0].endpoints == endpoints:
+                return
             self._unsubscribe(view.name)
             self.index.clear(view.name)
             view.begin_life(self._clock())
@@ -180,13 +172,12 @@ class Fleet:
             return
         if self._context is None:
             self._context = zmq.asyncio.Context()
-        index, hear = self.index, partial(self.hear, view.name)
-        addresses = endpoints.kv_events, endpoints.kv_replay
-        subscriber = KVSubscriber(self._context, *addresses, index, view.name, hear, self._key)
-        self._subscriptions[view.name] = _Subscription(endpoints, subscriber, asyncio.create_task(subscriber.run()))
+        hear = partial(self.hear, view.name)
+        subscriber = KVSubscriber(self._context, endpoints, self.index, view.name, hear, self._key)
+        self._subscriptions[view.name] = subscriber, asyncio.create_task(subscriber.run())
 
     def _unsubscribe(self, name: str) -> None:
-        subscription = self._subscriptions.pop(name, None)
-        if subscription is not None:
-            self._ended_gaps += subscription.subscriber.num_gaps
-            subscription.task.cancel()
+        if name in self._subscriptions:
+            subscriber, task = self._subscriptions.pop(name)
+            self._ended_gaps += subscriber.num_gaps
+            task.cancel()

@@ -21,7 +21,7 @@ from oscine.cluster.routing.kv_index import KVIndex
 from oscine.engine.peers.kv_events import END, STATS_TOPIC
 from oscine.engine.wire.messages import UNREADABLE
 from oscine.engine.wire.tcp import connect
-from oscine.types import EngineStats
+from oscine.types import Endpoints, EngineStats
 
 EVENTS_TOPIC = b"kv-events"
 
@@ -48,8 +48,7 @@ class KVSubscriber:
     def __init__(
         self,
         context: zmq.asyncio.Context,
-        events: str,
-        replay: str | None,
+        endpoints: Endpoints,
         index: KVIndex,
         replica: str,
         hear: Callable[[EngineStats], None],
@@ -57,7 +56,8 @@ class KVSubscriber:
     ) -> None:
         """Pages of the replica go to `index`, statistics to `hear`. `key`: see oscine.engine.wire.tcp."""
         self.num_gaps = 0  # gaps: missed messages, or a new beginning
-        self._context, self._events, self._replay_address, self._key = context, events, replay, key
+        self.endpoints = endpoints
+        self._context, self._key = context, key
         self._index, self._replica, self._hear = index, replica, hear
         self._next = 0  # number of the message expected
         self._doubt = False  # the connection was lost: another process may listen there now
@@ -68,7 +68,8 @@ class KVSubscriber:
         socket.subscribe(EVENTS_TOPIC)
         socket.subscribe(STATS_TOPIC)
         lost = self._watch(socket)
-        connect(socket, self._events, self._key)
+        assert self.endpoints.kv_events is not None
+        connect(socket, self.endpoints.kv_events, self._key)
         try:
             await self._rebuild()
             while True:
@@ -105,7 +106,7 @@ class KVSubscriber:
             elif len(frames) == 3:
                 await self._take(int.from_bytes(frames[1], "big"), frames[2])
         except UNREADABLE as error:
-            _log.warning("%s sent what is no event: %s", self._events, error)
+            _log.warning("%s sent what is no event: %s", self.endpoints.kv_events, error)
 
     async def _take(self, number: int, payload: bytes) -> None:
         if self._doubt or number != self._next:
@@ -152,7 +153,7 @@ class KVSubscriber:
             for event in batch.events:
                 self._tell(event)
         except (*UNREADABLE, TypeError) as error:  # TypeError: for invalid pages
-            _log.warning("%s sent what is no event: %s", self._events, error)
+            _log.warning("%s sent what is no event: %s", self.endpoints.kv_events, error)
 
     def _tell(self, event: list[Any]) -> None:
         match event:
@@ -165,11 +166,12 @@ class KVSubscriber:
 
     async def _replay(self, start: int) -> AsyncGenerator[tuple[int, bytes], None]:
         """The messages from a number on that the engine remembers; none if it does not answer."""
-        if self._replay_address is None:
+        address = self.endpoints.kv_replay
+        if address is None:
             return
         socket = self._socket(zmq.DEALER)
         try:
-            connect(socket, self._replay_address, self._key)
+            connect(socket, address, self._key)
             await socket.send_multipart([b"", start.to_bytes(8, "big")])
             count = 0
             while True:
@@ -182,6 +184,6 @@ class KVSubscriber:
                 if count % _BREATH == 0:
                     await asyncio.sleep(0)
         except (TimeoutError, ValueError):  # ValueError: of a message without a number
-            _log.warning("%s gives no events again", self._replay_address)
+            _log.warning("%s gives no events again", address)
         finally:
             socket.close()

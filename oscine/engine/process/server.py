@@ -40,6 +40,7 @@ from oscine.engine.wire.messages import (
 )
 from oscine.types import Endpoints, EngineInfo, EngineStats, GenerationOutput, GenerationRequest
 
+_Clients = Clients[ToEngine]
 _STATS_INTERVAL_S = 0.1
 _IDLE_STATS_MS = 1000  # between statistics for other processes of a cluster, while nothing runs
 _FAREWELL_MS = 5000  # for the last words of a failed engine to be asked for, and to be sent
@@ -53,12 +54,7 @@ class EngineServer:
     """Runs the loop for the clients of one socket, until a step fails or the parent asks to stop."""
 
     def __init__(
-        self,
-        clients: Clients[ToEngine],
-        loop: EngineLoop,
-        info: EngineInfo,
-        events: KVEvents | None,
-        prefills: PrefillService,
+        self, clients: _Clients, loop: EngineLoop, info: EngineInfo, events: KVEvents | None, prefills: PrefillService
     ) -> None:
         self._clients, self._loop, self._info, self._events, self._prefills = clients, loop, info, events, prefills
         self._checks = Checks(info.vocab_size, info.max_model_len)
@@ -170,7 +166,7 @@ class EngineServer:
                 self._loop.cancel(request_id)
 
 
-def _open_to_peers(clients: Clients[ToEngine], options: EngineOptions) -> tuple[Endpoints | None, KVEvents | None]:
+def _open_to_peers(clients: _Clients, options: EngineOptions) -> tuple[Endpoints | None, KVEvents | None]:
     """Raises ValueError for an endpoint that cannot be had."""
     peers = options.peers
     events = KVEvents(peers, options.cache.page_size) if peers.kv_events else None
@@ -191,7 +187,7 @@ def _meet_peers(engine: BuiltEngine, key: str) -> PrefillService:
     return PrefillService(engine.loop, endpoint, transfer.attend)
 
 
-def _serve(clients: Clients[ToEngine], parent: Parent, launch: Launch, started_s: float) -> int:
+def _serve(clients: _Clients, parent: Parent, launch: Launch, started_s: float) -> int:
     """Returns the exit status."""
     try:
         endpoints, events = _open_to_peers(clients, launch.options)
@@ -223,7 +219,7 @@ def _serve(clients: Clients[ToEngine], parent: Parent, launch: Launch, started_s
     return _STOPPED
 
 
-def _fail(clients: Clients[ToEngine], message: str) -> int:
+def _fail(clients: _Clients, message: str) -> int:
     """Tells the clients why there is no engine."""
     clients.socket.poll(_FAREWELL_MS)
     for client, _ in clients.receive():

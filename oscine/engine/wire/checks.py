@@ -16,7 +16,7 @@ _MOST_BIASES = 4096
 _MOST_GRAMMAR = 4 << 20  # characters
 _LONGEST_NAME = 512  # characters of ids and addresses
 _LONGEST_SALT = 4096  # characters, with the name of a key
-_LONGEST_S = 3600.0
+_SHORTEST_S, _LONGEST_S = 1e-9, 3600.0
 _INT32, _INT64 = 1 << 31, 1 << 63
 _RANGES: dict[str, tuple[float, float]] = {  # fields of SamplingParams, inclusive
     "max_tokens": (0, _INT32),
@@ -112,12 +112,11 @@ def _name(name: str, text: str) -> None:
 
 
 def _source(source: PrefillSource) -> None:
-    _require(len(source.replica) <= _LONGEST_NAME, "prefill.replica is too long")
-    valid = len(source.address) <= _LONGEST_NAME and _ADDRESS.fullmatch(source.address) is not None
-    _require(valid, "prefill.address must be tcp://HOST:PORT")
-    _require(source.min_tokens >= 0, f"prefill.min_tokens must be at least 0, not {source.min_tokens}")
-    valid = 0 < source.timeout_s <= _LONGEST_S
-    _require(valid, f"prefill.timeout_s must be above 0 and at most {_LONGEST_S:g}, not {source.timeout_s}")
+    _at_most("prefill.replica", source.replica, _LONGEST_NAME)
+    _at_most("prefill.address", source.address, _LONGEST_NAME)
+    _require(_ADDRESS.fullmatch(source.address) is not None, "prefill.address must be tcp://HOST:PORT")
+    _between("prefill.min_tokens", source.min_tokens, 0, _INT64)
+    _between("prefill.timeout_s", source.timeout_s, _SHORTEST_S, _LONGEST_S)
 
 
 def _refusal(message: ToEngine, error: str) -> ToClient:

@@ -159,9 +159,10 @@ def _own_stop_ids(asked: Mapping[str, Any]) -> tuple[int, ...]:
 async def _grammar(
     asked: Mapping[str, Any], fields: SamplingFields, prompt: list[int], tokenizer: Tokenizer
 ) -> str | None:
-    """Raises APIError for a form that cannot be enforced. The frontend sends the schema of the JSON that it will read:
-    the answer or, where a call is required, an array of calls or the arguments of one. gpt-oss writes all of these
-    within harmony's envelope.
+    """Raises APIError for a form that cannot be enforced.
+
+    The frontend sends the schema of the JSON that it will read. That is the answer or, if a call is required, an array
+    of calls or the arguments of one. gpt-oss writes all of these within harmony's envelope.
     """
     form = only_form([*extensions(fields)])
     if form is None:

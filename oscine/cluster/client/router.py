@@ -5,7 +5,7 @@ import contextlib
 import itertools
 import logging
 from collections.abc import Awaitable, Callable
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 import zmq
 
@@ -32,6 +32,8 @@ from oscine.engine.wire.links import Link
 from oscine.types import EngineInfo
 
 logger = logging.getLogger(__name__)
+
+A = TypeVar("A", Found, Described, Seen)
 
 _AGAIN_S = 0.1  # between two tries to reach a router
 _WHERE_S = 10.0  # for an answer to the question where it is, before that is asked again
@@ -85,20 +87,14 @@ class RouterClient:
         self.queued: dict[str, int] = {}  # model -> requests that wait for a place, heard while a question is open
 
     async def place(self, placement: Placement) -> Place:
-        answer = await self._ask(FindPlace(next(self._ids), placement))
-        assert isinstance(answer, Found)
-        return answer.place
+        return (await self._ask(FindPlace(next(self._ids), placement), Found)).place
 
     async def describe(self, model: str) -> EngineInfo:
-        answer = await self._ask(Describe(next(self._ids), model))
-        assert isinstance(answer, Described)
-        return answer.info
+        return (await self._ask(Describe(next(self._ids), model), Described)).info
 
     async def snapshot(self) -> ClusterSnapshot:
         """Raises NoPlace when there is no router."""
-        answer = await self._ask(Look(next(self._ids)))
-        assert isinstance(answer, Seen)
-        return answer.snapshot
+        return (await self._ask(Look(next(self._ids)), Seen)).snapshot
 
     async def enlist(self, replica: str, report: ReplicaReport) -> NoReturn:
         """Lets the router place requests on a replica, whichever router there is, until this is cancelled.
@@ -117,7 +113,7 @@ class RouterClient:
         self._disconnect()
         self._context.term()
 
-    async def _ask(self, question: Question) -> Answer:
+    async def _ask(self, question: Question, expected: type[A]) -> A:
         """Raises NoPlace, the router's own or one that says that there is no router."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._answer_s):
@@ -128,6 +124,7 @@ class RouterClient:
                             raise NoPlace(
                                 answer.message, retry_after_s=answer.retry_after_s, overloaded=answer.overloaded
                             )
+                        assert isinstance(answer, expected)
                         return answer
                     await asyncio.sleep(_AGAIN_S)
         raise _absent(_SILENT)

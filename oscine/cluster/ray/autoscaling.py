@@ -14,7 +14,7 @@ import msgspec
 from ray.serve.config import AutoscalingContext
 
 from oscine.cluster.scaling.policy import Bounds, Goals, State, decide
-from oscine.cluster.scaling.pool_load import PoolLoad, Series, replica_load
+from oscine.cluster.scaling.pool_load import PoolLoad, replica_load
 
 EVERY_S = 1.0  # between two decisions: replicas report as often
 _STATE = "oscine"  # beside what Serve keeps
@@ -43,18 +43,14 @@ class PoolPolicy:
 
 
 def pool_load(context: AutoscalingContext, now_s: float) -> PoolLoad:
-    loads = [replica_load(series, now_s) for series in _by_replica(context).values()]
+    series: dict[object, dict[str, list[tuple[float, float]]]] = {}
+    for name, replicas in (context.raw_metrics or {}).items():
+        for replica, points in replicas.items():
+            series.setdefault(replica, {})[name] = [(point.timestamp, point.value) for point in points]
+    loads = [replica_load(of_replica, now_s) for of_replica in series.values()]
     return PoolLoad(
         now_s,
         ready=context.current_num_replicas,
         replicas=tuple(load for load in loads if load is not None),
         queued=context.total_num_requests,
     )
-
-
-def _by_replica(context: AutoscalingContext) -> dict[object, Series]:
-    series: dict[object, dict[str, list[tuple[float, float]]]] = {}
-    for name, replicas in (context.raw_metrics or {}).items():
-        for replica, points in replicas.items():
-            series.setdefault(replica, {})[name] = [(point.timestamp, point.value) for point in points]
-    return dict(series)

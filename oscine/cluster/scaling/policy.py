@@ -17,13 +17,13 @@ from oscine.types import Role
 TARGET_USE = 0.8
 TARGET_PAGES = 0.85  # running sequences grow, and one that finds no page is computed again
 TARGET_ITL = 0.9  # of the level: a mean at the level is beyond it half of the time
-# What fewer replicas must have to spare: a tenth for errors of what was measured, a quarter of a replica for a load of
-# few requests, whose number varies more.
+# What fewer replicas must have to spare: a tenth for errors of measurement, and a quarter of a replica. A load of few
+# requests varies more.
 MARGIN, MARGIN_REPLICAS = 1.1, 0.25
 _START_S = 10.0  # that a replica takes to start, until it was seen
 _WHOLE = 0.02  # of a replica, that a need may exceed a whole number by: less than any measurement is good for
-# Replica-seconds that were needed and not there, before a step up: a load twice too large for one replica has it in
-# two seconds, one that is just above waits for its own noise to even out. The noise grows as the root of the load.
+# Replica-seconds that were needed and not there, before a step up. A load twice too large for one replica has them in
+# two seconds; with a load just above, noise evens out first. The noise grows as the root of the load.
 _EXCESS = 2.0
 _LONGEST_S = 5.0  # between two decisions, that a need is taken to last
 _STEP_DOWN = 0.25  # of the replicas, at most, but one: what was wrong about the load shows before all is gone

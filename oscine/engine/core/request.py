@@ -135,14 +135,11 @@ class Request:
         if self.sampling.logprobs is not None:
             output.logprobs, self.logprobs = self.logprobs, []
         if self.emit_at == self.num_given + 1:
-            self._add_first_news(output)
+            output.num_cached_tokens = self.num_cached_tokens
+            output.queue_s = self.queue_s or 0.0
+            output.prefill = self.remote_prefill
+            if self.sampling.prompt_logprobs is not None:
+                output.prompt_logprobs, self.prompt_logprobs = self.prompt_logprobs, []
         self.num_emitted = len(tokens)
         self.emit_at = len(tokens) + self.stream_interval
         return output
-
-    def _add_first_news(self, output: GenerationOutput) -> None:
-        output.num_cached_tokens = self.num_cached_tokens
-        output.queue_s = self.queue_s or 0.0
-        output.prefill = self.remote_prefill
-        if self.sampling.prompt_logprobs is not None:
-            output.prompt_logprobs, self.prompt_logprobs = self.prompt_logprobs, []

@@ -7,12 +7,12 @@ A message has three frames: topic, number (8 bytes, big-endian, from 0) and Mess
     ["AllBlocksCleared"]
 
 Events cover the full-attention group, which decides how long a prefix can be. The first message of an engine's life is
-AllBlocksCleared. Messages to a subscriber that does not keep up are dropped; it sees a gap in the numbers and asks the
-replay socket (a ROUTER), with an empty frame and the first number that it wants. It gets the messages that are kept,
-each as an empty frame, number and payload, and in the end the number -1 with an empty payload.
+AllBlocksCleared. Messages to a slow subscriber are dropped. It sees a gap in the numbers, and asks the replay socket (a
+ROUTER) with an empty frame and the first number that it wants. It gets each kept message as an empty frame, number and
+payload. The number -1 with an empty payload comes last.
 
-In a cluster the same socket carries statistics of the engine, under a topic of their own and in two frames, so that
-readers of events that take all topics can tell them apart.
+In a cluster the same socket carries statistics of the engine. They have a topic of their own and two frames, so readers
+that take all topics can tell them from events.
 
 The hash of a page is an integer, made of the first 8 bytes of its digest. All readers take integers of 64 bits. vLLM
 now sends bytes by default, which some readers refuse and others cut to their last 8. No heartbeats are sent, as the

@@ -107,9 +107,8 @@ class PrefillService:
         self._num_computed += 1
         request_id = f"\0prefill {self._num_computed}"  # no client's
         self._computed[request_id] = job
-        sampling = SamplingParams(max_tokens=0)
-        request = GenerationRequest(request_id, tokens, sampling, wanted.priority, cache_salt=wanted.cache_salt)
-        return self._loop.add(request)
+        nothing, salt = SamplingParams(max_tokens=0), wanted.cache_salt
+        return self._loop.add(GenerationRequest(request_id, tokens, nothing, wanted.priority, cache_salt=salt))
 
     def _promise(self, job: _Job) -> None:
         """Right after they were computed, or found."""

@@ -22,7 +22,7 @@ from oscine.engine.core.page_holds import Hold, Lacking
 from oscine.engine.core.request import Request
 from oscine.engine.wire.endpoint import KVEndpoint, check_endpoint, check_pages
 from oscine.engine.wire.links import PeerLinks
-from oscine.engine.wire.messages import Met, Prefill, Prefilled, PrefillRefused, Release, ToClient
+from oscine.engine.wire.messages import Met, Prefill, Prefilled, PrefillRefused, Release
 from oscine.types import PageMoves, PrefillSource, RemotePrefill
 
 if TYPE_CHECKING:  # it needs NIXL
@@ -153,20 +153,17 @@ class RemotePrefills:
 
     def _listen(self) -> None:
         for address, message in self._links.receive():
-            self._hear(address, message)
-
-    def _hear(self, address: str, message: ToClient | None) -> None:
-        match message:
-            case None:
-                self._lose(address)
-            case Met():
-                self._meet(address, message.endpoint)
-            case Prefilled():
-                self._answer(message)
-            case PrefillRefused():
-                fetch = self._fetches.get(message.request_id)
-                if fetch is not None:
-                    self._fail(fetch, f"{fetch.source.replica}: {message.message}")
+            match message:
+                case None:
+                    self._lose(address)
+                case Met():
+                    self._meet(address, message.endpoint)
+                case Prefilled():
+                    self._answer(message)
+                case PrefillRefused():
+                    fetch = self._fetches.get(message.request_id)
+                    if fetch is not None:
+                        self._fail(fetch, f"{fetch.source.replica}: {message.message}")
 
     def _meet(self, address: str, endpoint: KVEndpoint | None) -> None:
         source = self._sources[address]

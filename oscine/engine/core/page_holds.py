@@ -34,7 +34,7 @@ class PageHolds:
         return True
 
     def take(self, digests: list[bytes]) -> Hold:
-        """Holds the pages of a prefix and of its last window, and new ones for those that the index lacks. There must be
+        """Holds the pages of a prefix and of its last window, and new pages where the index has none. There must be
         room."""
         self.num_holds += 1
         return [_held(pool, pages) for pool, pages in zip(self._pools, self._pages(digests), strict=True)]

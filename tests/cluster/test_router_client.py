@@ -14,12 +14,11 @@ import zmq.asyncio
 
 from oscine.cluster.client import router as router_client
 from oscine.cluster.client.router import RouterAway, RouterClient
-from oscine.cluster.routing import service as router_service
 from oscine.cluster.routing.model_router import ModelRouter
 from oscine.cluster.routing.service import RouterService
+from oscine.cluster.spec import router_messages
 from oscine.cluster.spec.deployment import QueueLimits, RoleSpec
 from oscine.cluster.spec.placement import NoPlace, Place, Placement
-from oscine.cluster.spec.router_messages import FindPlace
 from oscine.cluster.spec.snapshot import ReplicaReport
 from oscine.engine.wire.messages import encode
 from tests.cluster.scripted_router import INFO, PLACE, PLACEMENT, SNAPSHOT, ScriptedRouter, served
@@ -218,7 +217,7 @@ def test_an_answer_that_never_comes_is_not_waited_for() -> None:
 
 def test_who_says_nothing_is_no_router(monkeypatch: pytest.MonkeyPatch) -> None:
     """As an engine that got the port of a router that is gone."""
-    monkeypatch.setattr(router_client, "WAITING_S", 0.01)
+    monkeypatch.setattr(router_client, "_LOOK_S", 0.01)
 
     async def test() -> None:
         with zmq.asyncio.Context() as context, context.socket(zmq.ROUTER) as stranger:
@@ -235,8 +234,8 @@ def test_who_says_nothing_is_no_router(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_long_wait_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     """Takes longer than the client waits for a silent router. The router sends ten signs of life per such wait."""
-    monkeypatch.setattr(router_client, "WAITING_S", 0.1)
-    monkeypatch.setattr(router_service, "WAITING_S", 0.01)
+    monkeypatch.setattr(router_client, "_LOOK_S", 0.1)
+    monkeypatch.setattr(router_messages, "WAITING_S", 0.01)
     looks: list[None] = []
     look = RouterClient._look
     monkeypatch.setattr(RouterClient, "_look", lambda link: (looks.append(None), look(link)))
@@ -344,7 +343,7 @@ def test_a_replica_that_dies_is_gone() -> None:
         [encode({"type": "find_place", "id": "x", "placement": {}})],
         [encode({"type": "find_place", "id": 1})],
         [encode({"type": "cancel", "id": 99})],
-        [encode(FindPlace(1, PLACEMENT)), b"more"],
+        [encode(router_messages.FindPlace(1, PLACEMENT)), b"more"],
         [bytes(1 << 20)],
     ],
     ids=lambda frames: repr(frames[0][:24]),
@@ -357,7 +356,7 @@ def test_bad_messages_disturb_nobody(frames: list[bytes], caplog: pytest.LogCapt
                 stranger.set(zmq.LINGER, 0)
                 stranger.connect(service.address)
                 await stranger.send_multipart(frames)
-                await stranger.send(encode(FindPlace(1, named("after"))))
+                await stranger.send(encode(router_messages.FindPlace(1, named("after"))))
                 await stranger.recv()
             assert await client.place(PLACEMENT) == PLACE
             assert service.is_listening
@@ -376,8 +375,8 @@ def test_an_id_that_is_in_use_is_not_asked_again() -> None:
                 stranger.set(zmq.LINGER, 0)
                 stranger.connect(service.address)
                 for _ in range(2):
-                    await stranger.send(encode(FindPlace(1, PLACEMENT)))
-                await stranger.send(encode(FindPlace(2, named("after"))))
+                    await stranger.send(encode(router_messages.FindPlace(1, PLACEMENT)))
+                await stranger.send(encode(router_messages.FindPlace(2, named("after"))))
                 await stranger.recv()
                 assert router.asked == [PLACEMENT, named("after")]
 
@@ -394,7 +393,7 @@ def test_an_answer_that_cannot_be_read_is_passed_over() -> None:
             async with asking(where) as client:
                 asked = asyncio.create_task(client.snapshot())
                 ingress, _ = await odd.recv_multipart()
-                for answer in (b"\xc1", encode({"type": "new"}), encode(router_service.Seen(0, SNAPSHOT))):
+                for answer in (b"\xc1", encode({"type": "new"}), encode(router_messages.Seen(0, SNAPSHOT))):
                     await odd.send_multipart((ingress, answer))
                 assert await asked == SNAPSHOT
 

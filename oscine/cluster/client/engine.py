@@ -12,18 +12,8 @@ from oscine.cluster.client.reports import Reports
 from oscine.cluster.spec.placement import NoPlace, Place, Placer
 from oscine.engine.core.prefix_index import extend_digests, root_of, salted
 from oscine.engine.process.client import EngineState
+from oscine.engine.wire import messages as wire
 from oscine.engine.wire.links import Link
-from oscine.engine.wire.messages import (
-    Cancel,
-    Ending,
-    Failed,
-    Hello,
-    Outputs,
-    Refused,
-    Submit,
-    ToClient,
-    decode_to_client,
-)
 from oscine.engine.wire.stream import EngineDied, EngineError, EngineOverloaded, RequestStream
 from oscine.statistic import counter, seconds, statistic
 from oscine.types import EngineInfo, EngineStats, GenerationOutput, GenerationRequest
@@ -75,20 +65,20 @@ class EngineLink:
         self._is_used = False  # since the last look
         self._loop = asyncio.get_running_loop()
         hear = self._on_up, self._receive, self._on_down
-        self._link = Link(context, place.address, decode_to_client, *hear, key=key, patient=False)
+        self._link = Link(context, place.address, wire.decode_to_client, *hear, key=key, patient=False)
         self._timer = self._loop.call_later(_CONNECT_S, self._close, "the engine cannot be reached")
-        self._link.send(Hello())  # goes first, so that the engine tells this client of its end
+        self._link.send(wire.Hello())  # goes first, so that the engine tells this client of its end
 
     def submit(self, live: LiveRequest, place: Place) -> None:
         live.link = self
         request = live.for_engine(place.prefill)
         self._requests[request.request_id] = live
         self._is_used = True
-        self._link.send(Submit(request))
+        self._link.send(wire.Submit(request))
 
     def cancel(self, live: LiveRequest) -> None:
         self._requests.pop(live.engine_id, None)
-        self._link.send(Cancel(live.engine_id))
+        self._link.send(wire.Cancel(live.engine_id))
 
     def shut(self) -> list[LiveRequest]:
         """Closes without an event for the owner. Returns its requests."""
@@ -117,20 +107,20 @@ class EngineLink:
     def _on_down(self) -> None:
         self._close("the connection to the engine broke")
 
-    def _receive(self, message: ToClient) -> None:
+    def _receive(self, message: wire.ToClient) -> None:
         self.heard_s = time.monotonic()
         match message:
-            case Outputs():
+            case wire.Outputs():
                 self._deliver(message.outputs)
                 if message.stats is not None:
                     self._owner.reported(self, message.stats)
-            case Refused():
+            case wire.Refused():
                 live = self._requests.pop(message.request_id, None)
                 if live is not None:
                     self._owner.refused(self, live, message.message)
-            case Ending():
+            case wire.Ending():
                 self._close(message.message, asked=message.asked)
-            case Failed():
+            case wire.Failed():
                 self._close(message.message)
 
     def _deliver(self, outputs: list[GenerationOutput]) -> None:

@@ -9,37 +9,22 @@ from typing import NoReturn, TypeVar
 
 import zmq
 
+from oscine.cluster.spec import router_messages as wire
 from oscine.cluster.spec.placement import NoPlace, Place, Placement
-from oscine.cluster.spec.router_messages import (
-    WAITING_S,
-    Answer,
-    CancelQuestion,
-    Describe,
-    Described,
-    Enlist,
-    FindPlace,
-    Found,
-    FromRouter,
-    Look,
-    PlaceRefused,
-    Question,
-    Seen,
-    Waiting,
-    decode_from_router,
-)
 from oscine.cluster.spec.snapshot import ClusterSnapshot, ReplicaReport
 from oscine.engine.wire.links import Link
 from oscine.types import EngineInfo
 
 logger = logging.getLogger(__name__)
 
-A = TypeVar("A", Found, Described, Seen)
+A = TypeVar("A", wire.Found, wire.Described, wire.Seen)
 
 _AGAIN_S = 0.1  # between two tries to reach a router
 _WHERE_S = 10.0  # for an answer to the question where it is, before that is asked again
 _MAX_LOSSES = 4  # routers that may be lost while they have a question: perhaps they are because of it
 _RETRY_AFTER_S = 5.0  # what a client is told when there was none
 _SILENT = "it does not answer"
+_LOOK_S = wire.WAITING_S  # between two looks whether the router has spoken
 # Looks without a message, though something was asked. Not seconds: an ingress that had no turn could not hear any.
 _SILENT_LOOKS = 15
 
@@ -78,23 +63,23 @@ class RouterClient:
         self._where, self._key, self._absence_s, self._answer_s = where, key, absence_s, answer_s
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._ids = itertools.count()
-        self._link: Link[FromRouter] | None = None
+        self._link: Link[wire.FromRouter] | None = None
         self._connecting: asyncio.Task[None] | None = None  # of all that wait for a link
         self._away = _SILENT  # why there is none
-        self._open: dict[int, asyncio.Future[Answer]] = {}  # questions that were sent over the link
+        self._open: dict[int, asyncio.Future[wire.Answer]] = {}  # questions that were sent over the link
         self._silent_looks = 0
         self._timer: asyncio.TimerHandle | None = None  # of the next look
         self.queued: dict[str, int] = {}  # model -> requests that wait for a place, heard while a question is open
 
     async def place(self, placement: Placement) -> Place:
-        return (await self._ask(FindPlace(next(self._ids), placement), Found)).place
+        return (await self._ask(wire.FindPlace(next(self._ids), placement), wire.Found)).place
 
     async def describe(self, model: str) -> EngineInfo:
-        return (await self._ask(Describe(next(self._ids), model), Described)).info
+        return (await self._ask(wire.Describe(next(self._ids), model), wire.Described)).info
 
     async def snapshot(self) -> ClusterSnapshot:
         """Raises NoPlace when there is no router."""
-        return (await self._ask(Look(next(self._ids)), Seen)).snapshot
+        return (await self._ask(wire.Look(next(self._ids)), wire.Seen)).snapshot
 
     async def enlist(self, replica: str, report: ReplicaReport) -> NoReturn:
         """Lets the router place requests on a replica, whichever router there is, until this is cancelled.
@@ -103,7 +88,7 @@ class RouterClient:
         """
         while True:
             with contextlib.suppress(_RouterLost, NoPlace):
-                await self._ask_once(Enlist(next(self._ids), replica, report))
+                await self._ask_once(wire.Enlist(next(self._ids), replica, report))
             await asyncio.sleep(_AGAIN_S)
 
     def close(self) -> None:
@@ -113,14 +98,14 @@ class RouterClient:
         self._disconnect()
         self._context.term()
 
-    async def _ask(self, question: Question, expected: type[A]) -> A:
+    async def _ask(self, question: wire.Question, expected: type[A]) -> A:
         """Raises NoPlace, the router's own or one that says that there is no router."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._answer_s):
                 for _ in range(_MAX_LOSSES):
                     with contextlib.suppress(_RouterLost):
                         answer = await self._ask_once(question)
-                        if isinstance(answer, PlaceRefused):
+                        if isinstance(answer, wire.PlaceRefused):
                             raise NoPlace(
                                 answer.message, retry_after_s=answer.retry_after_s, overloaded=answer.overloaded
                             )
@@ -129,21 +114,21 @@ class RouterClient:
                     await asyncio.sleep(_AGAIN_S)
         raise _absent(_SILENT)
 
-    async def _ask_once(self, question: Question) -> Answer:
+    async def _ask_once(self, question: wire.Question) -> wire.Answer:
         """Raises _RouterLost, or NoPlace when there was no router for too long. Cancelled, it tells the router."""
         if self._link is None:
             await self._reach()
         link = self._link
         if link is None:
             raise _RouterLost
-        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[wire.Answer] = asyncio.get_running_loop().create_future()
         self._open[question.id] = answer
         link.send(question)
         try:
             return await answer
         except asyncio.CancelledError:
             if self._open.pop(question.id, None) is not None:
-                link.send(CancelQuestion(question.id))
+                link.send(wire.CancelQuestion(question.id))
             raise
 
     # ---- the link ----
@@ -162,7 +147,7 @@ class RouterClient:
         try:
             hear = lambda: None, self._receive, self._lose
             address = await self._address()
-            self._link = Link(self._context, address, decode_from_router, *hear, key=self._key, patient=False)
+            self._link = Link(self._context, address, wire.decode_from_router, *hear, key=self._key, patient=False)
             self._silent_looks = 0
             self._look()
         finally:
@@ -177,9 +162,9 @@ class RouterClient:
                 self._away = str(error) or _SILENT
             await asyncio.sleep(_AGAIN_S)
 
-    def _receive(self, message: FromRouter) -> None:
+    def _receive(self, message: wire.FromRouter) -> None:
         self._silent_looks = 0
-        if isinstance(message, Waiting):
+        if isinstance(message, wire.Waiting):
             self.queued = message.queued
             return
         answer = self._open.pop(message.id, None)
@@ -191,7 +176,7 @@ class RouterClient:
         if self._silent_looks > _SILENT_LOOKS:
             self._lose()
         else:
-            self._timer = asyncio.get_running_loop().call_later(WAITING_S, self._look)
+            self._timer = asyncio.get_running_loop().call_later(_LOOK_S, self._look)
 
     def _lose(self) -> None:
         logger.warning("the router is lost; %d questions are asked again", len(self._open))

@@ -4,25 +4,8 @@ import asyncio
 import logging
 
 from oscine.cluster.routing.router import Router
+from oscine.cluster.spec import router_messages as wire
 from oscine.cluster.spec.placement import NoPlace
-from oscine.cluster.spec.router_messages import (
-    WAITING_S,
-    Answer,
-    CancelQuestion,
-    Describe,
-    Described,
-    Enlist,
-    FindPlace,
-    Found,
-    FromRouter,
-    Look,
-    PlaceRefused,
-    Question,
-    Seen,
-    ToRouter,
-    Waiting,
-    decode_to_router,
-)
 from oscine.engine.wire.clients import Clients
 
 _log = logging.getLogger(__name__)
@@ -44,9 +27,9 @@ class RouterService:
         """
         self._router = router
         self._loop = asyncio.get_running_loop()
-        self._clients = Clients(decode_to_router)
+        self._clients = Clients(wire.decode_to_router)
         self.address = self._clients.listen(host, key)
-        self._open: dict[tuple[bytes, int], tuple[Question, asyncio.Task[None]]] = {}  # by client and id
+        self._open: dict[tuple[bytes, int], tuple[wire.Question, asyncio.Task[None]]] = {}  # by client and id
         self._looking_after = asyncio.create_task(self._look_after())
         self._fd = self._clients.socket.FD
         self._loop.add_reader(self._fd, self._read)
@@ -55,7 +38,7 @@ class RouterService:
     @property
     def num_open(self) -> int:
         """Questions without an answer, those of replicas left out."""
-        return sum(not isinstance(question, Enlist) for question, _ in self._open.values())
+        return sum(not isinstance(question, wire.Enlist) for question, _ in self._open.values())
 
     @property
     def is_listening(self) -> bool:
@@ -75,51 +58,51 @@ class RouterService:
         for client, message in self._clients.receive():
             self._take(client, message)
 
-    def _take(self, client: bytes, message: ToRouter) -> None:
+    def _take(self, client: bytes, message: wire.ToRouter) -> None:
         key = client, message.id
-        if isinstance(message, CancelQuestion):
+        if isinstance(message, wire.CancelQuestion):
             if key in self._open:
                 self._open[key][1].cancel()
         elif key in self._open:
             _log.warning("a question with the id of another one: %d", message.id)
-        elif isinstance(message, FindPlace) and (place := self._router.place_now(message.placement)):
-            self._send(client, Found(message.id, place))
+        elif isinstance(message, wire.FindPlace) and (place := self._router.place_now(message.placement)):
+            self._send(client, wire.Found(message.id, place))
         else:
             task = asyncio.create_task(self._reply(client, message))
             self._open[key] = message, task
             task.add_done_callback(lambda _: self._open.pop(key))
 
-    async def _reply(self, client: bytes, question: Question) -> None:
-        answer: Answer
+    async def _reply(self, client: bytes, question: wire.Question) -> None:
+        answer: wire.Answer
         try:
             match question:
-                case FindPlace():
-                    answer = Found(question.id, await self._router.place(question.placement))
-                case Describe():
-                    answer = Described(question.id, await self._router.describe(question.model))
-                case Look():
-                    answer = Seen(question.id, await self._router.snapshot())
-                case Enlist():
+                case wire.FindPlace():
+                    answer = wire.Found(question.id, await self._router.place(question.placement))
+                case wire.Describe():
+                    answer = wire.Described(question.id, await self._router.describe(question.model))
+                case wire.Look():
+                    answer = wire.Seen(question.id, await self._router.snapshot())
+                case wire.Enlist():
                     await self._router.enlist(question.replica, question.report)
         except NoPlace as no:
-            answer = PlaceRefused(question.id, no.message, no.retry_after_s, no.overloaded)
+            answer = wire.PlaceRefused(question.id, no.message, no.retry_after_s, no.overloaded)
         except Exception:
             _log.exception("a question without an answer")
-            answer = PlaceRefused(question.id, "the request could not be placed", _RETRY_AFTER_S, overloaded=False)
+            answer = wire.PlaceRefused(question.id, "the request could not be placed", _RETRY_AFTER_S, overloaded=False)
         self._send(client, answer)
 
     async def _look_after(self) -> None:
         """Those that wait hear so; what was asked by one that is gone is cancelled."""
         while True:
-            await asyncio.sleep(WAITING_S)
+            await asyncio.sleep(wire.WAITING_S)
             queued = self._router.queued()
             waiting = {client for client, _ in self._open}
-            gone = {client for client in waiting if not self._send(client, Waiting(queued))}
+            gone = {client for client in waiting if not self._send(client, wire.Waiting(queued))}
             for (client, _), (_, task) in self._open.items():
                 if client in gone:
                     task.cancel()
 
-    def _send(self, client: bytes, message: FromRouter) -> bool:
+    def _send(self, client: bytes, message: wire.FromRouter) -> bool:
         """False when the client is gone."""
         is_there = self._clients.send(client, message)
         self._loop.call_soon(self._read)  # sending may consume the signal that something can be read

@@ -13,20 +13,8 @@ import zmq
 from oscine.config import EngineOptions
 from oscine.engine.process.descriptors import raise_descriptor_limit
 from oscine.engine.process.supervisor import STARVED_S, EngineSupervisor, pause_s
+from oscine.engine.wire import messages as wire
 from oscine.engine.wire.links import Link
-from oscine.engine.wire.messages import (
-    Cancel,
-    Ending,
-    Failed,
-    Hello,
-    Outputs,
-    Ready,
-    Refused,
-    Submit,
-    ToClient,
-    ToEngine,
-    decode_to_client,
-)
 from oscine.engine.wire.stream import EngineDied, EngineError, EngineOverloaded, RequestStream
 from oscine.types import EngineInfo, EngineStats, GenerationOutput, GenerationRequest
 
@@ -103,7 +91,7 @@ class EngineClient:
         self._heard_s = 0.0  # when the engine last said something, or was first asked for something after that
         self._greeted = False  # asked whether it is there; no answer yet
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None  # made by start()
-        self._link: Link[ToClient] | None = None
+        self._link: Link[wire.ToClient] | None = None
         self._starved_at: float | None = None  # time since which no socket can be opened
         self._failures = 0  # consecutive failures to open one
         self._streams: dict[str, RequestStream] = {}
@@ -154,7 +142,7 @@ class EngineClient:
             raise ValueError(f"request id {request.request_id!r} is in use")
         if not self._streams:
             self._heard_s = time.monotonic()
-        self._send(Submit(request))
+        self._send(wire.Submit(request))
         stream = RequestStream(request.request_id, self._abandon)
         self._streams[request.request_id] = stream
         return stream
@@ -168,10 +156,10 @@ class EngineClient:
         """Tells the engine, and forgets the stream."""
         stream = self._streams.pop(request_id, None)
         if stream is not None:
-            self._send(Cancel(request_id))
+            self._send(wire.Cancel(request_id))
         return stream
 
-    def _send(self, message: ToEngine) -> None:
+    def _send(self, message: wire.ToEngine) -> None:
         assert self._link is not None
         self._link.send(message)
 
@@ -189,7 +177,7 @@ class EngineClient:
                 self._heard_s = time.monotonic()
             elif is_shared and not waits and self.state == "ready":
                 self._greeted, self._heard_s = True, time.monotonic()
-                self._send(Hello())
+                self._send(wire.Hello())
             await asyncio.sleep(max(timeout_s / _LOOKS, _WATCH_S))
 
     # ---- what the link and the supervisor report ----
@@ -200,8 +188,8 @@ class EngineClient:
             return
         assert self._context is not None
         try:
-            hear = lambda: self._send(Hello()), self._receive, self._on_down
-            self._link = Link(self._context, self.address, decode_to_client, *hear)
+            hear = lambda: self._send(wire.Hello()), self._receive, self._on_down
+            self._link = Link(self._context, self.address, wire.decode_to_client, *hear)
         except (zmq.ZMQError, OSError) as error:
             self._starve(f"no socket can be opened for the engine: {error}")
         else:
@@ -219,24 +207,24 @@ class EngineClient:
         self._supervisor.kill(reason)
         self._enter("failed", reason)
 
-    def _receive(self, message: ToClient) -> None:
+    def _receive(self, message: wire.ToClient) -> None:
         self._heard_s, self._greeted = time.monotonic(), False
         match message:
-            case Outputs():
+            case wire.Outputs():
                 if message.stats is not None:
                     self.stats = message.stats
                 self._deliver(message.outputs)
-            case Refused():
+            case wire.Refused():
                 stream = self._streams.pop(message.request_id, None)
                 if stream is not None:
                     stream.fail(EngineOverloaded(message.message))
-            case Ready():
+            case wire.Ready():
                 self.info = message.info
                 self._supervisor.mark_ready()
                 self._enter("ready", None)
-            case Ending():
+            case wire.Ending():
                 self.error = message.message
-            case Failed():
+            case wire.Failed():
                 self._supervisor.give_up()
                 self._enter("failed", message.message)
 

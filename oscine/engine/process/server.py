@@ -21,26 +21,14 @@ from oscine.engine.peers.kv_events import KVEvents
 from oscine.engine.peers.prefill_service import PrefillService
 from oscine.engine.peers.remote_prefill import RemotePrefills
 from oscine.engine.process.parent import Parent
+from oscine.engine.wire import messages as wire
 from oscine.engine.wire.checks import Checks
 from oscine.engine.wire.clients import Clients
 from oscine.engine.wire.endpoint import KVEndpoint
 from oscine.engine.wire.links import PeerLinks
-from oscine.engine.wire.messages import (
-    Cancel,
-    Ending,
-    Failed,
-    Hello,
-    Launch,
-    Outputs,
-    Ready,
-    Refused,
-    Submit,
-    ToEngine,
-    decode_to_engine,
-)
 from oscine.types import Endpoints, EngineInfo, EngineStats, GenerationOutput, GenerationRequest
 
-_Clients = Clients[ToEngine]
+_Clients = Clients[wire.ToEngine]
 _STATS_INTERVAL_S = 0.1
 _IDLE_STATS_MS = 1000  # between statistics for other processes of a cluster, while nothing runs
 _FAREWELL_MS = 5000  # for the last words of a failed engine to be asked for, and to be sent
@@ -85,30 +73,30 @@ class EngineServer:
                 self._fail(f"the engine failed ({type(error).__name__}) and is started again")
                 raise
             self._send(outputs)
-        self._say(Ending("the engine was stopped", asked=True))
+        self._say(wire.Ending("the engine was stopped", asked=True))
 
-    def _say(self, ending: Ending) -> None:
+    def _say(self, ending: wire.Ending) -> None:
         for client in self._known:
             self._clients.send(client, ending)
 
     def _fail(self, message: str) -> None:
         """Clients that can run requests elsewhere hear that they should before they hear what becomes of each."""
-        self._say(Ending(message))
+        self._say(wire.Ending(message))
         self._send(self._loop.fail_all(message))
 
-    def _handle(self, client: bytes, message: ToEngine) -> None:
+    def _handle(self, client: bytes, message: wire.ToEngine) -> None:
         refusal = self._checks.refusal(message)
         if refusal is not None:
             self._clients.send(client, refusal)
             return
         match message:
-            case Hello():
+            case wire.Hello():
                 self._known.add(client)
-                self._clients.send(client, Outputs([], self._loop.stats()))  # how large the cache is
-                self._clients.send(client, Ready(self._info))
-            case Submit():
+                self._clients.send(client, wire.Outputs([], self._loop.stats()))  # how large the cache is
+                self._clients.send(client, wire.Ready(self._info))
+            case wire.Submit():
                 self._submit(client, message.request)
-            case Cancel():
+            case wire.Cancel():
                 if self._owners.get(message.request_id) == client:
                     self._loop.cancel(message.request_id)
             case _:
@@ -126,9 +114,9 @@ class EngineServer:
         request_id = request.request_id
         if request_id in self._owners:
             error = GenerationOutput(request_id, finish_reason="error", error=f"request id {request_id!r} is in use")
-            self._clients.send(client, Outputs([error], None))
+            self._clients.send(client, wire.Outputs([error], None))
         elif self._loop.is_full:
-            self._clients.send(client, Refused(request_id, "too many requests are waiting"))
+            self._clients.send(client, wire.Refused(request_id, "too many requests are waiting"))
         else:
             self._owners[request_id] = client
             self._loop.add(request)
@@ -143,7 +131,7 @@ class EngineServer:
         if self._events is not None:
             self._publish(self._events, stats)
         for client in list(by_client if stats is None else self._known):
-            if not self._clients.send(client, Outputs(by_client.get(client, []), stats)):
+            if not self._clients.send(client, wire.Outputs(by_client.get(client, []), stats)):
                 self._forget(client)
 
     def _due_stats(self) -> EngineStats | None:
@@ -187,7 +175,7 @@ def _meet_peers(engine: BuiltEngine, key: str) -> PrefillService:
     return PrefillService(engine.loop, endpoint, transfer.attend)
 
 
-def _serve(clients: _Clients, parent: Parent, launch: Launch, started_s: float) -> int:
+def _serve(clients: _Clients, parent: Parent, launch: wire.Launch, started_s: float) -> int:
     """Returns the exit status."""
     try:
         endpoints, events = _open_to_peers(clients, launch.options)
@@ -223,7 +211,7 @@ def _fail(clients: _Clients, message: str) -> int:
     """Tells the clients why there is no engine."""
     clients.socket.poll(_FAREWELL_MS)
     for client, _ in clients.receive():
-        clients.send(client, Failed(" ".join(message.split())))
+        clients.send(client, wire.Failed(" ".join(message.split())))
     return _FAILED_TO_START
 
 
@@ -231,9 +219,9 @@ def main() -> int:
     started_s = time.monotonic()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    launch = msgspec.json.decode(sys.stdin.buffer.readline(), type=Launch)
+    launch = msgspec.json.decode(sys.stdin.buffer.readline(), type=wire.Launch)
     parent = Parent(launch.address)
-    clients = Clients(decode_to_engine, linger_ms=_FAREWELL_MS)
+    clients = Clients(wire.decode_to_engine, linger_ms=_FAREWELL_MS)
     clients.socket.bind(launch.address)
     parent.listen()
     status = _serve(clients, parent, launch, started_s)

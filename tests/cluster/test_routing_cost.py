@@ -4,14 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oscine.cluster.routing.cost import CostWeights, ReplicaLoad, cost, rank, sticky_key
+from oscine.cluster.routing.cost import SLACK, ReplicaLoad, cost, rank, sticky_key
 
-WEIGHTS = CostWeights()
 IDLE = [ReplicaLoad("a"), ReplicaLoad("b"), ReplicaLoad("c")]
 
 
 def first(loads: list[ReplicaLoad], overlap: dict[str, int], num_tokens: int = 1000, key: bytes = b"k") -> str:
-    return rank(loads, overlap, num_tokens, key, WEIGHTS)[0]
+    return rank(loads, overlap, num_tokens, key)[0]
 
 
 def test_the_longest_overlap_wins_among_idle_replicas() -> None:
@@ -42,7 +41,7 @@ def test_each_term_drives_requests_away(loaded: ReplicaLoad) -> None:
 
 def test_a_full_cache_costs_nothing_to_whom_it_has() -> None:
     full = ReplicaLoad("a", capacity_tokens=4096, cached_tokens=4096)
-    assert cost(full, 640, 640, WEIGHTS) == cost(ReplicaLoad("a", capacity_tokens=4096), 640, 640, WEIGHTS)
+    assert cost(full, 640, 640) == cost(ReplicaLoad("a", capacity_tokens=4096), 640, 640)
 
 
 def test_equality_is_sticky() -> None:
@@ -84,14 +83,14 @@ loads = st.builds(
 @given(loads, st.integers(1, 5000), st.data())
 def test_more_overlap_never_costs_more(load: ReplicaLoad, num_tokens: int, data: st.DataObject) -> None:
     less, more = sorted(data.draw(st.tuples(*[st.integers(0, num_tokens)] * 2)))
-    assert 0 <= cost(load, num_tokens, more, WEIGHTS) <= cost(load, num_tokens, less, WEIGHTS)
+    assert 0 <= cost(load, num_tokens, more) <= cost(load, num_tokens, less)
 
 
 @given(st.lists(loads, max_size=6, unique_by=lambda load: load.replica), st.integers(1, 5000))
 def test_every_replica_is_ranked_once_and_none_is_much_cheaper_than_the_first(
     given: list[ReplicaLoad], num: int
 ) -> None:
-    order = rank(given, {}, num, b"k", WEIGHTS)
+    order = rank(given, {}, num, b"k")
     assert sorted(order) == sorted(load.replica for load in given)
-    costs = {load.replica: cost(load, num, 0, WEIGHTS) for load in given}
-    assert all(costs[order[0]] <= costs[replica] + WEIGHTS.slack for replica in order)
+    costs = {load.replica: cost(load, num, 0) for load in given}
+    assert all(costs[order[0]] <= costs[replica] + SLACK for replica in order)

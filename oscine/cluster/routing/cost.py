@@ -24,53 +24,42 @@ class ReplicaLoad:
     cached_tokens: int = 0  # of pages that its prefix cache knows
 
 
-@dataclass(frozen=True, slots=True)
-class CostWeights:
-    """The weight of each term, in tokens of prefill: 1 is the cost of one prompt token."""
-
-    missing: float = 1.0  # per token of the prompt that its cache lacks
-    # Per queued token of other requests, which is computed first. It is below 1, because queued tokens must be computed
-    # in any case. So waiting for pages that are being computed is better than computing them a second time.
-    queued: float = 0.75
-    # Per token in the context of decoding requests. It is read once per step for the life of its request, on any
-    # replica. So unlike a missing token it adds no work, but an even share of this work ends sooner.
-    active: float = 0.03
-    request: float = 24.0  # per other request on the replica: its rows in each step
-    # Per token that a missing token evicts from a full cache and that may be needed again; none in an empty cache.
-    evicted: float = 0.5
-    # Per token by which live requests would exceed the share `full` of the cache: one of them would be preempted and
-    # computed again.
-    preempted: float = 4.0
-    full: float = 0.9  # share of the cache above which requests are preempted
-    slack: float = 64.0  # costs within this difference are equal: then the greatest overlap wins, never chance
+# The weight of each term, in tokens of prefill: 1 is the cost of one prompt token that the cache lacks.
+# Per queued token of other requests, which is computed first. It is below 1, because queued tokens must be computed in
+# any case. So waiting for pages that are being computed is better than computing them a second time.
+QUEUED = 0.75
+# Per token in the context of decoding requests. It is read once per step for the life of its request, on any replica.
+# So unlike a missing token it adds no work, but an even share of this work ends sooner.
+ACTIVE = 0.03
+REQUEST = 24.0  # per other request on the replica: its rows in each step
+# Per token that a missing token evicts from a full cache and that may be needed again; none in an empty cache.
+EVICTED = 0.5
+# Per token by which live requests would exceed the share FULL of the cache: one of them would be preempted and computed
+# again.
+PREEMPTED = 4.0
+FULL = 0.9  # share of the cache above which requests are preempted
+SLACK = 64.0  # costs within this difference are equal: then the greatest overlap wins, never chance
 
 
-def cost(load: ReplicaLoad, num_tokens: int, num_overlap: int, weights: CostWeights) -> float:
+def cost(load: ReplicaLoad, num_tokens: int, num_overlap: int) -> float:
     """The cost, in tokens of prefill, of a request with num_tokens known tokens, of which the replica has cached
     num_overlap."""
     missing = num_tokens - num_overlap
-    work = (
-        weights.missing * missing
-        + weights.queued * load.queued_tokens
-        + weights.active * load.active_tokens
-        + weights.request * load.num_requests
-    )
+    work = missing + QUEUED * load.queued_tokens + ACTIVE * load.active_tokens + REQUEST * load.num_requests
     if not load.capacity_tokens:
         return work
     fill = min(1.0, load.cached_tokens / load.capacity_tokens)
-    excess = load.held_tokens + num_tokens - weights.full * load.capacity_tokens
-    return work + weights.evicted * fill * missing + weights.preempted * max(0.0, excess)
+    excess = load.held_tokens + num_tokens - FULL * load.capacity_tokens
+    return work + EVICTED * fill * missing + PREEMPTED * max(0.0, excess)
 
 
-def rank(
-    loads: Sequence[ReplicaLoad], overlap_tokens: dict[str, int], num_tokens: int, key: bytes, weights: CostWeights
-) -> list[str]:
+def rank(loads: Sequence[ReplicaLoad], overlap_tokens: dict[str, int], num_tokens: int, key: bytes) -> list[str]:
     """The replicas, best first. Among equals the greatest overlap wins, then the one that `key` always picks."""
     if not loads:
         return []
-    costs = {load.replica: cost(load, num_tokens, overlap_tokens.get(load.replica, 0), weights) for load in loads}
+    costs = {load.replica: cost(load, num_tokens, overlap_tokens.get(load.replica, 0)) for load in loads}
     least = min(costs.values())
-    equal = [replica for replica in costs if costs[replica] <= least + weights.slack]
+    equal = [replica for replica in costs if costs[replica] <= least + SLACK]
     first = max(equal, key=lambda replica: (overlap_tokens.get(replica, 0), rendezvous(key, replica)))
     others = sorted((replica for replica in costs if replica != first), key=lambda replica: (costs[replica], replica))
     return [first, *others]

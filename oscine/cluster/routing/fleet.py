@@ -10,7 +10,7 @@ from functools import partial
 
 import zmq.asyncio
 
-from oscine.cluster.routing.cost import CostWeights, rank, sticky_key
+from oscine.cluster.routing.cost import rank, sticky_key
 from oscine.cluster.routing.kv_index import KVIndex
 from oscine.cluster.routing.kv_subscriber import KVSubscriber
 from oscine.cluster.routing.recent_placements import RecentPlacements
@@ -27,7 +27,6 @@ class Fleet:
 
     def __init__(self, key: str = "", clock: Callable[[], float] = time.monotonic) -> None:
         """`key`: the cluster's; see oscine.engine.wire.tcp."""
-        self.weights = CostWeights()
         self._key = key
         self.index = KVIndex()
         self.info: EngineInfo | None = None  # of any replica; where there is none, of one that there was
@@ -120,7 +119,7 @@ class Fleet:
         key = sticky_key(digests, [pages[v.name] for v in views if v.name in pages])
         free = [loads[v.name] for v in views if loads[v.name].num_requests < v.bound]
         busy = [loads[v.name] for v in views if loads[v.name].num_requests >= v.bound]
-        return [name for some in (free, busy) for name in rank(some, tokens, num_tokens, key, self.weights)]
+        return [name for some in (free, busy) for name in rank(some, tokens, num_tokens, key)]
 
     def overlap_pages(self, digests: Sequence[bytes]) -> dict[str, int]:
         """Replica -> leading pages that it has, or will have when it has computed what was placed on it."""

@@ -14,6 +14,11 @@ GAUGE_S = 3.0  # window of gauges, which are averaged: a shorter load is no reas
 STALE_S = 5.0  # a replica that has not reported for this long is starting, ending or lost; clocks may differ by less
 
 _LOADS = tuple(statistic for statistic in STATISTICS if "load" in statistic.readers)
+_MEANS = ("running", "waiting", "queued_tokens", "kv_usage")  # fields of ReplicaLoad, and series
+_NEWEST = ("max_num_seqs", "held_back", "held_back_s")
+_GROWTH = {"asked_tokens": "prefix_queries", "cached_tokens": "prefix_hits"} | {
+    name: name for name in ("first_tokens", "inter_tokens", "inter_token_s")
+}
 Series = Mapping[str, Sequence[tuple[float, float]]]  # name -> (Unix time, value), oldest first
 
 
@@ -91,29 +96,14 @@ def replica_load(series: Series, now_s: float) -> ReplicaLoad | None:
         values = _since(series, name, newest_s - GAUGE_S)
         return sum(values) / len(values) if values else 0.0
 
-    def last(name: str) -> float:
-        return series[name][-1][1] if series.get(name) else 0.0
-
-    def grown(name: str) -> float:
-        """The growth of a counter. The first point is from before the window."""
-        return sum(_since(series, name, newest_s - LOOK_BACK_S)[1:])
-
     return ReplicaLoad(
-        running=mean("running"),
-        waiting=mean("waiting"),
-        queued_tokens=mean("queued_tokens"),
-        kv_usage=mean("kv_usage"),
+        **{name: mean(name) for name in _MEANS},
+        **{name: series[name][-1][1] if series.get(name) else 0.0 for name in _NEWEST},
+        # The growth of a counter. The first point is from before the window.
+        **{field: sum(_since(series, name, newest_s - LOOK_BACK_S)[1:]) for field, name in _GROWTH.items()},
         least_queued_tokens=min(_since(series, "queued_tokens", newest_s - LOOK_BACK_S), default=0.0),
         most_running=max(running, default=0.0),
-        max_num_seqs=last("max_num_seqs"),
         window_s=min(span_s, LOOK_BACK_S),
-        asked_tokens=grown("prefix_queries"),
-        cached_tokens=grown("prefix_hits"),
-        first_tokens=grown("first_tokens"),
-        inter_tokens=grown("inter_tokens"),
-        inter_token_s=grown("inter_token_s"),
-        held_back=last("held_back"),
-        held_back_s=last("held_back_s"),
     )
 
 

@@ -8,16 +8,19 @@ placing --> running --> ended
 import asyncio
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from oscine.cluster.spec.placement import Place, Placement
 from oscine.engine.wire.stream import RequestStream, Stay
 from oscine.types import GenerationOutput, GenerationRequest, PrefillSource
 
-if TYPE_CHECKING:
-    from oscine.cluster.client.engine import EngineLink
-
 _EXCLUDED_S = 2.0  # a replica that failed a request is not asked again so soon; one that restarts may be back then
+
+
+class Holder(Protocol):
+    """The connection to the engine that has a request."""
+
+    def cancel(self, live: "LiveRequest") -> None: ...
 
 
 class LiveRequest:
@@ -28,7 +31,7 @@ class LiveRequest:
         self.request, self.stream, self.digests = request, stream, digests
         self.generated: list[int] = []  # by all engines so far
         self.seating: asyncio.Task[None] | None = None  # while it looks for a place
-        self.link: EngineLink | None = None  # while an engine has it
+        self.link: Holder | None = None  # while an engine has it
         self.asked_s = 0.0  # for a place, on the clock of time.perf_counter
         self.attempts = 0  # engines that it was sent to
         self.losses = 0  # engines that broke while they had it

@@ -25,6 +25,7 @@ class ReplicaLoad:
 
 
 # The weight of each term, in tokens of prefill: 1 is the cost of one prompt token that the cache lacks.
+
 # Per queued token of other requests, which is computed first. It is below 1, because queued tokens must be computed in
 # any case. So waiting for pages that are being computed is better than computing them a second time.
 QUEUED = 0.75

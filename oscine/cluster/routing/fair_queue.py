@@ -3,8 +3,8 @@
 Pure policy with an injected clock, over items of any type.
 
 Order: priority (lower first), then a fair share of tokens for each tenant, then arrival. The share is start-time fair
-queueing (Goyal, Vin and Cheng, 1996): a request's start tag is where its tenant's last one ended in virtual time, or
-the present virtual time if the tenant had none waiting. The smallest tag is served, and becomes the virtual time.
+queueing (Goyal, Vin and Cheng, 1996). A request's start tag is where its tenant's last one ended in virtual time. If
+the tenant had none waiting, it is the present virtual time. The smallest tag is served, and becomes the virtual time.
 """
 
 import bisect

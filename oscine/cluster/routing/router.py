@@ -1,8 +1,7 @@
 """Places the requests of every model of a cluster, and says how the cluster does.
 
-Replicas enlist here; their engines report what they have cached and how much they do. Nothing is stored. A router that
-is started again learns of replicas as they enlist again, of their pages by replay, and of their load from their next
-report.
+Replicas enlist here; their engines report what they have cached and how much they do. Nothing is stored. After a
+restart it learns of replicas as they enlist again, of their pages by replay, and of their load from their next report.
 """
 
 import asyncio

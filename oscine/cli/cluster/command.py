@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from oscine.cli.error import USAGE, CommandError
 from oscine.cli.parser import Parser
@@ -129,7 +129,7 @@ def _ray_for(deployment: "Deployment", file: Path) -> Iterator[None]:
         return
     with local_ray.alone(_state()):
         running = local_ray.LocalRay.load(_state())
-        _check_fits(file, "cpus", _wanted(deployment, "cpus"), running.num_cpus if running is not None else _num_cpus())
+        _check_fits(file, deployment, "cpus", running.num_cpus if running is not None else _num_cpus())
         started = None
         if running is None:
             _note("starting Ray")
@@ -137,7 +137,7 @@ def _ray_for(deployment: "Deployment", file: Path) -> Iterator[None]:
             started.save(_state())
     try:
         running.connect()
-        _check_fits(file, "gpus", _wanted(deployment, "gpus"), local_ray.num_gpus())
+        _check_fits(file, deployment, "gpus", local_ray.num_gpus())
         yield
     except BaseException:
         if started is not None:
@@ -145,13 +145,10 @@ def _ray_for(deployment: "Deployment", file: Path) -> Iterator[None]:
         raise
 
 
-def _wanted(deployment: "Deployment", kind: str) -> float:
-    roles = (role for model in deployment.models for role in model.roles)
-    return sum(role.replicas.min * (role.gpus if kind == "gpus" else role.cpus) for role in roles)
-
-
-def _check_fits(file: Path, kind: str, wanted: float, there: float) -> None:
+def _check_fits(file: Path, deployment: "Deployment", kind: Literal["cpus", "gpus"], there: float) -> None:
     """Raises CommandError if the replicas ask for more than this machine has."""
+    roles = (role for model in deployment.models for role in model.roles)
+    wanted = sum(role.replicas.min * getattr(role, kind) for role in roles)
     if wanted > there:
         rule = f"the replicas ask for {wanted:g} {kind[:-1].upper()}s, and this machine has {there:g}"
         raise CommandError(f"{file}: {kind}: {rule}: give each fewer (0.5 is allowed)", USAGE)
@@ -215,7 +212,8 @@ def _status(args: argparse.Namespace) -> None:
 def _record(args: argparse.Namespace) -> None:
     _connect(args.ray)
     from oscine.cluster.ray import control
-    from oscine.cluster.scaling.load_record import EVERY_S, Recorder
+    from oscine.cluster.scaling.load_record import Recorder
+    from oscine.cluster.scaling.policy import EVERY_S
 
     recorder = Recorder()
     with args.file.open("a") as file:

@@ -13,10 +13,9 @@ from typing import Any
 import msgspec
 from ray.serve.config import AutoscalingContext
 
-from oscine.cluster.scaling.policy import Bounds, Goals, State, decide
+from oscine.cluster.scaling.policy import EVERY_S, Bounds, Goals, State, decide
 from oscine.cluster.scaling.pool_load import PoolLoad, replica_load
 
-EVERY_S = 1.0  # between two decisions: replicas report as often
 _STATE = "oscine"  # beside what Serve keeps
 
 logger = logging.getLogger("ray.serve")  # the controller's

@@ -15,13 +15,12 @@ from typing import Any
 
 import msgspec
 
-from oscine.cluster.scaling.policy import Bounds, Goals, State, decide
+from oscine.cluster.scaling.policy import EVERY_S, Bounds, Goals, State, decide
 from oscine.cluster.scaling.pool_load import LOOK_BACK_S, PoolLoad, replica_load, report
 from oscine.cluster.spec.deployment import Deployment, ModelSpec, RoleSpec
 from oscine.cluster.spec.snapshot import ClusterSnapshot
 from oscine.types import EngineStats, Role
 
-EVERY_S = 1.0  # between two decisions, as in a cluster
 _NAMES = {*report(EngineStats(), EngineStats()), "max_num_seqs", "held_back", "held_back_s", "queued"}
 _OF_REPLICA = ("role", "replica")
 _HEAD = ("time_s", "model", *_OF_REPLICA)

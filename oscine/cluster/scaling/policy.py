@@ -20,6 +20,7 @@ TARGET_ITL = 0.9  # of the level: a mean at the level is beyond it half of the t
 # What fewer replicas must have to spare: a tenth for errors of measurement, and a quarter of a replica. A load of few
 # requests varies more.
 MARGIN, MARGIN_REPLICAS = 1.1, 0.25
+EVERY_S = 1.0  # between two decisions: replicas report as often
 _START_S = 10.0  # that a replica takes to start, until it was seen
 _WHOLE = 0.02  # of a replica, that a need may exceed a whole number by: less than any measurement is good for
 # Replica-seconds that were needed and not there, before a step up. A load twice too large for one replica has them in

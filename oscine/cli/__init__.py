@@ -22,10 +22,9 @@ def _parser() -> Parser:
         prog="oscine",
         usage="%(prog)s COMMAND [OPTIONS]",
         description="Serves OpenAI's gpt-oss models, or a small embedded model of the same architecture.",
-        allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"oscine {oscine.__version__}")
-    commands = parser.add_subparsers(prog=parser.prog, dest="command", metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(prog=parser.prog, metavar="COMMAND", required=True)
     for command in (serve_command, chat_command, batch_command, bench_command, cluster_command, dynamo_worker):
         command.add_command(commands)
     return parser
@@ -35,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
     """Returns the exit status: 0, 1 for a failure, 2 for bad usage; both are explained in one line on stderr."""
     try:
         args = _parser().parse_args(argv)
-        args.run(args)
+        vars(args).pop("run")(args)
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:  # the reader of the output has closed it; nothing more may be flushed there at exit

@@ -1,5 +1,8 @@
 """The failure of a command: one line on stderr and an exit status."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 
 
@@ -9,3 +12,12 @@ class CommandError(Exception):
     def __init__(self, message: str, status: int = FAILED) -> None:
         super().__init__(" ".join(message.split()))
         self.status = status
+
+
+@contextmanager
+def ended_by(*errors: type[Exception], status: int = FAILED) -> Iterator[None]:
+    """Such an error ends the command, with its message."""
+    try:
+        yield
+    except errors as error:
+        raise CommandError(str(error), status) from None

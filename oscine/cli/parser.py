@@ -12,6 +12,9 @@ from oscine.option import did_you_mean
 class Parser(argparse.ArgumentParser):
     """Raises errors instead of printing the usage and exiting. So an error is one line that can name its source."""
 
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**{"allow_abbrev": False} | settings)
+
     def error(self, message: str) -> NoReturn:
         raise CommandError(f"{message} (see {self.prog} --help)", USAGE)
 
@@ -31,6 +34,11 @@ class Parser(argparse.ArgumentParser):
             hint = did_you_mean(str(value), map(str, action.choices))
             allowed = ", ".join(map(str, action.choices))
             raise argparse.ArgumentError(action, f"it must be one of {allowed}, not {value!r}{hint}")
+
+
+def subcommand(commands: "argparse._SubParsersAction[Parser]", name: str, what: str, **settings: Any) -> Parser:
+    """The parser of a command. `what` it does is also its description, unless `settings` have another."""
+    return commands.add_parser(name, **{"help": what, "description": f"{what[0].upper()}{what[1:]}."} | settings)
 
 
 def _with_hyphens(arguments: Sequence[str]) -> Iterator[str]:

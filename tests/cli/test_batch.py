@@ -1,5 +1,6 @@
 """`oscine batch`: files in OpenAI's batch format, runs that are killed and go on, servers that are busy."""
 
+import asyncio
 import io
 import json
 import os
@@ -16,8 +17,10 @@ from typing import Any
 import pytest
 
 from oscine.cli.batch import files
-from oscine.cli.batch.files import BadLine, BatchInput, BatchOutput, BatchRequest
+from oscine.cli.batch import run as batch_run
+from oscine.cli.batch.files import BatchInput, BatchOutput
 from oscine.cli.batch.run import BatchRun
+from oscine.cli.error import CommandError
 from oscine.executor.fake import TEXT
 from tests.cli.test_commands import run
 from tests.server import ServerProcess, wait_until
@@ -151,6 +154,7 @@ def test_a_file_that_is_no_output_is_left_alone(tmp_path: Path, output: Path, fa
         (("in.jsonl", "no/folder/out.jsonl"), "no/folder"),
         (("in.jsonl", "out.jsonl", "oscine-nano", "--url", "http://127.0.0.1:1"), "--url"),
         (("in.jsonl", "out.jsonl", "--url", "http://127.0.0.1:1"), "http://127.0.0.1:1"),
+        (("in.jsonl", "out.jsonl", "--url", "http://[::x"), "http://[::x is not a URL"),
         (("in.jsonl", "out.jsonl", "--concurrency", "0"), "--concurrency"),
     ],
     ids=lambda v: " ".join(v) if isinstance(v, tuple) else "",
@@ -167,14 +171,11 @@ def test_bad_usage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: t
 def test_lines_without_end_cost_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "LONGEST_LINE", 1000)
     path = write(tmp_path / "in.jsonl", "x" * 5000, request("a"), "y" * 5000)
-    with BatchInput(path) as lines:
+    with BatchInput.open(path) as lines:
         first, second, third = lines
-    assert isinstance(first, BadLine)
-    assert isinstance(second, BatchRequest)
-    assert isinstance(third, BadLine)
-    assert "Line 1 is longer" in first.message
-    assert "Line 3 is longer" in third.message
-    assert second.custom_id == "a"
+    assert "Line 1 is longer" in first.problem
+    assert "Line 3 is longer" in third.problem
+    assert (second.custom_id, second.problem) == ("a", "")
 
 
 class Busy(BaseHTTPRequestHandler):
@@ -255,13 +256,15 @@ def test_the_line_of_progress_ends_before_anything_else(tmp_path: Path, output: 
     assert len(last.splitlines()) == 1 + (text == "poison")
 
 
-def test_a_run_that_ends_early_leaves_the_line_of_progress(tmp_path: Path, output: Path) -> None:
+def test_a_run_that_ends_early_leaves_the_line_of_progress(
+    tmp_path: Path, output: Path, busy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_run, "PATIENCE_S", 0.0)
     report = _Terminal()
-    with BatchInput(write(tmp_path / "in.jsonl", request("a"))) as lines, BatchOutput(output) as out:
-        batch = BatchRun(lines, out, "http://127.0.0.1:1", None, report)
-        batch._say()
-        batch._leave_line()
-        batch._leave_line()
+    given = write(tmp_path / "in.jsonl", request("a"))
+    with BatchInput.open(given) as lines, BatchOutput.open(output) as out, pytest.raises(CommandError, match="full"):
+        asyncio.run(BatchRun(lines, out, busy, None, report).run(1))
+    assert "0 answered, 0 failed" in report.getvalue()
     assert report.getvalue().endswith(" s\n")
     assert report.getvalue().count("\n") == 1
 

@@ -3,33 +3,29 @@
 import argparse
 import asyncio
 import sys
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from oscine.cli.error import USAGE, CommandError
-from oscine.cli.parser import Parser
+from oscine.cli.parser import Parser, subcommand
 from oscine.cli.serve.options import add_options
 from oscine.cli.serve.read_options import read_config
-from oscine.cli.server_url import server_url
+from oscine.cli.server_url import server_at
 from oscine.config import NANO, Config, Environment
 
-_OWN = ("command", "run", "input", "output", "url", "concurrency")
 _CONCURRENCY = 64  # with a server whose limits are unknown
 
 
 def add_command(commands: "argparse._SubParsersAction[Parser]") -> None:
-    what = "answer a file of requests"
-    parser = commands.add_parser(
+    parser = subcommand(
+        commands,
         "batch",
-        help=what,
+        "answer a file of requests",
         usage="%(prog)s [OPTIONS] INPUT OUTPUT [MODEL]",
-        description="Answer a file of requests in OpenAI's batch format, one JSON object a line: custom_id, method, "
+        description="Answer a file of requests in OpenAI's batch format, one JSON object per line: custom_id, method, "
         "url and body. The answers come in any order. A run that was ended goes on where it was: run the command "
         "again. The exit status is 1 when a line has no answer. Without --url a server is started for the time, with "
         "MODEL and the options of `oscine serve`.",
-        allow_abbrev=False,
     )
     parser.add_argument("input", type=Path, metavar="INPUT", help="file of requests")
     parser.add_argument("output", type=Path, metavar="OUTPUT", help="file that answers are appended to")
@@ -47,36 +43,28 @@ def add_command(commands: "argparse._SubParsersAction[Parser]") -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    given = {name: value for name, value in vars(args).items() if name not in _OWN}
-    if args.url is not None and given:
+    given = vars(args)
+    input_path, output_path, url, concurrency = (given.pop(name) for name in ("input", "output", "url", "concurrency"))
+    if url is not None and given:
         raise CommandError("MODEL and its options are for a server that is started here, not for --url", USAGE)
-    if args.concurrency is not None and args.concurrency < 1:
-        raise CommandError(f"--concurrency must be at least 1, not {args.concurrency}", USAGE)
-    if args.input.exists() and args.output.exists() and args.input.samefile(args.output):
+    if concurrency is not None and concurrency < 1:
+        raise CommandError(f"--concurrency must be at least 1, not {concurrency}", USAGE)
+    if input_path.exists() and output_path.exists() and input_path.samefile(output_path):
         raise CommandError("INPUT and OUTPUT are the same file", USAGE)
-    config = _config(given)
+    config = _for_one_client(read_config(given))
     from oscine.cli.batch.files import BatchInput, BatchOutput
     from oscine.cli.batch.run import BatchRun
 
     here = 2 * config.engine.scheduler.max_num_seqs
-    concurrency = args.concurrency or (here if args.url is None else _CONCURRENCY)
-    with BatchInput(args.input) as lines, BatchOutput(args.output) as output, _server(args.url, config) as url:
-        asyncio.run(BatchRun(lines, output, url, Environment.read().api_key, sys.stderr).run(concurrency))
-    if output.failed:
-        raise CommandError(f"failed lines in {args.output}: {output.failed:,}; each says why")
+    concurrency = concurrency or (here if url is None else _CONCURRENCY)
+    with BatchInput.open(input_path) as lines, BatchOutput.open(output_path) as output, server_at(url, config) as base:
+        asyncio.run(BatchRun(lines, output, base, Environment.read().api_key, sys.stderr).run(concurrency))
+    if output.num_failed:
+        raise CommandError(f"failed lines in {output_path}: {output.num_failed:,}; each says why")
 
 
-def _config(given: dict[str, Any]) -> Config:
-    """Of a server for this batch alone: nobody else reaches it."""
-    config = read_config(given, lambda note: print(f"oscine: {note}", file=sys.stderr))
+def _for_one_client(config: Config) -> Config:
+    """Of a server for this batch alone: nothing else reaches it."""
     server = replace(config.server, host="127.0.0.1", port=0, api_keys=(), drain_s=0.0, log_level="warning")
     engine = replace(config.engine, quiet=config.engine.model.model == NANO)  # there in a moment: nothing to report
     return replace(config, engine=engine, server=server)
-
-
-def _server(url: str | None, config: Config) -> AbstractContextManager[str]:
-    if url is not None:
-        return nullcontext(server_url(url))
-    from oscine.cli.local_server import LocalServer
-
-    return LocalServer(config)

@@ -8,10 +8,11 @@ import hashlib
 import os
 import sqlite3
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from typing import Any, BinaryIO, Literal
 
 import msgspec
 
@@ -26,40 +27,37 @@ class _Given(msgspec.Struct):
     custom_id: str
     url: str
     body: dict[str, Any]
-    method: str = "POST"
+    method: Literal["POST"] = "POST"
 
 
 class _Response(msgspec.Struct):
     status_code: int
+    request_id: str = ""
+    body: msgspec.Raw = msgspec.Raw(b"null")
 
 
 class _Written(msgspec.Struct):
-    """The fields of an output line that a resumed run reads."""
+    """A line of the output."""
 
     id: str
     custom_id: str | None
     response: _Response | None
+    error: Any = None
+
+    @property
+    def has_failed(self) -> bool:
+        return self.response is None or not 200 <= self.response.status_code < 300
 
 
 @dataclass(frozen=True)
-class BatchRequest:
-    id: str
-    custom_id: str
-    url: str
-    body: bytes  # JSON
-
-
-@dataclass(frozen=True)
-class BadLine:
-    """A line that is not a request."""
+class BatchLine:
+    """A line of the input: a request, unless it has a problem."""
 
     id: str
     custom_id: str | None
-    message: str
-
-
-def is_success(status: int) -> bool:
-    return 200 <= status < 300
+    url: str = ""
+    body: bytes = b""  # JSON
+    problem: str = ""  # why it is no request
 
 
 class _Ids:
@@ -68,69 +66,67 @@ class _Ids:
     def __init__(self) -> None:
         self._table = sqlite3.connect("", isolation_level=None)  # a private file, gone with the connection
         self._table.execute("PRAGMA journal_mode = OFF")
-        self._table.execute("CREATE TABLE ids (id BLOB PRIMARY KEY) WITHOUT ROWID")
+        self._table.execute("CREATE TABLE ids (id TEXT PRIMARY KEY) WITHOUT ROWID")
         self._table.execute("BEGIN")
 
     def add(self, text: str) -> bool:
         """Whether it is new."""
-        return self._table.execute("INSERT OR IGNORE INTO ids VALUES (?)", (_key(text),)).rowcount == 1
+        return self._table.execute("INSERT OR IGNORE INTO ids VALUES (?)", (text,)).rowcount == 1
 
     def __contains__(self, text: str) -> bool:
-        return self._table.execute("SELECT 1 FROM ids WHERE id = ?", (_key(text),)).fetchone() is not None
+        return self._table.execute("SELECT 1 FROM ids WHERE id = ?", (text,)).fetchone() is not None
 
 
-def _key(text: str) -> bytes:
-    return text.encode("utf-8", "surrogatepass")
+@contextmanager
+def _opened(path: Path, mode: Literal["rb", "a+b"]) -> Iterator[BinaryIO]:
+    try:
+        file = path.open(mode)
+    except OSError as error:
+        raise CommandError(f"{path}: {error.strerror}", USAGE) from None
+    with file:
+        yield file
 
 
 class BatchOutput:
-    """Context manager: the output file, to which whole lines are appended. It is locked meanwhile. An incomplete last
-    line, of a process that was killed while it wrote, is removed. Raises CommandError for a file that is not the output
-    of a batch.
+    """The output file, to which whole lines are appended.
+
+    An incomplete last line, of a process that was killed while it wrote, is removed. Raises CommandError for a file
+    that is not the output of a batch.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, file: BinaryIO) -> None:
+        self._path, self._file = path, file
         self._answered = _Ids()  # custom_ids
-        self._refused = _Ids()  # ids of bad lines
-        self.failed = 0  # lines without an answer, including those of earlier runs
+        self._refused = _Ids()  # ids of lines with a problem
+        self.num_failed = 0  # lines without an answer, including those of earlier runs
+        self._read_back()
 
-    def __enter__(self) -> "BatchOutput":
-        try:
-            self._file = self._path.open("a+b", buffering=0)
-        except OSError as error:
-            raise CommandError(f"{self._path}: {error.strerror}", USAGE) from None
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._read_back()
-        except BlockingIOError:
-            self._file.close()
-            raise CommandError(f"{self._path}: another batch is writing it") from None
-        except BaseException:
-            self._file.close()
-            raise
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
-        os.fsync(self._file.fileno())
-        self._file.close()
+    @classmethod
+    @contextmanager
+    def open(cls, path: Path) -> Iterator["BatchOutput"]:
+        """The file is locked meanwhile."""
+        with _opened(path, "a+b") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise CommandError(f"{path}: another batch is writing it") from None
+            try:
+                yield cls(path, file)
+            finally:
+                os.fsync(file.fileno())
 
     def _read_back(self) -> None:
         whole = 0  # bytes in whole lines
         with self._path.open("rb") as lines:
             for number, line in enumerate(lines, 1):
                 if not line.endswith(b"\n"):
-                    self._check_cut(line, number)
+                    if not _LINE_START.startswith(line[: len(_LINE_START)]):
+                        raise self._not_ours(number)
                     break
                 whole += len(line)
                 if line.strip():
                     self._remember(line, number)
         self._file.truncate(whole)
-
-    def _check_cut(self, line: bytes, number: int) -> None:
-        start = line[: len(_LINE_START)]
-        if not _LINE_START.startswith(start):
-            raise self._not_ours(number)
 
     def _remember(self, line: bytes, number: int) -> None:
         try:
@@ -139,83 +135,73 @@ class BatchOutput:
             raise self._not_ours(number) from None
         if written.response is None or written.custom_id is None:
             self._refused.add(written.id)
-            self.failed += 1
         else:
             self._answered.add(written.custom_id)
-            self.failed += not is_success(written.response.status_code)
+        self.num_failed += written.has_failed
 
     def _not_ours(self, number: int) -> CommandError:
         return CommandError(f"{self._path}: line {number} is no line of a batch's output; it is left as it is", USAGE)
 
-    def has(self, line: BatchRequest | BadLine) -> bool:
+    def has(self, line: BatchLine) -> bool:
         """Whether an earlier run wrote it."""
-        return line.id in self._refused if isinstance(line, BadLine) else line.custom_id in self._answered
+        return line.id in self._refused if line.problem else line.custom_id in self._answered
 
-    def answer(self, request: BatchRequest, status: int, request_id: str, body: object) -> None:
-        response = {"status_code": status, "request_id": request_id, "body": body}
-        self._append({"id": request.id, "custom_id": request.custom_id, "response": response, "error": None})
-        self.failed += not is_success(status)
+    def answer(self, line: BatchLine, status: int, request_id: str, body: object) -> None:
+        response = _Response(status, request_id, msgspec.Raw(msgspec.json.encode(body)))
+        self._append(_Written(line.id, line.custom_id, response))
 
-    def refuse(self, line: BadLine) -> None:
-        error = {"code": "invalid_line", "message": line.message}
-        self._append({"id": line.id, "custom_id": line.custom_id, "response": None, "error": error})
-        self.failed += 1
+    def refuse(self, line: BatchLine) -> None:
+        self._append(_Written(line.id, line.custom_id, None, {"code": "invalid_line", "message": line.problem}))
 
-    def _append(self, line: dict[str, Any]) -> None:
-        left = memoryview(msgspec.json.encode(line) + b"\n")
-        while left:
-            left = left[self._file.write(left) :]
+    def _append(self, line: _Written) -> None:
+        self._file.write(msgspec.json.encode(line) + b"\n")
+        self._file.flush()
+        self.num_failed += line.has_failed
 
 
 class BatchInput:
-    """Context manager and iterator over the lines that are not blank."""
+    """An iterator over the lines that are not blank."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._size = max(os.fstat(file.fileno()).st_size, 1)
         self._met = _Ids()  # custom_ids
 
-    def __enter__(self) -> "BatchInput":
-        try:
-            self._file = self._path.open("rb")
-        except OSError as error:
-            raise CommandError(f"{self._path}: {error.strerror}", USAGE) from None
-        self._size = max(os.fstat(self._file.fileno()).st_size, 1)
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
-        self._file.close()
+    @classmethod
+    @contextmanager
+    def open(cls, path: Path) -> Iterator["BatchInput"]:
+        with _opened(path, "rb") as file:
+            yield cls(file)
 
     @property
     def share_read(self) -> float:
         return min(self._file.tell() / self._size, 1.0)
 
-    def __iter__(self) -> Iterator[BatchRequest | BadLine]:
-        number = 0
-        while line := self._file.readline(LONGEST_LINE + 1):
-            number += 1
+    def __iter__(self) -> Iterator[BatchLine]:
+        for number in count(1):
+            line = self._file.readline(LONGEST_LINE + 1)
+            if not line:
+                return
             if line.strip():
-                line_id = f"batch_req_{hashlib.blake2b(b'%d:' % number + line, digest_size=12).hexdigest()}"
-                too_long = len(line) > LONGEST_LINE
-                yield self._too_long(line_id, number) if too_long else self._read(line, line_id, number)
+                yield self._read(line, number)
 
-    def _too_long(self, line_id: str, number: int) -> BadLine:
-        while (rest := self._file.readline(LONGEST_LINE)) and not rest.endswith(b"\n"):
-            pass
-        return BadLine(line_id, None, f"Line {number} is longer than {LONGEST_LINE} bytes.")
-
-    def _read(self, line: bytes, line_id: str, number: int) -> BatchRequest | BadLine:
+    def _read(self, line: bytes, number: int) -> BatchLine:
+        line_id = f"batch_req_{hashlib.blake2b(b'%d:' % number + line, digest_size=12).hexdigest()}"
+        if len(line) > LONGEST_LINE:
+            while (rest := self._file.readline(LONGEST_LINE)) and not rest.endswith(b"\n"):
+                pass
+            return BatchLine(line_id, None, problem=f"Line {number} is longer than {LONGEST_LINE} bytes.")
         try:
             given = msgspec.json.decode(line, type=_Given)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            return BadLine(line_id, _custom_id(line), f"Line {number} is no request of a batch: {error}.")
+            problem = f"Line {number} is no request of a batch: {error}."
+            return BatchLine(line_id, _custom_id(line), problem=problem)
         wrong = self._wrong(given)
         if wrong is not None:
-            return BadLine(line_id, given.custom_id, f"Line {number}: {wrong}.")
-        return BatchRequest(line_id, given.custom_id, given.url, msgspec.json.encode(given.body))
+            return BatchLine(line_id, given.custom_id, problem=f"Line {number}: {wrong}.")
+        return BatchLine(line_id, given.custom_id, given.url, msgspec.json.encode(given.body))
 
     def _wrong(self, given: _Given) -> str | None:
-        if given.method != "POST":
-            return f"'method' must be POST, not {given.method!r}"
         if given.url not in URLS:
             return f"'url' must be one of {', '.join(URLS)}, not {given.url!r}"
         if given.body.get("stream"):

@@ -9,9 +9,9 @@ from typing import Any, TextIO
 import httpx
 import msgspec
 
-from oscine.cli.batch.files import BadLine, BatchInput, BatchOutput, BatchRequest
+from oscine.cli.batch.files import BatchInput, BatchLine, BatchOutput
 from oscine.cli.error import CommandError
-from oscine.cli.server_url import DIRECT
+from oscine.cli.server_url import client_settings
 
 PATIENCE_S = 120.0  # that a server may keep refusing one request, or be out of reach
 _DELAYS_S = (0.5, 30.0)  # before asking again: at first, at most
@@ -19,39 +19,31 @@ _FAILURES = 3  # of the engine during one request; then the request is to blame
 _BUSY = (429, 503, 529)  # 529 is Anthropic's
 # By the code of the error, or by its message in Anthropic's shape, which has no code.
 _ENGINE_FAILURES = (b'"engine_died"', b'"engine_failed"', b'"The engine failed:', b'"The request failed:')
-_REPORT_S = {True: 0.5, False: 10.0}  # between reports, to a terminal and to a file
+_JSON = {"Content-Type": "application/json"}
 
 
 class BatchRun:
     """One run over the lines of a file. Raises CommandError when the server cannot be asked; the output stays valid."""
 
     def __init__(self, lines: BatchInput, output: BatchOutput, url: str, api_key: str | None, report: TextIO) -> None:
-        self._lines, self._output, self._url = lines, output, url
-        self._headers = {"Content-Type": "application/json"}
-        if api_key:
-            self._headers["Authorization"] = f"Bearer {api_key}"
+        self._lines, self._output, self._url, self._api_key = lines, output, url, api_key
         self._report_to = report
-        self._tty = report.isatty()
-        self._in_line = False  # on a terminal the cursor stays behind the progress
         self._started_s = time.perf_counter()
-        self._answered = self._failed = self._skipped = self._tokens = 0
+        self._failed_before = output.num_failed
+        self._answered = self._skipped = self._tokens = 0
 
     async def run(self, concurrency: int) -> None:
         limits = httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency)
-        timeout = httpx.Timeout(None, connect=10.0)
-        async with httpx.AsyncClient(
-            base_url=self._url, headers=self._headers, limits=limits, timeout=timeout, mounts=DIRECT
-        ) as self._client:
+        async with httpx.AsyncClient(limits=limits, **client_settings(self._url, self._api_key)) as self._client:
             await self._check_server()
             reporting = asyncio.create_task(self._report())
+            state = ""
             try:
                 await self._work(concurrency)
-            except BaseException:
-                self._leave_line()
-                raise
+                state = "done"
             finally:
                 reporting.cancel()
-        self._say(final=True)
+                self._say(state, end="\n")
 
     async def _check_server(self) -> None:
         try:
@@ -70,34 +62,32 @@ class BatchRun:
         except* CommandError as errors:
             raise errors.exceptions[0] from None
 
-    async def _take_turns(self, todo: Iterator[BatchRequest | BadLine]) -> None:
+    async def _take_turns(self, todo: Iterator[BatchLine]) -> None:
         for line in todo:
             if self._output.has(line):
                 self._skipped += 1
-            elif isinstance(line, BadLine):
+            elif line.problem:
                 self._output.refuse(line)
-                self._failed += 1
             else:
                 await self._answer(line)
                 continue
             await asyncio.sleep(0)  # lets other tasks run: the next million lines may be such lines too
 
-    async def _answer(self, request: BatchRequest) -> None:
-        response = await self._ask(request)
+    async def _answer(self, line: BatchLine) -> None:
+        response = await self._ask(line)
         body = _json(response)
-        self._output.answer(request, response.status_code, response.headers.get("x-request-id", ""), body)
+        self._output.answer(line, response.status_code, response.headers.get("x-request-id", ""), body)
         self._answered += response.is_success
-        self._failed += not response.is_success
         self._tokens += _tokens(body)
 
-    async def _ask(self, request: BatchRequest) -> httpx.Response:
+    async def _ask(self, line: BatchLine) -> httpx.Response:
         """Repeats the request until the server takes it: the server may be full, or restarting."""
         give_up_s = time.monotonic() + PATIENCE_S
         delay_s, longest_s = _DELAYS_S
         failures = 0
         while True:
             try:
-                response = await self._client.post(request.url, content=request.body)
+                response = await self._client.post(line.url, content=line.body, headers=_JSON)
             except httpx.TransportError as error:
                 why = str(error) or type(error).__name__
             else:
@@ -112,28 +102,20 @@ class BatchRun:
             delay_s = min(2 * delay_s, longest_s)
 
     async def _report(self) -> None:
+        is_terminal = self._report_to.isatty()
         while True:
-            await asyncio.sleep(_REPORT_S[self._tty])
-            self._say()
+            await asyncio.sleep(0.5 if is_terminal else 10.0)
+            self._say(end="" if is_terminal else "\n")
 
-    def _say(self, *, final: bool = False) -> None:
+    def _say(self, state: str = "", *, end: str) -> None:
+        """On a terminal each report replaces the one before it."""
         elapsed_s = time.perf_counter() - self._started_s
-        parts = [f"{self._answered:,} answered", f"{self._failed:,} failed"]
+        parts = [f"{self._answered:,} answered", f"{self._output.num_failed - self._failed_before:,} failed"]
         parts += [f"{self._skipped:,} done before"] if self._skipped else []
         parts += [f"{self._tokens:,} tokens", f"{self._tokens / elapsed_s:,.0f} tokens/s", f"{elapsed_s:,.0f} s"]
-        text = ("done" if final else f"{self._lines.share_read:.0%}") + ": " + ", ".join(parts)
-        self._report_to.write(f"\r\x1b[K{text}" if self._tty else f"{text}\n")
+        start = "\r\x1b[K" if self._report_to.isatty() else ""
+        print(f"{start}{state or f'{self._lines.share_read:.0%}'}: {', '.join(parts)}", end=end, file=self._report_to)
         self._report_to.flush()
-        self._in_line = self._tty
-        if final:
-            self._leave_line()
-
-    def _leave_line(self) -> None:
-        """Ends the line of progress, so that later output begins a new line."""
-        if self._in_line:
-            self._report_to.write("\n")
-            self._report_to.flush()
-        self._in_line = False
 
 
 def _json(response: httpx.Response) -> Any:

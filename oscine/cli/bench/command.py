@@ -5,29 +5,26 @@ import os
 from pathlib import Path
 
 from oscine.bench.result import RESULTS, Point, append, latest, read, results_of
-from oscine.cli.error import USAGE, CommandError
-from oscine.cli.parser import Parser
+from oscine.cli.error import USAGE, ended_by
+from oscine.cli.parser import Parser, subcommand
 from oscine.cli.serve.options import add_some
 from oscine.config import NANO, OPTIONS, CacheOptions, EngineOptions, ModelOptions
 
 
 def add_command(commands: "argparse._SubParsersAction[Parser]") -> None:
-    what = "measure the engine"
-    parser = commands.add_parser("bench", help=what, description="Measure the engine.", allow_abbrev=False)
-    kinds = parser.add_subparsers(dest="kind", metavar="KIND", required=True)
+    parser = subcommand(commands, "bench", "measure the engine")
+    kinds = parser.add_subparsers(metavar="KIND", required=True)
     _add_engine(kinds)
     _add_ops(kinds)
 
 
 def _add_engine(kinds: "argparse._SubParsersAction[Parser]") -> None:
     what = "tokens per second of the whole engine, at given points of load"
-    parser = kinds.add_parser(
-        "engine",
-        help=what,
-        description="Measure the engine. All requests of a point run at once, with random prompts, greedy sampling, "
-        "no end of sequence and no prefix cache.",
-        allow_abbrev=False,
+    more = (
+        "Measure the engine. All requests of a point run at once, with random prompts, greedy sampling, no end of "
+        "sequence and no prefix cache."
     )
+    parser = subcommand(kinds, "engine", what, description=more)
     parser.add_argument(
         "--model",
         default=NANO,
@@ -84,20 +81,18 @@ def run_engine(args: argparse.Namespace) -> None:
     from oscine.bench import machine, report
     from oscine.bench.engine import EngineBench, MeasureError
 
-    try:
+    with ended_by(ValueError, OSError, status=USAGE):
         points = [Point.parse(text) for text in args.points]
         baseline = None if args.baseline is None else latest(read(args.baseline))
         if args.passes < 2 or (args.warmup_osl is not None and args.warmup_osl < 0):
             raise ValueError("--passes must be at least 2, and --warmup-osl at least 0")
         options = _engine_options(args, points)
         bench = EngineBench.load(options)
-    except (ValueError, OSError) as error:
-        raise CommandError(str(error), USAGE) from None
     where = machine.describe(options.model.device, args.commit)
     output = args.output or results_of(where.gpu)
     print(f"{where.gpu}, torch {where.torch}, triton {where.triton}, commit {where.commit}; to {output}", flush=True)
     print(report.HEADER, flush=True)
-    try:
+    with ended_by(MeasureError):
         passes = {"passes": args.passes, "warmup_osl": args.warmup_osl, "one_pass_from": args.one_pass_from}
         for result in bench.run(points, where=where, **passes):
             print(report.line(result, baseline), flush=True)
@@ -105,18 +100,12 @@ def run_engine(args: argparse.Namespace) -> None:
             held = bench.num_held(result.point)
             if held < result.concurrency:
                 print(f"{'':>12} the KV cache holds {held} of these sequences at once", flush=True)
-    except MeasureError as error:
-        raise CommandError(str(error)) from None
 
 
 def _add_ops(kinds: "argparse._SubParsersAction[Parser]") -> None:
     what = "time of each op, at the shapes of a model's step"
-    parser = kinds.add_parser(
-        "ops",
-        help=what,
-        description="Measure each op at the shapes of a model's step, beside a copy and a matrix product of that run.",
-        allow_abbrev=False,
-    )
+    more = "Measure each op at the shapes of a model's step, beside a copy and a matrix product of that run."
+    parser = subcommand(kinds, "ops", what, description=more)
     parser.add_argument(
         "--model",
         default="120b",
@@ -155,7 +144,7 @@ def run_ops(args: argparse.Namespace) -> None:
     from oscine.bench.timer import measure_ceiling
     from oscine.model.opened import open_model
 
-    try:
+    with ended_by(ValueError, OSError, status=USAGE):
         loads = [StepLoad.of(tokens, args.context) for tokens in _numbers(args.tokens)]
         backends = dict(_pair(text) for text in args.backend)
         model = _model_options(args)
@@ -164,8 +153,6 @@ def run_ops(args: argparse.Namespace) -> None:
         if args.context > limit:
             raise ValueError(f"--context {args.context} is above the model's own {limit}")
         bench = OpBench(opened.config, opened.device, opened.dtype, backends)
-    except (ValueError, OSError) as error:
-        raise CommandError(str(error), USAGE) from None
     where, ceiling = machine.describe(model.device, args.commit), measure_ceiling(opened.device)
     print(f"{where.gpu}, torch {where.torch}, triton {where.triton}, commit {where.commit}")
     print(f"copy {ceiling.bytes_per_s / 1e12:.3g} TB/s, matrix product {ceiling.flops_per_s / 1e12:.3g} TFLOP/s")

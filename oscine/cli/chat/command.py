@@ -2,14 +2,13 @@
 
 import argparse
 import sys
-from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 from oscine.chat.effort import DEFAULT, EFFORTS
 from oscine.cli.chat.terminal import Terminal
 from oscine.cli.error import USAGE, CommandError
-from oscine.cli.parser import Parser
-from oscine.cli.server_url import server_url
+from oscine.cli.parser import Parser, subcommand
+from oscine.cli.server_url import client_settings, server_at
 from oscine.config import NANO, Config, EngineOptions, Environment, ModelOptions, ServerOptions
 
 if TYPE_CHECKING:
@@ -21,12 +20,8 @@ _HELP = "/reset forgets the conversation, /effort low|medium|high, ctrl-C stops 
 
 def add_command(commands: "argparse._SubParsersAction[Parser]") -> None:
     what = "talk to a model in the terminal"
-    parser = commands.add_parser(
-        "chat",
-        help=what,
-        description=f"Talk to a model in the terminal. Without PROMPT: a conversation; {_HELP}.",
-        allow_abbrev=False,
-    )
+    more = f"Talk to a model in the terminal. Without PROMPT: a conversation; {_HELP}."
+    parser = subcommand(commands, "chat", what, description=more)
     parser.add_argument(
         "prompt",
         nargs="?",
@@ -60,34 +55,33 @@ def run(args: argparse.Namespace) -> None:
     out = sys.stdout
     terminal = Terminal(out, color=out.isatty() and not environment.no_color)
     notes = Terminal(sys.stderr, color=sys.stderr.isatty() and not environment.no_color)
-    given = args.url or environment.base_url
-    url = server_url(given) if given else None
-    embedded = url is None and args.model in (None, NANO)
+    url = args.url or environment.base_url
+    embedded = not url and args.model in (None, NANO)
     settings = {
-        "model": args.model if url is not None else None,
+        "model": args.model if url else None,
         "reasoning_effort": args.effort,
         "temperature": 0.0 if args.temperature is None and embedded else args.temperature,
         "max_tokens": args.max_tokens,
     }
+    import httpx
+
     from oscine.cli.chat.conversation import Conversation
 
-    with _server(url, args.model or NANO) as base:
-        conversation = Conversation(base, environment.api_key, settings, MAX_TOKENS, terminal, notes)
-        with conversation:
-            if args.prompt is not None:
-                conversation.ask(args.prompt)
-            else:
-                _converse(conversation, notes)
+    with (
+        server_at(url, _config(args.model or NANO)) as base,
+        httpx.Client(**client_settings(base, environment.api_key)) as client,
+    ):
+        conversation = Conversation(client, settings, MAX_TOKENS, terminal, notes)
+        if args.prompt is not None:
+            conversation.ask(args.prompt)
+        else:
+            _converse(conversation, notes)
 
 
-def _server(url: str | None, model: str) -> AbstractContextManager[str]:
-    if url is not None:
-        return nullcontext(url)
-    from oscine.cli.local_server import LocalServer
-
-    # The embedded model starts in a moment, so it is started without a message.
+def _config(model: str) -> Config:
+    """Of a server for this conversation. The embedded model starts in a moment, so it starts without a message."""
     engine = EngineOptions(model=ModelOptions(model=model), quiet=model == NANO)
-    return LocalServer(Config(engine, ServerOptions(port=0, drain_s=0.0, log_level="warning")))
+    return Config(engine, ServerOptions(port=0, drain_s=0.0, log_level="warning"))
 
 
 def _converse(conversation: "Conversation", notes: Terminal) -> None:

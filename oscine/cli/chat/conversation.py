@@ -3,50 +3,27 @@
 import json
 import time
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Any
 
 import httpx
 
 from oscine.cli.chat.terminal import Terminal
 from oscine.cli.error import CommandError
-from oscine.cli.server_url import DIRECT
-
-_CONNECT_S = 10.0
 
 
 class Conversation:
-    """Context manager of a conversation. Every request has `settings`; None values are left to the server.
+    """Every request has `settings`; None values are left to the server.
 
     `max_tokens` bounds an answer if the settings do not. In a context with less room, the context bounds it.
     """
 
     def __init__(
-        self,
-        url: str,
-        api_key: str | None,
-        settings: dict[str, Any],
-        max_tokens: int,
-        terminal: Terminal,
-        notes: Terminal,
+        self, client: httpx.Client, settings: dict[str, Any], max_tokens: int, terminal: Terminal, notes: Terminal
     ) -> None:
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        try:
-            timeout = httpx.Timeout(None, connect=_CONNECT_S)
-            self._client = httpx.Client(base_url=url, headers=headers, timeout=timeout, mounts=DIRECT)
-        except (httpx.InvalidURL, ValueError) as error:
-            raise CommandError(f"{url} is not a URL: {error}") from None
-        self._url = url
+        self.settings = settings
+        self._client, self._max_tokens = client, max_tokens
         self._terminal, self._notes = terminal, notes
         self._messages: list[dict[str, Any]] = []
-        self.settings = settings
-        self._max_tokens = max_tokens
-
-    def __enter__(self) -> "Conversation":
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
-        self._client.close()
 
     def reset(self) -> None:
         self._messages.clear()
@@ -63,7 +40,7 @@ class Conversation:
             answer = StreamedAnswer(self._terminal)
             self._stream({"model": model, "messages": [*self._messages, question]}, answer)
         except httpx.HTTPError as error:
-            raise CommandError(f"no answer from {self._url}: {error}") from None
+            raise CommandError(f"no answer from {self._client.base_url}: {error}") from None
         finally:
             self._terminal.end()
             if answer is not None and answer.content:

@@ -8,8 +8,8 @@ import time
 from typing import Any
 
 import oscine
-from oscine.cli.error import USAGE, CommandError
-from oscine.cli.parser import Parser
+from oscine.cli.error import USAGE, ended_by
+from oscine.cli.parser import Parser, subcommand
 from oscine.cli.serve.options import add_options
 from oscine.cli.serve.read_options import read_config
 from oscine.config import NANO, Config, Environment
@@ -21,22 +21,15 @@ _EXAMPLE = "What is 27 + 58?"
 
 def add_command(commands: "argparse._SubParsersAction[Parser]") -> None:
     what = "serve a model behind an OpenAI-compatible API"
-    parser = commands.add_parser(
-        "serve",
-        help=what,
-        usage="%(prog)s [OPTIONS] [MODEL]",
-        description="Serve a model behind an OpenAI-compatible API.",
-        allow_abbrev=False,
-    )
+    parser = subcommand(commands, "serve", what, usage="%(prog)s [OPTIONS] [MODEL]")
     add_options(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:
     started_s = time.perf_counter()
-    given = {name: value for name, value in vars(args).items() if name not in ("command", "run")}
     notes: list[str] = []
-    config = _with_environment(read_config(given, notes.append), Environment.read())
+    config = _with_environment(read_config(vars(args), notes.append), Environment.read())
     from oscine.api.server import ServerError, serve
     from oscine.api.telemetry.logs import start_logging
 
@@ -48,14 +41,10 @@ def run(args: argparse.Namespace) -> None:
     if config.server.data_parallel_size > 1:
         from oscine.cluster.data_parallel import parallel_service
 
-        try:
+        with ended_by(ValueError, status=USAGE):
             service = parallel_service(config, Environment.read().num_gpus)
-        except ValueError as error:
-            raise CommandError(str(error), USAGE) from None
-    try:
+    with ended_by(ServerError):
         serve(config, lambda url, info: _announce(config, url, info, time.perf_counter() - started_s), service)
-    except ServerError as error:
-        raise CommandError(str(error)) from None
 
 
 def _with_environment(config: Config, environment: Environment) -> Config:

@@ -1,17 +1,18 @@
 """`oscine dynamo-worker [MODEL]`: an engine behind NVIDIA Dynamo's own frontend and router."""
 
 import argparse
-import sys
+from dataclasses import replace
 from pathlib import Path
 
-from oscine.cli.error import USAGE, CommandError
-from oscine.cli.parser import Parser
+from oscine.cli.error import USAGE, CommandError, ended_by
+from oscine.cli.parser import Parser, subcommand
 from oscine.cli.serve.options import ENGINE_GROUPS, add_options, add_some
 from oscine.cli.serve.read_options import read_config
-from oscine.config import Environment, ModelOptions
+from oscine.config import OPTIONS, Environment, ModelOptions
 from oscine.dynamo.options import DynamoOptions
 from oscine.option import options_of
 
+_NAME = replace(OPTIONS["served-model-name"], help="name by which clients call the model", shown="its own", nargs=None)
 _RUNTIME = {
     "namespace": "group of workers and frontends that find each other (default: dynamo)",
     "discovery-backend": "service through which they find each other: etcd, kubernetes, file or mem (default: etcd)",
@@ -23,31 +24,23 @@ _RUNTIME = {
 
 def add_command(commands: "argparse._SubParsersAction[Parser]") -> None:
     what = "serve a model to NVIDIA Dynamo's frontend and router"
-    parser = commands.add_parser(
-        "dynamo-worker",
-        help=what,
-        usage="%(prog)s [OPTIONS] [MODEL]",
-        description="Serve a model to NVIDIA Dynamo's frontend and router (needs the extra `dynamo`).",
-        allow_abbrev=False,
-    )
+    more = "Serve a model to NVIDIA Dynamo's frontend and router (needs the extra `dynamo`)."
+    parser = subcommand(commands, "dynamo-worker", what, usage="%(prog)s [OPTIONS] [MODEL]", description=more)
     add_options(parser, groups=ENGINE_GROUPS)
     worker = parser.add_argument_group("worker")
-    name_help = "name by which clients call the model (default: its own)"
-    worker.add_argument("--served-model-name", metavar="NAME", default=argparse.SUPPRESS, help=name_help)
-    add_some(worker, options_of(DynamoOptions))
+    add_some(worker, (_NAME, *options_of(DynamoOptions)))
     runtime = parser.add_argument_group(
         "Dynamo's runtime; each is also an environment variable DYN_NAME, as all others"
     )
     for name, text in _RUNTIME.items():
-        runtime.add_argument(f"--{name}", metavar="NAME", default=argparse.SUPPRESS, help=text)
+        runtime.add_argument(f"--{name}", dest=name, metavar="NAME", default=argparse.SUPPRESS, help=text)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:
-    given = {name: value for name, value in vars(args).items() if name not in ("command", "run")}
-    runtime = [f"--{name}={given.pop(key)}" for name in _RUNTIME if (key := name.replace("-", "_")) in given]
+    given = vars(args)
+    runtime = [f"--{name}={given.pop(name)}" for name in _RUNTIME if name in given]
     own = {option.name: given.pop(option.name) for option in options_of(DynamoOptions) if option.name in given}
-    name = given.pop("served_model_name", None)
     try:
         from oscine.dynamo.worker import run
         from oscine.engine.wire.stream import EngineError
@@ -55,17 +48,13 @@ def run(args: argparse.Namespace) -> None:
         raise CommandError(
             f"NVIDIA Dynamo is not installed here (no module {error.name}): see docs/dynamo.md"
         ) from None
-    config = read_config(given, lambda note: print(f"oscine: {note}", file=sys.stderr))
-    try:
+    config = read_config(given)
+    with ended_by(ValueError, status=USAGE), ended_by(EngineError):
         folder = _folder(config.engine.model)
-        name = name or (config.server.served_model_names or (_name(config.engine.model),))[0]
+        name, *_ = config.server.served_model_names or (_name(config.engine.model),)
         key = Environment.read().cluster_key
         fields = {"folder": folder, "name": name, "engine": config.engine, "key": key}
         run(DynamoOptions.of(own, **fields, runtime=tuple(runtime)))
-    except ValueError as error:
-        raise CommandError(str(error), USAGE) from None
-    except EngineError as error:
-        raise CommandError(str(error)) from None
 
 
 def _folder(model: ModelOptions) -> Path:

@@ -3,11 +3,12 @@
 The command line wins over the file of --config, the file over the profile.
 """
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from oscine.cli.error import USAGE, CommandError
+from oscine.cli.error import USAGE, CommandError, ended_by
 from oscine.cli.serve.name import NOTES, Values, merge
 from oscine.cli.serve.options import NAMES, PROFILE_FOLDER
 from oscine.config import NANO, OPTIONS, Config
@@ -16,22 +17,19 @@ from oscine.option import FileKeyError, OptionError, did_you_mean
 _SECTIONS = frozenset(name.partition(".")[0] for name in NAMES if "." in name)  # keys of a file that have keys
 _WHEN_NULL = {"cuda-graph-config": "enforce-eager"}  # a section that is null -> the flag that it stands for
 
-
-def _exclusions() -> dict[str, frozenset[str]]:
-    """Of each option the others that set the same thing."""
-    pairs = {(option.name, other) for option in OPTIONS.values() for other in option.excludes}
-    pairs |= {(other, name) for name, other in pairs}
-    return {name: frozenset(other for one, other in pairs if one == name) for name, _ in pairs}
+# Pairs of options that set the same thing, in either order.
+_EXCLUSIONS = {pair for one in OPTIONS.values() for two in one.excludes for pair in ((one.name, two), (two, one.name))}
 
 
-_EXCLUDED = _exclusions()
+def _say(note: str) -> None:
+    print(f"oscine: {note}", file=sys.stderr)
 
 
-def read_config(given: Mapping[str, Any], note: Callable[[str], None] = lambda text: None) -> Config:
+def read_config(given: Mapping[str, Any], note: Callable[[str], None] = _say) -> Config:
     """`given`: the command line, by option. `note` is called for what has no effect. Raises CommandError."""
     layers = [dict(given)]  # the first wins
     path = layers[0].pop("config", None)
-    try:
+    with ended_by(ValueError, status=USAGE):
         check_exclusions(layers[0])
         if path is not None:
             layers.append(_read_yaml(path, f"--config {path}"))
@@ -39,8 +37,6 @@ def read_config(given: Mapping[str, Any], note: Callable[[str], None] = lambda t
         if profile is not None:
             layers.append(read_profile(profile))
         return make_config(layers, note)
-    except ValueError as error:
-        raise CommandError(str(error), USAGE) from None
 
 
 def read_profile(name: str) -> Values:
@@ -53,8 +49,8 @@ def make_config(layers: Sequence[Values], note: Callable[[str], None] = lambda t
     for layer in reversed(layers):
         for text in layer.get(NOTES, ()):
             note(text)
-        values = {name: value for name, value in values.items() if not _EXCLUDED.get(name, frozenset()) & layer.keys()}
-        values |= layer
+        replaced = {theirs for ours, theirs in _EXCLUSIONS if ours in layer}
+        values = {name: value for name, value in values.items() if name not in replaced} | layer
     return Config.of(_dummy(values) if "load-format" in values else values)
 
 
@@ -71,9 +67,8 @@ def _dummy(values: Values) -> Values:
 
 def check_exclusions(layer: Values) -> None:
     """Raises OptionError for two such options in one source. Of two sources, only the option that wins counts."""
-    for name in layer:
-        for other in _EXCLUDED.get(name, frozenset()) & layer.keys():
-            first, second = sorted((name, other))
+    for first, second in sorted(_EXCLUSIONS):
+        if first in layer and second in layer:
             raise OptionError(first, f"and --{second} exclude each other", second)
 
 

@@ -50,7 +50,14 @@ class _Case(Future[Problem | None]):
                 self._judge.kill()
         return False
 
-    def give_to(self, judge: "subprocess.Popen[bytes] | None") -> None:
+    def tried_by(self, judge: "subprocess.Popen[bytes]", deadline_s: float) -> Problem | None:
+        self._give_to(judge)
+        try:
+            return _answer(judge, self.trials, deadline_s)
+        finally:
+            self._give_to(None)
+
+    def _give_to(self, judge: "subprocess.Popen[bytes] | None") -> None:
         with self._lock:
             self._judge = judge
             if judge is not None and self._is_given_up:
@@ -65,8 +72,7 @@ class GrammarJudges:
         self._deadline_s = deadline_s
         self._changed = threading.Condition()
         self._waiting: list[_Case] = []
-        self._num_waiting: Counter[str | None] = Counter()  # by owner
-        self._under_way: Counter[str | None] = Counter()
+        self._under_way: Counter[str | None] = Counter()  # by owner
         self._num_threads = self._num_idle = 0
 
     def start(self) -> None:
@@ -82,9 +88,8 @@ class GrammarJudges:
         """
         case = _Case(trials, owner)
         with self._changed:
-            if self._num_waiting[owner] >= _MOST_WAITING:
+            if sum(waiting.owner == owner for waiting in self._waiting) >= _MOST_WAITING:
                 raise TooManyGrammarsError
-            self._num_waiting[owner] += 1
             self._waiting.append(case)
             if not self._num_idle and self._num_threads < self._count:
                 self._add_thread()
@@ -96,13 +101,30 @@ class GrammarJudges:
         threading.Thread(target=self._work, name="grammar-judge", daemon=True).start()
 
     def _work(self) -> None:
-        judge = _Judge(self._deadline_s)
+        """Decides cases with one process, which is started again after it was killed."""
+        judge: subprocess.Popen[bytes] | None = None
+        with contextlib.suppress(OSError):
+            judge = _start()
         while True:
             case = self._next()
-            judge.decide(case)
+            if case.set_running_or_notify_cancel():
+                judge = self._decide(case, judge)
             with self._changed:
                 self._under_way[case.owner] -= 1
                 self._changed.notify_all()
+
+    def _decide(self, case: _Case, judge: "subprocess.Popen[bytes] | None") -> "subprocess.Popen[bytes] | None":
+        """Returns the process, unless it is of no more use."""
+        try:
+            if judge is None or judge.poll() is not None:
+                judge = _start()
+            case.set_result(case.tried_by(judge, self._deadline_s))
+        except Exception as error:
+            if judge is not None:
+                _end(judge)
+            case.set_exception(error)
+            return None
+        return judge
 
     def _next(self) -> _Case:
         """Waits for a case whose owner may have another one in progress."""
@@ -112,45 +134,12 @@ class GrammarJudges:
                 self._changed.wait()
                 self._num_idle -= 1
             self._waiting.remove(case)
-            self._num_waiting[case.owner] -= 1
             self._under_way[case.owner] += 1
             return case
 
     def _admissible(self) -> _Case | None:
         most = self._count - 1
         return next((case for case in self._waiting if self._under_way[case.owner] < most), None)
-
-
-class _Judge:
-    """One process, started again after it was killed. One thread owns it."""
-
-    def __init__(self, deadline_s: float) -> None:
-        self._deadline_s = deadline_s
-        self._process: subprocess.Popen[bytes] | None = None
-        with contextlib.suppress(OSError):
-            self._process = _start()
-
-    def decide(self, case: _Case) -> None:
-        if not case.set_running_or_notify_cancel():
-            return
-        try:
-            case.set_result(self._try(case))
-        except Exception as error:
-            case.set_exception(error)
-
-    def _try(self, case: _Case) -> Problem | None:
-        if self._process is None or self._process.poll() is not None:
-            self._process = _start()
-        process = self._process
-        case.give_to(process)
-        try:
-            return _answer(process, case.trials, self._deadline_s)
-        except BaseException:
-            _end(process)
-            self._process = None
-            raise
-        finally:
-            case.give_to(None)
 
 
 def _start() -> subprocess.Popen[bytes]:

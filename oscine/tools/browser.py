@@ -9,13 +9,13 @@ from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
 from oscine.chat.messages import FunctionTool, ToolNamespace
 from oscine.tools.browser_page import Document, Page, lines_of, link, page_of
-from oscine.tools.toolbox import CITATION_END, Citation, Details, Source, ToolResult, WebFind, WebOpen, WebSearch
+from oscine.tools.toolbox import CITATION_END, Citation, Details, Source, Tool, ToolResult, WebFind, WebOpen, WebSearch
 
 NAMESPACE = "browser"
 _VIEW = 8_000  # characters of a view, about 2,000 tokens
@@ -80,44 +80,35 @@ class _Shown:
     matches: list[int] = field(default_factory=list)  # of a find: the matching lines of the searched page
 
 
-class BrowserTool:
+class BrowserTool(Tool):
     """The browser of one conversation."""
 
     def __init__(self, backend: Backend, timeout_s: float, state: Any = None) -> None:
         self._backend = backend
         self._timeout_s = timeout_s
         self._shown = [_shown(*kept) for kept in state or ()]
-        self._functions: dict[str, Callable[[Any], Awaitable[ToolResult]]] = {
-            "search": self._search,
-            "open": self._open,
-            "find": self._find,
+        self.namespace = DECLARATION
+        self._functions: dict[str, tuple[type[Any], Callable[[Any], Awaitable[ToolResult]]]] = {
+            "search": (_SearchArguments, self._search),
+            "open": (_OpenArguments, self._open),
+            "find": (_FindArguments, self._find),
         }
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        pass
-
-    @property
-    def namespace(self) -> ToolNamespace:
-        return DECLARATION
 
     def state(self) -> list[tuple[str, str, Sequence[_Result]]]:
         return [(shown.url, shown.title, shown.results) for shown in self._shown]
 
     async def call(self, recipient: str, content: str) -> ToolResult:
         name = recipient.partition(".")[2]
-        kind = _ARGUMENTS.get(name)
-        if kind is None:
+        if name not in self._functions:
             return ToolResult(f"Error: there is no {recipient}; there are search, open and find.", None, is_error=True)
+        kind, function = self._functions[name]
         details: Details | None = None
         try:
             given = {key: value for key, value in _object(content).items() if value is not None}
             arguments = msgspec.convert(given, kind, strict=False)
             details = _attempt(arguments)
             async with asyncio.timeout(self._timeout_s):
-                return await self._functions[name](arguments)
+                return await function(arguments)
         except TimeoutError:
             return ToolResult(f"Error: no answer within {self._timeout_s:g} seconds.", details, is_error=True)
         except (LookupError, ValueError, OSError) as error:
@@ -277,13 +268,6 @@ def _view(page: Page, cursor: int, loc: int, num_lines: int) -> str:
     where = "" if page.url.startswith(_SEARCH) else f" ({page.url})"
     title = f"[{cursor}] {page.title}{where}\n**viewing lines [{loc} - {loc + len(shown) - 1}] of {last}**"
     return "\n".join([title, "", *shown])
-
-
-_ARGUMENTS: dict[str, type[msgspec.Struct]] = {
-    "search": _SearchArguments,
-    "open": _OpenArguments,
-    "find": _FindArguments,
-}
 
 
 def _parameters(**properties: tuple[Any, Any]) -> dict[str, Any]:

@@ -9,7 +9,6 @@ import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -29,7 +28,7 @@ from mcp_types import (
 from mcp_types import Tool as ListedTool
 
 from oscine.chat.messages import FunctionTool, ToolNamespace
-from oscine.tools.toolbox import McpCall, McpListing, ToolResult, bounded
+from oscine.tools.toolbox import McpCall, McpListing, Tool, ToolResult, bounded
 
 T = TypeVar("T")
 
@@ -112,37 +111,64 @@ def check_label(label: object) -> str:
     return label
 
 
-@dataclass(frozen=True, slots=True)
-class AllowedTools:
+class AllowedTools(msgspec.Struct, frozen=True):
     """Which of a server's tools a conversation may use."""
 
-    names: frozenset[str] | None = None  # None: any
-    read_only: bool = False  # only tools that declare themselves read-only
+    tool_names: list[str] | None = None  # None: any
+    read_only: bool | None = None  # whether only tools that declare themselves read-only
 
     def permits(self, tool: ListedTool) -> bool:
         harmless = tool.annotations is not None and tool.annotations.read_only_hint is True
-        return (self.names is None or tool.name in self.names) and (harmless or not self.read_only)
+        return (self.tool_names is None or tool.name in self.tool_names) and (harmless or not self.read_only)
 
 
 class ServerError(Exception):
     """The failure of a server, in a sentence."""
 
 
-@dataclass(slots=True)
 class _Held:
-    """A connection as its own task holds it open."""
+    """A connection that a task of its own holds open, so that its failure does not cancel other tasks."""
 
-    task: asyncio.Task[None]
-    client: asyncio.Future[Client]
-    closing: asyncio.Event
-    # around all of it: the package cleans up if this scope cancels it, but not if asyncio does
-    scope: anyio.CancelScope
+    def __init__(self, entry: ServerEntry) -> None:
+        self._entry = entry
+        self.client: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
+        self._closing = asyncio.Event()
+        # around all of it: the package cleans up if this scope cancels it, but not if asyncio does
+        self._scope = anyio.CancelScope()
+        self.task = asyncio.ensure_future(self._hold())
+
+    async def close(self) -> None:
+        self._closing.set()
+        if not self.client.done():
+            self._scope.cancel()
+        if not (await asyncio.wait({self.task}, timeout=_FAREWELL_S))[0]:
+            self._scope.cancel()
+
+    async def _hold(self) -> None:
+        failure: Exception = ServerError("it did not answer")
+        try:
+            with self._scope:
+                async with AsyncExitStack() as stack:
+                    self.client.set_result(await stack.enter_async_context(await self._open(stack)))
+                    await self._closing.wait()
+        except Exception as error:
+            failure = error
+            logger.info("the connection to an MCP server failed: %s: %s", self._entry.place, _reason(error))
+        if not self.client.done():
+            self.client.set_exception(failure)
+            self.client.exception()  # perhaps no task waits for it any more
+
+    async def _open(self, stack: AsyncExitStack) -> Client:
+        entry = self._entry
+        if entry.url is None:
+            assert entry.command is not None
+            return Client(StdioServerParameters(command=entry.command, args=entry.args, env=entry.env, cwd=entry.cwd))
+        http = await stack.enter_async_context(httpx2.AsyncClient(headers=entry.headers, timeout=_HTTP_TIMEOUT))
+        return Client(streamable_http_client(entry.url, http_client=http))
 
 
 class Connection:
-    """A connection to one server, opened when it is needed, and again when it is broken. Lives in a task of its own, so
-    that its failure does not cancel other tasks.
-    """
+    """A connection to one server, opened when it is needed, and again when it is broken."""
 
     def __init__(self, entry: ServerEntry, timeout_s: float) -> None:
         self._entry = entry
@@ -166,14 +192,10 @@ class Connection:
     async def close(self) -> None:
         held, self._held = self._held, None
         if held is not None:
-            held.closing.set()
-            if not held.client.done():
-                held.scope.cancel()
-            if not (await asyncio.wait({held.task}, timeout=_FAREWELL_S))[0]:
-                held.scope.cancel()
+            await held.close()
 
     async def _use(self, request: Callable[[Client], Awaitable[T]]) -> T:
-        held = self._held = self._held or self._open()
+        held = self._held = self._held or _Held(self._entry)
         try:
             async with asyncio.timeout(self.timeout_s):
                 client = await asyncio.shield(held.client)
@@ -186,33 +208,6 @@ class Connection:
             if not isinstance(error, MCPError) or error.code == CONNECTION_CLOSED or held.task.done():
                 await self._drop(held)
             raise ServerError(_reason(error)) from None
-
-    def _open(self) -> _Held:
-        client: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
-        closing, scope = asyncio.Event(), anyio.CancelScope()
-        return _Held(asyncio.ensure_future(self._hold(client, closing, scope)), client, closing, scope)
-
-    async def _hold(self, opened: asyncio.Future[Client], closing: asyncio.Event, scope: anyio.CancelScope) -> None:
-        failure: Exception = ServerError("it did not answer")
-        try:
-            with scope:
-                async with AsyncExitStack() as stack:
-                    opened.set_result(await stack.enter_async_context(await self._client(stack)))
-                    await closing.wait()
-        except Exception as error:
-            failure = error
-            logger.info("the connection to an MCP server failed: %s: %s", self._entry.place, _reason(error))
-        if not opened.done():
-            opened.set_exception(failure)
-            opened.exception()  # perhaps no task waits for it any more
-
-    async def _client(self, stack: AsyncExitStack) -> Client:
-        entry = self._entry
-        if entry.url is None:
-            assert entry.command is not None
-            return Client(StdioServerParameters(command=entry.command, args=entry.args, env=entry.env, cwd=entry.cwd))
-        http = await stack.enter_async_context(httpx2.AsyncClient(headers=entry.headers, timeout=_HTTP_TIMEOUT))
-        return Client(streamable_http_client(entry.url, http_client=http))
 
     async def _drop(self, held: _Held) -> None:
         if self._held is held:
@@ -236,7 +231,7 @@ def _reason(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
-class McpTool:
+class McpTool(Tool):
     """One server's tools in one conversation."""
 
     def __init__(self, label: str, connection: Connection, allowed: AllowedTools, *, owned: bool) -> None:
@@ -279,36 +274,28 @@ class McpTool:
     async def call(self, recipient: str, content: str) -> ToolResult:
         called = recipient.partition(".")[2]
         name = self._names.get(called)
-        if name is None:
-            return self._failure(called, content, f"there is no tool {recipient}")
+        missing = f"Error: there is no tool {recipient}"
+        text, is_error = (missing, True) if name is None else await self._answer(name, content)
+        output, error = (None, text) if is_error else (text, None)
+        details = McpCall(self._label, name or called, content, output, error)
+        return ToolResult(text or "[no output]", details, is_error)
+
+    async def _answer(self, name: str, content: str) -> tuple[str, bool]:
+        """What the tool says, and whether it is an error."""
         try:
             arguments = msgspec.json.decode(content.strip() or "{}", type=dict[str, Any])
-        except (ValueError, RecursionError) as error:
-            return self._failure(name, content, f"the arguments are no JSON object: {error}")
-        try:
             result = await self._connection.call(name, arguments)
         except ServerError as error:
-            return self._failure(name, content, f"the MCP server failed: {error}")
-        text = bounded(_text(result), _LONGEST)
-        if result.is_error:
-            return ToolResult(text, McpCall(self._label, name, content, None, text), is_error=True)
-        return ToolResult(text or "[no output]", McpCall(self._label, name, content, text))
-
-    def _failure(self, name: str, content: str, reason: str) -> ToolResult:
-        text = f"Error: {reason}"
-        return ToolResult(text, McpCall(self._label, name, content, None, text), is_error=True)
+            return f"Error: the MCP server failed: {error}", True
+        except (ValueError, RecursionError) as error:
+            return f"Error: the arguments are no JSON object: {error}", True
+        return bounded(_text(result), _LONGEST), result.is_error
 
 
 def _described(tool: ListedTool) -> dict[str, Any]:
-    annotations = (
-        tool.annotations.model_dump(mode="json", by_alias=True, exclude_none=True) if tool.annotations else None
-    )
-    return {
-        "name": tool.name,
-        "description": tool.description,
-        "input_schema": tool.input_schema,
-        "annotations": annotations,
-    }
+    hints = tool.annotations and tool.annotations.model_dump(mode="json", by_alias=True, exclude_none=True)
+    about = {"name": tool.name, "description": tool.description}
+    return about | {"input_schema": tool.input_schema, "annotations": hints}
 
 
 def _text(result: CallToolResult) -> str:
@@ -360,11 +347,6 @@ class Servers:
         return McpTool(label, Connection(entry, self._timeout_s), allowed, owned=True)
 
 
-class _Names(msgspec.Struct):
-    tool_names: list[str] | None = None
-    read_only: bool | None = None
-
-
 class _Wanted(msgspec.Struct):
     """A tool of type mcp as requests have it."""
 
@@ -372,7 +354,7 @@ class _Wanted(msgspec.Struct):
     server_url: str | None = None
     headers: dict[str, str] | None = None
     authorization: str | None = None
-    allowed_tools: list[str] | _Names | None = None
+    allowed_tools: list[str] | AllowedTools | None = None
     require_approval: Any = None
     connector_id: str | None = None
 
@@ -386,5 +368,4 @@ def _allowed(wanted: _Wanted) -> AllowedTools:
     if (wanted.require_approval or usual) != "never":
         raise ValueError("approvals are not supported; require_approval must be 'never'")
     named = wanted.allowed_tools
-    filter_ = named if isinstance(named, _Names) else _Names(named)
-    return AllowedTools(None if filter_.tool_names is None else frozenset(filter_.tool_names), bool(filter_.read_only))
+    return named if isinstance(named, AllowedTools) else AllowedTools(named)

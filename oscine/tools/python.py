@@ -15,11 +15,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from oscine.chat.messages import ToolNamespace
 from oscine.config import ToolOptions
-from oscine.tools.toolbox import CodeRun, ToolResult
+from oscine.tools.toolbox import CodeRun, Tool, ToolResult
 
 NAMESPACE = "python"
 _FOLDER = Path(__file__).parent
@@ -165,22 +165,15 @@ class _Output:
         return (self._head + cut + self._tail).decode(errors="replace")
 
 
-class PythonTool:
+class PythonTool(Tool):
     """Keeps nothing between calls."""
 
     def __init__(self, jail: Jail, options: ToolOptions) -> None:
         self._jail = jail
         version = f"{sys.version_info.major}.{sys.version_info.minor}"
         memory_mib, seconds = options.python_memory_bytes >> 20, options.python_timeout_s
-        self.namespace = ToolNamespace(
-            NAMESPACE, _DESCRIPTION.format(version=version, memory_mib=memory_mib, seconds=seconds)
-        )
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        pass
+        description = _DESCRIPTION.format(version=version, memory_mib=memory_mib, seconds=seconds)
+        self.namespace = ToolNamespace(NAMESPACE, description)
 
     async def call(self, recipient: str, content: str) -> ToolResult:
         run = await self._jail.run(content)

@@ -1,10 +1,10 @@
 """The contract of tools that the server itself answers, and the tools of one conversation."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Any, Self
 
 from oscine.chat.messages import ToolNamespace
 
@@ -81,37 +81,30 @@ class McpListing:
     error: str | None = None
 
 
-class Tool(Protocol):
+class Tool:
     """One namespace in one conversation. It is entered before it is declared, and exited when the response is
     complete."""
 
-    @property
-    def namespace(self) -> ToolNamespace: ...
+    namespace: ToolNamespace
+    listing: McpListing | None = None
 
     async def call(self, recipient: str, content: str) -> ToolResult:
         """Runs one call of the model. A failure is a text for the model, not an exception."""
-        ...
+        raise NotImplementedError
 
-    async def __aenter__(self) -> Self: ...
+    async def __aenter__(self) -> Self:
+        return self
 
-    async def __aexit__(self, *exc_info: object) -> None: ...
+    async def __aexit__(self, *exc_info: object) -> None:
+        return
 
+    def citations(self, text: str) -> Iterable[Citation]:
+        """The places in an answer that cite a result of this tool."""
+        return ()
 
-@runtime_checkable
-class Listed(Protocol):
-    """A tool with a listing for clients."""
-
-    @property
-    def listing(self) -> McpListing: ...
-
-
-@runtime_checkable
-class Citing(Protocol):
-    """A tool with results that an answer may cite, and with state for the conversation's next request."""
-
-    def citations(self, text: str) -> Iterator[Citation]: ...
-
-    def state(self) -> Any: ...
+    def state(self) -> Any:
+        """For this tool in the conversation's next request; None: it needs none."""
+        return None
 
 
 class Toolbox:
@@ -145,7 +138,7 @@ class Toolbox:
 
     @property
     def listings(self) -> tuple[McpListing, ...]:
-        return tuple(tool.listing for tool in self._tools.values() if isinstance(tool, Listed))
+        return tuple(tool.listing for tool in self._tools.values() if tool.listing is not None)
 
     @property
     def exhausted(self) -> bool:
@@ -171,12 +164,13 @@ class Toolbox:
 
     def citations(self, text: str) -> list[Citation]:
         """The places in an answer that cite a result of the tools, in order."""
-        found = (c for tool in self._tools.values() if isinstance(tool, Citing) for c in tool.citations(text))
+        found = (citation for tool in self._tools.values() for citation in tool.citations(text))
         return sorted(found, key=lambda citation: citation.start)
 
     def state(self) -> dict[str, Any]:
         """JSON values from which BuiltinTools.toolbox continues this toolbox."""
-        return {name: tool.state() for name, tool in self._tools.items() if isinstance(tool, Citing)}
+        states = {name: tool.state() for name, tool in self._tools.items()}
+        return {name: state for name, state in states.items() if state is not None}
 
 
 def bounded(text: str, limit: int) -> str:

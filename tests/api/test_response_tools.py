@@ -35,7 +35,7 @@ SOURCE = Source("http://a.test/", "A")
 QUERY = FunctionTool("search", "", {"type": "object", "properties": {"query": {"type": "string"}}})
 
 
-class ScriptedTool:
+class ScriptedTool(Tool):
     """A tool that answers as a test says, and counts how often it was entered and left."""
 
     def __init__(self, namespace: ToolNamespace, answer: Callable[[str, str], ToolResult]) -> None:

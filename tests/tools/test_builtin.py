@@ -14,7 +14,7 @@ from oscine.config import ToolOptions
 from oscine.tools.browser import Hit
 from oscine.tools.browser_page import Document
 from oscine.tools.builtin import BuiltinTools
-from oscine.tools.toolbox import CodeRun, Toolbox, ToolResult, bounded
+from oscine.tools.toolbox import CodeRun, Tool, Toolbox, ToolResult, bounded
 
 
 @pytest.fixture(scope="module")
@@ -207,7 +207,7 @@ def test_state_goes_on_in_the_next_toolbox(tools: BuiltinTools) -> None:
     asyncio.run(run())
 
 
-class Broken:
+class Broken(Tool):
     def __init__(self) -> None:
         self.namespace = ToolNamespace("python", "Breaks.")
         self.entered = 0

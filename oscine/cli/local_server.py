@@ -4,60 +4,42 @@ import asyncio
 import logging
 import signal
 import threading
-from types import TracebackType
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
 
 from oscine.api.server import Server, ServerError
-from oscine.cli.error import CommandError
+from oscine.cli.error import ended_by
 from oscine.config import Config
-from oscine.types import EngineInfo
 
 
-class LocalServer:
-    """Context manager that gives the server's URL once it is ready. Raises CommandError if it cannot start.
+@contextmanager
+def local_server(config: Config) -> Iterator[str]:
+    """Gives the server's URL once it is ready. Its port should be 0: any that is free. Raises CommandError."""
+    logging.basicConfig(level=logging.WARNING)
+    with ended_by(ServerError):
+        server = Server(config)
+    loop, ready = asyncio.new_event_loop(), Future[None]()
 
-    Its port should be 0: any that is free.
-    """
-
-    def __init__(self, config: Config) -> None:
-        self._config = config
-        self._changed = threading.Event()  # ready, or failed
-        self._error: str | None = None
-        self._thread = threading.Thread(target=self._run, name="server")
-
-    def __enter__(self) -> str:
-        logging.basicConfig(level=logging.WARNING)
-        self._server = Server(self._config)
-        self._thread.start()
-        try:
-            self._changed.wait()
-        except KeyboardInterrupt:
-            self._stop()
-            raise
-        if self._error is not None:
-            self._thread.join()
-            raise CommandError(self._error)
-        return self._server.url
-
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
-        self._stop()
-
-    def _stop(self) -> None:
-        self._loop.call_soon_threadsafe(self._server.request_stop)
-        self._thread.join()
-
-    def _run(self) -> None:
+    def run() -> None:
         # Ctrl-C must reach the main thread: delivered here, it would not wake the prompt.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            asyncio.run(self._serve())
-        except ServerError as error:
-            self._error = str(error)
-        finally:
-            self._changed.set()
+            with asyncio.Runner(loop_factory=lambda: loop) as runner:
+                runner.run(server.run_service(lambda info: ready.set_result(None)))
+        except Exception as error:
+            if not ready.done():
+                ready.set_exception(error)
+            elif not isinstance(error, ServerError):
+                raise
 
-    async def _serve(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        await self._server.run_service(self._on_ready)
-
-    def _on_ready(self, info: EngineInfo) -> None:
-        self._changed.set()
+    thread = threading.Thread(target=run, name="server")
+    thread.start()
+    try:
+        with ended_by(ServerError):
+            ready.result()
+        yield server.url
+    finally:
+        with suppress(RuntimeError):  # the server has ended by itself
+            loop.call_soon_threadsafe(server.request_stop)
+        thread.join()

@@ -15,9 +15,9 @@ def server_at(url: str | None, config: Config) -> AbstractContextManager[str]:
     if url:
         with_scheme = url if "://" in url else f"http://{url}"
         return nullcontext(with_scheme.rstrip("/").removesuffix("/v1"))
-    from oscine.cli.local_server import LocalServer
+    from oscine.cli.local_server import local_server
 
-    return LocalServer(config)
+    return local_server(config)
 
 
 def client_settings(url: str, api_key: str | None) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import pytest
 
 from oscine.api.http.errors import APIError
 from oscine.api.serving.admission import Admission
-from oscine.cli.local_server import LocalServer
+from oscine.cli.local_server import local_server
 from oscine.config import Config, EngineOptions, ModelOptions, ServerOptions
 from oscine.engine.wire.stream import EngineDied, EngineError, EngineOverloaded
 from tests.api.scripted_server import ScriptedServer
@@ -109,7 +109,7 @@ def test_a_server_that_strangers_reach_says_so_once(
     model_folder: Path, caplog: pytest.LogCaptureFixture, options: dict[str, Any], warned: bool
 ) -> None:
     engine = EngineOptions(model=ModelOptions(model=str(model_folder)), executor="fake")
-    with LocalServer(Config(engine, ServerOptions(port=0, drain_s=0.0, **options))):
+    with local_server(Config(engine, ServerOptions(port=0, drain_s=0.0, **options))):
         pass
     lines = [record.getMessage() for record in caplog.records if "may use this server" in record.getMessage()]
     assert len(lines) == warned

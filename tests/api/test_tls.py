@@ -3,7 +3,7 @@
 import re
 import socket
 import ssl
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +12,17 @@ import openai
 import pytest
 
 from oscine.api.http import uvicorn_protocol
-from oscine.api.server import ServerError
-from oscine.cli.local_server import LocalServer
+from oscine.cli.error import CommandError
+from oscine.cli.local_server import local_server
 from oscine.config import Config, EngineOptions, ModelOptions, ServerOptions
 
 CERTIFICATE, KEY = (str(Path(__file__).parent / "tls" / name) for name in ("certificate.pem", "key.pem"))
 
 
-def server(folder: Path, certificate: str, key: str | None, **options: Any) -> LocalServer:
+def server(folder: Path, certificate: str, key: str | None, **options: Any) -> AbstractContextManager[str]:
     engine = EngineOptions(model=ModelOptions(model=str(folder)), executor="fake")
     tls = ServerOptions(port=0, drain_s=0.0, ssl_certfile=certificate, ssl_keyfile=key, **options)
-    return LocalServer(Config(engine, tls))
+    return local_server(Config(engine, tls))
 
 
 def test_https(model_folder: Path) -> None:
@@ -69,7 +69,7 @@ def test_a_handshake_has_a_deadline(model_folder: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize(("certificate", "key"), [("/no/such.pem", KEY), (CERTIFICATE, None), (KEY, CERTIFICATE)])
 def test_files_that_cannot_be_used(model_folder: Path, certificate: str, key: str | None) -> None:
-    with pytest.raises(ServerError) as caught, server(model_folder, certificate, key):
+    with pytest.raises(CommandError) as caught, server(model_folder, certificate, key):
         pass
     assert str(caught.value).startswith(f"--ssl-certfile {certificate}")
     assert ("--ssl-keyfile" in str(caught.value)) == (key is not None)

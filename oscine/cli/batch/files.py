@@ -73,7 +73,7 @@ class _Ids:
         """Whether it is new."""
         return self._table.execute("INSERT OR IGNORE INTO ids VALUES (?)", (text,)).rowcount == 1
 
-    def __contains__(self, text: str) -> bool:
+    def __contains__(self, text: str | None) -> bool:
         return self._table.execute("SELECT 1 FROM ids WHERE id = ?", (text,)).fetchone() is not None
 
 

@@ -69,10 +69,10 @@ class HarmonyParser:
             tokenizer.channel: HarmonyParser._on_channel,
             tokenizer.constrain: HarmonyParser._on_constrain,
             tokenizer.message: HarmonyParser._on_message,
-            tokenizer.end: HarmonyParser._on_end,
-            tokenizer.return_: HarmonyParser._on_return,
-            tokenizer.call: HarmonyParser._on_call,
-            tokenizer.endoftext: HarmonyParser._on_endoftext,
+            tokenizer.end: lambda parser: parser._close("marker"),
+            tokenizer.return_: lambda parser: parser._terminate("return"),
+            tokenizer.call: lambda parser: parser._terminate("call"),
+            tokenizer.endoftext: lambda parser: parser._terminate("endoftext"),
         }
         self.terminator: Terminator | None = None
         self.num_tokens = 0  # fed, up to and with the terminator
@@ -98,11 +98,6 @@ class HarmonyParser:
     def stop_string(self) -> str | None:
         """The stop string that ended the content."""
         return self._guard.stops.matched if self._guard else None
-
-    @property
-    def answering(self) -> bool:
-        """Whether a message of content is open."""
-        return self._header is None and self._kind == "content"
 
     @property
     def thinking(self) -> bool:
@@ -157,10 +152,10 @@ class HarmonyParser:
     def _add_to_header(self, header: Header, index: int, text: str) -> None:
         header.add(index, text)
         if header.is_broken:
-            self._enter_message(header)
-            self._add_pieces(header.body())
+            self._enter_message(header, header.body())
 
-    def _enter_message(self, header: Header) -> None:
+    def _enter_message(self, header: Header, pieces: Sequence[tuple[int, str]] = ()) -> None:
+        """`pieces`: text of the message that came with the header, by token index."""
         builtin, function, channel = header.builtin, header.function, header.channel
         self._header = None
         self._begun = False
@@ -174,14 +169,12 @@ class HarmonyParser:
             misled = function is not None and channel != "final"
             self._kind = "reasoning" if misled or channel == "analysis" else "content"
             self._preamble = channel == "commentary"
-
-    def _may_call(self, function: str | None) -> bool:
-        return function is not None and (self._functions is None or function in self._functions)
-
-    def _add_pieces(self, pieces: list[tuple[int, str]]) -> None:
         for index, text in pieces:
             if self.terminator is None:
                 self._add_text(index, text)
+
+    def _may_call(self, function: str | None) -> bool:
+        return function is not None and (self._functions is None or function in self._functions)
 
     def _add_text(self, index: int | None, text: str) -> None:
         """Takes text of the message; text without an index completes that of earlier tokens."""
@@ -237,8 +230,7 @@ class HarmonyParser:
         pieces = [] if header.of_other_role or (ending == "cut" and header.is_marked) else header.body()
         calls = header.builtin is not None or self._may_call(header.function)
         if pieces or (ending == "marker" and calls and not header.of_other_role):
-            self._enter_message(header)
-            self._add_pieces(pieces)
+            self._enter_message(header, pieces)
 
     def _close_message(self, ending: _Ending) -> None:
         tail = self._detokenizer.finish()
@@ -266,9 +258,6 @@ class HarmonyParser:
         self._close("implied")
         self._header = Header("start", self._namespaces)
 
-    def _on_end(self) -> None:
-        self._close("marker")
-
     def _on_channel(self) -> None:
         if self._header is None:
             self._close("implied")
@@ -279,30 +268,19 @@ class HarmonyParser:
             self._enter_section("format")
 
     def _enter_section(self, section: Literal["channel", "format"]) -> None:
-        header = self._header
-        assert header is not None
-        if header.of_other_role:
-            self.terminator = "turn"
-        header.complete(self._detokenizer.finish())
-        header.enter(section)
+        assert self._header is not None
+        self._end_section(self._header)
+        self._header.enter(section)
 
     def _on_message(self) -> None:
-        header = self._header
-        if header is None:
-            return
+        if self._header is not None:
+            self._end_section(self._header)
+            self._enter_message(self._header)
+
+    def _end_section(self, header: Header) -> None:
         if header.of_other_role:
             self.terminator = "turn"
         header.complete(self._detokenizer.finish())
-        self._enter_message(header)
-
-    def _on_return(self) -> None:
-        self._terminate("return")
-
-    def _on_call(self) -> None:
-        self._terminate("call")
-
-    def _on_endoftext(self) -> None:
-        self._terminate("endoftext")
 
 
 class _Guard:

@@ -140,7 +140,7 @@ def test_the_final_channel_can_be_forced(
     parser = HarmonyParser(o200k)
     events = parser.feed(tokens)
     events += parser.resume(forced)
-    assert parser.answering
+    assert not parser.thinking
     events += parser.feed(oracle.encode("Yes.<|return|>", allowed_special="all"))
     assert parser.num_tokens == len(tokens) + 3
     answers = [event for event in events if isinstance(event, ContentDelta)]

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from oscine.bench.result import RESULTS, Point, append, latest, read, results_of
@@ -50,13 +51,8 @@ def _add_engine(kinds: "argparse._SubParsersAction[Parser]") -> None:
     parser.add_argument(
         "--one-pass-from", type=int, metavar="C", help="requests from which on there is only one pass (default: never)"
     )
-    parser.add_argument(
-        "--max-num-batched-tokens",
-        type=int,
-        metavar="TOKENS",
-        help="most tokens that are computed in one step (default: depends on the load)",
-    )
-    add_some(parser, (OPTIONS["gpu-memory-utilization"], OPTIONS["enforce-eager"]))
+    step = replace(OPTIONS["max-num-batched-tokens"], shown="depends on the load")
+    add_some(parser, (step, OPTIONS["gpu-memory-utilization"], OPTIONS["enforce-eager"]))
     parser.add_argument(
         "--output",
         type=Path,
@@ -187,7 +183,7 @@ def _engine_options(args: argparse.Namespace, points: list[Point]) -> EngineOpti
     return engine_options(
         _model_options(args),
         points,
-        max_num_batched_tokens=args.max_num_batched_tokens,
+        max_num_batched_tokens=vars(args).get("max-num-batched-tokens"),
         cache=CacheOptions.of(vars(args)),
         cuda_graphs=vars(args).get("enforce-eager", EngineOptions.cuda_graphs),
     )

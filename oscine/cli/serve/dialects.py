@@ -43,12 +43,12 @@ MUST_BE = {
 
 # Letters that some of the above have.
 SHORT = {
-    "tensor-parallel-size": "-tp",
-    "pipeline-parallel-size": "-pp",
-    "dp-size": "-dp",
-    "api-server-count": "-asc",
-    "quantization": "-q",
-    "compilation-config": "-O",
+    "tensor-parallel-size": ("-tp",),
+    "pipeline-parallel-size": ("-pp",),
+    "dp-size": ("-dp",),
+    "api-server-count": ("-asc",),
+    "quantization": ("-q",),
+    "compilation-config": ("-O",),
 }
 
 # Refused, because results or capacity would differ from what was asked: what to know -> names.

@@ -88,12 +88,14 @@ def add_options(parser: argparse.ArgumentParser, *, groups: Collection[str] = GR
     parser.add_argument("--config", **file, help=_CONFIG_HELP)
     _add(parser, "--profile", name=OWN["profile"])
     for title in groups:
-        group = parser.add_argument_group(title)
-        for option in OPTIONS.values():
-            if option.group == title and option.name != "model":
-                _add(group, f"--{option.name}", name=OWN[option.name])
+        own = (option for option in OPTIONS.values() if option.group == title and option.name != "model")
+        add_some(parser.add_argument_group(title), own)
     others = parser.add_argument_group("names of other servers")
-    texts = {_add_hidden(others, name): text for name, text in _texts(groups) if "." not in name}
+    texts = {
+        _add(others, f"--{name}", *dialects.SHORT.get(name, ()), name=NAMES[name], help=argparse.SUPPRESS): text
+        for name, text in _texts(groups)
+        if "." not in name
+    }
     texts[others.add_argument("--extra-llm-api-options", **file, help=argparse.SUPPRESS)] = "same as --config"
     parser.add_argument("--help-all", action=HelpAll, texts=texts, default=argparse.SUPPRESS, help=_HELP_ALL_HELP)
 
@@ -107,15 +109,7 @@ def add_some(to: argparse._ActionsContainer, options: Iterable[Option]) -> None:
 def _texts(groups: Collection[str]) -> Iterator[tuple[str, str]]:
     """The names that --help leaves out, with their help."""
     yield "model", "same as MODEL"
-    for alias, ours in ALIASES.items():
+    for name, ours in (ALIASES | OPPOSITES).items():
         if OPTIONS[ours].group in groups:
-            yield alias, f"same as --{ours}"
-    for flag, ours in OPPOSITES.items():
-        if OPTIONS[ours].group in groups:
-            yield flag, NAMES[flag].help
+            yield name, NAMES[name].help if name in OPPOSITES else f"same as --{ours}"
     yield from ((name, theirs.help) for name, theirs in dialects.NAMES.items())
-
-
-def _add_hidden(group: argparse._ArgumentGroup, name: str) -> argparse.Action:
-    names = (f"--{name}", *([dialects.SHORT[name]] if name in dialects.SHORT else ()))
-    return _add(group, *names, name=NAMES[name], help=argparse.SUPPRESS)

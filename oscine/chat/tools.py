@@ -53,13 +53,7 @@ def _namespace(namespace: ToolNamespace) -> str:
         return f"## {name}\n\n{namespace.description}"
     validate_tools(tools)
     taken = {tool.name: 1 for tool in tools}
-    lines = [
-        f"## {name}",
-        "",
-        *(f"// {line}" for line in text_lines(namespace.description)),
-        f"namespace {name} {{",
-        "",
-    ]
+    lines = [f"## {name}", "", *_commented(namespace.description), f"namespace {name} {{", ""]
     for tool in tools:
         try:
             lines += _declaration(tool, taken)
@@ -68,13 +62,16 @@ def _namespace(namespace: ToolNamespace) -> str:
     return "\n".join([*lines, f"}} // namespace {name}"])
 
 
+def _commented(text: str) -> list[str]:
+    return [f"// {line}" for line in text_lines(text)]
+
+
 def _declaration(tool: FunctionTool, taken: dict[str, int]) -> Iterator[str]:
     if tool.parameters is None:
-        yield from (f"// {line}" for line in text_lines(tool.description))
-        yield f"type {tool.name} = () => any;\n"
+        yield from (*_commented(tool.description), f"type {tool.name} = () => any;\n")
         return
     types = SchemaTypes(tool.parameters, tool.name, taken)
     arguments = types.type_of(tool.parameters)
     yield from types.declarations()
-    yield from (f"// {line}" for line in [*text_lines(tool.description), *constraints(tool.parameters)])
+    yield from (*_commented(tool.description), *(f"// {said}" for said in constraints(tool.parameters)))
     yield f"type {tool.name} = (_: {arguments}) => any;\n"

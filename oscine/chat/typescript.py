@@ -49,7 +49,7 @@ class SchemaTypes:
         """Every definition referred to so far, as lines that end in a blank one. Writing one may refer to others."""
         for reference in self._references:  # which grows meanwhile
             schema = self._resolve(reference)
-            about = schema if isinstance(schema, dict) else {}
+            about = _keywords(schema)
             for comment in [*text_lines(about.get("description")), *constraints(schema)]:
                 yield f"// {comment}"
             bare = {key: value for key, value in about.items() if key != "description"}
@@ -129,10 +129,8 @@ class SchemaTypes:
         return f"({text})[]" if _binds_loosely(items) else f"{text}[]"
 
     def _object(self, schema: dict[str, Any], indent: str) -> str:
-        description = schema.get("description")
-        head = f"{indent}// {description}\n" if isinstance(description, str) else ""
-        properties = schema.get("properties")
-        properties = properties if isinstance(properties, dict) else {}
+        head = "".join(f"{indent}{line}\n" for line in _comments(schema, "description"))
+        properties = _keywords(schema.get("properties"))
         required = dict.fromkeys(key for key in _list(schema, "required") if isinstance(key, str))
         lines = [self._property(key, value, key in required, indent) for key, value in properties.items()]
         lines += [f"{indent}{key}: any,\n" for key in required if key not in properties]
@@ -143,23 +141,23 @@ class SchemaTypes:
         return head + "{\n" + "".join(lines) + indent + "}"
 
     def _property(self, key: str, schema: Any, required: bool, indent: str) -> str:
-        about = schema if isinstance(schema, dict) else {}
+        about = _keywords(schema)
         name = key if required else f"{key}?"
         variants = _listed_variants(about)
         if variants:
             return self._union_property(name, about, variants, indent)
-        lines = [*_title_lines(about), *_description_lines(about), *_example_lines(about)]
+        lines = _comments(about, "title", "description", "examples")
         trailing = _trailing(trailing_comments(about, described=True))
         type_ = self.type_of(schema, indent + "    ")
         return "".join(f"{indent}{line}\n" for line in lines) + f"{indent}{name}: {type_},{trailing}\n"
 
     def _union_property(self, name: str, schema: dict[str, Any], variants: list[Any], indent: str) -> str:
         """A property that is one of several types, one per line, between its name and the comma."""
-        lines = [*_title_lines(schema), *_example_lines(schema), *_description_lines(schema)]
+        lines = [*_comments(schema, "title", "examples", "description")]
         lines += [f"// {comment}" for comment in trailing_comments(schema, described=True)]
         lines.append(f"{name}:")
         for variant in variants:
-            said = isinstance(variant, dict) and variant.get("description") == schema.get("description")
+            said = _keywords(variant).get("description") == schema.get("description")
             trailing = _trailing(trailing_comments(variant, described=said))
             lines.append(f" | {self.type_of(variant, indent + '   ')}{trailing}")
         if schema.get("nullable") is True and not _admits_null(schema):
@@ -230,25 +228,25 @@ def constraints(schema: Any) -> list[str]:
 
 def _inner_comments(schema: Any) -> list[str]:
     """The comments of a type within a type, the description of an object included."""
-    is_object = isinstance(schema, dict) and schema.get("type") == "object"
-    return trailing_comments(schema, described=is_object)
+    return trailing_comments(schema, described=_keywords(schema).get("type") == "object")
 
 
 def _trailing(comments: list[str]) -> str:
     return f" // {' '.join(comments)}" if comments else ""
 
 
-def _title_lines(schema: dict[str, Any]) -> list[str]:
-    return [f"// {schema['title']}", "//"] if isinstance(schema.get("title"), str) else []
+def _comments(schema: dict[str, Any], *keywords: str) -> Iterator[str]:
+    """The lines before a property that say these of its title, description and examples."""
+    for keyword in keywords:
+        if keyword == "examples" and (examples := _list(schema, keyword)):
+            yield from ("// Examples:", *(f"// - {compact_json(example)}" for example in examples))
+        elif keyword != "examples" and isinstance(schema.get(keyword), str):
+            yield from (f"// {schema[keyword]}", *(["//"] if keyword == "title" else []))
 
 
-def _description_lines(schema: dict[str, Any]) -> list[str]:
-    return [f"// {schema['description']}"] if isinstance(schema.get("description"), str) else []
-
-
-def _example_lines(schema: dict[str, Any]) -> list[str]:
-    examples = _list(schema, "examples")
-    return ["// Examples:", *(f"// - {compact_json(example)}" for example in examples)] if examples else []
+def _keywords(schema: Any) -> dict[str, Any]:
+    """Of a schema; none of what is not an object."""
+    return schema if isinstance(schema, dict) else {}
 
 
 def _list(schema: dict[str, Any], keyword: str) -> list[Any]:
@@ -267,20 +265,18 @@ def _listed_variants(schema: dict[str, Any]) -> list[Any]:
 
 def _admits_null(schema: Any) -> bool:
     """Whether the written type lists null already."""
-    if not isinstance(schema, dict):
-        return False
+    schema = _keywords(schema)
     kind = schema.get("type")
     if kind == "null" or (isinstance(kind, list) and "null" in kind) or schema.get("const", 0) is None:
         return True
     if None in _list(schema, "enum") and kind != "string":
         return True
     variants = [*_list(schema, "anyOf"), *_list(schema, "oneOf")]
-    return any(_admits_null(v) or (isinstance(v, dict) and v.get("nullable") is True) for v in variants)
+    return any(_admits_null(variant) or _keywords(variant).get("nullable") is True for variant in variants)
 
 
 def _binds_loosely(items: Any) -> bool:
     """Whether the type of an array's items needs parentheses; string enums, type lists and oneOf go without."""
-    if not isinstance(items, dict):
-        return False
+    items = _keywords(items)
     untyped_enum = bool(_list(items, "enum")) and items.get("type") != "string"
     return untyped_enum or items.get("nullable") is True or bool(_list(items, "anyOf") or _list(items, "allOf"))

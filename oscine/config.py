@@ -449,30 +449,41 @@ _SECTIONS = (ModelOptions, CacheOptions, SchedulerOptions, ServerOptions, ToolOp
 OPTIONS = {declared.name: declared for section in _SECTIONS for declared in options_of(section)}
 
 
-def _traces(environ: Mapping[str, str]) -> str | None:
-    """As OpenTelemetry defines its variables; no exporter but OTLP's is there, and without an endpoint none is made."""
-
-    def of_otlp(name: str) -> str | None:
-        return environ.get(f"OTEL_EXPORTER_OTLP_TRACES_{name}") or environ.get(f"OTEL_EXPORTER_OTLP_{name}")
-
-    disabled = environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
-    if not of_otlp("ENDPOINT") or disabled or environ.get("OTEL_TRACES_EXPORTER", "otlp").strip() != "otlp":
-        return None
-    return of_otlp("PROTOCOL") or "http/protobuf"
+def _variable(name: str, default: Any = None) -> Any:
+    return field(default_factory=lambda: os.environ.get(name, default))
 
 
 @dataclass(frozen=True)
 class Environment:
-    """Every environment variable that Oscine reads."""
+    """Every environment variable that Oscine reads, as it is when this is made."""
 
-    base_url: str | None  # OSCINE_URL: the server that `oscine chat` asks
-    api_key: str | None  # OPENAI_API_KEY: sent by `oscine chat`
-    server_api_key: str | None  # OSCINE_API_KEY: one more key that `oscine serve` asks for
-    cluster_key: str  # OSCINE_CLUSTER_KEY: the key that the processes of a cluster share; empty: none
-    visible_gpus: str | None  # CUDA_VISIBLE_DEVICES; None: all that there are
-    traces: str | None  # OTLP's protocol if OTEL_* name a place for traces; OpenTelemetry's SDK reads the rest itself
-    state_folder: Path  # XDG_STATE_HOME, or where it is by default: what outlives a server
-    no_color: bool  # NO_COLOR
+    base_url: str | None = _variable("OSCINE_URL")  # the server that `oscine chat` asks
+    api_key: str | None = _variable("OPENAI_API_KEY")  # sent by `oscine chat`
+    server_api_key: str | None = _variable("OSCINE_API_KEY")  # one more key that `oscine serve` asks for
+    cluster_key: str = _variable("OSCINE_CLUSTER_KEY", "")  # shared by the processes of a cluster; empty: none
+    visible_gpus: str | None = _variable("CUDA_VISIBLE_DEVICES")  # None: all that there are
+    no_color: str | None = _variable("NO_COLOR")
+
+    @property
+    def traces(self) -> str | None:
+        """OTLP's protocol if OTEL_* name a place for traces; None for no exporter or another than OTLP's.
+
+        OpenTelemetry's SDK reads the rest itself.
+        """
+        get = os.environ.get
+        endpoint, protocol = (
+            get(f"OTEL_EXPORTER_OTLP_TRACES_{name}") or get(f"OTEL_EXPORTER_OTLP_{name}")
+            for name in ("ENDPOINT", "PROTOCOL")
+        )
+        disabled = get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
+        if not endpoint or disabled or get("OTEL_TRACES_EXPORTER", "otlp").strip() != "otlp":
+            return None
+        return protocol or "http/protobuf"
+
+    @property
+    def state_folder(self) -> Path:
+        """XDG_STATE_HOME, or where it is by default: what outlives a server."""
+        return Path(os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state"))
 
     @property
     def num_gpus(self) -> int:
@@ -480,17 +491,3 @@ class Environment:
         if self.visible_gpus is not None:
             return len([gpu for gpu in self.visible_gpus.split(",") if gpu not in ("", "-1")])
         return sum(1 for _ in Path("/dev").glob("nvidia[0-9]*"))
-
-    @classmethod
-    def read(cls) -> "Environment":
-        get = os.environ.get
-        return cls(
-            base_url=get("OSCINE_URL"),
-            api_key=get("OPENAI_API_KEY"),
-            server_api_key=get("OSCINE_API_KEY"),
-            cluster_key=get("OSCINE_CLUSTER_KEY", ""),
-            visible_gpus=get("CUDA_VISIBLE_DEVICES"),
-            traces=_traces(os.environ),
-            state_folder=Path(get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")),
-            no_color=bool(get("NO_COLOR")),
-        )

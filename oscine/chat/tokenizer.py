@@ -109,7 +109,11 @@ class Tokenizer:
         added = self._inner.get_added_tokens_decoder()
         self._special = {token_id for token_id, token in added.items() if token.special}
         contents = {token_id: token.content for token_id, token in added.items()}
-        self._name_special_tokens({contents[token_id]: token_id for token_id in self._special})
+        id_of = {contents[token_id]: token_id for token_id in self._special}
+        for attribute, content in SPECIAL_TOKENS.items():
+            if content not in id_of:
+                raise ValueError(f"{self.path} has no special token {content}")
+            setattr(self, attribute, id_of[content])
         self.turn_end_ids = (self.return_, self.call, self.endoftext)
         vocabulary: dict[str, int] = self._inner.get_vocab()
         self.vocab_size = 1 + max(vocabulary.values())
@@ -120,12 +124,6 @@ class Tokenizer:
             raise ValueError(f"{self.path} is not a byte-level vocabulary: a token has {min(strange)!r}")
         self._bytes = _ByteTable(self._inner, contents)
         self.texts = _TextTable(self)
-
-    def _name_special_tokens(self, id_of: dict[str, int]) -> None:
-        for attribute, content in SPECIAL_TOKENS.items():
-            if content not in id_of:
-                raise ValueError(f"{self.path} has no special token {content}")
-            setattr(self, attribute, id_of[content])
 
     def encode(self, text: str) -> list[int]:
         """The ids of plain text, never a special id. Lone surrogates become U+FFFD. Other threads go on meanwhile."""

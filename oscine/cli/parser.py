@@ -58,13 +58,7 @@ class HelpAll(argparse.Action):
         super().__init__(nargs=0, **settings)
         self._texts = texts
 
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: str | Sequence[Any] | None,
-        option_string: str | None = None,
-    ) -> None:
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any, **__: Any) -> None:
         for action, text in self._texts.items():
             action.help = text
         parser.print_help()

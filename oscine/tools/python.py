@@ -53,9 +53,8 @@ class Jail:
     """Runs code, a few at a time."""
 
     def __init__(self, options: ToolOptions) -> None:
+        self._options = options
         self._isolated = options.python_isolation == "namespaces"
-        self._timeout_s = options.python_timeout_s
-        self._memory_bytes = options.python_memory_bytes
         self._slots = asyncio.Semaphore(options.python_runs)
 
     async def check(self) -> None:
@@ -89,8 +88,9 @@ class Jail:
             "python": os.path.realpath(sys.executable),
             "folders": [str(Path(sys.base_prefix).resolve()), str(Path(sys.base_exec_prefix).resolve())],
             "main": _MAIN.read_text(),
-            "memory_bytes": self._memory_bytes,
-            "cpu_s": math.ceil(self._timeout_s) + 1,  # per process, for threads: the clock ends all others first
+            "memory_bytes": self._options.python_memory_bytes,
+            "cpu_s": math.ceil(self._options.python_timeout_s)
+            + 1,  # per process, for threads: the clock ends all others first
             "processes": _PROCESSES,
             "tmp_bytes": _TMP_BYTES,
         }
@@ -117,11 +117,11 @@ class Jail:
         try:
             process.stdin.write(code.encode(errors="replace"))
             process.stdin.close()
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(self._options.python_timeout_s):
                 await asyncio.wait((reading, ended), return_when=asyncio.FIRST_COMPLETED)
                 ending = _FLOODED if output.flooded else _signal_name(await ended)
         except TimeoutError:
-            ending = f"it ran longer than {self._timeout_s:g} seconds"
+            ending = f"it ran longer than {self._options.python_timeout_s:g} seconds"
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)

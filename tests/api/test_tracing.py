@@ -32,7 +32,7 @@ def test_the_environment_turns_them_on(
 ) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert Environment.read().traces == protocol
+    assert Environment().traces == protocol
 
 
 def test_packages_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:

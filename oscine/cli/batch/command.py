@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> None:
     here = 2 * config.engine.scheduler.max_num_seqs
     concurrency = concurrency or (here if url is None else _CONCURRENCY)
     with BatchInput.open(input_path) as lines, BatchOutput.open(output_path) as output, server_at(url, config) as base:
-        asyncio.run(BatchRun(lines, output, base, Environment.read().api_key, sys.stderr).run(concurrency))
+        asyncio.run(BatchRun(lines, output, base, Environment().api_key, sys.stderr).run(concurrency))
     if output.num_failed:
         raise CommandError(f"failed lines in {output_path}: {output.num_failed:,}; each says why")
 

@@ -51,7 +51,7 @@ def add_command(commands: "argparse._SubParsersAction[Parser]") -> None:
 def run(args: argparse.Namespace) -> None:
     if args.prompt is not None and not args.prompt.strip():
         raise CommandError("PROMPT is empty: without one, a conversation begins", USAGE)
-    environment = Environment.read()
+    environment = Environment()
     out = sys.stdout
     terminal = Terminal(out, color=out.isatty() and not environment.no_color)
     notes = Terminal(sys.stderr, color=sys.stderr.isatty() and not environment.no_color)

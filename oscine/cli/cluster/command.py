@@ -90,7 +90,7 @@ def _guarded(run: Callable[[argparse.Namespace], None]) -> Callable[[argparse.Na
 
 def _state() -> Path:
     """The file in which `up` notes the Ray that it started."""
-    return Environment.read().state_folder / "oscine" / "cluster.json"
+    return Environment().state_folder / "oscine" / "cluster.json"
 
 
 # ---- up ----
@@ -99,7 +99,7 @@ def _state() -> Path:
 def _up(args: argparse.Namespace) -> None:
     from oscine.cli.cluster.deployment_file import read_deployment
 
-    environment = Environment.read()
+    environment = Environment()
     try:
         deployment = replace(read_deployment(args.file), key=environment.cluster_key)
     except ValueError as error:

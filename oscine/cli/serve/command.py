@@ -2,10 +2,8 @@
 
 import argparse
 import dataclasses
-import json
 import logging
 import time
-from typing import Any
 
 import oscine
 from oscine.cli.error import USAGE, ended_by
@@ -16,7 +14,7 @@ from oscine.config import NANO, Config, Environment
 from oscine.types import EngineInfo
 
 _LOGGER = logging.getLogger(__name__)
-_EXAMPLE = "What is 27 + 58?"
+_EXAMPLE = '{"messages": [{"role": "user", "content": "What is 27 + 58?"}]}'
 
 
 def add_command(commands: "argparse._SubParsersAction[Parser]") -> None:
@@ -29,7 +27,7 @@ def add_command(commands: "argparse._SubParsersAction[Parser]") -> None:
 def run(args: argparse.Namespace) -> None:
     started_s = time.perf_counter()
     notes: list[str] = []
-    config = _with_environment(read_config(vars(args), notes.append), Environment.read())
+    config = _with_environment(read_config(vars(args), notes.append), Environment())
     from oscine.api.server import ServerError, serve
     from oscine.api.telemetry.logs import start_logging
 
@@ -42,35 +40,29 @@ def run(args: argparse.Namespace) -> None:
         from oscine.cluster.data_parallel import parallel_service
 
         with ended_by(ValueError, status=USAGE):
-            service = parallel_service(config, Environment.read().num_gpus)
+            service = parallel_service(config, Environment().num_gpus)
     with ended_by(ServerError):
         serve(config, lambda url, info: _announce(config, url, info, time.perf_counter() - started_s), service)
 
 
 def _with_environment(config: Config, environment: Environment) -> Config:
-    key = environment.server_api_key
-    keys = (*config.server.api_keys, key) if key else config.server.api_keys
-    responses_db = config.server.responses_db or _responses_db(config, environment)
-    server = dataclasses.replace(config.server, api_keys=keys, traces=environment.traces, responses_db=responses_db)
+    """Responses of a published model outlive its server; those of the embedded model and of the fake one do not."""
+    server, engine = config.server, config.engine
+    keys = (*server.api_keys, *filter(None, [environment.server_api_key]))
+    is_published = engine.model.model != NANO and engine.executor != "fake"
+    database = str(environment.state_folder / "oscine" / "responses.db") if is_published else None
+    responses_db = server.responses_db or database
+    server = dataclasses.replace(server, api_keys=keys, traces=environment.traces, responses_db=responses_db)
     return dataclasses.replace(config, server=server)
-
-
-def _responses_db(config: Config, environment: Environment) -> str | None:
-    """Responses of a published model outlive its server; those of the embedded one and of imagined ones do not."""
-    engine = config.engine
-    if engine.model.model == NANO or engine.executor == "fake":
-        return None
-    return str(environment.state_folder / "oscine" / "responses.db")
 
 
 def _announce(config: Config, url: str, info: EngineInfo, startup_s: float) -> None:
     name = next((name for name in config.server.served_model_names if name != "*"), None)
-    body: dict[str, Any] = {"messages": [{"role": "user", "content": _EXAMPLE}]}
     key = " \\\n    -H 'Authorization: Bearer KEY'" if config.server.api_keys or config.server.api_keys_file else ""
     print(
         f"oscine {oscine.__version__} serves {name or info.model} at {url} "
         f"(context {info.max_model_len} tokens, ready in {startup_s:.1f} s). Try:\n"
         f"  curl {url}/v1/chat/completions{key} \\\n"
-        f"    -H 'Content-Type: application/json' \\\n    -d '{json.dumps(body)}'",
+        f"    -H 'Content-Type: application/json' \\\n    -d '{_EXAMPLE}'",
         flush=True,
     )

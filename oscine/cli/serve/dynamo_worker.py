@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> None:
     with ended_by(ValueError, status=USAGE), ended_by(EngineError):
         folder = _folder(config.engine.model)
         name, *_ = config.server.served_model_names or (_name(config.engine.model),)
-        key = Environment.read().cluster_key
+        key = Environment().cluster_key
         fields = {"folder": folder, "name": name, "engine": config.engine, "key": key}
         run(DynamoOptions.of(own, **fields, runtime=tuple(runtime)))
 

@@ -68,7 +68,7 @@ class _Give(argparse.Action):
         self._name = name
 
     def __call__(
-        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: object = None
+        self, parser: object, namespace: argparse.Namespace, values: Any, option_string: object = None
     ) -> None:
         try:
             merge(vars(namespace), self._name.read(True if self.nargs == 0 else values))

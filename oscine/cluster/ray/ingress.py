@@ -38,7 +38,7 @@ class Ingress:
     def __init__(self, server: ServerOptions, tools: ToolOptions, key: str, router: DeploymentHandle[Any]) -> None:
         """`key`: the cluster's. Raises ServerError when it cannot listen."""
         start_logging(server.log_level, server.log_format)
-        config = Config(server=replace(server, traces=Environment.read().traces), tools=tools)
+        config = Config(server=replace(server, traces=Environment().traces), tools=tools)
         self._placer = RouterClient(router_address(lambda: router), key=key)
         self._service = ResponseService(config)
         metrics = ClusterMetrics(self._placer.snapshot, self._migrations)

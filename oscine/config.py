@@ -188,7 +188,7 @@ def listens(endpoint: str) -> bool:
 
 @dataclass(frozen=True)
 class PeerOptions:
-    """How an engine is one of many: who reaches it, and what it shares with others."""
+    """How an engine is one of many: which of them reach it, and what it shares."""
 
     host: str | None = None  # of this machine, as others reach it; None: only the server beside it does
     # Shared by all processes of a cluster, which prove to each other that they have it (oscine.engine.wire.tcp). It is
@@ -200,7 +200,7 @@ class PeerOptions:
     kv_replay_endpoint: str | None = None  # the same; None without a host: no events are given again
     kv_events_open: bool = False  # `*` in these endpoints means all addresses of this machine; else its loopback
     kv_events_kept: int = 10_000  # messages kept for subscribers that missed some, and no more than 64 MiB of them
-    # Hex; prefixes have equal addresses in engines with equal seeds. Empty: a random one, so that nobody can guess any.
+    # Hex; prefixes have equal addresses in engines with equal seeds. Empty: a random one, so that none can be guessed.
     prefix_seed: str = ""
     kv_transfer: bool = False  # give pages to other engines and fetch pages from them
 

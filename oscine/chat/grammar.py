@@ -96,10 +96,10 @@ def turn_grammar(
     """The grammar of all that follows the prompt's `<|start|>assistant`; None if everything is allowed.
 
     `text` is the form of the final message. With `auto` the turn is a final message or calls, and arguments satisfy the
-    schema of a strict tool. With `required` the turn is calls alone, and arguments satisfy the schema of their tool; if
-    it is not strict, as far as a grammar can express it. For one named function, pass that tool alone, with `required`
-    and not `parallel`. `other_recipients` are tools that the server itself runs, by their names after `to=`, such as
-    `python`. Calls to them are free.
+    schema of a strict tool. With `required` the turn is calls alone, and arguments satisfy the schema of their tool. A
+    schema that is not strict is enforced as far as a grammar can express it. For one named function, pass that tool
+    alone, with `required` and not `parallel`. `other_recipients` are tools that the server itself runs, by their names
+    after `to=`, such as `python`. Calls to them are free.
     """
     required = tool_choice == "required"
     callable_tools = () if tool_choice == "none" else tools

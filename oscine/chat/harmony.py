@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import groupby
 
-from oscine.chat.messages import BuiltinCall, Conversation, ConversationError, Message, ResponseSchema, ToolCall
+from oscine.chat.messages import BuiltinCall, Conversation, ConversationError, Message, ResponseSchema
 from oscine.chat.tokenizer import Tokenizer
 from oscine.chat.tools import NAMESPACE, TRAINED, system_tools_section, tools_section
 from oscine.chat.typescript import compact_json, text_lines
@@ -157,27 +157,23 @@ class HarmonyRenderer:
         elif message.content:
             yield from self._message(_ASSISTANT, message.content, _COMMENTARY)
         for call in message.tool_calls:
-            yield from self._call(call)
-        if message.builtin and (message.builtin.channel != "analysis" or keep_reasoning):
-            yield from self._builtin_call(message.builtin)
+            yield from self._call("commentary", f"{NAMESPACE}.{call.name}", call.arguments)
+        builtin = message.builtin
+        if builtin and (builtin.channel != "analysis" or keep_reasoning):
+            yield from self._call(builtin.channel, builtin.recipient, builtin.content)
 
-    def _builtin_call(self, call: BuiltinCall) -> Iterator[_Piece]:
-        """As gpt-oss writes it: code for the tools that it was trained with, JSON for all others, as for functions."""
+    def _call(self, channel: str, recipient: str, content: str) -> Iterator[_Piece]:
+        """As gpt-oss writes it: code for the tools that it was trained with, JSON for all others."""
         token = self._tokenizer
         yield from (token.start, _ASSISTANT, token.channel)
-        if call.recipient.split(".")[0] in TRAINED:
-            yield f"{call.channel} to={call.recipient} code"
+        if recipient.split(".")[0] in TRAINED:
+            yield f"{channel} to={recipient} code"
         else:
-            yield from (f"{call.channel} to={call.recipient} ", token.constrain, "json")
-        yield from (token.message, call.content, token.call)
+            yield from (f"{channel} to={recipient} ", token.constrain, "json")
+        yield from (token.message, content, token.call)
 
     def _result(self, call: BuiltinCall, result: str) -> Iterator[_Piece]:
         return self._message(f"{call.recipient} to=assistant", result, call.channel)
-
-    def _call(self, call: ToolCall) -> Iterator[_Piece]:
-        token = self._tokenizer
-        yield from (token.start, _ASSISTANT, token.channel, f"commentary to={NAMESPACE}.{call.name} ", token.constrain)
-        yield from ("json", token.message, call.arguments, token.call)
 
     def _tool_result(self, message: Message, names: dict[str, str]) -> Iterator[_Piece]:
         name = message.name if message.tool_call_id is None else names.get(message.tool_call_id)

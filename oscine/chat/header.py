@@ -77,8 +77,7 @@ class Header:
     def channel(self) -> Channel | None:
         """The last channel named, in any case; None for one that harmony does not have."""
         if self._section == "role":
-            explained = self._text.removesuffix(self._unexplained()) if self.is_broken else self._text
-            words = explained.lower().split()
+            words = self._explained.lower().split()
             return next((c for word in words[::-1] for c in _CHANNELS if word.removeprefix("assistant") == c), None)
         for text in (self._text, self._earlier):
             match = _CHANNEL.match(text)
@@ -127,10 +126,7 @@ class Header:
         return pieces[::-1]
 
     def _recipient(self) -> str:
-        text = self._text
-        if self.is_broken:
-            text = text.removesuffix(self._unexplained())
-        match = _RECIPIENT.search(text) or _RECIPIENT.search(self._earlier)
+        match = _RECIPIENT.search(self._explained) or _RECIPIENT.search(self._earlier)
         return "".join(match[1].split()) if match else ""
 
     def _is_builtin(self, name: str) -> bool:
@@ -146,6 +142,10 @@ class Header:
             if words and any(_fits(words[0], pattern, grows and len(words) == 1) for pattern in patterns):
                 words.pop(0)
         return not words
+
+    @property
+    def _explained(self) -> str:
+        return self._text.removesuffix(self._unexplained()) if self.is_broken else self._text
 
     def _unexplained(self) -> str:
         """The end of this section's text, from the first word that no header has."""

@@ -133,8 +133,7 @@ class BrowserTool(Tool):
         hits = await self._backend.search(arguments.query, max(1, min(arguments.topn, _MOST_HITS)))
         sources = tuple(Source(hit.url, hit.title) for hit in hits)
         page, results = _results(arguments.query, hits)
-        shown = _Shown(page.url, page.title, results, page)
-        return self._show(shown, WebSearch(arguments.query, sources))
+        return self._show(page, WebSearch(arguments.query, sources), results=results)
 
     async def _open(self, arguments: _OpenArguments) -> ToolResult:
         target, loc = arguments.id, arguments.loc
@@ -148,21 +147,20 @@ class BrowserTool(Tool):
             if 0 <= target < len(shown.matches):
                 loc = shown.matches[target] if loc < 0 else loc
             elif target >= 0:
-                page = await self._load(_linked(page, target))
-        details = WebOpen(page.url)
-        return self._show(_Shown(page.url, page.title, page=page), details, loc, arguments.num_lines)
+                if target >= len(page.links):
+                    raise LookupError(f"the page has no link {target}.")
+                page = await self._load(page.links[target])
+        return self._show(page, WebOpen(page.url), loc, arguments.num_lines)
 
     async def _find(self, arguments: _FindArguments) -> ToolResult:
         page = await self._page(self._at(arguments.cursor))
         matches, found = await asyncio.to_thread(_matches, page, arguments.pattern)
-        details = WebFind(page.url, arguments.pattern)
-        return self._show(_Shown(page.url, page.title, page=found, matches=matches), details)
+        return self._show(found, WebFind(page.url, arguments.pattern), title=page.title, matches=matches)
 
-    def _show(self, shown: _Shown, details: Details, loc: int = -1, num_lines: int = -1) -> ToolResult:
+    def _show(self, page: Page, details: Details, loc: int = -1, num_lines: int = -1, **shown: Any) -> ToolResult:
         """Gives a page its cursor and returns its view. Raises ValueError for a line that does not exist."""
-        assert shown.page is not None
-        view = _view(shown.page, len(self._shown), max(loc, 0), num_lines)
-        self._shown.append(shown)
+        view = _view(page, len(self._shown), max(loc, 0), num_lines)
+        self._shown.append(_Shown(**{"url": page.url, "title": page.title, "page": page} | shown))
         return ToolResult(view, details)
 
     def _at(self, cursor: int) -> _Shown:
@@ -224,12 +222,6 @@ def _results(query: str, hits: Sequence[Hit]) -> tuple[Page, list[_Result]]:
         results.append(_Result(hit.url, hit.title, len(lines), len(lines) + len(entry) - 1))
         lines += [*entry, ""]
     return Page(_SEARCH + query, query, tuple(lines[:-1]), tuple(hit.url for hit in hits)), results
-
-
-def _linked(page: Page, number: int) -> str:
-    if number >= len(page.links):
-        raise LookupError(f"the page has no link {number}.")
-    return page.links[number]
 
 
 def _matches(page: Page, pattern: str) -> tuple[list[int], Page]:

@@ -8,10 +8,10 @@ is a JSON object, see `Jail` in oscine/tools/python.py. Linux 5.14 or newer, on 
               |           when it ends, the kernel ends all others
               |- unshares the namespaces; a helper beside it, still outside, maps the users
 
-In the namespaces are one unprivileged user, no network, and a file system of Python and the system's libraries,
-read-only, with a small /tmp in memory. There is no /proc. A filter refuses three kinds of system calls: those that
-would hold memory which no limit counts; those that reach other processes or parts of the kernel that ordinary scripts
-do not use; and sockets of families without namespaces, such as those to the host of a virtual machine.
+In the namespaces are one unprivileged user and no network. The file system has Python and the system's libraries,
+read-only, and a small /tmp in memory. There is no /proc. A filter refuses three kinds of system calls. Some would hold
+memory which no limit counts. Some reach other processes, or parts of the kernel that ordinary scripts do not use. The
+rest make sockets of families without namespaces, such as those to the host of a virtual machine.
 """
 
 import ctypes

@@ -35,27 +35,21 @@ _READERS: dict[str, Callable[[Any], Values]] = {"kv-events-config": read_kv_even
 
 
 def _name_of(option: Option) -> Name:
-    def read(value: Any) -> Values:
-        return {option.name: option.read(value)}
-
-    def read_flag(value: Any) -> Values:
-        """The flag says the opposite of the default."""
-        return {option.name: option.read(value) != option.default}
-
     if option.is_flag:
-        return Name(option.help_text, read_flag, 0)
-    return Name(option.help_text, _READERS.get(option.name, read), option.nargs, option.value_text)
+        return _flag(option, option.help_text, not option.default)
+    read = _READERS.get(option.name, lambda value: {option.name: option.read(value)})
+    return Name(option.help_text, read, option.nargs, option.value_text)
 
 
-def _opposite_of(option: Option) -> Name:
-    return Name(f"undoes --{option.name}", lambda value: {option.name: option.read(value) == option.default}, 0)
+def _flag(option: Option, help: str, meaning: bool) -> Name:
+    return Name(help, lambda value: {option.name: option.read(value) == meaning}, 0)
 
 
 OWN = {name: _name_of(option) for name, option in OPTIONS.items()} | {"profile": _name_of(PROFILE)}
 NAMES = {
     **OWN,
     **{alias: OWN[name] for alias, name in ALIASES.items()},
-    **{flag: _opposite_of(OPTIONS[name]) for flag, name in OPPOSITES.items()},
+    **{flag: _flag(OPTIONS[name], f"undoes --{name}", OPTIONS[name].default) for flag, name in OPPOSITES.items()},
     **dialects.NAMES,
 }
 

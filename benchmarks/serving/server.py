@@ -34,7 +34,7 @@ class Server:
         port = free_port()
         self.host, self.port = "127.0.0.1", port
         self.url = f"{'https' if '--ssl-certfile' in options else 'http'}://{self.host}:{port}"
-        self._command = [sys.executable, "-m", "oscine.cli", "serve", "--port", str(port), *options]
+        self._command = [sys.executable, "-m", "oscine", "serve", "--port", str(port), *options]
 
     def __enter__(self) -> "Server":
         self._process = subprocess.Popen(self._command, env=self.environment, stderr=self._log)

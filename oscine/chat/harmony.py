@@ -9,7 +9,7 @@ from oscine.chat.tokenizer import Tokenizer
 from oscine.chat.tools import NAMESPACE, TRAINED, system_tools_section, tools_section
 from oscine.chat.typescript import compact_json, text_lines
 
-IDENTITY = "You are ChatGPT, a large language model trained by OpenAI."
+IDENTITY = "You are ChatGPT, a large language model trained by OpenAI.\nKnowledge cutoff: 2024-06"
 CHANNELS = "# Valid channels: analysis, commentary, final. Channel must be included for every message."
 FUNCTION_CHANNEL = f"Calls to these tools must go to the commentary channel: '{NAMESPACE}'."
 
@@ -37,10 +37,8 @@ class HarmonyRenderer:
     A prompt is a prefix of the next turn's prompt, until a final answer drops the reasoning before it.
     """
 
-    def __init__(self, tokenizer: Tokenizer, identity: str = IDENTITY, knowledge_cutoff: str = "2024-06") -> None:
+    def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._identity = identity
-        self._knowledge_cutoff = knowledge_cutoff
         self._encode_fixed = lru_cache(_MOST_KEPT)(tokenizer.encode)
 
     def render(self, conversation: Conversation, most: int | None = None) -> list[int]:
@@ -183,12 +181,10 @@ class HarmonyRenderer:
         yield from self._message(f"{NAMESPACE}.{name} to=assistant", message.content, _COMMENTARY)
 
     def _system_text(self, conversation: Conversation) -> str:
-        head = [self._identity, f"Knowledge cutoff: {self._knowledge_cutoff}"]
-        if conversation.current_date:
-            head.append(f"Current date: {conversation.current_date}")
+        date = f"\nCurrent date: {conversation.current_date}" if conversation.current_date else ""
         channels = f"{CHANNELS}\n{FUNCTION_CHANNEL}" if conversation.tools else CHANNELS
         tools = system_tools_section(conversation.namespaces)
-        parts = ["\n".join(head), f"Reasoning: {conversation.reasoning_effort}", tools, channels]
+        parts = [IDENTITY + date, f"Reasoning: {conversation.reasoning_effort}", tools, channels]
         return "\n\n".join(part for part in parts if part)
 
 

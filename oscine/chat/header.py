@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Collection
-from typing import Literal
+from typing import Literal, cast
 
 from oscine.chat.tools import NAMESPACE
 
@@ -80,10 +80,8 @@ class Header:
             words = self._explained.lower().split()
             return next((c for word in words[::-1] for c in _CHANNELS if word.removeprefix("assistant") == c), None)
         for text in (self._text, self._earlier):
-            match = _CHANNEL.match(text)
-            name = match["name"] if match else None
-            if name is not None:
-                return next(channel for channel in _CHANNELS if channel == name.lower())
+            if (match := _CHANNEL.match(text)) and match["name"]:
+                return cast(Channel, match["name"].lower())
         return None
 
     @property

@@ -145,9 +145,6 @@ class Toolbox:
         """Whether further calls are refused, so that the model should be made to answer."""
         return self._left <= 0
 
-    def handles(self, recipient: str) -> bool:
-        return recipient.partition(".")[0] in self._tools
-
     async def call(self, recipient: str, content: str) -> ToolResult:
         """Never raises, except to cancel."""
         tool = self._tools.get(recipient.partition(".")[0])

@@ -163,7 +163,7 @@ def test_a_start_that_breaks_ends_the_server(model_folder: Path, monkeypatch: py
 
 
 def run_serve(*options: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "oscine.cli", "serve", "--port", "0", *options]
+    command = [sys.executable, "-m", "oscine", "serve", "--port", "0", *options]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
@@ -209,7 +209,7 @@ def test_liveness_and_readiness_while_the_engine_starts(model_folder: Path, tmp_
     """A named pipe in place of config.json holds the engine up for as long as the test wants."""
     (tmp_path / "tokenizer.json").write_bytes((model_folder / "tokenizer.json").read_bytes())
     os.mkfifo(tmp_path / "config.json")
-    command = [sys.executable, "-m", "oscine.cli", "serve", str(tmp_path), "--executor", "fake", "--port"]
+    command = [sys.executable, "-m", "oscine", "serve", str(tmp_path), "--executor", "fake", "--port"]
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
     url = f"http://127.0.0.1:{port}"

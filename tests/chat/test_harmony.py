@@ -172,11 +172,12 @@ def test_response_formats_follow_the_tools(renderer: HarmonyRenderer, o200k: Tok
     )
 
 
-def test_identity_and_cutoff_can_be_set(byte_tokenizer: Tokenizer) -> None:
-    renderer = HarmonyRenderer(byte_tokenizer, identity="You are a wren.", knowledge_cutoff="2025-01")
+def test_the_prompt_of_nothing(byte_tokenizer: Tokenizer) -> None:
+    renderer = HarmonyRenderer(byte_tokenizer)
     text = byte_tokenizer.decode(renderer.render(Conversation((), reasoning_effort="low")))
     assert text == (
-        "<|start|>system<|message|>You are a wren.\nKnowledge cutoff: 2025-01\n\nReasoning: low\n\n"
+        "<|start|>system<|message|>You are ChatGPT, a large language model trained by OpenAI.\n"
+        "Knowledge cutoff: 2024-06\n\nReasoning: low\n\n"
         "# Valid channels: analysis, commentary, final. Channel must be included for every message.<|end|>"
         "<|start|>assistant"
     )

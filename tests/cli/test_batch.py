@@ -121,7 +121,7 @@ def test_killed_at_any_moment_it_goes_on(tmp_path: Path, output: Path, fake_serv
     names = {f"r{i}" for i in range(60)}
     given = write(tmp_path / "in.jsonl", *map(request, sorted(names)))
     arguments = ("batch", str(given), str(output), "--url", fake_server.url, "--concurrency", "4")
-    with subprocess.Popen([sys.executable, "-m", "oscine.cli", *arguments], stderr=subprocess.DEVNULL) as first:
+    with subprocess.Popen([sys.executable, "-m", "oscine", *arguments], stderr=subprocess.DEVNULL) as first:
         wait_until(lambda: output.exists() and output.stat().st_size > 10_000, "some answers")
         second = run(*arguments)
         os.kill(first.pid, signal.SIGKILL)
@@ -245,7 +245,7 @@ def test_a_message_is_asked_again_too(tmp_path: Path, output: Path, busy: str) -
 def test_the_line_of_progress_ends_before_anything_else(tmp_path: Path, output: Path, busy: str, text: str) -> None:
     given = write(tmp_path / "in.jsonl", request("one", prompt=text))
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "oscine.cli", "batch", str(given), str(output), "--url", busy]
+    command = [sys.executable, "-m", "oscine", "batch", str(given), str(output), "--url", busy]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=theirs, timeout=60, check=False)
     os.close(theirs)
     with open(ours, "rb") as terminal:

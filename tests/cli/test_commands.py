@@ -21,7 +21,7 @@ THOUGHT = "The user wants to hear something, so I say something."
 
 def run(*arguments: str, given: str = "", **environment: str) -> "subprocess.CompletedProcess[str]":
     env = {k: v for k, v in os.environ.items() if not k.startswith(("OPENAI_", "OSCINE_"))} | environment
-    command = [sys.executable, "-m", "oscine.cli", *arguments]
+    command = [sys.executable, "-m", "oscine", *arguments]
     return subprocess.run(command, input=given, capture_output=True, text=True, timeout=60, check=False, env=env)
 
 
@@ -43,7 +43,7 @@ def test_version_and_help() -> None:
 
 
 def test_a_reader_that_has_seen_enough_is_no_error(fake_server: ServerProcess) -> None:
-    command = [sys.executable, "-m", "oscine.cli", "chat", "hi", "--url", fake_server.url]
+    command = [sys.executable, "-m", "oscine", "chat", "hi", "--url", fake_server.url]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as chat:
         assert chat.stdout is not None
         assert chat.stderr is not None
@@ -94,7 +94,7 @@ def test_chat_into_a_pipe_is_plain_text(fake_server: ServerProcess) -> None:
 @pytest.mark.parametrize(("no_color", "dims"), [("", True), ("1", False)])
 def test_chat_in_a_terminal_dims_the_reasoning(fake_server: ServerProcess, no_color: str, dims: bool) -> None:
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "oscine.cli", "chat", "hi", "--max-tokens", "90", "--url", fake_server.url]
+    command = [sys.executable, "-m", "oscine", "chat", "hi", "--max-tokens", "90", "--url", fake_server.url]
     env = {k: v for k, v in os.environ.items() if k != "NO_COLOR"} | ({"NO_COLOR": no_color} if no_color else {})
     done = subprocess.run(command, stdout=theirs, stderr=subprocess.PIPE, timeout=60, check=False, env=env)
     os.close(theirs)

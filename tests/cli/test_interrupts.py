@@ -40,7 +40,7 @@ def test_without_requests_there_is_nothing_to_wait_for(model_folder: Path, tmp_p
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_start_can_be_interrupted(model_folder: Path, times: int) -> None:
-    command = [sys.executable, "-m", "oscine.cli", "serve", str(model_folder), "--executor", "fake", "--port", "0"]
+    command = [sys.executable, "-m", "oscine", "serve", str(model_folder), "--executor", "fake", "--port", "0"]
     log = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen([*command, "--log-level", "debug"], **log) as server:  # type: ignore[call-overload]
         assert server.stderr is not None

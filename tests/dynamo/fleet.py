@@ -86,7 +86,7 @@ class Process:
 
 class DynamoWorker(Process):
     def __init__(self, name: str, role: str, options: Sequence[str], environment: dict[str, str], folder: Path) -> None:
-        command = [sys.executable, "-m", "oscine.cli", "dynamo-worker", "--role", role, "--peer-host", "127.0.0.1"]
+        command = [sys.executable, "-m", "oscine", "dynamo-worker", "--role", role, "--peer-host", "127.0.0.1"]
         sizes = ["--kv-cache-bytes", str(_KV_CACHE_BYTES)]
         super().__init__(name, [*command, *sizes, *options], environment, folder)
 

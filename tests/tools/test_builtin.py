@@ -47,10 +47,8 @@ def tools(tmp_path_factory: pytest.TempPathFactory) -> BuiltinTools:
 def test_types_of_requests(tools: BuiltinTools, kind: str, names: set[str]) -> None:
     toolbox = tools.toolbox([{"type": kind}, {"type": kind}])
     assert toolbox.names == names
-    assert toolbox.handles("python") == ("python" in names)
-    assert toolbox.handles("browser.search") == ("browser" in names)
-    assert not toolbox.handles("functions.python")
-    assert not toolbox.handles("pythonic")
+    for recipient in ("functions.python", "pythonic"):
+        assert asyncio.run(toolbox.call(recipient, "1")).text == f"Error: there is no tool {recipient}."
 
 
 def test_what_is_not_enabled_is_passed_over_but_for_servers() -> None:

@@ -75,14 +75,21 @@ def _keep_threads_from_spinning() -> None:
 def run_engine(args: argparse.Namespace) -> None:
     _keep_threads_from_spinning()
     from oscine.bench import machine, report
-    from oscine.bench.engine import EngineBench, MeasureError
+    from oscine.bench.engine import EngineBench, MeasureError, engine_options
 
+    given = vars(args)
     with ended_by(ValueError, OSError, status=USAGE):
         points = [Point.parse(text) for text in args.points]
         baseline = None if args.baseline is None else latest(read(args.baseline))
         if args.passes < 2 or (args.warmup_osl is not None and args.warmup_osl < 0):
             raise ValueError("--passes must be at least 2, and --warmup-osl at least 0")
-        options = _engine_options(args, points)
+        options = engine_options(
+            _model_options(args),
+            points,
+            max_num_batched_tokens=given.get("max-num-batched-tokens"),
+            cache=CacheOptions.of(given),
+            cuda_graphs=given.get("enforce-eager", EngineOptions.cuda_graphs),
+        )
         bench = EngineBench.load(options)
     where = machine.describe(options.model.device, args.commit)
     output = args.output or results_of(where.gpu)
@@ -175,15 +182,3 @@ def _model_options(args: argparse.Namespace) -> ModelOptions:
 
     name = "random-weights" if args.model in PUBLISHED else "model"
     return ModelOptions.of({**vars(args), "model": NANO, name: args.model})
-
-
-def _engine_options(args: argparse.Namespace, points: list[Point]) -> EngineOptions:
-    from oscine.bench.engine import engine_options
-
-    return engine_options(
-        _model_options(args),
-        points,
-        max_num_batched_tokens=vars(args).get("max-num-batched-tokens"),
-        cache=CacheOptions.of(vars(args)),
-        cuda_graphs=vars(args).get("enforce-eager", EngineOptions.cuda_graphs),
-    )

@@ -12,14 +12,14 @@ from oscine.chat.typescript import SchemaTypes, constraints, text_lines
 
 NAMESPACE = "functions"
 TRAINED = ("browser", "python")
-_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
 def validate_tools(tools: Sequence[FunctionTool]) -> None:
     """Raises ConversationError that names the first function whose name is malformed or taken."""
     seen: set[str] = set()
     for tool in tools:
-        if not _NAME.fullmatch(tool.name):
+        if not NAME.fullmatch(tool.name):
             raise ConversationError(
                 "tools", f"function name {tool.name!r} is not 1 to 64 letters, digits, underscores or hyphens"
             )

@@ -28,6 +28,7 @@ from mcp_types import (
 from mcp_types import Tool as ListedTool
 
 from oscine.chat.messages import FunctionTool, ToolNamespace
+from oscine.chat.tools import NAME, NAMESPACE, TRAINED
 from oscine.tools.toolbox import McpCall, McpListing, Tool, ToolResult, bounded
 
 T = TypeVar("T")
@@ -40,10 +41,9 @@ _MOST_PAGES = 20  # of a list of tools
 _FAREWELL_S = 5.0  # for a server to end
 _HTTP_TIMEOUT = httpx2.Timeout(30.0, read=300.0)
 _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_-]")
-_LABEL = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9a-zA-Z-]+")
 _HEADER_VALUE = re.compile(r"(?:[!-~](?:[\t -~]*[!-~])?)?")
-_TAKEN = {*("functions", "python", "browser"), *("assistant", "user", "system", "developer", "tool", "all")}
+_TAKEN = {NAMESPACE, *TRAINED, "assistant", "user", "system", "developer", "tool", "all"}
 
 
 class ServerEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -104,7 +104,7 @@ def read_servers(path: str) -> dict[str, ServerEntry]:
 
 def check_label(label: object) -> str:
     """Raises ValueError unless this can be a namespace."""
-    if not isinstance(label, str) or not _LABEL.fullmatch(label):
+    if not isinstance(label, str) or not NAME.fullmatch(label):
         raise ValueError(f"the MCP server_label {label!r} is not 1 to 64 letters, digits, underscores or hyphens")
     if label in _TAKEN:
         raise ValueError(f"the MCP server_label {label!r} has a meaning of its own; choose another")

@@ -6,7 +6,7 @@ dialects.
 
 import argparse
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,7 @@ def _flag(option: Option, help: str, meaning: bool) -> Name:
 OWN = {name: _name_of(option) for name, option in OPTIONS.items()} | {"profile": _name_of(PROFILE)}
 NAMES = {
     **OWN,
-    **{alias: OWN[name] for alias, name in ALIASES.items()},
+    **{alias: dataclasses.replace(OWN[name], help=f"same as --{name}") for alias, name in ALIASES.items()},
     **{flag: _flag(OPTIONS[name], f"undoes --{name}", OPTIONS[name].default) for flag, name in OPPOSITES.items()},
     **dialects.NAMES,
 }
@@ -86,8 +86,8 @@ def add_options(parser: argparse.ArgumentParser, *, groups: Collection[str] = GR
         add_some(parser.add_argument_group(title), own)
     others = parser.add_argument_group("names of other servers")
     texts = {
-        _add(others, f"--{name}", *dialects.SHORT.get(name, ()), name=NAMES[name], help=argparse.SUPPRESS): text
-        for name, text in _texts(groups)
+        _add(others, f"--{name}", *dialects.SHORT.get(name, ()), name=theirs, help=argparse.SUPPRESS): theirs.help
+        for name, theirs in _theirs(groups).items()
         if "." not in name
     }
     texts[others.add_argument("--extra-llm-api-options", **file, help=argparse.SUPPRESS)] = "same as --config"
@@ -100,10 +100,7 @@ def add_some(to: argparse._ActionsContainer, options: Iterable[Option]) -> None:
         _add(to, f"--{option.name}", name=_name_of(option))
 
 
-def _texts(groups: Collection[str]) -> Iterator[tuple[str, str]]:
-    """The names that --help leaves out, with their help."""
-    yield "model", "same as MODEL"
-    for name, ours in (ALIASES | OPPOSITES).items():
-        if OPTIONS[ours].group in groups:
-            yield name, NAMES[name].help if name in OPPOSITES else f"same as --{ours}"
-    yield from ((name, theirs.help) for name, theirs in dialects.NAMES.items())
+def _theirs(groups: Collection[str]) -> dict[str, Name]:
+    """The names of other servers, which --help leaves out."""
+    known = {name: NAMES[name] for name, ours in (ALIASES | OPPOSITES).items() if OPTIONS[ours].group in groups}
+    return {"model": dataclasses.replace(OWN["model"], help="same as MODEL"), **known, **dialects.NAMES}

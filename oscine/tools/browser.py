@@ -160,7 +160,7 @@ class BrowserTool(Tool):
     def _show(self, page: Page, details: Details, loc: int = -1, num_lines: int = -1, **shown: Any) -> ToolResult:
         """Gives a page its cursor and returns its view. Raises ValueError for a line that does not exist."""
         view = _view(page, len(self._shown), max(loc, 0), num_lines)
-        self._shown.append(_Shown(**{"url": page.url, "title": page.title, "page": page} | shown))
+        self._shown.append(_Shown(page.url, page=page, **{"title": page.title} | shown))
         return ToolResult(view, details)
 
     def _at(self, cursor: int) -> _Shown:

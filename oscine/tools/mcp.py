@@ -114,7 +114,7 @@ def check_label(label: object) -> str:
 class AllowedTools(msgspec.Struct, frozen=True):
     """Which of a server's tools a conversation may use."""
 
-    tool_names: list[str] | None = None  # None: any
+    tool_names: frozenset[str] | None = None  # None: any
     read_only: bool | None = None  # whether only tools that declare themselves read-only
 
     def permits(self, tool: ListedTool) -> bool:
@@ -354,7 +354,7 @@ class _Wanted(msgspec.Struct):
     server_url: str | None = None
     headers: dict[str, str] | None = None
     authorization: str | None = None
-    allowed_tools: list[str] | AllowedTools | None = None
+    allowed_tools: frozenset[str] | AllowedTools | None = None
     require_approval: Any = None
     connector_id: str | None = None
 

@@ -7,7 +7,6 @@ from typing import Any
 import jinja2
 import pytest
 from hypothesis import given, settings
-from transformers.utils.chat_template_utils import render_jinja_template
 
 import oscine.model
 from oscine.chat.harmony import HarmonyRenderer
@@ -46,6 +45,8 @@ def wire_tool(tool: FunctionTool) -> dict[str, Any]:
 
 def templated(conversation: Conversation, **variables: Any) -> str:
     """What transformers' apply_chat_template makes of it."""
+    from transformers.utils.chat_template_utils import render_jinja_template  # not in each process that collects tests
+
     texts, _ = render_jinja_template(
         conversations=[[wire(message) for message in conversation.messages]],
         tools=[wire_tool(tool) for tool in conversation.tools] or None,

@@ -1,15 +1,16 @@
 """LangChain's ChatOpenAI over both of its APIs: answers, streams, bound tools, structured output."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, ToolMessage
-from langchain_openai import ChatOpenAI
 from pydantic import BaseModel
 
+if TYPE_CHECKING:  # takes a second, of each process that collects the tests
+    from langchain_openai import ChatOpenAI
+
 SUM = "What is 2 + 3?"
-Chat = Callable[..., ChatOpenAI]
+Chat = Callable[..., "ChatOpenAI"]
 
 
 class Person(BaseModel):
@@ -27,6 +28,8 @@ class get_weather(BaseModel):  # noqa: N801 - the name that the model calls
 
 @pytest.fixture(params=["chat", "responses"])
 def chat(request: pytest.FixtureRequest, base_url: str, monkeypatch: pytest.MonkeyPatch) -> Chat:
+    from langchain_openai import ChatOpenAI
+
     monkeypatch.setenv("LANGSMITH_TRACING", "false")
     usual: dict[str, Any] = {
         **{"model": "oscine-nano", "base_url": base_url, "api_key": "none", "max_retries": 0},
@@ -50,6 +53,8 @@ def test_a_stream_is_the_answer(chat: Chat) -> None:
 
 
 def test_a_bound_tool_is_called_and_its_result_told(chat: Chat) -> None:
+    from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
+
     model = chat().bind_tools([get_weather])
     turns: list[Any] = [HumanMessage("What is the weather in Lisbon?")]
     called = model.invoke(turns)
@@ -61,6 +66,8 @@ def test_a_bound_tool_is_called_and_its_result_told(chat: Chat) -> None:
 
 
 def test_a_call_in_a_stream(chat: Chat) -> None:
+    from langchain_core.messages import AIMessageChunk
+
     whole = AIMessageChunk("")
     for chunk in chat().bind_tools([get_weather]).stream("What is the weather in Lisbon?"):
         assert isinstance(chunk, AIMessageChunk)

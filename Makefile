@@ -10,6 +10,9 @@ WORKERS ?= 4
 INSTALL := $(BIN)/pip install -q --no-compile -c constraints.txt
 unexport PYTHONDONTWRITEBYTECODE  # else each of the many processes of a test run compiles the project anew
 
+# No others: in each worker, pytest rewrites the assertions of all of a package that has a plugin, such as LangChain's.
+PLUGINS := -p xdist -p pytest_timeout -p _hypothesis_pytestplugin
+
 EXTRAS  :=
 # All extras in one go: each call of pip builds and resolves the project anew. pip would compile on one core, and also code
 # that is never imported. Some packages hold templates that are not Python.
@@ -49,7 +52,7 @@ cluster-rollout: $(TEST)  ## two models at once, and an update of one under load
 	$(BIN)/python -m benchmarks.cluster.rollout
 
 test: $(TEST)   ## the tests that need no GPU; some wait for processes, so there are more workers than cores, of one thread
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(BIN)/python -m pytest $(PLUGINS) -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # An environment of its own: ai-dynamo's dependencies do not go together with others', and it needs next to none of them.
 $(DYNAMO)/.ready: pyproject.toml constraints.txt

@@ -14,13 +14,17 @@ unexport PYTHONDONTWRITEBYTECODE  # else each of the many processes of a test ru
 PLUGINS := -p xdist -p pytest_timeout -p _hypothesis_pytestplugin
 
 EXTRAS  :=
-# All extras in one go: each call of pip builds and resolves the project anew. pip would compile on one core, and also code
-# that is never imported. Some packages hold templates that are not Python.
+UNUSED  := tests|torch/(_inductor|testing/_internal|_vendor)|ray/(data|llm|rllib|train|tune)|transformers/models|sympy/physics
+UNUSED  := /($(UNUSED)|fontTools|fsspec|graphql|mypy|mypyc|networkx|pip|pyasn1_modules|pygments/lexers|setuptools)/
+COMPILE := $(BIN)/python -m compileall -qq -x '$(UNUSED)' $(VENV)/lib
+# All extras in one go: each call of pip builds and resolves the project anew. pip would compile on one core, at the end, and
+# also code that is never imported. So torch is compiled while pip asks for the rest. Some packages hold templates that are
+# not Python.
 define install
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(INSTALL) torch
-	$(INSTALL) -e '.$(EXTRAS)'
-	$(BIN)/python -m compileall -qq -j 0 -x '/(tests|torch/(_inductor|testing/_internal)|ray/(data|llm|rllib|train|tune)|transformers/models|networkx|mypy|pip)/' $(VENV)/lib || true
+	$(COMPILE) & $(INSTALL) -e '.$(EXTRAS)'; status=$$?; wait; exit $$status
+	$(COMPILE) -j 0 || true
 endef
 
 .PHONY: demo serve test conformance clients browser screenshot check eval eval-tools soak attack chaos bench cluster-chaos cluster-bench cluster-demo cluster-ramp cluster-rollout cluster-sessions cluster-transfer dynamo-test clean

@@ -17,14 +17,23 @@ if TYPE_CHECKING:
 # The files that take longest, so that no worker is left alone with one of them in the end; the others follow in order.
 LONGEST = (
     "tests/cluster/test_cluster.py",
+    "tests/cluster/test_serve_session.py",
+    "tests/ops/test_moe_hopper.py",
+    "tests/api/test_recipients.py",
     "tests/web/test_playground.py",
     "tests/api/test_structured_output.py",
-    "tests/cluster/test_engine.py",
-    "tests/engine_process/test_disaggregation.py",
-    "tests/cluster/test_migrating_answers.py",
-    "tests/cluster/test_serve_session.py",
-    "tests/api/test_embedded_model.py",
     "tests/api/test_chaos.py",
+    "tests/engine_process/test_disaggregation.py",
+    "tests/ops/test_chips.py",
+    "tests/api/test_responses.py",
+    "tests/api/test_lifecycle.py",
+    "tests/cluster/test_engine.py",
+    "tests/ops/test_attention_gpu.py",
+    "tests/conformance/test_description.py",
+    "tests/api/test_openapi.py",
+    "tests/executor/test_headers.py",
+    "tests/cluster/test_migrating_answers.py",
+    "tests/model/test_nano.py",
 )
 
 STEP_S = 0.002  # of the fake executor: a long answer takes long enough to be interrupted

@@ -217,19 +217,19 @@ def test_liveness_and_readiness_while_the_engine_starts(model_folder: Path, tmp_
 
         def lives() -> bool:
             try:
-                return bool(urllib.request.urlopen(f"{url}/v1/health/live", timeout=5).status == 200)
+                return bool(urllib.request.urlopen(f"{url}/v1/health/live", timeout=30).status == 200)
             except OSError:
                 return False
 
         wait_until(lives, "liveness")
         with pytest.raises(urllib.error.HTTPError) as caught:
-            urllib.request.urlopen(f"{url}/v1/health/ready", timeout=5)
+            urllib.request.urlopen(f"{url}/v1/health/ready", timeout=30)
         assert (caught.value.code, json.load(caught.value)["status"]) == (503, "starting")
         (tmp_path / "config.json").write_text((model_folder / "config.json").read_text())
 
         def is_ready() -> bool:
             try:
-                return bool(urllib.request.urlopen(f"{url}/v1/health/ready", timeout=5).status == 200)
+                return bool(urllib.request.urlopen(f"{url}/v1/health/ready", timeout=30).status == 200)
             except urllib.error.HTTPError:
                 return False
 

@@ -270,7 +270,7 @@ def test_a_server_that_goes_leaves_the_port_to_the_other(model_folder: Path, run
         other.begin_stop()
         ends = []
         for chunk in stream:
-            with urllib.request.urlopen(f"{url}/v1/health/ready", timeout=10) as response:
+            with urllib.request.urlopen(f"{url}/v1/health/ready", timeout=30) as response:
                 assert response.status == 200
             ends.append(chunk.choices[0].finish_reason)
         assert len(ends) > 20
@@ -290,5 +290,5 @@ def client_of(url: str, model: str) -> openai.OpenAI:
 
 
 def served(url: str) -> list[str]:
-    with urllib.request.urlopen(f"{url}/v1/models", timeout=10) as response:
+    with urllib.request.urlopen(f"{url}/v1/models", timeout=30) as response:
         return [model["id"] for model in json.load(response)["data"]]

@@ -14,7 +14,7 @@ END = (-1).to_bytes(8, "big", signed=True)
 
 def bind(socket: zmq.asyncio.Socket, address: str) -> None:
     """Once whoever was there before is gone."""
-    end_s = time.monotonic() + 10
+    end_s = time.monotonic() + 30
     while True:
         try:
             socket.bind(address)

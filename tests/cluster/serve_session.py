@@ -49,7 +49,7 @@ def deploy(num_replicas: int) -> None:
 
 
 def deploy_router() -> None:
-    models = [ModelSpec(("m",), (RoleSpec(),), start_timeout_s=20)]
+    models = [ModelSpec(("m",), (RoleSpec(),), start_timeout_s=60)]
     router = serve.deployment(
         RouterActor,
         name="router",
@@ -78,7 +78,7 @@ async def generate(place: Place, name: str, tokens: list[int]) -> None:
 
 
 async def snapshot_when(router: RouterClient, condition: Any) -> Any:
-    end_s = time.monotonic() + 15
+    end_s = time.monotonic() + 60
     while not condition(snapshot := await router.snapshot()):
         assert time.monotonic() < end_s, snapshot
         await asyncio.sleep(0.1)

@@ -20,8 +20,8 @@ from oscine.types import GenerationOutput, GenerationRequest, PrefillSource, Rem
 
 from .harness import options, read, request, run, running, tokens, until
 
-STEP_S = 0.02
-NUM_TOKENS = 2000  # 8 steps of 256
+STEP_S = 0.05
+NUM_TOKENS = 2000  # 8 steps of 256, long enough that a busy machine sees them run
 
 
 def apart(folder: Path, *, kv_transfer: bool = True, step_s: float = STEP_S) -> EngineOptions:
@@ -101,7 +101,7 @@ def test_the_other_engine_is_killed_before_during_and_after_its_work(folder: Pat
 def test_the_engine_that_asked_is_killed_before_during_and_after_the_other_ones_work(folder: Path) -> None:
     async def test() -> None:
         async with pair(apart(folder), apart(folder)) as (decode, prefill):
-            decode.submit(remote("during", prefill, timeout_s=2.0))
+            decode.submit(remote("during", prefill, timeout_s=5.0))
             await until(lambda: prefill.stats.num_running == 1)
             kill(decode)
             await until(lambda: prefill.stats.num_running == 0)
@@ -121,10 +121,10 @@ def test_a_slow_engine_is_not_waited_for_and_running_sequences_go_on(folder: Pat
         async with pair(apart(folder, step_s=3.0), apart(folder)) as (decode, prefill):
             stream = decode.submit(request("running", max_tokens=3000))
             await anext(stream)
-            slow = decode.submit(remote("slow", prefill, timeout_s=0.5))
+            slow = decode.submit(remote("slow", prefill, timeout_s=1.5))
             before = decode.stats.generated_tokens
-            assert news(await read(slow)).failure == "prefill did not deliver within 0.5 s"
-            assert decode.stats.generated_tokens - before > 10
+            assert news(await read(slow)).failure == "prefill did not deliver within 1.5 s"
+            assert decode.stats.generated_tokens - before > 3
             decode.cancel("running")
             waiting = decode.submit(remote("cancelled", prefill, first=2))
             await until(lambda: decode.stats.num_waiting == 1)

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 # The files that take longest, so that no worker is left alone with one of them in the end; the others follow in order.
 LONGEST = (
     "tests/cluster/test_cluster.py",
-    "tests/cluster/test_serve_session.py",
     "tests/ops/test_moe_hopper.py",
     "tests/api/test_recipients.py",
     "tests/web/test_playground.py",
     "tests/api/test_structured_output.py",
     "tests/api/test_chaos.py",
+    "tests/cluster/test_serve_session.py",  # after the start of the other Ray: Ray gives itself 30 s
     "tests/engine_process/test_disaggregation.py",
     "tests/ops/test_chips.py",
     "tests/api/test_responses.py",

@@ -204,7 +204,7 @@ def source(client: EngineClient, *, min_tokens: int = MIN_TOKENS, timeout_s: flo
 
 async def idle(client: EngineClient) -> None:
     """Waits until no page is held. Leases that were never released would last for minutes."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while True:
             await read(client, GenerationRequest("look", [1], SamplingParams(max_tokens=1)))
             if client.stats.full_pages_used == client.stats.sliding_pages_used == client.stats.num_running == 0:

@@ -22,7 +22,7 @@ COMPILE := $(BIN)/python -m compileall -qq -x '$(UNUSED)' $(VENV)/lib
 # not Python.
 define install
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(INSTALL) 'pip>=25'  # resolves in less than half the time of the pip that Python 3.11 brings
+	$(INSTALL) 'pip==25.*'  # resolves in half the time of the pip that Python 3.11 brings; 26 warns of each editable package
 	$(INSTALL) torch
 	$(COMPILE) & $(INSTALL) -e '.$(EXTRAS)'; status=$$?; wait; exit $$status
 	$(COMPILE) -j 0 || true

@@ -1,5 +1,6 @@
 """Every endpoint, one line each. The router, the check of keys and /openapi.json are made from this table."""
 
+from oscine.api.anthropic.answer import AnthropicAnswer
 from oscine.api.anthropic.endpoint import AnthropicMessages, CountTokens
 from oscine.api.anthropic.schemas import CountTokensRequest, MessagesRequest
 from oscine.api.health import Health
@@ -44,7 +45,7 @@ def endpoints(service: ResponseService) -> list[Operation]:
         DELETE(one, stored.delete, "Forget a response", answer=DeletedResponse),
         POST(f"{one}/cancel", stored.cancel, "End a response in the background", query=NoQuery, answer=ResponseAnswer),
         GET(f"{one}/input_items", stored.input_items, "What was asked", query=ItemsQuery, answer=InputItems),
-        ANTHROPIC("/v1/messages", claude, "Answer messages", MessagesRequest, answers.AnthropicAnswer),
+        ANTHROPIC("/v1/messages", claude, "Answer messages", MessagesRequest, AnthropicAnswer),
         ANTHROPIC("/v1/messages/count_tokens", count, "Count tokens", CountTokensRequest, answers.InputTokens),
         GET("/v1/models", models.list, "The models by their names", answer=answers.ModelList),
         GET("/v1/models/{name:path}", models.retrieve, "One model", answer=answers.ModelCard),

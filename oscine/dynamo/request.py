@@ -11,7 +11,8 @@ from typing import Any
 from oscine.api.http.errors import unsupported
 from oscine.api.serving import formats, sampling
 from oscine.api.serving.formats import Calls, extensions, only_form
-from oscine.api.serving.parameters import SamplingFields, refuse
+from oscine.api.serving.parameters import refuse
+from oscine.api.serving.schemas import CompletionRequest, convert
 from oscine.chat.grammar import JsonFormat
 from oscine.chat.messages import FunctionTool
 from oscine.chat.tokenizer import Tokenizer
@@ -50,11 +51,10 @@ async def generation_request(asked: Mapping[str, Any], request_id: str, model: M
         _own_stop_ids(asked),
         len(prompt),
         fields.max_tokens,
-        logprobs=_group(asked, "output_options").get("logprobs"),
+        logprobs=fields.logprobs,
     )
     grammar = await _grammar(asked, fields, prompt, model.tokenizer)
-    priority = sampling.priority(-(_group(asked, "routing").get("priority") or 0))  # Dynamo's: higher runs sooner
-    return GenerationRequest(request_id, prompt, replace(params, grammar=grammar), priority)
+    return GenerationRequest(request_id, prompt, replace(params, grammar=grammar), fields.priority or 0)
 
 
 def prefill_request(request: GenerationRequest) -> GenerationRequest:
@@ -125,23 +125,21 @@ def _check_supported(asked: Mapping[str, Any]) -> None:
             raise unsupported("cache_salt", "prefixes are shared by all that a worker serves")
 
 
-def _sampling_fields(asked: Mapping[str, Any]) -> SamplingFields:
+def _sampling_fields(asked: Mapping[str, Any]) -> CompletionRequest:
     options, stop = _group(asked, "sampling_options"), _group(asked, "stop_conditions")
     guided = _group(options, "guided_decoding")
     if guided.get("structural_tag") is not None:
         raise unsupported("structural_tag")
-    return SamplingFields(
+    fields = {
         **{name: options.get(name) for name in _PLAIN},
-        max_tokens=stop.get("max_tokens"),
-        min_tokens=_min_tokens(stop),
-        ignore_eos=stop.get("ignore_eos"),
-        stop_token_ids=stop.get("stop_token_ids"),
-        prompt_logprobs=_group(asked, "output_options").get("prompt_logprobs"),
-        guided_json=guided.get("json"),
-        guided_regex=guided.get("regex"),
-        guided_choice=guided.get("choice"),
-        guided_grammar=guided.get("grammar"),
-    )
+        **{name: stop.get(name) for name in ("max_tokens", "ignore_eos", "stop_token_ids")},
+        **{f"guided_{name}": guided.get(name) for name in ("json", "regex", "choice", "grammar")},
+        "min_tokens": _min_tokens(stop),
+        **{name: _group(asked, "output_options").get(name) for name in ("logprobs", "prompt_logprobs")},
+        "prompt": "",  # its tokens are read elsewhere
+        "priority": -(_group(asked, "routing").get("priority") or 0),  # Dynamo's: higher runs sooner
+    }
+    return convert(fields, CompletionRequest, "")
 
 
 def _min_tokens(stop: Mapping[str, Any]) -> int | None:
@@ -157,7 +155,7 @@ def _own_stop_ids(asked: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 async def _grammar(
-    asked: Mapping[str, Any], fields: SamplingFields, prompt: list[int], tokenizer: Tokenizer
+    asked: Mapping[str, Any], fields: CompletionRequest, prompt: list[int], tokenizer: Tokenizer
 ) -> str | None:
     """Raises APIError for a form that cannot be enforced.
 

@@ -6,7 +6,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.parser import text_string_to_metric_families
 
-from oscine.api.telemetry.sequence_metrics import STEP_BUCKETS_S, InterTokenLatency
+from oscine.api.telemetry.sequence_metrics import HISTOGRAMS, SequenceFamilies
 from oscine.engine.wire.stream import EngineDied, EngineError
 from oscine.types import EngineStats, GenerationOutput, GenerationRequest
 from tests.api.scripted_server import ScriptedServer
@@ -190,14 +190,16 @@ def test_a_real_engine_counts_tokens(fake_server: ServerProcess) -> None:
     assert fake_server.metric("oscine:generation_tokens_total") - before == 34
 
 
-def test_latencies_between_tokens_are_counted_as_the_library_counts() -> None:
-    name, registry = "oscine:inter_token_latency_seconds", CollectorRegistry()
-    oracle = Histogram(name, "Between outputs", ["model_name"], registry=registry, buckets=STEP_BUCKETS_S)
-    ours = InterTokenLatency()
+def test_histograms_are_those_of_the_library() -> None:
+    name = "request_time_per_output_token_seconds"
+    what, bounds = HISTOGRAMS[name]
+    ours, theirs = CollectorRegistry(), CollectorRegistry()
+    oracle = Histogram(f"oscine:{name}", what, ["model_name"], registry=theirs, buckets=bounds).labels("a")
+    found = SequenceFamilies(ours).histograms("a")[name]
     for value_s in (0.0, 0.0005, 0.001, 0.00101, 0.0149, 0.015, 0.5, 4.99, 5.0, 5.1, 1e9):
-        oracle.labels("a").observe(value_s)
-        ours.labels("a").observe(value_s)
-    (found,), (expected,) = ours.collect(), registry.collect()
-    created = f"{name}_created"
-    assert found.type == expected.type
-    assert found.samples == [sample for sample in expected.samples if sample.name != created]
+        oracle.observe(value_s)
+        found.observe(value_s)
+    (family,) = (family for family in ours.collect() if family.name == f"oscine:{name}")
+    (expected,) = theirs.collect()
+    assert (family.type, family.documentation) == (expected.type, expected.documentation)
+    assert family.samples == [sample for sample in expected.samples if not sample.name.endswith("_created")]

@@ -131,11 +131,11 @@ def test_the_described_bounds_are_those_that_hold(
     fake_server: ServerProcess, document: dict[str, Any], limit: str
 ) -> None:
     properties = document["components"]["schemas"]["ChatCompletionRequest"]["properties"]
-    bounded = {name: field for name, field in properties.items() if limit in field}
+    choices = ((name, choice) for name, field in properties.items() for choice in field.get("anyOf", ()))
+    bounded = {name: choice for name, choice in choices if limit in choice}
     assert bounded
     for name, field in bounded.items():
-        whole = any(choice.get("type") == "integer" for choice in field["anyOf"])
-        step = 1 if whole else STEP
+        step = 1 if field["type"] == "integer" else STEP
         outward = step if limit == "maximum" else -step
         edge = field[limit]
         within, beyond = (edge - outward, edge) if limit == "exclusiveMinimum" else (edge, edge + outward)

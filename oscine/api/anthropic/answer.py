@@ -1,15 +1,14 @@
-"""An answer as Anthropic's Messages API words it: blocks of thinking, text and calls, streamed or whole.
-
-Knows the JSON of blocks and events; what the model said comes from a Turn.
-"""
+"""An answer as Anthropic's Messages API words it: blocks of thinking, text and calls, streamed or whole."""
 
 import hashlib
 import uuid
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from oscine.api.http.errors import APIError
 from oscine.api.http.sse import named_event
@@ -21,6 +20,17 @@ Json = dict[str, Any]
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
+class AnthropicAnswer(Struct):
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[Json]
+    stop_reason: str | None
+    stop_sequence: str | None
+    usage: Json
+
+
 def sse(event: Json) -> bytes:
     return named_event(event["type"], msgspec.json.encode(event))
 
@@ -29,7 +39,7 @@ class Blocks:
     """The events of content: each block begins, grows and stops before the next one begins."""
 
     def __init__(self, *, thinking: bool, thinking_text: bool) -> None:
-        """Whether there are blocks of thinking, and whether they say what was thought."""
+        """`thinking`: whether there are blocks of thinking. `thinking_text`: whether they have the text."""
         self._thinking, self._thinking_text = thinking, thinking_text
         self._index = -1
         self._open: str | None = None  # type of the block that grows
@@ -83,15 +93,7 @@ class MessageAnswer:
     def __init__(self, turn: Turn, model: str, blocks: Blocks, *, stream: bool) -> None:
         self.turn = turn
         self._blocks, self._stream = blocks, stream
-        self._message: Json = {
-            "id": f"msg_{uuid.uuid4().hex}",
-            "type": "message",
-            "role": "assistant",
-            "model": model,
-            "content": [],
-            "stop_reason": None,
-            "stop_sequence": None,
-        }
+        self._message = AnthropicAnswer(f"msg_{uuid.uuid4().hex}", "message", "assistant", model, [], None, None, {})
         self._begun = False
 
     def encode(self, events: Sequence[TurnEvent]) -> bytes:
@@ -104,11 +106,11 @@ class MessageAnswer:
 
     def _begin(self) -> bytes:
         self._begun = True
-        message = {**self._message, "usage": self._usage()}
-        return sse({"type": "message_start", "message": message}) + sse({"type": "ping"})
+        self._message.usage = self._usage()
+        return sse({"type": "message_start", "message": self._message}) + sse({"type": "ping"})
 
     def _keep(self, events: Sequence[Json]) -> None:
-        content: list[Json] = self._message["content"]
+        content = self._message.content
         for event in events:
             if event["type"] == "content_block_start":
                 content.append(event["content_block"])
@@ -142,8 +144,8 @@ class MessageAnswer:
 
     def body(self) -> bytes:
         self._keep([*self._blocks.stop()])
-        content = [_whole(block) for block in self._message["content"]]
-        return msgspec.json.encode({**self._message, **self._ending(), "content": content, "usage": self._usage()})
+        content = [_whole(block) for block in self._message.content]
+        return msgspec.json.encode(replace(self._message, content=content, usage=self._usage(), **self._ending()))
 
 
 def _whole(block: Json) -> Json:

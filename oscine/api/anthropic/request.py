@@ -20,7 +20,7 @@ from oscine.api.anthropic.schemas import (
 )
 from oscine.api.http.errors import APIError, from_validation, invalid, unsupported
 from oscine.api.serving.formats import Form
-from oscine.api.serving.sampling import check, stop_strings
+from oscine.api.serving.sampling import check
 from oscine.api.serving.schemas import (
     ChatCompletionRequest,
     Function,
@@ -40,21 +40,17 @@ _LITTLE, _MUCH = 4_096, 16_384  # tokens of a thinking budget: below is low effo
 
 
 def shows_thinking(thinking: Thinking | None) -> bool:
-    """The model always reasons; who does not ask for thinking does not expect blocks of it."""
+    """Whether the client asks for blocks of thinking. The model reasons in any case."""
     return thinking is not None and thinking.type != "disabled"
 
 
 def chat_request(body: MessagesRequest) -> ChatCompletionRequest:
     """Raises APIError that names the parameter, for all that the model cannot read or do."""
-    check(body.max_tokens >= 1, "max_tokens", "at least 1", body.max_tokens)
-    stop_strings(body.stop_sequences, "stop_sequences")
     request = prompt_request(body)
-    request.max_tokens = body.max_tokens
+    for name in ("max_tokens", "stream", "cache_salt", "temperature", "top_p", "top_k"):
+        setattr(request, name, getattr(body, name))
     request.thinking_token_budget = _thinking_budget(body)
-    request.stream = body.stream
     request.stop = body.stop_sequences
-    request.cache_salt = body.cache_salt
-    request.temperature, request.top_p, request.top_k = body.temperature, body.top_p, body.top_k
     return request
 
 
@@ -90,7 +86,6 @@ def _effort(thinking: Thinking | None, output: OutputConfig | None) -> Effort | 
     budget = thinking.budget_tokens
     if budget is None:
         raise invalid("thinking.budget_tokens", "thinking of type 'enabled' needs it")
-    check(budget >= 1, "thinking.budget_tokens", "at least 1", budget)
     return "low" if budget < _LITTLE else "medium" if budget < _MUCH else "high"
 
 

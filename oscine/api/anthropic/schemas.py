@@ -1,13 +1,23 @@
-"""The JSON of Anthropic's Messages API, as msgspec structs. Values are checked in request.
+"""The JSON of Anthropic's Messages API, as msgspec structs.
 
 oscine.api.serving.parameters defines the treatment of each parameter.
 """
 
 from typing import Annotated, Any, Literal
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
-from oscine.api.serving.parameters import Refused, about, ignored
+from oscine.api.serving.parameters import (
+    MAX_TOOLS,
+    Positive,
+    Share,
+    ShortText,
+    StopTexts,
+    Temperature,
+    TopK,
+    about,
+    unused,
+)
 from oscine.chat.effort import Effort
 
 
@@ -49,7 +59,7 @@ class Thinking(Struct):
         Literal["enabled", "adaptive", "between_tools", "disabled"],
         about("Whether the answer shows what was thought; `disabled` is the effort `none`."),
     ]
-    budget_tokens: Annotated[int | None, about("Tokens after which reasoning ends and the answer begins.")] = None
+    budget_tokens: Annotated[Positive | None, about("Tokens after which reasoning ends and the answer begins.")] = None
     display: Annotated[Literal["summarized", "omitted"] | None, about("`omitted` leaves the text out.")] = None
 
 
@@ -63,40 +73,47 @@ class OutputConfig(Struct):
     format: Annotated[OutputFormat | None, about("The form of the answer.")] = None
 
 
+@unused(
+    ignores={
+        "prefixes are always cached": "cache_control",
+        "what does not fit the context is refused, never cleared": "context_management",
+        "there is one": "speed",
+        "features are there without": "betas",
+    },
+    refuses="compaction mcp_servers container",
+)
 class CountTokensRequest(Struct, kw_only=True):
     """The parameters of a prompt. None is "not given" throughout."""
 
     model: Annotated[str, about("The name of a model.")]
     messages: Annotated[list[AnthropicMessage], about("The conversation so far, the newest message last.")]
     system: Annotated[str | list[Block] | None, about("What the model is told before the conversation.")] = None
-    tools: Annotated[list[AnthropicTool] | None, about("Functions that the model may call.")] = None
+    tools: Annotated[
+        Annotated[list[AnthropicTool], Meta(max_length=MAX_TOOLS)] | None, about("Functions that the model may call.")
+    ] = None
     tool_choice: Annotated[AnthropicToolChoice | None, about("Which may, or must, be called.")] = None
     thinking: Annotated[Thinking | None, about("How the model thinks, and what of it is shown.")] = None
     output_config: Annotated[OutputConfig | None, about("Effort, and form of the answer.")] = None
     thread: Annotated[Any, about("Not supported: the error makes clients go on without threads.", type="null")] = None
-    cache_control: Annotated[Any, ignored("prefixes are always cached")] = None
-    context_management: Annotated[Any, ignored("what does not fit the context is refused, never cleared")] = None
-    speed: Annotated[Any, ignored("there is one")] = None
-    betas: Annotated[Any, ignored("features are there without")] = None
-    compaction: Refused = None
-    mcp_servers: Refused = None
-    container: Refused = None
 
 
+@unused(
+    ignores={
+        "there is one": "service_tier",
+        "logs and limits go by API key": "metadata user_profile_id workspace_id",
+        "the server is where it is": "inference_geo",
+        "nothing is billed": "billing_policy fallback_credit_token",
+        "see /metrics": "diagnostics",
+        "there is no other model to fall back on": "fallbacks",
+    }
+)
 class MessagesRequest(CountTokensRequest, kw_only=True):
-    max_tokens: Annotated[int, about("Tokens that are generated at most, reasoning included.")]
+    max_tokens: Annotated[Positive, about("Tokens that are generated at most, reasoning included.")]
     stream: Annotated[bool | None, about("Whether the answer comes as events.")] = None
-    stop_sequences: Annotated[list[str] | None, about("Texts that end the answer.")] = None
-    temperature: Annotated[float | None, about("0 is greedy (default 1).", minimum=0, maximum=2)] = None
-    top_p: Annotated[float | None, about("As in chat completions.", minimum=0, maximum=1)] = None
-    top_k: Annotated[int | None, about("As in chat completions.", minimum=-1)] = None
-    cache_salt: Annotated[str | None, about("Cached prefixes are shared within one salt alone, as in vLLM.")] = None
-    metadata: Annotated[Any, ignored("logs and limits go by API key")] = None
-    service_tier: Annotated[Any, ignored("there is one")] = None
-    inference_geo: Annotated[Any, ignored("the server is where it is")] = None
-    billing_policy: Annotated[Any, ignored("nothing is billed")] = None
-    diagnostics: Annotated[Any, ignored("see /metrics")] = None
-    fallbacks: Annotated[Any, ignored("there is no other model to fall back on")] = None
-    fallback_credit_token: Annotated[Any, ignored("nothing is billed")] = None
-    user_profile_id: Annotated[Any, ignored("logs and limits go by API key")] = None
-    workspace_id: Annotated[Any, ignored("logs and limits go by API key")] = None
+    stop_sequences: Annotated[StopTexts | None, about("Texts that end the answer.")] = None
+    temperature: Annotated[Temperature | None, about("0 is greedy (default 1).")] = None
+    top_p: Annotated[Share | None, about("As in chat completions.")] = None
+    top_k: Annotated[TopK | None, about("As in chat completions.")] = None
+    cache_salt: Annotated[ShortText | None, about("Cached prefixes are shared within one salt alone, as in vLLM.")] = (
+        None
+    )

@@ -108,6 +108,8 @@ def internal(message: str = "The server failed while it handled this request.") 
 
 _AT = re.compile(r"(?P<what>.*) - at (?P<key>`key` in )?`\$\.?(?P<path>.*)`$", re.DOTALL)
 _FIELD = re.compile(r"required field `(?P<name>[^`]*)`")
+_BOUND = re.compile(r"Expected `\w+`(?P<length> of length)? (?P<sign>[<>]=?) (?P<limit>\S+)")
+_SIGNS = {"<": "less than", "<=": "at most", ">": "more than", ">=": "at least"}
 
 
 def from_validation(
@@ -121,8 +123,11 @@ def from_validation(
     text = str(error)
     match = _AT.match(text)
     what, path = (match["what"].replace(" | null", ""), match["path"]) if match else (text, "")
-    missing = _FIELD.search(what)
-    if missing:
+    if bound := _BOUND.fullmatch(what):
+        of, limit = "its length" if bound["length"] else "it", bound["limit"].removesuffix(".0")
+        what = f"{of} must be {_SIGNS[bound['sign']]} {limit}"
+        path = path.removesuffix("[...]")  # a value of an object with any keys
+    if missing := _FIELD.search(what):
         path = f"{path}.{missing['name']}".lstrip(".")
         what = "it is required"
     path = path if not where else f"{where}{path}" if path.startswith("[") else f"{where}.{path}".rstrip(".")

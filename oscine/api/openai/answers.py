@@ -1,6 +1,6 @@
 """The JSON of answers as msgspec structs: answers are made of them, and /openapi.json describes them."""
 
-from typing import Any, Literal
+from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
@@ -140,16 +140,6 @@ class Readiness(Struct):
 
 class Version(Struct):
     version: str
-
-
-class AnthropicAnswer(Struct):
-    id: str
-    type: Literal["message"]
-    role: Literal["assistant"]
-    model: str
-    content: list[dict[str, Any]]
-    stop_reason: str | None
-    usage: dict[str, Any]
 
 
 class InputTokens(Struct):

@@ -36,8 +36,7 @@ class ChatCompletions(Endpoint[ChatCompletionRequest]):
     async def answer(self, call: Call[ChatCompletionRequest], scope: Scope, receive: Receive, send: Send) -> None:
         body = call.body
         turns = await chat_turns(self.service, call)
-        top = (body.top_logprobs or 0) if body.logprobs else None
-        logprobs = [ContentLogprobs(call.model.tokenizer, top, turn.logprobs) for turn in turns]
+        logprobs = [ContentLogprobs(call.model.tokenizer, _top_logprobs(body), turn.logprobs) for turn in turns]
         answer = ChatAnswer(turns, logprobs, call.name, self._reasoning_fields(body), body)
         await self.generate(Generation(call, answer.choices), answer, scope, receive, send, stream=body.stream)
 
@@ -56,7 +55,7 @@ async def chat_turns(
     """
     body, model, owner = call.body, call.model, call.caller.name
     talk = service.reasoning.restore(owner, await beside(lambda: conversation(body, service.date), call.size))
-    n, stop = sampling.choices(body), sampling.stop_strings(body.stop)
+    n, stop = body.n or 1, sampling.stop_strings(body)
     model.served.admission.check(n)  # before the prompt is made, which costs more
     form, calls = form or asked_form(body), allowed_calls(body, talk.tools)
     check_beside_calls(extensions(body), calls.choice)
@@ -87,30 +86,25 @@ def _headroom(body: ChatCompletionRequest, max_tokens: int, setting: int) -> int
     """Tokens reserved for the answer, also by a thinking budget; `setting` is the server's --final-headroom."""
     wanted, budget = body.final_headroom, _thinking_budget(body)
     most = max_tokens - 1
-    sampling.check(wanted is None or 0 <= wanted <= most, "final_headroom", f"between 0 and {most}", wanted)
+    sampling.check((wanted or 0) <= most, "final_headroom", f"between 0 and {most}", wanted)
     kept = usual_headroom(setting, max_tokens) if wanted is None else wanted
     return kept if budget is None else max(kept, max_tokens - budget)
 
 
 def _thinking_budget(body: ChatCompletionRequest) -> int | None:
-    if body.thinking_token_budget is None and body.reasoning is None and body.thinking is None:
-        return None  # as usual
-    budgets = {
-        "thinking_token_budget": body.thinking_token_budget,
-        "reasoning.max_tokens": body.reasoning.max_tokens if body.reasoning else None,
-        "thinking.budget_tokens": body.thinking.budget_tokens if body.thinking else None,
-    }
-    for param, budget in budgets.items():
-        sampling.check(budget is None or budget >= 0, param, "at least 0", budget)
-    return next((budget for budget in budgets.values() if budget is not None), None)
+    of_reasoning = body.reasoning.max_tokens if body.reasoning else None
+    of_thinking = body.thinking.budget_tokens if body.thinking else None
+    budgets = (body.thinking_token_budget, of_reasoning, of_thinking)
+    return next((budget for budget in budgets if budget is not None), None)
+
+
+def _top_logprobs(body: ChatCompletionRequest) -> int | None:
+    return (body.top_logprobs or 0) if body.logprobs else None
 
 
 def _sampling_params(call: Call[ChatCompletionRequest], num_prompt_tokens: int) -> SamplingParams:
     body, model = call.body, call.model
-    if body.stream_options is not None and not body.stream:
-        raise invalid("stream_options", "it is for streamed answers")
-    top = sampling.bounded(body, "top_logprobs")
-    if top and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise invalid("top_logprobs", "it needs 'logprobs': true")
     newer = body.max_completion_tokens is not None
     return sampling.read(
@@ -121,5 +115,5 @@ def _sampling_params(call: Call[ChatCompletionRequest], num_prompt_tokens: int) 
         body.max_completion_tokens if newer else body.max_tokens,
         prompt="messages",
         param="max_completion_tokens" if newer else "max_tokens",
-        logprobs=(top or 0) if body.logprobs else None,
+        logprobs=_top_logprobs(body),
     )

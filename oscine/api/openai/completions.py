@@ -34,8 +34,9 @@ class Completions(Endpoint[CompletionRequest]):
 
     async def answer(self, call: Call[CompletionRequest], scope: Scope, receive: Receive, send: Send) -> None:
         body, model = call.body, call.model
-        _check_supported(body)
-        n, stop = sampling.choices(body), sampling.stop_strings(body.stop)
+        if body.best_of is not None and body.best_of != (body.n or 1):
+            raise unsupported("best_of", "other than 'n' it is not supported")
+        n, stop = body.n or 1, sampling.stop_strings(body)
         given = _prompts(body.prompt)
         model.served.admission.check(len(given) * n)
         prompts = await _token_ids(given, model)
@@ -53,13 +54,6 @@ class Completions(Endpoint[CompletionRequest]):
         await self.generate(Generation(call, answer.choices), answer, scope, receive, send, stream=body.stream)
 
 
-def _check_supported(body: CompletionRequest) -> None:
-    if body.best_of is not None and body.best_of != (body.n or 1):
-        raise unsupported("best_of", "other than 'n' it is not supported")
-    if body.stream_options is not None and not body.stream:
-        raise invalid("stream_options", "it is for streamed answers")
-
-
 def _prompts(prompt: str | list[Any]) -> list[Any]:
     """The prompts of a request, each a text or token ids if it is anything that can be used."""
     return [prompt] if isinstance(prompt, str) or not prompt or _is_ids(prompt) else prompt
@@ -72,9 +66,8 @@ async def _token_ids(prompts: list[Any], model: ReadyModel) -> list[list[int]]:
             raise invalid("prompt", "it is a text, token ids, or a list of either, and never empty")
     encoded = iter(await model.prompts.encode([prompt for prompt in prompts if isinstance(prompt, str)]))
     found = [next(encoded) if isinstance(prompt, str) else prompt for prompt in prompts]
-    size = model.info.vocab_size
-    wrong = next((i for ids in found for i in ids if not 0 <= i < size), None)
-    sampling.check(wrong is None, "prompt", f"made of token ids between 0 and {size - 1}", wrong)
+    for ids in found:
+        sampling.check_ids("prompt", ids, model.info.vocab_size)
     return found
 
 

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from oscine.api.http.errors import invalid
 from oscine.api.serving.content import content_text
 from oscine.api.serving.formats import Calls, response_schema
-from oscine.api.serving.sampling import MAX_TOOLS, at_most
 from oscine.api.serving.schemas import (
     AllowedToolsChoice,
     ChatCompletionRequest,
@@ -69,7 +68,6 @@ def _named(names: Sequence[str], tools: Sequence[chat.FunctionTool]) -> tuple[ch
 
 def function_tools(tools: list[Tool] | None) -> tuple[chat.FunctionTool, ...]:
     """The functions among the tools; tools of other types are left out, as clients send types that no server knows."""
-    at_most(MAX_TOOLS, tools, "tools")
     functions = []
     for i, tool in enumerate(tools or ()):
         if tool.type != "function":

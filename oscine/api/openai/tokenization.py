@@ -10,6 +10,7 @@ from oscine.api.http.keys import Caller
 from oscine.api.http.work import beside
 from oscine.api.openai.answers import Text, Tokens
 from oscine.api.openai.conversation import conversation
+from oscine.api.serving.sampling import check_ids
 from oscine.api.serving.schemas import ChatCompletionRequest, DetokenizeRequest, TokenizeRequest, decode
 from oscine.api.serving.service import Service
 
@@ -46,10 +47,6 @@ class Tokenize:
         body = decode(await read_body(request, self.service.config.server.max_body_bytes), DetokenizeRequest)
         _, model = self.service.find(body.model)
         ready = model.ready()
-        size = ready.info.vocab_size
-        wrong = next((i for i, token_id in enumerate(body.tokens) if not 0 <= token_id < size), None)
-        if wrong is not None:
-            rule = f"it must be a token id between 0 and {size - 1}, not {body.tokens[wrong]}"
-            raise invalid(f"tokens[{wrong}]", rule)
+        check_ids("tokens", body.tokens, ready.info.vocab_size)
         text = await ready.prompts.decode(body.tokens)
         return json_response(Text(text))

@@ -15,7 +15,7 @@ from oscine.api.http.answer import json_response
 from oscine.api.http.connection import run_while_connected
 from oscine.api.http.errors import APIError, invalid
 from oscine.api.responses.input import COMPACTED
-from oscine.api.responses.items import new_id
+from oscine.api.responses.items import new_item
 from oscine.api.responses.plan import ResponsePlan, make_plan
 from oscine.api.responses.run import ResponseRun
 from oscine.api.responses.schemas import (
@@ -25,11 +25,12 @@ from oscine.api.responses.schemas import (
     ResponseInputTokens,
     ResponseRequest,
     TextConfig,
+    Tools,
 )
 from oscine.api.responses.service import ResponseEndpoint
 from oscine.api.responses.view import Object, sealed
 from oscine.api.serving.call import Call
-from oscine.api.serving.parameters import Refused, about, ignored
+from oscine.api.serving.parameters import Refused, ShortText, about, ignored
 from oscine.chat.messages import Message
 from oscine.tools.toolbox import bounded
 
@@ -54,7 +55,7 @@ class InputTokensRequest(_Prompt, kw_only=True):
     """The parameters of a response on which its prompt depends."""
 
     model: Annotated[str | None, about("The name of a model. A server with one model needs none.")] = None
-    tools: Annotated[list[Object] | None, about("The client's functions, and built-in tools.")] = None
+    tools: Annotated[Tools | None, about("The client's functions, and built-in tools.")] = None
     tool_choice: Annotated[str | Object | None, about("With `none` the model is told of no tools.")] = None
     parallel_tool_calls: Annotated[bool | None, ignored("the prompt is the same")] = None
     text: Annotated[TextConfig | None, about("The form of the answer.")] = None
@@ -63,7 +64,7 @@ class InputTokensRequest(_Prompt, kw_only=True):
 
 class CompactRequest(_Prompt, kw_only=True):
     model: Annotated[str, about("The name of a model.")]
-    cache_salt: Annotated[str | None, about("Cached prefixes are shared within one salt alone.")] = None
+    cache_salt: Annotated[ShortText | None, about("Cached prefixes are shared within one salt alone.")] = None
     prompt_cache_key: Annotated[str | None, ignored("prefixes are cached by their tokens; see `cache_salt`")] = None
 
 
@@ -125,8 +126,7 @@ def _compacted(plan: ResponsePlan, made: ResponseAnswer) -> CompactedResponse:
     if not summary.strip():
         raise APIError("The model wrote no summary.", status=500, type="server_error", code="compaction_failed")
     kept = _kept(_said(plan), plan.call.model.info.max_model_len // 2)
-    compaction = {"id": new_id("cmp"), "type": "compaction", "encrypted_content": sealed(summary)}
-    output = [*map(_item, kept), compaction]
+    output = [*map(_item, kept), new_item("compaction", encrypted_content=sealed(summary))]
     assert made.usage is not None
     return CompactedResponse(made.id, "response.compaction", made.created_at, output, made.usage)
 
@@ -146,5 +146,4 @@ def _kept(said: Sequence[Message], most_bytes: int) -> list[Message]:
 
 def _item(message: Message) -> Object:
     content = [{"type": "input_text", "text": message.content}]
-    head = {"id": new_id("msg"), "type": "message", "status": "completed"}
-    return {**head, "role": message.role, "content": content}
+    return new_item("message", status="completed", role=message.role, content=content)

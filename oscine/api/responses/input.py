@@ -10,27 +10,13 @@ import msgspec
 from msgspec import Struct
 
 from oscine.api.http.errors import invalid
-from oscine.api.responses.items import new_id
+from oscine.api.responses.items import ID_PREFIXES, WITHOUT_STATUS, new_id
 from oscine.api.responses.tools import function_name
 from oscine.api.responses.view import Object, unsealed
 from oscine.api.serving.content import content_text
 from oscine.api.serving.schemas import ContentPart, convert
 from oscine.chat import messages as chat
 
-_PREFIXES = {
-    "message": "msg",
-    "reasoning": "rs",
-    "function_call": "fc",
-    "function_call_output": "fco",
-    "custom_tool_call": "ctc",
-    "custom_tool_call_output": "ctco",
-    "code_interpreter_call": "ci",
-    "web_search_call": "ws",
-    "mcp_call": "mcp",
-    "mcp_list_tools": "mcpl",
-    "compaction": "cmp",
-}
-_WITHOUT_STATUS = ("mcp_list_tools", "compaction")
 COMPACTED = "What was said and done before is no longer shown. This is your summary of it; go on from there.\n\n"
 _TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "refusal")
 
@@ -56,18 +42,18 @@ class _Compaction(Struct):
     encrypted_content: str
 
 
-class _FunctionCall(Struct):
+class _Call(Struct, kw_only=True):
     call_id: str
     name: str
+    namespace: str | None = None
+
+
+class _FunctionCall(_Call, kw_only=True):
     arguments: str
-    namespace: str | None = None
 
 
-class _CustomCall(Struct):
-    call_id: str
-    name: str
+class _CustomCall(_Call, kw_only=True):
     input: str
-    namespace: str | None = None
 
 
 class _CallOutput(Struct):
@@ -120,10 +106,10 @@ def _input_item(item: Object, stored: dict[str, Object], where: str) -> Object:
         return found
     head = convert(item, _Item, where)
     kind = head.type
-    if kind not in _PREFIXES:
+    if kind not in ID_PREFIXES:
         raise invalid(f"{where}.type", f"items of type {kind!r} are not supported")
-    named = {"type": kind, **item, "id": head.id or new_id(_PREFIXES[kind])}
-    if kind not in _WITHOUT_STATUS:
+    named = {"type": kind, **item, "id": head.id or new_id(ID_PREFIXES[kind])}
+    if kind not in WITHOUT_STATUS:
         named["status"] = head.status or "completed"
     if kind == "message":
         named["content"] = _parts(item.get("content"), by_assistant=item.get("role") == "assistant")
@@ -167,7 +153,8 @@ class ItemHistory:
     def _add(self, item: Object, call: Sequence[str] | None, where: str) -> None:
         if call is not None:
             recipient, content, channel, result = call
-            self._builtin(chat.BuiltinCall(recipient, content, _channel(channel)), result)
+            said: Literal["analysis", "commentary"] = "commentary" if channel == "commentary" else "analysis"
+            self._builtin(chat.BuiltinCall(recipient, content, said), result)
             return
         match item["type"]:
             case "message":
@@ -178,11 +165,10 @@ class ItemHistory:
                 self._compacted(convert(item, _Compaction, where), where)
             case "function_call":
                 made = convert(item, _FunctionCall, where)
-                self._call(made.call_id, made.name, made.namespace, made.arguments)
+                self._call(made, made.arguments)
             case "custom_tool_call":
                 custom = convert(item, _CustomCall, where)
-                arguments = msgspec.json.encode({"input": custom.input}).decode()
-                self._call(custom.call_id, custom.name, custom.namespace, arguments)
+                self._call(custom, msgspec.json.encode({"input": custom.input}).decode())
             case "function_call_output" | "custom_tool_call_output":
                 self._output(convert(item, _CallOutput, where), where)
             case "code_interpreter_call":
@@ -191,7 +177,8 @@ class ItemHistory:
                 self._builtin(chat.BuiltinCall("python", code.code or ""), logs)
             case "mcp_call":
                 mcp = convert(item, _McpCall, where)
-                answer = mcp.output if mcp.output is not None else f"Error: {_error_text(mcp.error)}"
+                error = mcp.error if isinstance(mcp.error, str) else msgspec.json.encode(mcp.error).decode()
+                answer = f"Error: {error}" if mcp.output is None else mcp.output
                 recipient = f"{mcp.server_label}.{mcp.name}"
                 self._builtin(chat.BuiltinCall(recipient, mcp.arguments, "commentary"), answer)
 
@@ -227,9 +214,9 @@ class ItemHistory:
         self._flush()
         self._messages.append(chat.Message("user", COMPACTED + summary))
 
-    def _call(self, call_id: str, name: str, namespace: str | None, arguments: str) -> None:
-        self._call_ids.add(call_id)
-        self._calls.append(chat.ToolCall(call_id, function_name(name, namespace), arguments))
+    def _call(self, call: _Call, arguments: str) -> None:
+        self._call_ids.add(call.call_id)
+        self._calls.append(chat.ToolCall(call.call_id, function_name(call.name, call.namespace), arguments))
 
     def _output(self, output: _CallOutput, where: str) -> None:
         if output.call_id not in self._call_ids:
@@ -245,11 +232,3 @@ class ItemHistory:
         said = chat.Message("assistant", self._content or "", self._reasoning, builtin=call)
         self._reasoning = self._content = None
         self._messages += [said, chat.Message("tool", result, builtin=call)]
-
-
-def _channel(name: str) -> Literal["analysis", "commentary"]:
-    return "commentary" if name == "commentary" else "analysis"
-
-
-def _error_text(error: Any) -> str:
-    return error if isinstance(error, str) else msgspec.json.encode(error).decode()

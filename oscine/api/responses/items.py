@@ -1,13 +1,12 @@
-"""From what the parser reports to the output items of a response, and their events.
+"""The output items of a response and their events, made of the events of a turn.
 
-A state machine in which at most one item is open. The model writes most items; calls of built-in tools are items that
-the server answers. Knows no tokens, not how a tool works, and not what becomes of a response.
+At most one item is open at a time. The model writes most items; calls of built-in tools are items that the server
+answers.
 """
 
 import json
 import secrets
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from oscine.api.responses.events import ResponseEvents
@@ -40,23 +39,46 @@ from oscine.tools.toolbox import (
 
 Status = Literal["completed", "incomplete", "failed"]
 
-_CONTAINER = "oscine"  # Python runs in no container that could be named
+ID_PREFIXES = {
+    "message": "msg",
+    "reasoning": "rs",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+    "code_interpreter_call": "ci",
+    "web_search_call": "ws",
+    "mcp_call": "mcp",
+    "mcp_list_tools": "mcpl",
+    "compaction": "cmp",
+}
+WITHOUT_STATUS = ("mcp_list_tools", "compaction")
 
 
 def new_id(prefix: str) -> str:
     return f"{prefix}_{secrets.token_hex(24)}"
 
 
+def new_item(kind: str, **fields: Any) -> Object:
+    status = {} if kind in WITHOUT_STATUS else {"status": "in_progress"}
+    return {"id": new_id(ID_PREFIXES[kind]), "type": kind, **status, **fields}
+
+
 class Item:
     """It is announced when it is made, and complete once it has ended."""
 
-    def __init__(self, events: ResponseEvents, index: int, item: Object) -> None:
-        self.item = item
+    kind: str  # type of the item
+
+    def __init__(self, events: ResponseEvents, index: int, **fields: Any) -> None:
+        self.item = new_item(self.kind, **fields)
         self._events, self._index = events, index
-        events.add_item("response.output_item.added", index, item)
+        events.add_item("response.output_item.added", index, self.item)
 
     def emit(self, kind: str, **fields: Any) -> None:
         self._events.add(f"response.{kind}", item_id=self.item["id"], output_index=self._index, **fields)
+
+    def add(self, text: str) -> None:
+        """Takes what the model writes."""
 
     def end(self, status: Status) -> None:
         if "status" in self.item:
@@ -64,30 +86,24 @@ class Item:
         self._events.add_item("response.output_item.done", self._index, self.item)
 
 
-class OpenItem(Item, ABC):
-    """One that the model writes."""
+class ReasoningItem(Item):
+    """An item with one part of text."""
 
-    @abstractmethod
-    def add(self, text: str) -> None: ...
+    kind = "reasoning"
+    part_kind = "reasoning_text"
 
-
-class TextItem(OpenItem):
-    """Reasoning: an item with one part of text."""
-
-    kind = "reasoning_text"
-
-    def __init__(self, events: ResponseEvents, index: int, item: Object) -> None:
-        super().__init__(events, index, item)
-        self.part: Object = self._empty_part()
+    def __init__(self, events: ResponseEvents, index: int, **fields: Any) -> None:
+        super().__init__(events, index, content=[], **fields)
+        self.part = self._empty_part()
         self._texts: list[str] = []
         self.emit("content_part.added", content_index=0, part=self.part)
 
     def _empty_part(self) -> Object:
-        return {"type": self.kind, "text": ""}
+        return {"type": self.part_kind, "text": ""}
 
     def add(self, text: str) -> None:
         self._texts.append(text)
-        self.emit(f"{self.kind}.delta", content_index=0, delta=text)
+        self.emit(f"{self.part_kind}.delta", content_index=0, delta=text)
 
     def end(self, status: Status) -> None:
         self.part["text"] = "".join(self._texts)
@@ -97,14 +113,14 @@ class TextItem(OpenItem):
         super().end(status)
 
     def _end_text(self) -> None:
-        self.emit(f"{self.kind}.done", content_index=0, text=self.part["text"])
+        self.emit(f"{self.part_kind}.done", content_index=0, text=self.part["text"])
 
 
-class SummaryItem(TextItem):
+class SummaryItem(ReasoningItem):
     """Repeats reasoning as its summary, for clients that show summaries only."""
 
-    def __init__(self, events: ResponseEvents, index: int, item: Object) -> None:
-        super().__init__(events, index, item)
+    def __init__(self, events: ResponseEvents, index: int, **fields: Any) -> None:
+        super().__init__(events, index, **fields)
         self._emit("part.added", part={"type": "summary_text", "text": ""})
 
     def _emit(self, kind: str, **fields: Any) -> None:
@@ -122,20 +138,21 @@ class SummaryItem(TextItem):
         self._emit("part.done", part=part)
 
 
-class MessageItem(TextItem):
+class MessageItem(ReasoningItem):
     """What the user reads."""
 
-    kind = "output_text"
+    kind = "message"
+    part_kind = "output_text"
 
     def __init__(
-        self, events: ResponseEvents, index: int, item: Object, annotate: Callable[[str], Sequence[Object]]
+        self, events: ResponseEvents, index: int, annotate: Callable[[str], Sequence[Object]], **fields: Any
     ) -> None:
-        super().__init__(events, index, item)
+        super().__init__(events, index, role="assistant", **fields)
         self._annotate = annotate
         self._length = 0  # of all texts
 
     def _empty_part(self) -> Object:
-        return {"type": self.kind, "text": "", "annotations": [], "logprobs": []}
+        return {**super()._empty_part(), "annotations": [], "logprobs": []}
 
     def add_content(self, text: str, logprobs: Sequence[TokenLogprob]) -> None:
         self._texts.append(text)
@@ -147,32 +164,25 @@ class MessageItem(TextItem):
 
     def _cite(self, newest: int) -> None:
         """Sends the citations that end within this number of the newest characters."""
-        tail = self._tail(newest + CITATION_LENGTH)
+        tail = "".join(self._texts[-1 - CITATION_LENGTH :])  # a text has a character at least
         before = self._length - len(tail)
         found = self.part["annotations"]
         for annotation in self._annotate(tail):
             if annotation["end_index"] > len(tail) - newest:
                 place = {name: annotation[name] + before for name in ("start_index", "end_index")}
-                found.append(annotation | place)
-                index = len(found) - 1
-                self.emit(
-                    "output_text.annotation.added", content_index=0, annotation_index=index, annotation=found[index]
-                )
-
-    def _tail(self, length: int) -> str:
-        """The end of the text, with at least this number of characters."""
-        first, size = len(self._texts), 0
-        while first and size < length:
-            first -= 1
-            size += len(self._texts[first])
-        return "".join(self._texts[first:])
+                placed = annotation | place
+                index = len(found)
+                self.emit("output_text.annotation.added", content_index=0, annotation_index=index, annotation=placed)
+                found.append(placed)
 
     def _end_text(self) -> None:
         text = self.part["text"]
         self.emit("output_text.done", content_index=0, text=text, logprobs=self.part["logprobs"])
 
 
-class FunctionCallItem(OpenItem):
+class FunctionCallItem(Item):
+    kind = "function_call"
+
     def add(self, text: str) -> None:
         self.item["arguments"] += text
         self.emit("function_call_arguments.delta", delta=text)
@@ -182,12 +192,11 @@ class FunctionCallItem(OpenItem):
         super().end(status)
 
 
-class CustomCallItem(OpenItem):
-    """The model writes JSON, of which the client gets the text in it; so it comes in one piece."""
+class CustomCallItem(Item):
+    """The model writes JSON, and the client gets the text in it. So the text comes in one piece."""
 
-    def __init__(self, events: ResponseEvents, index: int, item: Object) -> None:
-        super().__init__(events, index, item)
-        self._arguments = ""
+    kind = "custom_tool_call"
+    _arguments = ""
 
     def add(self, text: str) -> None:
         self._arguments += text
@@ -210,6 +219,104 @@ def custom_input(arguments: str) -> str:
     return text if isinstance(text, str) else arguments
 
 
+class BuiltinItem(Item):
+    """A call from its first token to its result."""
+
+    field = ""  # of the item: the text of the call, if clients see it
+    text_kind = ""  # of its events
+    running = ""  # the event of a tool that begins
+    _is_told = False  # whether the complete text was sent
+
+    def __init__(self, events: ResponseEvents, index: int, **fields: Any) -> None:
+        super().__init__(events, index, **fields)
+        self.emit(f"{self.kind}.in_progress")
+
+    def add(self, text: str) -> None:
+        if self.field:
+            self.item[self.field] += text
+            self.emit(f"{self.text_kind}.delta", delta=text)
+
+    def said(self) -> None:
+        """The call is complete, and the tool begins."""
+        self._tell()
+        if self.running:
+            self.emit(f"{self.kind}.{self.running}")
+
+    def _tell(self) -> None:
+        if self.field and not self._is_told:
+            self._is_told = True
+            self.emit(f"{self.text_kind}.done", **{self.field: self.item[self.field]})
+
+    def end(self, status: Status) -> None:
+        self._tell()  # the token budget may have cut the call
+        super().end(status)
+
+    def answered(self, result: ToolResult) -> None:
+        """Ends the item."""
+        shown = self._shown(result)
+        if shown is not None:
+            self.item |= shown
+            self.emit(f"{self.kind}.completed")
+        self.end("failed" if shown is None else "completed")
+
+    def _shown(self, result: ToolResult) -> Object | None:
+        """The item's fields with the result; None: the call failed."""
+        raise NotImplementedError
+
+
+class CodeItem(BuiltinItem):
+    kind, field, text_kind, running = "code_interpreter_call", "code", "code_interpreter_call_code", "interpreting"
+
+    def _shown(self, result: ToolResult) -> Object | None:
+        if not isinstance(result.details, CodeRun):
+            return None
+        return {"outputs": [{"type": "logs", "logs": result.details.logs}]}
+
+
+class SearchItem(BuiltinItem):
+    kind, running = "web_search_call", "searching"
+
+    def _shown(self, result: ToolResult) -> Object | None:
+        match result.details:
+            case WebSearch(query, sources):
+                return {"action": _search(query, sources)}
+            case WebOpen(url):
+                return {"action": {"type": "open_page", "url": url}}
+            case WebFind(url, pattern):
+                return {"action": {"type": "find_in_page", "url": url or "", "pattern": pattern}}
+        return None
+
+
+class McpItem(BuiltinItem):
+    kind, field, text_kind = "mcp_call", "arguments", "mcp_call_arguments"
+
+    def _shown(self, result: ToolResult) -> Object | None:
+        details = result.details
+        if isinstance(details, McpCall) and details.error is None:
+            return {"output": details.output}
+        error = details.error if isinstance(details, McpCall) else result.text
+        self.item["error"] = {"type": "mcp_tool_execution_error", "content": [{"type": "text", "text": error}]}
+        self.emit("mcp_call.failed")
+        return None
+
+
+def _search(query: str, sources: tuple[Source, ...] = ()) -> Object:
+    found = [{"type": "url", "url": source.url} for source in sources]
+    return {"type": "search", "query": query, "queries": [query], "sources": found}
+
+
+class ListingItem(Item):
+    """What an MCP server offers."""
+
+    kind = "mcp_list_tools"
+
+    def __init__(self, events: ResponseEvents, index: int, listing: McpListing) -> None:
+        super().__init__(events, index, server_label=listing.server_label, tools=[], error=None)
+        self.emit("mcp_list_tools.in_progress")
+        self.item.update(tools=list(listing.tools), error=listing.error)
+        self.emit("mcp_list_tools.failed" if listing.error else "mcp_list_tools.completed")
+
+
 class OutputItems:
     """All items of a response, in order; those of built-in calls stay open until they are answered.
 
@@ -230,50 +337,43 @@ class OutputItems:
         self.turn = turn
         self.items: list[Object] = []
         self.calls: dict[str, list[str]] = {}  # of built-in tools, by item; see ItemHistory.add
-        self._open: OpenItem | None = None
+        self._open: Item | None = None
         self._events, self._tools, self._toolbox, self._logprobs = events, tools, toolbox, logprobs
-        self._reasoning_kind = SummaryItem if summaries else TextItem
+        self._reasoning_kind = SummaryItem if summaries else ReasoningItem
 
     def encode(self, events: Sequence[TurnEvent]) -> bytes:
-        self._take(events)
+        for event in events:
+            self._take(event)
         return self._events.take()
 
-    def _take(self, events: Iterable[TurnEvent]) -> None:
-        for event in events:
-            match event:
-                case ReasoningDelta():
-                    (self._open or self._begin(self._reasoning())).add(event.text)
-                case ContentDelta():
-                    message = self._open or self._begin(self._message(event.preamble))
-                    assert isinstance(message, MessageItem)
-                    message.add_content(event.text, self._logprobs.of(event))
-                case ToolCallBegin():
-                    self._begin(self._call(event))
-                case BuiltinCallBegin():
-                    self._begin(begin_builtin(event, self._events, len(self.items)))
-                case ToolCallDelta():
-                    assert self._open is not None
-                    self._open.add(event.arguments)
-                case BuiltinCallDelta():
-                    assert self._open is not None
-                    self._open.add(event.content)
-                case MessageEnd() if event.cut or event.kind != "builtin_call":
-                    self.end("incomplete" if event.cut else "completed")
-                case ToolBegins():
-                    self._builtin.said()
-                case ToolAnswered():
-                    self._answered(event)
+    def _take(self, event: TurnEvent) -> None:
+        match event:
+            case ReasoningDelta():
+                (self._open or self._begin(self._reasoning_kind, summary=[])).add(event.text)
+            case ContentDelta():
+                message = self._open or self._begin_message(event.preamble)
+                assert isinstance(message, MessageItem)
+                message.add_content(event.text, self._logprobs.of(event))
+            case ToolCallBegin():
+                self._begin_call(event)
+            case BuiltinCallBegin():
+                self._begin_builtin(*event.recipient.partition(".")[::2])
+            case ToolCallDelta(arguments=text) | BuiltinCallDelta(content=text):
+                assert self._open is not None
+                self._open.add(text)
+            case MessageEnd() if event.cut or event.kind != "builtin_call":
+                self.end("incomplete" if event.cut else "completed")
+            case ToolBegins():
+                self._builtin.said()
+            case ToolAnswered(call, result):
+                item, self._open = self._builtin, None
+                item.answered(result)
+                self.calls[item.item["id"]] = [call.recipient, call.content, call.channel, result.text]
 
     @property
-    def _builtin(self) -> "BuiltinItem":
+    def _builtin(self) -> BuiltinItem:
         assert isinstance(self._open, BuiltinItem)
         return self._open
-
-    def _answered(self, event: ToolAnswered) -> None:
-        item, self._open = self._builtin, None
-        item.answered(event.result)
-        call = event.call
-        self.calls[item.item["id"]] = [call.recipient, call.content, call.channel, event.result.text]
 
     def end(self, status: Status) -> None:
         """Ends the item that is open, if there is one."""
@@ -281,30 +381,23 @@ class OutputItems:
             self._open.end(status)
             self._open = None
 
-    def append(self, item: Item) -> None:
-        """Adds an item that the model did not write, and that is complete."""
-        assert self._open is None
-        self.items.append(item.item)
-        item.end("completed")
+    def list_tools(self, listing: McpListing) -> None:
+        """Adds an item with the tools of an MCP server."""
+        self._begin(ListingItem, listing=listing)
+        self.end("completed")
 
     @property
     def ended(self) -> list[Object]:
         return self.items if self._open is None else self.items[:-1]
 
-    def _begin(self, item: OpenItem) -> OpenItem:
+    def _begin(self, kind: Callable[..., Item], **fields: Any) -> Item:
         assert self._open is None
-        self._open = item
-        self.items.append(item.item)
-        return item
+        self._open = kind(self._events, len(self.items), **fields)
+        self.items.append(self._open.item)
+        return self._open
 
-    def _reasoning(self) -> OpenItem:
-        item = {"id": new_id("rs"), "type": "reasoning", "status": "in_progress", "summary": [], "content": []}
-        return self._reasoning_kind(self._events, len(self.items), item)
-
-    def _message(self, preamble: bool) -> OpenItem:
-        item = {"id": new_id("msg"), "type": "message", "status": "in_progress", "role": "assistant", "content": []}
-        phase = "commentary" if preamble else "final_answer"
-        return MessageItem(self._events, len(self.items), {**item, "phase": phase}, self._annotations)
+    def _begin_message(self, preamble: bool) -> Item:
+        return self._begin(MessageItem, annotate=self._annotations, phase="commentary" if preamble else "final_answer")
 
     def _annotations(self, text: str) -> list[Object]:
         return [
@@ -318,152 +411,24 @@ class OutputItems:
             for citation in self._toolbox.citations(text)
         ]
 
-    def _call(self, begin: ToolCallBegin) -> OpenItem:
+    def _begin_call(self, begin: ToolCallBegin) -> None:
         tool = self._tools.named(begin.name)
-        named: Object = {"status": "in_progress", "call_id": begin.id, "name": tool.name}
+        named: Object = {"call_id": begin.id, "name": tool.name}
         if tool.namespace is not None:
             named["namespace"] = tool.namespace
         if tool.custom:
-            item = {"id": new_id("ctc"), "type": "custom_tool_call", **named, "input": ""}
-            return CustomCallItem(self._events, len(self.items), item)
-        item = {"id": new_id("fc"), "type": "function_call", **named, "arguments": ""}
-        return FunctionCallItem(self._events, len(self.items), item)
+            self._begin(CustomCallItem, **named, input="")
+        else:
+            self._begin(FunctionCallItem, **named, arguments="")
 
-
-class BuiltinItem(OpenItem):
-    """A call from its first token to its result. `content` is what the model wrote."""
-
-    kind = ""
-
-    def __init__(self, events: ResponseEvents, index: int, item: Object) -> None:
-        super().__init__(events, index, {**item, "status": "in_progress"})
-        self.content = ""
-        self.result = ""  # as the model got it
-        self._told = False
-        self.emit(f"{self.kind}.in_progress")
-
-    def add(self, text: str) -> None:
-        self.content += text
-
-    def said(self) -> None:
-        """The call is complete, and the tool begins."""
-        self._tell()
-
-    def _tell(self) -> None:
-        """Sends the complete text that the model wrote."""
-        self._told = True
-
-    def end(self, status: Status) -> None:
-        if not self._told:  # the token budget cut the call
-            self._tell()
-        super().end(status)
-
-    def answered(self, result: ToolResult) -> None:
-        """Ends the item."""
-        self.result = result.text
-        status = self._show(result)
-        if status == "completed":
-            self.emit(f"{self.kind}.completed")
-        self.end(status)
-
-    @abstractmethod
-    def _show(self, result: ToolResult) -> Status:
-        """Puts what came of the call into the item."""
-
-
-class CodeItem(BuiltinItem):
-    kind = "code_interpreter_call"
-
-    def add(self, text: str) -> None:
-        super().add(text)
-        self.emit("code_interpreter_call_code.delta", delta=text)
-
-    def said(self) -> None:
-        super().said()
-        self.emit("code_interpreter_call.interpreting")
-
-    def _tell(self) -> None:
-        super()._tell()
-        self.item["code"] = self.content
-        self.emit("code_interpreter_call_code.done", code=self.content)
-
-    def _show(self, result: ToolResult) -> Status:
-        if not isinstance(result.details, CodeRun):
-            return "failed"
-        self.item["outputs"] = [{"type": "logs", "logs": result.details.logs}]
-        return "completed"
-
-
-class SearchItem(BuiltinItem):
-    kind = "web_search_call"
-
-    def said(self) -> None:
-        super().said()
-        self.emit("web_search_call.searching")
-
-    def _show(self, result: ToolResult) -> Status:
-        match result.details:
-            case WebSearch(query, sources):
-                self.item["action"] = _search(query, sources)
-            case WebOpen(url):
-                self.item["action"] = {"type": "open_page", "url": url}
-            case WebFind(url, pattern):
-                self.item["action"] = {"type": "find_in_page", "url": url or "", "pattern": pattern}
-            case _:
-                return "failed"
-        return "completed"
-
-
-class McpItem(BuiltinItem):
-    kind = "mcp_call"
-
-    def add(self, text: str) -> None:
-        super().add(text)
-        self.emit("mcp_call_arguments.delta", delta=text)
-
-    def _tell(self) -> None:
-        super()._tell()
-        self.item["arguments"] = self.content
-        self.emit("mcp_call_arguments.done", arguments=self.content)
-
-    def _show(self, result: ToolResult) -> Status:
-        details = result.details
-        error = details.error if isinstance(details, McpCall) else result.text
-        if error is None:
-            assert isinstance(details, McpCall)
-            self.item["output"] = details.output
-            return "completed"
-        self.item["error"] = {"type": "mcp_tool_execution_error", "content": [{"type": "text", "text": error}]}
-        self.emit("mcp_call.failed")
-        return "failed"
-
-
-def _search(query: str, sources: tuple[Source, ...] = ()) -> Object:
-    found = [{"type": "url", "url": source.url} for source in sources]
-    return {"type": "search", "query": query, "queries": [query], "sources": found}
-
-
-def begin_builtin(begin: BuiltinCallBegin, events: ResponseEvents, index: int) -> OpenItem:
-    """The item of a call that the model begins to write."""
-    namespace, _, name = begin.recipient.partition(".")
-    if namespace == "python":
-        item = {"id": new_id("ci"), "type": "code_interpreter_call", "code": "", "outputs": []}
-        return CodeItem(events, index, {**item, "container_id": _CONTAINER})
-    if namespace == "browser":
-        action: Object = {"open": {"type": "open_page", "url": None}}.get(name, _search(""))
-        if name == "find":
-            action = {"type": "find_in_page", "url": "", "pattern": ""}
-        return SearchItem(events, index, {"id": new_id("ws"), "type": "web_search_call", "action": action})
-    item = {"id": new_id("mcp"), "type": "mcp_call", "server_label": namespace, "name": name, "arguments": ""}
-    return McpItem(events, index, {**item, "output": None, "error": None})
-
-
-class ListingItem(Item):
-    """What an MCP server offers."""
-
-    def __init__(self, events: ResponseEvents, index: int, listing: McpListing) -> None:
-        item: Object = {"id": new_id("mcpl"), "type": "mcp_list_tools", "server_label": listing.server_label}
-        super().__init__(events, index, {**item, "tools": [], "error": None})
-        self.emit("mcp_list_tools.in_progress")
-        self.item.update(tools=list(listing.tools), error=listing.error)
-        self.emit("mcp_list_tools.failed" if listing.error else "mcp_list_tools.completed")
+    def _begin_builtin(self, namespace: str, name: str) -> None:
+        if namespace == "python":  # it runs in no container that could be named
+            self._begin(CodeItem, code="", outputs=[], container_id="oscine")
+        elif namespace == "browser":
+            begun: dict[str, Object] = {
+                "open": {"type": "open_page", "url": None},
+                "find": {"type": "find_in_page", "url": "", "pattern": ""},
+            }
+            self._begin(SearchItem, action=begun.get(name, _search("")))
+        else:
+            self._begin(McpItem, server_label=namespace, name=name, arguments="", output=None, error=None)

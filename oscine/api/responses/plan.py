@@ -13,7 +13,7 @@ from oscine.api.http.errors import APIError, invalid
 from oscine.api.http.work import beside
 from oscine.api.responses.input import ItemHistory, input_items, references
 from oscine.api.responses.items import new_id
-from oscine.api.responses.resource import ENDED, KeptItem, KeptResponse
+from oscine.api.responses.resource import TERMINAL, KeptItem, KeptResponse
 from oscine.api.responses.schemas import ResponseRequest
 from oscine.api.responses.service import ResponseService
 from oscine.api.responses.store import StoredResponse
@@ -32,7 +32,6 @@ from oscine.tools.toolbox import Toolbox
 from oscine.types import SamplingParams
 
 _MAX_CHAIN_BYTES = 32 << 20  # of the stored responses that one response continues
-_MAX_METADATA = (16, 64, 512)  # pairs, characters of a key, characters of a value
 
 
 @dataclass(frozen=True)
@@ -139,9 +138,9 @@ class ResponsePlan:
 
 async def make_plan(service: ResponseService, call: Call[ResponseRequest]) -> ResponsePlan:
     """Raises APIError that names the parameter."""
-    body = call.body
-    _check(body)
-    owner = call.caller.name
+    body, owner = call.body, call.caller.name
+    if body.background and body.store is False:
+        raise invalid("background", "a response in the background must be stored")
     chain = await _chain(service, body.previous_response_id, owner)
     size = sum(len(stored.input) + len(stored.body) for stored in chain)
     if size > _MAX_CHAIN_BYTES:
@@ -175,23 +174,6 @@ async def make_plan(service: ResponseService, call: Call[ResponseRequest]) -> Re
     )
 
 
-def _check(body: ResponseRequest) -> None:
-    if body.stream_options is not None and not body.stream:
-        raise invalid("stream_options", "it is for streamed answers")
-    if body.background and body.store is False:
-        raise invalid("background", "a response in the background must be stored")
-    sampling.at_most(sampling.MAX_TOOLS, body.tools, "tools")
-    sampling.bounded(body, "top_logprobs")
-    calls = body.max_tool_calls
-    sampling.check(calls is None or calls >= 1, "max_tool_calls", "at least 1", calls)
-    metadata = body.metadata or {}
-    pairs, key, value = _MAX_METADATA
-    sampling.check(len(metadata) <= pairs, "metadata", f"at most {pairs} pairs", len(metadata))
-    for name, text in metadata.items():
-        fits = len(name) <= key and len(text) <= value
-        sampling.check(fits, "metadata", f"made of keys up to {key} and values up to {value} characters", name)
-
-
 async def _chain(service: ResponseService, response_id: str | None, owner: str) -> list[StoredResponse]:
     """The responses that this one goes on with, the oldest first."""
     if response_id is None:
@@ -206,7 +188,7 @@ async def _chain(service: ResponseService, response_id: str | None, owner: str) 
             code="previous_response_not_found",
         )
     status = msgspec.json.decode(chain[-1].body, type=KeptResponse).response.status
-    if chain[-1].running or status not in ENDED:
+    if chain[-1].running or status not in TERMINAL:
         raise invalid("previous_response_id", f"the response '{response_id}' is still being made")
     return chain
 

@@ -2,10 +2,11 @@
 
 import time
 from collections.abc import Collection, Sequence
+from typing import Any
 
 import msgspec
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from oscine.api.http.errors import APIError
 from oscine.api.responses.schemas import ResponseAnswer, ResponseRequest, ResponseUsage, TextFormatConfig
@@ -19,8 +20,20 @@ TERMINAL: dict[str, str] = {
     "incomplete": "incomplete",
     "failed": "failed",
     "cancelled": "incomplete",
+}  # the last event, by the status of an ended response
+# Fields of a response that repeat a parameter of its request, and what they say if it was not given.
+_REPEATED: dict[str, Any] = {
+    **dict.fromkeys(("instructions", "max_output_tokens", "max_tool_calls", "previous_response_id")),
+    **dict.fromkeys(("prompt_cache_key", "safety_identifier", "user")),
+    **dict.fromkeys(("parallel_tool_calls", "store"), True),
+    **dict.fromkeys(("frequency_penalty", "presence_penalty"), 0.0),
+    **dict.fromkeys(("temperature", "top_p"), 1.0),
+    "background": False,
+    "metadata": {},
+    "tool_choice": "auto",
+    "top_logprobs": 0,
+    "truncation": "disabled",
 }
-ENDED = frozenset(TERMINAL)
 
 
 class KeptResponse(Struct):
@@ -41,55 +54,33 @@ class KeptItem(Struct):
 def new_response(response_id: str, body: ResponseRequest, model: str, namespaces: Collection[str]) -> ResponseAnswer:
     """A response that has not begun; `namespaces` are those of its built-in tools."""
     reasoning, text = body.reasoning, body.text
+    given = {name: value for name in _REPEATED if (value := getattr(body, name)) is not None}
     return ResponseAnswer(
         id=response_id,
         object="response",
         created_at=int(time.time()),
         status="queued" if body.background else "in_progress",
-        background=bool(body.background),
         completed_at=None,
         error=None,
-        frequency_penalty=body.frequency_penalty or 0.0,
         incomplete_details=None,
-        instructions=body.instructions,
-        max_output_tokens=body.max_output_tokens,
-        max_tool_calls=body.max_tool_calls,
-        metadata=body.metadata or {},
         model=model,
         output=[],
-        parallel_tool_calls=body.parallel_tool_calls is not False,
-        presence_penalty=body.presence_penalty or 0.0,
-        previous_response_id=body.previous_response_id,
-        prompt_cache_key=body.prompt_cache_key,
         reasoning={"effort": (reasoning and reasoning.effort) or effort.DEFAULT, "summary": body.summary},
-        safety_identifier=body.safety_identifier,
         service_tier="default",
-        store=body.store is not False,
-        temperature=1.0 if body.temperature is None else body.temperature,
         text={
             "format": _text_format(text.format if text else None),
             "verbosity": (text and text.verbosity) or "medium",
         },
-        tool_choice="auto" if body.tool_choice is None else body.tool_choice,
         tools=repeated(body.tools or (), namespaces),
-        top_logprobs=body.top_logprobs or 0,
-        top_p=1.0 if body.top_p is None else body.top_p,
-        truncation=body.truncation or "disabled",
         usage=None,
-        user=body.user,
+        **(_REPEATED | given),
     )
 
 
 def _text_format(wanted: TextFormatConfig | None) -> Object:
     if wanted is None or wanted.type != "json_schema":
         return {"type": wanted.type if wanted else "text"}
-    return {
-        "type": "json_schema",
-        "name": wanted.name,
-        "description": wanted.description,
-        "schema": wanted.schema or {},
-        "strict": wanted.strict,
-    }
+    return asdict(wanted) | {"schema": wanted.schema or {}}
 
 
 def with_output(response: ResponseAnswer, items: Sequence[Object], include: Collection[str]) -> ResponseAnswer:

@@ -1,8 +1,9 @@
-"""One response from its plan to its end, whoever listens: with the client that waits for it, or in the background."""
+"""One response from its plan to its end, for a client that waits or in the background."""
 
 import asyncio
 import logging
 import time
+from contextlib import suppress
 
 import msgspec
 from msgspec.structs import replace
@@ -11,7 +12,7 @@ from oscine.api.http.errors import APIError, internal, unavailable
 from oscine.api.http.sse import Write
 from oscine.api.responses import resource
 from oscine.api.responses.events import ResponseEvents
-from oscine.api.responses.items import ListingItem, OutputItems, Status
+from oscine.api.responses.items import OutputItems, Status
 from oscine.api.responses.plan import ResponsePlan
 from oscine.api.responses.resource import TERMINAL, KeptItem, KeptResponse, new_response, with_output
 from oscine.api.responses.schemas import ResponseAnswer, ResponseStatus
@@ -49,15 +50,13 @@ class ResponseRun:
             if not (self._plan.body.background and self.begun.is_set()):
                 raise
             self._end(*self._cancelled())
-        except APIError as error:
+        except Exception as error:
             if not self._may_fail():
                 raise
+            if not isinstance(error, APIError):
+                logger.exception("a response failed")
+                error = internal()
             self._end("failed", error)
-        except Exception:
-            if not self._may_fail():
-                raise
-            logger.exception("a response failed")
-            self._end("failed", internal())
         if not self._plan.body.background and self.response.store:
             self.response.store = await self.store()
         self.events.add(f"response.{TERMINAL[self.response.status]}", response=self.snapshot())
@@ -105,7 +104,7 @@ class ResponseRun:
         self.events.add("response.in_progress", response=self.snapshot())
         for listing in self._plan.toolbox.listings:
             if listing.server_label not in self._plan.listed:
-                output.append(ListingItem(self.events, len(output.items), listing))
+                output.list_tools(listing)
         self.begun.set()
         if self._plan.body.background:
             await self.events.flush(write)
@@ -148,11 +147,9 @@ class ResponseRun:
 
     async def store(self) -> bool:
         """Stores the ended response. Returns whether that succeeded; a failure does not withhold the answer."""
-        try:
+        self.unstored = True
+        with suppress(Exception):
             await self._store()
-        except Exception:
-            self.unstored = True
-        else:
             self.unstored = False
         return not self.unstored
 
@@ -162,8 +159,8 @@ class ResponseRun:
         running, calls = not self.ended, output.calls
         state = {} if running else plan.toolbox.state()
         kept = KeptResponse(replace(self.response, output=output.ended), calls, state)
-        items = [(item["id"], msgspec.json.encode(KeptItem(item))) for item in plan.input]
-        items += [(item["id"], msgspec.json.encode(KeptItem(item, calls.get(item["id"])))) for item in output.ended]
+        kept_items = [KeptItem(item, calls.get(item["id"])) for item in (*plan.input, *output.ended)]
+        items = [(of.item["id"], msgspec.json.encode(of)) for of in kept_items]
         stored = StoredResponse(
             plan.id,
             plan.owner,

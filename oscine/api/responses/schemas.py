@@ -12,12 +12,16 @@ from starlette.datastructures import QueryParams
 
 from oscine.api.http.errors import from_validation
 from oscine.api.responses.view import Object
-from oscine.api.serving.parameters import MAX_TOP_LOGPROBS, Refused, SamplingFields, about, ignored
+from oscine.api.serving.parameters import MAX_TOOLS, Positive, SamplingFields, TopLogprobs, about, ignored, unused
 from oscine.api.serving.schemas import Verbosity
 from oscine.chat.effort import Effort
 
 T = TypeVar("T", bound=Struct)
 
+Tools = Annotated[list[dict[str, Any]], Meta(max_length=MAX_TOOLS)]
+Metadata = Annotated[
+    dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)
+]
 Summary = Literal["auto", "concise", "detailed"]
 
 
@@ -40,22 +44,32 @@ class TextConfig(Struct):
     verbosity: Annotated[Verbosity | None, ignored("the model knows no verbosity")] = None
 
 
+_REFUSES = """
+    conversation prompt context_management image n stop max_tokens min_tokens ignore_eos stop_token_ids
+    return_token_ids thinking_token_budget
+"""
+
+
+@unused(
+    ignores={"they are OpenAI's": "access_programs", "see `background`": "background_options"},
+    refuses=_REFUSES,
+)
 class ResponseRequest(SamplingFields, kw_only=True):
     input: Annotated[str | list[dict[str, Any]], about("A text, or items of the conversation so far.")]
     instructions: Annotated[str | None, about("What the model is told before the conversation.")] = None
     previous_response_id: Annotated[str | None, about("A stored response that this one goes on with.")] = None
     reasoning: Annotated[ReasoningConfig | None, about("Effort and display of the reasoning.")] = None
     text: Annotated[TextConfig | None, about("The form of the answer.")] = None
-    tools: Annotated[list[dict[str, Any]] | None, about("The client's functions, and built-in tools.")] = None
+    tools: Annotated[Tools | None, about("The client's functions, and built-in tools.")] = None
     tool_choice: Annotated[
         str | dict[str, Any] | None, about("Which tools may, or must, be called (default `auto`).")
     ] = None
     parallel_tool_calls: Annotated[bool | None, about("Whether a turn may have several calls (default true).")] = None
     max_output_tokens: Annotated[int | None, about("Tokens that are generated at most, reasoning included.")] = None
-    max_tool_calls: Annotated[int | None, about("Calls of built-in tools at most.")] = None
-    top_logprobs: Annotated[int | None, about("Alternatives per token.", minimum=0, maximum=MAX_TOP_LOGPROBS)] = None
+    max_tool_calls: Annotated[Positive | None, about("Calls of built-in tools at most.")] = None
+    top_logprobs: Annotated[TopLogprobs | None, about("Alternatives per token.")] = None
     include: Annotated[list[str] | None, about("What the items of the response have besides.")] = None
-    metadata: Annotated[dict[str, str] | None, about("Up to 16 pairs that are kept with the response.")] = None
+    metadata: Annotated[Metadata | None, about("Up to 16 pairs that are kept with the response.")] = None
     store: Annotated[bool | None, about("Whether the response is stored (default true).")] = None
     background: Annotated[bool | None, about("Whether it is made without the client's connection.")] = None
     truncation: Annotated[
@@ -64,20 +78,6 @@ class ResponseRequest(SamplingFields, kw_only=True):
     user: Annotated[str | None, ignored("it is repeated in the response")] = None
     safety_identifier: Annotated[str | None, ignored("it is repeated in the response")] = None
     prompt_cache_key: Annotated[str | None, ignored("it is repeated in the response; see `cache_salt`")] = None
-    access_programs: Annotated[Any, ignored("they are OpenAI's")] = None
-    background_options: Annotated[Any, ignored("see `background`")] = None
-    conversation: Refused = None
-    prompt: Refused = None
-    context_management: Refused = None
-    image: Refused = None
-    n: Refused = None
-    stop: Refused = None
-    max_tokens: Refused = None
-    min_tokens: Refused = None
-    ignore_eos: Refused = None
-    stop_token_ids: Refused = None
-    return_token_ids: Refused = None
-    thinking_token_budget: Refused = None
 
     @property
     def summary(self) -> Summary | None:

@@ -11,15 +11,17 @@ import logging
 import secrets
 import sqlite3
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import BinaryIO, ParamSpec, TypeVar
 
 import msgspec
 
-from oscine.api.http.errors import APIError, unavailable
+from oscine.api.http.errors import unavailable
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +51,7 @@ CREATE TABLE IF NOT EXISTS items (
 CREATE INDEX IF NOT EXISTS items_by_response ON items (response);
 """
 _OWNERS = "ALTER TABLE responses ADD COLUMN owner TEXT NOT NULL DEFAULT ''"  # older databases lack it
-_COLUMNS = "id, owner, previous, created_s, runner, body, input, events"
+_COLUMNS = "id, owner, previous, created_s, runner IS NOT NULL, body, input, events"  # as in StoredResponse
 _ONE = f"SELECT {_COLUMNS} FROM responses WHERE id = ? AND owner = ?"
 _CHAIN = f"""
 WITH RECURSIVE chain (id, before, depth) AS (
@@ -67,6 +69,7 @@ WHERE i.id = ? AND r.owner = ? AND r.created_s >= ? ORDER BY r.created_s LIMIT 1
 
 Item = tuple[str, bytes]  # id and JSON
 T = TypeVar("T")
+P = ParamSpec("P")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,62 +102,58 @@ class ResponseStore:
     async def open(self, interrupted: Callable[[bytes], bytes]) -> None:
         """`interrupted` changes the body of a response that ran when its server died. Raises ValueError."""
         try:
-            await _in(self._writer, lambda: self._open(interrupted))
+            await _in(self._writer, self._open, interrupted)
         except (sqlite3.Error, OSError) as error:
             raise ValueError(f"--responses-db {self._path} cannot be used: {error}") from None
 
     async def close(self) -> None:
         """Closes the store, even if it was not opened or not completely."""
-        await _in(self._reader, lambda: None)
+        await _in(self._reader, int)  # the end of all reads before
         await _in(self._writer, self._close)
-        self._reader.shutdown(wait=False)
-        self._writer.shutdown(wait=False)
+        for thread in (self._reader, self._writer):
+            thread.shutdown(wait=False)
 
     async def put(self, response: StoredResponse, items: Sequence[Item]) -> None:
         """Keeps a response, or replaces it. `items` are those of its input and output, for references to them."""
-        await self._write(lambda: self._put(response, items))
+        await self._write(self._put, response, items)
 
     async def get(self, response_id: str, owner: str) -> StoredResponse | None:
-        found = await self._read(lambda: self._get(_ONE, response_id, owner))
-        return found[0] if found else None
+        return next(iter(await self._read(self._get, _ONE, response_id, owner)), None)
 
     async def chain(self, response_id: str, owner: str) -> list[StoredResponse]:
         """The response and all earlier ones of its conversation, the oldest first. If the oldest has a `previous`, that
         one is lost."""
-        found = await self._read(lambda: self._get(_CHAIN, response_id, owner))
+        found = await self._read(self._get, _CHAIN, response_id, owner)
         self._writer.submit(self._mark_used, [response.id for response in found])
         return found
 
     async def items(self, ids: Sequence[str], owner: str) -> dict[str, bytes]:
         """The items that are kept, by id. An item of several responses is returned as the first of them has it."""
-        return await self._read(lambda: self._items(ids, owner))
+        return await self._read(self._items, ids, owner)
 
     async def delete(self, response_id: str, owner: str) -> bool:
         """Deletes a response. Returns whether it existed."""
-        return await self._write(lambda: self._delete(response_id, owner))
+        return await self._write(self._delete, response_id, owner)
 
-    async def _read(self, work: Callable[[], T]) -> T:
-        try:
-            return await _in(self._reader, work)
-        except sqlite3.Error as error:
-            raise _unreachable(error) from error
+    async def _read(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        with _unreachable():
+            return await _in(self._reader, work, *args, **kwargs)
 
-    async def _write(self, work: Callable[[], T]) -> T:
+    async def _write(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Runs a write, which waits at most WRITE_S in all for a lock and for the writes before it."""
         deadline_s = time.monotonic() + WRITE_S
-        try:
-            return await _in(self._writer, lambda: self._write_by(deadline_s, work))
-        except sqlite3.Error as error:
-            raise _unreachable(error) from error
+
+        def write() -> T:
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                raise sqlite3.OperationalError("the writes before it took too long")
+            self._db.execute(f"PRAGMA busy_timeout = {left_s * 1000:.0f}")
+            return work(*args, **kwargs)
+
+        with _unreachable():
+            return await _in(self._writer, write)
 
     # ---- in the threads ----------------------------------------------------------------------------------------
-
-    def _write_by(self, deadline_s: float, work: Callable[[], T]) -> T:
-        left_s = deadline_s - time.monotonic()
-        if left_s <= 0:
-            raise sqlite3.OperationalError("the writes before it took too long")
-        self._db.execute(f"PRAGMA busy_timeout = {left_s * 1000:.0f}")
-        return work()
 
     def _open(self, interrupted: Callable[[bytes], bytes]) -> None:
         if self._path != MEMORY:
@@ -186,15 +185,11 @@ class ResponseStore:
         return connection
 
     def _upgrade(self) -> None:
-        if self._has_owners():
-            return
-        self._db.execute("BEGIN IMMEDIATE")
+        self._db.execute("BEGIN IMMEDIATE")  # another server may be adding the column
         with self._db:
-            if not self._has_owners():  # another server may have added it meanwhile
+            columns = self._db.execute("SELECT name FROM pragma_table_info('responses')")
+            if ("owner",) not in columns.fetchall():
                 self._db.execute(_OWNERS)
-
-    def _has_owners(self) -> bool:
-        return any(column[1] == "owner" for column in self._db.execute("PRAGMA table_info(responses)"))
 
     def _end_interrupted(self, interrupted: Callable[[bytes], bytes]) -> None:
         running = self._db.execute("SELECT id, runner, body FROM responses WHERE runner IS NOT NULL").fetchall()
@@ -255,11 +250,7 @@ class ResponseStore:
         return time.time() - self._max_age_s
 
     def _get(self, query: str, response_id: str, owner: str) -> list[StoredResponse]:
-        rows = self._reads.execute(query, (response_id, owner)).fetchall()
-        found = [
-            StoredResponse(id, owner, previous, created_s, runner is not None, body, input, events)
-            for id, owner, previous, created_s, runner, body, input, events in rows
-        ]
+        found = [StoredResponse(*row) for row in self._reads.execute(query, (response_id, owner)).fetchall()]
         return [response for response in found if response.running or response.created_s >= self._oldest_s()]
 
     def _mark_used(self, ids: Sequence[str]) -> None:
@@ -273,7 +264,7 @@ class ResponseStore:
 
     def _items(self, ids: Sequence[str], owner: str) -> dict[str, bytes]:
         found = (self._reads.execute(_ITEM, (item_id, owner, self._oldest_s())).fetchone() for item_id in ids)
-        return {row[0]: row[1] for row in found if row is not None}
+        return dict(row for row in found if row is not None)
 
     def _delete(self, response_id: str, owner: str) -> bool:
         mine = self._db.execute("SELECT 1 FROM responses WHERE id = ? AND owner = ?", (response_id, owner)).fetchone()
@@ -282,12 +273,18 @@ class ResponseStore:
         return deleted
 
 
-async def _in(thread: ThreadPoolExecutor, work: Callable[[], T]) -> T:
-    return await asyncio.get_running_loop().run_in_executor(thread, work)
+async def _in(thread: ThreadPoolExecutor, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    return await asyncio.get_running_loop().run_in_executor(thread, partial(work, *args, **kwargs))
 
 
-def _unreachable(error: sqlite3.Error) -> APIError:
-    return unavailable(f"The stored responses cannot be reached: {error}.", code="storage_unavailable")
+@contextmanager
+def _unreachable() -> Iterator[None]:
+    """Turns errors of the database into APIError 503."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        message = f"The stored responses cannot be reached: {error}."
+        raise unavailable(message, code="storage_unavailable") from error
 
 
 def _make_private(path: Path) -> None:

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from oscine.api.http.keys import Caller
-from oscine.api.serving import sampling
 from oscine.api.serving.parameters import SamplingFields
 from oscine.api.serving.served_model import ReadyModel
 from oscine.types import GenerationRequest, SamplingParams
@@ -35,7 +34,7 @@ class Call(Generic[T]):
         return Call(body, self.name, self.model, self.caller, self.size, self.arrived_s)
 
     def engine_request(self, prompt: list[int], params: SamplingParams) -> GenerationRequest:
-        """One sequence, with the priority, tenant and salt of the API key. Raises APIError for a wrong priority."""
+        """One sequence, with the priority, tenant and salt of the API key."""
         assert isinstance(self.body, SamplingFields)
-        priority = sampling.priority(self.body.priority)
-        return self.model.served.engine_request(prompt, params, priority, self.body.cache_salt or "", self.caller.key)
+        priority, salt = self.body.priority or 0, self.body.cache_salt or ""
+        return self.model.served.engine_request(prompt, params, priority, salt, self.caller.key)

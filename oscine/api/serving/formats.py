@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from llguidance.gbnf_to_lark import gbnf_to_lark
@@ -52,6 +52,7 @@ _PATIENCE_S = 30.0  # for a verdict: a few grammars that take the longest may be
 
 _EXCERPT = re.compile(r"\n +\d+ \| ")
 
+T = TypeVar("T")
 _Problem = tuple[int, str]  # index of the part, and what is wrong with it
 _verdicts: dict[bytes, _Problem | None] = {}
 
@@ -229,16 +230,9 @@ async def constraint(
     for tool in () if choice == "none" else tools:
         if tool.strict or choice == "required":
             parts.append(Form(grammar.arguments_format(tool), "tools", f"the schema of function {tool.name!r}"))
-    text = None if form is None else form.format
-    try:
-        parallel, recipients = calls.parallel, calls.recipients
-        whole = await beside(
-            lambda: grammar.turn_grammar(text, tools, choice, parallel=parallel, other_recipients=recipients), size
-        )
-    except RecursionError:
-        raise invalid(parts[0].param, "a schema is nested too deeply") from None
-    except ValueError as error:
-        raise invalid(parts[0].param, str(error)) from None
+    text, parallel, recipients = None if form is None else form.format, calls.parallel, calls.recipients
+    make = partial(grammar.turn_grammar, text, tools, choice, parallel=parallel, other_recipients=recipients)
+    whole = await _made(make, parts, size)
     if whole is not None and parts:  # a grammar of names only can always be enforced
         await _check(whole, parts, caller, size)
     return whole
@@ -249,14 +243,18 @@ async def text_constraint(form: Form, caller: Caller = NO_CALLER, size: int = 0)
 
     `size` is that of the request in bytes. Raises APIError 400 that names the parameter.
     """
-    try:
-        whole = await beside(partial(grammar.text_grammar, form.format), size)
-    except RecursionError:
-        raise invalid(form.param, "the schema is nested too deeply") from None
-    except ValueError as error:
-        raise invalid(form.param, str(error)) from None
+    whole = await _made(partial(grammar.text_grammar, form.format), [form], size)
     await _check(whole, [form], caller, size)
     return whole
+
+
+async def _made(make: Callable[[], T], parts: Sequence[Form], size: int) -> T:
+    try:
+        return await beside(make, size)
+    except RecursionError:
+        raise invalid(parts[0].param, "a schema is nested too deeply") from None
+    except ValueError as error:
+        raise invalid(parts[0].param, str(error)) from None
 
 
 async def _check(whole: str, parts: Sequence[Form], caller: Caller, size: int) -> None:
@@ -267,10 +265,8 @@ async def _check(whole: str, parts: Sequence[Form], caller: Caller, size: int) -
         if len(_verdicts) >= _MOST_VERDICTS:
             del _verdicts[next(iter(_verdicts))]
         _verdicts[digest] = verdict
-    found = _verdicts[digest]
-    if found is not None:
-        index, problem = found
-        raise _refusal(parts[index], problem)
+    if found := _verdicts[digest]:
+        raise _refusal(parts[found[0]], found[1])
 
 
 async def _judged(whole: str, parts: Sequence[Form], caller: Caller, size: int) -> _Problem | None:

@@ -1,6 +1,6 @@
 """The JSON of requests for chat and text completions, as msgspec structs with strict types.
 
-Values are checked in sampling and conversation; oscine.api.serving.parameters says what is done with each parameter.
+oscine.api.serving.parameters says what is done with each parameter.
 """
 
 import gc
@@ -9,11 +9,21 @@ from contextlib import contextmanager
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from oscine.api.http.body import check_values
 from oscine.api.http.errors import APIError, from_validation, invalid
-from oscine.api.serving.parameters import MAX_TOP_LOGPROBS, Refused, SamplingFields, about, ignored, refuse, refused
+from oscine.api.serving.parameters import (
+    MAX_TOOLS,
+    Natural,
+    Positive,
+    SamplingFields,
+    TopLogprobs,
+    about,
+    ignored,
+    refuse,
+    unused,
+)
 from oscine.chat.effort import EFFORTS, Effort
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
@@ -82,6 +92,7 @@ class AllowedToolsChoice(Struct, tag_field="type", tag="allowed_tools"):
     allowed_tools: Annotated[AllowedTools, about("Which functions may be called, of all that are shown.")]
 
 
+Tools = Annotated[list[Tool], Meta(max_length=MAX_TOOLS)]
 ToolChoiceField = Literal["none", "auto", "required"] | NamedToolChoice | AllowedToolsChoice | None
 
 
@@ -103,7 +114,7 @@ class ResponseFormat(Struct):
 class ReasoningOptions(Struct):
     effort: Annotated[Effort | None, about("The same as `reasoning_effort`.")] = None
     enabled: Annotated[bool | None, about("False is the effort `none`.")] = None
-    max_tokens: Annotated[int | None, about("The same as `thinking_token_budget`.")] = None
+    max_tokens: Annotated[Natural | None, about("The same as `thinking_token_budget`.")] = None
     exclude: Annotated[bool | None, about("True leaves the reasoning out of the answer.")] = None
 
 
@@ -119,17 +130,24 @@ class ThinkingOptions(Struct):
     """The `thinking` parameter of DeepSeek, Kimi and GLM."""
 
     type: Annotated[Literal["enabled", "disabled", "adaptive", "auto"], about("`disabled` is the effort `none`.")]
-    budget_tokens: Annotated[int | None, about("The same as `thinking_token_budget`.")] = None
+    budget_tokens: Annotated[Natural | None, about("The same as `thinking_token_budget`.")] = None
 
 
+_CHAT_REFUSES = """
+    functions function_call audio web_search_options chat_template continue_final_message echo documents input_ids task
+"""
+
+
+@unused(
+    refuses=_CHAT_REFUSES,
+    refuses_but={"modalities": ["text"], "add_generation_prompt": True, "separate_reasoning": True},
+)
 class ChatCompletionRequest(SamplingFields, kw_only=True):
     messages: Annotated[list[Message], about("The conversation so far, the newest message last.")]
-    max_completion_tokens: Annotated[int | None, about("The newer name of `max_tokens`.", minimum=1)] = None
+    max_completion_tokens: Annotated[Positive | None, about("The newer name of `max_tokens`.")] = None
     logprobs: Annotated[bool | None, about("Whether the content's tokens come with log-probabilities.")] = None
-    top_logprobs: Annotated[
-        int | None, about("Alternatives per token; needs `logprobs`.", minimum=0, maximum=MAX_TOP_LOGPROBS)
-    ] = None
-    tools: Annotated[list[Tool] | None, about("Functions that the model may call; other types are left out.")] = None
+    top_logprobs: Annotated[TopLogprobs | None, about("Alternatives per token; needs `logprobs`.")] = None
+    tools: Annotated[Tools | None, about("Functions that the model may call; other types are left out.")] = None
     tool_choice: Annotated[ToolChoiceField, about("Which functions may, or must, be called (default `auto`).")] = None
     parallel_tool_calls: Annotated[bool | None, about("Whether a turn may have several calls (default true).")] = None
     response_format: Annotated[ResponseFormat | None, about("The form of the answer; it is enforced.")] = None
@@ -139,47 +157,33 @@ class ChatCompletionRequest(SamplingFields, kw_only=True):
     think: Annotated[bool | Effort | None, about("An effort, as Ollama has it; false is `none`.")] = None
     thinking: Annotated[ThinkingOptions | None, about("Whether, and how long, the model thinks.")] = None
     enable_thinking: Annotated[bool | None, about("False is the effort `none`.")] = None
-    thinking_token_budget: Annotated[int | None, about("Tokens after which reasoning ends and the answer begins.")] = (
-        None
-    )
+    thinking_token_budget: Annotated[
+        Natural | None, about("Tokens after which reasoning ends and the answer begins.")
+    ] = None
     verbosity: Annotated[Verbosity | None, ignored("the model knows no verbosity")] = None
     include_reasoning: Annotated[bool | None, about("False leaves the reasoning out of the answer.")] = None
-    final_headroom: Annotated[int | None, about("Tokens of the budget that are kept for the answer.")] = None
+    final_headroom: Annotated[Natural | None, about("Tokens of the budget that are kept for the answer.")] = None
     return_token_ids: Annotated[bool | None, about("Whether the answer has the ids of all its tokens.")] = None
-    modalities: Annotated[Any, refused(["text"])] = None
-    functions: Refused = None
-    function_call: Refused = None
-    audio: Refused = None
-    web_search_options: Refused = None
-    chat_template: Refused = None
-    continue_final_message: Refused = None
-    add_generation_prompt: Annotated[Any, refused(True)] = None
-    echo: Refused = None
-    documents: Refused = None
-    input_ids: Refused = None
-    separate_reasoning: Annotated[Any, refused(True)] = None
-    task: Refused = None
 
 
+@unused(refuses="suffix prompt_embeds")
 class CompletionRequest(SamplingFields, kw_only=True):
     prompt: Annotated[str | list[Any], about("A text, texts, token ids, or lists of token ids.")]
     echo: Annotated[bool | None, about("Whether the answer begins with the prompt.")] = None
-    logprobs: Annotated[int | None, about("Alternatives per token, with log-probabilities.")] = None
+    logprobs: Annotated[TopLogprobs | None, about("Alternatives per token, with log-probabilities.")] = None
     skip_special_tokens: Annotated[bool | None, about("False shows special tokens by name (default true).")] = None
     response_format: Annotated[ResponseFormat | None, about("The form of the whole text; it is enforced.")] = None
     best_of: Annotated[int | None, about("The same as `n`; other values are refused.")] = None
     return_token_ids: Annotated[bool | None, about("Whether the answer has the ids of all its tokens.")] = None
-    suffix: Refused = None
-    prompt_embeds: Refused = None
 
 
 class TokenizeRequest(Struct):
-    """Either a text, or messages and whatever else of a chat completion its prompt depends on."""
+    """Either a text, or messages and the other parameters of a chat completion on which its prompt depends."""
 
     model: Annotated[str | None, about("The name of a model. A server with one model needs none.")] = None
     prompt: Annotated[str | None, about("A text.")] = None
     messages: Annotated[list[Message] | None, about("A conversation.")] = None
-    tools: Annotated[list[Tool] | None, about("Functions that the prompt shows.")] = None
+    tools: Annotated[Tools | None, about("Functions that the prompt shows.")] = None
     reasoning_effort: Annotated[Effort | None, about(_EFFORT)] = None
     chat_template_kwargs: Annotated[TemplateOptions | None, about("What chat templates of other models know.")] = None
     tool_choice: Annotated[ToolChoiceField, about("`none` hides the functions.")] = None

@@ -14,44 +14,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from oscine.api.http.record import RequestRecord
-from oscine.api.telemetry.sequence_metrics import SequenceFamilies, SequenceMetrics
+from oscine.api.telemetry.sequence_metrics import HISTOGRAMS, SequenceFamilies, SequenceMetrics
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # they double the series and no dashboard reads them
 
-_VLLM_NAMES = frozenset(
-    {
-        "num_requests_running",
-        "num_requests_waiting",
-        "num_requests_waiting_by_reason",
-        "engine_sleep_state",
-        "iteration_tokens_total",
-        "kv_cache_usage_perc",
-        "cache_config_info",
-        "prefix_cache_queries",
-        "prefix_cache_hits",
-        "num_preemptions",
-        "prompt_tokens",
-        "prompt_tokens_cached",
-        "generation_tokens",
-        "request_success",
-        "time_to_first_token_seconds",
-        "inter_token_latency_seconds",
-        "e2e_request_latency_seconds",
-        "request_queue_time_seconds",
-        "request_prefill_time_seconds",
-        "request_decode_time_seconds",
-        "request_inference_time_seconds",
-        "request_time_per_output_token_seconds",
-        "request_prompt_tokens",
-        "request_generation_tokens",
-        "request_max_num_generation_tokens",
-        "request_prefill_kv_computed_tokens",
-        "request_params_n",
-        "request_params_max_tokens",
-    }
-)
-
-
+_VLLM_NAMES = {
+    *HISTOGRAMS,
+    *("request_success", "num_requests_running", "num_requests_waiting", "num_requests_waiting_by_reason"),
+    *("engine_sleep_state", "iteration_tokens_total", "kv_cache_usage_perc", "cache_config_info", "num_preemptions"),
+    *("prefix_cache_queries", "prefix_cache_hits", "prompt_tokens", "prompt_tokens_cached", "generation_tokens"),
+}
 # Names in dashboards for earlier versions of vLLM.
 _OLDER_NAMES = {
     "kv_cache_usage_perc": "gpu_cache_usage_perc",
@@ -92,15 +64,9 @@ class Metrics:
         ProcessCollector(registry=self.registry)
         self._http = self._counter("http_responses", "HTTP responses", "path", "status")
         # These names are those that dashboards of vLLM and other servers query.
-        labels = ("method", "handler")
+        name, what, labels = "http_request_duration_seconds", "Time to the end of the response", ("method", "handler")
         self._requests = Counter("http_requests", "HTTP requests", (*labels, "status"), registry=self.registry)
-        self._durations = Histogram(
-            "http_request_duration_seconds",
-            "Time to the end of the response",
-            labels,
-            buckets=_HTTP_BUCKETS_S,
-            registry=self.registry,
-        )
+        self._durations = Histogram(name, what, labels, buckets=_HTTP_BUCKETS_S, registry=self.registry)
         self._errors = self._counter("request_errors", "Requests that ended with an error", "path", "code")
         self._key_requests = self._counter("api_key_requests", "Requests with a key", "api_key", "status")
         self.store_failures = self._counter("response_store_failures", "Writes of responses that failed")

@@ -5,7 +5,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -13,7 +13,7 @@ from oscine.api.http.rate_limits import KeyUse
 from oscine.api.http.record import SequenceTimes, current
 from oscine.types import GenerationOutput, GenerationRequest
 
-STEP_BUCKETS_S = (0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 5.0)
+_STEP_BUCKETS_S = (0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 5.0)
 _REQUEST_BUCKETS_S = (
     *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 120.0, 300.0, 600.0),
 )
@@ -21,74 +21,65 @@ _TOKEN_BUCKETS = tuple(1 << i for i in range(18))
 _CHOICE_BUCKETS = (1, 2, 5, 10, 20, 50, 100)
 
 
-class StepTimes:
-    """The counts of one histogram, filled by the event loop alone. An observation costs a tenth of the library's."""
-
-    def __init__(self) -> None:
-        self.counts = [0] * (len(STEP_BUCKETS_S) + 1)
-        self.sum_s = 0.0
-
-    def observe(self, value_s: float) -> None:
-        self.counts[bisect_left(STEP_BUCKETS_S, value_s)] += 1
-        self.sum_s += value_s
-
-
-class InterTokenLatency(Collector):
-    """The one histogram that is observed for each token."""
-
-    def __init__(self) -> None:
-        self._times: dict[str, StepTimes] = {}  # by model
-
-    def labels(self, model: str) -> StepTimes:
-        return self._times.setdefault(model, StepTimes())
-
-    def collect(self) -> Iterable[Metric]:
-        bounds = [*map(str, STEP_BUCKETS_S), "+Inf"]
-        name = "oscine:inter_token_latency_seconds"
-        family = HistogramMetricFamily(name, "Between outputs of a sequence", labels=["model_name"])
-        for model, times in self._times.items():
-            buckets = [*zip(bounds, map(float, accumulate(times.counts)), strict=True)]
-            family.add_metric([model], buckets, times.sum_s)
-        yield family
+HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
+    "time_to_first_token_seconds": ("Arrival to first token", _REQUEST_BUCKETS_S),
+    "inter_token_latency_seconds": ("Between outputs of a sequence", _STEP_BUCKETS_S),
+    "request_time_per_output_token_seconds": ("Mean time per token after the first", _STEP_BUCKETS_S),
+    "e2e_request_latency_seconds": ("Arrival to last token", _REQUEST_BUCKETS_S),
+    "request_queue_time_seconds": ("Arrival to first scheduled step", _REQUEST_BUCKETS_S),
+    "request_prefill_time_seconds": ("First scheduled step to first token", _REQUEST_BUCKETS_S),
+    "request_decode_time_seconds": ("First token to last token", _REQUEST_BUCKETS_S),
+    "request_inference_time_seconds": ("First step to last token", _REQUEST_BUCKETS_S),
+    "request_prompt_tokens": ("Prompt tokens of a sequence", _TOKEN_BUCKETS),
+    "request_generation_tokens": ("Generated tokens of a sequence", _TOKEN_BUCKETS),
+    "request_prefill_kv_computed_tokens": ("Prompt tokens of a sequence that were not cached", _TOKEN_BUCKETS),
+    "request_max_num_generation_tokens": ("Generated tokens of a request's longest sequence", _TOKEN_BUCKETS),
+    "request_params_n": ("Sequences of a request", _CHOICE_BUCKETS),
+    "request_params_max_tokens": ("Most tokens of a sequence", _TOKEN_BUCKETS),
+}
 
 
-class SequenceFamilies:
+class Observations:
+    """The counts of one histogram of one model, filled by the event loop alone.
+
+    One of them costs a tenth of the library's, which takes a lock and looks at the buckets one by one.
+    """
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds, self._sum = bounds, 0.0
+        self._counts = [0] * (len(bounds) + 1)
+
+    def observe(self, value: float) -> None:
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def add_to(self, family: HistogramMetricFamily, model: str) -> None:
+        names = [*(str(float(bound)) for bound in self._bounds), "+Inf"]
+        buckets = [*zip(names, map(float, accumulate(self._counts)), strict=True)]
+        family.add_metric([model], buckets, self._sum)
+
+
+class SequenceFamilies(Collector):
     """The metric families of sequences, for all models of a server."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._registry = registry
-        request = _REQUEST_BUCKETS_S
-        self.finished = self._counter("request_success", "Finished sequences", "model_name", "finished_reason")
-        self.key_tokens = self._counter("api_key_tokens", "Tokens of sequences with a key", "api_key", "type")
-        self.ttft = self._histogram("time_to_first_token_seconds", "Arrival to first token", request)
-        self.itl = InterTokenLatency()
-        registry.register(self.itl)
-        self.tpot = self._histogram(
-            "request_time_per_output_token_seconds", "Mean time a token after the first", STEP_BUCKETS_S
-        )
-        self.e2e = self._histogram("e2e_request_latency_seconds", "Arrival to last token", request)
-        self.queue = self._histogram("request_queue_time_seconds", "Arrival to first scheduled step", request)
-        self.prefill = self._histogram("request_prefill_time_seconds", "First scheduled step to first token", request)
-        self.decode = self._histogram("request_decode_time_seconds", "First token to last token", request)
-        self.inference = self._histogram("request_inference_time_seconds", "First step to last token", request)
-        self.prompt_tokens = self._histogram("request_prompt_tokens", "Prompt tokens of a sequence", _TOKEN_BUCKETS)
-        self.tokens = self._histogram("request_generation_tokens", "Generated tokens of a sequence", _TOKEN_BUCKETS)
-        self.computed = self._histogram(
-            "request_prefill_kv_computed_tokens",
-            "Prompt tokens of a sequence that were not cached",
-            _TOKEN_BUCKETS,
-        )
-        self.longest = self._histogram(
-            "request_max_num_generation_tokens", "Generated tokens of a request's longest sequence", _TOKEN_BUCKETS
-        )
-        self.n = self._histogram("request_params_n", "Sequences of a request", _CHOICE_BUCKETS)
-        self.max_tokens = self._histogram("request_params_max_tokens", "Most tokens of a sequence", _TOKEN_BUCKETS)
+        finished, tokens = ("model_name", "finished_reason"), ("api_key", "type")
+        self.finished = Counter("oscine:request_success", "Finished sequences", finished, registry=registry)
+        self.key_tokens = Counter("oscine:api_key_tokens", "Tokens of sequences with a key", tokens, registry=registry)
+        self._histograms: dict[str, dict[str, Observations]] = {}  # by model
+        registry.register(self)
 
-    def _counter(self, name: str, what: str, *labels: str) -> Counter:
-        return Counter(f"oscine:{name}", what, labels, registry=self._registry)
+    def histograms(self, model: str) -> dict[str, Observations]:
+        if model not in self._histograms:
+            self._histograms[model] = {name: Observations(bounds) for name, (_, bounds) in HISTOGRAMS.items()}
+        return self._histograms[model]
 
-    def _histogram(self, name: str, what: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(f"oscine:{name}", what, ["model_name"], registry=self._registry, buckets=buckets)
+    def collect(self) -> Iterable[Metric]:
+        for name, (what, _) in HISTOGRAMS.items():
+            family = HistogramMetricFamily(f"oscine:{name}", what, labels=["model_name"])
+            for model, histograms in self._histograms.items():
+                histograms[name].add_to(family, model)
+            yield family
 
 
 class SequenceMetrics:
@@ -96,46 +87,44 @@ class SequenceMetrics:
 
     def __init__(self, families: SequenceFamilies, model: str) -> None:
         self._families, self._model = families, model
-        self.ttft = families.ttft.labels(model)
-        self.itl = families.itl.labels(model)
-        self._tpot = families.tpot.labels(model)
-        self._e2e = families.e2e.labels(model)
-        self._queue = families.queue.labels(model)
-        self._prefill = families.prefill.labels(model)
-        self._decode = families.decode.labels(model)
-        self._inference = families.inference.labels(model)
-        self._prompt_tokens = families.prompt_tokens.labels(model)
-        self._tokens = families.tokens.labels(model)
-        self._computed = families.computed.labels(model)
-        self._longest = families.longest.labels(model)
-        self._n = families.n.labels(model)
-        self._max_tokens = families.max_tokens.labels(model)
+        self._histograms = families.histograms(model)
+        self.ttft = self._histograms["time_to_first_token_seconds"]
+        self.itl = self._histograms["inter_token_latency_seconds"]
+
+    def _observe(self, **values: float) -> None:
+        for name, value in values.items():
+            self._histograms[name].observe(value)
 
     def admitted(self, requests: Sequence[GenerationRequest]) -> None:
         """The sequences of one HTTP request."""
-        self._n.observe(len(requests))
+        self._observe(request_params_n=len(requests))
         for request in requests:
-            self._max_tokens.observe(request.sampling.max_tokens)
+            self._observe(request_params_max_tokens=request.sampling.max_tokens)
 
     def answered(self, longest: int) -> None:
         """All sequences of a request are over; `longest`: generated tokens of the longest one."""
-        self._longest.observe(longest)
+        self._observe(request_max_num_generation_tokens=longest)
 
     def ended(self, times: SequenceTimes) -> None:
         """A sequence is over. Times are counted only if it had a token."""
         self._families.finished.labels(self._model, times.finish_reason).inc()
-        self._e2e.observe(times.ended_s - times.arrived_s)
-        self._prompt_tokens.observe(times.prompt_tokens)
-        self._tokens.observe(times.tokens)
+        self._observe(
+            e2e_request_latency_seconds=times.ended_s - times.arrived_s,
+            request_prompt_tokens=times.prompt_tokens,
+            request_generation_tokens=times.tokens,
+        )
         if not times.first_s:
             return
-        self._computed.observe(times.prompt_tokens - times.cached_tokens)
-        self._queue.observe(times.scheduled_s - times.arrived_s)
-        self._prefill.observe(times.first_s - times.scheduled_s)
-        self._decode.observe(times.last_s - times.first_s)
-        self._inference.observe(times.last_s - times.scheduled_s)
+        decode_s = times.last_s - times.first_s
+        self._observe(
+            request_prefill_kv_computed_tokens=times.prompt_tokens - times.cached_tokens,
+            request_queue_time_seconds=times.scheduled_s - times.arrived_s,
+            request_prefill_time_seconds=times.first_s - times.scheduled_s,
+            request_decode_time_seconds=decode_s,
+            request_inference_time_seconds=times.last_s - times.scheduled_s,
+        )
         if times.tokens > 1:
-            self._tpot.observe((times.last_s - times.first_s) / (times.tokens - 1))
+            self._observe(request_time_per_output_token_seconds=decode_s / (times.tokens - 1))
 
     def used(self, key: str, times: SequenceTimes) -> None:
         self._families.key_tokens.labels(key, "prompt").inc(times.prompt_tokens)

@@ -1,7 +1,4 @@
-"""What a line of the table of endpoints says, and /openapi.json, which is made of the table; /docs shows it.
-
-Knows operations and msgspec's schemas; nothing of what an endpoint does.
-"""
+"""What a line of the table of endpoints says, and /openapi.json, which is made of the table; /docs shows it."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -74,9 +71,14 @@ class Operation:
         return any("stream" in kind.__struct_fields__ for kind in (self.body, self.query) if kind is not None)
 
 
-GET, POST, DELETE = (partial(Operation, method) for method in ("GET", "POST", "DELETE"))
-PROBE = partial(Operation, "GET", open=True)
-ANTHROPIC = partial(Operation, "POST", error=AnthropicError)
+def _post(path: str, handler: Any, summary: str, **facts: Any) -> Operation:
+    """`body` need not be given for an Endpoint, which knows the type of its requests."""
+    return Operation("POST", path, handler, summary, **{"body": getattr(handler, "request_type", None), **facts})
+
+
+GET, POST, DELETE = partial(Operation, "GET"), _post, partial(Operation, "DELETE")
+PROBE = partial(GET, open=True)
+ANTHROPIC = partial(POST, error=AnthropicError)
 
 
 def describe(operations: Sequence[Operation], *, keys: bool) -> dict[str, Any]:

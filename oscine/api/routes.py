@@ -2,7 +2,6 @@
 
 from oscine.api.anthropic.answer import AnthropicAnswer
 from oscine.api.anthropic.endpoint import AnthropicMessages, CountTokens
-from oscine.api.anthropic.schemas import CountTokensRequest, MessagesRequest
 from oscine.api.health import Health
 from oscine.api.openai import answers
 from oscine.api.openai.chat_completions import ChatCompletions
@@ -10,7 +9,7 @@ from oscine.api.openai.completions import Completions
 from oscine.api.openai.models import Models
 from oscine.api.openai.tokenization import Tokenize
 from oscine.api.openapi import ANTHROPIC, DELETE, GET, POST, PROBE, Description, Operation
-from oscine.api.responses.context import Compact, CompactRequest, InputTokens, InputTokensRequest
+from oscine.api.responses.context import Compact, InputTokens
 from oscine.api.responses.endpoint import Responses, StoredResponses
 from oscine.api.responses.schemas import (
     CompactedResponse,
@@ -20,11 +19,10 @@ from oscine.api.responses.schemas import (
     NoQuery,
     ResponseAnswer,
     ResponseInputTokens,
-    ResponseRequest,
     RetrieveQuery,
 )
 from oscine.api.responses.service import ResponseService
-from oscine.api.serving.schemas import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from oscine.api.serving.schemas import DetokenizeRequest, TokenizeRequest
 
 
 def endpoints(service: ResponseService) -> list[Operation]:
@@ -36,21 +34,27 @@ def endpoints(service: ResponseService) -> list[Operation]:
     responses, stored, one = Responses(service), StoredResponses(service), "/v1/responses/{id}"
     dead, unready, unwell = ({"503": kind} for kind in (answers.Status, answers.Readiness, answers.HealthReport))
     table = [
-        POST("/v1/chat/completions", chat, "Answer a conversation", ChatCompletionRequest, answers.ChatCompletion),
-        POST("/v1/completions", text, "Continue a text", CompletionRequest, answers.Completion),
-        POST("/v1/responses", responses, "Make a response", ResponseRequest, answer=ResponseAnswer),
-        POST("/v1/responses/input_tokens", counted, "Count tokens", InputTokensRequest, answer=ResponseInputTokens),
-        POST("/v1/responses/compact", compact, "Compact a conversation", CompactRequest, answer=CompactedResponse),
+        POST("/v1/chat/completions", chat, "Answer a conversation", answer=answers.ChatCompletion),
+        POST("/v1/completions", text, "Continue a text", answer=answers.Completion),
+        POST("/v1/responses", responses, "Make a response", answer=ResponseAnswer),
+        POST("/v1/responses/input_tokens", counted, "Count tokens", answer=ResponseInputTokens),
+        POST("/v1/responses/compact", compact, "Compact a conversation", answer=CompactedResponse),
         GET(one, stored.retrieve, "A stored response, or its events", query=RetrieveQuery, answer=ResponseAnswer),
         DELETE(one, stored.delete, "Forget a response", answer=DeletedResponse),
         POST(f"{one}/cancel", stored.cancel, "End a response in the background", query=NoQuery, answer=ResponseAnswer),
         GET(f"{one}/input_items", stored.input_items, "What was asked", query=ItemsQuery, answer=InputItems),
-        ANTHROPIC("/v1/messages", claude, "Answer messages", MessagesRequest, AnthropicAnswer),
-        ANTHROPIC("/v1/messages/count_tokens", count, "Count tokens", CountTokensRequest, answers.InputTokens),
+        ANTHROPIC("/v1/messages", claude, "Answer messages", answer=AnthropicAnswer),
+        ANTHROPIC("/v1/messages/count_tokens", count, "Count tokens", answer=answers.InputTokens),
         GET("/v1/models", models.list, "The models by their names", answer=answers.ModelList),
         GET("/v1/models/{name:path}", models.retrieve, "One model", answer=answers.ModelCard),
-        POST("/tokenize", tokenize.tokenize, "The tokens of a text or messages", TokenizeRequest, answers.Tokens),
-        POST("/detokenize", tokenize.detokenize, "The text of tokens", DetokenizeRequest, answers.Text),
+        POST(
+            "/tokenize",
+            tokenize.tokenize,
+            "The tokens of a text or messages",
+            body=TokenizeRequest,
+            answer=answers.Tokens,
+        ),
+        POST("/detokenize", tokenize.detokenize, "The text of tokens", body=DetokenizeRequest, answer=answers.Text),
         PROBE("/health", health.health, "State of server and engines", answer=answers.HealthReport, other=unwell),
         PROBE("/v1/health/live", health.live, "Whether the server lives", answer=answers.Status, other=dead),
         PROBE("/v1/health/ready", health.ready, "Whether all models are", answer=answers.Readiness, other=unready),

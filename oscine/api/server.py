@@ -1,7 +1,4 @@
-"""Runs the application on uvicorn: binds, starts the service, drains on SIGTERM, stops.
-
-Knows processes, sockets and signals; not what is served.
-"""
+"""Runs the application on uvicorn: binds, starts the service, drains on SIGTERM, stops."""
 
 import asyncio
 import contextlib

@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oscine.api.openai.answers import CompletionChoice
-from oscine.api.openai.completions import TextAnswer
-from oscine.api.openai.text_parser import TextParser
+from oscine.api.openai.completions import TextAnswer, TextParser
 from oscine.api.serving.schemas import CompletionRequest
 from oscine.api.serving.turn import Turn
 from oscine.chat.tokenizer import Tokenizer

@@ -1,6 +1,6 @@
 """From a request of Anthropic's Messages API to the chat completion that asks for the same.
 
-Knows Anthropic's blocks; all that is judged in a chat completion too is judged there.
+Values that a chat completion has too are checked there.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ from oscine.api.anthropic.schemas import (
     OutputConfig,
     Thinking,
 )
-from oscine.api.http.errors import APIError, from_validation, invalid, unsupported
+from oscine.api.http.errors import from_validation, invalid, unsupported
 from oscine.api.serving.formats import Form
 from oscine.api.serving.sampling import check
 from oscine.api.serving.schemas import (
@@ -57,23 +57,21 @@ def chat_request(body: MessagesRequest) -> ChatCompletionRequest:
 def prompt_request(body: CountTokensRequest) -> ChatCompletionRequest:
     """What the prompt depends on, and what may be said: without limits and sampling. Raises APIError."""
     if body.thread is not None:
-        raise _no_threads()
-    choice = body.tool_choice
+        error = unsupported("thread", "the server keeps no messages; send all of them")
+        error.details = {"error_code": "thread_unsupported_request", "unsupported": []}
+        raise error
+    choice, form = body.tool_choice, body.output_config.format if body.output_config else None
+    shape = ResponseFormat("json_schema", JsonSchema("answer", form.schema, strict=True)) if form else None
+    system = [Message("system", _text(body.system, "system"))] if body.system else []
     return ChatCompletionRequest(
         model=body.model,
-        messages=[*_system(body.system), *_messages(body.messages)],
+        messages=[*system, *_messages(body.messages)],
         tools=[*_tools(body.tools or ())],
         tool_choice=_tool_choice(choice) if choice else None,
         parallel_tool_calls=not (choice and choice.disable_parallel_tool_use),
         reasoning_effort=_effort(body.thinking, body.output_config),
-        response_format=_format(body.output_config),
+        response_format=shape,
     )
-
-
-def _no_threads() -> APIError:
-    error = unsupported("thread", "the server keeps no messages; send all of them")
-    error.details = {"error_code": "thread_unsupported_request", "unsupported": []}
-    return error
 
 
 def _effort(thinking: Thinking | None, output: OutputConfig | None) -> Effort | None:
@@ -101,17 +99,6 @@ def answer_form(body: MessagesRequest) -> Form | None:
     """What is enforced of the answer."""
     wanted = body.output_config.format if body.output_config else None
     return None if wanted is None else Form(JsonFormat(wanted.schema), "output_config.format.schema")
-
-
-def _format(output: OutputConfig | None) -> ResponseFormat | None:
-    if output is None or output.format is None:
-        return None
-    return ResponseFormat("json_schema", JsonSchema("answer", output.format.schema, strict=True))
-
-
-def _system(system: str | list[Block] | None) -> Iterator[Message]:
-    if system:
-        yield Message("system", _text(system, "system"))
 
 
 def _tools(tools: Sequence[AnthropicTool]) -> Iterator[Tool]:
@@ -198,12 +185,8 @@ def _text(content: str | list[Block], where: str, first: int = 0) -> str:
         return content
     for i, block in enumerate(content, first):
         if block.type != "text":
-            raise _unreadable(block, f"{where}[{i}]")
+            raise invalid(f"{where}[{i}].type", f"the model reads text, not '{block.type}' here")
     return "".join(_needed(block.text, f"{where}[{i}]", "text") for i, block in enumerate(content, first))
-
-
-def _unreadable(block: Block, where: str) -> APIError:
-    return invalid(f"{where}.type", f"the model reads text, not '{block.type}' here")
 
 
 def _needed(value: str | None, where: str, field: str) -> str:

@@ -27,11 +27,6 @@ def _is_address(host: str) -> bool:
     return True
 
 
-def _own_names() -> set[str]:
-    name = socket.gethostname().lower()
-    return {name, name.partition(".")[0], f"{name.partition('.')[0]}.local"}
-
-
 def _without_port(host: str) -> str:
     host = host.strip().lower()
     if host.startswith("["):
@@ -45,11 +40,14 @@ class HostCheck:
     def __init__(self, app: ASGIApp, allowed: Collection[str]) -> None:
         """`allowed`: further names; "*" allows any."""
         self.app = app
-        self._allowed = _own_names() | set(map(_without_port, allowed))
+        name = socket.gethostname().lower()
+        short = name.partition(".")[0]
+        self._allowed = {name, short, f"{short}.local", *map(_without_port, allowed)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         host = _without_port(header(scope, b"host").decode("latin-1"))
-        if not self._allows(host):
+        allowed = not host or host in self._allowed or "*" in self._allowed  # browsers always send a host
+        if not (allowed or is_loopback(host) or _is_address(host)):
             raise APIError(
                 f"This server has no API keys and does not answer to the host name {host[:_LONGEST]!r}: "
                 f"start it with --allowed-hosts {host[:_LONGEST]}, or with --api-key.",
@@ -58,10 +56,6 @@ class HostCheck:
                 code="host_not_allowed",
             )
         await self.app(scope, receive, send)
-
-    def _allows(self, host: str) -> bool:
-        """An empty `Host` is allowed: browsers always send one."""
-        return not host or host in self._allowed or "*" in self._allowed or is_loopback(host) or _is_address(host)
 
 
 class JsonCheck:

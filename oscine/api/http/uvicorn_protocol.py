@@ -170,8 +170,6 @@ class BoundedHttp(HttpToolsProtocol):
         if size > most:
             self._refuse(APIError(f"The {what} are larger than {most} bytes.", status=431, code="head_too_large"))
 
-    # ---- what the parser finds ----
-
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._in_message, self._body_left = True, 0
@@ -232,8 +230,6 @@ class BoundedHttp(HttpToolsProtocol):
         if self._unparsed:
             self.loop.call_soon(self._parse_on)
 
-    # ---- clients that do not read ----
-
     def pause_writing(self) -> None:
         super().pause_writing()
         if self._stall_timer is None:
@@ -244,8 +240,6 @@ class BoundedHttp(HttpToolsProtocol):
         if self._stall_timer is not None:
             self._stall_timer.cancel()
             self._stall_timer = None
-
-    # ---- clients that do not write ----
 
     def _start_head(self) -> None:
         self._in_head = True

@@ -1,8 +1,6 @@
 """/v1/chat/completions: from the request to its turns and their answer."""
 
 from collections.abc import Sequence
-from dataclasses import replace
-from functools import partial
 
 from starlette.types import Receive, Scope, Send
 
@@ -12,15 +10,14 @@ from oscine.api.openai.chat_answer import ChatAnswer
 from oscine.api.openai.conversation import allowed_calls, conversation
 from oscine.api.openai.endpoint import Endpoint
 from oscine.api.serving import sampling
+from oscine.api.serving.begin import Prepared, begin_turns
 from oscine.api.serving.call import Call
-from oscine.api.serving.formats import Form, asked_form, check_beside_calls, constraint, extensions
+from oscine.api.serving.formats import Form, asked_form, check_beside_calls, extensions
 from oscine.api.serving.generation import Generation
 from oscine.api.serving.logprobs import ContentLogprobs
 from oscine.api.serving.schemas import ChatCompletionRequest
 from oscine.api.serving.service import Service
-from oscine.api.serving.turn import PLAIN, Course, Turn, usual_headroom
-from oscine.chat.grammar import header_grammar, text_grammar
-from oscine.chat.harmony_parser import HarmonyParser
+from oscine.api.serving.turn import Turn, usual_headroom
 from oscine.types import SamplingParams
 
 _REASONING_FIELDS = {
@@ -53,33 +50,30 @@ async def chat_turns(
     `form` is the answer's, if the body does not say it by its own parameters. `separator` joins the texts of several
     messages of one kind.
     """
-    body, model, owner = call.body, call.model, call.caller.name
-    talk = service.reasoning.restore(owner, await beside(lambda: conversation(body, service.date), call.size))
-    n, stop = body.n or 1, sampling.stop_strings(body)
+    body, model = call.body, call.model
+    talk = await beside(lambda: conversation(body, service.date), call.size)
+    talk = service.reasoning.restore(call.caller.name, talk)
+    n = body.n or 1
     model.served.admission.check(n)  # before the prompt is made, which costs more
     form, calls = form or asked_form(body), allowed_calls(body, talk.tools)
     check_beside_calls(extensions(body), calls.choice)
-    grammar = await constraint(form, calls, call.caller, call.size)
-    prompt = await model.prompts.render(talk, call.size)
-    params = replace(_sampling_params(call, len(prompt)), grammar=grammar, headers=header_grammar(calls.tools))
-    requests = [call.engine_request(prompt, sampling.with_seed(params, i)) for i in range(n)]
-    headroom = _headroom(body, params.max_tokens, service.config.server.final_headroom)
-    course = PLAIN
-    if headroom and calls.choice != "required":
-        within_final = None if form is None else await beside(partial(text_grammar, form.format), call.size)
-        course = Course(headroom, within_final)
-    functions = frozenset(tool.name for tool in calls.tools)
-    return [
-        Turn(
-            model,
-            request,
-            HarmonyParser(model.tokenizer, stop, separator=separator, functions=functions),
-            course,
-            ignore_eos=bool(body.ignore_eos),
-            remember=partial(service.reasoning.keep, owner) if talk.tools else None,
-        )
-        for request in requests
-    ]
+
+    async def prepare() -> Prepared:
+        prompt = await model.prompts.render(talk, call.size)
+        params = _sampling_params(call, len(prompt))
+        return prompt, params, _headroom(body, params.max_tokens, service.config.server.final_headroom)
+
+    return await begin_turns(
+        service,
+        call,
+        form,
+        calls,
+        prepare,
+        n=n,
+        stop=sampling.stop_strings(body),
+        separator=separator,
+        ignore_eos=bool(body.ignore_eos),
+    )
 
 
 def _headroom(body: ChatCompletionRequest, max_tokens: int, setting: int) -> int:

@@ -1,6 +1,6 @@
 """/v1/completions: raw text or token ids in, raw text out."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,6 @@ from oscine.api.http.errors import invalid, unsupported
 from oscine.api.openai.answers import Completion, CompletionChoice
 from oscine.api.openai.endpoint import Endpoint
 from oscine.api.openai.stream import OpenAIAnswer
-from oscine.api.openai.text_parser import TextParser
 from oscine.api.serving import sampling
 from oscine.api.serving.call import Call
 from oscine.api.serving.formats import asked_form, text_constraint
@@ -22,7 +21,8 @@ from oscine.api.serving.schemas import CompletionRequest
 from oscine.api.serving.served_model import ReadyModel
 from oscine.api.serving.turn import Turn, TurnEvent
 from oscine.chat.detokenizer import Detokenizer
-from oscine.chat.events import ContentDelta
+from oscine.chat.events import ContentDelta, Event
+from oscine.chat.stop_strings import StopStrings
 from oscine.chat.tokenizer import Tokenizer
 from oscine.types import SamplingParams
 
@@ -37,7 +37,8 @@ class Completions(Endpoint[CompletionRequest]):
         if body.best_of is not None and body.best_of != (body.n or 1):
             raise unsupported("best_of", "other than 'n' it is not supported")
         n, stop = body.n or 1, sampling.stop_strings(body)
-        given = _prompts(body.prompt)
+        one = isinstance(body.prompt, str) or not body.prompt or _is_ids(body.prompt)
+        given: list[Any] = [body.prompt] if one else [*body.prompt]
         model.served.admission.check(len(given) * n)
         prompts = await _token_ids(given, model)
         form = asked_form(body)
@@ -52,11 +53,6 @@ class Completions(Endpoint[CompletionRequest]):
         turns = [Turn(model, request, TextParser(model.tokenizer, stop, skip_special=skip)) for request in requests]
         answer = TextAnswer(turns, len(prompts), call.name, body, model.tokenizer)
         await self.generate(Generation(call, answer.choices), answer, scope, receive, send, stream=body.stream)
-
-
-def _prompts(prompt: str | list[Any]) -> list[Any]:
-    """The prompts of a request, each a text or token ids if it is anything that can be used."""
-    return [prompt] if isinstance(prompt, str) or not prompt or _is_ids(prompt) else prompt
 
 
 async def _token_ids(prompts: list[Any], model: ReadyModel) -> list[list[int]]:
@@ -90,6 +86,59 @@ def _sampling_params(call: Call[CompletionRequest], num_prompt_tokens: int) -> S
         # Nothing to generate: the engine then needs something else to report, the prompt's own log-probabilities.
         prompt_logprobs=0 if of_prompt is None and wanted == 0 else of_prompt,
     )
+
+
+class TextParser:
+    """Raw text: tokens in, content out, up to a stop string. All text is one message. A Parser of serving.turn."""
+
+    separator = ""
+    num_reasoning_tokens = num_tool_calls = 0
+    thinking = False
+
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = (), *, skip_special: bool = True) -> None:
+        """`skip_special`: whether special tokens are left out; else their names are text."""
+        self._tokenizer, self._skip_special = tokenizer, skip_special
+        self._detokenizer = Detokenizer(tokenizer)
+        self._stops = StopStrings(stop)
+        self._show = self._stops.feed if stop else str
+        self.num_tokens = 0
+
+    @property
+    def stop_string(self) -> str | None:
+        return self._stops.matched
+
+    @property
+    def done(self) -> bool:
+        return self._stops.matched is not None
+
+    def feed(self, token_ids: Iterable[int]) -> list[Event]:
+        texts = []
+        for token_id in token_ids:
+            if self._stops.matched is not None:
+                break
+            self.num_tokens += 1
+            texts.append(self._show(self._text(token_id)))
+        return _content("".join(texts))
+
+    def finish(self) -> list[Event]:
+        """What was held back."""
+        if self.done:
+            return []
+        return _content(self._show(self._detokenizer.finish()) + self._stops.finish())
+
+    def resume(self, prompt: Sequence[int]) -> list[Event]:
+        """Generation goes on behind another prompt."""
+        return []
+
+    def _text(self, token_id: int) -> str:
+        name = self._tokenizer.token_bytes(token_id)
+        if self._skip_special or not name or not self._tokenizer.is_special(token_id):
+            return self._detokenizer.add(token_id)
+        return self._detokenizer.finish() + name.decode()
+
+
+def _content(text: str) -> list[Event]:
+    return [ContentDelta(text, [])] if text else []
 
 
 class TextAnswer(OpenAIAnswer):

@@ -1,12 +1,8 @@
-"""From the messages and tools of a request to a Conversation.
-
-Knows the wire names and which combinations mean something; not how a conversation is rendered.
-"""
+"""From the messages and tools of a request to a Conversation."""
 
 from collections.abc import Sequence
 
 from oscine.api.http.errors import invalid
-from oscine.api.serving.content import content_text
 from oscine.api.serving.formats import Calls, response_schema
 from oscine.api.serving.schemas import (
     AllowedToolsChoice,
@@ -16,6 +12,7 @@ from oscine.api.serving.schemas import (
     ReasoningOptions,
     TemplateOptions,
     Tool,
+    content_text,
 )
 from oscine.chat import messages as chat
 from oscine.chat.effort import Effort, model_effort

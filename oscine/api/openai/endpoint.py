@@ -1,7 +1,4 @@
-"""What endpoints that generate have in common: a request is read, matched with a ready model, and answered.
-
-Knows HTTP bodies, connections and names of models; neither what is asked nor how the answer is worded.
-"""
+"""What endpoints that generate have in common: a request is read, matched with a ready model, and answered."""
 
 import logging
 import time

@@ -21,13 +21,11 @@ class Models:
     def __init__(self, service: Service) -> None:
         self.service = service
 
-    def _card(self, name: str, model: ServedModel) -> ModelCard:
+    def _card(self, request: Request, name: str, model: ServedModel) -> Any:
         longest = model.engine.info.max_model_len if model.engine.info else None
-        return ModelCard(name, "model", self.service.started, "oscine", model.root, longest)
-
-    def _anthropic_card(self, name: str, model: ServedModel) -> dict[str, Any]:
+        if not speaks_anthropic(request):
+            return ModelCard(name, "model", self.service.started, "oscine", model.root, longest)
         created = datetime.datetime.fromtimestamp(self.service.started, datetime.UTC)
-        longest = model.engine.info.max_model_len if model.engine.info else None
         return {
             "id": name,
             "type": "model",
@@ -39,14 +37,11 @@ class Models:
         }
 
     async def list(self, request: Request) -> Response:
-        models = [(name, model) for model in self.service.models for name in model.names]
+        cards = [self._card(request, name, model) for model in self.service.models for name in model.names]
         if speaks_anthropic(request):
-            cards = [self._anthropic_card(*model) for model in models]
             first, last = (cards[0]["id"], cards[-1]["id"]) if cards else (None, None)
             return json_response({"data": cards, "has_more": False, "first_id": first, "last_id": last})
-        return json_response(ModelList("list", [self._card(*model) for model in models]))
+        return json_response(ModelList("list", cards))
 
     async def retrieve(self, request: Request) -> Response:
-        name, model = self.service.find(request.path_params["name"])
-        card = self._anthropic_card if speaks_anthropic(request) else self._card
-        return json_response(card(name, model))
+        return json_response(self._card(request, *self.service.find(request.path_params["name"])))

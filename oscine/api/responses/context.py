@@ -126,7 +126,11 @@ def _compacted(plan: ResponsePlan, made: ResponseAnswer) -> CompactedResponse:
     if not summary.strip():
         raise APIError("The model wrote no summary.", status=500, type="server_error", code="compaction_failed")
     kept = _kept(_said(plan), plan.call.model.info.max_model_len // 2)
-    output = [*map(_item, kept), new_item("compaction", encrypted_content=sealed(summary))]
+    messages = [
+        new_item("message", status="completed", role=of.role, content=[{"type": "input_text", "text": of.content}])
+        for of in kept
+    ]
+    output = [*messages, new_item("compaction", encrypted_content=sealed(summary))]
     assert made.usage is not None
     return CompactedResponse(made.id, "response.compaction", made.created_at, output, made.usage)
 
@@ -142,8 +146,3 @@ def _kept(said: Sequence[Message], most_bytes: int) -> list[Message]:
             kept.append(message if size <= left else replace(message, content=bounded(message.content, left // 4)))
             left -= size
     return kept[::-1]
-
-
-def _item(message: Message) -> Object:
-    content = [{"type": "input_text", "text": message.content}]
-    return new_item("message", status="completed", role=message.role, content=content)

@@ -13,8 +13,7 @@ from oscine.api.http.errors import invalid
 from oscine.api.responses.items import ID_PREFIXES, WITHOUT_STATUS, new_id
 from oscine.api.responses.tools import function_name
 from oscine.api.responses.view import Object, unsealed
-from oscine.api.serving.content import content_text
-from oscine.api.serving.schemas import ContentPart, convert
+from oscine.api.serving.schemas import ContentPart, content_text, convert
 from oscine.chat import messages as chat
 
 COMPACTED = "What was said and done before is no longer shown. This is your summary of it; go on from there.\n\n"

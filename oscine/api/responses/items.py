@@ -351,7 +351,8 @@ class OutputItems:
             case ReasoningDelta():
                 (self._open or self._begin(self._reasoning_kind, summary=[])).add(event.text)
             case ContentDelta():
-                message = self._open or self._begin_message(event.preamble)
+                phase = "commentary" if event.preamble else "final_answer"
+                message = self._open or self._begin(MessageItem, annotate=self._annotations, phase=phase)
                 assert isinstance(message, MessageItem)
                 message.add_content(event.text, self._logprobs.of(event))
             case ToolCallBegin():
@@ -395,9 +396,6 @@ class OutputItems:
         self._open = kind(self._events, len(self.items), **fields)
         self.items.append(self._open.item)
         return self._open
-
-    def _begin_message(self, preamble: bool) -> Item:
-        return self._begin(MessageItem, annotate=self._annotations, phase="commentary" if preamble else "final_answer")
 
     def _annotations(self, text: str) -> list[Object]:
         return [

@@ -1,11 +1,7 @@
-"""From a request for a response to all that it takes to make it: its conversation, tools, grammar and sampling.
-
-Knows the parameters, and which are refused. Runs nothing.
-"""
+"""From a request for a response to all that it takes to make it: its conversation, tools, grammar and sampling."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass
 
 import msgspec
 
@@ -19,15 +15,15 @@ from oscine.api.responses.service import ResponseService
 from oscine.api.responses.store import StoredResponse
 from oscine.api.responses.tools import ClientTools, allowed, builtin_tools
 from oscine.api.responses.view import LOGPROBS, Object, included
-from oscine.api.serving import formats, sampling
+from oscine.api.serving import sampling
+from oscine.api.serving.begin import Prepared, begin_turns
 from oscine.api.serving.call import Call
 from oscine.api.serving.formats import Calls, Form, check_beside_calls, check_name, extensions, only_form
 from oscine.api.serving.reasoning_memory import ReasoningMemory
-from oscine.api.serving.turn import Course, Turn, usual_headroom
+from oscine.api.serving.turn import Turn, usual_headroom
 from oscine.chat.effort import model_effort
-from oscine.chat.grammar import JsonFormat, header_grammar
-from oscine.chat.harmony_parser import HarmonyParser
-from oscine.chat.messages import Conversation, Message, ResponseSchema, ToolNamespace
+from oscine.chat.grammar import JsonFormat
+from oscine.chat.messages import Conversation, Message, ResponseSchema
 from oscine.tools.toolbox import Toolbox
 from oscine.types import SamplingParams
 
@@ -46,9 +42,7 @@ class ResponsePlan:
     messages: tuple[Message, ...]
     tools: ClientTools
     toolbox: Toolbox
-    listed: frozenset[str] = field(
-        default_factory=frozenset
-    )  # MCP servers whose tools the conversation has seen listed
+    listed: frozenset[str]  # MCP servers whose tools the conversation has seen listed
     headroom: int = 0  # tokens reserved for the answer, unless the server's setting is higher
 
     @property
@@ -62,7 +56,9 @@ class ResponsePlan:
 
     @property
     def _allowed(self) -> Calls:
-        body, recipients = self.body, _recipients(self.toolbox.namespaces)
+        body, recipients = self.body, []
+        for space in self.toolbox.namespaces:
+            recipients += [f"{space.name}.{function.name}" for function in space.functions] or [space.name]
         return allowed(body.tool_choice, self.tools, recipients, parallel=body.parallel_tool_calls is not False)
 
     async def prompt(self, date: str, memory: ReasoningMemory) -> list[int]:
@@ -80,41 +76,24 @@ class ResponsePlan:
 
     async def turn(self, service: ResponseService) -> Turn:
         """Raises APIError."""
-        body, may, model = self.body, self._allowed, self.call.model
+        body, may = self.body, self._allowed
         wanted = only_form([*_text_format(body)[0], *extensions(body)])
         if not may.recipients:  # else an answer may follow them
             check_beside_calls(extensions(body), may.choice)
-        try:
-            prompt = await self.prompt(service.date, service.reasoning)
-            params = self._sampling_params(len(prompt))
-        except APIError as error:
-            if error.code == "context_length_exceeded" and body.truncation == "auto":
-                error.message += " Dropping items ('truncation': 'auto') is not supported."
-            raise
-        grammar, course = await self._grammars(wanted, may)
-        headers = header_grammar(may.tools, may.recipients)
-        request = self.call.engine_request(prompt, replace(params, grammar=grammar, headers=headers))
-        if may.choice != "required":
-            usual = usual_headroom(service.config.server.final_headroom, params.max_tokens)
-            course = replace(course, headroom=max(usual, self.headroom))
-        parser = HarmonyParser(
-            model.tokenizer,
-            namespaces=self.toolbox.names if may.recipients else (),
-            separator="",
-            functions=[function.name for function in may.tools],
-        )
-        toolbox = self.toolbox if may.recipients else None
-        remember = partial(service.reasoning.keep, self.owner) if may.tools else None
-        return Turn(model, request, parser, course, toolbox=toolbox, remember=remember)
 
-    async def _grammars(self, wanted: Form | None, may: Calls) -> tuple[str | None, Course]:
-        """For the begin of the turn, and for what comes later: a call that is required is required once."""
-        caller = self.call.caller
-        later = replace(may, choice="auto") if may.choice == "required" else may
-        final = None if wanted is None else await formats.text_constraint(wanted, caller, self.call.size)
-        first = await formats.constraint(wanted, may, caller, self.call.size)
-        following = await formats.constraint(wanted, later, caller, self.call.size) if may.recipients else None
-        return first, Course(final=final, later=following)
+        async def prepare() -> Prepared:
+            try:
+                prompt = await self.prompt(service.date, service.reasoning)
+                params = self._sampling_params(len(prompt))
+            except APIError as error:
+                if error.code == "context_length_exceeded" and body.truncation == "auto":
+                    error.message += " Dropping items ('truncation': 'auto') is not supported."
+                raise
+            usual = usual_headroom(service.config.server.final_headroom, params.max_tokens)
+            return prompt, params, max(usual, self.headroom)
+
+        (turn,) = await begin_turns(service, self.call, wanted, may, prepare, toolbox=self.toolbox)
+        return turn
 
     @property
     def _size(self) -> int:
@@ -160,6 +139,11 @@ async def make_plan(service: ResponseService, call: Call[ResponseRequest]) -> Re
     items, messages = await beside(said, call.size + size)
     if body.instructions:
         messages = (Message("developer", body.instructions), *messages)
+    try:
+        state = kept[-1].tools if kept else None
+        toolbox = service.tools.toolbox(builtin_tools(body.tools or ()), body.max_tool_calls, state)
+    except ValueError as error:
+        raise invalid("tools", str(error)) from None
     listings = (item for response in kept for item in response.response.output if item["type"] == "mcp_list_tools")
     return ResponsePlan(
         id=new_id("resp"),
@@ -169,7 +153,7 @@ async def make_plan(service: ResponseService, call: Call[ResponseRequest]) -> Re
         input=items,
         messages=messages,
         tools=ClientTools(body.tools or ()),
-        toolbox=_toolbox(service, body, kept[-1].tools if kept else None),
+        toolbox=toolbox,
         listed=frozenset(item["server_label"] for item in listings),
     )
 
@@ -202,21 +186,6 @@ async def _referenced(
     kept = {item_id: msgspec.json.decode(item, type=KeptItem) for item_id, item in stored.items()}
     found = {item_id: item.item for item_id, item in kept.items()}
     return found, {item_id: item.call for item_id, item in kept.items() if item.call is not None}
-
-
-def _toolbox(service: ResponseService, body: ResponseRequest, state: Object | None) -> Toolbox:
-    try:
-        return service.tools.toolbox(builtin_tools(body.tools or ()), body.max_tool_calls, state)
-    except ValueError as error:
-        raise invalid("tools", str(error)) from None
-
-
-def _recipients(namespaces: Sequence[ToolNamespace]) -> list[str]:
-    return [
-        recipient
-        for space in namespaces
-        for recipient in ([f"{space.name}.{f.name}" for f in space.functions] or [space.name])
-    ]
 
 
 def _text_format(body: ResponseRequest) -> tuple[list[Form], ResponseSchema | None]:

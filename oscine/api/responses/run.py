@@ -49,7 +49,10 @@ class ResponseRun:
         except asyncio.CancelledError:
             if not (self._plan.body.background and self.begun.is_set()):
                 raise
-            self._end(*self._cancelled())
+            if self.cancelling:
+                self._end("cancelled")
+            else:
+                self._end("failed", unavailable("The server shut down while this response was being made."))
         except Exception as error:
             if not self._may_fail():
                 raise
@@ -108,11 +111,6 @@ class ResponseRun:
         self.begun.set()
         if self._plan.body.background:
             await self.events.flush(write)
-
-    def _cancelled(self) -> tuple[ResponseStatus, APIError | None]:
-        if self.cancelling:
-            return "cancelled", None
-        return "failed", unavailable("The server shut down while this response was being made.")
 
     def _end(self, status: ResponseStatus, error: APIError | None = None) -> None:
         assert self._output is not None

@@ -153,8 +153,6 @@ class ResponseStore:
         with _unreachable():
             return await _in(self._writer, write)
 
-    # ---- in the threads ----------------------------------------------------------------------------------------
-
     def _open(self, interrupted: Callable[[bytes], bytes]) -> None:
         if self._path != MEMORY:
             Path(self._path).parent.mkdir(0o700, parents=True, exist_ok=True)

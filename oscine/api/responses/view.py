@@ -38,17 +38,13 @@ def shown(item: Object, include: Collection[str]) -> Object:
     if kind == "reasoning":
         content = item.get("encrypted_content")
         if SEALED_REASONING in include and item["status"] != "in_progress":
-            content = content or _sealed(item)
+            content = content or sealed("".join(part.get("text") or "" for part in item.get("content") or ()))
         return {**_without(item, "encrypted_content"), **({} if content is None else {"encrypted_content": content})}
     return item
 
 
 def _without(item: Object, name: str) -> Object:
     return {key: value for key, value in item.items() if key != name}
-
-
-def _sealed(item: Object) -> str:
-    return sealed("".join(part.get("text") or "" for part in item.get("content") or ()))
 
 
 def sealed(text: str) -> str:

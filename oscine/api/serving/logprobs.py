@@ -51,11 +51,11 @@ class ContentLogprobs:
         """Those of the tokens that a delta consists of; none if they were not asked for."""
         if self.top is None:
             return []
-        return [self._worded(self._positions[i], self.top) for i in delta.token_indices]
-
-    def _worded(self, position: TokenLogprobs, top: int) -> TokenLogprob:
-        alternatives = [TopLogprob(*_named(self._tokenizer, *alternative)) for alternative in position.top[:top]]
-        return TokenLogprob(*_named(self._tokenizer, position.token_id, position.logprob), alternatives)
+        tokenizer, found = self._tokenizer, []
+        for position in (self._positions[i] for i in delta.token_indices):
+            alternatives = [TopLogprob(*_named(tokenizer, *alternative)) for alternative in position.top[: self.top]]
+            found.append(TokenLogprob(*_named(tokenizer, position.token_id, position.logprob), alternatives))
+        return found
 
 
 class TextLogprobs:

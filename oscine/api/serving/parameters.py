@@ -29,6 +29,9 @@ Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Temperature = Annotated[float, Meta(ge=0, le=2)]
 TopK = Annotated[int, Meta(ge=-1, le=(1 << 63) - 1)]
 TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
+Int64 = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+Int32 = Annotated[int, Meta(ge=-(1 << 31), lt=1 << 31)]
+TokenIds = Annotated[list[Natural], Meta(max_length=_MAX_TOKEN_IDS)]
 ShortText = Annotated[str, Meta(min_length=1, max_length=1024)]
 StopTexts = Annotated[list[ShortText], Meta(max_length=_MAX_STOPS)]
 LogitBias = Annotated[dict[Natural, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=_MAX_TOKEN_IDS)]
@@ -170,13 +173,10 @@ class SamplingFields(Struct, kw_only=True):
     presence_penalty: Annotated[Penalty | None, about("Subtracted once from the logit of a generated token.")] = None
     frequency_penalty: Annotated[Penalty | None, about("Subtracted for each time that a token was generated.")] = None
     logit_bias: Annotated[LogitBias | None, about("Token ids, and what is added to their logits.")] = None
-    seed: Annotated[
-        Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None,
-        about("The same seed gives the same answer (default: drawn)."),
-    ] = None
-    stop: Annotated[
-        ShortText | StopTexts | None, about("Up to 16 texts that end the answer and are left out of it.")
-    ] = None
+    seed: Annotated[Int64 | None, about("The same seed gives the same answer (default: drawn).")] = None
+    stop: Annotated[ShortText | StopTexts | None, about("Up to 16 texts that end the answer. They are left out.")] = (
+        None
+    )
     # Extensions with vLLM's names:
     top_k: Annotated[TopK | None, about("Samples from this many tokens; 0 or -1: from all.")] = None
     min_p: Annotated[Share | None, about("Leaves out tokens below this share of the greatest probability.")] = None
@@ -185,12 +185,8 @@ class SamplingFields(Struct, kw_only=True):
     ] = None
     min_tokens: Annotated[Natural | None, about("Tokens before which the answer does not end.")] = None
     ignore_eos: Annotated[bool | None, about("Whether the model's own end is passed over.")] = None
-    stop_token_ids: Annotated[
-        Annotated[list[Natural], Meta(max_length=_MAX_TOKEN_IDS)] | None, about("Tokens that end the answer as well.")
-    ] = None
-    priority: Annotated[
-        Annotated[int, Meta(ge=-(1 << 31), lt=1 << 31)] | None, about("Lower runs sooner (default 0).")
-    ] = None
+    stop_token_ids: Annotated[TokenIds | None, about("Tokens that end the answer as well.")] = None
+    priority: Annotated[Int32 | None, about("Lower runs sooner (default 0).")] = None
     cache_salt: Annotated[ShortText | None, about("Cached prefixes are shared within one salt alone.")] = None
     guided_json: Annotated[dict[str, Any] | str | None, about("A JSON schema that the answer satisfies.")] = None
     guided_regex: Annotated[str | None, about("A regular expression of the whole answer.")] = None

@@ -4,7 +4,7 @@ oscine.api.serving.parameters says what is done with each parameter.
 """
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
@@ -35,6 +35,26 @@ class ContentPart(Struct):
     type: Annotated[str, about("`text` or `refusal`.")]
     text: Annotated[str | None, about("What a part of type `text` says.")] = None
     refusal: Annotated[str | None, about("What a part of type `refusal` says.")] = None
+
+
+def content_text(content: str | list[ContentPart] | None, kinds: Collection[str], where: str) -> str:
+    """The content of a message as one text. `kinds`: types of the parts that are read. `where`: path of the message.
+
+    Parts are joined without a separator, as openai-harmony does: clients may cut a text anywhere. Raises APIError for a
+    part of another type, and for an empty one.
+    """
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "".join(_part_text(part, kinds, f"{where}.content[{i}]") for i, part in enumerate(content))
+
+
+def _part_text(part: ContentPart, kinds: Collection[str], where: str) -> str:
+    if part.type not in kinds:
+        raise invalid(f"{where}.type", f"the model reads text, not {part.type!r}")
+    field, text = ("refusal", part.refusal) if part.type == "refusal" else ("text", part.text)
+    if text is None:
+        raise invalid(f"{where}.{field}", f"a part of type {part.type!r} needs it")
+    return text
 
 
 class FunctionCall(Struct):

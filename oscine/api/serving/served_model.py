@@ -1,7 +1,4 @@
-"""One model of a server: its engine, names and vocabulary, and which of its requests run.
-
-Knows no HTTP and no wire format, and nothing of other models.
-"""
+"""One model of a server: its engine, names and vocabulary, and which of its requests run."""
 
 import asyncio
 import uuid

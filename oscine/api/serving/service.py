@@ -1,7 +1,4 @@
-"""What all endpoints share: the models by their names, and what is the server's own, such as keys, tools and metrics.
-
-Knows no HTTP and no wire format.
-"""
+"""What all endpoints share: the models by their names, and the keys, tools and metrics of the server."""
 
 import asyncio
 import datetime
@@ -90,7 +87,7 @@ class Service:
         except BaseException:
             await new.stop()
             raise
-        leaving = asyncio.create_task(self._retire_late(old))
+        leaving = asyncio.create_task(self._retire(old, _FOUND_S))
         self._retiring.add(leaving)
         leaving.add_done_callback(self._retiring.discard)
         return new
@@ -111,15 +108,12 @@ class Service:
         self._by_name = {name: other for name, other in self._by_name.items() if other is not model}
         self._leaving.add(model)
 
-    async def _retire(self, model: ServedModel) -> None:
+    async def _retire(self, model: ServedModel, after_s: float = 0.0) -> None:
+        """`after_s`: for requests that have found the model and are not admitted yet."""
+        await asyncio.sleep(after_s)
         await model.drain(self.config.server.drain_s)
         await model.stop()
         self._leaving.discard(model)
-
-    async def _retire_late(self, model: ServedModel) -> None:
-        """Requests that have found the model just now are still to be admitted."""
-        await asyncio.sleep(_FOUND_S)
-        await self._retire(model)
 
     @property
     def models(self) -> list[ServedModel]:
@@ -131,11 +125,11 @@ class Service:
         return [name for name in self._by_name if name != ANY_NAME]
 
     async def start(self, on_ready: Callable[[EngineInfo], None] = lambda info: None) -> None:
-        """Returns when each model is ready, which `on_ready` is told, or has failed.
+        """Returns when each model is ready or has failed. `on_ready` is called with each ready one.
 
-        Raises what kept the server itself from its start, or what all the models from theirs.
+        Raises an error of the server itself, and the first model's error if all have failed.
         """
-        models = self.models  # who adds others meanwhile starts them
+        models = self.models  # a caller that adds others starts them
         await self.tools.start()
         judges().start()
 

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 from starlette.responses import Response
 
-_ANTHROPIC_PATH = "/v1/messages"  # its clients read another form of errors
+ANTHROPIC_PATH = "/v1/messages"  # its clients read another form of errors
 _ANTHROPIC_OVERLOADED = 529
 _ANTHROPIC_TYPES = {
     400: "invalid_request_error",
@@ -138,6 +138,6 @@ def from_validation(
 
 def response(error: APIError, path: str = "", *, anthropic: bool = False) -> Response:
     """`path`: of the request. `anthropic`: the client reads Anthropic's shape on any path."""
-    if anthropic or path == _ANTHROPIC_PATH or path.startswith(f"{_ANTHROPIC_PATH}/"):
+    if anthropic or path == ANTHROPIC_PATH or path.startswith(f"{ANTHROPIC_PATH}/"):
         return Response(error.anthropic_body(), error.anthropic_status, error.headers, media_type="application/json")
     return Response(error.body(), error.status, error.headers, media_type="application/json")

@@ -43,9 +43,9 @@ class BoundedHttp(HttpToolsProtocol):
 
     # For the whole process; the server makes a subclass with its own values.
     max_connections: int
-    probes: frozenset[bytes] = frozenset()  # paths
-    on_refused: Callable[[str | None, APIError], None] = staticmethod(lambda client, error: None)
-    _idle: "dict[BoundedHttp, None]" = {}  # connections without a request, oldest first
+    probes: frozenset[bytes]  # paths
+    on_refused: Callable[[str | None, APIError], None]
+    _idle: "dict[BoundedHttp, None]"  # connections without a request, oldest first
 
     flow: _Flow
     _head_timer: asyncio.TimerHandle | None = None

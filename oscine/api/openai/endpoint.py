@@ -31,15 +31,12 @@ class Answer(Protocol):
 
     def last_event(self) -> bytes:
         """What a stream ends with: the usage, if it was asked for, and [DONE]."""
-        ...
 
     def failure(self, error: APIError) -> bytes:
         """What a stream ends with when it fails after its begin."""
-        ...
 
     def body(self) -> bytes:
         """The whole answer as JSON, when all choices are complete."""
-        ...
 
 
 class Endpoint(ABC, Generic[T]):

@@ -2,20 +2,45 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from oscine.api.http.errors import unavailable
-
-if TYPE_CHECKING:  # a run uses the service, which has the responses in the background
-    from oscine.api.responses.run import ResponseRun
+from oscine.api.http.sse import Write
+from oscine.api.responses.events import ResponseEvents
+from oscine.api.responses.schemas import ResponseAnswer
 
 FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0  # between attempts to store an ended response; doubled each time
+
+
+class BackgroundRun(Protocol):
+    """The work of one response; see ResponseRun."""
+
+    events: ResponseEvents
+    begun: asyncio.Event
+    cancelling: bool
+    unstored: bool  # it has ended and could not be stored
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def owner(self) -> str: ...
+
+    @property
+    def ended(self) -> bool:
+        """Whether only its storage and the notification are left."""
+
+    async def run(self, write: Write | None) -> None: ...
+
+    async def store(self) -> bool: ...
+
+    def snapshot(self) -> ResponseAnswer: ...
 
 
 class BackgroundResponse:
     """One background response, from its start to its end."""
 
-    def __init__(self, run: "ResponseRun") -> None:
+    def __init__(self, run: BackgroundRun) -> None:
         self.run = run
         self._news = asyncio.Condition()
         self._over = False  # whether there will be no more events
@@ -60,7 +85,7 @@ class BackgroundResponses:
         self._live: dict[str, BackgroundResponse] = {}
         self._keepers: dict[str, asyncio.Task[None]] = {}
 
-    async def start(self, run: "ResponseRun") -> BackgroundResponse:
+    async def start(self, run: BackgroundRun) -> BackgroundResponse:
         """Returns when the run has begun. Raises its error if it cannot begin, and APIError 503 while others wait for
         storage.
         """

@@ -4,10 +4,11 @@ At most one item is open at a time. The model writes most items; calls of built-
 answers.
 """
 
-import json
 import secrets
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
+
+import msgspec
 
 from oscine.api.responses.events import ResponseEvents
 from oscine.api.responses.tools import ClientTools
@@ -209,14 +210,16 @@ class CustomCallItem(Item):
         super().end(status)
 
 
+class _CustomInput(msgspec.Struct):
+    input: str
+
+
 def custom_input(arguments: str) -> str:
     """The text for a custom tool: the field `input` of JSON, or all that the model wrote if it is no such JSON."""
     try:
-        value = json.loads(arguments)
+        return msgspec.json.decode(arguments, type=_CustomInput).input
     except (ValueError, RecursionError):
         return arguments
-    text = value.get("input") if isinstance(value, dict) else None
-    return text if isinstance(text, str) else arguments
 
 
 class BuiltinItem(Item):

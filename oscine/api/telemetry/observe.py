@@ -8,12 +8,11 @@ import time
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from oscine.api.http.body import Bodies, memory_of, values_of
+from oscine.api.http.errors import ANTHROPIC_PATH
 from oscine.api.http.record import CLIENT_LEFT, RequestRecord, current
 from oscine.api.telemetry.logs import log_request
 from oscine.api.telemetry.metrics import Metrics
 from oscine.api.telemetry.tracing import Tracing
-
-_ANTHROPIC_PATH = "/v1/messages"  # its clients read the request id from another header
 
 
 def note(record: RequestRecord, metrics: Metrics) -> None:
@@ -66,7 +65,8 @@ class Observe:
     def _respond(self, record: RequestRecord, message: Message) -> None:
         record.status = message["status"]
         limits = record.key.headers() if record.key is not None else ()
-        names = (b"x-request-id", b"request-id") if record.path.startswith(_ANTHROPIC_PATH) else (b"x-request-id",)
+        # Anthropic's clients read the id from another header.
+        names = (b"x-request-id", b"request-id") if record.path.startswith(ANTHROPIC_PATH) else (b"x-request-id",)
         ids = [(name, record.request_id) for name in names]
         message["headers"] = [*message.get("headers", ()), *ids, *limits]
 

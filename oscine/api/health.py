@@ -15,12 +15,12 @@ class Health:
         self.service = service
 
     async def live(self, request: Request) -> Response:
-        """Not any more once all engines have failed for good: then only a new server helps."""
+        """503 once all engines have failed for good, when only a new server helps."""
         failed = self.service.failed
         return json_response(answers.Status("failed" if failed else "live"), 503 if failed else 200)
 
     async def ready(self, request: Request) -> Response:
-        """Whether all models can be served; each model's own state is there too."""
+        """Whether all models are ready, and the state of each."""
         state = self.service.state
         models = {model.names[0]: model.state for model in self.service.models}
         return json_response(answers.Readiness(state, models), 200 if state == "ready" else 503)

@@ -1,4 +1,4 @@
-"""What a line of the table of endpoints says, and /openapi.json, which is made of the table; /docs shows it."""
+"""The operations of the table of endpoints, and their description: /openapi.json, which /docs shows."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -31,10 +31,10 @@ _STATUSES = {
     "408": "The body did not arrive in time",
     "413": "The body is too large",
     "415": "The body is not declared as application/json",
-    "429": "The API key has used what it may; Retry-After says when to come back",
+    "429": "The API key is over a limit; Retry-After says when to try again",
     "500": "A bug; the server's log has it",
-    "503": "The server cannot take the request now; Retry-After says when to come back",
-    "529": "The server cannot take the request now",
+    "503": "The server is overloaded or not ready; Retry-After says when to try again",
+    "529": "The server is overloaded",
 }
 _QUESTION = [{"role": "user", "content": "What is 27 + 58?"}]
 

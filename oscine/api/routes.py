@@ -36,16 +36,22 @@ def endpoints(service: ResponseService) -> list[Operation]:
     table = [
         POST("/v1/chat/completions", chat, "Answer a conversation", answer=answers.ChatCompletion),
         POST("/v1/completions", text, "Continue a text", answer=answers.Completion),
-        POST("/v1/responses", responses, "Make a response", answer=ResponseAnswer),
+        POST("/v1/responses", responses, "Create a response", answer=ResponseAnswer),
         POST("/v1/responses/input_tokens", counted, "Count tokens", answer=ResponseInputTokens),
         POST("/v1/responses/compact", compact, "Compact a conversation", answer=CompactedResponse),
         GET(one, stored.retrieve, "A stored response, or its events", query=RetrieveQuery, answer=ResponseAnswer),
-        DELETE(one, stored.delete, "Forget a response", answer=DeletedResponse),
+        DELETE(one, stored.delete, "Delete a response", answer=DeletedResponse),
         POST(f"{one}/cancel", stored.cancel, "End a response in the background", query=NoQuery, answer=ResponseAnswer),
-        GET(f"{one}/input_items", stored.input_items, "What was asked", query=ItemsQuery, answer=InputItems),
+        GET(
+            f"{one}/input_items",
+            stored.input_items,
+            "The input items of a response",
+            query=ItemsQuery,
+            answer=InputItems,
+        ),
         ANTHROPIC("/v1/messages", claude, "Answer messages", answer=AnthropicAnswer),
         ANTHROPIC("/v1/messages/count_tokens", count, "Count tokens", answer=answers.InputTokens),
-        GET("/v1/models", models.list, "The models by their names", answer=answers.ModelList),
+        GET("/v1/models", models.list, "List models", answer=answers.ModelList),
         GET("/v1/models/{name:path}", models.retrieve, "One model", answer=answers.ModelCard),
         POST(
             "/tokenize",
@@ -56,8 +62,10 @@ def endpoints(service: ResponseService) -> list[Operation]:
         ),
         POST("/detokenize", tokenize.detokenize, "The text of tokens", body=DetokenizeRequest, answer=answers.Text),
         PROBE("/health", health.health, "State of server and engines", answer=answers.HealthReport, other=unwell),
-        PROBE("/v1/health/live", health.live, "Whether the server lives", answer=answers.Status, other=dead),
-        PROBE("/v1/health/ready", health.ready, "Whether all models are", answer=answers.Readiness, other=unready),
+        PROBE("/v1/health/live", health.live, "Whether the server is alive", answer=answers.Status, other=dead),
+        PROBE(
+            "/v1/health/ready", health.ready, "Whether all models are ready", answer=answers.Readiness, other=unready
+        ),
         PROBE("/version", health.version, "Version of Oscine", answer=answers.Version),
         PROBE("/metrics", service.metrics.endpoint, "Metrics for Prometheus", answer="text/plain"),
     ]

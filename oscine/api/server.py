@@ -135,11 +135,11 @@ class Server(uvicorn.Server):
         return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
     async def run_service(self, on_ready: Callable[[EngineInfo], None]) -> None:
-        """From the start of the engines to their end; `on_ready` is told of each model that is ready.
+        """From the start of the engines to their end. `on_ready` is called with each model that is ready.
 
         Raises ServerError when none of them can be served.
         """
-        self._warn_of_strangers()
+        self._warn_if_open()
         starting = asyncio.create_task(self._start_service(on_ready))
         measuring = asyncio.create_task(measure_lag(self.service.metrics.loop_lag.observe))
         try:
@@ -155,7 +155,7 @@ class Server(uvicorn.Server):
     def _note_refused(self, client: str | None, error: APIError) -> None:
         note(RequestRecord.refused(client, error.status, error.code or error.type), self.service.metrics)
 
-    def _warn_of_strangers(self) -> None:
+    def _warn_if_open(self) -> None:
         host = self.service.config.server.host
         if not self.service.keys and not is_loopback(host):
             logger.warning(

@@ -208,6 +208,7 @@ def test_pages_of_input_items(scripted: ScriptedServer) -> None:
 
 IMAGE = {"type": "input_image", "image_url": "data:"}
 OUTPUT = {"type": "function_call_output", "call_id": "unknown", "output": "1"}
+CALL = {"type": "function_call", "call_id": "unknown", "name": "n", "arguments": "{}"}
 LARK = {"type": "custom", "name": "n", "format": {"type": "grammar", "syntax": "lark", "definition": "start: /a/"}}
 
 
@@ -222,6 +223,7 @@ LARK = {"type": "custom", "name": "n", "format": {"type": "grammar", "syntax": "
         ("input[0].content", {"input": [{"role": "user"}]}),
         ("input[0].content[0].type", {"input": [{"role": "user", "content": [IMAGE]}]}),
         ("input[0].call_id", {"input": [OUTPUT]}),
+        ("input[1].output[0].type", {"input": [CALL, OUTPUT | {"output": [IMAGE]}]}),
         ("input[0].arguments", {"input": [{"type": "function_call", "call_id": "c", "name": "n"}]}),
         ("input[0].id", {"input": [{"type": "item_reference", "id": "msg_1"}]}),
         ("conversation", {"conversation": "conv_1"}),

@@ -32,10 +32,13 @@ from oscine.api.serving.schemas import (
     ResponseFormat,
     Tool,
     ToolCall,
+    content_text,
+    part_text,
 )
 from oscine.chat.effort import Effort
 from oscine.chat.grammar import JsonFormat
 
+_TEXT = ("text",)  # types of the blocks that are read as text
 _LITTLE, _MUCH = 4_096, 16_384  # tokens of a thinking budget: below is low effort, from there on high effort
 
 
@@ -62,7 +65,7 @@ def prompt_request(body: CountTokensRequest) -> ChatCompletionRequest:
         raise error
     choice, form = body.tool_choice, body.output_config.format if body.output_config else None
     shape = ResponseFormat("json_schema", JsonSchema("answer", form.schema, strict=True)) if form else None
-    system = [Message("system", _text(body.system, "system"))] if body.system else []
+    system = [Message("system", content_text(body.system, _TEXT, "system"))] if body.system else []
     return ChatCompletionRequest(
         model=body.model,
         messages=[*system, *_messages(body.messages)],
@@ -126,7 +129,7 @@ def _messages(messages: list[AnthropicMessage]) -> Iterator[Message]:
     for i, message in enumerate(messages):
         where = f"messages[{i}].content"
         if message.role == "system":
-            yield Message("system", _text(message.content, where))
+            yield Message("system", content_text(message.content, _TEXT, where))
         elif isinstance(message.content, str):
             yield Message(message.role, message.content)
         elif message.role == "assistant":
@@ -140,7 +143,7 @@ def _user(blocks: list[Block], where: str) -> Iterator[Message]:
     said: list[str] = []
     for i, block in enumerate(blocks):
         if block.type != "tool_result":
-            said.append(_text([block], where, i))
+            said.append(part_text(block, _TEXT, f"{where}[{i}]"))
             continue
         if said:
             yield Message("user", "".join(said))
@@ -156,7 +159,7 @@ def _result(block: Block, where: str) -> Message:
     except msgspec.ValidationError as error:
         inner = from_validation(error)
         raise invalid(f"{where}.content{inner.param or ''}", "it is neither a text nor a list of blocks") from None
-    text = _text(content or "", f"{where}.content")
+    text = content_text(content or "", _TEXT, f"{where}.content")
     said = f"Error: {text}" if block.is_error else text
     return Message("tool", said, tool_call_id=_needed(block.tool_use_id, where, "tool_use_id"))
 
@@ -169,7 +172,7 @@ def _assistant(blocks: list[Block], where: str) -> Message:
         elif block.type == "tool_use":
             calls.append(_call(block, f"{where}[{i}]"))
         elif block.type != "redacted_thinking":
-            said.append(_text([block], where, i))
+            said.append(part_text(block, _TEXT, f"{where}[{i}]"))
     reasoning = "\n\n".join(filter(None, thoughts))
     return Message("assistant", "".join(said) or None, reasoning=reasoning or None, tool_calls=calls or None)
 
@@ -177,16 +180,6 @@ def _assistant(blocks: list[Block], where: str) -> Message:
 def _call(block: Block, where: str) -> ToolCall:
     arguments = msgspec.json.encode(block.input or {}).decode()
     return ToolCall(_needed(block.id, where, "id"), FunctionCall(_needed(block.name, where, "name"), arguments))
-
-
-def _text(content: str | list[Block], where: str, first: int = 0) -> str:
-    """`first` is the place of the first block."""
-    if isinstance(content, str):
-        return content
-    for i, block in enumerate(content, first):
-        if block.type != "text":
-            raise invalid(f"{where}[{i}].type", f"the model reads text, not '{block.type}' here")
-    return "".join(_needed(block.text, f"{where}[{i}]", "text") for i, block in enumerate(content, first))
 
 
 def _needed(value: str | None, where: str, field: str) -> str:

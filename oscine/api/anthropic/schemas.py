@@ -25,9 +25,9 @@ class Block(Struct):
     """A part of a message; which fields it has depends on its type."""
 
     type: Annotated[str, about("`text`, `thinking`, `redacted_thinking`, `tool_use` or `tool_result`.")]
-    text: Annotated[str | None, about("What a text says.")] = None
-    thinking: Annotated[str | None, about("What was thought.")] = None
-    id: Annotated[str | None, about("Of a call.")] = None
+    text: Annotated[str | None, about("The text of a block of type `text`.")] = None
+    thinking: Annotated[str | None, about("The reasoning.")] = None
+    id: Annotated[str | None, about("The id of a call.")] = None
     name: Annotated[str | None, about("The tool that was called.")] = None
     input: Annotated[dict[str, Any] | None, about("The arguments of a call.")] = None
     tool_use_id: Annotated[str | None, about("The call whose result this is.")] = None
@@ -36,7 +36,7 @@ class Block(Struct):
 
 
 class AnthropicMessage(Struct):
-    role: Annotated[Literal["user", "assistant", "system"], about("Who speaks.")]
+    role: Annotated[Literal["user", "assistant", "system"], about("The author of the message.")]
     content: Annotated[str | list[Block], about("A text or blocks.")]
 
 
@@ -57,7 +57,7 @@ class AnthropicToolChoice(Struct):
 class Thinking(Struct):
     type: Annotated[
         Literal["enabled", "adaptive", "between_tools", "disabled"],
-        about("Whether the answer shows what was thought; `disabled` is the effort `none`."),
+        about("Whether the answer shows the reasoning; `disabled` is the effort `none`."),
     ]
     budget_tokens: Annotated[Positive | None, about("Tokens after which reasoning ends and the answer begins.")] = None
     display: Annotated[Literal["summarized", "omitted"] | None, about("`omitted` leaves the text out.")] = None
@@ -77,8 +77,8 @@ class OutputConfig(Struct):
     ignores={
         "prefixes are always cached": "cache_control",
         "what does not fit the context is refused, never cleared": "context_management",
-        "there is one": "speed",
-        "features are there without": "betas",
+        "there is only one": "speed",
+        "features need no name of a beta": "betas",
     },
     refuses="compaction mcp_servers container",
 )
@@ -87,21 +87,21 @@ class CountTokensRequest(Struct, kw_only=True):
 
     model: Annotated[str, about("The name of a model.")]
     messages: Annotated[list[AnthropicMessage], about("The conversation so far, the newest message last.")]
-    system: Annotated[str | list[Block] | None, about("What the model is told before the conversation.")] = None
+    system: Annotated[str | list[Block] | None, about("A system message before the conversation.")] = None
     tools: Annotated[
         Annotated[list[AnthropicTool], Meta(max_length=MAX_TOOLS)] | None, about("Functions that the model may call.")
     ] = None
-    tool_choice: Annotated[AnthropicToolChoice | None, about("Which may, or must, be called.")] = None
-    thinking: Annotated[Thinking | None, about("How the model thinks, and what of it is shown.")] = None
+    tool_choice: Annotated[AnthropicToolChoice | None, about("Which tools may, or must, be called.")] = None
+    thinking: Annotated[Thinking | None, about("The budget of the reasoning, and whether it is shown.")] = None
     output_config: Annotated[OutputConfig | None, about("Effort, and form of the answer.")] = None
     thread: Annotated[Any, about("Not supported: the error makes clients go on without threads.", type="null")] = None
 
 
 @unused(
     ignores={
-        "there is one": "service_tier",
+        "there is only one": "service_tier",
         "logs and limits go by API key": "metadata user_profile_id workspace_id",
-        "the server is where it is": "inference_geo",
+        "a server has one location": "inference_geo",
         "nothing is billed": "billing_policy fallback_credit_token",
         "see /metrics": "diagnostics",
         "there is no other model to fall back on": "fallbacks",
@@ -114,6 +114,4 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     temperature: Annotated[Temperature | None, about("0 is greedy (default 1).")] = None
     top_p: Annotated[Share | None, about("As in chat completions.")] = None
     top_k: Annotated[TopK | None, about("As in chat completions.")] = None
-    cache_salt: Annotated[ShortText | None, about("Cached prefixes are shared within one salt alone, as in vLLM.")] = (
-        None
-    )
+    cache_salt: Annotated[ShortText | None, about("Cached prefixes are shared by requests with the same salt.")] = None

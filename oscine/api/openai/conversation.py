@@ -96,7 +96,7 @@ def _message(message: Message, where: str) -> chat.Message:
         raise invalid(f"{where}.content", f"a {message.role} message needs it")
     return chat.Message(
         role=message.role,
-        content=content_text(message.content, _TEXT_PARTS, where),
+        content=content_text(message.content, _TEXT_PARTS, f"{where}.content"),
         reasoning=message.reasoning or message.reasoning_content,
         tool_calls=tuple(chat.ToolCall(c.id, c.function.name, c.function.arguments) for c in calls),
         tool_call_id=message.tool_call_id,

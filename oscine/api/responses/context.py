@@ -45,7 +45,7 @@ _ASK = (
 
 class _Prompt(Struct, kw_only=True):
     input: Annotated[str | list[Object] | None, about("A text, or items of the conversation so far.")] = None
-    instructions: Annotated[str | None, about("What the model is told before the conversation.")] = None
+    instructions: Annotated[str | None, about("A developer message before the conversation.")] = None
     previous_response_id: Annotated[str | None, about("A stored response whose conversation comes first.")] = None
     reasoning: Annotated[ReasoningConfig | None, about("Effort of the reasoning.")] = None
     conversation: Refused = None
@@ -64,7 +64,7 @@ class InputTokensRequest(_Prompt, kw_only=True):
 
 class CompactRequest(_Prompt, kw_only=True):
     model: Annotated[str, about("The name of a model.")]
-    cache_salt: Annotated[ShortText | None, about("Cached prefixes are shared within one salt alone.")] = None
+    cache_salt: Annotated[ShortText | None, about("Cached prefixes are shared by requests with the same salt.")] = None
     prompt_cache_key: Annotated[str | None, ignored("prefixes are cached by their tokens; see `cache_salt`")] = None
 
 

@@ -1,4 +1,4 @@
-"""/v1/responses: makes responses, and gives out, cancels and deletes those that are stored."""
+"""/v1/responses: makes responses, and returns, cancels and deletes stored ones."""
 
 from collections.abc import AsyncIterator
 
@@ -33,8 +33,6 @@ from oscine.api.serving.call import Call
 
 
 class Responses(ResponseEndpoint[ResponseRequest]):
-    """Makes them."""
-
     request_type = ResponseRequest
 
     async def answer(self, call: Call[ResponseRequest], scope: Scope, receive: Receive, send: Send) -> None:
@@ -49,7 +47,7 @@ class Responses(ResponseEndpoint[ResponseRequest]):
 
 
 class _Events:
-    """An ASGI application that sends events from wherever they come."""
+    """An ASGI application that sends events."""
 
     def __init__(self, events: AsyncIterator[bytes], service: ResponseService) -> None:
         self._events = events
@@ -66,8 +64,6 @@ class _Events:
 
 
 class StoredResponses:
-    """Gives them out."""
-
     def __init__(self, service: ResponseService) -> None:
         self._service = service
 

@@ -189,7 +189,7 @@ class ItemHistory:
         self._reasoning, self._content, self._calls = None, None, []
 
     def _message(self, message: _Message, where: str) -> None:
-        text = content_text(message.content, _TEXT_PARTS, where)
+        text = content_text(message.content, _TEXT_PARTS, f"{where}.content")
         if message.role != "assistant":
             self._flush()
             self._messages.append(chat.Message(message.role, text))
@@ -200,7 +200,7 @@ class ItemHistory:
 
     def _reason(self, item: _Reasoning, where: str) -> None:
         """Takes the summary only of items without content: summaries of this server repeat the content."""
-        text = content_text(item.content, _TEXT_PARTS, where) or unsealed(item.encrypted_content or "")
+        text = content_text(item.content, _TEXT_PARTS, f"{where}.content") or unsealed(item.encrypted_content or "")
         text = text or "\n\n".join(part.text or "" for part in item.summary or ())
         if text:
             self._flush()
@@ -221,9 +221,8 @@ class ItemHistory:
         if output.call_id not in self._call_ids:
             raise invalid(f"{where}.call_id", f"no call before it has the id {output.call_id!r}")
         self._flush()
-        self._messages.append(
-            chat.Message("tool", content_text(output.output, _TEXT_PARTS, where), tool_call_id=output.call_id)
-        )
+        text = content_text(output.output, _TEXT_PARTS, f"{where}.output")
+        self._messages.append(chat.Message("tool", text, tool_call_id=output.call_id))
 
     def _builtin(self, call: chat.BuiltinCall, result: str) -> None:
         if self._calls:

@@ -66,7 +66,7 @@ def new_item(kind: str, **fields: Any) -> Object:
 
 
 class Item:
-    """It is announced when it is made, and complete once it has ended."""
+    """An item of a response. The client sees it when it is made, and again when it has ended."""
 
     kind: str  # type of the item
 
@@ -140,7 +140,7 @@ class SummaryItem(ReasoningItem):
 
 
 class MessageItem(ReasoningItem):
-    """What the user reads."""
+    """Text for the user."""
 
     kind = "message"
     part_kind = "output_text"
@@ -309,7 +309,7 @@ def _search(query: str, sources: tuple[Source, ...] = ()) -> Object:
 
 
 class ListingItem(Item):
-    """What an MCP server offers."""
+    """The tools of an MCP server."""
 
     kind = "mcp_list_tools"
 

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class ResponseRun:
-    """Makes one response. `begun` is set when it has begun: what fails before that, `run` raises."""
+    """Makes one response. `begun` is set when it has begun. Before that, `run` raises errors."""
 
     def __init__(self, service: ResponseService, plan: ResponsePlan) -> None:
         body = plan.body

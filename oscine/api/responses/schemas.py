@@ -1,7 +1,7 @@
 """The JSON of requests for responses, their query parameters and their answers, as msgspec structs.
 
-Items of the input and tools are plain objects here: clients send types that no server knows, and what they sent is kept
-as it came. input and tools read them.
+Items of the input and tools are plain objects here: clients send unknown types, and items are kept as they came. The
+modules input and tools read them.
 """
 
 from typing import Annotated, Any, Literal, TypeVar
@@ -33,10 +33,10 @@ class ReasoningConfig(Struct):
 
 class TextFormatConfig(Struct):
     type: Annotated[str, about("`text`, `json_object` or `json_schema`.")] = "text"
-    name: Annotated[str | None, about("What the model is told that the form is called.")] = None
+    name: Annotated[str | None, about("The name of the form; the model reads it.")] = None
     schema: Annotated[dict[str, Any] | None, about("The JSON schema.")] = None
-    description: Annotated[str | None, about("What the model is told of it.")] = None
-    strict: Annotated[bool | None, about("False passes over keywords that cannot be enforced.")] = None
+    description: Annotated[str | None, about("What the form is for; the model reads it.")] = None
+    strict: Annotated[bool | None, about("False ignores keywords that cannot be enforced.")] = None
 
 
 class TextConfig(Struct):
@@ -56,8 +56,8 @@ _REFUSES = """
 )
 class ResponseRequest(SamplingFields, kw_only=True):
     input: Annotated[str | list[dict[str, Any]], about("A text, or items of the conversation so far.")]
-    instructions: Annotated[str | None, about("What the model is told before the conversation.")] = None
-    previous_response_id: Annotated[str | None, about("A stored response that this one goes on with.")] = None
+    instructions: Annotated[str | None, about("A developer message before the conversation.")] = None
+    previous_response_id: Annotated[str | None, about("The stored response that this one continues.")] = None
     reasoning: Annotated[ReasoningConfig | None, about("Effort and display of the reasoning.")] = None
     text: Annotated[TextConfig | None, about("The form of the answer.")] = None
     tools: Annotated[Tools | None, about("The client's functions, and built-in tools.")] = None
@@ -68,10 +68,10 @@ class ResponseRequest(SamplingFields, kw_only=True):
     max_output_tokens: Annotated[int | None, about("Tokens that are generated at most, reasoning included.")] = None
     max_tool_calls: Annotated[Positive | None, about("Calls of built-in tools at most.")] = None
     top_logprobs: Annotated[TopLogprobs | None, about("Alternatives per token.")] = None
-    include: Annotated[list[str] | None, about("What the items of the response have besides.")] = None
+    include: Annotated[list[str] | None, about("Further parts of the response's items.")] = None
     metadata: Annotated[Metadata | None, about("Up to 16 pairs that are kept with the response.")] = None
     store: Annotated[bool | None, about("Whether the response is stored (default true).")] = None
-    background: Annotated[bool | None, about("Whether it is made without the client's connection.")] = None
+    background: Annotated[bool | None, about("Whether it runs on without the client's connection.")] = None
     truncation: Annotated[
         Literal["auto", "disabled"] | None, ignored("what does not fit the context is refused, never cut")
     ] = None

@@ -1,4 +1,4 @@
-"""The service of a server that makes responses: where they are stored, and those that run in the background."""
+"""The service of a server that makes responses. It stores them and runs them in the background."""
 
 from collections.abc import Callable
 from typing import Generic

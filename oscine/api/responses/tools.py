@@ -1,6 +1,6 @@
-"""The tools of a request for a response: what the client answers itself, and which calls are allowed now.
+"""The tools of a request for a response: those that the client answers, and which calls are allowed.
 
-Custom tools and the functions of namespaces become functions, the only thing that the model knows to call on a client.
+Custom tools and the functions of namespaces become functions, the only tools of a client that the model can call.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -91,12 +91,12 @@ class ClientTools:
 
 
 def function_name(name: str, namespace: str | None) -> str:
-    """What the model knows a client's tool as."""
+    """The name of a client's tool as the model sees it."""
     return name if namespace is None else f"{namespace}{_NAMESPACE_SEPARATOR}{name}"
 
 
 def builtin_tools(tools: Sequence[Object]) -> list[Object]:
-    """Those that the server itself answers, each with the type that it has without a date."""
+    """The tools that the server runs itself, each with its type without a date."""
     return [{**tool, "type": kind} for tool in tools if (kind := _builtin_type(tool)) is not None]
 
 
@@ -105,9 +105,9 @@ def _builtin_type(tool: Object) -> str | None:
 
 
 def repeated(tools: Sequence[Object], namespaces: Collection[str]) -> list[Object]:
-    """The tools that a response says it had; `namespaces` are those of built-in tools.
+    """The tools as a response repeats them; `namespaces` are those of built-in tools.
 
-    What is of an unknown type, or not enabled, is left out as it is from the prompt.
+    Tools that are of an unknown type or not enabled are left out, as they are from the prompt.
     """
     had = [tool for tool in tools if tool.get("type") in _CLIENT_TYPES or _is_offered(tool, namespaces)]
     return [_repeated(tool) for tool in had]

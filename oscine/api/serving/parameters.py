@@ -116,7 +116,7 @@ _MEDIA = "the model reads text alone"
 _IGNORED = {
     "logs and limits go by API key": "user safety_identifier",
     "nothing is stored": "metadata store",
-    "there is one; see `priority`": "service_tier",
+    "there is only one; see `priority`": "service_tier",
     "it changes speed alone": "prediction ngram_corpus_id",
     "prefixes are cached by their tokens; see `cache_salt`": "prompt_cache_key",
     "prefixes are cached by their tokens": "prompt_cache_options prompt_cache_retention",
@@ -139,7 +139,7 @@ _IGNORED = {
         return_mm_kwargs media_io_kwargs mm_processor_kwargs images_config max_dynamic_patch min_dynamic_patch
         use_audio_in_video
     """,
-    "there is one": "guided_decoding_backend",
+    "there is only one": "guided_decoding_backend",
 }
 _REFUSES = """
     moderation bad_words allowed_token_ids logit_processors logits_processors custom_logit_processor custom_params
@@ -184,10 +184,10 @@ class SamplingFields(Struct, kw_only=True):
         Annotated[float, Meta(gt=0, le=100)] | None, about("Divides positive logits of tokens that occurred.")
     ] = None
     min_tokens: Annotated[Natural | None, about("Tokens before which the answer does not end.")] = None
-    ignore_eos: Annotated[bool | None, about("Whether the model's own end is passed over.")] = None
+    ignore_eos: Annotated[bool | None, about("Whether generation goes on after the model's own end.")] = None
     stop_token_ids: Annotated[TokenIds | None, about("Tokens that end the answer as well.")] = None
     priority: Annotated[Int32 | None, about("Lower runs sooner (default 0).")] = None
-    cache_salt: Annotated[ShortText | None, about("Cached prefixes are shared within one salt alone.")] = None
+    cache_salt: Annotated[ShortText | None, about("Cached prefixes are shared by requests with the same salt.")] = None
     guided_json: Annotated[dict[str, Any] | str | None, about("A JSON schema that the answer satisfies.")] = None
     guided_regex: Annotated[str | None, about("A regular expression of the whole answer.")] = None
     guided_choice: Annotated[list[str] | None, about("The answers that are possible.")] = None

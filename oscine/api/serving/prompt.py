@@ -1,4 +1,4 @@
-"""Prompts as token ids, made without holding up the event loop."""
+"""Prompts as token ids. Long ones are made beside the event loop."""
 
 from collections.abc import Sequence
 
@@ -60,5 +60,5 @@ class Prompts:
         return await beside(lambda: self._renderer.after_call(token_ids, call, result), len(result))
 
     def into_final(self, token_ids: Sequence[int]) -> list[int]:
-        """The prompt that makes the model answer, whatever it was saying; see HarmonyRenderer."""
+        """The prompt that makes the model answer at once; see HarmonyRenderer."""
         return self._renderer.into_final(token_ids)

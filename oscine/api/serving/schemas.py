@@ -4,7 +4,7 @@ oscine.api.serving.parameters says what is done with each parameter.
 """
 
 import gc
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
@@ -33,25 +33,27 @@ _EFFORT = "How much the model thinks (default `medium`): of the model's three ef
 
 class ContentPart(Struct):
     type: Annotated[str, about("`text` or `refusal`.")]
-    text: Annotated[str | None, about("What a part of type `text` says.")] = None
-    refusal: Annotated[str | None, about("What a part of type `refusal` says.")] = None
+    text: Annotated[str | None, about("The text of a part of type `text`.")] = None
+    refusal: Annotated[str | None, about("The text of a part of type `refusal`.")] = None
 
 
-def content_text(content: str | list[ContentPart] | None, kinds: Collection[str], where: str) -> str:
-    """The content of a message as one text. `kinds`: types of the parts that are read. `where`: path of the message.
+def content_text(content: str | Sequence[Any] | None, kinds: Collection[str], where: str) -> str:
+    """A text, or parts of one, as one text. `kinds`: types of the parts that are read. `where`: path of the content.
 
     Parts are joined without a separator, as openai-harmony does: clients may cut a text anywhere. Raises APIError for a
     part of another type, and for an empty one.
     """
     if content is None or isinstance(content, str):
         return content or ""
-    return "".join(_part_text(part, kinds, f"{where}.content[{i}]") for i, part in enumerate(content))
+    return "".join(part_text(part, kinds, f"{where}[{i}]") for i, part in enumerate(content))
 
 
-def _part_text(part: ContentPart, kinds: Collection[str], where: str) -> str:
+def part_text(part: Any, kinds: Collection[str], where: str) -> str:
+    """The text of a ContentPart, or of a record like it."""
     if part.type not in kinds:
         raise invalid(f"{where}.type", f"the model reads text, not {part.type!r}")
-    field, text = ("refusal", part.refusal) if part.type == "refusal" else ("text", part.text)
+    field = "refusal" if part.type == "refusal" else "text"
+    text: str | None = getattr(part, field)
     if text is None:
         raise invalid(f"{where}.{field}", f"a part of type {part.type!r} needs it")
     return text
@@ -63,17 +65,17 @@ class FunctionCall(Struct):
 
 
 class ToolCall(Struct):
-    id: Annotated[str, about("What the message with the result refers to.")]
-    function: Annotated[FunctionCall, about("What was called.")]
+    id: Annotated[str, about("The id that the message with the result refers to.")]
+    function: Annotated[FunctionCall, about("The called function.")]
     type: Annotated[Literal["function"], about("Only functions are called.")] = "function"
 
 
 class Message(Struct):
-    role: Annotated[Role, about("Who speaks.")]
-    content: Annotated[str | list[ContentPart] | None, about("What is said: a text, or parts of one.")] = None
+    role: Annotated[Role, about("The author of the message.")]
+    content: Annotated[str | list[ContentPart] | None, about("A text, or parts of one.")] = None
     name: Annotated[str | None, about("The function whose result this is, where there is no `tool_call_id`.")] = None
-    reasoning: Annotated[str | None, about("What the assistant thought before.")] = None
-    reasoning_content: Annotated[str | None, about("The same under the name of other servers.")] = None
+    reasoning: Annotated[str | None, about("The assistant's reasoning.")] = None
+    reasoning_content: Annotated[str | None, about("The same as `reasoning`, as other servers name it.")] = None
     tool_calls: Annotated[list[ToolCall] | None, about("Calls that the assistant made.")] = None
     tool_call_id: Annotated[str | None, about("The call whose result this is.")] = None
 
@@ -117,10 +119,10 @@ ToolChoiceField = Literal["none", "auto", "required"] | NamedToolChoice | Allowe
 
 
 class JsonSchema(Struct):
-    name: Annotated[str, about("What the model is told that the form is called.")]
+    name: Annotated[str, about("The name of the form; the model reads it.")]
     schema: Annotated[dict[str, Any] | None, about("The JSON schema.")] = None
-    description: Annotated[str | None, about("What the model is told of it.")] = None
-    strict: Annotated[bool | None, about("False passes over keywords that cannot be enforced.")] = None
+    description: Annotated[str | None, about("What the form is for; the model reads it.")] = None
+    strict: Annotated[bool | None, about("False ignores keywords that cannot be enforced.")] = None
 
 
 class ResponseFormat(Struct):
@@ -173,7 +175,7 @@ class ChatCompletionRequest(SamplingFields, kw_only=True):
     response_format: Annotated[ResponseFormat | None, about("The form of the answer; it is enforced.")] = None
     reasoning_effort: Annotated[Effort | None, about(_EFFORT)] = None
     reasoning: Annotated[ReasoningOptions | None, about("Effort, budget and display of the reasoning.")] = None
-    chat_template_kwargs: Annotated[TemplateOptions | None, about("What chat templates of other models know.")] = None
+    chat_template_kwargs: Annotated[TemplateOptions | None, about("Keywords of chat templates.")] = None
     think: Annotated[bool | Effort | None, about("An effort, as Ollama has it; false is `none`.")] = None
     thinking: Annotated[ThinkingOptions | None, about("Whether, and how long, the model thinks.")] = None
     enable_thinking: Annotated[bool | None, about("False is the effort `none`.")] = None
@@ -205,7 +207,7 @@ class TokenizeRequest(Struct):
     messages: Annotated[list[Message] | None, about("A conversation.")] = None
     tools: Annotated[Tools | None, about("Functions that the prompt shows.")] = None
     reasoning_effort: Annotated[Effort | None, about(_EFFORT)] = None
-    chat_template_kwargs: Annotated[TemplateOptions | None, about("What chat templates of other models know.")] = None
+    chat_template_kwargs: Annotated[TemplateOptions | None, about("Keywords of chat templates.")] = None
     tool_choice: Annotated[ToolChoiceField, about("`none` hides the functions.")] = None
     response_format: Annotated[ResponseFormat | None, about("The form that the prompt shows.")] = None
     add_generation_prompt: Annotated[bool | None, about("False leaves out the header of the answer to come.")] = None

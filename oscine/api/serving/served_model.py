@@ -1,4 +1,4 @@
-"""One model of a server: its engine, names and vocabulary, and which of its requests run."""
+"""One model of a server: its engine, names, vocabulary and running requests."""
 
 import asyncio
 import uuid
@@ -185,7 +185,7 @@ class ServedModel:
 
 
 def _root(options: EngineOptions) -> str:
-    """What a model is called that was given no other name."""
+    """The name of a model that was given no other."""
     model = options.model
     name = f"random-{Path(model.random_weights).stem}" if model.random_weights else model.model
     return Path(name).resolve().name if Path(name).is_dir() else name

@@ -1,10 +1,12 @@
 """Liveness, readiness and version of the server. Needs no API key."""
 
+import time
+
 from starlette.requests import Request
 from starlette.responses import Response
 
 import oscine
-from oscine.api.http.answer import json_response
+from oscine.api.http.body import json_response
 from oscine.api.openai import answers
 from oscine.api.serving.served_model import ServedModel
 from oscine.api.serving.service import Service
@@ -33,7 +35,7 @@ class Health:
             status=service.state,
             error=next((model.error for model in models if model.error), None),
             model=models[0].model if len(models) == 1 else None,
-            uptime_s=round(service.uptime_s, 3),
+            uptime_s=round(time.time() - service.started, 3),
             running=sum(model.running for model in models),
             waiting=sum(model.waiting for model in models),
             models=models,

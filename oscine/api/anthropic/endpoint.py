@@ -5,7 +5,7 @@ from starlette.types import Receive, Scope, Send
 from oscine.api.anthropic.answer import Blocks, MessageAnswer
 from oscine.api.anthropic.request import answer_form, chat_request, prompt_request, shows_thinking
 from oscine.api.anthropic.schemas import CountTokensRequest, MessagesRequest
-from oscine.api.http.answer import json_response
+from oscine.api.http.body import json_response
 from oscine.api.http.work import beside
 from oscine.api.openai.answers import InputTokens
 from oscine.api.openai.chat_completions import chat_turns

@@ -1,8 +1,11 @@
-"""The bodies of requests: bounded in size, in time and in the memory of all together."""
+"""The bodies of requests: bounded in size, in time and in the memory of all together. Bodies of answers as JSON."""
 
 import asyncio
+from typing import Any
 
+import msgspec
 from starlette.requests import Request
+from starlette.responses import Response
 
 from oscine.api.http.errors import APIError, unavailable
 from oscine.api.http.work import Trimmer
@@ -66,6 +69,11 @@ def values_of(piece: bytes, earlier: int) -> int:
 def memory_of(piece: bytes, values: int) -> int:
     """Bytes that a piece of a body takes until its request is over: as received and as objects."""
     return len(piece) + _VALUE_BYTES * values
+
+
+def json_response(answer: Any, status: int = 200) -> Response:
+    """`answer` is a struct, or plain objects."""
+    return Response(msgspec.json.encode(answer), status, media_type="application/json")
 
 
 class Bodies:

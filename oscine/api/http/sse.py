@@ -8,8 +8,6 @@ from collections.abc import Awaitable, Callable
 
 from starlette.types import Send
 
-from oscine.api.http.errors import APIError
-
 Write = Callable[[bytes], Awaitable[None]]  # sends events
 
 DONE = b"data: [DONE]\n\n"
@@ -28,11 +26,6 @@ def event(data: bytes) -> bytes:
 
 def named_event(name: str, data: bytes) -> bytes:
     return b"event: " + name.encode() + b"\ndata: " + data + b"\n\n"
-
-
-def failure(error: APIError) -> bytes:
-    """The end of a stream of OpenAI's older endpoints that fails after its start."""
-    return event(error.body()) + DONE
 
 
 class EventStream:

@@ -45,9 +45,7 @@ class Completions(Endpoint[CompletionRequest]):
         grammar = None if form is None else await text_constraint(form, call.caller, call.size)
         params = [replace(_sampling_params(call, len(prompt)), grammar=grammar) for prompt in prompts]
         requests = [
-            call.engine_request(prompt, sampling.with_seed(own, i))
-            for prompt, own in zip(prompts, params, strict=True)
-            for i in range(n)
+            call.engine_request(prompt, own, i) for prompt, own in zip(prompts, params, strict=True) for i in range(n)
         ]
         skip = body.skip_special_tokens is not False
         turns = [Turn(model, request, TextParser(model.tokenizer, stop, skip_special=skip)) for request in requests]

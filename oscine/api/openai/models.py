@@ -6,7 +6,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from oscine.api.http.answer import json_response
+from oscine.api.http.body import json_response
 from oscine.api.openai.answers import ModelCard, ModelList
 from oscine.api.serving.served_model import ServedModel
 from oscine.api.serving.service import Service

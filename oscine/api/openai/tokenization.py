@@ -3,8 +3,7 @@
 from starlette.requests import Request
 from starlette.responses import Response
 
-from oscine.api.http.answer import json_response
-from oscine.api.http.body import read_body
+from oscine.api.http.body import json_response, read_body
 from oscine.api.http.errors import invalid
 from oscine.api.http.keys import Caller
 from oscine.api.http.work import beside

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from msgspec import Struct
 from starlette.types import Receive, Scope, Send
 
-from oscine.api.http.answer import json_response
+from oscine.api.http.body import json_response
 from oscine.api.http.connection import run_while_connected
 from oscine.api.http.errors import APIError, invalid
 from oscine.api.responses.input import COMPACTED

@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from oscine.api.http.answer import json_response
+from oscine.api.http.body import json_response
 from oscine.api.http.connection import run_while_connected
 from oscine.api.http.errors import APIError, invalid
 from oscine.api.http.keys import Caller

@@ -6,7 +6,6 @@ from functools import partial
 from typing import Any
 
 from oscine.api.http.work import beside
-from oscine.api.serving import sampling
 from oscine.api.serving.call import Call
 from oscine.api.serving.formats import Calls, Form, constraint
 from oscine.api.serving.service import Service
@@ -58,7 +57,7 @@ async def begin_turns(
     return [
         Turn(
             model,
-            call.engine_request(prompt, sampling.with_seed(params, i)),
+            call.engine_request(prompt, params, i),
             parser(),
             Course(headroom, final, later),
             toolbox=toolbox,

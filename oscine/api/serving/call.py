@@ -1,10 +1,12 @@
 """A decoded request with its client, its model and its API key: what an endpoint answers."""
 
-from dataclasses import dataclass
+import uuid
+from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
 from oscine.api.http.keys import Caller
 from oscine.api.serving.parameters import SamplingFields
+from oscine.api.serving.sampling import INT64
 from oscine.api.serving.served_model import ReadyModel
 from oscine.types import GenerationRequest, SamplingParams
 
@@ -33,8 +35,15 @@ class Call(Generic[T]):
         """The same call, for what its body stands for."""
         return Call(body, self.name, self.model, self.caller, self.size, self.arrived_s)
 
-    def engine_request(self, prompt: list[int], params: SamplingParams) -> GenerationRequest:
-        """One sequence, with the priority, tenant and salt of the API key."""
-        assert isinstance(self.body, SamplingFields)
-        priority, salt = self.body.priority or 0, self.body.cache_salt or ""
-        return self.model.served.engine_request(prompt, params, priority, salt, self.caller.key)
+    def engine_request(self, prompt: list[int], params: SamplingParams, choice: int = 0) -> GenerationRequest:
+        """One sequence, with the priority, tenant and salt of the API key. `choice`: its number of `n`."""
+        body, key = self.body, self.caller.key
+        assert isinstance(body, SamplingFields)
+        priority, salt, tenant = body.priority or 0, body.cache_salt or "", ""
+        if key is not None:
+            tenant, priority = key.name, key.bounded_priority(priority)
+            if self.model.served.cache_salt_by_key:
+                salt = f"{len(tenant)} {tenant} {salt}"  # the length keeps the salts of two keys apart
+        if choice:
+            params = replace(params, seed=(params.seed + choice) % INT64)
+        return GenerationRequest(uuid.uuid4().hex, prompt, params, priority, tenant=tenant, cache_salt=salt)

@@ -5,14 +5,13 @@ parameters has the rules on single values.
 
 import random
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Protocol
 
 from oscine.api.http.errors import APIError, invalid
 from oscine.api.serving.parameters import SamplingFields
 from oscine.types import SamplingParams
 
-_INT64 = 1 << 63
+INT64 = 1 << 63
 
 
 def check(condition: bool, param: str, rule: str, value: object) -> None:
@@ -47,7 +46,7 @@ def check_ids(param: str, ids: Iterable[int], vocab_size: int) -> None:
 
 
 def _seed(seed: int | None) -> int:
-    return random.getrandbits(62) if seed is None else seed % _INT64
+    return random.getrandbits(62) if seed is None else seed % INT64
 
 
 class Limits(Protocol):
@@ -108,8 +107,3 @@ def read(
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
     )
-
-
-def with_seed(params: SamplingParams, choice: int) -> SamplingParams:
-    """The parameters of choice number `choice` of `n`: the same but for the seed."""
-    return replace(params, seed=(params.seed + choice) % _INT64) if choice else params

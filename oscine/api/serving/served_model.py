@@ -1,7 +1,6 @@
 """One model of a server: its engine, names, vocabulary and running requests."""
 
 import asyncio
-import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from oscine.chat.vocabulary import tokenizer_folder
 from oscine.config import EngineOptions
 from oscine.engine.process.client import Engine, EngineDied
 from oscine.engine.wire.stream import RequestStream
-from oscine.types import EngineInfo, GenerationRequest, SamplingParams
+from oscine.types import EngineInfo, GenerationRequest
 
 ModelState = Literal["starting", "ready", "restarting", "draining", "failed", "stopped"]
 _LIVE_STATES = ("ready", "restarting")
@@ -62,7 +61,7 @@ class ServedModel:
         scheduler = options.scheduler
         self.admission = Admission(scheduler.max_num_seqs + scheduler.max_waiting, scheduler.max_queued_tokens)
         self.draining = False
-        self._cache_salt_by_key = cache_salt_by_key
+        self.cache_salt_by_key = cache_salt_by_key
         self._ready: ReadyModel | None = None  # once it has started
         self._failure: str | None = None  # why it did not
         self._live: set[str] = set()
@@ -168,17 +167,6 @@ class ServedModel:
             raise unavailable(message, code="engine_unavailable", retry_after_s=error.retry_after_s) from None
         self._live.add(request.request_id)
         return stream
-
-    def engine_request(
-        self, prompt: list[int], params: SamplingParams, priority: int, salt: str, key: KeyUse | None
-    ) -> GenerationRequest:
-        """A request for one sequence. `priority` and `salt` are the client's wishes."""
-        tenant = ""
-        if key is not None:
-            tenant, priority = key.name, key.bounded_priority(priority)
-            if self._cache_salt_by_key:
-                salt = f"{len(tenant)} {tenant} {salt}"  # the length keeps the salts of two keys apart
-        return GenerationRequest(uuid.uuid4().hex, prompt, params, priority, tenant=tenant, cache_salt=salt)
 
     def forget(self, stream: RequestStream) -> None:
         self._live.discard(stream.request_id)

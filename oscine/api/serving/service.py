@@ -171,10 +171,6 @@ class Service:
         return sum(model.admission.sequences for model in self._all())
 
     @property
-    def uptime_s(self) -> float:
-        return time.time() - self.started
-
-    @property
     def state(self) -> ModelState:
         """starting, ready (all that there are), restarting, draining, failed or stopped: that of the worst model."""
         if self.draining:

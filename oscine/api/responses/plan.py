@@ -25,7 +25,6 @@ from oscine.chat.effort import model_effort
 from oscine.chat.grammar import JsonFormat
 from oscine.chat.messages import Conversation, Message, ResponseSchema
 from oscine.tools.toolbox import Toolbox
-from oscine.types import SamplingParams
 
 _MAX_CHAIN_BYTES = 32 << 20  # of the stored responses that one response continues
 
@@ -84,7 +83,17 @@ class ResponsePlan:
         async def prepare() -> Prepared:
             try:
                 prompt = await self.prompt(service.date, service.reasoning)
-                params = self._sampling_params(len(prompt))
+                model = self.call.model
+                params = sampling.read(
+                    body,
+                    model.info,
+                    model.tokenizer.turn_end_ids,
+                    len(prompt),
+                    body.max_output_tokens,
+                    prompt="input",
+                    param="max_output_tokens",
+                    logprobs=self.top_logprobs,
+                )
             except APIError as error:
                 if error.code == "context_length_exceeded" and body.truncation == "auto":
                     error.message += " Dropping items ('truncation': 'auto') is not supported."
@@ -97,22 +106,9 @@ class ResponsePlan:
 
     @property
     def _size(self) -> int:
-        """Of what becomes the prompt, in characters or so."""
+        """Of what becomes the prompt, about, in characters."""
         said = sum(len(message.content) + len(message.reasoning or "") for message in self.messages)
         return self.call.size + said
-
-    def _sampling_params(self, num_prompt_tokens: int) -> SamplingParams:
-        body, model = self.body, self.call.model
-        return sampling.read(
-            body,
-            model.info,
-            model.tokenizer.turn_end_ids,
-            num_prompt_tokens,
-            body.max_output_tokens,
-            prompt="input",
-            param="max_output_tokens",
-            logprobs=self.top_logprobs,
-        )
 
 
 async def make_plan(service: ResponseService, call: Call[ResponseRequest]) -> ResponsePlan:
@@ -125,6 +121,8 @@ async def make_plan(service: ResponseService, call: Call[ResponseRequest]) -> Re
     if size > _MAX_CHAIN_BYTES:
         raise invalid("previous_response_id", f"the conversation so far is larger than {_MAX_CHAIN_BYTES} bytes")
     kept = await beside(lambda: [msgspec.json.decode(stored.body, type=KeptResponse) for stored in chain], size)
+    if chain and (chain[-1].running or kept[-1].response.status not in TERMINAL):
+        raise invalid("previous_response_id", f"the response '{chain[-1].id}' is still being made")
     found, calls = await _referenced(service, body, owner)
 
     def said() -> tuple[list[Object], tuple[Message, ...]]:
@@ -159,21 +157,18 @@ async def make_plan(service: ResponseService, call: Call[ResponseRequest]) -> Re
 
 
 async def _chain(service: ResponseService, response_id: str | None, owner: str) -> list[StoredResponse]:
-    """The responses that this one goes on with, the oldest first."""
+    """The responses that this one continues, the oldest first."""
     if response_id is None:
         return []
     chain = await service.store.chain(response_id, owner)
     if not chain or chain[0].previous is not None:
-        what = "is not" if not chain else "goes on with one that is no longer"
+        what = "is not" if not chain else "continues one that is no longer"
         raise APIError(
             f"The response '{response_id}' {what} stored on this server.",
             status=404,
             param="previous_response_id",
             code="previous_response_not_found",
         )
-    status = msgspec.json.decode(chain[-1].body, type=KeptResponse).response.status
-    if chain[-1].running or status not in TERMINAL:
-        raise invalid("previous_response_id", f"the response '{response_id}' is still being made")
     return chain
 
 

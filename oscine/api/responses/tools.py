@@ -12,7 +12,7 @@ from msgspec import Struct
 from oscine.api.http.errors import invalid, unsupported
 from oscine.api.responses.view import Object
 from oscine.api.serving.formats import Calls
-from oscine.api.serving.schemas import convert
+from oscine.api.serving.schemas import Function, convert
 from oscine.chat.messages import ConversationError, FunctionTool
 from oscine.chat.tools import validate_tools
 
@@ -21,13 +21,6 @@ _NAMESPACES = {"code_interpreter": "python", "web_search": "browser"}
 _BUILTIN_TYPES = (*_NAMESPACES, "mcp")  # clients append dates, and "preview"
 _CLIENT_TYPES = ("function", "custom", "namespace")
 _SECRETS = ("authorization", "headers")  # of an MCP server: not repeated in the response, and not stored
-
-
-class _Function(Struct):
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
 
 
 class _InputFormat(Struct):
@@ -54,7 +47,7 @@ class _Choice(Struct):
     namespace: str | None = None
     server_label: str | None = None
     mode: str = "auto"
-    tools: list[dict[str, Any]] = []
+    tools: list["_Choice"] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,19 +121,16 @@ def _is_offered(tool: Object, namespaces: Collection[str]) -> bool:
 def _client_tools(tool: Object, where: str) -> Iterable[ClientTool]:
     match tool.get("type"):
         case "function":
-            f = convert(tool, _Function, where)
+            f = convert(tool, Function, where)
             yield ClientTool(FunctionTool(f.name, f.description or "", f.parameters, strict=bool(f.strict)), f.name)
         case "custom":
             yield _custom_tool(convert(tool, _Custom, where), where)
         case "namespace":
             space = convert(tool, _Namespace, where)
             inner = (t for i, tool in enumerate(space.tools) for t in _client_tools(tool, f"{where}.tools[{i}]"))
-            about = space.description
+            about = f"\n({space.name}: {space.description})" if space.description else ""
             for t in inner:
-                name = function_name(t.name, space.name)
-                text = (
-                    f"{t.function.description}\n({space.name}: {about})".lstrip() if about else t.function.description
-                )
+                name, text = function_name(t.name, space.name), (t.function.description + about).removeprefix("\n")
                 yield replace(t, function=replace(t.function, name=name, description=text), namespace=space.name)
 
 
@@ -170,9 +160,7 @@ def allowed(choice: str | Object | None, tools: ClientTools, recipients: Sequenc
             raise invalid("tool_choice", f"it is 'none', 'auto', 'required' or an object, not {choice!r}")
     wanted = convert(choice, _Choice, "tool_choice")
     if wanted.type == "allowed_tools":
-        found = [
-            _find(convert(t, _Choice, f"tool_choice.tools[{i}]"), everything, tools) for i, t in enumerate(wanted.tools)
-        ]
+        found = [_find(tool, everything, tools) for tool in wanted.tools]
         functions = tuple(f for some in found for f in some.tools)
         named = tuple(recipient for some in found for recipient in some.recipients)
         return Calls(functions, "required" if wanted.mode == "required" else "auto", parallel, named)

@@ -15,7 +15,6 @@ from msgspec import Meta, Struct, defstruct
 from oscine.api.http.errors import unsupported
 
 MAX_TOOLS = 1024
-_MAX_STOPS = 16
 _MAX_TOKEN_IDS = 1024
 _REFUSED = "refused"  # key in Meta.extra: the values that are accepted all the same
 _NONE: Mapping[str, Any] = MappingProxyType({})
@@ -33,7 +32,7 @@ Int64 = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 Int32 = Annotated[int, Meta(ge=-(1 << 31), lt=1 << 31)]
 TokenIds = Annotated[list[Natural], Meta(max_length=_MAX_TOKEN_IDS)]
 ShortText = Annotated[str, Meta(min_length=1, max_length=1024)]
-StopTexts = Annotated[list[ShortText], Meta(max_length=_MAX_STOPS)]
+StopTexts = Annotated[list[ShortText], Meta(max_length=16)]
 LogitBias = Annotated[dict[Natural, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=_MAX_TOKEN_IDS)]
 
 

@@ -109,7 +109,11 @@ class StoredResponses:
         stored = await self._stored(request)
         items: list[Object] = msgspec.json.decode(stored.input)
         items = items if query.order == "asc" else items[::-1]
-        items = items[_start(items, query.after) :]
+        if query.after is not None:
+            ids = [item["id"] for item in items]
+            if query.after not in ids:
+                raise invalid("after", f"there is no item {query.after!r}")
+            items = items[ids.index(query.after) + 1 :]
         page = [shown(item, include) for item in items[: query.limit]]
         first, last = (page[0]["id"], page[-1]["id"]) if page else ("", "")
         return json_response(InputItems("list", page, first, last, has_more=len(items) > query.limit))
@@ -135,16 +139,6 @@ class StoredResponses:
 
 async def _once(events: bytes) -> AsyncIterator[bytes]:
     yield events
-
-
-def _start(items: list[Object], after: str | None) -> int:
-    """Where a page begins."""
-    if after is None:
-        return 0
-    index = next((i for i, item in enumerate(items) if item["id"] == after), None)
-    if index is None:
-        raise invalid("after", f"there is no item {after!r}")
-    return index + 1
 
 
 def _shown(stored: StoredResponse, include: frozenset[str]) -> ResponseAnswer:

@@ -47,10 +47,14 @@ class EngineCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         models = self._models()
-        ready = [([model.names[0]], float(model.engine.state == "ready")) for model in models]
-        yield _family("gauge", "engine_ready", "1 while the engine takes requests", ready)
-        restarts = [([model.names[0]], model.engine.restarts) for model in models]
-        yield _family("counter", "engine_restarts", "Times that the engine was started again", restarts)
+        ready = GaugeMetricFamily("oscine:engine_ready", "1 while the engine takes requests", labels=["model_name"])
+        restarts = CounterMetricFamily(
+            "oscine:engine_restarts", "Times that the engine was started again", labels=["model_name"]
+        )
+        for model in models:
+            ready.add_metric([model.names[0]], float(model.engine.state == "ready"))
+            restarts.add_metric([model.names[0]], model.engine.restarts)
+        yield from (ready, restarts)
         for statistic in (*STATISTICS, _CACHED):
             if self._readers.intersection(statistic.readers):
                 samples = [([model.names[0]], model.engine.stats) for model in models]
@@ -61,27 +65,27 @@ class EngineCollector(Collector):
 
 
 Samples = Iterable[tuple[Sequence[str], Any]]  # values of the labels, and the record that has the statistic
-_SCALARS: dict[str, type[GaugeMetricFamily] | type[CounterMetricFamily]] = {
+_FAMILIES: dict[str, Any] = {
     "gauge": GaugeMetricFamily,
     "counter": CounterMetricFamily,
+    "summary": SummaryMetricFamily,
+    "histogram": HistogramMetricFamily,
 }
 
 
 def family_of(statistic: Statistic, name: str, labels: Sequence[str], samples: Samples) -> Metric:
-    if statistic.kind == "histogram":
-        histogram = HistogramMetricFamily(name, statistic.help, labels=labels)
-        for of, stats in samples:
-            histogram.add_metric(of, *_tokens_per_step(stats))
-        return histogram
-    if statistic.kind == "summary":
-        summary = SummaryMetricFamily(name, statistic.help, labels=labels)
-        for of, stats in samples:
-            summary.add_metric(of, getattr(stats, statistic.count), getattr(stats, statistic.field))
-        return summary
-    family = _SCALARS[statistic.kind](name, statistic.help, labels=labels)
+    family = _FAMILIES[statistic.kind](name, statistic.help, labels=labels)
     for of, stats in samples:
-        family.add_metric(of, getattr(stats, statistic.field))
-    return family
+        family.add_metric(of, *_observed(statistic, stats))
+    made: Metric = family
+    return made
+
+
+def _observed(statistic: Statistic, stats: EngineStats) -> tuple[Any, ...]:
+    if statistic.kind == "histogram":
+        return _tokens_per_step(stats)
+    value = getattr(stats, statistic.field)
+    return (getattr(stats, statistic.count), value) if statistic.kind == "summary" else (value,)
 
 
 def _tokens_per_step(stats: EngineStats) -> tuple[list[tuple[str, float]], float]:
@@ -91,38 +95,32 @@ def _tokens_per_step(stats: EngineStats) -> tuple[list[tuple[str, float]], float
     return [*buckets, ("+Inf", float(stats.steps))], stats.step_tokens
 
 
-def _family(kind: str, name: str, help: str, samples: Iterable[tuple[Sequence[str], float]], *labels: str) -> Metric:
-    """`labels`: further ones after the model's."""
-    family = _SCALARS[kind](f"oscine:{name}", help, labels=["model_name", *labels])
-    for values, value in samples:
-        family.add_metric(values, value)
-    return family
-
-
 def _waiting_by_reason(models: Sequence[MeasuredModel]) -> Metric:
     """Every waiting sequence waits for capacity. vLLM can also defer sequences for other reasons; Oscine does not."""
-    samples: list[tuple[Sequence[str], float]] = []
+    labels = ["model_name", "reason"]
+    family = GaugeMetricFamily("oscine:num_requests_waiting_by_reason", "Sequences that wait, by reason", labels=labels)
     for model in models:
-        samples.append(([model.names[0], "capacity"], model.engine.stats.num_waiting))
-        samples.append(([model.names[0], "deferred"], 0.0))
-    return _family("gauge", "num_requests_waiting_by_reason", "Sequences that wait, by reason", samples, "reason")
+        family.add_metric([model.names[0], "capacity"], model.engine.stats.num_waiting)
+        family.add_metric([model.names[0], "deferred"], 0.0)
+    return family
 
 
 def _sleep_state(models: Sequence[MeasuredModel]) -> Metric:
     """vLLM's dashboards read this metric to see whether a model is up. No engine here ever sleeps."""
-    samples = [
-        ([model.names[0], state], float(state == "awake" and model.engine.state == "ready"))
-        for model in models
-        for state in ("awake", "weights_offloaded", "discard_all")
-    ]
-    return _family("gauge", "engine_sleep_state", "1 for the state that the engine is in", samples, "sleep_state")
+    labels = ["model_name", "sleep_state"]
+    family = GaugeMetricFamily("oscine:engine_sleep_state", "1 for the state that the engine is in", labels=labels)
+    for model in models:
+        family.add_metric([model.names[0], "awake"], float(model.engine.state == "ready"))
+        for state in ("weights_offloaded", "discard_all"):
+            family.add_metric([model.names[0], state], 0.0)
+    return family
 
 
 def _cache_config(models: Sequence[MeasuredModel]) -> Metric:
     """Under the label names that routers in front of several servers read."""
-    samples = []
+    labels = ["model_name", "block_size", "num_gpu_blocks", "enable_prefix_caching"]
+    family = GaugeMetricFamily("oscine:cache_config_info", "Shape of the KV cache; always 1", labels=labels)
     for model in models:
         cache, pages = model.options.cache, model.engine.stats.full_pages_total
-        samples.append(([model.names[0], str(cache.page_size), str(pages), str(cache.prefix_caching)], 1.0))
-    labels = ("block_size", "num_gpu_blocks", "enable_prefix_caching")
-    return _family("gauge", "cache_config_info", "Shape of the KV cache; always 1", samples, *labels)
+        family.add_metric([model.names[0], str(cache.page_size), str(pages), str(cache.prefix_caching)], 1.0)
+    return family

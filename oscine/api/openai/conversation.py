@@ -44,7 +44,7 @@ def _effort(request: ChatCompletionRequest) -> Effort | None:
 
 
 def allowed_calls(request: ChatCompletionRequest, tools: Sequence[chat.FunctionTool]) -> Calls:
-    """`tools` are those that the model is told of. Raises APIError for a choice of none of them."""
+    """`tools`: in the prompt. Raises APIError for a choice of none of them."""
     choice, parallel = request.tool_choice or "auto", request.parallel_tool_calls is not False
     if isinstance(choice, NamedToolChoice):
         return Calls(_named([choice.function.name], tools), "required", parallel=False)

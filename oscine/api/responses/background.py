@@ -126,7 +126,7 @@ class BackgroundResponses:
         return found if found is not None and found.run.owner == owner and found.run.begun.is_set() else None
 
     async def stop(self) -> None:
-        """Ends all responses as failed, and tries one last time to store those that are not stored."""
+        """Ends all responses as failed, and tries one last time to store what is not stored."""
         responses = [*self._live.values()]
         await asyncio.gather(*(response.cancel(by_client=False) for response in responses))
         await asyncio.gather(*map(self.forget, responses))

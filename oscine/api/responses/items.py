@@ -321,7 +321,7 @@ class ListingItem(Item):
 
 
 class OutputItems:
-    """All items of a response, in order; those of built-in calls stay open until they are answered.
+    """All items of a response, in order. The item of a built-in call stays open until the call is answered.
 
     A Choice of oscine.api.serving.generation.
     """

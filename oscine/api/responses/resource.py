@@ -52,7 +52,7 @@ class KeptItem(Struct):
 
 
 def new_response(response_id: str, body: ResponseRequest, model: str, namespaces: Collection[str]) -> ResponseAnswer:
-    """A response that has not begun; `namespaces` are those of its built-in tools."""
+    """A response that has not begun; `namespaces`: of its built-in tools."""
     reasoning, text = body.reasoning, body.text
     given = {name: value for name in _REPEATED if (value := getattr(body, name)) is not None}
     return ResponseAnswer(

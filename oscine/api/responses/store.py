@@ -114,7 +114,7 @@ class ResponseStore:
             thread.shutdown(wait=False)
 
     async def put(self, response: StoredResponse, items: Sequence[Item]) -> None:
-        """Keeps a response, or replaces it. `items` are those of its input and output, for references to them."""
+        """Keeps a response, or replaces it. `items`: of its input and output, for references to them."""
         await self._write(self._put, response, items)
 
     async def get(self, response_id: str, owner: str) -> StoredResponse | None:

@@ -1,4 +1,4 @@
-"""The tools of a request for a response: those that the client answers, and which calls are allowed.
+"""The tools of a request for a response: the client's own, and which calls are allowed.
 
 Custom tools and the functions of namespaces become functions, the only tools of a client that the model can call.
 """
@@ -98,7 +98,7 @@ def _builtin_type(tool: Object) -> str | None:
 
 
 def repeated(tools: Sequence[Object], namespaces: Collection[str]) -> list[Object]:
-    """The tools as a response repeats them; `namespaces` are those of built-in tools.
+    """The tools as a response repeats them. `namespaces`: of built-in tools.
 
     Tools that are of an unknown type or not enabled are left out, as they are from the prompt.
     """
@@ -147,7 +147,7 @@ def _custom_tool(tool: _Custom, where: str) -> ClientTool:
 
 
 def allowed(choice: str | Object | None, tools: ClientTools, recipients: Sequence[str], *, parallel: bool) -> Calls:
-    """What `tool_choice` allows; `recipients` are those of built-in tools. Raises APIError."""
+    """What `tool_choice` allows. `recipients`: of built-in tools. Raises APIError."""
     everything = Calls(tools.functions, "auto", parallel, tuple(recipients))
     match choice:
         case None | "auto":

@@ -17,7 +17,7 @@ _KNOWN = {
     *(OUTPUTS, SOURCES, LOGPROBS, SEALED_REASONING, "web_search_call.results"),
     *("file_search_call.results", "message.input_image.image_url", "computer_call_output.output.image_url"),
 }
-_SEAL = "oscine-1:"  # marks our own texts, not those of other servers
+_SEAL = "oscine-1:"  # marks texts of Oscine, as other servers have other texts
 
 
 def included(names: Sequence[str] | None) -> frozenset[str]:

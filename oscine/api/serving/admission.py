@@ -66,7 +66,7 @@ class Admission:
 
     @contextmanager
     def hold(self, sequences: int, tokens: int = 0) -> Iterator[None]:
-        """`tokens` are those of all prompts. Raises APIError as check does."""
+        """`tokens`: of all prompts. Raises APIError as check does."""
         self.check(sequences, tokens)
         self.sequences += sequences
         self.tokens += tokens

@@ -33,7 +33,7 @@ async def begin_turns(
 ) -> list[Turn]:
     """One turn per choice. Raises APIError for a form that cannot be enforced, and as `prepare` does.
 
-    `form` is that of the answer. `prepare` is called once the form is in order. `toolbox` runs built-in tools, if
+    `form`: of the answer. `prepare` is called once the form is in order. `toolbox` runs built-in tools, if
     `calls` allows any. `separator` joins the texts of several messages of one kind.
     """
     model, caller, size = call.model, call.caller, call.size

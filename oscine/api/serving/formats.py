@@ -216,9 +216,9 @@ async def constraint(
 ) -> str | None:
     """The grammar for SamplingParams.grammar, for a prompt that ends in `<|start|>assistant`; None: nothing to enforce.
 
-    `form` is that of the final message. With `auto` only strict functions have their arguments constrained. With
+    `form`: of the final message. With `auto` only strict functions have their arguments constrained. With
     `required` all functions have, and there is no final message. For one named function, give it alone, with `required`
-    and not `parallel`. `size` is that of the request in bytes.
+    and not `parallel`. `size`: bytes of the request.
 
     A continuation whose prompt ends within the final message takes `text_constraint` of the same form instead.
     Raises APIError 400 that names the parameter of what cannot be enforced.
@@ -241,7 +241,7 @@ async def constraint(
 async def text_constraint(form: Form, caller: Caller = NO_CALLER, size: int = 0) -> str:
     """The grammar of text alone, up to the token that ends it: for raw text, or within a final message.
 
-    `size` is that of the request in bytes. Raises APIError 400 that names the parameter.
+    `size`: bytes of the request. Raises APIError 400 that names the parameter.
     """
     whole = await _made(partial(grammar.text_grammar, form.format), [form], size)
     await _check(whole, [form], caller, size)

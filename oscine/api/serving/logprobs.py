@@ -43,12 +43,12 @@ class ContentLogprobs:
     def __init__(self, tokenizer: Tokenizer, top: int | None, positions: Sequence[TokenLogprobs]) -> None:
         """`top` is how many alternatives a token gets; None: no log-probabilities were asked for.
 
-        `positions`: those of every token of the turn by its index. The sequence grows with the turn.
+        `positions`: log-probabilities of each token of the turn, by its index. The sequence grows with the turn.
         """
         self._tokenizer, self.top, self._positions = tokenizer, top, positions
 
     def of(self, delta: ContentDelta) -> list[TokenLogprob]:
-        """Those of the tokens that a delta consists of; none if they were not asked for."""
+        """Log-probabilities of the tokens of a delta; none if they were not asked for."""
         if self.top is None:
             return []
         tokenizer, found = self._tokenizer, []
@@ -68,7 +68,7 @@ class TextLogprobs:
         self._lists = CompletionLogprobs([], [], [], [])
 
     def take(self) -> CompletionLogprobs:
-        """Those of the tokens since the last call. Offsets go on."""
+        """The lists of the tokens since the last call. Offsets go on."""
         lists, self._lists = self._lists, CompletionLogprobs([], [], [], [])
         return lists
 

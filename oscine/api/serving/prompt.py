@@ -40,7 +40,7 @@ class Prompts:
         return await beside(lambda: [self._tokenizer.decode([i]) for i in token_ids], len(token_ids))
 
     async def render(self, conversation: Conversation, size: int, messages: str = "messages") -> list[int]:
-        """`size` is that of the request in bytes, tools and schemas included; `messages` is the parameter with those.
+        """`size`: bytes of the request, with tools and schemas. `messages`: name of the parameter with the messages.
 
         Raises APIError for a conversation that has no rendering, or that is so long that none is made.
         """

@@ -97,7 +97,7 @@ class ServedModel:
         await self.engine.stop()
 
     async def drain(self, within_s: float) -> None:
-        """Refuses new requests, lets those that run finish in time, then cancels what is left."""
+        """Refuses new requests, lets running ones finish in time, then cancels the rest."""
         self.draining = True
         try:
             async with asyncio.timeout(within_s):

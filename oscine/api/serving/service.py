@@ -50,12 +50,12 @@ class Service:
         self.started = int(time.time())
         self._by_name: dict[str, ServedModel] = {}
         self._leaving: set[ServedModel] = set()  # removed, with requests that still run
-        self._retiring: set[asyncio.Task[None]] = set()  # of those that were replaced
+        self._retiring: set[asyncio.Task[None]] = set()  # of replaced models
 
     def add(self, engine: Engine, options: EngineOptions, names: Sequence[str] = ()) -> ServedModel:
         """One more model, known from now on; of a service that has started, the caller starts it.
 
-        `options` are those of its engine; `names` what clients call it, if not the model's own. Raises ValueError for
+        `options`: of its engine. `names`: for clients, if not the model's own. Raises ValueError for
         a name that another has.
         """
         model = self._made(engine, options, names)
@@ -154,7 +154,7 @@ class Service:
             await asyncio.to_thread(self.tracing.stop)
 
     async def drain(self) -> None:
-        """Refuses new requests, lets those that run finish within drain_s seconds, then cancels what is left."""
+        """Refuses new requests, lets running ones finish within drain_s seconds, then cancels the rest."""
         self.draining = True
         await asyncio.gather(*(model.drain(self.config.server.drain_s) for model in self._all()))
 
@@ -172,7 +172,7 @@ class Service:
 
     @property
     def state(self) -> ModelState:
-        """starting, ready (all that there are), restarting, draining, failed or stopped: that of the worst model."""
+        """The state of the worst model; ready if all are."""
         if self.draining:
             return "draining"
         return min((model.state for model in self.models), key=_WORST_FIRST.index, default="starting")

@@ -63,7 +63,7 @@ class Metrics:
         self._refreshes: list[Callable[[], Awaitable[None]]] = []
         ProcessCollector(registry=self.registry)
         self._http = self._counter("http_responses", "HTTP responses", "path", "status")
-        # These names are those that dashboards of vLLM and other servers query.
+        # Dashboards of vLLM and other servers query these names.
         name, what, labels = "http_request_duration_seconds", "Time to the end of the response", ("method", "handler")
         self._requests = Counter("http_requests", "HTTP requests", (*labels, "status"), registry=self.registry)
         self._durations = Histogram(name, what, labels, buckets=_HTTP_BUCKETS_S, registry=self.registry)

@@ -132,7 +132,7 @@ def _generation(record: RequestRecord) -> dict[str, Any]:
 
 
 class SequenceSpans:
-    """Adds the spans below that of a request once it is over: the phases of each sequence, and its way through engines.
+    """Adds child spans to a request's span once it is over: the phases of each sequence, and its way through engines.
 
     Phases that have not ended end with the request.
     """

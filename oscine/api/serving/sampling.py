@@ -12,6 +12,10 @@ from oscine.api.serving.parameters import SamplingFields
 from oscine.types import SamplingParams
 
 INT64 = 1 << 63
+_AS_GIVEN = (  # parameters that mean the same to the engine
+    *("temperature", "top_p", "min_p", "logit_bias"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+)
 
 
 def check(condition: bool, param: str, rule: str, value: object) -> None:
@@ -82,28 +86,22 @@ def read(
     most = _max_new_tokens(
         num_prompt_tokens, max_tokens, model.max_model_len, prompt=prompt, param=param, minimum=minimum
     )
-    stop_token_ids, bias = body.stop_token_ids or (), body.logit_bias or {}
+    stop_token_ids = body.stop_token_ids or ()
     check_ids("stop_token_ids", stop_token_ids, model.vocab_size)
-    check_ids("logit_bias", bias, model.vocab_size)
+    check_ids("logit_bias", body.logit_bias or (), model.vocab_size)
     min_tokens = body.min_tokens or 0
     check(min_tokens <= most, "min_tokens", f"between 0 and max_tokens ({most})", min_tokens)
-    temperature, top_p = body.temperature, body.top_p
-    if top_p == 0:  # the smallest set of tokens holds only the most probable one
-        temperature, top_p = 0.0, 1.0
+    given = {name: value for name in _AS_GIVEN if (value := getattr(body, name)) is not None}
+    if body.top_p == 0:  # the smallest set of tokens holds only the most probable one
+        given |= {"temperature": 0.0, "top_p": 1.0}
     own_stops = () if body.ignore_eos else stop_ids
     return SamplingParams(
         max_tokens=most,
         min_tokens=min_tokens,
-        temperature=1.0 if temperature is None else temperature,
-        top_p=1.0 if top_p is None else top_p,
         top_k=max(body.top_k or 0, 0),
-        min_p=body.min_p or 0.0,
-        presence_penalty=body.presence_penalty or 0.0,
-        frequency_penalty=body.frequency_penalty or 0.0,
-        repetition_penalty=body.repetition_penalty or 1.0,
-        logit_bias=bias,
         seed=_seed(body.seed),
         stop_token_ids=tuple(dict.fromkeys((*own_stops, *stop_token_ids))),
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
+        **given,
     )

@@ -122,12 +122,8 @@ def _generation(record: RequestRecord) -> dict[str, Any]:
     if len(sequences) > 1:
         found["gen_ai.request.choice.count"] = len(sequences)
     if sampling is not None:
-        found |= {
-            "gen_ai.request.max_tokens": sampling.max_tokens,
-            "gen_ai.request.temperature": sampling.temperature,
-            "gen_ai.request.top_p": sampling.top_p,
-            "gen_ai.request.seed": sampling.seed,
-        }
+        for name in ("max_tokens", "temperature", "top_p", "seed"):
+            found[f"gen_ai.request.{name}"] = getattr(sampling, name)
     return found
 
 

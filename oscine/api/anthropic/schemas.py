@@ -48,6 +48,9 @@ class AnthropicTool(Struct):
     strict: Annotated[bool | None, about("Whether the schema is enforced (default false).")] = None
 
 
+Tools = Annotated[list[AnthropicTool], Meta(max_length=MAX_TOOLS)]
+
+
 class AnthropicToolChoice(Struct):
     type: Annotated[Literal["auto", "any", "tool", "none"], about("`any` and `tool` require a call.")]
     name: Annotated[str | None, about("The tool that must be called.")] = None
@@ -88,9 +91,7 @@ class CountTokensRequest(Struct, kw_only=True):
     model: Annotated[str, about("The name of a model.")]
     messages: Annotated[list[AnthropicMessage], about("The conversation so far, the newest message last.")]
     system: Annotated[str | list[Block] | None, about("A system message before the conversation.")] = None
-    tools: Annotated[
-        Annotated[list[AnthropicTool], Meta(max_length=MAX_TOOLS)] | None, about("Functions that the model may call.")
-    ] = None
+    tools: Annotated[Tools | None, about("Functions that the model may call.")] = None
     tool_choice: Annotated[AnthropicToolChoice | None, about("Which tools may, or must, be called.")] = None
     thinking: Annotated[Thinking | None, about("The budget of the reasoning, and whether it is shown.")] = None
     output_config: Annotated[OutputConfig | None, about("Effort, and form of the answer.")] = None

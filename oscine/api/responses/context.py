@@ -6,7 +6,7 @@ are.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from msgspec import Struct
 from starlette.types import Receive, Scope, Send
@@ -26,6 +26,7 @@ from oscine.api.responses.schemas import (
     ResponseRequest,
     TextConfig,
     Tools,
+    Truncation,
 )
 from oscine.api.responses.service import ResponseEndpoint
 from oscine.api.responses.view import Object, sealed
@@ -59,7 +60,7 @@ class InputTokensRequest(_Prompt, kw_only=True):
     tool_choice: Annotated[str | Object | None, about("With `none` the model is told of no tools.")] = None
     parallel_tool_calls: Annotated[bool | None, ignored("the prompt is the same")] = None
     text: Annotated[TextConfig | None, about("The form of the answer.")] = None
-    truncation: Annotated[Literal["auto", "disabled"] | None, ignored("the prompt is the same")] = None
+    truncation: Annotated[Truncation | None, ignored("the prompt is the same")] = None
 
 
 class CompactRequest(_Prompt, kw_only=True):

@@ -22,6 +22,7 @@ Tools = Annotated[list[dict[str, Any]], Meta(max_length=MAX_TOOLS)]
 Metadata = Annotated[
     dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)
 ]
+Truncation = Literal["auto", "disabled"]
 Summary = Literal["auto", "concise", "detailed"]
 
 
@@ -61,9 +62,7 @@ class ResponseRequest(SamplingFields, kw_only=True):
     reasoning: Annotated[ReasoningConfig | None, about("Effort and display of the reasoning.")] = None
     text: Annotated[TextConfig | None, about("The form of the answer.")] = None
     tools: Annotated[Tools | None, about("The client's functions, and built-in tools.")] = None
-    tool_choice: Annotated[
-        str | dict[str, Any] | None, about("Which tools may, or must, be called (default `auto`).")
-    ] = None
+    tool_choice: Annotated[str | Object | None, about("Which tools may, or must, be called (default `auto`).")] = None
     parallel_tool_calls: Annotated[bool | None, about("Whether a turn may have several calls (default true).")] = None
     max_output_tokens: Annotated[int | None, about("Tokens that are generated at most, reasoning included.")] = None
     max_tool_calls: Annotated[Positive | None, about("Calls of built-in tools at most.")] = None
@@ -72,9 +71,7 @@ class ResponseRequest(SamplingFields, kw_only=True):
     metadata: Annotated[Metadata | None, about("Up to 16 pairs that are kept with the response.")] = None
     store: Annotated[bool | None, about("Whether the response is stored (default true).")] = None
     background: Annotated[bool | None, about("Whether it runs on without the client's connection.")] = None
-    truncation: Annotated[
-        Literal["auto", "disabled"] | None, ignored("what does not fit the context is refused, never cut")
-    ] = None
+    truncation: Annotated[Truncation | None, ignored("what does not fit the context is refused, never cut")] = None
     user: Annotated[str | None, ignored("it is repeated in the response")] = None
     safety_identifier: Annotated[str | None, ignored("it is repeated in the response")] = None
     prompt_cache_key: Annotated[str | None, ignored("it is repeated in the response; see `cache_salt`")] = None
@@ -153,7 +150,7 @@ class ResponseAnswer(Struct):
     tools: list[Object]
     top_logprobs: int
     top_p: float
-    truncation: Literal["auto", "disabled"]
+    truncation: Truncation
     usage: ResponseUsage | None
     user: str | None
 

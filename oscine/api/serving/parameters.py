@@ -166,16 +166,12 @@ class SamplingFields(Struct, kw_only=True):
     n: Annotated[Annotated[int, Meta(ge=1, le=128)] | None, about("How many answers are generated.")] = None
     max_tokens: Annotated[int | None, about("Tokens that are generated at most, reasoning included.")] = None
     temperature: Annotated[Temperature | None, about("0 is greedy (default 1).")] = None
-    top_p: Annotated[
-        Share | None, about("Samples from the fewest tokens with this probability; 0 is greedy (default 1).")
-    ] = None
+    top_p: Annotated[Share | None, about("Share of probability in nucleus sampling (default 1); 0 is greedy.")] = None
     presence_penalty: Annotated[Penalty | None, about("Subtracted once from the logit of a generated token.")] = None
     frequency_penalty: Annotated[Penalty | None, about("Subtracted for each time that a token was generated.")] = None
     logit_bias: Annotated[LogitBias | None, about("Token ids, and what is added to their logits.")] = None
     seed: Annotated[Int64 | None, about("The same seed gives the same answer (default: drawn).")] = None
-    stop: Annotated[ShortText | StopTexts | None, about("Up to 16 texts that end the answer. They are left out.")] = (
-        None
-    )
+    stop: Annotated[ShortText | StopTexts | None, about("Up to 16 texts that end the answer; left out of it.")] = None
     # Extensions with vLLM's names:
     top_k: Annotated[TopK | None, about("Samples from this many tokens; 0 or -1: from all.")] = None
     min_p: Annotated[Share | None, about("Leaves out tokens below this share of the greatest probability.")] = None

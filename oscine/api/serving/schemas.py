@@ -128,9 +128,7 @@ class JsonSchema(Struct):
 class ResponseFormat(Struct):
     type: Annotated[str, about("`text`, `json_object` or `json_schema`.")]
     json_schema: Annotated[JsonSchema | None, about("For the type `json_schema`.")] = None
-    enforce: Annotated[bool | None, about("False shows the form to the model and promises nothing. Oscine's own.")] = (
-        None
-    )
+    enforce: Annotated[bool | None, about("False only shows the form to the model. Oscine's own.")] = None
 
 
 class ReasoningOptions(Struct):
@@ -179,9 +177,7 @@ class ChatCompletionRequest(SamplingFields, kw_only=True):
     think: Annotated[bool | Effort | None, about("An effort, as Ollama has it; false is `none`.")] = None
     thinking: Annotated[ThinkingOptions | None, about("Whether, and how long, the model thinks.")] = None
     enable_thinking: Annotated[bool | None, about("False is the effort `none`.")] = None
-    thinking_token_budget: Annotated[
-        Natural | None, about("Tokens after which reasoning ends and the answer begins.")
-    ] = None
+    thinking_token_budget: Annotated[Natural | None, about("Tokens after which the reasoning ends.")] = None
     verbosity: Annotated[Verbosity | None, ignored("the model knows no verbosity")] = None
     include_reasoning: Annotated[bool | None, about("False leaves the reasoning out of the answer.")] = None
     final_headroom: Annotated[Natural | None, about("Tokens of the budget that are kept for the answer.")] = None

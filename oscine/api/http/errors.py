@@ -90,6 +90,10 @@ def unsupported(param: str, why: str = "it is not supported") -> APIError:
     return APIError(f"Invalid value for '{param}': {why}.", param=param, code="unsupported_parameter")
 
 
+def not_found(message: str, code: str, param: str | None = None) -> APIError:
+    return APIError(message, status=404, param=param, code=code)
+
+
 def retry_after(seconds: float | None) -> dict[str, str]:
     """The header: whole seconds, one at least."""
     return {"Retry-After": str(max(1, math.ceil(RETRY_AFTER_S if seconds is None else seconds)))}

@@ -68,9 +68,6 @@ class JsonCheck:
         given = header(scope, b"content-type")
         if given.partition(b";")[0].strip().lower() != _JSON:
             what = f"not {given.decode('latin-1')[:_LONGEST]!r}" if given else "but it is missing"
-            raise APIError(
-                f"The header 'Content-Type' must be application/json, {what}.",
-                status=415,
-                code="unsupported_media_type",
-            )
+            message = f"The header 'Content-Type' must be application/json, {what}."
+            raise APIError(message, status=415, code="unsupported_media_type")
         await self.app(scope, receive, send)

@@ -144,15 +144,10 @@ class KeyCheck:
         use = self.keys.find(scope)
         if use is None:
             shown = header(scope, b"authorization") or header(scope, b"x-api-key")
-            raise APIError(
-                "The API key is wrong: this server does not know it."
-                if shown
-                else "The API key is missing: send it as 'Authorization: Bearer KEY'.",
-                status=401,
-                type="authentication_error",
-                code="invalid_api_key",
-                headers={"WWW-Authenticate": "Bearer"},
-            )
+            what = "wrong: this server does not know it" if shown else "missing: send it as 'Authorization: Bearer KEY'"
+            headers = {"WWW-Authenticate": "Bearer"}
+            kind, code = "authentication_error", "invalid_api_key"
+            raise APIError(f"The API key is {what}.", status=401, type=kind, code=code, headers=headers)
         record = current.get()
         if record is not None:
             record.key = use

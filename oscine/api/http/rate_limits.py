@@ -81,11 +81,11 @@ class KeyUse:
     def take_request(self) -> None:
         """Raises APIError 429 if none is left, or if tokens are owed."""
         if self._tokens is not None and self._tokens.level < 0:
-            raise _exceeded(f"the {self._tokens.capacity} tokens a minute", "tokens", self._tokens.wait_s(0))
+            raise _exceeded(f"the {self._tokens.capacity} tokens per minute", "tokens", self._tokens.wait_s(0))
         if self._requests is not None:
             if self._requests.level < 1:
                 raise _exceeded(
-                    f"the {self._requests.capacity} requests a minute", "requests", self._requests.wait_s(1)
+                    f"the {self._requests.capacity} requests per minute", "requests", self._requests.wait_s(1)
                 )
             self._requests.take(1)
 
@@ -109,9 +109,9 @@ class KeyUse:
         if bucket is None:
             return
         if tokens > bucket.capacity:
-            raise APIError(f"The prompt has {tokens} tokens; this API key may use {bucket.capacity} a minute.")
+            raise APIError(f"The prompt has {tokens} tokens; this API key may use {bucket.capacity} per minute.")
         if tokens > bucket.level:
-            raise _exceeded(f"the {bucket.capacity} tokens a minute", "tokens", bucket.wait_s(tokens))
+            raise _exceeded(f"the {bucket.capacity} tokens per minute", "tokens", bucket.wait_s(tokens))
         bucket.take(tokens)
 
     def take_generated(self, tokens: int) -> None:

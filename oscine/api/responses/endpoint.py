@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from oscine.api.http.body import json_response
 from oscine.api.http.connection import run_while_connected
-from oscine.api.http.errors import APIError, invalid
+from oscine.api.http.errors import APIError, invalid, not_found
 from oscine.api.http.keys import Caller
 from oscine.api.http.sse import EventStream
 from oscine.api.responses.background import BackgroundResponse
@@ -147,6 +147,4 @@ def _shown(stored: StoredResponse, include: frozenset[str]) -> ResponseAnswer:
 
 
 def _not_found(response_id: str) -> APIError:
-    return APIError(
-        f"The response '{response_id}' is not stored on this server.", status=404, code="response_not_found"
-    )
+    return not_found(f"The response '{response_id}' is not stored on this server.", "response_not_found")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from oscine.api.http.errors import APIError, invalid
+from oscine.api.http.errors import APIError, invalid, not_found
 from oscine.api.http.work import beside
 from oscine.api.responses.input import ItemHistory, input_items, references
 from oscine.api.responses.items import new_id
@@ -163,12 +163,8 @@ async def _chain(service: ResponseService, response_id: str | None, owner: str) 
     chain = await service.store.chain(response_id, owner)
     if not chain or chain[0].previous is not None:
         what = "is not" if not chain else "continues one that is no longer"
-        raise APIError(
-            f"The response '{response_id}' {what} stored on this server.",
-            status=404,
-            param="previous_response_id",
-            code="previous_response_not_found",
-        )
+        message = f"The response '{response_id}' {what} stored on this server."
+        raise not_found(message, "previous_response_not_found", "previous_response_id")
     return chain
 
 

@@ -47,11 +47,8 @@ class Prompts:
         try:
             return await beside(lambda: self._renderer.render(conversation, self._max_model_len), size)
         except PromptTooLong:
-            raise APIError(
-                f"The context of this model holds {self._max_model_len} tokens, and '{messages}' has many more.",
-                param=messages,
-                code="context_length_exceeded",
-            ) from None
+            message = f"The context of this model holds {self._max_model_len} tokens, and '{messages}' has many more."
+            raise APIError(message, param=messages, code="context_length_exceeded") from None
         except ConversationError as error:
             raise invalid(messages if error.param == "messages" else error.param, str(error)) from None
 

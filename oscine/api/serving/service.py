@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from oscine.api.http.body import Bodies
-from oscine.api.http.errors import APIError, invalid, unavailable
+from oscine.api.http.errors import invalid, not_found, unavailable
 from oscine.api.http.keys import ApiKeys
 from oscine.api.http.record import current
 from oscine.api.serving.reasoning_memory import ReasoningMemory
@@ -202,9 +202,7 @@ class Service:
         there = f"this server has {', '.join(self.names) or 'none'}"
         if name is None:
             raise invalid("model", f"it is required: {there}")
-        raise APIError(
-            f"The model '{name}' does not exist; {there}.", status=404, param="model", code="model_not_found"
-        )
+        raise not_found(f"The model '{name}' does not exist; {there}.", "model_not_found", "model")
 
     def _default(self) -> ServedModel | None:
         """Raises APIError 503 where there is no model yet."""

@@ -16,8 +16,6 @@ from oscine.api.serving.generation import Generation
 
 
 class AnthropicMessages(Endpoint[MessagesRequest]):
-    request_type = MessagesRequest
-
     async def answer(self, call: Call[MessagesRequest], scope: Scope, receive: Receive, send: Send) -> None:
         body, stream = call.body, bool(call.body.stream)
         request = await beside(lambda: chat_request(body), call.size)
@@ -31,8 +29,6 @@ class AnthropicMessages(Endpoint[MessagesRequest]):
 
 
 class CountTokens(Endpoint[CountTokensRequest]):
-    request_type = CountTokensRequest
-
     async def answer(self, call: Call[CountTokensRequest], scope: Scope, receive: Receive, send: Send) -> None:
         said = await beside(lambda: conversation(prompt_request(call.body), self.service.date), call.size)
         talk = self.service.reasoning.restore(call.caller.name, said)

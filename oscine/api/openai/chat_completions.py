@@ -28,8 +28,6 @@ _REASONING_FIELDS = {
 
 
 class ChatCompletions(Endpoint[ChatCompletionRequest]):
-    request_type = ChatCompletionRequest
-
     async def answer(self, call: Call[ChatCompletionRequest], scope: Scope, receive: Receive, send: Send) -> None:
         body = call.body
         turns = await chat_turns(self.service, call)

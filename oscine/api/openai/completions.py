@@ -30,8 +30,6 @@ _DEFAULT_MAX_TOKENS = 16  # as OpenAI's
 
 
 class Completions(Endpoint[CompletionRequest]):
-    request_type = CompletionRequest
-
     async def answer(self, call: Call[CompletionRequest], scope: Scope, receive: Receive, send: Send) -> None:
         body, model = call.body, call.model
         if body.best_of is not None and body.best_of != (body.n or 1):

@@ -5,7 +5,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import Any, Generic, Protocol
+from typing import Any, Generic, Protocol, get_args
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -43,6 +43,9 @@ class Endpoint(ABC, Generic[T]):
     """An ASGI application: the response of a stream is written without a layer in between."""
 
     request_type: type[T]
+
+    def __init_subclass__(cls) -> None:
+        (cls.request_type,) = get_args(cls.__dict__["__orig_bases__"][0])  # T
 
     def __init__(self, service: Service) -> None:
         self.service = service

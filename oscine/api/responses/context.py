@@ -75,8 +75,6 @@ Prompted = TypeVar("Prompted", InputTokensRequest, CompactRequest)
 class InputTokens(ResponseEndpoint[InputTokensRequest]):
     """Counts the tokens of the prompt that a response would have."""
 
-    request_type = InputTokensRequest
-
     async def answer(self, call: Call[InputTokensRequest], scope: Scope, receive: Receive, send: Send) -> None:
         plan = await make_plan(self.service, _for_response(call, input=call.body.input or []))
         async with plan.toolbox:
@@ -86,8 +84,6 @@ class InputTokens(ResponseEndpoint[InputTokensRequest]):
 
 class Compact(ResponseEndpoint[CompactRequest]):
     """Answers with items that replace the conversation."""
-
-    request_type = CompactRequest
 
     async def answer(self, call: Call[CompactRequest], scope: Scope, receive: Receive, send: Send) -> None:
         call.model.served.admission.check(1)

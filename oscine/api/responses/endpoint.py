@@ -33,8 +33,6 @@ from oscine.api.serving.call import Call
 
 
 class Responses(ResponseEndpoint[ResponseRequest]):
-    request_type = ResponseRequest
-
     async def answer(self, call: Call[ResponseRequest], scope: Scope, receive: Receive, send: Send) -> None:
         call.model.served.admission.check(1)  # before the prompt is made, which costs more
         run = ResponseRun(self.service, await make_plan(self.service, call))

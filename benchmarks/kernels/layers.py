@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.kernels.inputs import sampling_batch
 from benchmarks.kernels.routings import draw
 from oscine.bench.step_inputs import PAGE, StepLoad, make_batch, random_pages
 from oscine.bench.timer import time_call
@@ -19,7 +20,6 @@ from oscine.model.gpt_oss import GptOss
 from oscine.model.opened import PUBLISHED
 from oscine.model.random_weights import RandomTensors
 from oscine.model.weights import load_weights
-from oscine.ops.cases import sampling_batch
 from oscine.ops.interface import Batch, Chooser, KVCache, Ops, Routing
 from oscine.ops.table import TABLE, choose, resolve
 from oscine.ops.target import Target

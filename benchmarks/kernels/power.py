@@ -16,10 +16,10 @@ from statistics import fmean, median
 import torch
 from torch import Tensor
 
+from benchmarks.kernels.inputs import random_experts
 from benchmarks.kernels.routings import draw_for
 from oscine.bench.timer import capture, seconds_on_gpu
 from oscine.model.config import gpt_oss_120b
-from oscine.ops.cases import random_experts
 from oscine.ops.choose import screened
 from oscine.ops.choose.screen_gemm import TILES, logits
 from oscine.ops.interface import Routing

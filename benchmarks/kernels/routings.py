@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
+from benchmarks.kernels.inputs import random_routing
 from oscine.ops import planes
-from oscine.ops.cases import random_routing
 from oscine.ops.interface import Routing
 from oscine.ops.norm.triton import UNCOUNTED_TOKENS
 from oscine.ops.target import Target

@@ -1,8 +1,8 @@
-"""One step of a model with random weights, op by op: each op is a call on the inputs that it has in such a step.
+"""One step of a model with random weights, op by op. Each op is a call on the inputs that it has in such a step.
 
-The inputs of an op are the outputs of the op before it, so partial sums and prepared experts are those of the backends
-in use. The calls of one op cycle through the weights and KV memory of several layers, so that these come from memory
-and not from a cache.
+The inputs of an op are the outputs of the op before it. So partial sums and prepared experts are those of the backends
+in use. The calls of one op cycle through the weights and KV memory of several layers. So these come from memory and not
+from a cache.
 """
 
 from collections.abc import Callable
@@ -19,8 +19,7 @@ from oscine.model.config import ModelConfig
 from oscine.model.gpt_oss import rope_table
 from oscine.model.random_weights import RandomTensors
 from oscine.model.weights import LayerWeights, Weights, load_weights
-from oscine.ops.cases import sampling_batch
-from oscine.ops.interface import Batch, Ops, PageGroup, Routing
+from oscine.ops.interface import Batch, Ops, PageGroup, QkvProjection, Routing, SamplingBatch
 
 NUM_LAYERS = 4  # of weights: more than the cache of any chip holds, and few enough to be made in a second
 KV_BYTES = 256 << 20  # at least this much KV memory for one op to cycle through, in several layers ...
@@ -101,8 +100,10 @@ class _Step:
 
         def norm_qkv(i: int) -> tuple[Tensor, Tensor]:
             w = self.layer(i)
-            projection = w.qkv_weight_FH, w.qkv_bias_F, table, positions_T, pages[:, i % pages.shape[1]], slots_T
-            return ops.norm_qkv(x_in, w.input_norm_H, eps, residual_in, *projection)
+            place = table, positions_T, pages[:, i % pages.shape[1]], slots_T
+            return ops.norm_qkv(
+                x_in, w.input_norm_H, eps, residual_in, QkvProjection(w.qkv_weight_FH, w.qkv_bias_F, *place)
+            )
 
         q_TQD, residual_TH = norm_qkv(0)
 
@@ -168,8 +169,9 @@ class _Step:
 
         x_NH, total_NH = norm(0)
         logits_NV = ops.lm_head(x_NH, head_VH)
-        temperature_N = torch.zeros(len(rows), device=self.device)
-        sampling = sampling_batch(len(rows), self.device, temperature_N=temperature_N, greedy=True)
+        heat_N = torch.zeros(len(rows), device=self.device)
+        unused_N = heat_N.long()
+        sampling = SamplingBatch(heat_N, unused_N, heat_N, heat_N, unused_N, unused_N, greedy=True, truncated=False)
         prepared, chooser = self.weights.prepared_head, ops.chooser
         read = head_VH.nbytes if prepared is None else chooser.prepared_bytes(*head_VH.shape)
 

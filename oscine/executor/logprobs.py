@@ -9,6 +9,7 @@ from torch import Tensor
 from oscine.executor.slots import ColumnArray
 from oscine.executor.transfer import download, upload
 from oscine.ops.interface import Sampled
+from oscine.ops.sample.reference import with_logprobs
 from oscine.types import TokenLogprobs
 
 ROWS_AT_ONCE = 64  # bounds the logits of a long prompt over a large vocabulary
@@ -32,29 +33,17 @@ def of_tokens(head: Callable[[Tensor], Tensor], x_NH: Tensor, token_ids: ColumnA
     """Log-probabilities of given tokens as if they had been sampled, one per row of x_NH, the head's input; on its
     device."""
     ids_N = upload(token_ids.astype(np.int64), x_NH.device)
-    parts = []
-    for start in range(0, len(token_ids), ROWS_AT_ONCE):
-        rows = slice(start, start + ROWS_AT_ONCE)
-        logprobs_NV = head(x_NH[rows]).log_softmax(-1)
-        top = logprobs_NV.topk(num_top, dim=-1)
-        parts.append((logprobs_NV.gather(1, ids_N[rows, None]).squeeze(1), top.indices, top.values))
-    return Sampled(ids_N, *(torch.cat(columns) for columns in zip(*parts, strict=True)))
+    pieces = [slice(start, start + ROWS_AT_ONCE) for start in range(0, len(token_ids), ROWS_AT_ONCE)]
+    return joined([with_logprobs(ids_N[rows], head(x_NH[rows]), num_top) for rows in pieces])
 
 
 def joined(parts: list[Sampled]) -> Sampled:
     """The rows of all parts, which have the same fields."""
-    return _map(lambda columns: columns[0] if len(columns) == 1 else torch.cat(columns), parts)
+    if len(parts) == 1:
+        return parts[0]
+    return Sampled._make(None if field[0] is None else torch.cat(field) for field in zip(*parts, strict=True))
 
 
 def on_host(sampled: Sampled) -> Sampled:
     """See transfer.download."""
-    return _map(lambda columns: download(columns[0]), [sampled])
-
-
-def _map(function: Callable[[list[Tensor]], Tensor], parts: list[Sampled]) -> Sampled:
-    """Field by field; an absent field stays absent."""
-    ids = function([part.token_ids_N for part in parts])
-    columns = (
-        [column for column in field if column is not None] for field in zip(*(p[1:] for p in parts), strict=True)
-    )
-    return Sampled(ids, *(function(column) if column else None for column in columns))
+    return Sampled._make(None if field is None else download(field) for field in sampled)

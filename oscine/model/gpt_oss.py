@@ -7,14 +7,14 @@ dimension, F the fused projection of queries, keys and values.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 import torch
 from torch import Tensor
 
 from oscine.model.config import ModelConfig
 from oscine.model.weights import LayerWeights, Weights
-from oscine.ops.interface import Batch, KVCache, Ops, PageGroup, SamplingBatch
+from oscine.ops.interface import Batch, KVCache, Ops, PageGroup, QkvProjection, SamplingBatch
 from oscine.ops.rope.yarn import yarn_cos_sin
 
 
@@ -78,45 +78,22 @@ class GptOss:
         self, x: Tensor, residual_TH: Tensor | None, layer: LayerWeights, cache: LayerCache, batch: Batch
     ) -> tuple[Tensor, Tensor]:
         ops, group = self.ops, cache.group
-        q_TQD, residual_TH = ops.norm_qkv(
-            x,
-            layer.input_norm_H,
-            self.config.rms_norm_eps,
-            residual_TH,
-            layer.qkv_weight_FH,
-            layer.qkv_bias_F,
-            self.cos_sin,
-            batch.positions_T,
-            cache.kv_pages,
-            group.slots_T,
-        )
+        place = self.cos_sin, batch.positions_T, cache.kv_pages, group.slots_T
+        projection = QkvProjection(layer.qkv_weight_FH, layer.qkv_bias_F, *place)
+        eps = self.config.rms_norm_eps
+        q_TQD, residual_TH = ops.norm_qkv(x, layer.input_norm_H, eps, residual_TH, projection)
         heads = ops.attention(q_TQD, cache.kv_pages, batch, group, layer.sinks_Q, cache.window)
         return ops.out_proj(heads, layer.out_weight, layer.out_bias_H), residual_TH
 
     def _mix_experts(self, x: Tensor, residual_TH: Tensor, layer: LayerWeights) -> tuple[Tensor, Tensor]:
         ops, config = self.ops, self.config
+        router = layer.router_weight_EH, layer.router_bias_E, config.num_experts_per_tok
         x_TH, residual_TH, routing = ops.norm_route(
-            x,
-            layer.post_attention_norm_H,
-            config.rms_norm_eps,
-            residual_TH,
-            layer.router_weight_EH,
-            layer.router_bias_E,
-            config.num_experts_per_tok,
+            x, layer.post_attention_norm_H, config.rms_norm_eps, residual_TH, *router
         )
         return ops.moe(x_TH, routing, layer.experts, config.swiglu_limit), residual_TH
 
 
 def rope_table(config: ModelConfig, device: torch.device) -> Tensor:
     """[max_position_embeddings, D] float32: the cos_sin of ops.norm_qkv."""
-    yarn = config.yarn
-    return yarn_cos_sin(
-        config.max_position_embeddings,
-        config.head_dim,
-        base=yarn.rope_theta,
-        factor=yarn.factor,
-        beta_fast=yarn.beta_fast,
-        beta_slow=yarn.beta_slow,
-        original_length=yarn.original_max_position_embeddings,
-        device=device,
-    )
+    return yarn_cos_sin(config.max_position_embeddings, config.head_dim, device, **asdict(config.yarn))

@@ -47,11 +47,22 @@ class PreparedStep(NamedTuple):
     token_ids_T: Tensor
     positions_T: Tensor
     groups: tuple[PageGroup, ...]
-    logits_rows_N: Tensor
+    logits_rows_N: Tensor | None
 
 
 # Physical KV memory per group: [pages, layers of the group, 2 (key, value), G, P, D]; one page is one contiguous block.
 KVCache = tuple[Tensor, ...]
+
+
+class QkvProjection(NamedTuple):
+    """From normed tokens to rotated queries, and to keys and values in the cache."""
+
+    weight_FH: Tensor
+    bias_F: Tensor
+    cos_sin: Tensor  # float32 [max position, D]: D/2 cosines, then D/2 sines
+    positions_T: Tensor
+    kv_pages: Tensor  # [pages, 2, G, P, D], written
+    slots_T: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,12 +172,9 @@ class Ops:
 
     # (x [T, H] or [T, J, H], weight_H, eps, residual_TH or None) -> (norm(x + residual), x + residual)
     rms_norm: Callable[[Tensor, Tensor, float, Tensor | None], tuple[Tensor, Tensor]]
-    # (x [T, H] or [T, J, H], norm_weight_H, eps, residual_TH or None,
-    #  weight_FH, bias_F, cos_sin [max position, D], positions_T, kv [pages, 2, G, P, D] written, slots_T)
+    # (x [T, H] or [T, J, H], norm_weight_H, eps, residual_TH or None, projection)
     #     -> (q_TQD of norm(x + residual), x + residual)
-    norm_qkv: Callable[
-        [Tensor, Tensor, float, Tensor | None, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]
-    ]
+    norm_qkv: Callable[[Tensor, Tensor, float, Tensor | None, QkvProjection], tuple[Tensor, Tensor]]
     # (q_TQD, kv [pages, 2, G, P, D], batch, group, sinks_Q, window in tokens or None) -> [T, Q * D]
     attention: Callable[[Tensor, Tensor, Batch, PageGroup, Tensor, int | None], Tensor]
     # ([T, Q * D], weight [H, Q * D], bias_H) -> [T, H] or [T, J, H]

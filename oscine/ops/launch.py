@@ -1,12 +1,14 @@
 """What launches of Triton kernels share: dependent launches, and arrival counters.
 
-A kernel that takes `PDL` calls gdc_launch_dependents first, may then read weights, and calls gdc_wait before it
-touches anything that an earlier kernel of the step writes or reads. Target.launch_options says where it is used.
+A kernel that takes `PDL` calls gdc_launch_dependents first, and may then read weights. It calls gdc_wait before it
+touches memory that an earlier kernel of the step writes or reads. Target.launch_options says where it is used.
 """
 
 import functools
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
 NUM_ARRIVALS = 8192
@@ -19,3 +21,11 @@ def arrivals(device: torch.device) -> Tensor:
     Shared by all kernels of the device, so these must run on one stream; each leaves zeros behind.
     """
     return torch.zeros(NUM_ARRIVALS, dtype=torch.int32, device=device)
+
+
+@triton.jit
+def depend(PDL: tl.constexpr):
+    """For a kernel that reads nothing before: lets the next kernel begin, and waits for the one before."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()

@@ -23,6 +23,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from oscine.ops.launch import depend
 from oscine.ops.target import Target
 
 FEW_TOKENS = 16  # these have planes in any case
@@ -37,8 +38,8 @@ class Planes(NamedTuple):
 def wanted(tokens: int, per_token: int, experts: int) -> bool:
     """Whether experts multiply in FP8: more tokens of an expert are quicker in fp16.
 
-    With few tokens the time goes into weights, which are less work to expand to FP8; with more it goes into products,
-    and two planes need twice as many, and a scale for each.
+    With few tokens the time goes into weights, which are less work to expand to FP8. With more it goes into products.
+    Two planes need twice as many, and a scale for each.
     """
     return tokens <= FEW_TOKENS or tokens * per_token <= MEAN_TOKENS * experts
 
@@ -93,8 +94,6 @@ def _interleave(plane_H, BLOCK_H: tl.constexpr):
 def _split_kernel(x, values, scale, H: tl.constexpr, BLOCK_H: tl.constexpr, PDL: tl.constexpr):
     token = tl.program_id(0).to(tl.int64)
     column_H = tl.arange(0, BLOCK_H)
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    depend(PDL)
     x_H = tl.load(x + token * H + column_H, mask=column_H < H, other=0).to(tl.float32)
     store_planes(x_H, values, scale, token, H, BLOCK_H)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from importlib import import_module
 from inspect import signature
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -16,55 +17,23 @@ from oscine.ops.interface import Ops, Shapes, Use
 from oscine.ops.ranks import across
 from oscine.ops.target import Target
 
-# op -> backend -> "module:function"
+# op -> backend -> its module, which has a function of the op's name, and <op>_use if it serves some steps only
 TABLE: dict[str, dict[str, str]] = {
-    "rms_norm": {
-        "reference": "oscine.ops.norm.reference:rms_norm",
-        "triton": "oscine.ops.norm.triton:rms_norm",
-    },
-    "norm_qkv": {
-        "reference": "oscine.ops.qkv.reference:norm_qkv",
-        "triton": "oscine.ops.qkv.triton:norm_qkv",
-        "hopper": "oscine.ops.qkv.hopper:norm_qkv",
-    },
-    "attention": {
-        "reference": "oscine.ops.attention.reference:attention",
-        "triton": "oscine.ops.attention.triton:attention",
-        "hopper": "oscine.ops.attention.hopper:attention",
-    },
-    "out_proj": {
-        "reference": "oscine.ops.linear.reference:out_proj",
-        "triton": "oscine.ops.linear.triton:out_proj",
-        "hopper": "oscine.ops.linear.hopper:out_proj",
-    },
-    "norm_route": {
-        "reference": "oscine.ops.norm.reference:norm_route",
-        "triton": "oscine.ops.norm.triton:norm_route",
-        "hopper": "oscine.ops.norm.hopper:norm_route",
-    },
-    "moe": {  # its module has prepare_experts too
-        "reference": "oscine.ops.moe.reference:moe",
-        "triton": "oscine.ops.moe.triton:moe",
-        "hopper": "oscine.ops.moe.hopper:moe",
-    },
-    "lm_head": {
-        "reference": "oscine.ops.linear.reference:lm_head",
-        "triton": "oscine.ops.linear.triton:lm_head",
-        "hopper": "oscine.ops.linear.hopper:lm_head",
-    },
-    "sample": {
-        "reference": "oscine.ops.sample.reference:sample",
-        "triton": "oscine.ops.sample.triton:sample",
-    },
-    "chooser": {  # made of the lm_head and the sample that are chosen
-        "reference": "oscine.ops.choose.reference:bind",
-        "screened": "oscine.ops.choose.screened:bind",
-    },
-    "prepare_step": {  # its module has write_back too
-        "reference": "oscine.ops.step.reference:prepare_step",
-        "triton": "oscine.ops.step.triton:prepare_step",
-    },
+    "rms_norm": {"reference": "norm.reference", "triton": "norm.triton"},
+    "norm_qkv": {"reference": "qkv.reference", "triton": "qkv.triton", "hopper": "qkv.hopper"},
+    "attention": {"reference": "attention.reference", "triton": "attention.triton", "hopper": "attention.hopper"},
+    "out_proj": {"reference": "linear.reference", "triton": "linear.triton", "hopper": "linear.hopper"},
+    "norm_route": {"reference": "norm.reference", "triton": "norm.triton", "hopper": "norm.hopper"},
+    "moe": {"reference": "moe.reference", "triton": "moe.triton", "hopper": "moe.hopper"},
+    "lm_head": {"reference": "linear.reference", "triton": "linear.triton", "hopper": "linear.hopper"},
+    "sample": {"reference": "sample.reference", "triton": "sample.triton"},
+    "chooser": {
+        "reference": "choose.reference",
+        "screened": "choose.screened",
+    },  # made of the chosen lm_head and sample
+    "prepare_step": {"reference": "step.reference", "triton": "step.triton"},
 }
+BESIDE = {"moe": "prepare_experts", "prepare_step": "write_back"}  # op -> another one of the same module
 
 # platform -> op -> backend; "*" is every op not named
 DEFAULTS: dict[str, dict[str, str]] = {
@@ -78,15 +47,6 @@ DEFAULTS: dict[str, dict[str, str]] = {
         "prepare_step": "triton",
     },
 }
-# (op, backend) that serves some steps only -> "module:function", which makes a Use of the Shapes
-PARTIAL: dict[tuple[str, str], str] = {
-    ("norm_qkv", "hopper"): "oscine.ops.qkv.hopper:use",
-    ("attention", "hopper"): "oscine.ops.attention.hopper:use",
-    ("out_proj", "hopper"): "oscine.ops.linear.hopper:out_proj_use",
-    ("lm_head", "hopper"): "oscine.ops.linear.hopper:lm_head_use",
-    ("chooser", "screened"): "oscine.ops.choose.screened:use",
-}
-BESIDE = {"moe": "prepare_experts", "prepare_step": "write_back"}  # op -> another one of the same module
 
 
 def platform(target: Target, dtype: torch.dtype = torch.bfloat16) -> str:
@@ -120,18 +80,21 @@ def resolve(target: Target, choice: Mapping[str, str]) -> Ops:
     """The chosen backends (see choose), bound to the target. Raises ValueError where one cannot be imported."""
     functions: dict[str, Any] = {}
     for op, backend in choice.items():
-        path, _, function = TABLE[op][backend].partition(":")
         try:
-            module = import_module(path)
+            module = _module(op, backend)
         except ImportError as error:
             raise ValueError(f"backend {backend!r} of op {op!r} cannot be loaded: {error}") from error
-        functions[op] = _bound(getattr(module, function), target)
-        if op in BESIDE:
-            functions[BESIDE[op]] = _bound(getattr(module, BESIDE[op]), target)
+        for name in (op, BESIDE.get(op)):
+            if name is not None:
+                functions[name] = _bound(getattr(module, name), target)
     if target.communicator.num_ranks > 1:
         functions |= across(functions, target.communicator)
     functions["chooser"] = functions["chooser"](functions["lm_head"], functions["sample"])
     return Ops(**functions)
+
+
+def _module(op: str, backend: str) -> ModuleType:
+    return import_module(f"oscine.ops.{TABLE[op][backend]}")
 
 
 def _bound(function: Callable[..., Any], target: Target) -> Callable[..., Any]:
@@ -145,7 +108,8 @@ def describe(choice: Mapping[str, str], shapes: Shapes) -> str:
     """
     names, lines = [], []
     for op, backend in choice.items():
-        use = _use(op, backend, shapes)
+        use_of: Callable[[Shapes], Use] | None = getattr(_module(op, backend), f"{op}_use", None)
+        use = use_of and use_of(shapes)
         if use is None:
             names.append(f"{op}={backend}")
         elif use.unmet is None:
@@ -154,12 +118,3 @@ def describe(choice: Mapping[str, str], shapes: Shapes) -> str:
             names.append(f"{op}={use.otherwise}")
             lines.append(f"{op}={backend} is not used: it needs {use.unmet}")
     return "\n".join((f"ops: {', '.join(names)}", *lines))
-
-
-def _use(op: str, backend: str, shapes: Shapes) -> Use | None:
-    """None for a backend that serves every step."""
-    if (op, backend) not in PARTIAL:
-        return None
-    path, _, function = PARTIAL[op, backend].partition(":")
-    use: Use = getattr(import_module(path), function)(shapes)
-    return use

@@ -23,7 +23,7 @@ def capturable_ops(device: torch.device) -> Ops:
 def attention(
     q_TQD: Tensor, kv_pages: Tensor, batch: Batch, group: PageGroup, sinks_Q: Tensor, window: int | None
 ) -> Tensor:
-    """Over every column of the page tables, whatever is in those not used."""
+    """Over every column of the page tables, unused ones included."""
     if batch.num_decodes < len(batch.context_lens_S):
         return reference_attention(q_TQD, kv_pages, batch, group, sinks_Q, window)
     num_kv_heads, _, head_dim = kv_pages.shape[2:]

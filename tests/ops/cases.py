@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from oscine.ops.cases import random_experts
+from benchmarks.kernels.inputs import random_experts
 from oscine.ops.interface import Batch, MxExperts, PageGroup
 
 
@@ -68,7 +68,7 @@ def attention_inputs(case: AttentionCase, device: torch.device, dtype: torch.dty
         first = 0 if case.window is None else max(0, context - count - case.window + 1)
         spans.append((first // page, -(-context // page)))
     used = sum(last - first for first, last in spans)
-    deal = iter(torch.randperm(used, generator=generator).add(1).tolist())  # page 0 belongs to nobody
+    deal = iter(torch.randperm(used, generator=generator).add(1).tolist())  # page 0 is of no sequence
     table = torch.full((len(spans), max(last for _, last in spans) + 1), -1, dtype=torch.int32)
     for row, (first, last) in enumerate(spans):
         table[row, first:last] = torch.tensor([next(deal) for _ in range(first, last)], dtype=torch.int32)

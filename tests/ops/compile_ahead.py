@@ -7,7 +7,7 @@
     def test_it() -> None:
         run_interpreted(in_interpreter)
 
-Whatever is compiled must fit the chip: its shared memory, its registers, and no spills.
+Each kernel must fit the chip: its shared memory, its registers, and no spills.
 
 Knows nothing of Oscine's kernels. The interpreter has no Gluon and computes bf16 `tl.dot` wrongly (use float32 or
 float16); `tl.extra.cuda` calls must be behind a constexpr there.

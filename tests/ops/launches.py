@@ -20,10 +20,10 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
+from benchmarks.kernels.inputs import sampling_batch
 from oscine.model.config import gpt_oss_120b
 from oscine.model.gpt_oss import GptOss
 from oscine.model.weights import load_weights, tensor_specs
-from oscine.ops.cases import sampling_batch
 from oscine.ops.interface import Batch, PageGroup
 from oscine.ops.packed import BatchState, PackedSizes, PackedStep
 from oscine.ops.table import choose, platform, resolve

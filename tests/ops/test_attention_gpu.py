@@ -15,7 +15,7 @@ from oscine.ops.attention import hopper, hopper_decode, reference
 from oscine.ops.attention import triton as kernels
 from oscine.ops.attention.decode import decode_kernel
 from oscine.ops.attention.prefill import prefill_kernel
-from oscine.ops.attention.triton import DecodeConfig, PrefillConfig
+from oscine.ops.attention.triton import DecodeConfig
 from oscine.ops.launch import arrivals
 from tests.ops.bound import bound
 from tests.ops.cases import ATTENTION_CASES, AttentionCase, AttentionInputs, attention_inputs
@@ -48,11 +48,11 @@ def compile_decode(config: DecodeConfig, window: int) -> Compiled:
     return compile_ahead(decode_kernel, signature, constants, divisible=DIVISIBLE, num_warps=config.warps)
 
 
-def compile_prefill(config: PrefillConfig, window: int) -> Compiled:
+def compile_prefill(num_warps: int, window: int) -> Compiled:
     lengths = dict.fromkeys(("first_sequence", "num_sequences", "num_tiles"), "i32")
     signature = SIGNATURE | {"starts_ptr": "*i32"} | lengths
-    constants = GPT_OSS | kernels.prefill_constants(config, 8) | {"WINDOW": window, "PDL": True}
-    return compile_ahead(prefill_kernel, signature, constants, divisible=DIVISIBLE, num_warps=config.warps)
+    constants = GPT_OSS | kernels.prefill_constants(8) | {"WINDOW": window, "PDL": True}
+    return compile_ahead(prefill_kernel, signature, constants, divisible=DIVISIBLE, num_warps=num_warps)
 
 
 @pytest.mark.parametrize("num_decodes", [1, 64])
@@ -66,7 +66,7 @@ def test_decode_kernels_share_the_registers(num_decodes: int, window: int | None
 
 @pytest.mark.parametrize("window", [None, 128])
 def test_prefill_kernels_multiply_by_warp_groups(window: int | None) -> None:
-    compiled = compile_prefill(kernels.prefill_config(CHIPS[90]), window or 0)
+    compiled = compile_prefill(kernels.prefill_warps(CHIPS[90]), window or 0)
     assert compiled.spills == 0
     assert "HGMMA" in compiled.sass
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from triton.experimental.gluon import language as gl
 
-from oscine.ops.cases import sampling_batch
+from benchmarks.kernels.inputs import sampling_batch
 from oscine.ops.choose import screen_gemm, screened
 from oscine.ops.interface import SamplingBatch
 from oscine.ops.launch import arrivals
@@ -184,7 +184,6 @@ def test_integers_are_multiplied_on_hopper(tile: Tile) -> None:
     def box(*shape: int) -> str:
         return f"tensordesc<i8[{', '.join(map(str, shape))}],{gl.NVMMASharedLayout(128, 8, len(shape))!r}>"
 
-    steps = -(-2880 // (CHUNK_BYTES * tile.chunks))
     kernel = compile_ahead(
         screen_gemm.screen_kernel,
         {
@@ -196,7 +195,7 @@ def test_integers_are_multiplied_on_hopper(tile: Tile) -> None:
             "num_rows": "i32",
             "num_tokens": "i32",
         },
-        screen_gemm.constants(tile, steps),
+        {"ROWS": tile.rows, **tile.constants(2880, CHUNK_BYTES)},
         num_warps=tile.warps,
         launch_pdl=True,
     )

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from oscine.ops.interface import QkvProjection
 from oscine.ops.linear import hopper, reference
 from oscine.ops.linear import triton as portable
 from oscine.ops.linear.stream import CHUNK, Tile
@@ -33,7 +34,6 @@ def assert_streams(kernel: Compiled) -> None:
 
 @pytest.mark.parametrize("tile", qkv_hopper.TILES, ids=str)
 def test_qkv_compiles_for_hopper(tile: Tile) -> None:
-    steps = -(-2880 // (tile.parts * CHUNK * tile.chunks))
     kernel = compile_ahead(
         qkv_hopper.qkv_kernel,
         {
@@ -59,11 +59,8 @@ def test_qkv_compiles_for_hopper(tile: Tile) -> None:
             "PAGE": 64,
             "HIDDEN": 2880,
             "SQUARES": 6,
-            "TOKENS": tile.max_tokens,
             "PARTS": tile.parts,
-            "CHUNKS": tile.chunks,
-            "STAGES": min(tile.stages, steps),
-            "STEPS": steps,
+            **tile.constants(2880 // tile.parts),
         },
         divisible=("kv_page_stride", "kv_kind_stride", "kv_head_stride", "kv_slot_stride"),
         num_warps=4,
@@ -79,7 +76,6 @@ def test_qkv_compiles_for_hopper(tile: Tile) -> None:
     ids=str,
 )
 def test_out_proj_and_head_compile_for_hopper(tile: Tile, columns: int) -> None:
-    steps = -(-columns // (CHUNK * tile.chunks * tile.parts))
     kernel = compile_ahead(
         hopper.stream_kernel,
         {
@@ -92,11 +88,8 @@ def test_out_proj_and_head_compile_for_hopper(tile: Tile, columns: int) -> None:
         },
         {
             "ROWS": tile.rows,
-            "TOKENS": tile.max_tokens,
             "SPLITS": tile.parts,
-            "CHUNKS": tile.chunks,
-            "STAGES": min(tile.stages, steps),
-            "STEPS": steps,
+            **tile.constants(columns // tile.parts),
             "HAS_BIAS": columns == 4096,
         },
         divisible=("num_rows",),
@@ -128,7 +121,7 @@ class Projection:
             t.to(dtype) for t in (self.norm_H, self.residual_TH, self.weight_FH, self.bias_F)
         )
         place = self.cos_sin, self.positions_T, pool[:, 1], self.slots_T
-        queries, total = op(self.x_TJH, norm, 1e-5, residual, weight, bias, *place)
+        queries, total = op(self.x_TJH, norm, 1e-5, residual, QkvProjection(weight, bias, *place))
         return queries.float(), total.float(), pool.float()
 
 
@@ -306,8 +299,9 @@ def test_a_graph_replays_what_the_kernels_do(num_tokens: int) -> None:
     def two_layers(norm_qkv: Callable[..., tuple[Tensor, Tensor]], out_proj: Callable[..., Tensor]) -> Tensor:
         y, residual = x, None
         place = case.cos_sin, case.positions_T, pool[:, 1], case.slots_T
+        weights = QkvProjection(case.weight_FH, case.bias_F, *place)
         for _ in range(2):
-            queries, residual = norm_qkv(y, case.norm_H, 1e-5, residual, case.weight_FH, case.bias_F, *place)
+            queries, residual = norm_qkv(y, case.norm_H, 1e-5, residual, weights)
             y = out_proj(queries.flatten(1), out_weight, case.bias_F[:2880])
         return (y.sum(1) if y.dim() == 3 else y) + residual
 

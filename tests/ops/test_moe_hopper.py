@@ -9,8 +9,8 @@ import triton
 from torch.nn import functional
 from triton.experimental.gluon import language as gl
 
+from benchmarks.kernels.inputs import counted, random_experts, random_routing
 from oscine.ops import planes
-from oscine.ops.cases import counted, random_experts, random_routing
 from oscine.ops.interface import MxExperts, Routing
 from oscine.ops.moe import hopper, reference
 from oscine.ops.moe.hopper_gemm import gemm

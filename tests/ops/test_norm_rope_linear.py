@@ -55,7 +55,8 @@ def test_yarn_of_the_published_model() -> None:
     """The bounds and factor published for gpt-oss; dimensions outside the ramp are plain or divided by 32."""
     assert ramp_bound(32, 64, 150000, 4096) == pytest.approx(8.09, abs=0.01)
     assert ramp_bound(1, 64, 150000, 4096) == pytest.approx(17.40, abs=0.01)
-    table = yarn_cos_sin(100, 64, base=150000, factor=32, beta_fast=32, beta_slow=1, original_length=4096, device=CPU)
+    yarn = {"rope_theta": 150000, "factor": 32, "beta_fast": 32, "beta_slow": 1}
+    table = yarn_cos_sin(100, 64, CPU, **yarn, original_max_position_embeddings=4096)
     assert table.shape == (100, 64)
     factor = 1.34657359
     assert table[0].tolist() == pytest.approx([factor] * 32 + [0.0] * 32)

@@ -63,6 +63,6 @@ def test_what_the_table_lacks_is_named(device: str, overrides: dict[str, str], n
 
 
 def test_a_backend_that_cannot_be_imported_does_not_fall_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(table.TABLE["moe"], "broken", "oscine.ops.moe.absent:moe")
+    monkeypatch.setitem(table.TABLE["moe"], "broken", "moe.absent")
     with pytest.raises(ValueError, match="'broken' of op 'moe' cannot be loaded"):
         resolve(CPU_TARGET, choose("cpu", {"moe": "broken"}))

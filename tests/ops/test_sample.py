@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from oscine.ops.cases import sampling_batch
+from benchmarks.kernels.inputs import sampling_batch
 from oscine.ops.interface import SamplingBatch
 from oscine.ops.sample.noise import gumbel, hash_tokens
 from oscine.ops.sample.reference import _truncate, sample

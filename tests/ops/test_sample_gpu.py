@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from oscine.ops.cases import sampling_batch
+from benchmarks.kernels.inputs import sampling_batch
 from oscine.ops.interface import SamplingBatch
 from oscine.ops.launch import arrivals
 from oscine.ops.sample import reference, triton

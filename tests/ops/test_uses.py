@@ -10,7 +10,7 @@ from oscine.ops.choose import screened
 from oscine.ops.interface import Shapes
 from oscine.ops.linear import hopper as linear
 from oscine.ops.qkv import hopper as qkv
-from oscine.ops.table import PARTIAL, choose, describe
+from oscine.ops.table import choose, describe
 
 PUBLISHED = Shapes(torch.bfloat16, page_size=64, query_heads=64, kv_heads=8, head_dim=64, hidden=2880)
 # each with the ops whose fast kernel it disables
@@ -27,8 +27,8 @@ CHANGES: list[tuple[dict[str, object], set[str]]] = [
 ]
 
 
-def disabled_when_called(shapes: Shapes) -> set[str]:
-    """The ops whose Hopper kernel no step of these shapes runs; few tokens, as a kernel likes them."""
+def runs_on_hopper(shapes: Shapes) -> dict[str, bool]:
+    """Whether a step of these shapes, and of few tokens, runs the Hopper kernel of each op that serves some steps."""
 
     def empty(*shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=shapes.dtype)
@@ -37,25 +37,24 @@ def disabled_when_called(shapes: Shapes) -> set[str]:
     pages = empty(1, 2, kv_heads, shapes.page_size, head_dim)
     x, projection = empty(2, hidden), empty(8, hidden)
     columns = heads * head_dim
-    runs = {
+    return {
         "attention": attention.fits(empty(2, heads, head_dim), pages),
         "norm_qkv": qkv.choose_tile(2, projection, pages) is not None,
         "out_proj": linear.choose_tile(linear.OUT_PROJ_TILES, empty(2, columns), empty(8, columns)) is not None,
         "lm_head": linear.choose_tile(linear.LM_HEAD_TILES, x, projection) is not None,
         "chooser": screened.prepare(torch.ones(8, hidden)) is not None,
     }
-    return {op for op, run in runs.items() if not run}
 
 
 @pytest.mark.parametrize(("changes", "expected"), CHANGES, ids=[str(changes) for changes, _ in CHANGES])
 def test_a_configuration_that_disables_a_kernel_says_so(changes: dict[str, object], expected: set[str]) -> None:
     shapes = replace(PUBLISHED, **changes)  # type: ignore[arg-type]
-    assert disabled_when_called(shapes) == expected
+    assert {op for op, runs in runs_on_hopper(shapes).items() if not runs} == expected
     choice = choose("hopper")
     first, *others = describe(choice, shapes).splitlines()
     assert {line.partition("=")[0] for line in others} == expected
-    for op, backend in PARTIAL:
-        assert (f"{op}={backend} (" in first) == (op not in expected)
+    for op in runs_on_hopper(shapes):
+        assert (f"{op}={choice[op]} (" in first) == (op not in expected)
 
 
 def test_the_log_of_a_published_model_says_which_steps_have_which_kernels() -> None:

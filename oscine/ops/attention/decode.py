@@ -25,28 +25,17 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def attend_block(
-    q_WMD,
-    max_WM,
-    sum_WM,
-    out_WMD,
-    table_ptr,
-    page,
-    key_ptr,
-    value_ptr,
-    first,
-    end,
-    stride_page,
-    scale,
-    PAGE: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    ALIGNED: tl.constexpr,
+    q_WMD, state, pages, page, first, end, scale, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, ALIGNED: tl.constexpr
 ):
     """Adds the keys first .. first + BLOCK_N - 1 that come before end to the running softmax of each warp.
 
-    scale includes log2(e). A product of three dimensions gives each warp its own N keys, so that nothing crosses
-    warps: no barrier but those of the loads.
+    state: (max_WM, sum_WM, out_WMD). pages: (table_ptr, key_ptr, value_ptr, stride_page). scale includes log2(e). A
+    product of three dimensions gives each warp its own N keys, so that nothing crosses warps: no barrier but those of
+    the loads.
     """
+    max_WM, sum_WM, out_WMD = state
+    table_ptr, key_ptr, value_ptr, stride_page = pages
+    HEAD_DIM: tl.constexpr = q_WMD.shape[2]
     WARPS: tl.constexpr = q_WMD.shape[0]
     index_WN = tl.arange(0, WARPS)[:, None] * (BLOCK_N // WARPS) + tl.arange(0, BLOCK_N // WARPS)[None, :]
     rows_WN, inside_WN = key_rows(table_ptr, page, first, index_WN, end, stride_page, PAGE, ALIGNED, HEAD_DIM)
@@ -184,6 +173,7 @@ def decode_kernel(
 
     key_ptr = kv_ptr + head * stride_head
     value_ptr = key_ptr + stride_kv
+    pages = (table_ptr, key_ptr, value_ptr, stride_page)
     q_WMD = tl.broadcast_to(q_MD[None, :, :], [WARPS, BLOCK_M, HEAD_DIM])
     max_WM = tl.broadcast_to(sink_M[None, :], [WARPS, BLOCK_M])
     sinks_W = tl.where((tl.arange(0, WARPS) == 0) & (split == 0), 1.0, 0.0)
@@ -191,44 +181,14 @@ def decode_kernel(
     out_WMD = tl.zeros([WARPS, BLOCK_M, HEAD_DIM], tl.float32)
     if WINDOW > 0 and WINDOW <= BLOCK_N:
         max_WM, sum_WM, out_WMD = attend_block(
-            q_WMD,
-            max_WM,
-            sum_WM,
-            out_WMD,
-            table_ptr,
-            0,
-            key_ptr,
-            value_ptr,
-            start,
-            end,
-            stride_page,
-            scale,
-            PAGE,
-            HEAD_DIM,
-            BLOCK_N,
-            ALIGNED,
+            q_WMD, (max_WM, sum_WM, out_WMD), pages, 0, start, end, scale, PAGE, BLOCK_N, ALIGNED
         )
     else:
         for block in tl.range(split, blocks, NUM_SPLITS, num_stages=STAGES):
             first = start + block * BLOCK_N
             next_page = page_of(table_ptr, first + NUM_SPLITS * BLOCK_N, end, PAGE, ALIGNED)
             max_WM, sum_WM, out_WMD = attend_block(
-                q_WMD,
-                max_WM,
-                sum_WM,
-                out_WMD,
-                table_ptr,
-                page,
-                key_ptr,
-                value_ptr,
-                first,
-                end,
-                stride_page,
-                scale,
-                PAGE,
-                HEAD_DIM,
-                BLOCK_N,
-                ALIGNED,
+                q_WMD, (max_WM, sum_WM, out_WMD), pages, page, first, end, scale, PAGE, BLOCK_N, ALIGNED
             )
             page = next_page
 

@@ -6,6 +6,7 @@ Shape suffixes as in interface.py.
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -13,8 +14,7 @@ from torch import Tensor
 from oscine.kv_group import pages_of_window
 from oscine.ops.attention import triton as portable
 from oscine.ops.attention.hopper_decode import HEAD_DIM, HEADS, PAGE, decode_kernel
-from oscine.ops.interface import Batch, PageGroup, Shapes, Use, unmet
-from oscine.ops.launch import arrivals
+from oscine.ops.interface import Shapes, Use, unmet
 from oscine.ops.linear.stream import descriptor
 from oscine.ops.target import Target
 
@@ -33,20 +33,6 @@ class DecodeConfig:
     stages: int  # pages under way in a program
 
 
-def attention(
-    target: Target,
-    q_TQD: Tensor,
-    kv_pages: Tensor,
-    batch: Batch,
-    group: PageGroup,
-    sinks_Q: Tensor,
-    window: int | None,
-) -> Tensor:
-    """As the portable one: q [T, Q, D], kv_pages [pages, 2, G, P, D] -> [T, Q * D] in q's dtype."""
-    ours = FEWEST_DECODES <= batch.num_decodes <= MOST_DECODES and fits(q_TQD, kv_pages)
-    return portable.attend(target, decode if ours else portable.decode, q_TQD, kv_pages, batch, group, sinks_Q, window)
-
-
 def fits(q_TQD: Tensor, kv_pages: Tensor) -> bool:
     """Whether the model is cut as hopper_decode.py wants it; gpt-oss is."""
     num_kv_heads, page, head_dim = kv_pages.shape[2:]
@@ -54,7 +40,7 @@ def fits(q_TQD: Tensor, kv_pages: Tensor) -> bool:
     return q_TQD.dtype == torch.bfloat16 and (repeats, page, head_dim) == (HEADS.value, PAGE.value, HEAD_DIM.value)
 
 
-def use(shapes: Shapes) -> Use:
+def attention_use(shapes: Shapes) -> Use:
     missing = unmet(
         ("dtype", torch.bfloat16, shapes.dtype),
         ("page size", PAGE.value, shapes.page_size),
@@ -78,35 +64,29 @@ def constants(config: DecodeConfig) -> dict[str, int]:
     return {"NUM_SPLITS": config.num_splits, "GROUP": config.group, "STAGES": config.stages}
 
 
-def decode(
-    target: Target,
-    out_TQD: Tensor,
-    q_TQD: Tensor,
-    kv_pages: Tensor,
-    batch: Batch,
-    group: PageGroup,
-    sinks_Q: Tensor,
-    window: int | None,
-) -> None:
+def decode(target: Target, out_TQD: Tensor, inputs: portable.Inputs) -> None:
     """Implements triton.Decode."""
-    num_kv_heads = kv_pages.shape[2]
-    config = decode_config(batch.num_decodes, num_kv_heads, window)
-    partial, stats = portable.workspace(q_TQD, batch.num_decodes, num_kv_heads, config.num_splits)
-    decode_kernel[(num_kv_heads, batch.num_decodes, config.num_splits)](
+    q_TQD, kv_pages, batch, group, sinks_Q, window = inputs
+    if not (FEWEST_DECODES <= batch.num_decodes <= MOST_DECODES and fits(q_TQD, kv_pages)):
+        portable.decode(target, out_TQD, inputs)
+        return
+    config = decode_config(batch.num_decodes, inputs.kv_heads, window)
+    decode_kernel[(inputs.kv_heads, batch.num_decodes, config.num_splits)](
         descriptor(q_TQD.flatten(0, 1), [HEADS.value, HEAD_DIM.value]),
         descriptor(kv_pages, [1, 2, 1, PAGE.value, HEAD_DIM.value]),  # keys and values of a page and head
         out_TQD,
         group.page_table_SB,
         batch.context_lens_S,
         sinks_Q,
-        partial,
-        stats,
-        arrivals(q_TQD.device),
+        *portable.workspace(inputs, config.num_splits),
         group.page_table_SB.stride(0),
-        portable.scale(HEAD_DIM.value),
-        KV_HEADS=num_kv_heads,
+        inputs.scale,
+        KV_HEADS=inputs.kv_heads,
         WINDOW=window or 0,
         **constants(config),
         num_warps=4,
         launch_pdl=True,
     )
+
+
+attention = partial(portable.attention, decode=decode)

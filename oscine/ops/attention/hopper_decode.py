@@ -25,8 +25,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.language.core import _aggregate as aggregate
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from oscine.ops.record import record
 
 PAGE = gl.constexpr(64)
 HEAD_DIM = gl.constexpr(64)
@@ -37,7 +38,7 @@ TILE = gl.constexpr(gl.NVMMASharedLayout(128, 16, 2))
 VALUES = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
 
 
-@aggregate
+@record
 class Context:
     """The pages of one program: number i of them is `first + i * NUM_SPLITS` of the sequence, in stage i % STAGES."""
 
@@ -52,20 +53,6 @@ class Context:
     end: gl.tensor  # key
     NUM_SPLITS: gl.constexpr
     STAGES: gl.constexpr
-
-    @gluon.constexpr_function
-    def __init__(self, pages, ring, arrived, table_ptr, head, first, last, start, end, NUM_SPLITS, STAGES):
-        self.pages = pages
-        self.ring = ring
-        self.arrived = arrived
-        self.table_ptr = table_ptr
-        self.head = head
-        self.first = first
-        self.last = last
-        self.start = start
-        self.end = end
-        self.NUM_SPLITS = gl.constexpr(NUM_SPLITS)
-        self.STAGES = gl.constexpr(STAGES)
 
     @gluon.jit
     def page(self, i):

@@ -9,6 +9,7 @@ Shape suffixes as in interface.py.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import triton
@@ -23,6 +24,7 @@ from oscine.ops.target import Target
 FEW_PROGRAMS = 128  # fewer sequences x key heads leave an H200 idle, so each context is split,
 SPLIT_PROGRAMS = 256  # until there are about this many programs,
 MAX_SPLITS = 32  # but not further
+PREFILL_ROWS = 128  # of a tile: tokens x query heads of a key head
 MANY_PROGRAMS = 512  # so many hide each other's latencies with fewer warps
 
 
@@ -32,52 +34,48 @@ class DecodeConfig:
     warps: int = 4
     stages: int = 4
     num_splits: int = 1  # of a context
-    block_c: int = 16  # splits added up at once
 
 
-@dataclass(frozen=True, slots=True)
-class PrefillConfig:
-    rows: int = 128  # rows of a tile: tokens x query heads of a key head
-    block_n: int = 64
-    warps: int = 4
-    stages: int = 3
+class Inputs(NamedTuple):
+    """What every attention kernel reads."""
+
+    q_TQD: Tensor
+    kv_pages: Tensor
+    batch: Batch
+    group: PageGroup
+    sinks_Q: Tensor
+    window: int | None
+
+    @property
+    def kv_heads(self) -> int:
+        return self.kv_pages.shape[2]
+
+    @property
+    def repeats(self) -> int:
+        """Query heads per key head."""
+        return self.q_TQD.shape[1] // self.kv_heads
+
+    @property
+    def scale(self) -> float:
+        """Of the scores, for exponentials in base 2."""
+        return math.log2(math.e) / math.sqrt(self.q_TQD.shape[2])
+
+    @property
+    def constants(self) -> dict[str, int]:
+        """The constants of the Triton kernels that the model decides."""
+        _, _, kv_heads, page_size, head_dim = self.kv_pages.shape
+        window = self.window or 0
+        return {
+            "KV_HEADS": kv_heads,
+            "REPEATS": self.repeats,
+            "HEAD_DIM": head_dim,
+            "PAGE": page_size,
+            "WINDOW": window,
+        }
 
 
-# (target, out_TQD, q_TQD, kv_pages, batch, group, sinks_Q, window): writes the rows of the leading batch.num_decodes
-# sequences
-Decode = Callable[[Target, Tensor, Tensor, Tensor, Batch, PageGroup, Tensor, int | None], None]
-
-
-def attention(
-    target: Target,
-    q_TQD: Tensor,
-    kv_pages: Tensor,
-    batch: Batch,
-    group: PageGroup,
-    sinks_Q: Tensor,
-    window: int | None,
-) -> Tensor:
-    """q [T, Q, D], kv_pages [pages, 2, G, P, D] with this step's keys and values -> [T, Q * D] in q's dtype."""
-    return attend(target, decode, q_TQD, kv_pages, batch, group, sinks_Q, window)
-
-
-def attend(
-    target: Target,
-    decode: Decode,
-    q_TQD: Tensor,
-    kv_pages: Tensor,
-    batch: Batch,
-    group: PageGroup,
-    sinks_Q: Tensor,
-    window: int | None,
-) -> Tensor:
-    """`attention` with decodes by any kernel."""
-    out = torch.empty_like(q_TQD)
-    if batch.num_decodes:
-        decode(target, out, q_TQD, kv_pages, batch, group, sinks_Q, window)
-    if len(batch.context_lens_S) > batch.num_decodes:
-        prefill(target, out, q_TQD, kv_pages, batch, group, sinks_Q, window)
-    return out.flatten(1)
+# (target, out_TQD, inputs): writes the rows of the leading batch.num_decodes sequences
+Decode = Callable[[Target, Tensor, Inputs], None]
 
 
 def decode_config(num_decodes: int, num_kv_heads: int, window: int | None) -> DecodeConfig:
@@ -91,101 +89,92 @@ def decode_config(num_decodes: int, num_kv_heads: int, window: int | None) -> De
     return DecodeConfig(stages=6, num_splits=num_splits)
 
 
-def prefill_config(target: Target) -> PrefillConfig:
+def prefill_warps(target: Target) -> int:
     """Without warp groups, operands are in registers: more warps share a tile."""
-    return PrefillConfig() if target.warp_groups else PrefillConfig(warps=8)
+    return 4 if target.warp_groups else 8
 
 
-def decode(
-    target: Target,
-    out_TQD: Tensor,
-    q_TQD: Tensor,
-    kv_pages: Tensor,
-    batch: Batch,
-    group: PageGroup,
-    sinks_Q: Tensor,
-    window: int | None,
-) -> None:
+def decode(target: Target, out_TQD: Tensor, inputs: Inputs) -> None:
     """Implements Decode."""
-    (_, num_heads, head_dim), (_, _, num_kv_heads, page_size, _) = q_TQD.shape, kv_pages.shape
-    repeats = num_heads // num_kv_heads
-    config = decode_config(batch.num_decodes, num_kv_heads, window)
-    partial, stats = workspace(q_TQD, batch.num_decodes, num_kv_heads, config.num_splits)
-    decode_kernel[(num_kv_heads, batch.num_decodes, config.num_splits)](
+    batch, table_SB = inputs.batch, inputs.group.page_table_SB
+    config = decode_config(batch.num_decodes, inputs.kv_heads, inputs.window)
+    decode_kernel[(inputs.kv_heads, batch.num_decodes, config.num_splits)](
         out_TQD,
-        q_TQD,
-        kv_pages,
-        group.page_table_SB,
+        inputs.q_TQD,
+        inputs.kv_pages,
+        table_SB,
         batch.context_lens_S,
-        sinks_Q,
-        partial,
-        stats,
-        arrivals(q_TQD.device),
-        group.page_table_SB.stride(0),
-        *strides(kv_pages),
-        scale(head_dim),
-        KV_HEADS=num_kv_heads,
-        REPEATS=repeats,
-        HEAD_DIM=head_dim,
-        PAGE=page_size,
-        WINDOW=window or 0,
-        **decode_constants(config, repeats),
+        inputs.sinks_Q,
+        *workspace(inputs, config.num_splits),
+        table_SB.stride(0),
+        *strides(inputs.kv_pages),
+        inputs.scale,
+        **inputs.constants,
+        **decode_constants(config, inputs.repeats),
         num_warps=config.warps,
         **target.launch_options,
     )
 
 
-def workspace(q_TQD: Tensor, num_decodes: int, num_kv_heads: int, num_splits: int) -> tuple[Tensor, Tensor]:
-    """What the splits of a context leave for the last of them: sums of p v, and (maxima, sums of p); float32."""
-    _, num_heads, head_dim = q_TQD.shape
-    repeats = num_heads // num_kv_heads
-    groups = num_decodes * num_kv_heads if num_splits > 1 else 0
+def workspace(inputs: Inputs, num_splits: int) -> tuple[Tensor, Tensor, Tensor]:
+    """What the splits of a context leave for the last of them: sums of p v, and (maxima, sums of p), float32.
+
+    Then the counters that tell which is the last.
+    """
+    q_TQD, repeats = inputs.q_TQD, inputs.repeats
+    groups = inputs.batch.num_decodes * inputs.kv_heads if num_splits > 1 else 0
     assert groups <= NUM_ARRIVALS
-    partial = q_TQD.new_empty((groups, num_splits, repeats, head_dim), dtype=torch.float32)
-    return partial, q_TQD.new_empty((groups, num_splits, 2, repeats), dtype=torch.float32)
+    partial = q_TQD.new_empty((groups, num_splits, repeats, q_TQD.shape[2]), dtype=torch.float32)
+    stats = q_TQD.new_empty((groups, num_splits, 2, repeats), dtype=torch.float32)
+    return partial, stats, arrivals(q_TQD.device)
 
 
-def prefill(
-    target: Target,
-    out_TQD: Tensor,
-    q_TQD: Tensor,
-    kv_pages: Tensor,
-    batch: Batch,
-    group: PageGroup,
-    sinks_Q: Tensor,
-    window: int | None,
-) -> None:
+def prefill(target: Target, out_TQD: Tensor, inputs: Inputs) -> None:
     """Writes the rows of the sequences after the leading batch.num_decodes."""
-    (num_tokens, num_heads, head_dim), (_, _, num_kv_heads, page_size, _) = q_TQD.shape, kv_pages.shape
-    repeats = num_heads // num_kv_heads
-    config = prefill_config(target)
-    constants = prefill_constants(config, repeats)
+    batch, table_SB = inputs.batch, inputs.group.page_table_SB
+    constants = prefill_constants(inputs.repeats)
     num_sequences = len(batch.context_lens_S)
     num_chunks = num_sequences - batch.num_decodes
-    num_tiles = (num_tokens - batch.num_decodes) // constants["TOKENS"] + num_chunks
-    prefill_kernel[(num_tiles * num_kv_heads,)](
+    num_tiles = (len(out_TQD) - batch.num_decodes) // constants["TOKENS"] + num_chunks
+    prefill_kernel[(num_tiles * inputs.kv_heads,)](
         out_TQD,
-        q_TQD,
-        kv_pages,
-        group.page_table_SB,
+        inputs.q_TQD,
+        inputs.kv_pages,
+        table_SB,
         batch.query_starts_S1,
         batch.context_lens_S,
-        sinks_Q,
-        group.page_table_SB.stride(0),
-        *strides(kv_pages),
+        inputs.sinks_Q,
+        table_SB.stride(0),
+        *strides(inputs.kv_pages),
         batch.num_decodes,
         num_sequences,
         num_tiles,
-        scale(head_dim),
-        KV_HEADS=num_kv_heads,
-        REPEATS=repeats,
-        HEAD_DIM=head_dim,
-        PAGE=page_size,
-        WINDOW=window or 0,
+        inputs.scale,
+        **inputs.constants,
         **constants,
-        num_warps=config.warps,
+        num_warps=prefill_warps(target),
         **target.launch_options,
     )
+
+
+def attention(
+    target: Target,
+    q_TQD: Tensor,
+    kv_pages: Tensor,
+    batch: Batch,
+    group: PageGroup,
+    sinks_Q: Tensor,
+    window: int | None,
+    decode: Decode = decode,
+) -> Tensor:
+    """q [T, Q, D], kv_pages [pages, 2, G, P, D] with this step's keys and values -> [T, Q * D] in q's dtype."""
+    inputs = Inputs(q_TQD, kv_pages, batch, group, sinks_Q, window)
+    out_TQD = torch.empty_like(q_TQD)
+    if batch.num_decodes:
+        decode(target, out_TQD, inputs)
+    if len(batch.context_lens_S) > batch.num_decodes:
+        prefill(target, out_TQD, inputs)
+    return out_TQD.flatten(1)
 
 
 def decode_constants(config: DecodeConfig, repeats: int) -> dict[str, int]:
@@ -195,22 +184,16 @@ def decode_constants(config: DecodeConfig, repeats: int) -> dict[str, int]:
         "BLOCK_M": max(16, triton.next_power_of_2(repeats)),  # the fewest rows of a tensor-core product
         "BLOCK_R": triton.next_power_of_2(repeats),
         "BLOCK_N": config.block_n,
-        "BLOCK_C": min(config.block_c, config.num_splits),
+        "BLOCK_C": min(16, config.num_splits),  # splits added up at once
         "STAGES": config.stages,
         "WARPS": config.warps,
     }
 
 
-def prefill_constants(config: PrefillConfig, repeats: int) -> dict[str, int]:
-    """The constants of prefill_kernel that a configuration decides, for so many query heads a key head."""
+def prefill_constants(repeats: int) -> dict[str, int]:
+    """The constants of prefill_kernel, for so many query heads a key head."""
     block_r = triton.next_power_of_2(repeats)
-    return {
-        "TOKENS": max(1, config.rows // block_r),
-        "BLOCK_R": block_r,
-        "BLOCK_N": config.block_n,
-        "BLOCK_S": 32,
-        "STAGES": config.stages,
-    }
+    return {"TOKENS": max(1, PREFILL_ROWS // block_r), "BLOCK_R": block_r, "BLOCK_N": 64, "BLOCK_S": 32, "STAGES": 3}
 
 
 def strides(kv_pages: Tensor) -> tuple[int, int, int]:
@@ -218,8 +201,3 @@ def strides(kv_pages: Tensor) -> tuple[int, int, int]:
     page, kv, head, row, column = kv_pages.stride()
     assert (row, column) == (kv_pages.shape[-1], 1)
     return page, kv, head
-
-
-def scale(head_dim: int) -> float:
-    """Of the scores, for exponentials in base 2."""
-    return math.log2(math.e) / math.sqrt(head_dim)

@@ -7,7 +7,7 @@ from torch import Tensor
 from oscine.ops.interface import Chooser, LmHead, Sample, SamplingBatch
 
 
-def bind(lm_head: LmHead, sample: Sample) -> Chooser:
+def chooser(lm_head: LmHead, sample: Sample) -> Chooser:
     """The chooser made from the given backends."""
 
     def choose(x_NH: Tensor, weight_VH: Tensor, _: Any, sampling: SamplingBatch) -> Tensor:

@@ -59,7 +59,6 @@ def logits(planes_2NH: Tensor, token_scale_N: Tensor, codes_VH: Tensor, row_scal
     """[N, V] float32; int8 planes and codes of rows that are multiples of 16 bytes, N <= tile.max_tokens."""
     _, num_tokens, num_columns = planes_2NH.shape
     num_rows = len(codes_VH)
-    steps = -(-num_columns // (CHUNK_BYTES * tile.chunks))
     out_NV = torch.empty(num_tokens, num_rows, dtype=torch.float32, device=codes_VH.device)
     screen_kernel[(-(-num_rows // tile.rows),)](
         descriptor(codes_VH[None, None], [1, 1, tile.rows, CHUNK_BYTES]),
@@ -69,19 +68,9 @@ def logits(planes_2NH: Tensor, token_scale_N: Tensor, codes_VH: Tensor, row_scal
         out_NV,
         num_rows,
         num_tokens,
-        **constants(tile, steps),
+        ROWS=tile.rows,
+        **tile.constants(num_columns, CHUNK_BYTES),
         num_warps=tile.warps,
         launch_pdl=True,
     )
     return out_NV
-
-
-def constants(tile: Tile, steps: int) -> dict[str, int]:
-    """The constants of screen_kernel."""
-    return {
-        "ROWS": tile.rows,
-        "TOKENS": tile.max_tokens,
-        "CHUNKS": tile.chunks,
-        "STAGES": min(tile.stages, steps),
-        "STEPS": steps,
-    }

@@ -31,7 +31,7 @@ from torch import Tensor
 from oscine.ops.choose import reference
 from oscine.ops.choose.screen_gemm import TILES, logits
 from oscine.ops.interface import Chooser, LmHead, Sample, SamplingBatch, Shapes, Use, unmet
-from oscine.ops.launch import arrivals
+from oscine.ops.launch import arrivals, depend
 from oscine.ops.linear.stream import tile_for
 from oscine.ops.sample.triton import gumbel, heated, settle
 from oscine.ops.target import Target
@@ -60,7 +60,7 @@ class Screen:
     rest_V: Tensor  # float32; norm of what the codes leave of the row
 
 
-def use(shapes: Shapes) -> Use:
+def chooser_use(shapes: Shapes) -> Use:
     return Use(
         f"up to {MOST_TOKENS} rows",
         "reference",
@@ -103,9 +103,9 @@ def prepared_bytes(vocab: int, hidden: int) -> int:
     return vocab * (hidden + 12) + 4 * hidden if hidden % 16 == 0 else 0
 
 
-def bind(target: Target, lm_head: LmHead, sample: Sample) -> Chooser:
+def chooser(target: Target, lm_head: LmHead, sample: Sample) -> Chooser:
     if target.communicator.num_ranks > 1:  # of which each has a part of the vocabulary
-        return reference.bind(lm_head, sample)
+        return reference.chooser(lm_head, sample)
 
     def choose(x_NH: Tensor, weight_VH: Tensor, screen: Screen | None, sampling: SamplingBatch) -> Tensor:
         if screen is None or not 0 < len(x_NH) <= MOST_TOKENS:
@@ -205,8 +205,12 @@ def quantize_kernel(
 
 
 @triton.jit
-def _drawn(logit, token, row, temperature, seed, position):
-    """The score of a logit: with the token's noise, which is the same whenever it is asked for; itself where greedy."""
+def _drawn(logit, token, row, drawn):
+    """The score of a logit: with the token's noise, which is the same whenever it is asked for; itself where greedy.
+
+    drawn: (temperature, seed, position)
+    """
+    temperature, seed, position = drawn
     heat = tl.load(temperature + row)
     if heat != 0:
         logit = heated(logit, heat) + gumbel(token, tl.load(seed + row), tl.load(position + row))
@@ -214,30 +218,15 @@ def _drawn(logit, token, row, temperature, seed, position):
 
 
 @triton.jit
-def _scores(
-    rough,
-    row_norm,
-    row_rest,
-    norm,
-    rest,
-    temperature,
-    seed,
-    position,
-    vocab,
-    SIGN,
-    NOISE: tl.constexpr,
-    BLOCK_B: tl.constexpr,
-    PDL: tl.constexpr,
-):
+def _scores(known, drawn, vocab, SIGN, NOISE: tl.constexpr, BLOCK_B: tl.constexpr, PDL: tl.constexpr):
     """The program's tokens, and the lowest (SIGN -1) or highest (1) scores they can have; -inf or NaN: no token.
 
-    Waits for the kernel before this one.
+    known: (rough, row_norm, row_rest, norm, rest). Waits for the kernel before this one.
     """
+    rough, row_norm, row_rest, norm, rest = known
     row = tl.program_id(1)
     token_B = tl.program_id(0) * BLOCK_B + tl.arange(0, BLOCK_B)
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    depend(PDL)
     inside_B = token_B < vocab
     row_norm_B = tl.load(row_norm + token_B, mask=inside_B, other=0.0)
     row_rest_B = tl.load(row_rest + token_B, mask=inside_B, other=0.0)
@@ -246,7 +235,7 @@ def _scores(
     bound_B = row_rest_B * x_norm + row_norm_B * (tl.load(rest + row) + ROUNDED_SUM * x_norm)
     x_B += SIGN * ROUNDED_BOUND * bound_B
     if NOISE:
-        x_B = _drawn(x_B, token_B, row, temperature, seed, position)  # noise is finite, so -inf stays what it is
+        x_B = _drawn(x_B, token_B, row, drawn)  # noise is finite, so -inf stays what it is
     return token_B, x_B
 
 
@@ -267,9 +256,8 @@ def floor_kernel(
     PDL: tl.constexpr,
 ):
     row = tl.program_id(1)
-    _, lowest_B = _scores(
-        rough, row_norm, row_rest, norm, rest, temperature, seed, position, vocab, -1, NOISE, BLOCK_B, PDL
-    )
+    known, drawn = (rough, row_norm, row_rest, norm, rest), (temperature, seed, position)
+    _, lowest_B = _scores(known, drawn, vocab, -1, NOISE, BLOCK_B, PDL)
     tl.store(floor + row * tl.num_programs(0) + tl.program_id(0), tl.max(lowest_B, 0))
 
 
@@ -302,9 +290,8 @@ def decide_kernel(
     row = tl.program_id(1)
     part_S = tl.arange(0, BLOCK_S)
     column_H = tl.arange(0, BLOCK_H)
-    token_B, highest_B = _scores(
-        rough, row_norm, row_rest, norm, rest, temperature, seed, position, vocab, 1, NOISE, BLOCK_B, PDL
-    )
+    known, drawn = (rough, row_norm, row_rest, norm, rest), (temperature, seed, position)
+    token_B, highest_B = _scores(known, drawn, vocab, 1, NOISE, BLOCK_B, PDL)
     floor_S = tl.load(floor + row * PARTS_S + part_S, mask=part_S < PARTS_S, other=float("-inf"))
     # One after the other: there are few, and most parts have none.
     left_B = (highest_B >= tl.max(floor_S, 0)) & (highest_B > float("-inf")) & (token_B < vocab)
@@ -316,7 +303,7 @@ def decide_kernel(
         weight_H = tl.load(weight + token.to(tl.int64) * hidden + column_H, mask=column_H < hidden, other=0.0)
         score = tl.sum(weight_H.to(tl.float32) * x_H, 0)
         if NOISE:
-            score = _drawn(score, token, row, temperature, seed, position)
+            score = _drawn(score, token, row, drawn)
         if score > value:
             value = score
             id = token

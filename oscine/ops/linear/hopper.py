@@ -1,7 +1,7 @@
 """The projection out of attention and the head on Hopper: few tokens by streaming the weights, many by cuBLAS.
 
-Both are bound by the weights' way from memory up to 64 tokens. out_proj then splits its sums over J programs, so that
-every SM has a share of the few rows; the next norm adds them up.
+Up to 64 tokens, memory bandwidth bounds both: they read the weights. out_proj then splits its sums over J programs, so
+that every SM has a share of the few rows. The next norm adds them up.
 
 Shape suffixes: T or N tokens, J partial sums, F rows of the weight matrix.
 """
@@ -68,7 +68,6 @@ def stream(x: Tensor, weight: Tensor, bias: Tensor | None, tile: Tile) -> Tensor
     """[T, J, F] float32; J is the tile's parts. Needs T <= max_tokens and `streamable` inputs."""
     num_tokens, num_columns = x.shape
     num_rows = weight.shape[0]
-    steps = -(-num_columns // (CHUNK * tile.chunks * tile.parts))
     out = torch.empty(num_tokens, tile.parts, num_rows, dtype=torch.float32, device=x.device)
     stream_kernel[(-(-num_rows // tile.rows), tile.parts)](
         descriptor(weight[None, None], [1, 1, tile.rows, CHUNK]),
@@ -78,11 +77,8 @@ def stream(x: Tensor, weight: Tensor, bias: Tensor | None, tile: Tile) -> Tensor
         num_rows,
         num_tokens,
         ROWS=tile.rows,
-        TOKENS=tile.max_tokens,
         SPLITS=tile.parts,
-        CHUNKS=tile.chunks,
-        STAGES=min(tile.stages, steps),
-        STEPS=steps,
+        **tile.constants(-(-num_columns // tile.parts)),
         HAS_BIAS=bias is not None,
         num_warps=tile.warps,
         launch_pdl=True,

@@ -24,10 +24,10 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
-from triton.language.core import _aggregate as aggregate
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from oscine.ops.interface import unmet
+from oscine.ops.record import record
 
 CHUNK_BYTES = 128  # of a row; one row of the widest swizzle
 CHUNK = CHUNK_BYTES // 2  # columns of bf16
@@ -44,13 +44,19 @@ class Tile:
     parts: int = 1  # of the sum, each of a program of its own
     warps: int = 4  # for each 64 or 128 rows
 
+    def constants(self, columns: int, chunk: int = CHUNK) -> dict[str, int]:
+        """The constants of every kernel, for the columns of a part and those of a chunk."""
+        steps = -(-columns // (chunk * self.chunks))
+        stages = min(self.stages, steps)
+        return {"TOKENS": self.max_tokens, "CHUNKS": self.chunks, "STAGES": stages, "STEPS": steps}
+
 
 def tile_for(num_tokens: int, tiles: Iterable[Tile]) -> Tile | None:
     """The first with room, of tiles in the order of theirs."""
     return next((tile for tile in tiles if num_tokens <= tile.max_tokens), None)
 
 
-@aggregate
+@record
 class Ring:
     """The stages of one program, and where in the two matrices it reads."""
 
@@ -69,26 +75,6 @@ class Ring:
     STAGES: gl.constexpr
     STEPS: gl.constexpr
     WIDTH: gl.constexpr  # columns of a chunk
-
-    @gluon.constexpr_function
-    def __init__(
-        self, weight, tokens, weight_ring, token_ring, arrived, outer, row, token, column, M, N, CHUNKS, STAGES, STEPS
-    ):
-        self.weight = weight
-        self.tokens = tokens
-        self.weight_ring = weight_ring
-        self.token_ring = token_ring
-        self.arrived = arrived
-        self.outer = outer
-        self.row = row
-        self.token = token
-        self.column = column
-        self.M = gl.constexpr(M)
-        self.N = gl.constexpr(N)
-        self.CHUNKS = gl.constexpr(CHUNKS)
-        self.STAGES = gl.constexpr(STAGES)
-        self.STEPS = gl.constexpr(STEPS)
-        self.WIDTH = gl.constexpr(weight.block_type.shape[3])
 
     @gluon.jit
     def load_weights(self, step, stage, wanted):
@@ -160,9 +146,9 @@ def start_ring(
     arrived = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):
         mbarrier.init(arrived.index(stage), count=1)
-    ring = Ring(
-        weight, tokens, weight_ring, token_ring, arrived, outer, row, token, column, M, N, CHUNKS, STAGES, STEPS
-    )
+    rings = weight_ring, token_ring, arrived
+    width: gl.constexpr = weight.block_type.shape[3]
+    ring = Ring(weight, tokens, *rings, outer, row, token, column, M, N, CHUNKS, STAGES, STEPS, width)
     for stage in gl.static_range(STAGES):
         ring.expect(stage, True)
         ring.load_weights(stage, stage, True)

@@ -5,12 +5,10 @@ No Triton in here; the file is named like the backend that it belongs to.
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
+from oscine.ops.linear.reference import out_proj
 
-def out_proj(x: Tensor, weight: Tensor, bias_H: Tensor) -> Tensor:
-    """[T, Q * D] x [H, Q * D] -> [T, H], in the dtype of its inputs."""
-    return functional.linear(x, weight, bias_H)
+__all__ = ["lm_head", "out_proj"]
 
 
 def lm_head(x_NH: Tensor, weight_VH: Tensor) -> Tensor:

@@ -154,7 +154,8 @@ def run(target: Target, x_TH: Tensor, routing: Routing, experts: HopperExperts, 
     y_TJH = x_TH.new_empty(tokens, per_token * splits, experts.hidden)
     if tokens == 0:
         return y_TJH
-    x = _tokens(target, x_TH, routing, tiling)
+    # x is made fp16 when it is sorted
+    x = Tokens(*(routing.prepared or planes.split(target, x_TH))) if tiling.planes else Tokens(x_TH, None)
     if tokens == 1 or direct:
         assert tiling.planes
         table, entries = routing.expert_ids_TK, min(experts.experts, pairs)
@@ -163,8 +164,8 @@ def run(target: Target, x_TH: Tensor, routing: Routing, experts: HopperExperts, 
         x, order, table, entries = _sort(x, routing, experts.experts, tiling)
     h = Tokens(_empty_tokens(pairs, experts.intermediate, tiling, x_TH.device), None)
     work = Work(table, entries, order, routing.weights_TK, limit, direct)
-    _launch(target, tiling, 1, experts.gate_up, x, h.rows, experts.intermediate, True, work)
-    _launch(target, tiling, splits, experts.down, h, y_TJH, experts.hidden, False, work)
+    _launch(target, tiling, 1, experts.gate_up, x, h.rows, True, work)
+    _launch(target, tiling, splits, experts.down, h, y_TJH, False, work)
     return y_TJH
 
 
@@ -186,11 +187,6 @@ class Tokens(NamedTuple):
     scales: Tensor | None  # of the rows of planes; None for h, of which all have the same
 
 
-def _tokens(target: Target, x_TH: Tensor, routing: Routing, tiling: Tiling) -> Tokens:
-    """x as it is given; it is made fp16 when it is sorted."""
-    return Tokens(*(routing.prepared or planes.split(target, x_TH))) if tiling.planes else Tokens(x_TH, None)
-
-
 def _empty_tokens(rows: int, columns: int, tiling: Tiling, device: torch.device) -> Tensor:
     if tiling.planes:
         return torch.empty((rows, 2, columns), dtype=torch.float8_e4m3fn, device=device)
@@ -204,15 +200,7 @@ def nonempty_splits(tiling: Tiling, k_units: int) -> int:
 
 
 def _launch(
-    target: Target,
-    tiling: Tiling,
-    splits: int,
-    matrix: Matrix,
-    tokens: Tokens,
-    out: Tensor,
-    rows: int,
-    gated: bool,
-    work: Work,
+    target: Target, tiling: Tiling, splits: int, matrix: Matrix, tokens: Tokens, out: Tensor, gated: bool, work: Work
 ) -> None:
     nibbles, scales = _descriptors(matrix, tiling.units)
     num_tokens, per_token = work.weights_TK.shape
@@ -230,7 +218,7 @@ def _launch(
         work.weights_TK,
         tile_counters(out.device),
         num_tokens,
-        **constants(tiling, splits, matrix.k_units, matrix.unit_rows, rows, per_token, work.limit),
+        **constants(tiling, splits, matrix.k_units, matrix.unit_rows, out.shape[-1], per_token, work.limit),
         GATED=gated,
         SINGLE=num_tokens == 1,
         DIRECT=work.direct,

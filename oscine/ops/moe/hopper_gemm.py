@@ -22,13 +22,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.language.core import _aggregate as aggregate
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from oscine.ops.moe.hopper_tiles import (
     CONSUMERS,
     Config,
     find_entries,
+    h_factor,
     is_narrow,
     next_tile,
     note_order,
@@ -37,6 +37,7 @@ from oscine.ops.moe.hopper_tiles import (
     tile_at,
 )
 from oscine.ops.moe.repack import FIELDS, SCALE_BITS, V_FROM_B, V_SHIFT, VALUE_BITS, Y_FROM_A, A, B
+from oscine.ops.record import record
 
 
 def _half_asm() -> str:
@@ -142,7 +143,7 @@ def accumulator_layout(columns, k):
     return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, columns, k])
 
 
-@aggregate
+@record
 class Ring:
     """The shared buffers and their barriers."""
 
@@ -153,17 +154,8 @@ class Ring:
     full: gl.shared_memory_descriptor
     empty: gl.shared_memory_descriptor
 
-    @gluon.constexpr_function
-    def __init__(self, nibbles, scales, tokens, tiles, full, empty):
-        self.nibbles = nibbles
-        self.scales = scales
-        self.tokens = tokens
-        self.tiles = tiles
-        self.full = full
-        self.empty = empty
 
-
-@aggregate
+@record
 class Sources:
     """What TMA reads."""
 
@@ -172,15 +164,8 @@ class Sources:
     tokens: tma.tensor_descriptor  # boxes of N tokens
     narrow: tma.tensor_descriptor  # of fewer: half of them, or a lone one with zeros behind it
 
-    @gluon.constexpr_function
-    def __init__(self, nibbles, scales, tokens, narrow):
-        self.nibbles = nibbles
-        self.scales = scales
-        self.tokens = tokens
-        self.narrow = narrow
 
-
-@aggregate
+@record
 class Pointers:
     """What programs read and write themselves."""
 
@@ -191,16 +176,6 @@ class Pointers:
     order: gl.tensor
     weights: gl.tensor
     tile_counters: gl.tensor
-
-    @gluon.constexpr_function
-    def __init__(self, table, out, rows, token_scales, order, weights, tile_counters):
-        self.table = table
-        self.out = out
-        self.rows = rows
-        self.token_scales = token_scales
-        self.order = order
-        self.weights = weights
-        self.tile_counters = tile_counters
 
 
 @gluon.jit
@@ -509,21 +484,6 @@ def _store_weighted(cfg, acc, begin: gl.constexpr, tile, unit_row, pointers):
         gl.store(out_ptrs, (acc * weight[None, :]).to(pointers.out.dtype.element_ty), mask)
 
 
-@gluon.jit
-def _consume_0(cfg, ring, sources, pointers, num_tokens):
-    _consume(cfg, 0, ring, sources, pointers, num_tokens)
-
-
-@gluon.jit
-def _consume_1(cfg, ring, sources, pointers, num_tokens):
-    _consume(cfg, 1, ring, sources, pointers, num_tokens)
-
-
-@gluon.jit
-def _consume_2(cfg, ring, sources, pointers, num_tokens):
-    _consume(cfg, 2, ring, sources, pointers, num_tokens)
-
-
 @gluon.jit(do_not_specialize=["num_tokens"])
 def gemm(
     nibbles_desc,
@@ -555,9 +515,11 @@ def gemm(
     LIMIT: gl.constexpr,
     CONSUMER_REGS: gl.constexpr,
 ):
+    steps: gl.constexpr = (K_UNITS + UNITS - 1) // UNITS
+    row_tiles: gl.constexpr = (UNIT_ROWS + CONSUMERS - 1) // CONSUMERS
     cfg = Config(
         N, PLANES, UNITS, STAGES, HALVES, DYNAMIC, SPLITS, K_UNITS, UNIT_ROWS, ROWS, GATED, SINGLE, DIRECT,
-        EXPERTS_PER_TOKEN, LIMIT,
+        EXPERTS_PER_TOKEN, LIMIT, h_factor(LIMIT), steps, row_tiles, 16 if N < 128 else 32,
     )  # fmt: skip
     BOX: gl.constexpr = scales_desc.block_type.shape[0]  # UNITS, up to a power of two
     ring = Ring(
@@ -573,9 +535,13 @@ def gemm(
         mbarrier.init(ring.empty.index(s), count=CONSUMERS)
     sources = Sources(nibbles_desc, scales_desc, tokens_desc, narrow_desc)
     pointers = Pointers(table_ptr, out_ptr, rows_ptr, token_scales_ptr, order_ptr, weights_ptr, tile_counters_ptr)
-    args = (cfg, ring, sources, pointers, num_tokens)
     gl.warp_specialize(
-        [(_consume_0, args), (_consume_1, args), (_consume_2, args), (_produce, args)],
+        [
+            (_consume, (cfg, 0, ring, sources, pointers, num_tokens)),
+            (_consume, (cfg, 1, ring, sources, pointers, num_tokens)),
+            (_consume, (cfg, 2, ring, sources, pointers, num_tokens)),
+            (_produce, (cfg, ring, sources, pointers, num_tokens)),
+        ],
         [4, 4, 1],
         [CONSUMER_REGS, CONSUMER_REGS, PRODUCER_REGISTERS],
     )

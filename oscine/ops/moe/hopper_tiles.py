@@ -13,14 +13,15 @@ import math
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.language.core import _aggregate as aggregate
+
+from oscine.ops.record import record
 
 CONSUMERS = gl.constexpr(3)  # warpgroups of a program
 LARGEST_FP8 = 448  # of e4m3
 DIRECT_PAIRS = 32  # (token, expert) pairs that need no sort: one for each thread of a warp
 
 
-@aggregate
+@record
 class Config:
     """What is known when the kernel is compiled."""
 
@@ -45,47 +46,13 @@ class Config:
     ROW_TILES: gl.constexpr  # of an entry
     PART: gl.constexpr  # columns that an epilogue handles at a time, to bound the registers
 
-    @gluon.constexpr_function
-    def __init__(
-        self,
-        N,
-        PLANES,
-        UNITS,
-        STAGES,
-        HALVES,
-        DYNAMIC,
-        SPLITS,
-        K_UNITS,
-        UNIT_ROWS,
-        ROWS,
-        GATED,
-        SINGLE,
-        DIRECT,
-        EXPERTS_PER_TOKEN,
-        LIMIT,
-    ):
-        self.N = gl.constexpr(N)
-        self.PLANES = gl.constexpr(PLANES)
-        self.UNITS = gl.constexpr(UNITS)
-        self.STAGES = gl.constexpr(STAGES)
-        self.HALVES = gl.constexpr(HALVES)
-        self.DYNAMIC = gl.constexpr(DYNAMIC)
-        self.SPLITS = gl.constexpr(SPLITS)
-        self.K_UNITS = gl.constexpr(K_UNITS)
-        self.UNIT_ROWS = gl.constexpr(UNIT_ROWS)
-        self.ROWS = gl.constexpr(ROWS)
-        self.GATED = gl.constexpr(GATED)
-        self.SINGLE = gl.constexpr(SINGLE)
-        self.DIRECT = gl.constexpr(DIRECT)
-        self.EXPERTS_PER_TOKEN = gl.constexpr(EXPERTS_PER_TOKEN)
-        self.LIMIT = gl.constexpr(LIMIT)
-        self.H_FACTOR = gl.constexpr(2.0 ** math.floor(math.log2(LARGEST_FP8 / (LIMIT * (LIMIT + 1)))))
-        self.STEPS = gl.constexpr((K_UNITS + UNITS - 1) // UNITS)
-        self.ROW_TILES = gl.constexpr((UNIT_ROWS + CONSUMERS.value - 1) // CONSUMERS.value)
-        self.PART = gl.constexpr(16 if N < 128 else 32)
+
+@gluon.constexpr_function
+def h_factor(LIMIT):
+    return 2.0 ** math.floor(math.log2(LARGEST_FP8 / (LIMIT * (LIMIT + 1))))
 
 
-@aggregate
+@record
 class Entries:
     """All entries to compute, after gdc_wait; each thread of a DIRECT kernel holds one pair."""
 
@@ -94,14 +61,6 @@ class Entries:
     entry_P: gl.tensor  # of the pair's expert, for the first of its pairs, else 32: behind all entries
     expert_P: gl.tensor
     members_P: gl.tensor  # bit p: whether pair p has the same expert
-
-    @gluon.constexpr_function
-    def __init__(self, table_ptr, count, entry_P, expert_P, members_P):
-        self.table_ptr = table_ptr
-        self.count = count
-        self.entry_P = entry_P
-        self.expert_P = expert_P
-        self.members_P = members_P
 
 
 # Among the threads with pairs of one expert, the first one reports it. Entries are numbered in the order of the
@@ -138,7 +97,7 @@ def find_entries(cfg, table_ptr, num_tokens, WARPS: gl.constexpr):
     return entries
 
 
-@aggregate
+@record
 class WorkTile:
     """Some rows of an entry's weights, and some of k, times the entry's tokens."""
 
@@ -152,19 +111,6 @@ class WorkTile:
     begin: gl.tensor  # stage along k
     end: gl.tensor
     split: gl.tensor
-
-    @gluon.constexpr_function
-    def __init__(self, index, expert, source, first, rows, members, row_tile, begin, end, split):
-        self.index = index
-        self.expert = expert
-        self.source = source
-        self.first = first
-        self.rows = rows
-        self.members = members
-        self.row_tile = row_tile
-        self.begin = begin
-        self.end = end
-        self.split = split
 
 
 @gluon.jit

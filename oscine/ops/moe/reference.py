@@ -6,7 +6,7 @@
     y = sum over the K experts of w * (a W_d^T + b_d)
 
 The definition, and the path on a CPU: weights stay packed, and a step expands only the experts that it uses, one at
-a time; those of a small model are expanded once. Computes in float32 whatever the dtype of x, rounds once at the end.
+a time; those of a small model are expanded once. Computes in float32 and rounds once at the end.
 """
 
 from dataclasses import dataclass

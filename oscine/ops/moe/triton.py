@@ -22,6 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from oscine.ops.interface import MxExperts, Routing
+from oscine.ops.launch import depend
 from oscine.ops.moe.reference import SWIGLU_ALPHA
 from oscine.ops.target import Target
 
@@ -115,9 +116,7 @@ def _tiling(target: Target, num_pairs: int, num_experts: int) -> dict[str, int]:
 
 @triton.jit
 def _sort_kernel(expert_ids, ranks, counts, slots, num_pairs, num_tokens, BLOCK: tl.constexpr, PDL: tl.constexpr):
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    depend(PDL)
     pair = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     live = pair < num_pairs
     expert = tl.load(expert_ids + pair, mask=live, other=0)
@@ -232,9 +231,7 @@ def _experts_kernel(
 ):
     """Without routing weights: the gated product, x by token. With them: the second product, x by pair."""
     GATED: tl.constexpr = weights is None
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    depend(PDL)
     tile = tl.program_id(0) % tiles  # programs beside each other share the weight rows of an expert
     expert_E = tl.arange(0, BLOCK_E)
     count_E = tl.load(counts + expert_E, mask=expert_E < E, other=0)

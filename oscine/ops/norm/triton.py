@@ -12,6 +12,8 @@ Shape suffixes: T tokens, H hidden, J partial sums, E experts, K experts per tok
 of squares of a token.
 """
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -19,7 +21,7 @@ from torch import Tensor
 
 from oscine.ops.interface import Routing
 from oscine.ops.launch import NUM_ARRIVALS, arrivals
-from oscine.ops.planes import Planes, store_planes
+from oscine.ops.planes import Planes, empty_planes, store_planes, wanted
 from oscine.ops.target import Target
 
 FUSED_TOKENS = 4  # up to here norm and router are one launch
@@ -43,7 +45,7 @@ def rms_norm(
     target: Target, x: Tensor, weight_H: Tensor, eps: float, residual_TH: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """x [T, H] or partial sums [T, J, H]; returns (norm(x + residual), x + residual) in the dtype of the weight."""
-    return _norm(target, x, weight_H, eps, residual_TH, None, None)
+    return _norm(target, x, weight_H, eps, residual_TH)
 
 
 def norm_route(
@@ -55,22 +57,35 @@ def norm_route(
     router_weight_EH: Tensor,
     router_bias_E: Tensor,
     experts_per_token: int,
-    planes: Planes | None = None,
+    fp8: bool = False,
 ) -> tuple[Tensor, Tensor, Routing]:
     """rms_norm, and the experts of its first result. Counts and ranks come with more than UNCOUNTED_TOKENS tokens.
 
-    Where planes are given, writes those of its first result: sm_89 and newer.
+    fp8: where experts multiply in FP8, writes the planes of its first result. For sm_89 and newer, H a multiple of 32.
     """
-    router = (router_weight_EH, router_bias_E, experts_per_token)
+    router = _Router(router_weight_EH, router_bias_E, experts_per_token)
+    fp8 = fp8 and wanted(len(x), experts_per_token, len(router_bias_E))
+    planes = empty_planes(*residual_TH.shape, x.device) if fp8 else None
     if x.shape[0] <= FUSED_TOKENS:
-        y_TH, sum_TH, routing = _norm_route_fused(target, x, weight_H, eps, residual_TH, *router, planes)
+        y_TH, sum_TH, routing = _norm_route_fused(target, x, weight_H, eps, residual_TH, router, planes)
     else:
         counts_E = None
         if x.shape[0] > UNCOUNTED_TOKENS:
             counts_E = torch.empty(router_bias_E.shape[0], dtype=torch.int32, device=x.device)
         y_TH, sum_TH = _norm(target, x, weight_H, eps, residual_TH, counts_E, planes)
-        routing = _route(target, y_TH, *router, counts_E)
+        routing = _route(target, y_TH, router, counts_E)
     return y_TH, sum_TH, routing._replace(prepared=planes)
+
+
+class _Router(NamedTuple):
+    weight_EH: Tensor
+    bias_E: Tensor
+    experts_per_token: int
+
+    def empty_routing(self, num_tokens: int) -> Routing:
+        shape, device = (num_tokens, self.experts_per_token), self.bias_E.device
+        ids_TK = torch.empty(shape, dtype=torch.int32, device=device)
+        return Routing(ids_TK, torch.empty(shape, dtype=torch.float32, device=device))
 
 
 def _partials(x: Tensor) -> int:
@@ -83,8 +98,8 @@ def _norm(
     weight_H: Tensor,
     eps: float,
     residual_TH: Tensor | None,
-    counts_E: Tensor | None,
-    planes: Planes | None,
+    counts_E: Tensor | None = None,
+    planes: Planes | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Sets counts_E to zero on the way, and writes planes."""
     num_tokens, hidden = x.shape[0], x.shape[-1]
@@ -152,23 +167,21 @@ def _norm_route_fused(
     weight_H: Tensor,
     eps: float,
     residual_TH: Tensor,
-    router_weight_EH: Tensor,
-    router_bias_E: Tensor,
-    experts_per_token: int,
+    router: _Router,
     planes: Planes | None,
 ) -> tuple[Tensor, Tensor, Routing]:
-    (num_tokens, hidden), num_experts = residual_TH.shape, router_bias_E.shape[0]
-    y_TH = torch.empty((num_tokens, hidden), dtype=weight_H.dtype, device=x.device)
-    sum_TH = torch.empty_like(y_TH)
-    routing = _empty_routing(num_tokens, experts_per_token, x.device)
+    (num_tokens, hidden), num_experts = residual_TH.shape, len(router.bias_E)
+    y_TH, sum_TH = _outputs(x, weight_H, residual_TH)
+    assert sum_TH is not None
+    routing = router.empty_routing(num_tokens)
     if num_tokens:
         logits_TE = torch.empty((num_tokens, num_experts), dtype=torch.float32, device=x.device)
         _norm_route_kernel[(triton.cdiv(num_experts, FUSED_ROWS), num_tokens)](
             x,
             residual_TH,
             weight_H,
-            router_weight_EH,
-            router_bias_E,
+            router.weight_EH,
+            router.bias_E,
             y_TH,
             sum_TH,
             logits_TE,
@@ -180,7 +193,7 @@ def _norm_route_fused(
             H=hidden,
             J=_partials(x),
             E=num_experts,
-            K=experts_per_token,
+            K=router.experts_per_token,
             BLOCK_H=triton.next_power_of_2(hidden),
             BLOCK_R=FUSED_ROWS,
             BLOCK_E=triton.next_power_of_2(num_experts),
@@ -190,43 +203,29 @@ def _norm_route_fused(
     return y_TH, sum_TH, routing
 
 
-def _empty_routing(num_tokens: int, experts_per_token: int, device: torch.device) -> Routing:
-    return Routing(
-        torch.empty((num_tokens, experts_per_token), dtype=torch.int32, device=device),
-        torch.empty((num_tokens, experts_per_token), dtype=torch.float32, device=device),
-    )
-
-
-def _route(
-    target: Target,
-    y_TH: Tensor,
-    router_weight_EH: Tensor,
-    router_bias_E: Tensor,
-    experts_per_token: int,
-    counts_E: Tensor | None,
-) -> Routing:
+def _route(target: Target, y_TH: Tensor, router: _Router, counts_E: Tensor | None) -> Routing:
     """counts_E holds zeros; it is counted up."""
-    (num_tokens, hidden), num_experts = y_TH.shape, router_bias_E.shape[0]
+    (num_tokens, hidden), num_experts = y_TH.shape, len(router.bias_E)
     tiling = _tiling(target, num_tokens, hidden)
     tiles = triton.cdiv(num_tokens, tiling["BLOCK_T"])
     assert tiles <= NUM_ARRIVALS
-    routing = _empty_routing(num_tokens, experts_per_token, y_TH.device)
+    routing = router.empty_routing(num_tokens)
     if counts_E is not None:
         routing = routing._replace(counts_E=counts_E, ranks_TK=torch.empty_like(routing.expert_ids_TK))
     partial_STE = torch.empty((tiling["SPLITS"], num_tokens, num_experts), dtype=torch.float32, device=y_TH.device)
     _route_kernel[(tiles, tiling["SPLITS"])](
         y_TH,
-        router_weight_EH,
-        router_bias_E,
+        router.weight_EH,
+        router.bias_E,
         partial_STE,
         arrivals(y_TH.device),
         *routing[:4],
         num_tokens,
         H=hidden,
         E=num_experts,
-        K=experts_per_token,
+        K=router.experts_per_token,
         BLOCK_E=max(16, triton.next_power_of_2(num_experts)),
-        BLOCK_K=triton.next_power_of_2(experts_per_token),
+        BLOCK_K=triton.next_power_of_2(router.experts_per_token),
         **tiling,
         **target.launch_options,
     )
@@ -408,7 +407,7 @@ def _norm_route_kernel(
 
 @triton.jit
 def _rank(logits_E, E: tl.constexpr, BLOCK_E: tl.constexpr):
-    """How many of the E experts go before each; a permutation whatever the logits."""
+    """How many of the E experts go before each; a permutation for any logits."""
     expert_E = tl.arange(0, BLOCK_E)
     logits_E = tl.where((logits_E == logits_E) & (expert_E < E), logits_E, float("-inf"))
     ahead_EE = logits_E[None, :] > logits_E[:, None]

@@ -20,7 +20,7 @@ from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from oscine.ops.interface import Shapes, Use, unmet
+from oscine.ops.interface import QkvProjection, Shapes, Use, unmet
 from oscine.ops.linear.stream import CHUNK, Tile, descriptor, start_ring, streamable, tile_for, unstreamable
 from oscine.ops.norm.triton import undivided_norm
 from oscine.ops.qkv import triton as portable
@@ -120,22 +120,12 @@ def qkv_kernel(
         gl.store(kv_ptr + kv_at + 32, second.to(kv_ptr.dtype.element_ty), valid)
 
 
-def stream(
-    x_TH: Tensor,
-    squares_TS: Tensor,
-    eps: float,
-    weight_FH: Tensor,
-    bias_F: Tensor,
-    cos_sin: Tensor,
-    positions_T: Tensor,
-    kv_pages: Tensor,
-    slots_T: Tensor,
-    tile: Tile,
-) -> Tensor:
+def stream(x_TH: Tensor, squares_TS: Tensor, eps: float, projection: QkvProjection, tile: Tile) -> Tensor:
     """Queries of x_TH / rms, where squares_TS [T, S] float32 are those of undivided_norm.
 
     Needs T <= max_tokens, heads of 64, and parts of whole 16 bytes.
     """
+    weight_FH, bias_F, cos_sin, positions_T, kv_pages, slots_T = projection
     assert streamable(x_TH, weight_FH)
     num_tokens, hidden = x_TH.shape
     _, _, num_kv_heads, page_size, _ = kv_pages.shape
@@ -143,7 +133,6 @@ def stream(
     num_query_heads = num_heads - 2 * num_kv_heads
     parts, width = tile.parts, hidden // tile.parts
     pairs = HEAD // 2 // parts
-    steps = -(-width // (CHUNK * tile.chunks))
     weight = weight_FH.view(2 * num_heads, HEAD // 2, parts, width).permute(2, 0, 1, 3)
     tokens = x_TH.view(num_tokens, parts, width).permute(1, 0, 2)
     q_TQD = x_TH.new_empty(num_tokens, num_query_heads, HEAD)
@@ -169,18 +158,15 @@ def stream(
         PAGE=page_size,
         HIDDEN=hidden,
         SQUARES=squares_TS.shape[1],
-        TOKENS=tile.max_tokens,
         PARTS=parts,
-        CHUNKS=tile.chunks,
-        STAGES=min(tile.stages, steps),
-        STEPS=steps,
+        **tile.constants(width),
         num_warps=4,
         launch_pdl=True,
     )
     return q_TQD
 
 
-def use(shapes: Shapes) -> Use:
+def norm_qkv_use(shapes: Shapes) -> Use:
     missing = unstreamable(shapes.hidden, shapes.dtype) or unmet(("head dimension", HEAD, shapes.head_dim))
     return Use(f"up to {TILES[-1].max_tokens} tokens", "triton", missing)
 
@@ -194,22 +180,11 @@ def choose_tile(num_tokens: int, weight_FH: Tensor, kv_pages: Tensor) -> Tile | 
 
 
 def norm_qkv(
-    target: Target,
-    x: Tensor,
-    norm_weight_H: Tensor,
-    eps: float,
-    residual_TH: Tensor | None,
-    weight_FH: Tensor,
-    bias_F: Tensor,
-    cos_sin: Tensor,
-    positions_T: Tensor,
-    kv_pages: Tensor,
-    slots_T: Tensor,
+    target: Target, x: Tensor, norm_weight_H: Tensor, eps: float, residual_TH: Tensor | None, projection: QkvProjection
 ) -> tuple[Tensor, Tensor]:
     """See reference.py. Queries are rounded once, after the rotation; twice where cuBLAS is used."""
-    rest = weight_FH, bias_F, cos_sin, positions_T, kv_pages, slots_T
-    tile = choose_tile(len(x), weight_FH, kv_pages)
+    tile = choose_tile(len(x), projection.weight_FH, projection.kv_pages)
     if tile is None:
-        return portable.norm_qkv(target, x, norm_weight_H, eps, residual_TH, *rest)
+        return portable.norm_qkv(target, x, norm_weight_H, eps, residual_TH, projection)
     x_TH, total_TH, squares_TS = undivided_norm(target, x, norm_weight_H, residual_TH)
-    return stream(x_TH, squares_TS, eps, *rest, tile), total_TH
+    return stream(x_TH, squares_TS, eps, projection, tile), total_TH

@@ -3,25 +3,16 @@
 from torch import Tensor
 from torch.nn import functional
 
+from oscine.ops.interface import QkvProjection
 from oscine.ops.norm.triton import rms_norm
 from oscine.ops.rope.triton import rope_and_write
 from oscine.ops.target import Target
 
 
 def norm_qkv(
-    target: Target,
-    x: Tensor,
-    norm_weight_H: Tensor,
-    eps: float,
-    residual_TH: Tensor | None,
-    weight_FH: Tensor,
-    bias_F: Tensor,
-    cos_sin: Tensor,
-    positions_T: Tensor,
-    kv_pages: Tensor,
-    slots_T: Tensor,
+    target: Target, x: Tensor, norm_weight_H: Tensor, eps: float, residual_TH: Tensor | None, projection: QkvProjection
 ) -> tuple[Tensor, Tensor]:
     """See reference.py; head dimensions must be powers of two."""
     x_TH, total_TH = rms_norm(target, x, norm_weight_H, eps, residual_TH)
-    projected = functional.linear(x_TH, weight_FH, bias_F)
-    return rope_and_write(target, projected, cos_sin, positions_T, kv_pages, slots_T), total_TH
+    weight_FH, bias_F, *place = projection
+    return rope_and_write(target, functional.linear(x_TH, weight_FH, bias_F), *place), total_TH

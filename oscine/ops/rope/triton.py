@@ -11,8 +11,8 @@ from math import gcd
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from oscine.ops.launch import depend
 from oscine.ops.target import Target
 
 
@@ -40,9 +40,7 @@ def rope_and_write_kernel(
     token_T = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     head_B = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     first_head = tl.program_id(1) * HEADS
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
+    depend(PDL)
     valid_T = token_T < num_tokens
     valid = valid_T[:, None, None]
     dim_D = tl.arange(0, HALF)

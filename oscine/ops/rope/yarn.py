@@ -1,6 +1,6 @@
 """The table of cosines and sines that rope ops read: YaRN (Peng et al., arXiv:2309.00071, sections 3.2 to 3.4).
 
-For dimension pair j of D/2, with base b, context L of the original training, and factor s:
+For dimension pair j of D/2, with base b (rope_theta), context L of the original training, and factor s:
 
     f_j     = b^(-2j/D)
     bound(r) = D ln(L / (2 pi r)) / (2 ln b)              the pair that turns r times within L; not rounded
@@ -18,24 +18,25 @@ from torch import Tensor
 def yarn_cos_sin(
     num_positions: int,
     head_dim: int,
+    device: torch.device,
     *,
-    base: float,
+    rope_theta: float,
     factor: float,
     beta_fast: float,
     beta_slow: float,
-    original_length: int,
-    device: torch.device,
+    original_max_position_embeddings: int,
 ) -> Tensor:
     """[num_positions, head_dim] float32: head_dim / 2 cosines, then as many sines.
 
     Angles are float32 products, as in training: at position 5,000 a float64 angle differs by 3e-4.
     """
     power = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
-    turns = 1.0 / base**power
-    low = ramp_bound(beta_fast, head_dim, base, original_length)
-    high = ramp_bound(beta_slow, head_dim, base, original_length)
+    turns = 1.0 / rope_theta**power
+    low, high = (
+        ramp_bound(beta, head_dim, rope_theta, original_max_position_embeddings) for beta in (beta_fast, beta_slow)
+    )
     ramp = ((torch.arange(head_dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
-    frequency = 1.0 / (factor * base**power) * ramp + turns * (1 - ramp)
+    frequency = 1.0 / (factor * rope_theta**power) * ramp + turns * (1 - ramp)
     angle = torch.arange(num_positions, dtype=torch.float32)[:, None] * frequency
     attention_factor = 0.1 * math.log(factor) + 1.0
     return (torch.cat((angle.cos(), angle.sin()), dim=-1) * attention_factor).to(device)

@@ -25,11 +25,16 @@ def sample(logits_NV: Tensor, sampling: SamplingBatch) -> Sampled:
     scores_NV = adjusted_NV if sampling.greedy else _scores(adjusted_NV, sampling)
     best_N, ids_N = scores_NV.max(-1)
     ids_N = ids_N.masked_fill(~(best_N > -torch.inf), -1)
-    if sampling.num_logprobs is None:
+    return with_logprobs(ids_N, logits_NV, sampling.num_logprobs)
+
+
+def with_logprobs(ids_N: Tensor, logits_NV: Tensor, num_top: int | None) -> Sampled:
+    """Chosen tokens with their log-probabilities and the `num_top` highest ones; None: without any."""
+    if num_top is None:
         return Sampled(ids_N)
     logprobs_NV = logits_NV.log_softmax(-1)
     chosen_N = logprobs_NV.gather(1, ids_N.clamp(min=0)[:, None]).squeeze(1)
-    top = logprobs_NV.topk(sampling.num_logprobs, dim=-1)
+    top = logprobs_NV.topk(num_top, dim=-1)
     return Sampled(ids_N, chosen_N, top.indices, top.values)
 
 

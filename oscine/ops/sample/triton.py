@@ -24,8 +24,8 @@ import triton.language as tl
 from torch import Tensor
 
 from oscine.ops.interface import Sampled, SamplingBatch
-from oscine.ops.launch import NUM_ARRIVALS, arrivals
-from oscine.ops.sample.reference import LOWEST_TEMPERATURE, add_bias, penalize
+from oscine.ops.launch import NUM_ARRIVALS, arrivals, depend
+from oscine.ops.sample.reference import LOWEST_TEMPERATURE, add_bias, penalize, with_logprobs
 from oscine.ops.target import Target
 
 PARTS = tl.constexpr(64)  # programs of a row that scan and collect
@@ -42,12 +42,7 @@ def sample(target: Target, logits_NV: Tensor, sampling: SamplingBatch) -> Sample
     """logits [N, V] float32, not written; log-probabilities are those of these logits, before any adjustment."""
     adjusted_NV = penalize(add_bias(logits_NV, sampling), sampling)
     ids_N = choose(target, restrict(target, adjusted_NV, sampling), sampling)
-    if sampling.num_logprobs is None:
-        return Sampled(ids_N)
-    logprobs_NV = logits_NV.log_softmax(-1)
-    chosen_N = logprobs_NV.gather(1, ids_N.clamp(min=0)[:, None]).squeeze(1)
-    top = logprobs_NV.topk(sampling.num_logprobs, dim=-1)
-    return Sampled(ids_N, chosen_N, top.indices, top.values)
+    return with_logprobs(ids_N, logits_NV, sampling.num_logprobs)
 
 
 def restrict(target: Target, logits_NV: Tensor, sampling: SamplingBatch) -> Tensor:
@@ -157,9 +152,7 @@ def _restrict_kernel(
     row = tl.program_id(1).to(tl.int64)
     token_B = tl.program_id(0) * BLOCK_B + tl.arange(0, BLOCK_B)
     inside_B = token_B < vocab
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    depend(PDL)
     mask_row = tl.load(allowed_row + row).to(tl.int64)
     word_B = tl.load(allowed + mask_row * words + (token_B >> 5), mask=inside_B & (mask_row >= 0), other=-1)
     x_B = tl.load(logits + row * stride + token_B, mask=inside_B)
@@ -192,8 +185,12 @@ def gumbel(token_B, seed, position):
 
 
 @triton.jit
-def _scaled(logits, stride, temperature, row, token_B, vocab):
-    """Logits over temperature, never NaN; those past the vocabulary are -inf."""
+def _scaled(source, token_B):
+    """Logits of a row over its temperature, never NaN; those past the vocabulary are -inf.
+
+    source: (logits, stride, temperature, vocab, row)
+    """
+    logits, stride, temperature, vocab, row = source
     x_B = tl.load(logits + row.to(tl.int64) * stride + token_B, mask=token_B < vocab, other=float("-inf"))
     return heated(x_B, tl.load(temperature + row))
 
@@ -246,9 +243,7 @@ def _choose_kernel(
     row = tl.program_id(1)
     first = tl.program_id(0) * part
     lane_B = tl.arange(0, BLOCK_B)
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    depend(PDL)
     drawn = False
     if NOISE:
         drawn = tl.load(temperature + row) != 0
@@ -257,7 +252,7 @@ def _choose_kernel(
     for start in range(first, tl.minimum(first + part, vocab), BLOCK_B):
         token_B = start + lane_B
         if drawn:
-            x_B = _scaled(logits, stride, temperature, row, token_B, vocab)
+            x_B = _scaled((logits, stride, temperature, vocab, row), token_B)
             noisy_B = x_B + gumbel(token_B, tl.load(seed + row), tl.load(position + row))
             if cut is not None:
                 noisy_B = tl.where(_key(x_B, token_B) >= tl.load(cut + row), noisy_B, float("-inf"))
@@ -310,10 +305,8 @@ def _scan_kernel(logits, stride, temperature, vocab, lanes, part, BLOCK_B: tl.co
     row = tl.program_id(1)
     lane_B = tl.arange(0, BLOCK_B)
     token_B = tl.where(lane_B < part, tl.program_id(0) * part + lane_B, vocab)
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
-    x_B = _scaled(logits, stride, temperature, row, token_B, vocab)
+    depend(PDL)
+    x_B = _scaled((logits, stride, temperature, vocab, row), token_B)
     top_L = tl.max(tl.reshape(x_B, (BLOCK_B // LANES, LANES)), 0)
     tl.store(lanes + (row * PARTS + tl.program_id(0)) * LANES + tl.arange(0, LANES), top_L)
 
@@ -321,9 +314,7 @@ def _scan_kernel(logits, stride, temperature, vocab, lanes, part, BLOCK_B: tl.co
 @triton.jit
 def _bound_kernel(lanes, top_k, top, bound, count, PDL: tl.constexpr):
     row = tl.program_id(0)
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    depend(PDL)
     x_L = tl.load(lanes + row * PARTS * LANES + tl.arange(0, PARTS * LANES))
     key_L = _key32(x_L)
     wanted = tl.load(top_k + row)
@@ -359,10 +350,8 @@ def _collect_kernel(
     row = tl.program_id(1)
     lane_B = tl.arange(0, BLOCK_B)
     token_B = tl.where(lane_B < part, tl.program_id(0) * part + lane_B, vocab)
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
-    x_B = _scaled(logits, stride, temperature, row, token_B, vocab)
+    depend(PDL)
+    x_B = _scaled((logits, stride, temperature, vocab, row), token_B)
     tl.store(total + row * PARTS + tl.program_id(0), tl.sum(tl.exp(x_B - tl.load(top + row)), 0))
     taken_B = (token_B < vocab) & (_key32(x_B) >= tl.load(bound + row))
     place_B = tl.atomic_add(count + row + tl.zeros_like(token_B), 1, mask=taken_B, sem="relaxed")
@@ -370,16 +359,19 @@ def _collect_kernel(
 
 
 @triton.jit
-def _above(
-    at, floor, key_C, mass_C, logits, stride, temperature, row, vocab, peak, WHOLE: tl.constexpr, BLOCK_B: tl.constexpr
-):
-    """How many keys are above `at` and not below `floor`, and their mass; of the whole row or of those collected."""
+def _above(at, floor, among, WHOLE: tl.constexpr, BLOCK_B: tl.constexpr):
+    """How many keys are above `at` and not below `floor`, and their mass; of the whole row or of those collected.
+
+    among: (keys and masses of the collected tokens, source, its maximum)
+    """
+    key_C, mass_C, source, peak = among
     if WHOLE:
+        vocab = source[3]
         count_B = tl.zeros((BLOCK_B,), tl.int32)
         mass_B = tl.zeros((BLOCK_B,), tl.int64)
         for start in range(0, vocab, BLOCK_B):
             token_B = start + tl.arange(0, BLOCK_B)
-            x_B = _scaled(logits, stride, temperature, row, token_B, vocab)
+            x_B = _scaled(source, token_B)
             key_B = _key(x_B, token_B)
             inside_B = (key_B > at) & (key_B >= floor) & (token_B < vocab)
             count_B += inside_B.to(tl.int32)
@@ -392,34 +384,16 @@ def _above(
 
 
 @triton.jit
-def _lowest(
-    max_count,
-    max_mass,
-    floor,
-    low,
-    high,
-    key_C,
-    mass_C,
-    logits,
-    stride,
-    temperature,
-    row,
-    vocab,
-    peak,
-    WHOLE: tl.constexpr,
-    BLOCK_B: tl.constexpr,
-):
+def _lowest(max_count, max_mass, floor, low, high, among, WHOLE: tl.constexpr, BLOCK_B: tl.constexpr):
     """The cut below which a key has max_count or more keys above it, or max_mass; it lies in (low, high].
 
     Bisection ends once one key is left between the bounds.
     """
-    above_low, mass = _above(low, floor, key_C, mass_C, logits, stride, temperature, row, vocab, peak, WHOLE, BLOCK_B)
+    above_low, mass = _above(low, floor, among, WHOLE, BLOCK_B)
     above_high = tl.where((above_low < max_count) & (mass < max_mass), above_low, 0)
     while above_low - above_high > 1:
         middle = (low >> 1) + (high >> 1) + (low & high & 1)
-        above, mass = _above(
-            middle, floor, key_C, mass_C, logits, stride, temperature, row, vocab, peak, WHOLE, BLOCK_B
-        )
+        above, mass = _above(middle, floor, among, WHOLE, BLOCK_B)
         if (above < max_count) & (mass < max_mass):
             high = middle
             above_high = above
@@ -430,50 +404,15 @@ def _lowest(
 
 
 @triton.jit
-def _cut(
-    wanted,
-    share,
-    total,
-    low,
-    high,
-    key_C,
-    mass_C,
-    logits,
-    stride,
-    temperature,
-    row,
-    vocab,
-    peak,
-    WHOLE: tl.constexpr,
-    BLOCK_B: tl.constexpr,
-):
+def _cut(wanted, share, total, low, high, among, WHOLE: tl.constexpr, BLOCK_B: tl.constexpr):
     """The cut of top_k (`wanted`, 0 is off) and of top_p (`share`) among what top_k left; `total` is the row's mass."""
     kept = low + 1
     if wanted > 0:
-        most = tl.full((), 1 << 62, tl.int64)
-        kept = _lowest(
-            wanted, most, kept, low, high, key_C, mass_C, logits, stride, temperature, row, vocab, peak, WHOLE, BLOCK_B
-        )
-        _, total = _above(kept - 1, kept, key_C, mass_C, logits, stride, temperature, row, vocab, peak, WHOLE, BLOCK_B)
+        kept = _lowest(wanted, tl.full((), 1 << 62, tl.int64), kept, low, high, among, WHOLE, BLOCK_B)
+        _, total = _above(kept - 1, kept, among, WHOLE, BLOCK_B)
     if share < 1:
         mass = tl.maximum((share * total.to(tl.float32)).to(tl.int64), 1)
-        kept = _lowest(
-            1 << 30,
-            mass,
-            kept,
-            kept - 1,
-            high,
-            key_C,
-            mass_C,
-            logits,
-            stride,
-            temperature,
-            row,
-            vocab,
-            peak,
-            WHOLE,
-            BLOCK_B,
-        )
+        kept = _lowest(1 << 30, mass, kept, kept - 1, high, among, WHOLE, BLOCK_B)
     return kept
 
 
@@ -496,14 +435,13 @@ def _cut_kernel(
     PDL: tl.constexpr,
 ):
     row = tl.program_id(0)
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    depend(PDL)
     share, peak, collected = tl.load(top_p + row), tl.load(top + row), tl.load(count + row)
     wanted = tl.load(top_k + row)
     wanted = tl.where(wanted < vocab, wanted, 0).to(tl.int32)
     high = (_key32(peak).to(tl.int64) << 32) | 0x7FFFFFFF
     kept = _key32(peak + tl.log(tl.load(min_p + row))).to(tl.int64) << 32
+    source = (logits, stride, temperature, vocab, row)
     if (wanted > 0) | (share < 1):
         place_C = tl.arange(0, CAPACITY)
         live_C = place_C < collected
@@ -512,46 +450,15 @@ def _cut_kernel(
         bits_C = bits_C ^ ((bits_C >> 31) & 0x7FFFFFFF)  # back from the order to the float
         mass_C = tl.where(live_C, _mass(bits_C.to(tl.float32, bitcast=True), peak), 0)
         key_C = tl.where(live_C, key_C, tl.full((), LOWEST, tl.int64))
+        among = (key_C, mass_C, source, peak)
         whole = (tl.sum(tl.load(total + row * PARTS + tl.arange(0, PARTS)), 0) * UNIT).to(tl.int64)
         enough = tl.sum(mass_C, 0).to(tl.float32) >= share * whole.to(tl.float32)
         enough = tl.where(wanted > 0, collected >= wanted, enough) | (collected == vocab)
         if enough & (collected <= CAPACITY):
             low = (tl.load(bound + row).to(tl.int64) << 32) - 1
-            found = _cut(
-                wanted,
-                share,
-                whole,
-                low,
-                high,
-                key_C,
-                mass_C,
-                logits,
-                stride,
-                temperature,
-                row,
-                vocab,
-                peak,
-                False,
-                BLOCK_B,
-            )
+            found = _cut(wanted, share, whole, low, high, among, False, BLOCK_B)
         else:
             low = tl.full((), LOWEST, tl.int64)
-            found = _cut(
-                wanted,
-                share,
-                whole,
-                low,
-                high,
-                key_C,
-                mass_C,
-                logits,
-                stride,
-                temperature,
-                row,
-                vocab,
-                peak,
-                True,
-                BLOCK_B,
-            )
+            found = _cut(wanted, share, whole, low, high, among, True, BLOCK_B)
         kept = tl.maximum(kept, found)
     tl.store(cut + row, kept)

@@ -8,7 +8,7 @@ import torch
 from tests.ops.gluon_interpreter.language import install
 
 torch.set_num_threads(1)
-# So that memory that nobody wrote is full of NaN, or of the largest integer; the public function imports a compiler.
+# So unwritten memory is full of NaN, or of the largest integer. The public function imports a compiler.
 torch._C._set_deterministic_algorithms(True, warn_only=False)
 install()
 getattr(importlib.import_module(sys.argv[1]), sys.argv[2])()

@@ -8,7 +8,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-POISON = 0xFF  # each byte of what nobody wrote; NaN in every float
+POISON = 0xFF  # each byte that was never written; NaN in every float
 
 
 class Value(Tensor):

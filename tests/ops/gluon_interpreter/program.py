@@ -41,7 +41,7 @@ class Barrier:
 
 
 class Program:
-    """The program that runs: who it is, its barriers, and whose turn it is among its partitions."""
+    """The program that runs: its ids, its barriers, and which of its partitions has the turn."""
 
     current: "Program"
 

@@ -1,4 +1,4 @@
-"""Random inputs of ops for benchmarks and tests."""
+"""Random experts and routings, and sampling parameters, for benchmarks and tests of kernels."""
 
 import torch
 from torch import Tensor

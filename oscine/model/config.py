@@ -2,13 +2,14 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from oscine.kv_group import KVGroup
 
+_ALIASES = {"num_experts_per_tok": ("experts_per_token",)}  # other spellings in the file
 LayerType = Literal["sliding_attention", "full_attention"]
 
 
@@ -144,41 +145,34 @@ class ModelConfig:
         Fields that do not change the arithmetic (dropout, initialisers, versions, dtype) are not looked at.
         """
         _check_supported(values)
-        layers = _integer(values, "num_hidden_layers")
+        read: dict[Any, Callable[..., Any]] = {int: _integer, float: _number}
+        numbers = {
+            field.name: read[field.type](values, field.name, *_ALIASES.get(field.name, ()))
+            for field in fields(cls)
+            if field.type in read
+        }
         return cls(
-            vocab_size=_integer(values, "vocab_size"),
-            hidden_size=_integer(values, "hidden_size"),
-            intermediate_size=_integer(values, "intermediate_size"),
-            head_dim=_integer(values, "head_dim"),
-            num_attention_heads=_integer(values, "num_attention_heads"),
-            num_key_value_heads=_integer(values, "num_key_value_heads"),
-            num_hidden_layers=layers,
+            **numbers,
             num_local_experts=_of_layers(values, "num_local_experts", "num_experts"),
-            num_experts_per_tok=_integer(values, "num_experts_per_tok", "experts_per_token"),
             sliding_window=_of_layers(values, "sliding_window"),
-            layer_types=_layer_types(values, layers),
-            rms_norm_eps=_number(values, "rms_norm_eps"),
-            swiglu_limit=_number(values, "swiglu_limit"),
-            max_position_embeddings=_integer(values, "max_position_embeddings"),
+            layer_types=_layer_types(values, numbers["num_hidden_layers"]),
             eos_token_ids=_token_ids(values, "eos_token_id"),
             yarn=_yarn(values),
         )
 
     def to_dict(self) -> dict[str, Any]:
         """The config.json of this model as published; from_dict reads it back."""
-        fields = asdict(self)
-        yarn = fields.pop("yarn")
-        values = {name: list(value) if isinstance(value, tuple) else value for name, value in fields.items()}
-        eos = values.pop("eos_token_ids")
+        values = asdict(self)
+        yarn, eos = values.pop("yarn"), values.pop("eos_token_ids")
         return {
-            **values,
+            **{name: list(value) if isinstance(value, tuple) else value for name, value in values.items()},
             "architectures": ["GptOssForCausalLM"],
             "model_type": "gpt_oss",
             "attention_bias": True,
             "hidden_act": "silu",
             "tie_word_embeddings": False,
             "torch_dtype": "bfloat16",
-            "eos_token_id": eos[0] if len(eos) == 1 else eos,
+            "eos_token_id": eos[0] if len(eos) == 1 else [*eos],
             "rope_theta": yarn.pop("rope_theta"),
             "rope_scaling": {"rope_type": "yarn", "truncate": False, **yarn},
             "quantization_config": {
@@ -265,8 +259,7 @@ def _token_ids(values: Mapping[str, Any], name: str) -> tuple[int, ...]:
 
 
 def _layer_types(values: Mapping[str, Any], num_layers: int) -> tuple[LayerType, ...]:
-    """Without a list in the file, as in the earliest published config, layers alternate and begin with a sliding
-    one."""
+    """Without a list in the file, as in the earliest published config, every second layer is full attention."""
     kinds = values.get("layer_types")
     if kinds is None:
         return tuple("full_attention" if i % 2 else "sliding_attention" for i in range(num_layers))
@@ -289,13 +282,8 @@ def _yarn(values: Mapping[str, Any]) -> YarnConfig:
     theta = _number(rope, "rope_theta", where=where) if "rope_theta" in rope else _number(values, "rope_theta")
     original = _number(rope, "original_max_position_embeddings", where=where)
     _require(original == int(original) > 0, f"{where}original_max_position_embeddings", "a positive integer", original)
-    yarn = YarnConfig(
-        rope_theta=theta,
-        factor=_number(rope, "factor", where=where),
-        beta_fast=_number(rope, "beta_fast", where=where),
-        beta_slow=_number(rope, "beta_slow", where=where),
-        original_max_position_embeddings=int(original),
-    )
+    ramp = {name: _number(rope, name, where=where) for name in ("factor", "beta_fast", "beta_slow")}
+    yarn = YarnConfig(rope_theta=theta, **ramp, original_max_position_embeddings=int(original))
     _require(yarn.rope_theta > 1, "rope_theta", "above 1", yarn.rope_theta)
     _require(yarn.factor >= 1, f"{where}factor", "at least 1", yarn.factor)
     _require(yarn.beta_fast > yarn.beta_slow > 0, f"{where}beta_fast", "above beta_slow, both positive", yarn.beta_fast)

@@ -1,7 +1,7 @@
 """Finds the folders of a model and its tokenizer: local, inside this package, or fetched from the Hugging Face hub.
 
 Only files in the root of a hub repository are fetched: its original/ and metal/ folders hold the same weights again.
-The configuration comes first and the weights last, so that a model of another kind costs no download. huggingface_hub
+The configuration comes first and the weights last, so that a model of another kind costs no download. The library
 resumes, caches, and obeys HF_HOME, HF_TOKEN and HF_HUB_OFFLINE.
 """
 

@@ -21,7 +21,6 @@ RANDOM_SEED = 0
 @dataclass(frozen=True, slots=True)
 class OpenedModel:
     config: ModelConfig
-    folder: Path | None  # folder of config.json; None with random weights
     tokenizer: Path | None  # folder of tokenizer.json, if known
     source: TensorSource
     device: torch.device
@@ -43,11 +42,11 @@ def open_model(options: ModelOptions) -> OpenedModel:
     if options.random_weights is not None:
         config = _random_config(options.random_weights)
         tokenizer = find_tokenizer(options) if options.tokenizer else None
-        return OpenedModel(config, None, tokenizer, RandomTensors(config, RANDOM_SEED, device), device, dtype)
+        return OpenedModel(config, tokenizer, RandomTensors(config, RANDOM_SEED, device), device, dtype)
     folder = find_folder(options)
     config = ModelConfig.from_file(folder / CONFIG)
     tokenizer = find_tokenizer(options) if options.tokenizer else folder
-    return OpenedModel(config, folder, tokenizer, Checkpoint(folder, config), device, dtype)
+    return OpenedModel(config, tokenizer, Checkpoint(folder, config), device, dtype)
 
 
 def _device(name: str) -> torch.device:

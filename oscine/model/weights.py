@@ -110,6 +110,10 @@ class TensorSource(Protocol):
         ...
 
 
+# In the order of MxExperts.
+_EXPERTS = [f"{matrix}_proj_{part}" for matrix in ("gate_up", "down") for part in ("blocks", "scales", "bias")]
+
+
 def tensor_specs(config: ModelConfig) -> dict[str, TensorSpec]:
     """Every tensor of a published checkpoint of this shape, by name."""
     vocabulary, hidden = config.vocab_size, config.hidden_size
@@ -205,12 +209,5 @@ class _Loader:
             post_attention_norm_H=self.get(f"{prefix}post_attention_layernorm.weight"),
             router_weight_EH=self.get(f"{mlp}router.weight"),
             router_bias_E=self.get(f"{mlp}router.bias"),
-            experts=MxExperts(
-                gate_up_blocks=self.get(f"{mlp}experts.gate_up_proj_blocks"),
-                gate_up_scales=self.get(f"{mlp}experts.gate_up_proj_scales"),
-                gate_up_bias=self.get(f"{mlp}experts.gate_up_proj_bias"),
-                down_blocks=self.get(f"{mlp}experts.down_proj_blocks"),
-                down_scales=self.get(f"{mlp}experts.down_proj_scales"),
-                down_bias=self.get(f"{mlp}experts.down_proj_bias"),
-            ),
+            experts=MxExperts(*(self.get(f"{mlp}experts.{name}") for name in _EXPERTS)),
         )

@@ -6,10 +6,10 @@ import pytest
 import tokenizers
 import torch
 
-from oscine.model.checkpoint import save
 from oscine.model.config import ModelConfig
 from oscine.model.random_weights import RandomTensors
 from oscine.model.weights import tensor_specs
+from tests.model.saved import save
 
 SPECIAL = ["<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|return|>", "<|call|>"]
 RETURN = 260

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from oscine.bench.result import Point
+
 VLLM = "vLLM 0.26"
 TENSORRT_LLM = "TensorRT-LLM"
 
@@ -60,16 +62,15 @@ ANCHORS = (
 _VLLM_PREFILL = {("120b", True): 45000.0, ("120b", False): 19000.0, ("20b", True): 77000.0, ("20b", False): 50000.0}
 
 
-def vllm(model: str, concurrency: int, isl: int, osl: int) -> Anchor | None:
+def vllm(model: str, point: Point) -> Anchor:
     """vLLM's figures for exactly this load."""
-    for anchor in ANCHORS:
-        if anchor.system == VLLM and (anchor.model, anchor.concurrency) == (model, concurrency):
-            return anchor if (anchor.isl, anchor.osl) == (isl, osl) else None
-    return None
+    load = VLLM, model, point
+    found = (a for a in ANCHORS if a.concurrency and (a.system, a.model, Point(a.concurrency, a.isl, a.osl)) == load)
+    return next(found, Anchor(VLLM, model, "H200", point.concurrency, point.isl, point.osl, None, None, SAME_MACHINE))
 
 
-def vllm_prefill(model: str, concurrency: int, isl: int) -> float | None:
+def vllm_prefill(model: str, point: Point) -> float | None:
     """Prompt tokens per second; known for one prompt and for a large batch."""
-    if isl != 1024 or 1 < concurrency < 64:
+    if point.isl != 1024 or 1 < point.concurrency < 64:
         return None
-    return _VLLM_PREFILL.get((model, concurrency > 1))
+    return _VLLM_PREFILL.get((model, point.concurrency > 1))

@@ -1,7 +1,10 @@
 """Measures the engine in this process: all requests of a point at once, greedy, to their full length, no prefix cache.
 
-A pass of one generated token separates prompts from decode steps: decode step = (time of osl tokens - time of 1 token)
-/ (osl - 1). The first pass is not reported. Where passes take too long, one pass gives both times: the time of 1 token
+A pass of one generated token separates prompts from decode steps:
+
+    decode step = (time of osl tokens - time of 1 token) / (osl - 1)
+
+The first pass is not reported. Where passes take too long, one pass gives both times: the time of 1 token
 is when the last request has its first one.
 """
 
@@ -9,7 +12,7 @@ import gc
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from math import ceil
 from statistics import median
 
@@ -104,20 +107,14 @@ class EngineBench:
             raise MeasureError(f"{point}: as quick as one token a request; it takes more tokens to measure a step")
         return Result(
             model=self._model,
-            concurrency=point.concurrency,
-            isl=point.isl,
-            osl=point.osl,
+            **asdict(point),
             output_tok_s=round(point.concurrency * point.osl / timing.full_s, 1),
             prefill_tok_s=round(point.concurrency * point.isl / timing.first_s, 1),
             decode_step_ms=round(step_s * 1e3, 4),
             tok_s_user=round(1 / step_s, 2),
             roofline_share=self._share(point, step_s, where.gpu),
             ready_s=round(self._ready_s, 1),
-            gpu=where.gpu,
-            torch=where.torch,
-            triton=where.triton,
-            commit=where.commit,
-            date=where.date,
+            **asdict(where),
         )
 
     def _share(self, point: Point, step_s: float, gpu: str) -> float | None:
@@ -136,7 +133,7 @@ def engine_options(
     cache: CacheOptions,
     cuda_graphs: bool = True,
 ) -> EngineOptions:
-    """An engine sized for the largest of the points; its prefix cache is off whatever `cache` says."""
+    """An engine sized for the largest of the points. Its prefix cache is always off."""
     num_seqs = max(point.concurrency for point in points)
     chunk = 16384 if num_seqs >= MANY else 4096
     scheduler = SchedulerOptions(

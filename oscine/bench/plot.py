@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
 from oscine.bench.anchors import ANCHORS, VLLM, Anchor
-from oscine.bench.result import RESULTS, Result, latest, read
+from oscine.bench.result import Result, latest, parse_results
 
 PROMPT = 1024  # tokens; points with other prompts are not drawn
 IMAGE = Path("docs/img/pareto.svg")
@@ -102,16 +102,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         prog="python -m oscine.bench.plot", description="Draws results beside other systems' figures."
     )
     parser.add_argument(
-        "results", nargs="*", type=Path, default=[RESULTS], help=f"files of results (default: {RESULTS})"
-    )
-    parser.add_argument(
         "--output", type=Path, default=IMAGE, help=f"image to write: svg, png or pdf (default: {IMAGE})"
     )
-    args = parser.parse_args(argv)
-    try:
-        results = [result for path in args.results for result in read(path)]
-    except (ValueError, OSError) as error:
-        parser.error(str(error))
+    args, results = parse_results(parser, argv)
     figure = draw(results)
     args.output.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(args.output, metadata={"Date": None} if args.output.suffix == ".svg" else None, dpi=150)

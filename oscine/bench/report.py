@@ -14,15 +14,13 @@ HEADER = (
 def line(result: Result, baseline: Mapping[tuple[str, Point], Result] | None = None) -> str:
     """`baseline`: earlier results; the ratios of output tok/s and tok/s/user to them are appended."""
     point = result.point
-    peer = anchors.vllm(result.model, point.concurrency, point.isl, point.osl)
-    prefill = anchors.vllm_prefill(result.model, point.concurrency, point.isl)
-    peer_output, peer_user = (None, None) if peer is None else (peer.output_tok_s, peer.tok_s_user)
+    peer, prefill = anchors.vllm(result.model, point), anchors.vllm_prefill(result.model, point)
     share = "-" if result.roofline_share is None else f"{result.roofline_share:.1%}"
     text = (
         f"{result.model:>12} {point.concurrency:>5} {f'{point.isl}/{point.osl}':>11} "
-        f"{result.output_tok_s:>10,.0f} {_beside(result.output_tok_s, peer_output, 7)} "
+        f"{result.output_tok_s:>10,.0f} {_beside(result.output_tok_s, peer.output_tok_s, 7)} "
         f"{result.prefill_tok_s:>8,.0f} {_beside(result.prefill_tok_s, prefill, 7)} {result.decode_step_ms:>8.3f} "
-        f"{result.tok_s_user:>10,.1f} {_beside(result.tok_s_user, peer_user, 6)} {share:>8}"
+        f"{result.tok_s_user:>10,.1f} {_beside(result.tok_s_user, peer.tok_s_user, 6)} {share:>8}"
     )
     if baseline is None:
         return text

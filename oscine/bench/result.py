@@ -1,7 +1,8 @@
 """One line of benchmarks/results: the measurement of one point of load, with its machine and commit."""
 
 import json
-from collections.abc import Iterable
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -80,6 +81,18 @@ def read(path: Path) -> list[Result]:
         except (ValueError, TypeError) as error:
             raise ValueError(f"{path}:{number}: not a result: {error}") from None
     return results
+
+
+def parse_results(parser: ArgumentParser, argv: Sequence[str] | None) -> tuple[Namespace, list[Result]]:
+    """The arguments, and the results in the files that they name. Ends the process if one cannot be read."""
+    parser.add_argument(
+        "results", nargs="*", type=Path, default=[RESULTS], help=f"files of results (default: {RESULTS})"
+    )
+    args = parser.parse_args(argv)
+    try:
+        return args, [result for path in args.results for result in read(path)]
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
 
 
 def latest(results: Iterable[Result]) -> dict[tuple[str, Point], Result]:

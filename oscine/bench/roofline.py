@@ -1,8 +1,8 @@
 """The least time that a step can take on a chip: the bytes it must read over the bandwidth, or its arithmetic.
 
-A step reads the attention, router and unembedding weights in bfloat16, the packed experts in use, and the keys and
-values of its contexts (at most a window, in layers that have one). A token uses K of E equally likely experts, so it
-leaves an expert out with probability 1 - K/E. Activations, norms and biases outside the experts are not counted.
+A step reads the attention, router and unembedding weights in bfloat16, and the packed experts in use. It also reads the
+keys and values of its contexts: at most a window, in layers that have one. A token uses K of E equally likely experts,
+so it leaves an expert out with probability 1 - K/E. Activations, norms and biases outside the experts are not counted.
 """
 
 from dataclasses import dataclass

@@ -2,10 +2,9 @@
 
 import argparse
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 
 from oscine.bench import anchors
-from oscine.bench.result import RESULTS, Result, latest, read
+from oscine.bench.result import Result, latest, parse_results
 
 HEADER = (
     "| model | requests | prompt/generated | output tok/s | tok/s/user | decode step | of roofline | prefill tok/s |",
@@ -22,18 +21,17 @@ def lines(results: Iterable[Result]) -> Iterator[str]:
 
 
 def _row(result: Result) -> str:
-    peer = anchors.vllm(result.model, result.concurrency, result.isl, result.osl)
-    prefill = anchors.vllm_prefill(result.model, result.concurrency, result.isl)
+    peer = anchors.vllm(result.model, result.point)
     share = "" if result.roofline_share is None else f"{result.roofline_share:.0%}"
     cells = (
         result.model,
         str(result.concurrency),
         f"{result.isl}/{result.osl}",
-        _beside(result.output_tok_s, None if peer is None else peer.output_tok_s),
-        _beside(result.tok_s_user, None if peer is None else peer.tok_s_user),
+        _beside(result.output_tok_s, peer.output_tok_s),
+        _beside(result.tok_s_user, peer.tok_s_user),
         f"{result.decode_step_ms:.2f} ms",
         share,
-        _beside(result.prefill_tok_s, prefill),
+        _beside(result.prefill_tok_s, anchors.vllm_prefill(result.model, result.point)),
     )
     return f"| {' | '.join(cells)} |"
 
@@ -47,15 +45,7 @@ def _number(value: float) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m oscine.bench.table")
-    parser.add_argument(
-        "results", nargs="*", type=Path, default=[RESULTS], help=f"files of results (default: {RESULTS})"
-    )
-    args = parser.parse_args(argv)
-    try:
-        results = [result for path in args.results for result in read(path)]
-    except (ValueError, OSError) as error:
-        parser.error(str(error))
+    _, results = parse_results(argparse.ArgumentParser(prog="python -m oscine.bench.table"), argv)
     print("\n".join(lines(results)))
 
 

@@ -115,7 +115,7 @@ def timed_bench(num_full_pages: int = 1000) -> tuple[TimedExecutor, EngineBench]
 
 
 def test_the_figures_are_those_of_the_warm_pass() -> None:
-    """All prompts are one step, the other ten tokens ten; the token that ends a turn stops nobody."""
+    """All prompts are one step, the other ten tokens ten. The token that ends a turn stops no request."""
     _, bench = timed_bench()
     where = Machine("NVIDIA H200", "2.11", "3.6", "abc", "2026-01-01T00:00:00Z")
     (result,) = bench.run([POINT], passes=3, warmup_osl=None, where=where)

@@ -85,4 +85,4 @@ def test_measured_anchors_agree_with_themselves(anchor: anchors.Anchor) -> None:
     assert anchor.concurrency is not None
     assert anchor.output_tok_s is not None
     assert anchor.output_tok_s < anchor.concurrency * anchor.tok_s_user
-    assert anchors.vllm(anchor.model, anchor.concurrency, anchor.isl, anchor.osl) is anchor
+    assert anchors.vllm(anchor.model, Point(anchor.concurrency, anchor.isl, anchor.osl)) is anchor

@@ -2,7 +2,7 @@
 
 A page group is the layers of a model that have one window; they share pages. A page is one block over all layers of its
 group, [layers, 2 (key, value), KV heads, page size, head size] (docs/decisions/0002). With tensor parallelism each rank
-holds it for an equal share of the KV heads, in order, so a page is one block on each rank. The first group of a model
+has an equal share of the KV heads, in order. So a page is one block on each rank. The first group of a model
 is its full-attention layers: no other group holds more pages of a sequence.
 """
 

@@ -1,12 +1,11 @@
 """Decode steps as CUDA graphs: captured once for some sizes, then replayed with one launch instead of hundreds.
 
-Knows sizes and addresses; nothing of what a step computes. A size has two graphs: one of all that leads to the last
-activations, and one that chooses tokens, which other steps than greedy ones do without. They read one array of int32 at
-a fixed address and whatever persistent state their bodies read. A step of n sequences runs in the next larger graph,
-filled up with copies of its first sequence: they write what the first one writes where it writes it, and choose the
-same experts.
+Knows sizes and addresses; nothing of what a step computes. A size has two graphs. The first computes the last
+activations. The second chooses tokens; only greedy steps use it. They read one array of int32 at a fixed address, and
+the persistent state that their bodies read. A step of n sequences runs in the next larger graph, filled up with copies
+of its first sequence. Copies write the same values to the same places as the first sequence, and choose its experts.
 
-All graphs share one memory pool, and only one of them runs at a time; so what a graph returns is good until the
+All graphs share one memory pool, and only one of them runs at a time. So the results of a graph are valid until the
 next replay is queued.
 """
 

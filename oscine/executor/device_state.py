@@ -41,13 +41,12 @@ class DeviceState:
     def batch(self, packed: PackedStep[Tensor], num_decodes: int, *, all_rows: bool = False) -> Batch:
         """`num_decodes` as in Batch. `all_rows`: logits_rows_N is known to name all tokens in their order."""
         prepared = self._ops.prepare_step(packed, self._state)
+        if all_rows:
+            prepared = prepared._replace(logits_rows_N=None)
         return Batch(
-            token_ids_T=prepared.token_ids_T,
-            positions_T=prepared.positions_T,
+            **prepared._asdict(),
             query_starts_S1=packed.query_starts_S1,
             context_lens_S=packed.context_lens_S,
-            groups=prepared.groups,
-            logits_rows_N=None if all_rows else prepared.logits_rows_N,
             num_decodes=num_decodes,
         )
 

@@ -1,9 +1,9 @@
 """An executor that computes nothing: every sequence gets the same scripted reply, at a given pace.
 
 For measuring and testing everything around the model. No torch. A step on the imagined device begins when it is
-launched or when the step before it ends, so overlapped scheduling overlaps here as well. Where a sequence has a
-grammar, masks are made as for a model: once the step before has ended and while this one runs, which then waits for
-them. The scripted token is said where it may come, and else one of those that may.
+launched or when the step before it ends, so overlapped scheduling overlaps here as well. If a sequence has a grammar,
+masks are made as for a model: once the step before has ended, while this step runs. The step then waits for them. A
+scripted token that the grammar forbids is replaced by an allowed one.
 """
 
 import time

@@ -1,8 +1,8 @@
 """Grammars of running sequences: which tokens may come next, by llguidance.
 
 GrammarCache holds compiled grammars for one vocabulary. Constraints holds one matcher per slot, and advances it by the
-sampled tokens. A sequence that cannot follow its grammar continues without it, and gets an error; the engine ends the
-sequence. llguidance is loaded only if there is a vocabulary.
+sampled tokens. A sequence that cannot follow its grammar gets an error and continues without it; the engine ends it.
+llguidance is loaded only if there is a vocabulary.
 
 Shape suffixes: K constrained rows, W words of 32 tokens. Bit t % 32 of word t // 32 says whether token t may come.
 """

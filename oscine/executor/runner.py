@@ -107,7 +107,7 @@ class TorchExecutor:
         prompt_rows = self._prompt_rows(step) if self._prompt_logprobs else {}
         replays = not prompt_rows and self._graphs.fits(step)
         outcome = self._replay(step) if replays else self._run(step, prompt_rows)
-        slots_M = step.slots_S[step.samples_S]
+        slots, slots_M = step.slots_S.tolist(), step.slots_S[step.samples_S]
         launched = LaunchedStep(
             step=plan.step,
             slots_S=step.slots_S,
@@ -115,16 +115,13 @@ class TorchExecutor:
             sampled=None if outcome.sampled is None else on_host(outcome.sampled),
             num_logprobs=self._sampler.num_logprobs(slots_M),
             prompts=outcome.prompts,
-            errors=self._errors(step.slots_S.tolist()),
+            errors=self._constraints.errors(slots) | self._headers.errors(slots),
             done=Mark(self.device),
         )
         token_ids = cache(launched.token_ids)
         self._constraints.sampled(slots_M, token_ids)
         self._headers.sampled(slots_M, step.ends_S[step.samples_S], token_ids)
         self._launched.append(launched)
-
-    def _errors(self, slots: list[int]) -> dict[int, str]:
-        return self._constraints.errors(slots) | self._headers.errors(slots)
 
     def _place(self, plan: StepPlan) -> None:
         entries: PageEntries = [[] for _ in range(2 + len(self._kv))]
@@ -227,13 +224,11 @@ class TorchExecutor:
     def _of_prompts(self, step: StepArrays, rows: dict[int, IntArray], x_NH: Tensor) -> dict[int, PromptRows]:
         """By slot; x_NH is what the head takes of all the rows, in order."""
         found: dict[int, PromptRows] = {}
-        first_row = 0
-        for i, rows_of_sequence in rows.items():
-            slot, start, length = int(step.slots_S[i]), int(step.starts_S[i]) + 1, len(rows_of_sequence)
-            token_ids = self._slots.given(slot, start, start + length)
-            num_top = self._prompt_logprobs[slot]
-            x_of_sequence = x_NH[first_row : first_row + length]
-            tokens = of_tokens(self._model.head, x_of_sequence, token_ids, num_top)
-            found[slot] = PromptRows(on_host(tokens), num_top)
-            first_row += length
+        if not rows:
+            return found
+        parts = x_NH.split([len(of_sequence) for of_sequence in rows.values()])
+        for i, x_of_sequence in zip(rows, parts, strict=True):
+            slot, start = int(step.slots_S[i]), int(step.starts_S[i]) + 1
+            token_ids, num_top = self._slots.given(slot, start, start + len(x_of_sequence)), self._prompt_logprobs[slot]
+            found[slot] = PromptRows(on_host(of_tokens(self._model.head, x_of_sequence, token_ids, num_top)), num_top)
         return found

@@ -42,8 +42,7 @@ class PenaltyState:
 class Bias:
     """Values added to the logits of one sequence; -inf forbids."""
 
-    token_ids: list[int]
-    values: list[float]
+    values: dict[int, float]  # by token id
     stop_token_ids: list[int]  # forbidden before min_end
     min_end: int  # position
 
@@ -187,7 +186,7 @@ class Sampler:
                 bias = self._biases.get(slot)
                 if bias is None:
                     continue
-                entries += [(row, i, value) for i, value in zip(bias.token_ids, bias.values, strict=True)]
+                entries += [(row, i, value) for i, value in bias.values.items()]
                 if position < bias.min_end:
                     entries += [(row, i, -torch.inf) for i in bias.stop_token_ids]
         if not entries:
@@ -220,8 +219,7 @@ class Sampler:
     def _bias(self, sampling: SamplingParams, num_prompt_tokens: int) -> Bias:
         # Harmony defines an id past the embedding: it cannot be sampled, so it needs no mask.
         stops = [i for i in sampling.stop_token_ids if i < self._vocab_size and sampling.grammar is None]
-        ids, values = list(sampling.logit_bias), list(sampling.logit_bias.values())
-        return Bias(ids, values, stops, num_prompt_tokens + sampling.min_tokens)
+        return Bias(sampling.logit_bias, stops, num_prompt_tokens + sampling.min_tokens)
 
     def _history(self, new: NewSequence) -> PenaltyState:
         prompt, generated = new.token_ids[: new.num_prompt_tokens], new.token_ids[new.num_prompt_tokens :]

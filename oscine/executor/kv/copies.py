@@ -18,8 +18,11 @@ class Copy(NamedTuple):
 
 
 def copies(source: KVGroup, target: KVGroup, target_rank: int) -> list[Copy]:
-    """What brings a page to one rank of the target: one piece where both have as many ranks, else one for each layer,
-    key or value, and rank that holds some of the heads. Raises ValueError if the groups are not compatible."""
+    """What brings a page to one rank of the target: one piece if both have the same number of ranks.
+
+    Otherwise one piece per layer, kind (key or value) and rank with some of the heads. Raises ValueError if the groups
+    are not compatible.
+    """
     check_compatible(source, target)
     if source.num_ranks == target.num_ranks:
         return [Copy(target_rank, 0, 0, target.page_bytes)]

@@ -2,10 +2,11 @@
 
 Arithmetic only: nothing is allocated here, and torch is not needed to read the plan.
 
-A page of full attention is held as long as its sequence. A page of a group with a window is soon free again: a running
-sequence needs the pages that its window touches and the one it grows into, and a chunk of a prompt its own until it is
-computed. So such a group gets that for every sequence (where those are few, for two chunks in flight), once more the
-windows for cached prefixes, and never more pages than the first group, full attention, which gets the rest.
+A page of full attention is held as long as its sequence. A page of a group with a window is soon free again. A running
+sequence needs the pages that its window touches, and the one it grows into. A chunk of a prompt needs its own pages
+until it is computed. A group with a window gets that for every sequence, or for two chunks in flight if that is more.
+It gets the windows once more for cached prefixes. It never gets more pages than the first group, full attention, which
+gets the rest.
 
 On a GPU the cache is what weights and workspace leave of --gpu-memory-utilization.
 """
@@ -66,19 +67,15 @@ class MemoryPlan:
             (f"KV {group.name}", f"{_gib(count * group.page_bytes)}  {count} pages of {group.page_size} tokens")
             for group, count in zip(self.groups, self.num_pages, strict=True)
         ]
+        own = "" if self.max_model_len == self.model_limit else f" (the model's own limit is {self.model_limit})"
         lines = [
             ("weights", _gib(self.weights)),
             *groups,
             ("workspace", f"{_gib(self.workspace)}  estimated"),
             ("total", _gib(self.total)),
-            ("context", f"{self.max_model_len} tokens{self._limit_note()}"),
+            ("context", f"{self.max_model_len} tokens{own}"),
         ]
         return "\n".join(("memory plan", *(f"  {name:<13} {value}" for name, value in lines)))
-
-    def _limit_note(self) -> str:
-        if self.max_model_len == self.model_limit:
-            return ""
-        return f" (the model's own limit is {self.model_limit})"
 
 
 def plan_memory(
@@ -149,8 +146,10 @@ def workspace_bytes(config: ModelConfig, options: EngineOptions, activation_byte
 
 
 def _share(groups: Sequence[KVGroup], options: EngineOptions, cache_bytes: int) -> list[int]:
-    """Pages per group: as many of each as fit, but no fewer than one sequence needs, and of a window no more than are
-    of use. Raises ValueError if one sequence does not fit."""
+    """Pages per group: as many as fit, at least what one sequence needs, and of a window no more than are of use.
+
+    Raises ValueError if one sequence does not fit.
+    """
     full, *windowed = groups
     needed = ceil((options.model.max_model_len or 1) / full.page_size)
     of_windows = [_of_window(group, options) for group in windowed]

@@ -1,9 +1,9 @@
 """Moves pages of KV memory from other engines' processes into this one's, by NIXL; imported only where that is wanted.
 
-Knows memory, groups and NIXL; nothing of requests, or of who may read what when. One thread makes all calls of NIXL,
-which then needs no locks of its own: posting a read within one machine copies its bytes before it returns (with
-Python's lock released), and over networks without RDMA both sides must be looked after for bytes to move at all. So
-the engine's thread never waits: it starts a transfer and looks at its state.
+Knows memory, groups and NIXL; nothing of requests and permissions. One thread makes all calls of NIXL, which then needs
+no locks of its own. Within one machine, a read that is posted copies its bytes before the call returns, with Python's
+lock released. Over networks without RDMA, bytes only move while both sides make calls. The engine's thread never waits:
+it starts a transfer and looks at its state.
 """
 
 import contextlib
@@ -26,12 +26,12 @@ from oscine.types import PageMoves, RankMemory
 _BATCH_BYTES = 32 << 20  # what is posted at once, and so what a cancelled transfer still moves
 _POSTED_BATCHES = 2  # of one transfer: the next is on its way while one ends
 _ACTIVE_S = 0.0001  # between looks while something moves
-_ATTENTIVE_S = 0.0005  # while somebody may read from here
+_ATTENTIVE_S = 0.0005  # while other engines may read from here
 # How NIXL and UCX are set unless the operator says otherwise. UCX finds the best transport between two processes by
-# itself: the kernel's cross-memory copies within a machine (cma), RDMA where there are such cards, else TCP.
+# itself: cross-memory copies of the kernel (cma) within a machine, RDMA with such cards, else TCP.
 _ENVIRONMENT = {
     "NIXL_LOG_LEVEL": "WARN",
-    "UCX_LOG_LEVEL": "error",  # a peer that dies is an ordinary event here, and reported by whoever read from it
+    "UCX_LOG_LEVEL": "error",  # a peer that dies is an ordinary event, which its readers report
     "UCX_RCACHE_MAX_UNRELEASED": "1024",  # else memory that was registered once may be kept for ever
     # Without NVLink UCX would read a GPU's memory through the host: 0.5 GB/s within an H200, against 50 to 80.
     "UCX_CUDA_IPC_ENABLE_GET_ZCOPY": "on",
@@ -112,19 +112,16 @@ class NixlTransfer:
         agent.transfer(handle)
 
     def _look(self, agent: Any, handle: Any, num_bytes: int) -> None:
+        status = None
         try:
             status = agent.check_xfer_state(handle)
-        except Exception:
-            self._posted.remove((handle, num_bytes))
-            handle.release()
-            raise
-        if status == "PROC":
-            return
-        self._posted.remove((handle, num_bytes))
-        handle.release()
+        finally:
+            if status != "PROC":
+                self._posted.remove((handle, num_bytes))
+                handle.release()
         if status == "DONE":
             self.num_bytes += num_bytes
-        else:
+        elif status != "PROC":
             self._fail("NIXL could not read the pages")
 
     def _agent_name(self, agent: Any, rank: int) -> str:
@@ -182,7 +179,7 @@ class KVTransfer:
         self._order(lambda: self._forget(peer))
 
     def start(self, peer: Peer, moves: list[PageMoves]) -> NixlTransfer:
-        """The pages of the source must keep what they hold, and nobody may use the target's, until it has ended."""
+        """Until it has ended, the source's pages must keep what they hold, and the target's must not be used."""
         batches = [batch for move in moves for batch in self._batches(peer, move)]
         transfer = NixlTransfer(peer, batches, self.memory.kind)
         self._order(lambda: self._active.append(transfer))
@@ -249,7 +246,7 @@ class KVTransfer:
                 order()
             self._active = [transfer for transfer in self._active if not transfer.advance(self._agent)]
             if self._attentive:
-                with contextlib.suppress(Exception):  # as below: who reads from here looks after its own errors
+                with contextlib.suppress(Exception):  # as below: an engine that reads from here has its own errors
                     self._agent.get_new_notifs()
             time.sleep(_ACTIVE_S if self._active else _ATTENTIVE_S)
 

@@ -43,7 +43,7 @@ class BuiltExecutor:
 def build_executor(options: EngineOptions) -> BuiltExecutor:
     """Loads the model (its memory plan and progress go to stderr, unless quiet).
 
-    Raises ValueError for whatever the user can mend: an unknown model, a broken file, memory that does not suffice.
+    Raises ValueError for what the user can mend: an unknown model, a broken file, memory that does not suffice.
     """
     return _build_fake(options) if options.executor == "fake" else _build_torch(options)
 
@@ -87,9 +87,10 @@ def _kv_transfer(options: EngineOptions, executor: "TorchExecutor") -> "KVTransf
 
 
 def identity_of(model: str, weights: str, config: ModelConfig) -> str:
-    """What makes equal tokens have equal keys and values: name, weights and sizes. Of a path only its end names the
-    model, as machines may keep it in different places; `weights` tells it from another one there, or another
-    revision."""
+    """What makes equal tokens have equal keys and values: name, weights and sizes.
+
+    Of a path only the end counts, as machines may keep a model in different places. `weights` tells revisions apart.
+    """
     sizes = hashlib.blake2b(json.dumps(config.to_dict(), sort_keys=True).encode(), digest_size=8).hexdigest()
     return " ".join((model.rstrip("/").rpartition("/")[2], *filter(None, (weights, sizes))))
 
@@ -120,7 +121,7 @@ def _build_fake(options: EngineOptions) -> BuiltExecutor:
 def _fake_transfer(
     options: EngineOptions, config: ModelConfig, groups: Sequence[KVGroup], num_pages: int
 ) -> "KVTransfer":
-    """Moves pages that nobody reads: one layer of each group, with two bytes for a key and for a value."""
+    """Moves small pages without meaning: one layer of each group, with two bytes for a key and for a value."""
     from oscine.executor.kv.nixl_transfer import KVTransfer
 
     small = [replace(group, layers=group.layers[:1], num_kv_heads=1, head_dim=2) for group in groups]

@@ -8,9 +8,8 @@
 Knows the order and what to tell about it. Nothing big is allocated before the memory plan is reported.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -27,9 +26,9 @@ from oscine.executor.start.stopwatch import Stopwatch
 from oscine.executor.start.warm_up import KERNEL_SAMPLINGS, MASKED, SAMPLINGS, run_largest, warm_up
 from oscine.model.config import ModelConfig
 from oscine.model.gpt_oss import GptOss
-from oscine.model.opened import OpenedModel, open_model
+from oscine.model.opened import open_model
 from oscine.model.weights import Shard, Weights, tensor_specs
-from oscine.ops.interface import Ops, Shapes
+from oscine.ops.interface import Shapes
 from oscine.ops.table import choose, describe, platform, resolve
 from oscine.ops.target import Communicator, Target
 
@@ -40,32 +39,20 @@ Report = Callable[[str], None]
 _ROUNDING = 0.01  # of the allocator, which the reserve covers
 
 
-@dataclass(frozen=True, slots=True)
 class Start:
     """What the steps of a start share. Every rank has its own."""
 
-    opened: OpenedModel
-    shard: Shard
-    config: ModelConfig  # of the shard
-    options: EngineOptions
-    target: Target
-    choice: Mapping[str, str]  # op -> backend
-    ops: Ops
-    report: Report
-    watch: Stopwatch
-
-    @classmethod
-    def of(
-        cls, options: EngineOptions, report: Report, watch: Stopwatch, communicator: Communicator | None = None
-    ) -> "Start":
+    def __init__(
+        self, options: EngineOptions, report: Report, watch: Stopwatch, communicator: Communicator | None
+    ) -> None:
         """Raises ValueError for what is wrong with the model."""
-        opened = open_model(options.model)
-        target = Target.of(opened.device, communicator)
-        choice = choose(platform(target, opened.dtype))
-        shard = Shard(target.communicator.rank, target.communicator.num_ranks)
-        return cls(
-            opened, shard, shard.config(opened.config), options, target, choice, resolve(target, choice), report, watch
-        )
+        self.options, self.report, self.watch = options, report, watch
+        self.opened = open_model(options.model)
+        self.target = Target.of(self.opened.device, communicator)
+        self.shard = Shard(self.target.communicator.rank, self.target.communicator.num_ranks)
+        self.config = self.shard.config(self.opened.config)
+        self.choice = choose(platform(self.target, self.opened.dtype))  # op -> backend
+        self.ops = resolve(self.target, self.choice)
 
     @property
     def on_gpu(self) -> bool:
@@ -73,8 +60,8 @@ class Start:
 
     @property
     def decode_sizes(self) -> list[int]:
-        """Of the steps that can become CUDA graphs."""
-        capturable = self.on_gpu and is_capturable(self.choice)
+        """Of the steps that can become CUDA graphs: the reference attention and experts look at numbers on the host."""
+        capturable = self.on_gpu and "reference" not in (self.choice["attention"], self.choice["moe"])
         return sizes_up_to(self.options.scheduler.max_num_seqs) if capturable else []
 
 
@@ -82,7 +69,7 @@ def load_executor(
     options: EngineOptions, report: Report, watch: Stopwatch, communicator: Communicator | None = None
 ) -> TorchExecutor:
     """Raises ValueError for what is wrong with the model or does not fit."""
-    start = Start.of(options, report, watch, communicator)
+    start = Start(options, report, watch, communicator)
     memory = plan(start)
     if not start.on_gpu:
         return load(start, memory)
@@ -101,7 +88,9 @@ def plan(start: Start) -> MemoryPlan:
     opened, config, report = start.opened, start.config, start.report
     prepared_head = start.ops.chooser.prepared_bytes(config.vocab_size, config.hidden_size)
     memory = _plan(start, weight_bytes(config, opened.dtype) + prepared_head)
-    report(f"{memory}\n{describe(start.choice, _shapes(start, memory.page_size))}")
+    heads = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+    shapes = Shapes(opened.dtype, memory.page_size, *heads, config.hidden_size, start.shard.num_ranks)
+    report(f"{memory}\n{describe(start.choice, shapes)}")
     if start.on_gpu and platform(start.target, opened.dtype) == "cpu":
         report(f"no kernel and no CUDA graph is used: they are for bfloat16, not {opened.dtype}")
     start.watch.lap("open")
@@ -151,17 +140,6 @@ def capture(start: Start, executor: TorchExecutor) -> None:
     torch.cuda.synchronize(start.opened.device)
     start.target.communicator.barrier()
     start.watch.lap("largest step")
-
-
-def is_capturable(choice: Mapping[str, str]) -> bool:
-    """Whether a step may become a CUDA graph: the reference attention and experts look at numbers on the host."""
-    return "reference" not in (choice["attention"], choice["moe"])
-
-
-def _shapes(start: Start, page_size: int) -> Shapes:
-    config, num_ranks = start.config, start.shard.num_ranks
-    heads = config.num_attention_heads, config.num_key_value_heads, config.head_dim
-    return Shapes(start.opened.dtype, page_size, *heads, config.hidden_size, num_ranks)
 
 
 def _report_head(start: Start, weights: Weights) -> None:

@@ -22,7 +22,7 @@ TABLE: dict[str, dict[str, str]] = {
     "rms_norm": {"reference": "norm.reference", "triton": "norm.triton"},
     "norm_qkv": {"reference": "qkv.reference", "triton": "qkv.triton", "hopper": "qkv.hopper"},
     "attention": {"reference": "attention.reference", "triton": "attention.triton", "hopper": "attention.hopper"},
-    "out_proj": {"reference": "linear.reference", "triton": "linear.triton", "hopper": "linear.hopper"},
+    "out_proj": {"reference": "linear.reference", "triton": "linear.reference", "hopper": "linear.hopper"},
     "norm_route": {"reference": "norm.reference", "triton": "norm.triton", "hopper": "norm.hopper"},
     "moe": {"reference": "moe.reference", "triton": "moe.triton", "hopper": "moe.hopper"},
     "lm_head": {"reference": "linear.reference", "triton": "linear.triton", "hopper": "linear.hopper"},

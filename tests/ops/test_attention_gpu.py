@@ -6,6 +6,7 @@ in bfloat16. Outputs start as NaN.
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,6 @@ from oscine.ops.attention import hopper, hopper_decode, reference
 from oscine.ops.attention import triton as kernels
 from oscine.ops.attention.decode import decode_kernel
 from oscine.ops.attention.prefill import prefill_kernel
-from oscine.ops.attention.triton import DecodeConfig
 from oscine.ops.launch import arrivals
 from tests.ops.bound import bound
 from tests.ops.cases import ATTENTION_CASES, AttentionCase, AttentionInputs, attention_inputs
@@ -42,31 +42,35 @@ DIVISIBLE = ("stride_page", "stride_kv", "stride_head")
 GPT_OSS = {"KV_HEADS": 8, "REPEATS": 8, "HEAD_DIM": 64, "PAGE": 64}
 
 
-def compile_decode(config: DecodeConfig, window: int) -> Compiled:
+def compile_decode(tiling: dict[str, int], window: int) -> Compiled:
     signature = SIGNATURE | {"partial_ptr": "*fp32", "stats_ptr": "*fp32", "arrivals_ptr": "*i32"}
-    constants = GPT_OSS | kernels.decode_constants(config, 8) | {"WINDOW": window, "PDL": True}
-    return compile_ahead(decode_kernel, signature, constants, divisible=DIVISIBLE, num_warps=config.warps)
+    return compile_tiled(decode_kernel, signature, tiling, window)
 
 
-def compile_prefill(num_warps: int, window: int) -> Compiled:
+def compile_prefill(tiling: dict[str, int], window: int) -> Compiled:
     lengths = dict.fromkeys(("first_sequence", "num_sequences", "num_tiles"), "i32")
     signature = SIGNATURE | {"starts_ptr": "*i32"} | lengths
-    constants = GPT_OSS | kernels.prefill_constants(8) | {"WINDOW": window, "PDL": True}
-    return compile_ahead(prefill_kernel, signature, constants, divisible=DIVISIBLE, num_warps=num_warps)
+    return compile_tiled(prefill_kernel, signature, tiling, window)
+
+
+def compile_tiled(kernel: Any, signature: dict[str, str], tiling: dict[str, int], window: int) -> Compiled:
+    constants = GPT_OSS | {name: value for name, value in tiling.items() if name != "num_warps"}
+    constants |= {"WINDOW": window, "PDL": True}
+    return compile_ahead(kernel, signature, constants, divisible=DIVISIBLE, num_warps=tiling["num_warps"])
 
 
 @pytest.mark.parametrize("num_decodes", [1, 64])
 @pytest.mark.parametrize("window", [None, 128])
 def test_decode_kernels_share_the_registers(num_decodes: int, window: int | None) -> None:
-    config = kernels.decode_config(num_decodes, 8, window)
-    compiled = compile_decode(config, window or 0)
-    assert 4 * compiled.registers * config.warps * 32 <= 65536  # four programs an SM hide each other's latencies
+    tiling = kernels.decode_tiling(num_decodes, 8, 8, window)
+    compiled = compile_decode(tiling, window or 0)
+    assert 4 * compiled.registers * tiling["num_warps"] * 32 <= 65536  # four programs an SM hide each other's latencies
     assert "HMMA" in compiled.sass
 
 
 @pytest.mark.parametrize("window", [None, 128])
 def test_prefill_kernels_multiply_by_warp_groups(window: int | None) -> None:
-    compiled = compile_prefill(kernels.prefill_warps(CHIPS[90]), window or 0)
+    compiled = compile_prefill(kernels.prefill_tiling(CHIPS[90], 8), window or 0)
     assert compiled.spills == 0
     assert "HGMMA" in compiled.sass
 
@@ -74,14 +78,14 @@ def test_prefill_kernels_multiply_by_warp_groups(window: int | None) -> None:
 @pytest.mark.parametrize("num_decodes", [2, 8, 64])
 @pytest.mark.parametrize("window", [None, 128])
 def test_decode_on_hopper_multiplies_what_tma_brings(num_decodes: int, window: int | None) -> None:
-    config = hopper.decode_config(num_decodes, 8, window)
+    tiling = hopper.decode_tiling(num_decodes, 8, window)
     pointers = {"out_ptr": "*bf16", "sinks_ptr": "*bf16"} | dict.fromkeys(("partial_ptr", "stats_ptr"), "*fp32")
     pointers |= dict.fromkeys(("table_ptr", "lens_ptr", "arrivals_ptr"), "*i32")
     compiled = compile_ahead(
         hopper_decode.decode_kernel,
         {"queries": box_type(8, 64), "pages": box_type(1, 2, 1, 64, 64), "table_stride": "i32", "scale": "fp32"}
         | pointers,
-        {"KV_HEADS": 8, "WINDOW": window or 0} | hopper.constants(config),
+        {"KV_HEADS": 8, "WINDOW": window or 0} | tiling,
         num_warps=4,
         launch_pdl=True,
     )

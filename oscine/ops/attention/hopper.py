@@ -5,7 +5,6 @@ Definition: reference.py. Nothing here reads device data, so a call can be captu
 Shape suffixes as in interface.py.
 """
 
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -26,13 +25,6 @@ MAX_SPLITS = 32
 MAX_GROUP = 4
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeConfig:
-    num_splits: int  # of a context
-    group: int  # pages multiplied at once
-    stages: int  # pages under way in a program
-
-
 def fits(q_TQD: Tensor, kv_pages: Tensor) -> bool:
     """Whether the model is cut as hopper_decode.py wants it; gpt-oss is."""
     num_kv_heads, page, head_dim = kv_pages.shape[2:]
@@ -50,18 +42,16 @@ def attention_use(shapes: Shapes) -> Use:
     return Use(f"decodes of {FEWEST_DECODES}-{MOST_DECODES} sequences", "triton", missing)
 
 
-def decode_config(num_decodes: int, num_kv_heads: int, window: int | None) -> DecodeConfig:
-    """Depends on nothing that changes between replays of a graph. Chosen by measurement on an H200."""
+def decode_tiling(num_decodes: int, num_kv_heads: int, window: int | None) -> dict[str, int]:
+    """Depends on nothing that changes between replays of a graph. Chosen by measurement on an H200.
+
+    GROUP pages are multiplied at once; STAGES pages are under way in a program.
+    """
     if window is not None:
-        pages = pages_of_window(window, PAGE.value)
-        return DecodeConfig(num_splits=1, group=min(pages, MAX_GROUP), stages=min(pages, MAX_GROUP))
+        pages = min(pages_of_window(window, PAGE.value), MAX_GROUP)
+        return {"NUM_SPLITS": 1, "GROUP": pages, "STAGES": pages}
     num_splits = min(MAX_SPLITS, -(-PROGRAMS // (num_decodes * num_kv_heads)))
-    return DecodeConfig(num_splits, group=3, stages=6)
-
-
-def constants(config: DecodeConfig) -> dict[str, int]:
-    """The constants of decode_kernel that a configuration decides."""
-    return {"NUM_SPLITS": config.num_splits, "GROUP": config.group, "STAGES": config.stages}
+    return {"NUM_SPLITS": num_splits, "GROUP": 3, "STAGES": 6}
 
 
 def decode(target: Target, out_TQD: Tensor, inputs: portable.Inputs) -> None:
@@ -70,20 +60,20 @@ def decode(target: Target, out_TQD: Tensor, inputs: portable.Inputs) -> None:
     if not (FEWEST_DECODES <= batch.num_decodes <= MOST_DECODES and fits(q_TQD, kv_pages)):
         portable.decode(target, out_TQD, inputs)
         return
-    config = decode_config(batch.num_decodes, inputs.kv_heads, window)
-    decode_kernel[(inputs.kv_heads, batch.num_decodes, config.num_splits)](
+    tiling = decode_tiling(batch.num_decodes, inputs.kv_heads, window)
+    decode_kernel[(inputs.kv_heads, batch.num_decodes, tiling["NUM_SPLITS"])](
         descriptor(q_TQD.flatten(0, 1), [HEADS.value, HEAD_DIM.value]),
         descriptor(kv_pages, [1, 2, 1, PAGE.value, HEAD_DIM.value]),  # keys and values of a page and head
         out_TQD,
         group.page_table_SB,
         batch.context_lens_S,
         sinks_Q,
-        *portable.workspace(inputs, config.num_splits),
+        *portable.workspace(inputs, tiling["NUM_SPLITS"]),
         group.page_table_SB.stride(0),
         inputs.scale,
         KV_HEADS=inputs.kv_heads,
         WINDOW=window or 0,
-        **constants(config),
+        **tiling,
         num_warps=4,
         launch_pdl=True,
     )

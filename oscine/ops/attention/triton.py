@@ -8,7 +8,6 @@ Shape suffixes as in interface.py.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -26,14 +25,6 @@ SPLIT_PROGRAMS = 256  # until there are about this many programs,
 MAX_SPLITS = 32  # but not further
 PREFILL_ROWS = 128  # of a tile: tokens x query heads of a key head
 MANY_PROGRAMS = 512  # so many hide each other's latencies with fewer warps
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeConfig:
-    block_n: int = 64  # keys of a block
-    warps: int = 4
-    stages: int = 4
-    num_splits: int = 1  # of a context
 
 
 class Inputs(NamedTuple):
@@ -78,40 +69,53 @@ class Inputs(NamedTuple):
 Decode = Callable[[Target, Tensor, Inputs], None]
 
 
-def decode_config(num_decodes: int, num_kv_heads: int, window: int | None) -> DecodeConfig:
+def decode_tiling(num_decodes: int, num_kv_heads: int, repeats: int, window: int | None) -> dict[str, int]:
     """Depends on nothing that changes between replays of a graph. Chosen by measurement on an H200."""
-    if window is not None and window <= 128:
-        return DecodeConfig(block_n=max(64, triton.next_power_of_2(window)))
+    block_n, num_splits, stages, warps = 64, 1, 4, 4
     programs = num_decodes * num_kv_heads
-    if programs >= FEW_PROGRAMS:
-        return DecodeConfig(warps=2 if programs >= MANY_PROGRAMS else 4)
-    num_splits = min(MAX_SPLITS, triton.next_power_of_2(-(-SPLIT_PROGRAMS // programs)))
-    return DecodeConfig(stages=6, num_splits=num_splits)
+    if window is not None and window <= 128:
+        block_n = max(64, triton.next_power_of_2(window))
+    elif programs < FEW_PROGRAMS:
+        num_splits = min(MAX_SPLITS, triton.next_power_of_2(-(-SPLIT_PROGRAMS // programs)))
+        stages = 6
+    elif programs >= MANY_PROGRAMS:
+        warps = 2
+    return {
+        "NUM_SPLITS": num_splits,
+        "BLOCK_M": max(16, triton.next_power_of_2(repeats)),  # the fewest rows of a tensor-core product
+        "BLOCK_R": triton.next_power_of_2(repeats),
+        "BLOCK_N": block_n,  # keys of a block
+        "BLOCK_C": min(16, num_splits),  # splits added up at once
+        "STAGES": stages,
+        "WARPS": warps,
+        "num_warps": warps,
+    }
 
 
-def prefill_warps(target: Target) -> int:
+def prefill_tiling(target: Target, repeats: int) -> dict[str, int]:
     """Without warp groups, operands are in registers: more warps share a tile."""
-    return 4 if target.warp_groups else 8
+    block_r, warps = triton.next_power_of_2(repeats), 4 if target.warp_groups else 8
+    tokens = max(1, PREFILL_ROWS // block_r)
+    return {"TOKENS": tokens, "BLOCK_R": block_r, "BLOCK_N": 64, "BLOCK_S": 32, "STAGES": 3, "num_warps": warps}
 
 
 def decode(target: Target, out_TQD: Tensor, inputs: Inputs) -> None:
     """Implements Decode."""
     batch, table_SB = inputs.batch, inputs.group.page_table_SB
-    config = decode_config(batch.num_decodes, inputs.kv_heads, inputs.window)
-    decode_kernel[(inputs.kv_heads, batch.num_decodes, config.num_splits)](
+    tiling = decode_tiling(batch.num_decodes, inputs.kv_heads, inputs.repeats, inputs.window)
+    decode_kernel[(inputs.kv_heads, batch.num_decodes, tiling["NUM_SPLITS"])](
         out_TQD,
         inputs.q_TQD,
         inputs.kv_pages,
         table_SB,
         batch.context_lens_S,
         inputs.sinks_Q,
-        *workspace(inputs, config.num_splits),
+        *workspace(inputs, tiling["NUM_SPLITS"]),
         table_SB.stride(0),
         *strides(inputs.kv_pages),
         inputs.scale,
         **inputs.constants,
-        **decode_constants(config, inputs.repeats),
-        num_warps=config.warps,
+        **tiling,
         **target.launch_options,
     )
 
@@ -132,10 +136,10 @@ def workspace(inputs: Inputs, num_splits: int) -> tuple[Tensor, Tensor, Tensor]:
 def prefill(target: Target, out_TQD: Tensor, inputs: Inputs) -> None:
     """Writes the rows of the sequences after the leading batch.num_decodes."""
     batch, table_SB = inputs.batch, inputs.group.page_table_SB
-    constants = prefill_constants(inputs.repeats)
+    tiling = prefill_tiling(target, inputs.repeats)
     num_sequences = len(batch.context_lens_S)
     num_chunks = num_sequences - batch.num_decodes
-    num_tiles = (len(out_TQD) - batch.num_decodes) // constants["TOKENS"] + num_chunks
+    num_tiles = (len(out_TQD) - batch.num_decodes) // tiling["TOKENS"] + num_chunks
     prefill_kernel[(num_tiles * inputs.kv_heads,)](
         out_TQD,
         inputs.q_TQD,
@@ -151,8 +155,7 @@ def prefill(target: Target, out_TQD: Tensor, inputs: Inputs) -> None:
         num_tiles,
         inputs.scale,
         **inputs.constants,
-        **constants,
-        num_warps=prefill_warps(target),
+        **tiling,
         **target.launch_options,
     )
 
@@ -175,25 +178,6 @@ def attention(
     if len(batch.context_lens_S) > batch.num_decodes:
         prefill(target, out_TQD, inputs)
     return out_TQD.flatten(1)
-
-
-def decode_constants(config: DecodeConfig, repeats: int) -> dict[str, int]:
-    """The constants of decode_kernel that a configuration decides, for so many query heads a key head."""
-    return {
-        "NUM_SPLITS": config.num_splits,
-        "BLOCK_M": max(16, triton.next_power_of_2(repeats)),  # the fewest rows of a tensor-core product
-        "BLOCK_R": triton.next_power_of_2(repeats),
-        "BLOCK_N": config.block_n,
-        "BLOCK_C": min(16, config.num_splits),  # splits added up at once
-        "STAGES": config.stages,
-        "WARPS": config.warps,
-    }
-
-
-def prefill_constants(repeats: int) -> dict[str, int]:
-    """The constants of prefill_kernel, for so many query heads a key head."""
-    block_r = triton.next_power_of_2(repeats)
-    return {"TOKENS": max(1, PREFILL_ROWS // block_r), "BLOCK_R": block_r, "BLOCK_N": 64, "BLOCK_S": 32, "STAGES": 3}
 
 
 def strides(kv_pages: Tensor) -> tuple[int, int, int]:

@@ -77,7 +77,9 @@ def prepare(weight_VH: Tensor) -> Screen | None:
     square_H = torch.zeros(hidden, dtype=torch.float32, device=weight_VH.device)
     for rows in parts:
         square_H += weight_VH[rows].float().square().sum(0)
-    column_H = _even_out(square_H / vocab)
+    square_H /= vocab
+    # Powers of two near the roots of mean squares; 1 where these are 0.
+    column_H = torch.where(square_H > 0, square_H, 1).log2().div(2).round().exp2()
     codes_VH = torch.empty(vocab, hidden, dtype=torch.int8, device=weight_VH.device)
     scale_V, norm_V, rest_V = (torch.empty(vocab, dtype=torch.float32, device=weight_VH.device) for _ in range(3))
     for rows in parts:
@@ -91,11 +93,6 @@ def prepare(weight_VH: Tensor) -> Screen | None:
     if rest_V.mean() * hidden**0.5 > MOST_DOUBT * norm_V.mean():
         return None
     return Screen(column_H, codes_VH, scale_V, norm_V, rest_V)
-
-
-def _even_out(square_H: Tensor) -> Tensor:
-    """Powers of two near the roots of mean squares; 1 where these are 0."""
-    return torch.where(square_H > 0, square_H, 1).log2().div(2).round().exp2()
 
 
 def prepared_bytes(vocab: int, hidden: int) -> int:

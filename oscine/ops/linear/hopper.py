@@ -14,6 +14,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from oscine.ops.interface import Shapes, Use
+from oscine.ops.linear import reference
 from oscine.ops.linear import triton as portable
 from oscine.ops.linear.stream import CHUNK, Tile, descriptor, start_ring, streamable, tile_for, unstreamable
 
@@ -105,7 +106,7 @@ def lm_head_use(shapes: Shapes) -> Use:
 def out_proj(x: Tensor, weight: Tensor, bias_H: Tensor) -> Tensor:
     """[T, Q * D] x [H, Q * D] -> partial sums [T, J, H], float32; [T, H] in x's dtype where cuBLAS is better."""
     tile = choose_tile(OUT_PROJ_TILES, x, weight)
-    return portable.out_proj(x, weight, bias_H) if tile is None else stream(x, weight, bias_H, tile)
+    return reference.out_proj(x, weight, bias_H) if tile is None else stream(x, weight, bias_H, tile)
 
 
 def lm_head(x_NH: Tensor, weight_VH: Tensor) -> Tensor:

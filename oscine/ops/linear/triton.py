@@ -1,14 +1,10 @@
-"""The projection out of attention and the head on any CUDA GPU: cuBLAS.
+"""The head on any CUDA GPU: cuBLAS.
 
 No Triton in here; the file is named like the backend that it belongs to.
 """
 
 import torch
 from torch import Tensor
-
-from oscine.ops.linear.reference import out_proj
-
-__all__ = ["lm_head", "out_proj"]
 
 
 def lm_head(x_NH: Tensor, weight_VH: Tensor) -> Tensor:

@@ -393,10 +393,7 @@ def _compute(n: gl.constexpr, tile, stage, phase, args):
     bias = gl.where(tile.split == 0, words << 16, 0).to(gl.float32, bitcast=True)
     scale = (words & -65536).to(gl.float32, bitcast=True)
     acc = acc * scale[:, None] + bias[:, None]
-    if cfg.GATED:
-        _store_gated(cfg, acc, 0, tile, unit_row, pointers.out)
-    else:
-        _store_weighted(cfg, acc, 0, tile, unit_row, pointers)
+    _store(cfg, acc, 0, tile, unit_row, pointers)
     return stage, phase
 
 
@@ -431,57 +428,54 @@ def _add_planes(cfg, acc, tile, pointers):
 
 
 @gluon.jit
-def _halves(acc):
-    """The left and the right half of the columns."""
-    n: gl.constexpr = acc.shape[1] // 2
-    return gl.split(gl.permute(gl.reshape(acc, [64, 2, n]), [0, 2, 1]))
+def _store(cfg, acc, begin: gl.constexpr, tile, unit_row, pointers):
+    """In parts of cfg.PART columns, of which the first is `begin`."""
+    n: gl.constexpr = acc.shape[1]
+    if n > cfg.PART:
+        left, right = gl.split(gl.permute(gl.reshape(acc, [64, 2, n // 2]), [0, 2, 1]))
+        _store(cfg, left, begin, tile, unit_row, pointers)
+        _store(cfg, right, begin + n // 2, tile, unit_row, pointers)
+    elif cfg.GATED:
+        _store_gated(cfg, acc, begin, tile, unit_row, pointers.out)
+    else:
+        _store_weighted(cfg, acc, begin, tile, unit_row, pointers)
 
 
 @gluon.jit
 def _store_gated(cfg, acc, begin: gl.constexpr, tile, unit_row, out_ptr):
     """h[row, i] = (up + 1) * gate * sigmoid(1.702 * gate), clamped; gate and up lie in one thread."""
     n: gl.constexpr = acc.shape[1]
-    if n > cfg.PART:
-        left, right = _halves(acc)
-        _store_gated(cfg, left, begin, tile, unit_row, out_ptr)
-        _store_gated(cfg, right, begin + n // 2, tile, unit_row, out_ptr)
+    pairs = gl.permute(gl.reshape(acc, [4, 2, 8, n]), [0, 2, 3, 1])
+    gate, up = gl.split(gl.reshape(pairs, [32, n, 2]))
+    gate = gl.minimum(gate, cfg.LIMIT)
+    up = gl.minimum(gl.maximum(up, -cfg.LIMIT), cfg.LIMIT)
+    value = (up + 1) * gate / (1 + gl.exp2(gate * (-1.702 * 1.4426950408889634)))
+    i = unit_row * 32 + gl.arange(0, 32, gl.SliceLayout(1, gate.type.layout))
+    column = begin + gl.arange(0, n, gl.SliceLayout(0, gate.type.layout))
+    row, wanted = rows_of(cfg, tile, column)
+    mask = (i < cfg.ROWS)[:, None] & wanted[None, :]
+    if cfg.PLANES:
+        place = (i & -16) | ((i & 7) << 1) | ((i >> 3) & 1)  # of planes.py
+        out_ptrs = out_ptr + row.to(gl.int64)[None, :] * (2 * cfg.ROWS) + place[:, None]
+        value *= cfg.H_FACTOR
+        high = value.to(gl.float8e4nv)
+        gl.store(out_ptrs, high, mask)
+        gl.store(out_ptrs + cfg.ROWS, ((value - high.to(gl.float32)) * 16).to(gl.float8e4nv), mask)
     else:
-        pairs = gl.permute(gl.reshape(acc, [4, 2, 8, n]), [0, 2, 3, 1])
-        gate, up = gl.split(gl.reshape(pairs, [32, n, 2]))
-        gate = gl.minimum(gate, cfg.LIMIT)
-        up = gl.minimum(gl.maximum(up, -cfg.LIMIT), cfg.LIMIT)
-        value = (up + 1) * gate / (1 + gl.exp2(gate * (-1.702 * 1.4426950408889634)))
-        i = unit_row * 32 + gl.arange(0, 32, gl.SliceLayout(1, gate.type.layout))
-        column = begin + gl.arange(0, n, gl.SliceLayout(0, gate.type.layout))
-        row, wanted = rows_of(cfg, tile, column)
-        mask = (i < cfg.ROWS)[:, None] & wanted[None, :]
-        if cfg.PLANES:
-            place = (i & -16) | ((i & 7) << 1) | ((i >> 3) & 1)  # of planes.py
-            out_ptrs = out_ptr + row.to(gl.int64)[None, :] * (2 * cfg.ROWS) + place[:, None]
-            value *= cfg.H_FACTOR
-            high = value.to(gl.float8e4nv)
-            gl.store(out_ptrs, high, mask)
-            gl.store(out_ptrs + cfg.ROWS, ((value - high.to(gl.float32)) * 16).to(gl.float8e4nv), mask)
-        else:
-            gl.store(out_ptr + row.to(gl.int64)[None, :] * cfg.ROWS + i[:, None], value.to(gl.float16), mask)
+        gl.store(out_ptr + row.to(gl.int64)[None, :] * cfg.ROWS + i[:, None], value.to(gl.float16), mask)
 
 
 @gluon.jit
 def _store_weighted(cfg, acc, begin: gl.constexpr, tile, unit_row, pointers):
     """y[pair, split, row] = weight of the pair * acc."""
     n: gl.constexpr = acc.shape[1]
-    if n > cfg.PART:
-        left, right = _halves(acc)
-        _store_weighted(cfg, left, begin, tile, unit_row, pointers)
-        _store_weighted(cfg, right, begin + n // 2, tile, unit_row, pointers)
-    else:
-        column = begin + gl.arange(0, n, gl.SliceLayout(0, acc.type.layout))
-        pair, wanted = pairs_of(cfg, tile, column, pointers.order)
-        weight = gl.load(pointers.weights + pair, wanted, other=0)
-        row = unit_row * 64 + gl.arange(0, 64, gl.SliceLayout(1, acc.type.layout))
-        out_ptrs = pointers.out + (pair * cfg.SPLITS + tile.split).to(gl.int64)[None, :] * cfg.ROWS + row[:, None]
-        mask = (row < cfg.ROWS)[:, None] & wanted[None, :]
-        gl.store(out_ptrs, (acc * weight[None, :]).to(pointers.out.dtype.element_ty), mask)
+    column = begin + gl.arange(0, n, gl.SliceLayout(0, acc.type.layout))
+    pair, wanted = pairs_of(cfg, tile, column, pointers.order)
+    weight = gl.load(pointers.weights + pair, wanted, other=0)
+    row = unit_row * 64 + gl.arange(0, 64, gl.SliceLayout(1, acc.type.layout))
+    out_ptrs = pointers.out + (pair * cfg.SPLITS + tile.split).to(gl.int64)[None, :] * cfg.ROWS + row[:, None]
+    mask = (row < cfg.ROWS)[:, None] & wanted[None, :]
+    gl.store(out_ptrs, (acc * weight[None, :]).to(pointers.out.dtype.element_ty), mask)
 
 
 @gluon.jit(do_not_specialize=["num_tokens"])

@@ -48,10 +48,11 @@ def moe(x_TH: Tensor, routing: Routing, experts: MxExperts | ExpandedExperts, sw
     """[T, H] -> [T, H] in the dtype of x."""
     x_TH, dtype = x_TH.float(), x_TH.dtype
     out_TH = torch.zeros_like(x_TH)
-    rows, counts = _rows_by_expert(routing.expert_ids_TK, experts.gate_up_bias.shape[0])
+    ids = routing.expert_ids_TK.flatten()
+    rows, counts = ids.argsort(stable=True), torch.bincount(ids, minlength=experts.gate_up_bias.shape[0])
     experts_per_token = routing.weights_TK.shape[1]
     start = 0
-    for expert, count in enumerate(counts):
+    for expert, count in enumerate(counts.tolist()):
         chosen = rows[start : start + count]
         start += count
         if count:
@@ -73,12 +74,6 @@ def swiglu(gate_up: Tensor, limit: float) -> Tensor:
     gate = gate_up[:, 0::2].clamp(max=limit)
     up = gate_up[:, 1::2].clamp(-limit, limit)
     return (up + 1) * gate * torch.sigmoid(SWIGLU_ALPHA * gate)
-
-
-def _rows_by_expert(ids_TK: Tensor, num_experts: int) -> tuple[Tensor, list[int]]:
-    """Indices into ids_TK flattened, grouped by expert, and how many each expert has."""
-    flat = ids_TK.flatten()
-    return flat.argsort(stable=True), torch.bincount(flat, minlength=num_experts).tolist()
 
 
 def _expert(x: Tensor, experts: MxExperts | ExpandedExperts, index: int, limit: float) -> Tensor:

@@ -65,7 +65,7 @@ def norm_route(
     """
     router = _Router(router_weight_EH, router_bias_E, experts_per_token)
     fp8 = fp8 and wanted(len(x), experts_per_token, len(router_bias_E))
-    planes = empty_planes(*residual_TH.shape, x.device) if fp8 else None
+    planes = empty_planes(len(x), residual_TH.shape[1], x.device) if fp8 else None
     if x.shape[0] <= FUSED_TOKENS:
         y_TH, sum_TH, routing = _norm_route_fused(target, x, weight_H, eps, residual_TH, router, planes)
     else:

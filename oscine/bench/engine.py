@@ -58,11 +58,13 @@ class EngineBench:
     @classmethod
     def load(cls, options: EngineOptions) -> "EngineBench":
         """Raises ValueError for an unknown model or memory that does not suffice."""
+        from oscine.model.opened import open_model
+
         engine = build_engine(options)
         ready_s = machine.process_age_s()
         gc.collect()
         gc.freeze()  # as the engine process does
-        return cls(engine, config_of(options), options.cache.page_size, ready_s)
+        return cls(engine, open_model(options.model).config, options.cache.page_size, ready_s)
 
     def run(
         self,
@@ -143,13 +145,6 @@ def engine_options(
     )
     model = replace(model, max_model_len=max(point.isl + point.osl for point in points))
     return EngineOptions(model, replace(cache, prefix_caching=False), scheduler, cuda_graphs=cuda_graphs)
-
-
-def config_of(options: EngineOptions) -> ModelConfig:
-    """The shape of the model that the options name."""
-    from oscine.model.opened import open_model
-
-    return open_model(options.model).config
 
 
 def random_prompts(point: Point, vocab_size: int) -> list[list[int]]:

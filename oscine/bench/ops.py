@@ -26,9 +26,8 @@ class OpTime:
     step_share: float  # of the time of all ops of a step
 
     def ceiling_share(self, ceiling: Ceiling) -> float:
-        """Of the bandwidth or the arithmetic, whichever bounds the op."""
-        least_s = max(self.op.num_bytes / ceiling.bytes_per_s, self.op.flops / ceiling.flops_per_s)
-        return least_s / self.time.seconds
+        """Of the bandwidth or the arithmetic."""
+        return ceiling.seconds(self.op.num_bytes, self.op.flops) / self.time.seconds
 
     def line(self, ceiling: Ceiling) -> str:
         seconds = self.time.seconds

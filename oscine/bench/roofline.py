@@ -21,6 +21,10 @@ class Ceiling:
     bytes_per_s: float
     flops_per_s: float  # bfloat16, dense
 
+    def seconds(self, num_bytes: float, flops: float) -> float:
+        """The least time of so much work: the bandwidth or the arithmetic bounds it."""
+        return max(num_bytes / self.bytes_per_s, flops / self.flops_per_s)
+
 
 H200 = Ceiling(bytes_per_s=4.28e12, flops_per_s=700e12)  # a copy, read + write; 8192^3
 
@@ -80,5 +84,4 @@ def decode_bytes(config: ModelConfig, sequences: int, context: float) -> float:
 
 def decode_step_s(config: ModelConfig, sequences: int, context: float, ceiling: Ceiling) -> float:
     """Seconds of a step that decodes one token of each sequence, at an average context."""
-    flops = sequences * token_flops(config, context)
-    return max(decode_bytes(config, sequences, context) / ceiling.bytes_per_s, flops / ceiling.flops_per_s)
+    return ceiling.seconds(decode_bytes(config, sequences, context), sequences * token_flops(config, context))

@@ -44,12 +44,14 @@ class CudaGraphs:
         self._captured: dict[int, _Captured] = {}
         self._input = torch.empty(0, dtype=torch.int32, device=device)
 
+    @torch.inference_mode()
     def run_eagerly(self, sizes: list[int]) -> None:
         """What would be captured, largest size first: compiles kernels and takes memory."""
         for size in sorted(sizes, reverse=True):
             packed = self._blank(size)
             self._choose(packed, self._forward(packed))
 
+    @torch.inference_mode()
     def capture(self, sizes: list[int]) -> None:
         """Largest first: the smaller ones then find room in what it has taken. All kernels must be compiled."""
         assert not self._captured

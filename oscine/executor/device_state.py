@@ -54,6 +54,7 @@ class DeviceState:
         """Keeps the sampled tokens; only the padding slot may occur more than once."""
         self._ops.write_back(self._state, sampled_slots_M, ids_M)
 
+    @torch.inference_mode()
     def touch(self) -> None:
         """Uses every kernel of this class once, on a step of nothing."""
         sizes = PackedSizes(1, 1, 1, 1)

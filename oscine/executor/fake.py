@@ -39,8 +39,6 @@ class Script:
     def from_folder(cls, folder: Path) -> "Script":
         """The default reply, an analysis and a final message, in the vocabulary of folder/tokenizer.json."""
         path = folder / "tokenizer.json"
-        if not path.is_file():
-            raise ValueError(f"tokenizer file {path} does not exist")
         tokenizer = tokenizers.Tokenizer.from_file(str(path))
         end = tokenizer.token_to_id(END)
         if end is None:
@@ -130,9 +128,6 @@ class FakeExecutor:
         step = self._launched.popleft()
         if self._step_s:
             _sleep_until(step.done_s)
-        return self._result(step)
-
-    def _result(self, step: _Step) -> StepResult:
         token_ids: list[list[int]] = []
         logprobs: list[list[TokenLogprobs] | None] = []
         prompt_logprobs: dict[int, list[TokenLogprobs]] = {}

@@ -8,9 +8,10 @@ In text the host does not wait for the last token, so the step after a marker is
 The first token of such a header is therefore free. It is ignored if the grammar does not allow it.
 """
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from itertools import count
 from typing import NamedTuple
 
@@ -50,18 +51,10 @@ class HeaderRule:
     def __init__(self, grammars: GrammarCache, grammar: str) -> None:
         """Raises ValueError for a grammar that cannot be compiled."""
         self._matcher = grammars.matcher(grammar)
-        self._next: dict[_Tokens, IntArray] = {}
-
-    def next(self, begin: _Tokens) -> IntArray:
-        """The tokens that may follow the beginning of a header, ascending."""
-        found = self._next.get(begin)
-        if found is None:
-            if len(self._next) >= _MOST_BEGINS:
-                self._next.clear()
-            found = self._next[begin] = self._find(begin)
-        return found
+        self.next = lru_cache(_MOST_BEGINS)(self._find)
 
     def _find(self, begin: _Tokens) -> IntArray:
+        """The tokens that may follow the beginning of a header, ascending."""
         self._matcher.reset()
         self._matcher.consume_tokens([*begin])
         mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
@@ -93,7 +86,7 @@ class Headers:
     def __init__(self, grammars: GrammarCache, num_slots: int) -> None:
         self._grammars = grammars
         self._markers = Markers(-1, -1, -1, -1)  # until the first rule: the vocabulary is read in the background
-        self._rules: OrderedDict[str, HeaderRule] = OrderedDict()
+        self._rule = lru_cache(_MOST_RULES)(partial(HeaderRule, grammars))
         self._sequences: dict[int, _Sequence] = {}  # by slot
         self._errors: dict[int, str] = {}  # by slot
         self._owners = np.zeros(num_slots, np.int64)  # by slot: a number for each sequence; 0 without a rule
@@ -185,14 +178,6 @@ class Headers:
             if header is None:
                 sequence.ruled_from = position + 2
         self._in_header[slot] = sequence.header is not None
-
-    def _rule(self, grammar: str) -> HeaderRule:
-        if grammar not in self._rules:
-            if len(self._rules) >= _MOST_RULES:
-                self._rules.popitem(last=False)
-            self._rules[grammar] = HeaderRule(self._grammars, grammar)
-        self._rules.move_to_end(grammar)
-        return self._rules[grammar]
 
 
 def _last(token_ids: Sequence[int], token: int, end: int) -> int:

@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -108,7 +109,8 @@ class GrammarCache:
         try:
             matcher = self._future(grammar).result()
         except _UNTRIED as error:  # a later attempt may have a verdict
-            self._forget(grammar)
+            with self._lock:
+                self._compiled.pop(grammar, None)
             raise ValueError(str(error) or "too many grammars wait to be compiled") from error
         if matcher.is_error():
             raise ValueError(_first_line(matcher))
@@ -121,10 +123,6 @@ class GrammarCache:
                 self._compiled[grammar] = self._begin(grammar)
             self._compiled.move_to_end(grammar)
             return self._compiled[grammar]
-
-    def _forget(self, grammar: str) -> None:
-        with self._lock:
-            self._compiled.pop(grammar, None)
 
     def _begin(self, grammar: str) -> Future["LLMatcher"]:
         """Tries it, then compiles it. No thread of the compilers waits for the trial. Raises TooManyGrammarsError."""
@@ -195,7 +193,6 @@ class Constraints:
         self._live: dict[int, _Live] = {}  # by slot; until the grammar has come to its end
         self._errors: dict[int, str] = {}  # by slot
         self._some_are_slow = False  # whether the last step had a slow sequence
-        self._threads: LLExecutor | None = None
 
     def assign(self, new: NewSequence) -> None:
         """A sequence takes a slot, with or without a grammar, and perhaps with tokens that it has generated."""
@@ -253,7 +250,7 @@ class Constraints:
             self._fill_measured(slots_K, masks_KW)
         else:
             began_s = time.perf_counter()
-            fill_next_token_bitmask_par(self._executor(), [*zip(matchers, count())], masks_KW)
+            fill_next_token_bitmask_par(self._executor, [*zip(matchers, count())], masks_KW)
             self._some_are_slow = time.perf_counter() - began_s > _STEP_S
         for row, (slot, position) in enumerate(zip(slots_K, positions_K, strict=True)):
             live = self._live[slot]
@@ -299,12 +296,11 @@ class Constraints:
         if slot in self._errors or live.matcher.is_stopped():
             del self._live[slot]
 
+    @cached_property
     def _executor(self) -> "LLExecutor":
-        if self._threads is None:
-            from llguidance import LLExecutor
+        from llguidance import LLExecutor
 
-            self._threads = LLExecutor(_most_threads())
-        return self._threads
+        return LLExecutor(_most_threads())
 
 
 def mask_of(token_ids: IntArray, num_words: int) -> NDArray[np.int32]:

@@ -46,7 +46,7 @@ class TorchExecutor:
         self.config, self.memory, self.max_num_seqs = model.config, memory, max_num_seqs
         self.device = model.weights.embed_VH.device
         self._model, self._kv = model, kv
-        self._state = DeviceState(
+        self.state = DeviceState(
             max_num_seqs, memory.max_model_len, memory.page_size, len(memory.groups), self.device, model.ops
         )
         self._slots = Slots(max_num_seqs)
@@ -55,7 +55,7 @@ class TorchExecutor:
         self._constraints = Constraints(self._grammars)
         self._headers = Headers(self._grammars, max_num_seqs)
         self._prompt_logprobs: dict[int, int] = {}  # slot -> how many of the most probable tokens
-        self._graphs = CudaGraphs(self._decode, self._choose_greedily, self.device)
+        self.graphs = CudaGraphs(self._decode, self._choose_greedily, self.device)
         self._launched: deque[LaunchedStep] = deque()
 
     @property
@@ -67,21 +67,6 @@ class TorchExecutor:
         """An executor of its own, of one layer of each kind, on the same weights and cache: to rehearse."""
         layers = self._model.of_layers(self.config.layer_of_each_kind)
         return TorchExecutor(layers, self.memory, self._kv, self.max_num_seqs, self._grammars)
-
-    @torch.inference_mode()
-    def capture(self, sizes: list[int]) -> None:
-        """From here on, steps of one token for each of up to max(sizes) sequences are replayed."""
-        self._graphs.capture(sizes)
-
-    @torch.inference_mode()
-    def run_decodes(self, sizes: list[int]) -> None:
-        """Runs what capture() captures."""
-        self._graphs.run_eagerly(sizes)
-
-    @torch.inference_mode()
-    def touch_state(self) -> None:
-        """Compiles the kernels that tell a model where to look."""
-        self._state.touch()
 
     def forget_page_zero(self) -> None:
         """Zeroes it in all groups; no sequence may hold it."""
@@ -105,7 +90,7 @@ class TorchExecutor:
         self._place(plan)
         step = StepArrays.of(plan.sequences)
         prompt_rows = self._prompt_rows(step) if self._prompt_logprobs else {}
-        replays = not prompt_rows and self._graphs.fits(step)
+        replays = not prompt_rows and self.graphs.fits(step)
         outcome = self._replay(step) if replays else self._run(step, prompt_rows)
         slots, slots_M = step.slots_S.tolist(), step.slots_S[step.samples_S]
         launched = LaunchedStep(
@@ -135,31 +120,31 @@ class TorchExecutor:
                 self._prompt_logprobs[new.slot] = new.sampling.prompt_logprobs
         for sequence in plan.sequences:
             self._slots.extend(sequence, entries)
-        self._state.update_pages(entries)
+        self.state.update_pages(entries)
 
     def _run(self, step: StepArrays, prompt_rows: dict[int, IntArray]) -> Outcome:
         slots_M, positions_M = step.slots_S[step.samples_S], step.ends_S[step.samples_S]
         last_rows_M = step.query_starts_S1[1:][step.samples_S] - 1
         flat, sizes = pack(step, self._slots, np.concatenate((last_rows_M, *prompt_rows.values())), slots_M)
         packed = PackedStep.of(upload(flat, self.device), sizes)
-        x_NH = self._model.hidden(self._state.batch(packed, step.num_decodes), self._kv)
+        x_NH = self._model.hidden(self.state.batch(packed, step.num_decodes), self._kv)
         sampled = None
         if sizes.sampled:
             ruled = self._ruled(slots_M, positions_M)
             sampled = self._sample(x_NH[: sizes.sampled], slots_M, positions_M, ruled)
-            self._state.write_back(packed.sampled_slots_M, sampled.token_ids_N)
+            self.state.write_back(packed.sampled_slots_M, sampled.token_ids_N)
         return Outcome(sampled, self._of_prompts(step, prompt_rows, x_NH[sizes.sampled :]))
 
     def _replay(self, step: StepArrays) -> Outcome:
-        padded = self._graphs.pad(step)
+        padded = self.graphs.pad(step)
         size, count = len(padded.slots_S), len(step.slots_S)
-        sampled_slots_M = np.where(padded.samples_S, padded.slots_S, self._state.padding_slot)
-        packed, x_NH = self._graphs.replay(pack(padded, self._slots, np.arange(size), sampled_slots_M))
+        sampled_slots_M = np.where(padded.samples_S, padded.slots_S, self.state.padding_slot)
+        packed, x_NH = self.graphs.replay(pack(padded, self._slots, np.arange(size), sampled_slots_M))
         ruled = self._ruled(step.slots_S, step.ends_S)
         if ruled is None and self._sampler.wants_argmax(step.slots_S):
-            return Outcome(Sampled(self._graphs.replay_choice(size)[:count]), {})
+            return Outcome(Sampled(self.graphs.replay_choice(size)[:count]), {})
         sampled = self._sample(x_NH[:count], step.slots_S, step.ends_S, ruled)
-        self._state.write_back(packed.sampled_slots_M[:count], sampled.token_ids_N)
+        self.state.write_back(packed.sampled_slots_M[:count], sampled.token_ids_N)
         return Outcome(sampled, {})
 
     def _sample(
@@ -203,12 +188,12 @@ class TorchExecutor:
 
     def _decode(self, packed: PackedStep[Tensor]) -> Tensor:
         """What a graph holds: one token a sequence, to what the head takes."""
-        return self._model.hidden(self._state.batch(packed, len(packed.slots_S), all_rows=True), self._kv)
+        return self._model.hidden(self.state.batch(packed, len(packed.slots_S), all_rows=True), self._kv)
 
     def _choose_greedily(self, packed: PackedStep[Tensor], x_NH: Tensor) -> Tensor:
         """What the other graph holds: to the most probable tokens, written back."""
         ids_N = self._model.choose(x_NH, self._sampler.greedy(len(x_NH)))
-        self._state.write_back(packed.sampled_slots_M, ids_N)
+        self.state.write_back(packed.sampled_slots_M, ids_N)
         return ids_N
 
     def _prompt_rows(self, step: StepArrays) -> dict[int, IntArray]:
@@ -226,7 +211,7 @@ class TorchExecutor:
         found: dict[int, PromptRows] = {}
         if not rows:
             return found
-        parts = x_NH.split([len(of_sequence) for of_sequence in rows.values()])
+        parts = x_NH.split_with_sizes([len(of_sequence) for of_sequence in rows.values()])
         for i, x_of_sequence in zip(rows, parts, strict=True):
             slot, start = int(step.slots_S[i]), int(step.starts_S[i]) + 1
             token_ids, num_top = self._slots.given(slot, start, start + len(x_of_sequence)), self._prompt_logprobs[slot]

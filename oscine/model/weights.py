@@ -131,14 +131,11 @@ def _layer_specs(config: ModelConfig, layer: int) -> dict[str, TensorSpec]:
     hidden, intermediate, experts = config.hidden_size, config.intermediate_size, config.experts[layer]
     queries = config.num_attention_heads * config.head_dim
     keys = config.num_key_value_heads * config.head_dim
+    projected = {"q": queries, "k": keys, "v": keys}
     return {
         "input_layernorm.weight": TensorSpec((hidden,), "BF16"),
-        "self_attn.q_proj.weight": TensorSpec((queries, hidden), "BF16"),
-        "self_attn.q_proj.bias": TensorSpec((queries,), "BF16"),
-        "self_attn.k_proj.weight": TensorSpec((keys, hidden), "BF16"),
-        "self_attn.k_proj.bias": TensorSpec((keys,), "BF16"),
-        "self_attn.v_proj.weight": TensorSpec((keys, hidden), "BF16"),
-        "self_attn.v_proj.bias": TensorSpec((keys,), "BF16"),
+        **{f"self_attn.{name}_proj.weight": TensorSpec((rows, hidden), "BF16") for name, rows in projected.items()},
+        **{f"self_attn.{name}_proj.bias": TensorSpec((rows,), "BF16") for name, rows in projected.items()},
         "self_attn.o_proj.weight": TensorSpec((hidden, queries), "BF16"),
         "self_attn.o_proj.bias": TensorSpec((hidden,), "BF16"),
         "self_attn.sinks": TensorSpec((config.num_attention_heads,), "BF16"),

@@ -48,8 +48,8 @@ def gpu_engine(
     if device == "cuda":
         warm_up(runner, asked.scheduler.max_num_batched_tokens, SAMPLINGS)
     if graphs:
-        runner.run_decodes(list(GRAPHS))
-        runner.capture(list(GRAPHS))
+        runner.graphs.run_eagerly(list(GRAPHS))
+        runner.graphs.capture(list(GRAPHS))
     runner.forget_page_zero()
     return loop(runner, asked, runner.memory)
 

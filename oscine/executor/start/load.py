@@ -23,11 +23,11 @@ from oscine.executor.masks import TOKENIZER, GrammarCache
 from oscine.executor.runner import TorchExecutor
 from oscine.executor.start.host_memory import available_bytes
 from oscine.executor.start.stopwatch import Stopwatch
-from oscine.executor.start.warm_up import KERNEL_SAMPLINGS, MASKED, SAMPLINGS, run_largest, warm_up
+from oscine.executor.start.warm_up import KERNEL_SAMPLINGS, MASKED, SAMPLINGS, prompts, warm_up
 from oscine.model.config import ModelConfig
 from oscine.model.gpt_oss import GptOss
 from oscine.model.opened import open_model
-from oscine.model.weights import Shard, Weights, tensor_specs
+from oscine.model.weights import Shard, tensor_specs
 from oscine.ops.interface import Shapes
 from oscine.ops.table import choose, describe, platform, resolve
 from oscine.ops.target import Communicator, Target
@@ -103,7 +103,10 @@ def load(start: Start, memory: MemoryPlan) -> TorchExecutor:
     tokenizer = None if opened.tokenizer is None else opened.tokenizer / TOKENIZER
     grammars = GrammarCache(tokenizer, config.vocab_size)  # which reads it while the weights are loaded
     weights = opened.load(ops=start.ops, shard=start.shard, progress=not options.quiet)
-    _report_head(start, weights)
+    suitable = start.ops.chooser.prepared_bytes(config.vocab_size, config.hidden_size) > 0
+    if suitable and weights.prepared_head is None:
+        lost = "it does not suit the weights of this head, so all logits are made"
+        start.report(f"chooser={start.choice['chooser']} is not used: {lost}")
     if start.on_gpu:
         memory = _plan_again(start, memory)
     start.target.communicator.barrier()
@@ -119,35 +122,28 @@ def compile_kernels(start: Start, executor: TorchExecutor, compilers: "Compilers
     """
     most_tokens, decode_sizes = start.options.scheduler.max_num_batched_tokens, start.decode_sizes
     layers = executor.of_each_kind()
-    layers.touch_state()
+    layers.state.touch()
     with compilers.compile_together():
         warm_up(layers, most_tokens, (*KERNEL_SAMPLINGS, MASKED))
-        layers.run_decodes(decode_sizes)
+        layers.graphs.run_eagerly(decode_sizes)
     start.target.communicator.barrier()
     start.watch.lap("kernels")
     warm_up(layers, most_tokens, SAMPLINGS)
-    layers.run_decodes(decode_sizes)
+    layers.graphs.run_eagerly(decode_sizes)
     start.watch.lap("rehearsal")
 
 
 def capture(start: Start, executor: TorchExecutor) -> None:
     """The steps that become CUDA graphs, then the largest step. Leaves page 0 as it was."""
     if start.options.cuda_graphs and start.decode_sizes:
-        executor.capture(start.decode_sizes)
+        executor.graphs.capture(start.decode_sizes)
         start.watch.lap(f"{len(start.decode_sizes)} graphs")
-    run_largest(executor, start.options.scheduler.max_num_batched_tokens)  # a capture gives cached memory back
+    # A capture gives cached memory back.
+    executor.execute(prompts(executor, start.options.scheduler.max_num_batched_tokens))
     executor.forget_page_zero()
     torch.cuda.synchronize(start.opened.device)
     start.target.communicator.barrier()
     start.watch.lap("largest step")
-
-
-def _report_head(start: Start, weights: Weights) -> None:
-    """Says so where the shapes of the head suit the chooser and its weights do not."""
-    config = start.config
-    if weights.prepared_head is None and start.ops.chooser.prepared_bytes(config.vocab_size, config.hidden_size):
-        lost = "it does not suit the weights of this head, so all logits are made"
-        start.report(f"chooser={start.choice['chooser']} is not used: {lost}")
 
 
 def weight_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
@@ -163,15 +159,11 @@ def _plan(start: Start, weights: int, held: int = 0) -> MemoryPlan:
     opened, gpu = start.opened, None
     if start.on_gpu:
         free, total = torch.cuda.mem_get_info(opened.device)
-        gpu = DeviceMemory(total, _least(start.target, free + held))
+        of_ranks = start.target.communicator.all_gather(torch.tensor([free + held], device=opened.device))
+        gpu = DeviceMemory(total, int(of_ranks.min()))
     page_size, dtype = start.options.cache.page_size, opened.dtype
     groups = opened.config.kv_groups(page_size, dtype_name(dtype), start.shard.num_ranks)
     return plan_memory(start.config, groups, start.options, weights, dtype.itemsize, gpu, available_bytes())
-
-
-def _least(target: Target, count: int) -> int:
-    """Of the counts of all ranks."""
-    return int(target.communicator.all_gather(torch.tensor([count], device=target.device)).min())
 
 
 def _plan_again(start: Start, planned: MemoryPlan) -> MemoryPlan:

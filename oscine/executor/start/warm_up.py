@@ -33,18 +33,13 @@ SAMPLINGS = (
 def warm_up(executor: TorchExecutor, max_num_batched_tokens: int, samplings: Sequence[SamplingParams]) -> None:
     """Prompts of all sizes, the largest first, and rows sampled in all ways."""
     for tokens in _sizes(max_num_batched_tokens):
-        executor.execute(_prompts(executor, tokens))
+        executor.execute(prompts(executor, tokens))
     few = min(executor.max_num_seqs, 3)
     for sampling in samplings:
         for count in row_counts(executor.max_num_seqs) if sampling in KERNEL_SAMPLINGS else {1, few}:
             executor.execute(_step(executor, [1] * count, sampling))
     if few > 1:
         executor.execute(_step(executor, [1, 2], GREEDY))  # a decode and a chunk
-
-
-def run_largest(executor: TorchExecutor, max_num_batched_tokens: int) -> None:
-    """The step that needs most memory."""
-    executor.execute(_prompts(executor, max_num_batched_tokens))
 
 
 def row_counts(max_num_seqs: int) -> list[int]:
@@ -60,7 +55,7 @@ def _sizes(most: int) -> list[int]:
     return sorted((size for size in sizes if 1 <= size <= most), reverse=True)
 
 
-def _prompts(executor: TorchExecutor, num_tokens: int) -> StepPlan:
+def prompts(executor: TorchExecutor, num_tokens: int) -> StepPlan:
     """As many tokens of prompts, or as many as fit: each leaves room for an answer."""
     longest = executor.memory.max_model_len - 1
     num_tokens = min(num_tokens, executor.max_num_seqs * longest)

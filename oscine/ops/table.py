@@ -14,23 +14,42 @@ from typing import Any
 import torch
 
 from oscine.ops.interface import Ops, Shapes, Use
+from oscine.ops.native.library import is_available
 from oscine.ops.ranks import across
 from oscine.ops.target import Target
 
 # op -> backend -> its module, which has a function of the op's name, and <op>_use if it serves some steps only
 TABLE: dict[str, dict[str, str]] = {
-    "rms_norm": {"reference": "norm.reference", "triton": "norm.triton"},
-    "norm_qkv": {"reference": "qkv.reference", "triton": "qkv.triton", "hopper": "qkv.hopper"},
-    "attention": {"reference": "attention.reference", "triton": "attention.triton", "hopper": "attention.hopper"},
-    "out_proj": {"reference": "linear.reference", "triton": "linear.reference", "hopper": "linear.hopper"},
-    "norm_route": {"reference": "norm.reference", "triton": "norm.triton", "hopper": "norm.hopper"},
-    "moe": {"reference": "moe.reference", "triton": "moe.triton", "hopper": "moe.hopper"},
-    "lm_head": {"reference": "linear.reference", "triton": "linear.triton", "hopper": "linear.hopper"},
+    "rms_norm": {"reference": "norm.reference", "native": "norm.native", "triton": "norm.triton"},
+    "norm_qkv": {"reference": "qkv.reference", "native": "qkv.native", "triton": "qkv.triton", "hopper": "qkv.hopper"},
+    "attention": {
+        "reference": "attention.reference",
+        "native": "attention.native",
+        "triton": "attention.triton",
+        "hopper": "attention.hopper",
+    },
+    "out_proj": {
+        "reference": "linear.reference",
+        "native": "linear.native",
+        "triton": "linear.reference",
+        "hopper": "linear.hopper",
+    },
+    "norm_route": {
+        "reference": "norm.reference",
+        "native": "norm.native",
+        "triton": "norm.triton",
+        "hopper": "norm.hopper",
+    },
+    "moe": {"reference": "moe.reference", "native": "moe.native", "triton": "moe.triton", "hopper": "moe.hopper"},
+    "lm_head": {
+        "reference": "linear.reference",
+        "native": "linear.native",
+        "triton": "linear.triton",
+        "hopper": "linear.hopper",
+    },
     "sample": {"reference": "sample.reference", "triton": "sample.triton"},
-    "chooser": {
-        "reference": "choose.reference",
-        "screened": "choose.screened",
-    },  # made of the chosen lm_head and sample
+    # made of the chosen lm_head and sample
+    "chooser": {"reference": "choose.reference", "native": "choose.native", "screened": "choose.screened"},
     "prepare_step": {"reference": "step.reference", "triton": "step.triton"},
 }
 BESIDE = {"moe": "prepare_experts", "prepare_step": "write_back"}  # op -> another one of the same module
@@ -38,6 +57,7 @@ BESIDE = {"moe": "prepare_experts", "prepare_step": "write_back"}  # op -> anoth
 # platform -> op -> backend; "*" is every op not named
 DEFAULTS: dict[str, dict[str, str]] = {
     "cpu": {"*": "reference"},
+    "native": {"*": "native", "sample": "reference", "prepare_step": "reference"},
     "cuda": {"*": "triton", "chooser": "reference"},
     "hopper": {
         "*": "hopper",
@@ -52,8 +72,11 @@ DEFAULTS: dict[str, dict[str, str]] = {
 def platform(target: Target, dtype: torch.dtype = torch.bfloat16) -> str:
     """Which row of DEFAULTS serves a target: cpu, cuda (any GPU), or hopper (compute capability 9.0).
 
-    The kernels are for bfloat16; a GPU computes float32 by the reference. Other devices go by their own names.
+    The kernels of GPUs are for bfloat16; a GPU computes float32 by the reference. Those of CPUs are for float32, and
+    exist where a C compiler does (native). Other devices go by their own names.
     """
+    if target.device.type == "cpu":
+        return "native" if dtype == torch.float32 and is_available() else "cpu"
     if target.device.type != "cuda":
         return target.device.type
     if dtype == torch.float32:

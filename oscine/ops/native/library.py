@@ -1,0 +1,115 @@
+"""The C kernels of this folder as a shared library, compiled for this machine at their first use.
+
+The library is kept in the user's cache, under a hash of the sources, the compiler and the processor. Without a
+compiler there is no library, and a CPU runs the reference ops.
+"""
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import torch
+
+FLAGS = ("-O3", "-march=native", "-std=gnu11", "-shared", "-fPIC", "-pthread", "-fno-math-errno", "-fno-trapping-math")
+_COMPILERS = ("cc", "gcc", "clang")
+_FOLDER = Path(__file__).parent
+_POINTER, _SIZE, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+# Of each function: p is a pointer, i an int64, f a float.
+_ARGUMENTS = {
+    "oscine_set_num_threads": "i",
+    "oscine_linear": "ppppiii",
+    "oscine_rms_norm": "pippfppii",
+    "oscine_norm_route": "pippfppiippiipp",
+    "oscine_norm_qkv": "pippfpiippppppipiiii",
+    "oscine_attention": "ppiiiipippipiip",
+    "oscine_packed_bytes": "ii",
+    "oscine_pack": "pppiii",
+    "oscine_moe": "ppppppppiiiiiiif",
+    "oscine_greedy": "pppiii",
+}
+_TYPES = {"p": _POINTER, "i": _SIZE, "f": _FLOAT}
+
+
+class NoLibrary(Exception):  # noqa: N818  (reads as what it is)
+    """The reason why there are no native kernels on this machine, in one line."""
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """Compiles the library if no earlier process has. Raises NoLibrary."""
+    loaded = ctypes.CDLL(str(_compiled()))
+    for name, kinds in _ARGUMENTS.items():
+        function = getattr(loaded, name)
+        function.argtypes = [_TYPES[kind] for kind in kinds]
+        function.restype = _SIZE if name == "oscine_packed_bytes" else ctypes.c_int
+    loaded.oscine_set_num_threads(torch.get_num_threads())
+    return loaded
+
+
+def is_available() -> bool:
+    try:
+        library()
+    except NoLibrary:
+        return False
+    return True
+
+
+def _compiled() -> Path:
+    compiler = next(filter(None, map(shutil.which, _COMPILERS)), None)
+    if compiler is None:
+        raise NoLibrary(f"there is no C compiler ({', '.join(_COMPILERS)})")
+    sources = sorted(_FOLDER.glob("*.[ch]"))
+    state = "\n".join((*FLAGS, _first_line(compiler), _processor(), *(source.read_text() for source in sources)))
+    name = f"native-{hashlib.blake2b(state.encode(), digest_size=12).hexdigest()}.so"
+    for folder in (_cache_folder(), Path(tempfile.gettempdir()) / f"oscine-{os.getuid()}"):
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            return _compile(compiler, sources, folder / name)
+        except OSError:
+            continue
+    raise NoLibrary(f"neither {_cache_folder()} nor {tempfile.gettempdir()} can be written")
+
+
+def _compile(compiler: str, sources: list[Path], target: Path) -> Path:
+    """Several processes may do so at once: the last one to finish wins."""
+    if target.exists():
+        return target
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        built = Path(folder) / target.name
+        command = [compiler, *FLAGS, "-o", str(built), *(str(path) for path in sources if path.suffix == ".c"), "-lm"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise NoLibrary(f"{compiler} failed: {done.stderr.strip().splitlines()[-1:] or done.returncode}")
+        built.replace(target)
+    return target
+
+
+def _first_line(compiler: str) -> str:
+    done = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False)
+    return done.stdout.partition("\n")[0]
+
+
+def _processor() -> str:
+    """What -march=native depends on: the processor's model and features."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.platform()
+    wanted = ("flags", "Features", "model name", "CPU part")
+    return "\n".join(dict.fromkeys(line for line in lines if line.startswith(wanted)))
+
+
+def _cache_folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "oscine"
+
+
+def check(status: int) -> None:
+    """Raises MemoryError for a function that found no memory."""
+    if status:
+        raise MemoryError("no memory for a step")

@@ -1,0 +1,173 @@
+/* Products with dense float32 weights, RMSNorm, and what stands around them: the head, the router. */
+#include "oscine.h"
+
+#define TOKENS 4 /* of a tile: 4 tokens x 3 rows of weights are 12 sums in registers */
+#define ROWS 3
+#define TOKENS_AT_ONCE 32 /* that a row of weights meets while it is in the cache */
+#define PRODUCTS_PER_TASK 16384
+
+/* Sums of a tile over the width; what is beyond the last token or row is not read, but the last ones again. */
+static void tile(const float *const x[TOKENS], const float *const w[ROWS], int64_t width, float out[TOKENS][ROWS]) {
+    f8 sum[TOKENS][ROWS] = {0};
+    int64_t k = 0;
+    for (; k + LANES <= width; k += LANES) {
+        const f8 w0 = load(w[0] + k), w1 = load(w[1] + k), w2 = load(w[2] + k);
+#pragma GCC unroll 4
+        for (int t = 0; t < TOKENS; t++) {
+            const f8 a = load(x[t] + k);
+            sum[t][0] += a * w0, sum[t][1] += a * w1, sum[t][2] += a * w2;
+        }
+    }
+    for (int t = 0; t < TOKENS; t++)
+        for (int r = 0; r < ROWS; r++) {
+            out[t][r] = sum8(sum[t][r]);
+            for (int64_t rest = k; rest < width; rest++) out[t][r] += x[t][rest] * w[r][rest];
+        }
+}
+
+/* Sums of one token and eight rows. */
+static void column(const float *x, const float *w, int64_t width, float out[LANES]) {
+    f8 sum[LANES] = {0};
+    int64_t k = 0;
+    for (; k + LANES <= width; k += LANES) {
+        const f8 a = load(x + k);
+#pragma GCC unroll 8
+        for (int r = 0; r < LANES; r++) sum[r] += a * load(w + r * width + k);
+    }
+    store(out, sums8(sum));
+    for (; k < width; k++)
+        for (int r = 0; r < LANES; r++) out[r] += x[k] * w[r * width + k];
+}
+
+static void few_rows(
+    const float *x, const float *w, const float *bias, float *y, int64_t num_tokens, int64_t width, int64_t stride_y,
+    int64_t first, int64_t last) {
+    for (int64_t n = first; n < last; n += ROWS) {
+        const float *rows[ROWS], *tokens[TOKENS];
+        for (int r = 0; r < ROWS; r++) rows[r] = w + MIN(n + r, last - 1) * width;
+        for (int64_t t = 0; t < num_tokens; t += TOKENS) {
+            float out[TOKENS][ROWS];
+            for (int i = 0; i < TOKENS; i++) tokens[i] = x + MIN(t + i, num_tokens - 1) * width;
+            tile(tokens, rows, width, out);
+            for (int i = 0; i < MIN(TOKENS, num_tokens - t); i++)
+                for (int r = 0; r < MIN(ROWS, last - n); r++)
+                    y[(t + i) * stride_y + n + r] = out[i][r] + (bias ? bias[n + r] : 0.0f);
+        }
+    }
+}
+
+void linear_rows(
+    const float *x, const float *w, const float *bias, float *y, int64_t num_tokens, int64_t width, int64_t stride_y,
+    int64_t first, int64_t last) {
+    if (num_tokens == 1) {
+        for (; first + LANES <= last; first += LANES) {
+            column(x, w + first * width, width, y + first);
+            if (bias) store(y + first, load(y + first) + load(bias + first));
+        }
+    }
+    for (int64_t t = 0; t < num_tokens; t += TOKENS_AT_ONCE)
+        few_rows(
+            x + t * width, w, bias, y + t * stride_y, MIN(TOKENS_AT_ONCE, num_tokens - t), width, stride_y, first, last);
+}
+
+struct linear {
+    const float *x, *w, *bias;
+    float *y;
+    int64_t num_tokens, num_rows, width, rows_per_task;
+};
+
+static void linear_task(void *context, int64_t i) {
+    const struct linear *a = context;
+    const int64_t first = i * a->rows_per_task, last = MIN(first + a->rows_per_task, a->num_rows);
+    linear_rows(a->x, a->w, a->bias, a->y, a->num_tokens, a->width, a->num_rows, first, last);
+}
+
+/* A multiple of LANES, so that few rows are computed apart. */
+static int64_t rows_per_task(int64_t num_tokens, int64_t width) {
+    const int64_t rows = PRODUCTS_PER_TASK / (MIN(num_tokens, 4) * width) / 24 * 24;
+    return MAX(rows, 24);
+}
+
+void linear_all(
+    const float *x, const float *w, const float *bias, float *y, int64_t num_tokens, int64_t num_rows, int64_t width) {
+    struct linear a = {x, w, bias, y, num_tokens, num_rows, width, rows_per_task(num_tokens, width)};
+    run_parallel((num_rows + a.rows_per_task - 1) / a.rows_per_task, linear_task, &a);
+}
+
+/* [T, K] x [N, K] + [N] -> [T, N] */
+void oscine_linear(
+    const float *x, const float *w, const float *bias, float *y, int64_t num_tokens, int64_t num_rows, int64_t width) {
+    linear_all(x, w, bias, y, num_tokens, num_rows, width);
+}
+
+/* ---- RMSNorm: y = s / sqrt(mean(s^2) + eps) * weight, s = sum of the parts of x + residual ---- */
+
+struct norm {
+    const float *x, *residual, *weight;
+    float *y, *sum;
+    int64_t num_parts, width;
+    float eps;
+};
+
+static void norm_task(void *context, int64_t t) {
+    const struct norm *a = context;
+    float *sum = a->sum + t * a->width, *y = a->y + t * a->width;
+    f8 squares = {0};
+    float rest = 0.0f;
+    for (int64_t j = 0; j < a->num_parts; j++) {
+        const float *x = a->x + (t * a->num_parts + j) * a->width;
+        const float *before = j ? sum : a->residual ? a->residual + t * a->width : NULL;
+        for (int64_t k = 0; k < a->width; k++) sum[k] = x[k] + (before ? before[k] : 0.0f);
+    }
+    int64_t k = 0;
+    for (; k + LANES <= a->width; k += LANES) squares += load(sum + k) * load(sum + k);
+    for (; k < a->width; k++) rest += sum[k] * sum[k];
+    const float scale = 1.0f / sqrtf((sum8(squares) + rest) / (float)a->width + a->eps);
+    for (k = 0; k < a->width; k++) y[k] = sum[k] * scale * a->weight[k];
+}
+
+void rms_norm(
+    const float *x, int64_t num_parts, const float *residual, const float *weight, float eps, float *y, float *sum,
+    int64_t num_tokens, int64_t width) {
+    struct norm a = {x, residual, weight, y, sum, num_parts, width, eps};
+    if (num_tokens * width < PRODUCTS_PER_TASK)
+        for (int64_t t = 0; t < num_tokens; t++) norm_task(&a, t);
+    else
+        run_parallel(num_tokens, norm_task, &a);
+}
+
+void oscine_rms_norm(
+    const float *x, int64_t num_parts, const float *residual, const float *weight, float eps, float *y, float *sum,
+    int64_t num_tokens, int64_t width) {
+    rms_norm(x, num_parts, residual, weight, eps, y, sum, num_tokens, width);
+}
+
+/* ---- router ---- */
+
+/* The K largest of E logits, largest first, and the softmax over them. */
+static void top_experts(float *logits, int64_t num_experts, int64_t top, int64_t *ids, float *weights) {
+    float total = 0.0f;
+    for (int64_t k = 0; k < top; k++) {
+        int64_t best = 0;
+        for (int64_t e = 1; e < num_experts; e++)
+            if (logits[e] > logits[best]) best = e;
+        ids[k] = best, weights[k] = logits[best];
+        logits[best] = -INFINITY;
+    }
+    for (int64_t k = top - 1; k >= 0; k--) total += weights[k] = expf(weights[k] - weights[0]);
+    for (int64_t k = 0; k < top; k++) weights[k] /= total;
+}
+
+/* As oscine_rms_norm; then router [E, H] and bias [E] -> ids, weights [T, K]. Returns -1 without memory. */
+int oscine_norm_route(
+    const float *x, int64_t num_parts, const float *residual, const float *weight, float eps, float *y, float *sum,
+    int64_t num_tokens, int64_t width, const float *router, const float *bias, int64_t num_experts, int64_t top,
+    int64_t *ids, float *weights) {
+    float *logits = scratch(SCRATCH_ROWS, sizeof(float) * num_tokens * num_experts);
+    if (!logits) return -1;
+    rms_norm(x, num_parts, residual, weight, eps, y, sum, num_tokens, width);
+    linear_all(y, router, bias, logits, num_tokens, num_experts, width);
+    for (int64_t t = 0; t < num_tokens; t++)
+        top_experts(logits + t * num_experts, num_experts, top, ids + t * top, weights + t * top);
+    return 0;
+}

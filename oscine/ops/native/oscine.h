@@ -1,0 +1,86 @@
+/* What all kernels for CPUs share: vectors of eight floats, the threads, and scratch memory.
+
+   Compiled for the machine that runs them, so __AVX2__ and its like say what that machine has. Matrices are row-major.
+   Shape suffixes as in ops/interface.py. */
+#ifndef OSCINE_H
+#define OSCINE_H
+
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef float f8 __attribute__((vector_size(32)));
+typedef int32_t i8 __attribute__((vector_size(32)));
+typedef float f8_unaligned __attribute__((vector_size(32), aligned(4), may_alias));
+
+#define LANES 8
+#define MIN(a, b) ((a) < (b) ? (a) : (b))
+#define MAX(a, b) ((a) > (b) ? (a) : (b))
+
+static inline f8 load(const float *from) { return *(const f8_unaligned *)from; }
+static inline void store(float *to, f8 value) { *(f8_unaligned *)to = value; }
+static inline f8 all(float value) { return (f8){value, value, value, value, value, value, value, value}; }
+static inline f8 choose8(i8 mask, f8 yes, f8 no) { return (f8)((mask & (i8)yes) | (~mask & (i8)no)); }
+static inline f8 max8(f8 a, f8 b) { return choose8(a > b, a, b); }
+static inline f8 min8(f8 a, f8 b) { return choose8(a < b, a, b); }
+
+static inline float sum8(f8 v) {
+    v += __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3);
+    v += __builtin_shufflevector(v, v, 2, 3, 0, 1, 6, 7, 4, 5);
+    return v[0] + v[1];
+}
+
+/* The sums of eight vectors, one per lane. */
+static inline f8 sums8(const f8 *v) {
+#define PAIRS(a, b) \
+    (__builtin_shufflevector(a, b, 0, 8, 2, 10, 4, 12, 6, 14) + __builtin_shufflevector(a, b, 1, 9, 3, 11, 5, 13, 7, 15))
+#define QUADS(a, b) \
+    (__builtin_shufflevector(a, b, 0, 1, 8, 9, 4, 5, 12, 13) + __builtin_shufflevector(a, b, 2, 3, 10, 11, 6, 7, 14, 15))
+    const f8 low = QUADS(PAIRS(v[0], v[1]), PAIRS(v[2], v[3])), high = QUADS(PAIRS(v[4], v[5]), PAIRS(v[6], v[7]));
+    return __builtin_shufflevector(low, high, 0, 1, 2, 3, 8, 9, 10, 11) +
+           __builtin_shufflevector(low, high, 4, 5, 6, 7, 12, 13, 14, 15);
+#undef PAIRS
+#undef QUADS
+}
+
+/* e^x, to 2 units in the last place; 0 below -87. Cephes' polynomial on [-ln 2 / 2, ln 2 / 2], times a power of two. */
+static inline f8 exp8(f8 x) {
+    const i8 small = x < all(-87.0f);
+    x = min8(max8(x, all(-87.0f)), all(88.0f));
+    const f8 shifted = x * all(1.44269504f) + all(12582912.0f); /* 1.5 * 2^23: rounds to an integer */
+    const f8 n = shifted - all(12582912.0f);
+    const f8 r = (x - n * all(0.693359375f)) + n * all(2.12194440e-4f);
+    f8 y = all(1.9875691500e-4f);
+    y = y * r + all(1.3981999507e-3f);
+    y = y * r + all(8.3334519073e-3f);
+    y = y * r + all(4.1665795894e-2f);
+    y = y * r + all(1.6666665459e-1f);
+    y = y * r + all(5.0000001201e-1f);
+    y = y * r * r + r + all(1.0f);
+    const i8 power = ((i8)shifted << 23) + (i8)all(1.0f);
+    return choose8(small, all(0.0f), y * (f8)power);
+}
+
+/* Runs task(context, i) for i = 0 .. count - 1, in any order, on all threads; returns when all are done. */
+typedef void (*Task)(void *context, int64_t i);
+void run_parallel(int64_t count, Task task, void *context);
+
+/* Memory of this thread until it asks for the same slot again, aligned to 64 bytes. NULL if there is none. */
+enum { SCRATCH_X, SCRATCH_Y, SCRATCH_ROWS, SCRATCH_SCORES, SCRATCH_SLOTS };
+void *scratch(int slot, size_t bytes);
+
+/* y[t, n] = x[t] . w[n] + bias[n] for rows first .. last - 1 of w [N, K]; bias may be NULL. */
+void linear_rows(
+    const float *x, const float *w, const float *bias, float *y, int64_t num_tokens, int64_t width, int64_t stride_y,
+    int64_t first, int64_t last);
+/* The same for all N rows, on all threads; y is [T, N]. */
+void linear_all(
+    const float *x, const float *w, const float *bias, float *y, int64_t num_tokens, int64_t num_rows, int64_t width);
+
+/* The sum of the parts of x [T, J, H] and of residual [T, H], which may be NULL, and its RMSNorm. */
+void rms_norm(
+    const float *x, int64_t num_parts, const float *residual, const float *weight, float eps, float *y, float *sum,
+    int64_t num_tokens, int64_t width);
+
+#endif

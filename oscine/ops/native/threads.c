@@ -1,0 +1,111 @@
+/* A pool of threads that take tasks by a counter, and scratch memory. */
+#include "oscine.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <unistd.h>
+
+#define MOST_THREADS 256
+#define SPINS 4000 /* looks for work before a thread sleeps: some tens of microseconds, more than Python's pauses */
+#define OPEN (1u << 15)
+#define HELPERS (OPEN - 1)
+#define GENERATION (1u << 16)
+
+static int num_threads = 1; /* with the caller */
+static int num_started;     /* without it */
+static pid_t owner;         /* process of the threads that were started */
+static pthread_mutex_t running = PTHREAD_MUTEX_INITIALIZER, sleeping = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t awake = PTHREAD_COND_INITIALIZER;
+static int num_asleep; /* under `sleeping` */
+
+static Task task;
+static void *context;
+static int64_t num_tasks;
+static _Atomic int64_t next_task;
+/* Generation of the job, whether threads may still join it, and how many have joined and not left. A thread that wakes
+   up late finds the job closed, and nobody has waited for it. */
+static _Atomic uint64_t job;
+
+static inline void relax(void) {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+static void take_tasks(void) {
+    for (int64_t i; (i = atomic_fetch_add(&next_task, 1)) < num_tasks;) task(context, i);
+}
+
+static uint64_t await_job(uint64_t generation) {
+    for (int spin = 0; spin < SPINS; spin++, relax())
+        if (atomic_load(&job) / GENERATION != generation) return atomic_load(&job);
+    pthread_mutex_lock(&sleeping);
+    num_asleep++;
+    while (atomic_load(&job) / GENERATION == generation) pthread_cond_wait(&awake, &sleeping);
+    num_asleep--;
+    pthread_mutex_unlock(&sleeping);
+    return atomic_load(&job);
+}
+
+static void *help(void *unused) {
+    (void)unused;
+    for (uint64_t generation = 0;;) {
+        uint64_t seen = await_job(generation);
+        generation = seen / GENERATION;
+        while ((seen & OPEN) && seen / GENERATION == generation) {
+            if (!atomic_compare_exchange_weak(&job, &seen, seen + 1)) continue;
+            take_tasks();
+            atomic_fetch_sub(&job, 1);
+            break;
+        }
+    }
+    return NULL;
+}
+
+/* At their first use; a forked process has none of its parent's. */
+static void start_threads(void) {
+    if (owner != getpid()) owner = getpid(), num_started = 0, num_asleep = 0, atomic_store(&job, 0);
+    for (; num_started < num_threads - 1; num_started++) {
+        pthread_t thread;
+        if (pthread_create(&thread, NULL, help, NULL)) break;
+        pthread_detach(thread);
+    }
+}
+
+/* More than one at any time, but fewer later than before only to 1: threads do not end. */
+void oscine_set_num_threads(int count) { num_threads = MAX(1, MIN(count, MOST_THREADS)); }
+
+void run_parallel(int64_t count, Task function, void *argument) {
+    if (num_threads == 1 || count <= 1 || pthread_mutex_trylock(&running)) { /* another thread has the pool */
+        for (int64_t i = 0; i < count; i++) function(argument, i);
+        return;
+    }
+    start_threads();
+    task = function, context = argument, num_tasks = count;
+    atomic_store(&next_task, 0);
+    atomic_store(&job, (atomic_load(&job) / GENERATION + 1) * GENERATION | OPEN);
+    pthread_mutex_lock(&sleeping);
+    if (num_asleep) pthread_cond_broadcast(&awake);
+    pthread_mutex_unlock(&sleeping);
+    take_tasks();
+    atomic_fetch_and(&job, ~(uint64_t)OPEN);
+    while (atomic_load(&job) & HELPERS) relax();
+    pthread_mutex_unlock(&running);
+}
+
+static __thread struct {
+    void *memory;
+    size_t bytes;
+} kept[SCRATCH_SLOTS];
+
+void *scratch(int slot, size_t bytes) {
+    if (kept[slot].bytes < bytes) {
+        free(kept[slot].memory);
+        const size_t wanted = (bytes + bytes / 4 + 63) / 64 * 64;
+        kept[slot].memory = aligned_alloc(64, wanted);
+        kept[slot].bytes = kept[slot].memory ? wanted : 0;
+    }
+    return kept[slot].memory;
+}

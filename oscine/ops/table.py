@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from oscine.ops.interface import Ops, Shapes, Use
-from oscine.ops.native.library import is_available
+from oscine.ops.native.library import unavailable
 from oscine.ops.ranks import across
 from oscine.ops.target import Target
 
@@ -76,7 +76,7 @@ def platform(target: Target, dtype: torch.dtype = torch.bfloat16) -> str:
     exist where a C compiler does (native). Other devices go by their own names.
     """
     if target.device.type == "cpu":
-        return "native" if dtype == torch.float32 and is_available() else "cpu"
+        return "native" if dtype == torch.float32 and unavailable() is None else "cpu"
     if target.device.type != "cuda":
         return target.device.type
     if dtype == torch.float32:

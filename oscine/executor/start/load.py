@@ -29,6 +29,7 @@ from oscine.model.gpt_oss import GptOss
 from oscine.model.opened import open_model
 from oscine.model.weights import Shard, tensor_specs
 from oscine.ops.interface import Shapes
+from oscine.ops.native.library import unavailable
 from oscine.ops.table import choose, describe, platform, resolve
 from oscine.ops.target import Communicator, Target
 
@@ -93,6 +94,8 @@ def plan(start: Start) -> MemoryPlan:
     report(f"{memory}\n{describe(start.choice, shapes)}")
     if start.on_gpu and platform(start.target, opened.dtype) == "cpu":
         report(f"no kernel and no CUDA graph is used: they are for bfloat16, not {opened.dtype}")
+    if opened.device.type == "cpu" and (why := unavailable()) is not None:
+        report(f"no native kernel is used, so steps are slow: {why}")
     start.watch.lap("open")
     return memory
 

@@ -52,12 +52,14 @@ def library() -> ctypes.CDLL:
     return loaded
 
 
-def is_available() -> bool:
+@functools.cache
+def unavailable() -> str | None:
+    """Why there is no library here, in one line; None where there is one."""
     try:
         library()
-    except NoLibrary:
-        return False
-    return True
+    except NoLibrary as error:
+        return str(error)
+    return None
 
 
 def _compiled() -> Path:
@@ -85,7 +87,8 @@ def _compile(compiler: str, sources: list[Path], target: Path) -> Path:
         command = [compiler, *FLAGS, "-o", str(built), *(str(path) for path in sources if path.suffix == ".c"), "-lm"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
-            raise NoLibrary(f"{compiler} failed: {done.stderr.strip().splitlines()[-1:] or done.returncode}")
+            lines = [line for line in done.stderr.splitlines() if "error" in line]
+            raise NoLibrary(f"{compiler} failed: {lines[0] if lines else f'exit status {done.returncode}'}")
         built.replace(target)
     return target
 

@@ -20,8 +20,8 @@ static void tile(const float *const x[TOKENS], const float *const w[ROWS], int64
     }
     for (int t = 0; t < TOKENS; t++)
         for (int r = 0; r < ROWS; r++) {
+            if (k < width) sum[t][r] += load_some(x[t] + k, width - k) * load_some(w[r] + k, width - k);
             out[t][r] = sum8(sum[t][r]);
-            for (int64_t rest = k; rest < width; rest++) out[t][r] += x[t][rest] * w[r][rest];
         }
 }
 
@@ -34,9 +34,8 @@ static void column(const float *x, const float *w, int64_t width, float out[LANE
 #pragma GCC unroll 8
         for (int r = 0; r < LANES; r++) sum[r] += a * load(w + r * width + k);
     }
+    for (int r = 0; k < width && r < LANES; r++) sum[r] += load_some(x + k, width - k) * load_some(w + r * width + k, width - k);
     store(out, sums8(sum));
-    for (; k < width; k++)
-        for (int r = 0; r < LANES; r++) out[r] += x[k] * w[r * width + k];
 }
 
 static void few_rows(

@@ -20,15 +20,22 @@ typedef float f8_unaligned __attribute__((vector_size(32), aligned(4), may_alias
 
 static inline f8 load(const float *from) { return *(const f8_unaligned *)from; }
 static inline void store(float *to, f8 value) { *(f8_unaligned *)to = value; }
+/* The first `count` < LANES floats, then zeros. */
+static inline f8 load_some(const float *from, int64_t count) {
+    float padded[LANES] = {0};
+    memcpy(padded, from, sizeof(float) * count);
+    return load(padded);
+}
 static inline f8 all(float value) { return (f8){value, value, value, value, value, value, value, value}; }
 static inline f8 choose8(i8 mask, f8 yes, f8 no) { return (f8)((mask & (i8)yes) | (~mask & (i8)no)); }
 static inline f8 max8(f8 a, f8 b) { return choose8(a > b, a, b); }
 static inline f8 min8(f8 a, f8 b) { return choose8(a < b, a, b); }
 
+/* In the order of sums8, so that a token's results do not depend on how many others are computed with it. */
 static inline float sum8(f8 v) {
-    v += __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3);
+    v += __builtin_shufflevector(v, v, 1, 0, 3, 2, 5, 4, 7, 6);
     v += __builtin_shufflevector(v, v, 2, 3, 0, 1, 6, 7, 4, 5);
-    return v[0] + v[1];
+    return v[0] + v[4];
 }
 
 /* The sums of eight vectors, one per lane. */

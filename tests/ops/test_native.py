@@ -1,0 +1,141 @@
+"""The C kernels for CPUs against the reference ops, with one thread and with several."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from benchmarks.kernels.inputs import random_experts, random_routing, sampling_batch
+from oscine.ops.attention import native as native_attention
+from oscine.ops.attention import reference as reference_attention
+from oscine.ops.choose import native as native_choose
+from oscine.ops.interface import QkvProjection
+from oscine.ops.linear import native as native_linear
+from oscine.ops.linear import reference as reference_linear
+from oscine.ops.moe import native as native_moe
+from oscine.ops.moe import reference as reference_moe
+from oscine.ops.native.library import library, unavailable
+from oscine.ops.norm import native as native_norm
+from oscine.ops.norm import reference as reference_norm
+from oscine.ops.qkv import native as native_qkv
+from oscine.ops.qkv import reference as reference_qkv
+from oscine.ops.sample.reference import sample
+from tests.ops.cases import ATTENTION_CASES, AttentionCase, attention_inputs
+
+CPU = torch.device("cpu")
+INT8_ERROR = 0.015  # of the norm of random products: activations rounded to 1/127 of the largest of 32, twice
+
+pytestmark = pytest.mark.skipif(unavailable() is not None, reason=unavailable() or "")
+
+
+@pytest.fixture(params=[1, 3], autouse=True)
+def num_threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    library().oscine_set_num_threads(request.param)
+    yield request.param
+    library().oscine_set_num_threads(torch.get_num_threads())
+
+
+@pytest.mark.parametrize("case", ATTENTION_CASES, ids=lambda case: case.why)
+def test_attention(case: AttentionCase) -> None:
+    inputs = attention_inputs(case, CPU, torch.float32)
+    arguments = inputs.q_TQD, inputs.kv_pages, inputs.batch, inputs.group, inputs.sinks_Q, case.window
+    expected = reference_attention.attention(*arguments)
+    torch.testing.assert_close(native_attention.attention(*arguments), expected, rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("num_parts", [None, 1, 3])
+@pytest.mark.parametrize("num_tokens", [1, 2, 70])
+@pytest.mark.parametrize("hidden", [32, 100])
+def test_norm_and_router(num_tokens: int, num_parts: int | None, hidden: int) -> None:
+    shape = (num_tokens, hidden) if num_parts is None else (num_tokens, num_parts, hidden)
+    x, residual, weight = torch.randn(shape), torch.randn(num_tokens, hidden), torch.randn(hidden)
+    for before in (residual, None):
+        expected = reference_norm.rms_norm(x, weight, 1e-5, before)
+        torch.testing.assert_close(native_norm.rms_norm(x, weight, 1e-5, before), expected, rtol=1e-5, atol=1e-5)
+    router = torch.randn(32, hidden), torch.randn(32)
+    *found, routing = native_norm.norm_route(x, weight, 1e-5, residual, *router, 4)
+    *expected_norm, expected_routing = reference_norm.norm_route(x, weight, 1e-5, residual, *router, 4)
+    torch.testing.assert_close(found, expected_norm, rtol=1e-5, atol=1e-5)
+    assert torch.equal(routing.expert_ids_TK, expected_routing.expert_ids_TK)
+    torch.testing.assert_close(routing.weights_TK, expected_routing.weights_TK, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 2, 5, 33])
+@pytest.mark.parametrize(("num_rows", "width"), [(8, 8), (25, 20), (200, 96)])
+def test_linear(num_tokens: int, num_rows: int, width: int) -> None:
+    x, weight, bias = torch.randn(num_tokens, width), torch.randn(num_rows, width), torch.randn(num_rows)
+    expected = reference_linear.out_proj(x, weight, bias)
+    torch.testing.assert_close(native_linear.out_proj(x, weight, bias), expected, rtol=1e-5, atol=1e-5)
+    expected = reference_linear.lm_head(x, weight)
+    torch.testing.assert_close(native_linear.lm_head(x, weight), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 40])
+def test_queries_keys_and_values(num_tokens: int) -> None:
+    heads, kv_heads, dim, page_size, hidden = 4, 2, 16, 8, 48
+    rows = (heads + 2 * kv_heads) * dim
+    x, residual = torch.randn(num_tokens, hidden), torch.randn(num_tokens, hidden)
+    weights = torch.randn(rows, hidden), torch.randn(rows), torch.randn(64, dim)
+    positions, slots = torch.arange(num_tokens) + 3, torch.randperm(10 * page_size)[:num_tokens]
+    norm = torch.randn(hidden)
+    pages = [torch.zeros(10, 3, 2, kv_heads, page_size, dim)[:, 1] for _ in range(2)]  # of the second of three layers
+    found, expected = (
+        op(x, norm, 1e-5, residual, QkvProjection(*weights, positions, kv, slots))
+        for op, kv in zip((native_qkv.norm_qkv, reference_qkv.norm_qkv), pages, strict=True)
+    )
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(*pages, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 3, 40])
+@pytest.mark.parametrize(("num_experts", "hidden", "intermediate"), [(8, 256, 128), (5, 96, 32)])
+def test_experts(num_tokens: int, num_experts: int, hidden: int, intermediate: int) -> None:
+    experts = random_experts(num_experts, hidden, intermediate, CPU, torch.float32, scales=(118, 124))
+    routing = random_routing(num_tokens, num_experts, 4, CPU)
+    x = torch.randn(num_tokens, hidden)
+    x[-1, :32] = 0  # a block without a scale
+    expected = reference_moe.moe(x, routing, reference_moe.prepare_experts(experts), 7.0)
+    found = native_moe.moe(x, routing, native_moe.prepare_experts(experts), 7.0)
+    assert (found - expected).norm() < INT8_ERROR * expected.norm()
+
+
+def test_experts_of_values_that_int8_holds_are_exact() -> None:
+    experts = random_experts(4, 64, 32, CPU, torch.float32, scales=(127, 128))
+    routing = random_routing(6, 4, 2, CPU)
+    x = torch.randint(-1, 2, (6, 64)).float()
+    zeros = torch.zeros_like(experts.gate_up_bias)
+    packed = native_moe.prepare_experts(experts)
+    assert packed.gate_up_bias.shape == zeros.shape
+    found = native_moe.moe(x, routing, packed, 1e-3)  # gates and ups are at their limits, or zero: int8 holds those
+    expected = reference_moe.moe(x, routing, reference_moe.prepare_experts(experts), 1e-3)
+    torch.testing.assert_close(found, expected, rtol=0.02, atol=0.02)
+
+
+def test_greedy_tokens() -> None:
+    choose = native_choose.chooser(native_linear.lm_head, sample).choose
+    x, head = torch.randn(37, 64), torch.randn(1000, 64)
+    head[500] = head[3]  # a tie: the lowest id wins
+    x[1] = head[3] * 10
+    x[2, 5] = torch.nan
+    batch = sampling_batch(37, CPU, temperature_N=torch.zeros(37), greedy=True)
+    found = choose(x, head, None, batch)
+    assert found[1] == 3
+    assert found[2] == -1
+    assert torch.equal(found, sample(x @ head.T, batch).token_ids_N)
+    warm = sampling_batch(37, CPU)
+    assert torch.equal(choose(x, head, None, warm), sample(native_linear.lm_head(x, head), warm).token_ids_N)
+
+
+def test_a_token_alone_has_the_same_result_as_among_others() -> None:
+    x, weight, bias = torch.randn(9, 100), torch.randn(50, 100), torch.randn(50)
+    experts = native_moe.prepare_experts(random_experts(4, 128, 64, CPU, torch.float32, scales=(118, 124)))
+    routing, tokens = random_routing(9, 4, 2, CPU), torch.randn(9, 128)
+
+    def expert_sums(rows: slice) -> torch.Tensor:
+        part = routing._replace(expert_ids_TK=routing.expert_ids_TK[rows], weights_TK=routing.weights_TK[rows])
+        return native_moe.moe(tokens[rows].contiguous(), part, experts, 7.0)
+
+    together = native_linear.out_proj(x, weight, bias), expert_sums(slice(None))
+    for t in range(9):
+        alone = native_linear.out_proj(x[t : t + 1], weight, bias), expert_sums(slice(t, t + 1))
+        assert all(torch.equal(one[0], all_[t]) for one, all_ in zip(alone, together, strict=True))

@@ -34,7 +34,8 @@ static void column(const float *x, const float *w, int64_t width, float out[LANE
 #pragma GCC unroll 8
         for (int r = 0; r < LANES; r++) sum[r] += a * load(w + r * width + k);
     }
-    for (int r = 0; k < width && r < LANES; r++) sum[r] += load_some(x + k, width - k) * load_some(w + r * width + k, width - k);
+    for (int r = 0; k < width && r < LANES; r++)
+        sum[r] += load_some(x + k, width - k) * load_some(w + r * width + k, width - k);
     store(out, sums8(sum));
 }
 

@@ -52,7 +52,7 @@ class OpBench:
         self._backends = choose(platform(target, dtype), overrides)
         self._ops = resolve(target, self._backends)
         for op, backend in overrides.items():
-            if device.type == "cpu" and backend != "reference":
+            if device.type == "cpu" and backend not in ("reference", "native"):
                 raise ValueError(f"--backend {op}={backend} needs a GPU")
         with torch.inference_mode():
             self._weights = random_weights(config, self._ops, device, dtype)

@@ -32,6 +32,9 @@ def local_server(config: Config) -> Iterator[str]:
                 ready.set_exception(error)
             elif not isinstance(error, ServerError):
                 raise
+        finally:
+            if not ready.done():
+                ready.set_exception(ServerError("the server has ended"))
 
     thread = threading.Thread(target=run, name="server")
     thread.start()

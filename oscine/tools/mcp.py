@@ -284,11 +284,12 @@ class McpTool(Tool):
         """What the tool says, and whether it is an error."""
         try:
             arguments = msgspec.json.decode(content.strip() or "{}", type=dict[str, Any])
+        except (ValueError, RecursionError) as error:
+            return f"Error: the arguments are no JSON object: {error}", True
+        try:
             result = await self._connection.call(name, arguments)
         except ServerError as error:
             return f"Error: the MCP server failed: {error}", True
-        except (ValueError, RecursionError) as error:
-            return f"Error: the arguments are no JSON object: {error}", True
         return bounded(_text(result), _LONGEST), result.is_error
 
 

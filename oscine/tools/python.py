@@ -89,8 +89,8 @@ class Jail:
             "folders": [str(Path(sys.base_prefix).resolve()), str(Path(sys.base_exec_prefix).resolve())],
             "main": _MAIN.read_text(),
             "memory_bytes": self._options.python_memory_bytes,
-            "cpu_s": math.ceil(self._options.python_timeout_s)
-            + 1,  # per process, for threads: the clock ends all others first
+            # per process, for threads: the clock ends all others first
+            "cpu_s": math.ceil(self._options.python_timeout_s) + 1,
             "processes": _PROCESSES,
             "tmp_bytes": _TMP_BYTES,
         }

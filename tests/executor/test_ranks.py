@@ -58,7 +58,8 @@ def on_every_rank(call: Callable[[Communicator], T]) -> list[T]:
         return [rank.result() for rank in ranks]
 
 
-def test_ranks_answer_as_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("temperatures", [(0, 1), (0,)], ids=["some sampled", "all greedy"])
+def test_ranks_answer_as_one(tmp_path: Path, temperatures: tuple[int, ...]) -> None:
     (tmp_path / "config.json").write_text(json.dumps(DIVISIBLE.to_dict()))
     options = EngineOptions(
         model=ModelOptions(random_weights=str(tmp_path), device="cpu"),
@@ -70,12 +71,15 @@ def test_ranks_answer_as_one(tmp_path: Path) -> None:
         executor = load_executor(options, lambda text: None, Stopwatch(), communicator)
         kv_heads = DIVISIBLE.num_key_value_heads // communicator.num_ranks
         assert {pages.shape[3] for pages in executor.kv} == {kv_heads}
-        asked = [request(str(n), prompt(n), max_tokens=12, temperature=n % 2) for n in (3, 70, 24, 1)]
+        asked = [
+            request(str(n), prompt(n), max_tokens=12, temperature=temperatures[n % len(temperatures)])
+            for n in (3, 70, 24, 1)
+        ]
         return {name: one.token_ids for name, one in run(loop(executor, options, executor.memory), *asked).items()}
 
     alone = answers(Alone())
     assert on_every_rank(answers) == [alone] * NUM_RANKS
-    assert len({token for tokens in alone.values() for token in tokens}) > 10, "a model that says nothing"
+    assert len({token for tokens in alone.values() for token in tokens}) > 2, "a model that says nothing"
 
 
 def test_shards_beside_each_other_are_the_whole() -> None:

@@ -1,6 +1,7 @@
 """The C kernels for CPUs against the reference ops, with one thread and with several."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from oscine.ops.norm import reference as reference_norm
 from oscine.ops.qkv import native as native_qkv
 from oscine.ops.qkv import reference as reference_qkv
 from oscine.ops.sample.reference import sample
+from oscine.ops.target import Target
 from tests.ops.cases import ATTENTION_CASES, AttentionCase, attention_inputs
 
 CPU = torch.device("cpu")
@@ -35,7 +37,10 @@ def num_threads(request: pytest.FixtureRequest) -> Iterator[int]:
     library().oscine_set_num_threads(torch.get_num_threads())
 
 
-@pytest.mark.parametrize("case", ATTENTION_CASES, ids=lambda case: case.why)
+ODD_HEADS = [AttentionCase(f"heads of {dim}", ((1, 40), (7, 20)), head_dim=dim) for dim in (4, 20)]
+
+
+@pytest.mark.parametrize("case", [*ATTENTION_CASES, *ODD_HEADS], ids=lambda case: case.why)
 def test_attention(case: AttentionCase) -> None:
     inputs = attention_inputs(case, CPU, torch.float32)
     arguments = inputs.q_TQD, inputs.kv_pages, inputs.batch, inputs.group, inputs.sinks_Q, case.window
@@ -60,7 +65,7 @@ def test_norm_and_router(num_tokens: int, num_parts: int | None, hidden: int) ->
     torch.testing.assert_close(routing.weights_TK, expected_routing.weights_TK, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("num_tokens", [1, 2, 5, 33])
+@pytest.mark.parametrize("num_tokens", [0, 1, 2, 5, 33])
 @pytest.mark.parametrize(("num_rows", "width"), [(8, 8), (25, 20), (200, 96)])
 def test_linear(num_tokens: int, num_rows: int, width: int) -> None:
     x, weight, bias = torch.randn(num_tokens, width), torch.randn(num_rows, width), torch.randn(num_rows)
@@ -87,16 +92,16 @@ def test_queries_keys_and_values(num_tokens: int) -> None:
     torch.testing.assert_close(*pages, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("num_tokens", [1, 3, 40])
+@pytest.mark.parametrize("num_tokens", [0, 1, 3, 40])
 @pytest.mark.parametrize(("num_experts", "hidden", "intermediate"), [(8, 256, 128), (5, 96, 32)])
 def test_experts(num_tokens: int, num_experts: int, hidden: int, intermediate: int) -> None:
     experts = random_experts(num_experts, hidden, intermediate, CPU, torch.float32, scales=(118, 124))
     routing = random_routing(num_tokens, num_experts, 4, CPU)
     x = torch.randn(num_tokens, hidden)
-    x[-1, :32] = 0  # a block without a scale
+    x[-1:, :32] = 0  # a block without a scale
     expected = reference_moe.moe(x, routing, reference_moe.prepare_experts(experts), 7.0)
     found = native_moe.moe(x, routing, native_moe.prepare_experts(experts), 7.0)
-    assert (found - expected).norm() < INT8_ERROR * expected.norm()
+    assert (found - expected).norm() <= INT8_ERROR * expected.norm()
 
 
 def test_experts_of_values_that_int8_holds_are_exact() -> None:
@@ -112,7 +117,7 @@ def test_experts_of_values_that_int8_holds_are_exact() -> None:
 
 
 def test_greedy_tokens() -> None:
-    choose = native_choose.chooser(native_linear.lm_head, sample).choose
+    choose = native_choose.chooser(Target.of(CPU), native_linear.lm_head, sample).choose
     x, head = torch.randn(37, 64), torch.randn(1000, 64)
     head[500] = head[3]  # a tie: the lowest id wins
     x[1] = head[3] * 10
@@ -130,12 +135,30 @@ def test_a_token_alone_has_the_same_result_as_among_others() -> None:
     x, weight, bias = torch.randn(9, 100), torch.randn(50, 100), torch.randn(50)
     experts = native_moe.prepare_experts(random_experts(4, 128, 64, CPU, torch.float32, scales=(118, 124)))
     routing, tokens = random_routing(9, 4, 2, CPU), torch.randn(9, 128)
+    choose = native_choose.chooser(Target.of(CPU), native_linear.lm_head, sample).choose
 
-    def expert_sums(rows: slice) -> torch.Tensor:
+    def results(rows: slice) -> tuple[torch.Tensor, ...]:
         part = routing._replace(expert_ids_TK=routing.expert_ids_TK[rows], weights_TK=routing.weights_TK[rows])
-        return native_moe.moe(tokens[rows].contiguous(), part, experts, 7.0)
+        greedy = sampling_batch(len(x[rows]), CPU, temperature_N=torch.zeros(len(x[rows])), greedy=True)
+        return (
+            native_linear.out_proj(x[rows], weight, bias),
+            native_moe.moe(tokens[rows], part, experts, 7.0),
+            native_norm.rms_norm(x[rows], weight[0], 1e-5, x[rows])[0],
+            choose(x[rows], weight, None, greedy),
+        )
 
-    together = native_linear.out_proj(x, weight, bias), expert_sums(slice(None))
+    together = results(slice(None))
     for t in range(9):
-        alone = native_linear.out_proj(x[t : t + 1], weight, bias), expert_sums(slice(t, t + 1))
-        assert all(torch.equal(one[0], all_[t]) for one, all_ in zip(alone, together, strict=True))
+        assert all(torch.equal(one[0], all_[t]) for one, all_ in zip(results(slice(t, t + 1)), together, strict=True))
+
+
+def test_attention_of_a_chunk_is_that_of_its_tokens_one_by_one() -> None:
+    chunk = AttentionCase("a chunk", ((20, 50),), window=16)
+    inputs = attention_inputs(chunk, CPU, torch.float32)
+    common = inputs.sinks_Q, chunk.window
+    whole = native_attention.attention(inputs.q_TQD, inputs.kv_pages, inputs.batch, inputs.group, *common)
+    for t in range(20):
+        lens = torch.tensor([31 + t], dtype=torch.int32)
+        batch = replace(inputs.batch, query_starts_S1=torch.tensor([0, 1], dtype=torch.int32), context_lens_S=lens)
+        one = native_attention.attention(inputs.q_TQD[t : t + 1], inputs.kv_pages, batch, inputs.group, *common)
+        assert torch.equal(one[0], whole[t])

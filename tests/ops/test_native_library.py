@@ -22,7 +22,7 @@ def test_the_library_is_compiled_once_and_missed_without_a_compiler(tmp_path: Pa
 
     assert "no C compiler" in available("")
     assert available(os.environ["PATH"]) == "None"
-    (built,) = (tmp_path / "oscine").glob("*.so")
+    (built,) = tmp_path.glob("*/*.so")
     written = built.stat().st_mtime_ns
     assert available(os.environ["PATH"]) == "None"
     assert built.stat().st_mtime_ns == written

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import time
-from contextlib import suppress
 
 import msgspec
 from msgspec.structs import replace
@@ -145,9 +144,11 @@ class ResponseRun:
 
     async def store(self) -> bool:
         """Stores the ended response. Returns whether that succeeded; a failure does not withhold the answer."""
-        self.unstored = True
-        with suppress(Exception):
+        try:
             await self._store()
+        except Exception:
+            self.unstored = True
+        else:
             self.unstored = False
         return not self.unstored
 

@@ -183,11 +183,15 @@ class ResponseStore:
         return connection
 
     def _upgrade(self) -> None:
-        self._db.execute("BEGIN IMMEDIATE")  # another server may be adding the column
+        if self._has_owners():
+            return
+        self._db.execute("BEGIN IMMEDIATE")
         with self._db:
-            columns = self._db.execute("SELECT name FROM pragma_table_info('responses')")
-            if ("owner",) not in columns.fetchall():
+            if not self._has_owners():  # another server may have added them meanwhile
                 self._db.execute(_OWNERS)
+
+    def _has_owners(self) -> bool:
+        return ("owner",) in self._db.execute("SELECT name FROM pragma_table_info('responses')").fetchall()
 
     def _end_interrupted(self, interrupted: Callable[[bytes], bytes]) -> None:
         running = self._db.execute("SELECT id, runner, body FROM responses WHERE runner IS NOT NULL").fetchall()

@@ -47,7 +47,7 @@ def ignored(why: str) -> Meta:
 
 def _refused(*usual: object) -> Meta:
     """A parameter that would change the answer. `usual`: accepted values, which ask for what is done anyway."""
-    schema = {"enum": [None, *usual]} if usual else {"type": "null"}
+    schema = {"enum": [None, *usual, *(value for value in (False, []) if value not in usual)]}  # as `refuse` has it
     what = f"Not supported: anything but {usual[0]!r} is refused." if usual else "Not supported, and refused."
     return Meta(description=what, extra={_REFUSED: usual}, extra_json_schema=schema)
 

@@ -79,8 +79,9 @@ class _Ids:
 
 @contextmanager
 def _opened(path: Path, mode: Literal["rb", "a+b"]) -> Iterator[BinaryIO]:
+    """What is appended is not buffered: a write that fails leaves nothing to be tried again when the file is closed."""
     try:
-        file = path.open(mode)
+        file = path.open(mode, buffering=-1 if mode == "rb" else 0)
     except OSError as error:
         raise CommandError(f"{path}: {error.strerror}", USAGE) from None
     with file:
@@ -154,8 +155,9 @@ class BatchOutput:
         self._append(_Written(line.id, line.custom_id, None, {"code": "invalid_line", "message": line.problem}))
 
     def _append(self, line: _Written) -> None:
-        self._file.write(msgspec.json.encode(line) + b"\n")
-        self._file.flush()
+        left = memoryview(msgspec.json.encode(line) + b"\n")
+        while left:
+            left = left[self._file.write(left) :]
         self.num_failed += line.has_failed
 
 

@@ -145,7 +145,7 @@ class RouterClient:
     async def _connect(self) -> None:
         """For as long as it takes: others may wait for it when the first one does not any more."""
         try:
-            hear = lambda: None, self._receive, self._lose
+            hear = (lambda: None), self._receive, self._lose
             address = await self._address()
             self._link = Link(self._context, address, wire.decode_from_router, *hear, key=self._key, patient=False)
             self._silent_looks = 0

@@ -37,10 +37,8 @@ class Fleet:
         self._subscriptions: dict[str, tuple[KVSubscriber, asyncio.Task[None]]] = {}
         self._ended_gaps = 0  # of subscriptions that are over
         self._placed: dict[str, str] = {}  # the last requests -> replicas
-        self._ranked: tuple[Sequence[bytes], dict[str, int]] = (
-            [],
-            {},
-        )  # the last request's pages, and how many each replica has
+        # The last request's pages, and how many each replica has.
+        self._ranked: tuple[Sequence[bytes], dict[str, int]] = ([], {})
         self._context: zmq.asyncio.Context | None = None  # made by the first subscription
 
     @property

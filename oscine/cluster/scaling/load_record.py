@@ -125,11 +125,8 @@ def plans(lines: Iterable[Line], deployment: Deployment) -> Iterator[PoolPlan]:
 
 def _plan(lines: list[Line], model: ModelSpec, role: RoleSpec) -> PoolPlan:
     """The policy decides every second by what was reported until then."""
-    bounds, goals, state = (
-        Bounds(role.replicas.min, role.replicas.max),
-        Goals(role.role, model.levels, model.scaling),
-        State(),
-    )
+    bounds = Bounds(role.replicas.min, role.replicas.max)
+    goals, state = Goals(role.role, model.levels, model.scaling), State()
     begin_s, series, steps = lines[0].time_s, _Series(role), []
     seconds = int(lines[-1].time_s - begin_s) + 1
     there = {line.replica for line in lines if line.time_s < begin_s + EVERY_S and line.replica is not None}

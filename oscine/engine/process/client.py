@@ -188,7 +188,7 @@ class EngineClient:
             return
         assert self._context is not None
         try:
-            hear = lambda: self._send(wire.Hello()), self._receive, self._on_down
+            hear = (lambda: self._send(wire.Hello())), self._receive, self._on_down
             self._link = Link(self._context, self.address, wire.decode_to_client, *hear)
         except (zmq.ZMQError, OSError) as error:
             self._starve(f"no socket can be opened for the engine: {error}")

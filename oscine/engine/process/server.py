@@ -53,9 +53,7 @@ class EngineServer:
     def run(self, parent: Parent) -> None:
         """Raises what a failing step raised, after every request was told."""
         loop = self._loop
-        poller = zmq.Poller()
-        poller.register(self._clients.socket, zmq.POLLIN)
-        poller.register(parent, zmq.POLLIN)
+        poller = _poller(self._clients, parent)
         idle_ms = None if self._events is None else _IDLE_STATS_MS
         while not parent.asks_to_stop:
             self._tend_peers()
@@ -181,10 +179,10 @@ def _serve(clients: _Clients, parent: Parent, launch: wire.Launch, started_s: fl
         endpoints, events = _open_to_peers(clients, launch.options)
         engine = build_engine(launch.options)
     except (ValueError, OSError) as error:
-        return _fail(clients, str(error))
+        return _fail(clients, parent, str(error))
     except Exception as error:
         traceback.print_exc()
-        return _fail(clients, f"{type(error).__name__}: {error}")
+        return _fail(clients, parent, f"{type(error).__name__}: {error}")
     ready_s = time.monotonic() - started_s
     info = EngineInfo(
         engine.model,
@@ -207,9 +205,17 @@ def _serve(clients: _Clients, parent: Parent, launch: wire.Launch, started_s: fl
     return _STOPPED
 
 
-def _fail(clients: _Clients, message: str) -> int:
+def _poller(clients: _Clients, parent: Parent) -> zmq.Poller:
+    """Wakes up for messages of clients, and when the parent asks to stop."""
+    poller = zmq.Poller()
+    poller.register(clients.socket, zmq.POLLIN)
+    poller.register(parent, zmq.POLLIN)
+    return poller
+
+
+def _fail(clients: _Clients, parent: Parent, message: str) -> int:
     """Tells the clients why there is no engine."""
-    clients.socket.poll(_FAREWELL_MS)
+    _poller(clients, parent).poll(_FAREWELL_MS)
     for client, _ in clients.receive():
         clients.send(client, wire.Failed(" ".join(message.split())))
     return _FAILED_TO_START

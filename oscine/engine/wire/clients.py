@@ -53,7 +53,7 @@ class Clients(Generic[T]):
             try:
                 message = self._decode(b"".join(frames))
             except UNREADABLE as error:  # of another version, or a program that found the port by chance
-                logger.warning("a message that cannot be read: %s", error)
+                logger.debug("a message that cannot be read: %s", error)
                 continue
             yield client, message
 

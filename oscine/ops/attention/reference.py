@@ -6,9 +6,9 @@ For query i and key j of one sequence (j <= i, and j > i - window in a sliding l
     p_ij = exp(s_ij) / (exp(sink_q) + sum_j exp(s_ij))          the sink is in the denominator only
     o_i  = sum_j p_ij v_j
 
-This is the definition, and the path on a CPU. Sequences with one token are computed together, page by page. A longer
-chunk is computed alone, in blocks of queries, so that few scores are alive at once. Pages before the window are never
-read. Computes in float32, rounds once.
+This is the definition, and the path on a CPU without native kernels. Sequences with one token are computed together,
+page by page. A longer chunk is computed alone, in blocks of queries, so that few scores are alive at once. Pages before
+the window are never read. Computes in float32, rounds once.
 
 Shape suffixes as in interface.py; R query heads per key head (Q / G), W pages read of all sequences together,
 C keys read, L queries of a block.

@@ -1,6 +1,6 @@
 """How keys and values are stored in pages, and loaded from them.
 
-The definition, and the path on a CPU. Shape suffixes as in ops/interface.py; W pages that are read.
+The definition. Shape suffixes as in ops/interface.py; W pages that are read.
 """
 
 from torch import Tensor

@@ -5,8 +5,8 @@
     a = (up + 1) * gate * sigmoid(1.702 gate)
     y = sum over the K experts of w * (a W_d^T + b_d)
 
-The definition, and the path on a CPU: weights stay packed, and a step expands only the experts that it uses, one at
-a time; those of a small model are expanded once. Computes in float32 and rounds once at the end.
+The definition, and the path on a CPU without native kernels: weights stay packed, and a step expands only the experts
+that it uses, one at a time; those of a small model are expanded once. Computes in float32 and rounds once at the end.
 """
 
 from dataclasses import dataclass

@@ -10,6 +10,7 @@ import hashlib
 import os
 import platform
 import shutil
+import stat
 import subprocess
 import tempfile
 from pathlib import Path
@@ -43,7 +44,11 @@ class NoLibrary(Exception):  # noqa: N818  (reads as what it is)
 @functools.cache
 def library() -> ctypes.CDLL:
     """Compiles the library if no earlier process has. Raises NoLibrary."""
-    loaded = ctypes.CDLL(str(_compiled()))
+    path = _compiled()
+    try:
+        loaded = ctypes.CDLL(str(path))
+    except OSError as error:  # a folder from which nothing may be executed
+        raise NoLibrary(str(error)) from None
     for name, kinds in _ARGUMENTS.items():
         function = getattr(loaded, name)
         function.argtypes = [_TYPES[kind] for kind in kinds]
@@ -67,15 +72,28 @@ def _compiled() -> Path:
     if compiler is None:
         raise NoLibrary(f"there is no C compiler ({', '.join(_COMPILERS)})")
     sources = sorted(_FOLDER.glob("*.[ch]"))
-    state = "\n".join((*FLAGS, _first_line(compiler), _processor(), *(source.read_text() for source in sources)))
+    state = "\n".join(
+        (*FLAGS, _first_line(compiler), _processor(), *platform.libc_ver(), *(source.read_text() for source in sources))
+    )
     name = f"native-{hashlib.blake2b(state.encode(), digest_size=12).hexdigest()}.so"
-    for folder in (_cache_folder(), Path(tempfile.gettempdir()) / f"oscine-{os.getuid()}"):
+    folders = [Path("~/.cache").expanduser(), Path(tempfile.gettempdir())]
+    if cache := os.environ.get("XDG_CACHE_HOME"):
+        folders.insert(0, Path(cache))
+    for folder in folders:
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            return _compile(compiler, sources, folder / name)
+            return _compile(compiler, sources, _private(folder / f"oscine-{os.getuid()}") / name)
         except OSError:
             continue
-    raise NoLibrary(f"neither {_cache_folder()} nor {tempfile.gettempdir()} can be written")
+    raise NoLibrary(f"none of these can be written: {', '.join(map(str, folders))}")
+
+
+def _private(folder: Path) -> Path:
+    """Makes the folder. Raises OSError if others may write there, as they could give this process their code."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise PermissionError(folder)
+    return folder
 
 
 def _compile(compiler: str, sources: list[Path], target: Path) -> Path:
@@ -106,10 +124,6 @@ def _processor() -> str:
         return platform.platform()
     wanted = ("flags", "Features", "model name", "CPU part")
     return "\n".join(dict.fromkeys(line for line in lines if line.startswith(wanted)))
-
-
-def _cache_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "oscine"
 
 
 def check(status: int) -> None:

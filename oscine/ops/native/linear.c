@@ -84,7 +84,7 @@ static void linear_task(void *context, int64_t i) {
 
 /* A multiple of LANES, so that few rows are computed apart. */
 static int64_t rows_per_task(int64_t num_tokens, int64_t width) {
-    const int64_t rows = PRODUCTS_PER_TASK / (MIN(num_tokens, 4) * width) / 24 * 24;
+    const int64_t rows = PRODUCTS_PER_TASK / (MAX(1, MIN(num_tokens, 4)) * width) / 24 * 24;
     return MAX(rows, 24);
 }
 

@@ -47,7 +47,8 @@ def ignored(why: str) -> Meta:
 
 def _refused(*usual: object) -> Meta:
     """A parameter that would change the answer. `usual`: accepted values, which ask for what is done anyway."""
-    schema = {"enum": [None, *usual, *(value for value in (False, []) if value not in usual)]}  # as `refuse` has it
+    nothing: tuple[object, ...] = (False, [])  # as `refuse` has it
+    schema = {"enum": [None, *usual, *(value for value in nothing if value not in usual)]}
     what = f"Not supported: anything but {usual[0]!r} is refused." if usual else "Not supported, and refused."
     return Meta(description=what, extra={_REFUSED: usual}, extra_json_schema=schema)
 

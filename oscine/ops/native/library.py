@@ -76,15 +76,15 @@ def _compiled() -> Path:
         (*FLAGS, _first_line(compiler), _processor(), *platform.libc_ver(), *(source.read_text() for source in sources))
     )
     name = f"native-{hashlib.blake2b(state.encode(), digest_size=12).hexdigest()}.so"
-    folders = [Path("~/.cache").expanduser(), Path(tempfile.gettempdir())]
-    if cache := os.environ.get("XDG_CACHE_HOME"):
-        folders.insert(0, Path(cache))
+    caches = os.environ.get("XDG_CACHE_HOME", ""), os.path.expanduser("~/.cache")
+    folders = [Path(cache) / "oscine" for cache in caches if os.path.isabs(cache)]
+    folders.append(Path(tempfile.gettempdir()) / f"oscine-{os.getuid()}")
     for folder in folders:
         try:
-            return _compile(compiler, sources, _private(folder / f"oscine-{os.getuid()}") / name)
+            return _compile(compiler, sources, _private(folder) / name)
         except OSError:
             continue
-    raise NoLibrary(f"none of these can be written: {', '.join(map(str, folders))}")
+    raise NoLibrary(f"none of these can be written by this user alone: {', '.join(map(str, folders))}")
 
 
 def _private(folder: Path) -> Path:

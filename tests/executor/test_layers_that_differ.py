@@ -17,30 +17,23 @@ from oscine.executor.kv.allocate import allocate_kv
 from oscine.executor.kv.memory import MemoryPlan
 from oscine.executor.runner import TorchExecutor
 from oscine.executor.threaded import ThreadedExecutor
-from oscine.model.config import ModelConfig
 from oscine.model.gpt_oss import GptOss
 from oscine.model.weights import load_weights, tensor_specs
 from tests.model.tiny import relative_error, whole
 from tests.ops.bound import reference_ops
 
+from . import tiny
 from .tiny import CPU, PAGE, LivelyTensors, options, prompt, request, run
 
 MAX_MODEL_LEN = 512
 WINDOWS = (64, None, 128, None, 64, 128)
-CONFIG = ModelConfig(
-    vocab_size=97,
-    hidden_size=64,
-    intermediate_size=32,
-    head_dim=16,
-    num_attention_heads=4,
-    num_key_value_heads=2,
+CONFIG = replace(
+    tiny.CONFIG,
     num_hidden_layers=6,
     num_local_experts=(4, 6, 2, 4, 9, 5),
-    num_experts_per_tok=2,
     sliding_window=WINDOWS,
     layer_types=tuple("full_attention" if window is None else "sliding_attention" for window in WINDOWS),
     max_position_embeddings=MAX_MODEL_LEN,
-    eos_token_ids=(96,),
 )
 FP4 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
 

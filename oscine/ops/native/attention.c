@@ -53,8 +53,8 @@ int oscine_norm_qkv(
     float *normed = scratch(SCRATCH_X, sizeof(float) * num_tokens * width);
     float *qkv = scratch(SCRATCH_Y, sizeof(float) * num_tokens * num_rows);
     if (!normed || !qkv) return -1;
-    rms_norm(x, num_parts, residual, norm_weight, eps, normed, sum, num_tokens, width);
-    linear_all(normed, w, bias, qkv, num_tokens, num_rows, width);
+    oscine_rms_norm(x, num_parts, residual, norm_weight, eps, normed, sum, num_tokens, width);
+    oscine_linear(normed, w, bias, qkv, num_tokens, num_rows, width);
     struct rope a = {qkv, cos_sin, positions, slots, q, {pages, page_stride, kv_heads, page_size, head_dim}, query_heads};
     if (num_tokens < 16)
         for (int64_t t = 0; t < num_tokens; t++) rope_task(&a, t);

@@ -88,16 +88,10 @@ static int64_t rows_per_task(int64_t num_tokens, int64_t width) {
     return MAX(rows, 24);
 }
 
-void linear_all(
+void oscine_linear(
     const float *x, const float *w, const float *bias, float *y, int64_t num_tokens, int64_t num_rows, int64_t width) {
     struct linear a = {x, w, bias, y, num_tokens, num_rows, width, rows_per_task(num_tokens, width)};
     run_parallel((num_rows + a.rows_per_task - 1) / a.rows_per_task, linear_task, &a);
-}
-
-/* [T, K] x [N, K] + [N] -> [T, N] */
-void oscine_linear(
-    const float *x, const float *w, const float *bias, float *y, int64_t num_tokens, int64_t num_rows, int64_t width) {
-    linear_all(x, w, bias, y, num_tokens, num_rows, width);
 }
 
 /* ---- RMSNorm: y = s / sqrt(mean(s^2) + eps) * weight, s = sum of the parts of x + residual ---- */
@@ -126,7 +120,7 @@ static void norm_task(void *context, int64_t t) {
     for (k = 0; k < a->width; k++) y[k] = sum[k] * scale * a->weight[k];
 }
 
-void rms_norm(
+void oscine_rms_norm(
     const float *x, int64_t num_parts, const float *residual, const float *weight, float eps, float *y, float *sum,
     int64_t num_tokens, int64_t width) {
     struct norm a = {x, residual, weight, y, sum, num_parts, width, eps};
@@ -134,12 +128,6 @@ void rms_norm(
         for (int64_t t = 0; t < num_tokens; t++) norm_task(&a, t);
     else
         run_parallel(num_tokens, norm_task, &a);
-}
-
-void oscine_rms_norm(
-    const float *x, int64_t num_parts, const float *residual, const float *weight, float eps, float *y, float *sum,
-    int64_t num_tokens, int64_t width) {
-    rms_norm(x, num_parts, residual, weight, eps, y, sum, num_tokens, width);
 }
 
 /* ---- router ---- */
@@ -165,8 +153,8 @@ int oscine_norm_route(
     int64_t *ids, float *weights) {
     float *logits = scratch(SCRATCH_ROWS, sizeof(float) * num_tokens * num_experts);
     if (!logits) return -1;
-    rms_norm(x, num_parts, residual, weight, eps, y, sum, num_tokens, width);
-    linear_all(y, router, bias, logits, num_tokens, num_experts, width);
+    oscine_rms_norm(x, num_parts, residual, weight, eps, y, sum, num_tokens, width);
+    oscine_linear(y, router, bias, logits, num_tokens, num_experts, width);
     for (int64_t t = 0; t < num_tokens; t++)
         top_experts(logits + t * num_experts, num_experts, top, ids + t * top, weights + t * top);
     return 0;

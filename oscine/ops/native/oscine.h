@@ -82,11 +82,11 @@ void linear_rows(
     const float *x, const float *w, const float *bias, float *y, int64_t num_tokens, int64_t width, int64_t stride_y,
     int64_t first, int64_t last);
 /* The same for all N rows, on all threads; y is [T, N]. */
-void linear_all(
+void oscine_linear(
     const float *x, const float *w, const float *bias, float *y, int64_t num_tokens, int64_t num_rows, int64_t width);
 
 /* The sum of the parts of x [T, J, H] and of residual [T, H], which may be NULL, and its RMSNorm. */
-void rms_norm(
+void oscine_rms_norm(
     const float *x, int64_t num_parts, const float *residual, const float *weight, float eps, float *y, float *sum,
     int64_t num_tokens, int64_t width);
 

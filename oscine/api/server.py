@@ -213,8 +213,9 @@ class Server(uvicorn.Server):
     def request_stop(self) -> None:
         if self._drain is None:
             self._drain = asyncio.create_task(self._drain_and_exit())
-            if awaited := self.service.running:
-                within = f"up to {self.service.config.server.drain_s:g} s for {awaited} running requests"
+            drain_s = self.service.config.server.drain_s
+            if drain_s and (awaited := self.service.running):
+                within = f"up to {drain_s:g} s for {awaited} running requests"
                 logger.warning("the server stops: it waits %s; a second ctrl-C or SIGTERM ends them at once", within)
         else:
             self.service.cancel_all()

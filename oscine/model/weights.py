@@ -32,47 +32,75 @@ class TensorSpec:
         return prod(self.shape) * BYTES[self.dtype]
 
 
-# The dimension along which ranks divide a tensor, by the end of its name: heads, rows of experts, and the vocabulary.
-DIVIDED = {
-    **dict.fromkeys(("q_proj.weight", "k_proj.weight", "v_proj.weight", "lm_head.weight"), 0),
-    **dict.fromkeys(("q_proj.bias", "k_proj.bias", "v_proj.bias", "self_attn.sinks"), 0),
-    **dict.fromkeys(("gate_up_proj_blocks", "gate_up_proj_scales", "gate_up_proj_bias", "o_proj.weight"), 1),
-    **dict.fromkeys(("down_proj_blocks", "down_proj_scales"), 2),
-}
-ADDED_ONCE = ("o_proj.bias", "down_proj_bias")  # to partial sums over ranks: by rank 0
-
-
 @dataclass(frozen=True, slots=True)
-class Shard:
-    """One rank's part of a model."""
+class Part:
+    """One of the equal parts into which ranks divide something."""
 
     rank: int = 0
     num_ranks: int = 1
 
+
+# The dimension along which ranks divide a tensor, by the part that it belongs to and the end of its name.
+DIVIDED: dict[str, dict[str, int]] = {
+    "attention": {
+        **dict.fromkeys(("q_proj.weight", "k_proj.weight", "v_proj.weight", "self_attn.sinks"), 0),
+        **dict.fromkeys(("q_proj.bias", "k_proj.bias", "v_proj.bias"), 0),
+        "o_proj.weight": 1,
+    },
+    "experts": {
+        **dict.fromkeys(("gate_up_proj_blocks", "gate_up_proj_scales", "gate_up_proj_bias"), 1),
+        **dict.fromkeys(("down_proj_blocks", "down_proj_scales"), 2),
+    },
+    "vocabulary": {"lm_head.weight": 0},
+}
+ADDED_ONCE = {"attention": "o_proj.bias", "experts": "down_proj_bias"}  # to partial sums over ranks: by rank 0
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One rank's part of a model.
+
+    Tensor parallelism divides all three. Attention data parallelism divides the experts only.
+    """
+
+    attention: Part = Part()  # heads
+    experts: Part = Part()  # rows of every expert
+    vocabulary: Part = Part()
+
+    @classmethod
+    def of_everything(cls, rank: int, num_ranks: int) -> "Shard":
+        """As tensor parallelism divides a model."""
+        part = Part(rank, num_ranks)
+        return cls(part, part, part)
+
     def config(self, config: ModelConfig) -> ModelConfig:
-        """Of the part. Raises ValueError for a model that so many ranks cannot divide."""
+        """Of the part; its vocabulary is the whole one. Raises ValueError for a model that ranks cannot divide."""
         divided = {
-            "num_attention_heads": config.num_attention_heads,
-            "num_key_value_heads": config.num_key_value_heads,
-            "intermediate_size / 32": config.intermediate_size // 32,
-            "vocab_size": config.vocab_size,
+            "num_attention_heads": (config.num_attention_heads, self.attention),
+            "num_key_value_heads": (config.num_key_value_heads, self.attention),
+            "intermediate_size / 32": (config.intermediate_size // 32, self.experts),
+            "vocab_size": (config.vocab_size, self.vocabulary),
         }
-        for name, count in divided.items():
-            if count % self.num_ranks:
-                raise ValueError(f"{self.num_ranks} ranks cannot divide a {name} of {count}")
+        for name, (count, part) in divided.items():
+            if count % part.num_ranks:
+                raise ValueError(f"{part.num_ranks} ranks cannot divide a {name} of {count}")
         return replace(
             config,
-            num_attention_heads=config.num_attention_heads // self.num_ranks,
-            num_key_value_heads=config.num_key_value_heads // self.num_ranks,
-            intermediate_size=config.intermediate_size // self.num_ranks,
+            num_attention_heads=config.num_attention_heads // self.attention.num_ranks,
+            num_key_value_heads=config.num_key_value_heads // self.attention.num_ranks,
+            intermediate_size=config.intermediate_size // self.experts.num_ranks,
         )
 
     def part(self, name: str, tensor: Tensor) -> Tensor:
         """A view, so that of a file's tensor no more is read."""
-        if self.rank and name.endswith(ADDED_ONCE):
-            return torch.zeros_like(tensor)
-        dimension = next((dim for end, dim in DIVIDED.items() if name.endswith(end)), None)
-        return tensor if dimension is None else tensor.tensor_split(self.num_ranks, dimension)[self.rank]
+        for kind, dimensions in DIVIDED.items():
+            part: Part = getattr(self, kind)
+            if part.rank and kind in ADDED_ONCE and name.endswith(ADDED_ONCE[kind]):
+                return torch.zeros_like(tensor)
+            dimension = next((dim for end, dim in dimensions.items() if name.endswith(end)), None)
+            if dimension is not None:
+                return tensor.tensor_split(part.num_ranks, dimension)[part.rank]
+        return tensor
 
 
 @dataclass(frozen=True, slots=True)

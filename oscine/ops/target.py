@@ -27,6 +27,14 @@ class Communicator(Protocol):
         """The parts of all ranks beside each other along the last dimension, in the order of the ranks."""
         ...
 
+    def best(self, values_N: Tensor, ids_N: Tensor) -> Tensor:
+        """The id, in the whole vocabulary, of the highest value over the ranks, row by row.
+
+        values_N: float32, each rank's own highest; NaN counts as -inf. ids_N: int64, the ids of these values. Of equal
+        values that of the lower rank. -1 where no rank has a value above -inf.
+        """
+        ...
+
     def barrier(self) -> None:
         """Returns when every rank has called it."""
         ...
@@ -44,8 +52,19 @@ class Alone:
     def all_gather(self, part: Tensor) -> Tensor:
         return part
 
+    def best(self, values_N: Tensor, ids_N: Tensor) -> Tensor:
+        return ids_N
+
     def barrier(self) -> None:
         pass
+
+
+def best_of_gathered(communicator: Communicator, values_N: Tensor, ids_N: Tensor) -> Tensor:
+    """The `best` of a communicator that has no better way than to gather."""
+    values_NR, ids_NR = communicator.all_gather(values_N[:, None]), communicator.all_gather(ids_N[:, None])
+    values_NR = values_NR.nan_to_num(-torch.inf, torch.inf, -torch.inf)
+    highest_N1, rank_N1 = values_NR.max(1, keepdim=True)
+    return torch.where(highest_N1 > -torch.inf, ids_NR.gather(1, rank_N1), -1)[:, 0]
 
 
 @dataclass(frozen=True, slots=True)

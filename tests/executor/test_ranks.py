@@ -16,8 +16,8 @@ from oscine.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOp
 from oscine.executor.start.load import load_executor
 from oscine.executor.start.stopwatch import Stopwatch
 from oscine.model.random_weights import RandomTensors
-from oscine.model.weights import DIVIDED, Shard, tensor_specs
-from oscine.ops.target import Alone, Communicator
+from oscine.model.weights import DIVIDED, Part, Shard, tensor_specs
+from oscine.ops.target import Alone, Communicator, best_of_gathered
 
 from .tiny import CONFIG, PAGE, loop, prompt, request, run
 
@@ -46,6 +46,9 @@ class Threads:
 
     def all_gather(self, part: Tensor) -> Tensor:
         return torch.cat(self._all(part), -1)
+
+    def best(self, values_N: Tensor, ids_N: Tensor) -> Tensor:
+        return best_of_gathered(self, values_N, ids_N)
 
     def barrier(self) -> None:
         self._meeting.wait(60)
@@ -82,12 +85,30 @@ def test_ranks_answer_as_one(tmp_path: Path, temperatures: tuple[int, ...]) -> N
     assert len({token for tokens in alone.values() for token in tokens}) > 2, "a model that says nothing"
 
 
+def test_the_best_of_all_ranks_is_that_of_the_lowest_that_has_it() -> None:
+    nan, low = torch.nan, -torch.inf
+    values_RN = torch.tensor([[1.0, 3.0, nan, low, nan, torch.inf, low], [2.0, 3.0, 1.0, low, low, torch.inf, -5.0]])
+    ids_RN = torch.arange(14).view(2, 7)
+    best = on_every_rank(lambda own: own.best(values_RN[own.rank], ids_RN[own.rank]).tolist())
+    assert best == [[7, 1, 9, -1, -1, 5, 13]] * NUM_RANKS
+
+
+def test_attention_data_parallelism_divides_only_experts() -> None:
+    shard = Shard(experts=Part(1, 2))
+    assert shard.config(DIVISIBLE) == replace(DIVISIBLE, intermediate_size=32)
+    source = RandomTensors(DIVISIBLE, 0, torch.device("cpu"))
+    for name in tensor_specs(DIVISIBLE):
+        same = torch.equal(shard.part(name, source.get(name)), source.get(name))
+        assert same == (".experts." not in name), name
+
+
 def test_shards_beside_each_other_are_the_whole() -> None:
     source = RandomTensors(DIVISIBLE, 0, torch.device("cpu"))
     for name in tensor_specs(DIVISIBLE):
         whole = source.get(name)
-        parts = [Shard(rank, NUM_RANKS).part(name, whole) for rank in range(NUM_RANKS)]
-        dimension = next((dim for end, dim in DIVIDED.items() if name.endswith(end)), None)
+        parts = [Shard.of_everything(rank, NUM_RANKS).part(name, whole) for rank in range(NUM_RANKS)]
+        ends = [item for ends in DIVIDED.values() for item in ends.items()]
+        dimension = next((dim for end, dim in ends if name.endswith(end)), None)
         if dimension is not None:
             assert torch.equal(torch.cat(parts, dimension), whole)
             assert parts[0].data_ptr() == whole.data_ptr(), "a file's tensor is not read as a whole"
@@ -100,4 +121,4 @@ def test_shards_beside_each_other_are_the_whole() -> None:
 @pytest.mark.parametrize(("num_ranks", "named"), [(3, "num_attention_heads of 4"), (4, "num_key_value_heads of 2")])
 def test_ranks_that_cannot_divide_a_model_are_refused(num_ranks: int, named: str) -> None:
     with pytest.raises(ValueError, match=f"{num_ranks} ranks cannot divide a {named}"):
-        Shard(0, num_ranks).config(DIVISIBLE)
+        Shard.of_everything(0, num_ranks).config(DIVISIBLE)

@@ -50,7 +50,7 @@ class Start:
         self.options, self.report, self.watch = options, report, watch
         self.opened = open_model(options.model)
         self.target = Target.of(self.opened.device, communicator)
-        self.shard = Shard(self.target.communicator.rank, self.target.communicator.num_ranks)
+        self.shard = Shard.of_everything(self.target.communicator.rank, self.target.communicator.num_ranks)
         self.config = self.shard.config(self.opened.config)
         self.choice = choose(platform(self.target, self.opened.dtype))  # op -> backend
         self.ops = resolve(self.target, self.choice)
@@ -90,7 +90,7 @@ def plan(start: Start) -> MemoryPlan:
     prepared_head = start.ops.chooser.prepared_bytes(config.vocab_size, config.hidden_size)
     memory = _plan(start, weight_bytes(config, opened.dtype) + prepared_head)
     heads = config.num_attention_heads, config.num_key_value_heads, config.head_dim
-    shapes = Shapes(opened.dtype, memory.page_size, *heads, config.hidden_size, start.shard.num_ranks)
+    shapes = Shapes(opened.dtype, memory.page_size, *heads, config.hidden_size, start.shard.vocabulary.num_ranks)
     report(f"{memory}\n{describe(start.choice, shapes)}")
     if start.on_gpu and platform(start.target, opened.dtype) == "cpu":
         report(f"no kernel and no CUDA graph is used: they are for bfloat16, not {opened.dtype}")
@@ -165,7 +165,7 @@ def _plan(start: Start, weights: int, held: int = 0) -> MemoryPlan:
         of_ranks = start.target.communicator.all_gather(torch.tensor([free + held], device=opened.device))
         gpu = DeviceMemory(total, int(of_ranks.min()))
     page_size, dtype = start.options.cache.page_size, opened.dtype
-    groups = opened.config.kv_groups(page_size, dtype_name(dtype), start.shard.num_ranks)
+    groups = opened.config.kv_groups(page_size, dtype_name(dtype), start.shard.attention.num_ranks)
     return plan_memory(start.config, groups, start.options, weights, dtype.itemsize, gpu, available_bytes())
 
 

@@ -1,5 +1,7 @@
 """All layers of a decode step in a CUDA graph, experts fixed: `python -m benchmarks.kernels.layers [--tokens 1 8 64]`.
 
+With --ranks, of one of several ranks without the others: its kernels, and no messages.
+
 For changes of some microseconds per layer. Different rounding selects different experts, and one expert more costs 3
 us. So the routing of each layer is drawn once, and the router's own is computed and dropped. Each chooser is also
 timed, from the last activations to tokens.
@@ -19,7 +21,7 @@ from oscine.bench.timer import time_call
 from oscine.model.gpt_oss import GptOss
 from oscine.model.opened import PUBLISHED
 from oscine.model.random_weights import RandomTensors
-from oscine.model.weights import load_weights
+from oscine.model.weights import Shard, load_weights
 from oscine.ops.interface import Batch, Chooser, KVCache, Ops, Routing
 from oscine.ops.table import TABLE, choose, resolve
 from oscine.ops.target import Target
@@ -67,6 +69,7 @@ def main() -> None:
     parser.add_argument(
         "--model", choices=sorted(PUBLISHED), default="120b", help="model whose shapes are used (default: %(default)s)"
     )
+    parser.add_argument("--ranks", type=int, default=1, help="of which one is timed, alone (default: %(default)s)")
     parser.add_argument(
         "--tokens",
         type=int,
@@ -88,7 +91,9 @@ def main() -> None:
     config, backends = PUBLISHED[options.model](), dict(one.split("=") for one in options.backend)
     target = Target.of(DEVICE)
     ops = resolve(target, choose("hopper", backends))
-    weights = load_weights(config, RandomTensors(config, 0, DEVICE), DEVICE, torch.bfloat16, ops=ops)
+    shard = Shard.of_everything(0, options.ranks)
+    weights = load_weights(config, RandomTensors(config, 0, DEVICE), DEVICE, torch.bfloat16, ops=ops, shard=shard)
+    config = shard.config(config)
     choosers = {
         name: resolve(target, choose("hopper", backends | {"chooser": name})).chooser for name in TABLE["chooser"]
     }

@@ -14,7 +14,6 @@ from oscine.ops import planes
 from oscine.ops.interface import MxExperts, Routing
 from oscine.ops.moe import hopper, reference
 from oscine.ops.moe.hopper_gemm import gemm
-from oscine.ops.moe.hopper_tiles import CONSUMERS
 from oscine.ops.moe.mxfp4 import dequantize
 from tests.ops.bound import bound
 from tests.ops.compile_ahead import Compiled, compile_ahead, run_interpreted
@@ -72,7 +71,7 @@ def test_kernel_stays_in_registers(tokens: int, experts: int, gated: bool) -> No
     assert kernel.registers <= tiling.registers
     # 2 instructions of FP8 or 4 of fp16 to a unit; no data moves between threads to make the operand
     loops = 3 if tiling.tokens == 128 else 2 if tiling.halves else 1
-    units = loops * tiling.units * CONSUMERS.value
+    units = loops * tiling.units * tiling.consumers
     assert kernel.sass.count("QGMMA.64x") == (2 * units if tiling.planes else 0)
     assert kernel.sass.count("HGMMA.64x") == (0 if tiling.planes else 4 * units)
     assert not re.search(r"\b(SHFL|STL|LDL|LDSM|MOVM)\b", kernel.sass)

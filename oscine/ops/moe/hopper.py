@@ -28,7 +28,7 @@ from oscine.ops import planes
 from oscine.ops.interface import MxExperts, Routing
 from oscine.ops.linear.stream import descriptor
 from oscine.ops.moe.hopper_gemm import gemm
-from oscine.ops.moe.hopper_tiles import CONSUMERS, DIRECT_PAIRS
+from oscine.ops.moe.hopper_tiles import DIRECT_PAIRS
 from oscine.ops.moe.repack import UNIT, gate_up_order, padded_rows, repack
 from oscine.ops.target import Target
 
@@ -70,6 +70,7 @@ class Tiling:
     # dynamic tile scheduler: programs take tiles one by one, which balances few tiles per program
     dynamic: bool = False
     splits: int = 1  # of k in the second product; partial sums that the caller adds up
+    consumers: int = 3  # warpgroups of a program that multiply, 64 rows of weights each: 1 or 3
     programs: int = 2  # of an SM
     registers: int = 64  # a thread, when launched
     consumer_registers: int = 72
@@ -204,7 +205,7 @@ def _launch(
 ) -> None:
     nibbles, scales = _descriptors(matrix, tiling.units)
     num_tokens, per_token = work.weights_TK.shape
-    tiles = triton.cdiv(matrix.unit_rows, CONSUMERS.value) * splits
+    tiles = triton.cdiv(matrix.unit_rows, tiling.consumers) * splits
     grid = min(work.entries * tiles, target.sm_count * tiling.programs)
     gemm[(grid,)](
         nibbles,
@@ -268,6 +269,7 @@ def constants(
         "ROWS": rows,
         "EXPERTS_PER_TOKEN": per_token,
         "LIMIT": limit,
+        "CONSUMERS": tiling.consumers,
         "CONSUMER_REGS": tiling.consumer_registers,
     }
 

@@ -25,7 +25,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from oscine.ops.moe.hopper_tiles import (
-    CONSUMERS,
     Config,
     find_entries,
     h_factor,
@@ -183,16 +182,16 @@ def _load_weights(cfg, ring, sources, stage, tile, step):
     """Opens a stage: all its bytes are announced, zeros among them; those of the weights are on their way."""
     _name_tile(cfg, ring, stage, tile.index)
     full = ring.full.index(stage)
-    weights: gl.constexpr = CONSUMERS * (
+    weights: gl.constexpr = cfg.CONSUMERS * (
         cfg.UNITS * sources.nibbles.block_type.nbytes + sources.scales.block_type.nbytes
     )
     if is_narrow(cfg, tile):
         mbarrier.expect(full, weights + cfg.UNITS * sources.narrow.block_type.nbytes)
     else:
         mbarrier.expect(full, weights + cfg.UNITS * sources.tokens.block_type.nbytes)
-    for c in gl.static_range(CONSUMERS):
-        slot = stage * CONSUMERS + c
-        unit = (tile.expert * cfg.UNIT_ROWS + tile.row_tile * CONSUMERS + c) * cfg.K_UNITS + step * cfg.UNITS
+    for c in gl.static_range(cfg.CONSUMERS):
+        slot = stage * cfg.CONSUMERS + c
+        unit = (tile.expert * cfg.UNIT_ROWS + tile.row_tile * cfg.CONSUMERS + c) * cfg.K_UNITS + step * cfg.UNITS
         for u in gl.static_range(cfg.UNITS):
             buffer = ring.nibbles.index(slot * cfg.UNITS + u)
             tma.async_copy_global_to_shared(sources.nibbles, [(unit + u) * 8, 0], full, buffer)
@@ -329,7 +328,7 @@ def _consume(cfg, c: gl.constexpr, ring, sources, pointers, num_tokens):
     gdc_wait()
     gdc_launch_dependents()
     scale_rows = ring.scales._reinterpret(
-        gl.int32, [cfg.STAGES * CONSUMERS * sources.scales.block_type.shape[0], 32], SCALE_ROW
+        gl.int32, [cfg.STAGES * cfg.CONSUMERS * sources.scales.block_type.shape[0], 32], SCALE_ROW
     )
     stage = 0
     phase = 0
@@ -360,7 +359,7 @@ def _compute(n: gl.constexpr, tile, stage, phase, args):
     columns: gl.constexpr = 2 * n if cfg.PLANES else n
     layout: gl.constexpr = accumulator_layout(columns, 32 if cfg.PLANES else 16)
     EARLY: gl.constexpr = columns == 8 or not cfg.PLANES  # more columns of planes leave no registers for it
-    unit_row = tile.row_tile * CONSUMERS + c
+    unit_row = tile.row_tile * cfg.CONSUMERS + c
     row = (tile.expert * cfg.UNIT_ROWS + unit_row) * 64 + gl.arange(0, 64, gl.SliceLayout(1, layout))
     if EARLY:  # what the epilogue needs is on its way while the tile is computed
         words = gl.load(pointers.rows + row, unit_row < cfg.UNIT_ROWS, other=0)
@@ -368,8 +367,8 @@ def _compute(n: gl.constexpr, tile, stage, phase, args):
     for _ in range(tile.begin, tile.end):
         mbarrier.wait(ring.full.index(stage), phase)
         for u in gl.static_range(cfg.UNITS):
-            nibbles = ring.nibbles.index((stage * CONSUMERS + c) * cfg.UNITS + u)
-            scales = scale_rows.index((stage * CONSUMERS + c) * ring.scales.shape[1] + u)
+            nibbles = ring.nibbles.index((stage * cfg.CONSUMERS + c) * cfg.UNITS + u)
+            scales = scale_rows.index((stage * cfg.CONSUMERS + c) * ring.scales.shape[1] + u)
             tokens = ring.tokens.index(stage * cfg.UNITS + u).slice(0, columns, dim=0).permute([1, 0])
             if cfg.PLANES:
                 acc = _add_blocks(nibbles, scales, tokens, acc)
@@ -507,13 +506,14 @@ def gemm(
     DIRECT: gl.constexpr,
     EXPERTS_PER_TOKEN: gl.constexpr,
     LIMIT: gl.constexpr,
+    CONSUMERS: gl.constexpr,
     CONSUMER_REGS: gl.constexpr,
 ):
     steps: gl.constexpr = (K_UNITS + UNITS - 1) // UNITS
     row_tiles: gl.constexpr = (UNIT_ROWS + CONSUMERS - 1) // CONSUMERS
     cfg = Config(
         N, PLANES, UNITS, STAGES, HALVES, DYNAMIC, SPLITS, K_UNITS, UNIT_ROWS, ROWS, GATED, SINGLE, DIRECT,
-        EXPERTS_PER_TOKEN, LIMIT, h_factor(LIMIT), steps, row_tiles, 16 if N < 128 else 32,
+        EXPERTS_PER_TOKEN, CONSUMERS, LIMIT, h_factor(LIMIT), steps, row_tiles, 16 if N < 128 else 32,
     )  # fmt: skip
     BOX: gl.constexpr = scales_desc.block_type.shape[0]  # UNITS, up to a power of two
     ring = Ring(
@@ -529,13 +529,23 @@ def gemm(
         mbarrier.init(ring.empty.index(s), count=CONSUMERS)
     sources = Sources(nibbles_desc, scales_desc, tokens_desc, narrow_desc)
     pointers = Pointers(table_ptr, out_ptr, rows_ptr, token_scales_ptr, order_ptr, weights_ptr, tile_counters_ptr)
-    gl.warp_specialize(
-        [
-            (_consume, (cfg, 0, ring, sources, pointers, num_tokens)),
-            (_consume, (cfg, 1, ring, sources, pointers, num_tokens)),
-            (_consume, (cfg, 2, ring, sources, pointers, num_tokens)),
-            (_produce, (cfg, ring, sources, pointers, num_tokens)),
-        ],
-        [4, 4, 1],
-        [CONSUMER_REGS, CONSUMER_REGS, PRODUCER_REGISTERS],
-    )
+    if CONSUMERS == 1:
+        gl.warp_specialize(
+            [
+                (_consume, (cfg, 0, ring, sources, pointers, num_tokens)),
+                (_produce, (cfg, ring, sources, pointers, num_tokens)),
+            ],
+            [1],
+            [PRODUCER_REGISTERS],
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (_consume, (cfg, 0, ring, sources, pointers, num_tokens)),
+                (_consume, (cfg, 1, ring, sources, pointers, num_tokens)),
+                (_consume, (cfg, 2, ring, sources, pointers, num_tokens)),
+                (_produce, (cfg, ring, sources, pointers, num_tokens)),
+            ],
+            [4, 4, 1],
+            [CONSUMER_REGS, CONSUMER_REGS, PRODUCER_REGISTERS],
+        )

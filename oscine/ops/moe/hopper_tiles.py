@@ -16,7 +16,6 @@ from triton.experimental.gluon import language as gl
 
 from oscine.ops.record import record
 
-CONSUMERS = gl.constexpr(3)  # warpgroups of a program
 LARGEST_FP8 = 448  # of e4m3
 DIRECT_PAIRS = 32  # (token, expert) pairs that need no sort: one for each thread of a warp
 
@@ -40,6 +39,7 @@ class Config:
     SINGLE: gl.constexpr  # one token: the table is its experts
     DIRECT: gl.constexpr  # a few tokens: the table is the experts of each
     EXPERTS_PER_TOKEN: gl.constexpr
+    CONSUMERS: gl.constexpr  # warpgroups of a program that multiply
     LIMIT: gl.constexpr  # of SwiGLU, a float
     H_FACTOR: gl.constexpr  # of h as PLANES: no |h| saturates, and steps are 2^-13 of its inverse or finer
     STEPS: gl.constexpr  # stages along k

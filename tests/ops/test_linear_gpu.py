@@ -32,7 +32,7 @@ def assert_streams(kernel: Compiled) -> None:
     assert "griddepcontrol.wait" in kernel.ptx
 
 
-@pytest.mark.parametrize("tile", qkv_hopper.TILES, ids=str)
+@pytest.mark.parametrize("tile", sorted({*qkv_hopper.TILES, *qkv_hopper.FEW_HEADS_TILES}, key=str), ids=str)
 def test_qkv_compiles_for_hopper(tile: Tile) -> None:
     kernel = compile_ahead(
         qkv_hopper.qkv_kernel,
@@ -218,6 +218,7 @@ LM_HEAD = {"triton": portable.lm_head, "hopper": hopper.lm_head}
     ("widths", "num_tokens"),
     [
         *(({}, n) for n in TOKENS),  # as published
+        *(({"query_heads": 32, "kv_heads": 4}, n) for n in TOKENS),  # one of two ranks
         *(({"hidden": 256, "query_heads": 8, "kv_heads": 2}, n) for n in SOME_TOKENS),  # the embedded model
         # columns that fill no chunk and cannot be cut in parts, small pages
         *(({"hidden": 104, "query_heads": 3, "kv_heads": 1, "page": 16}, n) for n in SOME_TOKENS),
@@ -258,9 +259,10 @@ def test_out_proj_and_head_on_gpu(backend: str, rows: int, columns: int, num_tok
 
 
 def interpret_projections() -> None:
-    for num_tokens in (1, 3, 9, 33):  # each number of parts
+    for num_tokens, heads in ((1, 2), (3, 2), (9, 2), (33, 2), (3, qkv_hopper.FEW_HEADS)):  # of both tables of tiles
         check_norm_qkv(
-            bound(qkv_hopper.norm_qkv), projection(num_tokens, "cpu", hidden=576, query_heads=2, kv_heads=1, page=16)
+            bound(qkv_hopper.norm_qkv),
+            projection(num_tokens, "cpu", hidden=576, query_heads=heads, kv_heads=1, page=16),
         )
         check_out_proj_and_head("hopper", 200, 1000, num_tokens, "cpu")
 

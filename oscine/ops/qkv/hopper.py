@@ -37,6 +37,15 @@ TILES = (
     Tile(max_tokens=32, stages=4),
     Tile(max_tokens=64, chunks=4, stages=3),
 )
+# The same where tensor parallelism leaves so few heads that most SMs would have none.
+FEW_HEADS = 40  # of queries, keys and values together
+FEW_HEADS_TILES = (
+    Tile(max_tokens=2, parts=4, stages=4),
+    Tile(max_tokens=8, parts=4, stages=5),
+    Tile(max_tokens=16, parts=2, stages=5),
+    Tile(max_tokens=32, parts=2, stages=4),
+    Tile(max_tokens=64, parts=2, stages=3),
+)
 
 
 @gluon.jit
@@ -175,8 +184,9 @@ def choose_tile(num_tokens: int, weight_FH: Tensor, kv_pages: Tensor) -> Tile | 
     """None: cuBLAS, since there are more tokens than tiles take, or other heads, or TMA cannot read."""
     if kv_pages.shape[-1] != HEAD or not streamable(weight_FH):
         return None
-    hidden = weight_FH.shape[1]
-    return tile_for(num_tokens, (tile for tile in TILES if hidden % (8 * tile.parts) == 0))
+    rows, hidden = weight_FH.shape
+    tiles = FEW_HEADS_TILES if rows <= FEW_HEADS * HEAD else TILES
+    return tile_for(num_tokens, (tile for tile in tiles if hidden % (8 * tile.parts) == 0))
 
 
 def norm_qkv(

@@ -41,13 +41,13 @@ def tilings() -> Iterator[Tiling]:
         yield hopper.large(tokens, units=units, stages=stages)
 
 
-def candidates(tokens: int, experts: int) -> list[Tiling]:
+def candidates(tokens: int, experts: int, intermediate: int) -> list[Tiling]:
     """The chosen tiling, and those near the mean number of tokens per expert."""
     mean = tokens * PER_TOKEN / experts
     near = [t for t in tilings() if mean / 2 <= t.tokens <= 8 * max(mean, 1) and (t.splits == 1 or tokens <= 16)]
     if tokens == 1:  # every tile has this one token
         near = [replace(t, tokens=4, halves=False, dynamic=False) for t in near if t.planes]
-    chosen = hopper.plan(tokens, PER_TOKEN, experts)
+    chosen = hopper.plan(tokens, PER_TOKEN, experts, intermediate)
     return [chosen, *(tiling for tiling in near if tiling != chosen)]
 
 
@@ -58,9 +58,9 @@ class Case:
     tried: list[Tiling]
 
     @classmethod
-    def of(cls, tokens: int, experts: int) -> "Case":
+    def of(cls, tokens: int, experts: int, intermediate: int) -> "Case":
         x_TH = torch.randn(tokens, HIDDEN, device=DEVICE).bfloat16()
-        return cls(x_TH, draw_for(x_TH, CALLS, experts, PER_TOKEN), candidates(tokens, experts))
+        return cls(x_TH, draw_for(x_TH, CALLS, experts, PER_TOKEN), candidates(tokens, experts, intermediate))
 
     def run(self, prepared: hopper.HopperExperts, tiling: Tiling, i: int = 0) -> Tensor:
         return hopper.run(Target.of(DEVICE), self.x_TH, self.routings[i], prepared, 7.0, tiling)
@@ -108,7 +108,7 @@ def main() -> None:
         published = random_experts(options.experts, HIDDEN, columns, DEVICE, torch.bfloat16, scales=(118, 122))
         prepared = hopper.prepare_experts(published)
         del published
-        cases = [Case.of(tokens, options.experts) for tokens in options.tokens]
+        cases = [Case.of(tokens, options.experts, columns) for tokens in options.tokens]
         with compilers.compile_together():  # all at once: an already compiled kernel would run on undefined inputs
             for case in cases:
                 for tiling in case.tried:

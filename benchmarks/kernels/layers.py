@@ -23,10 +23,11 @@ from oscine.model.opened import PUBLISHED
 from oscine.model.random_weights import RandomTensors
 from oscine.model.weights import Shard, load_weights
 from oscine.ops.interface import Batch, Chooser, KVCache, Ops, Routing
-from oscine.ops.table import TABLE, choose, resolve
+from oscine.ops.table import choose, resolve
 from oscine.ops.target import Target
 
 DEVICE = torch.device("cuda")
+CHOOSERS = ("reference", "screened")
 
 
 def with_fixed_experts(ops: Ops, num_layers: int, num_experts: int, num_tokens: int, per_token: int) -> Ops:
@@ -94,9 +95,7 @@ def main() -> None:
     shard = Shard.of_everything(0, options.ranks)
     weights = load_weights(config, RandomTensors(config, 0, DEVICE), DEVICE, torch.bfloat16, ops=ops, shard=shard)
     config = shard.config(config)
-    choosers = {
-        name: resolve(target, choose("hopper", backends | {"chooser": name})).chooser for name in TABLE["chooser"]
-    }
+    choosers = {name: resolve(target, choose("hopper", backends | {"chooser": name})).chooser for name in CHOOSERS}
     prepared = {name: (chooser, chooser.prepare(weights.head_VH)) for name, chooser in choosers.items()}
     for num_tokens in options.tokens:
         report(GptOss(config, weights, ops), num_tokens, options.context, prepared)

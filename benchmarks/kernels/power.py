@@ -93,7 +93,8 @@ def report_experts(meter: Meter, tokens: int) -> None:
     config = gpt_oss_120b()
     hidden, experts, per_token = config.hidden_size, config.experts[0], config.num_experts_per_tok
     published = random_experts(experts, hidden, config.intermediate_size, DEVICE, torch.bfloat16, scales=(118, 122))
-    prepared, tiling = hopper.prepare_experts(published), hopper.plan(tokens, per_token, experts)
+    prepared = hopper.prepare_experts(published)
+    tiling = hopper.plan(tokens, per_token, experts, config.intermediate_size)
     zero = replace(
         prepared,
         gate_up=replace(prepared.gate_up, nibbles=torch.zeros_like(prepared.gate_up.nibbles), descriptors={}),

@@ -22,11 +22,18 @@ from tests.ops.test_planes import round_as_torch
 
 MAX_SHARED = 227 * 1024  # bytes of shared memory of an H100 or H200 processor that programs may use
 # (tokens, experts): one for each row of the table of tile shapes
-SIZES = [(1, 128), (4, 128), (8, 128), (16, 128), (64, 128), (256, 128), (64, 32), (512, 128), (1024, 128), (8192, 128)]
+# tokens, experts, intermediate columns: the published models, and one of two ranks where its tiles differ
+SIZES = [
+    *((tokens, 128, 2880) for tokens in (1, 4, 8, 16, 64, 256, 512, 1024, 8192)),
+    (64, 32, 2880),
+    *((tokens, 128, 1440) for tokens in (1, 4, 8)),
+]
 NO_SCALES = {"scales_ptr": None, "sorted_scales_ptr": None}
 
 
-def compile_gemm(tiling: hopper.Tiling, *, gated: bool, tokens: int, per_token: int = 4) -> Compiled:
+def compile_gemm(
+    tiling: hopper.Tiling, *, gated: bool, tokens: int, per_token: int = 4, intermediate: int = 2880
+) -> Compiled:
     def descriptor(dtype: str, shape: list[int], swizzle: int, bits: int) -> str:
         return f"tensordesc<{dtype}[{','.join(map(str, shape))}],{gl.NVMMASharedLayout(swizzle, bits, len(shape))!r}>"
 
@@ -50,8 +57,10 @@ def compile_gemm(tiling: hopper.Tiling, *, gated: bool, tokens: int, per_token: 
         "num_tokens": "i32",
     }
     splits = 1 if gated else tiling.splits
+    columns, rows = (2880, intermediate) if gated else (intermediate, 2880)
+    unit_rows = -(-rows // 32) if gated else 45
     constants = hopper.constants(
-        tiling, splits, k_units=45, unit_rows=90 if gated else 45, rows=2880, per_token=per_token, limit=7.0
+        tiling, splits, k_units=-(-columns // 64), unit_rows=unit_rows, rows=rows, per_token=per_token, limit=7.0
     )
     return compile_ahead(
         gemm,
@@ -62,11 +71,11 @@ def compile_gemm(tiling: hopper.Tiling, *, gated: bool, tokens: int, per_token: 
     )
 
 
-@pytest.mark.parametrize(("tokens", "experts"), SIZES)
+@pytest.mark.parametrize(("tokens", "experts", "intermediate"), SIZES)
 @pytest.mark.parametrize("gated", [True, False], ids=["gate_up", "down"])
-def test_kernel_stays_in_registers(tokens: int, experts: int, gated: bool) -> None:
-    tiling = hopper.plan(tokens, 4, experts)
-    kernel = compile_gemm(tiling, gated=gated, tokens=tokens)
+def test_kernel_stays_in_registers(tokens: int, experts: int, intermediate: int, gated: bool) -> None:
+    tiling = hopper.plan(tokens, 4, experts, intermediate)
+    kernel = compile_gemm(tiling, gated=gated, tokens=tokens, intermediate=intermediate)
     assert kernel.spills == 0
     assert kernel.registers <= tiling.registers
     # 2 instructions of FP8 or 4 of fp16 to a unit; no data moves between threads to make the operand
@@ -81,7 +90,7 @@ def test_kernel_stays_in_registers(tokens: int, experts: int, gated: bool) -> No
 
 
 def test_a_few_tokens_with_many_experts_each_are_sorted() -> None:
-    kernel = compile_gemm(hopper.plan(3, 16, 32), gated=True, tokens=3, per_token=16)
+    kernel = compile_gemm(hopper.plan(3, 16, 32, 2880), gated=True, tokens=3, per_token=16)
     assert kernel.spills == 0
 
 
@@ -169,6 +178,9 @@ def test_error_is_that_of_bf16(tokens: int, experts: int, size: int) -> None:
 def interpret_experts() -> None:
     round_as_torch()
     cpu = torch.device("cpu")
+    for tokens in (1, 3, 9):  # tiles of one rank's experts
+        check_error(tokens, 5, 96, 96, cpu)
+    hopper.THIN = 0  # from here on those of whole experts, small as these are
     check_error(1, 5, 96, 96, cpu)  # no table
     check_error(2, 5, 32, 224, cpu)  # no sort; fewer stages than parts of the sum
     check_error(8, 9, 288, 320, cpu)  # the sum in three parts

@@ -34,6 +34,7 @@ from oscine.ops.target import Target
 
 FEWEST_COLUMNS = 8  # of a product
 MAX_LIMIT = 64  # of SwiGLU
+THIN = 1472  # intermediate columns of an expert, up to which few tokens have tiles of their own: half of 2,880
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,15 +113,19 @@ def moe(target: Target, x_TH: Tensor, routing: Routing, experts: HopperExperts, 
     if not 0 < swiglu_limit <= MAX_LIMIT:
         raise ValueError(f"the Hopper experts take a SwiGLU limit of at most {MAX_LIMIT}, not {swiglu_limit}")
     tokens, per_token = routing.expert_ids_TK.shape
-    return run(target, x_TH, routing, experts, swiglu_limit, plan(tokens, per_token, experts.experts))
+    tiling = plan(tokens, per_token, experts.experts, experts.intermediate)
+    return run(target, x_TH, routing, experts, swiglu_limit, tiling)
 
 
-def plan(tokens: int, per_token: int, experts: int) -> Tiling:
+def plan(tokens: int, per_token: int, experts: int, intermediate: int) -> Tiling:
     """By static sizes only, so that a CUDA graph can replay any routing. Measured on an NVIDIA H200.
 
     Two small programs share a processor where weights dominate, so that the second GEMM's can fetch weights beside the
     first's. With more tokens of an expert, one program of three warpgroups leaves them the registers for larger tiles.
+    Experts of a rank have so few rows that programs of three warpgroups would leave processors without work.
     """
+    if intermediate <= THIN and tokens <= planes.FEW_TOKENS:
+        return thin(tokens, per_token)
     if tokens == 1:
         return Tiling(4, planes=True, splits=3)
     if is_direct(tokens, per_token, 4):
@@ -135,6 +140,15 @@ def plan(tokens: int, per_token: int, experts: int) -> Tiling:
     if rows <= 64:
         return large(64, units=3, stages=4)
     return large(128, units=1, stages=8)
+
+
+def thin(tokens: int, per_token: int) -> Tiling:
+    """One warpgroup a program, but where several tokens of few experts need no sort."""
+    if tokens == 1:
+        return Tiling(4, planes=True, consumers=1, programs=4)
+    if is_direct(tokens, per_token, 4):
+        return Tiling(8, planes=True, dynamic=True, halves=True)
+    return Tiling(8, planes=True, dynamic=True, halves=True, consumers=1, programs=4)
 
 
 def large(tokens: int, units: int, stages: int) -> Tiling:

@@ -156,8 +156,7 @@ class TorchExecutor:
             return self._sampler.sample(self._model.head(x_NH), slots_N, positions_N, ruled)
         ids_N = self._model.choose(x_NH, self._sampler.plain(slots_N, positions_N))
         if ruled is not None:
-            head_VH = self._model.weights.head_VH
-            ids_N = self._sampler.narrowed(ids_N, x_NH, head_VH, slots_N, positions_N, ruled)
+            ids_N = self._sampler.narrowed(ids_N, x_NH, self._model.choose_few, slots_N, positions_N, ruled)
         return Sampled(ids_N)
 
     def _ruled(self, slots_N: IntArray, positions_N: IntArray) -> AllowedTokens | Few | None:

@@ -19,13 +19,15 @@ from oscine.executor.kv.memory import SAMPLED_AT_ONCE
 from oscine.executor.logprobs import joined
 from oscine.executor.slots import ColumnArray, IntArray
 from oscine.executor.transfer import upload
-from oscine.ops.choose.few import choose_few
 from oscine.ops.interface import Sampled, SamplingBatch
 from oscine.ops.sample.noise import gumbel_of
 from oscine.types import NewSequence, SamplingParams
 
 _INTEGERS = ("top_k", "seed")
 _FLOATS = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
+
+# (x_KH, few_KA, temperature_K, noise_KA) -> token ids_K, as in ops/choose/few.py
+ChooseFew = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 _ALIGNED = 4  # elements of 4 or 8 bytes: at least 16 bytes
 
@@ -116,7 +118,7 @@ class Sampler:
         return self._batch(slots_N, positions_N, None)
 
     def narrowed(
-        self, ids_N: Tensor, x_NH: Tensor, head_VH: Tensor, slots_N: IntArray, positions_N: IntArray, few: Few
+        self, ids_N: Tensor, x_NH: Tensor, choose_few: ChooseFew, slots_N: IntArray, positions_N: IntArray, few: Few
     ) -> Tensor:
         """The tokens of plain rows. Rows in `few` are chosen among its tokens."""
         rows_K, few_KA = upload(few.rows_K, self._device), upload(few.ids_KA, self._device)
@@ -128,7 +130,7 @@ class Sampler:
         noise_KA = gumbel_of(seed_K, position_K, torch.from_numpy(few.ids_KA))
         temperature_K = upload(self._temperature[slots_K], self._device)
         noise_KA = upload(noise_KA.numpy(), self._device)
-        return ids_N.index_copy(0, rows_K, choose_few(x_NH[rows_K], head_VH, few_KA, temperature_K, noise_KA))
+        return ids_N.index_copy(0, rows_K, choose_few(x_NH[rows_K], few_KA, temperature_K, noise_KA))
 
     def sample(
         self, logits_NV: Tensor, slots_N: IntArray, positions_N: IntArray, allowed: AllowedTokens | None = None

@@ -61,6 +61,10 @@ class GptOss:
         logits."""
         return self.ops.chooser.choose(x_NH, self.weights.head_VH, self.weights.prepared_head, sampling)
 
+    def choose_few(self, x_KH: Tensor, few_KA: Tensor, temperature_K: Tensor, noise_KA: Tensor) -> Tensor:
+        """Token ids [K] of rows that choose among a few tokens."""
+        return self.ops.choose_few(x_KH, self.weights.head_VH, few_KA, temperature_K, noise_KA)
+
     def of_layers(self, layers: Sequence[int]) -> "GptOss":
         """Embedding, these layers and the head; it shares all weights."""
         weights = replace(self.weights, layers=[self.weights.layers[i] for i in layers])

@@ -131,7 +131,6 @@ class Shapes:
     kv_heads: int
     head_dim: int
     hidden: int
-    num_ranks: int = 1
 
 
 class Use(NamedTuple):
@@ -189,6 +188,8 @@ class Ops:
     lm_head: LmHead
     sample: Sample
     chooser: Chooser
+    # (x_KH, weight_VH, few_KA, temperature_K, noise_KA) -> token ids_K int64: the choice among few_KA (choose/few.py)
+    choose_few: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
     # (packed step, state) -> the fields of Batch that depend on the state; they share no memory with what goes in
     prepare_step: Callable[[PackedStep[Tensor], BatchState], PreparedStep]
     # (state written, its rows [M], token ids [M]): the ids are those that were sampled last

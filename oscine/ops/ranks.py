@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from oscine.ops.interface import Sample, Sampled, SamplingBatch
 from oscine.ops.target import Communicator
 
 Op = Callable[..., Any]
@@ -25,9 +26,23 @@ def across(ops: Mapping[str, Op], communicator: Communicator) -> dict[str, Op]:
 
         return meet
 
-    part_of_logits = ops["lm_head"]
+    part_of_logits, best_of_few = ops["lm_head"], ops["best_of_few"]
 
     def lm_head(x_NH: Tensor, weight_VH: Tensor) -> Tensor:
         return communicator.all_gather(part_of_logits(x_NH, weight_VH))
 
-    return {name: after_meeting(ops[name]) for name in NORMS} | {"lm_head": lm_head}
+    def choose_few(x_KH: Tensor, weight_VH: Tensor, few_KA: Tensor, temperature_K: Tensor, noise_KA: Tensor) -> Tensor:
+        first = communicator.rank * len(weight_VH)
+        return communicator.best(*best_of_few(x_KH, weight_VH, few_KA, temperature_K, noise_KA, first))
+
+    return {name: after_meeting(ops[name]) for name in NORMS} | {"lm_head": lm_head, "choose_few": choose_few}
+
+
+def sample_across(best: Op, communicator: Communicator) -> Sample:
+    """`sample` for a chooser: takes the logits of this rank's tokens, and finds the token of all ranks."""
+
+    def sample(logits_NV: Tensor, sampling: SamplingBatch) -> Sampled:
+        first = communicator.rank * logits_NV.shape[1]
+        return Sampled(communicator.best(*best(logits_NV, sampling, first)))
+
+    return sample

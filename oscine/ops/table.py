@@ -5,6 +5,7 @@ parameter `target` is bound to the Target.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from functools import partial
 from importlib import import_module
 from inspect import signature
@@ -15,7 +16,7 @@ import torch
 
 from oscine.ops.interface import Ops, Shapes, Use
 from oscine.ops.native.library import unavailable
-from oscine.ops.ranks import across
+from oscine.ops.ranks import across, sample_across
 from oscine.ops.target import Target
 
 # op -> backend -> its module, which has a function of the op's name, and <op>_use if it serves some steps only
@@ -50,20 +51,28 @@ TABLE: dict[str, dict[str, str]] = {
     "sample": {"reference": "sample.reference", "triton": "sample.triton"},
     # made of the chosen lm_head and sample
     "chooser": {"reference": "choose.reference", "native": "choose.native", "screened": "choose.screened"},
+    "choose_few": {"reference": "choose.few"},
     "prepare_step": {"reference": "step.reference", "triton": "step.triton"},
 }
-BESIDE = {"moe": "prepare_experts", "prepare_step": "write_back"}  # op -> another one of the same module
+# op -> another function of the same module; `best` and `best_of_few` are for several ranks (see ranks.py)
+BESIDE = {
+    "moe": "prepare_experts",
+    "sample": "best",
+    "choose_few": "best_of_few",
+    "prepare_step": "write_back",
+}
 
 # platform -> op -> backend; "*" is every op not named
 DEFAULTS: dict[str, dict[str, str]] = {
     "cpu": {"*": "reference"},
-    "native": {"*": "native", "sample": "reference", "prepare_step": "reference"},
-    "cuda": {"*": "triton", "chooser": "reference"},
+    "native": {"*": "native", "sample": "reference", "choose_few": "reference", "prepare_step": "reference"},
+    "cuda": {"*": "triton", "chooser": "reference", "choose_few": "reference"},
     "hopper": {
         "*": "hopper",
         "rms_norm": "triton",
         "sample": "triton",
         "chooser": "screened",
+        "choose_few": "reference",
         "prepare_step": "triton",
     },
 }
@@ -110,10 +119,12 @@ def resolve(target: Target, choice: Mapping[str, str]) -> Ops:
         for name in (op, BESIDE.get(op)):
             if name is not None:
                 functions[name] = _bound(getattr(module, name), target)
+    logits_and_choice = functions["lm_head"], functions["sample"]
     if target.communicator.num_ranks > 1:
+        logits_and_choice = functions["lm_head"], sample_across(functions["best"], target.communicator)
         functions |= across(functions, target.communicator)
-    functions["chooser"] = functions["chooser"](functions["lm_head"], functions["sample"])
-    return Ops(**functions)
+    functions["chooser"] = functions["chooser"](*logits_and_choice)
+    return Ops(**{field.name: functions[field.name] for field in fields(Ops)})
 
 
 def _module(op: str, backend: str) -> ModuleType:

@@ -1,64 +1,24 @@
 """Two ranks in two threads, each with its part of the weights, heads and vocabulary, answer as one does."""
 
 import json
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from threading import Barrier
-from typing import TypeVar
 
 import pytest
 import torch
-from torch import Tensor
 
 from oscine.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
 from oscine.executor.start.load import load_executor
 from oscine.executor.start.stopwatch import Stopwatch
 from oscine.model.random_weights import RandomTensors
 from oscine.model.weights import DIVIDED, Part, Shard, tensor_specs
-from oscine.ops.target import Alone, Communicator, best_of_gathered
+from oscine.ops.target import Alone, Communicator
+from tests.ops.ranks import on_every_rank
 
 from .tiny import CONFIG, PAGE, loop, prompt, request, run
 
 NUM_RANKS = 2
 DIVISIBLE = replace(CONFIG, vocab_size=98, intermediate_size=64)
-T = TypeVar("T")
-
-
-class Threads:
-    """A Communicator; its ranks are threads that share a list."""
-
-    num_ranks = NUM_RANKS
-
-    def __init__(self, rank: int, shared: list[Tensor], meeting: Barrier) -> None:
-        self.rank, self._shared, self._meeting = rank, shared, meeting
-
-    def _all(self, mine: Tensor) -> list[Tensor]:
-        self._shared[self.rank] = mine
-        self.barrier()
-        found = list(self._shared)
-        self.barrier()
-        return found
-
-    def all_reduce(self, partial: Tensor) -> Tensor:
-        return torch.stack(self._all(partial)).sum(0)
-
-    def all_gather(self, part: Tensor) -> Tensor:
-        return torch.cat(self._all(part), -1)
-
-    def best(self, values_N: Tensor, ids_N: Tensor) -> Tensor:
-        return best_of_gathered(self, values_N, ids_N)
-
-    def barrier(self) -> None:
-        self._meeting.wait(60)
-
-
-def on_every_rank(call: Callable[[Communicator], T]) -> list[T]:
-    shared, meeting = [torch.empty(0)] * NUM_RANKS, Barrier(NUM_RANKS)
-    with ThreadPoolExecutor(NUM_RANKS) as threads:
-        ranks = [threads.submit(call, Threads(rank, shared, meeting)) for rank in range(NUM_RANKS)]
-        return [rank.result() for rank in ranks]
 
 
 @pytest.mark.parametrize("temperatures", [(0, 1), (0,)], ids=["some sampled", "all greedy"])
@@ -81,7 +41,7 @@ def test_ranks_answer_as_one(tmp_path: Path, temperatures: tuple[int, ...]) -> N
         return {name: one.token_ids for name, one in run(loop(executor, options, executor.memory), *asked).items()}
 
     alone = answers(Alone())
-    assert on_every_rank(answers) == [alone] * NUM_RANKS
+    assert on_every_rank(NUM_RANKS, answers) == [alone] * NUM_RANKS
     assert len({token for tokens in alone.values() for token in tokens}) > 2, "a model that says nothing"
 
 
@@ -89,7 +49,7 @@ def test_the_best_of_all_ranks_is_that_of_the_lowest_that_has_it() -> None:
     nan, low = torch.nan, -torch.inf
     values_RN = torch.tensor([[1.0, 3.0, nan, low, nan, torch.inf, low], [2.0, 3.0, 1.0, low, low, torch.inf, -5.0]])
     ids_RN = torch.arange(14).view(2, 7)
-    best = on_every_rank(lambda own: own.best(values_RN[own.rank], ids_RN[own.rank]).tolist())
+    best = on_every_rank(NUM_RANKS, lambda own: own.best(values_RN[own.rank], ids_RN[own.rank]).tolist())
     assert best == [[7, 1, 9, -1, -1, 5, 13]] * NUM_RANKS
 
 

@@ -1,6 +1,7 @@
 """Choosing without all logits gives the token that all logits would give, for any weights."""
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,14 +10,17 @@ from triton.experimental.gluon import language as gl
 
 from benchmarks.kernels.inputs import sampling_batch
 from oscine.ops.choose import screen_gemm, screened
+from oscine.ops.choose.few import choose_few
 from oscine.ops.interface import SamplingBatch
 from oscine.ops.launch import arrivals
 from oscine.ops.linear.stream import CHUNK_BYTES, Tile
 from oscine.ops.sample import reference
 from oscine.ops.table import choose, resolve
-from tests.ops.bound import CPU_TARGET, bound
+from oscine.ops.target import Communicator
+from tests.ops.bound import CPU_TARGET, bound, target_of
 from tests.ops.compile_ahead import compile_ahead
 from tests.ops.gluon_interpreter import run_gluon
+from tests.ops.ranks import best_in_turn, on_every_rank
 
 CPU = torch.device("cpu")
 HIDDEN = 96
@@ -75,6 +79,35 @@ def conspiring(hidden: int) -> tuple[Tensor, Tensor]:
     weight_VH[1] = (3 + ahead_H.float() - 0.45) * step * sign_H
     weight_VH[0, 0] = weight_VH[1, 1] = 127 * step
     return weight_VH, sign_H[None]
+
+
+def check_ranks(weight_VH: Tensor, x_NH: Tensor, sampling: SamplingBatch, num_ranks: int) -> None:
+    """Ranks that have equal parts of the vocabulary choose together what one rank with all of it chooses."""
+
+    def choose(own: Communicator) -> Tensor:
+        part_VH = weight_VH.chunk(num_ranks)[own.rank]
+        screen = screened.prepare(part_VH)
+        assert screen is not None
+        return screened.screened(replace(target_of(x_NH.device), communicator=own), x_NH, part_VH, screen, sampling)
+
+    alone_N = bound(screened.screened)(x_NH, weight_VH, screened.prepare(weight_VH), sampling)
+    assert torch.equal(best_in_turn(num_ranks, choose), alone_N)
+
+
+def interpret_ranks() -> None:
+    made = heads(2200, HIDDEN)
+    for name, num_ranks, num_rows, greedy in (
+        ("nothing", 2, 4, False),
+        ("some nearly alike", 4, 1, False),
+        ("each twice", 2, 2, True),  # of equal tokens on two ranks, that of the lower rank
+        ("one loud column", 8, 3, True),
+    ):
+        weight_VH = made[name].bfloat16()
+        check_ranks(
+            weight_VH, activations(num_rows, weight_VH).bfloat16(), batch(num_rows, CPU, greedy=greedy), num_ranks
+        )
+    nothing_NH = torch.full((1, HIDDEN), torch.nan).bfloat16()
+    check_ranks(made["nothing"].bfloat16(), nothing_NH, batch(1, CPU, greedy=True), 2)
 
 
 def interpret_no_choice() -> None:
@@ -154,6 +187,10 @@ def test_interpreted_choices() -> None:
     run_gluon(interpret_choices)
 
 
+def test_interpreted_choices_of_ranks() -> None:
+    run_gluon(interpret_ranks)
+
+
 def test_what_cannot_be_screened_is_chosen_among_all_logits() -> None:
     """Rows of no whole 16 bytes; the empty batch; more rows than tiles cover."""
     ops = resolve(CPU_TARGET, choose("cpu", {"chooser": "screened"}))
@@ -163,6 +200,24 @@ def test_what_cannot_be_screened_is_chosen_among_all_logits() -> None:
         assert (prepared is None) == (hidden == 40)
         chosen_N = ops.chooser.choose(x_NH, weight_VH, prepared, batch(num_rows, CPU, greedy=True))
         assert torch.equal(chosen_N, (x_NH @ weight_VH.T).argmax(1))
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 4, 8])
+def test_ranks_choose_among_few_tokens(num_ranks: int) -> None:
+    """Tokens of one rank, of all ranks, and equal ones on two of them."""
+    few_KA = torch.tensor([[0, 1, 2, 2, 2], [62, 63, 63, 63, 63], [5, 20, 35, 50, 63], [7, 39, 39, 39, 39]])
+    weight_VH, x_KH = torch.randn(64, 40), torch.randn(4, 40)
+    weight_VH[39] = weight_VH[7]
+    noise_KA = torch.randn(few_KA.shape)
+    temperature_K = torch.tensor([1.0, 0.5, 2.0, 0.0])
+
+    def choose_on(own: Communicator) -> Tensor:
+        ops = resolve(replace(CPU_TARGET, communicator=own), choose("cpu"))
+        return ops.choose_few(x_KH, weight_VH.chunk(num_ranks)[own.rank], few_KA, temperature_K, noise_KA)
+
+    expected_K = choose_few(x_KH, weight_VH, few_KA, temperature_K, noise_KA)
+    assert expected_K[3] == 7
+    assert all(torch.equal(chosen_K, expected_K) for chosen_K in on_every_rank(num_ranks, choose_on))
 
 
 def test_weights_that_int8_tells_little_of_are_not_screened() -> None:
@@ -207,16 +262,23 @@ def test_integers_are_multiplied_on_hopper(tile: Tile) -> None:
 
 
 @pytest.mark.parametrize("noise", [False, True])
-def test_deciding_fits_the_registers(noise: bool) -> None:
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_deciding_fits_the_registers(noise: bool, num_ranks: int) -> None:
     constants = {"NOISE": noise, "BLOCK_B": screened.PART, "PDL": True}
+    first, values = ({"first": "i32"}, {"values": "*fp32"}) if num_ranks > 1 else ({}, {})
+    whole = {"first": None} if num_ranks == 1 else {}
     pointers = {"x": "*bf16", "weight": "*bf16", "ids": "*i64", "best_value": "*fp32", "best_id": "*i32"}
     floor = compile_ahead(
-        screened.floor_kernel, {**SCORES, **DRAWN, "floor": "*fp32"}, constants, num_warps=4, launch_pdl=True
+        screened.floor_kernel,
+        {**SCORES, **DRAWN, **first, "floor": "*fp32"},
+        {**constants, **whole},
+        num_warps=4,
+        launch_pdl=True,
     )
     decide = compile_ahead(
         screened.decide_kernel,
-        {**SCORES, **DRAWN, **pointers, "floor": "*fp32", "hidden": "i32", "arrivals": "*i32"},
-        {**constants, "BLOCK_H": 4096, "PARTS_S": 197, "BLOCK_S": 256},
+        {**SCORES, **DRAWN, **first, **pointers, **values, "floor": "*fp32", "hidden": "i32", "arrivals": "*i32"},
+        {**constants, **whole, **({} if values else {"values": None}), "BLOCK_H": 4096, "PARTS_S": 197, "BLOCK_S": 256},
         divisible=("hidden",),
         num_warps=4,
         launch_pdl=True,
@@ -244,6 +306,7 @@ def test_choices_on_hopper(num_rows: int, greedy: bool) -> None:
         weight_VH = weight_VH.bfloat16().cuda()
         x_NH = activations(num_rows, weight_VH.float()).bfloat16().cuda()
         check_choice(weight_VH, x_NH, batch(num_rows, x_NH.device, greedy=greedy))
+        check_ranks(weight_VH[:20_000], x_NH, batch(num_rows, x_NH.device, greedy=greedy), 4)
     screen = screened.prepare(weight_VH)
     assert screen is not None
     sampling = batch(num_rows, x_NH.device, greedy=greedy)

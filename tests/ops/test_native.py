@@ -21,8 +21,9 @@ from oscine.ops.norm import reference as reference_norm
 from oscine.ops.qkv import native as native_qkv
 from oscine.ops.qkv import reference as reference_qkv
 from oscine.ops.sample.reference import sample
-from oscine.ops.target import Target
+from oscine.ops.target import Communicator, Target
 from tests.ops.cases import ATTENTION_CASES, AttentionCase, attention_inputs
+from tests.ops.ranks import on_every_rank
 
 CPU = torch.device("cpu")
 INT8_ERROR = 0.015  # of the norm of random products: activations rounded to 1/127 of the largest of 32, twice
@@ -129,6 +130,22 @@ def test_greedy_tokens() -> None:
     assert torch.equal(found, sample(x @ head.T, batch).token_ids_N)
     warm = sampling_batch(37, CPU)
     assert torch.equal(choose(x, head, None, warm), sample(native_linear.lm_head(x, head), warm).token_ids_N)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 8])
+def test_greedy_tokens_of_ranks(num_ranks: int) -> None:
+    x, head = torch.randn(20, 64), torch.randn(800, 64)
+    head[700] = head[3]  # on two ranks
+    x[0], x[1], x[2] = head[3] * 10, head[-1] * 10, torch.nan
+    batch = sampling_batch(20, CPU, temperature_N=torch.zeros(20), greedy=True)
+
+    def choose_on(own: Communicator) -> torch.Tensor:
+        chooser = native_choose.chooser(replace(Target.of(CPU), communicator=own), native_linear.lm_head, sample)
+        return chooser.choose(x, head.chunk(num_ranks)[own.rank], None, batch)
+
+    expected = sample(x @ head.T, batch).token_ids_N
+    assert expected[:3].tolist() == [3, 799, -1]
+    assert all(torch.equal(found, expected) for found in on_every_rank(num_ranks, choose_on))
 
 
 def test_a_token_alone_has_the_same_result_as_among_others() -> None:

@@ -11,8 +11,11 @@ from torch import Tensor
 
 from benchmarks.kernels.inputs import sampling_batch
 from oscine.ops.interface import SamplingBatch
+from oscine.ops.ranks import sample_across
 from oscine.ops.sample.noise import gumbel, hash_tokens
-from oscine.ops.sample.reference import _truncate, sample
+from oscine.ops.sample.reference import _truncate, best, sample
+from oscine.ops.target import Communicator
+from tests.ops.ranks import best_in_turn
 
 CPU = torch.device("cpu")
 DRAWS = 20_000
@@ -151,6 +154,27 @@ def test_noise_of_neighbouring_rows_is_uncorrelated(vary: str) -> None:
 def test_greedy_takes_the_first_of_equal_logits_and_draws_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("oscine.ops.sample.reference.gumbel", None)
     assert sample(torch.tensor([[1.0, 3.0, 3.0]]), one_row()).token_ids_N.tolist() == [1]
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 4, 8])
+@pytest.mark.parametrize("greedy", [True, False])
+def test_the_best_of_parts_is_that_of_all_logits(num_ranks: int, greedy: bool) -> None:
+    """Also where a part has no token, where tokens of several parts are equal, and where there is none at all."""
+    torch.manual_seed(0)
+    logits_NV = torch.randn(40, 64)
+    logits_NV[:10] = logits_NV[:10].round()
+    logits_NV[10:20, :48] = -torch.inf
+    logits_NV[20] = -torch.inf
+    heat_N = torch.zeros(40) if greedy else torch.tensor([0.0, 1.0, 0.3, 2.0]).repeat(10)
+    batch = sampling_batch(40, CPU, greedy=greedy, temperature_N=heat_N)
+
+    def choose(own: Communicator) -> Tensor:
+        part_NV = logits_NV.chunk(num_ranks, 1)[own.rank]
+        return sample_across(best, own)(part_NV, batch).token_ids_N
+
+    chosen_N = best_in_turn(num_ranks, choose)
+    assert torch.equal(chosen_N, sample(logits_NV, batch).token_ids_N)
+    assert chosen_N[20] == -1
 
 
 def test_impossible_tokens_are_never_drawn() -> None:

@@ -13,9 +13,12 @@ from torch import Tensor
 from benchmarks.kernels.inputs import sampling_batch
 from oscine.ops.interface import SamplingBatch
 from oscine.ops.launch import arrivals
+from oscine.ops.ranks import sample_across
 from oscine.ops.sample import reference, triton
+from oscine.ops.target import Communicator
 from tests.ops.bound import bound
 from tests.ops.compile_ahead import compile_ahead, run_interpreted
+from tests.ops.ranks import best_in_turn
 
 CPU = torch.device("cpu")
 ROWS = 8
@@ -102,6 +105,17 @@ def check_restriction(logits_NV: Tensor, why: str) -> None:
     check(logits_NV, batch, why)
 
 
+def check_parts(logits_NV: Tensor, batch: SamplingBatch) -> None:
+    """Bitwise: each of two ranks has half of the vocabulary. Nothing is left to zero in what a part writes."""
+
+    def choose(own: Communicator) -> Tensor:
+        part_NV = logits_NV.chunk(2, 1)[own.rank]
+        return sample_across(bound(triton.best), own)(part_NV, batch).token_ids_N
+
+    assert torch.equal(best_in_turn(2, choose), bound(triton.choose)(logits_NV, batch))
+    assert not arrivals(logits_NV.device).any()
+
+
 def nudged(batch: SamplingBatch, row: int) -> list[SamplingBatch]:
     """The row alone, with its cuts and its temperature moved by a few roundings."""
     fields = ("temperature_N", "top_k_N", "top_p_N", "min_p_N", "seed_N", "position_N")
@@ -135,6 +149,9 @@ def in_interpreter() -> None:
         ids = bound(triton.sample)(spread, batches(150, CPU)[name]).token_ids_N.tolist()
         assert ids[3:5] == [-1, -1]
         assert all(0 <= id < 150 and id != 9 for id in ids[:3] + ids[5:])
+    for name in ("greedy", "noise"):
+        check_parts(spread, batches(150, CPU)[name])
+        check_parts(logits("few values", 2200, CPU), batches(2200, CPU)[name])  # several programs of a part
     for vocab in (31, 150):
         check_restriction(logits("spread", vocab, CPU), "interpreted")
     batch = replace(batches(150, CPU)["greedy"], num_logprobs=3)
@@ -152,11 +169,14 @@ ROW = {"logits": "*fp32", "stride": "i32", "temperature": "*fp32", "vocab": "i32
 FOUND = {"top": "*fp32", "bound": "*i32", "total": "*fp32", "keys": "*i64", "count": "*i32"}
 CHOOSE = ROW | {"seed": "*i64", "position": "*i64", "ids": "*i64", "best_value": "*fp32", "best_id": "*i32"}
 CHOOSE |= {"arrivals": "*i32", "part": "i32"}
-SPLIT = {"BLOCK_B": 2048, "PARTS_S": 2, "BLOCK_S": 2}
+BLOCKS = {"BLOCK_B": 2048, "PARTS_S": 2, "BLOCK_S": 2}
+SPLIT = BLOCKS | {"values": None, "first": None}
+OF_PART = {"values": "*fp32", "first": "i32"}
 KERNELS = {
     "greedy": (triton._choose_kernel, CHOOSE, {"cut": None, "NOISE": False} | SPLIT, 4),
     "noise": (triton._choose_kernel, CHOOSE, {"cut": None, "NOISE": True} | SPLIT, 4),
     "truncated": (triton._choose_kernel, CHOOSE | {"cut": "*i64"}, {"NOISE": True} | SPLIT, 4),
+    "a part, with noise": (triton._choose_kernel, CHOOSE | OF_PART, {"cut": None, "NOISE": True} | BLOCKS, 4),
     "scan": (triton._scan_kernel, ROW | {"lanes": "*fp32", "part": "i32"}, {"BLOCK_B": 4096}, 4),
     "bound": (
         triton._bound_kernel,

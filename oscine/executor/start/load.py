@@ -90,7 +90,7 @@ def plan(start: Start) -> MemoryPlan:
     prepared_head = start.ops.chooser.prepared_bytes(config.vocab_size, config.hidden_size)
     memory = _plan(start, weight_bytes(config, opened.dtype) + prepared_head)
     heads = config.num_attention_heads, config.num_key_value_heads, config.head_dim
-    shapes = Shapes(opened.dtype, memory.page_size, *heads, config.hidden_size, start.shard.vocabulary.num_ranks)
+    shapes = Shapes(opened.dtype, memory.page_size, *heads, config.hidden_size)
     report(f"{memory}\n{describe(start.choice, shapes)}")
     if start.on_gpu and platform(start.target, opened.dtype) == "cpu":
         report(f"no kernel and no CUDA graph is used: they are for bfloat16, not {opened.dtype}")

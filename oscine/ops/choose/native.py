@@ -12,19 +12,15 @@ from oscine.ops.target import Target
 
 
 def chooser(target: Target, lm_head: LmHead, sample: Sample) -> Chooser:
-    with_noise = reference.chooser(lm_head, sample)
-    if target.communicator.num_ranks > 1:  # each has a part of the vocabulary
-        return with_noise
+    with_noise, communicator = reference.chooser(lm_head, sample), target.communicator
 
     def choose(x_NH: Tensor, weight_VH: Tensor, prepared: Any, sampling: SamplingBatch) -> Tensor:
         if not sampling.greedy:
             return with_noise.choose(x_NH, weight_VH, prepared, sampling)
-        ids_N = torch.empty(x_NH.shape[0], dtype=torch.int64)
-        check(
-            library().oscine_greedy(
-                x_NH.data_ptr(), weight_VH.data_ptr(), ids_N.data_ptr(), x_NH.shape[0], *weight_VH.shape
-            )
-        )
-        return ids_N
+        num_rows, (vocab, hidden) = x_NH.shape[0], weight_VH.shape
+        values_N, ids_N = torch.empty(num_rows), torch.empty(num_rows, dtype=torch.int64)
+        inputs, outputs = (x_NH.data_ptr(), weight_VH.data_ptr()), (values_N.data_ptr(), ids_N.data_ptr())
+        check(library().oscine_greedy(*inputs, *outputs, communicator.rank * vocab, num_rows, vocab, hidden))
+        return communicator.best(values_N, ids_N)
 
     return Chooser(with_noise.prepare, with_noise.prepared_bytes, choose)

@@ -28,12 +28,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from oscine.ops.choose import reference
 from oscine.ops.choose.screen_gemm import TILES, logits
 from oscine.ops.interface import Chooser, LmHead, Sample, SamplingBatch, Shapes, Use, unmet
 from oscine.ops.launch import arrivals, depend
 from oscine.ops.linear.stream import tile_for
-from oscine.ops.sample.triton import gumbel, heated, settle
+from oscine.ops.sample.triton import gumbel, heated, in_vocabulary, settle
 from oscine.ops.target import Target
 
 MOST_TOKENS = TILES[-1].max_tokens
@@ -64,7 +63,7 @@ def chooser_use(shapes: Shapes) -> Use:
     return Use(
         f"up to {MOST_TOKENS} rows",
         "reference",
-        unmet(("hidden size modulo 16", 0, shapes.hidden % 16), ("number of ranks", 1, shapes.num_ranks)),
+        unmet(("hidden size modulo 16", 0, shapes.hidden % 16)),
     )
 
 
@@ -101,9 +100,6 @@ def prepared_bytes(vocab: int, hidden: int) -> int:
 
 
 def chooser(target: Target, lm_head: LmHead, sample: Sample) -> Chooser:
-    if target.communicator.num_ranks > 1:  # of which each has a part of the vocabulary
-        return reference.chooser(lm_head, sample)
-
     def choose(x_NH: Tensor, weight_VH: Tensor, screen: Screen | None, sampling: SamplingBatch) -> Tensor:
         if screen is None or not 0 < len(x_NH) <= MOST_TOKENS:
             return sample(lm_head(x_NH, weight_VH), sampling).token_ids_N
@@ -113,9 +109,14 @@ def chooser(target: Target, lm_head: LmHead, sample: Sample) -> Chooser:
 
 
 def screened(target: Target, x_NH: Tensor, weight_VH: Tensor, screen: Screen, sampling: SamplingBatch) -> Tensor:
-    """int64 [N]; as `sample` of all logits, of a batch that asks for nothing but temperature."""
+    """int64 [N]; as `sample` of all logits, of a batch that asks for nothing but temperature.
+
+    Each rank decides among the tokens of its own part of the vocabulary. The best of them all is the token.
+    """
     (num_rows, hidden), vocab, device = x_NH.shape, len(weight_VH), x_NH.device
     parts, options = triton.cdiv(vocab, PART), target.launch_options
+    communicator = target.communicator
+    first = None if communicator.num_ranks == 1 else communicator.rank * vocab
 
     def empty(dtype: torch.dtype, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
@@ -126,10 +127,10 @@ def screened(target: Target, x_NH: Tensor, weight_VH: Tensor, screen: Screen, sa
     rough_NV = logits(planes_2NH, scale_N, screen.codes_VH, screen.scale_V, tile)
     floor_NS = empty(torch.float32, num_rows, parts)
     scores = (rough_NV, screen.norm_V, screen.rest_V, norm_N, rest_N)
-    drawn = (sampling.temperature_N, sampling.seed_N, sampling.position_N, vocab)
+    drawn = (sampling.temperature_N, sampling.seed_N, sampling.position_N, vocab, first)
     noise = not sampling.greedy
     floor_kernel[(parts, num_rows)](*scores, *drawn, floor_NS, NOISE=noise, BLOCK_B=PART, num_warps=4, **options)
-    ids_N = empty(torch.int64, num_rows)
+    ids_N, values_N = empty(torch.int64, num_rows), None if first is None else empty(torch.float32, num_rows)
     decide_kernel[(parts, num_rows)](
         *scores,
         *drawn,
@@ -138,6 +139,7 @@ def screened(target: Target, x_NH: Tensor, weight_VH: Tensor, screen: Screen, sa
         weight_VH,
         hidden,
         ids_N,
+        values_N,
         empty(torch.float32, num_rows, parts),
         empty(torch.int32, num_rows, parts),
         arrivals(device),
@@ -149,7 +151,7 @@ def screened(target: Target, x_NH: Tensor, weight_VH: Tensor, screen: Screen, sa
         num_warps=4,
         **options,
     )
-    return ids_N
+    return ids_N if values_N is None else communicator.best(values_N, ids_N)
 
 
 def quantize(target: Target, x_NH: Tensor, screen: Screen) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -205,12 +207,12 @@ def quantize_kernel(
 def _drawn(logit, token, row, drawn):
     """The score of a logit: with the token's noise, which is the same whenever it is asked for; itself where greedy.
 
-    drawn: (temperature, seed, position)
+    drawn: (temperature, seed, position, first token of the part as in_vocabulary)
     """
-    temperature, seed, position = drawn
+    temperature, seed, position, first = drawn
     heat = tl.load(temperature + row)
     if heat != 0:
-        logit = heated(logit, heat) + gumbel(token, tl.load(seed + row), tl.load(position + row))
+        logit = heated(logit, heat) + gumbel(in_vocabulary(token, first), tl.load(seed + row), tl.load(position + row))
     return logit
 
 
@@ -236,7 +238,7 @@ def _scores(known, drawn, vocab, SIGN, NOISE: tl.constexpr, BLOCK_B: tl.constexp
     return token_B, x_B
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first"])
 def floor_kernel(
     rough,
     row_norm,
@@ -247,18 +249,19 @@ def floor_kernel(
     seed,
     position,
     vocab,
+    first,
     floor,
     NOISE: tl.constexpr,
     BLOCK_B: tl.constexpr,
     PDL: tl.constexpr,
 ):
     row = tl.program_id(1)
-    known, drawn = (rough, row_norm, row_rest, norm, rest), (temperature, seed, position)
+    known, drawn = (rough, row_norm, row_rest, norm, rest), (temperature, seed, position, first)
     _, lowest_B = _scores(known, drawn, vocab, -1, NOISE, BLOCK_B, PDL)
     tl.store(floor + row * tl.num_programs(0) + tl.program_id(0), tl.max(lowest_B, 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first"])
 def decide_kernel(
     rough,
     row_norm,
@@ -269,11 +272,13 @@ def decide_kernel(
     seed,
     position,
     vocab,
+    first,
     floor,
     x,
     weight,
     hidden,
     ids,
+    values,
     best_value,
     best_id,
     arrivals,
@@ -287,7 +292,7 @@ def decide_kernel(
     row = tl.program_id(1)
     part_S = tl.arange(0, BLOCK_S)
     column_H = tl.arange(0, BLOCK_H)
-    known, drawn = (rough, row_norm, row_rest, norm, rest), (temperature, seed, position)
+    known, drawn = (rough, row_norm, row_rest, norm, rest), (temperature, seed, position, first)
     token_B, highest_B = _scores(known, drawn, vocab, 1, NOISE, BLOCK_B, PDL)
     floor_S = tl.load(floor + row * PARTS_S + part_S, mask=part_S < PARTS_S, other=float("-inf"))
     # One after the other: there are few, and most parts have none.
@@ -306,4 +311,5 @@ def decide_kernel(
             id = token
         left_B = left_B & (token_B != token)
         token = tl.min(tl.where(left_B, token_B, vocab), 0)
-    settle(value, id, row, tl.program_id(0), ids, best_value, best_id, arrivals, vocab, PARTS_S, BLOCK_S)
+    out, parts = (ids, values, first), (best_value, best_id, arrivals)
+    settle(value, id, row, out, parts, vocab, PARTS_S, BLOCK_S)

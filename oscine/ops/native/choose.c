@@ -33,24 +33,26 @@ static void greedy_task(void *context, int64_t i) {
     }
 }
 
-/* x [N, H], head [V, H] -> ids [N]; -1 for a row with NaN, or without a logit above -inf. -1 without memory. */
+/* x [N, H], head [V, H] of the tokens from `first` on -> values [N]: the largest logits; ids [N]: their tokens, -1 for a
+ * row with NaN, or without a logit above -inf. -1 without memory. */
 int oscine_greedy(
-    const float *x, const float *head, int64_t *ids, int64_t num_rows, int64_t vocabulary, int64_t width) {
+    const float *x, const float *head, float *values, int64_t *ids, int64_t first, int64_t num_rows, int64_t vocabulary,
+    int64_t width) {
     const int64_t parts = (vocabulary + ROWS_PER_TASK - 1) / ROWS_PER_TASK;
     struct greedy a = {x, head, scratch(SCRATCH_X, sizeof(float) * parts * num_rows), NULL, num_rows, vocabulary, width};
     a.ids = scratch(SCRATCH_Y, sizeof(int64_t) * parts * num_rows);
     if (!a.best || !a.ids) return -1;
     run_parallel(parts, greedy_task, &a);
     for (int64_t n = 0; n < num_rows; n++) {
-        float best = -INFINITY;
+        values[n] = -INFINITY;
         ids[n] = -1;
         for (int64_t i = 0; i < parts; i++) {
             const float found = a.best[i * num_rows + n];
             if (isnan(found)) {
-                ids[n] = -1;
+                values[n] = found, ids[n] = -1;
                 break;
             }
-            if (found > best) best = found, ids[n] = a.ids[i * num_rows + n];
+            if (found > values[n]) values[n] = found, ids[n] = first + a.ids[i * num_rows + n];
         }
     }
     return 0;

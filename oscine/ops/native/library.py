@@ -32,7 +32,7 @@ _ARGUMENTS = {
     "oscine_packed_bytes": "ii",
     "oscine_pack": "pppiii",
     "oscine_moe": "ppppppppiiiiiiif",
-    "oscine_greedy": "pppiii",
+    "oscine_greedy": "ppppiiii",
 }
 _TYPES = {"p": _POINTER, "i": _SIZE, "f": _FLOAT}
 

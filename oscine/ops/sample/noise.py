@@ -19,9 +19,9 @@ from torch import Tensor
 WORD = 0xFFFFFFFF
 
 
-def gumbel(seed_N: Tensor, position_N: Tensor, vocab_size: int) -> Tensor:
-    """int64 seeds [N] and positions [N] -> float32 [N, vocab_size], finite."""
-    return gumbel_of(seed_N, position_N, torch.arange(vocab_size, device=seed_N.device))
+def gumbel(seed_N: Tensor, position_N: Tensor, num_tokens: int, first: int = 0) -> Tensor:
+    """int64 seeds [N] and positions [N] -> float32 [N, num_tokens], finite; of the tokens from `first` on."""
+    return gumbel_of(seed_N, position_N, torch.arange(first, first + num_tokens, device=seed_N.device))
 
 
 def gumbel_of(seed_N: Tensor, position_N: Tensor, token_NA: Tensor) -> Tensor:

@@ -22,10 +22,19 @@ LOWEST_TEMPERATURE = 1e-20  # above 0; keeps logits / temperature finite, and is
 def sample(logits_NV: Tensor, sampling: SamplingBatch) -> Sampled:
     """logits [N, V] float32, not written; log-probabilities are those of these logits, before any adjustment."""
     adjusted_NV = restrict(penalize(add_bias(logits_NV, sampling), sampling), sampling)
-    scores_NV = adjusted_NV if sampling.greedy else _scores(adjusted_NV, sampling)
-    best_N, ids_N = scores_NV.max(-1)
-    ids_N = ids_N.masked_fill(~(best_N > -torch.inf), -1)
+    _, ids_N = best(adjusted_NV, sampling, 0)
     return with_logprobs(ids_N, logits_NV, sampling.num_logprobs)
+
+
+def best(logits_NV: Tensor, sampling: SamplingBatch, first: int) -> tuple[Tensor, Tensor]:
+    """The choice among the tokens of a part of the vocabulary, which begins with token `first`.
+
+    Returns (scores float32 [N], ids int64 [N] in the whole vocabulary). Of all parts, the one with the highest score
+    has the token that would be chosen from all logits. Rows of a part are not truncated.
+    """
+    scores_NV = logits_NV if sampling.greedy else _scores(logits_NV, sampling, first)
+    values_N, ids_N = scores_NV.max(-1)
+    return values_N, (ids_N + first).masked_fill(~(values_N > -torch.inf), -1)
 
 
 def with_logprobs(ids_N: Tensor, logits_NV: Tensor, num_top: int | None) -> Sampled:
@@ -74,13 +83,13 @@ def restrict(logits_NV: Tensor, sampling: SamplingBatch) -> Tensor:
     return logits_NV.masked_fill(~allowed_NV, -torch.inf)
 
 
-def _scores(logits_NV: Tensor, sampling: SamplingBatch) -> Tensor:
+def _scores(logits_NV: Tensor, sampling: SamplingBatch, first: int) -> Tensor:
     temperature_N1 = sampling.temperature_N[:, None]
     greedy_N1 = temperature_N1 == 0
     scaled_NV = logits_NV / temperature_N1.masked_fill(greedy_N1, 1.0).clamp(min=LOWEST_TEMPERATURE)
     scaled_NV = scaled_NV.masked_fill(scaled_NV.isnan(), -torch.inf)
     kept_NV = _truncate(scaled_NV, sampling) if sampling.truncated else scaled_NV
-    noise_NV = gumbel(sampling.seed_N, sampling.position_N, logits_NV.shape[1])
+    noise_NV = gumbel(sampling.seed_N, sampling.position_N, logits_NV.shape[1], first)
     return torch.where(greedy_N1, logits_NV, kept_NV + noise_NV)
 
 

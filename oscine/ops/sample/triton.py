@@ -68,6 +68,19 @@ def restrict(target: Target, logits_NV: Tensor, sampling: SamplingBatch) -> Tens
 
 def choose(target: Target, logits_NV: Tensor, sampling: SamplingBatch) -> Tensor:
     """int64 [N]; rows of the logits are contiguous, the matrix need not be."""
+    return _choose(target, logits_NV, sampling, None, None)
+
+
+def best(target: Target, logits_NV: Tensor, sampling: SamplingBatch, first: int) -> tuple[Tensor, Tensor]:
+    """As reference.best, of rows that nothing truncates."""
+    values_N = torch.empty(len(logits_NV), dtype=torch.float32, device=logits_NV.device)
+    return values_N, _choose(target, logits_NV, sampling, values_N, first)
+
+
+def _choose(
+    target: Target, logits_NV: Tensor, sampling: SamplingBatch, values_N: Tensor | None, first: int | None
+) -> Tensor:
+    """int64 [N]. Where the logits are a part of the vocabulary, `first` is its first token, and values_N is written."""
     num_rows, vocab = logits_NV.shape
     assert num_rows <= NUM_ARRIVALS
     ids_N = torch.empty(num_rows, dtype=torch.int64, device=logits_NV.device)
@@ -82,6 +95,8 @@ def choose(target: Target, logits_NV: Tensor, sampling: SamplingBatch) -> Tensor
         sampling.position_N,
         cut_N,
         ids_N,
+        values_N,
+        first,
         torch.empty((num_rows, parts), dtype=torch.float32, device=logits_NV.device),
         torch.empty((num_rows, parts), dtype=torch.int32, device=logits_NV.device),
         arrivals(logits_NV.device),
@@ -221,6 +236,12 @@ def _mass(x, top):
 
 
 @triton.jit
+def in_vocabulary(token, first):
+    """The id of a token of a part, which begins with token `first`; None: the part is all."""
+    return token if first is None else token + first
+
+
+@triton.jit(do_not_specialize=["first"])
 def _choose_kernel(
     logits,
     temperature,
@@ -228,6 +249,8 @@ def _choose_kernel(
     position,
     cut,
     ids,
+    values,
+    first,
     best_value,
     best_id,
     arrivals,
@@ -241,19 +264,20 @@ def _choose_kernel(
     PDL: tl.constexpr,
 ):
     row = tl.program_id(1)
-    first = tl.program_id(0) * part
+    begin = tl.program_id(0) * part
     lane_B = tl.arange(0, BLOCK_B)
     depend(PDL)
     drawn = False
     if NOISE:
         drawn = tl.load(temperature + row) != 0
     value_B = tl.full((BLOCK_B,), float("-inf"), tl.float32)
-    id_B = tl.minimum(first + lane_B, vocab)
-    for start in range(first, tl.minimum(first + part, vocab), BLOCK_B):
+    id_B = tl.minimum(begin + lane_B, vocab)
+    for start in range(begin, tl.minimum(begin + part, vocab), BLOCK_B):
         token_B = start + lane_B
         if drawn:
             x_B = _scaled((logits, stride, temperature, vocab, row), token_B)
-            noisy_B = x_B + gumbel(token_B, tl.load(seed + row), tl.load(position + row))
+            noise_B = gumbel(in_vocabulary(token_B, first), tl.load(seed + row), tl.load(position + row))
+            noisy_B = x_B + noise_B
             if cut is not None:
                 noisy_B = tl.where(_key(x_B, token_B) >= tl.load(cut + row), noisy_B, float("-inf"))
             x_B = tl.where(token_B < vocab, noisy_B, float("-inf"))
@@ -264,27 +288,21 @@ def _choose_kernel(
         value_B = tl.where(better_B, x_B, value_B)
     value = tl.max(value_B, 0)
     id = tl.min(tl.where(value_B == value, id_B, vocab), 0)
-    settle(value, id, row, tl.program_id(0), ids, best_value, best_id, arrivals, vocab, PARTS_S, BLOCK_S)
+    out, parts = (ids, values, first), (best_value, best_id, arrivals)
+    settle(value, id, row, out, parts, vocab, PARTS_S, BLOCK_S)
 
 
 @triton.jit
-def settle(
-    value,
-    id,
-    row,
-    part,
-    ids,
-    best_value,
-    best_id,
-    arrivals,
-    vocab,
-    PARTS_S: tl.constexpr,
-    BLOCK_S: tl.constexpr,
-):
-    """The best of a row's parts; the lower id of equals. The program that arrives last stores it. -1: all are -inf."""
+def settle(value, id, row, out, parts, vocab, PARTS_S: tl.constexpr, BLOCK_S: tl.constexpr):
+    """The best of a row's parts; the lower id of equals. The program that arrives last stores it. -1: all are -inf.
+
+    out: (ids, values or None, first token as in_vocabulary). parts: (best_value, best_id, arrivals)
+    """
+    best_value, best_id, arrivals = parts
     if PARTS_S == 1:
-        tl.store(ids + row, tl.where(value > float("-inf"), id, -1).to(tl.int64))
+        _store_best(value, id, row, out)
     else:
+        part = tl.program_id(0)
         tl.store(best_value + row * PARTS_S + part, value)
         tl.store(best_id + row * PARTS_S + part, id)
         tl.debug_barrier()  # the atomic of one thread publishes what other threads stored
@@ -296,8 +314,15 @@ def settle(
             value_S = tl.load(best_value + at_S, mask=live_S, other=float("-inf"), cache_modifier=".cg")
             id_S = tl.load(best_id + at_S, mask=live_S, other=vocab, cache_modifier=".cg")
             best = tl.max(value_S, 0)
-            id = tl.min(tl.where(value_S == best, id_S, vocab), 0)
-            tl.store(ids + row, tl.where(best > float("-inf"), id, -1).to(tl.int64))
+            _store_best(best, tl.min(tl.where(value_S == best, id_S, vocab), 0), row, out)
+
+
+@triton.jit
+def _store_best(value, id, row, out):
+    ids, values, first = out
+    tl.store(ids + row, tl.where(value > float("-inf"), in_vocabulary(id, first), -1).to(tl.int64))
+    if values is not None:
+        tl.store(values + row, value)
 
 
 @triton.jit

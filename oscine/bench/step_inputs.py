@@ -77,7 +77,7 @@ def random_weights(config: ModelConfig, ops: Ops, device: torch.device, dtype: t
 def step_calls(config: ModelConfig, weights: Weights, ops: Ops, load: StepLoad) -> list[OpCall]:
     """The ops in the order of the step; running them here once gives each its inputs."""
     step = _Step(config, weights, load)
-    return [*step.attention_calls(ops), *step.expert_calls(ops), *step.head_calls(ops)]
+    return [step.embed_call(ops), *step.attention_calls(ops), *step.expert_calls(ops), *step.head_calls(ops)]
 
 
 class _Step:
@@ -92,6 +92,10 @@ class _Step:
         self.kv = tuple(map(_memory, self.groups, self.batch.groups))
         self.x = weights.embed_VH[self.batch.token_ids_T]
         self.residual_TH = torch.zeros_like(self.x)
+
+    def embed_call(self, ops: Ops) -> OpCall:
+        ids_T, embed_VH = self.batch.token_ids_T, self.weights.embed_VH
+        return OpCall("embed", "embed", 1, lambda _: ops.embed(ids_T, embed_VH), 2 * _bytes(self.x), 0.0)
 
     def attention_calls(self, ops: Ops) -> list[OpCall]:
         config, batch, pages, eps = self.config, self.batch, self.kv[0], self.config.rms_norm_eps

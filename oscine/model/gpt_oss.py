@@ -41,7 +41,7 @@ class GptOss:
     def hidden(self, batch: Batch, kv: KVCache) -> Tensor:
         """Runs one step and writes its keys and values into kv. Returns the input of the head, [N, H]."""
         ops, eps = self.ops, self.config.rms_norm_eps
-        x = self.weights.embed_VH[batch.token_ids_T]  # from here on [T, H], or partial sums [T, J, H]
+        x = ops.embed(batch.token_ids_T, self.weights.embed_VH)  # from here on [T, H], or partial sums [T, J, H]
         residual_TH: Tensor | None = None
         for layer, cache in zip(self.weights.layers, self._layer_caches(batch, kv), strict=True):
             x, residual_TH = self._attend(x, residual_TH, layer, cache, batch)

@@ -51,7 +51,7 @@ DIVIDED: dict[str, dict[str, int]] = {
         **dict.fromkeys(("gate_up_proj_blocks", "gate_up_proj_scales", "gate_up_proj_bias"), 1),
         **dict.fromkeys(("down_proj_blocks", "down_proj_scales"), 2),
     },
-    "vocabulary": {"lm_head.weight": 0},
+    "vocabulary": {"embed_tokens.weight": 0, "lm_head.weight": 0},
 }
 ADDED_ONCE = {"attention": "o_proj.bias", "experts": "down_proj_bias"}  # to partial sums over ranks: by rank 0
 

@@ -169,6 +169,8 @@ class Ops:
     The granularity is that of the kernels worth fusing; a callable may write into its inputs only where said.
     """
 
+    # (token_ids_T int64, weight_VH) -> x_TH
+    embed: Callable[[Tensor, Tensor], Tensor]
     # (x [T, H] or [T, J, H], weight_H, eps, residual_TH or None) -> (norm(x + residual), x + residual)
     rms_norm: Callable[[Tensor, Tensor, float, Tensor | None], tuple[Tensor, Tensor]]
     # (x [T, H] or [T, J, H], norm_weight_H, eps, residual_TH or None, projection)

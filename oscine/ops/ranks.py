@@ -1,7 +1,15 @@
 """The ops of one of several ranks, each of which has a part of the heads, of the experts' rows and of the vocabulary.
 
-What attention and experts leave are then partial sums over ranks too. They meet where a norm adds them up: beside a
-residual. Logits meet before a token is chosen, so every rank chooses the same.
+Where the ranks meet:
+
+| what each rank leaves | meets |
+|---|---|
+| rows of its tokens, zeros for other tokens | in `embed`, so that x is whole before the first norm |
+| partial sums of attention and of experts | in the next norm, which has a residual; the first norm has none |
+| the best token of its own, by score | in the choice, where nothing but temperature is asked |
+| logits of its tokens | in `lm_head`, for all other rows |
+
+So every rank has the same x after a norm, and chooses the same token.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,12 +29,15 @@ def across(ops: Mapping[str, Op], communicator: Communicator) -> dict[str, Op]:
 
     def after_meeting(norm: Op) -> Op:
         def meet(x: Tensor, weight_H: Tensor, eps: float, residual_TH: Tensor | None, *rest: Any) -> Any:
-            whole = x if residual_TH is None else communicator.all_reduce(x)
-            return norm(whole, weight_H, eps, residual_TH, *rest)
+            is_whole = residual_TH is None  # x is the embedding
+            return norm(x if is_whole else communicator.all_reduce(x), weight_H, eps, residual_TH, *rest)
 
         return meet
 
-    part_of_logits, best_of_few = ops["lm_head"], ops["best_of_few"]
+    embed_part, part_of_logits, best_of_few = ops["embed_part"], ops["lm_head"], ops["best_of_few"]
+
+    def embed(token_ids_T: Tensor, weight_VH: Tensor) -> Tensor:
+        return communicator.all_reduce(embed_part(token_ids_T, weight_VH, communicator.rank * len(weight_VH)))
 
     def lm_head(x_NH: Tensor, weight_VH: Tensor) -> Tensor:
         return communicator.all_gather(part_of_logits(x_NH, weight_VH))
@@ -35,7 +46,8 @@ def across(ops: Mapping[str, Op], communicator: Communicator) -> dict[str, Op]:
         first = communicator.rank * len(weight_VH)
         return communicator.best(*best_of_few(x_KH, weight_VH, few_KA, temperature_K, noise_KA, first))
 
-    return {name: after_meeting(ops[name]) for name in NORMS} | {"lm_head": lm_head, "choose_few": choose_few}
+    norms = {name: after_meeting(ops[name]) for name in NORMS}
+    return {**norms, "embed": embed, "lm_head": lm_head, "choose_few": choose_few}
 
 
 def sample_across(best: Op, communicator: Communicator) -> Sample:

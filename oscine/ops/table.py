@@ -42,6 +42,7 @@ TABLE: dict[str, dict[str, str]] = {
         "hopper": "norm.hopper",
     },
     "moe": {"reference": "moe.reference", "native": "moe.native", "triton": "moe.triton", "hopper": "moe.hopper"},
+    "embed": {"reference": "embed.reference", "triton": "embed.triton"},
     "lm_head": {
         "reference": "linear.reference",
         "native": "linear.native",
@@ -54,8 +55,9 @@ TABLE: dict[str, dict[str, str]] = {
     "choose_few": {"reference": "choose.few"},
     "prepare_step": {"reference": "step.reference", "triton": "step.triton"},
 }
-# op -> another function of the same module; `best` and `best_of_few` are for several ranks (see ranks.py)
+# op -> another function of the same module. embed_part, best and best_of_few are for one of several ranks (ranks.py).
 BESIDE = {
+    "embed": "embed_part",
     "moe": "prepare_experts",
     "sample": "best",
     "choose_few": "best_of_few",
@@ -65,10 +67,17 @@ BESIDE = {
 # platform -> op -> backend; "*" is every op not named
 DEFAULTS: dict[str, dict[str, str]] = {
     "cpu": {"*": "reference"},
-    "native": {"*": "native", "sample": "reference", "choose_few": "reference", "prepare_step": "reference"},
+    "native": {
+        "*": "native",
+        "embed": "reference",
+        "sample": "reference",
+        "choose_few": "reference",
+        "prepare_step": "reference",
+    },
     "cuda": {"*": "triton", "chooser": "reference", "choose_few": "reference"},
     "hopper": {
         "*": "hopper",
+        "embed": "triton",
         "rms_norm": "triton",
         "sample": "triton",
         "chooser": "screened",

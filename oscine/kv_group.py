@@ -2,14 +2,26 @@
 
 A page group is the layers of a model that have one window; they share pages. A page is one block over all layers of its
 group, [layers, 2 (key, value), KV heads, page size, head size] (docs/decisions/0002). With tensor parallelism each rank
-has an equal share of the KV heads, in order. So a page is one block on each rank. The first group of a model
-is its full-attention layers: no other group holds more pages of a sequence.
+has an equal share of the KV heads, in order; with more ranks than heads, several ranks have the same head. So a page is
+one block on each rank. The first group of a model is its full-attention layers: no other group holds more pages of a
+sequence.
 """
 
 from dataclasses import dataclass, fields
 from math import prod
 
 _ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "uint8": 1}
+
+
+def heads_of_rank(num_kv_heads: int, num_ranks: int, rank: int) -> range:
+    """An equal share, in order. With more ranks than heads, ranks beside each other have the same head.
+
+    Raises ValueError where shares would not be equal.
+    """
+    if num_ranks < 1 or (num_kv_heads % num_ranks and num_ranks % num_kv_heads):
+        raise ValueError(f"{num_kv_heads} kv heads cannot be shared out among {num_ranks} ranks")
+    first = num_kv_heads * rank // num_ranks
+    return range(first, first + max(1, num_kv_heads // num_ranks))
 
 
 def pages_of_window(window: int, page_size: int) -> int:
@@ -30,8 +42,7 @@ class KVGroup:
     num_ranks: int = 1  # tensor-parallel size
 
     def __post_init__(self) -> None:
-        if self.num_ranks < 1 or self.num_kv_heads % self.num_ranks:
-            raise ValueError(f"{self.num_kv_heads} kv heads cannot be shared out among {self.num_ranks} ranks")
+        self.heads_of(0)  # raises ValueError
         if self.dtype not in _ELEMENT_BYTES:
             raise ValueError(f"keys and values cannot be {self.dtype}: only {', '.join(_ELEMENT_BYTES)}")
 
@@ -42,9 +53,17 @@ class KVGroup:
 
     # ---- memory ----
 
+    def heads_of(self, rank: int) -> range:
+        return heads_of_rank(self.num_kv_heads, self.num_ranks, rank)
+
     @property
     def heads_per_rank(self) -> int:
-        return self.num_kv_heads // self.num_ranks
+        return len(self.heads_of(0))
+
+    @property
+    def holders(self) -> int:
+        """Ranks that have the same heads."""
+        return max(1, self.num_ranks // self.num_kv_heads)
 
     @property
     def page_shape(self) -> tuple[int, ...]:

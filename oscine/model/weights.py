@@ -4,14 +4,17 @@ Knows the published names, shapes and dtypes, and which part of each tensor a ra
 how a tensor comes about.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from tqdm import tqdm
 
+from oscine.kv_group import heads_of_rank
 from oscine.model.config import ModelConfig
 from oscine.model.staging import Staging
 from oscine.ops.interface import MxExperts, Ops
@@ -32,28 +35,47 @@ class TensorSpec:
         return prod(self.shape) * BYTES[self.dtype]
 
 
+class Span(NamedTuple):
+    """What a rank has of a number of equal things."""
+
+    own: range
+    length: int  # of each rank's part: zeros follow its own
+    total: int
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One of the equal parts into which ranks divide something."""
+    """One of the parts into which ranks divide something."""
 
     rank: int = 0
     num_ranks: int = 1
 
+    def span(self, total: int) -> Span:
+        """Of two ranks one has at most one more than the other."""
+        own = range(total * self.rank // self.num_ranks, total * (self.rank + 1) // self.num_ranks)
+        return Span(own, -(-total // self.num_ranks), total)
 
-# The dimension along which ranks divide a tensor, by the part that it belongs to and the end of its name.
-DIVIDED: dict[str, dict[str, int]] = {
-    "attention": {
-        **dict.fromkeys(("q_proj.weight", "k_proj.weight", "v_proj.weight", "self_attn.sinks"), 0),
-        **dict.fromkeys(("q_proj.bias", "k_proj.bias", "v_proj.bias"), 0),
-        "o_proj.weight": 1,
-    },
-    "experts": {
-        **dict.fromkeys(("gate_up_proj_blocks", "gate_up_proj_scales", "gate_up_proj_bias"), 1),
-        **dict.fromkeys(("down_proj_blocks", "down_proj_scales"), 2),
-    },
-    "vocabulary": {"embed_tokens.weight": 0, "lm_head.weight": 0},
+
+class Cut(NamedTuple):
+    """What a rank has of one dimension of a tensor, in elements. As Span."""
+
+    dimension: int
+    start: int
+    end: int
+    length: int
+
+
+# What ranks divide, and along which dimension, by the end of a tensor's name.
+_DIVIDED = {
+    **dict.fromkeys(("q_proj.weight", "q_proj.bias", "self_attn.sinks"), ("query heads", 0)),
+    **dict.fromkeys(("k_proj.weight", "k_proj.bias", "v_proj.weight", "v_proj.bias"), ("kv heads", 0)),
+    "o_proj.weight": ("query heads", 1),
+    **dict.fromkeys(("gate_up_proj_blocks", "gate_up_proj_scales", "gate_up_proj_bias"), ("blocks", 1)),
+    **dict.fromkeys(("down_proj_blocks", "down_proj_scales"), ("blocks", 2)),
+    **dict.fromkeys(("embed_tokens.weight", "lm_head.weight"), ("tokens", 0)),
 }
-ADDED_ONCE = {"attention": "o_proj.bias", "experts": "down_proj_bias"}  # to partial sums over ranks: by rank 0
+_ADDED_ONCE = {"o_proj.bias": "attention", "down_proj_bias": "experts"}  # to partial sums over ranks: by rank 0
+_BLOCK = 32  # intermediate columns that have one MXFP4 scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +83,16 @@ class Shard:
     """One rank's part of a model.
 
     Tensor parallelism divides all three. Attention data parallelism divides the experts only.
+
+    | part | is divided in | where the ranks are too many |
+    |---|---|---|
+    | attention | query heads, with their KV heads | ranks beside each other have the same KV head |
+    | experts | MXFP4 blocks of intermediate columns | zeros fill up the shorter parts |
+    | vocabulary | tokens | refused |
     """
 
-    attention: Part = Part()  # heads
-    experts: Part = Part()  # rows of every expert
+    attention: Part = Part()
+    experts: Part = Part()
     vocabulary: Part = Part()
 
     @classmethod
@@ -75,32 +103,61 @@ class Shard:
 
     def config(self, config: ModelConfig) -> ModelConfig:
         """Of the part; its vocabulary is the whole one. Raises ValueError for a model that ranks cannot divide."""
-        divided = {
-            "num_attention_heads": (config.num_attention_heads, self.attention),
-            "num_key_value_heads": (config.num_key_value_heads, self.attention),
-            "intermediate_size / 32": (config.intermediate_size // 32, self.experts),
-            "vocab_size": (config.vocab_size, self.vocabulary),
-        }
-        for name, (count, part) in divided.items():
-            if count % part.num_ranks:
-                raise ValueError(f"{part.num_ranks} ranks cannot divide a {name} of {count}")
+        _check_divisible(self.attention, "num_attention_heads", config.num_attention_heads)
+        _check_divisible(self.vocabulary, "vocab_size", config.vocab_size)
+        spans = self._spans(config)
         return replace(
             config,
-            num_attention_heads=config.num_attention_heads // self.attention.num_ranks,
-            num_key_value_heads=config.num_key_value_heads // self.attention.num_ranks,
-            intermediate_size=config.intermediate_size // self.experts.num_ranks,
+            num_attention_heads=spans["query heads"].length,
+            num_key_value_heads=spans["kv heads"].length,
+            intermediate_size=spans["blocks"].length * _BLOCK,
         )
 
-    def part(self, name: str, tensor: Tensor) -> Tensor:
-        """A view, so that of a file's tensor no more is read."""
-        for kind, dimensions in DIVIDED.items():
-            part: Part = getattr(self, kind)
-            if part.rank and kind in ADDED_ONCE and name.endswith(ADDED_ONCE[kind]):
-                return torch.zeros_like(tensor)
-            dimension = next((dim for end, dim in dimensions.items() if name.endswith(end)), None)
-            if dimension is not None:
-                return tensor.tensor_split(part.num_ranks, dimension)[part.rank]
-        return tensor
+    def _spans(self, config: ModelConfig) -> dict[str, Span]:
+        kv_heads, attention = config.num_key_value_heads, self.attention
+        own = heads_of_rank(kv_heads, attention.num_ranks, attention.rank)
+        return {
+            "query heads": attention.span(config.num_attention_heads),
+            "kv heads": Span(own, len(own), kv_heads),
+            "blocks": self.experts.span(config.intermediate_size // _BLOCK),
+            "tokens": self.vocabulary.span(config.vocab_size),
+        }
+
+    def _cut(self, config: ModelConfig, name: str, shape: Sequence[int]) -> Cut | None:
+        """None for a tensor that every rank has."""
+        for end, (what, dimension) in _DIVIDED.items():
+            if name.endswith(end):
+                own, length, total = self._spans(config)[what]
+                unit = shape[dimension] // total
+                return Cut(dimension, own.start * unit, own.stop * unit, length * unit)
+        return None
+
+    def specs(self, config: ModelConfig) -> dict[str, TensorSpec]:
+        """Of what load_weights brings of a model."""
+        found = tensor_specs(config)
+        for name, spec in found.items():
+            if cut := self._cut(config, name, spec.shape):
+                shape = (*spec.shape[: cut.dimension], cut.length, *spec.shape[cut.dimension + 1 :])
+                found[name] = replace(spec, shape=shape)
+        return found
+
+    def part(self, config: ModelConfig, name: str, tensor: Tensor) -> Tensor:
+        """A view where nothing is filled up. Of a file's tensor no more than the part is read."""
+        added = next((part for end, part in _ADDED_ONCE.items() if name.endswith(end)), None)
+        if added is not None and getattr(self, added).rank:
+            return torch.zeros_like(tensor)
+        cut = self._cut(config, name, tensor.shape)
+        if cut is None:
+            return tensor
+        own = tensor.narrow(cut.dimension, cut.start, cut.end - cut.start)
+        missing = cut.length - (cut.end - cut.start)
+        after = (0, 0) * (tensor.dim() - 1 - cut.dimension)
+        return functional.pad(own, (*after, 0, missing)) if missing else own
+
+
+def _check_divisible(part: Part, name: str, count: int) -> None:
+    if count % part.num_ranks:
+        raise ValueError(f"{part.num_ranks} ranks cannot divide a {name} of {count}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +251,7 @@ def load_weights(
     Of each tensor the shard's part. With `ops`, experts are repacked for them as soon as they are there, layer by
     layer, and the head prepared.
     """
-    loader = _Loader(source, Staging(device), dtype, shard)
+    loader = _Loader(config, source, Staging(device), dtype, shard)
     layers = []
     for index in tqdm(range(config.num_hidden_layers), desc="Loading layers", disable=not progress):
         layer = loader.layer(f"model.layers.{index}.")
@@ -211,6 +268,7 @@ def load_weights(
 
 @dataclass(frozen=True, slots=True)
 class _Loader:
+    config: ModelConfig
     source: TensorSource
     staging: Staging
     dtype: torch.dtype
@@ -218,7 +276,7 @@ class _Loader:
 
     def get(self, *names: str) -> Tensor:
         """One tensor, or several concatenated along their first dimension."""
-        tensors = [self.shard.part(name, self.source.get(name)) for name in names]
+        tensors = [self.shard.part(self.config, name, self.source.get(name)) for name in names]
         tensor = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
         return self.staging.bring(tensor.contiguous()).to(torch.uint8 if tensor.dtype == torch.uint8 else self.dtype)
 

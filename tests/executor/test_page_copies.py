@@ -17,28 +17,29 @@ GROUP = KVGroup(None, (1, 3, 5), 8, 16, 4, "float16")
 
 
 def of_rank(page: np.ndarray, layout: KVGroup, rank: int) -> np.ndarray:
-    """Bytes of a logical page [layers, 2, heads, page size, head dim] on one rank."""
-    heads = np.split(page, layout.num_ranks, axis=2)[rank]
+    """Bytes of a logical page [layers, 2, heads, page size, head dim] on one rank. More ranks than heads share them."""
+    shared_out = np.repeat(page, max(1, layout.num_ranks // page.shape[2]), axis=2)
+    heads = np.split(shared_out, layout.num_ranks, axis=2)[rank]
     return np.frombuffer(np.ascontiguousarray(heads).tobytes(), np.uint8)
 
 
 @given(
     num_layers=st.integers(1, 4),
-    heads_of_eight=st.integers(1, 2),
+    num_heads=st.sampled_from((1, 2, 8, 16)),
     page_size=st.sampled_from((16, 64)),
     head_dim=st.sampled_from((2, 16)),
     dtype=st.sampled_from((np.float32, np.float16, np.uint8)),
     ranks=st.tuples(st.sampled_from(RANKS), st.sampled_from(RANKS)),
 )
 def test_pieces_make_the_page_of_every_rank(
-    num_layers: int, heads_of_eight: int, page_size: int, head_dim: int, dtype: type, ranks: tuple[int, int]
+    num_layers: int, num_heads: int, page_size: int, head_dim: int, dtype: type, ranks: tuple[int, int]
 ) -> None:
-    num_heads = 8 * heads_of_eight
     page = np.random.default_rng(0).integers(0, 256, (num_layers, 2, num_heads, page_size, head_dim)).astype(dtype)
     group = KVGroup(24, tuple(range(num_layers)), num_heads, page_size, head_dim, np.dtype(dtype).name)
     source, target = (replace(group, num_ranks=n) for n in ranks)
     assert group.page_shape == page.shape
-    assert source.page_bytes * source.num_ranks == target.page_bytes * target.num_ranks == page.nbytes
+    shares = [min(num_heads, n) for n in ranks]
+    assert source.page_bytes * shares[0] == target.page_bytes * shares[1] == page.nbytes
     parts = [of_rank(page, source, rank) for rank in range(source.num_ranks)]
     for rank in range(target.num_ranks):
         found = np.full(target.page_bytes, 255, np.uint8)
@@ -49,7 +50,16 @@ def test_pieces_make_the_page_of_every_rank(
             written[target_offset : target_offset + length] += 1
         assert (written == 1).all()
         assert (found == of_rank(page, target, rank)).all()
-        assert len(pieces) == (1 if ranks[0] == ranks[1] else 2 * num_layers * max(1, ranks[0] // ranks[1]))
+        assert len(pieces) == (1 if shares[0] == shares[1] else 2 * num_layers * max(1, shares[0] // shares[1]))
+
+
+def test_every_holder_of_a_head_is_read_by_some_targets() -> None:
+    """From 4 ranks with one of two heads to 8 ranks; equal ranks read each other."""
+    two = replace(GROUP, num_kv_heads=2)
+    source, target = replace(two, num_ranks=4), replace(two, num_ranks=8)
+    assert [copies(source, target, rank)[0].source_rank for rank in range(8)] == [0, 1, 0, 1, 2, 3, 2, 3]
+    assert [copies(target, target, rank)[0].source_rank for rank in range(8)] == list(range(8))
+    assert [copies(target, two, 0)[i].source_rank for i in (0, -1)] == [0, 4]
 
 
 @pytest.mark.parametrize(

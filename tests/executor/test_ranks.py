@@ -1,84 +1,285 @@
-"""Two ranks in two threads, each with its part of the weights, heads and vocabulary, answer as one does."""
+"""Ranks in threads, each with its part of the weights, heads and vocabulary, answer as one does."""
 
 import json
+import time
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from oscine.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
-from oscine.executor.start.load import load_executor
+from oscine.executor.start.load import load_executor, weight_bytes
 from oscine.executor.start.stopwatch import Stopwatch
+from oscine.model import opened
+from oscine.model.checkpoint import Checkpoint
+from oscine.model.config import ModelConfig, gpt_oss_20b, gpt_oss_120b
 from oscine.model.random_weights import RandomTensors
-from oscine.model.weights import DIVIDED, Part, Shard, tensor_specs
+from oscine.model.weights import Part, Shard, load_weights, tensor_specs
 from oscine.ops.target import Alone, Communicator
+from oscine.types import GenerationOutput, GenerationRequest
+from tests.model.saved import save
 from tests.ops.ranks import on_every_rank
 
-from .tiny import CONFIG, PAGE, loop, prompt, request, run
+from .grammars import END as END_OF_TEXT
+from .grammars import TOKENS, grammar, tokenizer_file
+from .tiny import CONFIG, CPU, PAGE, LivelyTensors, loop, prompt, request, run
 
-NUM_RANKS = 2
-DIVISIBLE = replace(CONFIG, vocab_size=98, intermediate_size=64)
+# With 2 ranks a KV head each, with 4 and 8 ranks the same one on several. Three blocks of intermediate columns: parts
+# are filled up with zeros, and some of 8 ranks have nothing else.
+RANKED = replace(CONFIG, vocab_size=104, num_attention_heads=8, intermediate_size=96)
+
+START, END, CHANNEL, MESSAGE = range(END_OF_TEXT - 4, END_OF_TEXT)
+SPECIALS = {"<|start|>": START, "<|end|>": END, "<|channel|>": CHANNEL, "<|message|>": MESSAGE}
+HEADERS = """%llguidance {"no_forcing": true}
+start: (<|end|>? <|start|> "ab" | <|channel|>) ("ca" | "bb" | "cabba" | "bbab") <|message|>"""
+NOISE: dict[str, object] = {"temperature": 1.0}
+# Each kind in a batch of its own, as one row that needs all logits makes all rows do so.
+KINDS: dict[str, tuple[dict[str, object], ...]] = {
+    "greedy": ({},),
+    "sampled": ({**NOISE, "seed": 1}, {"temperature": 0.4, "seed": 1 << 40}, {}),
+    "penalties": ({"presence_penalty": 0.5, "frequency_penalty": 0.3}, {**NOISE, "repetition_penalty": 1.2}),
+    "biases": ({"logit_bias": {3: 1.0, 103: 2.5}, "min_tokens": 3, "stop_token_ids": (103,)},),
+    "truncated": ({**NOISE, "top_p": 0.7}, {**NOISE, "top_k": 9}, {**NOISE, "min_p": 0.1}),
+    "log-probabilities": ({"logprobs": 3}, {**NOISE, "prompt_logprobs": 2}),
+    "grammars": ({"grammar": grammar(2, 6)}, {**NOISE, "grammar": grammar(3, 9)}),
+    "headers": ({"headers": HEADERS}, {**NOISE, "headers": HEADERS}),
+    "mixed": ({**NOISE, "top_p": 0.9, "grammar": grammar(2, 6)}, {"headers": HEADERS}, {**NOISE, "logprobs": 0}),
+}
 
 
-@pytest.mark.parametrize("temperatures", [(0, 1), (0,)], ids=["some sampled", "all greedy"])
-def test_ranks_answer_as_one(tmp_path: Path, temperatures: tuple[int, ...]) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(DIVISIBLE.to_dict()))
-    options = EngineOptions(
-        model=ModelOptions(random_weights=str(tmp_path), device="cpu"),
+def requests(kind: str) -> list[GenerationRequest]:
+    """Prompts shorter and longer than a step; those with rules for headers end in a header."""
+    begun = [START, TOKENS.index("ab")]
+    found = []
+    for n, length in enumerate((3, 70, 24, 1)):
+        wishes = KINDS[kind][n % len(KINDS[kind])]
+        given = [*prompt(length, n), *(begun if "headers" in wishes else [])]
+        found.append(request(f"{kind} {n}", given, max_tokens=12, **wishes))
+    return found
+
+
+@pytest.fixture(scope="module")
+def options(tmp_path_factory: pytest.TempPathFactory) -> EngineOptions:
+    folder = tmp_path_factory.mktemp("model")
+    (folder / "config.json").write_text(json.dumps(RANKED.to_dict()))
+    tokenizer_file(folder, SPECIALS)
+    return EngineOptions(
+        model=ModelOptions(random_weights=str(folder), tokenizer=str(folder), device="cpu"),
         cache=CacheOptions(page_size=PAGE, kv_cache_bytes=1 << 20),
         scheduler=replace(SchedulerOptions(), max_num_seqs=4, max_num_batched_tokens=64, overlap=False),
+        quiet=True,
     )
 
-    def answers(communicator: Communicator) -> dict[str, list[int]]:
-        executor = load_executor(options, lambda text: None, Stopwatch(), communicator)
-        kv_heads = DIVISIBLE.num_key_value_heads // communicator.num_ranks
-        assert {pages.shape[3] for pages in executor.kv} == {kv_heads}
-        asked = [
-            request(str(n), prompt(n), max_tokens=12, temperature=temperatures[n % len(temperatures)])
-            for n in (3, 70, 24, 1)
-        ]
-        return {name: one.token_ids for name, one in run(loop(executor, options, executor.memory), *asked).items()}
 
-    alone = answers(Alone())
-    assert on_every_rank(NUM_RANKS, answers) == [alone] * NUM_RANKS
-    assert len({token for tokens in alone.values() for token in tokens}) > 2, "a model that says nothing"
+@pytest.fixture(scope="module", autouse=True)
+def lively() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(opened, "RandomTensors", LivelyTensors)
+        yield
+
+
+Answers = dict[str, GenerationOutput]
+
+
+def answers(options: EngineOptions, communicator: Communicator) -> Answers:
+    """To the requests of all kinds. Every rank has a scheduler here, so all must find each grammar compiled."""
+    executor = load_executor(options, lambda text: None, Stopwatch(), communicator)
+    kv_heads = max(1, RANKED.num_key_value_heads // communicator.num_ranks)
+    assert {pages.shape[3] for pages in executor.kv} == {kv_heads}
+    found: Answers = {}
+    for kind in KINDS:
+        deadline = time.monotonic() + 60
+        while not all(executor.prepare(one.sampling) for one in requests(kind)):
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        found |= run(loop(executor, options, executor.memory), *requests(kind))
+    return {name: replace(one, queue_s=0) for name, one in found.items()}
+
+
+@pytest.fixture(scope="module")
+def alone(options: EngineOptions) -> Answers:
+    found = answers(options, Alone())
+    assert not any(one.error for one in found.values())
+    for kind in KINDS:
+        said = {token for name, one in found.items() if name.startswith(kind) for token in one.token_ids}
+        assert len(said) > 3, f"{kind}: a model that says nothing"
+    assert {token // (RANKED.vocab_size // 8) for one in found.values() for token in one.token_ids} == set(range(8))
+    return found
+
+
+def logprobs(output: GenerationOutput) -> list[tuple[int, float]]:
+    entries = [*(output.logprobs or ()), *(output.prompt_logprobs or ())]
+    return [pair for entry in entries for pair in ((entry.token_id, entry.logprob), *entry.top)]
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4, 8])
+def test_ranks_answer_as_one(options: EngineOptions, alone: Answers, num_ranks: int) -> None:
+    first, *others = on_every_rank(num_ranks, lambda own: answers(options, own))
+    assert all(other == first for other in others)
+    for name, expected in alone.items():
+        assert first[name].token_ids == expected.token_ids, name
+        assert first[name].finish_reason == expected.finish_reason, name
+        found_ids, found = zip(*logprobs(first[name]), strict=True) if logprobs(expected) else ((), ())
+        ids, values = zip(*logprobs(expected), strict=True) if logprobs(expected) else ((), ())
+        assert found_ids == ids, name
+        assert found == pytest.approx(values, abs=1e-4), name
 
 
 def test_the_best_of_all_ranks_is_that_of_the_lowest_that_has_it() -> None:
     nan, low = torch.nan, -torch.inf
     values_RN = torch.tensor([[1.0, 3.0, nan, low, nan, torch.inf, low], [2.0, 3.0, 1.0, low, low, torch.inf, -5.0]])
     ids_RN = torch.arange(14).view(2, 7)
-    best = on_every_rank(NUM_RANKS, lambda own: own.best(values_RN[own.rank], ids_RN[own.rank]).tolist())
-    assert best == [[7, 1, 9, -1, -1, 5, 13]] * NUM_RANKS
+    best = on_every_rank(2, lambda own: own.best(values_RN[own.rank], ids_RN[own.rank]).tolist())
+    assert best == [[7, 1, 9, -1, -1, 5, 13]] * 2
 
 
 def test_attention_data_parallelism_divides_only_experts() -> None:
     shard = Shard(experts=Part(1, 2))
-    assert shard.config(DIVISIBLE) == replace(DIVISIBLE, intermediate_size=32)
-    source = RandomTensors(DIVISIBLE, 0, torch.device("cpu"))
-    for name in tensor_specs(DIVISIBLE):
-        same = torch.equal(shard.part(name, source.get(name)), source.get(name))
-        assert same == (".experts." not in name), name
+    assert shard.config(RANKED) == replace(RANKED, intermediate_size=64)
+    source = RandomTensors(RANKED, 0, CPU)
+    for name in tensor_specs(RANKED):
+        whole, part = source.get(name), shard.part(RANKED, name, source.get(name))
+        assert (part.shape == whole.shape and torch.equal(part, whole)) == (".experts." not in name), name
 
 
-def test_shards_beside_each_other_are_the_whole() -> None:
-    source = RandomTensors(DIVISIBLE, 0, torch.device("cpu"))
-    for name in tensor_specs(DIVISIBLE):
+def shards(num_ranks: int) -> list[Shard]:
+    return [Shard.of_everything(rank, num_ranks) for rank in range(num_ranks)]
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 4, 8])
+@pytest.mark.parametrize("config", [RANKED, replace(RANKED, num_key_value_heads=8)], ids=["2 KV heads", "8 KV heads"])
+def test_every_weight_is_on_one_rank_or_on_all(config: ModelConfig, num_ranks: int) -> None:
+    """KV heads with equal queries on several; what is added to partial sums on the first; zeros fill up."""
+    source, heads = RandomTensors(config, 0, CPU), config.num_key_value_heads
+    for name in tensor_specs(config):
         whole = source.get(name)
-        parts = [Shard.of_everything(rank, NUM_RANKS).part(name, whole) for rank in range(NUM_RANKS)]
-        ends = [item for ends in DIVIDED.values() for item in ends.items()]
-        dimension = next((dim for end, dim in ends if name.endswith(end)), None)
-        if dimension is not None:
-            assert torch.equal(torch.cat(parts, dimension), whole)
-            assert parts[0].data_ptr() == whole.data_ptr(), "a file's tensor is not read as a whole"
-        elif name.endswith(("o_proj.bias", "down_proj_bias")):
+        parts = [shard.part(config, name, whole) for shard in shards(num_ranks)]
+        assert {part.shape for part in parts} == {Shard.of_everything(0, num_ranks).specs(config)[name].shape}
+        [dimension] = [d for d, size in enumerate(whole.shape) if parts[0].shape[d] != size] or [None]
+        if name.endswith(("o_proj.bias", "down_proj_bias")):
             assert torch.equal(sum(parts[1:], start=parts[0]), whole)
+        elif dimension is None:
+            assert all(torch.equal(part, whole) for part in parts), name
         else:
-            assert all(torch.equal(part, whole) for part in parts)
+            if name.endswith(("k_proj.weight", "v_proj.weight", "k_proj.bias", "v_proj.bias")):
+                holders = max(1, num_ranks // heads)
+                assert all(torch.equal(one, next) for i, (one, next) in enumerate(pairwise(parts), 1) if i % holders)
+                parts = parts[::holders]
+            rows = [row for part in parts for row in without_filling(part, dimension)]
+            assert torch.equal(torch.stack(rows, dimension), whole), name
 
 
-@pytest.mark.parametrize(("num_ranks", "named"), [(3, "num_attention_heads of 4"), (4, "num_key_value_heads of 2")])
-def test_ranks_that_cannot_divide_a_model_are_refused(num_ranks: int, named: str) -> None:
-    with pytest.raises(ValueError, match=f"{num_ranks} ranks cannot divide a {named}"):
-        Shard.of_everything(0, num_ranks).config(DIVISIBLE)
+def without_filling(part: Tensor, dimension: int) -> list[Tensor]:
+    """The rows along a dimension, without the zeros at its end."""
+    rows = [*part.unbind(dimension)]
+    while rows and not rows[-1].any():
+        rows.pop()
+    return rows
+
+
+EIGHTHS_OF_HEADS = {1: (64, 8), 2: (32, 4), 4: (16, 2), 8: (8, 1), 16: (4, 1)}
+PARTS_OF_COLUMNS = {1: 90, 2: 45, 4: 23, 8: 12, 16: 6}  # blocks of 32
+
+
+@pytest.mark.parametrize("num_ranks", EIGHTHS_OF_HEADS)
+@pytest.mark.parametrize("config", [gpt_oss_20b(), gpt_oss_120b()], ids=["20b", "120b"])
+def test_shards_of_published_models(config: ModelConfig, num_ranks: int) -> None:
+    """One shape for all ranks, so that one compilation serves them. What is read is read once, but for KV heads."""
+    config = config.of_layers((0, 1))
+    heads, kv_heads = EIGHTHS_OF_HEADS[num_ranks]
+    columns, vocab = 32 * PARTS_OF_COLUMNS[num_ranks], 201_088 // num_ranks
+    [of_rank] = {shard.config(config) for shard in shards(num_ranks)}
+    assert (of_rank.num_attention_heads, of_rank.num_key_value_heads, of_rank.intermediate_size) == (
+        heads,
+        kv_heads,
+        columns,
+    )
+    assert of_rank.vocab_size == 201_088
+    specs = shards(num_ranks)[-1].specs(config)
+    expected = tensor_specs(of_rank)
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        expected[name] = replace(expected[name], shape=(vocab, 2880))
+    assert specs == expected
+    own = dict.fromkeys(specs, 0)
+    for name, spec in tensor_specs(config).items():
+        whole = torch.empty(spec.shape, device="meta")
+        for shard in shards(num_ranks):
+            part = shard.part(config, name, whole)
+            assert part.shape == specs[name].shape
+            own[name] += part.numel()
+        more = own[name] / whole.numel()
+        if "k_proj" in name or "v_proj" in name:
+            assert more == max(1, num_ranks / 8)
+        elif "gate_up" in name or "down_proj_blocks" in name or "down_proj_scales" in name:
+            assert more == num_ranks * columns / 2880
+        else:
+            assert more in (1, num_ranks), name
+
+
+class Reads(TorchDispatchMode):
+    """Bytes of some tensors that operations read, by name. A view reads nothing; one element is only looked at."""
+
+    def __init__(self, whole: dict[str, Tensor]) -> None:
+        super().__init__()
+        self._places = {name: range(t.data_ptr(), t.data_ptr() + t.nbytes) for name, t in whole.items()}
+        self.found = dict.fromkeys(whole, 0)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not func.is_view:
+            for tensor in torch.utils._pytree.tree_leaves(args):
+                if isinstance(tensor, Tensor) and tensor.dim():
+                    for name, place in self._places.items():
+                        self.found[name] += tensor.nbytes * (tensor.data_ptr() in place)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+def test_a_rank_reads_its_own_bytes_of_a_file(tmp_path: Path, num_ranks: int) -> None:
+    config = replace(RANKED, num_key_value_heads=4, intermediate_size=128)
+    source, names = RandomTensors(config, 0, CPU), tensor_specs(config)
+    save(tmp_path, config, {name: source.get(name) for name in names})
+    checkpoint = Checkpoint(tmp_path, config)
+    whole = {name: checkpoint.get(name) for name in names}
+    for shard in shards(num_ranks):
+        with Reads(whole) as reads:
+            load_weights(config, checkpoint, CPU, torch.float32, shard=shard)
+        specs = shard.specs(config)
+        for name, num_bytes in reads.found.items():
+            assert num_bytes in (0, specs[name].num_bytes), name
+            assert num_bytes or names[name].dtype == "U8" or name.endswith(("o_proj.bias", "down_proj_bias")), name
+        assert num_ranks == 1 or reads.found["model.layers.0.mlp.experts.down_proj_blocks"]
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 8])
+def test_planned_bytes_are_those_of_every_rank(num_ranks: int) -> None:
+    source = RandomTensors(RANKED, 0, CPU)
+    for shard in shards(num_ranks):
+        weights = load_weights(RANKED, source, CPU, torch.float32, shard=shard)
+        held = [weights.embed_VH, weights.norm_H, weights.head_VH]
+        for layer in weights.layers:
+            held += [getattr(layer, name) for name in layer.__slots__ if name != "experts"]
+            held += [getattr(layer.experts, name) for name in layer.experts.__slots__]
+        assert sum(tensor.nbytes for tensor in held) == weight_bytes(RANKED, torch.float32, shard)
+
+
+@pytest.mark.parametrize(
+    ("change", "num_ranks", "named"),
+    [
+        ({}, 3, "3 ranks cannot divide a num_attention_heads of 8"),
+        ({"vocab_size": 97}, 2, "2 ranks cannot divide a vocab_size of 97"),
+        (
+            {"num_attention_heads": 12, "num_key_value_heads": 4, "vocab_size": 108},
+            6,
+            "4 kv heads cannot be shared out among 6 ranks",
+        ),
+    ],
+)
+def test_ranks_that_cannot_divide_a_model_are_refused(change: dict[str, int], num_ranks: int, named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        Shard.of_everything(0, num_ranks).config(replace(RANKED, **change))  # type: ignore[arg-type]

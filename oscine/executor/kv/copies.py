@@ -18,26 +18,25 @@ class Copy(NamedTuple):
 
 
 def copies(source: KVGroup, target: KVGroup, target_rank: int) -> list[Copy]:
-    """What brings a page to one rank of the target: one piece if both have the same number of ranks.
+    """What brings a page to one rank of the target: one piece from a rank that has the same heads.
 
-    Otherwise one piece per layer, kind (key or value) and rank with some of the heads. Raises ValueError if the groups
-    are not compatible.
+    Otherwise one piece per layer, kind (key or value) and rank with some of the heads. Of source ranks with the same
+    heads one is read: not the same one for all targets. Raises ValueError if the groups are not compatible.
     """
     check_compatible(source, target)
-    if source.num_ranks == target.num_ranks:
-        return [Copy(target_rank, 0, 0, target.page_bytes)]
-    first = target_rank * target.heads_per_rank
     found: list[Copy] = []
-    for source_rank in range(source.num_ranks):
-        source_first = source_rank * source.heads_per_rank
-        low = max(first, source_first)
-        high = min(first + target.heads_per_rank, source_first + source.heads_per_rank)
+    wanted = target.heads_of(target_rank)
+    for source_rank in range(target_rank % source.holders, source.num_ranks, source.holders):
+        held = source.heads_of(source_rank)
+        if held == wanted:
+            return [Copy(source_rank, 0, 0, target.page_bytes)]
+        low, high = max(wanted.start, held.start), min(wanted.stop, held.stop)
         for block in range(2 * len(target.layers) if low < high else 0):
             found.append(
                 Copy(
                     source_rank,
-                    (block * source.heads_per_rank + low - source_first) * source.head_bytes,
-                    (block * target.heads_per_rank + low - first) * target.head_bytes,
+                    (block * source.heads_per_rank + low - held.start) * source.head_bytes,
+                    (block * target.heads_per_rank + low - wanted.start) * target.head_bytes,
                     (high - low) * target.head_bytes,
                 )
             )

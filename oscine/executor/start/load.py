@@ -27,7 +27,7 @@ from oscine.executor.start.warm_up import KERNEL_SAMPLINGS, MASKED, SAMPLINGS, p
 from oscine.model.config import ModelConfig
 from oscine.model.gpt_oss import GptOss
 from oscine.model.opened import open_model
-from oscine.model.weights import Shard, tensor_specs
+from oscine.model.weights import Shard
 from oscine.ops.interface import Shapes
 from oscine.ops.native.library import unavailable
 from oscine.ops.table import choose, describe, platform, resolve
@@ -60,6 +60,11 @@ class Start:
         return self.opened.device.type == "cuda"
 
     @property
+    def prepared_head_bytes(self) -> int:
+        """Of what the chooser makes of this rank's head, at most."""
+        return self.ops.chooser.prepared_bytes(*self.shard.specs(self.opened.config)["lm_head.weight"].shape)
+
+    @property
     def decode_sizes(self) -> list[int]:
         """Of the steps that can become CUDA graphs: the reference attention and experts look at numbers on the host."""
         capturable = self.on_gpu and "reference" not in (self.choice["attention"], self.choice["moe"])
@@ -87,8 +92,8 @@ def load_executor(
 def plan(start: Start) -> MemoryPlan:
     """What this rank and every other will hold. Reports it, with the backends of the ops."""
     opened, config, report = start.opened, start.config, start.report
-    prepared_head = start.ops.chooser.prepared_bytes(config.vocab_size, config.hidden_size)
-    memory = _plan(start, weight_bytes(config, opened.dtype) + prepared_head)
+    weights = weight_bytes(opened.config, opened.dtype, start.shard) + start.prepared_head_bytes
+    memory = _plan(start, weights)
     heads = config.num_attention_heads, config.num_key_value_heads, config.head_dim
     shapes = Shapes(opened.dtype, memory.page_size, *heads, config.hidden_size)
     report(f"{memory}\n{describe(start.choice, shapes)}")
@@ -106,8 +111,7 @@ def load(start: Start, memory: MemoryPlan) -> TorchExecutor:
     tokenizer = None if opened.tokenizer is None else opened.tokenizer / TOKENIZER
     grammars = GrammarCache(tokenizer, config.vocab_size)  # which reads it while the weights are loaded
     weights = opened.load(ops=start.ops, shard=start.shard, progress=not options.quiet)
-    suitable = start.ops.chooser.prepared_bytes(config.vocab_size, config.hidden_size) > 0
-    if suitable and weights.prepared_head is None:
+    if start.prepared_head_bytes and weights.prepared_head is None:
         lost = "it does not suit the weights of this head, so all logits are made"
         start.report(f"chooser={start.choice['chooser']} is not used: {lost}")
     if start.on_gpu:
@@ -149,11 +153,11 @@ def capture(start: Start, executor: TorchExecutor) -> None:
     start.watch.lap("largest step")
 
 
-def weight_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
-    """On the device: MXFP4 stays packed, everything else is cast to dtype."""
+def weight_bytes(config: ModelConfig, dtype: torch.dtype, shard: Shard | None = None) -> int:
+    """Of a model's part on the device: MXFP4 stays packed, everything else is cast to dtype."""
     return sum(
         spec.num_bytes if spec.dtype == "U8" else prod(spec.shape) * dtype.itemsize
-        for spec in tensor_specs(config).values()
+        for spec in (shard or Shard()).specs(config).values()
     )
 
 

@@ -12,7 +12,7 @@ Where the ranks meet:
 So every rank has the same x after a norm, and chooses the same token.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -24,8 +24,8 @@ Op = Callable[..., Any]
 NORMS = ("rms_norm", "norm_qkv", "norm_route")
 
 
-def across(ops: Mapping[str, Op], communicator: Communicator) -> dict[str, Op]:
-    """Those ops that differ, as in interface.Ops."""
+def across(ops: Mapping[str, Op], communicator: Communicator, adding: Collection[str] = ()) -> dict[str, Op]:
+    """Those ops that differ, as in interface.Ops. adding: norms that add up over ranks themselves."""
 
     def after_meeting(norm: Op) -> Op:
         def meet(x: Tensor, weight_H: Tensor, eps: float, residual_TH: Tensor | None, *rest: Any) -> Any:
@@ -46,7 +46,7 @@ def across(ops: Mapping[str, Op], communicator: Communicator) -> dict[str, Op]:
         first = communicator.rank * len(weight_VH)
         return communicator.best(*best_of_few(x_KH, weight_VH, few_KA, temperature_K, noise_KA, first))
 
-    norms = {name: after_meeting(ops[name]) for name in NORMS}
+    norms = {name: after_meeting(ops[name]) for name in NORMS if name not in adding}
     return {**norms, "embed": embed, "lm_head": lm_head, "choose_few": choose_few}
 
 

@@ -16,7 +16,7 @@ import torch
 
 from oscine.ops.interface import Ops, Shapes, Use
 from oscine.ops.native.library import unavailable
-from oscine.ops.ranks import across, sample_across
+from oscine.ops.ranks import NORMS, across, sample_across
 from oscine.ops.target import Target
 
 # op -> backend -> its module, which has a function of the op's name, and <op>_use if it serves some steps only
@@ -55,6 +55,7 @@ TABLE: dict[str, dict[str, str]] = {
     "choose_few": {"reference": "choose.few"},
     "prepare_step": {"reference": "step.reference", "triton": "step.triton"},
 }
+KERNELS_OF_GPUS = ("triton", "hopper")
 # op -> another function of the same module. embed_part, best and best_of_few are for one of several ranks (ranks.py).
 BESIDE = {
     "embed": "embed_part",
@@ -131,9 +132,14 @@ def resolve(target: Target, choice: Mapping[str, str]) -> Ops:
     logits_and_choice = functions["lm_head"], functions["sample"]
     if target.communicator.num_ranks > 1:
         logits_and_choice = functions["lm_head"], sample_across(functions["best"], target.communicator)
-        functions |= across(functions, target.communicator)
+        functions |= across(functions, target.communicator, _norms_that_add_ranks(target, choice))
     functions["chooser"] = functions["chooser"](*logits_and_choice)
     return Ops(**{field.name: functions[field.name] for field in fields(Ops)})
+
+
+def _norms_that_add_ranks(target: Target, choice: Mapping[str, str]) -> list[str]:
+    adding = hasattr(target.communicator, "norm_arguments")
+    return [op for op in NORMS if adding and choice[op] in KERNELS_OF_GPUS]
 
 
 def _module(op: str, backend: str) -> ModuleType:

@@ -66,6 +66,12 @@ class Launch:
         return {name: value for name, value in self._named if name.startswith(sized) and name not in ADDED_UP}
 
     @property
+    def message(self) -> tuple[Any, ...]:
+        """What decides how it exchanges with other ranks."""
+        signature, named = self.signature, dict(self._named)
+        return signature.get("x"), signature.get("addresses"), named.get("J"), named.get("TWO_SHOT")
+
+    @property
     def _named(self) -> list[tuple[str, Any]]:
         return [(self.kernel.arg_names[index], value) for (index,), value in sorted(self.constants.items())]
 
@@ -76,19 +82,19 @@ class Launch:
 
 def launches(target: Target) -> list[Launch]:
     """Those that need most: for each of the others there is one that needs no less."""
-    with _noted(target) as noted, torch.inference_mode():
+    with noted(target) as found, torch.inference_mode():
         _run_steps(target)
     most: list[Launch] = []
-    for launch in noted:
+    for launch in found:
         if not any(other.needs_no_less_than(launch) for other in most):
             most = [launch, *(other for other in most if not launch.needs_no_less_than(other))]
     return sorted(most, key=lambda launch: (launch.name, str(launch.kind)))
 
 
 @contextmanager
-def _noted(target: Target) -> Iterator[list[Launch]]:
+def noted(target: Target) -> Iterator[list[Launch]]:
     """Launches while it is open."""
-    noted: list[Launch] = []
+    found: list[Launch] = []
     major, minor = target.capability
     arch = 10 * major + minor
     gpu = SimpleNamespace(
@@ -100,12 +106,12 @@ def _noted(target: Target) -> Iterator[list[Launch]]:
     def note(
         kernel: Any, key: Any, signature: Any, device: int, constants: Any, options: Any, attributes: Any, warmup: bool
     ) -> None:
-        noted.append(Launch(kernel, signature, constants, attributes, options))
+        found.append(Launch(kernel, signature, constants, attributes, options))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(driver, "_active", gpu)
         patch.setattr(JITFunction, "_do_compile", note)  # what gives no kernel is not launched
-        yield noted
+        yield found
 
 
 class _Shapes:

@@ -8,17 +8,23 @@ Few tokens: one launch, where each program adds and norms its token again and mu
 router; the last program of a token chooses. More tokens: a norm kernel, then a matmul in tiles of tokens, split along
 the hidden dimension while tiles are few; the last program of a tile chooses, and counts tokens by expert.
 
+Of several ranks each has partial sums. Where the ranks have memory that all can write (oscine/ops/comm), these kernels
+add up over ranks too: `name` is the slots that a norm uses.
+
 Shape suffixes: T tokens, H hidden, J partial sums, E experts, K experts per token; R router rows of a program, S sums
 of squares of a token.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from oscine.ops.comm.exchange import add_ranks, row_bytes, sum_over_ranks
+from oscine.ops.comm.push import clear, poll, push
+from oscine.ops.comm.symmetric import ALONE, partial_sums
 from oscine.ops.interface import Routing
 from oscine.ops.launch import NUM_ARRIVALS, arrivals
 from oscine.ops.planes import Planes, empty_planes, store_planes, wanted
@@ -39,13 +45,14 @@ ALL_LOADS_FIRST = {"num_warps": 32, "maxnreg": 64}
 # an SM.
 PART_H = 512
 BESIDE_EXPERTS = {"num_warps": 4, "maxnreg": 96}
+COLUMNS_PER_WARP = 256  # or more where ranks exchange sums: 16 bytes of bfloat16 per thread
 
 
 def rms_norm(
     target: Target, x: Tensor, weight_H: Tensor, eps: float, residual_TH: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """x [T, H] or partial sums [T, J, H]; returns (norm(x + residual), x + residual) in the dtype of the weight."""
-    return _norm(target, x, weight_H, eps, residual_TH)
+    return _norm(target, x, weight_H, eps, residual_TH, _over_ranks(target, "experts", x, residual_TH))
 
 
 def norm_route(
@@ -66,13 +73,14 @@ def norm_route(
     router = _Router(router_weight_EH, router_bias_E, experts_per_token)
     fp8 = fp8 and wanted(len(x), experts_per_token, len(router_bias_E))
     planes = empty_planes(len(x), residual_TH.shape[1], x.device) if fp8 else None
+    ranks = _over_ranks(target, "attention", x, residual_TH)
     if x.shape[0] <= FUSED_TOKENS:
-        y_TH, sum_TH, routing = _norm_route_fused(target, x, weight_H, eps, residual_TH, router, planes)
+        y_TH, sum_TH, routing = _norm_route_fused(target, x, weight_H, eps, residual_TH, ranks, router, planes)
     else:
         counts_E = None
         if x.shape[0] > UNCOUNTED_TOKENS:
             counts_E = torch.empty(router_bias_E.shape[0], dtype=torch.int32, device=x.device)
-        y_TH, sum_TH = _norm(target, x, weight_H, eps, residual_TH, counts_E, planes)
+        y_TH, sum_TH = _norm(target, x, weight_H, eps, residual_TH, ranks, counts_E, planes)
         routing = _route(target, y_TH, router, counts_E)
     return y_TH, sum_TH, routing._replace(prepared=planes)
 
@@ -92,12 +100,29 @@ def _partials(x: Tensor) -> int:
     return x.shape[1] if x.dim() == 3 else 1
 
 
+def _over_ranks(target: Target, name: str, x: Tensor, residual_TH: Tensor | None) -> dict[str, Any]:
+    """Arguments of a kernel. What has no residual is whole on each rank."""
+    return ALONE if residual_TH is None else partial_sums(target, name, len(x), x.shape[-1])
+
+
+def _columns(ranks: dict[str, Any], block: int, options: dict[str, int]) -> dict[str, int]:
+    """BLOCK_H and the launch options of its programs."""
+    if ranks["RANKS"] == 1:
+        return {"BLOCK_H": block, **options}
+    block = max(block, COLUMNS_PER_WARP)
+    most = block // COLUMNS_PER_WARP
+    warps = min(options["num_warps"], most) if ranks["RANKS"] == 2 else most  # more ranks need more registers
+    registers = {name: min(255, limit * options["num_warps"] // warps) for name, limit in options.items()}
+    return {"BLOCK_H": block, **registers, "num_warps": warps}
+
+
 def _norm(
     target: Target,
     x: Tensor,
     weight_H: Tensor,
     eps: float,
     residual_TH: Tensor | None,
+    ranks: dict[str, Any],
     counts_E: Tensor | None = None,
     planes: Planes | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -118,9 +143,11 @@ def _norm(
             H=hidden,
             J=_partials(x),
             E=num_experts,
-            BLOCK_H=triton.next_power_of_2(hidden),
             BLOCK_E=triton.next_power_of_2(num_experts),
-            **(ALL_LOADS_FIRST if num_tokens <= 128 else {"num_warps": 4}),
+            **_columns(
+                ranks, triton.next_power_of_2(hidden), ALL_LOADS_FIRST if num_tokens <= 128 else {"num_warps": 4}
+            ),
+            **ranks,
             **target.launch_options,
         )
     return y_TH, x if sum_TH is None else sum_TH
@@ -145,6 +172,7 @@ def undivided_norm(
     parts = triton.cdiv(hidden, PART_H)
     y_TH, sum_TH = _outputs(x, weight_H, residual_TH)
     squares_TS = torch.empty((num_tokens, parts), dtype=torch.float32, device=x.device)
+    ranks = _over_ranks(target, "experts", x, residual_TH)
     _undivided_norm_kernel[(parts, num_tokens)](
         x,
         residual_TH,
@@ -154,8 +182,8 @@ def undivided_norm(
         squares_TS,
         H=hidden,
         J=_partials(x),
-        BLOCK_H=PART_H,
-        **BESIDE_EXPERTS,
+        **_columns(ranks, PART_H, BESIDE_EXPERTS),
+        **ranks,
         **target.launch_options,
     )
     return y_TH, x if sum_TH is None else sum_TH, squares_TS
@@ -167,6 +195,7 @@ def _norm_route_fused(
     weight_H: Tensor,
     eps: float,
     residual_TH: Tensor,
+    ranks: dict[str, Any],
     router: _Router,
     planes: Planes | None,
 ) -> tuple[Tensor, Tensor, Routing]:
@@ -194,10 +223,10 @@ def _norm_route_fused(
             J=_partials(x),
             E=num_experts,
             K=router.experts_per_token,
-            BLOCK_H=triton.next_power_of_2(hidden),
             BLOCK_R=FUSED_ROWS,
             BLOCK_E=triton.next_power_of_2(num_experts),
-            **ALL_LOADS_FIRST,
+            **_columns(ranks, triton.next_power_of_2(hidden), ALL_LOADS_FIRST),
+            **ranks,
             **target.launch_options,
         )
     return y_TH, sum_TH, routing
@@ -248,14 +277,19 @@ def _tiling(target: Target, num_tokens: int, hidden: int) -> dict[str, int]:
 
 
 @triton.jit
-def _add_up(x, residual, token, column_H, inside_H, H: tl.constexpr, J: tl.constexpr):
-    """float32 sum of the partial sums and the residual of one token."""
+def _add_partials(x, token, column_H, inside_H, H: tl.constexpr, J: tl.constexpr):
+    """float32 sum of this rank's partial sums of one token."""
     sum_H = tl.load(x + token * J * H + column_H, mask=inside_H, other=0).to(tl.float32)
     for j in tl.static_range(1, J):
         sum_H += tl.load(x + (token * J + j) * H + column_H, mask=inside_H, other=0).to(tl.float32)
-    if residual is not None:
-        sum_H += tl.load(residual + token * H + column_H, mask=inside_H, other=0).to(tl.float32)
     return sum_H
+
+
+@triton.jit
+def _places(token, column_H, inside_H, H: tl.constexpr):
+    """Of one token in a slot of messages."""
+    STRIDE: tl.constexpr = row_bytes(H)
+    return tl.where(inside_H, token.to(tl.int32) * STRIDE + column_H * 2, -1)
 
 
 @triton.jit
@@ -271,21 +305,41 @@ def _begin(
     token,
     column_H,
     inside_H,
+    addresses,
+    slot,
+    rank,
+    state,
     H: tl.constexpr,
     J: tl.constexpr,
     dtype: tl.constexpr,
+    RANKS: tl.constexpr,
+    TWO_SHOT: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Lets the next kernel begin, and waits for the one before. Returns (the sum, rounded; weights in float32)."""
+    """Lets the next kernel begin, and waits for the one before. Returns (the sum, rounded; weights in float32).
+
+    The sum: partial sums of all ranks, and the residual, which is read before the other ranks are waited for.
+    """
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     weight_H = tl.load(weight + column_H, mask=inside_H, other=0).to(tl.float32)
     if PDL:
         tl.extra.cuda.gdc_wait()
-    return _add_up(x, residual, token, column_H, inside_H, H, J).to(dtype), weight_H
+    sum_H = _add_partials(x, token, column_H, inside_H, H, J)
+    if residual is not None:
+        residual_H = tl.load(residual + token * H + column_H, mask=inside_H, other=0).to(tl.float32)
+    if RANKS > 1:
+        place_H = _places(token, column_H, inside_H, H)
+        row = token.to(tl.int32)
+        sum_H = sum_over_ranks(
+            sum_H.to(tl.bfloat16), place_H, row, addresses, slot, rank, state, RANKS, TWO_SHOT, PACK=8
+        )
+    if residual is not None:
+        sum_H += residual_H
+    return sum_H.to(dtype), weight_H
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rank"])
 def _norm_kernel(
     x,
     residual,
@@ -296,17 +350,26 @@ def _norm_kernel(
     values,
     scale,
     eps,
+    addresses,
+    slot,
+    rank,
+    state,
     H: tl.constexpr,
     J: tl.constexpr,
     E: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_E: tl.constexpr,
+    RANKS: tl.constexpr,
+    TWO_SHOT: tl.constexpr,
     PDL: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
     column_H = tl.arange(0, BLOCK_H)
     inside_H = column_H < H
-    sum_H, weight_H = _begin(x, residual, weight, token, column_H, inside_H, H, J, y.dtype.element_ty, PDL)
+    dtype: tl.constexpr = y.dtype.element_ty
+    sum_H, weight_H = _begin(
+        x, residual, weight, token, column_H, inside_H, addresses, slot, rank, state, H, J, dtype, RANKS, TWO_SHOT, PDL
+    )
     y_H = _scale(sum_H.to(tl.float32), weight_H, eps, H)
     tl.store(y + token * H + column_H, y_H.to(y.dtype.element_ty), mask=inside_H)
     if total is not None:
@@ -319,7 +382,7 @@ def _norm_kernel(
             tl.store(counts + expert_E, tl.zeros_like(expert_E), mask=expert_E < E)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rank"])
 def _undivided_norm_kernel(
     x,
     residual,
@@ -327,15 +390,24 @@ def _undivided_norm_kernel(
     y,
     total,
     squares,
+    addresses,
+    slot,
+    rank,
+    state,
     H: tl.constexpr,
     J: tl.constexpr,
     BLOCK_H: tl.constexpr,
+    RANKS: tl.constexpr,
+    TWO_SHOT: tl.constexpr,
     PDL: tl.constexpr,
 ):
     token = tl.program_id(1).to(tl.int64)
     column_H = tl.program_id(0) * BLOCK_H + tl.arange(0, BLOCK_H)
     inside_H = column_H < H
-    sum_H, weight_H = _begin(x, residual, weight, token, column_H, inside_H, H, J, y.dtype.element_ty, PDL)
+    dtype: tl.constexpr = y.dtype.element_ty
+    sum_H, weight_H = _begin(
+        x, residual, weight, token, column_H, inside_H, addresses, slot, rank, state, H, J, dtype, RANKS, TWO_SHOT, PDL
+    )
     tl.store(y + token * H + column_H, (sum_H.to(tl.float32) * weight_H).to(y.dtype.element_ty), mask=inside_H)
     if total is not None:
         tl.store(total + token * H + column_H, sum_H, mask=inside_H)
@@ -343,7 +415,7 @@ def _undivided_norm_kernel(
     tl.store(squares + token * tl.num_programs(0) + tl.program_id(0), square)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rank"])
 def _norm_route_kernel(
     x,
     residual,
@@ -359,6 +431,10 @@ def _norm_route_kernel(
     values,
     scale,
     eps,
+    addresses,
+    slot,
+    rank,
+    state,
     H: tl.constexpr,
     J: tl.constexpr,
     E: tl.constexpr,
@@ -366,6 +442,8 @@ def _norm_route_kernel(
     BLOCK_H: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_E: tl.constexpr,
+    RANKS: tl.constexpr,
+    TWO_SHOT: tl.constexpr,
     PDL: tl.constexpr,
 ):
     token = tl.program_id(1)
@@ -383,7 +461,16 @@ def _norm_route_kernel(
     bias_R = tl.load(router_bias + expert_R, mask=expert_R < E, other=0).to(tl.float32)
     if PDL:
         tl.extra.cuda.gdc_wait()
-    sum_H = _add_up(x, residual, token, column_H, inside_H, H, J).to(y.dtype.element_ty)
+    sum_H = _add_partials(x, token, column_H, inside_H, H, J)
+    residual_H = tl.load(residual + token * H + column_H, mask=inside_H, other=0).to(tl.float32)
+    if RANKS > 1:
+        tl.static_assert(not TWO_SHOT)
+        place_H = _places(token, column_H, inside_H, H)
+        sent = tl.where(tl.program_id(0) == 0, place_H, -1)
+        own = push((sum_H.to(tl.bfloat16),), sent, addresses, 1, 8, 4)
+        others = poll(own, place_H, addresses[0], slot, state, RANKS - 1, False, 1, 8, 4)
+        sum_H = add_ranks(own[0], others, rank, RANKS)
+    sum_H = (sum_H + residual_H).to(y.dtype.element_ty)
     y_H = _scale(sum_H.to(tl.float32), weight_H, eps, H).to(y.dtype.element_ty)
     logits_R = tl.sum(router_RH.to(tl.float32) * y_H.to(tl.float32)[None, :], 1) + bias_R
     tl.store(logits + token * E + expert_R, logits_R, mask=expert_R < E)
@@ -395,6 +482,8 @@ def _norm_route_kernel(
         if values is not None:
             store_planes(y_H.to(tl.float32), values, scale, token, H, BLOCK_H)
     if arrived == tl.num_programs(0) - 1:
+        if RANKS > 1:
+            clear(own, place_H, addresses[0], slot, RANKS - 1, 8, 4)
         tl.store(arrivals + token, 0)
         expert_E = tl.arange(0, BLOCK_E)
         logits_E = tl.load(logits + token * E + expert_E, mask=expert_E < E, other=0, cache_modifier=".cg")

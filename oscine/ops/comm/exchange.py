@@ -1,0 +1,182 @@
+"""Sums over ranks within a Triton kernel, and kernels that do nothing else.
+
+Each rank rounds its part to bfloat16 (or sends float32), and every rank adds the same parts in rank order in float32,
+so all ranks have the same bits. One shot: every rank sends its part to all others and adds them itself. Two shots: the
+owner of a row, row % RANKS, gets the parts, and sends their sum to all others; a link then carries each row twice
+instead of RANKS - 1 times. Programs of one row push before they poll, and programs start in order, so none waits for
+one that cannot start.
+
+Kernels of their own may follow each other on one buffer: a slot has two halves, used in turns. Each program has a cell
+of each half to itself and counts its own turns there. A rank sends into a half again after its own last turn, which
+ended with what the others sent after they had cleared that half.
+"""
+
+import triton
+import triton.language as tl
+
+from oscine.ops.comm.push import poll, push
+from oscine.ops.launch import depend
+
+CELL_BYTES = 4096  # of a program, in a half of a slot
+BEST_ROWS = 256  # of a program
+WARPS = 8  # 16 bytes of a cell per thread
+
+
+@triton.constexpr_function
+def row_bytes(hidden: int) -> int:
+    """Of a row of bfloat16 in a slot."""
+    return (hidden + 7) // 8 * 16
+
+
+@triton.jit
+def _of_rank(own, others, rank, SOURCE: tl.constexpr, RANKS: tl.constexpr, COUNT: tl.constexpr, INDEX: tl.constexpr):
+    """The message INDEX of COUNT of rank SOURCE; `others` has those of all ranks but this."""
+    BEFORE: tl.constexpr = COUNT * (SOURCE if SOURCE < RANKS - 1 else SOURCE - 1) + INDEX
+    AFTER: tl.constexpr = COUNT * (SOURCE - 1 if SOURCE > 0 else 0) + INDEX
+    return tl.where(rank == SOURCE, own, tl.where(rank > SOURCE, others[BEFORE], others[AFTER]))
+
+
+@triton.jit
+def add_ranks(own, others, rank, RANKS: tl.constexpr):
+    """float32 sum in rank order."""
+    total = _of_rank(own, others, rank, 0, RANKS, 1, 0).to(tl.float32)
+    for source in tl.static_range(1, RANKS):
+        total += _of_rank(own, others, rank, source, RANKS, 1, 0).to(tl.float32)
+    return total
+
+
+@triton.jit
+def sum_over_ranks(
+    part, place, row, addresses, slot, rank, state, RANKS: tl.constexpr, TWO_SHOT: tl.constexpr, PACK: tl.constexpr
+):
+    """float32 sum of all ranks' parts, which are bfloat16 (PACK 8) or float32 (PACK 4); `row` decides the owner."""
+    if TWO_SHOT:
+        owner = row % RANKS
+        other = tl.where(owner > rank, owner - 1, owner)  # among the others
+        if owner == rank:
+            parts = poll((part,), place, addresses[0], slot, state, RANKS - 1, True, 1, PACK, 4)
+            total = add_ranks(part, parts, rank, RANKS).to(part.dtype)
+            total = push((total,), place, addresses, 1, PACK, 4)[0]
+        else:
+            address = addresses[1]
+            for peer in tl.static_range(1, RANKS - 1):
+                address = tl.where(other == peer, addresses[1 + peer], address)
+            sent = push((part,), place, (address, address), 1, PACK, 4)
+            total = poll(sent, place, addresses[0] + other * slot.to(tl.int64), slot, state, 1, True, 1, PACK, 4)[0]
+        return total.to(tl.float32)
+    own = push((part,), place, addresses, 1, PACK, 4)
+    others = poll(own, place, addresses[0], slot, state, RANKS - 1, True, 1, PACK, 4)
+    return add_ranks(own[0], others, rank, RANKS)
+
+
+@triton.jit
+def _turn(turns, half):
+    """(turn of this program, byte offset of its half)."""
+    turn = tl.load(turns + tl.program_id(0))
+    return turn, (turn & 1) * half
+
+
+@triton.jit
+def _end(turns, turn):
+    tl.debug_barrier()  # all threads have read the turn
+    tl.store(turns + tl.program_id(0), turn + 1)
+
+
+@triton.jit(do_not_specialize=["rank"])
+def all_reduce_kernel(
+    x,
+    y,
+    total,
+    turns,
+    addresses,
+    slot,
+    half,
+    rank,
+    state,
+    BLOCK: tl.constexpr,
+    RANKS: tl.constexpr,
+    TWO_SHOT: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Of `total` elements, a cell of BLOCK in each program."""
+    element = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = element < total
+    SIZE: tl.constexpr = x.dtype.element_ty.primitive_bitwidth // 8
+    depend(PDL)
+    part = tl.load(x + element, mask=inside, other=0)
+    turn, begin = _turn(turns, half)
+    place = tl.where(inside, begin + element * SIZE, -1)
+    row = tl.program_id(0)
+    added = sum_over_ranks(part, place, row, addresses, slot, rank, state, RANKS, TWO_SHOT, 16 // SIZE)
+    tl.store(y + element, added.to(y.dtype.element_ty), mask=inside)
+    _end(turns, turn)
+
+
+@triton.jit(do_not_specialize=["rank"])
+def all_gather_kernel(
+    x,
+    y,
+    total,
+    turns,
+    addresses,
+    slot,
+    half,
+    rank,
+    state,
+    COLUMNS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    RANKS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """x: float32, rows of COLUMNS, `total` elements, a cell of BLOCK in each program. y: rows of RANKS * COLUMNS."""
+    element = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = element < total
+    depend(PDL)
+    part = tl.load(x + element, mask=inside, other=0)
+    turn, begin = _turn(turns, half)
+    place = tl.where(inside, begin + element * 4, -1)
+    own = push((part,), place, addresses, 1, 4, 4)
+    others = poll(own, place, addresses[0], slot, state, RANKS - 1, True, 1, 4, 4)
+    at = y + (element // COLUMNS).to(tl.int64) * (RANKS * COLUMNS) + element % COLUMNS
+    tl.store(at + rank * COLUMNS, own[0], mask=inside)
+    for other in tl.static_range(RANKS - 1):
+        source = tl.where(rank <= other, other + 1, other)
+        tl.store(at + source * COLUMNS, others[other], mask=inside)
+    _end(turns, turn)
+
+
+@triton.jit(do_not_specialize=["rank", "num_rows"])
+def best_kernel(
+    values,
+    ids,
+    best,
+    num_rows,
+    turns,
+    addresses,
+    slot,
+    half,
+    rank,
+    state,
+    BLOCK: tl.constexpr,
+    RANKS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """A row's message is its value and its id + 1, which is never zero."""
+    row_N = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside_N = row_N < num_rows
+    depend(PDL)
+    value_N = tl.load(values + row_N, mask=inside_N, other=0)
+    id_N = tl.load(ids + row_N, mask=inside_N, other=0).to(tl.int32) + 1
+    turn, begin = _turn(turns, half)
+    place_N = tl.where(inside_N, begin + row_N * 8, -1)
+    own = push((value_N.to(tl.int32, bitcast=True), id_N), place_N, addresses, 2, 1, 2)
+    others = poll(own, place_N, addresses[0], slot, state, RANKS - 1, True, 2, 1, 2)
+    top_N = _of_rank(own[0], others, rank, 0, RANKS, 2, 0).to(tl.float32, bitcast=True)
+    top_id_N = _of_rank(own[1], others, rank, 0, RANKS, 2, 1)
+    for source in tl.static_range(1, RANKS):
+        next_N = _of_rank(own[0], others, rank, source, RANKS, 2, 0).to(tl.float32, bitcast=True)
+        next_id_N = _of_rank(own[1], others, rank, source, RANKS, 2, 1)
+        top_id_N = tl.where(next_N > top_N, next_id_N, top_id_N)
+        top_N = tl.where(next_N > top_N, next_N, top_N)
+    tl.store(best + row_N, (top_id_N - 1).to(tl.int64), mask=inside_N)
+    _end(turns, turn)

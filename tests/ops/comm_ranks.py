@@ -1,0 +1,288 @@
+"""What each rank does in test_comm_gpu.py. Each function returns a list of what is wrong, which is empty."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from benchmarks.kernels.ranks import Ranks
+from oscine.ops.norm import hopper
+from oscine.ops.norm import triton as norm
+
+HIDDEN, EXPERTS, PER_TOKEN, EPS = 2880, 128, 4, 1e-5
+ROWS = (1, 3, 8, 64, 100, 1024, 8192)
+REPLAYS = 100_000
+
+
+class Checks:
+    """Collects what is wrong, so that all ranks go on together."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.ranks, self.wrong = ranks, list[str]()
+
+    def equal(self, name: str, found: Tensor, expected: Tensor, tolerance: float = 0.0) -> None:
+        """NaN equals NaN; the tolerance is relative to the largest of the row."""
+        found, expected = found.float(), expected.float()
+        allowed = tolerance * expected.abs().nan_to_num(0, 0, 0).amax(-1, keepdim=True)
+        same = (found == expected) | (found.isnan() & expected.isnan()) | ((found - expected).abs() <= allowed)
+        if not same.all():
+            where = (~same).nonzero()
+            first = tuple(where[0].tolist())
+            columns = where[:, -1].unique()
+            self.wrong.append(
+                f"{name}: {len(where)} of {same.numel()} differ, in {len(where[:, 0].unique())} rows and columns "
+                f"{columns[:8].tolist()}..{columns[-1].item()}; first {first}: {found[first].item()} is not "
+                f"{expected[first].item()}"
+            )
+
+    def identical(self, name: str, *tensors: Tensor) -> None:
+        """On all ranks, bit for bit."""
+        sums = torch.stack([_checksum(tensor) for tensor in tensors]).cpu()
+        all_sums = [torch.empty_like(sums) for _ in range(self.ranks.num_ranks)]
+        dist.all_gather(all_sums, sums)
+        if any(not torch.equal(sums, other) for other in all_sums):
+            self.wrong.append(f"{name}: ranks have other bits: {[other.tolist() for other in all_sums]}")
+
+    def true(self, name: str, holds: object) -> None:
+        if not holds:
+            self.wrong.append(name)
+
+
+def _checksum(tensor: Tensor) -> Tensor:
+    bits = tensor.contiguous().view(-1).view(torch.int16 if tensor.itemsize == 2 else torch.int32).long()
+    return (bits * (torch.arange(len(bits), device=bits.device) % 65521 + 1)).sum()
+
+
+def parts(ranks: Ranks, shape: tuple[int, ...], dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> list[Tensor]:
+    """What each rank has; every rank knows all."""
+    found = []
+    for rank in range(ranks.num_ranks):
+        generator = torch.Generator(ranks.device).manual_seed(1000 * seed + rank)
+        found.append(torch.randn(shape, generator=generator, device=ranks.device).to(dtype))
+    return found
+
+
+def special(tensors: list[Tensor]) -> None:
+    """Zeros of both signs, whole rows of them, NaN and infinities."""
+    for rank, tensor in enumerate(tensors):
+        flat = tensor.view(-1)
+        for offset, value in ((0, 0.0), (1, -0.0), (2, 0.0)):
+            flat[offset::7] = value
+        flat[5 + rank] = torch.nan
+        flat[11] = torch.inf
+        flat[13] = torch.inf if rank else -torch.inf
+        tensor[-1] = -0.0 if rank else 0.0
+
+
+def add(tensors: list[Tensor]) -> Tensor:
+    total = tensors[0].float()
+    for tensor in tensors[1:]:
+        total = total + tensor.float()
+    return total
+
+
+def own_kernels(ranks: Ranks) -> list[str]:
+    """all_reduce, all_gather and best, one after the other on the same buffers."""
+    checks, communicator = Checks(ranks), ranks.communicator(8192, HIDDEN)
+    for seed in range(3):
+        for rows in ROWS:
+            for dtype in (torch.bfloat16, torch.float32):
+                tensors = parts(ranks, (rows, HIDDEN), dtype, seed)
+                if seed == 1:
+                    special(tensors)
+                total = communicator.all_reduce(tensors[ranks.rank])
+                checks.equal(f"all_reduce {rows} {dtype} seed {seed}", total, add(tensors).to(dtype))
+                checks.identical(f"all_reduce {rows} {dtype} seed {seed}", total)
+        for shape in ((1, 7), (5, 33), (64, 100_544)):
+            tensors = parts(ranks, shape, torch.float32, seed)
+            if seed == 1:
+                special(tensors)
+            found = communicator.all_gather(tensors[ranks.rank])
+            checks.equal(f"all_gather {shape} seed {seed}", found, torch.cat(tensors, -1))
+        for rows in (1, 5, 64, 300, 1024):
+            values = [tensor.round(decimals=1) for tensor in parts(ranks, (rows,), torch.float32, seed)]
+            ids = [torch.randint(201_088, (rows,), device=ranks.device) for _ in values]
+            dist_ids = torch.stack(ids).cpu()
+            dist.broadcast(dist_ids, 0)
+            ids = list(dist_ids.to(ranks.device))
+            found = communicator.best(values[ranks.rank], ids[ranks.rank])
+            expected, top = ids[0], values[0]
+            for value, id_N in zip(values[1:], ids[1:], strict=True):
+                expected, top = torch.where(value > top, id_N, expected), torch.maximum(value, top)
+            checks.true(f"best {rows} seed {seed}: {found[:4]} {expected[:4]}", torch.equal(found, expected))
+    tensors = parts(ranks, (2, HIDDEN))
+    for _ in range(1000):
+        total = communicator.all_reduce(tensors[ranks.rank])
+    checks.equal("all_reduce 1000 times", total, add(tensors).bfloat16())
+    checks.true("a poll failed", not communicator.failed.item())
+    checks.true(
+        "on the host", communicator.all_gather(torch.tensor([ranks.rank])).tolist() == [*range(ranks.num_ranks)]
+    )
+    return checks.wrong
+
+
+def norms(ranks: Ranks) -> list[str]:
+    """The three kernels that add up over ranks, against float32."""
+    checks, target = Checks(ranks), ranks.target(8192, HIDDEN)
+    generator = torch.Generator(ranks.device).manual_seed(5)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, device=ranks.device).bfloat16()
+
+    weight_H, router, bias_E = normal(HIDDEN), normal(EXPERTS, HIDDEN) / HIDDEN**0.5, normal(EXPERTS)
+    for seed, (rows, partials) in enumerate((rows, partials) for rows in ROWS for partials in (0, 1, 4, 12)):
+        if rows * partials > 1024 * 12:
+            continue
+        for dtype in (torch.bfloat16, torch.float32) if partials else (torch.bfloat16,):
+            name = f"{rows} rows, {partials} partial sums of {dtype}"
+            tensors = parts(ranks, (rows, partials, HIDDEN) if partials else (rows, HIDDEN), dtype, seed)
+            if seed % 3 == 1:
+                special(tensors)
+            x, residual_TH = tensors[ranks.rank], normal(rows, HIDDEN)
+            rounded = [add(list(tensor.unbind(1))).bfloat16() if partials else tensor for tensor in tensors]
+            total = (add(rounded) + residual_TH.float()).bfloat16()
+            inverse = torch.rsqrt(total.float().square().mean(-1, keepdim=True) + EPS)
+            expected = total.float() * inverse * weight_H.float()
+
+            y, found = norm.rms_norm(target, x, weight_H, EPS, residual_TH)
+            checks.equal(f"rms_norm, sum, {name}", found, total)
+            checks.equal(f"rms_norm, {name}", y, expected, 2**-8)
+            checks.identical(f"rms_norm, {name}", y, found)
+
+            y, found, routing = hopper.norm_route(target, x, weight_H, EPS, residual_TH, router, bias_E, PER_TOKEN)
+            checks.equal(f"norm_route, sum, {name}", found, total)
+            checks.equal(f"norm_route, {name}", y, expected, 2**-8)
+            checks.identical(f"norm_route, {name}", y, found, routing.expert_ids_TK, routing.weights_TK)
+            logits_TE = y.float() @ router.float().T + bias_E.float()
+            top_TK = logits_TE.nan_to_num(-1e30).topk(PER_TOKEN).values
+            mine_TK = logits_TE.nan_to_num(-1e30).gather(1, routing.expert_ids_TK.long())
+            checks.equal(f"norm_route, logits of the chosen, {name}", mine_TK, top_TK, 1e-4)
+
+            if rows <= 64:
+                y, found, squares_TS = norm.undivided_norm(target, x, weight_H, residual_TH)
+                checks.equal(f"undivided, sum, {name}", found, total)
+                checks.equal(f"undivided, {name}", y, total.float() * weight_H.float(), 2**-8)
+                mean = squares_TS.sum(1, keepdim=True)
+                checks.equal(f"undivided, squares, {name}", mean, total.float().square().sum(1, keepdim=True), 1e-4)
+                checks.identical(f"undivided, {name}", y, found, squares_TS)
+                norm.norm_route(target, x, weight_H, EPS, residual_TH, router, bias_E, PER_TOKEN)
+    checks.true("a poll failed", not target.communicator.failed.item())  # type: ignore[attr-defined]
+    return checks.wrong
+
+
+@triton.jit
+def _spin_kernel(delays, step):
+    """As many ns as step says, of 1024 delays."""
+    delay = tl.load(delays + (tl.load(step) & 1023)).to(tl.int64)
+    begin = tl.extra.cuda.globaltimer()
+    while tl.extra.cuda.globaltimer() - begin < delay:
+        pass
+
+
+class Replayed:
+    """A graph of a few layers whose inputs differ in each replay, and which compares on the device."""
+
+    def __init__(self, ranks: Ranks, target: Any, rows: int, partials: int, delays: Tensor) -> None:
+        device = ranks.device
+        self.step = torch.zeros(1, dtype=torch.int64, device=device)
+        self.differing = torch.zeros(1, dtype=torch.int64, device=device)
+        tensors = parts(ranks, (rows, partials, HIDDEN), torch.bfloat16, rows)
+        scales = 2.0 ** torch.randint(-3, 4, (1024,), generator=torch.Generator().manual_seed(3))
+        scales = scales.to(device).bfloat16()
+        residual_TH = parts(ranks, (rows, HIDDEN), seed=9)[0]
+        weight_H, bias_E = torch.ones(HIDDEN, device=device).bfloat16(), torch.zeros(EXPERTS, device=device).bfloat16()
+        router = parts(ranks, (EXPERTS, HIDDEN), seed=8)[0]
+
+        def experts(x: Tensor) -> Tensor:
+            if partials % 2 == 0 and rows <= 64:
+                return norm.undivided_norm(target, x, weight_H, residual_TH)[1]
+            return norm.rms_norm(target, x, weight_H, EPS, residual_TH)[1]
+
+        def attention(x: Tensor) -> Tensor:
+            return norm.norm_route(target, x, weight_H, EPS, residual_TH, router, bias_E, PER_TOKEN)[1]
+
+        def run() -> None:
+            scaled = [tensor * scales[self.step & 1023] for tensor in tensors]  # powers of two: exact
+            expected = (
+                add([add(list(tensor.unbind(1))).bfloat16() for tensor in scaled]) + residual_TH.float()
+            ).bfloat16()
+            for layer in range(4):
+                for sum_up in (experts, attention):
+                    if layer % 2:
+                        _spin_kernel[(1,)](delays, self.step, num_warps=1)
+                    self.differing += (sum_up(scaled[ranks.rank]) != expected).sum()
+            self.step += 1
+
+        run()
+        torch.cuda.synchronize()
+        communicator: Any = target.communicator
+        communicator.barrier()
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            run()
+
+
+def replays(ranks: Ranks) -> list[str]:
+    """Graphs of several sizes, replayed in a random order that is the same on all ranks, with other delays on each."""
+    target = ranks.target(256, HIDDEN)
+    communicator: Any = target.communicator
+    generator = torch.Generator().manual_seed(ranks.rank)
+    delays = torch.randint(0, 6000, (1024,), generator=generator)
+    delays[::97] = 100_000
+    delays = delays.to(ranks.device, torch.int32)
+    graphs = [Replayed(ranks, target, rows, partials, delays) for rows, partials in ((1, 4), (3, 3), (100, 2))]
+    communicator.barrier()
+    communicator.set_limit(1.5)
+    order = torch.randint(0, 20, (REPLAYS,), generator=torch.Generator().manual_seed(1)).tolist()
+    begin = time.monotonic()
+    for index, chosen in enumerate(order):
+        graphs[max(0, chosen - 17)].graph.replay()
+        if index % 1000 == 999:
+            differing = [graph.differing.item() for graph in graphs]
+            if any(differing) or communicator.failed.item():
+                return [f"by replay {index + 1}: differing elements {differing}, failed {communicator.failed.item()}"]
+            if index % 20_000 == 19_999:
+                print(f"{index + 1} replays in {time.monotonic() - begin:.1f} s", flush=True)
+    return []
+
+
+def dead_peer(ranks: Ranks) -> list[str]:
+    """The last rank does not take part: the polls of the others end, and later ones at once."""
+    checks, target = Checks(ranks), ranks.target(256, HIDDEN)
+    communicator: Any = target.communicator
+    x, weight_H = parts(ranks, (64, HIDDEN))[0], torch.ones(HIDDEN, device=ranks.device).bfloat16()
+    router, bias_E = parts(ranks, (EXPERTS, HIDDEN))[0], weight_H[:EXPERTS]
+
+    def calls(rows: int) -> None:
+        norm.rms_norm(target, x[:rows], weight_H, EPS, x[:rows])
+        norm.norm_route(target, x[:rows], weight_H, EPS, x[:rows], router, bias_E, PER_TOKEN)
+
+    for rows in (1, 64):
+        calls(rows)
+    torch.cuda.synchronize()
+    communicator.barrier()
+    communicator.set_limit(1.5)
+    if ranks.rank < ranks.num_ranks - 1:
+        seconds = [_seconds(lambda rows=rows: calls(rows)) for rows in (1, 64, 1)]
+        print("seconds", seconds, flush=True)
+        checks.true(f"the limit is 1.5 s: {seconds}", 1.4 < seconds[0] < 4)
+        checks.true(f"later polls end at once: {seconds}", max(seconds[1:]) < 0.5)
+        checks.true("failed is not set", communicator.failed.item() == 1)
+    else:
+        time.sleep(5)
+        checks.true("failed is set where nothing was polled", communicator.failed.item() == 0)
+    communicator.barrier()
+    return checks.wrong
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    torch.cuda.synchronize()
+    begin = time.monotonic()
+    call()
+    torch.cuda.synchronize()
+    return time.monotonic() - begin

@@ -72,9 +72,16 @@ class ModelOptions(Options, group="model"):
     )
     device: str = option(
         "auto",
-        "device that the model runs on: cpu, cuda, cuda:1, ...; cuda:0,1 with --data-parallel-size 2",
+        "device that the model runs on: cpu, cuda, cuda:1, ...; cuda:0,1 for two engines or ranks",
         "DEVICE",
         shown="a GPU if there is one, else the CPU",
+    )
+    tensor_parallel_size: int = option(
+        1,
+        "ranks that compute the model together, on a GPU each or on parts of the CPU",
+        "N",
+        aliases=("tp-size", "tp"),
+        at_least=1,
     )
     dtype: Literal["auto", "float32", "bfloat16"] = option(
         "auto", "type of the activations and of the KV cache; auto is bfloat16 on a GPU, float32 on a CPU"
@@ -443,6 +450,30 @@ class Config:
         model, cache, scheduler = (ModelOptions.of(values), CacheOptions.of(values), SchedulerOptions.of(values))
         engine = EngineOptions.of(values, model=model, cache=cache, scheduler=scheduler)
         return cls(engine, ServerOptions.of(values), ToolOptions.of(values))
+
+
+def devices_of(device: str, num_engines: int, num_ranks: int, num_gpus: int) -> list[list[str]]:
+    """Of each engine, those of its ranks: all on the CPU, the first GPUs, or those that `device` lists.
+
+    For several engines or ranks. Raises OptionError.
+    """
+    count = num_engines * num_ranks
+    sizes = {"data-parallel-size": num_engines, "tensor-parallel-size": num_ranks}
+    given = [name for name, size in sizes.items() if size > 1]
+    if device == "cpu" or (device == "auto" and not num_gpus):
+        names = ["cpu"] * count
+    elif device in ("auto", "cuda"):
+        product = "".join(f"times --{name} " for name in given[1:])
+        if num_gpus < count:
+            rule = f"{product}must be at most the number of GPUs ({num_gpus}), not {count}"
+            raise OptionError(given[0], rule, *given[1:])
+        names = [f"cuda:{i}" for i in range(count)]
+    else:
+        names = [part if ":" in part else f"cuda:{part}" for part in device.split(",")]
+        if len(names) != count:
+            product = " times ".join(f"--{name} ({sizes[name]})" for name in given)
+            raise OptionError("device", f"must name as many devices as {product}, not {device!r}", *given)
+    return [names[start : start + num_ranks] for start in range(0, count, num_ranks)]
 
 
 _SECTIONS = (ModelOptions, CacheOptions, SchedulerOptions, ServerOptions, ToolOptions, EngineOptions)

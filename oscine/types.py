@@ -1,6 +1,6 @@
 """The records that cross a seam: requests into the engine, plans into the executor, and what comes back.
 
-Plain dataclasses without behaviour. This module imports no third-party package, and of Oscine only how a statistic is
+Plain records without behaviour. This module imports no third-party package, and of Oscine only how a statistic is
 declared.
 """
 
@@ -73,8 +73,7 @@ class NewSequence:
     sampling: SamplingParams
 
 
-@dataclass(slots=True)
-class ScheduledSequence:
+class ScheduledSequence(NamedTuple):
     """Tokens of one slot computed in this step: positions start .. start + num_tokens - 1.
 
     The executor holds each slot's tokens, also those that it sampled in a step that the scheduler has not seen yet,

@@ -49,7 +49,9 @@ class EngineBench:
         page_size: int,
         ready_s: float,
         clock: Callable[[], float] = time.perf_counter,
+        num_ranks: int = 1,
     ) -> None:
+        self._num_ranks = num_ranks
         self._loop, self._config, self._ready_s, self._clock = engine.loop, config, ready_s, clock
         self._page_size = page_size
         self._model, self._vocab_size = engine.model, engine.vocab_size
@@ -64,7 +66,9 @@ class EngineBench:
         ready_s = machine.process_age_s()
         gc.collect()
         gc.freeze()  # as the engine process does
-        return cls(engine, open_model(options.model).config, options.cache.page_size, ready_s)
+        model = options.model
+        config = open_model(replace(model, device=model.device.partition(",")[0])).config
+        return cls(engine, config, options.cache.page_size, ready_s, num_ranks=model.tensor_parallel_size)
 
     def run(
         self,
@@ -117,6 +121,8 @@ class EngineBench:
             roofline_share=self._share(point, step_s, where.gpu),
             ready_s=round(self._ready_s, 1),
             **asdict(where),
+            num_gpus=1 if where.gpu == "cpu" else self._num_ranks,
+            tensor_parallel_size=self._num_ranks,
         )
 
     def _share(self, point: Point, step_s: float, gpu: str) -> float | None:
@@ -124,7 +130,8 @@ class EngineBench:
         if ceiling is None:
             return None
         context = point.isl + point.osl / 2
-        return round(roofline.decode_step_s(self._config, point.concurrency, context, ceiling) / step_s, 4)
+        ideal_s = roofline.decode_step_s(self._config, point.concurrency, context, ceiling) / self._num_ranks
+        return round(ideal_s / step_s, 4)
 
 
 def engine_options(

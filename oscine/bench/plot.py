@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
 from oscine.bench.anchors import ANCHORS, VLLM, Anchor
-from oscine.bench.result import Result, latest, parse_results
+from oscine.bench.result import Result, latest, of_one_gpu, parse_results
 
 PROMPT = 1024  # tokens; points with other prompts are not drawn
 IMAGE = Path("docs/img/pareto.svg")
@@ -23,7 +23,7 @@ def draw(results: Iterable[Result]) -> Figure:
     """One panel per model, both axes logarithmic."""
     matplotlib.rcParams["svg.hashsalt"] = "oscine"  # equal pictures give equal files
     matplotlib.rcParams["svg.fonttype"] = "none"
-    newest = list(latest(results).values())
+    newest = list(latest(of_one_gpu(results)).values())
     figure = Figure(figsize=(12.0, 5.2), layout="constrained")
     for axes, model in zip(figure.subplots(1, len(MODELS)), MODELS, strict=True):
         _panel(axes, model, [result for result in newest if result.model == model])

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from oscine.bench import anchors
-from oscine.bench.result import Point, Result
+from oscine.bench.result import Key, Result
 
 HEADER = (
     f"{'model':>12} {'c':>5} {'isl/osl':>11} {'out tok/s':>10} {'vLLM':>7} {'x':>5} "
@@ -11,7 +11,7 @@ HEADER = (
 )
 
 
-def line(result: Result, baseline: Mapping[tuple[str, Point], Result] | None = None) -> str:
+def line(result: Result, baseline: Mapping[Key, Result] | None = None) -> str:
     """`baseline`: earlier results; the ratios of output tok/s and tok/s/user to them are appended."""
     point = result.point
     peer, prefill = anchors.vllm(result.model, point), anchors.vllm_prefill(result.model, point)

@@ -5,6 +5,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 RESULTS = Path("benchmarks/results/h200.jsonl")  # the source of tables and plots
 
@@ -37,6 +38,17 @@ class Point:
         return f"{self.concurrency}:{self.isl}:{self.osl}"
 
 
+class Layout(NamedTuple):
+    """Over how many GPUs an engine divides what: the layers, the requests, the experts."""
+
+    tensor_parallel_size: int = 1
+    data_parallel_size: int = 1
+    expert_parallel_size: int = 1
+
+
+Key = tuple[str, Point, Layout]  # what must be equal for two results to be comparable; the first is the model
+
+
 @dataclass(frozen=True, slots=True)
 class Result:
     """The fields are the keys of a line, in this order."""
@@ -56,14 +68,22 @@ class Result:
     triton: str | None
     commit: str
     date: str  # UTC
+    num_gpus: int = 1
+    tensor_parallel_size: int = 1
+    data_parallel_size: int = 1
+    expert_parallel_size: int = 1
 
     @property
     def point(self) -> Point:
         return Point(self.concurrency, self.isl, self.osl)
 
     @property
-    def key(self) -> tuple[str, Point]:
-        return self.model, self.point
+    def layout(self) -> Layout:
+        return Layout(self.tensor_parallel_size, self.data_parallel_size, self.expert_parallel_size)
+
+    @property
+    def key(self) -> Key:
+        return self.model, self.point, self.layout
 
 
 def append(path: Path, result: Result) -> None:
@@ -95,6 +115,10 @@ def parse_results(parser: ArgumentParser, argv: Sequence[str] | None) -> tuple[N
         parser.error(str(error))
 
 
-def latest(results: Iterable[Result]) -> dict[tuple[str, Point], Result]:
-    """The last one of each model and point, in the order of their first appearance."""
+def latest(results: Iterable[Result]) -> dict[Key, Result]:
+    """The last one of each model, point and layout, in the order of their first appearance."""
     return {result.key: result for result in results}
+
+
+def of_one_gpu(results: Iterable[Result]) -> list[Result]:
+    return [result for result in results if result.num_gpus == 1]

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Iterable, Iterator, Sequence
 
 from oscine.bench import anchors
-from oscine.bench.result import Result, latest, parse_results
+from oscine.bench.result import Result, latest, of_one_gpu, parse_results
 
 HEADER = (
     "| model | requests | prompt/generated | output tok/s | tok/s/user | decode step | of roofline | prefill tok/s |",
@@ -13,9 +13,9 @@ HEADER = (
 
 
 def lines(results: Iterable[Result]) -> Iterator[str]:
-    """The last result of each model and point, the larger model first, then by load."""
+    """The last result of each model and point on one GPU, the larger model first, then by load."""
     yield from HEADER
-    newest = latest(results).values()
+    newest = latest(of_one_gpu(results)).values()
     for result in sorted(newest, key=lambda r: (-len(r.model), r.model, r.concurrency, r.isl, r.osl)):
         yield _row(result)
 

@@ -19,7 +19,7 @@ from oscine.cluster.client.reports import Reports
 from oscine.cluster.routing.router import Router
 from oscine.cluster.spec.deployment import ModelSpec, QueueLimits, RoleSpec
 from oscine.cluster.spec.snapshot import STATE_OF_ENGINE, ReplicaReport
-from oscine.config import Config, EngineOptions, PeerOptions
+from oscine.config import Config, EngineOptions, PeerOptions, devices_of
 from oscine.engine.process.client import EngineClient, EngineState
 from oscine.types import EngineStats
 
@@ -120,28 +120,15 @@ def parallel_service(config: Config, num_gpus: int) -> ResponseService:
 def engines_of(config: Config, num_gpus: int) -> list[EngineOptions]:
     """The options of each engine. Raises ValueError."""
     count, engine = config.server.data_parallel_size, config.engine
+    num_ranks = engine.model.tensor_parallel_size
     if engine.peers != PeerOptions():
         raise ValueError("--kv-events-config publishes the events of one engine: --data-parallel-size must be 1")
-    devices = devices_of(engine.model.device, count, 0 if engine.executor == "fake" else num_gpus)
-    if devices[0] == "cpu":
+    devices = devices_of(engine.model.device, count, num_ranks, 0 if engine.executor == "fake" else num_gpus)
+    if devices[0][0] == "cpu":
         size = (engine.cache.kv_cache_bytes or _CPU_CACHE_BYTES) // count
         threads = max(1, len(os.sched_getaffinity(0)) // count)
         engine = replace(engine, cache=replace(engine.cache, kv_cache_bytes=size), num_threads=threads)
     return [
-        replace(engine, model=replace(engine.model, device=device), quiet=engine.quiet or i > 0)
-        for i, device in enumerate(devices)
+        replace(engine, model=replace(engine.model, device=",".join(dict.fromkeys(own))), quiet=engine.quiet or i > 0)
+        for i, own in enumerate(devices)
     ]
-
-
-def devices_of(device: str, count: int, num_gpus: int) -> list[str]:
-    """One for each engine: all on the CPU, the first GPUs, or those that `device` lists. Raises ValueError."""
-    if device == "cpu" or (device == "auto" and not num_gpus):
-        return ["cpu"] * count
-    if device in ("auto", "cuda"):
-        if num_gpus < count:
-            raise ValueError(f"--data-parallel-size must be at most the number of GPUs ({num_gpus}), not {count}")
-        return [f"cuda:{i}" for i in range(count)]
-    names = [part if ":" in part else f"cuda:{part}" for part in device.split(",")]
-    if len(names) != count:
-        raise ValueError(f"--device must name as many devices as --data-parallel-size ({count}), not {device!r}")
-    return names

@@ -7,8 +7,9 @@ from oscine.config import EngineOptions
 from oscine.engine.core.loop import EngineLoop
 from oscine.executor.start.build import build_executor
 
-if TYPE_CHECKING:  # it needs NIXL
+if TYPE_CHECKING:  # they need NIXL and msgspec
     from oscine.executor.kv.nixl_transfer import KVTransfer
+    from oscine.executor.parallel.processes import RankProcesses
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,7 @@ class BuiltEngine:
     max_model_len: int  # tokens
     vocab_size: int
     transfer: "KVTransfer | None" = None  # where the options want pages to move between engines
+    ranks: "RankProcesses | None" = None  # where the model has several ranks
 
 
 def build_engine(options: EngineOptions) -> BuiltEngine:
@@ -31,4 +33,4 @@ def build_engine(options: EngineOptions) -> BuiltEngine:
         max_model_len=built.max_model_len,
         max_attended=built.max_attended,
     )
-    return BuiltEngine(loop, built.model, built.max_model_len, built.vocab_size, built.transfer)
+    return BuiltEngine(loop, built.model, built.max_model_len, built.vocab_size, built.transfer, built.ranks)

@@ -14,15 +14,15 @@ from torch import Tensor
 
 from oscine.executor.cuda_graphs import CudaGraphs
 from oscine.executor.device_state import DeviceState
-from oscine.executor.headers import Few, Headers
+from oscine.executor.headers import Few
 from oscine.executor.kv.memory import MemoryPlan
 from oscine.executor.launched import LaunchedStep, PromptRows
 from oscine.executor.logprobs import of_tokens, on_host
-from oscine.executor.masks import Constraints, GrammarCache, mask_of
+from oscine.executor.rules import Masks, NewRules, grammar_rules
 from oscine.executor.sampler import AllowedTokens, Sampler
 from oscine.executor.slots import IntArray, PageEntries, Slots
 from oscine.executor.step_batch import StepArrays, pack
-from oscine.executor.transfer import Mark, send, staging, upload
+from oscine.executor.transfer import Mark, send, upload
 from oscine.model.gpt_oss import GptOss
 from oscine.ops.interface import KVCache, Sampled
 from oscine.ops.packed import PackedStep
@@ -40,9 +40,9 @@ class TorchExecutor:
     """An Executor: one model on one device, with room for max_num_seqs sequences."""
 
     def __init__(
-        self, model: GptOss, memory: MemoryPlan, kv: KVCache, max_num_seqs: int, grammars: GrammarCache | None = None
+        self, model: GptOss, memory: MemoryPlan, kv: KVCache, max_num_seqs: int, new_rules: NewRules | None = None
     ) -> None:
-        """Without `grammars`, sequences that have one end with an error."""
+        """Without `new_rules`, sequences that have a grammar end with an error."""
         self.config, self.memory, self.max_num_seqs = model.config, memory, max_num_seqs
         self.device = model.weights.embed_VH.device
         self._model, self._kv = model, kv
@@ -51,9 +51,8 @@ class TorchExecutor:
         )
         self._slots = Slots(max_num_seqs)
         self._sampler = Sampler(max_num_seqs, model.config.vocab_size, self.device, model.ops.sample)
-        self._grammars = grammars or GrammarCache(None, model.config.vocab_size)
-        self._constraints = Constraints(self._grammars)
-        self._headers = Headers(self._grammars, max_num_seqs)
+        self._new_rules = new_rules or grammar_rules(None, model.config.vocab_size)
+        self._rules = self._new_rules(max_num_seqs, self.device)
         self._prompt_logprobs: dict[int, int] = {}  # slot -> how many of the most probable tokens
         self.graphs = CudaGraphs(self._decode, self._choose_greedily, self.device)
         self._launched: deque[LaunchedStep] = deque()
@@ -66,7 +65,7 @@ class TorchExecutor:
     def of_each_kind(self) -> "TorchExecutor":
         """An executor of its own, of one layer of each kind, on the same weights and cache: to rehearse."""
         layers = self._model.of_layers(self.config.layer_of_each_kind)
-        return TorchExecutor(layers, self.memory, self._kv, self.max_num_seqs, self._grammars)
+        return TorchExecutor(layers, self.memory, self._kv, self.max_num_seqs, self._new_rules)
 
     def forget_page_zero(self) -> None:
         """Zeroes it in all groups; no sequence may hold it."""
@@ -75,8 +74,7 @@ class TorchExecutor:
 
     def prepare(self, sampling: SamplingParams) -> bool:
         """Whether its grammar is compiled."""
-        grammar = sampling.headers if sampling.grammar is None else sampling.grammar
-        return grammar is None or self._grammars.ready(grammar)
+        return self._rules.ready(sampling)
 
     def execute(self, plan: StepPlan) -> StepResult:
         self.launch(plan)
@@ -92,7 +90,7 @@ class TorchExecutor:
         prompt_rows = self._prompt_rows(step) if self._prompt_logprobs else {}
         replays = not prompt_rows and self.graphs.fits(step)
         outcome = self._replay(step) if replays else self._run(step, prompt_rows)
-        slots, slots_M = step.slots_S.tolist(), step.slots_S[step.samples_S]
+        slots_M = step.slots_S[step.samples_S]
         launched = LaunchedStep(
             step=plan.step,
             slots_S=step.slots_S,
@@ -100,12 +98,10 @@ class TorchExecutor:
             sampled=None if outcome.sampled is None else on_host(outcome.sampled),
             num_logprobs=self._sampler.num_logprobs(slots_M),
             prompts=outcome.prompts,
-            errors=self._constraints.errors(slots) | self._headers.errors(slots),
+            errors=self._rules.errors(step.slots_S.tolist()),
             done=Mark(self.device),
         )
-        token_ids = cache(launched.token_ids)
-        self._constraints.sampled(slots_M, token_ids)
-        self._headers.sampled(slots_M, step.ends_S[step.samples_S], token_ids)
+        self._rules.sampled(slots_M, step.ends_S[step.samples_S], cache(launched.token_ids))
         self._launched.append(launched)
 
     def _place(self, plan: StepPlan) -> None:
@@ -113,8 +109,7 @@ class TorchExecutor:
         for new in plan.new:
             self._slots.assign(new, entries)
             self._sampler.assign(new)
-            self._constraints.assign(new)
-            self._headers.assign(new)
+            self._rules.assign(new)
             self._prompt_logprobs.pop(new.slot, None)
             if new.sampling.prompt_logprobs is not None:
                 self._prompt_logprobs[new.slot] = new.sampling.prompt_logprobs
@@ -160,30 +155,14 @@ class TorchExecutor:
         return Sampled(ids_N)
 
     def _ruled(self, slots_N: IntArray, positions_N: IntArray) -> AllowedTokens | Few | None:
-        """The tokens that grammars allow next: a few tokens if all rows are plain, else masks; None without a grammar.
+        """What the rules allow, on the device.
 
         Waits for the tokens of the step before this one. So call it after this step's work is queued on the device.
         """
-        rows_K, headers = self._constraints.advance(slots_N), self._headers.advance(slots_N, positions_N)
-        few = Few.of(headers) if headers and not rows_K and self._sampler.is_plain(slots_N) else None
-        if few is not None or not (rows_K or headers):
-            return few
-        return self._masks(slots_N, positions_N, rows_K, headers)
-
-    def _masks(
-        self, slots_N: IntArray, positions_N: IntArray, rows_K: list[int], headers: dict[int, IntArray]
-    ) -> AllowedTokens:
-        """The masks of rows with a grammar, and of rows in a header with their allowed tokens."""
-        count, num_words = len(rows_K), self._grammars.num_words
-        masks_KW = staging((count + len(headers), num_words), self.device)
-        if rows_K:
-            filled_KW = masks_KW[:count].numpy()
-            self._constraints.fill(slots_N[rows_K].tolist(), positions_N[rows_K].tolist(), filled_KW)
-        for i, ids in enumerate(headers.values(), count):
-            masks_KW[i].numpy()[:] = mask_of(ids, num_words)
-        row_N = np.full(len(slots_N), -1, np.int32)
-        row_N[[*rows_K, *headers]] = np.arange(len(masks_KW))
-        return AllowedTokens(send(masks_KW, self.device), row_N)
+        allowed = self._rules.allowed(slots_N, positions_N, self._sampler.is_plain)
+        if isinstance(allowed, Masks):
+            return AllowedTokens(send(allowed.masks_KW, self.device), allowed.row_N)
+        return allowed
 
     def _decode(self, packed: PackedStep[Tensor]) -> Tensor:
         """What a graph holds: one token a sequence, to what the head takes."""

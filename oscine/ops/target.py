@@ -19,6 +19,11 @@ class Communicator(Protocol):
     @property
     def num_ranks(self) -> int: ...
 
+    @property
+    def error(self) -> str | None:
+        """What went wrong between the ranks, in one line. Look once the device has done its work."""
+        ...
+
     def all_reduce(self, partial: Tensor) -> Tensor:
         """The sum over the ranks."""
         ...
@@ -45,6 +50,7 @@ class Alone:
 
     rank = 0
     num_ranks = 1
+    error = None
 
     def all_reduce(self, partial: Tensor) -> Tensor:
         return partial

@@ -74,6 +74,13 @@ def test_a_name_is_enough_for_the_embedded_model(tmp_path: Path) -> None:
     assert deployment.models[0].serving.replicas == Replicas(1, 1)
 
 
+def test_roles_may_differ_in_their_ranks(tmp_path: Path) -> None:
+    """The size stands beside the GPUs, or among the options of the engine."""
+    text = MODEL + "    engine: {tp-size: 2}\n    prefill: {gpus: 4, tensor-parallel-size: 4}\n    decode: {gpus: 2}\n"
+    (model,) = read(tmp_path, text).models
+    assert [(role.gpus, role.engine.model.tensor_parallel_size) for role in model.roles] == [(4.0, 4), (2.0, 2)]
+
+
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda path: path.name)
 def test_the_examples(file: Path, monkeypatch: pytest.MonkeyPatch, model_folder: Path) -> None:
     monkeypatch.setattr(deployment_file, "tokenizer_folder", lambda engine: model_folder)  # not from the hub
@@ -103,7 +110,12 @@ MODEL = "models:\n  - name: nano\n"
         (MODEL + "    aggregated:\n      replicas:\n        min: 3\n        max: 2\n", 5, ["min", "at most max (2)"]),
         (MODEL + "    aggregated:\n      replicas: 0\n", 4, ["replicas must be at least 1"]),
         (MODEL + "    aggregated:\n      replicas: two\n", 4, ["a whole number", "'two'"]),
-        (MODEL + "    aggregated:\n      tensor-parallel-size: 8\n", 4, ["tensor-parallel-size", "not available yet"]),
+        (MODEL + "    aggregated:\n      tensor-parallel-size: 0\n", 4, ["tensor-parallel-size must be at least 1"]),
+        (
+            MODEL + "    aggregated:\n      gpus: 1\n      tensor-parallel-size: 2\n",
+            4,
+            ["gpus must be the tensor-parallel-size (2)"],
+        ),
         (MODEL + "    aggregated:\n      gpus: 1.5\n", 4, ["gpus must be whole"]),
         (MODEL + "    aggregated:\n      cpus: 0\n", 4, ["cpus must be positive"]),
         (MODEL + "    service-levels:\n      ttft-s: yes\n", 4, ["ttft-s must be a number", "True"]),
@@ -114,7 +126,7 @@ MODEL = "models:\n  - name: nano\n"
         ),
         (MODEL + "    engine:\n      max-num-seq: 3\n", 4, ["unknown key 'max-num-seq'; did you mean max-num-seqs?"]),
         (MODEL + "    engine:\n      api-key: x\n", 4, ["api-key is no option of an engine"]),
-        (MODEL + "    engine:\n      tensor-parallel-size: 2\n", 4, ["tensor parallelism is not available yet"]),
+        (MODEL + "    engine:\n      ep-size: 2\n", 4, ["expert parallelism is not available yet"]),
         (
             MODEL + "    engine:\n      page-size: 48\n",
             4,

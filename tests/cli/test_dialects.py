@@ -99,12 +99,13 @@ def test_the_newer_files_work_on_one_gpu(tmp_path: Path) -> None:
     assert (scheduler.max_num_seqs, scheduler.max_num_batched_tokens, scheduler.stream_interval) == (720, 16384, 20)
 
 
-@pytest.mark.parametrize("arguments", [["--tp_size", "8"], ["--tensor-parallel-size", "2"]], ids=" ".join)
-def test_several_gpus_are_refused_clearly(arguments: list[str]) -> None:
-    with pytest.raises(
-        CommandError, match=f"--t.*-size.*: it must be 1, not {arguments[1]}: tensor parallelism is not available yet"
-    ):
-        config_of("m", *arguments)
+@pytest.mark.parametrize(
+    "name", ["--tp_size", "--tp-size", "--tp", "-tp", "--tensor-parallel-size", "--tensor_parallel_size"]
+)
+def test_tensor_parallelism_goes_by_all_names(name: str) -> None:
+    assert config_of("m", name, "8")[0].engine.model.tensor_parallel_size == 8
+    with pytest.raises(CommandError, match="it must be at least 1, not 0"):
+        config_of("m", name, "0")
 
 
 def test_several_gpus_are_refused_in_a_file_too(tmp_path: Path) -> None:
@@ -175,8 +176,8 @@ def test_vllms_other_recipes_are_refused_with_the_reason(tmp_path: Path, line: s
         ),
         ("m --guided-decoding-backend xgrammar --max-log-len 10 --distributed-executor-backend mp", "m"),
         (
-            "--model-path m --tp 1 --context-length 8192 --mem-fraction-static 0.85",
-            "m --max-model-len 8192 --gpu-memory-utilization 0.85",
+            "--model-path m --tp 2 --context-length 8192 --mem-fraction-static 0.85",
+            "m --tensor-parallel-size 2 --max-model-len 8192 --gpu-memory-utilization 0.85",
         ),
         (
             "--model-path m --random-seed 7 --max-running-requests 9 --max-queued-requests 8",
@@ -209,7 +210,7 @@ def test_usual_command_lines_of_vllm_and_sglang(theirs: str, ours: str) -> None:
         ("--enable-lora", "LoRA adapters are not available yet"),
         ("--speculative-algorithm EAGLE3", "speculative decoding is not available yet"),
         ("--max-total-tokens 1000", "see --kv-cache-bytes"),
-        ("-tp 8", "--tensor-parallel-size/-tp: it must be 1, not 8: tensor parallelism is not available yet"),
+        ("-pp 8", "--pipeline-parallel-size/-pp: it must be 1, not 8: pipeline parallelism is not available yet"),
         ("--allowed-origins [", "--allowed-origins: it must be .* or a JSON list of them, not"),
     ],
 )
@@ -246,6 +247,8 @@ def test_dummy_weights_are_random_ones_under_the_models_name(model: str, shapes:
         ("cuda_graph_config: {batch_sizes: [1, 2, 4]}", []),
         ("disable_overlap_scheduler: true", ["--no-async-scheduling"]),
         ("disable_overlap_scheduler: false", []),
+        ("tp_size: 4", ["--tensor-parallel-size", "4"]),
+        ("tensor_parallel_size: 4", ["--tensor-parallel-size", "4"]),
         ("async-scheduling: false", ["--no-async-scheduling"]),
         ("enable_prefix_caching: false", ["--no-prefix-caching"]),
         ("max_seq_len: 4096", ["--max-model-len", "4096"]),

@@ -14,8 +14,8 @@ from typing import Any
 import openai
 import pytest
 
-from oscine.cluster.data_parallel import DataParallelEngine, devices_of, engines_of
-from oscine.config import Config, EngineOptions, ModelOptions, PeerOptions, ServerOptions
+from oscine.cluster.data_parallel import DataParallelEngine, engines_of
+from oscine.config import Config, EngineOptions, ModelOptions, PeerOptions, ServerOptions, devices_of
 from oscine.engine.process.client import EngineDied, EngineError
 from oscine.engine.wire.stream import RequestStream
 from oscine.types import GenerationOutput
@@ -201,8 +201,20 @@ def test_stopping_ends_streams_and_processes(model_folder: Path) -> None:
         ("cuda:1,cuda:0", 2, 8, ["cuda:1", "cuda:0"]),
     ],
 )
-def test_each_engine_has_a_device(device: str, count: int, num_gpus: int, devices: list[str]) -> None:
-    assert devices_of(device, count, num_gpus) == devices
+def test_each_engine_and_each_rank_has_a_device(device: str, count: int, num_gpus: int, devices: list[str]) -> None:
+    assert devices_of(device, count, 1, num_gpus) == [[one] for one in devices]
+    assert devices_of(device, 1, count, num_gpus) == [devices]
+
+
+def test_the_ranks_of_each_engine_have_devices_of_their_own() -> None:
+    config = Config.of({"tensor-parallel-size": 2, "data-parallel-size": 2, "device": "cuda"})
+    assert [engine.model.device for engine in engines_of(config, 4)] == ["cuda:0,cuda:1", "cuda:2,cuda:3"]
+    assert [
+        engine.model.device for engine in engines_of(Config.of({"tensor-parallel-size": 2, "data-parallel-size": 2}), 0)
+    ] == ["cpu", "cpu"]
+    product = r"--data-parallel-size times --tensor-parallel-size must be at most the number of GPUs \(3\), not 4"
+    with pytest.raises(ValueError, match=product):
+        engines_of(config, 3)
 
 
 @pytest.mark.parametrize(
@@ -215,7 +227,9 @@ def test_each_engine_has_a_device(device: str, count: int, num_gpus: int, device
 )
 def test_too_few_devices_are_refused(device: str, count: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        devices_of(device, count, 2)
+        devices_of(device, count, 1, 2)
+    with pytest.raises(ValueError, match=message.replace("data", "tensor")):
+        devices_of(device, 1, count, 2)
 
 
 def test_engines_on_a_cpu_share_its_memory_and_threads(monkeypatch: pytest.MonkeyPatch) -> None:

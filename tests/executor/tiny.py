@@ -1,7 +1,7 @@
 """A tiny random gpt-oss, engines over it, and its expected tokens: a full recomputation of the sequence per token."""
 
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from oscine.engine.core.offline import generate
 from oscine.executor.kv.allocate import allocate_group, allocate_kv
 from oscine.executor.kv.memory import MemoryPlan
 from oscine.executor.masks import GrammarCache
+from oscine.executor.rules import GrammarRules
 from oscine.executor.runner import TorchExecutor
 from oscine.executor.threaded import ThreadedExecutor
 from oscine.model.config import ModelConfig
@@ -127,7 +128,8 @@ def executor(
 ) -> TorchExecutor:
     plan = memory(num_full_pages, num_sliding_pages)
     kv = allocate_kv(plan, model.weights.embed_VH.device)
-    return TorchExecutor(model, plan, kv, options.scheduler.max_num_seqs, grammars)
+    new_rules = None if grammars is None else partial(GrammarRules, grammars)
+    return TorchExecutor(model, plan, kv, options.scheduler.max_num_seqs, new_rules)
 
 
 def engine(options: EngineOptions, num_full_pages: int = 64, num_sliding_pages: int = 64) -> EngineLoop:

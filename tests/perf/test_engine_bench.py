@@ -23,7 +23,7 @@ from tests.immediate import Immediate
 ROOT = Path(__file__).parents[2]
 KEYS = (
     "model concurrency isl osl output_tok_s prefill_tok_s decode_step_ms tok_s_user roofline_share ready_s gpu torch "
-    "triton commit date"
+    "triton commit date num_gpus tensor_parallel_size data_parallel_size expert_parallel_size"
 )
 SERVER_PACKAGES = (
     *("starlette", "uvicorn", "uvloop", "httptools", "httpx", "msgspec", "zmq", "prometheus_client"),
@@ -59,6 +59,14 @@ def test_the_embedded_model_without_the_servers_packages(tmp_path: Path) -> None
         assert min(result[key] for key in ("output_tok_s", "prefill_tok_s", "decode_step_ms", "tok_s_user")) > 0
         assert result["tok_s_user"] == pytest.approx(1e3 / result["decode_step_ms"], rel=1e-2)
     assert len(done.stdout.splitlines()) == 4  # machine, header, two points
+
+
+def test_the_embedded_model_on_two_ranks(tmp_path: Path) -> None:
+    arguments = ("engine", "--device", "cpu", "--tensor-parallel-size", "2", "--points", "2:16:64")
+    done = bench(*arguments, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / results_of("cpu")).read_text())
+    assert (result["tensor_parallel_size"], result["num_gpus"], result["osl"]) == (2, 1, 64)
 
 
 @pytest.mark.usefixtures("waiting_policy")

@@ -1,12 +1,13 @@
 """Lines of the result files, and their report beside vLLM's and earlier figures."""
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from oscine.bench import anchors, report
-from oscine.bench.result import RESULTS, Point, Result, append, latest, read, results_of
+from oscine.bench.result import RESULTS, Layout, Point, Result, append, latest, of_one_gpu, read, results_of
 
 RESULT = Result(
     model="120b",
@@ -34,7 +35,21 @@ def test_a_file_of_results_grows_and_reads_back(tmp_path: Path) -> None:
     for result in (RESULT, other, newer):
         append(path, result)
     assert read(path) == [RESULT, other, newer]
-    assert latest(read(path)) == {("120b", Point(64, 1024, 256)): newer, ("120b", Point(1, 1024, 256)): other}
+    alone = Layout()
+    assert latest(read(path)) == {
+        ("120b", Point(64, 1024, 256), alone): newer,
+        ("120b", Point(1, 1024, 256), alone): other,
+    }
+
+
+def test_a_line_without_sizes_is_of_one_gpu_and_no_other_layout_replaces_it(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    sizes = ("num_gpus", "tensor_parallel_size", "data_parallel_size", "expert_parallel_size")
+    path.write_text(json.dumps({key: value for key, value in asdict(RESULT).items() if key not in sizes}) + "\n")
+    on_two = replace(RESULT, num_gpus=2, tensor_parallel_size=2)
+    append(path, on_two)
+    assert list(latest(read(path)).values()) == [RESULT, on_two]
+    assert of_one_gpu(read(path)) == [RESULT]
 
 
 def test_each_device_has_a_file_of_its_own() -> None:

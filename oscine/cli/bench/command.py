@@ -52,7 +52,8 @@ def _add_engine(kinds: "argparse._SubParsersAction[Parser]") -> None:
         "--one-pass-from", type=int, metavar="C", help="requests from which on there is only one pass (default: never)"
     )
     step = replace(OPTIONS["max-num-batched-tokens"], shown="depends on the load")
-    add_some(parser, (step, OPTIONS["gpu-memory-utilization"], OPTIONS["enforce-eager"]))
+    names = ("tensor-parallel-size", "gpu-memory-utilization", "enforce-eager")
+    add_some(parser, (step, *(OPTIONS[name] for name in names)))
     parser.add_argument(
         "--output",
         type=Path,
@@ -91,7 +92,7 @@ def run_engine(args: argparse.Namespace) -> None:
             cuda_graphs=given.get("enforce-eager", EngineOptions.cuda_graphs),
         )
         bench = EngineBench.load(options)
-    where = machine.describe(options.model.device, args.commit)
+    where = machine.describe(options.model.device.partition(",")[0], args.commit)
     output = args.output or results_of(where.gpu)
     print(f"{where.gpu}, torch {where.torch}, triton {where.triton}, commit {where.commit}; to {output}", flush=True)
     print(report.HEADER, flush=True)

@@ -34,6 +34,7 @@ from oscine.types import Role
 _ROLES: tuple[Role, ...] = ("aggregated", "prefill", "decode")
 _OF_INGRESS = {option.name for section in (ServerOptions, ToolOptions) for option in options_of(section)}
 _ENGINE = OPTIONS.keys() - _OF_INGRESS - {"model", "kv-events-config"}
+_RANKS = OPTIONS["tensor-parallel-size"]  # an option of the engine that may also stand beside `gpus`
 _INGRESS = _OF_INGRESS - {"served-model-name", "data-parallel-size"}
 
 
@@ -174,13 +175,16 @@ def _roles(section: Section) -> tuple[RoleSpec, ...]:
         raise section.error("remote-prefill", "remote-prefill needs the roles prefill and decode")
     roles = tuple(_role(section.section(kind), kind, model, profile, common) for kind in kinds)
     _check_model(section, roles[0].engine)
-    if len({role.engine.model for role in roles}) > 1:
+    if len({replace(role.engine.model, tensor_parallel_size=1) for role in roles}) > 1:
         raise section.error("decode", "prefill and decode must have the same model, dtype and max-model-len")
     return roles
 
 
 def _role(section: Section, role: Role, model: str | None, profile: Values, common: tuple[Section, Values]) -> RoleSpec:
-    engine = _engine(model, profile, _engine_options(section), common)
+    inner, values = _engine_options(section)
+    if _RANKS.name in section:
+        values[_RANKS.name] = section.take_option(_RANKS)
+    engine = _engine(model, profile, (inner, values), common)
     spec = section.record(RoleSpec, role=role, replicas=_replicas(section), engine=engine)
     return replace(spec, engine=replace(spec.engine, quiet=True))
 

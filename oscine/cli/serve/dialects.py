@@ -14,7 +14,6 @@ from oscine.option import OptionError, either
 
 # More than one of these would be a feature that is not there yet: feature -> names.
 MUST_BE_ONE = {
-    "tensor parallelism": "tensor-parallel-size tp-size tp",
     "pipeline parallelism": "pipeline-parallel-size pp-size pp",
     "expert parallelism": "ep-size ep expert-parallel-size moe-expert-parallel-size",
     "context parallelism": "decode-context-parallel-size prefill-context-parallel-size",
@@ -43,7 +42,7 @@ MUST_BE = {
 
 # Letters that some of the above have.
 SHORT = {
-    "tensor-parallel-size": ("-tp",),
+    "tp-size": ("-tp",),
     "pipeline-parallel-size": ("-pp",),
     "dp-size": ("-dp",),
     "api-server-count": ("-asc",),

@@ -47,11 +47,6 @@ class RoleSpec(Options, group="role"):
     replicas: Replicas = field(default_factory=Replicas)
     gpus: float = option(0.0, "GPUs per replica", at_least=0)
     cpus: float = option(1.0, "CPUs per replica, and threads of its engine", above=0)
-    tensor_parallel_size: int = option(
-        1,
-        "GPUs per engine",
-        rule=("1 (an engine runs on one GPU; tensor parallelism is not available yet)", lambda size: size == 1),
-    )
     surge: bool = option(
         True, "whether an update starts new replicas before it ends old ones; false where there is no room for both"
     )
@@ -59,6 +54,9 @@ class RoleSpec(Options, group="role"):
     def __post_init__(self) -> None:
         super().__post_init__()
         _require(self.gpus <= 1 or self.gpus == int(self.gpus), "gpus", "whole, or below 1", self.gpus)
+        size = self.engine.model.tensor_parallel_size
+        fits = self.gpus == 0 or size in (1, self.gpus)
+        _require(fits, "gpus", f"the tensor-parallel-size ({size}), or 0 for ranks on a CPU", self.gpus)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ import zmq
 
 from oscine.config import EngineOptions
 from oscine.engine.build import BuiltEngine, build_engine
-from oscine.engine.core.loop import EngineLoop
 from oscine.engine.peers.kv_events import KVEvents
 from oscine.engine.peers.prefill_service import PrefillService
 from oscine.engine.peers.remote_prefill import RemotePrefills
@@ -42,18 +41,32 @@ class EngineServer:
     """Runs the loop for the clients of one socket, until a step fails or the parent asks to stop."""
 
     def __init__(
-        self, clients: _Clients, loop: EngineLoop, info: EngineInfo, events: KVEvents | None, prefills: PrefillService
+        self,
+        clients: _Clients,
+        engine: BuiltEngine,
+        info: EngineInfo,
+        events: KVEvents | None,
+        prefills: PrefillService,
     ) -> None:
-        self._clients, self._loop, self._info, self._events, self._prefills = clients, loop, info, events, prefills
+        self._clients, self._loop, self._info, self._events, self._prefills = (
+            clients,
+            engine.loop,
+            info,
+            events,
+            prefills,
+        )
+        self._ranks = engine.ranks
         self._checks = Checks(info.vocab_size, info.max_model_len)
         self._known: set[bytes] = set()  # clients that said hello
         self._owners: dict[str, bytes] = {}  # live request id -> client
         self._stats_at = 0.0
 
     def run(self, parent: Parent) -> None:
-        """Raises what a failing step raised, after every request was told."""
-        loop = self._loop
+        """Raises what a failing step or a lost rank raised, after every request was told."""
+        loop, ranks = self._loop, self._ranks
         poller = _poller(self._clients, parent)
+        if ranks is not None:
+            poller.register(ranks, zmq.POLLIN)
         idle_ms = None if self._events is None else _IDLE_STATS_MS
         while not parent.asks_to_stop:
             self._tend_peers()
@@ -61,11 +74,13 @@ class EngineServer:
                 poller.poll(self._prefills.patience_ms or idle_ms)
             for client, message in self._clients.receive():
                 self._handle(client, message)
-            if not loop.has_work:
-                if self._events is not None:
-                    self._publish(self._events, loop.stats())
-                continue
             try:
+                if ranks is not None:
+                    ranks.check()
+                if not loop.has_work:
+                    if self._events is not None:
+                        self._publish(self._events, loop.stats())
+                    continue
                 outputs = loop.step()
             except Exception as error:
                 self._fail(f"the engine failed ({type(error).__name__}) and is started again")
@@ -198,7 +213,7 @@ def _serve(clients: _Clients, parent: Parent, launch: wire.Launch, started_s: fl
     gc.collect()
     gc.freeze()  # the collector need not look at the model's objects again in the middle of a step
     try:
-        EngineServer(clients, engine.loop, info, events, _meet_peers(engine, launch.options.peers.key)).run(parent)
+        EngineServer(clients, engine, info, events, _meet_peers(engine, launch.options.peers.key)).run(parent)
     except Exception:
         traceback.print_exc()
         return _FAILED_STEP

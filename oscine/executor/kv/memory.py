@@ -21,7 +21,7 @@ from oscine.kv_group import KVGroup
 from oscine.model.config import ModelConfig
 
 _GIB = 1 << 30
-_CPU_CACHE_BYTES = 1 * _GIB
+CPU_CACHE_BYTES = 1 * _GIB
 _MOST_CACHED_WINDOWS = 256  # of prefixes; with more sequences than that, memory goes to those that run
 SAMPLED_AT_ONCE = 128  # rows that are sampled beyond greedy in one call
 # Per row and token of the vocabulary while a row is sampled. In plain torch: sorted logits, noise, masks; by kernels:
@@ -114,7 +114,7 @@ def _cache_bytes(options: EngineOptions, weights: int, workspace: int, gpu: Devi
     """Bytes of all page groups: as asked for, or what there is."""
     asked = options.cache.kv_cache_bytes
     if gpu is None:
-        return _CPU_CACHE_BYTES if asked is None else asked
+        return CPU_CACHE_BYTES if asked is None else asked
     share, of_free = options.cache.gpu_memory_utilization, options.cache.kv_cache_free_gpu_memory_fraction
     ours = min(int(share * gpu.total), gpu.free) if of_free is None else gpu.free
     left = ours - weights - workspace

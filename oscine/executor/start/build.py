@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from oscine.config import EngineOptions
+from oscine.config import EngineOptions, Environment, devices_of
 from oscine.executor.fake import FakeExecutor, Script
 from oscine.executor.masks import TOKENIZER, GrammarCache
 from oscine.executor.start.stopwatch import Stopwatch
@@ -19,8 +19,9 @@ from oscine.model.config import ModelConfig
 from oscine.model.hub import find_folder, find_tokenizer
 from oscine.types import Executor, RankMemory, Region
 
-if TYPE_CHECKING:  # they need torch and NIXL
+if TYPE_CHECKING:  # they need torch, NIXL and msgspec
     from oscine.executor.kv.nixl_transfer import KVTransfer
+    from oscine.executor.parallel.processes import RankProcesses
     from oscine.executor.runner import TorchExecutor
 
 _FAKE_TOKENS_PER_SEQUENCE = 4096
@@ -38,6 +39,7 @@ class BuiltExecutor:
     num_pages: Sequence[int]  # per group
     max_attended: int | None = None  # query-key pairs that the prompts of one step may have; None: no limit
     transfer: "KVTransfer | None" = None  # where the options want pages to move between engines
+    ranks: "RankProcesses | None" = None  # where the model has several ranks
 
 
 def build_executor(options: EngineOptions) -> BuiltExecutor:
@@ -50,6 +52,33 @@ def build_executor(options: EngineOptions) -> BuiltExecutor:
 
 def _build_torch(options: EngineOptions) -> BuiltExecutor:
     watch = Stopwatch()
+    devices = _devices(options)
+    ranks = None if len(devices) == 1 else _start(len(devices))
+    try:
+        return _load_torch(options, devices, ranks, watch)
+    except BaseException:
+        if ranks is not None:
+            ranks.end()
+        raise
+
+
+def _devices(options: EngineOptions) -> list[str]:
+    """One for each rank."""
+    model = options.model
+    if model.tensor_parallel_size == 1:
+        return [model.device]
+    return devices_of(model.device, 1, model.tensor_parallel_size, Environment().num_gpus)[0]
+
+
+def _start(num_ranks: int) -> "RankProcesses":
+    from oscine.executor.parallel.processes import RankProcesses
+
+    return RankProcesses(num_ranks)
+
+
+def _load_torch(
+    options: EngineOptions, devices: list[str], ranks: "RankProcesses | None", watch: Stopwatch
+) -> BuiltExecutor:
     from oscine.executor.start.load import load_executor
     from oscine.executor.threaded import ThreadedExecutor
 
@@ -58,12 +87,18 @@ def _build_torch(options: EngineOptions) -> BuiltExecutor:
             print(text, file=sys.stderr, flush=True)
 
     watch.lap("import")
-    executor = load_executor(options, report, watch)
+    steps: Executor
+    if ranks is None:
+        executor = steps = load_executor(options, report, watch)
+    else:
+        from oscine.executor.start.ranks import load_ranks
+
+        executor, steps = load_ranks(options, devices, ranks, report, watch)
     report(str(watch))
     plan, config = executor.memory, executor.config
     threaded = options.scheduler.overlap and executor.device.type == "cpu"  # a GPU runs beside the host anyway
     return BuiltExecutor(
-        executor=ThreadedExecutor(executor) if threaded else executor,
+        executor=ThreadedExecutor(steps) if threaded else steps,
         model=options.model.random_weights or options.model.model,
         vocab_size=config.vocab_size,
         max_model_len=plan.max_model_len,
@@ -71,6 +106,7 @@ def _build_torch(options: EngineOptions) -> BuiltExecutor:
         num_pages=plan.num_pages,
         max_attended=_CPU_ATTENDED if executor.device.type == "cpu" else None,
         transfer=_kv_transfer(options, executor) if options.peers.kv_transfer else None,
+        ranks=ranks,
     )
 
 

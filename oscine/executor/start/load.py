@@ -11,6 +11,7 @@ Knows the order and what to tell about it. Nothing big is allocated before the m
 from collections.abc import Callable
 from contextlib import closing
 from math import prod
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,7 +20,8 @@ from oscine.config import EngineOptions
 from oscine.executor.cuda_graphs import sizes_up_to
 from oscine.executor.kv.allocate import allocate_kv, dtype_name
 from oscine.executor.kv.memory import DeviceMemory, MemoryPlan, plan_memory
-from oscine.executor.masks import TOKENIZER, GrammarCache
+from oscine.executor.masks import TOKENIZER
+from oscine.executor.rules import NewRules, grammar_rules
 from oscine.executor.runner import TorchExecutor
 from oscine.executor.start.host_memory import available_bytes
 from oscine.executor.start.stopwatch import Stopwatch
@@ -37,6 +39,7 @@ if TYPE_CHECKING:  # it needs Triton, which a CPU does not
     from oscine.ops.compile_together import Compilers
 
 Report = Callable[[str], None]
+RulesOf = Callable[[Path | None, int], NewRules]  # of the tokenizer's file, if known, and the size of the vocabulary
 _ROUNDING = 0.01  # of the allocator, which the reserve covers
 
 
@@ -44,10 +47,15 @@ class Start:
     """What the steps of a start share. Every rank has its own."""
 
     def __init__(
-        self, options: EngineOptions, report: Report, watch: Stopwatch, communicator: Communicator | None
+        self,
+        options: EngineOptions,
+        report: Report,
+        watch: Stopwatch,
+        communicator: Communicator | None,
+        rules_of: RulesOf,
     ) -> None:
         """Raises ValueError for what is wrong with the model."""
-        self.options, self.report, self.watch = options, report, watch
+        self.options, self.report, self.watch, self.rules_of = options, report, watch, rules_of
         self.opened = open_model(options.model)
         self.target = Target.of(self.opened.device, communicator)
         self.shard = Shard.of_everything(self.target.communicator.rank, self.target.communicator.num_ranks)
@@ -72,10 +80,17 @@ class Start:
 
 
 def load_executor(
-    options: EngineOptions, report: Report, watch: Stopwatch, communicator: Communicator | None = None
+    options: EngineOptions,
+    report: Report,
+    watch: Stopwatch,
+    communicator: Communicator | None = None,
+    rules_of: RulesOf = grammar_rules,
 ) -> TorchExecutor:
-    """Raises ValueError for what is wrong with the model or does not fit."""
-    start = Start(options, report, watch, communicator)
+    """`rules_of`: grammars of this process, unless other ranks have a part in them.
+
+    Raises ValueError for what is wrong with the model or does not fit.
+    """
+    start = Start(options, report, watch, communicator, rules_of)
     memory = plan(start)
     if not start.on_gpu:
         return load(start, memory)
@@ -109,7 +124,7 @@ def load(start: Start, memory: MemoryPlan) -> TorchExecutor:
     """Returns when every rank has its weights."""
     opened, config, options = start.opened, start.config, start.options
     tokenizer = None if opened.tokenizer is None else opened.tokenizer / TOKENIZER
-    grammars = GrammarCache(tokenizer, config.vocab_size)  # which reads it while the weights are loaded
+    new_rules = start.rules_of(tokenizer, config.vocab_size)  # which reads it while the weights are loaded
     weights = opened.load(ops=start.ops, shard=start.shard, progress=not options.quiet)
     if start.prepared_head_bytes and weights.prepared_head is None:
         lost = "it does not suit the weights of this head, so all logits are made"
@@ -119,7 +134,7 @@ def load(start: Start, memory: MemoryPlan) -> TorchExecutor:
     start.target.communicator.barrier()
     start.watch.lap("weights")
     kv = allocate_kv(memory, opened.device)
-    return TorchExecutor(GptOss(config, weights, start.ops), memory, kv, options.scheduler.max_num_seqs, grammars)
+    return TorchExecutor(GptOss(config, weights, start.ops), memory, kv, options.scheduler.max_num_seqs, new_rules)
 
 
 def compile_kernels(start: Start, executor: TorchExecutor, compilers: "Compilers") -> None:

@@ -1,0 +1,52 @@
+"""The rules of a step, made once by rank 0 and sent to the other ranks."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from oscine.executor.headers import Few
+from oscine.executor.parallel.messages import decode_rules, encode_rules
+from oscine.executor.parallel.ring import RingReader, RingWriter
+from oscine.executor.rules import Masks, Rules
+from oscine.executor.slots import IntArray
+from oscine.types import NewSequence, SamplingParams
+
+
+class SentRules:
+    """Those of rank 0, which tells the other ranks of each answer."""
+
+    def __init__(self, rules: Rules, ring: RingWriter) -> None:
+        self._rules, self._ring = rules, ring
+        self.ready, self.assign = rules.ready, rules.assign
+        self.sampled, self.errors = rules.sampled, rules.errors
+
+    def allowed(
+        self, slots_N: IntArray, positions_N: IntArray, is_plain: Callable[[IntArray], bool]
+    ) -> Masks | Few | None:
+        allowed = self._rules.allowed(slots_N, positions_N, is_plain)
+        self._ring.send(*encode_rules(allowed))
+        return allowed
+
+
+class ReceivedRules:
+    """Those of another rank, which knows no grammars. Rank 0 reports their errors."""
+
+    def __init__(self, ring: RingReader, device: torch.device) -> None:
+        self._ring, self._device = ring, device
+
+    def ready(self, sampling: SamplingParams) -> bool:
+        return True
+
+    def assign(self, new: NewSequence) -> None:
+        pass
+
+    def allowed(
+        self, slots_N: IntArray, positions_N: IntArray, is_plain: Callable[[IntArray], bool]
+    ) -> Masks | Few | None:
+        return decode_rules(self._ring.receive(), self._device)
+
+    def sampled(self, slots_M: IntArray, positions_M: IntArray, token_ids: Callable[[], list[int]]) -> None:
+        pass
+
+    def errors(self, slots: Sequence[int]) -> dict[int, str]:
+        return {}

@@ -1,0 +1,108 @@
+"""Which tokens a step may sample, where grammars and the headers of harmony restrict them: the seam of the runner."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from oscine.executor.headers import Few, Headers
+from oscine.executor.masks import Constraints, GrammarCache, mask_of
+from oscine.executor.slots import ColumnArray, IntArray
+from oscine.executor.transfer import staging
+from oscine.types import NewSequence, SamplingParams
+
+
+class Masks(NamedTuple):
+    """The tokens that grammars allow in the rows of a step."""
+
+    masks_KW: Tensor  # as SamplingBatch.allowed_KW, in memory of `staging`
+    row_N: ColumnArray  # as SamplingBatch.allowed_row_N
+
+
+class Rules(Protocol):
+    """The rules of the sequences in the slots of one executor."""
+
+    def ready(self, sampling: SamplingParams) -> bool:
+        """Whether a sequence that is sampled so can be assigned without waiting. If not, asking makes it ready."""
+        ...
+
+    def assign(self, new: NewSequence) -> None:
+        """A sequence takes a slot."""
+        ...
+
+    def allowed(
+        self, slots_N: IntArray, positions_N: IntArray, is_plain: Callable[[IntArray], bool]
+    ) -> Masks | Few | None:
+        """The tokens that may come next: a few tokens if all rows are plain, else masks; None if all may come.
+
+        Waits for the tokens of the step before this one. `is_plain`: of slots, as Sampler.is_plain.
+        """
+        ...
+
+    def sampled(self, slots_M: IntArray, positions_M: IntArray, token_ids: Callable[[], list[int]]) -> None:
+        """A step samples a token for each of these slots and positions; `token_ids` waits for them."""
+        ...
+
+    def errors(self, slots: Sequence[int]) -> dict[int, str]:
+        """Why sequences of these slots cannot go on."""
+        ...
+
+
+NewRules = Callable[[int, torch.device], Rules]  # of an executor with so many slots, on this device
+
+
+def grammar_rules(tokenizer_file: Path | None, vocab_size: int) -> NewRules:
+    """Reads the vocabulary in the background."""
+    return partial(GrammarRules, GrammarCache(tokenizer_file, vocab_size))
+
+
+class GrammarRules:
+    """Rules of this process's own grammars."""
+
+    def __init__(self, grammars: GrammarCache, num_slots: int, device: torch.device) -> None:
+        self._grammars, self._device = grammars, device
+        self._constraints = Constraints(grammars)
+        self._headers = Headers(grammars, num_slots)
+
+    def ready(self, sampling: SamplingParams) -> bool:
+        grammar = sampling.headers if sampling.grammar is None else sampling.grammar
+        return grammar is None or self._grammars.ready(grammar)
+
+    def assign(self, new: NewSequence) -> None:
+        self._constraints.assign(new)
+        self._headers.assign(new)
+
+    def allowed(
+        self, slots_N: IntArray, positions_N: IntArray, is_plain: Callable[[IntArray], bool]
+    ) -> Masks | Few | None:
+        rows_K, headers = self._constraints.advance(slots_N), self._headers.advance(slots_N, positions_N)
+        few = Few.of(headers) if headers and not rows_K and is_plain(slots_N) else None
+        if few is not None or not (rows_K or headers):
+            return few
+        return self._masks(slots_N, positions_N, rows_K, headers)
+
+    def sampled(self, slots_M: IntArray, positions_M: IntArray, token_ids: Callable[[], list[int]]) -> None:
+        self._constraints.sampled(slots_M, token_ids)
+        self._headers.sampled(slots_M, positions_M, token_ids)
+
+    def errors(self, slots: Sequence[int]) -> dict[int, str]:
+        return self._constraints.errors(slots) | self._headers.errors(slots)
+
+    def _masks(
+        self, slots_N: IntArray, positions_N: IntArray, rows_K: list[int], headers: dict[int, IntArray]
+    ) -> Masks:
+        """The masks of rows with a grammar, and of rows in a header with their allowed tokens."""
+        count, num_words = len(rows_K), self._grammars.num_words
+        masks_KW = staging((count + len(headers), num_words), self._device)
+        if rows_K:
+            filled_KW = masks_KW[:count].numpy()
+            self._constraints.fill(slots_N[rows_K].tolist(), positions_N[rows_K].tolist(), filled_KW)
+        for i, ids in enumerate(headers.values(), count):
+            masks_KW[i].numpy()[:] = mask_of(ids, num_words)
+        row_N = np.full(len(slots_N), -1, np.int32)
+        row_N[[*rows_K, *headers]] = np.arange(len(masks_KW))
+        return Masks(masks_KW, row_N)

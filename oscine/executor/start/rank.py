@@ -1,0 +1,102 @@
+"""The process of a rank other than 0: `python -m oscine.executor.start.rank`, with a Launch record on stdin.
+
+The process lives as long as its stdin is open, which is a socket to rank 0. It starts as rank 0 does, and then follows
+its plans. Signals are left to the parent.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+
+import msgspec
+import torch
+
+from oscine.executor.parallel.liveness import Vigil, is_stopped
+from oscine.executor.parallel.processes import Failed, Launch
+from oscine.executor.parallel.ranked import follow
+from oscine.executor.parallel.ring import RingReader
+from oscine.executor.parallel.rules import ReceivedRules
+from oscine.executor.parallel.shared import SharedMemory
+from oscine.executor.start.load import load_executor
+from oscine.executor.start.stopwatch import Stopwatch
+from oscine.ops.comm.host import HostCommunicator
+
+_STDIN = 0
+_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+_FAILED = 3
+
+
+class _Rank:
+    def __init__(self, launch: Launch) -> None:
+        self._launch = launch
+        self._awaited: dict[str, int] = {}  # as in RankGroup
+        shared = SharedMemory(launch.memory, launch.num_ranks)
+        self._communicator = HostCommunicator(launch.rank, launch.num_ranks, shared.slots, self._watch)
+        self._ring = RingReader(shared.ring, launch.rank - 1, launch.waker, self._watch_idle)
+
+    def run(self) -> None:
+        launch, ring = self._launch, self._ring
+        if launch.num_threads is not None:
+            torch.set_num_threads(launch.num_threads)
+        executor = load_executor(
+            launch.options,
+            lambda text: None,
+            Stopwatch(),
+            self._communicator,
+            lambda tokenizer, vocab_size: lambda num_slots, device: ReceivedRules(ring, device),
+        )
+        self._awaited = {"rank 0": launch.parent}
+        follow(executor, ring, self._communicator)
+
+    def _watch(self) -> Callable[[], None]:
+        """For results of rank 0."""
+        return Vigil(lambda: None, self._awaited).look
+
+    def _watch_idle(self) -> Callable[[], None]:
+        """For plans of rank 0, which may have none for a long time."""
+        return Vigil(lambda: None, self._awaited, at_work=False).look
+
+
+def _live_with(parent: int) -> None:
+    """Ends this process when its parent ends; a process that is stopped cannot notice by itself."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+    def listen() -> None:
+        while os.read(_STDIN, 4096):
+            pass
+        os._exit(0)
+
+    threading.Thread(target=listen, daemon=True).start()
+
+
+def _tell(error: Exception) -> None:
+    """Rank 0, for its own error."""
+    is_users = isinstance(error, ValueError | OSError)
+    message = str(error) if is_users else f"{type(error).__name__}: {error}"
+    os.write(_STDIN, msgspec.json.encode(Failed(message, is_users)) + b"\n")
+
+
+def main() -> int:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    line = sys.stdin.buffer.readline()
+    if not line:
+        return 0
+    launch = msgspec.json.decode(line, type=Launch)
+    _live_with(launch.parent)
+    try:
+        _Rank(launch).run()
+    except Exception as error:
+        traceback.print_exc()
+        if is_stopped(launch.parent):  # it cannot hear that it should end, and its requests would wait
+            os.kill(launch.parent, signal.SIGKILL)
+        _tell(error)
+    return _FAILED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

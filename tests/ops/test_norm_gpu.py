@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from oscine.ops.comm.symmetric import ALONE
 from oscine.ops.interface import Routing
 from oscine.ops.launch import arrivals
 from oscine.ops.norm import hopper, reference, triton
@@ -132,7 +133,9 @@ def compiled_norm(planes: bool = False) -> Compiled:
         {"x": "*bf16", "residual": "*bf16", "weight": "*bf16", "y": "*bf16", "total": "*bf16", "counts": "*i32"}
         | {"eps": "fp32"}
         | (POINTERS if planes else {}),
-        {"H": 2880, "J": 12, "E": 128, "BLOCK_H": 4096, "BLOCK_E": 128, "PDL": True} | ({} if planes else NO_PLANES),
+        {"H": 2880, "J": 12, "E": 128, "BLOCK_H": 4096, "BLOCK_E": 128, "PDL": True}
+        | ALONE
+        | ({} if planes else NO_PLANES),
         launch_pdl=True,
         **triton.ALL_LOADS_FIRST,
     )
@@ -142,7 +145,7 @@ def compiled_undivided() -> Compiled:
     return compile_ahead(
         triton._undivided_norm_kernel,
         {"x": "*bf16", "residual": "*bf16", "weight": "*bf16", "y": "*bf16", "total": "*bf16", "squares": "*fp32"},
-        {"H": 2880, "J": 12, "BLOCK_H": triton.PART_H, "PDL": True},
+        {"H": 2880, "J": 12, "BLOCK_H": triton.PART_H, "PDL": True} | ALONE,
         launch_pdl=True,
         **triton.BESIDE_EXPERTS,
     )
@@ -156,6 +159,7 @@ def compiled_fused(planes: bool = False) -> Compiled:
         inputs | outputs | {"weights": "*fp32", "eps": "fp32"} | (POINTERS if planes else {}),
         {"H": 2880, "J": 4, "E": 128, "K": 4, "BLOCK_H": 4096, "BLOCK_R": triton.FUSED_ROWS, "BLOCK_E": 128}
         | {"PDL": True}
+        | ALONE
         | ({} if planes else NO_PLANES),
         launch_pdl=True,
         **triton.ALL_LOADS_FIRST,

@@ -103,7 +103,7 @@ def _block(lines: list[str]) -> str:
 
 
 @triton.constexpr_function
-def _push_code(peers: int, pack: int, width: int, halves: bool) -> str:
+def _push_code(peers: int, pack: int, width: int, halves: bool) -> Any:
     words, place = _words(0, width), f"${width + peers * pack}"
     sources = _words(width + (peers + 1) * pack, width)
     nothing = "0x80008000" if halves else "0x80000000"
@@ -117,7 +117,7 @@ def _push_code(peers: int, pack: int, width: int, halves: bool) -> str:
 
 
 @triton.constexpr_function
-def _poll_code(sources: int, clears: bool, pack: int, width: int) -> str:
+def _poll_code(sources: int, clears: bool, pack: int, width: int) -> Any:
     total = width * sources
     words = _words(0, total)
     first, step, state, place = (f"${total + index * pack}" for index in range(4))
@@ -165,7 +165,7 @@ def _poll_code(sources: int, clears: bool, pack: int, width: int) -> str:
 
 
 @triton.constexpr_function
-def _clear_code(sources: int, pack: int, width: int) -> str:
+def _clear_code(sources: int, pack: int, width: int) -> Any:
     words, place = _words(0, width), f"${width + 2 * pack}"
     lines = [".reg .pred is;", ".reg .b64 at;", *(f"mov.b32 {word}, 0;" for word in words)]
     lines += [f"setp.ge.s32 is, {place}, 0;", f"cvt.s64.s32 at, {place};", f"add.s64 at, at, ${width};"]

@@ -73,9 +73,10 @@ def special(tensors: list[Tensor]) -> None:
         flat = tensor.view(-1)
         for offset, value in ((0, 0.0), (1, -0.0), (2, 0.0)):
             flat[offset::7] = value
-        flat[5 + rank] = torch.nan
-        flat[11] = torch.inf
-        flat[13] = torch.inf if rank else -torch.inf
+        if len(flat) > 16:
+            flat[5 + rank] = torch.nan
+            flat[11] = torch.inf
+            flat[13] = torch.inf if rank else -torch.inf
         tensor[-1] = -0.0 if rank else 0.0
 
 

@@ -111,10 +111,17 @@ def own_kernels(ranks: Ranks) -> list[str]:
             dist_ids = torch.stack(ids).cpu()
             dist.broadcast(dist_ids, 0)
             ids = list(dist_ids.to(ranks.device))
+            values[seed % ranks.num_ranks][1:2] = torch.nan
+            if seed:
+                for value, id_N in zip(values, ids, strict=True):  # no rank has a token
+                    value[-1], id_N[-1] = -torch.inf, -1
             found = communicator.best(values[ranks.rank], ids[ranks.rank])
-            expected, top = ids[0], values[0]
+            expected, top = ids[0], values[0].nan_to_num(-torch.inf)
             for value, id_N in zip(values[1:], ids[1:], strict=True):
-                expected, top = torch.where(value > top, id_N, expected), torch.maximum(value, top)
+                expected, top = (
+                    torch.where(value > top, id_N, expected),
+                    torch.maximum(value.nan_to_num(-torch.inf), top),
+                )
             checks.true(f"best {rows} seed {seed}: {found[:4]} {expected[:4]}", torch.equal(found, expected))
     tensors = parts(ranks, (2, HIDDEN))
     for _ in range(1000):

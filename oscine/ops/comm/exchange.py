@@ -161,12 +161,13 @@ def best_kernel(
     RANKS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """A row's message is its value and its id + 1, which is never zero."""
+    """A row's message is its value, -inf for NaN, and its id + 2, which is never zero: the id -1 is no token."""
     row_N = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside_N = row_N < num_rows
     depend(PDL)
     value_N = tl.load(values + row_N, mask=inside_N, other=0)
-    id_N = tl.load(ids + row_N, mask=inside_N, other=0).to(tl.int32) + 1
+    value_N = tl.where(value_N == value_N, value_N, float("-inf"))
+    id_N = tl.load(ids + row_N, mask=inside_N, other=0).to(tl.int32) + 2
     turn, begin = _turn(turns, half)
     place_N = tl.where(inside_N, begin + row_N * 8, -1)
     own = push((value_N.to(tl.int32, bitcast=True), id_N), place_N, addresses, 2, 1, 2)
@@ -178,5 +179,6 @@ def best_kernel(
         next_id_N = _of_rank(own[1], others, rank, source, RANKS, 2, 1)
         top_id_N = tl.where(next_N > top_N, next_id_N, top_id_N)
         top_N = tl.where(next_N > top_N, next_N, top_N)
-    tl.store(best + row_N, (top_id_N - 1).to(tl.int64), mask=inside_N)
+    best_N = tl.where(top_N > float("-inf"), top_id_N - 2, -1)
+    tl.store(best + row_N, best_N.to(tl.int64), mask=inside_N)
     _end(turns, turn)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 HUNG_S = 5.0  # after which a process that does nothing is given up
-_LOOK_S = 0.9  # less than a sleeping reader of a ring sleeps
+_LOOKS = 5  # in a row that find nothing done, after a first one
 
 
 class RankLostError(RuntimeError):
@@ -31,12 +31,12 @@ class Vigil:
         Looks are counted, not seconds: a wait that was itself stopped for a while proves nothing.
         """
         self._check()
-        if time.monotonic() - self._looked_s < _LOOK_S:
+        if time.monotonic() - self._looked_s < HUNG_S / (_LOOKS + 1):
             return
         self._looked_s = time.monotonic()
         for name, pid in self._peers.items():
             self._idle_looks[name] = self._idle_looks[name] + 1 if self._hangs(name, pid) else 0
-            if self._idle_looks[name] >= HUNG_S / _LOOK_S:
+            if self._idle_looks[name] >= _LOOKS:
                 raise RankLostError(f"{name} did nothing for {HUNG_S:g} s")
 
     def _hangs(self, name: str, pid: int) -> bool:

@@ -52,7 +52,7 @@ class _Rank:
         with theirs:
             self._process = subprocess.Popen(
                 module_command(RANK),
-                stdin=theirs,
+                stdin=theirs.fileno(),
                 stdout=2,  # what libraries print goes to stderr: stdout belongs to the parent's own output
                 env=_ENVIRONMENT | child_environment(),
                 pass_fds=(memory, self.waker),
@@ -117,7 +117,8 @@ class RankProcesses:
         """`options`: of all but rank 0. `num_threads`: as in Launch."""
         for number, (rank, own) in enumerate(zip(self._ranks, options, strict=True), 1):
             place = number, self.num_ranks, self.memory, rank.waker
-            rank.socket.sendall(msgspec.json.encode(Launch(own, *place, num_threads, os.getpid())) + b"\n")
+            with contextlib.suppress(OSError):  # it has ended: see check()
+                rank.socket.sendall(msgspec.json.encode(Launch(own, *place, num_threads, os.getpid())) + b"\n")
 
     def serve(self) -> None:
         """From now on a rank that is waited for and does nothing is a failure. Before, it may wait for files."""

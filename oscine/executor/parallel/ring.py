@@ -17,7 +17,7 @@ _LINE = 8  # numbers in a cache line
 RING_BYTES = _HEAD_BYTES + (4 << 20)
 _LENGTH_BYTES = 8  # before each message
 _SPIN_S = 0.002
-_LOOK_MS = 1000  # of a sleeping reader, for what a watch may find
+_LOOK_MS = 800  # of a sleeping reader, for what a watch may find
 _PAUSE_S = 0.00005  # of a writer that finds the ring full
 
 Watch = Callable[[], Callable[[], None]]  # as of oscine.ops.comm.host

@@ -59,7 +59,10 @@ class Start:
         self.opened = open_model(options.model)
         self.target = Target.of(self.opened.device, communicator)
         self.shard = Shard.of_everything(self.target.communicator.rank, self.target.communicator.num_ranks)
-        self.config = self.shard.config(self.opened.config)
+        try:
+            self.config = self.shard.config(self.opened.config)
+        except ValueError as error:
+            raise ValueError(f"--tensor-parallel-size {self.target.communicator.num_ranks}: {error}") from None
         self.choice = choose(platform(self.target, self.opened.dtype))  # op -> backend
         self.ops = resolve(self.target, self.choice)
 
@@ -181,11 +184,13 @@ def _plan(start: Start, weights: int, held: int = 0) -> MemoryPlan:
     opened, gpu = start.opened, None
     if start.on_gpu:
         free, total = torch.cuda.mem_get_info(opened.device)
-        of_ranks = start.target.communicator.all_gather(torch.tensor([free + held], device=opened.device))
+        of_ranks = start.target.communicator.all_gather(torch.tensor([free + held]))
         gpu = DeviceMemory(total, int(of_ranks.min()))
     page_size, dtype = start.options.cache.page_size, opened.dtype
     groups = opened.config.kv_groups(page_size, dtype_name(dtype), start.shard.attention.num_ranks)
-    return plan_memory(start.config, groups, start.options, weights, dtype.itemsize, gpu, available_bytes())
+    host_bytes = available_bytes()
+    own_bytes = None if host_bytes is None else host_bytes // start.shard.attention.num_ranks
+    return plan_memory(start.config, groups, start.options, weights, dtype.itemsize, gpu, own_bytes)
 
 
 def _plan_again(start: Start, planned: MemoryPlan) -> MemoryPlan:

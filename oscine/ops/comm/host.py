@@ -8,11 +8,13 @@ processors show stores of one core to others in their order.
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from oscine.ops.target import best_of_gathered
 
 _SLOT_BYTES = 1 << 20
 _HEAD_BYTES = 4096  # counters, one per cache line
@@ -44,25 +46,22 @@ class HostCommunicator:
         """Summed in float32, in the order of the ranks: the same bits on all of them."""
         mine = partial.float().contiguous().view(-1)
         whole = torch.empty_like(mine)
-        size = _SLOT_BYTES // mine.itemsize
-        for total, part in zip(whole.split(size), mine.split(size), strict=True):
-            first, *others = self._exchange(part.view(torch.uint8)).view(torch.float32)
-            total.copy_(first)
+        for piece in _pieces(mine):
+            first, *others = self._exchange(mine[piece].view(torch.uint8)).view(torch.float32)
+            total = whole[piece].copy_(first)
             for other in others:
                 total += other
         return whole.view(partial.shape).to(partial.dtype)
 
     def all_gather(self, part: Tensor) -> Tensor:
         mine = part.contiguous().view(-1).view(torch.uint8)
-        parts = torch.empty((self.num_ranks, len(mine)), dtype=torch.uint8)
-        for gathered, piece in zip(parts.split(_SLOT_BYTES, 1), mine.split(_SLOT_BYTES), strict=True):
-            gathered.copy_(self._exchange(piece))
-        return torch.cat(parts.view(part.dtype).view(self.num_ranks, *part.shape).unbind(), -1)
+        parts_RB = torch.empty((self.num_ranks, len(mine)), dtype=torch.uint8)
+        for piece in _pieces(mine):
+            parts_RB[:, piece] = self._exchange(mine[piece])
+        return torch.cat(parts_RB.view(part.dtype).view(self.num_ranks, *part.shape).unbind(), -1)
 
     def best(self, values_N: Tensor, ids_N: Tensor) -> Tensor:
-        """Of each row the id of the highest value of all ranks; the lower rank's where two are equal."""
-        values_RN, ids_RN = (self.all_gather(mine[None]).view(self.num_ranks, -1) for mine in (values_N, ids_N))
-        return ids_RN.gather(0, values_RN.argmax(0, keepdim=True))[0]
+        return best_of_gathered(self, values_N, ids_N)
 
     def barrier(self) -> None:
         self._exchange(torch.empty(0, dtype=torch.uint8))
@@ -89,3 +88,9 @@ class HostCommunicator:
         while counters[place] < count:
             look()
             time.sleep(_PAUSE_S)
+
+
+def _pieces(flat: Tensor) -> Iterator[slice]:
+    """What of it fits a slot at once."""
+    size = _SLOT_BYTES // flat.itemsize
+    return (slice(start, start + size) for start in range(0, len(flat), size))

@@ -1,0 +1,84 @@
+"""A server whose model has two ranks, of which one is killed or stopped while it answers, and when it is idle."""
+
+import os
+import signal
+import urllib.error
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import psutil
+import pytest
+
+from oscine.executor.parallel.liveness import HUNG_S
+from tests.server import ServerProcess, wait_until
+
+OPTIONS = ("--device", "cpu", "--tensor-parallel-size", "2", "--kv-cache-bytes", "64M")
+ENDLESS: dict[str, Any] = {"model": "oscine-nano", "prompt": "abc", "max_tokens": 8000, "ignore_eos": True}
+PATIENCE_S = 10.0  # of a test, beyond what a user waits
+SHORT: dict[str, Any] = {"model": "oscine-nano", "prompt": "abc", "max_tokens": 4}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerProcess]:
+    shared = set(os.listdir("/dev/shm"))
+    with ServerProcess(*OPTIONS) as server:
+        yield server
+        processes = server.processes()
+    psutil.wait_procs(processes, timeout=10)
+    assert not [one for one in processes if is_alive(one)]
+    assert set(os.listdir("/dev/shm")) == shared
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """An orphan that has ended may wait for its new parent to take note."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def ranks(server: ServerProcess) -> list[psutil.Process]:
+    """All of them, rank 0 first."""
+    children = server.engine.children()
+    return [server.engine, *(child for child in children if "oscine.executor.start.rank" in child.cmdline())]
+
+
+def answers(server: ServerProcess) -> bool:
+    try:
+        return server.post("/v1/completions", SHORT)["usage"]["completion_tokens"] == 4
+    except urllib.error.HTTPError:
+        return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=lambda number: number.name)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_requests_fail_and_the_server_comes_back(server: ServerProcess, rank: int, number: signal.Signals) -> None:
+    wait_until(lambda: answers(server), "an answer")
+    before = ranks(server)
+    with ThreadPoolExecutor(1) as thread:
+        asked = thread.submit(server.post, "/v1/completions", ENDLESS)
+        server.wait_running(1)
+        os.kill(before[rank].pid, number)
+        with pytest.raises(urllib.error.HTTPError) as failed:
+            asked.result(timeout=(2 if number == signal.SIGKILL else HUNG_S) + PATIENCE_S)
+    assert failed.value.code == 503
+    assert "the engine" in failed.value.read().decode()
+    wait_until(lambda: answers(server), "an answer after the loss")
+    wait_until(lambda: not any(map(is_alive, before)), "the end of the ranks before")
+
+
+def test_a_rank_that_is_killed_while_nothing_runs_costs_no_request(server: ServerProcess) -> None:
+    wait_until(lambda: answers(server), "an answer")
+    before = ranks(server)
+    before[1].kill()
+    wait_until(lambda: not is_alive(before[0]), "the end of the engine")
+    wait_until(lambda: answers(server), "an answer after the loss")
+
+
+def test_no_rank_outlives_the_server() -> None:
+    with ServerProcess(*OPTIONS) as server:
+        all_ranks, api = ranks(server), psutil.Process(server.pid)
+        assert len(all_ranks) == 2
+        api.kill()
+        wait_until(lambda: not any(map(is_alive, all_ranks)), "the end of the ranks")

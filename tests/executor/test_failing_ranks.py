@@ -1,0 +1,65 @@
+"""A rank that cannot start, or that fails in a step, fails the engine with its reason. Nothing is left."""
+
+import os
+from collections.abc import Iterator
+
+import psutil
+import pytest
+import torch
+
+from oscine.config import CacheOptions, EngineOptions, ModelOptions
+from oscine.engine.build import build_engine
+from oscine.engine.core.offline import generate
+from oscine.executor.parallel.liveness import RankLostError
+from oscine.types import GenerationRequest, SamplingParams
+from tests.server import wait_until
+
+OPTIONS = EngineOptions(
+    ModelOptions(device="cpu", tensor_parallel_size=2), CacheOptions(kv_cache_bytes=1 << 24), quiet=True
+)
+REQUEST = GenerationRequest("a", [1, 2, 3], SamplingParams(max_tokens=100))
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    shared, threads = set(os.listdir("/dev/shm")), torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+    wait_until(lambda: not ranks(), "no ranks")
+    assert set(os.listdir("/dev/shm")) == shared
+
+
+def ranks() -> list[psutil.Process]:
+    return [child for child in psutil.Process().children() if "rank" in " ".join(child.cmdline())]
+
+
+def fails(patch: pytest.MonkeyPatch, when: str) -> None:
+    patch.setattr("oscine.executor.parallel.processes.RANK", "tests.executor.failing_rank")
+    patch.setenv("FAILS", when)
+
+
+def test_a_rank_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    fails(monkeypatch, "start")
+    with pytest.raises(ValueError, match="no room for the weights"):
+        build_engine(OPTIONS)
+
+
+def test_a_rank_that_ends_while_it_starts_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("oscine.executor.parallel.processes.RANK", "this")
+    with pytest.raises(RankLostError, match=r"rank 1 \(process \d+\) exited with status 0"):
+        build_engine(OPTIONS)
+
+
+def test_a_step_that_fails_on_one_rank_fails_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    fails(monkeypatch, "step")
+    engine = build_engine(OPTIONS)
+    assert engine.ranks is not None
+    with pytest.raises(RankLostError, match=r"rank 1 \(process \d+\): RuntimeError: the step fails"):
+        generate(engine.loop, [REQUEST])
+    engine.ranks.end()
+
+
+def test_an_error_names_the_option_for_a_model_that_cannot_be_divided() -> None:
+    options = EngineOptions(ModelOptions(device="cpu", tensor_parallel_size=4), quiet=True)
+    with pytest.raises(ValueError, match=r"--tensor-parallel-size 4: .*num_key_value_heads of 2"):
+        build_engine(options)

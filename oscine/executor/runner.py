@@ -26,6 +26,7 @@ from oscine.executor.transfer import Mark, send, upload
 from oscine.model.gpt_oss import GptOss
 from oscine.ops.interface import KVCache, Sampled
 from oscine.ops.packed import PackedStep
+from oscine.ops.target import Alone, Communicator
 from oscine.types import SamplingParams, StepPlan, StepResult
 
 
@@ -40,9 +41,16 @@ class TorchExecutor:
     """An Executor: one model on one device, with room for max_num_seqs sequences."""
 
     def __init__(
-        self, model: GptOss, memory: MemoryPlan, kv: KVCache, max_num_seqs: int, new_rules: NewRules | None = None
+        self,
+        model: GptOss,
+        memory: MemoryPlan,
+        kv: KVCache,
+        max_num_seqs: int,
+        new_rules: NewRules | None = None,
+        communicator: Communicator | None = None,
     ) -> None:
-        """Without `new_rules`, sequences that have a grammar end with an error."""
+        """Without `new_rules`, sequences that have a grammar end with an error. `communicator`: the model's own."""
+        self.communicator = communicator or Alone()
         self.config, self.memory, self.max_num_seqs = model.config, memory, max_num_seqs
         self.device = model.weights.embed_VH.device
         self._model, self._kv = model, kv
@@ -65,7 +73,7 @@ class TorchExecutor:
     def of_each_kind(self) -> "TorchExecutor":
         """An executor of its own, of one layer of each kind, on the same weights and cache: to rehearse."""
         layers = self._model.of_layers(self.config.layer_of_each_kind)
-        return TorchExecutor(layers, self.memory, self._kv, self.max_num_seqs, self._new_rules)
+        return TorchExecutor(layers, self.memory, self._kv, self.max_num_seqs, self._new_rules, self.communicator)
 
     def forget_page_zero(self) -> None:
         """Zeroes it in all groups; no sequence may hold it."""

@@ -44,6 +44,10 @@ class Communicator(Protocol):
         """Returns when every rank has called it."""
         ...
 
+    def serve(self) -> None:
+        """The start is over: from now on a rank that lets the others wait for long is lost."""
+        ...
+
 
 class Alone:
     """The communicator of a single rank, which does nothing."""
@@ -62,6 +66,9 @@ class Alone:
         return ids_N
 
     def barrier(self) -> None:
+        pass
+
+    def serve(self) -> None:
         pass
 
 

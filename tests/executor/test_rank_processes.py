@@ -84,7 +84,7 @@ def pair() -> Iterator[Pair]:
     assert one.ranks is None
     assert two.ranks is not None
     yield Pair(one, two)
-    two.ranks.end()
+    two.ranks.close()
     torch.set_num_threads(threads)
 
 

@@ -89,7 +89,7 @@ Answers = dict[str, GenerationOutput]
 
 def answers(options: EngineOptions, communicator: Communicator) -> Answers:
     """To the requests of all kinds. Every rank has a scheduler here, so all must find each grammar compiled."""
-    executor = load_executor(options, lambda text: None, Stopwatch(), communicator)
+    executor = load_executor(options, lambda text: None, Stopwatch(), lambda opened: communicator)
     kv_heads = max(1, RANKED.num_key_value_heads // communicator.num_ranks)
     assert {pages.shape[3] for pages in executor.kv} == {kv_heads}
     found: Answers = {}

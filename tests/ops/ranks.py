@@ -17,6 +17,8 @@ T = TypeVar("T")
 class Threads:
     """One of several ranks that share a list."""
 
+    error = None
+
     def __init__(self, rank: int, shared: list[Tensor], meeting: Barrier) -> None:
         self.rank, self.num_ranks, self._shared, self._meeting = rank, len(shared), shared, meeting
 
@@ -38,6 +40,9 @@ class Threads:
 
     def barrier(self) -> None:
         self._meeting.wait(60)
+
+    def serve(self) -> None:
+        pass
 
 
 def on_every_rank(num_ranks: int, call: Callable[[Communicator], T]) -> list[T]:

@@ -32,6 +32,7 @@ class Launch(msgspec.Struct, frozen=True):
     rank: int
     num_ranks: int
     memory: int  # descriptor of what the ranks share
+    store: int  # descriptor of a file in which their process groups find each other
     waker: int  # eventfd of the rank's end of the ring
     num_threads: int | None  # of a CPU; None leaves it to torch
     parent: int  # process id
@@ -47,7 +48,8 @@ class Failed(msgspec.Struct, frozen=True):
 class _Rank:
     """One process."""
 
-    def __init__(self, rank: int, memory: int) -> None:
+    def __init__(self, rank: int, *shared: int) -> None:
+        """`shared`: descriptors."""
         self.waker, (self.socket, theirs) = os.eventfd(0), socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
@@ -55,7 +57,7 @@ class _Rank:
                 stdin=theirs.fileno(),
                 stdout=2,  # what libraries print goes to stderr: stdout belongs to the parent's own output
                 env=_ENVIRONMENT | child_environment(),
-                pass_fds=(memory, self.waker),
+                pass_fds=(*shared, self.waker),
             )
         self.socket.setblocking(False)
         self.pid, self.name = self._process.pid, f"rank {rank} (process {self._process.pid})"
@@ -99,9 +101,9 @@ class RankProcesses:
     def __init__(self, num_ranks: int) -> None:
         """Starts them. They import what they need, and wait for launch()."""
         self.num_ranks = num_ranks
-        self.memory = os.memfd_create("oscine")
-        self._ranks = [_Rank(rank, self.memory) for rank in range(1, num_ranks)]
-        atexit.register(self.end)
+        self.memory, self.store = os.memfd_create("oscine"), os.memfd_create("oscine store")
+        self._ranks = [_Rank(rank, self.memory, self.store) for rank in range(1, num_ranks)]
+        atexit.register(self.close)
         self._sockets = select.epoll()
         for rank in self._ranks:
             self._sockets.register(rank.socket, select.EPOLLIN)
@@ -116,7 +118,7 @@ class RankProcesses:
     def launch(self, options: Sequence[EngineOptions], num_threads: int | None) -> None:
         """`options`: of all but rank 0. `num_threads`: as in Launch."""
         for number, (rank, own) in enumerate(zip(self._ranks, options, strict=True), 1):
-            place = number, self.num_ranks, self.memory, rank.waker
+            place = number, self.num_ranks, self.memory, self.store, rank.waker
             with contextlib.suppress(OSError):  # it has ended: see check()
                 rank.socket.sendall(msgspec.json.encode(Launch(own, *place, num_threads, os.getpid())) + b"\n")
 
@@ -141,12 +143,13 @@ class RankProcesses:
         """Begins a wait for the ranks; see oscine.ops.comm.host.Watch."""
         return Vigil(self.check, self._awaited).look
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Ends them, if they have not ended."""
-        atexit.unregister(self.end)
+        atexit.unregister(self.close)
         ranks, self._ranks = self._ranks, []
         for rank in ranks:
             rank.end()
         if ranks:
             self._sockets.close()
             os.close(self.memory)
+            os.close(self.store)

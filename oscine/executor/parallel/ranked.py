@@ -1,21 +1,23 @@
 """The executor of a model on several ranks, as its rank 0 runs it, and what the other ranks do."""
 
+import time
+from collections import deque
+
 from oscine.executor.parallel.liveness import RankLostError
 from oscine.executor.parallel.messages import decode_plan, encode_plan
 from oscine.executor.parallel.processes import RankProcesses
 from oscine.executor.parallel.ring import RingReader, RingWriter
 from oscine.executor.runner import TorchExecutor
-from oscine.ops.target import Communicator
 from oscine.types import SamplingParams, StepPlan, StepResult
+
+_LOOK_S = 1.0  # a kernel waits longer for another rank before it gives up
 
 
 class RankedExecutor:
     """An Executor over rank 0's own. All ranks run the same plans and choose the same tokens."""
 
-    def __init__(
-        self, executor: TorchExecutor, ranks: RankProcesses, plans: RingWriter, communicator: Communicator
-    ) -> None:
-        self._executor, self._ranks, self._plans, self._communicator = executor, ranks, plans, communicator
+    def __init__(self, executor: TorchExecutor, ranks: RankProcesses, plans: RingWriter) -> None:
+        self._executor, self._ranks, self._plans, self._own = executor, ranks, plans, _Own(executor)
 
     def prepare(self, sampling: SamplingParams) -> bool:
         return self._executor.prepare(sampling)
@@ -23,22 +25,36 @@ class RankedExecutor:
     def launch(self, plan: StepPlan) -> None:
         self._ranks.check()
         self._plans.send(encode_plan(plan))
+        self._own.launch(plan)
+
+    def collect(self) -> StepResult:
+        return self._own.collect()
+
+
+def follow(executor: TorchExecutor, plans: RingReader) -> None:
+    """Runs the plans of rank 0 until it is stopped. A step is collected while the one after it runs."""
+    own = _Own(executor)
+    own.launch(decode_plan(plans.receive()))
+    while True:
+        own.launch(decode_plan(plans.receive()))
+        own.collect()
+
+
+class _Own:
+    """Steps of one rank. Raises for a step in which it waited for another rank in vain."""
+
+    def __init__(self, executor: TorchExecutor) -> None:
+        self._executor = executor
+        self._launched_s: deque[float] = deque()
+        executor.communicator.serve()
+
+    def launch(self, plan: StepPlan) -> None:
+        self._launched_s.append(time.monotonic())
         self._executor.launch(plan)
 
     def collect(self) -> StepResult:
-        return _collect(self._executor, self._communicator)
-
-
-def follow(executor: TorchExecutor, plans: RingReader, communicator: Communicator) -> None:
-    """Runs the plans of rank 0 until it is stopped. A step is collected while the one after it runs."""
-    executor.launch(decode_plan(plans.receive()))
-    while True:
-        executor.launch(decode_plan(plans.receive()))
-        _collect(executor, communicator)
-
-
-def _collect(executor: TorchExecutor, communicator: Communicator) -> StepResult:
-    result = executor.collect()
-    if communicator.error is not None:
-        raise RankLostError(communicator.error)
-    return result
+        result = self._executor.collect()
+        took_s = time.monotonic() - self._launched_s.popleft()
+        if took_s > _LOOK_S and (error := self._executor.communicator.error) is not None:
+            raise RankLostError(error)
+        return result

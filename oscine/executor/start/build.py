@@ -4,6 +4,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import TYPE_CHECKING
@@ -58,7 +59,8 @@ def _build_torch(options: EngineOptions) -> BuiltExecutor:
         return _load_torch(options, devices, ranks, watch)
     except BaseException:
         if ranks is not None:
-            ranks.end()
+            with closing(ranks):
+                ranks.check()  # what another rank failed with is the cause
         raise
 
 

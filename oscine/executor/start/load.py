@@ -23,6 +23,7 @@ from oscine.executor.kv.memory import DeviceMemory, MemoryPlan, plan_memory
 from oscine.executor.masks import TOKENIZER
 from oscine.executor.rules import NewRules, grammar_rules
 from oscine.executor.runner import TorchExecutor
+from oscine.executor.start.communicator import MakeCommunicator
 from oscine.executor.start.host_memory import available_bytes
 from oscine.executor.start.stopwatch import Stopwatch
 from oscine.executor.start.warm_up import KERNEL_SAMPLINGS, MASKED, SAMPLINGS, prompts, warm_up
@@ -33,7 +34,7 @@ from oscine.model.weights import Shard
 from oscine.ops.interface import Shapes
 from oscine.ops.native.library import unavailable
 from oscine.ops.table import choose, describe, platform, resolve
-from oscine.ops.target import Communicator, Target
+from oscine.ops.target import Target
 
 if TYPE_CHECKING:  # it needs Triton, which a CPU does not
     from oscine.ops.compile_together import Compilers
@@ -51,13 +52,13 @@ class Start:
         options: EngineOptions,
         report: Report,
         watch: Stopwatch,
-        communicator: Communicator | None,
+        communicator: MakeCommunicator | None,
         rules_of: RulesOf,
     ) -> None:
         """Raises ValueError for what is wrong with the model."""
         self.options, self.report, self.watch, self.rules_of = options, report, watch, rules_of
         self.opened = open_model(options.model)
-        self.target = Target.of(self.opened.device, communicator)
+        self.target = Target.of(self.opened.device, communicator and communicator(self.opened))
         self.shard = Shard.of_everything(self.target.communicator.rank, self.target.communicator.num_ranks)
         try:
             self.config = self.shard.config(self.opened.config)
@@ -86,10 +87,10 @@ def load_executor(
     options: EngineOptions,
     report: Report,
     watch: Stopwatch,
-    communicator: Communicator | None = None,
+    communicator: MakeCommunicator | None = None,
     rules_of: RulesOf = grammar_rules,
 ) -> TorchExecutor:
-    """`rules_of`: grammars of this process, unless other ranks have a part in them.
+    """`communicator`: for one of several ranks. `rules_of`: grammars of this process, unless they are rank 0's.
 
     Raises ValueError for what is wrong with the model or does not fit.
     """
@@ -137,7 +138,8 @@ def load(start: Start, memory: MemoryPlan) -> TorchExecutor:
     start.target.communicator.barrier()
     start.watch.lap("weights")
     kv = allocate_kv(memory, opened.device)
-    return TorchExecutor(GptOss(config, weights, start.ops), memory, kv, options.scheduler.max_num_seqs, new_rules)
+    model, most = GptOss(config, weights, start.ops), options.scheduler.max_num_seqs
+    return TorchExecutor(model, memory, kv, most, new_rules, start.target.communicator)
 
 
 def compile_kernels(start: Start, executor: TorchExecutor, compilers: "Compilers") -> None:

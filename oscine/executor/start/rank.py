@@ -21,6 +21,7 @@ from oscine.executor.parallel.ranked import follow
 from oscine.executor.parallel.ring import RingReader
 from oscine.executor.parallel.rules import ReceivedRules
 from oscine.executor.parallel.shared import SharedMemory
+from oscine.executor.start.communicator import between_ranks
 from oscine.executor.start.load import load_executor
 from oscine.executor.start.stopwatch import Stopwatch
 from oscine.ops.comm.host import HostCommunicator
@@ -35,7 +36,7 @@ class _Rank:
         self._launch = launch
         self._awaited: dict[str, int] = {}  # as in RankGroup
         shared = SharedMemory(launch.memory, launch.num_ranks)
-        self._communicator = HostCommunicator(launch.rank, launch.num_ranks, shared.slots, self._watch)
+        self._host = HostCommunicator(launch.rank, launch.num_ranks, shared.slots, self._watch)
         self._ring = RingReader(shared.ring, launch.rank - 1, launch.waker, self._watch_idle)
 
     def run(self) -> None:
@@ -46,11 +47,11 @@ class _Rank:
             launch.options,
             lambda text: None,
             Stopwatch(),
-            self._communicator,
+            between_ranks(self._host, launch.store, launch.options),
             lambda tokenizer, vocab_size: lambda num_slots, device: ReceivedRules(ring, device),
         )
         self._awaited = {"rank 0": launch.parent}
-        follow(executor, ring, self._communicator)
+        follow(executor, ring)
 
     def _watch(self) -> Callable[[], None]:
         """For results of rank 0."""

@@ -15,6 +15,7 @@ from oscine.executor.parallel.rules import SentRules
 from oscine.executor.parallel.shared import SharedMemory, bytes_of_all
 from oscine.executor.rules import NewRules, grammar_rules
 from oscine.executor.runner import TorchExecutor
+from oscine.executor.start.communicator import between_ranks
 from oscine.executor.start.load import Report, load_executor
 from oscine.executor.start.stopwatch import Stopwatch
 from oscine.ops.comm.host import HostCommunicator
@@ -33,13 +34,13 @@ def load_ranks(
         options = replace(options, cache=replace(options.cache, kv_cache_bytes=size))
     own, *others = (replace(options, model=replace(options.model, device=device)) for device in devices)
     ranks.launch([replace(other, quiet=True) for other in others], num_threads)
-    communicator = HostCommunicator(0, ranks.num_ranks, shared.slots, ranks.watch)
+    host = HostCommunicator(0, ranks.num_ranks, shared.slots, ranks.watch)
     ring = RingWriter(shared.ring, ranks.wakers, ranks.watch)
 
     def sent(tokenizer_file: Path | None, vocab_size: int) -> NewRules:
         new_rules = grammar_rules(tokenizer_file, vocab_size)
         return lambda num_slots, device: SentRules(new_rules(num_slots, device), ring)
 
-    executor = load_executor(own, report, watch, communicator, sent)
+    executor = load_executor(own, report, watch, between_ranks(host, ranks.store, own), sent)
     ranks.serve()
-    return executor, RankedExecutor(executor, ranks, ring, communicator)
+    return executor, RankedExecutor(executor, ranks, ring)

@@ -66,6 +66,9 @@ class HostCommunicator:
     def barrier(self) -> None:
         self._exchange(torch.empty(0, dtype=torch.uint8))
 
+    def serve(self) -> None:
+        """Whether a rank hangs is for the watch to say."""
+
     def _exchange(self, mine: Tensor) -> Tensor:
         """The bytes of all ranks, [ranks, n]. They stay until the exchange after the next one."""
         slots = self._slots[self._count % 2, :, : len(mine)]

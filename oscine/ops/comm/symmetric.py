@@ -28,6 +28,7 @@ from oscine.ops.target import Target
 
 MEETING = timedelta(seconds=600)  # that ranks on the host wait for one another
 GATHERED = 32 << 20  # bytes of a half of a slot for gathering
+LIMIT = 1.5  # seconds that a kernel waits for another rank
 START_LIMIT = 120.0  # seconds; ranks may compile a kernel one after the other
 CHOSEN = 4096  # rows that can be chosen at once
 
@@ -188,6 +189,17 @@ class SymmetricCommunicator:
     def set_limit(self, seconds: float) -> None:
         """How long a kernel waits for other ranks, also in graphs that are captured already."""
         self._state[1:].fill_(max(1, int(seconds * 1e9) // LIMIT_NS))
+
+    def serve(self) -> None:
+        torch.cuda.synchronize(self.device)
+        self.set_limit(LIMIT)
+
+    @property
+    def error(self) -> str | None:
+        """Reads `failed` beside the device's other work."""
+        with torch.cuda.stream(torch.cuda.Stream(self.device)):  # type: ignore[no-untyped-call]
+            failed = bool(self.failed.item())
+        return f"another rank did not answer within {LIMIT:g} s" if failed else None
 
     def barrier(self) -> None:
         """Of the hosts. Raises RuntimeError when a rank does not come."""

@@ -17,7 +17,12 @@ class Staging:
         self._next = 0
 
     def bring(self, tensor: Tensor) -> Tensor:
-        """The tensor itself if it is on the device; otherwise a contiguous copy there, perhaps still being written."""
+        """The tensor itself if it is on the device; otherwise a contiguous copy there, perhaps still being written.
+
+        A part of a tensor on a GPU is copied too, so that the rest can go. On a CPU it may be of a file.
+        """
+        if tensor.device.type != "cpu" and tensor.nbytes < tensor.untyped_storage().nbytes():
+            return tensor.clone()
         if self._device.type != "cuda" or tensor.device.type != "cpu":
             return tensor.to(self._device)
         out = torch.empty(tensor.shape, dtype=tensor.dtype, device=self._device)

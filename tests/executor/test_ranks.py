@@ -20,7 +20,7 @@ from oscine.model import opened
 from oscine.model.checkpoint import Checkpoint
 from oscine.model.config import ModelConfig, gpt_oss_20b, gpt_oss_120b
 from oscine.model.random_weights import RandomTensors
-from oscine.model.weights import Part, Shard, load_weights, tensor_specs
+from oscine.model.weights import Part, Shard, Weights, load_weights, tensor_specs
 from oscine.ops.target import Alone, Communicator
 from oscine.types import GenerationOutput, GenerationRequest
 from tests.model.saved import save
@@ -256,16 +256,35 @@ def test_a_rank_reads_its_own_bytes_of_a_file(tmp_path: Path, num_ranks: int) ->
         assert num_ranks == 1 or reads.found["model.layers.0.mlp.experts.down_proj_blocks"]
 
 
+def held_by(weights: Weights) -> list[Tensor]:
+    held = [weights.embed_VH, weights.norm_H, weights.head_VH]
+    for layer in weights.layers:
+        held += [getattr(layer, name) for name in layer.__slots__ if name != "experts"]
+        held += [getattr(layer.experts, name) for name in layer.experts.__slots__]
+    return held
+
+
+class OnDevice:
+    """A source of tensors that are on the device already, as random ones are; here they have no memory."""
+
+    def get(self, name: str) -> Tensor:
+        spec = tensor_specs(RANKED)[name]
+        return torch.empty(spec.shape, dtype={"BF16": torch.bfloat16, "U8": torch.uint8}[spec.dtype], device="meta")
+
+
+def test_a_part_does_not_keep_the_rest_of_a_tensor_on_a_device() -> None:
+    shard = Shard.of_everything(1, 2)
+    weights = load_weights(RANKED, OnDevice(), torch.device("meta"), torch.bfloat16, shard=shard)
+    for tensor in held_by(weights):
+        assert tensor.untyped_storage().nbytes() == tensor.nbytes
+
+
 @pytest.mark.parametrize("num_ranks", [1, 2, 8])
 def test_planned_bytes_are_those_of_every_rank(num_ranks: int) -> None:
     source = RandomTensors(RANKED, 0, CPU)
     for shard in shards(num_ranks):
         weights = load_weights(RANKED, source, CPU, torch.float32, shard=shard)
-        held = [weights.embed_VH, weights.norm_H, weights.head_VH]
-        for layer in weights.layers:
-            held += [getattr(layer, name) for name in layer.__slots__ if name != "experts"]
-            held += [getattr(layer.experts, name) for name in layer.experts.__slots__]
-        assert sum(tensor.nbytes for tensor in held) == weight_bytes(RANKED, torch.float32, shard)
+        assert sum(tensor.nbytes for tensor in held_by(weights)) == weight_bytes(RANKED, torch.float32, shard)
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ NORMS = ("rms_norm", "norm_qkv", "norm_route")
 
 
 def across(ops: Mapping[str, Op], communicator: Communicator, adding: Collection[str] = ()) -> dict[str, Op]:
-    """Those ops that differ, as in interface.Ops. adding: norms that add up over ranks themselves."""
+    """Those ops that differ, as in interface.Ops. adding: norms and embed, if they add up over ranks themselves."""
 
     def after_meeting(norm: Op) -> Op:
         def meet(x: Tensor, weight_H: Tensor, eps: float, residual_TH: Tensor | None, *rest: Any) -> Any:
@@ -37,7 +37,8 @@ def across(ops: Mapping[str, Op], communicator: Communicator, adding: Collection
     embed_part, part_of_logits, best_of_few = ops["embed_part"], ops["lm_head"], ops["best_of_few"]
 
     def embed(token_ids_T: Tensor, weight_VH: Tensor) -> Tensor:
-        return communicator.all_reduce(embed_part(token_ids_T, weight_VH, communicator.rank * len(weight_VH)))
+        x_TH = embed_part(token_ids_T, weight_VH, communicator.rank * len(weight_VH))
+        return x_TH if "embed" in adding else communicator.all_reduce(x_TH)
 
     def lm_head(x_NH: Tensor, weight_VH: Tensor) -> Tensor:
         return communicator.all_gather(part_of_logits(x_NH, weight_VH))

@@ -132,14 +132,15 @@ def resolve(target: Target, choice: Mapping[str, str]) -> Ops:
     logits_and_choice = functions["lm_head"], functions["sample"]
     if target.communicator.num_ranks > 1:
         logits_and_choice = functions["lm_head"], sample_across(functions["best"], target.communicator)
-        functions |= across(functions, target.communicator, _norms_that_add_ranks(target, choice))
+        functions |= across(functions, target.communicator, _adding(target, choice))
     functions["chooser"] = functions["chooser"](*logits_and_choice)
     return Ops(**{field.name: functions[field.name] for field in fields(Ops)})
 
 
-def _norms_that_add_ranks(target: Target, choice: Mapping[str, str]) -> list[str]:
-    adding = hasattr(target.communicator, "norm_arguments")
-    return [op for op in NORMS if adding and choice[op] in KERNELS_OF_GPUS]
+def _adding(target: Target, choice: Mapping[str, str]) -> list[str]:
+    """The ops that add up over ranks themselves."""
+    can = hasattr(target.communicator, "norm_arguments")
+    return [op for op in ("embed", *NORMS) if can and choice[op] in KERNELS_OF_GPUS]
 
 
 def _module(op: str, backend: str) -> ModuleType:

@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from benchmarks.kernels.ranks import Ranks
+from oscine.ops.embed import triton as embed
 from oscine.ops.norm import hopper
 from oscine.ops.norm import triton as norm
 
@@ -134,6 +135,29 @@ def own_kernels(ranks: Ranks) -> list[str]:
     return checks.wrong
 
 
+def embeddings(ranks: Ranks) -> list[str]:
+    """Of tokens of all ranks and of none, beside the norm that follows; -0.0 may be 0.0."""
+    checks, target = Checks(ranks), ranks.target(8192, HIDDEN)
+    generator = torch.Generator(ranks.device).manual_seed(6)
+    vocab = 1000
+    weight_VH = torch.randn((vocab * ranks.num_ranks, HIDDEN), generator=generator, device=ranks.device).bfloat16()
+    weight_VH[:, ::7] = 0.0
+    first = ranks.rank * vocab
+    part_VH = weight_VH[first : first + vocab].clone()
+    for rows in ROWS:
+        for _ in range(3):
+            ids_T = torch.randint(len(weight_VH), (rows,), generator=generator, device=ranks.device)
+            ids_T[rows // 2] = -1
+            x_TH = embed.embed_part(target, ids_T, part_VH, first)
+            expected_TH = weight_VH[ids_T].masked_fill((ids_T < 0)[:, None], 0)
+            checks.equal(f"embedding of {rows}", x_TH, expected_TH)
+            checks.identical(f"embedding of {rows}", x_TH)
+            summed = norm.rms_norm(target, x_TH, weight_VH[0], EPS, x_TH)[1]
+            checks.equal(f"the norm after {rows}", summed, x_TH.float() * (1 + ranks.num_ranks), 2**-7)
+    checks.true("a poll failed", not target.communicator.failed.item())  # type: ignore[attr-defined]
+    return checks.wrong
+
+
 def norms(ranks: Ranks) -> list[str]:
     """The three kernels that add up over ranks, against float32."""
     checks, target = Checks(ranks), ranks.target(8192, HIDDEN)
@@ -205,6 +229,8 @@ class Replayed:
         residual_TH = parts(ranks, (rows, HIDDEN), seed=9)[0]
         weight_H, bias_E = torch.ones(HIDDEN, device=device).bfloat16(), torch.zeros(EXPERTS, device=device).bfloat16()
         router = parts(ranks, (EXPERTS, HIDDEN), seed=8)[0]
+        tokens = parts(ranks, (100, HIDDEN), seed=7)  # a rank has the rows of 100
+        table_VH, place_T = torch.cat(tokens), torch.arange(rows, device=device)
 
         def experts(x: Tensor) -> Tensor:
             if partials % 2 == 0 and rows <= 64:
@@ -219,8 +245,11 @@ class Replayed:
             expected = (
                 add([add(list(tensor.unbind(1))).bfloat16() for tensor in scaled]) + residual_TH.float()
             ).bfloat16()
+            ids_T = (7 * self.step + 31 * place_T) % len(table_VH)
+            x_TH = embed.embed_part(target, ids_T, tokens[ranks.rank], 100 * ranks.rank)
+            self.differing += (x_TH != table_VH[ids_T]).sum()
             for layer in range(4):
-                for sum_up in (experts, attention):
+                for sum_up in (attention, experts):
                     if layer % 2:
                         _spin_kernel[(1,)](delays, self.step, num_warps=1)
                     self.differing += (sum_up(scaled[ranks.rank]) != expected).sum()

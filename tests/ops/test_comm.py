@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from oscine.ops.comm.symmetric import SymmetricCommunicator, partial_sums, row_bytes, two_shots
+from oscine.ops.embed import triton as embed
 from oscine.ops.norm import hopper, reference
 from oscine.ops.norm import triton as norm
 from oscine.ops.ranks import NORMS, across
@@ -23,7 +24,7 @@ from tests.ops.launches import META, Launch, noted
 
 HIDDEN, MAX_ROWS = 2880, 8192
 RANKS = (2, 4, 8)
-KERNELS = {"_norm_kernel", "_undivided_norm_kernel", "_norm_route_kernel"}
+KERNELS = {"embed_part_kernel", "_norm_kernel", "_undivided_norm_kernel", "_norm_route_kernel"}
 KERNELS |= {"all_reduce_kernel", "all_gather_kernel", "best_kernel"}
 FIRST = 1 << 40  # address of rank 0's buffer; those of the others follow at the same distance
 
@@ -51,6 +52,7 @@ def run(target: Target) -> None:
     communicator: Any = target.communicator
     weight_H, router, bias_E = empty(HIDDEN), empty(128, HIDDEN), empty(128)
     for rows in (1, 64, 129, 1024):
+        embed.embed_part(target, empty(rows, dtype=torch.int64), empty(50_272, HIDDEN), communicator.rank * 50_272)
         residual_TH = empty(rows, HIDDEN)
         for x in (empty(rows, HIDDEN), empty(rows, 12, HIDDEN), empty(rows, 4, HIDDEN, dtype=torch.float32)):
             norm.rms_norm(target, x, weight_H, 1e-5, residual_TH)
@@ -161,5 +163,8 @@ def test_norms_that_add_up_over_ranks_are_left_alone() -> None:
     assert {*NORMS} - across(ops, Alone(), ["rms_norm"]).keys() == {"rms_norm"}  # type: ignore[arg-type]
     target = replace(CHIPS[90], communicator=communicator(0, 2))
     resolved = resolve(target, choose("hopper"))
+    with noted(target) as found:
+        resolved.embed(empty(3, dtype=torch.int64), empty(50, HIDDEN))
+    assert [launch.name for launch in found] == ["embed_part_kernel"]
     assert resolved.rms_norm.func is norm.rms_norm  # type: ignore[attr-defined]
     assert resolve(target, choose("cpu")).rms_norm is not reference.rms_norm

@@ -4,12 +4,13 @@ Every rank has one buffer in memory that all others can write. It is cut into na
 
 | name | used by | halves |
 |---|---|---|
+| embedding | the kernel that embeds tokens | 1 |
 | attention | the norm that adds up what attention leaves | 1 |
 | experts | the norms that add up what experts leave | 1 |
 | sum, gather, best | kernels of their own | 2, used in turns |
 
-A step uses attention and experts in turns, so one half each is enough: a rank sends into one after it has received in
-the other, and what it received was sent after its slot had been cleared.
+A step uses embedding first, then attention and experts in turns, so one half each is enough: a rank sends into one
+after it has received in another, and what it received was sent after its slot had been cleared.
 """
 
 import os
@@ -80,7 +81,7 @@ class SymmetricCommunicator:
         sums = triton.cdiv(rows, exchange.CELL_BYTES) * exchange.CELL_BYTES
         twice = {"sum": sums, "gather": GATHERED, "best": CHOSEN * 8}
         self._turns = {name: torch.zeros(cells, dtype=torch.int32, device=device) for name in twice}
-        sizes = [(name, rows, 1) for name in ("attention", "experts")]
+        sizes = [(name, rows, 1) for name in ("embedding", "attention", "experts")]
         self._slots = self._cut([*sizes, *((name, half, 2) for name, half in twice.items())])
 
     def _cut(self, sizes: list[tuple[str, int, int]]) -> dict[str, Slots]:

@@ -1,13 +1,20 @@
-"""The embedding of a part of the vocabulary as one kernel: sm_80 and newer. Definitions: reference.py."""
+"""The embedding of one of several ranks as one kernel: sm_80 and newer. Definitions: reference.py.
+
+Where the ranks have memory that all can write (oscine/ops/comm), the kernel also adds up over them.
+"""
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from oscine.ops.comm.exchange import row_bytes, sum_over_ranks
+from oscine.ops.comm.symmetric import partial_sums
 from oscine.ops.embed import reference
 from oscine.ops.launch import depend
 from oscine.ops.target import Target
+
+COLUMNS_PER_WARP = 256  # 16 bytes of bfloat16 per thread, as messages to other ranks want them
 
 
 def embed(token_ids_T: Tensor, weight_VH: Tensor) -> Tensor:
@@ -16,8 +23,10 @@ def embed(token_ids_T: Tensor, weight_VH: Tensor) -> Tensor:
 
 
 def embed_part(target: Target, token_ids_T: Tensor, weight_VH: Tensor, first: int) -> Tensor:
+    """As reference.embed_part, or its sum over the ranks."""
     num_tokens, (vocab, hidden) = len(token_ids_T), weight_VH.shape
     x_TH = torch.empty((num_tokens, hidden), dtype=weight_VH.dtype, device=weight_VH.device)
+    block = max(COLUMNS_PER_WARP, triton.next_power_of_2(hidden))
     if num_tokens:
         embed_part_kernel[(num_tokens,)](
             token_ids_T,
@@ -25,16 +34,32 @@ def embed_part(target: Target, token_ids_T: Tensor, weight_VH: Tensor, first: in
             x_TH,
             first,
             vocab,
+            **partial_sums(target, "embedding", num_tokens, hidden),
             H=hidden,
-            BLOCK_H=triton.next_power_of_2(hidden),
-            num_warps=4,
+            BLOCK_H=block,
+            num_warps=min(16, block // COLUMNS_PER_WARP),
             **target.launch_options,
         )
     return x_TH
 
 
-@triton.jit(do_not_specialize=["first"])
-def embed_part_kernel(token_ids, weight, x, first, vocab, H: tl.constexpr, BLOCK_H: tl.constexpr, PDL: tl.constexpr):
+@triton.jit(do_not_specialize=["first", "rank"])
+def embed_part_kernel(
+    token_ids,
+    weight,
+    x,
+    first,
+    vocab,
+    addresses,
+    slot,
+    rank,
+    state,
+    H: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    RANKS: tl.constexpr,
+    TWO_SHOT: tl.constexpr,
+    PDL: tl.constexpr,
+):
     token = tl.program_id(0).to(tl.int64)
     column_H = tl.arange(0, BLOCK_H)
     inside_H = column_H < H
@@ -42,4 +67,9 @@ def embed_part_kernel(token_ids, weight, x, first, vocab, H: tl.constexpr, BLOCK
     row = tl.load(token_ids + token) - first
     mine = (row >= 0) & (row < vocab)
     x_H = tl.load(weight + row * H + column_H, mask=inside_H & mine, other=0)
+    if RANKS > 1:
+        STRIDE: tl.constexpr = row_bytes(H)
+        place_H = tl.where(inside_H, token.to(tl.int32) * STRIDE + column_H * 2, -1)
+        sum_H = sum_over_ranks(x_H, place_H, token.to(tl.int32), addresses, slot, rank, state, RANKS, TWO_SHOT, PACK=8)
+        x_H = sum_H.to(x_H.dtype)  # exact: only one rank has the token
     tl.store(x + token * H + column_H, x_H, mask=inside_H)

@@ -278,7 +278,7 @@ class _Loader:
         """One tensor, or several concatenated along their first dimension."""
         tensors = [self.shard.part(self.config, name, self.source.get(name)) for name in names]
         tensor = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
-        return self.staging.bring(tensor.contiguous()).to(torch.uint8 if tensor.dtype == torch.uint8 else self.dtype)
+        return self.staging.bring(tensor).to(torch.uint8 if tensor.dtype == torch.uint8 else self.dtype)
 
     def layer(self, prefix: str) -> LayerWeights:
         attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."

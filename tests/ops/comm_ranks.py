@@ -10,10 +10,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from benchmarks.kernels.inputs import sampling_batch
 from benchmarks.kernels.ranks import Ranks
 from oscine.ops.embed import triton as embed
+from oscine.ops.interface import Ops, SamplingBatch
 from oscine.ops.norm import hopper
 from oscine.ops.norm import triton as norm
+from oscine.ops.table import choose, resolve
+from oscine.ops.target import Target
 
 HIDDEN, EXPERTS, PER_TOKEN, EPS = 2880, 128, 4, 1e-5
 ROWS = (1, 3, 8, 64, 100, 1024, 8192)
@@ -155,6 +159,59 @@ def embeddings(ranks: Ranks) -> list[str]:
             summed = norm.rms_norm(target, x_TH, weight_VH[0], EPS, x_TH)[1]
             checks.equal(f"the norm after {rows}", summed, x_TH.float() * (1 + ranks.num_ranks), 2**-7)
     checks.true("a poll failed", not target.communicator.failed.item())  # type: ignore[attr-defined]
+    return checks.wrong
+
+
+def choices(ranks: Ranks) -> list[str]:
+    """Ranks with a part of the head choose what each of them chooses with all of it, also in a graph."""
+    checks, target = Checks(ranks), ranks.target(64, HIDDEN)
+    generator = torch.Generator(ranks.device).manual_seed(7)
+    vocab = 20_000
+    weight_VH = torch.randn((vocab * ranks.num_ranks, HIDDEN), generator=generator, device=ranks.device).mul_(0.02)
+    weight_VH[-1] = weight_VH[5]  # equal tokens of two ranks
+    whole_VH = weight_VH.bfloat16()
+    part_VH = whole_VH[ranks.rank * vocab :][:vocab].clone()
+    alone, own = (resolve(one, choose("hopper")) for one in (Target.of(ranks.device), target))
+    prepared = {ops: ops.chooser.prepare(head) for ops, head in ((alone, whole_VH), (own, part_VH))}
+    few_KA = torch.arange(7, len(whole_VH), 997, device=ranks.device)[None]
+    for rows in (1, 2, 3, 8, 9, 33, 64):
+        heat_N = torch.tensor([0.0, 1.0, 0.3], device=ranks.device)[torch.arange(rows, device=ranks.device) % 3]
+        for greedy in (True, False):
+            x_NH = torch.randn((rows, HIDDEN), generator=generator, device=ranks.device)
+            x_NH[0] = weight_VH[5] * 100
+            x_NH[3:4] = torch.nan
+            x_NH = x_NH.bfloat16()
+            sampling = sampling_batch(rows, ranks.device, greedy=greedy, temperature_N=heat_N * (not greedy))
+
+            def choose_by(ops: Ops, head_VH: Tensor, x_NH: Tensor = x_NH, batch: SamplingBatch = sampling) -> Tensor:
+                return ops.chooser.choose(x_NH, head_VH, prepared[ops], batch)
+
+            name = f"{rows} rows, {'greedy' if greedy else 'noise'}"
+            expected = choose_by(alone, whole_VH)
+            checks.true(f"{name}: one rank chooses {expected[0]}", expected[0] == 5)
+            checks.true(
+                f"{name}: {choose_by(own, part_VH)} is not {expected}", torch.equal(choose_by(own, part_VH), expected)
+            )
+            communicator: Any = target.communicator
+            torch.cuda.synchronize()
+            communicator.barrier()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                found = choose_by(own, part_VH)
+            for _ in range(3):
+                x_NH.copy_(torch.randn(x_NH.shape, generator=generator, device=ranks.device))
+                graph.replay()
+                expected = choose_by(alone, whole_VH)
+                checks.true(f"{name}, replayed: {found} is not {expected}", torch.equal(found, expected))
+        among = (
+            few_KA.expand(rows, -1),
+            heat_N,
+            torch.randn(rows, few_KA.shape[1], generator=generator, device=ranks.device),
+        )
+        expected = alone.choose_few(x_NH, whole_VH, *among)
+        found = own.choose_few(x_NH, part_VH, *among)
+        checks.true(f"{rows} rows among few: {found} is not {expected}", torch.equal(found, expected))
+    checks.true("a poll failed", not communicator.failed.item())
     return checks.wrong
 
 

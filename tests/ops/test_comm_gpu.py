@@ -7,7 +7,7 @@ from benchmarks.kernels.ranks import run_ranks
 pytestmark = [pytest.mark.multi_gpu, pytest.mark.timeout(400)]
 
 
-@pytest.mark.parametrize("what", ["own_kernels", "embeddings", "norms", "dead_peer", "replays"])
+@pytest.mark.parametrize("what", ["own_kernels", "embeddings", "choices", "norms", "dead_peer", "replays"])
 def test_two_ranks(what: str) -> None:
     for rank, wrong in enumerate(run_ranks("tests.ops.comm_ranks", what, limit=180)):
         assert not wrong, f"rank {rank}, {len(wrong)} in all:\n" + "\n".join(wrong[:20])

@@ -82,7 +82,7 @@ class KVGroup:
 
     @property
     def layer_token_bytes(self) -> int:
-        """Of the key and the value of one token in one layer, over all ranks."""
+        """Of the key and the value of one token in one layer; each head once."""
         return 2 * self.num_kv_heads * self.head_bytes // self.page_size
 
     # ---- which pages of a sequence are read ----

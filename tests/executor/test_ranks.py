@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -183,43 +184,38 @@ def without_filling(part: Tensor, dimension: int) -> list[Tensor]:
     return rows
 
 
-EIGHTHS_OF_HEADS = {1: (64, 8), 2: (32, 4), 4: (16, 2), 8: (8, 1), 16: (4, 1)}
-PARTS_OF_COLUMNS = {1: 90, 2: 45, 4: 23, 8: 12, 16: 6}  # blocks of 32
+# Query heads, KV heads and blocks of 32 intermediate columns of each rank.
+PUBLISHED = {1: (64, 8, 90), 2: (32, 4, 45), 4: (16, 2, 23), 8: (8, 1, 12), 16: (4, 1, 6)}
 
 
-@pytest.mark.parametrize("num_ranks", EIGHTHS_OF_HEADS)
+@pytest.mark.parametrize("num_ranks", PUBLISHED)
 @pytest.mark.parametrize("config", [gpt_oss_20b(), gpt_oss_120b()], ids=["20b", "120b"])
 def test_shards_of_published_models(config: ModelConfig, num_ranks: int) -> None:
-    """One shape for all ranks, so that one compilation serves them. What is read is read once, but for KV heads."""
+    """One shape for all ranks, so that one compilation serves them. All ranks together have what the whole has, but for
+    KV heads that several have and zeros that fill up."""
     config = config.of_layers((0, 1))
-    heads, kv_heads = EIGHTHS_OF_HEADS[num_ranks]
-    columns, vocab = 32 * PARTS_OF_COLUMNS[num_ranks], 201_088 // num_ranks
-    [of_rank] = {shard.config(config) for shard in shards(num_ranks)}
-    assert (of_rank.num_attention_heads, of_rank.num_key_value_heads, of_rank.intermediate_size) == (
-        heads,
-        kv_heads,
-        columns,
-    )
-    assert of_rank.vocab_size == 201_088
-    specs = shards(num_ranks)[-1].specs(config)
+    heads, kv_heads, blocks = PUBLISHED[num_ranks]
+    shares = {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "intermediate_size": 32 * blocks}
+    of_rank = replace(config, **shares)  # type: ignore[arg-type]
     expected = tensor_specs(of_rank)
     for name in ("model.embed_tokens.weight", "lm_head.weight"):
-        expected[name] = replace(expected[name], shape=(vocab, 2880))
-    assert specs == expected
-    own = dict.fromkeys(specs, 0)
+        expected[name] = replace(expected[name], shape=(201_088 // num_ranks, 2880))
+    held = dict.fromkeys(expected, 0)
+    for shard in shards(num_ranks):
+        assert shard.config(config) == of_rank
+        assert shard.specs(config) == expected
+        for name, spec in tensor_specs(config).items():
+            part = shard.part(config, name, torch.empty(spec.shape, device="meta"))
+            assert part.shape == expected[name].shape
+            held[name] += part.numel()
     for name, spec in tensor_specs(config).items():
-        whole = torch.empty(spec.shape, device="meta")
-        for shard in shards(num_ranks):
-            part = shard.part(config, name, whole)
-            assert part.shape == specs[name].shape
-            own[name] += part.numel()
-        more = own[name] / whole.numel()
+        copies = held[name] / prod(spec.shape)
         if "k_proj" in name or "v_proj" in name:
-            assert more == max(1, num_ranks / 8)
-        elif "gate_up" in name or "down_proj_blocks" in name or "down_proj_scales" in name:
-            assert more == num_ranks * columns / 2880
+            assert copies == max(1, num_ranks / 8)
+        elif name.endswith(("_blocks", "_scales", "gate_up_proj_bias")):
+            assert copies == num_ranks * blocks / 90
         else:
-            assert more in (1, num_ranks), name
+            assert copies in (1, num_ranks), name
 
 
 class Reads(TorchDispatchMode):

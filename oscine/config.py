@@ -339,6 +339,11 @@ class ServerOptions(Options, group="server"):
         aliases=("dp-size", "dp"),
         at_least=1,
     )
+    enable_expert_parallel: bool = option(
+        False,
+        "divide every expert among the engines of --data-parallel-size, which run their steps together",
+        opposites=("no-enable-expert-parallel",),
+    )
     reasoning_field: Literal["reasoning", "reasoning_content", "both"] = option(
         "reasoning", "field of an answer that carries the reasoning"
     )

@@ -114,6 +114,10 @@ class StepResult:
     errors: dict[int, str] | None = None  # slot -> why this one sequence cannot continue; safe to show
 
 
+class RankLostError(RuntimeError):
+    """A process that computes together with this one has ended, or did not come in time."""
+
+
 class Executor(Protocol):
     """Runs plans in order while the caller goes on. Raises when a step failed; the engine then fails all requests."""
 

@@ -19,8 +19,9 @@ from oscine.cluster.client.reports import Reports
 from oscine.cluster.routing.router import Router
 from oscine.cluster.spec.deployment import ModelSpec, QueueLimits, RoleSpec
 from oscine.cluster.spec.snapshot import STATE_OF_ENGINE, ReplicaReport
-from oscine.config import Config, EngineOptions, PeerOptions, devices_of
+from oscine.config import Config, EngineOptions, PeerOptions, SchedulerOptions, devices_of
 from oscine.engine.process.client import EngineClient, EngineState
+from oscine.engine.process.together import EngineGroup
 from oscine.types import EngineStats
 
 logger = logging.getLogger(__name__)
@@ -32,11 +33,19 @@ _FOREVER_S = 1e9  # requests wait as long as they would in the queue of a single
 class DataParallelEngine(ClusterEngine):
     """Owns engine processes, named 0, 1, ... Ready while one of them is; failed when all have failed."""
 
-    def __init__(self, options: Sequence[EngineOptions], model: str, max_waiting: int = 2048) -> None:
-        """`max_waiting`: requests that may wait while all engines have enough to do."""
+    def __init__(
+        self, options: Sequence[EngineOptions], model: str, max_waiting: int = 2048, *, share_experts: bool = False
+    ) -> None:
+        """`max_waiting`: requests that may wait while all engines have enough to do. `share_experts`: each engine has a
+        part of the experts, computes it for the tokens of all, and so they live and end together.
+        """
+        members = EngineGroup(len(options)).members if share_experts else [None] * len(options)
         seed, key = secrets.token_hex(16), secrets.token_hex(32)
         peers = PeerOptions(host="127.0.0.1", key=key, kv_events=True, prefix_seed=seed)
-        self.engines = {str(i): EngineClient(replace(one, peers=peers)) for i, one in enumerate(options)}
+        self.engines = {
+            str(i): EngineClient(replace(one, peers=peers), member)
+            for i, (one, member) in enumerate(zip(options, members, strict=True))
+        }
         self.router = Router(key)
         queue = QueueLimits(max_waiting, max_wait_s=_FOREVER_S)
         self.router.reconfigure([ModelSpec((model,), (RoleSpec(),), start_timeout_s=_FOREVER_S, queue=queue)])
@@ -109,7 +118,8 @@ def parallel_service(config: Config, num_gpus: int) -> ResponseService:
     scheduler = config.engine.scheduler
     service = ResponseService(config)
     model = config.engine.model.model
-    engine = DataParallelEngine(options, model, scheduler.max_waiting)
+    share_experts = config.server.enable_expert_parallel and config.engine.executor != "fake"
+    engine = DataParallelEngine(options, model, scheduler.max_waiting, share_experts=share_experts)
     whole = as_one(config.engine, len(options), max_waiting=scheduler.max_waiting)
     served = service.add(engine, whole, config.server.served_model_names)
     metrics = ClusterMetrics(engine.router.snapshot, lambda: {served.names[0]: engine.migrations})
@@ -128,7 +138,20 @@ def engines_of(config: Config, num_gpus: int) -> list[EngineOptions]:
         size = (engine.cache.kv_cache_bytes or _CPU_CACHE_BYTES) // count
         threads = max(1, len(os.sched_getaffinity(0)) // count)
         engine = replace(engine, cache=replace(engine.cache, kv_cache_bytes=size), num_threads=threads)
+    if config.server.enable_expert_parallel:
+        if engine.model.tensor_parallel_size > 1:
+            raise ValueError("--enable-expert-parallel shares experts among engines of one rank each")
+        engine = replace(engine, scheduler=_part_of_step(engine.scheduler, count))
     return [
         replace(engine, model=replace(engine.model, device=",".join(dict.fromkeys(own))), quiet=engine.quiet or i > 0)
         for i, own in enumerate(devices)
     ]
+
+
+def _part_of_step(scheduler: SchedulerOptions, count: int) -> SchedulerOptions:
+    """The experts of each engine compute the tokens of all: a step of the group has no more tokens than one engine's.
+
+    So a prompt of one engine delays the sequences of the others no longer than a prompt of their own would.
+    """
+    share = max(scheduler.max_num_batched_tokens // count, scheduler.max_num_seqs)
+    return replace(scheduler, max_num_batched_tokens=share)

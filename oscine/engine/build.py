@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from oscine.config import EngineOptions
 from oscine.engine.core.loop import EngineLoop
+from oscine.executor.parallel.meeting import Seat
 from oscine.executor.start.build import build_executor
 
 if TYPE_CHECKING:  # they need NIXL and msgspec
@@ -22,9 +23,9 @@ class BuiltEngine:
     ranks: "RankProcesses | None" = None  # where the model has several ranks
 
 
-def build_engine(options: EngineOptions) -> BuiltEngine:
+def build_engine(options: EngineOptions, seat: Seat | None = None) -> BuiltEngine:
     """Loads the model and puts a loop over it. Raises ValueError as build_executor does."""
-    built = build_executor(options)
+    built = build_executor(options, seat)
     loop = EngineLoop(
         built.executor,
         options,
@@ -33,4 +34,5 @@ def build_engine(options: EngineOptions) -> BuiltEngine:
         max_model_len=built.max_model_len,
         max_attended=built.max_attended,
     )
+    loop.partners = built.partners
     return BuiltEngine(loop, built.model, built.max_model_len, built.vocab_size, built.transfer, built.ranks)

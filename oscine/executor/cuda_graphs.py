@@ -88,9 +88,14 @@ class CudaGraphs:
             and bool(step.samples_S.all())
         )
 
-    def pad(self, step: StepArrays) -> StepArrays:
-        """To the size of the graph that it will run in."""
-        return step.padded(self._sizes[bisect_left(self._sizes, len(step.slots_S))])
+    @property
+    def fits_padding(self) -> bool:
+        """Whether a step without sequences can be one of padding only."""
+        return bool(self._sizes)
+
+    def size_of(self, num_sequences: int) -> int:
+        """Of the graph that runs as many."""
+        return self._sizes[bisect_left(self._sizes, num_sequences)]
 
     def replay(self, packed: tuple[ColumnArray, PackedSizes]) -> tuple[PackedStep[Tensor], Tensor]:
         """Queues a padded step. Returns its input on the device, and what the head takes."""

@@ -4,6 +4,8 @@ So a step can be launched before the tokens of the step before it are known on t
 the device in the order of the calls.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -17,7 +19,7 @@ _ALIGNED = 16  # columns: kernels are compiled anew for strides that 16 does not
 
 
 class DeviceState:
-    """Rows of num_slots sequences, and one more, the padding slot, for sampled tokens of padding rows."""
+    """Rows of num_slots sequences, and one more, the padding slot, for padding rows: their pages and sampled tokens."""
 
     def __init__(
         self, num_slots: int, max_model_len: int, page_size: int, num_groups: int, device: torch.device, ops: Ops
@@ -25,11 +27,15 @@ class DeviceState:
         self.device = device
         self.padding_slot = num_slots
         columns = -(-max_model_len // page_size)
-        shape = (num_groups, num_slots, -(-columns // _ALIGNED) * _ALIGNED)
+        shape = (num_groups, num_slots + 1, -(-columns // _ALIGNED) * _ALIGNED)
         # Zeros: what a warm-up reads and writes is page 0.
         tables, last_ids = (torch.zeros(size, dtype=torch.int32, device=device) for size in (shape, num_slots + 1))
         self._ops = ops
         self._state = BatchState(tables, last_ids, page_size)
+
+    def point_padding_at(self, pages: Sequence[int]) -> None:
+        """The page of each group that padding reads and writes."""
+        self._state.tables[:, self.padding_slot] = torch.tensor(pages, dtype=torch.int32, device=self.device)[:, None]
 
     def update_pages(self, entries: PageEntries) -> None:
         """No entry may be given twice."""

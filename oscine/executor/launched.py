@@ -2,12 +2,14 @@
 
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from oscine.executor.logprobs import records
 from oscine.executor.slots import IntArray
 from oscine.executor.step_batch import BoolArray
 from oscine.executor.transfer import Mark
 from oscine.ops.interface import Sampled
-from oscine.types import NON_FINITE, StepResult, TokenLogprobs
+from oscine.types import NON_FINITE, RankLostError, StepResult, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,7 @@ class LaunchedStep:
     prompts: dict[int, PromptRows]  # slot -> its tokens in this step
     errors: dict[int, str]  # slot -> why its sequence cannot go on
     done: Mark
+    rank_error: Tensor | None = None  # on the host, not zero if another rank did not come in time on the device
 
     def token_ids(self) -> list[int]:
         """The ids of the sampled rows. Waits."""
@@ -40,6 +43,8 @@ class LaunchedStep:
     def result(self) -> StepResult:
         """Waits."""
         ids = self.token_ids()
+        if self.rank_error is not None and self.rank_error.item():
+            raise RankLostError("another rank of the group did not come in time")
         prompts = {
             slot: records(rows.tokens, [rows.num_top] * len(rows.tokens.token_ids_N))
             for slot, rows in self.prompts.items()

@@ -17,15 +17,16 @@ from oscine.executor.device_state import DeviceState
 from oscine.executor.headers import Few
 from oscine.executor.kv.memory import MemoryPlan
 from oscine.executor.launched import LaunchedStep, PromptRows
+from oscine.executor.lockstep import Lockstep
 from oscine.executor.logprobs import of_tokens, on_host
 from oscine.executor.rules import Masks, NewRules, grammar_rules
 from oscine.executor.sampler import AllowedTokens, Sampler
-from oscine.executor.slots import IntArray, PageEntries, Slots
+from oscine.executor.slots import ColumnArray, IntArray, PageEntries, Slots
 from oscine.executor.step_batch import StepArrays, pack
-from oscine.executor.transfer import Mark, send, upload
+from oscine.executor.transfer import Mark, download, send, upload
 from oscine.model.gpt_oss import GptOss
 from oscine.ops.interface import KVCache, Sampled
-from oscine.ops.packed import PackedStep
+from oscine.ops.packed import PackedSizes, PackedStep
 from oscine.ops.target import Alone, Communicator
 from oscine.types import SamplingParams, StepPlan, StepResult
 
@@ -48,8 +49,12 @@ class TorchExecutor:
         max_num_seqs: int,
         new_rules: NewRules | None = None,
         communicator: Communicator | None = None,
+        lockstep: Lockstep | None = None,
     ) -> None:
-        """Without `new_rules`, sequences that have a grammar end with an error. `communicator`: the model's own."""
+        """Without `new_rules`, sequences that have a grammar end with an error. `communicator`: the model's own.
+
+        With `lockstep`, the last page of each group belongs to no sequence: steps without one write there.
+        """
         self.communicator = communicator or Alone()
         self.config, self.memory, self.max_num_seqs = model.config, memory, max_num_seqs
         self.device = model.weights.embed_VH.device
@@ -57,13 +62,21 @@ class TorchExecutor:
         self.state = DeviceState(
             max_num_seqs, memory.max_model_len, memory.page_size, len(memory.groups), self.device, model.ops
         )
-        self._slots = Slots(max_num_seqs)
+        self.lockstep = lockstep
+        if lockstep is not None:
+            self.state.point_padding_at([len(pages) - 1 for pages in kv])
+        self._slots = Slots(max_num_seqs + 1)  # with the padding slot
         self._sampler = Sampler(max_num_seqs, model.config.vocab_size, self.device, model.ops.sample)
         self._new_rules = new_rules or grammar_rules(None, model.config.vocab_size)
         self._rules = self._new_rules(max_num_seqs, self.device)
         self._prompt_logprobs: dict[int, int] = {}  # slot -> how many of the most probable tokens
         self.graphs = CudaGraphs(self._decode, self._choose_greedily, self.device)
         self._launched: deque[LaunchedStep] = deque()
+
+    @property
+    def num_pages(self) -> list[int]:
+        """That sequences may have, per group."""
+        return [len(pages) - (self.lockstep is not None) for pages in self._kv]
 
     @property
     def kv(self) -> KVCache:
@@ -73,7 +86,8 @@ class TorchExecutor:
     def of_each_kind(self) -> "TorchExecutor":
         """An executor of its own, of one layer of each kind, on the same weights and cache: to rehearse."""
         layers = self._model.of_layers(self.config.layer_of_each_kind)
-        return TorchExecutor(layers, self.memory, self._kv, self.max_num_seqs, self._new_rules, self.communicator)
+        others = self.communicator, self.lockstep
+        return TorchExecutor(layers, self.memory, self._kv, self.max_num_seqs, self._new_rules, *others)
 
     def forget_page_zero(self) -> None:
         """Zeroes it in all groups; no sequence may hold it."""
@@ -96,8 +110,8 @@ class TorchExecutor:
         self._place(plan)
         step = StepArrays.of(plan.sequences)
         prompt_rows = self._prompt_rows(step) if self._prompt_logprobs else {}
-        replays = not prompt_rows and self.graphs.fits(step)
-        outcome = self._replay(step) if replays else self._run(step, prompt_rows)
+        size = self._graph_size(step, suits=not prompt_rows and self.graphs.fits(step))
+        outcome = self._run(step, prompt_rows) if size is None else self._replay(step, size)
         slots_M = step.slots_S[step.samples_S]
         launched = LaunchedStep(
             step=plan.step,
@@ -107,10 +121,35 @@ class TorchExecutor:
             num_logprobs=self._sampler.num_logprobs(slots_M),
             prompts=outcome.prompts,
             errors=self._rules.errors(step.slots_S.tolist()),
+            rank_error=self._rank_error(),
             done=Mark(self.device),
         )
         self._rules.sampled(slots_M, step.ends_S[step.samples_S], cache(launched.token_ids))
         self._launched.append(launched)
+
+    @torch.inference_mode()
+    def take_part(self) -> None:
+        """Runs a step without sequences, if other ranks have begun one: their tokens need the experts of this one."""
+        if self.lockstep is None or not self.lockstep.is_awaited:
+            return
+        step = StepArrays.of_padding(self.state.padding_slot)
+        size = self._graph_size(step, suits=self.graphs.fits_padding)
+        if size is None:
+            self._run(step, {})
+        else:
+            self.graphs.replay(self._pack_padded(step.padded(size)))
+
+    def _graph_size(self, step: StepArrays, suits: bool) -> int | None:
+        """Of the CUDA graph that runs the step, if it suits one; None: it runs eagerly. All ranks decide the same."""
+        num_tokens = step.num_tokens
+        if self.lockstep is not None:
+            tokens_by_rank, suits = self.lockstep.begin(num_tokens, suits)
+            num_tokens = max(tokens_by_rank)
+        return self.graphs.size_of(num_tokens) if suits else None
+
+    def _rank_error(self) -> Tensor | None:
+        error = None if self.lockstep is None else self.lockstep.exchange.error
+        return None if error is None else download(error)
 
     def _place(self, plan: StepPlan) -> None:
         entries: PageEntries = [[] for _ in range(2 + len(self._kv))]
@@ -138,17 +177,19 @@ class TorchExecutor:
             self.state.write_back(packed.sampled_slots_M, sampled.token_ids_N)
         return Outcome(sampled, self._of_prompts(step, prompt_rows, x_NH[sizes.sampled :]))
 
-    def _replay(self, step: StepArrays) -> Outcome:
-        padded = self.graphs.pad(step)
-        size, count = len(padded.slots_S), len(step.slots_S)
-        sampled_slots_M = np.where(padded.samples_S, padded.slots_S, self.state.padding_slot)
-        packed, x_NH = self.graphs.replay(pack(padded, self._slots, np.arange(size), sampled_slots_M))
+    def _replay(self, step: StepArrays, size: int) -> Outcome:
+        count = len(step.slots_S)
+        packed, x_NH = self.graphs.replay(self._pack_padded(step.padded(size)))
         ruled = self._ruled(step.slots_S, step.ends_S)
         if ruled is None and self._sampler.wants_argmax(step.slots_S):
             return Outcome(Sampled(self.graphs.replay_choice(size)[:count]), {})
         sampled = self._sample(x_NH[:count], step.slots_S, step.ends_S, ruled)
         self.state.write_back(packed.sampled_slots_M[:count], sampled.token_ids_N)
         return Outcome(sampled, {})
+
+    def _pack_padded(self, padded: StepArrays) -> tuple[ColumnArray, PackedSizes]:
+        sampled_slots_M = np.where(padded.samples_S, padded.slots_S, self.state.padding_slot)
+        return pack(padded, self._slots, np.arange(len(padded.slots_S)), sampled_slots_M)
 
     def _sample(
         self, x_NH: Tensor, slots_N: IntArray, positions_N: IntArray, ruled: AllowedTokens | Few | None
@@ -174,6 +215,8 @@ class TorchExecutor:
 
     def _decode(self, packed: PackedStep[Tensor]) -> Tensor:
         """What a graph holds: one token a sequence, to what the head takes."""
+        if self.lockstep is not None:
+            self.lockstep.pad(len(packed.slots_S))
         return self._model.hidden(self.state.batch(packed, len(packed.slots_S), all_rows=True), self._kv)
 
     def _choose_greedily(self, packed: PackedStep[Tensor], x_NH: Tensor) -> Tensor:

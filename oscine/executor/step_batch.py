@@ -38,6 +38,16 @@ class StepArrays:
         np.cumsum(lens_S, out=query_starts_S1[1:])
         return cls(slots_S, starts_S, lens_S, samples_S, starts_S + lens_S, query_starts_S1)
 
+    @classmethod
+    def of_padding(cls, padding_slot: int) -> "StepArrays":
+        """One token of no sequence."""
+        zero = np.zeros(1, np.int64)
+        return cls.of_columns(zero + padding_slot, zero, zero + 1, np.zeros(1, np.bool_))
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.query_starts_S1[-1])
+
     @property
     def num_decodes(self) -> int:
         """Leading sequences with one token each."""

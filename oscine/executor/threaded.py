@@ -1,6 +1,7 @@
 """Runs an executor in a thread of its own, so that the next step is scheduled while one runs (torch frees the GIL)."""
 
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from oscine.types import Executor, SamplingParams, StepPlan, StepResult
@@ -22,6 +23,10 @@ class ThreadedExecutor:
 
     def collect(self) -> StepResult:
         return self._steps.popleft().result()
+
+    def call(self, function: Callable[[], None]) -> None:
+        """In the thread, after the steps that were launched. Returns when it has."""
+        self._thread.submit(function).result()
 
     def _run(self, plan: StepPlan) -> StepResult:
         self._executor.launch(plan)

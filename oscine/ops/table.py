@@ -133,6 +133,8 @@ def resolve(target: Target, choice: Mapping[str, str]) -> Ops:
     if target.communicator.num_ranks > 1:
         logits_and_choice = functions["lm_head"], sample_across(functions["best"], target.communicator)
         functions |= across(functions, target.communicator, _adding(target, choice))
+    if target.exchange is not None:
+        functions["moe"] = target.exchange.share(functions["moe"])
     functions["chooser"] = functions["chooser"](*logits_and_choice)
     return Ops(**{field.name: functions[field.name] for field in fields(Ops)})
 

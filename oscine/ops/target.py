@@ -3,6 +3,7 @@
 Made once, and bound to every op by table.resolve. A launch policy reads it; nothing below asks torch which chip it is.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -80,6 +81,20 @@ def best_of_gathered(communicator: Communicator, values_N: Tensor, ids_N: Tensor
     return torch.where(highest_N1 > -torch.inf, ids_NR.gather(1, rank_N1), -1)[:, 0]
 
 
+class Exchange(Protocol):
+    """Ranks that have their own tokens, and a part of every expert: tokens meet at the experts, and their sums return.
+
+    Attention, norms and head know nothing of other ranks. All ranks make the same calls in the same order.
+    """
+
+    tokens: tuple[int, ...]  # of each rank in this step; set before it
+    error: Tensor | None  # int32 [1] on the device: not zero if a kernel waited for another rank in vain
+
+    def share(self, moe: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """The op moe of all ranks' parts, from that of this rank's: of this rank's tokens, summed over ranks."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     device: torch.device
@@ -87,16 +102,19 @@ class Target:
     sm_count: int = 1  # streaming multiprocessors
     shared_memory: int = 0  # bytes that a program can have
     communicator: Communicator = field(default_factory=Alone)
+    exchange: Exchange | None = None  # with ranks that have their own tokens
 
     @classmethod
-    def of(cls, device: torch.device, communicator: Communicator | None = None) -> "Target":
+    def of(
+        cls, device: torch.device, communicator: Communicator | None = None, exchange: Exchange | None = None
+    ) -> "Target":
         """The device as torch describes it."""
         communicator = communicator or Alone()
         if device.type != "cuda":
-            return cls(device, communicator=communicator)
+            return cls(device, communicator=communicator, exchange=exchange)
         chip: Any = torch.cuda.get_device_properties(device)
         shared_memory = chip.shared_memory_per_block_optin
-        return cls(device, (chip.major, chip.minor), chip.multi_processor_count, shared_memory, communicator)
+        return cls(device, (chip.major, chip.minor), chip.multi_processor_count, shared_memory, communicator, exchange)
 
     @property
     def dependent_launch(self) -> bool:

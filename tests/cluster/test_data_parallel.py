@@ -15,7 +15,15 @@ import openai
 import pytest
 
 from oscine.cluster.data_parallel import DataParallelEngine, engines_of
-from oscine.config import Config, EngineOptions, ModelOptions, PeerOptions, ServerOptions, devices_of
+from oscine.config import (
+    Config,
+    EngineOptions,
+    ModelOptions,
+    PeerOptions,
+    SchedulerOptions,
+    ServerOptions,
+    devices_of,
+)
 from oscine.engine.process.client import EngineDied, EngineError
 from oscine.engine.wire.stream import RequestStream
 from oscine.types import GenerationOutput
@@ -242,6 +250,16 @@ def test_engines_on_a_cpu_share_its_memory_and_threads(monkeypatch: pytest.Monke
     on_gpus = engines_of(config, 3)
     assert [engine.model.device for engine in on_gpus] == ["cuda:0", "cuda:1", "cuda:2"]
     assert {(engine.cache.kv_cache_bytes, engine.num_threads) for engine in on_gpus} == {(None, None)}
+
+
+@pytest.mark.parametrize(("count", "tokens", "of_each"), [(2, 8192, 4096), (4, 8192, 2048), (4, 1024, 512)])
+def test_a_step_of_engines_that_share_experts_is_no_larger_than_one_engines(
+    count: int, tokens: int, of_each: int
+) -> None:
+    scheduler = SchedulerOptions(max_num_seqs=512, max_num_batched_tokens=tokens)
+    server = ServerOptions(data_parallel_size=count, enable_expert_parallel=True)
+    engines = engines_of(Config(EngineOptions(scheduler=scheduler), server), 0)
+    assert [engine.scheduler.max_num_batched_tokens for engine in engines] == [of_each] * count
 
 
 def test_options_of_a_single_engine_are_refused() -> None:

@@ -91,7 +91,7 @@ IGNORED = {
     ),
     "prompts are always computed in chunks": "enable-chunked-prefill enable-mixed-chunk",
     "there is one GPU": (
-        "enable-attention-dp enable-dp-attention enable-expert-parallel attention-dp-config.enable-balance "
+        "enable-attention-dp enable-dp-attention attention-dp-config.enable-balance "
         "disable-custom-all-reduce enable-p2p-check enable-eplb attention-dp-config.batching-wait-iters= "
         "attention-dp-config.timeout-iters= distributed-executor-backend= all2all-backend= moe-a2a-backend= "
         "dist-init-addr= master-addr= master-port="

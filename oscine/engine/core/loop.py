@@ -43,6 +43,23 @@ class Fetches(Protocol):
     def poll(self, num_ended: int, num_launched: int, num_running: int) -> list[Request]: ...
 
 
+class Partners(Protocol):
+    """Other engines, whose experts compute the tokens of this one too: see oscine.executor.parallel."""
+
+    def fileno(self) -> int:
+        """Can be read when they may wait for this engine."""
+        ...
+
+    @property
+    def are_waiting(self) -> bool:
+        """Whether they wait for this engine to take part in a step."""
+        ...
+
+    def take_part(self) -> None:
+        """Runs a step without sequences, if they still wait. Raises when it failed."""
+        ...
+
+
 class EngineLoop:
     """Runs requests on one executor. Not thread-safe: one thread calls everything.
 
@@ -75,6 +92,7 @@ class EngineLoop:
         )
         self._scheduler = Scheduler(self.cache, self._options, max_attended, clock, self.counters)
         self.remote_prefills: Fetches | None = None  # where pages may come from other engines
+        self.partners: Partners | None = None
         self._unprepared: list[Request] = []  # live, but the executor cannot take them yet
         self._requests: dict[str, Request] = {}  # live
         self._launched: deque[ScheduledStep] = deque()
@@ -85,8 +103,14 @@ class EngineLoop:
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        fetches = self.remote_prefills
-        return bool(self._requests or self._launched or self._news or (fetches is not None and fetches.is_busy))
+        fetches, partners = self.remote_prefills, self.partners
+        return bool(
+            self._requests
+            or self._launched
+            or self._news
+            or (fetches is not None and fetches.is_busy)
+            or (partners is not None and partners.are_waiting)
+        )
 
     @property
     def is_full(self) -> bool:
@@ -139,7 +163,9 @@ class EngineLoop:
             for request in waiting:
                 self._queue(request)
         step = self._scheduler.schedule()
-        if not (step.requests or self._launched or self._news):
+        if not step.requests and self.partners is not None and self.partners.are_waiting:
+            self.partners.take_part()
+        elif not (step.requests or self._launched or self._news):
             time.sleep(_IDLE_S)
         done = self._execute(step)
         return self._commit(done)

@@ -13,6 +13,7 @@ import zmq
 from oscine.config import EngineOptions
 from oscine.engine.process.descriptors import raise_descriptor_limit
 from oscine.engine.process.supervisor import STARVED_S, EngineSupervisor, pause_s
+from oscine.engine.process.together import Member
 from oscine.engine.wire import messages as wire
 from oscine.engine.wire.links import Link
 from oscine.engine.wire.stream import EngineDied, EngineError, EngineOverloaded, RequestStream
@@ -78,7 +79,8 @@ class Engine(Protocol):
 class EngineClient:
     """An engine in a process that this client owns: starts it, restarts it when it dies, and ends it."""
 
-    def __init__(self, options: EngineOptions) -> None:
+    def __init__(self, options: EngineOptions, member: Member | None = None) -> None:
+        """`member`: of a group of engines that share experts."""
         self.state: EngineState = "starting"
         self.error: str | None = None
         self.info: EngineInfo | None = None
@@ -86,7 +88,7 @@ class EngineClient:
         self.restarts = 0
         self.address = ""  # ZeroMQ endpoint of the engine, made by start()
         self._options = options
-        self._supervisor = EngineSupervisor(options, self._on_exit)
+        self._supervisor = EngineSupervisor(options, self._on_exit, member)
         self._watching: asyncio.Task[None] | None = None
         self._heard_s = 0.0  # when the engine last said something, or was first asked for something after that
         self._greeted = False  # asked whether it is there; no answer yet

@@ -25,7 +25,7 @@ from oscine.engine.wire.checks import Checks
 from oscine.engine.wire.clients import Clients
 from oscine.engine.wire.endpoint import KVEndpoint
 from oscine.engine.wire.links import PeerLinks
-from oscine.types import Endpoints, EngineInfo, EngineStats, GenerationOutput, GenerationRequest
+from oscine.types import Endpoints, EngineInfo, EngineStats, GenerationOutput, GenerationRequest, RankLostError
 
 _Clients = Clients[wire.ToEngine]
 _STATS_INTERVAL_S = 0.1
@@ -67,6 +67,8 @@ class EngineServer:
         poller = _poller(self._clients, parent)
         if ranks is not None:
             poller.register(ranks, zmq.POLLIN)
+        if loop.partners is not None:
+            poller.register(loop.partners, zmq.POLLIN)
         idle_ms = None if self._events is None else _IDLE_STATS_MS
         while not parent.asks_to_stop:
             self._tend_peers()
@@ -83,7 +85,8 @@ class EngineServer:
                     continue
                 outputs = loop.step()
             except Exception as error:
-                self._fail(f"the engine failed ({type(error).__name__}) and is started again")
+                why = str(error) if isinstance(error, RankLostError) else type(error).__name__
+                self._fail(f"the engine failed ({why}) and is started again")
                 raise
             self._send(outputs)
         self._say(wire.Ending("the engine was stopped", asked=True))
@@ -140,16 +143,17 @@ class EngineServer:
             by_client.setdefault(self._owners[output.request_id], []).append(output)
             if output.finish_reason is not None:
                 del self._owners[output.request_id]
-        stats = self._due_stats()
+        stats = self._due_stats(outputs)
         if self._events is not None:
             self._publish(self._events, stats)
         for client in list(by_client if stats is None else self._known):
             if not self._clients.send(client, wire.Outputs(by_client.get(client, []), stats)):
                 self._forget(client)
 
-    def _due_stats(self) -> EngineStats | None:
+    def _due_stats(self, outputs: list[GenerationOutput]) -> EngineStats | None:
+        """Now and then, and when the last request has ended."""
         now = time.monotonic()
-        if self._loop.has_work and now - self._stats_at < _STATS_INTERVAL_S:
+        if (self._loop.has_work or not outputs) and now - self._stats_at < _STATS_INTERVAL_S:
             return None
         self._stats_at = now
         return self._loop.stats()
@@ -192,7 +196,7 @@ def _serve(clients: _Clients, parent: Parent, launch: wire.Launch, started_s: fl
     """Returns the exit status."""
     try:
         endpoints, events = _open_to_peers(clients, launch.options)
-        engine = build_engine(launch.options)
+        engine = build_engine(launch.options, launch.seat)
     except (ValueError, OSError) as error:
         return _fail(clients, parent, str(error))
     except Exception as error:
@@ -214,6 +218,9 @@ def _serve(clients: _Clients, parent: Parent, launch: wire.Launch, started_s: fl
     gc.freeze()  # the collector need not look at the model's objects again in the middle of a step
     try:
         EngineServer(clients, engine, info, events, _meet_peers(engine, launch.options.peers.key)).run(parent)
+    except RankLostError as error:
+        print(error, file=sys.stderr)
+        return _FAILED_STEP
     except Exception:
         traceback.print_exc()
         return _FAILED_STEP

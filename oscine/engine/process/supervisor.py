@@ -10,6 +10,7 @@ import msgspec
 
 from oscine.config import EngineOptions
 from oscine.engine.process.parent import STOP
+from oscine.engine.process.together import GroupEndedError, Member
 from oscine.engine.wire.messages import Launch
 from oscine.python_child import child_environment, module_command
 
@@ -29,9 +30,13 @@ _EXIT_S = 5.0  # granted after stdin was closed, before the process is killed
 class EngineSupervisor:
     """Owns an engine process. The process ends when its stdin does, so it never outlives this one."""
 
-    def __init__(self, options: EngineOptions, on_exit: Callable[[str, bool], None]) -> None:
-        """`on_exit(reason, gave_up)` is called each time the process has ended unasked."""
-        self._options = options
+    def __init__(
+        self, options: EngineOptions, on_exit: Callable[[str, bool], None], member: Member | None = None
+    ) -> None:
+        """`on_exit(reason, gave_up)` is called each time the process has ended unasked. `member`: of a group."""
+        self._options, self._member = options, member
+        if member is not None:
+            member.kill = self.kill
         self._running: asyncio.Task[None] | None = None  # made by start()
         self._threads = {} if options.num_threads is None else {"OMP_NUM_THREADS": str(options.num_threads)}
         self._on_exit = on_exit
@@ -52,21 +57,31 @@ class EngineSupervisor:
 
     def start(self, address: str) -> None:
         """`address`: the endpoint that the engine binds."""
-        launch = msgspec.json.encode(Launch(address, self._options)) + b"\n"
-        self._running = asyncio.create_task(self._run(launch))
+        self._running = asyncio.create_task(self._run(Launch(address, self._options)))
 
-    async def _run(self, launch: bytes) -> None:
+    async def _run(self, launch: Launch) -> None:
         """Until stop() or until the engine has failed to start too often."""
+        try:
+            await self._keep_alive(launch)
+        finally:
+            if self._member is not None:
+                self._member.leave()
+
+    async def _keep_alive(self, launch: Launch) -> None:
         while not self._stopping:
             self._ready_at = self._killed_for = None
             try:
                 process = await self._start(launch)
+            except GroupEndedError as error:
+                reason, gave_up = str(error), True
             except Exception as error:  # no descriptors, memory or processes are left
                 reason, gave_up = f"no engine process can be started: {error}", self._starve()
             else:
                 code = await process.wait()
                 reason = self._killed_for or _describe(code, while_starting=self._ready_at is None)
                 gave_up = self._count_end()
+            if self._member is not None:
+                self._member.end()
             if self._stopping:
                 return
             logger.error("%s; %s", reason, "it is given up" if gave_up else "another one is started")
@@ -96,16 +111,18 @@ class EngineSupervisor:
             self._starved_at = time.monotonic()
         return time.monotonic() - self._starved_at >= STARVED_S
 
-    async def _start(self, launch: bytes) -> asyncio.subprocess.Process:
+    async def _start(self, launch: Launch) -> asyncio.subprocess.Process:
+        seat = None if self._member is None else await self._member.begin()
         # What libraries print goes to stderr: stdout belongs to the parent's own output.
         self._process = process = await asyncio.create_subprocess_exec(
             *module_command("oscine.engine.process.server"),
             stdin=asyncio.subprocess.PIPE,
             stdout=2,
             env=_CHILD_ENVIRONMENT | child_environment() | self._threads,
+            pass_fds=() if seat is None else seat.descriptors,
         )
         assert process.stdin is not None
-        process.stdin.write(launch)
+        process.stdin.write(msgspec.json.encode(msgspec.structs.replace(launch, seat=seat)) + b"\n")
         return process
 
     def kill(self, reason: str) -> None:

@@ -7,6 +7,7 @@ from msgspec import MsgspecError, Struct, msgpack
 
 from oscine.config import EngineOptions
 from oscine.engine.wire.endpoint import KVEndpoint
+from oscine.executor.parallel.meeting import Seat
 from oscine.types import EngineInfo, EngineStats, GenerationOutput, GenerationRequest
 
 
@@ -15,6 +16,7 @@ class Launch(Struct, frozen=True):
 
     address: str  # ZeroMQ endpoint that the engine binds
     options: EngineOptions
+    seat: Seat | None = None  # among engines that share experts
 
 
 class Hello(Struct, frozen=True, tag="hello"):

@@ -4,12 +4,10 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from oscine.types import RankLostError as RankLostError
+
 HUNG_S = 5.0  # after which a process that does nothing is given up
 _LOOKS = 5  # in a row that find nothing done, after a first one
-
-
-class RankLostError(RuntimeError):
-    """Another rank has ended, hangs, or failed; the message says which and how."""
 
 
 class Vigil:

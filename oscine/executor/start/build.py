@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from math import ceil
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,8 @@ import numpy as np
 from oscine.config import EngineOptions, Environment, devices_of
 from oscine.executor.fake import FakeExecutor, Script
 from oscine.executor.masks import TOKENIZER, GrammarCache
+from oscine.executor.parallel.clock import Partners
+from oscine.executor.parallel.meeting import Seat
 from oscine.executor.start.stopwatch import Stopwatch
 from oscine.kv_group import KVGroup
 from oscine.model.config import ModelConfig
@@ -24,6 +27,7 @@ if TYPE_CHECKING:  # they need torch, NIXL and msgspec
     from oscine.executor.kv.nixl_transfer import KVTransfer
     from oscine.executor.parallel.processes import RankProcesses
     from oscine.executor.runner import TorchExecutor
+    from oscine.executor.threaded import ThreadedExecutor
 
 _FAKE_TOKENS_PER_SEQUENCE = 4096
 # The first 1,024 tokens of a prompt, or 35 tokens after 100,000 others: some seconds on one slow core.
@@ -41,22 +45,23 @@ class BuiltExecutor:
     max_attended: int | None = None  # query-key pairs that the prompts of one step may have; None: no limit
     transfer: "KVTransfer | None" = None  # where the options want pages to move between engines
     ranks: "RankProcesses | None" = None  # where the model has several ranks
+    partners: Partners | None = None  # other engines, whose experts compute the tokens of this one too
 
 
-def build_executor(options: EngineOptions) -> BuiltExecutor:
-    """Loads the model (its memory plan and progress go to stderr, unless quiet).
+def build_executor(options: EngineOptions, seat: Seat | None = None) -> BuiltExecutor:
+    """Loads the model (its memory plan and progress go to stderr, unless quiet). `seat`: as of load_executor.
 
     Raises ValueError for what the user can mend: an unknown model, a broken file, memory that does not suffice.
     """
-    return _build_fake(options) if options.executor == "fake" else _build_torch(options)
+    return _build_fake(options) if options.executor == "fake" else _build_torch(options, seat)
 
 
-def _build_torch(options: EngineOptions) -> BuiltExecutor:
+def _build_torch(options: EngineOptions, seat: Seat | None) -> BuiltExecutor:
     watch = Stopwatch()
     devices = _devices(options)
     ranks = None if len(devices) == 1 else _start(len(devices))
     try:
-        return _load_torch(options, devices, ranks, watch)
+        return _load_torch(options, devices, ranks, watch, seat)
     except BaseException:
         if ranks is not None:
             with closing(ranks):
@@ -79,7 +84,11 @@ def _start(num_ranks: int) -> "RankProcesses":
 
 
 def _load_torch(
-    options: EngineOptions, devices: list[str], ranks: "RankProcesses | None", watch: Stopwatch
+    options: EngineOptions,
+    devices: list[str],
+    ranks: "RankProcesses | None",
+    watch: Stopwatch,
+    seat: Seat | None,
 ) -> BuiltExecutor:
     from oscine.executor.start.load import load_executor
     from oscine.executor.threaded import ThreadedExecutor
@@ -91,7 +100,7 @@ def _load_torch(
     watch.lap("import")
     steps: Executor
     if ranks is None:
-        executor = steps = load_executor(options, report, watch)
+        executor = steps = load_executor(options, report, watch, seat=seat)
     else:
         from oscine.executor.start.ranks import load_ranks
 
@@ -99,17 +108,27 @@ def _load_torch(
     report(str(watch))
     plan, config = executor.memory, executor.config
     threaded = options.scheduler.overlap and executor.device.type == "cpu"  # a GPU runs beside the host anyway
+    runner = ThreadedExecutor(steps) if threaded else None
     return BuiltExecutor(
-        executor=ThreadedExecutor(steps) if threaded else steps,
+        executor=runner or steps,
         model=options.model.random_weights or options.model.model,
         vocab_size=config.vocab_size,
         max_model_len=plan.max_model_len,
         groups=plan.groups,
-        num_pages=plan.num_pages,
+        num_pages=executor.num_pages,
         max_attended=_CPU_ATTENDED if executor.device.type == "cpu" else None,
         transfer=_kv_transfer(options, executor) if options.peers.kv_transfer else None,
         ranks=ranks,
+        partners=_partners(executor, runner),
     )
+
+
+def _partners(executor: "TorchExecutor", runner: "ThreadedExecutor | None") -> Partners | None:
+    """`runner`: the thread in which the executor runs, if it has one."""
+    if executor.lockstep is None:
+        return None
+    take_part = executor.take_part if runner is None else partial(runner.call, executor.take_part)
+    return Partners(executor.lockstep.clock, take_part)
 
 
 def _kv_transfer(options: EngineOptions, executor: "TorchExecutor") -> "KVTransfer":

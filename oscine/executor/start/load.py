@@ -10,7 +10,7 @@ Knows the order and what to tell about it. Nothing big is allocated before the m
 
 from collections.abc import Callable
 from contextlib import closing
-from math import prod
+from math import inf, prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,11 @@ from oscine.config import EngineOptions
 from oscine.executor.cuda_graphs import sizes_up_to
 from oscine.executor.kv.allocate import allocate_kv, dtype_name
 from oscine.executor.kv.memory import DeviceMemory, MemoryPlan, plan_memory
+from oscine.executor.lockstep import Lockstep
 from oscine.executor.masks import TOKENIZER
+from oscine.executor.parallel.clock import StepClock
+from oscine.executor.parallel.exchange import MemoryExchange
+from oscine.executor.parallel.meeting import Seat
 from oscine.executor.rules import NewRules, grammar_rules
 from oscine.executor.runner import TorchExecutor
 from oscine.executor.start.communicator import MakeCommunicator
@@ -29,8 +33,8 @@ from oscine.executor.start.stopwatch import Stopwatch
 from oscine.executor.start.warm_up import KERNEL_SAMPLINGS, MASKED, SAMPLINGS, prompts, warm_up
 from oscine.model.config import ModelConfig
 from oscine.model.gpt_oss import GptOss
-from oscine.model.opened import open_model
-from oscine.model.weights import Shard
+from oscine.model.opened import OpenedModel, open_model
+from oscine.model.weights import Part, Shard
 from oscine.ops.interface import Shapes
 from oscine.ops.native.library import unavailable
 from oscine.ops.table import choose, describe, platform, resolve
@@ -54,12 +58,17 @@ class Start:
         watch: Stopwatch,
         communicator: MakeCommunicator | None,
         rules_of: RulesOf,
+        seat: Seat | None,
     ) -> None:
         """Raises ValueError for what is wrong with the model."""
         self.options, self.report, self.watch, self.rules_of = options, report, watch, rules_of
         self.opened = open_model(options.model)
-        self.target = Target.of(self.opened.device, communicator and communicator(self.opened))
+        self.lockstep = None if seat is None else _lockstep(seat, self.opened, options)
+        exchange = None if self.lockstep is None else self.lockstep.exchange
+        self.target = Target.of(self.opened.device, communicator and communicator(self.opened), exchange)
         self.shard = Shard.of_everything(self.target.communicator.rank, self.target.communicator.num_ranks)
+        if seat is not None:
+            self.shard = Shard(experts=Part(seat.rank, seat.num_ranks))
         try:
             self.config = self.shard.config(self.opened.config)
         except ValueError as error:
@@ -89,15 +98,20 @@ def load_executor(
     watch: Stopwatch,
     communicator: MakeCommunicator | None = None,
     rules_of: RulesOf = grammar_rules,
+    seat: Seat | None = None,
 ) -> TorchExecutor:
-    """`communicator`: for one of several ranks. `rules_of`: grammars of this process, unless they are rank 0's.
+    """`communicator`: for one of several ranks. `rules_of`: grammars of this process, unless they are rank 0's. `seat`:
+    among engines that share experts; returns when all have loaded.
 
     Raises ValueError for what is wrong with the model or does not fit.
     """
-    start = Start(options, report, watch, communicator, rules_of)
+    start = Start(options, report, watch, communicator, rules_of, seat)
     memory = plan(start)
     if not start.on_gpu:
-        return load(start, memory)
+        executor = load(start, memory)
+        if start.lockstep is not None:
+            start.lockstep.clock.meet()
+        return executor
     from oscine.ops.compile_together import Compilers
 
     workers = None if start.target.communicator.rank == 0 else 0
@@ -139,7 +153,7 @@ def load(start: Start, memory: MemoryPlan) -> TorchExecutor:
     start.watch.lap("weights")
     kv = allocate_kv(memory, opened.device)
     model, most = GptOss(config, weights, start.ops), options.scheduler.max_num_seqs
-    return TorchExecutor(model, memory, kv, most, new_rules, start.target.communicator)
+    return TorchExecutor(model, memory, kv, most, new_rules, start.target.communicator, start.lockstep)
 
 
 def compile_kernels(start: Start, executor: TorchExecutor, compilers: "Compilers") -> None:
@@ -171,6 +185,16 @@ def capture(start: Start, executor: TorchExecutor) -> None:
     torch.cuda.synchronize(start.opened.device)
     start.target.communicator.barrier()
     start.watch.lap("largest step")
+
+
+def _lockstep(seat: Seat, opened: OpenedModel, options: EngineOptions) -> Lockstep:
+    if opened.device.type != "cpu":
+        raise ValueError("--enable-expert-parallel is available on CPUs only")
+    config, itemsize = opened.config, opened.dtype.itemsize
+    row_bytes = config.hidden_size * itemsize + config.num_experts_per_tok * (8 + 4)  # of ids and weights
+    limit_s = options.engine_timeout_s or inf
+    exchange = MemoryExchange(seat, options.scheduler.max_num_batched_tokens, row_bytes, limit_s)
+    return Lockstep(StepClock(seat, limit_s), exchange)
 
 
 def weight_bytes(config: ModelConfig, dtype: torch.dtype, shard: Shard | None = None) -> int:

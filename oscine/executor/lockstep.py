@@ -1,0 +1,63 @@
+"""One rank's steps in step with those of the others, whose experts compute its tokens too."""
+
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:  # it needs torch
+    from oscine.ops.target import Exchange
+
+
+class Agreed(NamedTuple):
+    """A step of all ranks."""
+
+    tokens: tuple[int, ...]  # by rank
+    replays: bool  # whether a CUDA graph can run it on every rank
+
+
+class Clock(Protocol):
+    """See oscine.executor.parallel.clock."""
+
+    @property
+    def num_ranks(self) -> int: ...
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether other ranks have begun a step that this one has not."""
+        ...
+
+    def agree(self, num_tokens: int, replays: bool) -> Agreed:
+        """Begins a step. Returns when all ranks have. Raises RankLostError."""
+        ...
+
+    def meet(self) -> None:
+        """Waits for all ranks as long as it takes: they load, or compile."""
+        ...
+
+    def fileno(self) -> int:
+        """Can be read once another rank has come to a step; see `rest`."""
+        ...
+
+    def rest(self) -> None:
+        """Forgets what woke this rank. Call it before `is_awaited`, and sleep if that is false."""
+        ...
+
+
+class Lockstep:
+    """Used by the runner, step by step."""
+
+    def __init__(self, clock: Clock, exchange: "Exchange") -> None:
+        self.clock, self.exchange = clock, exchange
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether other ranks have begun a step that this one has not."""
+        return self.clock.is_awaited
+
+    def begin(self, num_tokens: int, replays: bool) -> Agreed:
+        """Agrees on a step that has `num_tokens` here, and that a CUDA graph can run here or not."""
+        agreed = self.clock.agree(num_tokens, replays)
+        self.exchange.tokens = agreed.tokens
+        return agreed
+
+    def pad(self, num_tokens: int) -> None:
+        """The step has as many tokens on every rank: what a CUDA graph holds."""
+        self.exchange.tokens = (num_tokens,) * self.clock.num_ranks

@@ -126,7 +126,8 @@ MODEL = "models:\n  - name: nano\n"
         ),
         (MODEL + "    engine:\n      max-num-seq: 3\n", 4, ["unknown key 'max-num-seq'; did you mean max-num-seqs?"]),
         (MODEL + "    engine:\n      api-key: x\n", 4, ["api-key is no option of an engine"]),
-        (MODEL + "    engine:\n      ep-size: 2\n", 4, ["expert parallelism is not available yet"]),
+        (MODEL + "    engine:\n      enable-expert-parallel: true\n", 4, ["is no option of an engine"]),
+        (MODEL + "    engine:\n      enable_attention_dp: true\n", 4, ["is no option of an engine"]),
         (
             MODEL + "    engine:\n      page-size: 48\n",
             4,

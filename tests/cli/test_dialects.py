@@ -88,7 +88,8 @@ def test_the_guides_max_throughput_command_works_as_written(tmp_path: Path) -> N
     assert config.engine.scheduler.max_num_seqs == 640
     assert config.engine.scheduler.stream_interval == 10
     assert config.engine.cache.kv_cache_free_gpu_memory_fraction == 0.9
-    assert any(note.startswith("enable_attention_dp has no effect: ") for note in notes)
+    assert (config.server.data_parallel_size, config.server.enable_expert_parallel) == (1, False)
+    assert not any(note.startswith("enable_attention_dp") for note in notes)
 
 
 def test_the_newer_files_work_on_one_gpu(tmp_path: Path) -> None:
@@ -108,12 +109,30 @@ def test_tensor_parallelism_goes_by_all_names(name: str) -> None:
         config_of("m", name, "0")
 
 
-def test_several_gpus_are_refused_in_a_file_too(tmp_path: Path) -> None:
+def test_attention_data_parallelism_is_engines_that_share_experts(tmp_path: Path) -> None:
     path = write(tmp_path, NEWER_THROUGHPUT.replace("GPUS", "8"))
-    with pytest.raises(
-        CommandError, match=rf"--config {path}: .*ep_size must be 1, not 8: expert parallelism is not available yet"
-    ):
-        config_of("m", "--config", path)
+    config, notes = config_of("m", "--config", path)
+    assert (
+        config
+        == config_of(
+            *("m", "--data-parallel-size", "8", "--enable-expert-parallel", "--max-num-seqs", "720"),
+            *("--max-num-batched-tokens", "16384", "--stream-interval", "20"),
+            *("--kv-cache-free-gpu-memory-fraction", "0.9"),
+        )[0]
+    )
+    assert any(note.startswith("ep_size has no effect: every rank has a part of each expert") for note in notes)
+    assert config_of("m", "--tp", "8", "--dp", "8", "--enable-dp-attention", "--ep", "8")[0].server == config.server
+    assert config_of("m", "--config", path, "--no-enable-attention-dp")[0].engine.model.tensor_parallel_size == 8
+
+
+def test_an_engine_of_attention_data_parallelism_has_one_rank() -> None:
+    with pytest.raises(CommandError, match=r"--data-parallel-size must be the number of ranks \(8\), not 4"):
+        config_of("m", "--tp", "8", "--dp", "4", "--enable-dp-attention")
+
+
+def test_vllms_command_for_shared_experts_works_as_written() -> None:
+    server = config_of("m", "--data-parallel-size", "2", "--enable-expert-parallel")[0].server
+    assert (server.data_parallel_size, server.enable_expert_parallel) == (2, True)
 
 
 def test_a_vllm_command_works_as_written() -> None:

@@ -15,7 +15,6 @@ from oscine.option import OptionError, either
 # More than one of these would be a feature that is not there yet: feature -> names.
 MUST_BE_ONE = {
     "pipeline parallelism": "pipeline-parallel-size pp-size pp",
-    "expert parallelism": "ep-size ep expert-parallel-size moe-expert-parallel-size",
     "context parallelism": "decode-context-parallel-size prefill-context-parallel-size",
     "a model on several machines": "nnodes",
     "a second API process (oscine cluster has several)": "api-server-count",
@@ -90,12 +89,14 @@ IGNORED = {
         "print-iter-log enable-metrics enable-server-load-tracking disable-log-stats decode-log-interval="
     ),
     "prompts are always computed in chunks": "enable-chunked-prefill enable-mixed-chunk",
-    "there is one GPU": (
-        "enable-attention-dp enable-dp-attention attention-dp-config.enable-balance "
-        "disable-custom-all-reduce enable-p2p-check enable-eplb attention-dp-config.batching-wait-iters= "
-        "attention-dp-config.timeout-iters= distributed-executor-backend= all2all-backend= moe-a2a-backend= "
+    "requests are placed by cached prefix and load": (
+        "attention-dp-config.enable-balance attention-dp-config.batching-wait-iters= attention-dp-config.timeout-iters="
+    ),
+    "ranks are processes of this machine, with messages of their own": (
+        "disable-custom-all-reduce enable-p2p-check distributed-executor-backend= all2all-backend= moe-a2a-backend= "
         "dist-init-addr= master-addr= master-port="
     ),
+    "every rank has a part of each expert": "enable-eplb",
     "harmony is always parsed": (
         "enable-auto-tool-choice tool-call-parser= reasoning-parser= tool-parser-plugin= chat-template-content-format="
     ),
@@ -134,6 +135,8 @@ IGNORED = {
     "only safetensors are read, and no code": "code-revision= model-loader-extra-config=",
     "the largest number is 20": "max-logprobs=",
 }
+_EXPERT_RANKS = ("ep-size", "ep", "expert-parallel-size", "moe-expert-parallel-size")
+_ATTENTION_DP = ("enable-attention-dp", "enable-dp-attention")  # of TensorRT-LLM, of SGLang
 _LOAD_FORMATS = ("auto", "safetensors", "fastsafetensors", "runai_streamer")  # files are read by Oscine's own code
 
 
@@ -151,6 +154,17 @@ def _refused(name: str, why: str, value: Any) -> Values:
 
 def _ignored(name: str, why: str, value: Any) -> Values:
     return {} if value is False else note(f"{name.replace('-', '_')} has no effect: {why}")
+
+
+def _attention_dp(meaning: bool, value: Any) -> Values:
+    return {_ATTENTION_DP[0]: value is meaning}
+
+
+def _expert_ranks(name: str, value: Any) -> Values:
+    """1, or how many of the ranks divide the experts there."""
+    if str(value) == "1":
+        return {}
+    return _ignored(name, "every rank has a part of each expert", value)
 
 
 def _load_format(value: Any) -> Values:
@@ -176,6 +190,12 @@ def _names() -> Iterator[tuple[str, Name]]:
         for given in (name,) if valued or "." in name else (name, f"no-{name}"):
             ignored = partial(_ignored, given, why)
             yield given, Name(f"has no effect: {why}", ignored, (several or None) if valued else 0, "VALUE")
+    for name in _EXPERT_RANKS:
+        yield name, Name("every rank has a part of each expert", partial(_expert_ranks, name), metavar="N")
+    for name in _ATTENTION_DP:
+        for given, meaning in ((name, True), (f"no-{name}", False)):
+            told = partial(_attention_dp, meaning)
+            yield given, Name("each rank is an engine; see --enable-expert-parallel", told, 0)
     loads = f"must be {', '.join(_LOAD_FORMATS)}, or dummy for random weights"
     yield "load-format", Name(loads, _load_format, metavar="NAME")
 

@@ -51,7 +51,17 @@ def make_config(layers: Sequence[Values], note: Callable[[str], None] = lambda t
             note(text)
         replaced = {theirs for ours, theirs in _EXCLUSIONS if ours in layer}
         values = {name: value for name, value in values.items() if name not in replaced} | layer
-    return Config.of(_dummy(values) if "load-format" in values else values)
+    values = _dummy(values) if "load-format" in values else values
+    return Config.of(_attention_dp(values) if values.get("enable-attention-dp") else values)
+
+
+def _attention_dp(values: Values) -> Values:
+    """Ranks of other servers that have their own sequences, and share the experts: engines here."""
+    ranks: int = values.get("tensor-parallel-size") or 1
+    engines: int = values.get("data-parallel-size") or ranks
+    if ranks not in (1, engines):
+        raise OptionError("data-parallel-size", f"must be the number of ranks ({ranks}), not {engines}")
+    return values | {"tensor-parallel-size": 1, "data-parallel-size": engines, "enable-expert-parallel": engines > 1}
 
 
 def _dummy(values: Values) -> Values:

@@ -185,7 +185,7 @@ def choose_tile(num_tokens: int, weight_FH: Tensor, kv_pages: Tensor) -> Tile | 
     if kv_pages.shape[-1] != HEAD or not streamable(weight_FH):
         return None
     rows, hidden = weight_FH.shape
-    tiles = FEW_HEADS_TILES if rows <= FEW_HEADS * HEAD else TILES
+    tiles = (*FEW_HEADS_TILES, *TILES) if rows <= FEW_HEADS * HEAD else TILES
     return tile_for(num_tokens, (tile for tile in tiles if hidden % (8 * tile.parts) == 0))
 
 

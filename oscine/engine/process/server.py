@@ -48,18 +48,13 @@ class EngineServer:
         events: KVEvents | None,
         prefills: PrefillService,
     ) -> None:
-        self._clients, self._loop, self._info, self._events, self._prefills = (
-            clients,
-            engine.loop,
-            info,
-            events,
-            prefills,
-        )
-        self._ranks = engine.ranks
+        self._clients, self._info, self._events, self._prefills = clients, info, events, prefills
+        self._loop, self._ranks = engine.loop, engine.ranks
         self._checks = Checks(info.vocab_size, info.max_model_len)
         self._known: set[bytes] = set()  # clients that said hello
         self._owners: dict[str, bytes] = {}  # live request id -> client
         self._stats_at = 0.0
+        self._told_idle = False  # by the last statistics that were sent
 
     def run(self, parent: Parent) -> None:
         """Raises what a failing step or a lost rank raised, after every request was told."""
@@ -143,19 +138,21 @@ class EngineServer:
             by_client.setdefault(self._owners[output.request_id], []).append(output)
             if output.finish_reason is not None:
                 del self._owners[output.request_id]
-        stats = self._due_stats(outputs)
+        stats = self._due_stats()
         if self._events is not None:
             self._publish(self._events, stats)
         for client in list(by_client if stats is None else self._known):
             if not self._clients.send(client, wire.Outputs(by_client.get(client, []), stats)):
                 self._forget(client)
 
-    def _due_stats(self, outputs: list[GenerationOutput]) -> EngineStats | None:
-        """Now and then, and when the last request has ended."""
-        now = time.monotonic()
-        if (self._loop.has_work or not outputs) and now - self._stats_at < _STATS_INTERVAL_S:
+    def _due_stats(self) -> EngineStats | None:
+        """Now and then, and when the last request has ended: steps of partners alone do not count as news."""
+        now, is_idle = time.monotonic(), not self._loop.has_work
+        is_news = is_idle and not self._told_idle
+        self._told_idle = self._told_idle and is_idle
+        if not is_news and now - self._stats_at < _STATS_INTERVAL_S:
             return None
-        self._stats_at = now
+        self._stats_at, self._told_idle = now, is_idle
         return self._loop.stats()
 
     def _publish(self, events: KVEvents, stats: EngineStats | None) -> None:

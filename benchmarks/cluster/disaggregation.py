@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from benchmarks.cluster.nixl_alone import measure
-from oscine.config import CacheOptions, EngineOptions, PeerOptions, SchedulerOptions
+from oscine.config import CacheOptions, EngineOptions, ModelOptions, PeerOptions, SchedulerOptions
 from oscine.engine.process.client import EngineClient
 from oscine.types import GenerationOutput, GenerationRequest, PrefillSource, SamplingParams
 
@@ -37,8 +37,9 @@ AT_ONCE = 6  # families
 ROOMY = SchedulerOptions(max_num_seqs=256, max_num_batched_tokens=256)
 
 
-def options(scheduler: SchedulerOptions = ROOMY) -> EngineOptions:
+def options(scheduler: SchedulerOptions = ROOMY, num_ranks: int = 1) -> EngineOptions:
     return EngineOptions(
+        ModelOptions(tensor_parallel_size=num_ranks),
         cache=CacheOptions(kv_cache_bytes=1 << 30),
         scheduler=scheduler,
         peers=PeerOptions(host="127.0.0.1", kv_transfer=True),

@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING
 
 from oscine.config import EngineOptions
 from oscine.engine.core.loop import EngineLoop
+from oscine.executor.kv.transfers import Transfers
 from oscine.executor.parallel.meeting import Seat
 from oscine.executor.start.build import build_executor
 
-if TYPE_CHECKING:  # they need NIXL and msgspec
-    from oscine.executor.kv.nixl_transfer import KVTransfer
+if TYPE_CHECKING:  # it needs msgspec
     from oscine.executor.parallel.processes import RankProcesses
 
 
@@ -19,7 +19,7 @@ class BuiltEngine:
     model: str  # as loaded
     max_model_len: int  # tokens
     vocab_size: int
-    transfer: "KVTransfer | None" = None  # where the options want pages to move between engines
+    transfers: Transfers | None = None  # where the options want pages to move between engines
     ranks: "RankProcesses | None" = None  # where the model has several ranks
 
 
@@ -35,4 +35,4 @@ def build_engine(options: EngineOptions, seat: Seat | None = None) -> BuiltEngin
         max_attended=built.max_attended,
     )
     loop.partners = built.partners
-    return BuiltEngine(loop, built.model, built.max_model_len, built.vocab_size, built.transfer, built.ranks)
+    return BuiltEngine(loop, built.model, built.max_model_len, built.vocab_size, built.transfers, built.ranks)

@@ -39,14 +39,20 @@ def open_model(options: ModelOptions) -> OpenedModel:
     """
     device = _device(options.device)
     dtype = _dtype(options.dtype, device)
+    config = config_of(options)
     if options.random_weights is not None:
-        config = _random_config(options.random_weights)
         tokenizer = find_tokenizer(options) if options.tokenizer else None
         return OpenedModel(config, tokenizer, RandomTensors(config, RANDOM_SEED, device), device, dtype)
     folder = find_folder(options)
-    config = ModelConfig.from_file(folder / CONFIG)
     tokenizer = find_tokenizer(options) if options.tokenizer else folder
     return OpenedModel(config, tokenizer, Checkpoint(folder, config), device, dtype)
+
+
+def config_of(options: ModelOptions) -> ModelConfig:
+    """Of the whole model. Raises ValueError as open_model does."""
+    if options.random_weights is not None:
+        return _random_config(options.random_weights)
+    return ModelConfig.from_file(find_folder(options) / CONFIG)
 
 
 def _device(name: str) -> torch.device:

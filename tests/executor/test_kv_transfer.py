@@ -56,7 +56,9 @@ def serve(pipe: Connection, num_ranks: int, num_pages: int) -> None:
     ranks = [Rank(num_ranks, rank, filled=True, num_pages=num_pages) for rank in range(num_ranks)]
     for rank in ranks:
         rank.transfer.attend(True)
-    pipe.send(KVEndpoint("m", ranks[0].transfer.groups, [rank.transfer.memory for rank in ranks]))
+    pipe.send(
+        KVEndpoint("m", ranks[0].transfer.groups, [memory for rank in ranks for memory in rank.transfer.memories])
+    )
     pipe.recv()
 
 

@@ -15,7 +15,7 @@ trusted only while the other engine's lease is sure to last.
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from oscine.engine.core.loop import EngineLoop
 from oscine.engine.core.page_holds import Hold, Lacking
@@ -23,10 +23,8 @@ from oscine.engine.core.request import Request
 from oscine.engine.wire.endpoint import KVEndpoint, check_endpoint, check_pages
 from oscine.engine.wire.links import PeerLinks
 from oscine.engine.wire.messages import Met, Prefill, Prefilled, PrefillRefused, Release
+from oscine.executor.kv.transfers import Transfer, Transfers
 from oscine.types import PageMoves, PrefillSource, RemotePrefill
-
-if TYPE_CHECKING:  # it needs NIXL
-    from oscine.executor.kv.nixl_transfer import KVTransfer, NixlTransfer
 
 _LEASE_SLACK_S = 1.0  # by which a lease outlasts the reading
 
@@ -35,7 +33,7 @@ _LEASE_SLACK_S = 1.0  # by which a lease outlasts the reading
 class _Source:
     """Another engine."""
 
-    peer: Any = None  # of KVTransfer, once the engine has introduced itself
+    peer: Any = None  # of Transfers, once the engine has introduced itself
     endpoint: KVEndpoint | None = None  # as it told
     refusal: str | None = None  # why its pages are of no use here
 
@@ -55,7 +53,7 @@ class _Fetch:
     hold: Hold | None = None
     lacking: Lacking = field(default_factory=list)
     fence: int = 0  # steps that must have ended before the pages may be written to
-    transfer: "NixlTransfer | None" = None
+    transfer: Transfer | None = None
 
     def moves(self) -> list[PageMoves]:
         assert self.answer is not None
@@ -71,14 +69,14 @@ class RemotePrefills:
     """Not thread-safe; everything is called by the loop, on its thread. Nothing here waits."""
 
     def __init__(
-        self, loop: EngineLoop, links: PeerLinks, transfers: "KVTransfer", clock: Callable[[], float] = time.monotonic
+        self, loop: EngineLoop, links: PeerLinks, transfers: Transfers, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._cache, self._counters = loop.cache, loop.counters
         self._links, self._transfers, self._clock = links, transfers, clock
         self._sources: dict[str, _Source] = {}  # by address
         self._fetches: dict[str, _Fetch] = {}
         self._ready: list[Request] = []
-        self._draining: list[tuple[Hold, NixlTransfer]] = []  # given up, but still being written to
+        self._draining: list[tuple[Hold, Transfer]] = []  # given up, but still being written to
         self._coming: set[tuple[int, bytes]] = set()  # group and digest of the pages that are being fetched
         self._num_asked = 0
 
@@ -224,7 +222,7 @@ class RemotePrefills:
             self._succeed(fetch, num_bytes=0)
         return True
 
-    def _look(self, fetch: _Fetch, transfer: "NixlTransfer") -> None:
+    def _look(self, fetch: _Fetch, transfer: Transfer) -> None:
         if transfer.state == "done":
             self._succeed(fetch, transfer.num_bytes)
         elif transfer.state == "failed":

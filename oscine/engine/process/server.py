@@ -181,12 +181,12 @@ def _open_to_peers(clients: _Clients, options: EngineOptions) -> tuple[Endpoints
 
 def _meet_peers(engine: BuiltEngine, key: str) -> PrefillService:
     """Lets pages move between this engine and others, if they may."""
-    transfer = engine.transfer
-    if transfer is None:
+    transfers = engine.transfers
+    if transfers is None:
         return PrefillService(engine.loop, None, lambda _: None)
-    engine.loop.remote_prefills = RemotePrefills(engine.loop, PeerLinks(key), transfer)
-    endpoint = KVEndpoint(transfer.model, transfer.groups, [transfer.memory])
-    return PrefillService(engine.loop, endpoint, transfer.attend)
+    engine.loop.remote_prefills = RemotePrefills(engine.loop, PeerLinks(key), transfers)
+    endpoint = KVEndpoint(transfers.model, transfers.groups, transfers.memories)
+    return PrefillService(engine.loop, endpoint, transfers.attend)
 
 
 def _serve(clients: _Clients, parent: Parent, launch: wire.Launch, started_s: float) -> int:

@@ -14,12 +14,13 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from oscine.executor.kv.copies import Copy, copies
+from oscine.executor.kv.transfers import TransferState
 from oscine.kv_group import KVGroup
 from oscine.types import PageMoves, RankMemory
 
@@ -40,7 +41,6 @@ _ENVIRONMENT = {
 _LOCAL = {"UCX_NET_DEVICES": "lo"}
 
 Descriptors = NDArray[np.uint64]  # [N, 3]: address, bytes, device
-State = Literal["running", "done", "failed"]
 
 
 @dataclass(slots=True)
@@ -61,19 +61,18 @@ class _Batch:
 
 
 class NixlTransfer:
-    """Pages on their way. Their memory must stay theirs until the state is no longer "running"."""
+    """Pages on their way to one rank."""
 
     def __init__(self, peer: Peer, batches: list[_Batch], kind: str) -> None:
         """`kind`: of the target's memory."""
-        self.state: State = "running"
-        self.error: str | None = None  # of one that failed, in one line
-        self.num_bytes = 0  # that have arrived
+        self.state: TransferState = "running"
+        self.error: str | None = None
+        self.num_bytes = 0
         self._peer, self._batches, self._kind = peer, deque(batches), kind
         self._posted: list[tuple[Any, int]] = []  # NIXL's handles, and bytes
         self._cancelled = False
 
     def cancel(self) -> None:
-        """Ends as failed as soon as nothing is being written any more."""
         self._cancelled = True
 
     def advance(self, agent: Any) -> bool:
@@ -157,7 +156,8 @@ class KVTransfer:
         self.model, self.groups, self._rank = model, list(groups), rank
         self._agent = _new_agent(local)
         self._register(memory)
-        self.memory = replace(memory, agent=bytes(self._agent.get_agent_metadata()))
+        self._memory = replace(memory, agent=bytes(self._agent.get_agent_metadata()))
+        self.memories = [self._memory]
         self._wake = threading.Condition()
         self._orders: list[Callable[[], None]] = []
         self._active: list[NixlTransfer] = []  # of the thread
@@ -166,7 +166,6 @@ class KVTransfer:
         self._thread.start()
 
     def connect(self, model: str, groups: list[KVGroup], ranks: list[RankMemory]) -> Peer:
-        """Takes what describes the peer's pages. Raises ValueError saying what keeps them from moving here."""
         if model != self.model:
             raise ValueError(f"pages differ in model: {model} there, {self.model} here")
         if len(groups) != len(self.groups):
@@ -175,18 +174,15 @@ class KVTransfer:
         return Peer(groups, ranks, pieces)
 
     def disconnect(self, peer: Peer) -> None:
-        """Forgets a peer that will not be read from again; what is on its way fails."""
         self._order(lambda: self._forget(peer))
 
     def start(self, peer: Peer, moves: list[PageMoves]) -> NixlTransfer:
-        """Until it has ended, the source's pages must keep what they hold, and the target's must not be used."""
         batches = [batch for move in moves for batch in self._batches(peer, move)]
-        transfer = NixlTransfer(peer, batches, self.memory.kind)
+        transfer = NixlTransfer(peer, batches, self._memory.kind)
         self._order(lambda: self._active.append(transfer))
         return transfer
 
     def attend(self, attentive: bool) -> None:
-        """Whether others may be reading from here now, which over some networks needs this side to take part."""
         if attentive != self._attentive:
             self._attentive = attentive
             self._order(lambda: None)
@@ -224,7 +220,7 @@ class KVTransfer:
                 continue
             source_K, target_K, length_K = pieces_K3.T
             source = _descriptors(memory, move.group, source_page_P, source_K, length_K)
-            target = _descriptors(self.memory, move.group, target_page_P, target_K, length_K)
+            target = _descriptors(self._memory, move.group, target_page_P, target_K, length_K)
             size = max(1, _BATCH_BYTES // int(length_K.sum())) * len(pieces_K3)
             found += [_Batch(rank, source[i : i + size], target[i : i + size]) for i in range(0, len(source), size)]
         return found

@@ -12,6 +12,8 @@ import socket
 import subprocess
 import threading
 from collections.abc import Callable, Sequence
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 
 import msgspec
 
@@ -34,6 +36,7 @@ class Launch(msgspec.Struct, frozen=True):
     memory: int  # descriptor of what the ranks share
     store: int  # descriptor of a file in which their process groups find each other
     waker: int  # eventfd of the rank's end of the ring
+    connection: int  # descriptor of one to rank 0, for transfers of pages
     num_threads: int | None  # of a CPU; None leaves it to torch
     parent: int  # process id
 
@@ -51,13 +54,15 @@ class _Rank:
     def __init__(self, rank: int, *shared: int) -> None:
         """`shared`: descriptors."""
         self.waker, (self.socket, theirs) = os.eventfd(0), socket.socketpair()
-        with theirs:
+        self.connection, of_rank = Pipe()
+        self.connection_there = of_rank.fileno()
+        with theirs, of_rank:
             self._process = subprocess.Popen(
                 module_command(RANK),
                 stdin=theirs.fileno(),
                 stdout=2,  # what libraries print goes to stderr: stdout belongs to the parent's own output
                 env=_ENVIRONMENT | child_environment(),
-                pass_fds=(*shared, self.waker),
+                pass_fds=(*shared, self.waker, self.connection_there),
             )
         self.socket.setblocking(False)
         self.pid, self.name = self._process.pid, f"rank {rank} (process {self._process.pid})"
@@ -92,6 +97,7 @@ class _Rank:
         self._process.kill()
         self._process.wait()
         self.socket.close()
+        self.connection.close()
         os.close(self.waker)
 
 
@@ -115,10 +121,15 @@ class RankProcesses:
     def wakers(self) -> list[int]:
         return [rank.waker for rank in self._ranks]
 
+    @property
+    def connections(self) -> list[Connection]:
+        """To each of them, for transfers of pages."""
+        return [rank.connection for rank in self._ranks]
+
     def launch(self, options: Sequence[EngineOptions], num_threads: int | None) -> None:
         """`options`: of all but rank 0. `num_threads`: as in Launch."""
         for number, (rank, own) in enumerate(zip(self._ranks, options, strict=True), 1):
-            place = number, self.num_ranks, self.memory, self.store, rank.waker
+            place = number, self.num_ranks, self.memory, self.store, rank.waker, rank.connection_there
             with contextlib.suppress(OSError):  # it has ended: see check()
                 rank.socket.sendall(msgspec.json.encode(Launch(own, *place, num_threads, os.getpid())) + b"\n")
 

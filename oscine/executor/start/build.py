@@ -14,6 +14,7 @@ import numpy as np
 
 from oscine.config import EngineOptions, Environment, devices_of
 from oscine.executor.fake import FakeExecutor, Script
+from oscine.executor.kv.transfers import Transfers
 from oscine.executor.masks import TOKENIZER, GrammarCache
 from oscine.executor.parallel.clock import Partners
 from oscine.executor.parallel.meeting import Seat
@@ -23,8 +24,7 @@ from oscine.model.config import ModelConfig
 from oscine.model.hub import find_folder, find_tokenizer
 from oscine.types import Executor, RankMemory, Region
 
-if TYPE_CHECKING:  # they need torch, NIXL and msgspec
-    from oscine.executor.kv.nixl_transfer import KVTransfer
+if TYPE_CHECKING:  # they need torch and msgspec
     from oscine.executor.parallel.processes import RankProcesses
     from oscine.executor.runner import TorchExecutor
     from oscine.executor.threaded import ThreadedExecutor
@@ -43,7 +43,7 @@ class BuiltExecutor:
     groups: Sequence[KVGroup]
     num_pages: Sequence[int]  # per group
     max_attended: int | None = None  # query-key pairs that the prompts of one step may have; None: no limit
-    transfer: "KVTransfer | None" = None  # where the options want pages to move between engines
+    transfers: Transfers | None = None  # where the options want pages to move between engines
     ranks: "RankProcesses | None" = None  # where the model has several ranks
     partners: Partners | None = None  # other engines, whose experts compute the tokens of this one too
 
@@ -117,7 +117,7 @@ def _load_torch(
         groups=plan.groups,
         num_pages=executor.num_pages,
         max_attended=_CPU_ATTENDED if executor.device.type == "cpu" else None,
-        transfer=_kv_transfer(options, executor) if options.peers.kv_transfer else None,
+        transfers=_transfers(options, executor, ranks) if options.peers.kv_transfer else None,
         ranks=ranks,
         partners=_partners(executor, runner),
     )
@@ -131,16 +131,15 @@ def _partners(executor: "TorchExecutor", runner: "ThreadedExecutor | None") -> P
     return Partners(executor.lockstep.clock, take_part)
 
 
-def _kv_transfer(options: EngineOptions, executor: "TorchExecutor") -> "KVTransfer":
-    from oscine.executor.kv.nixl_transfer import KVTransfer
-    from oscine.model.checkpoint import fingerprint
+def _transfers(options: EngineOptions, executor: "TorchExecutor", ranks: "RankProcesses | None") -> Transfers:
+    from oscine.executor.start.transfer import transfer_of
 
-    model, device = options.model, executor.device
-    weights = "" if model.random_weights else fingerprint(find_folder(model))
-    identity = identity_of(model.random_weights or model.model, weights, executor.config)
-    regions = [Region(pages.data_ptr(), len(pages)) for pages in executor.kv]
-    memory = RankMemory(b"", "VRAM" if device.type == "cuda" else "DRAM", device.index or 0, regions)
-    return KVTransfer(identity, executor.memory.groups, memory, local=options.peers.is_local)
+    own = transfer_of(options, executor)
+    if ranks is None:
+        return own
+    from oscine.executor.parallel.transfers import RankedTransfers
+
+    return RankedTransfers(own, ranks.connections, ranks.check)
 
 
 def identity_of(model: str, weights: str, config: ModelConfig) -> str:
@@ -171,13 +170,13 @@ def _build_fake(options: EngineOptions) -> BuiltExecutor:
         max_model_len=max_model_len,
         groups=groups,
         num_pages=[num_pages] * len(groups),
-        transfer=_fake_transfer(options, config, groups, num_pages) if options.peers.kv_transfer else None,
+        transfers=_fake_transfers(options, config, groups, num_pages) if options.peers.kv_transfer else None,
     )
 
 
-def _fake_transfer(
+def _fake_transfers(
     options: EngineOptions, config: ModelConfig, groups: Sequence[KVGroup], num_pages: int
-) -> "KVTransfer":
+) -> Transfers:
     """Moves small pages without meaning: one layer of each group, with two bytes for a key and for a value."""
     from oscine.executor.kv.nixl_transfer import KVTransfer
 

@@ -11,6 +11,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 
 import msgspec
 import torch
@@ -21,6 +22,7 @@ from oscine.executor.parallel.ranked import follow
 from oscine.executor.parallel.ring import RingReader
 from oscine.executor.parallel.rules import ReceivedRules
 from oscine.executor.parallel.shared import SharedMemory
+from oscine.executor.runner import TorchExecutor
 from oscine.executor.start.communicator import between_ranks
 from oscine.executor.start.load import load_executor
 from oscine.executor.start.stopwatch import Stopwatch
@@ -50,6 +52,8 @@ class _Rank:
             between_ranks(self._host, launch.store, launch.options),
             lambda tokenizer, vocab_size: lambda num_slots, device: ReceivedRules(ring, device),
         )
+        if launch.options.peers.kv_transfer:
+            _follow_transfers(launch, executor)
         self._awaited = {"rank 0": launch.parent}
         follow(executor, ring)
 
@@ -60,6 +64,24 @@ class _Rank:
     def _watch_idle(self) -> Callable[[], None]:
         """For plans of rank 0, which may have none for a long time."""
         return Vigil(lambda: None, self._awaited, at_work=False).look
+
+
+def _follow_transfers(launch: Launch, executor: TorchExecutor) -> None:
+    """In a thread of their own."""
+    from oscine.executor.parallel.transfers import TransferFollower
+    from oscine.executor.start.transfer import transfer_of
+
+    follower = TransferFollower(transfer_of(launch.options, executor), Connection(launch.connection))
+
+    def run() -> None:
+        try:
+            follower.run()
+        except (EOFError, OSError):  # rank 0 has ended
+            pass
+        except Exception as error:
+            _tell(error)
+
+    threading.Thread(target=run, name="transfers", daemon=True).start()
 
 
 def _live_with(parent: int) -> None:

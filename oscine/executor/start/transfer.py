@@ -1,0 +1,21 @@
+"""What moves pages between one rank's memory and other engines. Needs NIXL."""
+
+from oscine.config import EngineOptions
+from oscine.executor.kv.nixl_transfer import KVTransfer
+from oscine.executor.runner import TorchExecutor
+from oscine.executor.start.build import identity_of
+from oscine.model.checkpoint import fingerprint
+from oscine.model.hub import find_folder
+from oscine.model.opened import config_of
+from oscine.types import RankMemory, Region
+
+
+def transfer_of(options: EngineOptions, executor: TorchExecutor) -> KVTransfer:
+    """Of the executor's rank."""
+    model, device = options.model, executor.device
+    weights = "" if model.random_weights else fingerprint(find_folder(model))
+    identity = identity_of(model.random_weights or model.model, weights, config_of(model))
+    regions = [Region(pages.data_ptr(), len(pages)) for pages in executor.kv]
+    memory = RankMemory(b"", "VRAM" if device.type == "cuda" else "DRAM", device.index or 0, regions)
+    rank = executor.communicator.rank
+    return KVTransfer(identity, executor.memory.groups, memory, rank, local=options.peers.is_local)

@@ -28,8 +28,8 @@ class Clock(Protocol):
         """Begins a step. Returns when all ranks have. Raises RankLostError."""
         ...
 
-    def meet(self) -> None:
-        """Waits for all ranks as long as it takes: they load, or compile."""
+    def serve(self) -> None:
+        """Returns when all ranks have called it. From then on, one that does not come in time is lost."""
         ...
 
     def fileno(self) -> int:

@@ -145,11 +145,14 @@ class TorchExecutor:
         if self.lockstep is not None:
             tokens_by_rank, suits = self.lockstep.begin(num_tokens, suits)
             num_tokens = max(tokens_by_rank)
-        return self.graphs.size_of(num_tokens) if suits else None
+        size = self.graphs.size_of(num_tokens) if suits else None
+        if size is not None and self.lockstep is not None:
+            self.lockstep.pad(size)
+        return size
 
     def _rank_error(self) -> Tensor | None:
-        error = None if self.lockstep is None else self.lockstep.exchange.error
-        return None if error is None else download(error)
+        failed = None if self.lockstep is None else self.lockstep.exchange.failed
+        return None if failed is None else download(failed)
 
     def _place(self, plan: StepPlan) -> None:
         entries: PageEntries = [[] for _ in range(2 + len(self._kv))]

@@ -4,6 +4,7 @@ Made once, and bound to every op by table.resolve. A launch policy reads it; not
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -88,10 +89,18 @@ class Exchange(Protocol):
     """
 
     tokens: tuple[int, ...]  # of each rank in this step; set before it
-    error: Tensor | None  # int32 [1] on the device: not zero if a kernel waited for another rank in vain
+    failed: Tensor | None  # int32 [1] on the device: not zero if a kernel waited for another rank in vain
 
     def share(self, moe: Callable[..., Tensor]) -> Callable[..., Tensor]:
         """The op moe of all ranks' parts, from that of this rank's: of this rank's tokens, summed over ranks."""
+        ...
+
+    def rehearsal(self) -> AbstractContextManager[None]:
+        """Within it no kernel waits for another rank, and what kernels compute is worthless."""
+        ...
+
+    def serve(self) -> None:
+        """All ranks are ready: from now on one that does not come in time is lost."""
         ...
 
 

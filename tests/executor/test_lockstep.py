@@ -175,15 +175,17 @@ def test_engines_without_work_make_no_steps(tmp_path: Path) -> None:
 def test_all_ranks_know_the_step(tmp_path: Path) -> None:
     def steps(seat: Seat) -> list[Agreed]:
         clock = StepClock(seat, LIMIT_S)
-        clock.meet()
+        clock.serve()
         return [clock.agree(seat.rank * 100 + n, replays=seat.rank != n) for n in range(200)]
 
     assert on_ranks(3, steps) == [[Agreed((n, 100 + n, 200 + n), n > 2) for n in range(200)]] * 3
 
 
-def test_a_rank_that_comes_wakes_the_others() -> None:
+def test_a_rank_that_does_not_come_ends_the_group() -> None:
     meeting = Meeting(2)
-    early, other = (StepClock(meeting.seat(rank), SHORT_S) for rank in range(2))
+    early, other = clocks = [StepClock(meeting.seat(rank), SHORT_S) for rank in range(2)]
+    with ThreadPoolExecutor() as threads:
+        list(threads.map(StepClock.serve, clocks))
     assert not other.is_awaited
     with pytest.raises(RankLostError, match=f"rank 1 of the group did not come within {SHORT_S} s"):
         early.agree(1, replays=True)

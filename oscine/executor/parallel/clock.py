@@ -19,10 +19,10 @@ class StepClock:
     """One rank's. Two words per rank are used in turns: a rank is never two steps ahead of one that still reads."""
 
     def __init__(self, seat: Seat, limit_s: float) -> None:
-        """`limit_s`: until a rank that does not come ends the group."""
+        """`limit_s`: until a rank that does not come to a step ends the group, once all ranks serve."""
         self.rank, self.num_ranks = seat.rank, seat.num_ranks
         self._words, self._wakes = words_of(seat), seat.wakes
-        self._limit_s = limit_s
+        self._serving_limit_s, self._limit_s = limit_s, inf
         self._step = 0  # that this rank came to last
 
     def fileno(self) -> int:
@@ -41,22 +41,20 @@ class StepClock:
             word >> _TOKEN_BITS + 1 > self._step for word in self._of_all(self._step + 1)
         )
 
-    def meet(self) -> None:
-        """Waits for all ranks as long as it takes: they load, or compile."""
-        self._come(0, False, inf)
+    def serve(self) -> None:
+        """Returns when all ranks have called it. From then on, one that does not come in time is lost."""
+        self.agree(0, False)
+        self._limit_s = self._serving_limit_s
 
     def agree(self, num_tokens: int, replays: bool) -> Agreed:
         """Comes to the next step with a number of tokens. Returns when all have. Raises RankLostError."""
-        return self._come(num_tokens, replays, self._limit_s)
-
-    def _come(self, num_tokens: int, replays: bool, limit_s: float) -> Agreed:
         self._step = step = self._step + 1
         mine = (step << 1 | replays) << _TOKEN_BITS | num_tokens
         self._words[self._first(step) + self.rank] = mine
         for rank, wake in enumerate(self._wakes):
             if rank != self.rank:
                 os.eventfd_write(wake, 1)
-        wait(self._words, self._absent, limit_s)
+        wait(self._words, self._absent, self._limit_s)
         words = self._of_all(step)
         tokens = tuple(word & (1 << _TOKEN_BITS) - 1 for word in words)
         return Agreed(tokens, all(word >> _TOKEN_BITS & 1 for word in words))

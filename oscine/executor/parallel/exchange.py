@@ -5,6 +5,7 @@ parts, used in turns: a rank writes one again only after all ranks have come to 
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate
 from math import prod
 from typing import Any
@@ -19,7 +20,7 @@ from oscine.ops.interface import Routing
 class MemoryExchange:
     """An oscine.ops.target.Exchange."""
 
-    error: Tensor | None = None  # it raises instead
+    failed: Tensor | None = None  # it raises instead
 
     def __init__(self, seat: Seat, most_tokens: int, row_bytes: int, limit_s: float) -> None:
         """`most_tokens`: of one rank in a step. `row_bytes`: of a token with its routing, which is more than its sums.
@@ -40,6 +41,12 @@ class MemoryExchange:
             return self.scatter(moe(x, Routing(expert_ids, weights), experts, swiglu_limit))
 
         return shared
+
+    def rehearsal(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def serve(self) -> None:
+        pass
 
     def gather(self, *columns: Tensor) -> list[Tensor]:
         """[T, ...] each -> the same of the tokens of all ranks, in the order of the ranks."""

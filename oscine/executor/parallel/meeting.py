@@ -9,11 +9,13 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 
 from oscine.types import RankLostError
 
 _WORDS_BYTES = mmap.PAGESIZE  # at the beginning of the memory; tensors come after them
 _LOST = _WORDS_BYTES // 8 - 1  # the word that says that a rank is lost
+_TOLD = _LOST - 1  # the word of tell_all
 _SPINS = 200  # looks without a pause, some 100 us: ranks mostly come at the same time
 _PAUSE_S = 5e-5
 
@@ -70,6 +72,18 @@ def tensors_of(seat: Seat, num_bytes: int) -> mmap.mmap:
     if os.fstat(seat.memory).st_size < end:
         os.ftruncate(seat.memory, end)
     return mmap.mmap(seat.memory, num_bytes, offset=_WORDS_BYTES)
+
+
+def tell_all(seat: Seat, number: int) -> None:
+    """By rank 0, a number that is not 0."""
+    words_of(seat)[_TOLD] = number
+
+
+def told_by_first(seat: Seat) -> int:
+    """What rank 0 tells. Waits for it."""
+    words = words_of(seat)
+    wait(words, lambda: None if words[_TOLD] else 0, inf)
+    return words[_TOLD]
 
 
 def lose(words: memoryview, rank: int) -> None:

@@ -9,8 +9,8 @@ Knows the order and what to tell about it. Nothing big is allocated before the m
 """
 
 from collections.abc import Callable
-from contextlib import closing
-from math import inf, prod
+from contextlib import AbstractContextManager, closing, nullcontext
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,20 +20,18 @@ from oscine.config import EngineOptions
 from oscine.executor.cuda_graphs import sizes_up_to
 from oscine.executor.kv.allocate import allocate_kv, dtype_name
 from oscine.executor.kv.memory import DeviceMemory, MemoryPlan, plan_memory
-from oscine.executor.lockstep import Lockstep
 from oscine.executor.masks import TOKENIZER
-from oscine.executor.parallel.clock import StepClock
-from oscine.executor.parallel.exchange import MemoryExchange
 from oscine.executor.parallel.meeting import Seat
 from oscine.executor.rules import NewRules, grammar_rules
 from oscine.executor.runner import TorchExecutor
 from oscine.executor.start.communicator import MakeCommunicator
 from oscine.executor.start.host_memory import available_bytes
+from oscine.executor.start.share import open_lockstep
 from oscine.executor.start.stopwatch import Stopwatch
 from oscine.executor.start.warm_up import KERNEL_SAMPLINGS, MASKED, SAMPLINGS, prompts, warm_up
 from oscine.model.config import ModelConfig
 from oscine.model.gpt_oss import GptOss
-from oscine.model.opened import OpenedModel, open_model
+from oscine.model.opened import open_model
 from oscine.model.weights import Part, Shard
 from oscine.ops.interface import Shapes
 from oscine.ops.native.library import unavailable
@@ -63,7 +61,7 @@ class Start:
         """Raises ValueError for what is wrong with the model."""
         self.options, self.report, self.watch, self.rules_of = options, report, watch, rules_of
         self.opened = open_model(options.model)
-        self.lockstep = None if seat is None else _lockstep(seat, self.opened, options)
+        self.lockstep = None if seat is None else open_lockstep(seat, self.opened, options)
         exchange = None if self.lockstep is None else self.lockstep.exchange
         self.target = Target.of(self.opened.device, communicator and communicator(self.opened), exchange)
         self.shard = Shard.of_everything(self.target.communicator.rank, self.target.communicator.num_ranks)
@@ -79,6 +77,15 @@ class Start:
     @property
     def on_gpu(self) -> bool:
         return self.opened.device.type == "cuda"
+
+    def rehearsal(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.lockstep is None else self.lockstep.exchange.rehearsal()
+
+    def serve(self) -> None:
+        """Returns when all engines of a group are ready."""
+        if self.lockstep is not None:
+            self.lockstep.clock.serve()
+            self.lockstep.exchange.serve()
 
     @property
     def prepared_head_bytes(self) -> int:
@@ -109,16 +116,17 @@ def load_executor(
     memory = plan(start)
     if not start.on_gpu:
         executor = load(start, memory)
-        if start.lockstep is not None:
-            start.lockstep.clock.meet()
+        start.serve()
         return executor
     from oscine.ops.compile_together import Compilers
 
-    workers = None if start.target.communicator.rank == 0 else 0
+    workers = None if start.shard.experts.rank == 0 else 0
     with closing(Compilers(workers)) as compilers:  # they get ready while the weights are loaded
         executor = load(start, memory)
-        compile_kernels(start, executor, compilers)
+        with start.rehearsal():
+            compile_kernels(start, executor, compilers)
     capture(start, executor)
+    start.serve()
     return executor
 
 
@@ -185,16 +193,6 @@ def capture(start: Start, executor: TorchExecutor) -> None:
     torch.cuda.synchronize(start.opened.device)
     start.target.communicator.barrier()
     start.watch.lap("largest step")
-
-
-def _lockstep(seat: Seat, opened: OpenedModel, options: EngineOptions) -> Lockstep:
-    if opened.device.type != "cpu":
-        raise ValueError("--enable-expert-parallel is available on CPUs only")
-    config, itemsize = opened.config, opened.dtype.itemsize
-    row_bytes = config.hidden_size * itemsize + config.num_experts_per_tok * (8 + 4)  # of ids and weights
-    limit_s = options.engine_timeout_s or inf
-    exchange = MemoryExchange(seat, options.scheduler.max_num_batched_tokens, row_bytes, limit_s)
-    return Lockstep(StepClock(seat, limit_s), exchange)
 
 
 def weight_bytes(config: ModelConfig, dtype: torch.dtype, shard: Shard | None = None) -> int:

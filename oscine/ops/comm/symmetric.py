@@ -14,6 +14,8 @@ after it has received in another, and what it received was sent after its slot h
 """
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -201,6 +203,18 @@ class SymmetricCommunicator:
         with torch.cuda.stream(torch.cuda.Stream(self.device)):  # type: ignore[no-untyped-call]
             failed = bool(self.failed.item())
         return f"another rank did not answer within {LIMIT:g} s" if failed else None
+
+    @contextmanager
+    def rehearsal(self) -> Iterator[None]:
+        """Within it kernels wait for no rank, and what they compute is worthless."""
+        self.failed.fill_(1)
+        yield
+        torch.cuda.synchronize(self.device)
+        self.barrier()  # no kernel of any rank sends any more
+        self._memory.zero_()
+        self.failed.zero_()
+        torch.cuda.synchronize(self.device)
+        self.barrier()
 
     def barrier(self) -> None:
         """Of the hosts. Raises RuntimeError when a rank does not come."""

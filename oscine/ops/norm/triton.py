@@ -25,6 +25,7 @@ from torch import Tensor
 from oscine.ops.comm.exchange import add_ranks, row_bytes, sum_over_ranks
 from oscine.ops.comm.push import clear, poll, push
 from oscine.ops.comm.symmetric import ALONE, partial_sums
+from oscine.ops.comm.tokens import SymmetricExchange
 from oscine.ops.interface import Routing
 from oscine.ops.launch import NUM_ARRIVALS, arrivals
 from oscine.ops.planes import Planes, empty_planes, store_planes, wanted
@@ -71,6 +72,8 @@ def norm_route(
     fp8: where experts multiply in FP8, writes the planes of its first result. For sm_89 and newer, H a multiple of 32.
     """
     router = _Router(router_weight_EH, router_bias_E, experts_per_token)
+    if target.exchange is not None:
+        return _norm_and_route_all(target, x, weight_H, eps, residual_TH, router, fp8)
     fp8 = fp8 and wanted(len(x), experts_per_token, len(router_bias_E))
     planes = empty_planes(len(x), residual_TH.shape[1], x.device) if fp8 else None
     ranks = _over_ranks(target, "attention", x, residual_TH)
@@ -83,6 +86,21 @@ def norm_route(
         y_TH, sum_TH = _norm(target, x, weight_H, eps, residual_TH, ranks, counts_E, planes)
         routing = _route(target, y_TH, router, counts_E)
     return y_TH, sum_TH, routing._replace(prepared=planes)
+
+
+def _norm_and_route_all(
+    target: Target, x: Tensor, weight_H: Tensor, eps: float, residual_TH: Tensor, router: "_Router", fp8: bool
+) -> tuple[Tensor, Tensor, Routing]:
+    """norm_route where ranks share experts: the first result and the routing are of the tokens of all ranks."""
+    assert isinstance(target.exchange, SymmetricExchange)
+    y_TH, sum_TH = rms_norm(target, x, weight_H, eps, residual_TH)
+    num_tokens, num_experts, device = sum(target.exchange.tokens), len(router.bias_E), y_TH.device
+    fp8 = fp8 and wanted(num_tokens, router.experts_per_token, num_experts)
+    planes = empty_planes(num_tokens, y_TH.shape[1], device) if fp8 else None
+    counted = num_tokens > UNCOUNTED_TOKENS
+    counts_E = torch.empty(num_experts, dtype=torch.int32, device=device) if counted else None
+    all_nH = target.exchange.dispatch(y_TH, counts_E, planes)
+    return all_nH, sum_TH, _route(target, all_nH, router, counts_E)._replace(prepared=planes)
 
 
 class _Router(NamedTuple):

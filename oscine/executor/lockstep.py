@@ -53,9 +53,10 @@ class Lockstep:
         return self.clock.is_awaited
 
     def begin(self, num_tokens: int, replays: bool) -> Agreed:
-        """Agrees on a step that has `num_tokens` here, and that a CUDA graph can run here or not."""
+        """Agrees on a step that has `num_tokens` here, and that a CUDA graph can run here or not; see `pad`."""
         agreed = self.clock.agree(num_tokens, replays)
-        self.exchange.tokens = agreed.tokens
+        if not agreed.replays:
+            self.exchange.tokens = agreed.tokens
         return agreed
 
     def pad(self, num_tokens: int) -> None:

@@ -5,6 +5,8 @@ from datetime import timedelta
 from math import inf
 from typing import TYPE_CHECKING
 
+import torch
+
 from oscine.config import EngineOptions
 from oscine.executor.lockstep import Lockstep
 from oscine.executor.parallel.clock import StepClock
@@ -41,6 +43,8 @@ def _between_gpus(seat: Seat, opened: OpenedModel, options: EngineOptions) -> "S
     from oscine.ops.comm.symmetric import SymmetricCommunicator
     from oscine.ops.comm.tokens import SymmetricExchange
 
+    if opened.dtype != torch.bfloat16:
+        raise ValueError(f"--enable-expert-parallel on GPUs needs --dtype bfloat16, not {opened.dtype}")
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     if seat.rank == 0:
         store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)

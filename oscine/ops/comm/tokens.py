@@ -4,8 +4,16 @@
     combine    adds up the partial sums of each token, sends those of a token to its rank, and adds what others sent
 
 Tokens of all ranks stand in the order of the ranks, on every rank. A rank routes all of them: the router's product with
-the tokens of others costs less than a further message with their experts would. Messages are those of push.py: dispatch
-uses the slots "attention" and combine "experts", in turns, with at least one token of each rank.
+the tokens of others costs less than a further message with their experts would.
+
+Messages are those of push.py. Every layer of every step is one dispatch, in the slots "attention", and one combine, in
+the slots "experts", so the two are in turns whatever follows what: eager steps, graphs, steps of padding. A rank that
+dispatches has combined before, so it has a sum that the receiver sent after it had cleared all tokens of the dispatch
+before; a rank that combines has a token that the receiver sent after it had cleared all sums of the combine before. Each
+rank has at least one token in each step, so there is such a sum and such a token. Kernels of a rank wait only for
+kernels that the others have launched or will launch without waiting for this one, since all have agreed on the step.
+
+A rank that has waited in vain sends no sums from then on: the others wait in vain too, and no wrong token is given out.
 
 Shape suffixes: T tokens of this rank, n tokens of all ranks, H hidden, J partial sums, E experts, K experts per token.
 """
@@ -191,6 +199,7 @@ def _combine_kernel(
     column_H = tl.arange(0, BLOCK_H)
     inside_H = column_H < H
     depend(PDL)
+    failed = tl.load(state)  # of kernels before this one
     begin = tl.load(starts + rank)
     own = tl.load(starts + rank + 1) - begin
     foreign = tl.num_programs(0) - own
@@ -206,7 +215,7 @@ def _combine_kernel(
         address = addresses[1]
         for peer in tl.static_range(1, RANKS - 1):
             address = tl.where(other == peer, addresses[1 + peer], address)
-        push((part_H,), place_H, (address, address), 1, 8, 4)
+        push((part_H,), tl.where(failed == 0, place_H, -1), (address, address), 1, 8, 4)
     else:
         others = poll((part_H,), place_H, addresses[0], slot, state, RANKS - 1, True, 1, 8, 4)
         total_H = add_ranks(part_H, others, rank, RANKS)

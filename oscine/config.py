@@ -9,7 +9,7 @@ import ipaddress
 import json
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ from oscine.option import BYTES, TOKENS, OptionError, Options, option, options_o
 
 NANO = "oscine-nano"  # the embedded model
 _LEAST_KEY = 32  # characters of a cluster's key
+_CPU_CACHE_BYTES = 1 << 30  # KV cache of all engines together on a CPU, as that of a single engine there
 
 
 def _is_origin(text: str) -> bool:
@@ -479,6 +480,36 @@ def devices_of(device: str, num_engines: int, num_ranks: int, num_gpus: int) -> 
             product = " times ".join(f"--{name} ({sizes[name]})" for name in given)
             raise OptionError("device", f"must name as many devices as {product}, not {device!r}", *given)
     return [names[start : start + num_ranks] for start in range(0, count, num_ranks)]
+
+
+def engines_of(config: Config, num_gpus: int) -> list[EngineOptions]:
+    """The options of each engine of --data-parallel-size. Raises ValueError."""
+    count, engine = config.server.data_parallel_size, config.engine
+    num_ranks = engine.model.tensor_parallel_size
+    if engine.peers != PeerOptions():
+        raise ValueError("--kv-events-config publishes the events of one engine: --data-parallel-size must be 1")
+    devices = devices_of(engine.model.device, count, num_ranks, 0 if engine.executor == "fake" else num_gpus)
+    if devices[0][0] == "cpu":
+        size = (engine.cache.kv_cache_bytes or _CPU_CACHE_BYTES) // count
+        threads = max(1, len(os.sched_getaffinity(0)) // count)
+        engine = replace(engine, cache=replace(engine.cache, kv_cache_bytes=size), num_threads=threads)
+    if config.server.enable_expert_parallel:
+        if engine.model.tensor_parallel_size > 1:
+            raise ValueError("--enable-expert-parallel shares experts among engines of one rank each")
+        engine = replace(engine, scheduler=_part_of_step(engine.scheduler, count))
+    return [
+        replace(engine, model=replace(engine.model, device=",".join(dict.fromkeys(own))), quiet=engine.quiet or i > 0)
+        for i, own in enumerate(devices)
+    ]
+
+
+def _part_of_step(scheduler: SchedulerOptions, count: int) -> SchedulerOptions:
+    """The experts of each engine compute the tokens of all: a step of the group has no more tokens than one engine's.
+
+    So a prompt of one engine delays the sequences of the others no longer than a prompt of their own would.
+    """
+    share = max(scheduler.max_num_batched_tokens // count, scheduler.max_num_seqs)
+    return replace(scheduler, max_num_batched_tokens=share)
 
 
 _SECTIONS = (ModelOptions, CacheOptions, SchedulerOptions, ServerOptions, ToolOptions, EngineOptions)

@@ -1,4 +1,4 @@
-"""Measures the engine in this process: all requests of a point at once, greedy, to their full length, no prefix cache.
+"""Measures the engine: all requests of a point at once, greedy, to their full length, no prefix cache.
 
 A pass of one generated token separates prompts from decode steps:
 
@@ -9,66 +9,52 @@ is when the last request has its first one.
 """
 
 import gc
-import random
-import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
 from math import ceil
 from statistics import median
 
 from oscine.bench import machine, roofline
-from oscine.bench.result import Point, Result
-from oscine.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
-from oscine.engine.build import BuiltEngine, build_engine
-from oscine.engine.core.loop import EngineLoop
+from oscine.bench.parallel import EngineProcesses
+from oscine.bench.passes import Engines, MeasureError, OwnEngine, Timing
+from oscine.bench.result import Layout, Point, Result
+from oscine.config import (
+    CacheOptions,
+    Config,
+    EngineOptions,
+    Environment,
+    ModelOptions,
+    SchedulerOptions,
+    ServerOptions,
+    engines_of,
+)
+from oscine.engine.build import build_engine
 from oscine.model.config import ModelConfig
-from oscine.types import GenerationRequest, SamplingParams
 
 MANY = 64  # from this many requests on, prompts are computed in large steps
-
-
-class MeasureError(Exception):
-    """A pass did not run the load that it should measure."""
-
-
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """Seconds until every request has all its tokens, and until every one has its first."""
-
-    full_s: float
-    first_s: float
+_ALONE = Layout()
 
 
 class EngineBench:
-    """One loaded engine and the points that it is measured at."""
+    """Loaded engines and the points that they are measured at."""
 
     def __init__(
-        self,
-        engine: BuiltEngine,
-        config: ModelConfig,
-        page_size: int,
-        ready_s: float,
-        clock: Callable[[], float] = time.perf_counter,
-        num_ranks: int = 1,
+        self, engines: Engines, config: ModelConfig, page_size: int, ready_s: float, layout: Layout = _ALONE
     ) -> None:
-        self._num_ranks = num_ranks
-        self._loop, self._config, self._ready_s, self._clock = engine.loop, config, ready_s, clock
-        self._page_size = page_size
-        self._model, self._vocab_size = engine.model, engine.vocab_size
+        self._engines, self._config, self._page_size, self._ready_s = engines, config, page_size, ready_s
+        self._layout = layout
         self._first_s: dict[tuple[int, int], float] = {}  # (concurrency, isl) -> seconds for one token per request
 
     @classmethod
-    def load(cls, options: EngineOptions) -> "EngineBench":
-        """Raises ValueError for an unknown model or memory that does not suffice."""
+    def load(cls, options: EngineOptions, *, num_engines: int = 1, share_experts: bool = False) -> "EngineBench":
+        """`options`: for the whole load. Raises ValueError for an unknown model or memory that does not suffice."""
         from oscine.model.opened import open_model
 
-        engine = build_engine(options)
-        ready_s = machine.process_age_s()
-        gc.collect()
-        gc.freeze()  # as the engine process does
-        model = options.model
+        engines = _one(options) if num_engines == 1 else _several(options, num_engines, share_experts)
+        ready_s, model = machine.process_age_s(), options.model
         config = open_model(replace(model, device=model.device.partition(",")[0])).config
-        return cls(engine, config, options.cache.page_size, ready_s, num_ranks=model.tensor_parallel_size)
+        layout = Layout(model.tensor_parallel_size, num_engines, num_engines if share_experts else 1)
+        return cls(engines, config, options.cache.page_size, ready_s, layout)
 
     def run(
         self,
@@ -85,19 +71,17 @@ class EngineBench:
         """
         for point in points:
             if one_pass_from is not None and point.concurrency >= one_pass_from:
-                timing = run_pass(self._loop, random_prompts(point, self._vocab_size), point.osl, self._clock)
+                timing = self._engines.run(point)
             else:
                 timing = self._time(point, passes, point.osl if warmup_osl is None else min(point.osl, warmup_osl))
             yield self._result(point, timing, where)
 
     def _time(self, point: Point, passes: int, warmup_osl: int) -> Timing:
-        prompts = random_prompts(point, self._vocab_size)
-
         def quoted_s(osl: int) -> float:
-            return median(run_pass(self._loop, prompts, osl, self._clock).full_s for _ in range(passes - 1))
+            return median(self._engines.run(replace(point, osl=osl)).full_s for _ in range(passes - 1))
 
         if warmup_osl > 0:
-            run_pass(self._loop, prompts, warmup_osl, self._clock)
+            self._engines.run(replace(point, osl=warmup_osl))
         key = point.concurrency, point.isl
         if key not in self._first_s:
             self._first_s[key] = quoted_s(1)
@@ -105,14 +89,14 @@ class EngineBench:
 
     def num_held(self, point: Point) -> int:
         """Sequences of this length that the KV cache holds at once; further ones wait, or are computed twice."""
-        return self._loop.stats().full_pages_total // ceil((point.isl + point.osl - 1) / self._page_size)
+        return self._engines.num_pages // ceil((point.isl + point.osl - 1) / self._page_size)
 
     def _result(self, point: Point, timing: Timing, where: machine.Machine) -> Result:
         step_s = (timing.full_s - timing.first_s) / (point.osl - 1)
         if step_s <= 0:
             raise MeasureError(f"{point}: as quick as one token a request; it takes more tokens to measure a step")
         return Result(
-            model=self._model,
+            model=self._engines.model,
             **asdict(point),
             output_tok_s=round(point.concurrency * point.osl / timing.full_s, 1),
             prefill_tok_s=round(point.concurrency * point.isl / timing.first_s, 1),
@@ -121,17 +105,38 @@ class EngineBench:
             roofline_share=self._share(point, step_s, where.gpu),
             ready_s=round(self._ready_s, 1),
             **asdict(where),
-            num_gpus=1 if where.gpu == "cpu" else self._num_ranks,
-            tensor_parallel_size=self._num_ranks,
+            num_gpus=1 if where.gpu == "cpu" else self._num_gpus,
+            **self._layout._asdict(),
         )
+
+    @property
+    def _num_gpus(self) -> int:
+        return self._layout.tensor_parallel_size * self._layout.data_parallel_size
 
     def _share(self, point: Point, step_s: float, gpu: str) -> float | None:
         ceiling = roofline.ceiling_of(gpu)
         if ceiling is None:
             return None
         context = point.isl + point.osl / 2
-        ideal_s = roofline.decode_step_s(self._config, point.concurrency, context, ceiling) / self._num_ranks
+        layout = self._layout
+        replicas = layout.data_parallel_size // layout.expert_parallel_size  # which read all weights each
+        sequences = ceil(point.concurrency / replicas)
+        ideal_s = roofline.decode_step_s(self._config, sequences, context, ceiling) / (self._num_gpus // replicas)
         return round(ideal_s / step_s, 4)
+
+
+def _one(options: EngineOptions) -> OwnEngine:
+    engine = OwnEngine(build_engine(options))
+    gc.collect()
+    gc.freeze()  # as the engine process does
+    return engine
+
+
+def _several(options: EngineOptions, count: int, share_experts: bool) -> EngineProcesses:
+    scheduler = replace(options.scheduler, max_num_seqs=ceil(options.scheduler.max_num_seqs / count))
+    server = ServerOptions(data_parallel_size=count, enable_expert_parallel=share_experts)
+    config = Config(replace(options, scheduler=scheduler), server)
+    return EngineProcesses(engines_of(config, Environment().num_gpus), share_experts=share_experts)
 
 
 def engine_options(
@@ -152,32 +157,3 @@ def engine_options(
     )
     model = replace(model, max_model_len=max(point.isl + point.osl for point in points))
     return EngineOptions(model, replace(cache, prefix_caching=False), scheduler, cuda_graphs=cuda_graphs)
-
-
-def random_prompts(point: Point, vocab_size: int) -> list[list[int]]:
-    """The same ids for the same point, in every process."""
-    generator = random.Random(f"{point.concurrency} {point.isl}")
-    return [generator.choices(range(vocab_size), k=point.isl) for _ in range(point.concurrency)]
-
-
-def run_pass(loop: EngineLoop, prompts: Sequence[list[int]], osl: int, clock: Callable[[], float]) -> Timing:
-    """Generates osl tokens per request. Raises MeasureError if a request was refused or cut short."""
-    sampling = SamplingParams(max_tokens=osl, temperature=0.0)  # no stop ids: the end of a turn is an ordinary token
-    num_tokens = [0] * len(prompts)
-    failure: str | None = None
-    last_first_s = started_s = clock()
-    for i, prompt in enumerate(prompts):
-        loop.add(GenerationRequest(str(i), prompt, sampling))
-    while loop.has_work:
-        for output in loop.step():
-            request = int(output.request_id)
-            if not num_tokens[request]:
-                last_first_s = clock()
-            num_tokens[request] += len(output.token_ids)
-            if output.finish_reason not in (None, "length"):
-                failure = output.error or f"a request ended early: {output.finish_reason}"
-    if failure is None and any(count != osl for count in num_tokens):
-        failure = f"a request generated other than {osl} tokens"
-    if failure is not None:
-        raise MeasureError(failure)
-    return Timing(clock() - started_s, last_first_s - started_s)

@@ -6,7 +6,6 @@ cluster, by cached prefix and load, and go on elsewhere when an engine dies. No 
 
 import asyncio
 import logging
-import os
 import secrets
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,14 +18,13 @@ from oscine.cluster.client.reports import Reports
 from oscine.cluster.routing.router import Router
 from oscine.cluster.spec.deployment import ModelSpec, QueueLimits, RoleSpec
 from oscine.cluster.spec.snapshot import STATE_OF_ENGINE, ReplicaReport
-from oscine.config import Config, EngineOptions, PeerOptions, SchedulerOptions, devices_of
+from oscine.config import Config, EngineOptions, PeerOptions, engines_of
 from oscine.engine.process.client import EngineClient, EngineState
 from oscine.engine.process.together import EngineGroup
 from oscine.types import EngineStats
 
 logger = logging.getLogger(__name__)
 
-_CPU_CACHE_BYTES = 1 << 30  # KV cache of all engines together on a CPU, as that of a single engine there
 _FOREVER_S = 1e9  # requests wait as long as they would in the queue of a single engine
 
 
@@ -125,33 +123,3 @@ def parallel_service(config: Config, num_gpus: int) -> ResponseService:
     metrics = ClusterMetrics(engine.router.snapshot, lambda: {served.names[0]: engine.migrations})
     service.metrics.watch(metrics, metrics.refresh)
     return service
-
-
-def engines_of(config: Config, num_gpus: int) -> list[EngineOptions]:
-    """The options of each engine. Raises ValueError."""
-    count, engine = config.server.data_parallel_size, config.engine
-    num_ranks = engine.model.tensor_parallel_size
-    if engine.peers != PeerOptions():
-        raise ValueError("--kv-events-config publishes the events of one engine: --data-parallel-size must be 1")
-    devices = devices_of(engine.model.device, count, num_ranks, 0 if engine.executor == "fake" else num_gpus)
-    if devices[0][0] == "cpu":
-        size = (engine.cache.kv_cache_bytes or _CPU_CACHE_BYTES) // count
-        threads = max(1, len(os.sched_getaffinity(0)) // count)
-        engine = replace(engine, cache=replace(engine.cache, kv_cache_bytes=size), num_threads=threads)
-    if config.server.enable_expert_parallel:
-        if engine.model.tensor_parallel_size > 1:
-            raise ValueError("--enable-expert-parallel shares experts among engines of one rank each")
-        engine = replace(engine, scheduler=_part_of_step(engine.scheduler, count))
-    return [
-        replace(engine, model=replace(engine.model, device=",".join(dict.fromkeys(own))), quiet=engine.quiet or i > 0)
-        for i, own in enumerate(devices)
-    ]
-
-
-def _part_of_step(scheduler: SchedulerOptions, count: int) -> SchedulerOptions:
-    """The experts of each engine compute the tokens of all: a step of the group has no more tokens than one engine's.
-
-    So a prompt of one engine delays the sequences of the others no longer than a prompt of their own would.
-    """
-    share = max(scheduler.max_num_batched_tokens // count, scheduler.max_num_seqs)
-    return replace(scheduler, max_num_batched_tokens=share)

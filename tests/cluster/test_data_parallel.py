@@ -14,7 +14,7 @@ from typing import Any
 import openai
 import pytest
 
-from oscine.cluster.data_parallel import DataParallelEngine, engines_of
+from oscine.cluster.data_parallel import DataParallelEngine
 from oscine.config import (
     Config,
     EngineOptions,
@@ -23,6 +23,7 @@ from oscine.config import (
     SchedulerOptions,
     ServerOptions,
     devices_of,
+    engines_of,
 )
 from oscine.engine.process.client import EngineDied, EngineError
 from oscine.engine.wire.stream import RequestStream

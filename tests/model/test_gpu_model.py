@@ -4,6 +4,7 @@ Float32 torch is the oracle. The error of the plain torch ops in bfloat16 is the
 error.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -25,7 +26,8 @@ pytestmark = pytest.mark.gpu
 
 # Steps of (sequence, tokens): single tokens first, chunks that end inside pages, contexts beyond the window and past
 # 4,096 positions, where the rotary embedding leaves its original range.
-STEPS: tuple[tuple[tuple[int, int], ...], ...] = (
+Steps = tuple[tuple[tuple[int, int], ...], ...]
+STEPS: Steps = (
     ((0, 1), (1, 2500), (2, 129)),
     ((0, 1), (2, 1), (1, 2001), (3, 65)),
     ((0, 1), (1, 1), (2, 1), (3, 1)),
@@ -56,12 +58,13 @@ def build(config: ModelConfig, dtype: torch.dtype, ops: Ops, shard: Shard | None
     return GptOss(shard.config(config), weights, ops)
 
 
-def run(model: GptOss) -> list[Tensor]:
-    """Logits of every token of every step, float32, on the CPU."""
+def run(model: GptOss, steps: Steps, begin: Callable[[int], None] = lambda index: None) -> list[Tensor]:
+    """Logits of every token of every step, float32, on the CPU. `begin`: called before each step."""
     stepper = Stepper(model, num_pages=sum(-(-n // PAGE) for n in LENGTHS))
     sequences = [Sequence(random_tokens(model.config, n, seed=i), 0) for i, n in enumerate(LENGTHS)]
     out = []
-    for step in STEPS:
+    for index, step in enumerate(steps):
+        begin(index)
         logits = stepper.step(*((sequences[i], count) for i, count in step))
         out.append(torch.cat([rows[-64:].cpu() for rows in logits]))
     return out
@@ -73,14 +76,20 @@ class Error(NamedTuple):
     bits: int  # of the kernels' logits, added up
 
 
-def errors(shape: Shape, target: Target) -> list[Error]:
-    """Of each step."""
+def errors(
+    shape: Shape,
+    target: Target,
+    shard: Shard | None = None,
+    steps: Steps = STEPS,
+    begin: Callable[[int], None] = lambda index: None,
+) -> list[Error]:
+    """Of each step. `shard`: the rank's, unless everything is divided."""
     layers, ranks = shape.num_layers, target.communicator
     config = replace(shape.config, num_hidden_layers=layers, layer_types=shape.config.layer_types[:layers])
-    truth = run(build(config, torch.float32, reference_ops()))
-    plain = run(build(config, torch.bfloat16, reference_ops()))
-    ops, shard = resolve(target, choose(platform(target))), Shard.of_everything(ranks.rank, ranks.num_ranks)
-    fast = run(build(config, torch.bfloat16, ops, shard))
+    truth = run(build(config, torch.float32, reference_ops()), steps)
+    plain = run(build(config, torch.bfloat16, reference_ops()), steps)
+    shard = shard or Shard.of_everything(ranks.rank, ranks.num_ranks)
+    fast = run(build(config, torch.bfloat16, resolve(target, choose(platform(target))), shard), steps, begin)
     return [
         Error(relative_error(logits, exact), relative_error(rough, exact), int(logits.view(torch.int32).sum()))
         for exact, rough, logits in zip(truth, plain, fast, strict=True)

@@ -3,12 +3,16 @@
 import pytest
 
 from benchmarks.kernels.ranks import Ranks, run_ranks
+from oscine.model.weights import Part, Shard
+from oscine.ops.comm.tokens import SymmetricExchange
+from oscine.ops.target import Target
 from tests.model.test_gpu_model import SHAPES, STEPS, Error, check, errors
+
+TOKENS = [sum(count for _, count in step) for step in STEPS]
 
 
 def errors_on_a_rank(ranks: Ranks) -> list[list[Error]]:
-    most = max(sum(count for _, count in step) for step in STEPS)
-    target = ranks.target(most, SHAPES[0].config.hidden_size)
+    target = ranks.target(max(TOKENS), SHAPES[0].config.hidden_size)
     return [errors(shape, target) for shape in SHAPES]
 
 
@@ -20,3 +24,25 @@ def test_two_ranks_cost_at_most_twice_what_bfloat16_costs() -> None:
     for shape, steps, other in zip(SHAPES, found, others, strict=True):
         check(shape, steps)
         assert [error.bits for error in steps] == [error.bits for error in other], "the ranks have other logits"
+
+
+def errors_with_shared_experts(ranks: Ranks) -> list[Error]:
+    """Every other rank runs the steps in the opposite order, so that many tokens meet few."""
+    shape = SHAPES[0]
+    exchange = SymmetricExchange(ranks.communicator(max(TOKENS), shape.config.hidden_size))
+
+    def begin(index: int) -> None:
+        exchange.tokens = tuple(TOKENS[~index if rank % 2 else index] for rank in range(ranks.num_ranks))
+
+    shard = Shard(experts=Part(ranks.rank, ranks.num_ranks))
+    target = Target.of(ranks.device, exchange=exchange)
+    found = errors(shape, target, shard, STEPS[::-1] if ranks.rank % 2 else STEPS, begin)
+    assert not exchange.failed.item()  # type: ignore[union-attr]
+    return found
+
+
+@pytest.mark.multi_gpu
+@pytest.mark.timeout(300)
+def test_ranks_that_share_experts_cost_at_most_twice_what_bfloat16_costs() -> None:
+    for steps in run_ranks(__name__, "errors_with_shared_experts", limit=200):
+        check(SHAPES[0], [Error(*error) for error in steps])

@@ -12,16 +12,20 @@ from torch import Tensor
 
 from benchmarks.kernels.inputs import sampling_batch
 from benchmarks.kernels.ranks import Ranks
+from oscine.ops.comm.tokens import SymmetricExchange
 from oscine.ops.embed import triton as embed
 from oscine.ops.interface import Ops, SamplingBatch
 from oscine.ops.norm import hopper
 from oscine.ops.norm import triton as norm
+from oscine.ops.planes import empty_planes, split
 from oscine.ops.table import choose, resolve
 from oscine.ops.target import Target
 
 HIDDEN, EXPERTS, PER_TOKEN, EPS = 2880, 128, 4, 1e-5
 ROWS = (1, 3, 8, 64, 100, 1024, 8192)
 REPLAYS = 100_000
+EXCHANGES = 10_000
+UNEVEN = ((1, 1), (1, 3), (64, 1), (100, 17), (1024, 700), (8192, 1))  # tokens by rank
 
 
 class Checks:
@@ -343,6 +347,136 @@ def replays(ranks: Ranks) -> list[str]:
             if index % 20_000 == 19_999:
                 print(f"{index + 1} replays in {time.monotonic() - begin:.1f} s", flush=True)
     return []
+
+
+def exchanged(ranks: Ranks) -> list[str]:
+    """Tokens at the experts of all ranks and sums back at their own, against float32: steps of uneven sizes, and graphs
+    between them, with other delays on each rank."""
+    checks, exchange = Checks(ranks), SymmetricExchange(ranks.communicator(8192, HIDDEN))
+    for seed, tokens in enumerate(UNEVEN * 2):
+        tokens = (*tokens, *(3,) * ranks.num_ranks)[: ranks.num_ranks]
+        for tokens_of_all in (tokens, tokens[::-1]):
+            _check_exchange(checks, exchange, tokens_of_all, seed)
+    if not checks.wrong:
+        _replay_exchanges(checks, exchange)
+    checks.true("a poll failed", not exchange.failed.item())  # type: ignore[union-attr]
+    return checks.wrong
+
+
+def _check_exchange(checks: Checks, exchange: SymmetricExchange, tokens: tuple[int, ...], seed: int) -> None:
+    ranks, name = checks.ranks, f"{tokens}, seed {seed}"
+    exchange.tokens = tokens
+    num_tokens = sum(tokens)
+    rows = [parts(ranks, (count, HIDDEN), seed=seed)[rank] for rank, count in enumerate(tokens)]
+    if seed % 2:
+        special(rows)
+    counts_E = torch.full((EXPERTS,), 7, dtype=torch.int32, device=ranks.device)
+    planes = empty_planes(num_tokens, HIDDEN, ranks.device) if num_tokens <= 256 else None
+    all_nH = exchange.dispatch(rows[ranks.rank], counts_E, planes)
+    checks.equal(f"tokens, {name}", all_nH, torch.cat(rows))
+    checks.true(f"counts, {name}", not counts_E.any())
+    if planes is not None and not seed % 2:  # infinities have none
+        for found, expected in zip(planes, split(Target.of(ranks.device), all_nH), strict=True):
+            checks.equal(f"planes, {name}", found, expected)
+    begin = sum(tokens[: ranks.rank])
+    for partials, dtype in ((0, torch.bfloat16), (1, torch.bfloat16), (4, torch.bfloat16), (3, torch.float32)):
+        shape = (num_tokens, partials, HIDDEN) if partials else (num_tokens, HIDDEN)
+        if num_tokens * partials > 16_384:
+            continue
+        sums = parts(ranks, shape, dtype, seed)
+        if seed % 2:
+            special(sums)
+        rounded = [add(list(one.unbind(1))).bfloat16() if partials else one for one in sums]
+        found = exchange.combine(sums[ranks.rank])
+        expected = add(rounded)[begin : begin + tokens[ranks.rank]]
+        checks.equal(f"{partials} sums of {dtype}, {name}", found, expected)
+        exchange.dispatch(rows[ranks.rank], None, None)  # the two take turns
+    exchange.combine(all_nH)
+
+
+class Exchanged:
+    """A graph of a few layers of one size on all ranks, whose inputs differ in each replay; it compares by itself."""
+
+    def __init__(self, ranks: Ranks, exchange: SymmetricExchange, size: int, delays: Tensor) -> None:
+        device, num_ranks = ranks.device, ranks.num_ranks
+        self.tokens = (size,) * num_ranks
+        self.step, self.differing = (torch.zeros(1, dtype=torch.int64, device=device) for _ in range(2))
+        rows = parts(ranks, (size, HIDDEN), seed=size)
+        sums = parts(ranks, (size * num_ranks, 4, HIDDEN), seed=size + 1)
+        scales = 2.0 ** torch.randint(-3, 4, (1024,), generator=torch.Generator().manual_seed(3))
+        scales = scales.to(device).bfloat16()
+        mine = slice(size * ranks.rank, size * (ranks.rank + 1))
+
+        def run() -> None:
+            scale = scales[self.step & 1023]  # a power of two: exact
+            rounded = [add(list((one * scale).unbind(1))).bfloat16() for one in sums]
+            expected, all_rows = add(rounded)[mine], torch.cat(rows) * scale
+            for layer in range(4):
+                if layer % 2:
+                    _spin_kernel[(1,)](delays, self.step, num_warps=1)
+                all_nH = exchange.dispatch(rows[ranks.rank] * scale, None, None)
+                self.differing += (all_nH != all_rows).sum()
+                if layer % 3 == 0:
+                    _spin_kernel[(1,)](delays, self.step + 500, num_warps=1)
+                self.differing += (exchange.combine(sums[ranks.rank] * scale) != expected).sum()
+            self.step += 1
+
+        exchange.tokens = self.tokens
+        run()
+        torch.cuda.synchronize()
+        dist.barrier()
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            run()
+
+
+def _replay_exchanges(checks: Checks, exchange: SymmetricExchange) -> None:
+    """In a random order that all ranks have; steps of other sizes come between."""
+    ranks = checks.ranks
+    delays = torch.randint(0, 6000, (1024,), generator=torch.Generator().manual_seed(ranks.rank))
+    delays[::97] = 100_000
+    delays = delays.to(ranks.device, torch.int32)
+    graphs = [Exchanged(ranks, exchange, size, delays) for size in (1, 8, 128)]
+    dist.barrier()
+    exchange.serve()
+    order = torch.randint(0, len(graphs), (EXCHANGES,), generator=torch.Generator().manual_seed(1)).tolist()
+    begin = time.monotonic()
+    for index, chosen in enumerate(order):
+        exchange.tokens = graphs[chosen].tokens
+        graphs[chosen].graph.replay()
+        if index % 500 == 499:
+            _check_exchange(checks, exchange, (1 + index % 7, *(5,) * (ranks.num_ranks - 1)), index)
+            differing = [graph.differing.item() for graph in graphs]
+            checks.true(f"by replay {index + 1}: differing elements {differing}", not any(differing))
+            if checks.wrong:
+                break
+    print(f"{len(order)} replays in {time.monotonic() - begin:.1f} s", flush=True)
+
+
+def deserted(ranks: Ranks) -> list[str]:
+    """The last rank does not come to a step. The others end their waits, and send it no sums of what they computed."""
+    checks, communicator = Checks(ranks), ranks.communicator(256, HIDDEN)
+    exchange, x = SymmetricExchange(communicator), parts(ranks, (64, HIDDEN))[0]
+    exchange.tokens = (64,) * ranks.num_ranks
+
+    def layer() -> None:
+        exchange.combine(exchange.dispatch(x, None, None))
+
+    layer()
+    torch.cuda.synchronize()
+    dist.barrier()
+    communicator.set_limit(0.5)
+    late = ranks.rank == ranks.num_ranks - 1
+    if late:
+        time.sleep(2)
+        checks.true("failed is set where nothing was polled", communicator.failed.item() == 0)
+    seconds = [_seconds(layer) for _ in range(2)]
+    print("seconds", seconds, flush=True)
+    checks.true(f"the limit is 0.5 s: {seconds}", 0.4 < seconds[0] < 2)
+    checks.true(f"later polls end at once: {seconds}", seconds[1] < 0.3)
+    checks.true("failed is not set", communicator.failed.item() == 1)
+    dist.barrier()
+    return checks.wrong
 
 
 def dead_peer(ranks: Ranks) -> list[str]:

@@ -1,4 +1,5 @@
-"""Messages between two GPUs: sums of own kernels and of norms against float32, and on both ranks bit for bit."""
+"""Messages between two GPUs: sums of own kernels and of norms against float32, and on both ranks bit for bit; tokens at
+the experts of both, and their sums."""
 
 import pytest
 
@@ -7,7 +8,11 @@ from benchmarks.kernels.ranks import run_ranks
 pytestmark = [pytest.mark.multi_gpu, pytest.mark.timeout(400)]
 
 
-@pytest.mark.parametrize("what", ["own_kernels", "embeddings", "choices", "norms", "dead_peer", "replays"])
+SUMS = ["own_kernels", "embeddings", "choices", "norms", "dead_peer", "replays"]
+EXPERTS = ["exchanged", "deserted"]
+
+
+@pytest.mark.parametrize("what", [*SUMS, *EXPERTS])
 def test_two_ranks(what: str) -> None:
     for rank, wrong in enumerate(run_ranks("tests.ops.comm_ranks", what, limit=180)):
         assert not wrong, f"rank {rank}, {len(wrong)} in all:\n" + "\n".join(wrong[:20])

@@ -4,12 +4,14 @@ import json
 import os
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
 
-from oscine.bench.engine import EngineBench, MeasureError, engine_options
+from oscine.bench.engine import EngineBench, engine_options
 from oscine.bench.machine import Machine
+from oscine.bench.passes import MeasureError, OwnEngine
 from oscine.bench.result import Point, results_of
 from oscine.bench.roofline import H200, decode_step_s
 from oscine.cli import main
@@ -69,6 +71,50 @@ def test_the_embedded_model_on_two_ranks(tmp_path: Path) -> None:
     assert (result["tensor_parallel_size"], result["num_gpus"], result["osl"]) == (2, 1, 64)
 
 
+@pytest.mark.parametrize("shared", [True, False], ids=["shared experts", "replicas"])
+def test_the_embedded_model_on_two_engines(tmp_path: Path, shared: bool) -> None:
+    """Five requests: one engine has three of them, and the other goes on taking part."""
+    arguments = ["engine", "--device", "cpu", "--data-parallel-size", "2", "--points", "5:16:48", "1:9:32"]
+    done = bench(*arguments, *["--enable-expert-parallel"] * shared, absent=SERVER_PACKAGES, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    first, second = map(json.loads, (tmp_path / results_of("cpu")).read_text().splitlines())
+    sizes = [first[f"{name}_parallel_size"] for name in ("tensor", "data", "expert")]
+    assert sizes == [1, 2, 2 if shared else 1]
+    assert (first["num_gpus"], first["concurrency"], second["concurrency"]) == (1, 5, 1)
+    assert min(first["output_tok_s"], first["prefill_tok_s"], second["decode_step_ms"]) > 0
+
+
+def test_two_engines_end_when_one_cannot_be_loaded(tmp_path: Path) -> None:
+    done = bench(
+        "engine", "--device", "cuda:98,cuda:99", "--data-parallel-size", "2", "--points", "2:8:8", cwd=tmp_path
+    )
+    assert done.returncode == 2
+    assert "cuda:9" in done.stderr.splitlines()[-1]
+
+
+def test_engines_end_when_one_is_killed() -> None:
+    code = """
+        import os, signal, threading
+        from oscine.bench import parallel, passes, result
+        from oscine.config import EngineOptions, ModelOptions
+        options = EngineOptions(ModelOptions(device="cpu"), quiet=True, num_threads=1)
+        engines = parallel.EngineProcesses([options] * 2, share_experts=True)
+        pids = [process.pid for process in engines._processes]
+        threading.Timer(0.5, os.kill, (pids[1], signal.SIGKILL)).start()
+        try:
+            engines.run(result.Point(64, 16, 30_000))
+        except passes.MeasureError as error:
+            print(error)
+        print([pid for pid in pids if os.path.exists(f"/proc/{pid}")])
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], cwd=ROOT, capture_output=True, text=True, timeout=100, check=True
+    )
+    error, left = done.stdout.splitlines()
+    assert error.startswith("engine ")
+    assert left == "[]"
+
+
 @pytest.mark.usefixtures("waiting_policy")
 @pytest.mark.parametrize(
     ("arguments", "said"),
@@ -119,7 +165,7 @@ def timed_bench(num_full_pages: int = 1000) -> tuple[TimedExecutor, EngineBench]
     groups = config.kv_groups(options.cache.page_size, "bfloat16")
     loop = EngineLoop(executor, options, groups=groups, num_pages=[num_full_pages, 1000], max_model_len=200)
     engine = BuiltEngine(loop, "120b", 200, config.vocab_size)
-    return executor, EngineBench(engine, config, options.cache.page_size, 12.34, executor.clock)
+    return executor, EngineBench(OwnEngine(engine, executor.clock), config, options.cache.page_size, 12.34)
 
 
 def test_the_figures_are_those_of_the_warm_pass() -> None:

@@ -52,7 +52,8 @@ def _add_engine(kinds: "argparse._SubParsersAction[Parser]") -> None:
         "--one-pass-from", type=int, metavar="C", help="requests from which on there is only one pass (default: never)"
     )
     step = replace(OPTIONS["max-num-batched-tokens"], shown="depends on the load")
-    names = ("tensor-parallel-size", "gpu-memory-utilization", "enforce-eager")
+    parallel = ("tensor-parallel-size", "data-parallel-size", "enable-expert-parallel")
+    names = (*parallel, "gpu-memory-utilization", "enforce-eager")
     add_some(parser, (step, *(OPTIONS[name] for name in names)))
     parser.add_argument(
         "--output",
@@ -76,7 +77,8 @@ def _keep_threads_from_spinning() -> None:
 def run_engine(args: argparse.Namespace) -> None:
     _keep_threads_from_spinning()
     from oscine.bench import machine, report
-    from oscine.bench.engine import EngineBench, MeasureError, engine_options
+    from oscine.bench.engine import EngineBench, engine_options
+    from oscine.bench.passes import MeasureError
 
     given = vars(args)
     with ended_by(ValueError, OSError, status=USAGE):
@@ -91,7 +93,9 @@ def run_engine(args: argparse.Namespace) -> None:
             cache=CacheOptions.of(given),
             cuda_graphs=given.get("enforce-eager", EngineOptions.cuda_graphs),
         )
-        bench = EngineBench.load(options)
+        size, share = given.get("data-parallel-size", 1), given.get("enable-expert-parallel", False)
+        with ended_by(MeasureError):
+            bench = EngineBench.load(options, num_engines=size, share_experts=share and size > 1)
     where = machine.describe(options.model.device.partition(",")[0], args.commit)
     output = args.output or results_of(where.gpu)
     print(f"{where.gpu}, torch {where.torch}, triton {where.triton}, commit {where.commit}; to {output}", flush=True)

@@ -7,11 +7,11 @@ Tokens of all ranks stand in the order of the ranks, on every rank. A rank route
 the tokens of others costs less than a further message with their experts would.
 
 Messages are those of push.py. Every layer of every step is one dispatch, in the slots "attention", and one combine, in
-the slots "experts", so the two are in turns whatever follows what: eager steps, graphs, steps of padding. A rank that
-dispatches has combined before, so it has a sum that the receiver sent after it had cleared all tokens of the dispatch
-before; a rank that combines has a token that the receiver sent after it had cleared all sums of the combine before. Each
-rank has at least one token in each step, so there is such a sum and such a token. Kernels of a rank wait only for
-kernels that the others have launched or will launch without waiting for this one, since all have agreed on the step.
+the slots "experts", so the two take turns whatever follows what: eager steps, graphs, steps of padding. A rank that
+dispatches has received a sum that the other rank sent after it had cleared all tokens of the dispatch before, and one
+that combines has received a token that the other sent after it had cleared all sums of the combine before: each rank
+has a token in every step. A kernel waits for what others launch in a step that all have agreed on, so they launch it
+without waiting for this rank.
 
 A rank that has waited in vain sends no sums from then on: the others wait in vain too, and no wrong token is given out.
 

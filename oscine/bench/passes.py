@@ -1,0 +1,89 @@
+"""One pass of a load through an engine of this process: all requests at once, greedy, to their full length."""
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from oscine.bench.result import Point
+from oscine.engine.build import BuiltEngine
+from oscine.engine.core.loop import EngineLoop
+from oscine.types import GenerationRequest, SamplingParams
+
+Clock = Callable[[], float]  # seconds, the same in all processes
+
+
+class MeasureError(Exception):
+    """A pass did not run the load that it should measure."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds until every request has all its tokens, and until every one has its first."""
+
+    full_s: float
+    first_s: float
+
+
+class Engines(Protocol):
+    """What is measured: an engine, or several that share the requests."""
+
+    model: str  # as loaded
+    num_pages: int  # that hold full contexts, of all engines
+
+    def run(self, point: Point) -> Timing:
+        """Raises MeasureError."""
+        ...
+
+
+class OwnEngine:
+    """The engine of this process. It may run a share of each load: every so many-th request."""
+
+    def __init__(
+        self, engine: BuiltEngine, clock: Clock = time.perf_counter, *, share: int = 0, num_shares: int = 1
+    ) -> None:
+        self.loop, self.model, self.num_pages = engine.loop, engine.model, engine.loop.stats().full_pages_total
+        self._vocab_size, self._clock, self._share = engine.vocab_size, clock, slice(share, None, num_shares)
+        self._prompts: dict[Point, list[list[int]]] = {}  # by the point, but for its generated tokens
+
+    def run(self, point: Point) -> Timing:
+        return run_pass(self.loop, self.prompts(point), point.osl, self._clock)
+
+    def prompts(self, point: Point) -> list[list[int]]:
+        key = replace(point, osl=0)
+        if key not in self._prompts:
+            self._prompts = {key: random_prompts(point, self._vocab_size)[self._share]}
+        return self._prompts[key]
+
+
+def random_prompts(point: Point, vocab_size: int) -> list[list[int]]:
+    """The same ids for the same point, in every process."""
+    generator = random.Random(f"{point.concurrency} {point.isl}")
+    return [generator.choices(range(vocab_size), k=point.isl) for _ in range(point.concurrency)]
+
+
+def run_pass(loop: EngineLoop, prompts: Sequence[list[int]], osl: int, clock: Clock) -> Timing:
+    """Generates osl tokens per request. Raises MeasureError if a request was refused or cut short."""
+    sampling = SamplingParams(max_tokens=osl, temperature=0.0)  # no stop ids: the end of a turn is an ordinary token
+    num_tokens = [0] * len(prompts)
+    failure: str | None = None
+    last_first_s = last_s = started_s = clock()
+    for i, prompt in enumerate(prompts):
+        loop.add(GenerationRequest(str(i), prompt, sampling))
+    num_running = len(prompts)
+    while num_running:
+        for output in loop.step():
+            request = int(output.request_id)
+            last_s = clock()
+            if not num_tokens[request]:
+                last_first_s = last_s
+            num_tokens[request] += len(output.token_ids)
+            num_running -= output.finish_reason is not None
+            if output.finish_reason not in (None, "length"):
+                failure = output.error or f"a request ended early: {output.finish_reason}"
+    if failure is None and any(count != osl for count in num_tokens):
+        failure = f"a request generated other than {osl} tokens"
+    if failure is not None:
+        raise MeasureError(failure)
+    return Timing(last_s - started_s, last_first_s - started_s)

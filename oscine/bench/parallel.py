@@ -4,6 +4,7 @@ The processes are forks, so they have their options and the descriptors of their
 and another one tells its times. When one process fails, all end; they also end with the process that started them.
 """
 
+import atexit
 import ctypes
 import gc
 import json
@@ -39,6 +40,7 @@ class EngineProcesses:
     def __init__(self, options: Sequence[EngineOptions], *, share_experts: bool) -> None:
         """Returns when all engines are ready. Raises ValueError for what a user can mend, else MeasureError."""
         self._processes: list[_Process] = []
+        atexit.register(self.close)  # waits until their memory is free
         meeting = Meeting(len(options)) if share_experts else None
         try:
             for rank, own in enumerate(options):
@@ -59,6 +61,7 @@ class EngineProcesses:
         return Timing(full_s - began_s, first_s - began_s)
 
     def close(self) -> None:
+        atexit.unregister(self.close)
         processes, self._processes = self._processes, []
         for process in processes:
             os.kill(process.pid, signal.SIGKILL)
@@ -131,7 +134,7 @@ def _serve(asked: socket.socket, options: EngineOptions, rank: int, num_engines:
     gc.freeze()  # as the engine process does
     asked.sendall(_line({"model": engine.model, "num_pages": engine.num_pages}))
     loop, lines = built.loop, asked.makefile("rb")
-    waiting = [asked] if loop.partners is None else [asked, loop.partners]
+    waiting: list[Any] = [asked] if loop.partners is None else [asked, loop.partners]
     while True:
         if select.select([asked], [], [], 0)[0]:
             if not (line := lines.readline()):

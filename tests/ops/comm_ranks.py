@@ -24,7 +24,7 @@ from oscine.ops.target import Target
 HIDDEN, EXPERTS, PER_TOKEN, EPS = 2880, 128, 4, 1e-5
 ROWS = (1, 3, 8, 64, 100, 1024, 8192)
 REPLAYS = 100_000
-EXCHANGES = 10_000
+EXCHANGES = 5_000
 UNEVEN = ((1, 1), (1, 3), (64, 1), (100, 17), (1024, 700), (8192, 1))  # tokens by rank
 
 

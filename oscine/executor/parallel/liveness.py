@@ -8,6 +8,7 @@ from oscine.types import RankLostError as RankLostError
 
 HUNG_S = 5.0  # after which a process that does nothing is given up
 _LOOKS = 5  # in a row that find nothing done, after a first one
+LOOK_S = HUNG_S / (_LOOKS + 1)
 
 
 class Vigil:
@@ -29,7 +30,7 @@ class Vigil:
         Looks are counted, not seconds: a wait that was itself stopped for a while proves nothing.
         """
         self._check()
-        if time.monotonic() - self._looked_s < HUNG_S / (_LOOKS + 1):
+        if time.monotonic() - self._looked_s < LOOK_S:
             return
         self._looked_s = time.monotonic()
         for name, pid in self._peers.items():

@@ -12,12 +12,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from oscine.executor.parallel.liveness import LOOK_S
+
 _HEAD_BYTES = 4096  # positions, one per cache line
 _LINE = 8  # numbers in a cache line
 RING_BYTES = _HEAD_BYTES + (4 << 20)
 _LENGTH_BYTES = 8  # before each message
 _SPIN_S = 0.002
-_LOOK_MS = 800  # of a sleeping reader, for what a watch may find
 _PAUSE_S = 0.00005  # of a writer that finds the ring full
 
 Watch = Callable[[], Callable[[], None]]  # as of oscine.ops.comm.host
@@ -120,7 +121,7 @@ class RingReader(_End):
         _fence()
         while not (available := self._available()):
             look()
-            if self._poll.poll(_LOOK_MS):
+            if self._poll.poll(1000 * LOOK_S):
                 os.eventfd_read(self._waker)
         self._numbers[self._own + 1] = 0
         return available

@@ -1,4 +1,4 @@
-"""One rank's steps in step with those of the others, whose experts compute its tokens too."""
+"""Steps that ranks which share experts run together: each waits for the others at the start of a step."""
 
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -42,7 +42,7 @@ class Clock(Protocol):
 
 
 class Lockstep:
-    """Used by the runner, step by step."""
+    """What the runner uses in each step: the clock, and the exchange of tokens."""
 
     def __init__(self, clock: Clock, exchange: "Exchange") -> None:
         self.clock, self.exchange = clock, exchange

@@ -36,10 +36,10 @@ class TensorSpec:
 
 
 class Span(NamedTuple):
-    """What a rank has of a number of equal things."""
+    """A rank's share of `total` equal units: heads, blocks or tokens."""
 
     own: range
-    length: int  # of each rank's part: zeros follow its own
+    length: int  # units in memory, the same on each rank: zeros fill up what `own` lacks
     total: int
 
 
@@ -51,13 +51,13 @@ class Part:
     num_ranks: int = 1
 
     def span(self, total: int) -> Span:
-        """Of two ranks one has at most one more than the other."""
+        """Shares differ by one unit at most."""
         own = range(total * self.rank // self.num_ranks, total * (self.rank + 1) // self.num_ranks)
         return Span(own, -(-total // self.num_ranks), total)
 
 
 class Cut(NamedTuple):
-    """What a rank has of one dimension of a tensor, in elements. As Span."""
+    """A rank's share of one dimension of a tensor, in elements; see Span."""
 
     dimension: int
     start: int
@@ -133,7 +133,7 @@ class Shard:
         return None
 
     def specs(self, config: ModelConfig) -> dict[str, TensorSpec]:
-        """Of what load_weights brings of a model."""
+        """The tensors of this rank's part, by name."""
         found = tensor_specs(config)
         for name, spec in found.items():
             if cut := self._cut(config, name, spec.shape):

@@ -146,7 +146,7 @@ class EngineServer:
                 self._forget(client)
 
     def _due_stats(self) -> EngineStats | None:
-        """Now and then, and when the last request has ended: steps of partners alone do not count as news."""
+        """None if they are not due. They are due at intervals, and once when the last request has ended."""
         now, is_idle = time.monotonic(), not self._loop.has_work
         is_news = is_idle and not self._told_idle
         self._told_idle = self._told_idle and is_idle

@@ -13,7 +13,7 @@ from oscine.types import NewSequence, SamplingParams
 
 
 class SentRules:
-    """Those of rank 0, which tells the other ranks of each answer."""
+    """The rules of rank 0. Sends each answer to the other ranks."""
 
     def __init__(self, rules: Rules, ring: RingWriter) -> None:
         self._rules, self._ring = rules, ring
@@ -29,7 +29,7 @@ class SentRules:
 
 
 class ReceivedRules:
-    """Those of another rank, which knows no grammars. Rank 0 reports their errors."""
+    """The rules of another rank: the answers of rank 0, which also reports the errors of grammars."""
 
     def __init__(self, ring: RingReader, device: torch.device) -> None:
         self._ring, self._device = ring, device

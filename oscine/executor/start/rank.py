@@ -36,7 +36,7 @@ _FAILED = 3
 class _Rank:
     def __init__(self, launch: Launch) -> None:
         self._launch = launch
-        self._awaited: dict[str, int] = {}  # as in RankGroup
+        self._awaited: dict[str, int] = {}  # process ids by name, of ranks that must not hang
         shared = SharedMemory(launch.memory, launch.num_ranks)
         self._host = HostCommunicator(launch.rank, launch.num_ranks, shared.slots, self._watch)
         self._ring = RingReader(shared.ring, launch.rank - 1, launch.waker, self._watch_idle)

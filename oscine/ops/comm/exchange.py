@@ -1,4 +1,4 @@
-"""Sums over ranks within a Triton kernel, and kernels that do nothing else.
+"""Sums over ranks within a Triton kernel, and kernels that only exchange messages.
 
 Each rank rounds its part to bfloat16 (or sends float32), and every rank adds the same parts in rank order in float32,
 so all ranks have the same bits. One shot: every rank sends its part to all others and adds them itself. Two shots: the
@@ -6,9 +6,9 @@ owner of a row, row % RANKS, gets the parts, and sends their sum to all others; 
 instead of RANKS - 1 times. Programs of one row push before they poll, and programs start in order, so none waits for
 one that cannot start.
 
-Kernels of their own may follow each other on one buffer: a slot has two halves, used in turns. Each program has a cell
-of each half to itself and counts its own turns there. A rank sends into a half again after its own last turn, which
-ended with what the others sent after they had cleared that half.
+The kernels that only exchange messages may follow each other on one buffer: a slot has two halves, used in turns. Each
+program has its own cell of each half and counts its turns there. It writes a half again two turns later. In the turn
+between it has received what the others sent after they had cleared that half.
 """
 
 import triton
@@ -30,7 +30,7 @@ def row_bytes(hidden: int) -> int:
 
 @triton.jit
 def _of_rank(own, others, rank, SOURCE: tl.constexpr, RANKS: tl.constexpr, COUNT: tl.constexpr, INDEX: tl.constexpr):
-    """The message INDEX of COUNT of rank SOURCE; `others` has those of all ranks but this."""
+    """The message INDEX of COUNT of rank SOURCE; `others` has the messages of all other ranks."""
     BEFORE: tl.constexpr = COUNT * (SOURCE if SOURCE < RANKS - 1 else SOURCE - 1) + INDEX
     AFTER: tl.constexpr = COUNT * (SOURCE - 1 if SOURCE > 0 else 0) + INDEX
     return tl.where(rank == SOURCE, own, tl.where(rank > SOURCE, others[BEFORE], others[AFTER]))

@@ -67,7 +67,7 @@ class HostCommunicator:
         self._exchange(torch.empty(0, dtype=torch.uint8))
 
     def serve(self) -> None:
-        """Whether a rank hangs is for the watch to say."""
+        """Nothing changes: the watch notices a rank that hangs."""
 
     def _exchange(self, mine: Tensor) -> Tensor:
         """The bytes of all ranks, [ranks, n]. They stay until the exchange after the next one."""

@@ -64,7 +64,7 @@ def poll(
 
 @triton.jit
 def clear(messages, place, address, slot, SOURCES: tl.constexpr, PACK: tl.constexpr, WIDTH: tl.constexpr):
-    """Stores zeros into SOURCES slots that were polled without."""
+    """Stores zeros into SOURCES slots that were polled without CLEAR."""
     code: tl.constexpr = _clear_code(SOURCES, PACK, WIDTH)
     kinds: tl.constexpr = _kinds(WIDTH, 2, PACK, WIDTH)
     _emit(code, kinds, (address, slot.to(tl.int64), place) + messages, messages[0], 1, PACK)

@@ -5,9 +5,9 @@ Every rank has one buffer in memory that all others can write. It is cut into na
 | name | used by | halves |
 |---|---|---|
 | embedding | the kernel that embeds tokens | 1 |
-| attention | the norm that adds up what attention leaves | 1 |
-| experts | the norms that add up what experts leave | 1 |
-| sum, gather, best | kernels of their own | 2, used in turns |
+| attention | the norm that adds up the partial sums of attention | 1 |
+| experts | the norms that add up the partial sums of experts | 1 |
+| sum, gather, best | the kernels all_reduce, all_gather and best | 2, used in turns |
 
 A step uses embedding first, then attention and experts in turns, so one half each is enough: a rank sends into one
 after it has received in another, and what it received was sent after its slot had been cleared.
@@ -199,7 +199,7 @@ class SymmetricCommunicator:
 
     @property
     def error(self) -> str | None:
-        """Reads `failed` beside the device's other work."""
+        """Reads `failed` on a stream of its own, so that it does not wait for queued steps."""
         with torch.cuda.stream(torch.cuda.Stream(self.device)):  # type: ignore[no-untyped-call]
             failed = bool(self.failed.item())
         return f"another rank did not answer within {LIMIT:g} s" if failed else None

@@ -345,6 +345,14 @@ class ServerOptions(Options, group="server"):
         "divide every expert among the engines of --data-parallel-size, which run their steps together",
         opposites=("no-enable-expert-parallel",),
     )
+    gpus: str | None = option(
+        None,
+        "GPUs to use; --profile says whether for one engine or for several",
+        "all|N",
+        shown="all for a published model, unless another option says what to use; else 1",
+        excludes=("device", "tensor-parallel-size", "data-parallel-size"),
+        rule=("all, or how many", lambda text: text == "all" or (text.isdecimal() and int(text) > 0)),
+    )
     reasoning_field: Literal["reasoning", "reasoning_content", "both"] = option(
         "reasoning", "field of an answer that carries the reasoning"
     )

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oscine.executor.kv.copies import copies
-from oscine.executor.start.build import identity_of
+from oscine.executor.kv.transfers import identity_of
 from oscine.kv_group import KVGroup
 from tests.executor.tiny import CONFIG
 

@@ -27,7 +27,8 @@ def add_command(commands: "argparse._SubParsersAction[Parser]") -> None:
 def run(args: argparse.Namespace) -> None:
     started_s = time.perf_counter()
     notes: list[str] = []
-    config = _with_environment(read_config(vars(args), notes.append), Environment())
+    environment = Environment()
+    config = _with_environment(read_config(vars(args), notes.append, environment.num_gpus), environment)
     from oscine.api.server import ServerError, serve
     from oscine.api.telemetry.logs import start_logging
 
@@ -40,7 +41,7 @@ def run(args: argparse.Namespace) -> None:
         from oscine.cluster.data_parallel import parallel_service
 
         with ended_by(ValueError, status=USAGE):
-            service = parallel_service(config, Environment().num_gpus)
+            service = parallel_service(config, environment.num_gpus)
     with ended_by(ServerError):
         serve(config, lambda url, info: _announce(config, url, info, time.perf_counter() - started_s), service)
 

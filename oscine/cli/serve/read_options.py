@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from oscine.cli.error import USAGE, CommandError, ended_by
+from oscine.cli.serve.layout import lay_out
 from oscine.cli.serve.name import NOTES, Values, merge
 from oscine.cli.serve.options import NAMES, PROFILE_FOLDER
 from oscine.config import NANO, OPTIONS, Config
@@ -25,8 +26,9 @@ def _say(note: str) -> None:
     print(f"oscine: {note}", file=sys.stderr)
 
 
-def read_config(given: Mapping[str, Any], note: Callable[[str], None] = _say) -> Config:
-    """`given`: the command line, by option. `note` is called for what has no effect. Raises CommandError."""
+def read_config(given: Mapping[str, Any], note: Callable[[str], None] = _say, num_gpus: int | None = None) -> Config:
+    """`given`: the command line, by option. `note` is called for what has no effect, and for what follows from
+    `num_gpus`, which a command gives that can use several. Raises CommandError."""
     layers = [dict(given)]  # the first wins
     path = layers[0].pop("config", None)
     with ended_by(ValueError, status=USAGE):
@@ -36,14 +38,16 @@ def read_config(given: Mapping[str, Any], note: Callable[[str], None] = _say) ->
         profile = next((layer["profile"] for layer in layers if "profile" in layer), None)
         if profile is not None:
             layers.append(read_profile(profile))
-        return make_config(layers, note)
+        return make_config(layers, note, num_gpus)
 
 
 def read_profile(name: str) -> Values:
     return _read_yaml(PROFILE_FOLDER / f"{name}.yaml", f"--profile {name}")
 
 
-def make_config(layers: Sequence[Values], note: Callable[[str], None] = lambda text: None) -> Config:
+def make_config(
+    layers: Sequence[Values], note: Callable[[str], None] = lambda text: None, num_gpus: int | None = None
+) -> Config:
     """The Config from layers, of which the first wins. Raises OptionError."""
     values: Values = {}
     for layer in reversed(layers):
@@ -51,6 +55,10 @@ def make_config(layers: Sequence[Values], note: Callable[[str], None] = lambda t
             note(text)
         replaced = {theirs for ours, theirs in _EXCLUSIONS if ours in layer}
         values = {name: value for name, value in values.items() if name not in replaced} | layer
+    layout = lay_out(values, num_gpus)
+    for text in layout.pop(NOTES, ()):
+        note(text)
+    values |= layout
     values = _dummy(values) if "load-format" in values else values
     return Config.of(_attention_dp(values) if values.get("enable-attention-dp") else values)
 

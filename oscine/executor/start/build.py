@@ -1,7 +1,5 @@
 """The executor that the options name, ready to run, and what its user must know of it. Imports torch only if needed."""
 
-import hashlib
-import json
 import sys
 from collections.abc import Sequence
 from contextlib import closing
@@ -14,7 +12,7 @@ import numpy as np
 
 from oscine.config import EngineOptions, Environment, devices_of
 from oscine.executor.fake import FakeExecutor, Script
-from oscine.executor.kv.transfers import Transfers
+from oscine.executor.kv.transfers import Transfers, identity_of
 from oscine.executor.masks import TOKENIZER, GrammarCache
 from oscine.executor.parallel.clock import Partners
 from oscine.executor.parallel.meeting import Seat
@@ -140,15 +138,6 @@ def _transfers(options: EngineOptions, executor: "TorchExecutor", ranks: "RankPr
     from oscine.executor.parallel.transfers import RankedTransfers
 
     return RankedTransfers(own, ranks.connections, ranks.check)
-
-
-def identity_of(model: str, weights: str, config: ModelConfig) -> str:
-    """What makes equal tokens have equal keys and values: name, weights and sizes.
-
-    Of a path only the end counts, as machines may keep a model in different places. `weights` tells revisions apart.
-    """
-    sizes = hashlib.blake2b(json.dumps(config.to_dict(), sort_keys=True).encode(), digest_size=8).hexdigest()
-    return " ".join((model.rstrip("/").rpartition("/")[2], *filter(None, (weights, sizes))))
 
 
 def _build_fake(options: EngineOptions) -> BuiltExecutor:

@@ -2,8 +2,8 @@
 
 from oscine.config import EngineOptions
 from oscine.executor.kv.nixl_transfer import KVTransfer
+from oscine.executor.kv.transfers import identity_of
 from oscine.executor.runner import TorchExecutor
-from oscine.executor.start.build import identity_of
 from oscine.model.checkpoint import fingerprint
 from oscine.model.hub import find_folder
 from oscine.model.opened import config_of

@@ -81,6 +81,17 @@ def test_roles_may_differ_in_their_ranks(tmp_path: Path) -> None:
     assert [(role.gpus, role.engine.model.tensor_parallel_size) for role in model.roles] == [(4.0, 4), (2.0, 2)]
 
 
+def test_a_replica_has_a_rank_on_each_of_its_gpus_unless_the_file_says_otherwise(tmp_path: Path) -> None:
+    def ranks(text: str) -> list[int]:
+        (model,) = read(tmp_path, MODEL + text).models
+        return [role.engine.model.tensor_parallel_size for role in model.roles]
+
+    assert ranks("    prefill: {gpus: 1}\n    decode: {gpus: 2}\n") == [1, 2]
+    assert ranks("    aggregated: {gpus: 0.5}\n") == [1]
+    assert ranks("    aggregated: {gpus: 2, tensor-parallel-size: 1}\n") == [1]
+    assert ranks("    engine: {tp: 1}\n    aggregated: {gpus: 4}\n") == [1]
+
+
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda path: path.name)
 def test_the_examples(file: Path, monkeypatch: pytest.MonkeyPatch, model_folder: Path) -> None:
     monkeypatch.setattr(deployment_file, "tokenizer_folder", lambda engine: model_folder)  # not from the hub

@@ -23,7 +23,7 @@ models:
   - name: [nano, small]
     engine: {kv-cache-bytes: 33554432, max-num-seqs: 4, max-num-batched-tokens: 256}
     prefill: {cpus: 0.25}
-    decode: {cpus: 0.25}
+    decode: {cpus: 0.25, tensor-parallel-size: 2}
     remote-prefill: {min-tokens: 64, timeout-s: 60}
 """
 FAKE = """

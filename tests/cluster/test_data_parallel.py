@@ -6,12 +6,14 @@ import signal
 import threading
 import urllib.request
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import openai
+import psutil
 import pytest
 
 from oscine.cluster.data_parallel import DataParallelEngine
@@ -30,6 +32,7 @@ from oscine.engine.wire.stream import RequestStream
 from oscine.types import GenerationOutput
 from tests.api.test_metrics import samples, total
 from tests.engine_process.harness import options, read, request, run, tokens, until
+from tests.engine_process.test_lost_ranks import is_alive
 from tests.server import ServerProcess, wait_until
 
 SLOW_S = 0.02
@@ -194,6 +197,36 @@ def test_stopping_ends_streams_and_processes(model_folder: Path) -> None:
             assert not any(pid is not None and Path(f"/proc/{pid}").exists() for pid in pids)
 
     run(test)
+
+
+def test_engines_of_two_ranks_each_answer_and_outlive_the_loss_of_a_rank() -> None:
+    sizes = ("--data-parallel-size", "2", "--tensor-parallel-size", "2")
+    with ServerProcess("--device", "cpu", *sizes, "--kv-cache-bytes", "64M") as server:
+
+        def ranks() -> list[psutil.Process]:
+            return [one for one in server.processes() if "oscine.executor.start.rank" in one.cmdline()]
+
+        def answer(number: int) -> str:
+            prompt = f"What is {number} + 58?"
+            body = {"model": MODEL, "messages": [{"role": "user", "content": prompt}], "temperature": 0.0}
+            return str(server.post("/v1/chat/completions", body)["choices"][0]["message"]["content"])
+
+        def count(number: int) -> int:
+            body = {"model": MODEL, "prompt": [10 + number] * 70, "max_tokens": 500, "ignore_eos": True}
+            return int(server.post("/v1/completions", body)["usage"]["completion_tokens"])
+
+        wait_until(lambda: len(server._engines()) == 2 and len(ranks()) == 2, "four ranks")
+        with ThreadPoolExecutor(4) as threads:
+            assert "85" in list(threads.map(answer, range(26, 30)))[1]
+            counts = [threads.submit(count, number) for number in range(4)]
+            server.wait_running(4)
+            lost = ranks()[0]
+            lost.kill()
+            assert [one.result() for one in counts] == [500] * 4
+        assert server.metric("oscine:migrations_total") >= 1
+        wait_until(lambda: lost.pid not in [one.pid for one in ranks()] and len(ranks()) == 2, "a new rank", 90.0)
+        processes = server.processes()
+    wait_until(lambda: not any(map(is_alive, processes)), "the end of all processes")
 
 
 # ---- options ----

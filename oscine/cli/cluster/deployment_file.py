@@ -186,7 +186,10 @@ def _role(section: Section, role: Role, model: str | None, profile: Values, comm
         values[_RANKS.name] = section.take_option(_RANKS)
     engine = _engine(model, profile, (inner, values), common)
     spec = section.record(RoleSpec, role=role, replicas=_replicas(section), engine=engine)
-    return replace(spec, engine=replace(spec.engine, quiet=True))
+    given = values | common[1]
+    ranks = int(spec.gpus) if spec.gpus > 1 and _RANKS.name not in given else engine.model.tensor_parallel_size
+    of_ranks = replace(engine.model, tensor_parallel_size=ranks)
+    return replace(spec, engine=replace(engine, model=of_ranks, quiet=True))
 
 
 def _replicas(section: Section) -> Replicas:

@@ -503,7 +503,7 @@ def engines_of(config: Config, num_gpus: int) -> list[EngineOptions]:
         engine = replace(engine, cache=replace(engine.cache, kv_cache_bytes=size), num_threads=threads)
     if config.server.enable_expert_parallel:
         if engine.model.tensor_parallel_size > 1:
-            raise ValueError("--enable-expert-parallel shares experts among engines of one rank each")
+            raise ValueError("--enable-expert-parallel needs engines of one rank: --tensor-parallel-size must be 1")
         engine = replace(engine, scheduler=_part_of_step(engine.scheduler, count))
     return [
         replace(engine, model=replace(engine.model, device=",".join(dict.fromkeys(own))), quiet=engine.quiet or i > 0)

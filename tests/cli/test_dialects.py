@@ -125,6 +125,12 @@ def test_attention_data_parallelism_is_engines_that_share_experts(tmp_path: Path
     assert config_of("m", "--config", path, "--no-enable-attention-dp")[0].engine.model.tensor_parallel_size == 8
 
 
+def test_experts_of_one_engine_are_not_shared() -> None:
+    config, notes = config_of("m", "--tensor-parallel-size", "2", "--enable-expert-parallel", "--device", "cpu")
+    assert any(note.startswith("--enable-expert-parallel has no effect with one engine") for note in notes)
+    assert config.engine.model.tensor_parallel_size == 2
+
+
 def test_an_engine_of_attention_data_parallelism_has_one_rank() -> None:
     with pytest.raises(CommandError, match=r"--data-parallel-size must be the number of ranks \(8\), not 4"):
         config_of("m", "--tp", "8", "--dp", "4", "--enable-dp-attention")

@@ -10,8 +10,7 @@ import torch
 from oscine.config import CacheOptions, EngineOptions, ModelOptions
 from oscine.engine.build import build_engine
 from oscine.engine.core.offline import generate
-from oscine.executor.parallel.liveness import RankLostError
-from oscine.types import GenerationRequest, SamplingParams
+from oscine.types import GenerationRequest, RankLostError, SamplingParams
 from tests.server import wait_until
 
 OPTIONS = EngineOptions(

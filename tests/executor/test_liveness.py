@@ -1,6 +1,7 @@
 """Processes that end, stop, sleep or work, and what a wait for them says."""
 
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -10,7 +11,11 @@ from collections.abc import Iterator
 import pytest
 
 from oscine.executor.parallel import liveness
-from oscine.executor.parallel.liveness import RankLostError, Vigil, cpu_ticks, is_stopped
+from oscine.executor.parallel.liveness import Vigil, cpu_ticks, is_stopped
+from oscine.executor.parallel.meeting import Meeting
+from oscine.executor.parallel.processes import RankProcesses
+from oscine.executor.parallel.store_order import require_store_order
+from oscine.types import RankLostError
 from tests.server import wait_until
 
 SLEEPS, WORKS = "import time; time.sleep(600)", "while True: pass"
@@ -26,6 +31,15 @@ def process(request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[bytes]]
     with subprocess.Popen([sys.executable, "-c", request.param]) as process:
         yield process
         process.kill()
+
+
+def test_processors_that_reorder_stores_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    require_store_order()
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    with pytest.raises(ValueError, match="need an x86-64 processor, not aarch64"):
+        RankProcesses(2)
+    with pytest.raises(ValueError, match="need an x86-64 processor, not aarch64"):
+        Meeting(2)
 
 
 def nothing() -> None:

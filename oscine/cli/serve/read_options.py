@@ -60,7 +60,10 @@ def make_config(
         note(text)
     values |= layout
     values = _dummy(values) if "load-format" in values else values
-    return Config.of(_attention_dp(values) if values.get("enable-attention-dp") else values)
+    config = Config.of(_attention_dp(values) if values.get("enable-attention-dp") else values)
+    if config.server.enable_expert_parallel and config.server.data_parallel_size == 1:
+        note("--enable-expert-parallel has no effect with one engine: each of its ranks has a part of every expert")
+    return config
 
 
 def _attention_dp(values: Values) -> Values:

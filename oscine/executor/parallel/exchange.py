@@ -57,7 +57,8 @@ class MemoryExchange:
         return [torch.cat(of_column) for of_column in zip(*parts, strict=True)]
 
     def scatter(self, partial: Tensor) -> Tensor:
-        """Partial sums of the tokens of all ranks, [n, H] or [n, J, H] -> sums over ranks, [T, H] or [T, J, H]."""
+        """Partial sums of the tokens of all ranks, [n, H] -> sums over ranks, [T, H]."""
+        assert partial.dim() == 2, "the backends of CPUs add up their own partial sums"
         self._sums(self._rank, partial).copy_(partial)
         self._meet()
         end = sum(self.tokens[: self._rank + 1])

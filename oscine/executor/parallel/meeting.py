@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 
+from oscine.executor.parallel.store_order import require_store_order
 from oscine.types import RankLostError
 
 _WORDS_BYTES = mmap.PAGESIZE  # at the beginning of the memory; tensors come after them
@@ -41,6 +42,7 @@ class Meeting:
     """One life of a group, of the process that starts its ranks."""
 
     def __init__(self, num_ranks: int) -> None:
+        require_store_order()
         memory = os.memfd_create("oscine-ranks")
         os.ftruncate(memory, _WORDS_BYTES)
         self._seat = Seat(0, memory, [os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(num_ranks)])

@@ -18,8 +18,10 @@ from multiprocessing.connection import Connection
 import msgspec
 
 from oscine.config import EngineOptions
-from oscine.executor.parallel.liveness import RankLostError, Vigil
+from oscine.executor.parallel.liveness import Vigil
+from oscine.executor.parallel.store_order import require_store_order
 from oscine.python_child import child_environment, module_command
+from oscine.types import RankLostError
 
 RANK = "oscine.executor.start.rank"  # the module of a rank's process
 _LAST_WORDS_S = 1.0  # for a rank whose socket has ended to end itself
@@ -67,6 +69,7 @@ class _Rank:
         self.socket.setblocking(False)
         self.pid, self.name = self._process.pid, f"rank {rank} (process {self._process.pid})"
         self._heard = b""
+        self.serves = False
 
     def failure(self) -> Exception | None:
         """What it failed with, or RankLostError if it is gone."""
@@ -85,7 +88,8 @@ class _Rank:
     def _describe(self) -> Exception:
         if self._heard.endswith(b"\n"):
             failed = msgspec.json.decode(self._heard, type=Failed)
-            return ValueError(failed.message) if failed.is_users else RankLostError(f"{self.name}: {failed.message}")
+            is_users = failed.is_users and not self.serves
+            return ValueError(failed.message) if is_users else RankLostError(f"{self.name}: {failed.message}")
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = self._process.wait(_LAST_WORDS_S)
             end = f"was killed by signal {-code}" if code < 0 else f"exited with status {code}"
@@ -95,7 +99,8 @@ class _Rank:
     def end(self) -> None:
         """At once, also if it is stopped."""
         self._process.kill()
-        self._process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # a driver may hold it; it ends when it is let go
+            self._process.wait(_LAST_WORDS_S)
         self.socket.close()
         self.connection.close()
         os.close(self.waker)
@@ -106,6 +111,7 @@ class RankProcesses:
 
     def __init__(self, num_ranks: int) -> None:
         """Starts them. They import what they need, and wait for launch()."""
+        require_store_order()
         self.num_ranks = num_ranks
         self.memory, self.store = os.memfd_create("oscine"), os.memfd_create("oscine store")
         self._ranks = [_Rank(rank, self.memory, self.store) for rank in range(1, num_ranks)]
@@ -136,6 +142,8 @@ class RankProcesses:
     def serve(self) -> None:
         """From now on a rank that is waited for and does nothing is a failure. Before, it may wait for files."""
         self._awaited = {rank.name: rank.pid for rank in self._ranks}
+        for rank in self._ranks:
+            rank.serves = True
 
     def fileno(self) -> int:
         """Can be read once a rank has failed or ended."""

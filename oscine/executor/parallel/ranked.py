@@ -1,14 +1,14 @@
 """The executor of a model on several ranks, as its rank 0 runs it, and what the other ranks do."""
 
+import gc
 import time
 from collections import deque
 
-from oscine.executor.parallel.liveness import RankLostError
 from oscine.executor.parallel.messages import decode_plan, encode_plan
 from oscine.executor.parallel.processes import RankProcesses
 from oscine.executor.parallel.ring import RingReader, RingWriter
 from oscine.executor.runner import TorchExecutor
-from oscine.types import SamplingParams, StepPlan, StepResult
+from oscine.types import RankLostError, SamplingParams, StepPlan, StepResult
 
 _LOOK_S = 1.0  # a kernel waits longer for another rank before it gives up
 
@@ -33,6 +33,8 @@ class RankedExecutor:
 
 def follow(executor: TorchExecutor, plans: RingReader) -> None:
     """Runs the plans of rank 0 until it is stopped. A step is collected while the one after it runs."""
+    gc.collect()
+    gc.freeze()  # a long collection in one rank would hold up all
     own = _Own(executor)
     own.launch(decode_plan(plans.receive()))
     while True:

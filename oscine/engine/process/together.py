@@ -31,7 +31,8 @@ class EngineGroup:
             self._close()
             self._meeting = Meeting(len(self.members))
             for other, future in self._about_to_start.items():
-                future.set_result(self._meeting.seat(other))
+                if not future.done():  # of one that is stopped meanwhile
+                    future.set_result(self._meeting.seat(other))
             self._about_to_start = {}
         return await seat
 

@@ -74,6 +74,8 @@ class Error(NamedTuple):
     of_kernels: float  # relative
     of_bfloat16: float  # of plain torch
     bits: int  # of the kernels' logits, added up
+    rows_of_kernels: list[float]  # relative, of each row
+    rows_of_bfloat16: list[float]
 
 
 def errors(
@@ -91,20 +93,31 @@ def errors(
     shard = shard or Shard.of_everything(ranks.rank, ranks.num_ranks)
     fast = run(build(config, torch.bfloat16, resolve(target, choose(platform(target))), shard), steps, begin)
     return [
-        Error(relative_error(logits, exact), relative_error(rough, exact), int(logits.view(torch.int32).sum()))
+        Error(
+            of_kernels=relative_error(logits, exact),
+            of_bfloat16=relative_error(rough, exact),
+            bits=int(logits.view(torch.int32).sum()),
+            rows_of_kernels=row_errors(logits, exact),
+            rows_of_bfloat16=row_errors(rough, exact),
+        )
         for exact, rough, logits in zip(truth, plain, fast, strict=True)
     ]
 
 
 def check(shape: Shape, found: list[Error]) -> None:
     for step, error in enumerate(found):
-        print(f"{shape.name}, step {step}: {error}")
+        print(f"{shape.name}, step {step}: {error.of_kernels:.2e}, of bfloat16 {error.of_bfloat16:.2e}")
         assert error.of_kernels <= 2 * error.of_bfloat16
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
 def test_kernels_cost_at_most_twice_what_bfloat16_costs(shape: Shape) -> None:
     check(shape, errors(shape, Target.of(torch.device("cuda"))))
+
+
+def row_errors(got: Tensor, expected: Tensor) -> list[float]:
+    errors: list[float] = ((got - expected).norm(dim=1) / expected.norm(dim=1)).tolist()
+    return errors
 
 
 def relative_error(got: Tensor, expected: Tensor) -> float:

@@ -379,17 +379,17 @@ def _check_exchange(checks: Checks, exchange: SymmetricExchange, tokens: tuple[i
         for found, expected in zip(planes, split(Target.of(ranks.device), all_nH), strict=True):
             checks.equal(f"planes, {name}", found, expected)
     begin = sum(tokens[: ranks.rank])
-    for partials, dtype in ((0, torch.bfloat16), (1, torch.bfloat16), (4, torch.bfloat16), (3, torch.float32)):
+    for partials in (0, 1, 4, 12):
         shape = (num_tokens, partials, HIDDEN) if partials else (num_tokens, HIDDEN)
         if num_tokens * partials > 16_384:
             continue
-        sums = parts(ranks, shape, dtype, seed)
+        sums = parts(ranks, shape, seed=seed)
         if seed % 2:
             special(sums)
         rounded = [add(list(one.unbind(1))).bfloat16() if partials else one for one in sums]
         found = exchange.combine(sums[ranks.rank])
         expected = add(rounded)[begin : begin + tokens[ranks.rank]]
-        checks.equal(f"{partials} sums of {dtype}, {name}", found, expected)
+        checks.equal(f"{partials} sums, {name}", found, expected)
         exchange.dispatch(rows[ranks.rank], None, None)  # the two take turns
     exchange.combine(all_nH)
 

@@ -102,7 +102,8 @@ class SymmetricExchange:
         return gathered_nH
 
     def combine(self, partial: Tensor) -> Tensor:
-        """[n, H] or [n, J, H] -> float32 [T, H]: the sums of this rank's tokens over J and over ranks."""
+        """bfloat16 [n, H] or [n, J, H] -> float32 [T, H]: the sums of this rank's tokens over J and over ranks."""
+        assert partial.dtype == torch.bfloat16, "threads must have 16 bytes of a message side by side"
         num_tokens, hidden = partial.shape[0], partial.shape[-1]
         rank = self._communicator.rank
         total_TH = torch.empty(self._tokens[rank], hidden, dtype=torch.float32, device=partial.device)

@@ -140,8 +140,6 @@ def plan(start: Start) -> MemoryPlan:
     report(f"{memory}\n{describe(start.choice, shapes)}")
     if start.on_gpu and platform(start.target, opened.dtype) == "cpu":
         report(f"no kernel and no CUDA graph is used: they are for bfloat16, not {opened.dtype}")
-    if start.on_gpu and start.lockstep is not None:
-        report("--enable-expert-parallel has not been run on GPUs yet: compare answers with those of one engine")
     if opened.device.type == "cpu" and (why := unavailable()) is not None:
         report(f"no native kernel is used, so steps are slow: {why}")
     start.watch.lap("open")

@@ -58,7 +58,7 @@ def expected() -> list[list[int]]:
     return found
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.slow), 4])
 def test_tokens_are_those_of_one_engine(size: int, expected: list[list[int]]) -> None:
     async def test() -> None:
         async with group(size) as engine:
@@ -83,7 +83,7 @@ def test_engines_without_requests_cost_nothing() -> None:
     run(test)
 
 
-@pytest.mark.parametrize("victim", ["0", "1"])
+@pytest.mark.parametrize("victim", [pytest.param("0", marks=pytest.mark.slow), "1"])
 def test_an_engine_that_is_killed_ends_the_others_and_all_begin_again(victim: str, expected: list[list[int]]) -> None:
     async def test() -> None:
         async with group(2) as engine:

@@ -91,18 +91,18 @@ def test_ranks_fetch_their_shares_of_pages_from_engines_with_any_number_of_ranks
     verdict = Verdict()
 
     async def check() -> None:
-        async with engines(*(embedded(num_ranks=ranks) for ranks in (1, 1, 2, 2))) as (alone, one, two, other):
-            for number, (there, here) in enumerate([(one, two), (two, one), (two, other)]):
+        async with engines(*(embedded(num_ranks=ranks) for ranks in (1, 1, 2))) as (alone, one, two):
+            for number, (there, here) in enumerate([(one, two), (two, one)]):
                 families = [family(number, FAMILY)]
                 found = await run_families(here, families, source(there))
                 verdict.check_tokens(await run_families(alone, families, None), found)
                 verdict.check_pages(found)
-            for engine in (one, two, other):
+            for engine in (one, two):
                 await idle(engine)
 
     asyncio.run(check())
     assert verdict.problems == []
-    assert verdict.num_remote >= 8
+    assert verdict.num_remote >= 5
 
 
 def test_the_other_engine_is_killed_before_during_and_after_its_work(folder: Path) -> None:

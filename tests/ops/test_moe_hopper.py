@@ -179,7 +179,7 @@ def interpret_experts() -> None:
     round_as_torch()
     cpu = torch.device("cpu")
     for tokens in (1, 3, 9):  # tiles of one rank's experts
-        check_error(tokens, 5, 96, 96, cpu)
+        check_error(tokens, 5, 32, 32, cpu)
     hopper.THIN = 0  # from here on those of whole experts, small as these are
     check_error(1, 5, 96, 96, cpu)  # no table
     check_error(2, 5, 32, 224, cpu)  # no sort; fewer stages than parts of the sum

@@ -199,6 +199,7 @@ def test_stopping_ends_streams_and_processes(model_folder: Path) -> None:
     run(test)
 
 
+@pytest.mark.slow
 def test_engines_of_two_ranks_each_answer_and_outlive_the_loss_of_a_rank() -> None:
     sizes = ("--data-parallel-size", "2", "--tensor-parallel-size", "2")
     with ServerProcess("--device", "cpu", *sizes, "--kv-cache-bytes", "64M") as server:

@@ -101,6 +101,7 @@ def test_an_engine_that_is_killed_ends_the_others_and_all_begin_again(victim: st
     run(test)
 
 
+@pytest.mark.slow
 def test_an_engine_that_hangs_ends_the_group(expected: list[list[int]]) -> None:
     async def test() -> None:
         async with group(2, replace(ONE, engine_timeout_s=3.0)) as engine:

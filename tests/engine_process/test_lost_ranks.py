@@ -53,7 +53,7 @@ def answers(server: ServerProcess) -> bool:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=lambda number: number.name)
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_requests_fail_and_the_server_comes_back(server: ServerProcess, rank: int, number: signal.Signals) -> None:
     wait_until(lambda: answers(server), "an answer")
     before = ranks(server)

@@ -69,6 +69,7 @@ def test_tokens_are_those_of_one_engine(size: int, expected: list[list[int]]) ->
     run(test)
 
 
+@pytest.mark.slow
 def test_engines_without_requests_cost_nothing() -> None:
     async def test() -> None:
         async with group(2) as engine:

@@ -83,6 +83,7 @@ def test_generated_requests_have_the_tokens_of_one_engine_and_move_what_is_missi
     assert verdict.num_remote >= 8
 
 
+@pytest.mark.slow
 def test_ranks_fetch_their_shares_of_pages_from_engines_with_any_number_of_ranks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -17,7 +17,7 @@ from oscine.option import BYTES, TOKENS, OptionError, Options, option, options_o
 
 NANO = "oscine-nano"  # the embedded model
 _LEAST_KEY = 32  # characters of a cluster's key
-_CPU_CACHE_BYTES = 1 << 30  # KV cache of all engines together on a CPU, as that of a single engine there
+CPU_CACHE_BYTES = 1 << 30  # KV cache on a CPU, of all engines or ranks together
 
 
 def _is_origin(text: str) -> bool:
@@ -498,7 +498,7 @@ def engines_of(config: Config, num_gpus: int) -> list[EngineOptions]:
         raise ValueError("--kv-events-config publishes the events of one engine: --data-parallel-size must be 1")
     devices = devices_of(engine.model.device, count, num_ranks, 0 if engine.executor == "fake" else num_gpus)
     if devices[0][0] == "cpu":
-        size = (engine.cache.kv_cache_bytes or _CPU_CACHE_BYTES) // count
+        size = (engine.cache.kv_cache_bytes or CPU_CACHE_BYTES) // count
         threads = max(1, len(os.sched_getaffinity(0)) // count)
         engine = replace(engine, cache=replace(engine.cache, kv_cache_bytes=size), num_threads=threads)
     if config.server.enable_expert_parallel:

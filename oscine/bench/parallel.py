@@ -5,7 +5,6 @@ and another one tells its times. When one process fails, all end; they also end 
 """
 
 import atexit
-import ctypes
 import gc
 import json
 import os
@@ -24,8 +23,7 @@ from oscine.bench.result import Point
 from oscine.config import EngineOptions
 from oscine.engine.build import build_engine
 from oscine.executor.parallel.meeting import Meeting, Seat
-
-_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+from oscine.python_child import die_with_parent
 
 
 class _Process(NamedTuple):
@@ -108,7 +106,7 @@ def _be_engine(
     asked: socket.socket, options: EngineOptions, rank: int, num_engines: int, seat: Seat | None
 ) -> NoReturn:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent()
     try:
         _serve(asked, options, rank, num_engines, seat)
     except BaseException as error:

@@ -41,9 +41,11 @@ MODEL = "oscine-nano"
 
 
 @asynccontextmanager
-async def parallel(*engines: EngineOptions, max_waiting: int = 64) -> AsyncIterator[DataParallelEngine]:
+async def parallel(
+    *engines: EngineOptions, max_waiting: int = 64, share_experts: bool = False
+) -> AsyncIterator[DataParallelEngine]:
     """Ready, all of them."""
-    engine = DataParallelEngine(engines, "model", max_waiting)
+    engine = DataParallelEngine(engines, "model", max_waiting, share_experts=share_experts)
     await engine.start()
     try:
         await engine.wait_ready()

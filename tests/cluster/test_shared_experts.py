@@ -3,8 +3,7 @@
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from oscine.config import EngineOptions, ModelOptions
 from oscine.engine.process.client import EngineDied, EngineError
 from tests.engine_process.harness import read, request, run, serving, tokens, until
 
-from .test_data_parallel import first, kill, where
+from .test_data_parallel import first, kill, parallel, where
 
 ONE = EngineOptions(quiet=True, num_threads=1)
 REQUESTS = [
@@ -23,16 +22,8 @@ REQUESTS = [
 ]
 
 
-@asynccontextmanager
-async def group(size: int, options: EngineOptions = ONE) -> AsyncIterator[DataParallelEngine]:
-    engine = DataParallelEngine([options] * size, "model", share_experts=True)
-    await engine.start()
-    try:
-        await engine.wait_ready()
-        await asyncio.gather(*(one.wait_ready() for one in engine.engines.values()))
-        yield engine
-    finally:
-        await engine.stop()
+def group(size: int, options: EngineOptions = ONE) -> AbstractAsyncContextManager[DataParallelEngine]:
+    return parallel(*[options] * size, share_experts=True)
 
 
 async def answers(engine: DataParallelEngine) -> list[list[int]]:

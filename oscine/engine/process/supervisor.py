@@ -12,7 +12,7 @@ from oscine.config import EngineOptions
 from oscine.engine.process.parent import STOP
 from oscine.engine.process.together import GroupEndedError, Member
 from oscine.engine.wire.messages import Launch
-from oscine.python_child import child_environment, module_command
+from oscine.python_child import COMPUTING, child_environment, module_command
 
 logger = logging.getLogger(__name__)
 
@@ -21,8 +21,6 @@ _LONGEST_PAUSE_S = 10.0
 _STABLE_S = 60.0  # an engine that served this long has recovered
 _MAX_FAILED_STARTS = 3  # in a row, before the engine is given up
 STARVED_S = 600.0  # how long an engine that was ready is retried while descriptors, memory or processes lack
-# OpenMP threads that spin while they wait make a step 10 to 100 times slower once another process wants the cores.
-_CHILD_ENVIRONMENT = {"OMP_WAIT_POLICY": "passive"}
 _FAREWELL_S = 2.0  # granted to an engine that serves, to tell its clients that it ends
 _EXIT_S = 5.0  # granted after stdin was closed, before the process is killed
 
@@ -118,7 +116,7 @@ class EngineSupervisor:
             *module_command("oscine.engine.process.server"),
             stdin=asyncio.subprocess.PIPE,
             stdout=2,
-            env=_CHILD_ENVIRONMENT | child_environment() | self._threads,
+            env=COMPUTING | child_environment() | self._threads,
             pass_fds=() if seat is None else seat.descriptors,
         )
         assert process.stdin is not None

@@ -16,12 +16,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
-from oscine.config import EngineOptions
+from oscine.config import CPU_CACHE_BYTES, EngineOptions
 from oscine.kv_group import KVGroup
 from oscine.model.config import ModelConfig
 
 _GIB = 1 << 30
-CPU_CACHE_BYTES = 1 * _GIB
 _MOST_CACHED_WINDOWS = 256  # of prefixes; with more sequences than that, memory goes to those that run
 SAMPLED_AT_ONCE = 128  # rows that are sampled beyond greedy in one call
 # Per row and token of the vocabulary while a row is sampled. In plain torch: sorted logits, noise, masks; by kernels:

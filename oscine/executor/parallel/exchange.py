@@ -31,8 +31,8 @@ class MemoryExchange:
         part = most_tokens * row_bytes
         self._area_bytes, self._sums_start = part * (1 + seat.num_ranks), part
         self._memory = tensors_of(seat, self._area_bytes * seat.num_ranks)
-        self._words = words_of(seat)[2 * seat.num_ranks : 3 * seat.num_ranks]  # beside those of the clock
         self._all_words = words_of(seat)
+        self._words = self._all_words[2 * seat.num_ranks : 3 * seat.num_ranks]  # beside those of the clock
         self._met = 0
 
     def share(self, moe: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -20,13 +20,11 @@ import msgspec
 from oscine.config import EngineOptions
 from oscine.executor.parallel.liveness import Vigil
 from oscine.executor.parallel.store_order import require_store_order
-from oscine.python_child import child_environment, module_command
+from oscine.python_child import COMPUTING, child_environment, module_command
 from oscine.types import RankLostError
 
 RANK = "oscine.executor.start.rank"  # the module of a rank's process
 _LAST_WORDS_S = 1.0  # for a rank whose socket has ended to end itself
-# OpenMP threads that spin while they wait make a step 10 to 100 times slower once another process wants the cores.
-_ENVIRONMENT = {"OMP_WAIT_POLICY": "passive"}
 
 
 class Launch(msgspec.Struct, frozen=True):
@@ -63,7 +61,7 @@ class _Rank:
                 module_command(RANK),
                 stdin=theirs.fileno(),
                 stdout=2,  # what libraries print goes to stderr: stdout belongs to the parent's own output
-                env=_ENVIRONMENT | child_environment(),
+                env=COMPUTING | child_environment(),
                 pass_fds=(*shared, self.waker, self.connection_there),
             )
         self.socket.setblocking(False)

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable
-from datetime import timedelta
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
@@ -11,8 +11,10 @@ from oscine.model.opened import OpenedModel
 from oscine.ops.comm.host import HostCommunicator
 from oscine.ops.target import Communicator
 
+if TYPE_CHECKING:  # it needs Triton, which a CPU does not
+    from oscine.ops.comm.symmetric import SymmetricCommunicator
+
 MakeCommunicator = Callable[[OpenedModel], Communicator]
-_MEETING = timedelta(seconds=600)  # that one rank may take longer to start than another
 
 
 def between_ranks(host: HostCommunicator, store: int, options: EngineOptions) -> MakeCommunicator:
@@ -22,15 +24,21 @@ def between_ranks(host: HostCommunicator, store: int, options: EngineOptions) ->
     def make(opened: OpenedModel) -> Communicator:
         if opened.device.type == "cpu":
             return host
-        from oscine.ops.comm.symmetric import SymmetricCommunicator
-
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        place = host.rank, host.num_ranks
         file = dist.FileStore(f"/proc/self/fd/{store}", host.num_ranks)  # type: ignore[attr-defined]
-        dist.init_process_group("gloo", store=file, rank=host.rank, world_size=host.num_ranks, timeout=_MEETING)
-        group = dist.group.WORLD
-        assert group is not None
-        most_rows = options.scheduler.max_num_batched_tokens
-        return SymmetricCommunicator(*place, opened.device, group, most_rows, opened.config.hidden_size)
+        return between_gpus(host.rank, host.num_ranks, file, opened, options)
 
     return make
+
+
+def between_gpus(
+    rank: int, num_ranks: int, store: Any, opened: OpenedModel, options: EngineOptions
+) -> "SymmetricCommunicator":
+    """Returns when all ranks have made theirs. `store`: torch's, the same for all."""
+    from oscine.ops.comm.symmetric import MEETING, SymmetricCommunicator
+
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=num_ranks, timeout=MEETING)
+    group = dist.group.WORLD
+    assert group is not None
+    most_rows = options.scheduler.max_num_batched_tokens
+    return SymmetricCommunicator(rank, num_ranks, opened.device, group, most_rows, opened.config.hidden_size)

@@ -4,7 +4,6 @@ The process lives as long as its stdin is open, which is a socket to rank 0. It 
 its plans. Signals are left to the parent.
 """
 
-import ctypes
 import os
 import signal
 import sys
@@ -27,9 +26,9 @@ from oscine.executor.start.communicator import between_ranks
 from oscine.executor.start.load import load_executor
 from oscine.executor.start.stopwatch import Stopwatch
 from oscine.ops.comm.host import HostCommunicator
+from oscine.python_child import die_with_parent
 
 _STDIN = 0
-_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 _FAILED = 3
 
 
@@ -86,7 +85,7 @@ def _follow_transfers(launch: Launch, executor: TorchExecutor) -> None:
 
 def _live_with(parent: int) -> None:
     """Ends this process when its parent ends; a process that is stopped cannot notice by itself."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent()
 
     def listen() -> None:
         while os.read(_STDIN, 4096):

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import torch
 
-from oscine.config import EngineOptions
-from oscine.executor.kv.memory import CPU_CACHE_BYTES
+from oscine.config import CPU_CACHE_BYTES, EngineOptions
 from oscine.executor.parallel.processes import RankProcesses
 from oscine.executor.parallel.ranked import RankedExecutor
 from oscine.executor.parallel.ring import RingWriter

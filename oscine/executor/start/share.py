@@ -1,7 +1,5 @@
 """The lockstep of an engine that shares experts with others: its clock, and an exchange for its device."""
 
-import os
-from datetime import timedelta
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -12,6 +10,7 @@ from oscine.executor.lockstep import Lockstep
 from oscine.executor.parallel.clock import StepClock
 from oscine.executor.parallel.exchange import MemoryExchange
 from oscine.executor.parallel.meeting import Seat, tell_all, told_by_first
+from oscine.executor.start.communicator import between_gpus
 from oscine.model.opened import OpenedModel
 from oscine.ops.target import Exchange
 
@@ -19,7 +18,6 @@ if TYPE_CHECKING:  # it needs Triton, which a CPU does not
     from oscine.ops.comm.tokens import SymmetricExchange
 
 _STEP_LIMIT_S = 10.0  # for a rank to come to a step on a GPU; on a CPU a single step may take longer
-_MEETING = timedelta(seconds=600)  # of processes that start
 
 
 def open_lockstep(seat: Seat, opened: OpenedModel, options: EngineOptions) -> Lockstep:
@@ -37,24 +35,15 @@ def _through_memory(seat: Seat, opened: OpenedModel, options: EngineOptions) -> 
 
 
 def _between_gpus(seat: Seat, opened: OpenedModel, options: EngineOptions) -> "SymmetricExchange":
-    import torch.distributed as dist
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    from oscine.ops.comm.symmetric import SymmetricCommunicator
     from oscine.ops.comm.tokens import SymmetricExchange
 
     if opened.dtype != torch.bfloat16:
         raise ValueError(f"--enable-expert-parallel on GPUs needs --dtype bfloat16, not {opened.dtype}")
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     if seat.rank == 0:
         store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         tell_all(seat, store.port)
     else:
         store = TCPStore("127.0.0.1", told_by_first(seat), is_master=False)
-    dist.init_process_group("gloo", store=store, rank=seat.rank, world_size=seat.num_ranks, timeout=_MEETING)
-    group = dist.group.WORLD
-    assert group is not None
-    most_tokens, hidden = options.scheduler.max_num_batched_tokens, opened.config.hidden_size
-    return SymmetricExchange(
-        SymmetricCommunicator(seat.rank, seat.num_ranks, opened.device, group, most_tokens, hidden)
-    )
+    return SymmetricExchange(between_gpus(seat.rank, seat.num_ranks, store, opened, options))

@@ -19,6 +19,7 @@ from oscine.ops.launch import depend
 
 CELL_BYTES = 4096  # of a program, in a half of a slot
 BEST_ROWS = 256  # of a program
+COLUMNS_PER_WARP = 256  # of bfloat16, or more: 16 bytes of a message per thread
 WARPS = 8  # 16 bytes of a cell per thread
 
 

@@ -8,13 +8,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from oscine.ops.comm.exchange import row_bytes, sum_over_ranks
+from oscine.ops.comm.exchange import COLUMNS_PER_WARP, row_bytes, sum_over_ranks
 from oscine.ops.comm.symmetric import partial_sums
 from oscine.ops.embed import reference
 from oscine.ops.launch import depend
 from oscine.ops.target import Target
-
-COLUMNS_PER_WARP = 256  # 16 bytes of bfloat16 per thread, as messages to other ranks want them
 
 
 def embed(token_ids_T: Tensor, weight_VH: Tensor) -> Tensor:

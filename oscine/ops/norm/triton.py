@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from oscine.ops.comm.exchange import add_ranks, row_bytes, sum_over_ranks
+from oscine.ops.comm.exchange import COLUMNS_PER_WARP, add_ranks, row_bytes, sum_over_ranks
 from oscine.ops.comm.push import clear, poll, push
 from oscine.ops.comm.symmetric import ALONE, partial_sums
 from oscine.ops.comm.tokens import SymmetricExchange
@@ -46,7 +46,6 @@ ALL_LOADS_FIRST = {"num_warps": 32, "maxnreg": 64}
 # an SM.
 PART_H = 512
 BESIDE_EXPERTS = {"num_warps": 4, "maxnreg": 96}
-COLUMNS_PER_WARP = 256  # or more where ranks exchange sums: 16 bytes of bfloat16 per thread
 
 
 def rms_norm(

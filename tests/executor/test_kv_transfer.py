@@ -93,7 +93,11 @@ def wait(transfer: NixlTransfer) -> NixlTransfer:
     return transfer
 
 
-MOVES = [PageMoves(0, [3, 0, 7], [1, 2, 11]), PageMoves(1, [5], [0]), PageMoves(2, [4, 9], [9, 3])]
+MOVES = [
+    PageMoves(0, [3, 0, 7, 8, 9, 4, 5, 10], [1, 2, 11, 5, 6, 7, 9, 10]),
+    PageMoves(1, [5], [0]),
+    PageMoves(2, [4, 9], [9, 3]),
+]
 
 
 @pytest.mark.parametrize("here", [1, 2, 4])

@@ -323,6 +323,7 @@ class Replayed:
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
             run()
+        self.run = run  # keeps its inputs: the graph has only their addresses
 
 
 def replays(ranks: Ranks) -> list[str]:
@@ -428,6 +429,7 @@ class Exchanged:
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
             run()
+        self.run = run  # keeps its inputs: the graph has only their addresses
 
 
 def _replay_exchanges(checks: Checks, exchange: SymmetricExchange) -> None:

@@ -561,6 +561,13 @@ class Environment:
         return Path(os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state"))
 
     @property
+    def ollama_folders(self) -> tuple[Path, ...]:
+        """Where Ollama may keep its models: OLLAMA_MODELS, or a user's folder and that of its service."""
+        given = os.environ.get("OLLAMA_MODELS")
+        own = Path(os.path.expanduser("~/.ollama/models"))
+        return (Path(given),) if given else (own, Path("/usr/share/ollama/.ollama/models"))
+
+    @property
     def num_gpus(self) -> int:
         """GPUs of NVIDIA that this process may use."""
         if self.visible_gpus is not None:

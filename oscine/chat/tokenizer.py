@@ -9,6 +9,8 @@ from pathlib import Path
 
 import tokenizers
 
+from oscine.model.o200k import BYTE_CHARACTERS
+
 _SLICE = 16_384  # characters
 
 SPECIAL_TOKENS = {
@@ -22,16 +24,6 @@ SPECIAL_TOKENS = {
     "endoftext": "<|endoftext|>",
 }
 
-
-def _byte_characters() -> list[str]:
-    """The character of byte-level BPE for each of the 256 bytes: printable Latin-1 as itself, the others from U+0100
-    on."""
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = iter(range(0x100, 0x200))
-    return [chr(byte if byte in printable else next(others)) for byte in range(256)]
-
-
-BYTE_CHARACTERS = _byte_characters()
 _BYTE_OF_CHARACTER = {character: byte for byte, character in enumerate(BYTE_CHARACTERS)}
 
 

@@ -5,6 +5,7 @@ Everything is checked from the headers before the first tensor is read.
 
 import hashlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from oscine.model.config import ModelConfig
+from oscine.model.gguf.checkpoint import raw_tensors
+from oscine.model.gguf.file import Gguf
 from oscine.model.weights import TensorSpec, tensor_specs
 
 CONFIG = "config.json"
@@ -48,19 +51,23 @@ class Checkpoint:
         return tensor
 
 
-def fingerprint(folder: Path) -> str:
+def fingerprint(path: Path) -> str:
     """Distinguishes weights of equal names and shapes, by a sample of each tensor. The division into files does not
-    matter. Raises ValueError for a folder without weights."""
+    matter. `path`: of a folder, or of a GGUF file. Raises ValueError for a folder without weights."""
     samples: dict[str, bytes] = {}
-    for file in _open_all(folder).values():
-        for name in sorted(file.keys()):
-            data = file.get_tensor(name).flatten().view(torch.uint8)
-            start = max(0, (len(data) - _SAMPLE_BYTES) // 2)
-            samples[name] = data[start : start + _SAMPLE_BYTES].numpy().tobytes()
+    for name, data in raw_tensors(Gguf(path)) if path.is_file() else _bytes_of_all(path):
+        start = max(0, (len(data) - _SAMPLE_BYTES) // 2)
+        samples[name] = data[start : start + _SAMPLE_BYTES].numpy().tobytes()
     digest = hashlib.blake2b(digest_size=8)
     for tensor in sorted(samples):
         digest.update(tensor.encode() + b"\0" + samples[tensor])
     return digest.hexdigest()
+
+
+def _bytes_of_all(folder: Path) -> Iterator[tuple[str, Tensor]]:
+    for file in _open_all(folder).values():
+        for name in file.keys():  # noqa: SIM118
+            yield name, file.get_tensor(name).flatten().view(torch.uint8)
 
 
 def _placement(folder: Path) -> dict[str, str]:

@@ -1,4 +1,6 @@
-"""Finds the folders of a model and its tokenizer: local, inside this package, or fetched from the Hugging Face hub.
+"""Finds a model and its tokenizer: inside this package, on this machine, or on the Hugging Face hub.
+
+A model is a folder with config.json and safetensors, or a GGUF file, such as those in Ollama's store.
 
 Only files in the root of a hub repository are fetched: its original/ and metal/ folders hold the same weights again.
 The configuration comes first and the weights last, so that a model of another kind costs no download. The library
@@ -11,7 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from oscine.config import NANO, ModelOptions
+from oscine.model import ollama
 from oscine.model.config import ModelConfig
+from oscine.model.gguf.config import config_of, tokenizer_of
+from oscine.model.gguf.file import Gguf, gguf_in, is_gguf, parts_of
 
 NANO_FOLDER = Path(__file__).parent / "nano"
 CONFIG = "config.json"
@@ -23,41 +28,69 @@ _SHORT_NAMES = {name: f"openai/{name}" for name in ("gpt-oss-20b", "gpt-oss-120b
 _PROBE_S = 10.0  # for the first answer of the hub; its library would try six times
 
 
-def find_folder(options: ModelOptions) -> Path:
-    """The folder of the model. Raises ValueError if the hub does not have it, or if Oscine cannot serve it."""
+def find_model(options: ModelOptions) -> Path:
+    """The folder of the model, or its GGUF file (the first one of a split model).
+
+    Raises ValueError if the hub does not have it, or if Oscine cannot serve it.
+    """
     return _local(options.model) or _Hub(options, options.model).fetch_model()
 
 
+def config_at(path: Path) -> ModelConfig:
+    """Of a model that `find_model` found. Raises ValueError naming the file and what is wrong in it."""
+    return ModelConfig.from_file(path / CONFIG) if path.is_dir() else config_of(Gguf(path))
+
+
 def check_model(options: ModelOptions) -> Path:
-    """The folder of the tokenizer; fetches no weights. Raises ValueError as `find_folder` does."""
-    folder = _local(options.model)
-    if folder is None:
+    """The folder of the tokenizer; fetches no weights. Raises ValueError as `find_model` does."""
+    found = _local(options.model)
+    if found is None:
         ModelConfig.from_file(_Hub(options, options.model).fetch(CONFIG))
-    elif not (folder / CONFIG).exists():  # the engine checks an existing one at once
-        raise ValueError(f"{folder / CONFIG}: missing")
+    elif found.is_dir() and not (found / CONFIG).exists():  # the engine checks an existing one at once
+        raise ValueError(f"{found / CONFIG}: missing")
     return find_tokenizer(options)
 
 
 def find_tokenizer(options: ModelOptions) -> Path:
     """The folder of tokenizer.json. Raises ValueError."""
     name = options.tokenizer or options.model
-    folder = _local(name) or _Hub(options, name).fetch(TOKENIZER).parent
+    found = _local(name)
+    if found is not None and found.is_file():
+        return tokenizer_of(Gguf(found))
+    folder = found or _Hub(options, name).fetch(TOKENIZER).parent
     if not (folder / TOKENIZER).is_file():
         raise ValueError(f"{folder / TOKENIZER}: missing; --tokenizer names a folder that has one")
     return folder
 
 
 def _local(name: str) -> Path | None:
-    """The folder if `name` is one; None for a name on the hub. Raises ValueError for any other name."""
-    if name == NANO:
-        return NANO_FOLDER
-    if Path(name).is_dir():
-        return Path(name)
+    """The folder or GGUF file that `name` means; None for a name on the hub. Raises ValueError for any other name."""
+    path = NANO_FOLDER if name == NANO else Path(name)
+    if path.is_dir():
+        return _within(path)
+    if path.is_file():
+        if not is_gguf(path):
+            raise ValueError(f"model {name!r} is a file, and not a GGUF file")
+        return parts_of(path)[0]
+    if ollama.is_name(name):
+        return ollama.find(name)
     on_hub = name in _SHORT_NAMES or (_HUB_NAME.fullmatch(name) and name[0] not in "./~")
     if not on_hub:
         known = ", ".join((*_SHORT_NAMES, NANO))
-        raise ValueError(f"model {name!r} is neither a folder, a Hugging Face name (owner/name), nor one of {known}")
+        raise ValueError(
+            f"model {name!r} is neither a folder, a Hugging Face name (owner/name), a GGUF file, "
+            f"a name in Ollama's store (name:tag), nor one of {known}"
+        )
     return None
+
+
+def _within(folder: Path) -> Path:
+    """The GGUF file in a folder without config.json, or in a store of Ollama's; else the folder itself."""
+    if (folder / CONFIG).exists():
+        return folder
+    if ollama.is_store(folder):
+        return ollama.only_model(folder)
+    return gguf_in(folder) or folder
 
 
 class _Hub:

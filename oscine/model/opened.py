@@ -9,7 +9,10 @@ import torch
 from oscine.config import ModelOptions
 from oscine.model.checkpoint import CONFIG, Checkpoint
 from oscine.model.config import ModelConfig, gpt_oss_20b, gpt_oss_120b
-from oscine.model.hub import find_folder, find_tokenizer
+from oscine.model.gguf.checkpoint import GgufCheckpoint
+from oscine.model.gguf.config import config_of as gguf_config
+from oscine.model.gguf.file import Gguf
+from oscine.model.hub import config_at, find_model, find_tokenizer
 from oscine.model.random_weights import RandomTensors
 from oscine.model.weights import Shard, TensorSource, Weights, load_weights
 from oscine.ops.interface import Ops
@@ -39,20 +42,31 @@ def open_model(options: ModelOptions) -> OpenedModel:
     """
     device = _device(options.device)
     dtype = _dtype(options.dtype, device)
-    config = config_of(options)
     if options.random_weights is not None:
         tokenizer = find_tokenizer(options) if options.tokenizer else None
+        config = _random_config(options.random_weights)
         return OpenedModel(config, tokenizer, RandomTensors(config, RANDOM_SEED, device), device, dtype)
-    folder = find_folder(options)
-    tokenizer = find_tokenizer(options) if options.tokenizer else folder
-    return OpenedModel(config, tokenizer, Checkpoint(folder, config), device, dtype)
+    path = find_model(options)
+    config, source = _open(path)
+    tokenizer = find_tokenizer(options) if options.tokenizer or path.is_file() else path
+    return OpenedModel(config, tokenizer, source, device, dtype)
 
 
 def config_of(options: ModelOptions) -> ModelConfig:
     """Of the whole model. Raises ValueError as open_model does."""
     if options.random_weights is not None:
         return _random_config(options.random_weights)
-    return ModelConfig.from_file(find_folder(options) / CONFIG)
+    return config_at(find_model(options))
+
+
+def _open(path: Path) -> tuple[ModelConfig, TensorSource]:
+    """Checks everything but the values of the tensors."""
+    if path.is_file():
+        file = Gguf(path)
+        config = gguf_config(file)
+        return config, GgufCheckpoint(file, config)
+    config = ModelConfig.from_file(path / CONFIG)
+    return config, Checkpoint(path, config)
 
 
 def _device(name: str) -> torch.device:

@@ -7,8 +7,8 @@ import openai_harmony
 import pytest
 
 from oscine.chat.harmony import HarmonyRenderer
-from oscine.chat.o200k import o200k_folder
 from oscine.chat.tokenizer import BYTE_CHARACTERS, SPECIAL_TOKENS, Tokenizer
+from oscine.model.o200k import o200k_folder
 
 
 @pytest.fixture(scope="session")

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai_harmony import HarmonyEncoding
 
-from oscine.chat.o200k import NUM_RANKS, SPECIAL_IDS, o200k_folder
 from oscine.chat.tokenizer import SPECIAL_TOKENS, Tokenizer
+from oscine.model.o200k import NUM_RANKS, SPECIAL_IDS, o200k_folder
 
 from .conftest import write_byte_tokenizer
 

@@ -90,7 +90,7 @@ def test_short_names_are_those_of_the_published_models(monkeypatch: pytest.Monke
     monkeypatch.setattr(hub.ModelConfig, "from_file", lambda path: None)
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda repo_id, **what: tmp_path)
     for name in ("gpt-oss-20b", "gpt-oss-120b"):
-        assert hub.find_folder(ModelOptions(name)) == tmp_path
+        assert hub.find_model(ModelOptions(name)) == tmp_path
     assert asked == ["openai/gpt-oss-20b"] * 2 + ["openai/gpt-oss-120b"] * 2
 
 
@@ -107,7 +107,7 @@ def test_a_folder_without_a_tokenizer_is_refused_before_its_weights_are_looked_a
 @pytest.mark.parametrize("name", ["./nope", "../nope", "/no/pe", "~/nope", "gpt-oss-20"])
 def test_what_cannot_be_on_the_hub_is_not_looked_for(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name!r} is neither a folder, .* gpt-oss-20b, gpt-oss-120b"):
-        hub.find_folder(ModelOptions(name))
+        hub.find_model(ModelOptions(name))
 
 
 def test_a_tokenizer_of_its_own(tmp_path: Path, model_folder: Path) -> None:

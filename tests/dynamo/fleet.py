@@ -21,7 +21,7 @@ import openai
 import psutil
 
 from benchmarks.serving.server import free_port
-from oscine.chat.o200k import NUM_RANKS
+from oscine.model.o200k import NUM_RANKS
 from tests.server import wait_until
 
 MODEL = "oscine-nano"

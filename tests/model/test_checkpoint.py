@@ -201,7 +201,7 @@ def test_a_hub_name_that_is_not_cached(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(ValueError, match="'openai/gpt-oss-20b' is not in the local cache"):
-        hub.find_folder(ModelOptions("openai/gpt-oss-20b"))
+        hub.find_model(ModelOptions("openai/gpt-oss-20b"))
 
 
 def test_a_hub_download_takes_the_root_files_only() -> None:

@@ -61,9 +61,12 @@ def _folder(model: ModelOptions) -> Path:
     """Raises ValueError."""
     if model.random_weights is not None:
         raise ValueError("--random-weights has no folder with a tokenizer and a chat template, which Dynamo reads")
-    from oscine.model.hub import find_folder
+    from oscine.model.hub import find_model
 
-    return find_folder(model).resolve()
+    found = find_model(model).resolve()
+    if found.is_file():
+        raise ValueError(f"{found}: a GGUF file has no chat template that Dynamo reads; it needs a folder")
+    return found
 
 
 def _name(model: ModelOptions) -> str:

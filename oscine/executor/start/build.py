@@ -19,7 +19,7 @@ from oscine.executor.parallel.meeting import Seat
 from oscine.executor.start.stopwatch import Stopwatch
 from oscine.kv_group import KVGroup
 from oscine.model.config import ModelConfig
-from oscine.model.hub import find_folder, find_tokenizer
+from oscine.model.hub import config_at, find_model, find_tokenizer
 from oscine.types import Executor, RankMemory, Region
 
 if TYPE_CHECKING:  # they need torch and msgspec
@@ -144,8 +144,7 @@ def _build_fake(options: EngineOptions) -> BuiltExecutor:
     """Pages are only numbers here: as many as the sequences that run at once could need."""
     if options.model.random_weights is not None:
         raise ValueError("--executor fake needs a tokenizer, and --random-weights has none")
-    folder, tokenizer = find_folder(options.model), find_tokenizer(options.model)
-    config = ModelConfig.from_file(folder / "config.json")
+    config, tokenizer = config_at(find_model(options.model)), find_tokenizer(options.model)
     max_model_len = options.model.max_model_len or config.max_position_embeddings
     per_sequence = ceil(min(max_model_len, _FAKE_TOKENS_PER_SEQUENCE) / options.cache.page_size)
     num_pages = max(options.scheduler.max_num_seqs * per_sequence, ceil(max_model_len / options.cache.page_size))

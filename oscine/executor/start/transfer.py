@@ -5,7 +5,7 @@ from oscine.executor.kv.nixl_transfer import KVTransfer
 from oscine.executor.kv.transfers import identity_of
 from oscine.executor.runner import TorchExecutor
 from oscine.model.checkpoint import fingerprint
-from oscine.model.hub import find_folder
+from oscine.model.hub import find_model
 from oscine.model.opened import config_of
 from oscine.types import RankMemory, Region
 
@@ -13,7 +13,7 @@ from oscine.types import RankMemory, Region
 def transfer_of(options: EngineOptions, executor: TorchExecutor) -> KVTransfer:
     """Of the executor's rank."""
     model, device = options.model, executor.device
-    weights = "" if model.random_weights else fingerprint(find_folder(model))
+    weights = "" if model.random_weights else fingerprint(find_model(model))
     identity = identity_of(model.random_weights or model.model, weights, config_of(model))
     regions = [Region(pages.data_ptr(), len(pages)) for pages in executor.kv]
     memory = RankMemory(b"", "VRAM" if device.type == "cuda" else "DRAM", device.index or 0, regions)

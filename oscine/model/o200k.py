@@ -10,8 +10,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from oscine.chat.tokenizer import BYTE_CHARACTERS
-
 NUM_RANKS = 199998  # ordinary tokens; special tokens follow
 NUM_TOKENS = 201088  # the size of gpt-oss's embedding
 SPECIAL_IDS = {
@@ -40,6 +38,17 @@ SPLIT = "|".join(
         r"\s+",
     ]
 )
+
+
+def _byte_characters() -> list[str]:
+    """The character of byte-level BPE for each of the 256 bytes: printable Latin-1 as itself, the others from U+0100
+    on."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(0x100, 0x200))
+    return [chr(byte if byte in printable else next(others)) for byte in range(256)]
+
+
+BYTE_CHARACTERS = _byte_characters()
 
 
 def o200k_folder(cache: str | Path | None = None) -> Path:

@@ -1,0 +1,228 @@
+"""A GGUF file, or all parts of a split one: its metadata, and where its tensors lie. Knows nothing of gpt-oss.
+
+The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. A part is mapped into memory, and read when it
+is used.
+"""
+
+import mmap
+import re
+import struct
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_MAGIC = b"GGUF"
+_VERSIONS = (2, 3)
+_SCALARS = "BbHhIif?"  # struct's codes of value types 0 to 7
+_TEXT, _ARRAY = 8, 9
+_WIDE = {10: "Q", 11: "q", 12: "d"}
+_FLOAT = 6  # value type of a 32-bit float
+_SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
+# A private mapping of a file larger than the memory is refused by some systems, unless nothing is reserved for it.
+_NO_RESERVE = 0x4000 if sys.platform == "linux" else 0
+
+
+@dataclass(frozen=True, slots=True)
+class BlockType:
+    """A type of tensors: how many values a block has, and in how many bytes."""
+
+    name: str
+    values: int
+    bytes: int
+
+
+# By ggml's number. Number 4 is MXFP4 in the first files of Ollama, where the nibbles have the order of safetensors.
+TYPES = {
+    number: BlockType(name, values, size)
+    for number, name, values, size in (
+        (0, "F32", 1, 4),
+        (1, "F16", 1, 2),
+        (2, "Q4_0", 32, 18),
+        (3, "Q4_1", 32, 20),
+        (4, "MXFP4 of Ollama", 32, 17),
+        (6, "Q5_0", 32, 22),
+        (7, "Q5_1", 32, 24),
+        (8, "Q8_0", 32, 34),
+        (10, "Q2_K", 256, 84),
+        (11, "Q3_K", 256, 110),
+        (12, "Q4_K", 256, 144),
+        (13, "Q5_K", 256, 176),
+        (14, "Q6_K", 256, 210),
+        (16, "IQ2_XXS", 256, 66),
+        (17, "IQ2_XS", 256, 74),
+        (18, "IQ3_XXS", 256, 98),
+        (19, "IQ1_S", 256, 50),
+        (20, "IQ4_NL", 32, 18),
+        (21, "IQ3_S", 256, 110),
+        (22, "IQ2_S", 256, 82),
+        (23, "IQ4_XS", 256, 136),
+        (30, "BF16", 1, 2),
+        (39, "MXFP4", 32, 17),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A tensor of a file."""
+
+    name: str
+    shape: tuple[int, ...]  # outermost dimension first, as in torch
+    type: BlockType
+    raw: NDArray[np.uint8]  # its bytes, mapped
+
+
+class Texts:
+    """An array of strings, which is not read before one of them is wanted: a vocabulary has hundreds of thousands."""
+
+    def __init__(self, data: mmap.mmap, start: int, count: int) -> None:
+        self._data, self._start, self._count = data, start, count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[str]:
+        cursor = _Cursor(self._data, self._start)
+        return (cursor.text() for _ in range(self._count))
+
+
+class Gguf:
+    """Raises ValueError that names the file if it is not one, is truncated, or if a part is missing."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.metadata: dict[str, Any] = {}  # numbers, booleans, strings, Texts and lists of numbers
+        self.tensors: dict[str, Stored] = {}
+        for part in parts_of(path):
+            try:
+                self._read(part)
+            except OSError as error:
+                raise ValueError(f"{part}: cannot be read: {error.strerror}") from None
+            except (struct.error, OverflowError, _MalformedError) as error:
+                raise ValueError(f"{part}: truncated or malformed: {error}") from None
+
+    def _read(self, part: Path) -> None:
+        cursor = _Cursor(_mapped(part))
+        if bytes(cursor.data[:4]) != _MAGIC:
+            raise _MalformedError("it does not begin with GGUF")
+        cursor.at = 4
+        version, num_tensors, num_values = cursor.take("IQQ")
+        if version not in _VERSIONS:
+            raise _MalformedError(f"version {version} is not supported; it must be 2 or 3, little-endian")
+        metadata = {cursor.text(): cursor.value(*cursor.take("I")) for _ in range(num_values)}
+        self.metadata = metadata | self.metadata  # the first part has all of it; others number themselves
+        records = [(cursor.text(), cursor.dimensions(), *cursor.take("IQ")) for _ in range(num_tensors)]
+        alignment = metadata.get("general.alignment", 32)
+        if not isinstance(alignment, int) or alignment <= 0 or alignment % 8:
+            raise _MalformedError(f"general.alignment must be a multiple of 8, not {alignment!r}")
+        start = -(-cursor.at // alignment) * alignment
+        data = np.frombuffer(cursor.data, np.uint8)
+        for name, shape, number, offset in records:
+            if name in self.tensors:
+                raise ValueError(f"{part}: {name} is there twice")
+            kind = TYPES.get(number, BlockType(f"type {number}", 1, 0))
+            end = start + offset + prod(shape) // kind.values * kind.bytes
+            if end > len(data):
+                raise _MalformedError(f"{name} ends at byte {end} of {len(data)}")
+            self.tensors[name] = Stored(name, shape, kind, data[start + offset : end])
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether `path` is a file in this format, whatever its name is."""
+    try:
+        with path.open("rb") as file:
+            return file.read(4) == _MAGIC
+    except OSError:
+        return False
+
+
+def parts_of(path: Path) -> list[Path]:
+    """The files of a model of which `path` is one; alone unless its name says otherwise."""
+    found = _SPLIT.fullmatch(path.name)
+    if found is None:
+        return [path]
+    stem, _, count = found.groups()
+    return [path.with_name(f"{stem}-{number:05d}-of-{count}.gguf") for number in range(1, int(count) + 1)]
+
+
+def gguf_in(folder: Path) -> Path | None:
+    """The first file of the one model in GGUF that a folder holds; None if it holds none. Raises ValueError."""
+    firsts = sorted({parts_of(path)[0] for path in folder.glob("*.gguf") if not path.name.startswith("mmproj")})
+    if len(firsts) > 1:
+        raise ValueError(f"{folder} holds several GGUF files; name one: {', '.join(path.name for path in firsts)}")
+    return firsts[0] if firsts else None
+
+
+class _MalformedError(Exception): ...
+
+
+class _Cursor:
+    """Reads little-endian values one after the other."""
+
+    def __init__(self, data: mmap.mmap, at: int = 0) -> None:
+        self.data, self.at = data, at
+
+    def take(self, codes: str) -> tuple[Any, ...]:
+        codes = f"<{codes}"
+        values = struct.unpack_from(codes, self.data, self.at)
+        self.at += struct.calcsize(codes)
+        return values
+
+    def text(self) -> str:
+        (length,) = self.take("Q")
+        return self._bytes(length).decode(errors="replace")
+
+    def _bytes(self, length: int) -> bytes:
+        end = self.at + length
+        if end > len(self.data):
+            raise _MalformedError(f"a string of {length} bytes begins at byte {self.at} of {len(self.data)}")
+        found, self.at = self.data[self.at : end], end
+        return found
+
+    def dimensions(self) -> tuple[int, ...]:
+        (count,) = self.take("I")
+        return tuple(reversed(self.take(f"{count}Q")))
+
+    def value(self, kind: int) -> Any:
+        if kind == _TEXT:
+            return self.text()
+        if kind == _ARRAY:
+            return self._array(*self.take("IQ"))
+        (found,) = self.take(_code(kind))
+        # A float of 32 bits is read as the decimal that was meant: 1e-05, not 9.999999747378752e-06.
+        return float(str(np.float32(found))) if kind == _FLOAT else found
+
+    def _array(self, kind: int, count: int) -> Any:
+        if kind != _TEXT:
+            return list(self.take(f"{count}{_code(kind)}"))
+        texts = Texts(self.data, self.at, count)
+        self._skip_texts(count)
+        return texts
+
+    def _skip_texts(self, count: int) -> None:
+        length_at: Callable[..., tuple[int]] = struct.Struct("<Q").unpack_from
+        data, at = self.data, self.at
+        for _ in range(count):
+            at += 8 + length_at(data, at)[0]
+        self.at = at
+
+
+def _code(kind: int) -> str:
+    code = _SCALARS[kind] if kind < len(_SCALARS) else _WIDE.get(kind)
+    if code is None:
+        raise _MalformedError(f"a value has the unknown type {kind}")
+    return code
+
+
+def _mapped(path: Path) -> mmap.mmap:
+    """Writable for torch's sake, which takes no other memory; the file itself never changes."""
+    with path.open("rb") as file:
+        if not path.stat().st_size:
+            raise _MalformedError("it is empty")
+        return mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE | _NO_RESERVE)

@@ -17,6 +17,7 @@ from oscine.option import BYTES, TOKENS, OptionError, Options, option, options_o
 
 NANO = "oscine-nano"  # the embedded model
 _LEAST_KEY = 32  # characters of a cluster's key
+STREAMED_TOKENS = 8192  # of a step, by default, where such a step copies experts to the GPU
 CPU_CACHE_BYTES = 1 << 30  # KV cache on a CPU, of all engines or ranks together
 
 
@@ -95,9 +96,19 @@ class ModelOptions(Options, group="model"):
         aliases=("max-seq-len", "context-length"),
         above=1,
     )
+    experts_on_host: str | None = option(
+        None,
+        "layers whose experts stay in host memory, where the CPU computes them; auto: as many as do not fit the GPU",
+        "auto|N",
+        shown="none",
+        rule=("auto, or a number of layers", lambda text: text == "auto" or text.isdecimal()),
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.experts_on_host is not None and self.tensor_parallel_size > 1:
+            rule = f"needs --tensor-parallel-size 1, not {self.tensor_parallel_size}"
+            raise OptionError("experts-on-host", rule, "tensor-parallel-size")
         alone = self.random_weights is None or self.model == NANO
         require(alone, "random-weights", "given without MODEL", f"{self.random_weights} with {self.model}")
 
@@ -121,12 +132,20 @@ class CacheOptions(Options, group="KV cache"):
         above=0,
         at_most=1,
     )
+    gpu_memory_bytes: int | None = option(
+        None,
+        "memory that the engine may take of a GPU altogether, as if the GPU had no more",
+        BYTES,
+        shown="as much as --gpu-memory-utilization allows",
+        excludes=("gpu-memory-utilization",),
+        above=0,
+    )
     kv_cache_free_gpu_memory_fraction: float | None = option(
         None,
-        "share of the GPU memory left by weights and workspace for the KV cache; excludes the two above",
+        "share of the GPU memory left by weights and workspace for the KV cache; excludes the three above",
         "SHARE",
         aliases=("free-gpu-memory-fraction", "kv-cache-config.free-gpu-memory-fraction"),
-        excludes=("kv-cache-bytes", "gpu-memory-utilization"),
+        excludes=("kv-cache-bytes", "gpu-memory-utilization", "gpu-memory-bytes"),
         above=0,
         at_most=1,
     )
@@ -145,7 +164,11 @@ class SchedulerOptions(Options, group="scheduler"):
         64, "most sequences that run at once", "N", aliases=("max-batch-size", "max-running-requests"), at_least=1
     )
     max_num_batched_tokens: int = option(
-        1024, "most tokens that are computed in one step", TOKENS, aliases=("max-num-tokens", "chunked-prefill-size")
+        1024,
+        "most tokens that are computed in one step",
+        TOKENS,
+        shown=f"1024; {STREAMED_TOKENS} with --experts-on-host",
+        aliases=("max-num-tokens", "chunked-prefill-size"),
     )
     max_waiting: int = option(
         2048, "most requests that wait; further ones get 503", "N", aliases=("max-queued-requests",), at_least=1
@@ -461,6 +484,8 @@ class Config:
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "Config":
         """From values by the names of options; what is not given has its default. Raises OptionError."""
+        if "experts-on-host" in values:
+            values = {"max-num-batched-tokens": STREAMED_TOKENS, **values}
         model, cache, scheduler = (ModelOptions.of(values), CacheOptions.of(values), SchedulerOptions.of(values))
         engine = EngineOptions.of(values, model=model, cache=cache, scheduler=scheduler)
         return cls(engine, ServerOptions.of(values), ToolOptions.of(values))

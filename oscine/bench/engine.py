@@ -19,6 +19,7 @@ from oscine.bench.parallel import EngineProcesses
 from oscine.bench.passes import Engines, MeasureError, OwnEngine, Timing
 from oscine.bench.result import Layout, Point, Result
 from oscine.config import (
+    STREAMED_TOKENS,
     CacheOptions,
     Config,
     EngineOptions,
@@ -150,6 +151,8 @@ def engine_options(
     """An engine sized for the largest of the points. Its prefix cache is always off."""
     num_seqs = max(point.concurrency for point in points)
     chunk = 16384 if num_seqs >= MANY else 4096
+    if model.experts_on_host is not None:
+        chunk = STREAMED_TOKENS
     scheduler = SchedulerOptions(
         max_num_seqs=num_seqs,
         max_num_batched_tokens=max(num_seqs, chunk) if max_num_batched_tokens is None else max_num_batched_tokens,

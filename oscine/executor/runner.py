@@ -85,7 +85,7 @@ class TorchExecutor:
 
     def of_each_kind(self) -> "TorchExecutor":
         """An executor of its own, of one layer of each kind, on the same weights and cache: to rehearse."""
-        layers = self._model.of_layers(self.config.layer_of_each_kind)
+        layers = self._model.of_layers(self._model.layer_of_each_kind)
         others = self.communicator, self.lockstep
         return TorchExecutor(layers, self.memory, self._kv, self.max_num_seqs, self._new_rules, *others)
 

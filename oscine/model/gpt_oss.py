@@ -65,6 +65,13 @@ class GptOss:
         """Token ids [K] of rows that choose among a few tokens."""
         return self.ops.choose_few(x_KH, self.weights.head_VH, few_KA, temperature_K, noise_KA)
 
+    @property
+    def layer_of_each_kind(self) -> tuple[int, ...]:
+        """The first layer of each combination of a window, a number of experts, and what was prepared of them."""
+        prepared = (type(layer.experts) for layer in self.weights.layers)
+        kinds = list(zip(self.config.windows, self.config.experts, prepared, strict=True))
+        return tuple(i for i, kind in enumerate(kinds) if kind not in kinds[:i])
+
     def of_layers(self, layers: Sequence[int]) -> "GptOss":
         """Embedding, these layers and the head; it shares all weights."""
         weights = replace(self.weights, layers=[self.weights.layers[i] for i in layers])

@@ -14,7 +14,7 @@ from oscine.model.gguf.config import config_of as gguf_config
 from oscine.model.gguf.file import Gguf
 from oscine.model.hub import config_at, find_model, find_tokenizer
 from oscine.model.random_weights import RandomTensors
-from oscine.model.weights import Shard, TensorSource, Weights, load_weights
+from oscine.model.weights import HostPlace, Shard, TensorSource, Weights, load_weights
 from oscine.ops.interface import Ops
 
 PUBLISHED: dict[str, Callable[[], ModelConfig]] = {"20b": gpt_oss_20b, "120b": gpt_oss_120b}
@@ -29,10 +29,17 @@ class OpenedModel:
     device: torch.device
     dtype: torch.dtype  # of activations, KV and unquantised weights
 
-    def load(self, *, ops: Ops | None = None, shard: Shard | None = None, progress: bool = False) -> Weights:
+    def load(
+        self,
+        *,
+        ops: Ops | None = None,
+        shard: Shard | None = None,
+        on_host: HostPlace | None = None,
+        progress: bool = False,
+    ) -> Weights:
         """Brings the weights to the device, prepared for `ops`; a shard's, or all."""
         given = self.config, self.source, self.device, self.dtype
-        return load_weights(*given, ops=ops, shard=shard or Shard(), progress=progress)
+        return load_weights(*given, ops=ops, shard=shard or Shard(), on_host=on_host, progress=progress)
 
 
 def open_model(options: ModelOptions) -> OpenedModel:

@@ -24,7 +24,7 @@ class Staging:
 
         A part of a tensor on a GPU is copied too, so that the rest can go. On a CPU it may be of a file.
         """
-        if tensor.device.type != "cpu":
+        if tensor.device.type != "cpu" and self._device.type != "cpu":
             whole = tensor.nbytes == tensor.untyped_storage().nbytes()
             return tensor.contiguous() if whole else tensor.clone(memory_format=torch.contiguous_format)
         if self._device.type != "cuda":

@@ -4,7 +4,7 @@ Knows the published names, shapes and dtypes, and which part of each tensor a ra
 how a tensor comes about.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Literal, NamedTuple, Protocol
@@ -195,6 +195,20 @@ class TensorSource(Protocol):
         ...
 
 
+class HostPlace(Protocol):
+    """Layers whose experts stay in host memory (oscine/ops/moe/on_host.py)."""
+
+    layers: Collection[int]  # indices
+
+    def prepare_experts(self, experts: MxExperts) -> Any:
+        """Of one of them: as published, on the host."""
+        ...
+
+    def loaded(self) -> None:
+        """All layers are."""
+        ...
+
+
 # In the order of MxExperts.
 _EXPERTS = [f"{matrix}_proj_{part}" for matrix in ("gate_up", "down") for part in ("blocks", "scales", "bias")]
 
@@ -244,18 +258,27 @@ def load_weights(
     *,
     ops: Ops | None = None,
     shard: Shard = Shard(),
+    on_host: HostPlace | None = None,
     progress: bool = False,
 ) -> Weights:
     """Brings every tensor to the device, one layer after the other, floats cast to dtype, MXFP4 left packed.
 
     Of each tensor the shard's part. With `ops`, experts are repacked for them as soon as they are there, layer by
-    layer, and the head prepared.
+    layer, and the head prepared. Experts of the layers `on_host` never come to the device.
     """
     loader = _Loader(config, source, Staging(device), dtype, shard)
+    on_cpu = replace(loader, staging=Staging(torch.device("cpu")))
     layers = []
     for index in tqdm(range(config.num_hidden_layers), desc="Loading layers", disable=not progress):
-        layer = loader.layer(f"model.layers.{index}.")
-        layers.append(layer if ops is None else replace(layer, experts=ops.prepare_experts(layer.experts)))
+        prefix = f"model.layers.{index}."
+        if on_host is not None and index in on_host.layers:
+            experts = on_host.prepare_experts(on_cpu.experts(prefix))
+        else:
+            experts = loader.experts(prefix)
+            experts = experts if ops is None else ops.prepare_experts(experts)
+        layers.append(loader.layer(prefix, experts))
+    if on_host is not None:
+        on_host.loaded()
     head_VH = loader.get("lm_head.weight")
     return Weights(
         embed_VH=loader.get("model.embed_tokens.weight"),
@@ -280,7 +303,10 @@ class _Loader:
         tensor = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
         return self.staging.bring(tensor).to(torch.uint8 if tensor.dtype == torch.uint8 else self.dtype)
 
-    def layer(self, prefix: str) -> LayerWeights:
+    def experts(self, prefix: str) -> MxExperts:
+        return MxExperts(*(self.get(f"{prefix}mlp.experts.{name}") for name in _EXPERTS))
+
+    def layer(self, prefix: str, experts: Any) -> LayerWeights:
         attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
         return LayerWeights(
             input_norm_H=self.get(f"{prefix}input_layernorm.weight"),
@@ -292,5 +318,5 @@ class _Loader:
             post_attention_norm_H=self.get(f"{prefix}post_attention_layernorm.weight"),
             router_weight_EH=self.get(f"{mlp}router.weight"),
             router_bias_E=self.get(f"{mlp}router.bias"),
-            experts=MxExperts(*(self.get(f"{mlp}experts.{name}") for name in _EXPERTS)),
+            experts=experts,
         )

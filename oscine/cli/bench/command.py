@@ -53,7 +53,7 @@ def _add_engine(kinds: "argparse._SubParsersAction[Parser]") -> None:
     )
     step = replace(OPTIONS["max-num-batched-tokens"], shown="depends on the load")
     parallel = ("tensor-parallel-size", "data-parallel-size", "enable-expert-parallel")
-    names = (*parallel, "gpu-memory-utilization", "enforce-eager")
+    names = (*parallel, "experts-on-host", "gpu-memory-utilization", "gpu-memory-bytes", "enforce-eager")
     add_some(parser, (step, *(OPTIONS[name] for name in names)))
     parser.add_argument(
         "--output",

@@ -10,7 +10,7 @@ _SHARING = ("enable-expert-parallel", "enable-attention-dp")  # the experts, amo
 # With one of these the user has chosen, or a model is so small, or a feature so made, that one GPU is right.
 _CHOSEN = (
     *("device", "tensor-parallel-size", "data-parallel-size", *_SHARING),
-    *("random-weights", "load-format", "kv-events-config"),
+    *("random-weights", "load-format", "kv-events-config", "experts-on-host"),
 )
 
 

@@ -8,7 +8,10 @@ until it is computed. A group with a window gets that for every sequence, or for
 It gets the windows once more for cached prefixes. It never gets more pages than the first group, full attention, which
 gets the rest.
 
-On a GPU the cache is what weights and workspace leave of --gpu-memory-utilization.
+On a GPU the cache is what weights and workspace leave of --gpu-memory-utilization, or of --gpu-memory-bytes.
+
+Layers whose experts stay in host memory (OnHost) leave their memory to the rest. Steps of many tokens need a place on
+the GPU through which these experts are streamed, which counts as workspace.
 """
 
 from bisect import bisect_right
@@ -27,14 +30,32 @@ SAMPLED_AT_ONCE = 128  # rows that are sampled beyond greedy in one call
 # histories gathered for penalties, the logits after them and after a grammar's mask, log-probabilities.
 _SAMPLING_BYTES, _SAMPLING_BYTES_ON_GPU = 56, 20
 _GPU_RESERVE_BYTES = 3 * _GIB // 2  # context, compiled kernels, captured graphs, fragmentation
+_STREAM_BUFFERS = 64 << 20  # beside the place of a layer's experts
+_USUAL_TOKENS = 32768  # of a sequence that should fit beside the layers on a GPU, where no length is asked for
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """Bytes of a GPU, before anything of the model is on it."""
+    """Bytes of a GPU, before anything of the model is on it. A GPU without memory of its own has the system's."""
 
     total: int
     free: int
+    capped: bool = False  # by --gpu-memory-bytes, to `total`
+
+    def allowed(self, options: EngineOptions) -> int:
+        """What the engine may take."""
+        if self.capped or options.cache.kv_cache_free_gpu_memory_fraction is not None:
+            return self.free
+        return min(int(options.cache.gpu_memory_utilization * self.total), self.free)
+
+
+@dataclass(frozen=True, slots=True)
+class OnHost:
+    """The last layers' experts, which stay in host memory."""
+
+    num_layers: int = 0
+    weights: int = 0  # bytes
+    workspace: int = 0  # bytes of the GPU for their weights in steps of many tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +68,7 @@ class MemoryPlan:
     num_pages: Sequence[int]  # per group
     max_model_len: int  # tokens
     model_limit: int  # tokens that the model itself can take
+    on_host: OnHost = OnHost()
 
     @property
     def total(self) -> int:
@@ -74,6 +96,8 @@ class MemoryPlan:
             ("total", _gib(self.total)),
             ("context", f"{self.max_model_len} tokens{own}"),
         ]
+        if self.on_host.num_layers:
+            lines.append(("host memory", f"{_gib(self.on_host.weights)}  experts of {self.on_host.num_layers} layers"))
         return "\n".join(("memory plan", *(f"  {name:<13} {value}" for name, value in lines)))
 
 
@@ -85,16 +109,17 @@ def plan_memory(
     activation_bytes: int,
     gpu: DeviceMemory | None = None,
     host_bytes: int | None = None,
+    on_host: OnHost = OnHost(),
 ) -> MemoryPlan:
-    """`weights`: bytes. `activation_bytes`: of one element. `gpu`: None on a CPU.
+    """`weights`: bytes on the device. `activation_bytes`: of one element. `gpu`: None on a CPU.
 
-    `host_bytes`: the memory that a model on a CPU may take, if known. Raises ValueError, with the arithmetic, if one
-    sequence of the length asked for does not fit, or if the whole does not fit the memory.
+    `host_bytes`: the memory that a model on a CPU, or experts of a GPU's model, may take, if known. Raises ValueError,
+    with the arithmetic, if one sequence of the length asked for does not fit, or if the whole does not fit the memory.
     """
     asked = options.model.max_model_len
     if asked is not None and asked > config.max_position_embeddings:
         raise ValueError(f"--max-model-len {asked} is above the model's own {config.max_position_embeddings}")
-    workspace = workspace_bytes(config, options, activation_bytes, gpu is not None)
+    workspace = workspace_bytes(config, options, activation_bytes, gpu is not None) + on_host.workspace
     num_pages = _share(groups, options, _cache_bytes(options, weights, workspace, gpu))
     plan = MemoryPlan(
         weights=weights,
@@ -103,10 +128,52 @@ def plan_memory(
         num_pages=num_pages,
         max_model_len=asked or min(config.max_position_embeddings, num_pages[0] * groups[0].page_size),
         model_limit=config.max_position_embeddings,
+        on_host=on_host,
     )
     if gpu is None and host_bytes is not None and plan.total > host_bytes:
         raise ValueError(_no_host_memory(plan, host_bytes))
+    if host_bytes is not None and on_host.weights > host_bytes:
+        raise ValueError(_no_memory_for_experts(on_host, host_bytes))
     return plan
+
+
+def place_experts(
+    config: ModelConfig,
+    groups: Sequence[KVGroup],
+    options: EngineOptions,
+    weights: int,
+    experts: Sequence[int],
+    activation_bytes: int,
+    gpu: DeviceMemory,
+) -> OnHost:
+    """As many layers as --experts-on-host says. `weights`: bytes of all. `experts`: of those, by layer.
+
+    Raises ValueError if the model has fewer layers.
+    """
+    asked, num_layers = options.model.experts_on_host, len(experts)
+    stream = max(experts) + _STREAM_BUFFERS
+    if asked is None or asked == "0":
+        return OnHost()
+    if asked != "auto":
+        if int(asked) > num_layers:
+            raise ValueError(f"--experts-on-host {asked} is above the model's number of layers, {num_layers}")
+        return OnHost(int(asked), sum(experts[-int(asked) :]), stream)
+    held = weights + workspace_bytes(config, options, activation_bytes, on_gpu=True)
+    missing = held + _wanted_cache(config, groups, options) - gpu.allowed(options)
+    counts = range(1, num_layers + 1) if missing > 0 else ()
+    fitting = (count for count in counts if sum(experts[-count:]) >= missing + stream)
+    count = next(fitting, num_layers if missing > 0 else 0)
+    return OnHost(count, sum(experts[-count:]), stream) if count else OnHost()
+
+
+def _wanted_cache(config: ModelConfig, groups: Sequence[KVGroup], options: EngineOptions) -> int:
+    """Bytes of the cache as asked for, or of one sequence of the length asked for, or of a usual one."""
+    if options.cache.kv_cache_bytes is not None:
+        return options.cache.kv_cache_bytes
+    tokens = options.model.max_model_len or min(config.max_position_embeddings, _USUAL_TOKENS)
+    full, *windowed = groups
+    num_full = ceil(tokens / full.page_size)
+    return _bytes_of(groups, [num_full, *(min(num_full, _of_window(group, options)[1]) for group in windowed)])
 
 
 def _cache_bytes(options: EngineOptions, weights: int, workspace: int, gpu: DeviceMemory | None) -> int:
@@ -114,8 +181,7 @@ def _cache_bytes(options: EngineOptions, weights: int, workspace: int, gpu: Devi
     asked = options.cache.kv_cache_bytes
     if gpu is None:
         return CPU_CACHE_BYTES if asked is None else asked
-    share, of_free = options.cache.gpu_memory_utilization, options.cache.kv_cache_free_gpu_memory_fraction
-    ours = min(int(share * gpu.total), gpu.free) if of_free is None else gpu.free
+    of_free, ours = options.cache.kv_cache_free_gpu_memory_fraction, gpu.allowed(options)
     left = ours - weights - workspace
     if left < (asked or 1):
         raise ValueError(_no_room(options, weights, workspace, ours, gpu))
@@ -183,11 +249,21 @@ def _no_room(options: EngineOptions, weights: int, workspace: int, ours: int, gp
     asked, share = options.cache.kv_cache_bytes, options.cache.gpu_memory_utilization
     cache = "any KV cache" if asked is None else f"a KV cache of {asked} bytes"
     limit = f"of {gpu.total} bytes, {gpu.free} are free"
-    if options.cache.kv_cache_free_gpu_memory_fraction is None:
+    if gpu.capped:
+        limit = f"--gpu-memory-bytes allows {gpu.total}, of which {gpu.total - gpu.free} are in use"
+    elif options.cache.kv_cache_free_gpu_memory_fraction is None:
         limit += f", and --gpu-memory-utilization {share} allows {int(share * gpu.total)}"
     return (
         f"weights of {weights} bytes + workspace of {workspace} bytes + {cache} do not fit {ours} bytes of the GPU: "
-        f"{limit}; the workspace shrinks with --max-num-seqs and --max-num-batched-tokens"
+        f"{limit}; the workspace shrinks with --max-num-seqs and --max-num-batched-tokens, and --experts-on-host auto "
+        f"keeps experts in host memory"
+    )
+
+
+def _no_memory_for_experts(on_host: OnHost, host_bytes: int) -> str:
+    return (
+        f"the experts of {on_host.num_layers} layers take {on_host.weights / _GIB:.1f} GiB of host memory, of which "
+        f"{host_bytes / _GIB:.1f} GiB are free"
     )
 
 

@@ -10,6 +10,7 @@ Knows the order and what to tell about it. Nothing big is allocated before the m
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, closing, nullcontext
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,21 +20,24 @@ import torch
 from oscine.config import EngineOptions
 from oscine.executor.cuda_graphs import sizes_up_to
 from oscine.executor.kv.allocate import allocate_kv, dtype_name
-from oscine.executor.kv.memory import DeviceMemory, MemoryPlan, plan_memory
+from oscine.executor.kv.memory import MemoryPlan, OnHost, place_experts, plan_memory
 from oscine.executor.masks import TOKENIZER
 from oscine.executor.parallel.meeting import Seat
 from oscine.executor.rules import NewRules, grammar_rules
 from oscine.executor.runner import TorchExecutor
 from oscine.executor.start.communicator import MakeCommunicator
+from oscine.executor.start.device_memory import device_memory, keep_to
 from oscine.executor.start.host_memory import available_bytes
 from oscine.executor.start.share import open_lockstep
 from oscine.executor.start.stopwatch import Stopwatch
 from oscine.executor.start.warm_up import KERNEL_SAMPLINGS, MASKED, SAMPLINGS, prompts, warm_up
+from oscine.kv_group import KVGroup
 from oscine.model.config import ModelConfig
 from oscine.model.gpt_oss import GptOss
 from oscine.model.opened import open_model
-from oscine.model.weights import Part, Shard
+from oscine.model.weights import Part, Shard, tensor_specs
 from oscine.ops.interface import Shapes
+from oscine.ops.moe.on_host import MOST_TOKENS, HostLayers
 from oscine.ops.native.library import unavailable
 from oscine.ops.table import choose, describe, platform, resolve
 from oscine.ops.target import Target
@@ -73,6 +77,7 @@ class Start:
             raise ValueError(f"--tensor-parallel-size {self.target.communicator.num_ranks}: {error}") from None
         self.choice = choose(platform(self.target, self.opened.dtype))  # op -> backend
         self.ops = resolve(self.target, self.choice)
+        self.on_host: HostLayers | None = None
 
     @property
     def on_gpu(self) -> bool:
@@ -96,7 +101,23 @@ class Start:
     def decode_sizes(self) -> list[int]:
         """Of the steps that can become CUDA graphs: the reference attention and experts look at numbers on the host."""
         capturable = self.on_gpu and "reference" not in (self.choice["attention"], self.choice["moe"])
-        return sizes_up_to(self.options.scheduler.max_num_seqs) if capturable else []
+        most = self.options.scheduler.max_num_seqs
+        if self.on_host is not None:
+            most = min(most, MOST_TOKENS)
+        return sizes_up_to(most) if capturable else []
+
+    def keep_experts(self, num_layers: int) -> None:
+        """Those of the last layers, in host memory. Raises ValueError where that is not possible."""
+        if not self.on_gpu or platform(self.target, self.opened.dtype) == "cpu":
+            raise ValueError("--experts-on-host needs a GPU and --dtype bfloat16")
+        if self.lockstep is not None:
+            raise ValueError("--experts-on-host does not go together with --enable-expert-parallel")
+        if (why := unavailable()) is not None:
+            raise ValueError(f"--experts-on-host needs the native kernels for CPUs: {why}")
+        config, threads = self.config, self.options.num_threads
+        layers = range(config.num_hidden_layers - num_layers, config.num_hidden_layers)
+        self.on_host = HostLayers(self.target, layers, config.hidden_size, config.num_experts_per_tok, threads)
+        self.ops = replace(self.ops, moe=self.on_host.beside(self.ops.moe))
 
 
 def load_executor(
@@ -134,7 +155,12 @@ def plan(start: Start) -> MemoryPlan:
     """What this rank and every other will hold. Reports it, with the backends of the ops."""
     opened, config, report = start.opened, start.config, start.report
     weights = weight_bytes(opened.config, opened.dtype, start.shard) + start.prepared_head_bytes
-    memory = _plan(start, weights)
+    if start.on_gpu:
+        keep_to(opened.device, device_memory(opened.device, start.options))
+    on_host = _place_experts(start, weights)
+    if on_host.num_layers:
+        start.keep_experts(on_host.num_layers)
+    memory = _plan(start, weights - on_host.weights, on_host)
     heads = config.num_attention_heads, config.num_key_value_heads, config.head_dim
     shapes = Shapes(opened.dtype, memory.page_size, *heads, config.hidden_size)
     report(f"{memory}\n{describe(start.choice, shapes)}")
@@ -151,7 +177,7 @@ def load(start: Start, memory: MemoryPlan) -> TorchExecutor:
     opened, config, options = start.opened, start.config, start.options
     tokenizer = None if opened.tokenizer is None else opened.tokenizer / TOKENIZER
     new_rules = start.rules_of(tokenizer, config.vocab_size)  # which reads it while the weights are loaded
-    weights = opened.load(ops=start.ops, shard=start.shard, progress=not options.quiet)
+    weights = opened.load(ops=start.ops, shard=start.shard, on_host=start.on_host, progress=not options.quiet)
     if start.prepared_head_bytes and weights.prepared_head is None:
         lost = "it does not suit the weights of this head, so all logits are made"
         start.report(f"chooser={start.choice['chooser']} is not used: {lost}")
@@ -195,6 +221,15 @@ def capture(start: Start, executor: TorchExecutor) -> None:
     start.watch.lap("largest step")
 
 
+def expert_bytes(config: ModelConfig) -> list[int]:
+    """Of the packed experts of each layer."""
+    found = [0] * config.num_hidden_layers
+    for name, spec in tensor_specs(config).items():
+        if spec.dtype == "U8":
+            found[int(name.split(".")[2])] += spec.num_bytes
+    return found
+
+
 def weight_bytes(config: ModelConfig, dtype: torch.dtype, shard: Shard | None = None) -> int:
     """Of a model's part on the device: MXFP4 stays packed, everything else is cast to dtype."""
     return sum(
@@ -203,18 +238,34 @@ def weight_bytes(config: ModelConfig, dtype: torch.dtype, shard: Shard | None = 
     )
 
 
-def _plan(start: Start, weights: int, held: int = 0) -> MemoryPlan:
-    """`held`: bytes of the weights that are on the device already."""
+def _place_experts(start: Start, weights: int) -> OnHost:
+    """`weights`: bytes of all."""
+    config, options, opened = start.opened.config, start.options, start.opened
+    if options.model.experts_on_host is None:
+        return OnHost()
+    if not start.on_gpu:
+        raise ValueError("--experts-on-host needs a GPU")
+    by_layer = expert_bytes(config)
+    gpu = device_memory(opened.device, options)
+    return place_experts(config, _groups(start), options, weights, by_layer, opened.dtype.itemsize, gpu)
+
+
+def _groups(start: Start) -> tuple[KVGroup, ...]:
+    page_size, num_ranks = start.options.cache.page_size, start.shard.attention.num_ranks
+    return start.opened.config.kv_groups(page_size, dtype_name(start.opened.dtype), num_ranks)
+
+
+def _plan(start: Start, weights: int, on_host: OnHost, held: int = 0) -> MemoryPlan:
+    """`weights`: bytes on the device. `held`: those of them that are there already."""
     opened, gpu = start.opened, None
     if start.on_gpu:
-        free, total = torch.cuda.mem_get_info(opened.device)
-        of_ranks = start.target.communicator.all_gather(torch.tensor([free + held]))
-        gpu = DeviceMemory(total, int(of_ranks.min()))
-    page_size, dtype = start.options.cache.page_size, opened.dtype
-    groups = opened.config.kv_groups(page_size, dtype_name(dtype), start.shard.attention.num_ranks)
+        gpu = device_memory(opened.device, start.options, held)
+        of_ranks = start.target.communicator.all_gather(torch.tensor([gpu.free]))
+        gpu = replace(gpu, free=int(of_ranks.min()))
     host_bytes = available_bytes()
     own_bytes = None if host_bytes is None else host_bytes // start.shard.attention.num_ranks
-    return plan_memory(start.config, groups, start.options, weights, dtype.itemsize, gpu, own_bytes)
+    itemsize = opened.dtype.itemsize
+    return plan_memory(start.config, _groups(start), start.options, weights, itemsize, gpu, own_bytes, on_host)
 
 
 def _plan_again(start: Start, planned: MemoryPlan) -> MemoryPlan:
@@ -225,6 +276,6 @@ def _plan_again(start: Start, planned: MemoryPlan) -> MemoryPlan:
     held = torch.cuda.memory_allocated(device)
     if held <= planned.weights * (1 + _ROUNDING):
         return planned
-    plan = _plan(start, held, held)
+    plan = _plan(start, held, planned.on_host, held)
     start.report(f"repacked weights are larger\n{plan}")
     return plan

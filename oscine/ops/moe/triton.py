@@ -15,6 +15,7 @@ a tile, B blocks of 32 values along the reduced dimension, R that dimension.
 """
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 import triton
@@ -45,56 +46,95 @@ def _halve(blocks: Tensor) -> Tensor:
 
 def moe(target: Target, x_TH: Tensor, routing: Routing, experts: MxExperts, swiglu_limit: float) -> Tensor:
     """[T, H] -> partial sums [T, K, H] in the dtype of x."""
-    (num_tokens, hidden), (num_experts, doubled) = x_TH.shape, experts.gate_up_bias.shape
-    ids_TK, intermediate = routing.expert_ids_TK, doubled // 2
-    y_TKH = torch.empty((*ids_TK.shape, hidden), dtype=x_TH.dtype, device=x_TH.device)
+    up = Matrix(experts.gate_up_blocks, experts.gate_up_scales, experts.gate_up_bias)
+    down = Matrix(experts.down_blocks, experts.down_scales, experts.down_bias)
+    pairs = sort(target, routing, len(up.bias))
+    return weighted(target, gated(target, x_TH, pairs, up, swiglu_limit), pairs, down)
+
+
+class Matrix(NamedTuple):
+    """One product's weights of all experts."""
+
+    blocks: Tensor  # as prepare_experts leaves them
+    scales: Tensor
+    bias: Tensor  # [E, rows]
+
+
+class Pairs(NamedTuple):
+    """The pairs of a token and an expert, by expert."""
+
+    routing: Routing
+    counts_E: Tensor
+    slots_ET: Tensor  # the first counts[e] of a row are the pairs t * K + k of expert e
+
+    @property
+    def shape(self) -> torch.Size:
+        """[T, K]"""
+        return self.routing.expert_ids_TK.shape
+
+
+def gated(target: Target, x_TH: Tensor, pairs: Pairs, up: Matrix, swiglu_limit: float) -> Tensor:
+    """[T, H] -> [T, K, I], the first product and SwiGLU."""
+    return _launch(target, x_TH, pairs, up, up.bias.shape[1] // 2, None, swiglu_limit)
+
+
+def weighted(target: Target, a_TKI: Tensor, pairs: Pairs, down: Matrix) -> Tensor:
+    """[T, K, I] -> [T, K, H], the second product times the routing weights."""
+    return _launch(target, a_TKI, pairs, down, down.bias.shape[1], pairs.routing.weights_TK, 0.0)
+
+
+def _launch(
+    target: Target, x: Tensor, pairs: Pairs, matrix: Matrix, features: int, weights_TK: Tensor | None, limit: float
+) -> Tensor:
+    out = torch.empty((*pairs.shape, features), dtype=x.dtype, device=x.device)
+    (num_tokens, per_token), num_experts = pairs.shape, len(matrix.bias)
     if not num_tokens:
-        return y_TKH
-    a_TKI = torch.empty((*ids_TK.shape, intermediate), dtype=x_TH.dtype, device=x_TH.device)
-    counts_E, slots_ET = _sort(target, routing, num_experts)
-    tiling = _tiling(target, ids_TK.numel(), num_experts)
-    used = min(num_experts, ids_TK.numel())
-    tiles = used + (ids_TK.numel() - used) // tiling["BLOCK_M"]
-    shared = {
-        "E": num_experts,
-        "K": ids_TK.shape[1],
-        "BLOCK_E": triton.next_power_of_2(num_experts),
+        return out
+    num_pairs = num_tokens * per_token
+    tiling = _tiling(target, num_pairs, num_experts)
+    if weights_TK is not None:
+        tiling["BLOCK_N"] *= 2
+    used = min(num_experts, num_pairs)
+    tiles = used + (num_pairs - used) // tiling["BLOCK_M"]
+    _experts_kernel[(tiles * triton.cdiv(features, tiling["BLOCK_N"]),)](
+        x,
+        *matrix,
+        weights_TK,
+        out,
+        pairs.counts_E,
+        pairs.slots_ET,
+        num_tokens,
+        tiles,
+        limit,
+        E=num_experts,
+        K=per_token,
+        R=x.shape[-1],
+        F=features,
+        BLOCK_E=triton.next_power_of_2(num_experts),
         **tiling,
         **target.launch_options,
-    }
-    up = (experts.gate_up_blocks, experts.gate_up_scales, experts.gate_up_bias)
-    down = (experts.down_blocks, experts.down_scales, experts.down_bias)
-    grid = (tiles * triton.cdiv(intermediate, tiling["BLOCK_N"]),)
-    _experts_kernel[grid](
-        x_TH, *up, None, a_TKI, counts_E, slots_ET, num_tokens, tiles, swiglu_limit, R=hidden, F=intermediate, **shared
     )
-    shared["BLOCK_N"] *= 2
-    grid = (tiles * triton.cdiv(hidden, shared["BLOCK_N"]),)
-    weights = routing.weights_TK
-    _experts_kernel[grid](
-        a_TKI, *down, weights, y_TKH, counts_E, slots_ET, num_tokens, tiles, 0.0, R=intermediate, F=hidden, **shared
-    )
-    return y_TKH
+    return out
 
 
-def _sort(target: Target, routing: Routing, num_experts: int) -> tuple[Tensor, Tensor]:
-    """(counts_E, slots [E, T]: the first counts[e] of a row are the pairs t * K + k of expert e)."""
+def sort(target: Target, routing: Routing, num_experts: int) -> Pairs:
     ids_TK, counts_E = routing.expert_ids_TK, routing.counts_E
     if counts_E is None:
         counts_E = torch.zeros(num_experts, dtype=torch.int32, device=ids_TK.device)
     slots_ET = torch.empty((num_experts, ids_TK.shape[0]), dtype=torch.int32, device=ids_TK.device)
-    _sort_kernel[(triton.cdiv(ids_TK.numel(), 256),)](
-        ids_TK,
-        routing.ranks_TK,
-        counts_E,
-        slots_ET,
-        ids_TK.numel(),
-        ids_TK.shape[0],
-        BLOCK=256,
-        num_warps=4,
-        **target.launch_options,
-    )
-    return counts_E, slots_ET
+    if len(ids_TK):
+        _sort_kernel[(triton.cdiv(ids_TK.numel(), 256),)](
+            ids_TK,
+            routing.ranks_TK,
+            counts_E,
+            slots_ET,
+            ids_TK.numel(),
+            ids_TK.shape[0],
+            BLOCK=256,
+            num_warps=4,
+            **target.launch_options,
+        )
+    return Pairs(routing, counts_E, slots_ET)
 
 
 def _tiling(target: Target, num_pairs: int, num_experts: int) -> dict[str, int]:

@@ -326,7 +326,6 @@ static int64_t groups_per_task(int64_t num_blocks, int64_t num_pairs, int64_t nu
     return MAX(1, PRODUCTS_PER_TASK / products);
 }
 
-/* x [T, H], ids and weights [T, K] -> out [T, H]. Returns -1 without memory. */
 int oscine_moe(
     const float *x, const int64_t *ids, const float *weights, const uint8_t *gate_up, const float *gate_up_bias,
     const uint8_t *down, const float *down_bias, float *out, int64_t num_tokens, int64_t width, int64_t inner,

@@ -24,6 +24,7 @@ _POINTER, _SIZE, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 # Of each function: p is a pointer, i an int64, f a float.
 _ARGUMENTS = {
     "oscine_set_num_threads": "i",
+    "oscine_set_patience": "i",
     "oscine_linear": "ppppiii",
     "oscine_rms_norm": "pippfppii",
     "oscine_norm_route": "pippfppiippiipp",
@@ -32,6 +33,7 @@ _ARGUMENTS = {
     "oscine_packed_bytes": "ii",
     "oscine_pack": "pppiii",
     "oscine_moe": "ppppppppiiiiiiif",
+    "oscine_host_moe": "p",
     "oscine_greedy": "ppppiiii",
 }
 _TYPES = {"p": _POINTER, "i": _SIZE, "f": _FLOAT}

@@ -12,7 +12,8 @@
 #define HELPERS (OPEN - 1)
 #define GENERATION (1u << 16)
 
-static int num_threads = 1; /* with the caller */
+static int patience = SPINS; /* looks for work before a thread sleeps */
+static int num_threads = 1;  /* with the caller */
 static int num_started;     /* without it */
 static pid_t owner;         /* process of the threads that were started */
 static pthread_mutex_t running = PTHREAD_MUTEX_INITIALIZER, sleeping = PTHREAD_MUTEX_INITIALIZER;
@@ -40,7 +41,7 @@ static void take_tasks(void) {
 }
 
 static uint64_t await_job(uint64_t generation) {
-    for (int spin = 0; spin < SPINS; spin++, relax())
+    for (int spin = 0; spin < patience; spin++, relax())
         if (atomic_load(&job) / GENERATION != generation) return atomic_load(&job);
     pthread_mutex_lock(&sleeping);
     num_asleep++;
@@ -77,6 +78,9 @@ static void start_threads(void) {
 
 /* A greater number adds threads, a smaller one ends none; 1 leaves all work to the caller. */
 void oscine_set_num_threads(int count) { num_threads = MAX(1, MIN(count, MOST_THREADS)); }
+
+/* How often a thread looks for work before it sleeps. */
+void oscine_set_patience(int64_t looks) { patience = (int)MAX(0, MIN(looks, 1 << 24)); }
 
 void run_parallel(int64_t count, Task function, void *argument) {
     if (num_threads == 1 || count <= 1 || pthread_mutex_trylock(&running)) { /* another thread has the pool */

@@ -1,0 +1,186 @@
+"""Layers whose experts stay in host memory, since the GPU is too small for them.
+
+A step of few tokens goes where the weights are: the GPU sends its tokens to the host, the CPU computes their experts
+(native.py), and the sum returns. The CPU's part is a host function of the stream, so a CUDA graph can hold it. A step
+of many tokens needs all experts. They are copied to the GPU, which computes them (stream.py).
+
+Host memory has the experts once, in the layout for CPUs. The GPU unpacks what is copied.
+"""
+
+import ctypes
+import functools
+import os
+from collections.abc import Callable, Collection
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from oscine.ops.interface import MxExperts, Routing
+from oscine.ops.moe import native, reference
+from oscine.ops.moe.cpu_layout import HostMatrix, published
+from oscine.ops.native.library import library
+from oscine.ops.target import Target
+
+if TYPE_CHECKING:  # it needs Triton, which a CPU does not
+    from oscine.ops.moe.stream import ExpertStream
+
+MOST_TOKENS = 64  # of a step that the CPU computes
+_SPARE_CORES = 2  # for the engine, and for the server or the driver
+_PATIENCE = 20_000  # looks for work before a thread sleeps: some 300 us or more, longer than the GPU's part of a layer
+_PINNING_THREADS = 4
+
+Moe = Callable[[Tensor, Routing, Any, float], Tensor]
+
+
+class _Call(ctypes.Structure):
+    """What oscine_host_moe takes (../native/host.c)."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("x", "ids", "weights", "gate_up", "gate_up_bias", "down", "down_bias")),
+        ("out", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("num_tokens", "width", "inner", "width_blocks", "inner_blocks")),
+        *((name, ctypes.c_int64) for name in ("num_experts", "per_token")),
+        ("limit", ctypes.c_float),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class HostExperts:
+    """Of one layer."""
+
+    packed: native.PackedExperts
+    matrices: tuple[HostMatrix, HostMatrix]  # the same, as a GPU reads it
+    calls: dict[int, _Call] = field(default_factory=dict)  # by tokens; CUDA graphs know their addresses
+
+
+class _HostFunction:
+    """The experts of a few tokens, by the CPU, in the order of the device's work.
+
+    The buffers are in pinned memory with room for MOST_TOKENS. All layers share them.
+    """
+
+    def __init__(self, target: Target, hidden: int, per_token: int) -> None:
+        def buffer(width: int, dtype: torch.dtype) -> Tensor:
+            return torch.zeros(MOST_TOKENS, width, dtype=dtype, pin_memory=on_gpu(target))
+
+        self._on_gpu = on_gpu(target)
+        self._x_TH, self._out_TH = (buffer(hidden, torch.float32) for _ in range(2))
+        self._ids_TK, self._weights_TK = buffer(per_token, torch.int64), buffer(per_token, torch.float32)
+
+    def moe(self, x_TH: Tensor, routing: Routing, experts: HostExperts, swiglu_limit: float) -> Tensor:
+        """[T, H] -> float32 [T, 1, H]. Every step of a layer has the same limit."""
+        count = len(x_TH)
+        if count not in experts.calls:
+            experts.calls[count] = self._call(experts.packed, count, swiglu_limit)
+        sent = (self._x_TH, x_TH), (self._ids_TK, routing.expert_ids_TK), (self._weights_TK, routing.weights_TK)
+        for buffer, tensor in sent:
+            buffer[:count].copy_(tensor.to(buffer.dtype), non_blocking=True)
+        self._queue(experts.calls[count])
+        out_TH = torch.empty((count, self._out_TH.shape[1]), dtype=torch.float32, device=x_TH.device)
+        return out_TH.copy_(self._out_TH[:count], non_blocking=True)[:, None]
+
+    def _call(self, packed: native.PackedExperts, count: int, limit: float) -> _Call:
+        buffers = self._x_TH, self._ids_TK, self._weights_TK
+        weights = packed.gate_up, packed.gate_up_bias, packed.down, packed.down_bias
+        num_experts, num_columns = packed.gate_up_bias.shape
+        return _Call(
+            *(tensor.data_ptr() for tensor in (*buffers, *weights, self._out_TH)),
+            count,
+            self._x_TH.shape[1],
+            num_columns // 2,
+            packed.gate_up_blocks,
+            packed.down_blocks,
+            num_experts,
+            self._ids_TK.shape[1],
+            limit,
+        )
+
+    def _queue(self, call: _Call) -> None:
+        function = library().oscine_host_moe
+        if not self._on_gpu:
+            function(ctypes.addressof(call))
+            return
+        stream = torch.cuda.current_stream().cuda_stream
+        launch = _driver().cuLaunchHostFunc
+        error = launch(ctypes.c_void_p(stream), ctypes.cast(function, ctypes.c_void_p), ctypes.byref(call))
+        assert error == 0, f"cuLaunchHostFunc: error {error}"
+
+
+class HostLayers:
+    """The layers whose experts stay on the host."""
+
+    def __init__(
+        self, target: Target, layers: Collection[int], hidden: int, per_token: int, num_threads: int | None = None
+    ) -> None:
+        """`layers`: their indices. `per_token`: experts. `num_threads`: of the CPU; None: nearly all cores."""
+        self.layers = layers
+        self._target = target
+        self._loaded: list[HostExperts] = []
+        self._few = _HostFunction(target, hidden, per_token)
+        self._many: ExpertStream | None = None
+        self._pinning, self._pinned = ThreadPoolExecutor(_PINNING_THREADS), list[Future[None]]()
+        if on_gpu(target):
+            cores = len(os.sched_getaffinity(0))
+            library().oscine_set_num_threads(num_threads or max(1, cores - _SPARE_CORES))
+            library().oscine_set_patience(_PATIENCE)
+
+    def prepare_experts(self, experts: MxExperts) -> HostExperts:
+        """Of experts as published, on the host, with biases in the dtype of the steps."""
+        packed, device = native.prepare_experts(experts), self._target.device
+        matrices = (
+            HostMatrix(packed.gate_up, experts.gate_up_bias.to(device), packed.gate_up_blocks),
+            HostMatrix(packed.down, experts.down_bias.to(device), packed.down_blocks),
+        )
+        if on_gpu(self._target):
+            self._pinned += [self._pinning.submit(pin, matrix.packed) for matrix in matrices]
+        self._loaded.append(HostExperts(packed, matrices))
+        return self._loaded[-1]
+
+    def loaded(self) -> None:
+        """All layers are. Takes the memory of the GPU that they share."""
+        for pinned in self._pinned:
+            pinned.result()
+        self._pinning.shutdown()
+        if on_gpu(self._target):
+            from oscine.ops.moe.stream import ExpertStream
+
+            self._many = ExpertStream(self._target, [experts.matrices for experts in self._loaded])
+
+    def beside(self, moe: Moe) -> Moe:
+        """The op for all layers, from that of layers on the device."""
+
+        def of_either(x_TH: Tensor, routing: Routing, experts: Any, swiglu_limit: float) -> Tensor:
+            place = self.moe if isinstance(experts, HostExperts) else moe
+            return place(x_TH, routing, experts, swiglu_limit)
+
+        return of_either
+
+    def moe(self, x_TH: Tensor, routing: Routing, experts: HostExperts, swiglu_limit: float) -> Tensor:
+        if len(x_TH) <= MOST_TOKENS:
+            return self._few.moe(x_TH, routing, experts, swiglu_limit)
+        gate_up, down = experts.matrices
+        if self._many is not None:
+            return self._many.moe(x_TH, routing, gate_up, down, swiglu_limit)
+        brought = MxExperts(*published(gate_up), gate_up.bias, *published(down), down.bias)
+        return reference.moe(x_TH, routing, brought, swiglu_limit)
+
+
+def on_gpu(target: Target) -> bool:
+    return target.device.type == "cuda"
+
+
+def pin(memory: Tensor) -> None:
+    """So that a GPU can copy it by itself. Raises ValueError where the system does not allow it."""
+    error = int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
+    if error:
+        raise ValueError(
+            f"--experts-on-host: {memory.nbytes} bytes of host memory cannot be pinned: CUDA error {error}"
+        )
+
+
+@functools.cache
+def _driver() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")

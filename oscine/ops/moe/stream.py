@@ -1,0 +1,106 @@
+"""Experts of host memory on a GPU, for steps of many tokens: their weights are copied there when a step needs them.
+
+A layer has two matrices, and the GPU has one place for each. While one of them is multiplied, the other one arrives.
+So the copies hardly ever wait, and they take nearly all of the time.
+
+    copies     a piece of a matrix -> one of two buffers      once the buffer is unpacked, and the place is free
+    unpacking  buffer -> place                                once the piece has arrived
+    step       the product                                    once all pieces are unpacked; then the place is free
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import cycle
+
+import torch
+from torch import Tensor
+
+from oscine.ops.interface import Routing
+from oscine.ops.moe import triton as portable
+from oscine.ops.moe.cpu_layout import HostMatrix
+from oscine.ops.moe.unpack import unpack
+from oscine.ops.target import Target
+
+PIECE_BYTES = 32 << 20
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event()  # type: ignore[no-untyped-call]
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Memory of the GPU for a matrix."""
+
+    memory: Tensor  # uint8
+    free: torch.cuda.Event = field(default_factory=_event)
+    ready: torch.cuda.Event = field(default_factory=_event)
+
+
+@dataclass(frozen=True, slots=True)
+class _Buffer:
+    """Memory of the GPU for a piece."""
+
+    memory: Tensor  # uint8
+    arrived: torch.cuda.Event = field(default_factory=_event)
+    unpacked: torch.cuda.Event = field(default_factory=_event)
+
+
+class ExpertStream:
+    """Of all layers, which use it one after the other, on the stream of the steps."""
+
+    def __init__(self, target: Target, matrices: Sequence[tuple[HostMatrix, HostMatrix]]) -> None:
+        """`matrices`: of all layers."""
+
+        def memory(size: int) -> Tensor:
+            return torch.empty(size, dtype=torch.uint8, device=target.device)
+
+        self._target = target
+        sizes = (max(17 * matrix.num_scales for matrix in of_layers) for of_layers in zip(*matrices, strict=True))
+        self._places = [_Place(memory(size)) for size in sizes]
+        self._buffers = cycle([_Buffer(memory(PIECE_BYTES)) for _ in range(2)])
+        self._copies, self._unpacking = (torch.cuda.Stream(target.device, priority=-1) for _ in range(2))
+        for stream in (self._copies, self._unpacking):
+            stream.wait_stream(torch.cuda.current_stream())  # what had the memory before may still be in use
+
+    def moe(self, x_TH: Tensor, routing: Routing, gate_up: HostMatrix, down: HostMatrix, swiglu_limit: float) -> Tensor:
+        """As the moe of triton.py."""
+        brought = [self._bring(*each) for each in zip((gate_up, down), self._places, strict=True)]
+        pairs = portable.sort(self._target, routing, len(gate_up.bias))
+        with self._used(0):
+            a_TKI = portable.gated(self._target, x_TH, pairs, brought[0], swiglu_limit)
+        with self._used(1):
+            return portable.weighted(self._target, a_TKI, pairs, brought[1])
+
+    @contextmanager
+    def _used(self, index: int) -> Iterator[None]:
+        """The step uses what is in the place, and leaves it free."""
+        place, step = self._places[index], torch.cuda.current_stream()
+        step.wait_event(place.ready)
+        yield
+        place.free.record(step)
+
+    def _bring(self, matrix: HostMatrix, place: _Place) -> portable.Matrix:
+        """Queues the copies."""
+        shape, scales_end = (*matrix.bias.shape, matrix.num_blocks), 17 * matrix.num_scales
+        scales = place.memory[16 * matrix.num_scales : scales_end].view(shape)
+        blocks = place.memory[: 16 * matrix.num_scales].view(*shape, 16)
+        at_once = PIECE_BYTES // matrix.packed.shape[1]  # experts
+        self._unpacking.wait_event(place.free)
+        for part in zip(*(each.split(at_once) for each in (matrix.packed, blocks, scales)), strict=True):
+            self._copy(*part)
+        place.ready.record(self._unpacking)
+        return portable.Matrix(blocks, scales, matrix.bias)
+
+    def _copy(self, packed: Tensor, blocks: Tensor, scales: Tensor) -> None:
+        buffer = next(self._buffers)
+        piece = buffer.memory[: packed.nbytes].view(packed.shape)
+        with torch.cuda.stream(self._copies):
+            self._copies.wait_event(buffer.unpacked)
+            piece.copy_(packed, non_blocking=True)
+            buffer.arrived.record()
+        with torch.cuda.stream(self._unpacking):
+            self._unpacking.wait_event(buffer.arrived)
+            unpack(piece, blocks, scales)
+            buffer.unpacked.record()

@@ -1,4 +1,4 @@
-"""What the steps of gpt-oss-120b launch on a chip that is not there, to be compiled ahead.
+"""What the steps of gpt-oss-120b and -20b launch on a chip that is not there, to be compiled ahead.
 
     for launch in launches(CHIPS[120]):
         compiled = launch.compile(120)
@@ -21,7 +21,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from benchmarks.kernels.inputs import sampling_batch
-from oscine.model.config import gpt_oss_120b
+from oscine.model.config import ModelConfig, gpt_oss_20b, gpt_oss_120b
 from oscine.model.gpt_oss import GptOss
 from oscine.model.weights import load_weights, tensor_specs
 from oscine.ops.interface import Batch, PageGroup
@@ -31,7 +31,7 @@ from oscine.ops.target import Target
 from tests.ops.compile_ahead import Compiled, compile_source
 
 META = torch.device("meta")
-CONFIG = gpt_oss_120b()
+CONFIGS = gpt_oss_120b(), gpt_oss_20b()
 DECODES = (1, 16, 64, 129, 1024)
 CHUNKS = (2, 17, 129, 513, 1025, 4096, 16384)  # one on each side of what the policies tell apart
 ROWS = (1, 5, 1024)  # that are sampled
@@ -83,7 +83,8 @@ class Launch:
 def launches(target: Target) -> list[Launch]:
     """Those that need most: for each of the others there is one that needs no less."""
     with noted(target) as found, torch.inference_mode():
-        _run_steps(target)
+        for config in CONFIGS:
+            _run_steps(target, config)
     most: list[Launch] = []
     for launch in found:
         if not any(other.needs_no_less_than(launch) for other in most):
@@ -117,10 +118,11 @@ def noted(target: Target) -> Iterator[list[Launch]]:
 class _Shapes:
     """A TensorSource."""
 
-    specs = tensor_specs(CONFIG)
+    def __init__(self, config: ModelConfig) -> None:
+        self._specs = tensor_specs(config)
 
     def get(self, name: str) -> Tensor:
-        spec = self.specs[name]
+        spec = self._specs[name]
         return _empty(*spec.shape, dtype=torch.uint8 if spec.dtype == "U8" else torch.bfloat16)
 
 
@@ -128,11 +130,11 @@ def _empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     return torch.empty(shape, dtype=dtype, device=META)
 
 
-def _run_steps(target: Target) -> None:
+def _run_steps(target: Target, config: ModelConfig) -> None:
     """Every op but those of cuBLAS."""
     ops = resolve(target, choose(platform(Target(torch.device("cuda"), target.capability))))
-    layers = replace(CONFIG.of_layers(CONFIG.layer_of_each_kind), max_position_embeddings=64)
-    model = GptOss(layers, load_weights(layers, _Shapes(), META, torch.bfloat16), ops)
+    layers = replace(config.of_layers(config.layer_of_each_kind), max_position_embeddings=64)
+    model = GptOss(layers, load_weights(layers, _Shapes(layers), META, torch.bfloat16), ops)
     kv = tuple(_empty(1000, 1, 2, 8, 64, 64) for _ in range(2))
     for count in DECODES:
         model.hidden(_batch(count, count, count), kv)
@@ -143,7 +145,7 @@ def _run_steps(target: Target) -> None:
     ops.prepare_step(packed, state)
     ops.write_back(state, packed.sampled_slots_M, _empty(3, dtype=torch.int64))
     for rows in ROWS:
-        logits_NV = _empty(rows, CONFIG.vocab_size, dtype=torch.float32)
+        logits_NV = _empty(rows, config.vocab_size, dtype=torch.float32)
         for wishes in ({"greedy": True}, {}, {"truncated": True}):
             ops.sample(logits_NV, sampling_batch(rows, META, **wishes))
     ruled = {"allowed_KW": _empty(rows, 6284, dtype=torch.int32), "allowed_row_N": _empty(rows, dtype=torch.int32)}

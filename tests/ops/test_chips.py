@@ -1,7 +1,8 @@
 """Every kernel of the portable backends fits every chip, with the launch policy for that chip.
 
-Compiled whole for 8.0 and 12.0. What runs on 8.6 and 8.9 is what runs on 8.0, within less shared memory; on 10.0,
-kernels without products are those of 12.0. So of these chips only the largest product of each kernel is compiled.
+At the widths of both published models. Compiled whole for 8.0 and 12.0. What runs on 8.6, 8.7 and 8.9 is what runs on
+8.0, and on 12.1 what runs on 12.0, so these are only assembled anew: registers are those of the chip. On 10.0, kernels
+without products are those of 12.0. So of 10.0 only the largest product of each kernel is compiled.
 The kernels of Hopper are compiled in the tests of their ops. See compile_ahead.py for what fitting is.
 """
 
@@ -21,6 +22,7 @@ OTHERS = (
     *("_prepare_kernel", "_write_back_kernel", "_choose_kernel", "_restrict_kernel"),
     *("_scan_kernel", "_bound_kernel", "_collect_kernel", "_cut_kernel"),
 )
+FAMILIES = {80: (86, 87, 89), 120: (121,)}  # chips that run what the first of them runs
 
 
 @cache
@@ -40,21 +42,20 @@ def test_all_kernels_are_looked_at(arch: int) -> None:
 
 
 @pytest.mark.parametrize("kernel", PRODUCTS + OTHERS)
-@pytest.mark.parametrize("arch", [80, 120])
+@pytest.mark.parametrize("arch", FAMILIES)
 def test_every_kernel_fits(arch: int, kernel: str) -> None:
+    """The chip, and those that run the same."""
     for launch in launched_on(arch):
         if launch.name == kernel:
             compiled = launch.compile(arch)
-            if arch == 80:
-                assert compiled.shared <= min(CHIPS[86].shared_memory, CHIPS[89].shared_memory)
+            for relative in FAMILIES[arch]:
+                assemble_for(relative, compiled)
 
 
-@pytest.mark.parametrize("arch", [86, 89])
-def test_an_a100_shows_what_runs_on_the_smaller_chips_of_its_generation(arch: int) -> None:
-    assert [launch.kind for launch in launched_on(arch)] == [launch.kind for launch in launched_on(80)]
-    assert [launch.blocks for launch in launched_on(arch)] == [launch.blocks for launch in launched_on(80)]
-    for kernel in PRODUCTS:
-        assemble_for(arch, largest(80, kernel).compile(80))
+@pytest.mark.parametrize(("arch", "relative"), [(arch, chip) for arch, chips in FAMILIES.items() for chip in chips])
+def test_relatives_launch_the_same(arch: int, relative: int) -> None:
+    assert [launch.kind for launch in launched_on(relative)] == [launch.kind for launch in launched_on(arch)]
+    assert [launch.blocks for launch in launched_on(relative)] == [launch.blocks for launch in launched_on(arch)]
 
 
 @pytest.mark.parametrize("kernel", PRODUCTS)

@@ -74,8 +74,44 @@ typedef void (*Task)(void *context, int64_t i);
 void run_parallel(int64_t count, Task task, void *context);
 
 /* Memory of this thread until it asks for the same slot again, aligned to 64 bytes. NULL if there is none. */
-enum { SCRATCH_X, SCRATCH_Y, SCRATCH_ROWS, SCRATCH_SCORES, SCRATCH_SLOTS };
+enum { SCRATCH_X, SCRATCH_Y, SCRATCH_ROWS, SCRATCH_SCORES, SCRATCH_BYTES, SCRATCH_SLOTS };
 void *scratch(int slot, size_t bytes);
+
+/* ---- packed weights and activations in int8 (products.c) ---- */
+
+#define BLOCK 32 /* columns that share a scale, of weights and of activations */
+#define TILE 32  /* most rows of activations that lie beside each other */
+#define MXFP4_SCALES 8
+#define MXFP4_BYTES (MXFP4_SCALES + 4 * BLOCK) /* of 8 rows x 32 columns */
+#define INT8_SCALES 16
+#define INT8_BYTES (INT8_SCALES + 8 * BLOCK)
+
+/* Rows of B blocks: value = scale * integer of -127 .. 127, and 12 times the sum of each block's integers. A block with a
+   value that is not finite has the scale NaN. Rows lie in tiles: first the first block of all rows of a tile, then the
+   second. */
+struct quantized {
+    int8_t *values;
+    float *scales;
+    int32_t *offsets;
+    int64_t num_blocks;
+};
+struct tile {
+    int64_t first, count;
+};
+size_t quantized_bytes(int64_t rows, int64_t num_blocks);
+struct quantized quantized_at(void *memory, int64_t rows, int64_t num_blocks);
+/* The tile of a row among rows begin .. end - 1, the first of which begins a tile. */
+struct tile tile_of(int64_t row, int64_t begin, int64_t end);
+/* One row x [K] into its tile; columns beyond K are zeros. */
+void quantize_row(const float *x, int64_t width, const struct quantized *to, struct tile tile, int64_t row);
+/* Rows of x [N, K] on all threads, in SCRATCH_BYTES. Returns -1 without memory. */
+int quantize_rows(const float *x, int64_t num_rows, int64_t width, struct quantized *to);
+
+/* One or two consecutive groups of 8 rows of weights with a tile: out[n * groups + g], a lane per row. */
+void mxfp4_products(const uint8_t *w, int64_t groups, const struct quantized *x, struct tile tile, f8 *out);
+void int8_products(const uint8_t *w, int64_t groups, const struct quantized *x, struct tile tile, f8 *out);
+
+/* ---- dense products ---- */
 
 /* y[t, n] = x[t] . w[n] + bias[n] for rows first .. last - 1 of w [N, K]; bias may be NULL. */
 void linear_rows(

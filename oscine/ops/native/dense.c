@@ -1,0 +1,103 @@
+/* Products with dense weights in int8: what projections and head are on a CPU by default. Layout: products.c.
+
+   The scale of a row's 32 columns is their largest magnitude / 127, rounded up to what bfloat16 holds. */
+#include "oscine.h"
+
+#define TOKENS_IN_CACHE 64 /* that the weights of a task meet before further tokens */
+#define PRODUCTS_PER_TASK 65536
+
+/* ---- packing ---- */
+
+struct packing {
+    const uint16_t *weights; /* bfloat16 [N, K] */
+    uint8_t *out;
+    int64_t num_rows, width, num_blocks;
+};
+
+static inline float of_bf16(uint16_t bits) {
+    const union { uint32_t bits; float value; } wide = {(uint32_t)bits << 16};
+    return wide.value;
+}
+
+/* The least bfloat16 that is not below. */
+static inline uint16_t bf16_above(float value) {
+    const union { float value; uint32_t bits; } wide = {value};
+    return (uint16_t)((wide.bits + 0xffff) >> 16);
+}
+
+static void pack_row(const struct packing *a, int64_t row, int64_t block, uint8_t *out) {
+    const int64_t first = block * BLOCK, count = row < a->num_rows ? MIN(BLOCK, a->width - first) : 0;
+    const uint16_t *weights = a->weights + row * a->width + first;
+    float largest = 0.0f;
+    for (int64_t k = 0; k < count; k++) {
+        const float magnitude = fabsf(of_bf16(weights[k]));
+        largest = magnitude <= largest ? largest : magnitude; /* NaN stays */
+    }
+    const int usable = largest >= 1e-35f && isfinite(largest); /* its inverse can be held, too */
+    const uint16_t scale = usable ? bf16_above(largest / 127.0f) : isfinite(largest) ? 0 : 0x7fc0;
+    memcpy(out + 2 * (row % 8), &scale, 2);
+    const float inverse = usable ? 1.0f / of_bf16(scale) : 0.0f;
+    for (int64_t k = 0; usable && k < count; k++)
+        out[INT8_SCALES + k / 4 * BLOCK + 4 * (row % 8) + k % 4] = (uint8_t)(int8_t)rintf(of_bf16(weights[k]) * inverse);
+}
+
+static void pack_task(void *context, int64_t group) {
+    const struct packing *a = context;
+    memset(a->out + group * a->num_blocks * INT8_BYTES, 0, a->num_blocks * INT8_BYTES);
+    for (int64_t b = 0; b < a->num_blocks; b++)
+        for (int r = 0; r < 8; r++)
+            pack_row(a, 8 * group + r, b, a->out + (group * a->num_blocks + b) * INT8_BYTES);
+}
+
+/* Bytes of weights [N, 32 B] when they are packed. */
+int64_t oscine_dense_bytes(int64_t num_rows, int64_t num_blocks) { return (num_rows + 7) / 8 * num_blocks * INT8_BYTES; }
+
+/* weights: bfloat16 [N, K] */
+void oscine_pack_dense(const uint16_t *weights, uint8_t *out, int64_t num_rows, int64_t width) {
+    struct packing a = {weights, out, num_rows, width, (width + BLOCK - 1) / BLOCK};
+    run_parallel((num_rows + 7) / 8, pack_task, &a);
+}
+
+/* ---- y = x W^T + b ---- */
+
+struct dense {
+    struct quantized x;
+    const uint8_t *w;
+    const float *bias;
+    float *y;
+    int64_t num_tokens, num_rows, groups_per_task;
+};
+
+static void dense_task(void *context, int64_t i) {
+    const struct dense *a = context;
+    const int64_t first = i * a->groups_per_task, last = MIN(first + a->groups_per_task, (a->num_rows + 7) / 8);
+    for (int64_t begin = 0; begin < a->num_tokens; begin += TOKENS_IN_CACHE)
+        for (int64_t group = first; group < last; group += 2)
+            for (int64_t t = begin; t < MIN(begin + TOKENS_IN_CACHE, a->num_tokens); t += TILE) {
+                const struct tile tile = tile_of(t, 0, a->num_tokens);
+                const int64_t groups = MIN(2, last - group), rows = MIN(8 * groups, a->num_rows - 8 * group);
+                f8 out[2 * TILE];
+                int8_products(a->w + group * a->x.num_blocks * INT8_BYTES, groups, &a->x, tile, out);
+                for (int64_t n = 0; n < tile.count; n++) {
+                    float *y = a->y + (t + n) * a->num_rows + 8 * group;
+                    memcpy(y, out + n * groups, sizeof(float) * rows);
+                    for (int64_t r = 0; a->bias && r < rows; r++) y[r] += a->bias[8 * group + r];
+                }
+            }
+}
+
+/* Groups of 8 rows per task: an even number. */
+static int64_t groups_per_task(int64_t num_tokens, int64_t num_blocks) {
+    const int64_t products = 16 * BLOCK * num_blocks * MAX(1, MIN(num_tokens, TOKENS_IN_CACHE) / 8);
+    return 2 * MAX(1, PRODUCTS_PER_TASK / products);
+}
+
+/* x [T, K], w: packed [N, K], bias [N] or NULL -> y [T, N]. Returns -1 without memory. */
+int oscine_dense(
+    const float *x, const uint8_t *w, const float *bias, float *y, int64_t num_tokens, int64_t num_rows, int64_t width) {
+    struct dense a = {.w = w, .bias = bias, .y = y, .num_tokens = num_tokens, .num_rows = num_rows};
+    if (quantize_rows(x, num_tokens, width, &a.x)) return -1;
+    a.groups_per_task = groups_per_task(num_tokens, a.x.num_blocks);
+    run_parallel(((num_rows + 7) / 8 + a.groups_per_task - 1) / a.groups_per_task, dense_task, &a);
+    return 0;
+}

@@ -1,0 +1,391 @@
+/* Products of packed weights with tiles of activations in int8, for each kind of processor.
+
+   Packed weights are groups of 8 rows, and a group is blocks of 32 columns. A block is 8 scales, then vectors of 32 bytes
+   in which byte i has row i / 4 and column i % 4 of four columns. Four columns of activations, repeated, meet such a
+   vector, and the lanes of the products are the rows. One layout serves AVX2, AVX-VNNI, AVX-512 and NEON. ik_llama.cpp
+   lays out MXFP4 in the same way (MXFP4_R8, its pull requests 683 and 757).
+
+   | | scales | vectors | a value is scale times |
+   |---|---|---|---|
+   | MXFP4 | E8M0 | 4: low nibbles are columns 8p .. 8p + 3, high nibbles the next four | half of an integer of -12 .. 12 |
+   | int8 | bfloat16 | 8: columns 4j .. 4j + 3 | an integer of -127 .. 127 |
+
+   x86 multiplies unsigned by signed bytes. MXFP4's integers are shifted by 12, and 12 times the sum of the block's
+   activations is subtracted afterwards. The sign of an int8 weight goes to the activation.
+
+   A broadcast costs as much as a product there. So two groups meet two tokens at a time, from weights that were unpacked
+   once for all tokens of the tile. */
+#include "oscine.h"
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#elif defined(__ARM_NEON) && defined(__ARM_FEATURE_DOTPROD)
+#include <arm_neon.h>
+#endif
+
+#define INLINE static inline __attribute__((always_inline))
+#define SHIFT 12
+enum kind { MXFP4, INT8 };
+
+/* ---- activations ---- */
+
+size_t quantized_bytes(int64_t rows, int64_t num_blocks) {
+    return rows * num_blocks * (BLOCK + sizeof(float) + sizeof(int32_t));
+}
+
+struct quantized quantized_at(void *memory, int64_t rows, int64_t num_blocks) {
+    struct quantized q = {memory, (float *)((int8_t *)memory + rows * num_blocks * BLOCK), NULL, num_blocks};
+    q.offsets = (int32_t *)(q.scales + rows * num_blocks);
+    return q;
+}
+
+/* Floats of at most 2^22 to the nearest integers, ties to even. */
+INLINE i8 nearest8(f8 x) {
+    const f8 shift = all(12582912.0f); /* 1.5 * 2^23 */
+    return (i8)(x + shift) - (i8)shift;
+}
+
+static void quantize_block(const float *x, const struct quantized *to, int64_t place) {
+    typedef int8_t bytes8 __attribute__((vector_size(8), aligned(1), may_alias));
+    f8 most = {0}, poison = {0}; /* NaN if a value is not finite */
+    for (int k = 0; k < BLOCK; k += LANES) {
+        const f8 values = load(x + k);
+        most = max8(most, max8(values, -values));
+        poison += values * all(0.0f);
+    }
+    float largest = 0.0f;
+    for (int i = 0; i < LANES; i++) largest = MAX(largest, most[i]);
+    const float scale = largest / 127.0f, inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
+    i8 sum = {0};
+    for (int k = 0; k < BLOCK; k += LANES) {
+        const f8 scaled = max8(min8(load(x + k) * all(inverse), all(127.0f)), all(-127.0f));
+        const i8 values = nearest8(scaled);
+        *(bytes8 *)(to->values + place * BLOCK + k) = __builtin_convertvector(values, bytes8);
+        sum += values;
+    }
+    int32_t total = 0;
+    for (int i = 0; i < LANES; i++) total += sum[i];
+    to->scales[place] = scale + sum8(poison);
+    to->offsets[place] = SHIFT * total;
+}
+
+void quantize_row(const float *x, int64_t width, const struct quantized *to, struct tile tile, int64_t row) {
+    for (int64_t b = 0; b < to->num_blocks; b++) {
+        const int64_t place = tile.first * to->num_blocks + b * tile.count + row - tile.first, left = width - b * BLOCK;
+        float padded[BLOCK] = {0};
+        if (left < BLOCK) memcpy(padded, x + b * BLOCK, sizeof(float) * MAX(left, 0));
+        quantize_block(left < BLOCK ? padded : x + b * BLOCK, to, place);
+    }
+}
+
+struct tile tile_of(int64_t row, int64_t begin, int64_t end) {
+    const int64_t first = begin + (row - begin) / TILE * TILE;
+    return (struct tile){first, MIN(TILE, end - first)};
+}
+
+struct rows {
+    const float *x;
+    int64_t num_rows, width;
+    struct quantized to;
+};
+
+static void row_task(void *context, int64_t row) {
+    const struct rows *a = context;
+    quantize_row(a->x + row * a->width, a->width, &a->to, tile_of(row, 0, a->num_rows), row);
+}
+
+int quantize_rows(const float *x, int64_t num_rows, int64_t width, struct quantized *to) {
+    const int64_t num_blocks = (width + BLOCK - 1) / BLOCK;
+    void *memory = scratch(SCRATCH_BYTES, quantized_bytes(num_rows, num_blocks));
+    if (!memory) return -1;
+    *to = quantized_at(memory, num_rows, num_blocks);
+    struct rows a = {x, num_rows, width, *to};
+    if (num_rows * width < 16384)
+        for (int64_t row = 0; row < num_rows; row++) row_task(&a, row);
+    else
+        run_parallel(num_rows, row_task, &a);
+    return 0;
+}
+
+/* ---- products of one block: sums[n * G + g] of G groups and N tokens, from 8 (MXFP4) or 16 vectors of each group ---- */
+
+#if defined(__AVX2__)
+
+typedef __m256i vector;
+#define KEEP(value) __asm__("" : "+x"(value)) /* GCC would first make all products, then add them, and spill them */
+
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+#define ADD_DOTS(sum, w, x) _mm256_dpbusd_epi32(sum, w, x)
+#elif defined(__AVXVNNI__)
+#define ADD_DOTS(sum, w, x) _mm256_dpbusd_avx_epi32(sum, w, x)
+#endif
+
+INLINE f8 scales_of(enum kind kind, const uint8_t *w) {
+    if (kind == INT8) return (f8)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)w)), 16);
+    return all(0.5f) * (f8)_mm256_slli_epi32(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)w)), 23);
+}
+
+/* MXFP4: shifted integers of columns 4j .. 4j + 3 at [j]. int8: magnitudes at [j], signed at [8 + j]. */
+INLINE void unpack(enum kind kind, const uint8_t *w, vector *out) {
+    const __m256i nibble = _mm256_set1_epi8(15);
+    const __m256i values = _mm256_setr_epi8(
+        12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0, 12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4,
+        0);
+    if (kind == MXFP4) {
+#pragma GCC unroll 4
+        for (int p = 0; p < 4; p++) {
+            const __m256i packed = _mm256_loadu_si256((const __m256i *)(w + MXFP4_SCALES + BLOCK * p));
+            out[2 * p] = _mm256_shuffle_epi8(values, _mm256_and_si256(packed, nibble));
+            out[2 * p + 1] = _mm256_shuffle_epi8(values, _mm256_and_si256(_mm256_srli_epi16(packed, 4), nibble));
+        }
+        return;
+    }
+#pragma GCC unroll 8
+    for (int j = 0; j < 8; j++) {
+        out[8 + j] = _mm256_loadu_si256((const __m256i *)(w + INT8_SCALES + BLOCK * j));
+        out[j] = _mm256_abs_epi8(out[8 + j]);
+    }
+}
+
+INLINE __m256i four(const int8_t *x) {
+    int32_t bytes;
+    memcpy(&bytes, x, 4);
+    return _mm256_set1_epi32(bytes);
+}
+
+INLINE void mxfp4_block(
+    const vector *w, int groups, const int8_t *x, const int32_t *offsets, int tokens, __m256i *sums) {
+#ifdef ADD_DOTS
+    for (int i = 0; i < groups * tokens; i++) sums[i] = _mm256_setzero_si256();
+#pragma GCC unroll 8
+    for (int j = 0; j < 8; j++)
+#pragma GCC unroll 2
+        for (int n = 0; n < tokens; n++) {
+            const __m256i a = four(x + BLOCK * n + 4 * j);
+#pragma GCC unroll 2
+            for (int g = 0; g < groups; g++) sums[n * groups + g] = ADD_DOTS(sums[n * groups + g], w[8 * g + j], a);
+        }
+#else
+    /* Sums of two products are at most 2 * 24 * 127 = 6096, so five of them fit 16 bits. */
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; half++) {
+        __m256i pairs[4];
+#pragma GCC unroll 4
+        for (int j = 4 * half; j < 4 * half + 4; j++)
+#pragma GCC unroll 2
+            for (int n = 0; n < tokens; n++) {
+                const __m256i a = four(x + BLOCK * n + 4 * j);
+#pragma GCC unroll 2
+                for (int g = 0; g < groups; g++) {
+                    const __m256i both = _mm256_maddubs_epi16(w[8 * g + j], a);
+                    const int i = n * groups + g;
+                    pairs[i] = j % 4 ? _mm256_add_epi16(pairs[i], both) : both;
+                    KEEP(pairs[i]);
+                }
+            }
+#pragma GCC unroll 4
+        for (int i = 0; i < groups * tokens; i++) {
+            const __m256i sum = _mm256_madd_epi16(pairs[i], _mm256_set1_epi16(1));
+            sums[i] = half ? _mm256_add_epi32(sums[i], sum) : sum;
+            KEEP(sums[i]);
+        }
+    }
+#endif
+#pragma GCC unroll 4
+    for (int i = 0; i < groups * tokens; i++)
+        sums[i] = _mm256_sub_epi32(sums[i], _mm256_set1_epi32(offsets[i / groups]));
+}
+
+INLINE void int8_block(const vector *w, int groups, const int8_t *x, int tokens, __m256i *sums) {
+#pragma GCC unroll 8
+    for (int j = 0; j < 8; j++)
+#pragma GCC unroll 2
+        for (int n = 0; n < tokens; n++) {
+            const __m256i a = four(x + BLOCK * n + 4 * j);
+#pragma GCC unroll 2
+            for (int g = 0; g < groups; g++) {
+                const __m256i signed_ = _mm256_sign_epi8(a, w[16 * g + 8 + j]);
+                const int i = n * groups + g;
+#ifdef ADD_DOTS
+                sums[i] = ADD_DOTS(j ? sums[i] : _mm256_setzero_si256(), w[16 * g + j], signed_);
+#else /* sums of two products are at most 2 * 127 * 127, so they fit 16 bits */
+                const __m256i pairs = _mm256_maddubs_epi16(w[16 * g + j], signed_);
+                const __m256i sum = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+                sums[i] = j ? _mm256_add_epi32(sums[i], sum) : sum;
+                KEEP(sums[i]);
+#endif
+            }
+        }
+}
+
+INLINE void block_sums(
+    enum kind kind, const vector *w, int groups, const int8_t *x, const int32_t *offsets, int tokens, f8 *out) {
+    __m256i sums[4];
+    if (kind == MXFP4)
+        mxfp4_block(w, groups, x, offsets, tokens, sums);
+    else
+        int8_block(w, groups, x, tokens, sums);
+#pragma GCC unroll 4
+    for (int i = 0; i < groups * tokens; i++) out[i] = (f8)_mm256_cvtepi32_ps(sums[i]);
+}
+
+#elif defined(__ARM_NEON) && defined(__ARM_FEATURE_DOTPROD)
+
+typedef struct {
+    int8x16_t low, high; /* rows 0-3, rows 4-7 */
+} vector;
+
+INLINE f8 joined(float32x4_t low, float32x4_t high) {
+    float lanes[LANES];
+    vst1q_f32(lanes, low);
+    vst1q_f32(lanes + 4, high);
+    return load(lanes);
+}
+
+INLINE f8 scales_of(enum kind kind, const uint8_t *w) {
+    if (kind == INT8) {
+        const uint16x8_t bits = vreinterpretq_u16_u8(vld1q_u8(w));
+        return joined(
+            vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(bits), 16)),
+            vreinterpretq_f32_u32(vshll_n_u16(vget_high_u16(bits), 16)));
+    }
+    const uint16x8_t exponents = vmovl_u8(vld1_u8(w));
+    return all(0.5f) * joined(
+                           vreinterpretq_f32_u32(vshlq_n_u32(vmovl_u16(vget_low_u16(exponents)), 23)),
+                           vreinterpretq_f32_u32(vshlq_n_u32(vmovl_u16(vget_high_u16(exponents)), 23)));
+}
+
+INLINE void unpack(enum kind kind, const uint8_t *w, vector *out) {
+    static const int8_t table[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+    const int8x16_t values = vld1q_s8(table);
+    if (kind == MXFP4)
+        for (int p = 0; p < 4; p++) {
+            const uint8x16_t low = vld1q_u8(w + MXFP4_SCALES + BLOCK * p), high = vld1q_u8(w + MXFP4_SCALES + BLOCK * p + 16);
+            out[2 * p].low = vqtbl1q_s8(values, vandq_u8(low, vdupq_n_u8(15)));
+            out[2 * p].high = vqtbl1q_s8(values, vandq_u8(high, vdupq_n_u8(15)));
+            out[2 * p + 1].low = vqtbl1q_s8(values, vshrq_n_u8(low, 4));
+            out[2 * p + 1].high = vqtbl1q_s8(values, vshrq_n_u8(high, 4));
+        }
+    else
+        for (int j = 0; j < 8; j++) {
+            out[j].low = vld1q_s8((const int8_t *)w + INT8_SCALES + BLOCK * j);
+            out[j].high = vld1q_s8((const int8_t *)w + INT8_SCALES + BLOCK * j + 16);
+        }
+}
+
+INLINE void block_sums(
+    enum kind kind, const vector *w, int groups, const int8_t *x, const int32_t *offsets, int tokens, f8 *out) {
+    (void)offsets;
+    for (int n = 0; n < tokens; n++) {
+        const int8x16_t a[2] = {vld1q_s8(x + BLOCK * n), vld1q_s8(x + BLOCK * n + 16)};
+        for (int g = 0; g < groups; g++) {
+            const vector *v = w + (kind == MXFP4 ? 8 : 16) * g;
+            int32x4_t low = vdupq_n_s32(0), high = vdupq_n_s32(0);
+#pragma GCC unroll 2
+            for (int half = 0; half < 2; half++) {
+#define LANE(j) \
+    low = vdotq_laneq_s32(low, v[4 * half + j].low, a[half], j), high = vdotq_laneq_s32(high, v[4 * half + j].high, a[half], j)
+                LANE(0), LANE(1), LANE(2), LANE(3);
+#undef LANE
+            }
+            out[n * groups + g] = joined(vcvtq_f32_s32(low), vcvtq_f32_s32(high));
+        }
+    }
+}
+
+#else
+
+typedef struct {
+    int8_t bytes[BLOCK];
+} vector;
+
+INLINE f8 scales_of(enum kind kind, const uint8_t *w) {
+    i8 bits;
+    for (int r = 0; r < 8; r++) {
+        uint16_t half;
+        memcpy(&half, w + 2 * r, 2);
+        bits[r] = kind == INT8 ? (int32_t)((uint32_t)half << 16) : (int32_t)((uint32_t)w[r] << 23);
+    }
+    return kind == INT8 ? (f8)bits : all(0.5f) * (f8)bits;
+}
+
+INLINE void unpack(enum kind kind, const uint8_t *w, vector *out) {
+    static const int8_t table[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+    for (int j = 0; j < 8; j++)
+        for (int i = 0; i < BLOCK; i++)
+            out[j].bytes[i] = kind == INT8 ? (int8_t)w[INT8_SCALES + BLOCK * j + i]
+                                           : table[w[MXFP4_SCALES + BLOCK * (j / 2) + i] >> (j % 2 * 4) & 15];
+}
+
+INLINE void block_sums(
+    enum kind kind, const vector *w, int groups, const int8_t *x, const int32_t *offsets, int tokens, f8 *out) {
+    (void)offsets;
+    for (int n = 0; n < tokens; n++)
+        for (int g = 0; g < groups; g++) {
+            int32_t sums[8] = {0};
+            for (int j = 0; j < 8; j++)
+                for (int i = 0; i < BLOCK; i++)
+                    sums[i / 4] += w[(kind == MXFP4 ? 8 : 16) * g + j].bytes[i] * x[BLOCK * n + 4 * j + i % 4];
+            for (int r = 0; r < 8; r++) out[n * groups + g][r] = (float)sums[r];
+        }
+}
+
+#endif
+
+/* ---- products of whole rows ---- */
+
+INLINE void take_block(
+    enum kind kind, const vector *w, const f8 *scales, int groups, const struct quantized *x, int64_t place, int tokens,
+    f8 *out) {
+    f8 sums[4];
+    block_sums(kind, w, groups, x->values + place * BLOCK, x->offsets + place, tokens, sums);
+#pragma GCC unroll 2
+    for (int n = 0; n < tokens; n++)
+#pragma GCC unroll 2
+        for (int g = 0; g < groups; g++)
+            out[n * groups + g] += scales[g] * (all(x->scales[place + n]) * sums[n * groups + g]);
+}
+
+INLINE void meet_tile(
+    enum kind kind, const uint8_t *w, int groups, const struct quantized *x, struct tile tile, f8 *out) {
+    const int64_t bytes = kind == MXFP4 ? MXFP4_BYTES : INT8_BYTES, group_bytes = bytes * x->num_blocks;
+    for (int64_t i = 0; i < tile.count * groups; i++) out[i] = all(0.0f);
+    for (int64_t b = 0; b < x->num_blocks; b++, w += bytes) {
+        const int64_t place = tile.first * x->num_blocks + b * tile.count;
+        vector unpacked[32];
+        f8 scales[2];
+#pragma GCC unroll 2
+        for (int g = 0; g < groups; g++) {
+            unpack(kind, w + g * group_bytes, unpacked + (kind == MXFP4 ? 8 : 16) * g);
+            scales[g] = scales_of(kind, w + g * group_bytes);
+        }
+        int64_t n = 0;
+        for (; n + 2 <= tile.count; n += 2) take_block(kind, unpacked, scales, groups, x, place + n, 2, out + n * groups);
+        if (n < tile.count) take_block(kind, unpacked, scales, groups, x, place + n, 1, out + n * groups);
+    }
+}
+
+INLINE void meet_token(enum kind kind, const uint8_t *w, const struct quantized *x, int64_t row, f8 *out) {
+    f8 sum = all(0.0f);
+    for (int64_t b = 0; b < x->num_blocks; b++, w += kind == MXFP4 ? MXFP4_BYTES : INT8_BYTES) {
+        vector unpacked[16];
+        unpack(kind, w, unpacked);
+        const f8 scales = scales_of(kind, w);
+        take_block(kind, unpacked, &scales, 1, x, row * x->num_blocks + b, 1, &sum);
+    }
+    *out = sum;
+}
+
+#define PRODUCTS(name, kind)                                                                                      \
+    void name(const uint8_t *w, int64_t groups, const struct quantized *x, struct tile tile, f8 *out) {           \
+        const int64_t group_bytes = (kind == MXFP4 ? MXFP4_BYTES : INT8_BYTES) * x->num_blocks;                   \
+        if (tile.count == 1)                                                                                      \
+            for (int64_t g = 0; g < groups; g++) meet_token(kind, w + g * group_bytes, x, tile.first, out + g);   \
+        else if (groups == 2)                                                                                     \
+            meet_tile(kind, w, 2, x, tile, out);                                                                  \
+        else                                                                                                      \
+            meet_tile(kind, w, 1, x, tile, out);                                                                  \
+    }
+
+PRODUCTS(mxfp4_products, MXFP4)
+PRODUCTS(int8_products, INT8)

@@ -57,7 +57,7 @@ class TorchExecutor:
         """
         self.communicator = communicator or Alone()
         self.config, self.memory, self.max_num_seqs = model.config, memory, max_num_seqs
-        self.device = model.weights.embed_VH.device
+        self.device = model.weights.device
         self._model, self._kv = model, kv
         self.state = DeviceState(
             max_num_seqs, memory.max_model_len, memory.page_size, len(memory.groups), self.device, model.ops

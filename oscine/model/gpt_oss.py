@@ -35,7 +35,7 @@ class GptOss:
         self.weights = weights
         self.ops = ops
         self._layers_by_window = config.layers_by_window
-        self.cos_sin = rope_table(config, weights.embed_VH.device)
+        self.cos_sin = rope_table(config, weights.device)
 
     @torch.inference_mode()
     def hidden(self, batch: Batch, kv: KVCache) -> Tensor:

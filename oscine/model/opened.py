@@ -35,11 +35,21 @@ class OpenedModel:
         ops: Ops | None = None,
         shard: Shard | None = None,
         on_host: HostPlace | None = None,
+        embedding_on_host: bool = False,
         progress: bool = False,
     ) -> Weights:
-        """Brings the weights to the device, prepared for `ops`; a shard's, or all."""
-        given = self.config, self.source, self.device, self.dtype
-        return load_weights(*given, ops=ops, shard=shard or Shard(), on_host=on_host, progress=progress)
+        """Brings the weights to the device, prepared for `ops`; a shard's, or all. See load_weights."""
+        return load_weights(
+            self.config,
+            self.source,
+            self.device,
+            self.dtype,
+            ops=ops,
+            shard=shard or Shard(),
+            on_host=on_host,
+            embedding_on_host=embedding_on_host,
+            progress=progress,
+        )
 
 
 def open_model(options: ModelOptions) -> OpenedModel:

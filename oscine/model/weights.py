@@ -178,13 +178,18 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """All float tensors share one dtype and device; packed experts are uint8."""
+    """All float tensors share one dtype and device, but for what stays on the host; packed experts are uint8."""
 
-    embed_VH: Tensor
+    embed_VH: Tensor  # may be in pinned memory of the host
     layers: list[LayerWeights]
     norm_H: Tensor
     head_VH: Tensor
     prepared_head: Any = None  # made from head_VH by Ops.chooser, which also needs it
+
+    @property
+    def device(self) -> torch.device:
+        """That steps run on."""
+        return self.norm_H.device
 
 
 class TensorSource(Protocol):
@@ -259,12 +264,14 @@ def load_weights(
     ops: Ops | None = None,
     shard: Shard = Shard(),
     on_host: HostPlace | None = None,
+    embedding_on_host: bool = False,
     progress: bool = False,
 ) -> Weights:
     """Brings every tensor to the device, one layer after the other, floats cast to dtype, MXFP4 left packed.
 
     Of each tensor the shard's part. With `ops`, experts are repacked for them as soon as they are there, layer by
-    layer, and the head prepared. Experts of the layers `on_host` never come to the device.
+    layer, and the head prepared. Experts of the layers `on_host` never come to the device, nor does the embedding if it
+    is said to stay; it is then in pinned memory.
     """
     loader = _Loader(config, source, Staging(device), dtype, shard)
     on_cpu = replace(loader, staging=Staging(torch.device("cpu")))
@@ -280,8 +287,9 @@ def load_weights(
     if on_host is not None:
         on_host.loaded()
     head_VH = loader.get("lm_head.weight")
+    embedding = "model.embed_tokens.weight"
     return Weights(
-        embed_VH=loader.get("model.embed_tokens.weight"),
+        embed_VH=on_cpu.get(embedding).pin_memory() if embedding_on_host else loader.get(embedding),
         layers=layers,
         norm_H=loader.get("model.norm.weight"),
         head_VH=head_VH,

@@ -10,8 +10,8 @@ gets the rest.
 
 On a GPU the cache is what weights and workspace leave of --gpu-memory-utilization, or of --gpu-memory-bytes.
 
-Layers whose experts stay in host memory (OnHost) leave their memory to the rest. Steps of many tokens need a place on
-the GPU through which these experts are streamed, which counts as workspace.
+What stays in host memory (OnHost) leaves room to the rest. Steps of many tokens need a place on the GPU through which
+experts are streamed; it counts as workspace.
 """
 
 from bisect import bisect_right
@@ -32,15 +32,19 @@ _SAMPLING_BYTES, _SAMPLING_BYTES_ON_GPU = 56, 20
 _GPU_RESERVE_BYTES = 3 * _GIB // 2  # context, compiled kernels, captured graphs, fragmentation
 _STREAM_BUFFERS = 64 << 20  # beside the place of a layer's experts
 _USUAL_TOKENS = 32768  # of a sequence that should fit beside the layers on a GPU, where no length is asked for
+# A step reads a row of the embedding per token, so a GPU of up to this size leaves it on the host. It reads the rows
+# from there.
+_SMALL_GPU = 24 * _GIB
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """Bytes of a GPU, before anything of the model is on it. A GPU without memory of its own has the system's."""
+    """Bytes of a GPU, before anything of the model is on it."""
 
     total: int
     free: int
     capped: bool = False  # by --gpu-memory-bytes, to `total`
+    unified: bool = False  # the system's memory: to leave something there gains nothing
 
     def allowed(self, options: EngineOptions) -> int:
         """What the engine may take."""
@@ -51,11 +55,20 @@ class DeviceMemory:
 
 @dataclass(frozen=True, slots=True)
 class OnHost:
-    """The last layers' experts, which stay in host memory."""
+    """What stays in host memory, in bytes: the embedding, and the last layers' experts."""
 
+    embedding: int = 0
     num_layers: int = 0
-    weights: int = 0  # bytes
-    workspace: int = 0  # bytes of the GPU for their weights in steps of many tokens
+    experts: int = 0  # of these layers
+    workspace: int = 0  # of the GPU, for their weights in steps of many tokens
+
+    @property
+    def total(self) -> int:
+        return self.embedding + self.experts
+
+    def __str__(self) -> str:
+        experts = f"experts of {self.num_layers} layers" if self.num_layers else ""
+        return " and ".join(filter(None, ("embedding" if self.embedding else "", experts)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +109,8 @@ class MemoryPlan:
             ("total", _gib(self.total)),
             ("context", f"{self.max_model_len} tokens{own}"),
         ]
-        if self.on_host.num_layers:
-            lines.append(("host memory", f"{_gib(self.on_host.weights)}  experts of {self.on_host.num_layers} layers"))
+        if self.on_host.total:
+            lines.append(("host memory", f"{_gib(self.on_host.total)}  {self.on_host}"))
         return "\n".join(("memory plan", *(f"  {name:<13} {value}" for name, value in lines)))
 
 
@@ -132,38 +145,45 @@ def plan_memory(
     )
     if gpu is None and host_bytes is not None and plan.total > host_bytes:
         raise ValueError(_no_host_memory(plan, host_bytes))
-    if host_bytes is not None and on_host.weights > host_bytes:
-        raise ValueError(_no_memory_for_experts(on_host, host_bytes))
+    if host_bytes is not None and on_host.total > host_bytes:
+        raise ValueError(_no_memory_beside_gpu(on_host, host_bytes))
     return plan
 
 
-def place_experts(
+def leave_on_host(
     config: ModelConfig,
     groups: Sequence[KVGroup],
     options: EngineOptions,
-    weights: int,
-    experts: Sequence[int],
+    weights: "WeightBytes",
     activation_bytes: int,
     gpu: DeviceMemory,
 ) -> OnHost:
-    """As many layers as --experts-on-host says. `weights`: bytes of all. `experts`: of those, by layer.
+    """The embedding, of a small GPU, and as many layers' experts as --experts-on-host says.
 
     Raises ValueError if the model has fewer layers.
     """
-    asked, num_layers = options.model.experts_on_host, len(experts)
-    stream = max(experts) + _STREAM_BUFFERS
-    if asked is None or asked == "0":
-        return OnHost()
-    if asked != "auto":
-        if int(asked) > num_layers:
-            raise ValueError(f"--experts-on-host {asked} is above the model's number of layers, {num_layers}")
-        return OnHost(int(asked), sum(experts[-int(asked) :]), stream)
-    held = weights + workspace_bytes(config, options, activation_bytes, on_gpu=True)
-    missing = held + _wanted_cache(config, groups, options) - gpu.allowed(options)
-    counts = range(1, num_layers + 1) if missing > 0 else ()
-    fitting = (count for count in counts if sum(experts[-count:]) >= missing + stream)
-    count = next(fitting, num_layers if missing > 0 else 0)
-    return OnHost(count, sum(experts[-count:]), stream) if count else OnHost()
+    embedding = weights.embedding if gpu.total <= _SMALL_GPU and not gpu.unified else 0
+    asked, layers = options.model.experts_on_host or "0", weights.experts
+    stream = max(layers) + _STREAM_BUFFERS
+    if asked == "auto":
+        held = weights.total - embedding + workspace_bytes(config, options, activation_bytes, on_gpu=True)
+        missing = held + _wanted_cache(config, groups, options) - gpu.allowed(options)
+        fitting = (count for count in range(1, len(layers)) if sum(layers[-count:]) >= missing + stream)
+        count = next(fitting, len(layers)) if missing > 0 else 0
+    else:
+        count = int(asked)
+        if count > len(layers):
+            raise ValueError(f"--experts-on-host {asked} is above the number of layers, {len(layers)}")
+    return OnHost(embedding, count, sum(layers[-count:]), stream) if count else OnHost(embedding)
+
+
+@dataclass(frozen=True, slots=True)
+class WeightBytes:
+    """Of a rank's part."""
+
+    total: int
+    embedding: int
+    experts: Sequence[int]  # of each layer, packed
 
 
 def _wanted_cache(config: ModelConfig, groups: Sequence[KVGroup], options: EngineOptions) -> int:
@@ -260,11 +280,9 @@ def _no_room(options: EngineOptions, weights: int, workspace: int, ours: int, gp
     )
 
 
-def _no_memory_for_experts(on_host: OnHost, host_bytes: int) -> str:
-    return (
-        f"the experts of {on_host.num_layers} layers take {on_host.weights / _GIB:.1f} GiB of host memory, of which "
-        f"{host_bytes / _GIB:.1f} GiB are free"
-    )
+def _no_memory_beside_gpu(on_host: OnHost, host_bytes: int) -> str:
+    sizes = f"{on_host.total / _GIB:.1f} GiB do not fit the host memory: {host_bytes / _GIB:.1f} GiB are free"
+    return f"{on_host} of {sizes}"
 
 
 def _no_host_memory(plan: MemoryPlan, host_bytes: int) -> str:

@@ -20,7 +20,7 @@ import torch
 from oscine.config import EngineOptions
 from oscine.executor.cuda_graphs import sizes_up_to
 from oscine.executor.kv.allocate import allocate_kv, dtype_name
-from oscine.executor.kv.memory import MemoryPlan, OnHost, place_experts, plan_memory
+from oscine.executor.kv.memory import MemoryPlan, OnHost, WeightBytes, leave_on_host, plan_memory
 from oscine.executor.masks import TOKENIZER
 from oscine.executor.parallel.meeting import Seat
 from oscine.executor.rules import NewRules, grammar_rules
@@ -35,7 +35,7 @@ from oscine.kv_group import KVGroup
 from oscine.model.config import ModelConfig
 from oscine.model.gpt_oss import GptOss
 from oscine.model.opened import open_model
-from oscine.model.weights import Part, Shard, tensor_specs
+from oscine.model.weights import Part, Shard
 from oscine.ops.interface import Shapes
 from oscine.ops.moe.on_host import MOST_TOKENS, HostLayers
 from oscine.ops.native.library import unavailable
@@ -108,10 +108,6 @@ class Start:
 
     def keep_experts(self, num_layers: int) -> None:
         """Those of the last layers, in host memory. Raises ValueError where that is not possible."""
-        if not self.on_gpu or platform(self.target, self.opened.dtype) == "cpu":
-            raise ValueError("--experts-on-host needs a GPU and --dtype bfloat16")
-        if self.lockstep is not None:
-            raise ValueError("--experts-on-host does not go together with --enable-expert-parallel")
         if (why := unavailable()) is not None:
             raise ValueError(f"--experts-on-host needs the native kernels for CPUs: {why}")
         config, threads = self.config, self.options.num_threads
@@ -154,13 +150,13 @@ def load_executor(
 def plan(start: Start) -> MemoryPlan:
     """What this rank and every other will hold. Reports it, with the backends of the ops."""
     opened, config, report = start.opened, start.config, start.report
-    weights = weight_bytes(opened.config, opened.dtype, start.shard) + start.prepared_head_bytes
     if start.on_gpu:
         keep_to(opened.device, device_memory(opened.device, start.options))
-    on_host = _place_experts(start, weights)
+    weights = _weights(start)
+    on_host = _leave_on_host(start, weights)
     if on_host.num_layers:
         start.keep_experts(on_host.num_layers)
-    memory = _plan(start, weights - on_host.weights, on_host)
+    memory = _plan(start, weights.total - on_host.total, on_host)
     heads = config.num_attention_heads, config.num_key_value_heads, config.head_dim
     shapes = Shapes(opened.dtype, memory.page_size, *heads, config.hidden_size)
     report(f"{memory}\n{describe(start.choice, shapes)}")
@@ -177,7 +173,13 @@ def load(start: Start, memory: MemoryPlan) -> TorchExecutor:
     opened, config, options = start.opened, start.config, start.options
     tokenizer = None if opened.tokenizer is None else opened.tokenizer / TOKENIZER
     new_rules = start.rules_of(tokenizer, config.vocab_size)  # which reads it while the weights are loaded
-    weights = opened.load(ops=start.ops, shard=start.shard, on_host=start.on_host, progress=not options.quiet)
+    weights = opened.load(
+        ops=start.ops,
+        shard=start.shard,
+        on_host=start.on_host,
+        embedding_on_host=memory.on_host.embedding > 0,
+        progress=not options.quiet,
+    )
     if start.prepared_head_bytes and weights.prepared_head is None:
         lost = "it does not suit the weights of this head, so all logits are made"
         start.report(f"chooser={start.choice['chooser']} is not used: {lost}")
@@ -221,33 +223,39 @@ def capture(start: Start, executor: TorchExecutor) -> None:
     start.watch.lap("largest step")
 
 
-def expert_bytes(config: ModelConfig) -> list[int]:
-    """Of the packed experts of each layer."""
-    found = [0] * config.num_hidden_layers
-    for name, spec in tensor_specs(config).items():
-        if spec.dtype == "U8":
-            found[int(name.split(".")[2])] += spec.num_bytes
-    return found
-
-
 def weight_bytes(config: ModelConfig, dtype: torch.dtype, shard: Shard | None = None) -> int:
-    """Of a model's part on the device: MXFP4 stays packed, everything else is cast to dtype."""
-    return sum(
-        spec.num_bytes if spec.dtype == "U8" else prod(spec.shape) * dtype.itemsize
-        for spec in (shard or Shard()).specs(config).values()
-    )
+    """Of a model's part on the device."""
+    return sum(_tensor_bytes(config, dtype, shard or Shard()).values())
 
 
-def _place_experts(start: Start, weights: int) -> OnHost:
-    """`weights`: bytes of all."""
-    config, options, opened = start.opened.config, start.options, start.opened
-    if options.model.experts_on_host is None:
-        return OnHost()
-    if not start.on_gpu:
-        raise ValueError("--experts-on-host needs a GPU")
-    by_layer = expert_bytes(config)
-    gpu = device_memory(opened.device, options)
-    return place_experts(config, _groups(start), options, weights, by_layer, opened.dtype.itemsize, gpu)
+def _tensor_bytes(config: ModelConfig, dtype: torch.dtype, shard: Shard) -> dict[str, int]:
+    """By name: MXFP4 stays packed, everything else is cast to dtype."""
+    return {
+        name: spec.num_bytes if spec.dtype == "U8" else prod(spec.shape) * dtype.itemsize
+        for name, spec in shard.specs(config).items()
+    }
+
+
+def _weights(start: Start) -> WeightBytes:
+    found = _tensor_bytes(start.opened.config, start.opened.dtype, start.shard)
+    experts = [0] * start.config.num_hidden_layers
+    for name, size in found.items():
+        if name.endswith(("_blocks", "_scales")):
+            experts[int(name.split(".")[2])] += size
+    total = sum(found.values()) + start.prepared_head_bytes
+    return WeightBytes(total, found["model.embed_tokens.weight"], experts)
+
+
+def _leave_on_host(start: Start, weights: WeightBytes) -> OnHost:
+    options, opened = start.options, start.opened
+    alone = start.target.communicator.num_ranks == 1 and start.lockstep is None
+    if start.on_gpu and platform(start.target, opened.dtype) != "cpu" and alone:
+        gpu = device_memory(opened.device, options)
+        return leave_on_host(opened.config, _groups(start), options, weights, opened.dtype.itemsize, gpu)
+    if options.model.experts_on_host is not None:
+        needs = "engines with their own experts" if start.lockstep is not None else "a GPU and --dtype bfloat16"
+        raise ValueError(f"--experts-on-host needs {needs}")
+    return OnHost()
 
 
 def _groups(start: Start) -> tuple[KVGroup, ...]:

@@ -1,4 +1,4 @@
-"""The embedding of one of several ranks as one kernel: sm_80 and newer. Definitions: reference.py.
+"""The embedding of one of several ranks, or of host memory, as one kernel: sm_80 and newer. Definitions: reference.py.
 
 Where the ranks have memory that all can write (oscine/ops/comm), the kernel also adds up over them.
 """
@@ -15,15 +15,17 @@ from oscine.ops.launch import depend
 from oscine.ops.target import Target
 
 
-def embed(token_ids_T: Tensor, weight_VH: Tensor) -> Tensor:
-    """By torch's kernel."""
-    return reference.embed(token_ids_T, weight_VH)
+def embed(target: Target, token_ids_T: Tensor, weight_VH: Tensor) -> Tensor:
+    """By torch's kernel, unless the weights are in pinned memory of the host."""
+    if weight_VH.device == token_ids_T.device:
+        return reference.embed(token_ids_T, weight_VH)
+    return embed_part(target, token_ids_T, weight_VH, 0)
 
 
 def embed_part(target: Target, token_ids_T: Tensor, weight_VH: Tensor, first: int) -> Tensor:
     """As reference.embed_part, or its sum over the ranks."""
     num_tokens, (vocab, hidden) = len(token_ids_T), weight_VH.shape
-    x_TH = torch.empty((num_tokens, hidden), dtype=weight_VH.dtype, device=weight_VH.device)
+    x_TH = torch.empty((num_tokens, hidden), dtype=weight_VH.dtype, device=token_ids_T.device)
     block = max(COLUMNS_PER_WARP, triton.next_power_of_2(hidden))
     if num_tokens:
         embed_part_kernel[(num_tokens,)](

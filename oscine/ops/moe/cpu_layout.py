@@ -33,6 +33,8 @@ def published(matrix: HostMatrix) -> tuple[Tensor, Tensor]:
     num_experts, num_rows = matrix.bias.shape
     of_blocks = matrix.packed.view(num_experts, -(-num_rows // ROWS), matrix.num_blocks, BLOCK_BYTES)
     scales = of_blocks[..., :ROWS].transpose(2, 3).flatten(1, 2)[:, :num_rows]
-    nibbles = of_blocks[..., ROWS:].unflatten(-1, (4, ROWS, 4)).permute(0, 1, 4, 2, 3, 5)  # [E, group, row, B, p, c]
+    nibbles = (
+        of_blocks[..., ROWS:].view(*of_blocks.shape[:-1], 4, ROWS, 4).permute(0, 1, 4, 2, 3, 5)
+    )  # [E, group, row, B, p, c]
     columns = torch.stack((nibbles & 15, nibbles >> 4), -2).flatten(4).flatten(1, 2)[:, :num_rows]
     return columns[..., 0::2] | columns[..., 1::2] << 4, scales.contiguous()

@@ -174,7 +174,8 @@ def on_gpu(target: Target) -> bool:
 
 def pin(memory: Tensor) -> None:
     """So that a GPU can copy it by itself. Raises ValueError where the system does not allow it."""
-    error = int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
+    runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    error = int(runtime.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
     if error:
         raise ValueError(
             f"--experts-on-host: {memory.nbytes} bytes of host memory cannot be pinned: CUDA error {error}"

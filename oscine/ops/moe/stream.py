@@ -29,6 +29,10 @@ def _event() -> torch.cuda.Event:
     return torch.cuda.Event()  # type: ignore[no-untyped-call]
 
 
+def _urgent_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+
+
 @dataclass(frozen=True, slots=True)
 class _Place:
     """Memory of the GPU for a matrix."""
@@ -60,7 +64,7 @@ class ExpertStream:
         sizes = (max(17 * matrix.num_scales for matrix in of_layers) for of_layers in zip(*matrices, strict=True))
         self._places = [_Place(memory(size)) for size in sizes]
         self._buffers = cycle([_Buffer(memory(PIECE_BYTES)) for _ in range(2)])
-        self._copies, self._unpacking = (torch.cuda.Stream(target.device, priority=-1) for _ in range(2))
+        self._copies, self._unpacking = _urgent_stream(target.device), _urgent_stream(target.device)
         for stream in (self._copies, self._unpacking):
             stream.wait_stream(torch.cuda.current_stream())  # what had the memory before may still be in use
 
@@ -88,8 +92,8 @@ class ExpertStream:
         blocks = place.memory[: 16 * matrix.num_scales].view(*shape, 16)
         at_once = PIECE_BYTES // matrix.packed.shape[1]  # experts
         self._unpacking.wait_event(place.free)
-        for part in zip(*(each.split(at_once) for each in (matrix.packed, blocks, scales)), strict=True):
-            self._copy(*part)
+        for first in range(0, shape[0], at_once):
+            self._copy(*(each[first : first + at_once] for each in (matrix.packed, blocks, scales)))
         place.ready.record(self._unpacking)
         return portable.Matrix(blocks, scales, matrix.bias)
 

@@ -1,10 +1,13 @@
 """The page as a user operates it: typing, clicking and reading."""
 
+import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Locator, Page
+    from playwright.sync_api import Locator, Page, Route
 
 
 class Playground:
@@ -50,6 +53,17 @@ class Playground:
     def ask(self, text: str) -> None:
         self.prompt.fill(text)
         self.button("Send").click()
+
+    @contextmanager
+    def endless_answers(self) -> Iterator[None]:
+        """Requests ask for an answer that does not end, so that it can be interrupted on any machine."""
+
+        def lengthen(route: "Route") -> None:
+            route.continue_(post_data=json.dumps(route.request.post_data_json | {"min_tokens": 100_000}))
+
+        self.page.route("**/v1/chat/completions", lengthen)
+        yield
+        self.page.unroute("**/v1/chat/completions")
 
     def wait_answered(self) -> None:
         from playwright.sync_api import expect

@@ -70,10 +70,11 @@ def test_json_by_schema(playground: Playground) -> None:
 
 
 def test_stop_keeps_what_was_said_and_the_next_question_follows_it(playground: Playground) -> None:
-    playground.ask("What is 27 + 58?")
-    expect(playground.answer.locator(".thought")).not_to_be_empty()
-    playground.page.keyboard.press("Escape")
-    playground.wait_answered()
+    with playground.endless_answers():
+        playground.ask("What is 27 + 58?")
+        expect(playground.answer.locator(".thought")).not_to_be_empty()
+        playground.page.keyboard.press("Escape")
+        playground.wait_answered()
     assert "stopped by you" in playground.figures()
     expect(playground.answer.locator(".thought")).not_to_be_empty()
     playground.set(Temperature=0)

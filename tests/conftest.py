@@ -4,6 +4,7 @@ The server's packages are imported only when a server is requested: a GPU machin
 the kernels.
 """
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,12 +37,19 @@ LONGEST = (
     "tests/model/test_nano.py",
 )
 
+gc.disable()  # until all tests are imported: most of what a worker imports lives to its end
+
 STEP_S = 0.002  # of the fake executor: a long answer takes long enough to be interrupted
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     place = {name: index for index, name in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(item.location[0], len(place)))
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -23,7 +23,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import triton
@@ -32,9 +31,9 @@ from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler.compiler import ASTSource
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
-from triton.runtime import interpreter
 
 from tests.ops.chips import CHIPS
+from tests.ops.triton_interpreter import do_less
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 REPOSITORY = Path(__file__).parents[2]
@@ -149,14 +148,6 @@ def _cuobjdump(what: str, cubin: bytes) -> str:
         return subprocess.run([CUOBJDUMP, what, file.name], capture_output=True, text=True, check=True).stdout
 
 
-def _patch_language_once() -> None:
-    """The interpreter does it at each launch and at each call of a function within: that is half of its time."""
-    everything = SimpleNamespace(__globals__={"tl": triton.language, "core": triton.language.core})
-    interpreter._patch_lang(everything)
-    done = SimpleNamespace(restore=lambda: None)
-    interpreter._patch_lang = lambda fn: done
-
-
 if __name__ == "__main__":
-    _patch_language_once()
+    do_less()
     getattr(importlib.import_module(sys.argv[1]), sys.argv[2])()

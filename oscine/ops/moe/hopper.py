@@ -34,6 +34,7 @@ from oscine.ops.target import Target
 
 FEWEST_COLUMNS = 8  # of a product
 MAX_LIMIT = 64  # of SwiGLU
+SPREAD = 2048  # pairs, up to which a program of the sort moves one row; above, four
 THIN = 1472  # intermediate columns of an expert, up to which few tokens have tiles of their own: half of 2,880
 
 
@@ -308,7 +309,7 @@ def _sort(x: Tokens, routing: Routing, experts: int, tiling: Tiling) -> tuple[To
     scales = None if x.scales is None else torch.empty(pairs, dtype=torch.float32, device=device)
     order = torch.empty(pairs, dtype=torch.int32, device=device)
     table = torch.empty(4 + 4 * entries, dtype=torch.int32, device=device)
-    rows = 1 if pairs <= 2048 else 4
+    rows = 1 if pairs <= SPREAD else 4
     sort_kernel[(triton.cdiv(pairs, rows),)](
         x.rows.flatten(1).view(torch.int16) if tiling.planes else x.rows,
         x.scales,

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from oscine.cores import usable_cores
 from oscine.option import BYTES, TOKENS, OptionError, Options, option, options_of, require
 
 NANO = "oscine-nano"  # the embedded model
@@ -87,6 +88,10 @@ class ModelOptions(Options, group="model"):
     )
     dtype: Literal["auto", "float32", "bfloat16"] = option(
         "auto", "type of the activations and of the KV cache; auto is bfloat16 on a GPU, float32 on a CPU"
+    )
+    cpu_weights: Literal["auto", "int8", "bf16", "float32"] = option(
+        "auto",
+        "type of the dense weights on a CPU; auto is int8, or float32 for a model as small as the embedded one",
     )
     max_model_len: int | None = option(
         None,
@@ -275,7 +280,15 @@ class EngineOptions(Options, group="development"):
         aliases=("disable-cuda-graph",),
         opposites=("no-enforce-eager",),
     )
-    num_threads: int | None = None  # of OpenMP, in the engine process; None: those of OMP_NUM_THREADS
+    num_threads: int | None = option(  # of kernels and of OpenMP, in the engine process
+        None,
+        "threads that compute on a CPU",
+        "N",
+        shown="OMP_NUM_THREADS, or the physical cores that the process may use",
+        name="threads",
+        group="model",
+        at_least=1,
+    )
     executor: Literal["torch", "fake"] = option(
         "torch", "backend that computes tokens; fake writes a scripted text, to measure the server itself"
     )
@@ -524,7 +537,7 @@ def engines_of(config: Config, num_gpus: int) -> list[EngineOptions]:
     devices = devices_of(engine.model.device, count, num_ranks, 0 if engine.executor == "fake" else num_gpus)
     if devices[0][0] == "cpu":
         size = (engine.cache.kv_cache_bytes or CPU_CACHE_BYTES) // count
-        threads = max(1, len(os.sched_getaffinity(0)) // count)
+        threads = max(1, (engine.num_threads or usable_cores()) // count)
         engine = replace(engine, cache=replace(engine.cache, kv_cache_bytes=size), num_threads=threads)
     if config.server.enable_expert_parallel:
         if engine.model.tensor_parallel_size > 1:
@@ -563,6 +576,8 @@ class Environment:
     cluster_key: str = _variable("OSCINE_CLUSTER_KEY", "")  # shared by the processes of a cluster; empty: none
     visible_gpus: str | None = _variable("CUDA_VISIBLE_DEVICES")  # None: all that there are
     no_color: str | None = _variable("NO_COLOR")
+    omp_num_threads: str | None = _variable("OMP_NUM_THREADS")  # None: torch would use all logical CPUs
+    cache_home: str | None = _variable("XDG_CACHE_HOME")
 
     @property
     def traces(self) -> str | None:
@@ -579,6 +594,11 @@ class Environment:
         if not endpoint or disabled or get("OTEL_TRACES_EXPORTER", "otlp").strip() != "otlp":
             return None
         return protocol or "http/protobuf"
+
+    @property
+    def cache_folder(self) -> Path:
+        """What can be made again: below XDG_CACHE_HOME, or where it is by default."""
+        return Path(self.cache_home or os.path.expanduser("~/.cache")) / "oscine"
 
     @property
     def state_folder(self) -> Path:

@@ -85,12 +85,12 @@ class _Step:
 
     def __init__(self, config: ModelConfig, weights: Weights, load: StepLoad) -> None:
         self.config, self.weights, self.load = config, weights, load
-        self.device, self.dtype = weights.embed_VH.device, weights.embed_VH.dtype
+        self.device, self.dtype = weights.norm_H.device, weights.norm_H.dtype
         self.cos_sin = rope_table(config, self.device)
         self.batch = make_batch(config, load, self.device)
         self.groups = config.kv_groups(PAGE, dtype_name(self.dtype))
         self.kv = tuple(map(_memory, self.groups, self.batch.groups))
-        self.x = weights.embed_VH[self.batch.token_ids_T]
+        self.x = weights.embed_VH[self.batch.token_ids_T].to(self.dtype)
         self.residual_TH = torch.zeros_like(self.x)
 
     def embed_call(self, ops: Ops) -> OpCall:

@@ -165,10 +165,10 @@ class LayerWeights:
     """One block. F = (Q + 2G) * D: all query heads, then key heads, then value heads."""
 
     input_norm_H: Tensor
-    qkv_weight_FH: Tensor
+    qkv_weight_FH: Any  # Tensor, or the result of Ops.prepare_dense
     qkv_bias_F: Tensor
     sinks_Q: Tensor
-    out_weight: Tensor  # [H, Q * D]
+    out_weight: Any  # [H, Q * D], as qkv_weight_FH
     out_bias_H: Tensor
     post_attention_norm_H: Tensor
     router_weight_EH: Tensor
@@ -183,7 +183,7 @@ class Weights:
     embed_VH: Tensor  # may be in pinned memory of the host
     layers: list[LayerWeights]
     norm_H: Tensor
-    head_VH: Tensor
+    head_VH: Any  # as qkv_weight_FH
     prepared_head: Any = None  # made from head_VH by Ops.chooser, which also needs it
 
     @property
@@ -273,8 +273,8 @@ def load_weights(
     layer, and the head prepared. Experts of the layers `on_host` never come to the device, nor does the embedding if it
     is said to stay; it is then in pinned memory.
     """
-    loader = _Loader(config, source, Staging(device), dtype, shard)
-    on_cpu = replace(loader, staging=Staging(torch.device("cpu")))
+    loader = _Loader(config, source, Staging(device), dtype, shard, ops)
+    on_cpu = replace(loader, staging=Staging(torch.device("cpu")), ops=None)
     layers = []
     for index in tqdm(range(config.num_hidden_layers), desc="Loading layers", disable=not progress):
         prefix = f"model.layers.{index}."
@@ -282,14 +282,13 @@ def load_weights(
             experts = on_host.prepare_experts(on_cpu.experts(prefix))
         else:
             experts = loader.experts(prefix)
-            experts = experts if ops is None else ops.prepare_experts(experts)
         layers.append(loader.layer(prefix, experts))
     if on_host is not None:
         on_host.loaded()
-    head_VH = loader.get("lm_head.weight")
+    head_VH = loader.dense("lm_head.weight")
     embedding = "model.embed_tokens.weight"
     return Weights(
-        embed_VH=on_cpu.get(embedding).pin_memory() if embedding_on_host else loader.get(embedding),
+        embed_VH=on_cpu.get(embedding).pin_memory() if embedding_on_host else loader.embedding(embedding),
         layers=layers,
         norm_H=loader.get("model.norm.weight"),
         head_VH=head_VH,
@@ -304,24 +303,35 @@ class _Loader:
     staging: Staging
     dtype: torch.dtype
     shard: Shard
+    ops: Ops | None
+
+    def published(self, *names: str) -> Tensor:
+        """One tensor, or several concatenated along their first dimension, on the device."""
+        tensors = [self.shard.part(self.config, name, self.source.get(name)) for name in names]
+        return self.staging.bring(tensors[0] if len(tensors) == 1 else torch.cat(tensors))
 
     def get(self, *names: str) -> Tensor:
-        """One tensor, or several concatenated along their first dimension."""
-        tensors = [self.shard.part(self.config, name, self.source.get(name)) for name in names]
-        tensor = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
-        return self.staging.bring(tensor).to(torch.uint8 if tensor.dtype == torch.uint8 else self.dtype)
+        tensor = self.published(*names)
+        return tensor if tensor.dtype == torch.uint8 else tensor.to(self.dtype)
 
-    def experts(self, prefix: str) -> MxExperts:
-        return MxExperts(*(self.get(f"{prefix}mlp.experts.{name}") for name in _EXPERTS))
+    def dense(self, *names: str) -> Any:
+        return self.get(*names) if self.ops is None else self.ops.prepare_dense(self.published(*names), self.dtype)
+
+    def embedding(self, name: str) -> Tensor:
+        return self.get(name) if self.ops is None else self.ops.prepare_embedding(self.published(name), self.dtype)
+
+    def experts(self, prefix: str) -> Any:
+        experts = MxExperts(*(self.get(f"{prefix}mlp.experts.{name}") for name in _EXPERTS))
+        return experts if self.ops is None else self.ops.prepare_experts(experts)
 
     def layer(self, prefix: str, experts: Any) -> LayerWeights:
         attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
         return LayerWeights(
             input_norm_H=self.get(f"{prefix}input_layernorm.weight"),
-            qkv_weight_FH=self.get(*(f"{attention}{name}_proj.weight" for name in "qkv")),
+            qkv_weight_FH=self.dense(*(f"{attention}{name}_proj.weight" for name in "qkv")),
             qkv_bias_F=self.get(*(f"{attention}{name}_proj.bias" for name in "qkv")),
             sinks_Q=self.get(f"{attention}sinks"),
-            out_weight=self.get(f"{attention}o_proj.weight"),
+            out_weight=self.dense(f"{attention}o_proj.weight"),
             out_bias_H=self.get(f"{attention}o_proj.bias"),
             post_attention_norm_H=self.get(f"{prefix}post_attention_layernorm.weight"),
             router_weight_EH=self.get(f"{mlp}router.weight"),

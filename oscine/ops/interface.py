@@ -57,7 +57,7 @@ KVCache = tuple[Tensor, ...]
 class QkvProjection(NamedTuple):
     """From normed tokens to rotated queries, and to keys and values in the cache."""
 
-    weight_FH: Tensor
+    weight_FH: Any  # of prepare_dense
     bias_F: Tensor
     cos_sin: Tensor  # float32 [max position, D]: D/2 cosines, then D/2 sines
     positions_T: Tensor
@@ -146,8 +146,10 @@ def unmet(*needs: tuple[str, object, object]) -> str | None:
     return ", ".join(f"{what} {wanted}, not {found}" for what, wanted, found in needs if found != wanted) or None
 
 
+# What Ops.prepare_dense makes of a matrix [N, K]: a tensor, or what the backend's own ops take. It has a length: N.
+Dense = Any
 # (x_NH, weight_VH) -> logits_NV float32
-LmHead = Callable[[Tensor, Tensor], Tensor]
+LmHead = Callable[[Tensor, Dense], Tensor]
 # (logits_NV float32, sampling) -> Sampled
 Sample = Callable[[Tensor, SamplingBatch], Sampled]
 
@@ -156,10 +158,10 @@ Sample = Callable[[Tensor, SamplingBatch], Sampled]
 class Chooser:
     """lm_head and sample in one, for rows of which nothing but temperature is asked: logits need not all be made."""
 
-    prepare: Callable[[Tensor], Any]  # weight_VH on the device -> what `choose` wants besides it
+    prepare: Callable[[Dense], Any]  # weight_VH on the device -> what `choose` wants besides it
     prepared_bytes: Callable[[int, int], int]  # (V, H) -> of that
     # (x_NH, weight_VH, prepared, sampling) -> token ids_N int64, as in Sampled
-    choose: Callable[[Tensor, Tensor, Any, SamplingBatch], Tensor]
+    choose: Callable[[Tensor, Dense, Any, SamplingBatch], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,10 +181,14 @@ class Ops:
     # (q_TQD, kv [pages, 2, G, P, D], batch, group, sinks_Q, window in tokens or None) -> [T, Q * D]
     attention: Callable[[Tensor, Tensor, Batch, PageGroup, Tensor, int | None], Tensor]
     # ([T, Q * D], weight [H, Q * D], bias_H) -> [T, H] or [T, J, H]
-    out_proj: Callable[[Tensor, Tensor, Tensor], Tensor]
+    out_proj: Callable[[Tensor, Dense, Tensor], Tensor]
     # (x [T, H] or [T, J, H], weight_H, eps, residual_TH, router_weight_EH, router_bias_E, K)
     #     -> (norm(x + residual), x + residual, routing of the former)
     norm_route: Callable[[Tensor, Tensor, float, Tensor, Tensor, Tensor, int], tuple[Tensor, Tensor, Routing]]
+    # (a table [V, H] as published, on the device; dtype of the activations) -> as `embed` wants it
+    prepare_embedding: Callable[[Tensor, torch.dtype], Tensor]
+    # (a matrix [N, K] as published, on the device; dtype of the activations) -> as the dense products want it
+    prepare_dense: Callable[[Tensor, torch.dtype], Dense]
     # experts as published, on the device -> as the moe of this backend wants them; they may share memory
     prepare_experts: Callable[[MxExperts], Any]
     # (x_TH, routing, prepared experts, swiglu limit) -> [T, H] or [T, J, H]
@@ -191,7 +197,7 @@ class Ops:
     sample: Sample
     chooser: Chooser
     # (x_KH, weight_VH, few_KA, temperature_K, noise_KA) -> token ids_K int64: the choice among few_KA (choose/few.py)
-    choose_few: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+    choose_few: Callable[[Tensor, Dense, Tensor, Tensor, Tensor], Tensor]
     # (packed step, state) -> the fields of Batch that depend on the state; they share no memory with what goes in
     prepare_step: Callable[[PackedStep[Tensor], BatchState], PreparedStep]
     # (state written, its rows [M], token ids [M]): the ids are those that were sampled last

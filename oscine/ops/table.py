@@ -42,7 +42,7 @@ TABLE: dict[str, dict[str, str]] = {
         "hopper": "norm.hopper",
     },
     "moe": {"reference": "moe.reference", "native": "moe.native", "triton": "moe.triton", "hopper": "moe.hopper"},
-    "embed": {"reference": "embed.reference", "triton": "embed.triton"},
+    "embed": {"reference": "embed.reference", "native": "embed.native", "triton": "embed.triton"},
     "lm_head": {
         "reference": "linear.reference",
         "native": "linear.native",
@@ -52,17 +52,18 @@ TABLE: dict[str, dict[str, str]] = {
     "sample": {"reference": "sample.reference", "triton": "sample.triton"},
     # made of the chosen lm_head and sample
     "chooser": {"reference": "choose.reference", "native": "choose.native", "screened": "choose.screened"},
-    "choose_few": {"reference": "choose.few"},
+    "choose_few": {"reference": "choose.few", "native": "choose.native"},
     "prepare_step": {"reference": "step.reference", "triton": "step.triton"},
 }
 KERNELS_OF_GPUS = ("triton", "hopper")
-# op -> another function of the same module. embed_part, best and best_of_few are for one of several ranks (ranks.py).
+# op -> other functions of the same module. embed_part, best and best_of_few are for one of several ranks (ranks.py).
 BESIDE = {
-    "embed": "embed_part",
-    "moe": "prepare_experts",
-    "sample": "best",
-    "choose_few": "best_of_few",
-    "prepare_step": "write_back",
+    "embed": ("embed_part", "prepare_embedding"),
+    "out_proj": ("prepare_dense",),
+    "moe": ("prepare_experts",),
+    "sample": ("best",),
+    "choose_few": ("best_of_few",),
+    "prepare_step": ("write_back",),
 }
 
 # platform -> op -> backend; "*" is every op not named
@@ -70,9 +71,7 @@ DEFAULTS: dict[str, dict[str, str]] = {
     "cpu": {"*": "reference"},
     "native": {
         "*": "native",
-        "embed": "reference",
         "sample": "reference",
-        "choose_few": "reference",
         "prepare_step": "reference",
     },
     "cuda": {"*": "triton", "chooser": "reference", "choose_few": "reference"},
@@ -126,9 +125,8 @@ def resolve(target: Target, choice: Mapping[str, str]) -> Ops:
             module = _module(op, backend)
         except ImportError as error:
             raise ValueError(f"backend {backend!r} of op {op!r} cannot be loaded: {error}") from error
-        for name in (op, BESIDE.get(op)):
-            if name is not None:
-                functions[name] = _bound(getattr(module, name), target)
+        for name in (op, *BESIDE.get(op, ())):
+            functions[name] = _bound(getattr(module, name), target)
     logits_and_choice = functions["lm_head"], functions["sample"]
     if target.communicator.num_ranks > 1:
         logits_and_choice = functions["lm_head"], sample_across(functions["best"], target.communicator)

@@ -6,7 +6,7 @@ Made once, and bound to every op by table.resolve. A launch policy reads it; not
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -112,6 +112,7 @@ class Target:
     shared_memory: int = 0  # bytes that a program can have
     communicator: Communicator = field(default_factory=Alone)
     exchange: Exchange | None = None  # with ranks that have their own tokens
+    cpu_weights: Literal["float32", "int8", "bf16"] = "float32"  # what dense weights are on a CPU
 
     @classmethod
     def of(

@@ -89,12 +89,14 @@ def _load_torch(
     seat: Seat | None,
 ) -> BuiltExecutor:
     from oscine.executor.start.load import load_executor
+    from oscine.executor.start.threads import use_threads
     from oscine.executor.threaded import ThreadedExecutor
 
     def report(text: str) -> None:
         if not options.quiet:
             print(text, file=sys.stderr, flush=True)
 
+    use_threads(options.num_threads)
     watch.lap("import")
     steps: Executor
     if ranks is None:

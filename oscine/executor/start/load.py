@@ -8,12 +8,12 @@
 Knows the order and what to tell about it. Nothing big is allocated before the memory plan is reported.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -35,7 +35,7 @@ from oscine.kv_group import KVGroup
 from oscine.model.config import ModelConfig
 from oscine.model.gpt_oss import GptOss
 from oscine.model.opened import open_model
-from oscine.model.weights import Part, Shard
+from oscine.model.weights import Part, Shard, TensorSpec
 from oscine.ops.interface import Shapes
 from oscine.ops.moe.on_host import MOST_TOKENS, HostLayers
 from oscine.ops.native.library import unavailable
@@ -48,6 +48,8 @@ if TYPE_CHECKING:  # it needs Triton, which a CPU does not
 Report = Callable[[str], None]
 RulesOf = Callable[[Path | None, int], NewRules]  # of the tokenizer's file, if known, and the size of the vocabulary
 _ROUNDING = 0.01  # of the allocator, which the reserve covers
+_SMALL_BYTES = 1 << 30  # of a model in float32 that does without int8 on a CPU
+_DENSE = ("q_proj.weight", "k_proj.weight", "v_proj.weight", "o_proj.weight", "lm_head.weight")
 
 
 class Start:
@@ -67,7 +69,8 @@ class Start:
         self.opened = open_model(options.model)
         self.lockstep = None if seat is None else open_lockstep(seat, self.opened, options)
         exchange = None if self.lockstep is None else self.lockstep.exchange
-        self.target = Target.of(self.opened.device, communicator and communicator(self.opened), exchange)
+        target = Target.of(self.opened.device, communicator and communicator(self.opened), exchange)
+        self.target = replace(target, cpu_weights=_cpu_weights(options.model.cpu_weights, self.opened.config))
         self.shard = Shard.of_everything(self.target.communicator.rank, self.target.communicator.num_ranks)
         if seat is not None:
             self.shard = Shard(experts=Part(seat.rank, seat.num_ranks))
@@ -91,6 +94,14 @@ class Start:
         if self.lockstep is not None:
             self.lockstep.clock.serve()
             self.lockstep.exchange.serve()
+
+    @property
+    def tensor_bytes(self) -> dict[str, int]:
+        """Of this rank's weights on the device, by name."""
+        dtype, specs = self.opened.dtype, self.shard.specs(self.opened.config)
+        if platform(self.target, dtype) == "native":
+            return _native_bytes(specs, self.target.cpu_weights)
+        return _tensor_bytes(specs, dtype)
 
     @property
     def prepared_head_bytes(self) -> int:
@@ -225,19 +236,39 @@ def capture(start: Start, executor: TorchExecutor) -> None:
 
 def weight_bytes(config: ModelConfig, dtype: torch.dtype, shard: Shard | None = None) -> int:
     """Of a model's part on the device."""
-    return sum(_tensor_bytes(config, dtype, shard or Shard()).values())
+    return sum(_tensor_bytes((shard or Shard()).specs(config), dtype).values())
 
 
-def _tensor_bytes(config: ModelConfig, dtype: torch.dtype, shard: Shard) -> dict[str, int]:
+def _tensor_bytes(specs: Mapping[str, TensorSpec], dtype: torch.dtype) -> dict[str, int]:
     """By name: MXFP4 stays packed, everything else is cast to dtype."""
     return {
         name: spec.num_bytes if spec.dtype == "U8" else prod(spec.shape) * dtype.itemsize
-        for name, spec in shard.specs(config).items()
+        for name, spec in specs.items()
     }
 
 
+def _native_bytes(specs: Mapping[str, TensorSpec], cpu_weights: str) -> dict[str, int]:
+    """The same for the C kernels of CPUs: dense matrices in one of three types, and the embedding as it is."""
+    of_dense = {"float32": 4.0, "bf16": 2.0, "int8": 1 + 2 / 32}
+
+    def bytes_per_value(name: str, spec: TensorSpec) -> float:
+        if spec.dtype == "U8":
+            return 1
+        if "embed_tokens" in name:
+            return 2
+        return of_dense[cpu_weights] if name.endswith(_DENSE) else 4
+
+    return {name: int(prod(spec.shape) * bytes_per_value(name, spec)) for name, spec in specs.items()}
+
+
+def _cpu_weights(asked: str, config: ModelConfig) -> Any:
+    """Of Target."""
+    small = weight_bytes(config, torch.float32) < _SMALL_BYTES
+    return asked if asked != "auto" else "float32" if small else "int8"
+
+
 def _weights(start: Start) -> WeightBytes:
-    found = _tensor_bytes(start.opened.config, start.opened.dtype, start.shard)
+    found = start.tensor_bytes
     experts = [0] * start.config.num_hidden_layers
     for name, size in found.items():
         if name.endswith(("_blocks", "_scales")):

@@ -5,22 +5,32 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from oscine.ops.choose import reference
+from oscine.ops.choose import few, reference
 from oscine.ops.interface import Chooser, LmHead, Sample, SamplingBatch
 from oscine.ops.native.library import check, library
+from oscine.ops.native.weights import PackedDense, few_logits, matrix
 from oscine.ops.target import Target
 
 
 def chooser(target: Target, lm_head: LmHead, sample: Sample) -> Chooser:
     with_noise, communicator = reference.chooser(lm_head, sample), target.communicator
 
-    def choose(x_NH: Tensor, weight_VH: Tensor, prepared: Any, sampling: SamplingBatch) -> Tensor:
+    def choose(x_NH: Tensor, weight_VH: Any, prepared: Any, sampling: SamplingBatch) -> Tensor:
         if not sampling.greedy:
             return with_noise.choose(x_NH, weight_VH, prepared, sampling)
-        num_rows, (vocab, hidden) = x_NH.shape[0], weight_VH.shape
+        num_rows, (head, kind, vocab, hidden) = x_NH.shape[0], matrix(weight_VH)
         values_N, ids_N = torch.empty(num_rows), torch.empty(num_rows, dtype=torch.int64)
-        inputs, outputs = (x_NH.data_ptr(), weight_VH.data_ptr()), (values_N.data_ptr(), ids_N.data_ptr())
+        inputs, outputs = (x_NH.data_ptr(), head, kind), (values_N.data_ptr(), ids_N.data_ptr())
         check(library().oscine_greedy(*inputs, *outputs, communicator.rank * vocab, num_rows, vocab, hidden))
         return communicator.best(values_N, ids_N)
 
     return Chooser(with_noise.prepare, with_noise.prepared_bytes, choose)
+
+
+def _logits(x_KH: Tensor, weight_VH: Tensor | PackedDense, few_KA: Tensor) -> Tensor:
+    if isinstance(weight_VH, PackedDense):
+        return few_logits(x_KH, weight_VH, few_KA)
+    return few.logits(x_KH, weight_VH, few_KA)
+
+
+choose_few, best_of_few = few.choices(_logits)

@@ -1,6 +1,11 @@
 """The embedding of tokens, of all and of a part of the vocabulary. The definitions; any device."""
 
+import torch
 from torch import Tensor
+
+
+def prepare_embedding(weight_VH: Tensor, dtype: torch.dtype) -> Tensor:
+    return weight_VH.to(dtype)
 
 
 def embed(token_ids_T: Tensor, weight_VH: Tensor) -> Tensor:

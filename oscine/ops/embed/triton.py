@@ -14,6 +14,8 @@ from oscine.ops.embed import reference
 from oscine.ops.launch import depend
 from oscine.ops.target import Target
 
+prepare_embedding = reference.prepare_embedding
+
 
 def embed(target: Target, token_ids_T: Tensor, weight_VH: Tensor) -> Tensor:
     """By torch's kernel, unless the weights are in pinned memory of the host."""

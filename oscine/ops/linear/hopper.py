@@ -18,6 +18,8 @@ from oscine.ops.linear import reference
 from oscine.ops.linear import triton as portable
 from oscine.ops.linear.stream import CHUNK, Tile, descriptor, start_ring, streamable, tile_for, unstreamable
 
+prepare_dense = reference.prepare_dense
+
 # From the fewest tokens up. Rings of half an SM's shared memory let the next kernel's weights come in beside them.
 LM_HEAD_TILES = (
     Tile(max_tokens=8, stages=5),

@@ -1,22 +1,32 @@
-"""y = x W^T + b in C: float32, contiguous. Definitions: reference.py."""
+"""y = x W^T + b in C: float32 activations, contiguous. Definitions: reference.py.
+
+Weights are float32, bfloat16, or packed in int8. Those in int8 meet activations in int8, in blocks of 32 columns.
+"""
 
 import torch
 from torch import Tensor
 
-from oscine.ops.native.library import library
+from oscine.ops.native.library import check, library
+from oscine.ops.native.weights import PackedDense, matrix, pack_dense
+from oscine.ops.target import Target
 
 
-def out_proj(x: Tensor, weight: Tensor, bias_H: Tensor) -> Tensor:
+def prepare_dense(target: Target, weight: Tensor, _: torch.dtype) -> Tensor | PackedDense:
+    return pack_dense(weight, target.cpu_weights)
+
+
+def out_proj(x: Tensor, weight: Tensor | PackedDense, bias_H: Tensor) -> Tensor:
     return _linear(x, weight, bias_H.data_ptr())
 
 
-def lm_head(x_NH: Tensor, weight_VH: Tensor) -> Tensor:
+def lm_head(x_NH: Tensor, weight_VH: Tensor | PackedDense) -> Tensor:
     return _linear(x_NH, weight_VH, None)
 
 
-def _linear(x: Tensor, weight: Tensor, bias: int | None) -> Tensor:
+def _linear(x: Tensor, weight: Tensor | PackedDense, bias: int | None) -> Tensor:
     """[T, K] x [N, K] -> [T, N]."""
-    num_tokens, num_rows = x.shape[0], weight.shape[0]
+    num_tokens, (address, kind, num_rows, width) = x.shape[0], matrix(weight)
     y = torch.empty(num_tokens, num_rows)
-    library().oscine_linear(x.data_ptr(), weight.data_ptr(), bias, y.data_ptr(), num_tokens, num_rows, weight.shape[1])
+    shape = num_tokens, num_rows, width
+    check(library().oscine_linear(x.data_ptr(), address, kind, bias, y.data_ptr(), *shape))
     return y

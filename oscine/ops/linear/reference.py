@@ -1,7 +1,12 @@
 """y = x W^T + b: the projection out of attention, and the head. The definitions; any device."""
 
+import torch
 from torch import Tensor
 from torch.nn import functional
+
+
+def prepare_dense(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    return weight.to(dtype)
 
 
 def out_proj(x: Tensor, weight: Tensor, bias_H: Tensor) -> Tensor:

@@ -1,52 +1,28 @@
 """The mixture of experts of one layer, in C: float32, contiguous. Definition: reference.py.
 
-The layout of the weights is that of ../native/experts.c. Activations are quantised to int8 in blocks of 32, so the
+Activations are quantised to int8 in blocks of 32, so the
 result differs from the definition's by about 1 %.
 """
-
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from oscine.ops.interface import MxExperts, Routing
 from oscine.ops.native.library import check, library
+from oscine.ops.native.weights import PackedExperts, pack_mxfp4
 
-
-@dataclass(frozen=True, slots=True)
-class PackedExperts:
-    gate_up: Tensor  # uint8, as experts.c wants it
-    gate_up_bias: Tensor  # float32 [E, 2I]
-    down: Tensor
-    down_bias: Tensor  # float32 [E, H]
-    gate_up_blocks: int  # of 32 columns, per row
-    down_blocks: int
+__all__ = ["PackedExperts", "moe", "prepare_experts"]
 
 
 def prepare_experts(experts: MxExperts) -> PackedExperts:
     return PackedExperts(
-        _packed(experts.gate_up_blocks, experts.gate_up_scales),
+        pack_mxfp4(experts.gate_up_blocks, experts.gate_up_scales),
         experts.gate_up_bias.float().contiguous(),
-        _packed(experts.down_blocks, experts.down_scales),
+        pack_mxfp4(experts.down_blocks, experts.down_scales),
         experts.down_bias.float().contiguous(),
         experts.gate_up_scales.shape[2],
         experts.down_scales.shape[2],
     )
-
-
-def _packed(blocks: Tensor, scales: Tensor) -> Tensor:
-    num_experts, num_rows, num_blocks = scales.shape
-    blocks, scales = blocks.contiguous(), scales.contiguous()
-    out = torch.empty(num_experts, library().oscine_packed_bytes(num_rows, num_blocks), dtype=torch.uint8)
-    library().oscine_pack(
-        blocks.data_ptr(),
-        scales.data_ptr(),
-        out.data_ptr(),
-        num_experts,
-        num_rows,
-        num_blocks,
-    )
-    return out
 
 
 def moe(x_TH: Tensor, routing: Routing, experts: PackedExperts, swiglu_limit: float) -> Tensor:

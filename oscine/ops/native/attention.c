@@ -46,15 +46,15 @@ static void rope_task(void *context, int64_t t) {
    values are written to the slots. Returns -1 without memory. */
 int oscine_norm_qkv(
     const float *x, int64_t num_parts, const float *residual, const float *norm_weight, float eps, float *sum,
-    int64_t num_tokens, int64_t width, const float *w, const float *bias, const float *cos_sin, const int64_t *positions,
-    const int64_t *slots, float *q, int64_t query_heads, float *pages, int64_t page_stride, int64_t kv_heads,
+    int64_t num_tokens, int64_t width, const void *w, int64_t kind, const float *bias, const float *cos_sin,
+    const int64_t *positions, const int64_t *slots, float *q, int64_t query_heads, float *pages, int64_t page_stride, int64_t kv_heads,
     int64_t page_size, int64_t head_dim) {
     const int64_t num_rows = (query_heads + 2 * kv_heads) * head_dim;
     float *normed = scratch(SCRATCH_X, sizeof(float) * num_tokens * width);
     float *qkv = scratch(SCRATCH_Y, sizeof(float) * num_tokens * num_rows);
     if (!normed || !qkv) return -1;
     oscine_rms_norm(x, num_parts, residual, norm_weight, eps, normed, sum, num_tokens, width);
-    oscine_linear(normed, w, bias, qkv, num_tokens, num_rows, width);
+    if (oscine_linear(normed, w, kind, bias, qkv, num_tokens, num_rows, width)) return -1;
     struct rope a = {qkv, cos_sin, positions, slots, q, {pages, page_stride, kv_heads, page_size, head_dim}, query_heads};
     if (num_tokens < 16)
         for (int64_t t = 0; t < num_tokens; t++) rope_task(&a, t);

@@ -2,23 +2,38 @@
 #include "oscine.h"
 
 #define ROWS_PER_TASK 96
-#define TOKENS 16 /* rows of x that meet a part of the head together */
 
 struct greedy {
-    const float *x, *head;
+    const float *x;
+    const void *head;
+    enum kind kind;
+    struct quantized quantized; /* x, for a head in int8 */
     float *best; /* [parts, N]: the largest logit of a part of the vocabulary */
     int64_t *ids;
     int64_t num_rows, vocabulary, width;
 };
 
+/* Logits [rows, count] of the rows of a tile and `count` tokens from `first` on, a multiple of 8. */
+static void part_of_logits(const struct greedy *a, struct tile rows, int64_t first, int64_t count, float *logits) {
+    const char *head = a->head;
+    if (a->kind != INT8) {
+        const float *x = a->x + rows.first * a->width;
+        head += first * a->width * size_of(a->kind);
+        linear_rows(x, head, a->kind, NULL, logits, rows.count, a->width, count, 0, count);
+        return;
+    }
+    head += first / 8 * a->quantized.num_blocks * INT8_BYTES;
+    int8_rows(&a->quantized, rows, (const uint8_t *)head, NULL, logits, count, count, 0, (count + 7) / 8);
+}
+
 static void greedy_task(void *context, int64_t i) {
     const struct greedy *a = context;
     const int64_t first = i * ROWS_PER_TASK, count = MIN(ROWS_PER_TASK, a->vocabulary - first);
-    float logits[TOKENS * ROWS_PER_TASK];
-    for (int64_t n = 0; n < a->num_rows; n += TOKENS) {
-        const int64_t rows = MIN(TOKENS, a->num_rows - n);
-        linear_rows(a->x + n * a->width, a->head + first * a->width, NULL, logits, rows, a->width, count, 0, count);
-        for (int64_t r = 0; r < rows; r++) {
+    float logits[TILE * ROWS_PER_TASK];
+    for (int64_t n = 0; n < a->num_rows; n += TILE) {
+        const struct tile rows = tile_of(n, 0, a->num_rows);
+        part_of_logits(a, rows, first, count, logits);
+        for (int64_t r = 0; r < rows.count; r++) {
             const float *row = logits + r * count;
             float best = -INFINITY;
             int64_t id = -1;
@@ -33,15 +48,16 @@ static void greedy_task(void *context, int64_t i) {
     }
 }
 
-/* x [N, H], head [V, H] of the tokens from `first` on -> values [N]: the largest logits; ids [N]: their tokens, -1 for a
- * row with NaN, or without a logit above -inf. -1 without memory. */
+/* x [N, H], head [V, H], of any kind, of the tokens from `first` on -> values [N]: the largest logits; ids [N]: their
+ * tokens, -1 for a row with NaN, or without a logit above -inf. -1 without memory. */
 int oscine_greedy(
-    const float *x, const float *head, float *values, int64_t *ids, int64_t first, int64_t num_rows, int64_t vocabulary,
-    int64_t width) {
+    const float *x, const void *head, int64_t kind, float *values, int64_t *ids, int64_t first, int64_t num_rows,
+    int64_t vocabulary, int64_t width) {
     const int64_t parts = (vocabulary + ROWS_PER_TASK - 1) / ROWS_PER_TASK;
-    struct greedy a = {x, head, scratch(SCRATCH_X, sizeof(float) * parts * num_rows), NULL, num_rows, vocabulary, width};
+    struct greedy a = {.x = x, .head = head, .kind = kind, .num_rows = num_rows, .vocabulary = vocabulary, .width = width};
+    a.best = scratch(SCRATCH_X, sizeof(float) * parts * num_rows);
     a.ids = scratch(SCRATCH_Y, sizeof(int64_t) * parts * num_rows);
-    if (!a.best || !a.ids) return -1;
+    if (!a.best || !a.ids || (kind == INT8 && quantize_rows(x, num_rows, width, &a.quantized))) return -1;
     run_parallel(parts, greedy_task, &a);
     for (int64_t n = 0; n < num_rows; n++) {
         values[n] = -INFINITY;

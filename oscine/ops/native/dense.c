@@ -68,22 +68,30 @@ struct dense {
     int64_t num_tokens, num_rows, groups_per_task;
 };
 
+void int8_rows(
+    const struct quantized *x, struct tile tile, const uint8_t *w, const float *bias, float *y, int64_t stride_y,
+    int64_t num_rows, int64_t first_group, int64_t last_group) {
+    for (int64_t group = first_group; group < last_group; group += 2) {
+        const int64_t groups = MIN(2, last_group - group), rows = MIN(8 * groups, num_rows - 8 * group);
+        f8 out[2 * TILE];
+        int8_products(w + group * x->num_blocks * INT8_BYTES, groups, x, tile, out);
+        for (int64_t n = 0; n < tile.count; n++) {
+            float *to = y + n * stride_y + 8 * group;
+            memcpy(to, out + n * groups, sizeof(float) * rows);
+            for (int64_t r = 0; bias && r < rows; r++) to[r] += bias[8 * group + r];
+        }
+    }
+}
+
 static void dense_task(void *context, int64_t i) {
     const struct dense *a = context;
     const int64_t first = i * a->groups_per_task, last = MIN(first + a->groups_per_task, (a->num_rows + 7) / 8);
     for (int64_t begin = 0; begin < a->num_tokens; begin += TOKENS_IN_CACHE)
         for (int64_t group = first; group < last; group += 2)
-            for (int64_t t = begin; t < MIN(begin + TOKENS_IN_CACHE, a->num_tokens); t += TILE) {
-                const struct tile tile = tile_of(t, 0, a->num_tokens);
-                const int64_t groups = MIN(2, last - group), rows = MIN(8 * groups, a->num_rows - 8 * group);
-                f8 out[2 * TILE];
-                int8_products(a->w + group * a->x.num_blocks * INT8_BYTES, groups, &a->x, tile, out);
-                for (int64_t n = 0; n < tile.count; n++) {
-                    float *y = a->y + (t + n) * a->num_rows + 8 * group;
-                    memcpy(y, out + n * groups, sizeof(float) * rows);
-                    for (int64_t r = 0; a->bias && r < rows; r++) y[r] += a->bias[8 * group + r];
-                }
-            }
+            for (int64_t t = begin; t < MIN(begin + TOKENS_IN_CACHE, a->num_tokens); t += TILE)
+                int8_rows(
+                    &a->x, tile_of(t, 0, a->num_tokens), a->w, a->bias, a->y + t * a->num_rows, a->num_rows, a->num_rows, group,
+                    MIN(group + 2, last));
 }
 
 /* Groups of 8 rows per task: an even number. */
@@ -92,12 +100,30 @@ static int64_t groups_per_task(int64_t num_tokens, int64_t num_blocks) {
     return 2 * MAX(1, PRODUCTS_PER_TASK / products);
 }
 
-/* x [T, K], w: packed [N, K], bias [N] or NULL -> y [T, N]. Returns -1 without memory. */
-int oscine_dense(
+int int8_linear(
     const float *x, const uint8_t *w, const float *bias, float *y, int64_t num_tokens, int64_t num_rows, int64_t width) {
     struct dense a = {.w = w, .bias = bias, .y = y, .num_tokens = num_tokens, .num_rows = num_rows};
     if (quantize_rows(x, num_tokens, width, &a.x)) return -1;
     a.groups_per_task = groups_per_task(num_tokens, a.x.num_blocks);
     run_parallel(((num_rows + 7) / 8 + a.groups_per_task - 1) / a.groups_per_task, dense_task, &a);
+    return 0;
+}
+
+/* x [T, K], ids [T, A] of packed rows w -> out [T, A]: the same products, of some rows only. Returns -1 without memory. */
+int oscine_int8_few(
+    const float *x, const uint8_t *w, const int64_t *ids, float *out, int64_t num_tokens, int64_t num_ids, int64_t width) {
+    const int64_t num_blocks = (width + BLOCK - 1) / BLOCK;
+    void *memory = scratch(SCRATCH_BYTES, quantized_bytes(1, num_blocks));
+    if (!memory) return -1;
+    const struct quantized one = quantized_at(memory, 1, num_blocks);
+    const struct tile tile = {0, 1};
+    for (int64_t t = 0; t < num_tokens; t++) {
+        quantize_row(x + t * width, width, &one, tile, 0);
+        for (int64_t i = t * num_ids; i < (t + 1) * num_ids; i++) {
+            f8 sums;
+            int8_products(w + ids[i] / 8 * num_blocks * INT8_BYTES, 1, &one, tile, &sums);
+            out[i] = sums[ids[i] % 8];
+        }
+    }
     return 0;
 }

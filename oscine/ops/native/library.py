@@ -25,16 +25,19 @@ _POINTER, _SIZE, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 _ARGUMENTS = {
     "oscine_set_num_threads": "i",
     "oscine_set_patience": "i",
-    "oscine_linear": "ppppiii",
+    "oscine_linear": "ppippiii",
+    "oscine_dense_bytes": "ii",
+    "oscine_pack_dense": "ppii",
+    "oscine_int8_few": "ppppiii",
     "oscine_rms_norm": "pippfppii",
     "oscine_norm_route": "pippfppiippiipp",
-    "oscine_norm_qkv": "pippfpiippppppipiiii",
+    "oscine_norm_qkv": "pippfpiipipppppipiiii",
     "oscine_attention": "ppiiiipippipiip",
     "oscine_packed_bytes": "ii",
     "oscine_pack": "pppiii",
     "oscine_moe": "ppppppppiiiiiiif",
     "oscine_host_moe": "p",
-    "oscine_greedy": "ppppiiii",
+    "oscine_greedy": "ppippiiii",
 }
 _TYPES = {"p": _POINTER, "i": _SIZE, "f": _FLOAT}
 
@@ -54,7 +57,7 @@ def library() -> ctypes.CDLL:
     for name, kinds in _ARGUMENTS.items():
         function = getattr(loaded, name)
         function.argtypes = [_TYPES[kind] for kind in kinds]
-        function.restype = _SIZE if name == "oscine_packed_bytes" else ctypes.c_int
+        function.restype = _SIZE if name.endswith("_bytes") else ctypes.c_int
     loaded.oscine_set_num_threads(torch.get_num_threads())
     return loaded
 

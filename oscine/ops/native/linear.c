@@ -1,4 +1,4 @@
-/* Products with dense float32 weights, RMSNorm, and what stands around them: the head, the router. */
+/* Products with dense weights in float32 or bfloat16, RMSNorm, and what stands around them: the head, the router. */
 #include "oscine.h"
 
 #define TOKENS 4 /* of a tile: 4 tokens x 3 rows of weights are 12 sums in registers */
@@ -6,12 +6,32 @@
 #define TOKENS_AT_ONCE 32 /* that a row of weights meets while it is in the cache */
 #define PRODUCTS_PER_TASK 16384
 
+#define INLINE static inline __attribute__((always_inline))
+
+/* Eight weights at an index. */
+INLINE f8 weights8(const void *w, enum kind kind, int64_t at) {
+    typedef uint16_t halves __attribute__((vector_size(16), aligned(2), may_alias));
+    typedef uint32_t bits __attribute__((vector_size(32)));
+    if (kind == FLOAT32) return load((const float *)w + at);
+    return (f8)(__builtin_convertvector(*(const halves *)((const uint16_t *)w + at), bits) << 16);
+}
+
+/* The first `count` < LANES of them, then zeros. */
+INLINE f8 some_weights(const void *w, enum kind kind, int64_t at, int64_t count) {
+    float padded[LANES] = {0};
+    memcpy(padded, (const char *)w + size_of(kind) * at, size_of(kind) * count);
+    return weights8(padded, kind, 0);
+}
+
 /* Sums of a tile over the width; what is beyond the last token or row is not read, but the last ones again. */
-static void tile(const float *const x[TOKENS], const float *const w[ROWS], int64_t width, float out[TOKENS][ROWS]) {
+INLINE void tile(
+    const float *const x[TOKENS], const void *w, enum kind kind, const int64_t rows[ROWS], int64_t width,
+    float out[TOKENS][ROWS]) {
     f8 sum[TOKENS][ROWS] = {0};
     int64_t k = 0;
     for (; k + LANES <= width; k += LANES) {
-        const f8 w0 = load(w[0] + k), w1 = load(w[1] + k), w2 = load(w[2] + k);
+        const f8 w0 = weights8(w, kind, rows[0] + k), w1 = weights8(w, kind, rows[1] + k);
+        const f8 w2 = weights8(w, kind, rows[2] + k);
 #pragma GCC unroll 4
         for (int t = 0; t < TOKENS; t++) {
             const f8 a = load(x[t] + k);
@@ -20,35 +40,36 @@ static void tile(const float *const x[TOKENS], const float *const w[ROWS], int64
     }
     for (int t = 0; t < TOKENS; t++)
         for (int r = 0; r < ROWS; r++) {
-            if (k < width) sum[t][r] += load_some(x[t] + k, width - k) * load_some(w[r] + k, width - k);
+            if (k < width) sum[t][r] += load_some(x[t] + k, width - k) * some_weights(w, kind, rows[r] + k, width - k);
             out[t][r] = sum8(sum[t][r]);
         }
 }
 
-/* Sums of one token and eight rows. */
-static void column(const float *x, const float *w, int64_t width, float out[LANES]) {
+/* Sums of one token and eight rows from index `first` on. */
+INLINE void column(const float *x, const void *w, enum kind kind, int64_t first, int64_t width, float out[LANES]) {
     f8 sum[LANES] = {0};
     int64_t k = 0;
     for (; k + LANES <= width; k += LANES) {
         const f8 a = load(x + k);
 #pragma GCC unroll 8
-        for (int r = 0; r < LANES; r++) sum[r] += a * load(w + r * width + k);
+        for (int r = 0; r < LANES; r++) sum[r] += a * weights8(w, kind, first + r * width + k);
     }
     for (int r = 0; k < width && r < LANES; r++)
-        sum[r] += load_some(x + k, width - k) * load_some(w + r * width + k, width - k);
+        sum[r] += load_some(x + k, width - k) * some_weights(w, kind, first + r * width + k, width - k);
     store(out, sums8(sum));
 }
 
-static void few_rows(
-    const float *x, const float *w, const float *bias, float *y, int64_t num_tokens, int64_t width, int64_t stride_y,
-    int64_t first, int64_t last) {
+INLINE void few_rows(
+    const float *x, const void *w, enum kind kind, const float *bias, float *y, int64_t num_tokens, int64_t width,
+    int64_t stride_y, int64_t first, int64_t last) {
     for (int64_t n = first; n < last; n += ROWS) {
-        const float *rows[ROWS], *tokens[TOKENS];
-        for (int r = 0; r < ROWS; r++) rows[r] = w + MIN(n + r, last - 1) * width;
+        const float *tokens[TOKENS];
+        int64_t rows[ROWS];
+        for (int r = 0; r < ROWS; r++) rows[r] = MIN(n + r, last - 1) * width;
         for (int64_t t = 0; t < num_tokens; t += TOKENS) {
             float out[TOKENS][ROWS];
             for (int i = 0; i < TOKENS; i++) tokens[i] = x + MIN(t + i, num_tokens - 1) * width;
-            tile(tokens, rows, width, out);
+            tile(tokens, w, kind, rows, width, out);
             for (int i = 0; i < MIN(TOKENS, num_tokens - t); i++)
                 for (int r = 0; r < MIN(ROWS, last - n); r++)
                     y[(t + i) * stride_y + n + r] = out[i][r] + (bias ? bias[n + r] : 0.0f);
@@ -56,22 +77,34 @@ static void few_rows(
     }
 }
 
-void linear_rows(
-    const float *x, const float *w, const float *bias, float *y, int64_t num_tokens, int64_t width, int64_t stride_y,
-    int64_t first, int64_t last) {
+INLINE void rows_of_kind(
+    const float *x, const void *w, enum kind kind, const float *bias, float *y, int64_t num_tokens, int64_t width,
+    int64_t stride_y, int64_t first, int64_t last) {
     if (num_tokens == 1) {
         for (; first + LANES <= last; first += LANES) {
-            column(x, w + first * width, width, y + first);
+            column(x, w, kind, first * width, width, y + first);
             if (bias) store(y + first, load(y + first) + load(bias + first));
         }
     }
     for (int64_t t = 0; t < num_tokens; t += TOKENS_AT_ONCE)
         few_rows(
-            x + t * width, w, bias, y + t * stride_y, MIN(TOKENS_AT_ONCE, num_tokens - t), width, stride_y, first, last);
+            x + t * width, w, kind, bias, y + t * stride_y, MIN(TOKENS_AT_ONCE, num_tokens - t), width, stride_y, first,
+            last);
+}
+
+void linear_rows(
+    const float *x, const void *w, enum kind kind, const float *bias, float *y, int64_t num_tokens, int64_t width,
+    int64_t stride_y, int64_t first, int64_t last) {
+    if (kind == BFLOAT16)
+        rows_of_kind(x, w, BFLOAT16, bias, y, num_tokens, width, stride_y, first, last);
+    else
+        rows_of_kind(x, w, FLOAT32, bias, y, num_tokens, width, stride_y, first, last);
 }
 
 struct linear {
-    const float *x, *w, *bias;
+    const float *x, *bias;
+    const void *w;
+    enum kind kind;
     float *y;
     int64_t num_tokens, num_rows, width, rows_per_task;
 };
@@ -79,7 +112,7 @@ struct linear {
 static void linear_task(void *context, int64_t i) {
     const struct linear *a = context;
     const int64_t first = i * a->rows_per_task, last = MIN(first + a->rows_per_task, a->num_rows);
-    linear_rows(a->x, a->w, a->bias, a->y, a->num_tokens, a->width, a->num_rows, first, last);
+    linear_rows(a->x, a->w, a->kind, a->bias, a->y, a->num_tokens, a->width, a->num_rows, first, last);
 }
 
 /* A multiple of LANES, so that few rows are computed apart. */
@@ -88,10 +121,13 @@ static int64_t rows_per_task(int64_t num_tokens, int64_t width) {
     return MAX(rows, 24);
 }
 
-void oscine_linear(
-    const float *x, const float *w, const float *bias, float *y, int64_t num_tokens, int64_t num_rows, int64_t width) {
-    struct linear a = {x, w, bias, y, num_tokens, num_rows, width, rows_per_task(num_tokens, width)};
+int oscine_linear(
+    const float *x, const void *w, int64_t kind, const float *bias, float *y, int64_t num_tokens, int64_t num_rows,
+    int64_t width) {
+    if (kind == INT8) return int8_linear(x, w, bias, y, num_tokens, num_rows, width);
+    struct linear a = {x, bias, w, kind, y, num_tokens, num_rows, width, rows_per_task(num_tokens, width)};
     run_parallel((num_rows + a.rows_per_task - 1) / a.rows_per_task, linear_task, &a);
+    return 0;
 }
 
 /* ---- RMSNorm: y = s / sqrt(mean(s^2) + eps) * weight, s = sum of the parts of x + residual ---- */
@@ -154,7 +190,7 @@ int oscine_norm_route(
     float *logits = scratch(SCRATCH_ROWS, sizeof(float) * num_tokens * num_experts);
     if (!logits) return -1;
     oscine_rms_norm(x, num_parts, residual, weight, eps, y, sum, num_tokens, width);
-    oscine_linear(y, router, bias, logits, num_tokens, num_experts, width);
+    oscine_linear(y, router, FLOAT32, bias, logits, num_tokens, num_experts, width);
     for (int64_t t = 0; t < num_tokens; t++)
         top_experts(logits + t * num_experts, num_experts, top, ids + t * top, weights + t * top);
     return 0;

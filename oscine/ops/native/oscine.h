@@ -113,13 +113,24 @@ void int8_products(const uint8_t *w, int64_t groups, const struct quantized *x, 
 
 /* ---- dense products ---- */
 
-/* y[t, n] = x[t] . w[n] + bias[n] for rows first .. last - 1 of w [N, K]; bias may be NULL. */
+enum kind { FLOAT32, INT8, BFLOAT16, MXFP4 }; /* of weights; ops/native/weights.py has the first three, too */
+static inline size_t size_of(enum kind kind) { return kind == BFLOAT16 ? 2 : 4; }
+
+/* y[t, n] = x[t] . w[n] + bias[n] for rows first .. last - 1 of w [N, K], FLOAT32 or BFLOAT16; bias may be NULL. */
 void linear_rows(
-    const float *x, const float *w, const float *bias, float *y, int64_t num_tokens, int64_t width, int64_t stride_y,
-    int64_t first, int64_t last);
-/* The same for all N rows, on all threads; y is [T, N]. */
-void oscine_linear(
-    const float *x, const float *w, const float *bias, float *y, int64_t num_tokens, int64_t num_rows, int64_t width);
+    const float *x, const void *w, enum kind kind, const float *bias, float *y, int64_t num_tokens, int64_t width,
+    int64_t stride_y, int64_t first, int64_t last);
+/* The same for a tile, whose first row is y, and groups of packed rows. */
+void int8_rows(
+    const struct quantized *x, struct tile tile, const uint8_t *w, const float *bias, float *y, int64_t stride_y,
+    int64_t num_rows, int64_t first_group, int64_t last_group);
+/* The same for all N rows, on all threads, and weights of any of the first three kinds; y is [T, N]. Returns -1 without
+   memory. */
+int oscine_linear(
+    const float *x, const void *w, int64_t kind, const float *bias, float *y, int64_t num_tokens, int64_t num_rows,
+    int64_t width);
+int int8_linear(
+    const float *x, const uint8_t *w, const float *bias, float *y, int64_t num_tokens, int64_t num_rows, int64_t width);
 
 /* The sum of the parts of x [T, J, H] and of residual [T, H], which may be NULL, and its RMSNorm. */
 void oscine_rms_norm(

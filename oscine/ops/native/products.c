@@ -25,7 +25,6 @@
 
 #define INLINE static inline __attribute__((always_inline))
 #define SHIFT 12
-enum kind { MXFP4, INT8 };
 
 /* ---- activations ---- */
 

@@ -5,13 +5,14 @@ from torch import Tensor
 
 from oscine.ops.interface import QkvProjection
 from oscine.ops.native.library import check, library
+from oscine.ops.native.weights import matrix
 
 
 def norm_qkv(
     x: Tensor, norm_weight_H: Tensor, eps: float, residual_TH: Tensor | None, projection: QkvProjection
 ) -> tuple[Tensor, Tensor]:
     weight_FH, bias_F, cos_sin, positions_T, kv_pages, slots_T = projection
-    num_rows, hidden = weight_FH.shape
+    address, kind, num_rows, hidden = matrix(weight_FH)
     _, _, num_kv_heads, page_size, head_dim = kv_pages.shape
     num_heads = num_rows // head_dim - 2 * num_kv_heads
     total_TH, q_TQD = torch.empty(x.shape[0], hidden), torch.empty(x.shape[0], num_heads, head_dim)
@@ -25,7 +26,8 @@ def norm_qkv(
             total_TH.data_ptr(),
             x.shape[0],
             hidden,
-            weight_FH.data_ptr(),
+            address,
+            kind,
             bias_F.data_ptr(),
             cos_sin.data_ptr(),
             positions_T.data_ptr(),

@@ -1,0 +1,90 @@
+"""Weights as the C kernels want them: dense ones in one of three kinds, and packed experts. Layouts: products.c."""
+
+from dataclasses import dataclass
+from math import prod
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from oscine.ops.native.library import check, library
+
+DenseKind = Literal["float32", "int8", "bf16"]
+_KINDS = ("float32", "int8", "bf16")  # in the order of oscine.h
+_BLOCK = 32
+
+
+@dataclass(frozen=True, slots=True)
+class PackedDense:
+    """A matrix in int8, with a scale for 32 columns of a row."""
+
+    packed: Tensor  # uint8
+    shape: tuple[int, int]  # [N, K]
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    @property
+    def nbytes(self) -> int:
+        return self.packed.nbytes
+
+    def numel(self) -> int:
+        return prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedExperts:
+    gate_up: Tensor  # uint8 [E, bytes]
+    gate_up_bias: Tensor  # float32 [E, 2I]
+    down: Tensor
+    down_bias: Tensor  # float32 [E, H]
+    gate_up_blocks: int  # of 32 columns, per row
+    down_blocks: int
+
+
+class Matrix(NamedTuple):
+    """Dense weights [N, K] as the C functions take them."""
+
+    address: int
+    kind: int
+    num_rows: int
+    width: int
+
+
+def matrix(weight: Tensor | PackedDense) -> Matrix:
+    if isinstance(weight, PackedDense):
+        return Matrix(weight.packed.data_ptr(), _KINDS.index("int8"), *weight.shape)
+    kind: DenseKind = "bf16" if weight.dtype == torch.bfloat16 else "float32"
+    return Matrix(weight.data_ptr(), _KINDS.index(kind), *weight.shape)
+
+
+def pack_dense(weight: Tensor, kind: DenseKind) -> Tensor | PackedDense:
+    """weight: as published, bfloat16 [N, K]."""
+    if kind == "float32":
+        return weight.float().contiguous()
+    weight = weight.bfloat16().contiguous()
+    if kind == "bf16":
+        return weight
+    num_rows, width = weight.shape
+    packed = torch.empty(library().oscine_dense_bytes(num_rows, -(-width // _BLOCK)), dtype=torch.uint8)
+    library().oscine_pack_dense(weight.data_ptr(), packed.data_ptr(), num_rows, width)
+    return PackedDense(packed, (num_rows, width))
+
+
+def few_logits(x_KH: Tensor, weight: PackedDense, few_KA: Tensor) -> Tensor:
+    """float32 [K, A]: x . weight[few], exactly as among all rows."""
+    x_KH, few_KA = x_KH.contiguous(), few_KA.contiguous()
+    logits_KA = torch.empty(few_KA.shape)
+    inputs = x_KH.data_ptr(), weight.packed.data_ptr(), few_KA.data_ptr()
+    check(library().oscine_int8_few(*inputs, logits_KA.data_ptr(), *few_KA.shape, weight.shape[1]))
+    return logits_KA
+
+
+def pack_mxfp4(blocks: Tensor, scales: Tensor) -> Tensor:
+    """blocks [E, N, B, 16] and scales [E, N, B] as published -> uint8 [E, bytes]."""
+    num_experts, num_rows, num_blocks = scales.shape
+    blocks, scales = blocks.contiguous(), scales.contiguous()
+    out = torch.empty(num_experts, library().oscine_packed_bytes(num_rows, num_blocks), dtype=torch.uint8)
+    addresses = blocks.data_ptr(), scales.data_ptr(), out.data_ptr()
+    library().oscine_pack(*addresses, num_experts, num_rows, num_blocks)
+    return out

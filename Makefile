@@ -5,6 +5,7 @@ BIN    := $(VENV)/bin
 BASE   := $(VENV)/.base
 TEST   := $(VENV)/.test
 DYNAMO := .venv-dynamo
+EDGE   := .venv-edge
 CLUSTER := $(VENV)/.cluster
 WORKERS ?= 4
 INSTALL := $(BIN)/pip install -q --no-compile -c constraints.txt
@@ -28,7 +29,7 @@ define install
 	$(COMPILE) -j 0 || true
 endef
 
-.PHONY: demo serve test conformance clients browser screenshot check eval eval-tools soak attack chaos bench cluster-chaos cluster-bench cluster-demo cluster-ramp cluster-rollout cluster-sessions cluster-transfer dynamo-test clean
+.PHONY: demo serve test conformance clients browser screenshot check eval eval-tools soak attack chaos bench bench-edge cluster-chaos cluster-bench cluster-demo cluster-ramp cluster-rollout cluster-sessions cluster-transfer dynamo-test clean
 
 $(BASE): pyproject.toml constraints.txt
 	$(install)
@@ -109,6 +110,15 @@ chaos: $(TEST)  ## engines killed under streams, stored responses after the deat
 bench: $(TEST)  ## the cost of the server itself, with a fake executor
 	$(BIN)/python -m benchmarks.serving.overhead
 
+# An environment of its own: llama.cpp is compiled for this machine, which takes ten minutes on two cores.
+$(EDGE)/.ready:
+	test -x $(EDGE)/bin/python || $(PYTHON) -m venv $(EDGE)
+	CMAKE_ARGS='-DGGML_NATIVE=ON -DGGML_OPENMP=ON' $(EDGE)/bin/pip install -q --no-binary llama-cpp-python llama-cpp-python==0.3.36
+	touch $@
+
+bench-edge: $(TEST) $(EDGE)/.ready  ## beside llama.cpp on this CPU, at the shapes of 20b and with the embedded model; EDGE_OPTIONS: --layers 4
+	$(BIN)/python -m benchmarks.edge $(EDGE_OPTIONS)
+
 cluster-chaos: $(TEST)  ## replicas and the router of a cluster killed under streams
 	$(BIN)/python -m benchmarks.cluster.chaos
 
@@ -125,4 +135,4 @@ cluster-transfer: $(TEST)  ## prompts computed by another engine: the same token
 	$(BIN)/python -m benchmarks.cluster.disaggregation
 
 clean:
-	rm -rf $(VENV) $(DYNAMO) *.egg-info
+	rm -rf $(VENV) $(DYNAMO) $(EDGE) *.egg-info

@@ -55,11 +55,7 @@ def write_llama_cpp(
 ) -> None:
     """As convert_hf_to_gguf.py writes it; several files if `max_tensors` says how many one may have."""
     writer = gguf.GGUFWriter(path, "gpt-oss", split_max_tensors=max_tensors)
-    _describe(writer, config, tokens)
-    writer.add_expert_feed_forward_length(config.intermediate_size)
-    writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
-    writer.add_rope_scaling_yarn_beta_fast(config.yarn.beta_fast)
-    writer.add_rope_scaling_yarn_beta_slow(config.yarn.beta_slow)
+    describe_for_llama_cpp(writer, config, tokens)
     change(writer)
     for name, tensor in _with_packed_experts(tensors, llama_order):
         stored = _renamed(name, LLAMA_NAMES)
@@ -68,7 +64,7 @@ def write_llama_cpp(
                 _add(writer, stored.replace("gate_up", half), part, Quantization.MXFP4, types)
         else:
             _add(writer, stored, tensor, Quantization.MXFP4, types)
-    _finish(writer)
+    finish(writer)
 
 
 def write_ollama(path: Path, config: ModelConfig, tensors: Mapping[str, Tensor]) -> None:
@@ -78,7 +74,15 @@ def write_ollama(path: Path, config: ModelConfig, tensors: Mapping[str, Tensor])
     for name, tensor in _with_packed_experts(_with_fused_qkv(tensors), lambda blocks: blocks):
         kind = OLLAMA_MXFP4 if name.endswith("weight") and "experts" in name else None
         _add(writer, _renamed(name, OLLAMA_NAMES), tensor, kind, lambda name: Quantization.BF16)
-    _finish(writer)
+    finish(writer)
+
+
+def describe_for_llama_cpp(writer: gguf.GGUFWriter, config: ModelConfig, tokens: list[str] | None) -> None:
+    _describe(writer, config, tokens)
+    writer.add_expert_feed_forward_length(config.intermediate_size)
+    writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+    writer.add_rope_scaling_yarn_beta_fast(config.yarn.beta_fast)
+    writer.add_rope_scaling_yarn_beta_slow(config.yarn.beta_slow)
 
 
 def _describe(writer: gguf.GGUFWriter, config: ModelConfig, tokens: list[str] | None) -> None:
@@ -103,7 +107,7 @@ def _describe(writer: gguf.GGUFWriter, config: ModelConfig, tokens: list[str] | 
     writer.add_eos_token_id(config.eos_token_ids[0])
 
 
-def _finish(writer: gguf.GGUFWriter) -> None:
+def finish(writer: gguf.GGUFWriter) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -1,134 +1,156 @@
 """The values of tensors that GGUF stores in blocks: as float32, or as MXFP4 in the order of published checkpoints.
 
-Block layouts: https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h. All arithmetic is that of the format, in
-float32, so nothing is lost. Shape suffixes: N blocks, B bytes of one.
+Block layouts: https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h. The arithmetic is float32's, so nothing
+is lost. It is numpy's, in small pieces: their memory is reused, and no threads wait for each other.
+
+Shape suffixes: N blocks, B bytes of one.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from oscine.model.gguf.file import Stored
 
-Read = Callable[[Tensor], Tensor]  # [N, B] uint8 -> [N, values of a block] float32
-_BLOCKS_AT_ONCE = 1 << 17  # so that little is held beside the result
-_IQ4_NL = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+Bytes, Floats = NDArray[np.uint8], NDArray[np.float32]
+Read = Callable[[Bytes], Floats]  # [N, B] -> [N, values of a block]
 MXFP4, MXFP4_OF_OLLAMA = "MXFP4", "MXFP4 of Ollama"
+_PIECE = 1 << 13  # blocks
+_EIGHT = np.arange(8, dtype=np.uint8)
+_IQ4_NL = np.array((-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113), np.float32)
 
 
 def floats(stored: Stored) -> Tensor:
-    """In the shape of the tensor: bfloat16 as it is, everything else as float32. Floats are mapped, not copied."""
-    raw = torch.from_numpy(stored.raw)
+    """In the shape of the tensor: bfloat16 as it is, everything else as float32. Both stay mapped if stored so."""
     if stored.type.name in _PLAIN:
-        found = raw.view(_PLAIN[stored.type.name]).view(stored.shape)
+        found = torch.from_numpy(stored.raw).view(_PLAIN[stored.type.name]).view(stored.shape)
         return found.float() if found.dtype == torch.float16 else found
-    blocks_NB, read = raw.view(-1, stored.type.bytes), READ[stored.type.name]
-    out = torch.empty(len(blocks_NB), stored.type.values)
-    for source, target in zip(blocks_NB.split(_BLOCKS_AT_ONCE), out.split(_BLOCKS_AT_ONCE), strict=True):
-        target.copy_(read(source))
-    return out.view(stored.shape)
+    blocks_NB, read = stored.raw.reshape(-1, stored.type.bytes), READ[stored.type.name]
+    out = np.empty((len(blocks_NB), stored.type.values), np.float32)
+    with np.errstate(all="ignore"):  # a broken file may hold any number
+        for piece in _pieces(len(out)):
+            out[piece] = read(blocks_NB[piece])
+    return torch.from_numpy(out).view(stored.shape)
 
 
 def mxfp4_scales(stored: Stored) -> Tensor:
-    """[..., columns / 32] uint8."""
-    return _mxfp4(stored)[..., 0]
+    """[experts, rows, columns / 32] uint8."""
+    return torch.from_numpy(_mxfp4(stored)[..., 0])
 
 
-def mxfp4_blocks(stored: Stored) -> Tensor:
-    """[..., columns / 32, 16] uint8; the low nibble of byte i is value 2 * i of its block."""
-    packed = _mxfp4(stored)[..., 1:]
-    if stored.type.name == MXFP4_OF_OLLAMA:
-        return packed
-    # The low nibbles of a block are its first 16 values, the high nibbles the others.
-    even, odd = packed[..., ::2], packed[..., 1::2]
-    first = (even & 15) | (odd << 4)
-    return torch.cat((first, (even >> 4) | (odd & 0xF0)), dim=-1)
+def mxfp4_blocks(*parts: Stored) -> Tensor:
+    """[experts, rows, columns / 32, 16] uint8; the low nibble of byte i is value 2 * i of its block.
+
+    Of several tensors of equal shapes the rows take turns.
+    """
+    experts, rows, columns, _ = _mxfp4(parts[0]).shape
+    out = np.empty((experts * rows, len(parts), columns, 2, 8), np.uint8)
+    for number, part in enumerate(parts):
+        blocks = _mxfp4(part).reshape(-1, columns, part.type.bytes)[..., 1:]
+        for piece in _pieces(len(out), columns):
+            _reorder(blocks[piece], out[piece, number], ours=part.type.name == MXFP4_OF_OLLAMA)
+    return torch.from_numpy(out).view(experts, rows * len(parts), columns, 16)
 
 
-def _mxfp4(stored: Stored) -> Tensor:
-    *rows, columns = stored.shape
-    return torch.from_numpy(stored.raw).view(*rows, columns // stored.type.values, stored.type.bytes)
+def _reorder(blocks: Bytes, out: Bytes, *, ours: bool) -> None:
+    """The low nibbles of a block are its first 16 values, the high nibbles the others: of two bytes, a byte each."""
+    if ours:
+        out[:] = blocks.reshape(out.shape)
+        return
+    pairs = np.ascontiguousarray(blocks).view(np.uint16)
+    out[..., 0, :] = (pairs & 15) | ((pairs >> 4) & 0xF0)
+    pairs >>= 4
+    out[..., 1, :] = (pairs & 15) | ((pairs >> 4) & 0xF0)
 
 
-def _half(blocks_NB: Tensor, at: int) -> Tensor:
+def _mxfp4(stored: Stored) -> Bytes:
+    """[experts, rows, columns / 32, bytes of a block]."""
+    experts, rows, columns = stored.shape
+    return stored.raw.reshape(experts, rows, columns // stored.type.values, stored.type.bytes)
+
+
+def _pieces(length: int, blocks: int = 1) -> Iterator[slice]:
+    """`blocks`: of one of `length` rows."""
+    step = max(1, _PIECE // blocks)
+    return (slice(start, start + step) for start in range(0, length, step))
+
+
+def _half(blocks_NB: Bytes, at: int) -> Floats:
     """The half-precision number at byte `at` of each block, [N, 1]."""
-    return blocks_NB[:, at : at + 2].contiguous().view(torch.float16).float()
+    return blocks_NB[:, at : at + 2].copy().view(np.float16).astype(np.float32)
 
 
-def _nibbles(packed_NB: Tensor) -> Tensor:
+def _nibbles(packed_NB: Bytes) -> Bytes:
     """All low ones, then all high ones."""
-    return torch.cat((packed_NB & 15, packed_NB >> 4), dim=1)
+    return np.concatenate((packed_NB & 15, packed_NB >> 4), axis=1)
 
 
-def _fifth_bits(blocks_NB: Tensor, at: int) -> Tensor:
-    """16 where bit i of the 32 bits at byte `at` is set, [N, 32] uint8."""
-    bits = (blocks_NB[:, at : at + 4, None] >> torch.arange(8, dtype=torch.uint8)) & 1
-    return bits.flatten(1) << 4
+def _fifth_bits(blocks_NB: Bytes, at: int) -> Bytes:
+    """16 where bit i of the 32 bits at byte `at` is set, [N, 32]."""
+    bits = (blocks_NB[:, at : at + 4, None] >> _EIGHT) & 1
+    return (bits << 4).reshape(-1, 32)
 
 
-def _q8_0(blocks_NB: Tensor) -> Tensor:
-    return blocks_NB[:, 2:].view(torch.int8) * _half(blocks_NB, 0)
+def _q8_0(blocks_NB: Bytes) -> Floats:
+    return blocks_NB[:, 2:].view(np.int8) * _half(blocks_NB, 0)
 
 
-def _q4_0(blocks_NB: Tensor) -> Tensor:
-    return (_nibbles(blocks_NB[:, 2:]).float() - 8) * _half(blocks_NB, 0)
+def _q4_0(blocks_NB: Bytes) -> Floats:
+    return (_nibbles(blocks_NB[:, 2:]) - np.float32(8)) * _half(blocks_NB, 0)
 
 
-def _q4_1(blocks_NB: Tensor) -> Tensor:
+def _q4_1(blocks_NB: Bytes) -> Floats:
     return _nibbles(blocks_NB[:, 4:]) * _half(blocks_NB, 0) + _half(blocks_NB, 2)
 
 
-def _q5_0(blocks_NB: Tensor) -> Tensor:
+def _q5_0(blocks_NB: Bytes) -> Floats:
     values = _nibbles(blocks_NB[:, 6:]) | _fifth_bits(blocks_NB, 2)
-    return (values.float() - 16) * _half(blocks_NB, 0)
+    return (values - np.float32(16)) * _half(blocks_NB, 0)
 
 
-def _q5_1(blocks_NB: Tensor) -> Tensor:
+def _q5_1(blocks_NB: Bytes) -> Floats:
     values = _nibbles(blocks_NB[:, 8:]) | _fifth_bits(blocks_NB, 4)
     return values * _half(blocks_NB, 0) + _half(blocks_NB, 2)
 
 
-def _iq4_nl(blocks_NB: Tensor) -> Tensor:
-    return torch.tensor(_IQ4_NL, dtype=torch.float32)[_nibbles(blocks_NB[:, 2:]).long()] * _half(blocks_NB, 0)
+def _iq4_nl(blocks_NB: Bytes) -> Floats:
+    return _IQ4_NL[_nibbles(blocks_NB[:, 2:])] * _half(blocks_NB, 0)
 
 
-def _scales_and_minima(packed_NB: Tensor) -> tuple[Tensor, Tensor]:
-    """Twelve bytes hold eight scales and eight minima of six bits each, [N, 8, 1]."""
-    low, middle, high = packed_NB.split(4, dim=1)
-    scales = torch.cat((low & 63, (high & 15) | (low >> 6 << 4)), dim=1)
-    minima = torch.cat((middle & 63, (high >> 4) | (middle >> 6 << 4)), dim=1)
-    return scales.unsqueeze(2), minima.unsqueeze(2)
+def _q4_k(blocks_NB: Bytes) -> Floats:
+    return _with_minima(blocks_NB, _nibbles_of_quarters(blocks_NB[:, 16:]))
 
 
-def _q4_k(blocks_NB: Tensor) -> Tensor:
-    return _with_minima(blocks_NB, _nibbles_of_halves(blocks_NB[:, 16:]))
+def _q5_k(blocks_NB: Bytes) -> Floats:
+    fifth = (blocks_NB[:, None, 16:48] >> _EIGHT[:, None]) & 1
+    return _with_minima(blocks_NB, _nibbles_of_quarters(blocks_NB[:, 48:]) | (fifth << 4))
 
 
-def _q5_k(blocks_NB: Tensor) -> Tensor:
-    fifth = (blocks_NB[:, None, 16:48] >> torch.arange(8, dtype=torch.uint8)[:, None]) & 1
-    return _with_minima(blocks_NB, _nibbles_of_halves(blocks_NB[:, 48:]) | (fifth << 4))
-
-
-def _nibbles_of_halves(packed_NB: Tensor) -> Tensor:
+def _nibbles_of_quarters(packed_NB: Bytes) -> Bytes:
     """[N, 8, 32]: of each 32 bytes the low nibbles, then the high ones."""
-    packed = packed_NB.unflatten(1, (4, 1, 32))
-    return torch.cat((packed & 15, packed >> 4), dim=2).flatten(1, 2)
+    packed = packed_NB.reshape(-1, 4, 1, 32)
+    return np.concatenate((packed & 15, packed >> 4), axis=2).reshape(-1, 8, 32)
 
 
-def _with_minima(blocks_NB: Tensor, values: Tensor) -> Tensor:
-    scales, minima = _scales_and_minima(blocks_NB[:, 4:16])
-    scale, minimum = _half(blocks_NB, 0).unsqueeze(2), _half(blocks_NB, 2).unsqueeze(2)
-    return (values * (scale * scales) - minimum * minima).flatten(1)
+def _with_minima(blocks_NB: Bytes, values: Bytes) -> Floats:
+    """Twelve bytes hold eight scales and eight minima of six bits each."""
+    low, middle, high = (blocks_NB[:, at : at + 4] for at in (4, 8, 12))
+    scales = np.concatenate((low & 63, (high & 15) | (low >> 6 << 4)), axis=1) * _half(blocks_NB, 0)
+    minima = np.concatenate((middle & 63, (high >> 4) | (middle >> 6 << 4)), axis=1) * _half(blocks_NB, 2)
+    found: Floats = values * scales[:, :, None] - minima[:, :, None]
+    return found.reshape(-1, 256)
 
 
-def _q6_k(blocks_NB: Tensor) -> Tensor:
-    low, high = blocks_NB[:, :128].unflatten(1, (2, 64)), blocks_NB[:, 128:192].unflatten(1, (2, 1, 32))
-    low = torch.cat((low & 15, low >> 4), dim=2).unflatten(2, (4, 32))
-    high = (high >> torch.arange(0, 8, 2, dtype=torch.uint8)[:, None]) & 3
-    values = (low | (high << 4)).flatten(1).float() - 32
-    scales = blocks_NB[:, 192:208].view(torch.int8) * _half(blocks_NB, 208)
-    return (values.unflatten(1, (16, 16)) * scales.unsqueeze(2)).flatten(1)
+def _q6_k(blocks_NB: Bytes) -> Floats:
+    low, high = blocks_NB[:, :128].reshape(-1, 2, 64), blocks_NB[:, 128:192].reshape(-1, 2, 1, 32)
+    low = np.concatenate((low & 15, low >> 4), axis=2).reshape(-1, 2, 4, 32)
+    values = (low | (((high >> _EIGHT[::2, None]) & 3) << 4)).reshape(-1, 16, 16) - np.float32(32)
+    scales = blocks_NB[:, 192:208].view(np.int8) * _half(blocks_NB, 208)
+    found: Floats = values * scales[:, :, None]
+    return found.reshape(-1, 256)
 
 
 _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}

@@ -58,8 +58,10 @@ class GgufCheckpoint:
         return floats(self._stored(*self._names(layer, end)))
 
     def _experts(self, layer: str, matrix: str, part: str) -> Tensor:
-        read = {"blocks": mxfp4_blocks, "scales": mxfp4_scales, "bias": floats}[part]
-        tensors = [read(self._stored(name)) for name in self._expert_names(layer, matrix, part)]
+        stored = [self._stored(name) for name in self._expert_names(layer, matrix, part)]
+        if part == "blocks":
+            return mxfp4_blocks(*stored)
+        tensors = [mxfp4_scales(one) if part == "scales" else floats(one) for one in stored]
         return tensors[0] if len(tensors) == 1 else torch.stack(tensors, dim=2).flatten(1, 2)
 
     # ---- names ----

@@ -6,8 +6,9 @@ import torch
 from oscine.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
 from oscine.executor.kv import memory
 from oscine.executor.kv.allocate import allocate_kv
-from oscine.executor.kv.memory import DeviceMemory, MemoryPlan
+from oscine.executor.kv.memory import DeviceMemory, MemoryPlan, OnHost, WeightBytes, leave_on_host
 from oscine.executor.start import load
+from oscine.executor.start.device_memory import capped, with_cache
 from oscine.executor.start.load import weight_bytes
 from oscine.executor.start.stopwatch import Stopwatch
 from oscine.model.config import ModelConfig, gpt_oss_20b, gpt_oss_120b
@@ -138,6 +139,106 @@ def test_a_model_that_a_gpu_cannot_hold_is_refused_with_the_arithmetic() -> None
         plan_memory(config, options(None), weights, 2, small)
     with pytest.raises(ValueError, match=rf"a KV cache of {90 << 30} bytes do not fit"):
         plan_memory(config, options(90 << 30), weights, 2, H200)
+
+
+GB = 10**9
+
+
+def card(size: int, **changes: bool) -> DeviceMemory:
+    """With a context on it."""
+    return DeviceMemory(size, size - 6 * GB // 10, **changes)
+
+
+def asked_on_host(layers: str | None, max_model_len: int | None = None, **changes: int) -> EngineOptions:
+    asked = options(None, max_model_len, **changes)
+    return replace(asked, model=replace(asked.model, experts_on_host=layers))
+
+
+def planned(config: ModelConfig, asked: EngineOptions, gpu: DeviceMemory) -> MemoryPlan:
+    """Of the weights as published."""
+    groups = config.kv_groups(asked.cache.page_size, "bfloat16")
+    experts = [expert_bytes(config)] * config.num_hidden_layers
+    weights = WeightBytes(checkpoint_bytes(config), 2 * config.vocab_size * config.hidden_size, experts)
+    left = leave_on_host(config, groups, asked, weights, 2, gpu)
+    return memory.plan_memory(config, groups, asked, weights.total - left.total, 2, gpu, on_host=left)
+
+
+def expert_bytes(config: ModelConfig) -> int:
+    """Of a layer: half a byte for each of three matrices' weights, and a scale for 32."""
+    assert isinstance(config.num_local_experts, int)
+    return config.num_local_experts * 3 * config.hidden_size * config.intermediate_size * 17 // 32
+
+
+def test_20b_with_32k_tokens_fits_16_gb() -> None:
+    for gpu in (DeviceMemory(16 * GB, 16 * GB, capped=True), card(16 << 30)):
+        plan = planned(GPT_20B, asked_on_host(None, 32768, max_num_seqs=1), gpu)
+        assert plan.total <= 16 * GB
+        assert plan.num_pages[0] * 64 >= 32768
+        assert (plan.on_host.embedding, plan.on_host.num_layers) == (2 * 201088 * 2880, 0)
+    assert "embedding" in str(plan)
+
+
+@pytest.mark.parametrize("size", [12 << 30, 16 << 30, 24 << 30])
+@pytest.mark.parametrize("config", [GPT_20B, gpt_oss_120b()], ids=["20b", "120b"])
+def test_auto_leaves_just_what_does_not_fit(config: ModelConfig, size: int) -> None:
+    asked = asked_on_host("auto", 32768, max_num_seqs=8, max_tokens=4096)
+    plan = planned(config, asked, card(size))
+    assert plan.total <= 0.92 * size
+    assert plan.num_pages[0] * 64 >= 32768
+    left = plan.on_host
+    assert left.experts == left.num_layers * expert_bytes(config)
+    assert (left.num_layers == 0) == (config is GPT_20B and size >= 16 << 30)
+    if left.num_layers:
+        assert left.workspace > expert_bytes(config)
+        fewer = asked_on_host(str(left.num_layers - 1), 32768, max_num_seqs=8, max_tokens=4096)
+        assert num_window_pages(config, fewer, card(size)) < plan.num_pages[1]
+
+
+def num_window_pages(config: ModelConfig, asked: EngineOptions, gpu: DeviceMemory) -> int:
+    """Of a plan; 0 where there is none."""
+    try:
+        return planned(config, asked, gpu).num_pages[1]
+    except ValueError:
+        return 0
+
+
+def test_the_embedding_stays_where_that_costs_nothing() -> None:
+    asked = asked_on_host(None)
+    assert planned(GPT_20B, asked, card(24 << 30)).on_host == OnHost(embedding=2 * 201088 * 2880)
+    assert planned(GPT_20B, asked, card(32 << 30)).on_host == OnHost()
+    unified = planned(GPT_20B, asked, DeviceMemory(24 << 30, 20 << 30, unified=True))
+    assert unified.on_host == OnHost(), "it would take the same memory there"
+
+
+def test_more_layers_than_there_are_and_less_memory_than_they_take_are_refused() -> None:
+    with pytest.raises(ValueError, match="--experts-on-host 25 is above the number of layers, 24"):
+        planned(GPT_20B, asked_on_host("25"), card(16 << 30))
+    left = OnHost(embedding=1 << 30, num_layers=3, experts=4 << 30, workspace=1 << 20)
+    with pytest.raises(
+        ValueError, match=r"embedding and experts of 3 layers of 5.0 GiB do not fit .*: 2.0 GiB are free"
+    ):
+        plan_memory(GPT_20B, options(None), 1 << 30, 2, card(24 << 30), host_bytes=2 << 30, on_host=left)
+
+
+def test_a_gpu_that_cannot_hold_a_model_names_what_would_help() -> None:
+    with pytest.raises(ValueError, match=r"--gpu-memory-bytes allows 8000000000, .*--experts-on-host auto"):
+        planned(GPT_20B, asked_on_host(None), DeviceMemory(8 * GB, 8 * GB, capped=True))
+
+
+def test_a_large_gpu_can_be_as_if_it_were_small() -> None:
+    assert capped(H200, None) == H200
+    assert capped(H200, H200.total + 1) == H200
+    assert capped(H200, 16 * GB) == DeviceMemory(16 * GB, 16 * GB, capped=True)
+    crowded = DeviceMemory(H200.total, 3 * GB)
+    assert capped(crowded, 16 * GB).free == 3 * GB
+    assert capped(crowded, 16 * GB, held=5 * GB).free == 8 * GB
+
+
+def test_memory_of_the_system_is_what_the_system_has() -> None:
+    jetson = DeviceMemory(64 << 30, 2 << 30, unified=True)
+    assert with_cache(jetson, 50 << 30).free == 50 << 30, "cached files are not in the way"
+    assert with_cache(jetson, None) == jetson
+    assert with_cache(H200, 50 << 30) == H200
 
 
 def test_without_a_gpu_the_cache_has_a_gibibyte() -> None:

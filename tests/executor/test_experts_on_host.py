@@ -1,0 +1,55 @@
+"""A model with some layers' experts on the host generates what the whole model generates. The device is the CPU too."""
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+
+from oscine.model.gpt_oss import GptOss
+from oscine.model.weights import load_weights
+from oscine.ops.moe import native
+from oscine.ops.moe.on_host import MOST_TOKENS, HostExperts, HostLayers
+from oscine.ops.native.library import unavailable
+from oscine.ops.target import Target
+
+from .tiny import CONFIG, CPU, LivelyTensors, executor, loop, options, prompt, request, run
+
+ON_HOST = range(2, 4)
+
+pytestmark = pytest.mark.skipif(unavailable() is not None, reason=unavailable() or "")
+
+
+@cache
+def model(on_host: bool) -> GptOss:
+    """Layers of the device are computed as the host does, so that nothing differs but the place."""
+    from tests.ops.bound import reference_ops
+
+    ops = replace(reference_ops(), moe=native.moe, prepare_experts=native.prepare_experts)
+    host = None
+    if on_host:
+        host = HostLayers(Target(CPU), ON_HOST, CONFIG.hidden_size, CONFIG.num_experts_per_tok)
+        ops = replace(ops, moe=host.beside(ops.moe))
+    source = LivelyTensors(CONFIG, 3, CPU)
+    return GptOss(CONFIG, load_weights(CONFIG, source, CPU, torch.float32, ops=ops, on_host=host), ops)
+
+
+def generated(model: GptOss) -> dict[str, list[int]]:
+    """Of steps no longer than what the host computes."""
+    asked = options(max_num_batched_tokens=MOST_TOKENS)
+    runner = executor(model, asked, 64, 64)
+    requests = [request(str(n), prompt(n, n), max_tokens=12) for n in (3, 50, 100)]
+    return {name: output.token_ids for name, output in run(loop(runner, asked, runner.memory), *requests).items()}
+
+
+def test_tokens_are_those_of_the_whole_model() -> None:
+    assert [type(layer.experts) for layer in model(on_host=True).weights.layers[1:3]] == [
+        native.PackedExperts,
+        HostExperts,
+    ]
+    assert generated(model(on_host=True)) == generated(model(on_host=False))
+
+
+def test_a_layer_of_each_place_is_rehearsed() -> None:
+    assert model(on_host=True).layer_of_each_kind == (0, 1, 2, 3)
+    assert model(on_host=False).layer_of_each_kind == (0, 1)

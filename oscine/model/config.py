@@ -106,12 +106,6 @@ class ModelConfig:
         shape = self.num_key_value_heads, page_size, self.head_dim, dtype, num_ranks
         return tuple(KVGroup(window, layers, *shape) for window, layers in self.layers_by_window.items())
 
-    @property
-    def layer_of_each_kind(self) -> tuple[int, ...]:
-        """The first layer of each combination of a window and a number of experts."""
-        kinds = list(zip(self.windows, self.experts, strict=True))
-        return tuple(i for i, kind in enumerate(kinds) if kind not in kinds[:i])
-
     def of_layers(self, layers: Sequence[int]) -> "ModelConfig":
         """A model of these layers only."""
         return replace(

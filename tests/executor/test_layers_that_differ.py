@@ -17,6 +17,7 @@ from oscine.executor.kv.allocate import allocate_kv
 from oscine.executor.kv.memory import MemoryPlan
 from oscine.executor.runner import TorchExecutor
 from oscine.executor.threaded import ThreadedExecutor
+from oscine.model.config import ModelConfig
 from oscine.model.gpt_oss import GptOss
 from oscine.model.weights import load_weights, tensor_specs
 from tests.model.tiny import relative_error, whole
@@ -146,9 +147,9 @@ def naive_greedy(prompt: tuple[int, ...], num_tokens: int) -> list[int]:
 
 
 @cache
-def model() -> GptOss:
+def model(config: ModelConfig = CONFIG) -> GptOss:
     torch.set_num_threads(1)
-    return GptOss(CONFIG, load_weights(CONFIG, LivelyTensors(CONFIG, 5, CPU), CPU, torch.float32), reference_ops())
+    return GptOss(config, load_weights(config, LivelyTensors(config, 5, CPU), CPU, torch.float32), reference_ops())
 
 
 def engine(num_pages: tuple[int, int, int], *, overlap: bool, chunk: int) -> EngineLoop:
@@ -196,7 +197,7 @@ def test_logits_are_those_of_plain_loops() -> None:
 
 
 def test_one_layer_of_each_kind_is_rehearsed() -> None:
-    assert CONFIG.layer_of_each_kind == (0, 1, 2, 3, 4, 5)
+    assert model().layer_of_each_kind == (0, 1, 2, 3, 4, 5)
     alike = replace(CONFIG, num_local_experts=(4, 6, 5, 4, 4, 5))
-    assert alike.layer_of_each_kind == (0, 1, 2, 3)
+    assert model(alike).layer_of_each_kind == (0, 1, 2, 3)
     assert alike.of_layers((0, 1, 2, 3)).layers_by_window == {None: (1, 3), 128: (2,), 64: (0,)}

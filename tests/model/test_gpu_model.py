@@ -17,6 +17,7 @@ from oscine.model.gpt_oss import GptOss
 from oscine.model.random_weights import RandomTensors
 from oscine.model.weights import Shard, load_weights
 from oscine.ops.interface import Ops
+from oscine.ops.moe.on_host import HostLayers
 from oscine.ops.table import choose, platform, resolve
 from oscine.ops.target import Target
 from tests.model.tiny import PAGE, Sequence, Stepper, random_tokens
@@ -49,12 +50,17 @@ SHAPES = [
 ]
 
 
-def build(config: ModelConfig, dtype: torch.dtype, ops: Ops, shard: Shard | None = None) -> GptOss:
+def build(
+    config: ModelConfig, dtype: torch.dtype, ops: Ops, shard: Shard | None = None, host: HostLayers | None = None
+) -> GptOss:
     """Of a whole model, the shard's part."""
     device = torch.device("cuda", torch.cuda.current_device())
     source = RandomTensors(config, 0, device)
     shard = shard or Shard()
-    weights = load_weights(config, source, device, dtype, ops=ops, shard=shard)
+    if host is not None:
+        ops = replace(ops, moe=host.beside(ops.moe))
+    on_host = host is not None
+    weights = load_weights(config, source, device, dtype, ops=ops, shard=shard, on_host=host, embedding_on_host=on_host)
     return GptOss(shard.config(config), weights, ops)
 
 
@@ -84,6 +90,7 @@ def errors(
     shard: Shard | None = None,
     steps: Steps = STEPS,
     begin: Callable[[int], None] = lambda index: None,
+    host: HostLayers | None = None,
 ) -> list[Error]:
     """Of each step. `shard`: the rank's, unless everything is divided."""
     layers, ranks = shape.num_layers, target.communicator
@@ -91,7 +98,7 @@ def errors(
     truth = run(build(config, torch.float32, reference_ops()), steps)
     plain = run(build(config, torch.bfloat16, reference_ops()), steps)
     shard = shard or Shard.of_everything(ranks.rank, ranks.num_ranks)
-    fast = run(build(config, torch.bfloat16, resolve(target, choose(platform(target))), shard), steps, begin)
+    fast = run(build(config, torch.bfloat16, resolve(target, choose(platform(target))), shard, host), steps, begin)
     return [
         Error(
             of_kernels=relative_error(logits, exact),
@@ -113,6 +120,13 @@ def check(shape: Shape, found: list[Error]) -> None:
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
 def test_kernels_cost_at_most_twice_what_bfloat16_costs(shape: Shape) -> None:
     check(shape, errors(shape, Target.of(torch.device("cuda"))))
+
+
+def test_experts_on_the_host_cost_no_more() -> None:
+    """Half of the layers, with the embedding. Single tokens are computed there, chunks are streamed."""
+    target, shape = Target.of(torch.device("cuda")), SHAPES[1]
+    host = HostLayers(target, range(2, 4), shape.config.hidden_size, shape.config.num_experts_per_tok)
+    check(shape, errors(shape, target, host=host))
 
 
 def row_errors(got: Tensor, expected: Tensor) -> list[float]:

@@ -233,6 +233,15 @@ class Endpoints:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelSize:
+    """How large a model is, and where it is."""
+
+    num_parameters: int = 0
+    checkpoint_bytes: int = 0  # as published
+    on_gpu: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class EngineInfo:
     """What the API must know of a ready engine."""
 
@@ -243,6 +252,7 @@ class EngineInfo:
     page_size: int  # tokens
     max_num_seqs: int  # sequences that run at once
     endpoints: Endpoints | None = None  # of an engine that others may reach
+    size: ModelSize = ModelSize()
 
 
 @dataclass(slots=True)

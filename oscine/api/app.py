@@ -9,6 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from oscine.api.error_handlers import HANDLERS
 from oscine.api.http.hosts import HostCheck, JsonCheck
 from oscine.api.http.keys import KeyCheck
+from oscine.api.ollama.models import running
 from oscine.api.openapi import Operation
 from oscine.api.playground import playground_routes
 from oscine.api.responses.service import ResponseService
@@ -27,8 +28,7 @@ def create_app(service: ResponseService) -> ASGIApp:
     else:
         check = [Middleware(HostCheck, service.config.server.allowed_hosts)]
     routes = [_route(operation, check) for operation in endpoints(service)]
-    if service.config.server.playground:
-        routes += playground_routes()
+    routes += playground_routes() if service.config.server.playground else [Route("/", running)]
     router = Starlette(routes=routes, exception_handlers=HANDLERS)
     router.router.redirect_slashes = False  # they would lead to the host that the client names
     app: ASGIApp = Observe(router, service.metrics, service.tracing, service.bodies)

@@ -13,7 +13,9 @@ from starlette.responses import Response
 
 import oscine
 from oscine.api.anthropic.schemas import CountTokensRequest, MessagesRequest
-from oscine.api.http.errors import AnthropicError, Error
+from oscine.api.http.errors import AnthropicError, Error, OllamaError
+from oscine.api.http.sse import NDJSON, SSE
+from oscine.api.ollama.schemas import OllamaChatRequest, OllamaGenerateRequest, OllamaModelRequest, OllamaPullRequest
 from oscine.api.responses.context import CompactRequest, InputTokensRequest
 from oscine.api.responses.schemas import ResponseRequest
 from oscine.api.serving import schemas
@@ -21,7 +23,7 @@ from oscine.api.serving import schemas
 _PAGE = Path(__file__).with_name("docs.html")
 _REF = "#/components/schemas/{name}"
 _PARAMETER = re.compile(r"{(\w+)(:\w+)?}")
-_JSON, _EVENTS = "application/json", "text/event-stream"
+_JSON = "application/json"
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'"
 _STATUSES = {
     "400": "The request cannot be served; the error says why",
@@ -47,6 +49,10 @@ EXAMPLES: dict[type, dict[str, Any]] = {
     ResponseRequest: {"input": "What is 27 + 58?", "max_output_tokens": 200},
     InputTokensRequest: {"input": "What is 27 + 58?"},
     CompactRequest: {"model": "any", "input": "What is 27 + 58?"},
+    OllamaChatRequest: {"model": "any", "messages": _QUESTION, "stream": False},
+    OllamaGenerateRequest: {"model": "any", "prompt": "What is 27 + 58?", "stream": False},
+    OllamaModelRequest: {"model": "any"},
+    OllamaPullRequest: {"model": "any", "stream": False},
     schemas.TokenizeRequest: {"messages": _QUESTION},
     schemas.DetokenizeRequest: {"tokens": [72, 105]},
 }
@@ -62,6 +68,7 @@ class Operation:
     answer: type | str = "application/json"  # the msgspec struct of the answer's JSON, or a media type
     open: bool = False  # whether it needs no API key
     error: type = Error  # the struct of its errors
+    events: str = SSE  # the media type of a stream
     query: Any = None  # the msgspec struct of what may stand behind the question mark
     other: Mapping[str, type] = field(default_factory=dict)  # statuses that are answered with other structs
 
@@ -79,6 +86,8 @@ def _post(path: str, handler: Any, summary: str, **facts: Any) -> Operation:
 GET, POST, DELETE = partial(Operation, "GET"), _post, partial(Operation, "DELETE")
 PROBE = partial(GET, open=True)
 ANTHROPIC = partial(POST, error=AnthropicError)
+OLLAMA = partial(POST, error=OllamaError, events=NDJSON)
+OLLAMA_GET = partial(GET, error=OllamaError)
 
 
 def describe(operations: Sequence[Operation], *, keys: bool) -> dict[str, Any]:
@@ -131,7 +140,7 @@ def _answer(operation: Operation) -> dict[str, Any]:
     answer = operation.answer
     content: dict[str, Any] = {answer: {}} if isinstance(answer, str) else {_JSON: {"schema": _reference(answer)}}
     if operation.streams:
-        content[_EVENTS] = {"schema": {"type": "string"}}
+        content[operation.events] = {"schema": {"type": "string"}}
     return {"description": "The answer", "content": content}
 
 

@@ -12,6 +12,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from oscine.api.ollama.models import running
+
 FOLDER = Path(__file__).parents[1] / "web"
 PREFIX = "/playground/"
 _TYPES = {
@@ -51,6 +53,17 @@ class _File:
         return Response(self._body, headers=self._headers)
 
 
+class _Front(_File):
+    """The page for browsers, which name its type; other clients are told what they are told without a playground."""
+
+    def __init__(self) -> None:
+        super().__init__(_PAGE)
+        self._headers["Vary"] = "Accept"
+
+    async def get(self, request: Request) -> Response:
+        return await (super().get if "text/html" in request.headers.get("accept", "") else running)(request)
+
+
 @cache
 def playground_routes() -> tuple[Route, ...]:
-    return (Route("/", _File(_PAGE).get), *(Route(PREFIX + name, _File(name).get) for name in _FILES))
+    return (Route("/", _Front().get), *(Route(PREFIX + name, _File(name).get) for name in _FILES))

@@ -1,14 +1,29 @@
 """Every endpoint, one line each. The router, the check of keys and /openapi.json are made from this table."""
 
+from functools import partial
+
 from oscine.api.anthropic.answer import AnthropicAnswer
 from oscine.api.anthropic.endpoint import AnthropicMessages, CountTokens
 from oscine.api.health import Health
+from oscine.api.http.errors import OllamaError
+from oscine.api.ollama.endpoint import OllamaChat, OllamaGenerate
+from oscine.api.ollama.models import OllamaModelList, change, embed
+from oscine.api.ollama.schemas import (
+    OllamaChatAnswer,
+    OllamaGenerateAnswer,
+    OllamaLoadedModels,
+    OllamaModelInfo,
+    OllamaModelRequest,
+    OllamaModels,
+    OllamaPullRequest,
+    OllamaStatus,
+)
 from oscine.api.openai import answers
 from oscine.api.openai.chat_completions import ChatCompletions
 from oscine.api.openai.completions import Completions
 from oscine.api.openai.models import Models
 from oscine.api.openai.tokenization import Tokenize
-from oscine.api.openapi import ANTHROPIC, DELETE, GET, POST, PROBE, Description, Operation
+from oscine.api.openapi import ANTHROPIC, DELETE, GET, OLLAMA, OLLAMA_GET, POST, PROBE, Description, Operation
 from oscine.api.responses.context import Compact, InputTokens
 from oscine.api.responses.endpoint import Responses, StoredResponses
 from oscine.api.responses.schemas import (
@@ -51,6 +66,7 @@ def endpoints(service: ResponseService) -> list[Operation]:
         ),
         ANTHROPIC("/v1/messages", claude, "Answer messages", answer=AnthropicAnswer),
         ANTHROPIC("/v1/messages/count_tokens", count, "Count tokens", answer=answers.InputTokens),
+        *_ollama(service),
         GET("/v1/models", models.list, "List models", answer=answers.ModelList),
         GET("/v1/models/{name:path}", models.retrieve, "One model", answer=answers.ModelCard),
         POST(
@@ -73,3 +89,20 @@ def endpoints(service: ResponseService) -> list[Operation]:
     table.append(PROBE("/openapi.json", description.document, "This description"))
     table.append(PROBE("/docs", description.page, "This description as a page", answer="text/html"))
     return table
+
+
+def _ollama(service: ResponseService) -> list[Operation]:
+    chat, generate, models = OllamaChat(service), OllamaGenerate(service), OllamaModelList(service)
+    refused = partial(OLLAMA, summary="Not supported", other={"400": OllamaError})
+    return [
+        OLLAMA("/api/chat", chat, "Answer a conversation", answer=OllamaChatAnswer),
+        OLLAMA("/api/generate", generate, "Answer a prompt", answer=OllamaGenerateAnswer),
+        OLLAMA_GET("/api/tags", models.tags, "List models", answer=OllamaModels),
+        OLLAMA_GET("/api/ps", models.ps, "List models that are ready", answer=OllamaLoadedModels),
+        OLLAMA_GET("/api/version", models.version, "Version of Ollama's API", answer=answers.Version, open=True),
+        OLLAMA("/api/show", models.show, "One model", body=OllamaModelRequest, answer=OllamaModelInfo),
+        OLLAMA("/api/pull", models.pull, "Whether a model is there", body=OllamaPullRequest, answer=OllamaStatus),
+        *(refused(f"/api/{name}", embed) for name in ("embed", "embeddings")),
+        *(refused(f"/api/{name}", change) for name in ("create", "copy", "push")),
+        DELETE("/api/delete", change, "Not supported", error=OllamaError, other={"400": OllamaError}),
+    ]

@@ -1,6 +1,6 @@
 """From options to an engine that runs in this process: evaluation and benchmarks use it directly, no socket needed."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from oscine.config import EngineOptions
@@ -8,6 +8,7 @@ from oscine.engine.core.loop import EngineLoop
 from oscine.executor.kv.transfers import Transfers
 from oscine.executor.parallel.meeting import Seat
 from oscine.executor.start.build import build_executor
+from oscine.types import ModelSize
 
 if TYPE_CHECKING:  # it needs msgspec
     from oscine.executor.parallel.processes import RankProcesses
@@ -19,6 +20,7 @@ class BuiltEngine:
     model: str  # as loaded
     max_model_len: int  # tokens
     vocab_size: int
+    size: ModelSize = field(default_factory=ModelSize)
     transfers: Transfers | None = None  # where the options want pages to move between engines
     ranks: "RankProcesses | None" = None  # where the model has several ranks
 
@@ -35,4 +37,5 @@ def build_engine(options: EngineOptions, seat: Seat | None = None) -> BuiltEngin
         max_attended=built.max_attended,
     )
     loop.partners = built.partners
-    return BuiltEngine(loop, built.model, built.max_model_len, built.vocab_size, built.transfers, built.ranks)
+    facts = built.model, built.max_model_len, built.vocab_size, built.size
+    return BuiltEngine(loop, *facts, built.transfers, built.ranks)

@@ -18,6 +18,7 @@ from oscine.kv_group import heads_of_rank
 from oscine.model.config import ModelConfig
 from oscine.model.staging import Staging
 from oscine.ops.interface import MxExperts, Ops
+from oscine.types import ModelSize
 
 Dtype = Literal["BF16", "U8"]  # as safetensors spells them
 BYTES: dict[Dtype, int] = {"BF16": 2, "U8": 1}
@@ -229,6 +230,13 @@ def tensor_specs(config: ModelConfig) -> dict[str, TensorSpec]:
     for layer in range(config.num_hidden_layers):
         specs |= {f"model.layers.{layer}.{name}": spec for name, spec in _layer_specs(config, layer).items()}
     return specs
+
+
+def size_of(config: ModelConfig, *, on_gpu: bool = False) -> ModelSize:
+    per_element = {"blocks": 2, "scales": 0}  # values of MXFP4 in a byte, by the end of a tensor's name
+    specs = tensor_specs(config)
+    values = (prod(spec.shape) * per_element.get(name.rpartition("_")[2], 1) for name, spec in specs.items())
+    return ModelSize(sum(values), sum(spec.num_bytes for spec in specs.values()), on_gpu)
 
 
 def _layer_specs(config: ModelConfig, layer: int) -> dict[str, TensorSpec]:

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from oscine.model.config import ModelConfig, gpt_oss_20b, gpt_oss_120b
-from oscine.model.weights import tensor_specs
-from tests.model.tiny import SMALL, WIDE_GROUP, checkpoint_bytes
+from oscine.model.weights import size_of, tensor_specs
+from oscine.types import ModelSize
+from tests.model.tiny import SMALL, WIDE_GROUP
 
 # As published with gpt-oss-20b, less what no reader needs.
 PUBLISHED: dict[str, Any] = {
@@ -184,7 +185,7 @@ def test_an_unreadable_file_is_named(tmp_path: Path, text: str) -> None:
 
 
 def test_published_sizes() -> None:
-    """The byte sums of the published files, and the number of their tensors."""
-    assert checkpoint_bytes(gpt_oss_20b()) == 13_761_264_768
-    assert checkpoint_bytes(gpt_oss_120b()) == 65_248_815_744
+    """The parameters and byte sums of the published files, and the number of their tensors."""
+    assert size_of(gpt_oss_20b()) == ModelSize(20_914_757_184, 13_761_264_768)
+    assert size_of(gpt_oss_120b()) == ModelSize(116_829_156_672, 65_248_815_744)
     assert len(tensor_specs(gpt_oss_20b())) == 3 + 24 * 19

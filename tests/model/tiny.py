@@ -9,7 +9,7 @@ from oscine.executor.kv.allocate import allocate_group, dtype_name
 from oscine.model.config import ModelConfig, YarnConfig
 from oscine.model.gpt_oss import GptOss
 from oscine.model.random_weights import RandomTensors
-from oscine.model.weights import load_weights, tensor_specs
+from oscine.model.weights import load_weights, size_of, tensor_specs
 from oscine.ops.interface import Batch, KVCache, PageGroup
 from tests.ops.bound import reference_ops
 from tests.ops.cases import to_device
@@ -157,4 +157,4 @@ def relative_error(got: Tensor, expected: Tensor) -> float:
 
 def checkpoint_bytes(config: ModelConfig) -> int:
     """Of all tensors as published."""
-    return sum(spec.num_bytes for spec in tensor_specs(config).values())
+    return size_of(config).checkpoint_bytes

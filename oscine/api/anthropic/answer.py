@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from oscine.api.http.errors import APIError
 from oscine.api.http.sse import named_event
+from oscine.api.serving.schemas import arguments_object
 from oscine.api.serving.turn import Turn, TurnEvent
 from oscine.chat.events import ContentDelta, MessageEnd, ReasoningDelta, ToolCallBegin, ToolCallDelta
 
@@ -150,11 +151,6 @@ class MessageAnswer:
 
 def _whole(block: Json) -> Json:
     """A call's input as the object that its pieces of JSON make."""
-    if block["type"] != "tool_use":
-        return block
-    arguments = block.pop("partial_json", "")
-    try:
-        block["input"] = msgspec.json.decode(arguments or "{}", type=dict[str, Any])
-    except (msgspec.DecodeError, RecursionError):
-        block["input"] = {"invalid_json": arguments}  # the client must not lose what the model wrote
+    if block["type"] == "tool_use":
+        block["input"] = arguments_object(block.pop("partial_json", ""))
     return block

@@ -1,4 +1,4 @@
-"""Errors in the form of the OpenAI API, {"error": {"message", "type", "param", "code"}}, or of Anthropic's."""
+"""Errors as in OpenAI's API, {"error": {"message", "type", "param", "code"}}, in Anthropic's, or in Ollama's."""
 
 import math
 import re
@@ -10,7 +10,7 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 from starlette.responses import Response
 
-ANTHROPIC_PATH = "/v1/messages"  # its clients read another form of errors
+ANTHROPIC_PATH, OLLAMA_PATH = "/v1/messages", "/api"  # their clients read other forms of errors
 _ANTHROPIC_OVERLOADED = 529
 _ANTHROPIC_TYPES = {
     400: "invalid_request_error",
@@ -46,6 +46,10 @@ class AnthropicError(Struct):
     error: AnthropicErrorDetail
 
 
+class OllamaError(Struct):
+    error: str
+
+
 class APIError(Exception):
     """An error that becomes the response of a request, or an event of a stream that has begun. Its message is for the
     client."""
@@ -74,6 +78,9 @@ class APIError(Exception):
         kind = _ANTHROPIC_TYPES.get(self.anthropic_status, usual)
         details = UNSET if self.details is None else self.details
         return msgspec.json.encode(AnthropicError("error", AnthropicErrorDetail(kind, self.message, details)))
+
+    def ollama_body(self) -> bytes:
+        return msgspec.json.encode(OllamaError(self.message))
 
     @property
     def anthropic_status(self) -> int:
@@ -142,6 +149,13 @@ def from_validation(
 
 def response(error: APIError, path: str = "", *, anthropic: bool = False) -> Response:
     """`path`: of the request. `anthropic`: the client reads Anthropic's shape on any path."""
-    if anthropic or path == ANTHROPIC_PATH or path.startswith(f"{ANTHROPIC_PATH}/"):
-        return Response(error.anthropic_body(), error.anthropic_status, error.headers, media_type="application/json")
-    return Response(error.body(), error.status, error.headers, media_type="application/json")
+    body, status = error.body(), error.status
+    if anthropic or _is_below(path, ANTHROPIC_PATH):
+        body, status = error.anthropic_body(), error.anthropic_status
+    elif _is_below(path, OLLAMA_PATH):
+        body = error.ollama_body()
+    return Response(body, status, error.headers, media_type="application/json")
+
+
+def _is_below(path: str, root: str) -> bool:
+    return path == root or path.startswith(f"{root}/")

@@ -1,4 +1,4 @@
-"""Server-sent events as a raw ASGI response.
+"""Server-sent events, or lines of JSON, as a raw ASGI response.
 
 This module does the framing only. One write is one ASGI message, for any number of events.
 """
@@ -12,8 +12,8 @@ Write = Callable[[bytes], Awaitable[None]]  # sends events
 
 DONE = b"data: [DONE]\n\n"
 _KEEP_ALIVE = b": keep-alive\n\n"
+SSE, NDJSON = "text/event-stream", "application/x-ndjson"
 _HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # tells nginx to pass events on as they come
 ]
@@ -31,9 +31,10 @@ def named_event(name: str, data: bytes) -> bytes:
 class EventStream:
     """Starts the response with its first write, so that a failure before it can still be a plain error response."""
 
-    def __init__(self, send: Send, *, comments: bool) -> None:
+    def __init__(self, send: Send, *, comments: bool, media_type: str = f"{SSE}; charset=utf-8") -> None:
         """`comments`: whether an idle stream gets comments. Some clients take every line for an event."""
         self._send, self._comments = send, comments
+        self._headers = [(b"content-type", media_type.encode()), *_HEADERS]
         self.started = False
         self._ended = False
         self._clock = asyncio.get_running_loop().time
@@ -42,7 +43,7 @@ class EventStream:
     async def write(self, events: bytes) -> None:
         if not self.started:
             self.started = True
-            await self._send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+            await self._send({"type": "http.response.start", "status": 200, "headers": self._headers})
         self._idle_since = self._clock()
         await self._send({"type": "http.response.body", "body": events, "more_body": True})
 

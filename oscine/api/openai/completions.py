@@ -14,7 +14,7 @@ from oscine.api.openai.endpoint import Endpoint
 from oscine.api.openai.stream import OpenAIAnswer
 from oscine.api.serving import sampling
 from oscine.api.serving.call import Call
-from oscine.api.serving.formats import asked_form, text_constraint
+from oscine.api.serving.formats import Form, asked_form, text_constraint
 from oscine.api.serving.generation import Generation
 from oscine.api.serving.logprobs import TextLogprobs
 from oscine.api.serving.schemas import CompletionRequest
@@ -31,24 +31,35 @@ _DEFAULT_MAX_TOKENS = 16  # as OpenAI's
 
 class Completions(Endpoint[CompletionRequest]):
     async def answer(self, call: Call[CompletionRequest], scope: Scope, receive: Receive, send: Send) -> None:
-        body, model = call.body, call.model
+        body = call.body
         if body.best_of is not None and body.best_of != (body.n or 1):
             raise unsupported("best_of", "other than 'n' it is not supported")
-        n, stop = body.n or 1, sampling.stop_strings(body)
-        one = isinstance(body.prompt, str) or not body.prompt or _is_ids(body.prompt)
-        given: list[Any] = [body.prompt] if one else [*body.prompt]
-        model.served.admission.check(len(given) * n)
-        prompts = await _token_ids(given, model)
-        form = asked_form(body)
-        grammar = None if form is None else await text_constraint(form, call.caller, call.size)
-        params = [replace(_sampling_params(call, len(prompt)), grammar=grammar) for prompt in prompts]
-        requests = [
-            call.engine_request(prompt, own, i) for prompt, own in zip(prompts, params, strict=True) for i in range(n)
-        ]
-        skip = body.skip_special_tokens is not False
-        turns = [Turn(model, request, TextParser(model.tokenizer, stop, skip_special=skip)) for request in requests]
-        answer = TextAnswer(turns, len(prompts), call.name, body, model.tokenizer)
+        turns = await text_turns(call, _DEFAULT_MAX_TOKENS)
+        num_prompts = len(turns) // (body.n or 1)
+        answer = TextAnswer(turns, num_prompts, call.name, body, call.model.tokenizer)
         await self.generate(Generation(call, answer.choices), answer, scope, receive, send, stream=body.stream)
+
+
+async def text_turns(call: Call[CompletionRequest], usual: int | None, *, form: Form | None = None) -> list[Turn]:
+    """The turns that a request asks for: one per choice of each prompt.
+
+    `usual`: tokens to generate where the request does not say; None: all that the context has room for. `form` is the
+    text's, if the body does not say it by its own parameters.
+    """
+    body, model = call.body, call.model
+    n, stop = body.n or 1, sampling.stop_strings(body)
+    one = isinstance(body.prompt, str) or not body.prompt or _is_ids(body.prompt)
+    given: list[Any] = [body.prompt] if one else [*body.prompt]
+    model.served.admission.check(len(given) * n)
+    prompts = await _token_ids(given, model)
+    form = form or asked_form(body)
+    grammar = None if form is None else await text_constraint(form, call.caller, call.size)
+    params = [replace(_sampling_params(call, len(prompt), usual), grammar=grammar) for prompt in prompts]
+    requests = [
+        call.engine_request(prompt, own, i) for prompt, own in zip(prompts, params, strict=True) for i in range(n)
+    ]
+    skip = body.skip_special_tokens is not False
+    return [Turn(model, request, TextParser(model.tokenizer, stop, skip_special=skip)) for request in requests]
 
 
 async def _token_ids(prompts: list[Any], model: ReadyModel) -> list[list[int]]:
@@ -67,9 +78,9 @@ def _is_ids(prompt: Any) -> bool:
     return isinstance(prompt, list) and bool(prompt) and all(type(i) is int for i in prompt)
 
 
-def _sampling_params(call: Call[CompletionRequest], num_prompt_tokens: int) -> SamplingParams:
+def _sampling_params(call: Call[CompletionRequest], num_prompt_tokens: int, usual: int | None) -> SamplingParams:
     body, model = call.body, call.model
-    wanted = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    wanted = usual if body.max_tokens is None else body.max_tokens
     of_prompt = body.logprobs if body.echo else None
     return sampling.read(
         body,
@@ -97,7 +108,7 @@ class TextParser:
         self._detokenizer = Detokenizer(tokenizer)
         self._stops = StopStrings(stop)
         self._show = self._stops.feed if stop else str
-        self.num_tokens = 0
+        self.num_tokens = self._num_shown = 0
 
     @property
     def stop_string(self) -> str | None:
@@ -114,13 +125,13 @@ class TextParser:
                 break
             self.num_tokens += 1
             texts.append(self._show(self._text(token_id)))
-        return _content("".join(texts))
+        return self._content("".join(texts))
 
     def finish(self) -> list[Event]:
         """What was held back."""
         if self.done:
             return []
-        return _content(self._show(self._detokenizer.finish()) + self._stops.finish())
+        return self._content(self._show(self._detokenizer.finish()) + self._stops.finish())
 
     def resume(self, prompt: Sequence[int]) -> list[Event]:
         """Generation goes on behind another prompt."""
@@ -132,9 +143,11 @@ class TextParser:
             return self._detokenizer.add(token_id)
         return self._detokenizer.finish() + name.decode()
 
-
-def _content(text: str) -> list[Event]:
-    return [ContentDelta(text, [])] if text else []
+    def _content(self, text: str) -> list[Event]:
+        if not text:
+            return []
+        first, self._num_shown = self._num_shown, self.num_tokens
+        return [ContentDelta(text, [*range(first, self.num_tokens)])]
 
 
 class TextAnswer(OpenAIAnswer):

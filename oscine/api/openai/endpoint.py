@@ -19,6 +19,7 @@ from oscine.api.http.sse import EventStream, Write
 from oscine.api.serving.call import Call, T
 from oscine.api.serving.generation import Generation
 from oscine.api.serving.schemas import decode
+from oscine.api.serving.served_model import ServedModel
 from oscine.api.serving.service import Service
 
 logger = logging.getLogger(__name__)
@@ -55,10 +56,17 @@ class Endpoint(ABC, Generic[T]):
         with suppress(ClientDisconnect):
             data = await read_body(Request(scope, receive), self.service.config.server.max_body_bytes)
             body = decode(data, self.request_type)
-            name, model = self.service.find(body.model)
+            name, model = self.find(body.model)
             caller = Caller.of(scope, receive)
             call = Call(body, name, model.ready(), caller, len(data), arrived_s)
             await self.answer(call, scope, receive, send)
+
+    def find(self, name: str | None) -> tuple[str, ServedModel]:
+        """As Service.find."""
+        return self.service.find(name)
+
+    def stream(self, send: Send) -> EventStream:
+        return EventStream(send, comments=self.service.config.server.keep_alive_comments)
 
     @abstractmethod
     async def answer(self, call: Call[T], scope: Scope, receive: Receive, send: Send) -> None:
@@ -79,7 +87,7 @@ class Endpoint(ABC, Generic[T]):
         Raises APIError if nothing was sent yet.
         """
         if stream:
-            events = EventStream(send, comments=self.service.config.server.keep_alive_comments)
+            events = self.stream(send)
             await run_while_connected(receive, _streamed(run, answer, events), on_idle=events.keep_alive)
         elif await run_while_connected(receive, run(None)):
             await Response(answer.body(), media_type="application/json")(scope, receive, send)

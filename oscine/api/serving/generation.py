@@ -66,6 +66,7 @@ class Generation:
     async def _run_choice(self, choice: Choice, write: Write | None) -> None:
         turn = choice.turn
         clock = SequenceClock(self._model.metrics, self._call.arrived_s, self._call.caller.key)
+        turn.times = clock.times
         try:
             await self._run_request(choice, clock, write)
             while turn.interrupted:

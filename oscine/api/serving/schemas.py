@@ -64,6 +64,14 @@ class FunctionCall(Struct):
     arguments: Annotated[str, about("The arguments as JSON text.")]
 
 
+def arguments_object(arguments: str) -> dict[str, Any]:
+    """The arguments of a call as an object. Any other text is kept as it is, so that nothing is lost."""
+    try:
+        return msgspec.json.decode(arguments or "{}", type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError):
+        return {"invalid_json": arguments}
+
+
 class ToolCall(Struct):
     id: Annotated[str, about("The id that the message with the result refers to.")]
     function: Annotated[FunctionCall, about("The called function.")]

@@ -12,6 +12,7 @@ from oscine.api.http.body import Bodies
 from oscine.api.http.errors import invalid, not_found, unavailable
 from oscine.api.http.keys import ApiKeys
 from oscine.api.http.record import current
+from oscine.api.serving.names import meant_by
 from oscine.api.serving.reasoning_memory import ReasoningMemory
 from oscine.api.serving.served_model import ANY_NAME, ModelState, ServedModel
 from oscine.api.telemetry.engine_metrics import EngineCollector
@@ -189,12 +190,12 @@ class Service:
         return self.config.server.date or datetime.datetime.now(datetime.UTC).date().isoformat()
 
     def find(self, name: str | None) -> tuple[str, ServedModel]:
-        """The name to answer with, and its model: the only one, if none is named.
+        """The name to answer with, and its model: the only one, if none is named. Ollama's spelling is understood.
 
         Raises APIError 404 for a name that is not served, and 400 where one has to be given.
         """
         record = current.get()
-        model = self._default() if name is None else self._by_name.get(name) or self._by_name.get(ANY_NAME)
+        model = self._default() if name is None else self._named(name)
         if record is not None:
             record.model = name or (model.names[0] if model is not None else None)
         if model is not None:
@@ -203,6 +204,10 @@ class Service:
         if name is None:
             raise invalid("model", f"it is required: {there}")
         raise not_found(f"The model '{name}' does not exist; {there}.", "model_not_found", "model")
+
+    def _named(self, name: str) -> ServedModel | None:
+        known = self._by_name
+        return known.get(name) or known.get(ANY_NAME) or known.get(meant_by(name, known) or "")
 
     def _default(self) -> ServedModel | None:
         """Raises APIError 503 where there is no model yet."""

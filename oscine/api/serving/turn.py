@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
+from oscine.api.http.record import SequenceTimes
 from oscine.api.serving.served_model import ReadyModel
 from oscine.chat.events import (
     BuiltinCallBegin,
@@ -99,6 +100,7 @@ class Turn:
         self.num_appended_tokens = 0  # to the prompt, by later requests: results of tools, and headers
         self.num_cached_tokens = 0
         self.finish_reason: Literal["stop", "length", "tool_calls"] | None = None  # set when the turn is complete
+        self.times: SequenceTimes | None = None  # set when it runs
         self.interrupted = False  # whether the engine's request is to end now, for `go_on`
         self._model, self._parser, self._course, self._toolbox = model, parser, course, toolbox
         self._ignore_eos, self._remember = ignore_eos, remember

@@ -208,6 +208,7 @@ def _serve(clients: _Clients, parent: Parent, launch: wire.Launch, started_s: fl
         page_size=launch.options.cache.page_size,
         max_num_seqs=launch.options.scheduler.max_num_seqs,
         endpoints=endpoints,
+        size=engine.size,
     )
     if events is not None:
         engine.loop.cache.index.events = events

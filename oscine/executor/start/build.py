@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import ceil
 from typing import TYPE_CHECKING
@@ -20,7 +20,7 @@ from oscine.executor.start.stopwatch import Stopwatch
 from oscine.kv_group import KVGroup
 from oscine.model.config import ModelConfig
 from oscine.model.hub import config_at, find_model, find_tokenizer
-from oscine.types import Executor, RankMemory, Region
+from oscine.types import Executor, ModelSize, RankMemory, Region
 
 if TYPE_CHECKING:  # they need torch and msgspec
     from oscine.executor.parallel.processes import RankProcesses
@@ -44,6 +44,7 @@ class BuiltExecutor:
     transfers: Transfers | None = None  # where the options want pages to move between engines
     ranks: "RankProcesses | None" = None  # where the model has several ranks
     partners: Partners | None = None  # other engines, whose experts compute the tokens of this one too
+    size: ModelSize = field(default_factory=ModelSize)
 
 
 def build_executor(options: EngineOptions, seat: Seat | None = None) -> BuiltExecutor:
@@ -91,6 +92,7 @@ def _load_torch(
     from oscine.executor.start.load import load_executor
     from oscine.executor.start.threads import use_threads
     from oscine.executor.threaded import ThreadedExecutor
+    from oscine.model.weights import size_of
 
     def report(text: str) -> None:
         if not options.quiet:
@@ -120,6 +122,7 @@ def _load_torch(
         transfers=_transfers(options, executor, ranks) if options.peers.kv_transfer else None,
         ranks=ranks,
         partners=_partners(executor, runner),
+        size=size_of(config, on_gpu=executor.device.type == "cuda"),
     )
 
 

@@ -1,0 +1,139 @@
+"""An answer as Ollama words it: records of thinking, content and calls in lines of JSON, or one record."""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+import msgspec
+from msgspec import UNSET
+
+from oscine.api.http.errors import APIError
+from oscine.api.ollama.schemas import (
+    OllamaAnswerMessage,
+    OllamaChatAnswer,
+    OllamaFunctionCall,
+    OllamaGenerateAnswer,
+    OllamaRecord,
+    OllamaToolCall,
+)
+from oscine.api.serving.call import Call
+from oscine.api.serving.logprobs import ContentLogprobs, TokenLogprob
+from oscine.api.serving.schemas import arguments_object
+from oscine.api.serving.turn import Turn, TurnEvent
+from oscine.chat.events import ContentDelta, MessageEnd, ReasoningDelta, ToolCallBegin, ToolCallDelta
+
+_LOADED_NS = 0  # a model is loaded before it takes requests
+
+Kind = Literal["chat", "generate"]
+
+
+def line(record: msgspec.Struct) -> bytes:
+    return msgspec.json.encode(record) + b"\n"
+
+
+def timestamp(seconds: float | None = None) -> str:
+    """Seconds since 1970, or now, as Ollama writes a time."""
+    moment = datetime.now(UTC) if seconds is None else datetime.fromtimestamp(seconds, UTC)
+    return moment.isoformat().replace("+00:00", "Z")
+
+
+@dataclass(slots=True)
+class Piece:
+    """What a record says."""
+
+    content: str = ""
+    thinking: str = ""
+    calls: list[OllamaToolCall] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+
+
+def _joined(pieces: Sequence[Piece]) -> Piece:
+    return Piece(
+        "".join(piece.content for piece in pieces),
+        "".join(piece.thinking for piece in pieces),
+        [call for piece in pieces for call in piece.calls],
+        [logprob for piece in pieces for logprob in piece.logprobs],
+    )
+
+
+def record(kind: Kind, model: str, piece: Piece, **facts: Any) -> OllamaRecord:
+    thinking = piece.thinking or UNSET
+    head = {"model": model, "created_at": timestamp(), "logprobs": piece.logprobs or UNSET, **facts}
+    if kind == "generate":
+        return OllamaGenerateAnswer(response=piece.content, thinking=thinking, **head)
+    message = OllamaAnswerMessage("assistant", piece.content, thinking, piece.calls or UNSET)
+    return OllamaChatAnswer(message=message, **head)
+
+
+class OllamaAnswer:
+    """One answer, as lines or as one record. It is the only choice of itself."""
+
+    def __init__(
+        self, kind: Kind, call: Call[Any], turn: Turn, logprobs: int | None, *, thinking: bool, stream: bool
+    ) -> None:
+        """`logprobs`: alternatives per token; None: none were asked for. `thinking`: whether it is shown."""
+        self.turn = turn
+        self._kind, self._model, self._arrived_s = kind, call.name, call.arrived_s
+        self._logprobs = ContentLogprobs(call.model.tokenizer, logprobs, turn.logprobs)
+        self._thinking, self._stream = thinking, stream
+        self._kept: list[Piece] = []  # of an answer that is sent whole
+        self._call = OllamaToolCall(OllamaFunctionCall(""))  # the call that grows, and its arguments
+        self._arguments: list[str] = []
+
+    def encode(self, events: Sequence[TurnEvent]) -> bytes:
+        pieces = self._pieces(events)
+        if self._stream:
+            return b"".join(line(record(self._kind, self._model, piece)) for piece in pieces)
+        self._kept += pieces
+        return b""
+
+    def _pieces(self, events: Sequence[TurnEvent]) -> Iterator[Piece]:
+        """A call is told when it is complete, since its arguments are an object."""
+        for event in events:
+            match event:
+                case ReasoningDelta() if self._thinking:
+                    yield Piece(thinking=event.text)
+                case ContentDelta():
+                    yield Piece(event.text, logprobs=self._logprobs.of(event))
+                case ToolCallBegin():
+                    function = OllamaFunctionCall(event.name, index=event.index)
+                    self._call, self._arguments = OllamaToolCall(function, event.id), []
+                case ToolCallDelta():
+                    self._arguments.append(event.arguments)
+                case MessageEnd(kind="tool_call"):
+                    self._call.function.arguments = arguments_object("".join(self._arguments))
+                    yield Piece(calls=[self._call])
+
+    def _last(self) -> OllamaRecord:
+        """The prompt is evaluated from the first step to the first token, the answer from there to this record."""
+        turn, now_s = self.turn, time.perf_counter()
+        assert turn.times is not None
+        first_s, scheduled_s = turn.times.first_s or now_s, turn.times.scheduled_s or now_s
+        return record(
+            self._kind,
+            self._model,
+            _joined(self._kept),
+            done=True,
+            done_reason="length" if turn.finish_reason == "length" else "stop",
+            total_duration=_ns(now_s - self._arrived_s),
+            load_duration=_LOADED_NS,
+            prompt_eval_count=turn.num_prompt_tokens,
+            prompt_eval_duration=_ns(first_s - scheduled_s),
+            eval_count=turn.num_tokens,
+            eval_duration=_ns(now_s - first_s),
+        )
+
+    def last_event(self) -> bytes:
+        return line(self._last())
+
+    def failure(self, error: APIError) -> bytes:
+        return error.ollama_body() + b"\n"
+
+    def body(self) -> bytes:
+        return msgspec.json.encode(self._last())
+
+
+def _ns(seconds: float) -> int:
+    return max(round(seconds * 1e9), 0)

@@ -1,0 +1,205 @@
+"""The JSON of Ollama's API, as msgspec structs.
+
+oscine.api.serving.parameters defines the treatment of each parameter.
+"""
+
+from typing import Annotated, Any, Literal
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from oscine.api.serving.logprobs import TokenLogprob
+from oscine.api.serving.parameters import (
+    MAX_TOOLS,
+    Int64,
+    Penalty,
+    Share,
+    ShortText,
+    StopTexts,
+    Temperature,
+    TopK,
+    TopLogprobs,
+    about,
+    unused,
+)
+from oscine.api.serving.schemas import Function
+from oscine.chat.effort import Effort
+
+
+class OllamaFunctionCall(Struct):
+    name: Annotated[str, about("The function's name.")]
+    arguments: Annotated[dict[str, Any], about("The arguments.")] = {}
+    index: Annotated[int | None, about("Number of the call in its message.")] = None
+
+
+class OllamaToolCall(Struct):
+    function: Annotated[OllamaFunctionCall, about("The called function.")]
+    id: Annotated[str | None, about("The id that the message with the result may refer to.")] = None
+
+
+class OllamaMessage(Struct):
+    role: Annotated[Literal["system", "developer", "user", "assistant", "tool"], about("The author of the message.")]
+    content: Annotated[str | None, about("The text.")] = None
+    thinking: Annotated[str | None, about("The assistant's reasoning.")] = None
+    images: Annotated[list[Any] | None, about("Not supported: the model reads text.")] = None
+    tool_calls: Annotated[list[OllamaToolCall] | None, about("Calls that the assistant made.")] = None
+    tool_name: Annotated[str | None, about("The function whose result this is.")] = None
+    name: Annotated[str | None, about("The same as `tool_name`.")] = None
+    tool_call_id: Annotated[str | None, about("The call whose result this is.")] = None
+
+
+class OllamaTool(Struct):
+    function: Annotated[Function, about("The function.")]
+    type: Annotated[str | None, about("`function`.")] = None
+
+
+@unused(
+    ignores={
+        "the server's own is kept; what does not fit it is refused": "num_ctx num_keep",
+        "penalties look at the whole sequence": "repeat_last_n penalize_newline",
+        "how the model is loaded is up to the server": """
+            num_batch num_gpu main_gpu num_thread numa low_vram f16_kv use_mmap use_mlock logits_all vocab_only
+            embedding_only draft_num_predict
+        """,
+        "Ollama ignores it too": "mirostat mirostat_tau mirostat_eta tfs_z",
+    },
+    refuses_but={"typical_p": 1.0},
+)
+class OllamaOptions(Struct, kw_only=True):
+    num_predict: Annotated[Int64 | None, about("Tokens that are generated at most; 0 or less: no limit.")] = None
+    temperature: Annotated[Temperature | None, about("0 is greedy (default 1).")] = None
+    top_k: Annotated[TopK | None, about("As in chat completions (default: all tokens).")] = None
+    top_p: Annotated[Share | None, about("As in chat completions (default 1).")] = None
+    min_p: Annotated[Share | None, about("As in chat completions.")] = None
+    seed: Annotated[Int64 | None, about("The same seed gives the same answer; below 0 it is drawn.")] = None
+    stop: Annotated[ShortText | StopTexts | None, about("Texts that end the answer; left out of it.")] = None
+    repeat_penalty: Annotated[
+        Annotated[float, Meta(gt=0, le=100)] | None, about("The same as `repetition_penalty` in chat completions.")
+    ] = None
+    presence_penalty: Annotated[Penalty | None, about("As in chat completions.")] = None
+    frequency_penalty: Annotated[Penalty | None, about("As in chat completions.")] = None
+
+
+@unused(ignores={"a prompt that does not fit the context is refused": "truncate shift"})
+class OllamaRequest(Struct, kw_only=True):
+    model: Annotated[str, about("The name of a model; the tag may be left out.")]
+    stream: Annotated[bool | None, about("Whether the answer comes in lines (default true).")] = None
+    format: Annotated[str | dict[str, Any] | None, about("`json` or a JSON schema; it is enforced.")] = None
+    options: Annotated[OllamaOptions | None, about("Sampling, and limits.")] = None
+    think: Annotated[bool | Effort | None, about("An effort; false: low, and the reasoning is left out.")] = None
+    keep_alive: Annotated[str | float | None, about("A model stays loaded. 0 without an input: see docs.")] = None
+    logprobs: Annotated[bool | None, about("Whether the content's tokens come with log-probabilities.")] = None
+    top_logprobs: Annotated[TopLogprobs | None, about("Alternatives per token, beside `logprobs`.")] = None
+
+
+class OllamaChatRequest(OllamaRequest, kw_only=True):
+    messages: Annotated[list[OllamaMessage] | None, about("The conversation; none only loads the model.")] = None
+    tools: Annotated[
+        Annotated[list[OllamaTool], Meta(max_length=MAX_TOOLS)] | None, about("Functions that the model may call.")
+    ] = None
+
+
+@unused(
+    ignores={"images are not generated": "width height steps"},
+    refuses="images context",
+    refuses_but={"suffix": "", "template": ""},
+)
+class OllamaGenerateRequest(OllamaRequest, kw_only=True):
+    prompt: Annotated[str | None, about("What the user says; nothing only loads the model.")] = None
+    system: Annotated[str | None, about("A system message before the prompt.")] = None
+    raw: Annotated[bool | None, about("Whether the prompt is continued as it is, without a conversation.")] = None
+
+
+@unused(
+    ignores={
+        "nothing is fetched": "insecure username password",
+        "a model is described as it is": "system template options verbose",
+    }
+)
+class OllamaModelRequest(Struct, kw_only=True):
+    model: Annotated[str | None, about("The name of a model; the tag may be left out.")] = None
+    name: Annotated[str | None, about("The older name of `model`.")] = None
+
+
+class OllamaPullRequest(OllamaModelRequest, kw_only=True):
+    stream: Annotated[bool | None, about("Whether the answer comes in lines (default true).")] = None
+
+
+class OllamaRecord(Struct, kw_only=True):
+    """A part of an answer, or all of it. Durations are in nanoseconds; the last record has them."""
+
+    model: str
+    created_at: str
+    done: bool = False
+    done_reason: Literal["stop", "length", "load", "unload"] | UnsetType = UNSET
+    total_duration: int | UnsetType = UNSET
+    load_duration: int | UnsetType = UNSET
+    prompt_eval_count: int | UnsetType = UNSET
+    prompt_eval_duration: int | UnsetType = UNSET
+    eval_count: int | UnsetType = UNSET
+    eval_duration: int | UnsetType = UNSET
+    logprobs: list[TokenLogprob] | UnsetType = UNSET
+
+
+class OllamaAnswerMessage(Struct):
+    role: Literal["assistant"]
+    content: str
+    thinking: str | UnsetType = UNSET
+    tool_calls: list[OllamaToolCall] | UnsetType = UNSET
+
+
+class OllamaChatAnswer(OllamaRecord, kw_only=True):
+    message: OllamaAnswerMessage
+
+
+class OllamaGenerateAnswer(OllamaRecord, kw_only=True):
+    response: str
+    thinking: str | UnsetType = UNSET
+
+
+class OllamaDetails(Struct):
+    parameter_size: str
+    quantization_level: str = "MXFP4"
+    format: str = "safetensors"
+    family: str = "gptoss"
+    families: tuple[str, ...] = ("gptoss",)
+    parent_model: str = ""
+
+
+class OllamaModelEntry(Struct, kw_only=True):
+    name: str
+    model: str
+    size: int
+    digest: str
+    details: OllamaDetails
+
+
+class OllamaModel(OllamaModelEntry, kw_only=True):
+    modified_at: str
+
+
+class OllamaModels(Struct):
+    models: list[OllamaModel]
+
+
+class OllamaLoadedModel(OllamaModelEntry, kw_only=True):
+    size_vram: int
+    expires_at: str
+    context_length: int
+
+
+class OllamaLoadedModels(Struct):
+    models: list[OllamaLoadedModel]
+
+
+class OllamaModelInfo(Struct, kw_only=True):
+    modelfile: str
+    parameters: str
+    template: str
+    details: OllamaDetails
+    model_info: dict[str, str | int]
+    capabilities: list[str]
+    modified_at: str
+
+
+class OllamaStatus(Struct):
+    status: str

@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 from anthropic.types.beta import message_create_params as beta_messages
 from anthropic.types.message_create_params import MessageCreateParamsBase
+from ollama._types import ChatRequest, GenerateRequest, Options
 from openai.types import completion_create_params as text
 from openai.types.chat import completion_create_params as chat
 from openai.types.responses import response_create_params as responses
 
 from oscine.api.anthropic.schemas import MessagesRequest
+from oscine.api.ollama.schemas import OllamaChatRequest, OllamaGenerateRequest, OllamaOptions
 from oscine.api.responses.schemas import ResponseRequest
 from oscine.api.serving.schemas import ChatCompletionRequest, CompletionRequest
 from tests.api.scripted_server import ScriptedServer, events_of
@@ -61,8 +63,11 @@ def names(kind: Any) -> set[str]:
         (CompletionRequest, names(text.CompletionCreateParamsBase) | {*OTHER_SERVERS.split()}),
         (ResponseRequest, names(responses.ResponseCreateParamsBase) | {*OTHER_SERVERS.split()}),
         (MessagesRequest, names(MessageCreateParamsBase) | names(beta_messages.MessageCreateParamsBase)),
+        (OllamaChatRequest, set(ChatRequest.model_fields)),
+        (OllamaGenerateRequest, set(GenerateRequest.model_fields)),
+        (OllamaOptions, set(Options.model_fields)),
     ],
-    ids=["chat", "text", "responses", "messages"],
+    ids=["chat", "text", "responses", "messages", "ollama-chat", "ollama-generate", "ollama-options"],
 )
 def test_no_parameter_that_others_know_is_unknown_here(ours: Any, theirs: set[str]) -> None:
     assert theirs <= {*ours.__struct_fields__}

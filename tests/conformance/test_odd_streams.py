@@ -11,8 +11,8 @@ from oscine.chat.harmony import HarmonyRenderer
 from oscine.chat.messages import Message
 from tests.api.scripted_engine import in_pieces
 from tests.api.scripted_server import ScriptedServer
+from tests.conformance.interfaces import INTERFACES, Said
 from tests.conformance.odd_streams import INTERVALS, MARKERS, Parts, ids_of, odd_completions, true_completions
-from tests.conformance.three_interfaces import INTERFACES, Said
 
 pytestmark = pytest.mark.parametrize("interface", INTERFACES)
 bounded = settings(

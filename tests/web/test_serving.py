@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 FILES = sorted(path.name for path in FOLDER.iterdir())
 
 
+PAGE = {"Accept": "text/html,*/*;q=0.8"}
+
+
 @pytest.fixture
 def scripted(model_folder: Path) -> Iterator[ScriptedServer]:
     with ScriptedServer(model_folder, api_keys=("secret",)) as server:
@@ -27,7 +30,7 @@ def scripted(model_folder: Path) -> Iterator[ScriptedServer]:
 
 def test_the_page_and_its_files_need_no_key_and_carry_a_strict_policy(scripted: ScriptedServer) -> None:
     for path in ("/", *(f"/playground/{name}" for name in FILES if name != "index.html")):
-        response = scripted.get(path)
+        response = scripted.get(path, PAGE)
         assert response.status_code == 200, path
         policy = response.headers["content-security-policy"]
         assert "default-src 'none'" in policy
@@ -52,6 +55,15 @@ def test_what_a_browser_has_is_not_sent_again(scripted: ScriptedServer) -> None:
     assert scripted.get("/playground/app.js", {"If-None-Match": '"other"'}).content == first.content
 
 
+def test_tools_that_look_for_ollama_find_it_in_place_of_the_page(scripted: ScriptedServer) -> None:
+    for method, body in (("GET", "Ollama is running"), ("HEAD", "")):
+        response = scripted.request(method, "/", None, {"Accept": "*/*"})
+        assert (response.status_code, response.headers["vary"]) == (200, "Accept")
+        assert response.headers["content-type"].startswith("text/plain")
+        assert not body or response.text == body
+    assert scripted.get("/", PAGE).headers["vary"] == "Accept"
+
+
 def test_only_its_own_files_are_served(scripted: ScriptedServer) -> None:
     for path in ("/playground/", "/playground/../config.py", "/playground/%2e%2e/config.py", "/playground/none.js"):
         assert scripted.get(path).status_code in (401, 404)
@@ -59,7 +71,7 @@ def test_only_its_own_files_are_served(scripted: ScriptedServer) -> None:
 
 def test_it_can_be_switched_off(model_folder: Path) -> None:
     with ScriptedServer(model_folder, playground=False) as server:
-        assert server.get("/").status_code == 404
+        assert server.get("/", PAGE).text == "Ollama is running"
         assert server.get("/playground/app.js").status_code == 404
 
 

@@ -1,5 +1,6 @@
 """An answer as Ollama words it: records of thinking, content and calls in lines of JSON, or one record."""
 
+import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -24,13 +25,18 @@ from oscine.api.serving.schemas import arguments_object
 from oscine.api.serving.turn import Turn, TurnEvent
 from oscine.chat.events import ContentDelta, MessageEnd, ReasoningDelta, ToolCallBegin, ToolCallDelta
 
+# What Python's clients take for the end of a line, and JSON allows within a string.
+_LINE_ENDS = [(end.encode(), json.dumps(end)[1:-1].encode()) for end in "\x85\u2028\u2029"]
 _LOADED_NS = 0  # a model is loaded before it takes requests
 
 Kind = Literal["chat", "generate"]
 
 
 def line(record: msgspec.Struct) -> bytes:
-    return msgspec.json.encode(record) + b"\n"
+    data = msgspec.json.encode(record)
+    for character, escaped in _LINE_ENDS:
+        data = data.replace(character, escaped)
+    return data + b"\n"
 
 
 def timestamp(seconds: float | None = None) -> str:

@@ -1,4 +1,4 @@
-"""One completion read through chat completions, responses and Anthropic's messages, streamed and whole.
+"""One completion read through chat completions, responses, Anthropic's messages and Ollama's chat, streamed and whole.
 
 Each reader validates with the types of the interface's own client, and returns the completion in a common form.
 """
@@ -10,6 +10,7 @@ from typing import Any
 
 from anthropic.types import Message as AnthropicMessage
 from anthropic.types import RawMessageStreamEvent
+from ollama import ChatResponse
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import TypeAdapter
 
@@ -178,5 +179,25 @@ def _grow(block: dict[str, Any], delta: dict[str, Any]) -> None:
             block[name] += value
 
 
+def ollama(server: ScriptedServer, *, stream: bool) -> Said:
+    tools = [{"type": "function", "function": function} for function in _FUNCTIONS]
+    body = {"model": server.service.names[0], "messages": _ASKED, "tools": tools, "stream": stream}
+    response = server.post("/api/chat", body)
+    assert response.status_code == 200, response.text
+    records = [json.loads(line) for line in response.text.splitlines()]
+    for record in records:
+        ChatResponse.model_validate_json(json.dumps(record), strict=True)
+    assert [record["done"] for record in records] == [False] * (len(records) - 1) + [True]
+    messages = [record["message"] for record in records]
+    calls = [call["function"] for message in messages for call in message.get("tool_calls", ())]
+    return Said(
+        "".join(message.get("thinking", "") for message in messages),
+        "".join(message["content"] for message in messages),
+        tuple((call["name"], json.dumps(call["arguments"])) for call in calls),
+        records[-1]["done_reason"],
+        records[-1]["eval_count"],
+    )
+
+
 Reader = Callable[..., Said]
-INTERFACES: dict[str, Reader] = {"chat": chat, "responses": responses, "anthropic": anthropic}
+INTERFACES: dict[str, Reader] = {"chat": chat, "responses": responses, "anthropic": anthropic, "ollama": ollama}

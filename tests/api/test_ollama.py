@@ -1,5 +1,6 @@
 """Ollama's API over a scripted engine: lines of JSON, what a request asks of the engine, errors, keys."""
 
+import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,6 @@ from oscine.engine.wire.stream import EngineDied, EngineOverloaded
 from oscine.types import GenerationOutput, GenerationRequest
 from tests.api.scripted_engine import MAX_MODEL_LEN
 from tests.api.scripted_server import ScriptedServer
-from tests.server import ServerProcess
 
 QUESTION = [{"role": "user", "content": "hi"}]
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
@@ -269,15 +269,30 @@ def test_keys_bodies_and_paths_have_errors_in_ollamas_form(model_folder: Path) -
         assert (unknown.status_code, unknown.json().keys()) == (404, {"error"})
 
 
-def test_a_client_that_leaves_ends_its_sequence(nano_server: ServerProcess) -> None:
-    body = {"model": "oscine-nano", "messages": QUESTION, "options": {"seed": 1}}
-    with httpx.stream("POST", f"{nano_server.url}/api/chat", json=body, timeout=60) as response:
-        assert response.headers["x-request-id"]
-        next(response.iter_lines())
-    nano_server.wait_idle()
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_ends_its_sequence(server: ScriptedServer, stream: bool) -> None:
+    server.engine.script = lambda request: [GenerationOutput(request.request_id, [server.tokenizer.channel])]
+    body = json.dumps({"model": "fake", "messages": QUESTION, "stream": stream}).encode()
+    parts = iter([{"type": "http.request", "body": body}])
+
+    async def receive() -> Any:
+        if (part := next(parts, None)) is not None:
+            return part
+        while not server.engine.requests:
+            await asyncio.sleep(0.001)
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        assert message.get("status", 200) == 200
+
+    scope = {"type": "http", "method": "POST", "path": "/api/chat", "query_string": b""}
+    server.run(
+        create_app(server.service)({**scope, "headers": [(b"content-type", b"application/json")]}, receive, send)
+    )
+    assert server.engine.cancelled == [asked(server).request_id]
 
 
-def test_model_that_has_not_started_is_listed_and_not_loaded(model_folder: Path) -> None:
+def test_a_model_that_has_not_started_is_listed_and_not_loaded(model_folder: Path) -> None:
     server = ScriptedServer(model_folder, served_model_names=("fake",))
     try:
         (listed,) = server.get("/api/tags").json()["models"]

@@ -184,7 +184,7 @@ def ollama(server: ScriptedServer, *, stream: bool) -> Said:
     body = {"model": server.service.names[0], "messages": _ASKED, "tools": tools, "stream": stream}
     response = server.post("/api/chat", body)
     assert response.status_code == 200, response.text
-    records = [json.loads(line) for line in response.text.splitlines()]
+    records = [json.loads(line) for line in response.text.splitlines()] if stream else [response.json()]
     for record in records:
         ChatResponse.model_validate_json(json.dumps(record), strict=True)
     assert [record["done"] for record in records] == [False] * (len(records) - 1) + [True]

@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -51,8 +51,8 @@ class Piece:
 
     content: str = ""
     thinking: str = ""
-    calls: list[OllamaToolCall] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
+    calls: Sequence[OllamaToolCall] = ()
+    logprobs: Sequence[TokenLogprob] = ()
 
 
 def _joined(pieces: Sequence[Piece]) -> Piece:
@@ -66,10 +66,10 @@ def _joined(pieces: Sequence[Piece]) -> Piece:
 
 def record(kind: Kind, model: str, piece: Piece, **facts: Any) -> OllamaRecord:
     thinking = piece.thinking or UNSET
-    head = {"model": model, "created_at": timestamp(), "logprobs": piece.logprobs or UNSET, **facts}
+    head = {"model": model, "created_at": timestamp(), "logprobs": [*piece.logprobs] or UNSET, **facts}
     if kind == "generate":
         return OllamaGenerateAnswer(response=piece.content, thinking=thinking, **head)
-    message = OllamaAnswerMessage("assistant", piece.content, thinking, piece.calls or UNSET)
+    message = OllamaAnswerMessage("assistant", piece.content, thinking, [*piece.calls] or UNSET)
     return OllamaChatAnswer(message=message, **head)
 
 

@@ -86,7 +86,9 @@ class OllamaRequest(Struct, kw_only=True):
     format: Annotated[str | dict[str, Any] | None, about("`json` or a JSON schema; it is enforced.")] = None
     options: Annotated[OllamaOptions | None, about("Sampling, and limits.")] = None
     think: Annotated[bool | Effort | None, about("An effort; false: low, and the reasoning is left out.")] = None
-    keep_alive: Annotated[str | float | None, about("A model stays loaded. 0 without an input: see docs.")] = None
+    keep_alive: Annotated[
+        str | float | None, about("A model stays loaded; without an input 0 is answered with `unload`.")
+    ] = None
     logprobs: Annotated[bool | None, about("Whether the content's tokens come with log-probabilities.")] = None
     top_logprobs: Annotated[TopLogprobs | None, about("Alternatives per token, beside `logprobs`.")] = None
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 from oscine.api.app import create_app
 from oscine.engine.wire.stream import EngineDied, EngineOverloaded
-from oscine.types import GenerationOutput, GenerationRequest
+from oscine.types import GenerationOutput, GenerationRequest, ModelSize
 from tests.api.scripted_engine import MAX_MODEL_LEN
 from tests.api.scripted_server import ScriptedServer
 
@@ -301,3 +302,20 @@ def test_a_model_that_has_not_started_is_listed_and_not_loaded(model_folder: Pat
         assert chat(server).status_code == 503
     finally:
         server.__exit__(None, None, None)
+
+
+def test_a_published_model_is_described_as_ollama_describes_it(model_folder: Path) -> None:
+    with ScriptedServer(model_folder, served_model_names=("openai/gpt-oss-20b",)) as server:
+        assert server.engine.info is not None
+        size = ModelSize(20_914_757_184, 13_761_264_768, on_gpu=True)
+        server.engine.info = replace(server.engine.info, size=size)
+        (listed,) = server.get("/api/tags").json()["models"]
+        assert (listed["name"], listed["details"]["parameter_size"]) == ("gpt-oss:20b", "20.9B")
+        assert len(listed["digest"]) == 64
+        (loaded,) = server.get("/api/ps").json()["models"]
+        assert loaded["size_vram"] == loaded["size"] == listed["size"] == 13_761_264_768
+        for asked_as in ({"model": "gpt-oss:20b"}, {"name": "gpt-oss"}):
+            info = server.post("/api/show", asked_as).json()["model_info"]
+            assert info["general.architecture"] == "gptoss"
+            assert info["general.parameter_count"] == size.num_parameters
+            assert info["gptoss.context_length"] == MAX_MODEL_LEN

@@ -1,7 +1,9 @@
 """Experts in host memory: the host function beside the native op, the stream beside the reference, the unpacking."""
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from oscine.ops.moe.cpu_layout import HostMatrix, published
 from oscine.ops.moe.on_host import MOST_TOKENS, HostLayers
 from oscine.ops.native.library import library, unavailable
 from oscine.ops.target import Target
+from tests.ops.bound import CPU_TARGET
 from tests.ops.cases import MOE_CASES, MoeCase, MoeInputs, moe_inputs
 from tests.ops.chips import CHIPS
 from tests.ops.compile_ahead import compile_ahead, run_interpreted
@@ -139,6 +142,35 @@ def test_what_a_gpu_unpacks_is_what_its_kernels_read() -> None:
     run_interpreted(unpacked_in_interpreter)
 
 
+def streamed_in_interpreter() -> None:
+    """Streams and events are of a GPU; without one, everything is done in the order of the calls."""
+    from oscine.ops.moe import stream
+
+    queue = SimpleNamespace(wait_event=lambda event: None, wait_stream=lambda other: None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "Stream", lambda *args, **options: queue)
+        patch.setattr(torch.cuda, "Event", lambda: SimpleNamespace(record=lambda stream=None: None))
+        patch.setattr(torch.cuda, "current_stream", lambda: queue)
+        patch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+        for case in (replace(MANY, num_tokens=20), MoeCase("more experts", 7, num_experts=9)):
+            inputs = moe_inputs(case, CPU, torch.float32)
+            layers = [
+                tuple(matrix for matrix, _, _ in packed_matrix(experts))
+                for experts in (inputs.experts, moe_inputs(case, CPU, torch.float32, seed=1).experts)
+            ]
+            patch.setattr(stream, "PIECE_BYTES", 2 * layers[0][0].packed.shape[1] + 1)
+            of_layers = stream.ExpertStream(CPU_TARGET, layers)
+            for index in (0, 1, 0):
+                parts = of_layers.moe(inputs.x_TH, routed(inputs), *layers[index], 7.0)
+                brought = MxExperts(*(each for matrix in layers[index] for each in (*published(matrix), matrix.bias)))
+                expected = reference.moe(inputs.x_TH, routed(inputs), brought, 7.0)
+                assert float((parts.sum(1) - expected).norm() / expected.norm()) < 1e-6
+
+
+def test_a_layer_is_brought_in_pieces() -> None:
+    run_interpreted(streamed_in_interpreter)
+
+
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_published_weights_come_back(sizes: tuple[int, int]) -> None:
     for matrix, blocks, scales in packed_matrix(random_experts(3, *sizes, CPU, torch.float32, scales=(0, 255))):
@@ -163,8 +195,7 @@ def test_on_a_gpu(num_tokens: int) -> None:
     cuda = torch.device("cuda")
     inputs = moe_inputs(MoeCase("", num_tokens, 2880, 2880, num_experts=32), cuda, torch.bfloat16)
     routing = routed(inputs)
-    exact = replace(inputs, x_TH=inputs.x_TH.float())
-    expected = reference.moe(exact.x_TH, routing, inputs.experts, 7.0)
+    expected = reference.moe(inputs.x_TH.float(), routing, inputs.experts, 7.0)
     found = by_host(inputs, routing, Target.of(cuda)).float()
     assert float((found - expected).norm() / expected.norm()) < 0.02
 

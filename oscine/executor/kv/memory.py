@@ -29,7 +29,8 @@ SAMPLED_AT_ONCE = 128  # rows that are sampled beyond greedy in one call
 # Per row and token of the vocabulary while a row is sampled. In plain torch: sorted logits, noise, masks; by kernels:
 # histories gathered for penalties, the logits after them and after a grammar's mask, log-probabilities.
 _SAMPLING_BYTES, _SAMPLING_BYTES_ON_GPU = 56, 20
-_GPU_RESERVE_BYTES = 3 * _GIB // 2  # context, compiled kernels, captured graphs, fragmentation
+# Context, compiled kernels, captured graphs, fragmentation. With small steps it is 1.2 GB.
+_GPU_RESERVE_BYTES, _SMALL_GPU_RESERVE_BYTES = 3 * _GIB // 2, 5 * _GIB // 4
 _STREAM_BUFFERS = 64 << 20  # beside the place of a layer's experts
 _USUAL_TOKENS = 32768  # of a sequence that should fit beside the layers on a GPU, where no length is asked for
 # A step reads a row of the embedding per token, so a GPU of up to this size leaves it on the host. It reads the rows
@@ -45,6 +46,15 @@ class DeviceMemory:
     free: int
     capped: bool = False  # by --gpu-memory-bytes, to `total`
     unified: bool = False  # the system's memory: to leave something there gains nothing
+
+    @property
+    def is_small(self) -> bool:
+        return self.total <= _SMALL_GPU
+
+    @property
+    def reserve(self) -> int:
+        """For what is not planned: see _GPU_RESERVE_BYTES."""
+        return _SMALL_GPU_RESERVE_BYTES if self.is_small else _GPU_RESERVE_BYTES
 
     def allowed(self, options: EngineOptions) -> int:
         """What the engine may take."""
@@ -132,7 +142,7 @@ def plan_memory(
     asked = options.model.max_model_len
     if asked is not None and asked > config.max_position_embeddings:
         raise ValueError(f"--max-model-len {asked} is above the model's own {config.max_position_embeddings}")
-    workspace = workspace_bytes(config, options, activation_bytes, gpu is not None) + on_host.workspace
+    workspace = workspace_bytes(config, options, activation_bytes, gpu) + on_host.workspace
     num_pages = _share(groups, options, _cache_bytes(options, weights, workspace, gpu))
     plan = MemoryPlan(
         weights=weights,
@@ -162,11 +172,11 @@ def leave_on_host(
 
     Raises ValueError if the model has fewer layers.
     """
-    embedding = weights.embedding if gpu.total <= _SMALL_GPU and not gpu.unified else 0
+    embedding = weights.embedding if gpu.is_small and not gpu.unified else 0
     asked, layers = options.model.experts_on_host or "0", weights.experts
     stream = max(layers) + _STREAM_BUFFERS
     if asked == "auto":
-        held = weights.total - embedding + workspace_bytes(config, options, activation_bytes, on_gpu=True)
+        held = weights.total - embedding + workspace_bytes(config, options, activation_bytes, gpu)
         missing = held + _wanted_cache(config, groups, options) - gpu.allowed(options)
         fitting = (count for count in range(1, len(layers)) if sum(layers[-count:]) >= missing + stream)
         count = next(fitting, len(layers)) if missing > 0 else 0
@@ -210,7 +220,9 @@ def _cache_bytes(options: EngineOptions, weights: int, workspace: int, gpu: Devi
     return left if of_free is None else int(of_free * left)
 
 
-def workspace_bytes(config: ModelConfig, options: EngineOptions, activation_bytes: int, on_gpu: bool = False) -> int:
+def workspace_bytes(
+    config: ModelConfig, options: EngineOptions, activation_bytes: int, gpu: DeviceMemory | None = None
+) -> int:
     """What the largest step holds besides weights and cache. An upper bound of:
 
     logits       [max_num_seqs, V] float32, once in a graph's memory and once outside
@@ -221,13 +233,14 @@ def workspace_bytes(config: ModelConfig, options: EngineOptions, activation_byte
     """
     rows, tokens = options.scheduler.max_num_seqs, options.scheduler.max_num_batched_tokens
     heads = (config.num_attention_heads + 2 * config.num_key_value_heads) * config.head_dim
-    copy = (2, 1) if on_gpu else (3, 3)  # H, I
+    copy = (2, 1) if gpu else (3, 3)  # H, I
     routed = config.num_experts_per_tok * (copy[0] * config.hidden_size + copy[1] * config.intermediate_size)
     logits = 2 * 4 * rows * config.vocab_size
-    sampling = (_SAMPLING_BYTES_ON_GPU if on_gpu else _SAMPLING_BYTES) * min(rows, SAMPLED_AT_ONCE) * config.vocab_size
+    sampling = (_SAMPLING_BYTES_ON_GPU if gpu else _SAMPLING_BYTES) * min(rows, SAMPLED_AT_ONCE) * config.vocab_size
     activations = tokens * (4 * config.hidden_size + 2 * heads + routed) * activation_bytes
     rotary = 4 * config.max_position_embeddings * config.head_dim
-    return logits + sampling + activations + rotary + (_GPU_RESERVE_BYTES if on_gpu else 0)
+    reserve = gpu.reserve if gpu else 0
+    return logits + sampling + activations + rotary + reserve
 
 
 def _share(groups: Sequence[KVGroup], options: EngineOptions, cache_bytes: int) -> list[int]:

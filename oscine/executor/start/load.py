@@ -312,7 +312,7 @@ def _plan_again(start: Start, planned: MemoryPlan) -> MemoryPlan:
     device = start.opened.device
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
-    held = torch.cuda.memory_allocated(device)
+    held = torch.cuda.memory_allocated(device) - planned.on_host.workspace  # which is taken with the weights
     if held <= planned.weights * (1 + _ROUNDING):
         return planned
     plan = _plan(start, held, planned.on_host, held)

@@ -171,6 +171,27 @@ def test_a_layer_is_brought_in_pieces() -> None:
     run_interpreted(streamed_in_interpreter)
 
 
+def sent_in_interpreter() -> None:
+    from oscine.ops.moe.pinned import receive, send
+
+    inputs = moe_inputs(MOE_CASES[2], CPU, torch.float32)
+    (ids_TK, weights_TK), tokens = routed(inputs)[:2], len(inputs.x_TH)
+    x_TH, sent_ids_TK, sent_weights_TK = (
+        torch.empty_like(inputs.x_TH),
+        torch.empty_like(ids_TK),
+        torch.empty_like(weights_TK),
+    )
+    send(inputs.x_TH, Routing(ids_TK.int(), weights_TK), x_TH, sent_ids_TK, sent_weights_TK)
+    assert torch.equal(x_TH, inputs.x_TH)
+    assert torch.equal(sent_ids_TK, ids_TK)
+    assert torch.equal(sent_weights_TK, weights_TK)
+    assert torch.equal(receive(x_TH[:tokens], CPU), x_TH)
+
+
+def test_tokens_reach_the_host_and_return() -> None:
+    run_interpreted(sent_in_interpreter)
+
+
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_published_weights_come_back(sizes: tuple[int, int]) -> None:
     for matrix, blocks, scales in packed_matrix(random_experts(3, *sizes, CPU, torch.float32, scales=(0, 255))):

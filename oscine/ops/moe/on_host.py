@@ -77,12 +77,17 @@ class _HostFunction:
         count = len(x_TH)
         if count not in experts.calls:
             experts.calls[count] = self._call(experts.packed, count, swiglu_limit)
+        if self._on_gpu:
+            from oscine.ops.moe.pinned import receive, send
+
+            send(x_TH, routing, self._x_TH, self._ids_TK, self._weights_TK)
+            self._queue(experts.calls[count])
+            return receive(self._out_TH[:count], x_TH.device)[:, None]
         sent = (self._x_TH, x_TH), (self._ids_TK, routing.expert_ids_TK), (self._weights_TK, routing.weights_TK)
         for buffer, tensor in sent:
-            buffer[:count].copy_(tensor.to(buffer.dtype), non_blocking=True)
-        self._queue(experts.calls[count])
-        out_TH = torch.empty((count, self._out_TH.shape[1]), dtype=torch.float32, device=x_TH.device)
-        return out_TH.copy_(self._out_TH[:count], non_blocking=True)[:, None]
+            buffer[:count] = tensor
+        library().oscine_host_moe(ctypes.addressof(experts.calls[count]))
+        return self._out_TH[:count, None].clone()
 
     def _call(self, packed: native.PackedExperts, count: int, limit: float) -> _Call:
         buffers = self._x_TH, self._ids_TK, self._weights_TK
@@ -101,11 +106,7 @@ class _HostFunction:
         )
 
     def _queue(self, call: _Call) -> None:
-        function = library().oscine_host_moe
-        if not self._on_gpu:
-            function(ctypes.addressof(call))
-            return
-        stream = torch.cuda.current_stream().cuda_stream
+        stream, function = torch.cuda.current_stream().cuda_stream, library().oscine_host_moe
         launch = _driver().cuLaunchHostFunc
         error = launch(ctypes.c_void_p(stream), ctypes.cast(function, ctypes.c_void_p), ctypes.byref(call))
         assert error == 0, f"cuLaunchHostFunc: error {error}"

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -138,10 +137,6 @@ def unpacked_in_interpreter() -> None:
             assert torch.equal(found, scales)
 
 
-def test_what_a_gpu_unpacks_is_what_its_kernels_read() -> None:
-    run_interpreted(unpacked_in_interpreter)
-
-
 def streamed_in_interpreter() -> None:
     """Streams and events are of a GPU; without one, everything is done in the order of the calls."""
     from oscine.ops.moe import stream
@@ -152,23 +147,16 @@ def streamed_in_interpreter() -> None:
         patch.setattr(torch.cuda, "Event", lambda: SimpleNamespace(record=lambda stream=None: None))
         patch.setattr(torch.cuda, "current_stream", lambda: queue)
         patch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
-        for case in (replace(MANY, num_tokens=20), MoeCase("more experts", 7, num_experts=9)):
-            inputs = moe_inputs(case, CPU, torch.float32)
-            layers = [
-                tuple(matrix for matrix, _, _ in packed_matrix(experts))
-                for experts in (inputs.experts, moe_inputs(case, CPU, torch.float32, seed=1).experts)
-            ]
-            patch.setattr(stream, "PIECE_BYTES", 2 * layers[0][0].packed.shape[1] + 1)
-            of_layers = stream.ExpertStream(CPU_TARGET, layers)
-            for index in (0, 1, 0):
-                parts = of_layers.moe(inputs.x_TH, routed(inputs), *layers[index], 7.0)
-                brought = MxExperts(*(each for matrix in layers[index] for each in (*published(matrix), matrix.bias)))
-                expected = reference.moe(inputs.x_TH, routed(inputs), brought, 7.0)
-                assert float((parts.sum(1) - expected).norm() / expected.norm()) < 1e-6
-
-
-def test_a_layer_is_brought_in_pieces() -> None:
-    run_interpreted(streamed_in_interpreter)
+        case = MoeCase("experts that are no multiple of a piece", 5, hidden=32, intermediate=64)
+        every = [moe_inputs(case, CPU, torch.float32, seed) for seed in range(2)]
+        layers = [tuple(matrix for matrix, _, _ in packed_matrix(inputs.experts)) for inputs in every]
+        patch.setattr(stream, "PIECE_BYTES", 2 * layers[0][0].packed.shape[1] + 1)
+        of_layers = stream.ExpertStream(CPU_TARGET, layers)
+        x_TH, routing = every[0].x_TH, routed(every[0])
+        for index in (0, 1, 0):
+            parts = of_layers.moe(x_TH, routing, *layers[index], 7.0)
+            expected = reference.moe(x_TH, routing, every[index].experts, 7.0)
+            assert float((parts.sum(1) - expected).norm() / expected.norm()) < 1e-6
 
 
 def sent_in_interpreter() -> None:
@@ -188,8 +176,15 @@ def sent_in_interpreter() -> None:
     assert torch.equal(receive(x_TH[:tokens], CPU), x_TH)
 
 
-def test_tokens_reach_the_host_and_return() -> None:
-    run_interpreted(sent_in_interpreter)
+def in_interpreter() -> None:
+    unpacked_in_interpreter()
+    streamed_in_interpreter()
+    sent_in_interpreter()
+
+
+def test_kernels_on_a_cpu() -> None:
+    """What is unpacked is what kernels read; layers are brought in pieces; tokens reach the host and return."""
+    run_interpreted(in_interpreter)
 
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)

@@ -55,7 +55,7 @@ def fingerprint(path: Path) -> str:
     """Distinguishes weights of equal names and shapes, by a sample of each tensor. The division into files does not
     matter. `path`: of a folder, or of a GGUF file. Raises ValueError for a folder without weights."""
     samples: dict[str, bytes] = {}
-    for name, data in raw_tensors(Gguf(path)) if path.is_file() else _bytes_of_all(path):
+    for name, data in _bytes_of_all(path) if path.is_dir() else raw_tensors(Gguf(path)):
         start = max(0, (len(data) - _SAMPLE_BYTES) // 2)
         samples[name] = data[start : start + _SAMPLE_BYTES].numpy().tobytes()
     digest = hashlib.blake2b(digest_size=8)

@@ -55,7 +55,7 @@ def find_tokenizer(options: ModelOptions) -> Path:
     """The folder of tokenizer.json. Raises ValueError."""
     name = options.tokenizer or options.model
     found = _local(name)
-    if found is not None and found.is_file():
+    if found is not None and not found.is_dir():
         return tokenizer_of(Gguf(found))
     folder = found or _Hub(options, name).fetch(TOKENIZER).parent
     if not (folder / TOKENIZER).is_file():

@@ -12,15 +12,27 @@ from pathlib import Path
 from oscine.config import Environment
 
 _MODEL_LAYER = "application/vnd.ollama.image.model"
-_DEFAULTS = ("registry.ollama.ai", "library")  # of a name without a host or an owner
+_HOST, _OWNER = "registry.ollama.ai", "library"  # which names leave out
+_DIGEST = re.compile("sha256[:-][0-9a-f]+")
 _NAME = re.compile(r"(?:[\w.-]+(?::\d+)?/)*[\w.-]+:[\w.-]+")
 
 
 @dataclass(frozen=True, slots=True)
 class OllamaModel:
     name: str  # as Ollama shows it, such as gpt-oss:20b
-    path: Path  # of its weights, a GGUF file
     manifest: Path
+    store: Path
+
+    def weights(self) -> Path:
+        """A GGUF file, which may be missing. Raises ValueError for a manifest that names none."""
+        try:
+            layers = json.loads(self.manifest.read_bytes())["layers"]
+            digests = [str(layer["digest"]) for layer in layers if layer["mediaType"] == _MODEL_LAYER]
+        except (OSError, ValueError, KeyError, TypeError):
+            raise ValueError(f"{self.manifest}: not a manifest of Ollama's") from None
+        if len(digests) != 1 or not _DIGEST.fullmatch(digests[0]):
+            raise ValueError(f"{self.manifest}: names no file with weights")
+        return self.store / "blobs" / digests[0].replace(":", "-")
 
 
 def is_name(name: str) -> bool:
@@ -33,44 +45,35 @@ def is_store(folder: Path) -> bool:
 
 
 def find(name: str) -> Path:
-    """The weights of a model in this machine's store. Raises ValueError."""
-    stores = [folder for folder in Environment().ollama_folders if is_store(folder)]
-    models = [model for folder in stores for model in models_in(folder)]
+    """The weights of a model in this machine's stores. Raises ValueError."""
+    models = installed()
     for model in models:
         if model.name == name:
-            return model.path
-    if not stores:
-        raise ValueError(f"model {name!r} is a name of Ollama's, and this machine has no store of Ollama's")
+            return model.weights()
     known = ", ".join(model.name for model in models) or "no model"
-    raise ValueError(f"model {name!r} is not in Ollama's store {stores[0]}, which has {known}")
+    raise ValueError(f"model {name!r} is not in Ollama's store on this machine, which has {known}")
 
 
-def only_model(folder: Path) -> Path:
+def installed() -> list[OllamaModel]:
+    """All models in this machine's stores."""
+    return [model for folder in Environment().ollama_folders if is_store(folder) for model in models_in(folder)]
+
+
+def only_model(store: Path) -> Path:
     """The weights of the one gpt-oss model in a store. Raises ValueError if there is none, or more than one."""
-    models = list(models_in(folder))
+    models = list(models_in(store))
     found = [model for model in models if "gpt-oss" in model.name]
-    if len({model.path for model in found}) != 1:
+    if len(found) != 1:
         known = ", ".join(model.name for model in models) or "no model"
-        raise ValueError(f"{folder} is a store of Ollama's with {known}; name one, such as gpt-oss:20b")
-    return found[0].path
+        raise ValueError(f"{store} is a store of Ollama's with {known}; name one, such as gpt-oss:20b")
+    return found[0].weights()
 
 
-def models_in(folder: Path) -> Iterator[OllamaModel]:
-    """Those with weights; sorted by name. Raises ValueError for a manifest that cannot be read."""
-    root = folder / "manifests"
+def models_in(store: Path) -> Iterator[OllamaModel]:
+    """In the order of their manifests' paths."""
+    root = store / "manifests"
     for manifest in sorted(path for path in root.rglob("*") if path.is_file() and not path.name.startswith(".")):
         *owner, model, tag = manifest.relative_to(root).parts
-        shown = [part for part, default in zip(owner, _DEFAULTS, strict=False) if part != default] + [*owner[2:], model]
-        if (path := _weights(folder, manifest)) is not None:
-            yield OllamaModel(f"{'/'.join(shown)}:{tag}", path, manifest)
-
-
-def _weights(folder: Path, manifest: Path) -> Path | None:
-    try:
-        layers = json.loads(manifest.read_bytes())["layers"]
-        digest = next((str(layer["digest"]) for layer in layers if layer["mediaType"] == _MODEL_LAYER), None)
-    except (OSError, ValueError, KeyError, TypeError):
-        raise ValueError(f"{manifest}: not a manifest of Ollama's") from None
-    if digest is None or not re.fullmatch(r"sha256[:-][0-9a-f]+", digest):
-        return None
-    return folder / "blobs" / digest.replace(":", "-")
+        if owner[:1] == [_HOST]:
+            owner = owner[1:] if owner[1:] != [_OWNER] else []
+        yield OllamaModel(f"{'/'.join([*owner, model])}:{tag}", manifest, store)

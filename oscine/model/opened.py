@@ -65,7 +65,7 @@ def open_model(options: ModelOptions) -> OpenedModel:
         return OpenedModel(config, tokenizer, RandomTensors(config, RANDOM_SEED, device), device, dtype)
     path = find_model(options)
     config, source = _open(path)
-    tokenizer = find_tokenizer(options) if options.tokenizer or path.is_file() else path
+    tokenizer = find_tokenizer(options) if options.tokenizer or not path.is_dir() else path
     return OpenedModel(config, tokenizer, source, device, dtype)
 
 
@@ -78,12 +78,12 @@ def config_of(options: ModelOptions) -> ModelConfig:
 
 def _open(path: Path) -> tuple[ModelConfig, TensorSource]:
     """Checks everything but the values of the tensors."""
-    if path.is_file():
-        file = Gguf(path)
-        config = gguf_config(file)
-        return config, GgufCheckpoint(file, config)
-    config = ModelConfig.from_file(path / CONFIG)
-    return config, Checkpoint(path, config)
+    if path.is_dir():
+        config = ModelConfig.from_file(path / CONFIG)
+        return config, Checkpoint(path, config)
+    file = Gguf(path)
+    config = gguf_config(file)
+    return config, GgufCheckpoint(file, config)
 
 
 def _device(name: str) -> torch.device:

@@ -19,6 +19,7 @@ from oscine.executor.kv.memory import MemoryPlan
 from oscine.executor.launched import LaunchedStep, PromptRows
 from oscine.executor.lockstep import Lockstep
 from oscine.executor.logprobs import of_tokens, on_host
+from oscine.executor.recorded_steps import RecordedSteps
 from oscine.executor.rules import Masks, NewRules, grammar_rules
 from oscine.executor.sampler import AllowedTokens, Sampler
 from oscine.executor.slots import ColumnArray, IntArray, PageEntries, Slots
@@ -71,6 +72,7 @@ class TorchExecutor:
         self._rules = self._new_rules(max_num_seqs, self.device)
         self._prompt_logprobs: dict[int, int] = {}  # slot -> how many of the most probable tokens
         self.graphs = CudaGraphs(self._decode, self._choose_greedily, self.device)
+        self._recorded: CudaGraphs | RecordedSteps = self.graphs
         self._launched: deque[LaunchedStep] = deque()
 
     @property
@@ -88,6 +90,13 @@ class TorchExecutor:
         layers = self._model.of_layers(self._model.layer_of_each_kind)
         others = self.communicator, self.lockstep
         return TorchExecutor(layers, self.memory, self._kv, self.max_num_seqs, self._new_rules, *others)
+
+    def record_steps(self) -> None:
+        """From now on decodes are recorded C calls, on a CPU whose ops are native. Raises NotRecordable."""
+        steps = RecordedSteps(self._decode, self._choose_greedily)
+        steps.try_one(self.state.padding_slot)
+        self._recorded = steps
+        self.forget_page_zero()
 
     def forget_page_zero(self) -> None:
         """Zeroes it in all groups; no sequence may hold it."""
@@ -110,7 +119,7 @@ class TorchExecutor:
         self._place(plan)
         step = StepArrays.of(plan.sequences)
         prompt_rows = self._prompt_rows(step) if self._prompt_logprobs else {}
-        size = self._graph_size(step, suits=not prompt_rows and self.graphs.fits(step))
+        size = self._graph_size(step, suits=not prompt_rows and self._recorded.fits(step))
         outcome = self._run(step, prompt_rows) if size is None else self._replay(step, size)
         slots_M = step.slots_S[step.samples_S]
         launched = LaunchedStep(
@@ -133,11 +142,11 @@ class TorchExecutor:
         if self.lockstep is None or not self.lockstep.is_awaited:
             return
         step = StepArrays.of_padding(self.state.padding_slot)
-        size = self._graph_size(step, suits=self.graphs.fits_padding)
+        size = self._graph_size(step, suits=self._recorded.fits_padding)
         if size is None:
             self._run(step, {})
         else:
-            self.graphs.replay(self._pack_padded(step.padded(size)))
+            self._recorded.replay(self._pack_padded(step.padded(size)))
 
     def _graph_size(self, step: StepArrays, suits: bool) -> int | None:
         """Of the CUDA graph that runs the step, if it suits one; None: it runs eagerly. All ranks decide the same."""
@@ -145,7 +154,7 @@ class TorchExecutor:
         if self.lockstep is not None:
             tokens_by_rank, suits = self.lockstep.begin(num_tokens, suits)
             num_tokens = max(tokens_by_rank)
-        size = self.graphs.size_of(num_tokens) if suits else None
+        size = self._recorded.size_of(num_tokens) if suits else None
         if size is not None and self.lockstep is not None:
             self.lockstep.pad(size)
         return size
@@ -182,10 +191,10 @@ class TorchExecutor:
 
     def _replay(self, step: StepArrays, size: int) -> Outcome:
         count = len(step.slots_S)
-        packed, x_NH = self.graphs.replay(self._pack_padded(step.padded(size)))
+        packed, x_NH = self._recorded.replay(self._pack_padded(step if size == count else step.padded(size)))
         ruled = self._ruled(step.slots_S, step.ends_S)
         if ruled is None and self._sampler.wants_argmax(step.slots_S):
-            return Outcome(Sampled(self.graphs.replay_choice(size)[:count]), {})
+            return Outcome(Sampled(self._recorded.replay_choice(size)[:count]), {})
         sampled = self._sample(x_NH[:count], step.slots_S, step.ends_S, ruled)
         self.state.write_back(packed.sampled_slots_M[:count], sampled.token_ids_N)
         return Outcome(sampled, {})

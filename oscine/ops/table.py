@@ -53,7 +53,7 @@ TABLE: dict[str, dict[str, str]] = {
     # made of the chosen lm_head and sample
     "chooser": {"reference": "choose.reference", "native": "choose.native", "screened": "choose.screened"},
     "choose_few": {"reference": "choose.few", "native": "choose.native"},
-    "prepare_step": {"reference": "step.reference", "triton": "step.triton"},
+    "prepare_step": {"reference": "step.reference", "native": "step.native", "triton": "step.triton"},
 }
 KERNELS_OF_GPUS = ("triton", "hopper")
 # op -> other functions of the same module. embed_part, best and best_of_few are for one of several ranks (ranks.py).
@@ -69,11 +69,7 @@ BESIDE = {
 # platform -> op -> backend; "*" is every op not named
 DEFAULTS: dict[str, dict[str, str]] = {
     "cpu": {"*": "reference"},
-    "native": {
-        "*": "native",
-        "sample": "reference",
-        "prepare_step": "reference",
-    },
+    "native": {"*": "native", "sample": "reference"},
     "cuda": {"*": "triton", "chooser": "reference", "choose_few": "reference"},
     "hopper": {
         "*": "hopper",

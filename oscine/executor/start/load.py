@@ -39,6 +39,7 @@ from oscine.model.weights import Part, Shard, TensorSpec
 from oscine.ops.interface import Shapes
 from oscine.ops.moe.on_host import MOST_TOKENS, HostLayers
 from oscine.ops.native.library import unavailable
+from oscine.ops.native.recording import NotRecordable
 from oscine.ops.table import choose, describe, platform, resolve
 from oscine.ops.target import Target
 
@@ -144,6 +145,7 @@ def load_executor(
     memory = plan(start)
     if not start.on_gpu:
         executor = load(start, memory)
+        record(start, executor)
         start.serve()
         return executor
     from oscine.ops.compile_together import Compilers
@@ -201,6 +203,16 @@ def load(start: Start, memory: MemoryPlan) -> TorchExecutor:
     kv = allocate_kv(memory, opened.device)
     model, most = GptOss(config, weights, start.ops), options.scheduler.max_num_seqs
     return TorchExecutor(model, memory, kv, most, new_rules, start.target.communicator, start.lockstep)
+
+
+def record(start: Start, executor: TorchExecutor) -> None:
+    """Where a step is nothing but calls of the C kernels, it becomes one call."""
+    lone = start.target.communicator.num_ranks == 1 and start.lockstep is None
+    if lone and start.options.cuda_graphs and platform(start.target, start.opened.dtype) == "native":
+        try:
+            executor.record_steps()
+        except NotRecordable as error:
+            start.report(f"steps are not recorded, so Python takes part in each: {error}")
 
 
 def compile_kernels(start: Start, executor: TorchExecutor, compilers: "Compilers") -> None:

@@ -4,6 +4,8 @@ import torch
 from torch import Tensor
 
 from oscine.ops.embed import reference
+from oscine.ops.native.library import check, library
+from oscine.ops.native.weights import matrix
 
 
 def prepare_embedding(weight_VH: Tensor, _: torch.dtype) -> Tensor:
@@ -11,7 +13,10 @@ def prepare_embedding(weight_VH: Tensor, _: torch.dtype) -> Tensor:
 
 
 def embed(token_ids_T: Tensor, weight_VH: Tensor) -> Tensor:
-    return reference.embed(token_ids_T, weight_VH).float()
+    address, kind, _, hidden = matrix(weight_VH)
+    x_TH = torch.empty(len(token_ids_T), hidden)
+    check(library().oscine_embed(token_ids_T.data_ptr(), address, kind, x_TH.data_ptr(), *x_TH.shape))
+    return x_TH
 
 
 def embed_part(token_ids_T: Tensor, weight_VH: Tensor, first: int) -> Tensor:

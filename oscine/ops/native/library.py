@@ -13,7 +13,11 @@ import shutil
 import stat
 import subprocess
 import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -21,40 +25,63 @@ FLAGS = ("-O3", "-march=native", "-std=gnu11", "-shared", "-fPIC", "-pthread", "
 _COMPILERS = ("cc", "gcc", "clang")
 _FOLDER = Path(__file__).parent
 _POINTER, _SIZE, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
-# Of each function: p is a pointer, i an int64, f a float.
-_ARGUMENTS = {
-    "oscine_set_num_threads": "i",
-    "oscine_set_patience": "i",
+# Of each function: p is a pointer, i an int64, f a float. Those of a step return 0, or something else without memory.
+OF_STEPS = {
+    "oscine_prepare_step": "pppppppiiiiiiippppp",
+    "oscine_embed": "ppipii",
     "oscine_linear": "ppippiii",
-    "oscine_dense_bytes": "ii",
-    "oscine_pack_dense": "ppii",
     "oscine_int8_few": "ppppiii",
     "oscine_rms_norm": "pippfppii",
     "oscine_norm_route": "pippfppiippiipp",
     "oscine_norm_qkv": "pippfpiipipppppipiiii",
     "oscine_attention": "ppiiiipippipiip",
+    "oscine_moe": "ppppppppiiiiiiif",
+    "oscine_greedy": "ppippiiii",
+    "oscine_write_back": "pppi",
+}
+_OTHERS = {
+    "oscine_set_num_threads": "i",
+    "oscine_set_patience": "i",
+    "oscine_host_moe": "p",
+    "oscine_dense_bytes": "ii",
+    "oscine_pack_dense": "ppii",
     "oscine_packed_bytes": "ii",
     "oscine_pack": "pppiii",
-    "oscine_moe": "ppppppppiiiiiiif",
-    "oscine_host_moe": "p",
-    "oscine_greedy": "ppippiiii",
+    "oscine_run": "pi",
 }
 _TYPES = {"p": _POINTER, "i": _SIZE, "f": _FLOAT}
+MOST_ARGUMENTS = max(map(len, OF_STEPS.values()))
+_recorders = threading.local()  # .now: what stands for the library in this thread
 
 
 class NoLibrary(Exception):  # noqa: N818  (reads as what it is)
     """The reason why there are no native kernels on this machine, in one line."""
 
 
+def library() -> Any:
+    """The library, or what records its calls in this thread. Raises NoLibrary."""
+    return getattr(_recorders, "now", None) or _loaded()
+
+
+@contextmanager
+def recorded_by(recorder: Any) -> Iterator[None]:
+    """Ops of this thread call functions of `recorder`, an object with those of the library."""
+    _recorders.now = recorder
+    try:
+        yield
+    finally:
+        _recorders.now = None
+
+
 @functools.cache
-def library() -> ctypes.CDLL:
-    """Compiles the library if no earlier process has. Raises NoLibrary."""
+def _loaded() -> ctypes.CDLL:
+    """Compiles the library if no earlier process has."""
     path = _compiled()
     try:
         loaded = ctypes.CDLL(str(path))
     except OSError as error:  # a folder from which nothing may be executed
         raise NoLibrary(str(error)) from None
-    for name, kinds in _ARGUMENTS.items():
+    for name, kinds in (OF_STEPS | _OTHERS).items():
         function = getattr(loaded, name)
         function.argtypes = [_TYPES[kind] for kind in kinds]
         function.restype = _SIZE if name.endswith("_bytes") else ctypes.c_int
@@ -66,7 +93,7 @@ def library() -> ctypes.CDLL:
 def unavailable() -> str | None:
     """Why there is no library here, in one line; None where there is one."""
     try:
-        library()
+        _loaded()
     except NoLibrary as error:
         return str(error)
     return None
@@ -78,7 +105,7 @@ def _compiled() -> Path:
         raise NoLibrary(f"there is no C compiler ({', '.join(_COMPILERS)})")
     sources = sorted(_FOLDER.glob("*.[ch]"))
     state = "\n".join(
-        (*FLAGS, _first_line(compiler), _processor(), *platform.libc_ver(), *(source.read_text() for source in sources))
+        (*FLAGS, _first_line(compiler), _processor(), *platform.libc_ver(), *(source.read_text() for source in sources), _runner())
     )
     name = f"native-{hashlib.blake2b(state.encode(), digest_size=12).hexdigest()}.so"
     caches = os.environ.get("XDG_CACHE_HOME", ""), os.path.expanduser("~/.cache")
@@ -106,14 +133,36 @@ def _compile(compiler: str, sources: list[Path], target: Path) -> Path:
     if target.exists():
         return target
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        built = Path(folder) / target.name
-        command = [compiler, *FLAGS, "-o", str(built), *(str(path) for path in sources if path.suffix == ".c"), "-lm"]
+        built, runner = Path(folder) / target.name, Path(folder) / "runner.c"
+        runner.write_text(_runner())
+        units = [str(path) for path in (*sources, runner) if path.suffix == ".c"]
+        command = [compiler, *FLAGS, "-o", str(built), *units, "-lm"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             lines = [line for line in done.stderr.splitlines() if "error" in line]
             raise NoLibrary(f"{compiler} failed: {lines[0] if lines else f'exit status {done.returncode}'}")
         built.replace(target)
     return target
+
+
+def _runner() -> str:
+    """C: a run of many calls, whose arguments lie in arrays, by a function for each function of a step."""
+    types = {"p": "void *", "i": "int64_t", "f": "float"}
+    lines = [
+        "#include <stdint.h>",
+        "union value { void *p; int64_t i; float f; };",
+        "struct call { int (*run)(const union value *); union value arguments[%d]; };" % MOST_ARGUMENTS,  # noqa: UP031
+        "int oscine_run(const struct call *calls, int64_t count) {",
+        "    int status = 0;",
+        "    for (int64_t i = 0; i < count && !status; i++) status = calls[i].run(calls[i].arguments);",
+        "    return status;",
+        "}",
+    ]
+    for name, kinds in OF_STEPS.items():
+        values = ", ".join(f"a[{i}].{kind}" for i, kind in enumerate(kinds))
+        lines.append(f"int {name}({', '.join(types[kind] for kind in kinds)});")
+        lines.append(f"int run_{name}(const union value *a) {{ return {name}({values}); }}")
+    return "\n".join(lines) + "\n"
 
 
 def _first_line(compiler: str) -> str:

@@ -156,7 +156,7 @@ static void norm_task(void *context, int64_t t) {
     for (k = 0; k < a->width; k++) y[k] = sum[k] * scale * a->weight[k];
 }
 
-void oscine_rms_norm(
+int oscine_rms_norm(
     const float *x, int64_t num_parts, const float *residual, const float *weight, float eps, float *y, float *sum,
     int64_t num_tokens, int64_t width) {
     struct norm a = {x, residual, weight, y, sum, num_parts, width, eps};
@@ -164,6 +164,7 @@ void oscine_rms_norm(
         for (int64_t t = 0; t < num_tokens; t++) norm_task(&a, t);
     else
         run_parallel(num_tokens, norm_task, &a);
+    return 0;
 }
 
 /* ---- router ---- */

@@ -132,8 +132,8 @@ int oscine_linear(
 int int8_linear(
     const float *x, const uint8_t *w, const float *bias, float *y, int64_t num_tokens, int64_t num_rows, int64_t width);
 
-/* The sum of the parts of x [T, J, H] and of residual [T, H], which may be NULL, and its RMSNorm. */
-void oscine_rms_norm(
+/* The sum of the parts of x [T, J, H] and of residual [T, H], which may be NULL, and its RMSNorm. Returns 0. */
+int oscine_rms_norm(
     const float *x, int64_t num_parts, const float *residual, const float *weight, float eps, float *y, float *sum,
     int64_t num_tokens, int64_t width);
 

@@ -10,16 +10,18 @@ from oscine.ops.native.library import check, library
 def rms_norm(x: Tensor, weight_H: Tensor, eps: float, residual_TH: Tensor | None) -> tuple[Tensor, Tensor]:
     num_tokens, hidden = x.shape[0], x.shape[-1]
     y_TH, sum_TH = torch.empty(num_tokens, hidden), torch.empty(num_tokens, hidden)
-    library().oscine_rms_norm(
-        x.data_ptr(),
-        x.shape[1] if x.dim() == 3 else 1,
-        None if residual_TH is None else residual_TH.data_ptr(),
-        weight_H.data_ptr(),
-        eps,
-        y_TH.data_ptr(),
-        sum_TH.data_ptr(),
-        num_tokens,
-        hidden,
+    check(
+        library().oscine_rms_norm(
+            x.data_ptr(),
+            x.shape[1] if x.dim() == 3 else 1,
+            None if residual_TH is None else residual_TH.data_ptr(),
+            weight_H.data_ptr(),
+            eps,
+            y_TH.data_ptr(),
+            sum_TH.data_ptr(),
+            num_tokens,
+            hidden,
+        )
     )
     return y_TH, sum_TH
 

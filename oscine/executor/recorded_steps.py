@@ -1,0 +1,97 @@
+"""Decode steps on a CPU as recorded C calls: a step of as many sequences as an earlier one is one call.
+
+Offers what CudaGraphs offers, for any number of sequences: a step is recorded when it first comes, while it runs.
+Results are valid until the next step of the same size.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from oscine.executor.cuda_graphs import Choose, Forward
+from oscine.executor.slots import ColumnArray
+from oscine.executor.step_batch import StepArrays
+from oscine.ops.native.recording import Recording
+from oscine.ops.packed import PackedSizes, PackedStep
+
+_MOST_BYTES = 64 << 20  # of all recorded steps
+
+
+@dataclass(slots=True)
+class _Recorded:
+    flat: ColumnArray  # the input, at a fixed address
+    packed: PackedStep[Tensor]  # views of it
+    forward: Recording
+    x_SH: Tensor
+    choice: tuple[Recording, Tensor] | None = None  # recorded when it is first asked for
+
+
+class RecordedSteps:
+    def __init__(self, forward: Forward, choose: Choose) -> None:
+        self._forward, self._choose = forward, choose
+        self._recorded: dict[int, _Recorded] = {}  # by sequences, the last used at the end
+        self._bytes_per_sequence = 0
+
+    def fits(self, step: StepArrays) -> bool:
+        """Whether the step is one sampled token a sequence, and small enough to be kept."""
+        count = len(step.slots_S)
+        return (
+            step.num_tokens == count
+            and count * self._bytes_per_sequence <= _MOST_BYTES
+            and bool(step.samples_S.all())
+        )
+
+    @property
+    def fits_padding(self) -> bool:
+        return False
+
+    def size_of(self, num_sequences: int) -> int:
+        return num_sequences
+
+    def replay(self, packed: tuple[ColumnArray, PackedSizes]) -> tuple[PackedStep[Tensor], Tensor]:
+        """Runs a step. Returns its input, and what the head takes. Raises NotRecordable."""
+        flat, sizes = packed
+        step = self._recorded.pop(sizes.sequences, None)
+        if step is None:
+            step = self._record(flat, sizes)
+        else:
+            step.flat[:] = flat
+            step.forward.run()
+        self._recorded[sizes.sequences] = step
+        return step.packed, step.x_SH
+
+    def replay_choice(self, size: int) -> Tensor:
+        """Chooses tokens after a step of this size. Returns their ids."""
+        step = self._recorded[size]
+        if step.choice is None:
+            with (recording := Recording()):
+                step.choice = recording, self._choose(step.packed, step.x_SH)
+        else:
+            step.choice[0].run()
+        return step.choice[1].clone()
+
+    def _record(self, flat: ColumnArray, sizes: PackedSizes) -> _Recorded:
+        flat = flat.copy()
+        packed = PackedStep.of(torch.from_numpy(flat), sizes)
+        with (recording := Recording()):
+            x_SH = self._forward(packed)
+        self._bytes_per_sequence = recording.nbytes // sizes.sequences
+        kept = _MOST_BYTES - recording.nbytes
+        while sum(step.forward.nbytes for step in self._recorded.values()) > kept:
+            del self._recorded[next(iter(self._recorded))]
+        return _Recorded(flat, packed, recording, x_SH)
+
+    @torch.inference_mode()
+    def try_one(self, slot: int) -> None:
+        """A step of one token at the first position of a slot, whose pages it writes. Raises NotRecordable."""
+        sizes = PackedSizes(1, 1, 1, 1)
+        flat = np.zeros(sizes.total, np.int32)
+        packed = PackedStep.of(flat, sizes)
+        for column, value in ((packed.slots_S, slot), (packed.token_slots_T, slot), (packed.sampled_slots_M, slot)):
+            column[:] = value
+        packed.context_lens_S[:] = 1
+        packed.query_starts_S1[:] = 0, 1
+        self.replay((flat, sizes))
+        self.replay_choice(1)

@@ -118,13 +118,23 @@ static void take_gate_up(const struct moe *a, int64_t e, int64_t group, int64_t 
     }
 }
 
+/* to += weight * (sums + bias), of up to 8 rows */
+static inline void add_rows(float *to, const float *bias, int64_t rows, f8 sums, float weight) {
+    if (rows == LANES) {
+        store(to, load(to) + all(weight) * (sums + load(bias)));
+        return;
+    }
+    for (int64_t r = 0; r < rows; r++) to[r] += weight * (sums[r] + bias[r]);
+}
+
 static void take_down(const struct moe *a, int64_t e, int64_t group, int64_t groups, struct tile tile, const f8 *sums) {
     const int64_t rows = MIN(8 * groups, a->width - 8 * group);
     const float *bias = a->down_bias + e * a->width + 8 * group;
     for (int64_t n = 0; n < tile.count; n++) {
         float *to = a->out + a->owners[tile.first + n] * a->width + 8 * group;
         const float weight = a->weights[a->pairs[tile.first + n]];
-        for (int64_t r = 0; r < rows; r++) to[r] += weight * (sums[n * groups + r / 8][r % 8] + bias[r]);
+        for (int64_t g = 0; g < groups; g++)
+            add_rows(to + 8 * g, bias + 8 * g, MIN(8, rows - 8 * g), sums[n * groups + g], weight);
     }
 }
 

@@ -38,34 +38,43 @@ struct quantized quantized_at(void *memory, int64_t rows, int64_t num_blocks) {
     return q;
 }
 
-/* Floats of at most 2^22 to the nearest integers, ties to even. */
-INLINE i8 nearest8(f8 x) {
-    const f8 shift = all(12582912.0f); /* 1.5 * 2^23 */
-    return (i8)(x + shift) - (i8)shift;
+/* Rounds 32 floats of at most 127, ties to even. Returns their sum. */
+INLINE int32_t round_block(const float *x, f8 factor, int8_t *to) {
+#if defined(__AVX2__)
+    __m256i v[4];
+    for (int i = 0; i < 4; i++) v[i] = _mm256_cvtps_epi32((__m256)(load(x + LANES * i) * factor));
+    const __m256i halves = _mm256_packs_epi16(_mm256_packs_epi32(v[0], v[1]), _mm256_packs_epi32(v[2], v[3]));
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    _mm256_storeu_si256((__m256i *)to, _mm256_permutevar8x32_epi32(halves, order));
+    i8 sum = (i8)_mm256_add_epi32(_mm256_add_epi32(v[0], v[1]), _mm256_add_epi32(v[2], v[3]));
+#else
+    typedef int8_t bytes8 __attribute__((vector_size(8), aligned(1), may_alias));
+    const f8 shift = all(12582912.0f); /* 1.5 * 2^23: rounds to an integer */
+    i8 sum = {0};
+    for (int k = 0; k < BLOCK; k += LANES) {
+        const f8 scaled = max8(min8(load(x + k) * factor, all(127.0f)), all(-127.0f));
+        const i8 values = (i8)(scaled + shift) - (i8)shift;
+        *(bytes8 *)(to + k) = __builtin_convertvector(values, bytes8);
+        sum += values;
+    }
+#endif
+    sum += __builtin_shufflevector(sum, sum, 4, 5, 6, 7, 0, 1, 2, 3);
+    sum += __builtin_shufflevector(sum, sum, 2, 3, 0, 1, 6, 7, 4, 5);
+    return sum[0] + sum[1];
 }
 
 static void quantize_block(const float *x, const struct quantized *to, int64_t place) {
-    typedef int8_t bytes8 __attribute__((vector_size(8), aligned(1), may_alias));
     f8 most = {0}, poison = {0}; /* NaN if a value is not finite */
     for (int k = 0; k < BLOCK; k += LANES) {
         const f8 values = load(x + k);
         most = max8(most, max8(values, -values));
         poison += values * all(0.0f);
     }
-    float largest = 0.0f;
-    for (int i = 0; i < LANES; i++) largest = MAX(largest, most[i]);
-    const float scale = largest / 127.0f, inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
-    i8 sum = {0};
-    for (int k = 0; k < BLOCK; k += LANES) {
-        const f8 scaled = max8(min8(load(x + k) * all(inverse), all(127.0f)), all(-127.0f));
-        const i8 values = nearest8(scaled);
-        *(bytes8 *)(to->values + place * BLOCK + k) = __builtin_convertvector(values, bytes8);
-        sum += values;
-    }
-    int32_t total = 0;
-    for (int i = 0; i < LANES; i++) total += sum[i];
+    most = max8(most, __builtin_shufflevector(most, most, 4, 5, 6, 7, 0, 1, 2, 3));
+    most = max8(most, __builtin_shufflevector(most, most, 2, 3, 0, 1, 6, 7, 4, 5));
+    const float scale = MAX(most[0], most[1]) / 127.0f;
+    to->offsets[place] = SHIFT * round_block(x, all(scale > 0.0f ? 1.0f / scale : 0.0f), to->values + place * BLOCK);
     to->scales[place] = scale + sum8(poison);
-    to->offsets[place] = SHIFT * total;
 }
 
 void quantize_row(const float *x, int64_t width, const struct quantized *to, struct tile tile, int64_t row) {

@@ -23,13 +23,13 @@ from oscine.config import (
     CacheOptions,
     Config,
     EngineOptions,
-    Environment,
     ModelOptions,
     SchedulerOptions,
     ServerOptions,
     engines_of,
 )
 from oscine.engine.build import build_engine
+from oscine.environment import Environment
 from oscine.model.config import ModelConfig
 
 MANY = 64  # from this many requests on, prompts are computed in large steps

@@ -38,9 +38,7 @@ class RecordedSteps:
         """Whether the step is one sampled token a sequence, and small enough to be kept."""
         count = len(step.slots_S)
         return (
-            step.num_tokens == count
-            and count * self._bytes_per_sequence <= _MOST_BYTES
-            and bool(step.samples_S.all())
+            step.num_tokens == count and count * self._bytes_per_sequence <= _MOST_BYTES and bool(step.samples_S.all())
         )
 
     @property

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from oscine.config import Environment
+from oscine.environment import Environment
 
 _MODEL_LAYER = "application/vnd.ollama.image.model"
 _HOST, _OWNER = "registry.ollama.ai", "library"  # which names leave out

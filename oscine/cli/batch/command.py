@@ -11,7 +11,8 @@ from oscine.cli.parser import Parser, subcommand
 from oscine.cli.serve.options import add_options
 from oscine.cli.serve.read_options import read_config
 from oscine.cli.server_url import server_at
-from oscine.config import NANO, Config, Environment
+from oscine.config import NANO, Config
+from oscine.environment import Environment
 
 _CONCURRENCY = 64  # with a server whose limits are unknown
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 
 from oscine.cli.error import USAGE, CommandError
 from oscine.cli.parser import Parser
-from oscine.config import Environment
+from oscine.environment import Environment
 
 if TYPE_CHECKING:
     from oscine.cluster.ray.local import LocalRay

@@ -10,7 +10,8 @@ from oscine.cli.error import USAGE, ended_by
 from oscine.cli.parser import Parser, subcommand
 from oscine.cli.serve.options import add_options
 from oscine.cli.serve.read_options import read_config
-from oscine.config import NANO, Config, Environment
+from oscine.config import NANO, Config
+from oscine.environment import Environment
 from oscine.types import EngineInfo
 
 _LOGGER = logging.getLogger(__name__)

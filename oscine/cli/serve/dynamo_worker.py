@@ -8,8 +8,9 @@ from oscine.cli.error import USAGE, CommandError, ended_by
 from oscine.cli.parser import Parser, subcommand
 from oscine.cli.serve.options import ENGINE_GROUPS, add_options, add_some
 from oscine.cli.serve.read_options import read_config
-from oscine.config import OPTIONS, Environment, ModelOptions
+from oscine.config import OPTIONS, ModelOptions
 from oscine.dynamo.options import DynamoOptions
+from oscine.environment import Environment
 from oscine.option import options_of
 
 _NAME = replace(OPTIONS["served-model-name"], help="name by which clients call the model", shown="its own", nargs=None)

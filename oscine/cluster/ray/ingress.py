@@ -24,7 +24,8 @@ from oscine.cluster.client.metrics import ClusterMetrics
 from oscine.cluster.client.router import RouterClient
 from oscine.cluster.ray.names import router_address
 from oscine.cluster.spec.deployment import ModelSpec
-from oscine.config import Config, Environment, ServerOptions, ToolOptions
+from oscine.config import Config, ServerOptions, ToolOptions
+from oscine.environment import Environment
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from oscine.config import EngineOptions, Environment, devices_of
+from oscine.config import EngineOptions, devices_of
+from oscine.environment import Environment
 from oscine.executor.fake import FakeExecutor, Script
 from oscine.executor.kv.transfers import Transfers, identity_of
 from oscine.executor.masks import TOKENIZER, GrammarCache

@@ -2,8 +2,8 @@
 
 import torch
 
-from oscine.config import Environment
 from oscine.cores import usable_cores
+from oscine.environment import Environment
 
 
 def use_threads(count: int | None) -> None:

@@ -105,7 +105,14 @@ def _compiled() -> Path:
         raise NoLibrary(f"there is no C compiler ({', '.join(_COMPILERS)})")
     sources = sorted(_FOLDER.glob("*.[ch]"))
     state = "\n".join(
-        (*FLAGS, _first_line(compiler), _processor(), *platform.libc_ver(), *(source.read_text() for source in sources), _runner())
+        (
+            *FLAGS,
+            _first_line(compiler),
+            _processor(),
+            *platform.libc_ver(),
+            *(source.read_text() for source in sources),
+            _runner(),
+        )
     )
     name = f"native-{hashlib.blake2b(state.encode(), digest_size=12).hexdigest()}.so"
     caches = os.environ.get("XDG_CACHE_HOME", ""), os.path.expanduser("~/.cache")

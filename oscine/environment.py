@@ -1,0 +1,64 @@
+"""Every environment variable that Oscine reads. Nothing else reads the environment."""
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+def _variable(name: str, default: Any = None) -> Any:
+    return field(default_factory=lambda: os.environ.get(name, default))
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Every environment variable that Oscine reads, as it is when this is made."""
+
+    base_url: str | None = _variable("OSCINE_URL")  # the server that `oscine chat` asks
+    api_key: str | None = _variable("OPENAI_API_KEY")  # sent by `oscine chat`
+    server_api_key: str | None = _variable("OSCINE_API_KEY")  # one more key that `oscine serve` asks for
+    cluster_key: str = _variable("OSCINE_CLUSTER_KEY", "")  # shared by the processes of a cluster; empty: none
+    visible_gpus: str | None = _variable("CUDA_VISIBLE_DEVICES")  # None: all that there are
+    no_color: str | None = _variable("NO_COLOR")
+    omp_num_threads: str | None = _variable("OMP_NUM_THREADS")  # None: torch would use all logical CPUs
+    cache_home: str | None = _variable("XDG_CACHE_HOME")
+
+    @property
+    def traces(self) -> str | None:
+        """OTLP's protocol if OTEL_* name a place for traces; None for no exporter or another than OTLP's.
+
+        OpenTelemetry's SDK reads the rest itself.
+        """
+        get = os.environ.get
+        endpoint, protocol = (
+            get(f"OTEL_EXPORTER_OTLP_TRACES_{name}") or get(f"OTEL_EXPORTER_OTLP_{name}")
+            for name in ("ENDPOINT", "PROTOCOL")
+        )
+        disabled = get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
+        if not endpoint or disabled or get("OTEL_TRACES_EXPORTER", "otlp").strip() != "otlp":
+            return None
+        return protocol or "http/protobuf"
+
+    @property
+    def cache_folder(self) -> Path:
+        """What can be made again: below XDG_CACHE_HOME, or where it is by default."""
+        return Path(self.cache_home or os.path.expanduser("~/.cache")) / "oscine"
+
+    @property
+    def state_folder(self) -> Path:
+        """XDG_STATE_HOME, or where it is by default: what outlives a server."""
+        return Path(os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state"))
+
+    @property
+    def ollama_folders(self) -> tuple[Path, ...]:
+        """Where Ollama may keep its models: OLLAMA_MODELS, or a user's folder and that of its service."""
+        given = os.environ.get("OLLAMA_MODELS")
+        own = Path(os.path.expanduser("~/.ollama/models"))
+        return (Path(given),) if given else (own, Path("/usr/share/ollama/.ollama/models"))
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of NVIDIA that this process may use."""
+        if self.visible_gpus is not None:
+            return len([gpu for gpu in self.visible_gpus.split(",") if gpu not in ("", "-1")])
+        return sum(1 for _ in Path("/dev").glob("nvidia[0-9]*"))

@@ -128,8 +128,35 @@ def test_greedy_tokens() -> None:
     assert found[1] == 3
     assert found[2] == -1
     assert torch.equal(found, sample(x @ head.T, batch).token_ids_N)
-    warm = sampling_batch(37, CPU)
-    assert torch.equal(choose(x, head, None, warm), sample(native_linear.lm_head(x, head), warm).token_ids_N)
+
+
+@pytest.mark.parametrize("vocab", [1, 97, 1001])
+def test_drawn_tokens(vocab: int) -> None:
+    """Those of the definition: its noise differs in the last bit, which decides nothing here."""
+    choose = native_choose.chooser(Target.of(CPU), native_linear.lm_head, sample).choose
+    x, head = torch.randn(200, 64), torch.randn(vocab, 64)
+    x[1], x[2], x[3] = torch.nan, torch.inf, head[0] * 1e5
+    head[vocab // 2] = torch.nan  # a token that cannot be drawn
+    temperature_N = torch.tensor([1.0, 0.5, 1e-30, 3.0, 0.0, 1e5])[torch.arange(200) % 6]
+    seeds, positions = torch.randint(-(1 << 63), (1 << 63) - 1, (200,)), torch.randint(0, 1 << 17, (200,))
+    batch = sampling_batch(200, CPU, temperature_N=temperature_N, seed_N=seeds, position_N=positions)
+    found, expected = choose(x, head, None, batch), sample(native_linear.lm_head(x, head), batch).token_ids_N
+    assert torch.equal(found, expected)
+    assert found[1] == -1
+    assert vocab == 1 or len(found.unique()) > vocab // 16
+
+
+@pytest.mark.parametrize("num_ranks", [2, 8])
+def test_drawn_tokens_of_ranks(num_ranks: int) -> None:
+    x, head = torch.randn(20, 64), torch.randn(800, 64)
+    batch = sampling_batch(20, CPU, temperature_N=torch.tensor([1.0, 0.0]).repeat(10))
+
+    def choose_on(own: Communicator) -> torch.Tensor:
+        chooser = native_choose.chooser(replace(Target.of(CPU), communicator=own), native_linear.lm_head, sample)
+        return chooser.choose(x, head.chunk(num_ranks)[own.rank], None, batch)
+
+    expected = sample(native_linear.lm_head(x, head), batch).token_ids_N
+    assert all(torch.equal(found, expected) for found in on_every_rank(num_ranks, choose_on))
 
 
 @pytest.mark.parametrize("num_ranks", [2, 8])

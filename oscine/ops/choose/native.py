@@ -1,5 +1,6 @@
-"""The token of rows with no sampling parameter but temperature: greedy rows in C, without their logits in memory."""
+"""The token of rows with no sampling parameter but temperature, in C, without their logits in memory."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,18 +14,18 @@ from oscine.ops.target import Target
 
 
 def chooser(target: Target, lm_head: LmHead, sample: Sample) -> Chooser:
-    with_noise, communicator = reference.chooser(lm_head, sample), target.communicator
+    communicator, nothing = target.communicator, (None, None, None)
 
     def choose(x_NH: Tensor, weight_VH: Any, prepared: Any, sampling: SamplingBatch) -> Tensor:
-        if not sampling.greedy:
-            return with_noise.choose(x_NH, weight_VH, prepared, sampling)
         num_rows, (head, kind, vocab, hidden) = x_NH.shape[0], matrix(weight_VH)
         values_N, ids_N = torch.empty(num_rows), torch.empty(num_rows, dtype=torch.int64)
-        inputs, outputs = (x_NH.data_ptr(), head, kind), (values_N.data_ptr(), ids_N.data_ptr())
-        check(library().oscine_greedy(*inputs, *outputs, communicator.rank * vocab, num_rows, vocab, hidden))
+        columns = sampling.temperature_N, sampling.seed_N, sampling.position_N
+        drawn = nothing if sampling.greedy else [column.data_ptr() for column in columns]
+        inputs, outputs = (x_NH.data_ptr(), head, kind, *drawn), (values_N.data_ptr(), ids_N.data_ptr())
+        check(library().oscine_choose(*inputs, *outputs, communicator.rank * vocab, num_rows, vocab, hidden))
         return communicator.best(values_N, ids_N)
 
-    return Chooser(with_noise.prepare, with_noise.prepared_bytes, choose)
+    return replace(reference.chooser(lm_head, sample), choose=choose)
 
 
 def _logits(x_KH: Tensor, weight_VH: Tensor | PackedDense, few_KA: Tensor) -> Tensor:

@@ -1,20 +1,44 @@
-/* The most probable token of each row, without its logits in memory. */
+/* The token of each row, the most probable one or drawn with a temperature, without the row's logits in memory. */
 #include "oscine.h"
 
 #define ROWS_PER_TASK 96
+#define LOWEST_TEMPERATURE 1e-20f /* as in ops/sample/reference.py */
 
-struct greedy {
+typedef uint32_t u8 __attribute__((vector_size(32)));
+
+struct choice {
     const float *x;
     const void *head;
     enum kind kind;
     struct quantized quantized; /* x, for a head in int8 */
-    float *best; /* [parts, N]: the largest logit of a part of the vocabulary */
+    const float *temperatures; /* [N]; NULL: all 0 */
+    const int64_t *seeds, *positions;
+    float *best; /* [parts, N]: the highest score of a part of the vocabulary */
     int64_t *ids;
-    int64_t num_rows, vocabulary, width;
+    int64_t first, num_rows, vocabulary, width;
 };
 
+/* Gumbel noise by a hash of (seed, position, token): ops/sample/noise.py. */
+struct noise {
+    uint32_t key, second;
+};
+
+#define MIX(x) (x ^= x >> 16, x *= 0x7feb352du, x ^= x >> 15, x *= 0x846ca68bu, x ^= x >> 16)
+
+static uint32_t mix(uint32_t x) { return MIX(x); }
+
+static struct noise noise_of(int64_t seed, int64_t position) {
+    const uint32_t key = mix((uint32_t)position ^ mix((uint32_t)seed ^ mix((uint32_t)((uint64_t)seed >> 32))));
+    return (struct noise){key, mix(key + 0x9e3779b9u)};
+}
+
+static float gumbel(uint32_t hash) {
+    const float uniform = ((float)hash + 0.5f) * 0x1p-32f;
+    return -logf(-log1pf(-MIN(uniform, 1 - 0x1p-24f)));
+}
+
 /* Logits [rows, count] of the rows of a tile and `count` tokens from `first` on, a multiple of 8. */
-static void part_of_logits(const struct greedy *a, struct tile rows, int64_t first, int64_t count, float *logits) {
+static void part_of_logits(const struct choice *a, struct tile rows, int64_t first, int64_t count, float *logits) {
     const char *head = a->head;
     if (a->kind != INT8) {
         const float *x = a->x + rows.first * a->width;
@@ -26,8 +50,46 @@ static void part_of_logits(const struct greedy *a, struct tile rows, int64_t fir
     int8_rows(&a->quantized, rows, (const uint8_t *)head, NULL, logits, count, count, 0, (count + 7) / 8);
 }
 
-static void greedy_task(void *context, int64_t i) {
-    const struct greedy *a = context;
+/* The largest logit, of token *id, the lowest of equal ones. NaN wins; then, and if all are -inf, *id is -1. */
+static float most_probable(const float *logits, int64_t count, int64_t first, int64_t *id) {
+    float best = -INFINITY;
+    *id = -1;
+    for (int64_t v = 0; v < count; v++)
+        if (!(logits[v] <= best)) {
+            best = logits[v], *id = first + v;
+            if (isnan(best)) return *id = -1, best;
+        }
+    return best;
+}
+
+/* The same of logits / temperature + noise, where NaN counts as -inf. -log(uniform) is no less than the noise, and cheap
+   to compare with what beats the best so far; few tokens pass, and have their noise computed. */
+static float drawn(
+    const float *logits, int64_t count, int64_t first, float temperature, struct noise noise, int64_t *id) {
+    const f8 heat = all(MAX(temperature, LOWEST_TEMPERATURE));
+    const u8 lanes = {0, 1, 2, 3, 4, 5, 6, 7};
+    float best = -INFINITY;
+    *id = -1;
+    for (int64_t v = 0; v < count; v += LANES) {
+        const int64_t lanes_used = MIN(LANES, count - v);
+        const f8 scaled = (lanes_used == LANES ? load(logits + v) : load_some(logits + v, lanes_used)) / heat;
+        u8 hash = lanes + (uint32_t)(first + v) + noise.key;
+        MIX(hash);
+        hash ^= noise.second;
+        MIX(hash);
+        const f8 floor = __builtin_convertvector((i8)(hash >> 8), f8) * all(0x1p-24f); /* of the uniform number */
+        const i8 may_win = floor < exp8(scaled - all(best)) * all(1.001f);
+        for (int64_t i = 0; i < lanes_used; i++) {
+            if (!may_win[i]) continue;
+            const float score = scaled[i] + gumbel(hash[i]);
+            if (score > best) best = score, *id = first + v + i;
+        }
+    }
+    return best;
+}
+
+static void choice_task(void *context, int64_t i) {
+    const struct choice *a = context;
     const int64_t first = i * ROWS_PER_TASK, count = MIN(ROWS_PER_TASK, a->vocabulary - first);
     float logits[TILE * ROWS_PER_TASK];
     for (int64_t n = 0; n < a->num_rows; n += TILE) {
@@ -35,40 +97,39 @@ static void greedy_task(void *context, int64_t i) {
         part_of_logits(a, rows, first, count, logits);
         for (int64_t r = 0; r < rows.count; r++) {
             const float *row = logits + r * count;
-            float best = -INFINITY;
-            int64_t id = -1;
-            for (int64_t v = 0; v < count; v++)
-                if (!(row[v] <= best)) { /* NaN wins, and stays */
-                    best = row[v], id = first + v;
-                    if (isnan(best)) break;
-                }
-            a->best[i * a->num_rows + n + r] = best;
-            a->ids[i * a->num_rows + n + r] = isnan(best) ? -1 : id;
+            const int64_t at = n + r;
+            float *best = a->best + i * a->num_rows + at;
+            int64_t *id = a->ids + i * a->num_rows + at;
+            const float temperature = a->temperatures ? a->temperatures[at] : 0.0f;
+            *best = temperature > 0.0f
+                        ? drawn(row, count, a->first + first, temperature, noise_of(a->seeds[at], a->positions[at]), id)
+                        : most_probable(row, count, a->first + first, id);
         }
     }
 }
 
-/* x [N, H], head [V, H], of any kind, of the tokens from `first` on -> values [N]: the largest logits; ids [N]: their
- * tokens, -1 for a row with NaN, or without a logit above -inf. -1 without memory. */
-int oscine_greedy(
-    const float *x, const void *head, int64_t kind, float *values, int64_t *ids, int64_t first, int64_t num_rows,
-    int64_t vocabulary, int64_t width) {
+/* x [N, H], head [V, H], of any kind, of the tokens from `first` on -> values [N]: the best scores; ids [N]: their
+   tokens, -1 for a row without one. Temperatures, seeds and positions [N] may be NULL: the most probable tokens. Returns
+   -1 without memory. */
+int oscine_choose(
+    const float *x, const void *head, int64_t kind, const float *temperatures, const int64_t *seeds,
+    const int64_t *positions, float *values, int64_t *ids, int64_t first, int64_t num_rows, int64_t vocabulary,
+    int64_t width) {
     const int64_t parts = (vocabulary + ROWS_PER_TASK - 1) / ROWS_PER_TASK;
-    struct greedy a = {.x = x, .head = head, .kind = kind, .num_rows = num_rows, .vocabulary = vocabulary, .width = width};
+    struct choice a = {
+        .x = x, .head = head, .kind = kind, .temperatures = temperatures, .seeds = seeds, .positions = positions,
+        .first = first, .num_rows = num_rows, .vocabulary = vocabulary, .width = width};
     a.best = scratch(SCRATCH_X, sizeof(float) * parts * num_rows);
     a.ids = scratch(SCRATCH_Y, sizeof(int64_t) * parts * num_rows);
     if (!a.best || !a.ids || (kind == INT8 && quantize_rows(x, num_rows, width, &a.quantized))) return -1;
-    run_parallel(parts, greedy_task, &a);
+    run_parallel(parts, choice_task, &a);
     for (int64_t n = 0; n < num_rows; n++) {
-        values[n] = -INFINITY;
-        ids[n] = -1;
+        values[n] = -INFINITY, ids[n] = -1;
         for (int64_t i = 0; i < parts; i++) {
             const float found = a.best[i * num_rows + n];
-            if (isnan(found)) {
-                values[n] = found, ids[n] = -1;
-                break;
-            }
-            if (found > values[n]) values[n] = found, ids[n] = first + a.ids[i * num_rows + n];
+            if (found <= values[n]) continue;
+            values[n] = found, ids[n] = a.ids[i * num_rows + n];
+            if (isnan(found)) break;
         }
     }
     return 0;

@@ -36,7 +36,7 @@ OF_STEPS = {
     "oscine_norm_qkv": "pippfpiipipppppipiiii",
     "oscine_attention": "ppiiiipippipiip",
     "oscine_moe": "ppppppppiiiiiiif",
-    "oscine_greedy": "ppippiiii",
+    "oscine_choose": "ppipppppiiii",
     "oscine_write_back": "pppi",
 }
 _OTHERS = {

@@ -16,7 +16,7 @@ from oscine.executor.step_batch import StepArrays
 from oscine.ops.native.recording import Recording
 from oscine.ops.packed import PackedSizes, PackedStep
 
-_MOST_BYTES = 64 << 20  # of all recorded steps
+MOST_BYTES = 64 << 20
 
 
 @dataclass(slots=True)
@@ -29,8 +29,9 @@ class _Recorded:
 
 
 class RecordedSteps:
-    def __init__(self, forward: Forward, choose: Choose) -> None:
-        self._forward, self._choose = forward, choose
+    def __init__(self, forward: Forward, choose: Choose, most_bytes: int) -> None:
+        """`most_bytes`: of the tensors of all recorded steps. The least recently used ones are given up first."""
+        self._forward, self._choose, self._most_bytes = forward, choose, most_bytes
         self._recorded: dict[int, _Recorded] = {}  # by sequences, the last used at the end
         self._bytes_per_sequence = 0
 
@@ -38,7 +39,9 @@ class RecordedSteps:
         """Whether the step is one sampled token a sequence, and small enough to be kept."""
         count = len(step.slots_S)
         return (
-            step.num_tokens == count and count * self._bytes_per_sequence <= _MOST_BYTES and bool(step.samples_S.all())
+            step.num_tokens == count
+            and count * self._bytes_per_sequence <= self._most_bytes
+            and bool(step.samples_S.all())
         )
 
     @property
@@ -76,8 +79,8 @@ class RecordedSteps:
         with (recording := Recording()):
             x_SH = self._forward(packed)
         self._bytes_per_sequence = recording.nbytes // sizes.sequences
-        kept = _MOST_BYTES - recording.nbytes
-        while sum(step.forward.nbytes for step in self._recorded.values()) > kept:
+        room = self._most_bytes - recording.nbytes
+        while self._recorded and sum(step.forward.nbytes for step in self._recorded.values()) > room:
             del self._recorded[next(iter(self._recorded))]
         return _Recorded(flat, packed, recording, x_SH)
 

@@ -19,7 +19,7 @@ from oscine.executor.kv.memory import MemoryPlan
 from oscine.executor.launched import LaunchedStep, PromptRows
 from oscine.executor.lockstep import Lockstep
 from oscine.executor.logprobs import of_tokens, on_host
-from oscine.executor.recorded_steps import RecordedSteps
+from oscine.executor.recorded_steps import MOST_BYTES, RecordedSteps
 from oscine.executor.rules import Masks, NewRules, grammar_rules
 from oscine.executor.sampler import AllowedTokens, Sampler
 from oscine.executor.slots import ColumnArray, IntArray, PageEntries, Slots
@@ -91,9 +91,9 @@ class TorchExecutor:
         others = self.communicator, self.lockstep
         return TorchExecutor(layers, self.memory, self._kv, self.max_num_seqs, self._new_rules, *others)
 
-    def record_steps(self) -> None:
+    def record_steps(self, most_bytes: int = MOST_BYTES) -> None:
         """From now on decodes are recorded C calls, on a CPU whose ops are native. Raises NotRecordable."""
-        steps = RecordedSteps(self._decode, self._choose_greedily)
+        steps = RecordedSteps(self._decode, self._choose_greedily, most_bytes)
         steps.try_one(self.state.padding_slot)
         self._recorded = steps
         self.forget_page_zero()

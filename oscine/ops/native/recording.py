@@ -73,11 +73,11 @@ class _Recorder:
         return call
 
 
-class _Memory(TorchDispatchMode):
+class _Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Keeps the tensors that a step makes."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.made: list[Tensor] = []
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -1,0 +1,109 @@
+"""Decodes as recorded C calls make the tokens of the ops called one by one, whatever comes between them."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from oscine.model.gpt_oss import GptOss
+from oscine.model.weights import load_weights
+from oscine.ops.attention import reference
+from oscine.ops.interface import Ops
+from oscine.ops.native.library import unavailable
+from oscine.ops.native.recording import NotRecordable
+from oscine.ops.table import choose, resolve
+from oscine.ops.target import Target
+from oscine.types import GenerationOutput, GenerationRequest
+
+from .test_cuda import mixed_workload
+from .tiny import CONFIG, CPU, LivelyTensors, executor, loop, options, prompt, request, run
+
+pytestmark = pytest.mark.skipif(unavailable() is not None, reason=unavailable() or "")
+
+KINDS: list[dict[str, object]] = [
+    {},
+    {"temperature": 0.9},
+    {"temperature": 1.1, "top_p": 0.8, "top_k": 20, "logprobs": 2},
+    {"presence_penalty": 1.5},
+    {"logit_bias": {3: 100.0}, "min_tokens": 3, "stop_token_ids": (5,)},
+    {"prompt_logprobs": 2},
+]
+
+
+def native_ops() -> Ops:
+    return resolve(Target.of(CPU), choose("native"))
+
+
+def native_model(ops: Ops) -> GptOss:
+    torch.set_num_threads(1)
+    return GptOss(CONFIG, load_weights(CONFIG, LivelyTensors(CONFIG, 3, CPU), CPU, torch.float32, ops=ops), ops)
+
+
+def outputs(
+    ops: Ops, *requests: GenerationRequest, record: bool = True, pages: int = 64, most_bytes: int = 1 << 24
+) -> dict[str, GenerationOutput]:
+    asked = options(max_num_seqs=6)
+    runner = executor(native_model(ops), asked, pages, pages)
+    if record:
+        runner.record_steps(most_bytes)
+    found = run(loop(runner, asked, runner.memory), *requests)
+    return {name: replace(output, queue_s=0.0) for name, output in found.items()}
+
+
+def tokens(outputs: dict[str, GenerationOutput]) -> dict[str, list[int]]:
+    return {name: output.token_ids for name, output in outputs.items()}
+
+
+def counted(count: Counter[str], name: str, op: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any) -> Any:
+        count[name] += 1
+        return op(*args)
+
+    return call
+
+
+@pytest.mark.parametrize("pages", [64, 10])
+def test_greedy_tokens_are_those_of_unrecorded_steps(pages: int) -> None:
+    """With a cache that is large enough, and with preemptions."""
+    found = outputs(native_ops(), *mixed_workload(), pages=pages)
+    expected = outputs(native_ops(), *mixed_workload(), record=False, pages=pages)
+    assert tokens(found) == tokens(expected)
+
+
+def test_what_sampling_asks_for_is_the_same() -> None:
+    """Rows of all kinds together; the results are bitwise those of unrecorded steps."""
+    requests = [request(str(i), prompt(11 + 4 * i, start=i), max_tokens=20, seed=i, **k) for i, k in enumerate(KINDS)]
+    assert outputs(native_ops(), *requests) == outputs(native_ops(), *requests, record=False)
+
+
+def test_a_number_of_sequences_is_recorded_once() -> None:
+    """From then on its steps call no op."""
+    count: Counter[str] = Counter()
+    ops = native_ops()
+    ops = replace(ops, attention=counted(count, "attention", ops.attention), embed=counted(count, "embed", ops.embed))
+    outputs(ops, *(request(str(i), prompt(5, start=i), max_tokens=10 * (i + 1)) for i in range(3)))
+    # one step of prompts, steps of 1 token when recording begins, and then of 3, 2 and 1 sequences
+    assert count["embed"] <= 2 + 3
+    assert count["attention"] == count["embed"] * CONFIG.num_hidden_layers
+
+
+@pytest.mark.parametrize("most_bytes", [1, 100_000])
+def test_recorded_steps_have_a_bound(most_bytes: int) -> None:
+    """With room for no step, and for a few: others are computed as ever, or recorded anew."""
+    requests = [request(str(i), prompt(5 + i, start=i), max_tokens=6 + 5 * i) for i in range(6)]
+    count: Counter[str] = Counter()
+    ops = native_ops()
+    ops = replace(ops, embed=counted(count, "embed", ops.embed))
+    found = outputs(ops, *requests, most_bytes=most_bytes)
+    assert tokens(found) == tokens(outputs(native_ops(), *requests))
+    steps = max(request.sampling.max_tokens for request in requests)
+    assert (count["embed"] >= steps) == (most_bytes == 1)
+
+
+def test_a_step_with_other_arithmetic_is_not_recorded() -> None:
+    ops = replace(native_ops(), attention=reference.attention)
+    with pytest.raises(NotRecordable, match=r"aten\.\w+"):
+        executor(native_model(ops), options(), 64, 64).record_steps()

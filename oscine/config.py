@@ -87,9 +87,8 @@ class ModelOptions(Options, group="model"):
     dtype: Literal["auto", "float32", "bfloat16"] = option(
         "auto", "type of the activations and of the KV cache; auto is bfloat16 on a GPU, float32 on a CPU"
     )
-    cpu_weights: Literal["auto", "int8", "bf16", "float32"] = option(
-        "auto",
-        "type of the dense weights on a CPU; auto is int8, or float32 for a model as small as the embedded one",
+    cpu_weights: Literal["int8", "bf16", "float32"] = option(
+        "int8", "type of the dense weights on a CPU, in kernels that need a C compiler"
     )
     max_model_len: int | None = option(
         None,

@@ -1,5 +1,6 @@
 """The model that the options name, checked and ready to be loaded. No weights are allocated yet."""
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,15 +8,17 @@ from pathlib import Path
 import torch
 
 from oscine.config import ModelOptions
-from oscine.model.checkpoint import CONFIG, Checkpoint
+from oscine.model.checkpoint import CONFIG, Checkpoint, fingerprint
 from oscine.model.config import ModelConfig, gpt_oss_20b, gpt_oss_120b
 from oscine.model.gguf.checkpoint import GgufCheckpoint
 from oscine.model.gguf.config import config_of as gguf_config
 from oscine.model.gguf.file import Gguf
 from oscine.model.hub import config_at, find_model, find_tokenizer
+from oscine.model.packed import PackedFiles
 from oscine.model.random_weights import RandomTensors
 from oscine.model.weights import HostPlace, Shard, TensorSource, Weights, load_weights
 from oscine.ops.interface import Ops
+from oscine.ops.native.weights import LAYOUT
 
 PUBLISHED: dict[str, Callable[[], ModelConfig]] = {"20b": gpt_oss_20b, "120b": gpt_oss_120b}
 RANDOM_SEED = 0
@@ -28,6 +31,7 @@ class OpenedModel:
     source: TensorSource
     device: torch.device
     dtype: torch.dtype  # of activations, KV and unquantised weights
+    path: Path | None = None  # of the checkpoint; None for random weights
 
     def load(
         self,
@@ -36,6 +40,7 @@ class OpenedModel:
         shard: Shard | None = None,
         on_host: HostPlace | None = None,
         embedding_on_host: bool = False,
+        files: PackedFiles | None = None,
         progress: bool = False,
     ) -> Weights:
         """Brings the weights to the device, prepared for `ops`; a shard's, or all. See load_weights."""
@@ -48,8 +53,16 @@ class OpenedModel:
             shard=shard or Shard(),
             on_host=on_host,
             embedding_on_host=embedding_on_host,
+            files=files,
             progress=progress,
         )
+
+    def packed_name(self, cpu_weights: str, shard: Shard) -> str | None:
+        """Distinguishes what is packed of this checkpoint from all else; None for random weights."""
+        if self.path is None:
+            return None
+        state = fingerprint(self.path), repr(self.config), LAYOUT, cpu_weights, shard
+        return f"{self.path.name}-{hashlib.blake2b(repr(state).encode(), digest_size=8).hexdigest()}"
 
 
 def open_model(options: ModelOptions) -> OpenedModel:
@@ -66,7 +79,7 @@ def open_model(options: ModelOptions) -> OpenedModel:
     path = find_model(options)
     config, source = _open(path)
     tokenizer = find_tokenizer(options) if options.tokenizer or not path.is_dir() else path
-    return OpenedModel(config, tokenizer, source, device, dtype)
+    return OpenedModel(config, tokenizer, source, device, dtype, path)
 
 
 def config_of(options: ModelOptions) -> ModelConfig:

@@ -4,7 +4,7 @@ Knows the published names, shapes and dtypes, and which part of each tensor a ra
 how a tensor comes about.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Literal, NamedTuple, Protocol
@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from oscine.kv_group import heads_of_rank
 from oscine.model.config import ModelConfig
+from oscine.model.packed import PackedFiles, page_out
 from oscine.model.staging import Staging
 from oscine.ops.interface import MxExperts, Ops
 from oscine.types import ModelSize
@@ -273,16 +274,17 @@ def load_weights(
     shard: Shard = Shard(),
     on_host: HostPlace | None = None,
     embedding_on_host: bool = False,
+    files: PackedFiles | None = None,
     progress: bool = False,
 ) -> Weights:
     """Brings every tensor to the device, one layer after the other, floats cast to dtype, MXFP4 left packed.
 
     Of each tensor the shard's part. With `ops`, experts are repacked for them as soon as they are there, layer by
     layer, and the head prepared. Experts of the layers `on_host` never come to the device, nor does the embedding if it
-    is said to stay; it is then in pinned memory.
+    is said to stay; it is then in pinned memory. With `files`, large prepared weights are mapped from there.
     """
-    loader = _Loader(config, source, Staging(device), dtype, shard, ops)
-    on_cpu = replace(loader, staging=Staging(torch.device("cpu")), ops=None)
+    loader = _Loader(config, source, Staging(device), dtype, shard, ops, files)
+    on_cpu = replace(loader, staging=Staging(torch.device("cpu")), ops=None, files=None)
     layers = []
     for index in tqdm(range(config.num_hidden_layers), desc="Loading layers", disable=not progress):
         prefix = f"model.layers.{index}."
@@ -312,25 +314,49 @@ class _Loader:
     dtype: torch.dtype
     shard: Shard
     ops: Ops | None
+    files: PackedFiles | None
 
-    def published(self, *names: str) -> Tensor:
-        """One tensor, or several concatenated along their first dimension, on the device."""
-        tensors = [self.shard.part(self.config, name, self.source.get(name)) for name in names]
-        return self.staging.bring(tensors[0] if len(tensors) == 1 else torch.cat(tensors))
+    def published(self, name: str) -> Tensor:
+        return self.shard.part(self.config, name, self.source.get(name))
 
-    def get(self, *names: str) -> Tensor:
-        tensor = self.published(*names)
+    def cast(self, published: Tensor) -> Tensor:
+        tensor = self.staging.bring(published)
         return tensor if tensor.dtype == torch.uint8 else tensor.to(self.dtype)
 
+    def get(self, *names: str) -> Tensor:
+        """One tensor, or several concatenated along their first dimension, on the device."""
+        return self.cast(_joined([self.published(name) for name in names]))
+
     def dense(self, *names: str) -> Any:
-        return self.get(*names) if self.ops is None else self.ops.prepare_dense(self.published(*names), self.dtype)
+        ops = self.ops
+        if ops is None:
+            return self.get(*names)
+        return self.prepared(names, lambda parts: ops.prepare_dense(self.staging.bring(_joined(parts)), self.dtype))
 
     def embedding(self, name: str) -> Tensor:
-        return self.get(name) if self.ops is None else self.ops.prepare_embedding(self.published(name), self.dtype)
+        if self.ops is None:
+            return self.get(name)
+        return self.ops.prepare_embedding(self.staging.bring(self.published(name)), self.dtype)
 
     def experts(self, prefix: str) -> Any:
-        experts = MxExperts(*(self.get(f"{prefix}mlp.experts.{name}") for name in _EXPERTS))
-        return experts if self.ops is None else self.ops.prepare_experts(experts)
+        def prepare(parts: list[Tensor]) -> Any:
+            experts = MxExperts(*map(self.cast, parts))
+            return experts if self.ops is None else self.ops.prepare_experts(experts)
+
+        return self.prepared([f"{prefix}mlp.experts.{name}" for name in _EXPERTS], prepare)
+
+    def prepared(self, names: Sequence[str], prepare: Callable[[list[Tensor]], Any]) -> Any:
+        """Of the tensors as published; from its file, if there is one."""
+        if self.files is None:
+            return prepare([self.published(name) for name in names])
+
+        def make() -> Any:
+            parts = [self.published(name) for name in names]
+            made = prepare(parts)
+            page_out(parts)
+            return made
+
+        return self.files.get(names[0], make)
 
     def layer(self, prefix: str, experts: Any) -> LayerWeights:
         attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
@@ -346,3 +372,7 @@ class _Loader:
             router_bias_E=self.get(f"{mlp}router.bias"),
             experts=experts,
         )
+
+
+def _joined(tensors: list[Tensor]) -> Tensor:
+    return tensors[0] if len(tensors) == 1 else torch.cat(tensors)

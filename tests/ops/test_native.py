@@ -16,6 +16,7 @@ from oscine.ops.linear import reference as reference_linear
 from oscine.ops.moe import native as native_moe
 from oscine.ops.moe import reference as reference_moe
 from oscine.ops.native.library import library, unavailable
+from oscine.ops.native.weights import DenseKind, pack_dense
 from oscine.ops.norm import native as native_norm
 from oscine.ops.norm import reference as reference_norm
 from oscine.ops.qkv import native as native_qkv
@@ -76,6 +77,52 @@ def test_linear(num_tokens: int, num_rows: int, width: int) -> None:
     torch.testing.assert_close(native_linear.lm_head(x, weight), expected, rtol=1e-5, atol=1e-5)
 
 
+DENSE_ERROR = 0.009  # of the norm of random products: weights and activations rounded to 1/127 of the largest of 32
+
+
+@pytest.mark.parametrize("num_tokens", [0, 1, 2, 3, 33, 70])
+@pytest.mark.parametrize(("num_rows", "width"), [(8, 32), (25, 20), (200, 96), (1, 2880)])
+def test_linear_in_int8_and_bfloat16(num_tokens: int, num_rows: int, width: int) -> None:
+    published = torch.randn(num_rows, width, generator=torch.Generator().manual_seed(1)).bfloat16()
+    x = torch.randn(num_tokens, width, generator=torch.Generator().manual_seed(2))
+    bias = torch.randn(num_rows)
+    expected = reference_linear.out_proj(x, published.float(), bias)
+    found = native_linear.out_proj(x, pack_dense(published, "bf16"), bias)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-4)
+    found = native_linear.out_proj(x, pack_dense(published, "int8"), bias)
+    most = 0.02 if num_rows * num_tokens < 100 else DENSE_ERROR
+    assert (found - expected).norm() <= most * (x.norm() * published.float().norm() / width**0.5)
+
+
+def test_int8_weights_that_int8_holds_are_exact() -> None:
+    published = torch.randint(-127, 128, (24, 64)).bfloat16()
+    published[:, ::32] = 127.0  # so the scale is 1
+    x = torch.randint(-127, 128, (9, 64)).float()
+    x[:, ::32] = 127.0
+    found = native_linear.lm_head(x, pack_dense(published, "int8"))
+    assert torch.equal(found, x @ published.float().T)
+
+
+def test_a_value_that_is_not_finite_spoils_its_own_token_only() -> None:
+    weight = pack_dense(torch.randn(30, 96).bfloat16(), "int8")
+    experts = native_moe.prepare_experts(random_experts(4, 96, 32, CPU, torch.float32, scales=(118, 124)))
+    x, routing = torch.randn(5, 96), random_routing(5, 4, 2, CPU)
+    fine = native_linear.lm_head(x, weight), native_moe.moe(x, routing, experts, 7.0)
+    for value in (torch.nan, torch.inf, -torch.inf):
+        x[2, 40] = value
+        spoilt = native_linear.lm_head(x, weight), native_moe.moe(x, routing, experts, 7.0)
+        for before, after in zip(fine, spoilt, strict=True):
+            assert not after[2].isfinite().any()
+            assert torch.equal(after[[0, 1, 3, 4]], before[[0, 1, 3, 4]])
+
+
+def test_weights_of_zeros_and_tiny_ones() -> None:
+    published = torch.zeros(8, 64).bfloat16()
+    published[1] = 1e-38
+    found = native_linear.lm_head(torch.ones(3, 64), pack_dense(published, "int8"))
+    torch.testing.assert_close(found, torch.zeros(3, 8), rtol=0, atol=1e-30)
+
+
 @pytest.mark.parametrize("num_tokens", [1, 40])
 def test_queries_keys_and_values(num_tokens: int) -> None:
     heads, kv_heads, dim, page_size, hidden = 4, 2, 16, 8, 48
@@ -117,17 +164,26 @@ def test_experts_of_values_that_int8_holds_are_exact() -> None:
     torch.testing.assert_close(found, expected, rtol=0.02, atol=0.02)
 
 
-def test_greedy_tokens() -> None:
+@pytest.mark.parametrize("kind", ["float32", "bf16", "int8"])
+def test_greedy_tokens(kind: DenseKind) -> None:
     choose = native_choose.chooser(Target.of(CPU), native_linear.lm_head, sample).choose
-    x, head = torch.randn(37, 64), torch.randn(1000, 64)
-    head[500] = head[3]  # a tie: the lowest id wins
-    x[1] = head[3] * 10
+    x, published = torch.randn(37, 64), torch.randn(1001, 64).bfloat16()
+    published[500] = published[3]  # a tie: the lowest id wins
+    x[1] = published[3].float() * 10
     x[2, 5] = torch.nan
+    head = pack_dense(published, kind)
     batch = sampling_batch(37, CPU, temperature_N=torch.zeros(37), greedy=True)
     found = choose(x, head, None, batch)
     assert found[1] == 3
     assert found[2] == -1
-    assert torch.equal(found, sample(x @ head.T, batch).token_ids_N)
+    logits = native_linear.lm_head(x, head)
+    assert torch.equal(found, sample(logits, batch).token_ids_N)
+    few = torch.randint(0, 1001, (37, 5)).sort(1).values
+    chosen = native_choose.choose_few(x, head, few, torch.zeros(37), torch.zeros(37, 5))
+    best = few.gather(1, logits.gather(1, few).argmax(1, keepdim=True))[:, 0]
+    assert torch.equal(chosen[[0, 1, *range(3, 37)]], best[[0, 1, *range(3, 37)]])
+    warm = sampling_batch(37, CPU)
+    assert torch.equal(choose(x, head, None, warm), sample(native_linear.lm_head(x, head), warm).token_ids_N)
 
 
 @pytest.mark.parametrize("vocab", [1, 97, 1001])
@@ -177,6 +233,7 @@ def test_greedy_tokens_of_ranks(num_ranks: int) -> None:
 
 def test_a_token_alone_has_the_same_result_as_among_others() -> None:
     x, weight, bias = torch.randn(9, 100), torch.randn(50, 100), torch.randn(50)
+    packed = pack_dense(weight.bfloat16(), "int8")
     experts = native_moe.prepare_experts(random_experts(4, 128, 64, CPU, torch.float32, scales=(118, 124)))
     routing, tokens = random_routing(9, 4, 2, CPU), torch.randn(9, 128)
     choose = native_choose.chooser(Target.of(CPU), native_linear.lm_head, sample).choose
@@ -186,9 +243,11 @@ def test_a_token_alone_has_the_same_result_as_among_others() -> None:
         greedy = sampling_batch(len(x[rows]), CPU, temperature_N=torch.zeros(len(x[rows])), greedy=True)
         return (
             native_linear.out_proj(x[rows], weight, bias),
+            native_linear.out_proj(x[rows], packed, bias),
             native_moe.moe(tokens[rows], part, experts, 7.0),
             native_norm.rms_norm(x[rows], weight[0], 1e-5, x[rows])[0],
             choose(x[rows], weight, None, greedy),
+            choose(x[rows], packed, None, greedy),
         )
 
     together = results(slice(None))

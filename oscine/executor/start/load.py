@@ -13,11 +13,12 @@ from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from oscine.config import EngineOptions
+from oscine.environment import Environment
 from oscine.executor.cuda_graphs import sizes_up_to
 from oscine.executor.kv.allocate import allocate_kv, dtype_name
 from oscine.executor.kv.memory import MemoryPlan, OnHost, WeightBytes, leave_on_host, plan_memory
@@ -35,6 +36,7 @@ from oscine.kv_group import KVGroup
 from oscine.model.config import ModelConfig
 from oscine.model.gpt_oss import GptOss
 from oscine.model.opened import open_model
+from oscine.model.packed import PackedFiles
 from oscine.model.weights import Part, Shard, TensorSpec
 from oscine.ops.interface import Shapes
 from oscine.ops.moe.on_host import MOST_TOKENS, HostLayers
@@ -48,8 +50,8 @@ if TYPE_CHECKING:  # it needs Triton, which a CPU does not
 
 Report = Callable[[str], None]
 RulesOf = Callable[[Path | None, int], NewRules]  # of the tokenizer's file, if known, and the size of the vocabulary
+_LARGE_BYTES = 1 << 30  # of packed weights that are kept in files
 _ROUNDING = 0.01  # of the allocator, which the reserve covers
-_SMALL_BYTES = 1 << 30  # of a model in float32 that does without int8 on a CPU
 _DENSE = ("q_proj.weight", "k_proj.weight", "v_proj.weight", "o_proj.weight", "lm_head.weight")
 
 
@@ -71,7 +73,7 @@ class Start:
         self.lockstep = None if seat is None else open_lockstep(seat, self.opened, options)
         exchange = None if self.lockstep is None else self.lockstep.exchange
         target = Target.of(self.opened.device, communicator and communicator(self.opened), exchange)
-        self.target = replace(target, cpu_weights=_cpu_weights(options.model.cpu_weights, self.opened.config))
+        self.target = replace(target, cpu_weights=options.model.cpu_weights)
         self.shard = Shard.of_everything(self.target.communicator.rank, self.target.communicator.num_ranks)
         if seat is not None:
             self.shard = Shard(experts=Part(seat.rank, seat.num_ranks))
@@ -191,6 +193,7 @@ def load(start: Start, memory: MemoryPlan) -> TorchExecutor:
         shard=start.shard,
         on_host=start.on_host,
         embedding_on_host=memory.on_host.embedding > 0,
+        files=_packed_files(start),
         progress=not options.quiet,
     )
     if start.prepared_head_bytes and weights.prepared_head is None:
@@ -259,6 +262,16 @@ def _tensor_bytes(specs: Mapping[str, TensorSpec], dtype: torch.dtype) -> dict[s
     }
 
 
+def _packed_files(start: Start) -> PackedFiles | None:
+    """For large models on a CPU with native kernels: from a checkpoint, whose files need not stay in memory then."""
+    sizes = start.tensor_bytes
+    num_bytes = sum(sizes.values()) - sizes["model.embed_tokens.weight"]  # which is read from the checkpoint
+    if platform(start.target, start.opened.dtype) != "native" or num_bytes < _LARGE_BYTES:
+        return None
+    name = start.opened.packed_name(start.target.cpu_weights, start.shard)
+    return None if name is None else PackedFiles(Environment().cache_folder / "packed" / name, num_bytes, start.report)
+
+
 def _native_bytes(specs: Mapping[str, TensorSpec], cpu_weights: str) -> dict[str, int]:
     """The same for the C kernels of CPUs: dense matrices in one of three types, and the embedding as it is."""
     of_dense = {"float32": 4.0, "bf16": 2.0, "int8": 1 + 2 / 32}
@@ -271,12 +284,6 @@ def _native_bytes(specs: Mapping[str, TensorSpec], cpu_weights: str) -> dict[str
         return of_dense[cpu_weights] if name.endswith(_DENSE) else 4
 
     return {name: int(prod(spec.shape) * bytes_per_value(name, spec)) for name, spec in specs.items()}
-
-
-def _cpu_weights(asked: str, config: ModelConfig) -> Any:
-    """Of Target."""
-    small = weight_bytes(config, torch.float32) < _SMALL_BYTES
-    return asked if asked != "auto" else "float32" if small else "int8"
 
 
 def _weights(start: Start) -> WeightBytes:

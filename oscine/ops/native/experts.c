@@ -97,8 +97,8 @@ static void quantize_hidden(void *context, int64_t p) {
 static inline void swiglu(f8 gate_up, float limit, int64_t count, float *out) {
     f8 gate = __builtin_shufflevector(gate_up, gate_up, 0, 2, 4, 6, 0, 2, 4, 6);
     f8 up = __builtin_shufflevector(gate_up, gate_up, 1, 3, 5, 7, 1, 3, 5, 7);
-    gate = min8(gate, all(limit));
-    up = max8(min8(up, all(limit)), all(-limit));
+    gate = min8(all(limit), gate); /* of a bound and NaN, NaN */
+    up = max8(all(-limit), min8(all(limit), up));
     const f8 value = (up + all(1.0f)) * gate / (all(1.0f) + exp8(gate * all(-1.702f)));
     for (int64_t i = 0; i < MIN(count, 4); i++) out[i] = value[i];
 }

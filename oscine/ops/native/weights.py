@@ -12,6 +12,7 @@ from oscine.ops.native.library import check, library
 DenseKind = Literal["float32", "int8", "bf16"]
 _KINDS = ("float32", "int8", "bf16")  # in the order of oscine.h
 _BLOCK = 32
+LAYOUT = 1  # of packed weights; another one for each change of their bytes
 
 
 @dataclass(frozen=True, slots=True)

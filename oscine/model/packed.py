@@ -1,0 +1,132 @@
+"""Weights that were packed for a CPU, in files that are memory-mapped: the next start is immediate, and processes share
+their memory.
+
+One file holds one prepared weight: a header in JSON, padded to 4,096 bytes with spaces, then its tensors at multiples
+of 64 bytes. A file is renamed when it is whole, so an interrupted start goes on where it was.
+"""
+
+import ctypes
+import json
+import mmap
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from oscine.ops.native.weights import PackedDense, PackedExperts
+
+T = TypeVar("T")
+_HEADER, _ALIGNMENT = 4096, 64
+_SPARE_BYTES = 1 << 30  # of the disk, which are left to others
+_WHOLE = 0.98  # of the weights: norms and routers are in no file
+_KINDS: dict[str, Any] = {kind.__name__: kind for kind in (PackedDense, PackedExperts)}
+_MADV_PAGEOUT = 21
+
+
+class PackedFiles:
+    """A folder of prepared weights by name. Without room on the disk they are made anew, and stay in memory."""
+
+    def __init__(self, folder: Path, num_bytes: int, report: Callable[[str], None]) -> None:
+        """`num_bytes`: of all weights."""
+        self._folder, self._report = folder, report
+        self._usable = self._has_room(num_bytes)
+
+    def get(self, name: str, make: Callable[[], T]) -> T:
+        path = self._folder / name
+        if not self._usable:
+            return make()
+        try:
+            return _read(path)  # type: ignore[no-any-return]
+        except (OSError, ValueError, KeyError, TypeError):  # there is none yet, or it is not whole
+            made = make()
+        try:
+            _write(path, made)
+            return _read(path)  # type: ignore[no-any-return]
+        except OSError as error:
+            self._give_up(str(error))
+            return made
+
+    def _has_room(self, num_bytes: int) -> bool:
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            held = sum(path.stat().st_size for path in self._folder.iterdir())
+            free = shutil.disk_usage(self._folder).free
+        except OSError as error:
+            self._give_up(str(error))
+            return False
+        missing = num_bytes - held if held < _WHOLE * num_bytes else 0
+        if missing and missing + _SPARE_BYTES > free:
+            self._give_up(f"they take {missing >> 20} MiB more, and {self._folder} has {free >> 20} MiB")
+            return False
+        self._report(f"packed weights: {'mapped from' if not missing else 'written to'} {self._folder}")
+        return True
+
+    def _give_up(self, why: str) -> None:
+        self._usable = False
+        self._report(f"weights are packed anew at every start, and this process has them alone: {why}")
+
+
+def page_out(tensors: Iterable[Tensor]) -> None:
+    """Gives the memory of files back to the system: what is touched again is read again."""
+    for tensor in tensors:
+        first = -(-tensor.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+        length = (tensor.data_ptr() + tensor.nbytes - first) // mmap.PAGESIZE * mmap.PAGESIZE
+        if length > 0:
+            ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(length), _MADV_PAGEOUT)
+
+
+def _write(path: Path, value: Any) -> None:
+    header, tensors = _describe(value)
+    text = json.dumps(header).encode()
+    assert len(text) <= _HEADER
+    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+        try:
+            file.write(text.ljust(_HEADER))
+            for tensor in tensors:
+                file.write(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
+                file.write(bytes(-file.tell() % _ALIGNMENT))
+            file.flush()
+            os.fsync(file.fileno())
+            Path(file.name).replace(path)
+        except BaseException:
+            Path(file.name).unlink(missing_ok=True)
+            raise
+
+
+def _describe(value: Any) -> tuple[dict[str, Any], list[Tensor]]:
+    """The header, and the tensors in its order."""
+    named = {"": value} if isinstance(value, Tensor) else {f.name: getattr(value, f.name) for f in fields(value)}
+    tensors = {name: part for name, part in named.items() if isinstance(part, Tensor)}
+    places, end = {}, _HEADER
+    for name, tensor in tensors.items():
+        places[name] = [str(tensor.dtype).removeprefix("torch."), list(tensor.shape), end]
+        end += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
+    rest = {name: part for name, part in named.items() if name not in tensors}
+    return {"kind": type(value).__name__, "bytes": end, "tensors": places, "rest": rest}, list(tensors.values())
+
+
+def _read(path: Path) -> Any:
+    """Raises OSError, ValueError, KeyError or TypeError for a file that is not whole."""
+    with path.open("rb") as file:
+        memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    header = json.loads(memory[:_HEADER])
+    if header["bytes"] != len(memory):
+        raise ValueError(path)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    named = {name: _tensor(memory, *place) for name, place in header["tensors"].items()}
+    if header["kind"] not in _KINDS:
+        return named[""]
+    rest = {name: tuple(part) if isinstance(part, list) else part for name, part in header["rest"].items()}
+    return _KINDS[header["kind"]](**named, **rest)
+
+
+def _tensor(memory: mmap.mmap, dtype: str, shape: list[int], offset: int) -> Tensor:
+    count = torch.Size(shape).numel()
+    return torch.frombuffer(memory, dtype=getattr(torch, dtype), count=count, offset=offset).view(shape)

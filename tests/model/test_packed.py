@@ -1,0 +1,100 @@
+"""Packed weights in files: mapped at the second start, made again where they are not whole, done without where there is
+no room."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks.kernels.inputs import random_experts
+from oscine.model import packed
+from oscine.model.packed import PackedFiles, page_out
+from oscine.ops.moe import native as native_moe
+from oscine.ops.native.library import unavailable
+from oscine.ops.native.weights import PackedDense, PackedExperts, pack_dense
+
+pytestmark = pytest.mark.skipif(unavailable() is not None, reason=unavailable() or "")
+
+
+def dense() -> PackedDense:
+    found = pack_dense(torch.randn(40, 70).bfloat16(), "int8")
+    assert isinstance(found, PackedDense)
+    return found
+
+
+def experts() -> PackedExperts:
+    cpu = torch.device("cpu")
+    return native_moe.prepare_experts(random_experts(3, 64, 32, cpu, torch.float32, scales=(118, 124)))
+
+
+def never() -> object:
+    raise AssertionError("it is in its file")
+
+
+def files(folder: Path, said: list[str] | None = None) -> PackedFiles:
+    return PackedFiles(folder, 1 << 20, (said if said is not None else []).append)
+
+
+def parts(value: object) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    return [part for name in value.__slots__ if isinstance(part := getattr(value, name), Tensor)]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("make", [dense, experts, lambda: torch.randn(7, 5).bfloat16()])
+def test_a_second_start_maps_what_the_first_one_made(make: object, tmp_path: Path) -> None:
+    assert callable(make)
+    made = make()
+    first = files(tmp_path).get("weight", lambda: made)
+    second = files(tmp_path).get("weight", never)
+    assert type(first) is type(second) is type(made)
+    for one, two, expected in zip(parts(first), parts(second), parts(made), strict=True):
+        assert torch.equal(one, expected)
+        assert torch.equal(two, expected)
+    if isinstance(made, PackedExperts):
+        assert (second.gate_up_blocks, second.down_blocks) == (made.gate_up_blocks, made.down_blocks)
+    assert [path.name for path in tmp_path.iterdir()] == ["weight"]
+
+
+@pytest.mark.parametrize("cut", [0, 100, 5000])
+def test_a_file_that_is_not_whole_is_made_again(cut: int, tmp_path: Path) -> None:
+    made = dense()
+    files(tmp_path).get("weight", lambda: made)
+    path = tmp_path / "weight"
+    path.write_bytes(path.read_bytes()[:cut])
+    again = files(tmp_path).get("weight", lambda: made)
+    assert torch.equal(again.packed, made.packed)
+    assert torch.equal(files(tmp_path).get("weight", never).packed, made.packed)  # type: ignore[attr-defined]
+
+
+def test_without_room_on_the_disk_weights_are_made_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+    said: list[str] = []
+    made = dense()
+    assert files(tmp_path, said).get("weight", lambda: made) is made
+    assert not list(tmp_path.iterdir())
+    assert len(said) == 1
+    assert "at every start" in said[0]
+
+
+def test_a_disk_that_fills_up_costs_nothing_but_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(packed.os, "fsync", full)
+    said: list[str] = []
+    some, made = files(tmp_path, said), dense()
+    assert some.get("a", lambda: made) is made
+    assert some.get("b", lambda: made) is made
+    assert not list(tmp_path.iterdir())
+    assert sum("No space left" in line for line in said) == 1
+
+
+def test_what_was_paged_out_is_still_there(tmp_path: Path) -> None:
+    mapped = files(tmp_path).get("weight", lambda: torch.arange(100_000))
+    own = torch.arange(100_000)
+    page_out([mapped, own])
+    assert torch.equal(mapped, own)
+    assert torch.equal(own, torch.arange(100_000))

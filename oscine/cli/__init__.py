@@ -1,4 +1,4 @@
-"""The command line: `oscine serve`, `chat`, `batch`, `bench`, `cluster`.
+"""The command line: `oscine serve`, `chat`, `batch`, `pull`, `list`, `rm`, `bench`, `cluster`.
 
 Importing it loads neither the server nor the model.
 """
@@ -12,6 +12,7 @@ from oscine.cli.bench import command as bench_command
 from oscine.cli.chat import command as chat_command
 from oscine.cli.cluster import command as cluster_command
 from oscine.cli.error import INTERRUPTED, CommandError
+from oscine.cli.models import command as models_command
 from oscine.cli.parser import Parser
 from oscine.cli.serve import command as serve_command
 from oscine.cli.serve import dynamo_worker
@@ -25,7 +26,8 @@ def _parser() -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"oscine {oscine.__version__}")
     commands = parser.add_subparsers(prog=parser.prog, metavar="COMMAND", required=True)
-    for command in (serve_command, chat_command, batch_command, bench_command, cluster_command, dynamo_worker):
+    of_models = serve_command, chat_command, batch_command, models_command
+    for command in (*of_models, bench_command, cluster_command, dynamo_worker):
         command.add_command(commands)
     return parser
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from oscine.kv_group import KVGroup
 
+MODEL_TYPES = ("gpt_oss", "gpt_oss_puzzle")  # as config.json says; layers of the latter differ
 _ALIASES = {"num_experts_per_tok": ("experts_per_token",)}  # other spellings in the file
 LayerType = Literal["sliding_attention", "full_attention"]
 
@@ -199,7 +200,7 @@ def _require(condition: bool, name: str, rule: str, value: object) -> None:
 def _check_supported(values: Mapping[str, Any]) -> None:
     """Refuses valid gpt-oss configurations that this implementation does not compute."""
     only: dict[str, tuple[object, ...]] = {
-        "model_type": ("gpt_oss", "gpt_oss_puzzle"),  # the latter differs by layer
+        "model_type": MODEL_TYPES,
         "hidden_act": ("silu",),
         "attention_bias": (True,),
         "tie_word_embeddings": (False,),

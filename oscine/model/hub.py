@@ -9,19 +9,22 @@ resumes, caches, and obeys HF_HOME, HF_TOKEN and HF_HUB_OFFLINE.
 
 import re
 from collections.abc import Callable
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 from oscine.config import NANO, ModelOptions
 from oscine.model import ollama
 from oscine.model.config import ModelConfig
+from oscine.model.download import blobs_of, fetch_blobs
 from oscine.model.gguf.config import config_of, tokenizer_of
 from oscine.model.gguf.file import Gguf, gguf_in, is_gguf, parts_of
 
 NANO_FOLDER = Path(__file__).parent / "nano"
 CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"
-ROOT_FILES = ["*.json", "*.jinja", "*.safetensors"]
+WEIGHTS = "*.safetensors"
+ROOT_FILES = ["*.json", "*.jinja", WEIGHTS]
 FOLDERS = ["*/*"]
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _SHORT_NAMES = {name: f"openai/{name}" for name in ("gpt-oss-20b", "gpt-oss-120b")}
@@ -34,6 +37,20 @@ def find_model(options: ModelOptions) -> Path:
     Raises ValueError if the hub does not have it, or if Oscine cannot serve it.
     """
     return _local(options.model) or _Hub(options, options.model).fetch_model()
+
+
+def repository(name: str) -> str:
+    """The full name on the hub of a published model, for its short name; any other name as it is."""
+    return _SHORT_NAMES.get(name, name)
+
+
+def pull(options: ModelOptions) -> Path:
+    """Downloads what is missing of a model of the hub. Returns its folder. Raises ValueError."""
+    if (found := _local(options.model)) is not None:
+        raise ValueError(f"model {options.model!r} is on this machine already: {found}")
+    hub = _Hub(options, options.model)
+    hub.require()
+    return hub.fetch_model()
 
 
 def config_at(path: Path) -> ModelConfig:
@@ -103,12 +120,17 @@ class _Hub:
         self._own = name == options.model
         self._unreachable = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else _unreachable(constants.ENDPOINT)
         self._where: dict[str, Any] = {
-            "repo_id": _SHORT_NAMES.get(name, name),
+            "repo_id": repository(name),
             "revision": options.revision if self._own else None,
             "cache_dir": options.download_dir,
             "local_files_only": self._unreachable is not None,
         }
         self._has_tokenizer = options.tokenizer is None
+
+    def require(self) -> None:
+        """Raises ValueError if the hub cannot be reached."""
+        if self._unreachable is not None:
+            raise ValueError(f"the hub cannot be reached: {self._unreachable}")
 
     def fetch_model(self) -> Path:
         """Fetches the configuration, the tokenizer, then the weights, so that errors come before the large download."""
@@ -117,6 +139,8 @@ class _Hub:
         ModelConfig.from_file(self.fetch(CONFIG))
         if self._has_tokenizer:
             self.fetch(TOKENIZER)
+        if self._unreachable is None:
+            self._get(self._fetch_weights)
         return Path(self._get(snapshot_download, allow_patterns=ROOT_FILES, ignore_patterns=FOLDERS))
 
     def fetch(self, file: str) -> Path:
@@ -124,9 +148,13 @@ class _Hub:
 
         return Path(self._get(hf_hub_download, filename=file))
 
+    def _fetch_weights(self, repo_id: str, revision: str | None, cache_dir: str | None, **_: Any) -> None:
+        fetch_blobs(blobs_of(repo_id, revision, cache_dir, lambda name: fnmatch(name, WEIGHTS) and "/" not in name))
+
     def _get(self, fetch: Callable[..., Any], **what: Any) -> str:
         from huggingface_hub import errors
 
+        of_its_library = errors.HfHubHTTPError.__mro__[1]  # for HTTP: one of two
         try:
             return str(fetch(**self._where, **what))
         except errors.LocalEntryNotFoundError as error:
@@ -134,13 +162,17 @@ class _Hub:
             raise ValueError(
                 f"model {self._model!r} is not in the local cache, and the hub cannot be reached: {why}"
             ) from error
+        except errors.GatedRepoError as error:
+            raise ValueError(
+                f"model {self._model!r} is gated: its page on the hub says on what terms HF_TOKEN may read it"
+            ) from error
         except errors.RepositoryNotFoundError as error:
             raise ValueError(f"model {self._model!r} is not on the hub, or HF_TOKEN may not read it") from error
         except errors.RevisionNotFoundError as error:
             raise ValueError(f"model {self._model!r} has no --revision {self._where['revision']!r}") from error
         except errors.EntryNotFoundError as error:
             raise ValueError(f"model {self._model!r} has no {what['filename']}") from error
-        except (errors.HfHubHTTPError, errors.HFValidationError, OSError) as error:
+        except (of_its_library, errors.HFValidationError, OSError) as error:
             why = str(error).strip().splitlines()[0]
             raise ValueError(f"model {self._model!r} cannot be fetched: {why}") from error
 

@@ -1,0 +1,86 @@
+"""`oscine pull`, `oscine list` and `oscine rm`: the models on this machine."""
+
+import argparse
+import sys
+
+from oscine.cli.error import USAGE, CommandError, ended_by
+from oscine.cli.parser import Parser, subcommand
+from oscine.cli.serve.options import add_some
+from oscine.config import OPTIONS, ModelOptions
+
+_WIDTHS = "{:32}  {:14}  {:13}  {:>9}{}"
+
+
+def add_command(commands: "argparse._SubParsersAction[Parser]") -> None:
+    _add_pull(commands)
+    _add_list(commands)
+    _add_rm(commands)
+
+
+def _add_pull(commands: "argparse._SubParsersAction[Parser]") -> None:
+    more = (
+        "Download a model from Hugging Face into its cache, where `oscine serve` finds it without a network. "
+        "A download that was interrupted goes on where it stopped."
+    )
+    parser = subcommand(commands, "pull", "download a model", description=more)
+    parser.add_argument("model", metavar="MODEL", help="gpt-oss-20b, gpt-oss-120b, or owner/name of Hugging Face")
+    add_some(parser, (OPTIONS["revision"], OPTIONS["download-dir"]))
+    parser.set_defaults(run=run_pull)
+
+
+def _add_list(commands: "argparse._SubParsersAction[Parser]") -> None:
+    more = "List the gpt-oss models on this machine: in Oscine itself, in Hugging Face's cache, and in Ollama's store."
+    parser = subcommand(commands, "list", "list the models on this machine", description=more)
+    add_some(parser, (OPTIONS["download-dir"],))
+    parser.set_defaults(run=run_list)
+
+
+def _add_rm(commands: "argparse._SubParsersAction[Parser]") -> None:
+    more = "Remove a model from Hugging Face's cache, or weights that were packed for this CPU."
+    parser = subcommand(commands, "rm", "remove a downloaded model", description=more)
+    parser.add_argument("model", metavar="MODEL", help="a name that `oscine list` shows")
+    parser.add_argument("--yes", action="store_true", help="remove it without a question")
+    add_some(parser, (OPTIONS["download-dir"],))
+    parser.set_defaults(run=run_rm)
+
+
+def run_pull(args: argparse.Namespace) -> None:
+    from oscine.model.hub import pull
+    from oscine.model.installed import size_of
+
+    given = vars(args)
+    with ended_by(ValueError):
+        folder = pull(ModelOptions(args.model, given.get("revision"), download_dir=given.get("download-dir")))
+    print(f"{args.model}: {_gigabytes(size_of(folder))} in {folder}")
+
+
+def run_list(args: argparse.Namespace) -> None:
+    from oscine.model.installed import installed
+
+    print(_WIDTHS.format("NAME", "PLACE", "FORMAT", "SIZE", ""))
+    for model in installed(vars(args).get("download-dir")):
+        note = "" if model.whole else "  incomplete: `oscine pull` goes on"
+        print(_WIDTHS.format(model.name, model.place, model.format, _gigabytes(model.num_bytes), note))
+
+
+def run_rm(args: argparse.Namespace) -> None:
+    from oscine.model.installed import find_removable, remove
+
+    with ended_by(ValueError, OSError):
+        model = find_removable(args.model, vars(args).get("download-dir"))
+        if args.yes or _confirmed(f"Remove {model.name} ({_gigabytes(model.num_bytes)}) from {model.path}? [y/N] "):
+            remove(model)
+            print(f"removed {model.name}: {_gigabytes(model.num_bytes)}")
+
+
+def _confirmed(question: str) -> bool:
+    if not sys.stdin.isatty():
+        raise CommandError("without a terminal to ask at, --yes is needed", USAGE)
+    try:
+        return input(question).strip().lower() in ("y", "yes")
+    except EOFError:
+        return False
+
+
+def _gigabytes(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"

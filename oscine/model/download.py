@@ -1,0 +1,151 @@
+"""Large files of a Hugging Face repository, brought into the cache of its library.
+
+The library would begin a file again that was interrupted. Here it goes on where it stopped, also after the end of the
+process. The library finds the file as one of its blobs, and links it.
+"""
+
+import fcntl
+import hashlib
+import os
+import shutil
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from tqdm import tqdm
+
+_PIECE = 1 << 20  # bytes
+_AT_ONCE = 4  # files
+_TRIES = 5  # without a byte in between
+_PAUSE_S = 1.0  # before the second try; it doubles
+_TIMEOUT_S = 30.0  # without a byte
+
+
+@dataclass(frozen=True, slots=True)
+class Blob:
+    """A file of a repository whose content is named by its hash."""
+
+    name: str
+    url: str
+    size: int  # bytes
+    sha256: str
+    path: Path  # in the cache
+
+    @property
+    def partial(self) -> Path:
+        return self.path.with_name(f"{self.sha256}.incomplete")
+
+    @property
+    def held(self) -> int:
+        """Bytes that are here already."""
+        return next((path.stat().st_size for path in (self.path, self.partial) if path.exists()), 0)
+
+
+def blobs_of(repo_id: str, revision: str | None, cache_dir: str | None, wanted: Callable[[str], bool]) -> list[Blob]:
+    """Raises the errors of huggingface_hub."""
+    from huggingface_hub import HfApi, constants, hf_hub_url
+    from huggingface_hub.file_download import repo_folder_name
+
+    found = HfApi().model_info(repo_id, revision=revision, files_metadata=True)
+    folder = Path(cache_dir or constants.HF_HUB_CACHE) / repo_folder_name(repo_id=repo_id, repo_type="model") / "blobs"
+    return [
+        Blob(
+            file.rfilename, hf_hub_url(repo_id, file.rfilename, revision=found.sha), file.size, sha256, folder / sha256
+        )
+        for file in found.siblings or ()
+        if wanted(file.rfilename) and file.lfs is not None and file.size and (sha256 := file.lfs.sha256)
+    ]
+
+
+def fetch_blobs(blobs: list[Blob]) -> None:
+    """Downloads what is missing, with one progress bar. Raises ValueError for what the user can mend."""
+    missing = [blob for blob in blobs if not blob.path.exists()]
+    if not missing:
+        return
+    folder = missing[0].path.parent
+    folder.mkdir(parents=True, exist_ok=True)
+    _check_space(missing, folder)
+    held, total = (sum(getattr(blob, what) for blob in blobs) for what in ("held", "size"))
+    stop = threading.Event()
+    with (
+        tqdm(desc="Downloading", initial=held, total=total, unit="B", unit_scale=True) as bar,
+        ThreadPoolExecutor(_AT_ONCE) as threads,
+    ):
+        running = [threads.submit(_Download(blob, bar, stop).run) for blob in missing]
+        try:
+            for one in running:
+                one.result()
+        finally:
+            stop.set()
+
+
+def _check_space(missing: list[Blob], folder: Path) -> None:
+    needed, free = sum(blob.size - blob.held for blob in missing), shutil.disk_usage(folder).free
+    if needed > free:
+        raise ValueError(
+            f"{needed / 1e9:.1f} GB are missing, and {folder} has room for {free / 1e9:.1f} GB; --download-dir names "
+            "another folder"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Download:
+    blob: Blob
+    bar: "tqdm[object]"
+    stop: threading.Event
+
+    def run(self) -> None:
+        blob = self.blob
+        with blob.partial.open("ab") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # another process may be at it; then it is here in the end
+            if blob.path.exists():
+                return
+            self._fill(file)
+        if self.stop.is_set():
+            return
+        _check(blob)
+        os.replace(blob.partial, blob.path)
+
+    def _fill(self, file: BinaryIO) -> None:
+        import httpx
+
+        tries = 0
+        while not self.stop.is_set() and (before := file.tell()) < self.blob.size:
+            try:
+                self._go_on(file, before)
+            except httpx.HTTPStatusError as error:
+                raise ValueError(f"{self.blob.name} cannot be fetched: {error.response.status_code}") from None
+            except httpx.TransportError as error:
+                tries = 1 if file.tell() > before else tries + 1
+                if tries == _TRIES:
+                    raise ValueError(f"{self.blob.name} cannot be fetched: {error or type(error).__name__}") from None
+                self.stop.wait(_PAUSE_S * 2 ** (tries - 1))
+
+    def _go_on(self, file: BinaryIO, start: int) -> None:
+        import httpx
+        from huggingface_hub.utils import build_hf_headers
+
+        headers = build_hf_headers() | ({"Range": f"bytes={start}-"} if start else {})
+        with httpx.stream("GET", self.blob.url, headers=headers, follow_redirects=True, timeout=_TIMEOUT_S) as answer:
+            answer.raise_for_status()
+            if start and answer.status_code != httpx.codes.PARTIAL_CONTENT:
+                file.seek(0)  # the server does not know ranges
+                file.truncate()
+                self.bar.update(-start)
+            for piece in answer.iter_bytes(_PIECE):
+                if self.stop.is_set():
+                    return
+                file.write(piece)
+                file.flush()
+                self.bar.update(len(piece))
+
+
+def _check(blob: Blob) -> None:
+    with blob.partial.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != blob.sha256:
+        blob.partial.unlink()
+        raise ValueError(f"{blob.name} arrived damaged and was removed; fetch it again")

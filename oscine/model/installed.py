@@ -1,0 +1,118 @@
+"""The gpt-oss models on this machine: the embedded one, those in Hugging Face's cache and in Ollama's store.
+
+And weights that were packed for this machine's CPU: files in `packed` in Oscine's cache.
+"""
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from oscine.config import NANO, Environment
+from oscine.model import ollama
+from oscine.model.config import MODEL_TYPES
+from oscine.model.gguf.config import ARCHITECTURES
+from oscine.model.gguf.file import Gguf
+from oscine.model.hub import CONFIG, NANO_FOLDER, repository
+
+Place = Literal["Oscine", "Hugging Face", "Ollama", "packed"]
+_INDEX = "model.safetensors.index.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    name: str  # as `oscine serve` takes it, but for packed weights
+    place: Place
+    format: str
+    num_bytes: int
+    path: Path  # what removing it deletes
+    whole: bool = True  # no file of it is missing
+
+
+def installed(cache_dir: str | None = None) -> list[Installed]:
+    """`cache_dir`: Hugging Face's cache; None is that of the environment."""
+    nano = Installed(NANO, "Oscine", "safetensors", size_of(NANO_FOLDER), NANO_FOLDER)
+    return [nano, *_of_hugging_face(cache_dir), *_of_ollama(), *_packed()]
+
+
+def find_removable(name: str, cache_dir: str | None = None) -> Installed:
+    """Raises ValueError for what is not there, and for what is not Oscine's to remove."""
+    found = next((model for model in installed(cache_dir) if model.name == repository(name)), None)
+    if found is None:
+        raise ValueError(f"model {name!r} is not on this machine; `oscine list` shows what is")
+    if found.place == "Oscine":
+        raise ValueError(f"{name} is a part of Oscine")
+    if found.place == "Ollama":
+        raise ValueError(f"{name} is in Ollama's store, which Oscine only reads: `ollama rm {name}` removes it")
+    return found
+
+
+def remove(model: Installed) -> None:
+    """Deletes its files, those of an unfinished download too. Raises OSError."""
+    if model.path.is_dir():
+        shutil.rmtree(model.path)
+    else:
+        model.path.unlink()
+
+
+def _of_hugging_face(cache_dir: str | None) -> Iterator[Installed]:
+    from huggingface_hub import constants
+
+    cache = Path(cache_dir or constants.HF_HUB_CACHE)
+    for folder in sorted(cache.glob("models--*--*")):
+        name = folder.name.removeprefix("models--").replace("--", "/", 1)
+        for snapshot in sorted(folder.glob("snapshots/*"), key=lambda path: path.stat().st_mtime, reverse=True):
+            if (kind := _format(snapshot)) is not None:
+                yield Installed(name, "Hugging Face", kind, size_of(folder), folder, _is_whole(snapshot, kind))
+                break
+
+
+def _format(snapshot: Path) -> str | None:
+    """None for a model that Oscine does not serve."""
+    if _json(snapshot / CONFIG).get("model_type") in MODEL_TYPES:
+        return "safetensors"
+    return "GGUF" if any(_is_gpt_oss(path) for path in snapshot.glob("*.gguf")) else None
+
+
+def _is_whole(snapshot: Path, kind: str) -> bool:
+    if kind == "GGUF":
+        return True
+    placed = set(_json(snapshot / _INDEX).get("weight_map", {}).values()) or {"model.safetensors"}
+    return all((snapshot / name).exists() for name in placed)
+
+
+def _of_ollama() -> Iterator[Installed]:
+    for model in ollama.installed():
+        with suppress(ValueError):  # of another program, so its broken files are none of ours
+            weights = model.weights()
+            if _is_gpt_oss(weights):
+                yield Installed(model.name, "Ollama", "GGUF", weights.stat().st_size, weights)
+
+
+def _packed() -> Iterator[Installed]:
+    folder = Environment().cache_folder / "packed"
+    for path in sorted(folder.glob("*")):
+        yield Installed(path.name, "packed", "int8 and MXFP4", size_of(path), path)
+
+
+def _is_gpt_oss(path: Path) -> bool:
+    with suppress(ValueError):
+        return Gguf(path).metadata.get("general.architecture") in ARCHITECTURES
+    return False
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """Empty if there is no such file, or no object in it."""
+    with suppress(OSError, ValueError):
+        found = json.loads(path.read_bytes())
+        return found if isinstance(found, dict) else {}
+    return {}
+
+
+def size_of(path: Path) -> int:
+    """Of a file, or of all files of a folder, each counted once."""
+    files = {file.resolve() for file in (path.rglob("*") if path.is_dir() else (path,)) if file.is_file()}
+    return sum(file.stat().st_size for file in files)

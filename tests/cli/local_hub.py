@@ -1,0 +1,140 @@
+"""A hub on this machine that speaks the part of the Hugging Face hub's API that its client uses to download models."""
+
+import hashlib
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+COMMIT = "0123456789012345678901234567890123456789"
+LARGE = 1 << 20  # bytes from which on a file is named by its hash
+
+
+class LocalHub(ThreadingHTTPServer):
+    """Repositories by name, of files by name. A request for a large file may stall after some of its bytes."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.repositories: dict[str, dict[str, bytes]] = {}
+        self.gated: set[str] = set()
+        self.knows_ranges = True
+        self.breaks_after: int | None = None  # bytes of a large file per connection
+        self.damages = False  # large files
+        self.stalls_after: int | None = None  # the same; the connection stays open
+        self.stalled = threading.Event()
+        self.asked: list[tuple[str, str, str]] = []  # method, file or address, range
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+    def end_stalls(self) -> None:
+        self.stalls_after = None
+        self.stalled.set()
+
+    def ranges(self, file: str) -> list[str]:
+        """That were asked for of a file, in order."""
+        return [asked for method, name, asked in self.asked if method == "GET" and name == file]
+
+
+@contextmanager
+def local_hub() -> Iterator[LocalHub]:
+    with LocalHub() as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: LocalHub
+    protocol_version = "HTTP/1.1"
+
+    def do_HEAD(self) -> None:
+        self._answer()
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    def _answer(self) -> None:
+        path = self.path.partition("?")[0].strip("/")
+        if path.startswith("api/models/"):
+            owner, name, *rest = path.removeprefix("api/models/").split("/")
+            self._describe(f"{owner}/{name}", "tree" in rest)
+        elif "/resolve/" in path:
+            repository, _, rest = path.partition("/resolve/")
+            self._file(repository, rest.partition("/")[2])
+        else:
+            self._send(200, b"")
+
+    def _describe(self, name: str, tree: bool) -> None:
+        files = self.server.repositories.get(name)
+        if files is None:
+            self._send(404, b"", {"X-Error-Code": "RepoNotFound"})
+            return
+        entries = [_entry(file, content, tree) for file, content in files.items()]
+        answer = entries if tree else {"id": name, "sha": COMMIT, "siblings": entries, "tags": []}
+        self._send(200, json.dumps(answer).encode(), {"Content-Type": "application/json"})
+
+    def _file(self, repository: str, name: str) -> None:
+        asked = self.headers.get("Range", "")
+        self.server.asked.append((self.command, name, asked))
+        if repository in self.server.gated:
+            self._send(403, b"", {"X-Error-Code": "GatedRepo"})
+            return
+        content = self.server.repositories.get(repository, {}).get(name)
+        if content is None:
+            self._send(
+                404,
+                b"",
+                {"X-Error-Code": "EntryNotFound" if repository in self.server.repositories else "RepoNotFound"},
+            )
+            return
+        headers = {"ETag": f'"{_digest(content)}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
+        start = int(asked.removeprefix("bytes=").partition("-")[0]) if asked and self.server.knows_ranges else 0
+        if start:
+            headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
+        if self.server.damages and len(content) >= LARGE:
+            content = bytes(len(content))
+        self._send(206 if start else 200, content[start:], headers)
+
+    def _send(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command == "HEAD":
+            return
+        hub = self.server
+        limit = hub.breaks_after if hub.stalls_after is None else hub.stalls_after
+        if limit is None or len(body) <= limit:
+            self.wfile.write(body)
+            return
+        self.wfile.write(body[:limit])
+        self.wfile.flush()
+        if hub.stalls_after is not None:
+            hub.stalled.wait()
+        self.close_connection = True
+
+    def log_message(self, *args: object) -> None: ...
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest() if len(content) >= LARGE else hashlib.sha1(content).hexdigest()
+
+
+def _entry(name: str, content: bytes, tree: bool) -> dict[str, Any]:
+    """As in the tree of a revision, or among the files of a model."""
+    entry: dict[str, Any] = {"type": "file", "path": name} if tree else {"rfilename": name}
+    entry |= {"size": len(content), "oid": _digest(content), "blobId": _digest(content)}
+    if len(content) >= LARGE:
+        named = {"oid": _digest(content)} if tree else {"sha256": _digest(content)}
+        entry["lfs"] = {"size": len(content), "pointerSize": 130, **named}
+    return entry

@@ -1,0 +1,178 @@
+"""`oscine pull`, `list` and `rm`, with the hub's real client and a hub on this machine."""
+
+import hashlib
+import os
+import pty
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from oscine.config import ModelOptions
+from oscine.model import download, hub
+from oscine.model.hub import NANO_FOLDER
+from tests.cli.local_hub import LocalHub, local_hub
+from tests.cli.test_commands import run
+from tests.model.gguf_files import write_ollama
+from tests.model.test_gguf import CONFIG
+from tests.model.test_ollama import add_model
+from tests.model.tiny import tensors
+
+NAME, WEIGHTS = "openai/gpt-oss-20b", "model.safetensors"
+
+
+class Machine:
+    """A home of its own, and a hub that has a model."""
+
+    def __init__(self, folder: Path, server: LocalHub) -> None:
+        self.hub, self.cache, self.ollama = server, folder / "hf/hub", folder / "ollama"
+        self.packed = folder / "cache/oscine/packed"
+        server.repositories[NAME] = {path.name: path.read_bytes() for path in NANO_FOLDER.iterdir()}
+        server.repositories[NAME] |= {"original/model.safetensors": b"o" * (2 << 20), "metal/model.bin": b"m" * 5000}
+        self.environment = {
+            "HF_ENDPOINT": server.url,
+            "HF_HOME": str(folder / "hf"),
+            "OLLAMA_MODELS": str(self.ollama),
+            "XDG_CACHE_HOME": str(folder / "cache"),
+        }
+
+    def run(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
+        return run(*arguments, **self.environment)
+
+    def said(self, *arguments: str, status: int = 0) -> str:
+        done = self.run(*arguments)
+        assert done.returncode == status, done.stderr
+        return done.stdout if status == 0 else done.stderr.splitlines()[-1]
+
+    def start(self, *arguments: str, **streams: int) -> "subprocess.Popen[str]":
+        command = [sys.executable, "-m", "oscine", *arguments]
+        return subprocess.Popen(command, env=os.environ | self.environment, text=True, **streams)  # type: ignore[call-overload, no-any-return]
+
+    def snapshot(self) -> Path:
+        (found,) = self.cache.glob("models--openai--gpt-oss-20b/snapshots/*")
+        return found
+
+    def listed(self) -> dict[str, list[str]]:
+        return {line.split()[0]: line.split()[1:] for line in self.said("list").splitlines()[1:]}
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    with local_hub() as server:
+        yield Machine(tmp_path, server)
+
+
+def test_a_model_is_pulled_listed_and_removed(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert machine.said("pull", "gpt-oss-20b") == f"gpt-oss-20b: 11.2 MB in {machine.snapshot()}\n"
+    assert {path.name for path in machine.snapshot().iterdir()} == {path.name for path in NANO_FOLDER.iterdir()}
+    for path in machine.snapshot().iterdir():
+        assert path.read_bytes() == (NANO_FOLDER / path.name).read_bytes()
+    assert machine.listed()[NAME] == ["Hugging", "Face", "safetensors", "11.2", "MB"]
+
+    machine.said("pull", "gpt-oss-20b")
+    assert machine.hub.ranges(WEIGHTS) == [""]  # it was fetched once
+
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(machine.cache))
+    assert hub.find_model(ModelOptions(NAME)) == machine.snapshot()
+
+    assert machine.said("rm", "gpt-oss-20b", "--yes") == f"removed {NAME}: 11.2 MB\n"
+    assert NAME not in machine.listed()
+    assert machine.said("rm", NAME, "--yes", status=1).endswith("is not on this machine; `oscine list` shows what is")
+
+
+def test_a_download_that_was_interrupted_goes_on_where_it_stopped(machine: Machine) -> None:
+    machine.hub.stalls_after = 5 << 20
+    pulling = machine.start("pull", NAME, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while not (held := [path.stat().st_size for path in machine.cache.rglob("*.incomplete")]) or held[0] < 5 << 20:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    pulling.send_signal(signal.SIGINT)
+    machine.hub.end_stalls()
+    assert pulling.wait(60) == 130
+    assert machine.listed()[NAME][-1] == "on"  # incomplete: `oscine pull` goes on
+
+    machine.said("pull", NAME)
+    assert machine.hub.ranges(WEIGHTS) == ["", f"bytes={5 << 20}-"]
+    assert (machine.snapshot() / WEIGHTS).read_bytes() == (NANO_FOLDER / WEIGHTS).read_bytes()
+    assert not list(machine.cache.rglob("*.incomplete"))
+
+
+def test_connections_that_break_are_made_again(machine: Machine) -> None:
+    machine.hub.breaks_after = 4 << 20
+    machine.said("pull", NAME)
+    assert machine.hub.ranges(WEIGHTS) == ["", f"bytes={4 << 20}-", f"bytes={8 << 20}-"]
+    assert (machine.snapshot() / WEIGHTS).read_bytes() == (NANO_FOLDER / WEIGHTS).read_bytes()
+
+
+def test_a_server_without_ranges_sends_all_again(machine: Machine) -> None:
+    blobs = machine.cache / "models--openai--gpt-oss-20b/blobs"
+    blobs.mkdir(parents=True)
+    digest = hashlib.sha256((NANO_FOLDER / WEIGHTS).read_bytes()).hexdigest()
+    (blobs / f"{digest}.incomplete").write_bytes(b"half")
+    machine.hub.knows_ranges = False
+    machine.said("pull", NAME)
+    assert machine.hub.ranges(WEIGHTS) == ["bytes=4-"]
+    assert (machine.snapshot() / WEIGHTS).read_bytes() == (NANO_FOLDER / WEIGHTS).read_bytes()
+
+
+def test_damaged_files_are_removed(machine: Machine) -> None:
+    machine.hub.damages = True
+    assert machine.said("pull", NAME, status=1) == (
+        f"oscine: error: {WEIGHTS} arrived damaged and was removed; fetch it again"
+    )
+    assert not list(machine.cache.rglob("*.incomplete"))
+
+
+def test_models_that_the_hub_does_not_give(machine: Machine) -> None:
+    assert "model 'nobody/nothing' is not on the hub" in machine.said("pull", "nobody/nothing", status=1)
+    machine.hub.gated.add(NAME)
+    assert f"model '{NAME}' is gated" in machine.said("pull", NAME, status=1)
+    machine.environment["HF_ENDPOINT"] = "http://127.0.0.1:1"
+    assert "the hub cannot be reached: http://127.0.0.1:1" in machine.said("pull", NAME, status=1)
+    assert "'oscine-nano' is on this machine already" in machine.said("pull", "oscine-nano", status=1)
+
+
+def test_a_disk_without_room_is_told_before_the_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(0, 0, 2_000_000_000))  # type: ignore[attr-defined]
+    blob = download.Blob(WEIGHTS, "http://127.0.0.1:1", 13_000_000_000, "ab", tmp_path / "blobs/ab")
+    with pytest.raises(ValueError, match=r"13\.0 GB are missing, and .*blobs has room for 2\.0 GB; --download-dir"):
+        download.fetch_blobs([blob])
+
+
+def test_what_others_keep_is_listed_and_not_removed(machine: Machine, tmp_path: Path) -> None:
+    write_ollama(tmp_path / "weights", CONFIG, tensors(CONFIG))
+    add_model(machine.ollama, "registry.ollama.ai/library/gpt-oss/20b", (tmp_path / "weights").read_bytes())
+    add_model(machine.ollama, "registry.ollama.ai/library/llama3/latest", b"GGUF, but another")
+    (machine.cache / "models--some--llama/snapshots/1").mkdir(parents=True)
+    machine.packed.mkdir(parents=True)
+    (machine.packed / "gpt-oss-20b-avx2").write_bytes(bytes(3_000_000))
+    listed = machine.listed()
+    assert listed.keys() == {"oscine-nano", "gpt-oss:20b", "gpt-oss-20b-avx2"}
+    assert listed["gpt-oss:20b"][:2] == ["Ollama", "GGUF"]
+    assert "`ollama rm gpt-oss:20b` removes it" in machine.said("rm", "gpt-oss:20b", "--yes", status=1)
+    assert "oscine-nano is a part of Oscine" in machine.said("rm", "oscine-nano", "--yes", status=1)
+    assert machine.said("rm", "gpt-oss-20b-avx2", "--yes") == "removed gpt-oss-20b-avx2: 3.0 MB\n"
+
+
+@pytest.mark.parametrize(("answer", "removed"), [("y\n", True), ("\n", False)])
+def test_a_question_comes_first(machine: Machine, answer: str, removed: bool) -> None:
+    machine.packed.mkdir(parents=True)
+    path = machine.packed / "weights"
+    path.write_bytes(b"12")
+    assert "--yes is needed" in machine.said("rm", "weights", status=2)
+    ours, theirs = pty.openpty()
+    removing = machine.start("rm", "weights", stdin=theirs, stdout=subprocess.DEVNULL)
+    os.write(ours, answer.encode())
+    assert removing.wait(60) == 0
+    assert path.exists() is not removed
+    for end in (ours, theirs):
+        os.close(end)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from tqdm import tqdm
 
@@ -94,7 +94,7 @@ def _check_space(missing: list[Blob], folder: Path) -> None:
 @dataclass(frozen=True, slots=True)
 class _Download:
     blob: Blob
-    bar: "tqdm[object]"
+    bar: "tqdm[Any]"
     stop: threading.Event
 
     def run(self) -> None:
@@ -126,16 +126,18 @@ class _Download:
 
     def _go_on(self, file: BinaryIO, start: int) -> None:
         import httpx
-        from huggingface_hub.utils import build_hf_headers
+        from huggingface_hub import get_token
 
-        headers = build_hf_headers() | ({"Range": f"bytes={start}-"} if start else {})
+        headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={start}-"} if start else {})
+        if token := get_token():
+            headers["Authorization"] = f"Bearer {token}"  # httpx keeps it from other hosts
         with httpx.stream("GET", self.blob.url, headers=headers, follow_redirects=True, timeout=_TIMEOUT_S) as answer:
             answer.raise_for_status()
             if start and answer.status_code != httpx.codes.PARTIAL_CONTENT:
                 file.seek(0)  # the server does not know ranges
                 file.truncate()
                 self.bar.update(-start)
-            for piece in answer.iter_bytes(_PIECE):
+            for piece in answer.iter_raw(_PIECE):
                 if self.stop.is_set():
                     return
                 file.write(piece)

@@ -154,7 +154,7 @@ class _Hub:
     def _get(self, fetch: Callable[..., Any], **what: Any) -> str:
         from huggingface_hub import errors
 
-        of_its_library = errors.HfHubHTTPError.__mro__[1]  # for HTTP: one of two
+        of_its_library: type[Exception] = errors.HfHubHTTPError.__mro__[1]  # for HTTP: one of two
         try:
             return str(fetch(**self._where, **what))
         except errors.LocalEntryNotFoundError as error:

@@ -16,7 +16,7 @@ import pytest
 from oscine.config import ModelOptions
 from oscine.model import download, hub
 from oscine.model.hub import NANO_FOLDER
-from tests.cli.local_hub import LocalHub, local_hub
+from tests.cli.local_hub import TOKEN, LocalHub, local_hub
 from tests.cli.test_commands import run
 from tests.model.gguf_files import write_ollama
 from tests.model.test_gguf import CONFIG
@@ -136,6 +136,8 @@ def test_models_that_the_hub_does_not_give(machine: Machine) -> None:
     assert "model 'nobody/nothing' is not on the hub" in machine.said("pull", "nobody/nothing", status=1)
     machine.hub.gated.add(NAME)
     assert f"model '{NAME}' is gated" in machine.said("pull", NAME, status=1)
+    machine.environment["HF_TOKEN"] = TOKEN
+    machine.said("pull", NAME)
     machine.environment["HF_ENDPOINT"] = "http://127.0.0.1:1"
     assert "the hub cannot be reached: http://127.0.0.1:1" in machine.said("pull", NAME, status=1)
     assert "'oscine-nano' is on this machine already" in machine.said("pull", "oscine-nano", status=1)

@@ -7,6 +7,7 @@ Shape suffixes: N blocks, B bytes of one.
 """
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +16,8 @@ from torch import Tensor
 
 from oscine.model.gguf.file import Stored
 
-Bytes, Floats = NDArray[np.uint8], NDArray[np.float32]
+Bytes = NDArray[np.uint8]
+Floats = NDArray[np.float32]
 Read = Callable[[Bytes], Floats]  # [N, B] -> [N, values of a block]
 MXFP4, MXFP4_OF_OLLAMA = "MXFP4", "MXFP4 of Ollama"
 _PIECE = 1 << 13  # blocks
@@ -90,8 +92,9 @@ def _nibbles(packed_NB: Bytes) -> Bytes:
 
 def _fifth_bits(blocks_NB: Bytes, at: int) -> Bytes:
     """16 where bit i of the 32 bits at byte `at` is set, [N, 32]."""
-    bits = (blocks_NB[:, at : at + 4, None] >> _EIGHT) & 1
-    return (bits << 4).reshape(-1, 32)
+    bits: Any = (blocks_NB[:, at : at + 4, None] >> _EIGHT) & 1
+    found: Bytes = (bits << 4).reshape(-1, 32)
+    return found
 
 
 def _q8_0(blocks_NB: Bytes) -> Floats:
@@ -125,14 +128,15 @@ def _q4_k(blocks_NB: Bytes) -> Floats:
 
 
 def _q5_k(blocks_NB: Bytes) -> Floats:
-    fifth = (blocks_NB[:, None, 16:48] >> _EIGHT[:, None]) & 1
+    fifth: Any = (blocks_NB[:, None, 16:48] >> _EIGHT[:, None]) & 1
     return _with_minima(blocks_NB, _nibbles_of_quarters(blocks_NB[:, 48:]) | (fifth << 4))
 
 
 def _nibbles_of_quarters(packed_NB: Bytes) -> Bytes:
     """[N, 8, 32]: of each 32 bytes the low nibbles, then the high ones."""
     packed = packed_NB.reshape(-1, 4, 1, 32)
-    return np.concatenate((packed & 15, packed >> 4), axis=2).reshape(-1, 8, 32)
+    found: Bytes = np.concatenate((packed & 15, packed >> 4), axis=2).reshape(-1, 8, 32)
+    return found
 
 
 def _with_minima(blocks_NB: Bytes, values: Bytes) -> Floats:

@@ -102,8 +102,8 @@ class GgufCheckpoint:
             return {name: (experts, rows // len(names), *columns) for name in names}
         if (found := _PROJECTION.fullmatch(end)) and self._is_fused(layer):
             return {f"{layer}attn_qkv.{found[2]}": (self._qkv_rows()[-1].stop, *shape[1:])}
-        names = self._names(layer, end)
-        return {next((name for name in names if name in self._file.tensors), names[0]): shape}
+        spellings = self._names(layer, end)
+        return {next((name for name in spellings if name in self._file.tensors), spellings[0]): shape}
 
     def _check(self, name: str, shape: tuple[int, ...]) -> None:
         path, stored = self._file.path, self._file.tensors.get(name)

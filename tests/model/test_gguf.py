@@ -1,5 +1,6 @@
 """GGUF files: the same weights as in safetensors, the same checks, and types of blocks against ggml's own package."""
 
+import mmap
 import struct
 from contextlib import suppress
 from dataclasses import replace
@@ -117,7 +118,9 @@ def test_blocks_are_read_as_ggml_reads_them(name: str) -> None:
     kind = next(kind for kind in TYPES.values() if kind.name == name)
     raw = np.random.default_rng(0).integers(0, 256, (6, 5 * kind.bytes), dtype=np.uint8)
     theirs = torch.from_numpy(gguf.quants.dequantize(raw, Quantization[name]))
-    ours = floats(Stored("t", (6, 5 * kind.values), kind, raw.reshape(-1)))
+    with mmap.mmap(-1, raw.nbytes) as data:
+        data[:] = raw.tobytes()
+        ours = floats(Stored("t", (6, 5 * kind.values), kind, data, 0))
     # Random halves may be infinite or no numbers; sums and products of three may be rounded in another order.
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5, equal_nan=True)
 
@@ -137,6 +140,29 @@ def test_dense_weights_in_other_types(tmp_path: Path, kind: Quantization) -> Non
     for name in ("lm_head.weight", "model.layers.2.self_attn.k_proj.weight"):
         expected = gguf.quants.dequantize(gguf.quants.quantize(made[name].float().numpy(), kind), kind)
         torch.testing.assert_close(found.get(name), torch.from_numpy(expected), rtol=1e-6, atol=1e-7)
+
+
+def test_a_quantised_embedding_takes_two_bytes_per_value(tmp_path: Path) -> None:
+    made = tensors(CONFIG)
+    write_llama_cpp(tmp_path / "m.gguf", CONFIG, made, types=lambda name: Quantization.Q8_0)
+    found = opened(tmp_path / "m.gguf").get("model.embed_tokens.weight")
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found, made["model.embed_tokens.weight"], rtol=0.02, atol=0.001)
+
+
+def resident() -> int:
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssFile"))
+    return int(line.split()[1]) * 1024
+
+
+def test_what_was_read_of_a_file_does_not_stay_in_memory(tmp_path: Path) -> None:
+    config = replace(CONFIG, hidden_size=512, intermediate_size=512, num_local_experts=16)
+    write_llama_cpp(tmp_path / "m.gguf", config, tensors(config), types=lambda name: Quantization.Q8_0)
+    assert (size := (tmp_path / "m.gguf").stat().st_size) > 20_000_000
+    found, before = opened(tmp_path / "m.gguf"), resident()
+    for name in tensor_specs(config):
+        found.get(name)
+    assert resident() - before < size / 4
 
 
 # ---- refusals ----

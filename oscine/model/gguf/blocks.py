@@ -25,22 +25,25 @@ _EIGHT = np.arange(8, dtype=np.uint8)
 _IQ4_NL = np.array((-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113), np.float32)
 
 
-def floats(stored: Stored) -> Tensor:
-    """In the shape of the tensor: bfloat16 as it is, everything else as float32. Both stay mapped if stored so."""
+def floats(stored: Stored, dtype: torch.dtype = torch.float32) -> Tensor:
+    """In the shape of the tensor. bfloat16 and float32 stay as they are, and mapped; all else becomes `dtype`."""
     if stored.type.name in _PLAIN:
         found = torch.from_numpy(stored.raw).view(_PLAIN[stored.type.name]).view(stored.shape)
-        return found.float() if found.dtype == torch.float16 else found
+        return found.to(dtype) if found.dtype == torch.float16 else found
     blocks_NB, read = stored.raw.reshape(-1, stored.type.bytes), READ[stored.type.name]
-    out = np.empty((len(blocks_NB), stored.type.values), np.float32)
+    out = torch.empty(len(blocks_NB), stored.type.values, dtype=dtype)
     with np.errstate(all="ignore"):  # a broken file may hold any number
         for piece in _pieces(len(out)):
-            out[piece] = read(blocks_NB[piece])
-    return torch.from_numpy(out).view(stored.shape)
+            out[piece] = torch.from_numpy(read(blocks_NB[piece]))
+    stored.release()
+    return out.view(stored.shape)
 
 
 def mxfp4_scales(stored: Stored) -> Tensor:
     """[experts, rows, columns / 32] uint8."""
-    return torch.from_numpy(_mxfp4(stored)[..., 0])
+    scales = torch.from_numpy(_mxfp4(stored)[..., 0].copy())
+    stored.release()
+    return scales
 
 
 def mxfp4_blocks(*parts: Stored) -> Tensor:
@@ -54,6 +57,7 @@ def mxfp4_blocks(*parts: Stored) -> Tensor:
         blocks = _mxfp4(part).reshape(-1, columns, part.type.bytes)[..., 1:]
         for piece in _pieces(len(out), columns):
             _reorder(blocks[piece], out[piece, number], ours=part.type.name == MXFP4_OF_OLLAMA)
+        part.release()
     return torch.from_numpy(out).view(experts, rows * len(parts), columns, 16)
 
 

@@ -15,9 +15,10 @@ from oscine.model.gguf.blocks import DENSE, EXPERTS, floats, mxfp4_blocks, mxfp4
 from oscine.model.gguf.file import Gguf, Stored
 from oscine.model.weights import tensor_specs
 
+_EMBEDDING = "model.embed_tokens.weight"
 # The end of a published name -> that of the stored one, by llama.cpp and where it differs by Ollama.
 _NAMES = {
-    "model.embed_tokens.weight": ("token_embd.weight",),
+    _EMBEDDING: ("token_embd.weight",),
     "model.norm.weight": ("output_norm.weight",),
     "lm_head.weight": ("output.weight",),
     "input_layernorm.weight": ("attn_norm.weight",),
@@ -48,14 +49,17 @@ class GgufCheckpoint:
             self._check(name, shape)
 
     def get(self, name: str) -> Tensor:
-        """Floats in bfloat16 or float32, as the file has them."""
+        """Floats in bfloat16 or float32, as the file has them. What has other types becomes float32.
+
+        An embedding of other types becomes bfloat16: it is the one matrix that is kept as it is given.
+        """
         layer, end = _split(name)
         if found := _EXPERT.fullmatch(end):
             return self._experts(layer, *found.groups())
         if (found := _PROJECTION.fullmatch(end)) and self._is_fused(layer):
             rows = dict(zip("qkv", self._qkv_rows(), strict=True))[found[1]]
             return floats(self._stored(f"{layer}attn_qkv.{found[2]}"))[rows.start : rows.stop]
-        return floats(self._stored(*self._names(layer, end)))
+        return floats(self._stored(*self._names(layer, end)), torch.bfloat16 if name == _EMBEDDING else torch.float32)
 
     def _experts(self, layer: str, matrix: str, part: str) -> Tensor:
         stored = [self._stored(name) for name in self._expert_names(layer, matrix, part)]

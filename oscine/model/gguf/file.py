@@ -75,7 +75,22 @@ class Stored:
     name: str
     shape: tuple[int, ...]  # outermost dimension first, as in torch
     type: BlockType
-    raw: NDArray[np.uint8]  # its bytes, mapped
+    data: mmap.mmap  # of the whole file
+    start: int  # bytes
+
+    @property
+    def num_bytes(self) -> int:
+        return prod(self.shape) // self.type.values * self.type.bytes
+
+    @property
+    def raw(self) -> NDArray[np.uint8]:
+        """Mapped, not read."""
+        return np.frombuffer(self.data, np.uint8, self.num_bytes, self.start)
+
+    def release(self) -> None:
+        """Says that the bytes are not needed soon: they no longer count as memory of this process."""
+        first = self.start // mmap.PAGESIZE * mmap.PAGESIZE
+        self.data.madvise(mmap.MADV_DONTNEED, first, self.start + self.num_bytes - first)
 
 
 class Texts:
@@ -122,15 +137,14 @@ class Gguf:
         if not isinstance(alignment, int) or alignment <= 0 or alignment % 8:
             raise _MalformedError(f"general.alignment must be a multiple of 8, not {alignment!r}")
         start = -(-cursor.at // alignment) * alignment
-        data = np.frombuffer(cursor.data, np.uint8)
         for name, shape, number, offset in records:
             if name in self.tensors:
                 raise ValueError(f"{part}: {name} is there twice")
             kind = TYPES.get(number, BlockType(f"type {number}", 1, 0))
-            end = start + offset + prod(shape) // kind.values * kind.bytes
-            if end > len(data):
-                raise _MalformedError(f"{name} ends at byte {end} of {len(data)}")
-            self.tensors[name] = Stored(name, shape, kind, data[start + offset : end])
+            stored = Stored(name, shape, kind, cursor.data, start + offset)
+            if (end := stored.start + stored.num_bytes) > len(cursor.data):
+                raise _MalformedError(f"{name} ends at byte {end} of {len(cursor.data)}")
+            self.tensors[name] = stored
 
 
 def is_gguf(path: Path) -> bool:

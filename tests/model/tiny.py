@@ -88,9 +88,9 @@ class Stepper:
     """Runs chunks of several sequences through a model. Most full pages have numbers that no sliding page can have."""
 
     def __init__(self, model: GptOss, num_pages: int = 64) -> None:
-        config, embedding = model.config, model.weights.embed_VH
-        self.model, self.device = model, embedding.device
-        self.groups = config.kv_groups(PAGE, dtype_name(embedding.dtype))
+        config, weights = model.config, model.weights
+        self.model, self.device = model, weights.device
+        self.groups = config.kv_groups(PAGE, dtype_name(weights.norm_H.dtype))
         counts = [2 * num_pages, *[num_pages] * (len(self.groups) - 1)]
         self.kv = tuple(
             allocate_group(group, count, self.device).fill_(torch.nan)

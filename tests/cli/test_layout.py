@@ -58,6 +58,7 @@ def test_all_visible_gpus_are_used_as_the_profile_says(
     ("given", "expected"),
     [
         (("--device", "cuda:0"), (1, 1)),
+        (("--experts-on-host", "auto"), (1, 1)),
         (("--device", "cpu"), (1, 1)),
         (("--device", "cuda:0,1", "--tensor-parallel-size", "2"), (1, 2)),
         (("--tensor-parallel-size", "1"), (1, 1)),

@@ -12,7 +12,7 @@ from oscine.cli.parser import Parser
 from oscine.cli.serve import dialects
 from oscine.cli.serve.options import ALIASES, OPPOSITES, add_options
 from oscine.cli.serve.read_options import read_config
-from oscine.config import OPTIONS, Config
+from oscine.config import OPTIONS, STREAMED_TOKENS, Config
 from tests.cli.option_table import tables
 
 GOLDEN = Path(__file__).parent / "serve_options.txt"
@@ -129,6 +129,32 @@ def test_every_part_of_the_config_is_reached() -> None:
     assert (config.engine.executor, config.engine.fake_step_s) == ("fake", 0.5)
     assert (server.port, server.date, server.reasoning_field) == (0, "2025-08-05", "both")
     assert (server.served_model_names, server.api_keys) == (("a", "b"), ("k1", "k2"))
+
+
+def test_steps_that_copy_experts_to_the_gpu_are_large() -> None:
+    assert config_of("m", "--experts-on-host", "auto").engine.scheduler.max_num_batched_tokens == STREAMED_TOKENS
+    config = config_of("m", "--experts-on-host", "3", "--max-num-batched-tokens", "512", "--gpu-memory-bytes", "16GB")
+    assert config.engine.scheduler.max_num_batched_tokens == 512
+    assert (config.engine.model.experts_on_host, config.engine.cache.gpu_memory_bytes) == ("3", 16 * 10**9)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--experts-on-host", "some"), "--experts-on-host must be auto, or a number of layers, not 'some'"),
+        (
+            ("--experts-on-host", "auto", "--tensor-parallel-size", "2"),
+            "--experts-on-host needs --tensor-parallel-size 1, not 2",
+        ),
+        (
+            ("--gpu-memory-bytes", "16GB", "--gpu-memory-utilization", "0.5"),
+            "--gpu-memory-bytes and --gpu-memory-utilization exclude each other",
+        ),
+    ],
+)
+def test_what_experts_on_the_host_do_not_go_together_with(arguments: tuple[str, ...], said: str) -> None:
+    with pytest.raises(CommandError, match=re.escape(said)):
+        config_of("m", *arguments)
 
 
 YAML = """

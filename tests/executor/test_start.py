@@ -36,3 +36,10 @@ def test_a_head_that_cannot_be_screened_is_reported(
     assert f"\nops: rms_norm={'reference' if unavailable() else 'native'}, " in said[0]
     assert "chooser=screened (up to 64 rows; else reference)" in said[0]
     assert said[1:] == ([] if most_doubt else [LOST])
+
+
+def test_a_cpu_has_no_experts_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG.to_dict()))
+    options = EngineOptions(model=ModelOptions(random_weights=str(tmp_path), device="cpu", experts_on_host="2"))
+    with pytest.raises(ValueError, match="--experts-on-host needs a GPU and --dtype bfloat16"):
+        load.load_executor(options, lambda text: None, Stopwatch())

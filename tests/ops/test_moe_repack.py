@@ -6,6 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.kernels.inputs import random_experts
+from oscine.ops.moe import native
+from oscine.ops.moe.hopper import prepare_experts
 from oscine.ops.moe.mxfp4 import dequantize
 from oscine.ops.moe.repack import Units, gate_up_order, repack
 
@@ -87,3 +90,13 @@ def test_a_scale_that_is_no_number_is_refused() -> None:
     scales[0, 3, 1] = 255
     with pytest.raises(ValueError, match="255 is no number"):
         repack(torch.zeros(1, 64, 2, 16, dtype=torch.uint8), scales)
+
+
+def test_published_widths_are_not_padded() -> None:
+    """Of one expert: the memory plan of a small GPU has no room for padding."""
+    experts = random_experts(1, 2880, 2880, torch.device("cpu"), torch.bfloat16, scales=(118, 122))
+    published = experts.gate_up_blocks, experts.gate_up_scales, experts.down_blocks, experts.down_scales
+    hopper, cpu = prepare_experts(experts), native.prepare_experts(experts)
+    units = hopper.gate_up.nibbles, hopper.gate_up.scales, hopper.down.nibbles, hopper.down.scales
+    for repacked in (units, (cpu.gate_up, cpu.down)):
+        assert sum(part.nbytes for part in repacked) == sum(part.nbytes for part in published)

@@ -141,7 +141,7 @@ def test_steps_that_copy_experts_to_the_gpu_are_large() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--experts-on-host", "some"), "--experts-on-host must be auto, or a number of layers, not 'some'"),
+        (("--experts-on-host", "some"), "--experts-on-host: it must be auto, or a number of layers, not 'some'"),
         (
             ("--experts-on-host", "auto", "--tensor-parallel-size", "2"),
             "--experts-on-host needs --tensor-parallel-size 1, not 2",

@@ -208,6 +208,8 @@ def test_the_embedding_stays_where_that_costs_nothing() -> None:
     assert planned(GPT_20B, asked, card(32 << 30)).on_host == OnHost()
     unified = planned(GPT_20B, asked, DeviceMemory(24 << 30, 20 << 30, unified=True))
     assert unified.on_host == OnHost(), "it would take the same memory there"
+    with pytest.raises(ValueError, match="--experts-on-host gains nothing here"):
+        planned(GPT_20B, asked_on_host("auto"), DeviceMemory(24 << 30, 20 << 30, unified=True))
 
 
 def test_more_layers_than_there_are_and_less_memory_than_they_take_are_refused() -> None:

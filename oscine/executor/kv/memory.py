@@ -170,10 +170,12 @@ def leave_on_host(
 ) -> OnHost:
     """The embedding, of a small GPU, and as many layers' experts as --experts-on-host says.
 
-    Raises ValueError if the model has fewer layers.
+    Raises ValueError if the model has fewer layers, or where all memory is one.
     """
-    embedding = weights.embedding if gpu.is_small and not gpu.unified else 0
     asked, layers = options.model.experts_on_host or "0", weights.experts
+    if gpu.unified and asked != "0":
+        raise ValueError("--experts-on-host gains nothing here: the memory of this GPU is that of the host")
+    embedding = weights.embedding if gpu.is_small and not gpu.unified else 0
     stream = max(layers) + _STREAM_BUFFERS
     if asked == "auto":
         held = weights.total - embedding + workspace_bytes(config, options, activation_bytes, gpu)

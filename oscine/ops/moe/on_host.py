@@ -9,7 +9,6 @@ Host memory has the experts once, in the layout for CPUs. The GPU unpacks what i
 
 import ctypes
 import functools
-import os
 import weakref
 from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from oscine.cores import usable_cores
 from oscine.ops.interface import MxExperts, Routing
 from oscine.ops.moe import native, reference
 from oscine.ops.moe.cpu_layout import HostMatrix, published
@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # it needs Triton, which a CPU does not
 
 # Of a step that the CPU computes: a layer of 120b takes 18 ms for so many with 14 cores, and its way to a GPU 31 ms.
 MOST_TOKENS = 128
-_SPARE_CORES = 2  # for the engine, and for the server or the driver
+_MOST_SPARE_CORES = 2  # of four and more: for the engine, and for the server or the driver
 _PATIENCE = 20_000  # looks for work before a thread sleeps: some 300 us or more, longer than the GPU's part of a layer
 _PINNING_THREADS = 4
 
@@ -126,8 +126,8 @@ class HostLayers:
         self._many: ExpertStream | None = None
         self._pinning, self._pinned = ThreadPoolExecutor(_PINNING_THREADS), list[Future[None]]()
         if on_gpu(target):
-            cores = len(os.sched_getaffinity(0))
-            library().oscine_set_num_threads(num_threads or max(1, cores - _SPARE_CORES))
+            cores = usable_cores()
+            library().oscine_set_num_threads(num_threads or cores - min(_MOST_SPARE_CORES, cores // 4))
             library().oscine_set_patience(_PATIENCE)
 
     def prepare_experts(self, experts: MxExperts) -> HostExperts:

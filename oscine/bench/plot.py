@@ -41,20 +41,20 @@ def _panel(axes: Axes, model: str, results: Sequence[Result]) -> None:
     ]
     axes.set(xscale="log", yscale="log", title=f"gpt-oss-{model}, one H200")
     axes.set(xlabel="tokens/s of one user (1 / decode step)", ylabel="generated tokens/s of a GPU")
-    _curve(axes, peer, PEER, f"{VLLM}, same machine and load", "s", below=True)
+    curve(axes, peer, PEER, f"{VLLM}, same machine and load", "s", below=True)
     if ours:
-        _curve(axes, ours, OURS, "Oscine", "o", below=False)
+        curve(axes, ours, OURS, "Oscine", "o", below=False)
     for anchor in anchors:
         if anchor.system != VLLM:
             _published(axes, anchor)
-    _plain_ticks(axes)
+    plain_ticks(axes)
     axes.margins(x=0.12, y=0.12)
     axes.grid(True, which="major", color="#e2e8f0", linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(loc="lower left", frameon=False, fontsize=8)
 
 
-def _plain_ticks(axes: Axes) -> None:
+def plain_ticks(axes: Axes) -> None:
     """1, 2, 5, 10, 20 ... in full."""
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=20))
@@ -62,14 +62,14 @@ def _plain_ticks(axes: Axes) -> None:
         axis.set_minor_locator(NullLocator())
 
 
-def _curve(
-    axes: Axes, points: Sequence[tuple[float, float, int]], color: str, label: str, marker: str, *, below: bool
+def curve(
+    axes: Axes, points: Sequence[tuple[float, float, float]], color: str, label: str, marker: str, *, below: bool
 ) -> None:
-    """A curve through the points by concurrency, with the concurrency beside each."""
+    """A curve through the points (x, y, load) by load, with the load beside each."""
     ordered = sorted(points, key=lambda point: point[2])
     axes.plot([x for x, _, _ in ordered], [y for _, y, _ in ordered], marker=marker, color=color, label=label)
-    for x, y, concurrency in ordered:
-        _label(axes, f"{concurrency}", (x, y), color, place=(-5, -11) if below else (5, 5))
+    for x, y, load in ordered:
+        annotate(axes, f"{load:g}", (x, y), color, place=(-5, -11) if below else (5, 5))
 
 
 def _published(axes: Axes, anchor: Anchor) -> None:
@@ -88,10 +88,10 @@ def _published(axes: Axes, anchor: Anchor) -> None:
     marker = "*" if anchor.concurrency is None else "D"
     axes.plot(*point, marker=marker, markersize=5, linestyle="", color=PUBLISHED, label=label)
     load = "" if anchor.concurrency is None else f"{anchor.concurrency} on "
-    _label(axes, load + anchor.gpu, point, PUBLISHED, place=(6, -3))
+    annotate(axes, load + anchor.gpu, point, PUBLISHED, place=(6, -3))
 
 
-def _label(axes: Axes, text: str, point: tuple[float, float], color: str, *, place: tuple[int, int]) -> None:
+def annotate(axes: Axes, text: str, point: tuple[float, float], color: str, *, place: tuple[int, int]) -> None:
     """`place` in points from the point."""
     align = "right" if place[0] < 0 else "left"
     axes.annotate(text, point, place, textcoords="offset points", color=color, fontsize=7, ha=align)

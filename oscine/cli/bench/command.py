@@ -1,4 +1,4 @@
-"""`oscine bench engine` and `oscine bench ops`: measurements that need none of the server's packages."""
+"""`oscine bench`: what it measures; here the engine and the ops, which need none of the server's packages."""
 
 import argparse
 import os
@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from oscine.bench.result import RESULTS, Point, append, latest, read, results_of
+from oscine.cli.bench import serving
 from oscine.cli.error import USAGE, ended_by
 from oscine.cli.parser import Parser, subcommand
 from oscine.cli.serve.options import add_some
@@ -13,8 +14,10 @@ from oscine.config import NANO, OPTIONS, CacheOptions, EngineOptions, ModelOptio
 
 
 def add_command(commands: "argparse._SubParsersAction[Parser]") -> None:
-    parser = subcommand(commands, "bench", "measure the engine")
+    parser = subcommand(commands, "bench", "measure a server, the engine or the ops")
     kinds = parser.add_subparsers(metavar="KIND", required=True)
+    serving.add_serve(kinds)
+    serving.add_sweep(kinds)
     _add_engine(kinds)
     _add_ops(kinds)
 

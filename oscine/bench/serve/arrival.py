@@ -1,0 +1,35 @@
+"""When requests are sent: all the time as many at once (closed loop), or at a rate whatever the answers do (open)."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A closed loop has a concurrency. An open loop has a rate; its concurrency, if given, is a bound."""
+
+    concurrency: int | None = None  # sessions under way at once
+    rate: float | None = None  # sessions per second, on average
+    burst: int = 1  # sessions that arrive together; the rate stays the same
+    constant: bool = False  # equal intervals in place of those of a Poisson process
+
+    def offsets_s(self, count: int, seed: int) -> list[float]:
+        """Seconds from the start to each arrival: all 0 in a closed loop."""
+        if self.rate is None:
+            return [0.0] * count
+        num_bursts = -(-count // self.burst)
+        mean_s = self.burst / self.rate
+        gaps_s = np.full(num_bursts, mean_s)
+        if not self.constant:
+            gaps_s = np.random.default_rng(seed).exponential(mean_s, num_bursts)
+        starts_s = np.cumsum(gaps_s) - gaps_s[0]  # the first burst arrives at the start
+        offsets_s: list[float] = np.repeat(starts_s, self.burst)[:count].tolist()
+        return offsets_s
+
+    def share(self, index: int, count: int) -> "Arrival":
+        """What client `index` of `count` has under way at once. Arrivals are divided elsewhere."""
+        if self.concurrency is None:
+            return self
+        own = self.concurrency // count + (index < self.concurrency % count)
+        return Arrival(own, self.rate, self.burst, self.constant)

@@ -8,9 +8,9 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
-from oscine.model.checkpoint import Checkpoint
+from oscine.checkpoint.folder import Checkpoint
+from oscine.checkpoint.hub import NANO_FOLDER
 from oscine.model.config import ModelConfig, gpt_oss_20b
-from oscine.model.hub import NANO_FOLDER
 from oscine.model.o200k import o200k_folder
 from oscine.model.weights import tensor_specs
 from tests.model.gguf_files import Quantization, describe_for_llama_cpp, finish, write_llama_cpp

@@ -49,7 +49,7 @@ class EngineBench:
     @classmethod
     def load(cls, options: EngineOptions, *, num_engines: int = 1, share_experts: bool = False) -> "EngineBench":
         """`options`: for the whole load. Raises ValueError for an unknown model or memory that does not suffice."""
-        from oscine.model.opened import open_model
+        from oscine.checkpoint.opened import open_model
 
         engines = _one(options) if num_engines == 1 else _several(options, num_engines, share_experts)
         ready_s, model = machine.process_age_s(), options.model

@@ -11,7 +11,7 @@ def tokenizer_folder(options: EngineOptions) -> Path:
 
     Raises ValueError that says what is missing or wrong.
     """
-    from oscine.model import hub
+    from oscine.checkpoint import hub
 
     model = options.model
     if model.random_weights is None:

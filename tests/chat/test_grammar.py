@@ -25,8 +25,8 @@ from oscine.chat.grammar import (
 from oscine.chat.harmony import HarmonyRenderer
 from oscine.chat.messages import FunctionTool, Message, ToolCall
 from oscine.chat.tokenizer import SPECIAL_TOKENS, Tokenizer
+from oscine.checkpoint.hub import NANO_FOLDER
 from oscine.judges.trial import Problem, Trial, first_problem
-from oscine.model.hub import NANO_FOLDER
 
 Accepts = Callable[[str | None, str], bool]
 

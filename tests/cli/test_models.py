@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from oscine.checkpoint import download, hub
+from oscine.checkpoint.hub import NANO_FOLDER
 from oscine.config import ModelOptions
-from oscine.model import download, hub
-from oscine.model.hub import NANO_FOLDER
 from tests.cli.local_hub import TOKEN, LocalHub, local_hub
 from tests.cli.test_commands import run
 from tests.model.gguf_files import write_ollama

@@ -8,8 +8,8 @@ from typing import ClassVar
 
 import pytest
 
+from oscine.checkpoint import hub
 from oscine.config import ModelOptions
-from oscine.model import hub
 from tests.cli.test_commands import run
 
 COMMIT = "0123456789012345678901234567890123456789"

@@ -9,8 +9,8 @@ from oscine.api.http.errors import APIError
 from oscine.chat.grammar import JsonFormat, RegexFormat, text_grammar, turn_grammar
 from oscine.chat.messages import FunctionTool
 from oscine.chat.tokenizer import Tokenizer
+from oscine.checkpoint.hub import NANO_FOLDER
 from oscine.dynamo.request import Chunks, ModelFacts, generation_request, prefill_request
-from oscine.model.hub import NANO_FOLDER
 from oscine.types import GenerationOutput, GenerationRequest, TokenLogprobs
 
 NANO = ModelFacts(Tokenizer(NANO_FOLDER), max_model_len=4096, vocab_size=1920)

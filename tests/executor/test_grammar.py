@@ -14,7 +14,7 @@ import torch
 
 from oscine.engine.core.loop import EngineLoop
 from oscine.executor.masks import Constraints, GrammarCache
-from oscine.executor.threaded import ThreadedExecutor
+from oscine.executor.start.threaded import ThreadedExecutor
 from oscine.judges.pool import GrammarJudges, TooManyGrammarsError
 from oscine.judges.trial import Problem, Trial
 from oscine.ops.sample.noise import gumbel

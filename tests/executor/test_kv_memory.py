@@ -3,6 +3,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from oscine.checkpoint.opened import OpenedModel
 from oscine.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
 from oscine.executor.kv import memory
 from oscine.executor.kv.allocate import allocate_kv
@@ -12,7 +13,6 @@ from oscine.executor.start.device_memory import capped, with_cache
 from oscine.executor.start.load import weight_bytes
 from oscine.executor.start.stopwatch import Stopwatch
 from oscine.model.config import ModelConfig, gpt_oss_20b, gpt_oss_120b
-from oscine.model.opened import OpenedModel
 from tests.model.tiny import checkpoint_bytes
 
 from .tiny import CONFIG, model

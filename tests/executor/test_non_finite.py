@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from oscine.executor.masks import GrammarCache
-from oscine.executor.threaded import ThreadedExecutor
+from oscine.executor.start.threaded import ThreadedExecutor
 from oscine.model.gpt_oss import GptOss
 from oscine.types import NON_FINITE, GenerationRequest
 

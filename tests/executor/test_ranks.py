@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from oscine.checkpoint import opened
+from oscine.checkpoint.folder import Checkpoint
 from oscine.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
 from oscine.executor.start.load import load_executor, weight_bytes
 from oscine.executor.start.stopwatch import Stopwatch
-from oscine.model import opened
-from oscine.model.checkpoint import Checkpoint
 from oscine.model.config import ModelConfig, gpt_oss_20b, gpt_oss_120b
 from oscine.model.random_weights import RandomTensors
 from oscine.model.weights import Part, Shard, Weights, load_weights, tensor_specs

@@ -2,7 +2,7 @@ import threading
 
 import pytest
 
-from oscine.executor.threaded import ThreadedExecutor
+from oscine.executor.start.threaded import ThreadedExecutor
 from oscine.types import StepPlan, StepResult
 from tests.immediate import Immediate
 

@@ -14,7 +14,7 @@ from oscine.executor.kv.memory import MemoryPlan
 from oscine.executor.masks import GrammarCache
 from oscine.executor.rules import GrammarRules
 from oscine.executor.runner import TorchExecutor
-from oscine.executor.threaded import ThreadedExecutor
+from oscine.executor.start.threaded import ThreadedExecutor
 from oscine.model.config import ModelConfig
 from oscine.model.gpt_oss import GptOss
 from oscine.model.random_weights import RandomTensors

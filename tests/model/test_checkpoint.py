@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from oscine.checkpoint import hub
+from oscine.checkpoint.folder import INDEX, SINGLE, Checkpoint, fingerprint
+from oscine.checkpoint.opened import open_model
 from oscine.config import ModelOptions
-from oscine.model import hub
-from oscine.model.checkpoint import INDEX, SINGLE, Checkpoint, fingerprint
-from oscine.model.opened import open_model
 from oscine.model.random_weights import RandomTensors
 from oscine.model.weights import load_weights, tensor_specs
 from oscine.ops.interface import MxExperts

@@ -11,19 +11,19 @@ import numpy as np
 import pytest
 import torch
 
+from oscine.checkpoint import hub
+from oscine.checkpoint.folder import Checkpoint, fingerprint
+from oscine.checkpoint.gguf.blocks import READ, floats
+from oscine.checkpoint.gguf.checkpoint import GgufCheckpoint
+from oscine.checkpoint.gguf.config import config_of
+from oscine.checkpoint.gguf.file import TYPES, Gguf, Stored
+from oscine.checkpoint.hub import NANO_FOLDER
+from oscine.checkpoint.opened import open_model
 from oscine.config import EngineOptions, ModelOptions
 from oscine.engine.build import build_engine
 from oscine.engine.core import offline
-from oscine.model import hub
-from oscine.model.checkpoint import Checkpoint, fingerprint
 from oscine.model.config import ModelConfig
-from oscine.model.gguf.blocks import READ, floats
-from oscine.model.gguf.checkpoint import GgufCheckpoint
-from oscine.model.gguf.config import config_of
-from oscine.model.gguf.file import TYPES, Gguf, Stored
-from oscine.model.hub import NANO_FOLDER
 from oscine.model.o200k import NUM_TOKENS, SPECIAL_IDS
-from oscine.model.opened import open_model
 from oscine.model.weights import tensor_specs
 from oscine.types import GenerationRequest, SamplingParams
 from tests.model.gguf_files import Quantization, write_llama_cpp, write_ollama

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from oscine.checkpoint.opened import open_model
 from oscine.config import ModelOptions
 from oscine.model.config import ModelConfig
 from oscine.model.gpt_oss import GptOss
-from oscine.model.opened import open_model
 from tests.model.saved import save
 from tests.model.tiny import (
     SMALL,

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from oscine.checkpoint import hub, ollama
+from oscine.checkpoint.opened import open_model
 from oscine.config import ModelOptions
-from oscine.model import hub, ollama
-from oscine.model.opened import open_model
 from tests.model.gguf_files import write_ollama
 from tests.model.test_gguf import CONFIG
 from tests.model.tiny import tensors

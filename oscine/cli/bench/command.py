@@ -153,7 +153,7 @@ def run_ops(args: argparse.Namespace) -> None:
     from oscine.bench.ops import OpBench, table
     from oscine.bench.step_inputs import StepLoad
     from oscine.bench.timer import measure_ceiling
-    from oscine.model.opened import open_model
+    from oscine.checkpoint.opened import open_model
 
     with ended_by(ValueError, OSError, status=USAGE):
         loads = [StepLoad.of(tokens, args.context) for tokens in _numbers(args.tokens)]
@@ -186,7 +186,7 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def _model_options(args: argparse.Namespace) -> ModelOptions:
-    from oscine.model.opened import PUBLISHED
+    from oscine.checkpoint.opened import PUBLISHED
 
     name = "random-weights" if args.model in PUBLISHED else "model"
     return ModelOptions.of({**vars(args), "model": NANO, name: args.model})

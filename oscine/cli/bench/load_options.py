@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from oscine.cli.serve.options import add_some
-from oscine.config import NANO, Environment
+from oscine.config import NANO
+from oscine.environment import Environment
 from oscine.option import OptionError, Options, option, options_of
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ class Workload(Options, group="workload"):
         )
 
     def _tokenizer(self, model: str) -> Path:
-        from oscine.model.hub import NANO_FOLDER
+        from oscine.checkpoint.hub import NANO_FOLDER
         from oscine.model.o200k import o200k_folder
 
         if self.tokenizer is not None:

@@ -45,8 +45,8 @@ def _add_rm(commands: "argparse._SubParsersAction[Parser]") -> None:
 
 
 def run_pull(args: argparse.Namespace) -> None:
-    from oscine.model.hub import pull
-    from oscine.model.installed import size_of
+    from oscine.checkpoint.hub import pull
+    from oscine.checkpoint.installed import size_of
 
     given = vars(args)
     with ended_by(ValueError):
@@ -55,7 +55,7 @@ def run_pull(args: argparse.Namespace) -> None:
 
 
 def run_list(args: argparse.Namespace) -> None:
-    from oscine.model.installed import installed
+    from oscine.checkpoint.installed import installed
 
     print(_WIDTHS.format("NAME", "PLACE", "FORMAT", "SIZE", ""))
     for model in installed(vars(args).get("download-dir")):
@@ -64,7 +64,7 @@ def run_list(args: argparse.Namespace) -> None:
 
 
 def run_rm(args: argparse.Namespace) -> None:
-    from oscine.model.installed import find_removable, remove
+    from oscine.checkpoint.installed import find_removable, remove
 
     with ended_by(ValueError, OSError):
         model = find_removable(args.model, vars(args).get("download-dir"))

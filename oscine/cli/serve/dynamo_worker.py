@@ -62,7 +62,7 @@ def _folder(model: ModelOptions) -> Path:
     """Raises ValueError."""
     if model.random_weights is not None:
         raise ValueError("--random-weights has no folder with a tokenizer and a chat template, which Dynamo reads")
-    from oscine.model.hub import find_model
+    from oscine.checkpoint.hub import find_model
 
     found = find_model(model).resolve()
     if found.is_file():

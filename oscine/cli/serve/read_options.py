@@ -77,7 +77,7 @@ def _attention_dp(values: Values) -> Values:
 
 def _dummy(values: Values) -> Values:
     """--load-format dummy: random weights in the shapes of MODEL, which keeps its name."""
-    from oscine.model.hub import NANO_FOLDER
+    from oscine.checkpoint.hub import NANO_FOLDER
 
     model = values.get("model", NANO)
     published = {f"{owner}gpt-oss-{size}": size for size in ("20b", "120b") for owner in ("", "openai/")}

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from oscine.checkpoint.hub import config_at, find_model, find_tokenizer
 from oscine.config import EngineOptions, devices_of
 from oscine.environment import Environment
 from oscine.executor.fake import FakeExecutor, Script
@@ -20,13 +21,12 @@ from oscine.executor.parallel.meeting import Seat
 from oscine.executor.start.stopwatch import Stopwatch
 from oscine.kv_group import KVGroup
 from oscine.model.config import ModelConfig
-from oscine.model.hub import config_at, find_model, find_tokenizer
 from oscine.types import Executor, ModelSize, RankMemory, Region
 
 if TYPE_CHECKING:  # they need torch and msgspec
     from oscine.executor.parallel.processes import RankProcesses
     from oscine.executor.runner import TorchExecutor
-    from oscine.executor.threaded import ThreadedExecutor
+    from oscine.executor.start.threaded import ThreadedExecutor
 
 _FAKE_TOKENS_PER_SEQUENCE = 4096
 # The first 1,024 tokens of a prompt, or 35 tokens after 100,000 others: some seconds on one slow core.
@@ -91,8 +91,8 @@ def _load_torch(
     seat: Seat | None,
 ) -> BuiltExecutor:
     from oscine.executor.start.load import load_executor
+    from oscine.executor.start.threaded import ThreadedExecutor
     from oscine.executor.start.threads import use_threads
-    from oscine.executor.threaded import ThreadedExecutor
     from oscine.model.weights import size_of
 
     def report(text: str) -> None:

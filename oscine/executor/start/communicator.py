@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
+from oscine.checkpoint.opened import OpenedModel
 from oscine.config import EngineOptions
-from oscine.model.opened import OpenedModel
 from oscine.ops.comm.host import HostCommunicator
 from oscine.ops.target import Communicator
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from oscine.checkpoint.opened import open_model
 from oscine.config import EngineOptions
 from oscine.environment import Environment
 from oscine.executor.cuda_graphs import sizes_up_to
@@ -35,7 +36,6 @@ from oscine.executor.start.warm_up import KERNEL_SAMPLINGS, MASKED, SAMPLINGS, p
 from oscine.kv_group import KVGroup
 from oscine.model.config import ModelConfig
 from oscine.model.gpt_oss import GptOss
-from oscine.model.opened import open_model
 from oscine.model.packed import PackedFiles
 from oscine.model.weights import Part, Shard, TensorSpec
 from oscine.ops.interface import Shapes

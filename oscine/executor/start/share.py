@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from oscine.checkpoint.opened import OpenedModel
 from oscine.config import EngineOptions
 from oscine.executor.lockstep import Lockstep
 from oscine.executor.parallel.clock import StepClock
 from oscine.executor.parallel.exchange import MemoryExchange
 from oscine.executor.parallel.meeting import Seat, tell_all, told_by_first
 from oscine.executor.start.communicator import between_gpus
-from oscine.model.opened import OpenedModel
 from oscine.ops.target import Exchange
 
 if TYPE_CHECKING:  # it needs Triton, which a CPU does not

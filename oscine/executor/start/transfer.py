@@ -1,12 +1,12 @@
 """What moves pages between one rank's memory and other engines. Needs NIXL."""
 
+from oscine.checkpoint.folder import fingerprint
+from oscine.checkpoint.hub import find_model
+from oscine.checkpoint.opened import config_of
 from oscine.config import EngineOptions
 from oscine.executor.kv.nixl_transfer import KVTransfer
 from oscine.executor.kv.transfers import identity_of
 from oscine.executor.runner import TorchExecutor
-from oscine.model.checkpoint import fingerprint
-from oscine.model.hub import find_model
-from oscine.model.opened import config_of
 from oscine.types import RankMemory, Region
 
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import torch
 
+from oscine.checkpoint.folder import CONFIG, Checkpoint, fingerprint
+from oscine.checkpoint.gguf.checkpoint import GgufCheckpoint
+from oscine.checkpoint.gguf.config import config_of as gguf_config
+from oscine.checkpoint.gguf.file import Gguf
+from oscine.checkpoint.hub import config_at, find_model, find_tokenizer
 from oscine.config import ModelOptions
-from oscine.model.checkpoint import CONFIG, Checkpoint, fingerprint
 from oscine.model.config import ModelConfig, gpt_oss_20b, gpt_oss_120b
-from oscine.model.gguf.checkpoint import GgufCheckpoint
-from oscine.model.gguf.config import config_of as gguf_config
-from oscine.model.gguf.file import Gguf
-from oscine.model.hub import config_at, find_model, find_tokenizer
 from oscine.model.packed import PackedFiles
 from oscine.model.random_weights import RandomTensors
 from oscine.model.weights import HostPlace, Shard, TensorSource, Weights, load_weights

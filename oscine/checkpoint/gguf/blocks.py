@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from oscine.model.gguf.file import Stored
+from oscine.checkpoint.gguf.file import Stored
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from oscine.config import NANO, Environment
-from oscine.model import ollama
+from oscine.checkpoint import ollama
+from oscine.checkpoint.gguf.config import ARCHITECTURES
+from oscine.checkpoint.gguf.file import Gguf
+from oscine.checkpoint.hub import CONFIG, NANO_FOLDER, repository
+from oscine.config import NANO
+from oscine.environment import Environment
 from oscine.model.config import MODEL_TYPES
-from oscine.model.gguf.config import ARCHITECTURES
-from oscine.model.gguf.file import Gguf
-from oscine.model.hub import CONFIG, NANO_FOLDER, repository
 
 Place = Literal["Oscine", "Hugging Face", "Ollama", "packed"]
 _INDEX = "model.safetensors.index.json"

@@ -13,9 +13,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from oscine.checkpoint.gguf.checkpoint import raw_tensors
+from oscine.checkpoint.gguf.file import Gguf
 from oscine.model.config import ModelConfig
-from oscine.model.gguf.checkpoint import raw_tensors
-from oscine.model.gguf.file import Gguf
 from oscine.model.weights import TensorSpec, tensor_specs
 
 CONFIG = "config.json"

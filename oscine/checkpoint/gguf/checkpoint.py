@@ -10,9 +10,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from oscine.checkpoint.gguf.blocks import DENSE, EXPERTS, floats, mxfp4_blocks, mxfp4_scales
+from oscine.checkpoint.gguf.file import Gguf, Stored
 from oscine.model.config import ModelConfig
-from oscine.model.gguf.blocks import DENSE, EXPERTS, floats, mxfp4_blocks, mxfp4_scales
-from oscine.model.gguf.file import Gguf, Stored
 from oscine.model.weights import tensor_specs
 
 _EMBEDDING = "model.embed_tokens.weight"

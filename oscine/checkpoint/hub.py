@@ -13,14 +13,14 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+from oscine.checkpoint import ollama
+from oscine.checkpoint.download import blobs_of, fetch_blobs
+from oscine.checkpoint.gguf.config import config_of, tokenizer_of
+from oscine.checkpoint.gguf.file import Gguf, gguf_in, is_gguf, parts_of
 from oscine.config import NANO, ModelOptions
-from oscine.model import ollama
 from oscine.model.config import ModelConfig
-from oscine.model.download import blobs_of, fetch_blobs
-from oscine.model.gguf.config import config_of, tokenizer_of
-from oscine.model.gguf.file import Gguf, gguf_in, is_gguf, parts_of
 
-NANO_FOLDER = Path(__file__).parent / "nano"
+NANO_FOLDER = Path(__file__).parents[1] / "model" / "nano"
 CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"
 WEIGHTS = "*.safetensors"

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from oscine.checkpoint.gguf.file import Gguf, Texts
 from oscine.model.config import ModelConfig, gpt_oss_20b
-from oscine.model.gguf.file import Gguf, Texts
 from oscine.model.o200k import NUM_TOKENS, SPECIAL_IDS, o200k_folder
 
 ARCHITECTURES = ("gpt-oss", "gptoss")  # the latter in the first files of Ollama

@@ -26,7 +26,7 @@ def test_a_head_that_cannot_be_screened_is_reported(
     monkeypatch.setattr(screened, "MOST_DOUBT", most_doubt)
     (tmp_path / "config.json").write_text(json.dumps(CONFIG.to_dict()))
     options = EngineOptions(
-        model=ModelOptions(random_weights=str(tmp_path), device="cpu"),
+        model=ModelOptions(random_weights=str(tmp_path), device="cpu", cpu_weights="float32"),
         cache=CacheOptions(page_size=PAGE, kv_cache_bytes=1 << 20),
         scheduler=replace(SchedulerOptions(), max_num_seqs=2, max_num_batched_tokens=64),
         cuda_graphs=False,  # a screened head cannot be recorded, which would be reported too

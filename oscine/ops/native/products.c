@@ -25,6 +25,7 @@
 
 #define INLINE static inline __attribute__((always_inline))
 #define SHIFT 12
+#define AHEAD 2048 /* bytes that a token alone asks for early: memory gives 25 % more than to the processor's own guesses */
 
 /* ---- activations ---- */
 
@@ -374,8 +375,10 @@ INLINE void meet_tile(
 }
 
 INLINE void meet_token(enum kind kind, const uint8_t *w, const struct quantized *x, int64_t row, f8 *out) {
+    const int64_t bytes = kind == MXFP4 ? MXFP4_BYTES : INT8_BYTES;
     f8 sum = all(0.0f);
-    for (int64_t b = 0; b < x->num_blocks; b++, w += kind == MXFP4 ? MXFP4_BYTES : INT8_BYTES) {
+    for (int64_t b = 0; b < x->num_blocks; b++, w += bytes) {
+        for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(w + AHEAD + line);
         vector unpacked[16];
         unpack(kind, w, unpacked);
         const f8 scales = scales_of(kind, w);

@@ -35,9 +35,9 @@ class ScriptedPlacer:
 
 
 def guest(address: str, key: str = "") -> ClusterEngine:
-    """A client, as an ingress has it, of the engine that listens there. Its requests fail with that engine."""
+    """A client, as an ingress has it, of the engine that listens there. Its requests fail with that engine, soon."""
     placer = ScriptedPlacer(lambda _: Place("engine", address, None, 0, 0.0))
-    return ClusterEngine(placer, "model", key=key, limits=MigrationLimits(max_losses=0))
+    return ClusterEngine(placer, "model", key=key, limits=MigrationLimits(max_losses=0, timeout_s=1.0))
 
 
 class Fleet:

@@ -39,7 +39,7 @@ READY_S = 60.0
 
 
 # The requests of each kind of stream, and their required end when the engine dies.
-ENDLESS = {"ignore_eos": True, "max_tokens": 1500}
+ENDLESS = {"ignore_eos": True, "max_tokens": 20_000}
 LONG = {"type": "array", "items": {"type": "integer"}, "minItems": 2000}
 LONG_RESPONSE = {"input": "List", "text": {"format": {"type": "json_schema", "name": "long", "schema": LONG}}}
 STREAMS: dict[str, dict[str, Any]] = {

@@ -105,11 +105,13 @@ def test_requests_are_spread_and_go_back_to_their_prefix(model_folder: Path) -> 
 
 @pytest.mark.parametrize("kind", ["fake", "embedded"])
 def test_an_engine_that_is_killed_costs_its_streams_a_pause(kind: str, model_folder: Path) -> None:
-    one = options(model_folder, fake_step_s=SLOW_S) if kind == "fake" else EngineOptions(quiet=True, num_threads=1)
+    fake = kind == "fake"
+    one = options(model_folder, fake_step_s=SLOW_S) if fake else EngineOptions(quiet=True, num_threads=1)
+    count = 32 if fake else 300  # more than are generated while one is killed
 
     async def test() -> None:
         async with parallel(one, one) as engine:
-            asked = [request(str(i), [10 + i] * 70, max_tokens=32, temperature=0.0) for i in range(4)]
+            asked = [request(str(i), [10 + i] * 70, max_tokens=count, temperature=0.0) for i in range(4)]
             expected = [tokens(outputs) for outputs in await asyncio.gather(*(read(engine.submit(r)) for r in asked))]
             streams = [engine.submit(replace(r, request_id=f"{r.request_id} again")) for r in asked]
             begun = await asyncio.gather(*(first(stream, 5) for stream in streams))
@@ -119,6 +121,7 @@ def test_an_engine_that_is_killed_costs_its_streams_a_pause(kind: str, model_fol
             found = [tokens(before + after) for before, after in zip(begun, rest, strict=True)]
             assert found == expected
             assert engine.state == "ready"
+            assert engine.migrations.migrations == 2
             assert engine.migrations.failures == 0
             await until(lambda: engine.restarts == 1)
             await engine.engines[victim].wait_ready()

@@ -69,7 +69,7 @@ def test_whatever_was_asked_goes_on_elsewhere_as_if_nothing_had_happened() -> No
     async def test() -> None:
         async with clustered(nano(), nano()) as (fleet, cluster):
             asked = [
-                request(kind, list(range(100, 150 + i)), **{"max_tokens": 48, **sampling})
+                request(kind, list(range(100, 150 + i)), **{"max_tokens": 150, **sampling})
                 for i, (kind, sampling) in enumerate(KINDS.items())
             ]
             expected = await asyncio.gather(*(read(cluster.submit(one)) for one in asked))
@@ -132,8 +132,8 @@ def test_an_engine_that_is_stopped_passes_its_requests_on_at_once(model_folder: 
 def test_a_failing_step_costs_others_a_pause_and_the_request_behind_it_its_tries() -> None:
     async def test() -> None:
         async with clustered(nano(), nano(), limits=MigrationLimits(max_losses=1)) as (fleet, cluster):
-            expected = await read(cluster.submit(request("calm", max_tokens=60, temperature=0.0)))
-            stream = cluster.submit(request("victim", max_tokens=60, temperature=0.0))
+            expected = await read(cluster.submit(request("calm", max_tokens=1000, temperature=0.0)))
+            stream = cluster.submit(request("victim", max_tokens=1000, temperature=0.0))
             outputs = await first(stream, 5)
             engine = fleet.engines[fleet.where["victim"][0]]
             broken = engine.pid

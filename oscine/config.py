@@ -52,7 +52,7 @@ def is_hex(text: str) -> bool:
 class ModelOptions(Options, group="model"):
     model: str = option(
         NANO,
-        "folder with a checkpoint, gpt-oss-20b, gpt-oss-120b, or owner/name",
+        "folder or GGUF file with a checkpoint, gpt-oss-20b, gpt-oss-120b, owner/name, or Ollama's name:tag",
         "MODEL",
         shown="a small embedded model",
         aliases=("model-path",),

@@ -21,7 +21,8 @@ def main(model: str, context: int, num_seqs: int, threads: int) -> None:
     torch.set_num_threads(threads)
     scheduler = SchedulerOptions(max_num_seqs=num_seqs, max_num_batched_tokens=512, max_waiting=num_seqs)
     options = ModelOptions(model, device="cpu", max_model_len=context)
-    engine = build_engine(EngineOptions(options, CacheOptions(prefix_caching=False), scheduler))
+    cache = CacheOptions(prefix_caching=False)
+    engine = build_engine(EngineOptions(options, cache, scheduler, num_threads=threads))
     gc.collect()
     gc.freeze()
 

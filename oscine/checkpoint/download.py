@@ -21,7 +21,7 @@ _PIECE = 1 << 20  # bytes
 _AT_ONCE = 4  # files
 _TRIES = 5  # without a byte in between
 _PAUSE_S = 1.0  # before the second try; it doubles
-_TIMEOUT_S = 30.0  # without a byte
+_TIMEOUT_S = 10.0  # without a byte
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +62,8 @@ def blobs_of(repo_id: str, revision: str | None, cache_dir: str | None, wanted: 
 
 def fetch_blobs(blobs: list[Blob]) -> None:
     """Downloads what is missing, with one progress bar. Raises ValueError for what the user can mend."""
+    from huggingface_hub import constants
+
     missing = [blob for blob in blobs if not blob.path.exists()]
     if not missing:
         return
@@ -69,9 +71,9 @@ def fetch_blobs(blobs: list[Blob]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     _check_space(missing, folder)
     held, total = (sum(getattr(blob, what) for blob in blobs) for what in ("held", "size"))
-    stop = threading.Event()
+    stop, quiet = threading.Event(), bool(constants.HF_HUB_DISABLE_PROGRESS_BARS)
     with (
-        tqdm(desc="Downloading", initial=held, total=total, unit="B", unit_scale=True) as bar,
+        tqdm(desc="Downloading", initial=held, total=total, unit="B", unit_scale=True, disable=quiet) as bar,
         ThreadPoolExecutor(_AT_ONCE) as threads,
     ):
         running = [threads.submit(_Download(blob, bar, stop).run) for blob in missing]

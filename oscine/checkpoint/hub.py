@@ -8,7 +8,7 @@ resumes, caches, and obeys HF_HOME, HF_TOKEN and HF_HUB_OFFLINE.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -19,14 +19,15 @@ from oscine.checkpoint.gguf.config import config_of, tokenizer_of
 from oscine.checkpoint.gguf.file import Gguf, gguf_in, is_gguf, parts_of
 from oscine.config import NANO, ModelOptions
 from oscine.model.config import ModelConfig
+from oscine.model.o200k import o200k_folder
 
 NANO_FOLDER = Path(__file__).parents[1] / "model" / "nano"
 CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"
-WEIGHTS = "*.safetensors"
+WEIGHTS, GGUF = "*.safetensors", "*.gguf"
 ROOT_FILES = ["*.json", "*.jinja", WEIGHTS]
 FOLDERS = ["*/*"]
-_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+_HUB_NAME = re.compile(r"([\w.-]+/[\w.-]+)(?:/([\w.-]+\.gguf))?")  # of a repository, and of a file in it
 _SHORT_NAMES = {name: f"openai/{name}" for name in ("gpt-oss-20b", "gpt-oss-120b")}
 _PROBE_S = 10.0  # for the first answer of the hub; its library would try six times
 
@@ -58,12 +59,24 @@ def config_at(path: Path) -> ModelConfig:
     return ModelConfig.from_file(path / CONFIG) if path.is_dir() else config_of(Gguf(path))
 
 
+def tokenizer_at(path: Path) -> Path:
+    """Where the tokenizer.json of a found model should be. Raises ValueError for a GGUF file without a known one."""
+    return path if path.is_dir() else tokenizer_of(Gguf(path))
+
+
+def check_local(options: ModelOptions) -> None:
+    """Raises ValueError if the configuration of a model on this machine is wrong."""
+    if options.random_weights is None and (found := _local(options.model)) is not None:
+        config_at(found)
+
+
 def check_model(options: ModelOptions) -> Path:
     """The folder of the tokenizer; fetches no weights. Raises ValueError as `find_model` does."""
     found = _local(options.model)
     if found is None:
-        ModelConfig.from_file(_Hub(options, options.model).fetch(CONFIG))
-    elif found.is_dir() and not (found / CONFIG).exists():  # the engine checks an existing one at once
+        tokenizer = _Hub(options, options.model).check()
+        return find_tokenizer(options) if tokenizer is None or options.tokenizer else tokenizer
+    if found.is_dir() and not (found / CONFIG).exists():  # the engine checks an existing one at once
         raise ValueError(f"{found / CONFIG}: missing")
     return find_tokenizer(options)
 
@@ -72,9 +85,7 @@ def find_tokenizer(options: ModelOptions) -> Path:
     """The folder of tokenizer.json. Raises ValueError."""
     name = options.tokenizer or options.model
     found = _local(name)
-    if found is not None and not found.is_dir():
-        return tokenizer_of(Gguf(found))
-    folder = found or _Hub(options, name).fetch(TOKENIZER).parent
+    folder = tokenizer_at(found) if found is not None else _Hub(options, name).fetch(TOKENIZER).parent
     if not (folder / TOKENIZER).is_file():
         raise ValueError(f"{folder / TOKENIZER}: missing; --tokenizer names a folder that has one")
     return folder
@@ -110,6 +121,10 @@ def _within(folder: Path) -> Path:
     return gguf_in(folder) or folder
 
 
+class _MissingError(ValueError):
+    """A file that a repository, or what is in the cache of it, does not have."""
+
+
 class _Hub:
     """One repository of the hub, or its local cache if the hub cannot be reached."""
 
@@ -119,8 +134,11 @@ class _Hub:
         self._model = name
         self._own = name == options.model
         self._unreachable = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else _unreachable(constants.ENDPOINT)
+        matched = _HUB_NAME.fullmatch(repository(name))
+        assert matched is not None
+        repo_id, self._file = matched.groups()
         self._where: dict[str, Any] = {
-            "repo_id": repository(name),
+            "repo_id": repo_id,
             "revision": options.revision if self._own else None,
             "cache_dir": options.download_dir,
             "local_files_only": self._unreachable is not None,
@@ -134,22 +152,64 @@ class _Hub:
 
     def fetch_model(self) -> Path:
         """Fetches the configuration, the tokenizer, then the weights, so that errors come before the large download."""
-        from huggingface_hub import snapshot_download
-
-        ModelConfig.from_file(self.fetch(CONFIG))
+        if files := self._gguf_files():
+            return self._fetch_files(files) / files[0]
         if self._has_tokenizer:
             self.fetch(TOKENIZER)
+        return self._fetch_files(ROOT_FILES)
+
+    def check(self) -> Path | None:
+        """Raises ValueError for a model that Oscine cannot serve. Returns the tokenizer's folder for a GGUF file, whose
+        repository has none."""
+        return o200k_folder() if self._gguf_files() else None
+
+    def _fetch_files(self, patterns: Sequence[str]) -> Path:
+        """The folder of the files in the root of the repository that match one of these."""
+        from huggingface_hub import snapshot_download
+
         if self._unreachable is None:
-            self._get(self._fetch_weights)
-        return Path(self._get(snapshot_download, allow_patterns=ROOT_FILES, ignore_patterns=FOLDERS))
+            self._get(self._fetch_blobs, patterns=patterns)
+        return Path(self._get(snapshot_download, allow_patterns=patterns, ignore_patterns=FOLDERS))
+
+    def _gguf_files(self) -> list[str]:
+        """All parts of the model in a repository that has no config.json; empty for one that has it, and is checked.
+
+        Raises ValueError.
+        """
+        if self._file is not None:
+            return self._parts({self._file} & self._gguf_models())
+        try:
+            ModelConfig.from_file(self.fetch(CONFIG))
+            return []
+        except _MissingError:
+            if not (found := self._gguf_models()):
+                raise
+        usual = {name for name in found if "mxfp4" in name.lower()}
+        return self._parts(usual if len(usual) == 1 else found)
+
+    def _parts(self, chosen: set[str]) -> list[str]:
+        if len(chosen) != 1:
+            known = ", ".join(sorted(self._gguf_models())) or "none"
+            raise ValueError(f"model {self._model!r} does not say which GGUF file: owner/name/FILE, of {known}")
+        return [part.name for part in parts_of(Path(chosen.pop()))]
+
+    def _gguf_models(self) -> set[str]:
+        """The first file of each model in GGUF."""
+        names = self._get(_list_files).split("\n")
+        return {parts_of(Path(name))[0].name for name in names if fnmatch(name, GGUF) and "/" not in name}
 
     def fetch(self, file: str) -> Path:
         from huggingface_hub import hf_hub_download
 
         return Path(self._get(hf_hub_download, filename=file))
 
-    def _fetch_weights(self, repo_id: str, revision: str | None, cache_dir: str | None, **_: Any) -> None:
-        fetch_blobs(blobs_of(repo_id, revision, cache_dir, lambda name: fnmatch(name, WEIGHTS) and "/" not in name))
+    def _fetch_blobs(
+        self, repo_id: str, revision: str | None, cache_dir: str | None, patterns: Sequence[str], **_: Any
+    ) -> None:
+        def wanted(name: str) -> bool:
+            return "/" not in name and any(fnmatch(name, pattern) for pattern in patterns)
+
+        fetch_blobs(blobs_of(repo_id, revision, cache_dir, wanted))
 
     def _get(self, fetch: Callable[..., Any], **what: Any) -> str:
         from huggingface_hub import errors
@@ -159,7 +219,7 @@ class _Hub:
             return str(fetch(**self._where, **what))
         except errors.LocalEntryNotFoundError as error:
             why = self._unreachable or str(error).splitlines()[0]
-            raise ValueError(
+            raise _MissingError(
                 f"model {self._model!r} is not in the local cache, and the hub cannot be reached: {why}"
             ) from error
         except errors.GatedRepoError as error:
@@ -171,10 +231,20 @@ class _Hub:
         except errors.RevisionNotFoundError as error:
             raise ValueError(f"model {self._model!r} has no --revision {self._where['revision']!r}") from error
         except errors.EntryNotFoundError as error:
-            raise ValueError(f"model {self._model!r} has no {what['filename']}") from error
+            raise _MissingError(f"model {self._model!r} has no {what['filename']}") from error
         except (of_its_library, errors.HFValidationError, OSError) as error:
             why = str(error).strip().splitlines()[0]
             raise ValueError(f"model {self._model!r} cannot be fetched: {why}") from error
+
+
+def _list_files(repo_id: str, revision: str | None, cache_dir: str | None, local_files_only: bool) -> str:
+    """Names of the files of a repository, or of what is in the cache of it; one per line."""
+    from huggingface_hub import HfApi, snapshot_download
+
+    if not local_files_only:
+        return "\n".join(HfApi().list_repo_files(repo_id, revision=revision))
+    where: Any = {"repo_id": repo_id, "revision": revision, "cache_dir": cache_dir, "local_files_only": True}
+    return "\n".join(path.name for path in Path(snapshot_download(**where, allow_patterns=[CONFIG])).iterdir())
 
 
 def _unreachable(endpoint: str) -> str | None:

@@ -1,6 +1,6 @@
 """The gpt-oss models on this machine: the embedded one, those in Hugging Face's cache and in Ollama's store.
 
-And weights that were packed for this machine's CPU: files in `packed` in Oscine's cache.
+And weights that were packed for this machine's CPU: a folder each, named by the file or snapshot of the model.
 """
 
 import json
@@ -39,16 +39,18 @@ def installed(cache_dir: str | None = None) -> list[Installed]:
     return [nano, *_of_hugging_face(cache_dir), *_of_ollama(), *_packed()]
 
 
-def find_removable(name: str, cache_dir: str | None = None) -> Installed:
-    """Raises ValueError for what is not there, and for what is not Oscine's to remove."""
-    found = next((model for model in installed(cache_dir) if model.name == repository(name)), None)
+def find_removable(name: str, cache_dir: str | None = None) -> list[Installed]:
+    """The model, and what was packed of it. Raises ValueError for what is not there or not Oscine's to remove."""
+    models = installed(cache_dir)
+    found = next((model for model in models if model.name == repository(name)), None)
     if found is None:
         raise ValueError(f"model {name!r} is not on this machine; `oscine list` shows what is")
     if found.place == "Oscine":
         raise ValueError(f"{name} is a part of Oscine")
     if found.place == "Ollama":
         raise ValueError(f"{name} is in Ollama's store, which Oscine only reads: `ollama rm {name}` removes it")
-    return found
+    snapshots = tuple(f"{path.name}-" for path in found.path.glob("snapshots/*"))
+    return [found, *(model for model in models if model.place == "packed" and model.name.startswith(snapshots))]
 
 
 def remove(model: Installed) -> None:

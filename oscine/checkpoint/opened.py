@@ -11,7 +11,7 @@ from oscine.checkpoint.folder import CONFIG, Checkpoint, fingerprint
 from oscine.checkpoint.gguf.checkpoint import GgufCheckpoint
 from oscine.checkpoint.gguf.config import config_of as gguf_config
 from oscine.checkpoint.gguf.file import Gguf
-from oscine.checkpoint.hub import config_at, find_model, find_tokenizer
+from oscine.checkpoint.hub import config_at, find_model, find_tokenizer, tokenizer_at
 from oscine.config import ModelOptions
 from oscine.model.config import ModelConfig, gpt_oss_20b, gpt_oss_120b
 from oscine.model.packed import PackedFiles
@@ -78,7 +78,7 @@ def open_model(options: ModelOptions) -> OpenedModel:
         return OpenedModel(config, tokenizer, RandomTensors(config, RANDOM_SEED, device), device, dtype)
     path = find_model(options)
     config, source = _open(path)
-    tokenizer = find_tokenizer(options) if options.tokenizer or not path.is_dir() else path
+    tokenizer = find_tokenizer(options) if options.tokenizer else tokenizer_at(path)
     return OpenedModel(config, tokenizer, source, device, dtype, path)
 
 

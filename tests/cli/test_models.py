@@ -18,7 +18,7 @@ from oscine.checkpoint.hub import NANO_FOLDER
 from oscine.config import ModelOptions
 from tests.cli.local_hub import TOKEN, LocalHub, local_hub
 from tests.cli.test_commands import run
-from tests.model.gguf_files import write_ollama
+from tests.model.gguf_files import write_llama_cpp, write_ollama
 from tests.model.test_gguf import CONFIG
 from tests.model.test_ollama import add_model
 from tests.model.tiny import tensors
@@ -83,7 +83,11 @@ def test_a_model_is_pulled_listed_and_removed(machine: Machine, monkeypatch: pyt
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(machine.cache))
     assert hub.find_model(ModelOptions(NAME)) == machine.snapshot()
 
-    assert machine.said("rm", "gpt-oss-20b", "--yes") == f"removed {NAME}: 11.2 MB\n"
+    packed = machine.packed / f"{machine.snapshot().name}-0a1b"
+    packed.mkdir(parents=True)
+    (packed / "layer").write_bytes(bytes(3_000_000))
+    said = f"removed {NAME}: 11.2 MB\nremoved {packed.name}: 3.0 MB\n"
+    assert machine.said("rm", "gpt-oss-20b", "--yes") == said
     assert NAME not in machine.listed()
     assert machine.said("rm", NAME, "--yes", status=1).endswith("is not on this machine; `oscine list` shows what is")
 
@@ -178,3 +182,35 @@ def test_a_question_comes_first(machine: Machine, answer: str, removed: bool) ->
     assert path.exists() is not removed
     for end in (ours, theirs):
         os.close(end)
+
+
+GGUF_NAME = "ggml-org/gpt-oss-20b-GGUF"
+
+
+def test_a_repository_with_gguf_files(machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_llama_cpp(tmp_path / "w.gguf", CONFIG, tensors(CONFIG), max_tensors=30)
+    parts = {f"gpt-oss-mxfp4-{path.name[2:]}": path.read_bytes() for path in sorted(tmp_path.glob("w-*.gguf"))}
+    assert len(parts) == 3
+    others = {"gpt-oss-Q4_K_M.gguf": b"GGUF", "BF16/gpt-oss.gguf": b"GGUF", "README.md": b"#"}
+    machine.hub.repositories[GGUF_NAME] = parts | others
+    machine.said("pull", GGUF_NAME)
+    (snapshot,) = machine.cache.glob("models--ggml-org--gpt-oss-20b-GGUF/snapshots/*")
+    assert {path.name: path.read_bytes() for path in snapshot.iterdir()} == parts
+    assert machine.listed()[GGUF_NAME][:3] == ["Hugging", "Face", "GGUF"]
+
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(machine.cache))
+    assert hub.find_model(ModelOptions(GGUF_NAME)) == snapshot / min(parts)
+    machine.said("rm", GGUF_NAME, "--yes")
+
+
+def test_a_repository_with_several_models_in_gguf(machine: Machine) -> None:
+    machine.hub.repositories[GGUF_NAME] = {"a-Q4_0.gguf": b"GGUF", "b-Q8_0.gguf": b"GGUF"}
+    known = "owner/name/FILE, of a-Q4_0.gguf, b-Q8_0.gguf"
+    assert machine.said("pull", GGUF_NAME, status=1).endswith(f"does not say which GGUF file: {known}")
+    assert machine.said("pull", f"{GGUF_NAME}/c.gguf", status=1).endswith(known)
+    machine.said("pull", f"{GGUF_NAME}/b-Q8_0.gguf")
+    assert machine.hub.ranges("b-Q8_0.gguf") == [""]
+    assert machine.hub.ranges("a-Q4_0.gguf") == []

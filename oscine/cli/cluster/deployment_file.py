@@ -11,6 +11,7 @@ from pathlib import Path
 
 from oscine.api.http.keys import ApiKeys
 from oscine.chat.vocabulary import tokenizer_folder
+from oscine.checkpoint.hub import check_local
 from oscine.cli.cluster.yaml_section import Section
 from oscine.cli.serve import read_options as options
 from oscine.cli.serve.name import NOTES, Values, merge
@@ -26,8 +27,7 @@ from oscine.cluster.spec.deployment import (
     ServiceLevels,
     app_name,
 )
-from oscine.config import NANO, OPTIONS, EngineOptions, ServerOptions, ToolOptions
-from oscine.model.config import ModelConfig
+from oscine.config import OPTIONS, EngineOptions, ServerOptions, ToolOptions
 from oscine.option import OptionError, options_of
 from oscine.types import Role
 
@@ -161,7 +161,7 @@ def _check_names(section: Section, models: list[ModelSpec]) -> None:
 
 def _roles(section: Section) -> tuple[RoleSpec, ...]:
     model = section.take("model", str) if "model" in section else None
-    if model is not None and Path(model).is_dir():
+    if model is not None and Path(model).exists():
         model = str(Path(model).resolve())
     profile = options.read_profile(section.take_option(PROFILE)) if "profile" in section else {}
     common = _engine_options(section)
@@ -206,9 +206,7 @@ def _replicas(section: Section) -> Replicas:
 def _check_model(section: Section, engine: EngineOptions) -> None:
     """That the model is there, as the server and the engine will find it."""
     try:
-        folder = tokenizer_folder(engine)
-        model = engine.model
-        if model.random_weights is None and (model.model == NANO or Path(model.model).is_dir()):
-            ModelConfig.from_file(folder / "config.json")
+        tokenizer_folder(engine)
+        check_local(engine.model)
     except ValueError as error:
         raise section.error("model", str(error)) from None

@@ -67,10 +67,12 @@ def run_rm(args: argparse.Namespace) -> None:
     from oscine.checkpoint.installed import find_removable, remove
 
     with ended_by(ValueError, OSError):
-        model = find_removable(args.model, vars(args).get("download-dir"))
-        if args.yes or _confirmed(f"Remove {model.name} ({_gigabytes(model.num_bytes)}) from {model.path}? [y/N] "):
-            remove(model)
-            print(f"removed {model.name}: {_gigabytes(model.num_bytes)}")
+        models = find_removable(args.model, vars(args).get("download-dir"))
+        what = ", ".join(f"{model.path} ({_gigabytes(model.num_bytes)})" for model in models)
+        if args.yes or _confirmed(f"Remove {what}? [y/N] "):
+            for model in models:
+                remove(model)
+                print(f"removed {model.name}: {_gigabytes(model.num_bytes)}")
 
 
 def _confirmed(question: str) -> bool:

@@ -75,8 +75,9 @@ SMALL = (
 class System:
     """A process of one of both; see peer.py."""
 
-    def __init__(self, command: list[str], threads: int) -> None:
-        environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
+    def __init__(self, command: list[str], threads: int, cache: Path) -> None:
+        """`cache`: of weights that Oscine packs."""
+        environment = os.environ | {"OMP_NUM_THREADS": str(threads), "XDG_CACHE_HOME": str(cache.resolve())}
         self._process = subprocess.Popen(
             command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -109,7 +110,7 @@ def system(name: str, model: Path, lines: tuple[Line, ...], args: argparse.Names
     """Warm: it has run a load of each kind."""
     num_seqs = max(line.load.concurrency for line in lines)
     own = [sys.executable, "-m", "benchmarks.edge.ours"] if name == "oscine" else [args.python, str(HERE / "llama.py")]
-    made = System([*own, *map(str, (model, _CONTEXT, num_seqs, args.threads))], args.threads)
+    made = System([*own, *map(str, (model, _CONTEXT, num_seqs, args.threads))], args.threads, args.folder / "cache")
     try:
         for line in lines:
             made.ask(line.load._replace(osl=2)._asdict())

@@ -31,30 +31,47 @@ def draw(results: Iterable[Result]) -> Figure:
 
 
 def _panel(axes: Axes, model: str, results: Sequence[Result]) -> None:
-    anchors = [anchor for anchor in ANCHORS if anchor.model == model]
     short = [result for result in results if result.isl == PROMPT]
     ours = [(result.tok_s_user, result.output_tok_s, result.concurrency) for result in short]
-    peer = [
-        (anchor.tok_s_user, anchor.output_tok_s, anchor.concurrency)
-        for anchor in anchors
-        if anchor.system == VLLM and anchor.tok_s_user and anchor.output_tok_s and anchor.concurrency
-    ]
     axes.set(xscale="log", yscale="log", title=f"gpt-oss-{model}, one H200")
     axes.set(xlabel="tokens/s of one user (1 / decode step)", ylabel="generated tokens/s of a GPU")
-    curve(axes, peer, PEER, f"{VLLM}, same machine and load", "s", below=True)
+    draw_vllm(axes, model, f"{VLLM}, same machine and load")
     if ours:
         curve(axes, ours, OURS, "Oscine", "o", below=False)
-    for anchor in anchors:
-        if anchor.system != VLLM:
+    draw_published(axes, model)
+    finish(axes)
+
+
+def draw_vllm(axes: Axes, model: str, label: str) -> None:
+    """Its curve for a model, which is 120b or 20b."""
+    points = [
+        (anchor.tok_s_user, anchor.output_tok_s, anchor.concurrency)
+        for anchor in ANCHORS
+        if (anchor.system, anchor.model) == (VLLM, model)
+        and anchor.tok_s_user
+        and anchor.output_tok_s
+        and anchor.concurrency
+    ]
+    curve(axes, points, PEER, label, "s", below=True)
+
+
+def draw_published(axes: Axes, model: str) -> None:
+    """The figures of other systems for a model."""
+    for anchor in ANCHORS:
+        if anchor.model == model and anchor.system != VLLM:
             _published(axes, anchor)
-    plain_ticks(axes)
+
+
+def finish(axes: Axes) -> None:
+    """Ticks, margins and legend, when everything is drawn."""
+    _plain_ticks(axes)
     axes.margins(x=0.12, y=0.12)
     axes.grid(True, which="major", color="#e2e8f0", linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(loc="lower left", frameon=False, fontsize=8)
 
 
-def plain_ticks(axes: Axes) -> None:
+def _plain_ticks(axes: Axes) -> None:
     """1, 2, 5, 10, 20 ... in full."""
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=20))
@@ -69,7 +86,7 @@ def curve(
     ordered = sorted(points, key=lambda point: point[2])
     axes.plot([x for x, _, _ in ordered], [y for _, y, _ in ordered], marker=marker, color=color, label=label)
     for x, y, load in ordered:
-        annotate(axes, f"{load:g}", (x, y), color, place=(-5, -11) if below else (5, 5))
+        _label(axes, f"{load:g}", (x, y), color, place=(-5, -11) if below else (5, 5))
 
 
 def _published(axes: Axes, anchor: Anchor) -> None:
@@ -88,10 +105,10 @@ def _published(axes: Axes, anchor: Anchor) -> None:
     marker = "*" if anchor.concurrency is None else "D"
     axes.plot(*point, marker=marker, markersize=5, linestyle="", color=PUBLISHED, label=label)
     load = "" if anchor.concurrency is None else f"{anchor.concurrency} on "
-    annotate(axes, load + anchor.gpu, point, PUBLISHED, place=(6, -3))
+    _label(axes, load + anchor.gpu, point, PUBLISHED, place=(6, -3))
 
 
-def annotate(axes: Axes, text: str, point: tuple[float, float], color: str, *, place: tuple[int, int]) -> None:
+def _label(axes: Axes, text: str, point: tuple[float, float], color: str, *, place: tuple[int, int]) -> None:
     """`place` in points from the point."""
     align = "right" if place[0] < 0 else "left"
     axes.annotate(text, point, place, textcoords="offset points", color=color, fontsize=7, ha=align)

@@ -8,15 +8,14 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from oscine.bench.anchors import ANCHORS, Anchor
-from oscine.bench.plot import OURS, PEER, PUBLISHED, annotate, curve, plain_ticks
+from oscine.bench import plot
+from oscine.bench.anchors import VLLM
 from oscine.bench.serve.report import COLUMNS
 from oscine.bench.serve.row import Row
 
-_PEERS = (PEER, "#15803d", "#7e22ce", "#0e7490")  # colours of peers
+_PEERS = ("#15803d", "#7e22ce", "#0e7490")  # colours of peers
 _STYLE = (
     "body{font:15px/1.5 system-ui,sans-serif;max-width:70em;margin:2em auto;padding:0 1em;color:#1e293b}"
     "img{max-width:100%}table{border-collapse:collapse}th,td{padding:.2em .8em;text-align:right}"
@@ -36,21 +35,19 @@ def draw(rows: Sequence[Row], peers: Sequence[Row]) -> Figure:
     """Tokens/s per GPU against tokens/s per user at the median TPOT, both axes logarithmic."""
     figure = Figure(figsize=(9.0, 6.0), layout="constrained")
     axes = figure.subplots()
-    model = str(rows[0]["model"])
-    axes.set(xscale="log", yscale="log", title=model)
+    name = str(rows[0]["model"])
+    axes.set(xscale="log", yscale="log", title=name)
     axes.set(xlabel="tokens/s per user (1 / median TPOT)", ylabel="generated tokens/s per GPU")
+    size = next((size for size in plot.MODELS if size in name), None)  # "20b" is in "120b", which comes first
+    if size is not None:
+        plot.draw_vllm(axes, size, f"{VLLM}, one H200 (all requests at once)")
     others = itertools.groupby(sorted(peers, key=_name), _name)
-    for (name, found), color in zip(others, itertools.cycle(_PEERS)):
-        curve(axes, _points(found), color, name, "s", below=True)
-    curve(axes, _points(rows), OURS, _name(rows[0]), "o", below=False)
-    for anchor in ANCHORS:
-        if anchor.model in model and anchor.tok_s_user and anchor.output_tok_s:
-            _published(axes, anchor)
-    plain_ticks(axes)
-    axes.margins(x=0.12, y=0.12)
-    axes.grid(True, which="major", color="#e2e8f0", linewidth=0.6)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(loc="best", frameon=False, fontsize=8)
+    for (peer, found), color in zip(others, itertools.cycle(_PEERS), strict=False):
+        plot.curve(axes, _points(found), color, peer, "s", below=True)
+    plot.curve(axes, _points(rows), plot.OURS, _name(rows[0]), "o", below=False)
+    if size is not None:
+        plot.draw_published(axes, size)
+    plot.finish(axes)
     return figure
 
 
@@ -66,17 +63,6 @@ def _points(rows: Iterable[Row]) -> list[tuple[float, float, float]]:
         for row in rows
         if row.get("median_intvty") and row.get("output_tput_per_gpu")
     ]
-
-
-def _published(axes: Axes, anchor: Anchor) -> None:
-    assert anchor.tok_s_user is not None
-    assert anchor.output_tok_s is not None
-    point = (anchor.tok_s_user, anchor.output_tok_s)
-    known = {line.get_label() for line in axes.get_lines()}
-    name = f"{anchor.system}, {anchor.gpu}"
-    axes.plot(*point, marker="D", markersize=4, linestyle="", color=PUBLISHED, label="_" if name in known else name)
-    load = "" if anchor.concurrency is None else f"{anchor.concurrency}: {anchor.isl}/{anchor.osl}"
-    annotate(axes, load, point, PUBLISHED, place=(6, -3))
 
 
 def _page(title: str, image: bytes, lines: Sequence[Sequence[str]], rows: Sequence[Row]) -> Iterator[str]:

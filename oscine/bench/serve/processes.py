@@ -18,6 +18,8 @@ from typing import NoReturn
 from oscine.bench.serve.answer import Record
 from oscine.bench.serve.arrival import Arrival
 from oscine.bench.serve.drive import Client, Driver, Job
+from oscine.engine.process.descriptors import raise_descriptor_limit
+from oscine.python_child import die_with_parent
 
 _NUM_COUNTERS = 3  # of each process, as oscine.bench.serve.drive has them
 _PATIENCE_S = 0.2  # between two looks at the counters
@@ -87,7 +89,9 @@ def _read_all(pipes: Sequence[int], watch: Callable[[], None]) -> list[bytes]:
 def _be_client(pipe: int, driver: Driver, jobs: Sequence[Job], arrival: Arrival, start_s: float) -> NoReturn:
     """Ends the process."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    die_with_parent()
     try:
+        raise_descriptor_limit()
         gc.freeze()
         gc.disable()  # a pause would be measured
         with _runner() as runner:

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,9 +64,11 @@ class Workload(Options, group="workload"):
     tokenizer: str | None = option(
         None, "tokenizer.json, or its folder, that counts the tokens of prompts", "PATH", shown="gpt-oss's own"
     )
-    seed: int = option(0, "seed of prompts, lengths and arrivals", "SEED", at_least=0)
+    seed: int | None = option(
+        None, "seed of prompts, lengths and arrivals", "SEED", shown="another one every time", at_least=0
+    )
 
-    def load(self, model: str) -> "RandomLoad | FileLoad":
+    def load(self, model: str, seed: int) -> "RandomLoad | FileLoad":
         """Raises ValueError."""
         from oscine.bench.serve.load import FileLoad, Lengths, RandomLoad
         from oscine.bench.serve.words import Words
@@ -73,13 +76,13 @@ class Workload(Options, group="workload"):
         if self.dataset is not None:
             return FileLoad(Path(self.dataset), self.osl)
         return RandomLoad(
-            Words.of(self._tokenizer(model), self.seed),
+            Words.of(self._tokenizer(model), seed),
             Lengths(self.isl, self.osl, self.spread),
             turns=self.turns,
             prefix_tokens=self.shared_prefix,
             num_prefixes=self.num_prefixes,
             as_ids=self.token_ids,
-            seed=self.seed,
+            seed=seed,
         )
 
     def _tokenizer(self, model: str) -> Path:
@@ -208,7 +211,8 @@ class Load:
         client = Client(
             target, APIS[self.asked.api], model, parameters, timeout_s=self.asked.timeout, think_s=self.workload.think
         )
-        return Bench(client, self.workload.load(model), self.workload.seed, self.sending.processes, limits_s)
+        seed = random.getrandbits(32) if self.workload.seed is None else self.workload.seed
+        return Bench(client, self.workload.load(model, seed), seed, self.sending.processes, limits_s)
 
 
 def add_load_options(parser: argparse.ArgumentParser) -> None:

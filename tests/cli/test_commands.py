@@ -33,6 +33,8 @@ def test_version_and_help() -> None:
         ["chat"],
         ["batch"],
         ["bench"],
+        ["bench", "serve"],
+        ["bench", "sweep"],
         ["bench", "engine"],
         ["bench", "ops"],
         ["dynamo-worker"],

@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from oscine.ops.native.library import unavailable
 from oscine.ops.packed import BatchState, PackedSizes, PackedStep
-from oscine.ops.step import reference
+from oscine.ops.step import native, reference
 
 from .compile_ahead import compile_ahead, run_interpreted
 
@@ -71,6 +72,11 @@ def check(prepare: object, write_back: object, device: str) -> None:
 
 def test_the_definition() -> None:
     check(reference.prepare_step, reference.write_back, "cpu")
+
+
+@pytest.mark.skipif(unavailable() is not None, reason=unavailable() or "")
+def test_the_native_kernels() -> None:
+    check(native.prepare_step, native.write_back, "cpu")
 
 
 def interpreted() -> None:

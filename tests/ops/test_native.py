@@ -10,6 +10,7 @@ from benchmarks.kernels.inputs import random_experts, random_routing, sampling_b
 from oscine.ops.attention import native as native_attention
 from oscine.ops.attention import reference as reference_attention
 from oscine.ops.choose import native as native_choose
+from oscine.ops.embed import native as native_embed
 from oscine.ops.interface import QkvProjection
 from oscine.ops.linear import native as native_linear
 from oscine.ops.linear import reference as reference_linear
@@ -253,6 +254,15 @@ def test_a_token_alone_has_the_same_result_as_among_others() -> None:
     together = results(slice(None))
     for t in range(9):
         assert all(torch.equal(one[0], all_[t]) for one, all_ in zip(results(slice(t, t + 1)), together, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_embedding(dtype: torch.dtype) -> None:
+    ids, table = torch.tensor([3, 0, 96, 3]), torch.randn(97, 20).to(dtype)
+    assert torch.equal(native_embed.embed(ids, table), table[ids].float())
+    for wrong in (-1, 97):
+        with pytest.raises(IndexError):
+            native_embed.embed(torch.tensor([0, wrong]), table)
 
 
 def test_attention_of_a_chunk_is_that_of_its_tokens_one_by_one() -> None:

@@ -13,9 +13,10 @@ def prepare_embedding(weight_VH: Tensor, _: torch.dtype) -> Tensor:
 
 
 def embed(token_ids_T: Tensor, weight_VH: Tensor) -> Tensor:
-    address, kind, _, hidden = matrix(weight_VH)
-    x_TH = torch.empty(len(token_ids_T), hidden)
-    check(library().oscine_embed(token_ids_T.data_ptr(), address, kind, x_TH.data_ptr(), *x_TH.shape))
+    address, kind, vocab, hidden = matrix(weight_VH)
+    num_tokens = len(token_ids_T)
+    x_TH = torch.empty(num_tokens, hidden)
+    check(library().oscine_embed(token_ids_T.data_ptr(), address, kind, x_TH.data_ptr(), num_tokens, vocab, hidden))
     return x_TH
 
 

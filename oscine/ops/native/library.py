@@ -25,10 +25,10 @@ FLAGS = ("-O3", "-march=native", "-std=gnu11", "-shared", "-fPIC", "-pthread", "
 _COMPILERS = ("cc", "gcc", "clang")
 _FOLDER = Path(__file__).parent
 _POINTER, _SIZE, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
-# Of each function: p is a pointer, i an int64, f a float. Those of a step return 0, or something else without memory.
+# Of each function: p is a pointer, i an int64, f a float. Those of a step return a status: see `check`.
 OF_STEPS = {
     "oscine_prepare_step": "pppppppiiiiiiippppp",
-    "oscine_embed": "ppipii",
+    "oscine_embed": "ppipiii",
     "oscine_linear": "ppippiii",
     "oscine_int8_few": "ppppiii",
     "oscine_rms_norm": "pippfppii",
@@ -188,6 +188,8 @@ def _processor() -> str:
 
 
 def check(status: int) -> None:
-    """Raises MemoryError for a function that found no memory."""
+    """Raises MemoryError for a function that found no memory, IndexError for one that was given a wrong token."""
+    if status == -2:
+        raise IndexError("a token that the vocabulary lacks")
     if status:
         raise MemoryError("no memory for a step")

@@ -30,9 +30,12 @@ int oscine_write_back(int32_t *last_ids, const int32_t *slots, const int64_t *id
     return 0;
 }
 
-/* Rows of a table [V, H], FLOAT32 or BFLOAT16 -> out [T, H]. */
-int oscine_embed(const int64_t *ids, const void *table, int64_t kind, float *out, int64_t num_tokens, int64_t width) {
+/* Rows of a table [V, H], FLOAT32 or BFLOAT16 -> out [T, H]. Returns -2 for an id that the table lacks. */
+int oscine_embed(
+    const int64_t *ids, const void *table, int64_t kind, float *out, int64_t num_tokens, int64_t vocabulary,
+    int64_t width) {
     for (int64_t t = 0; t < num_tokens; t++, out += width) {
+        if (ids[t] < 0 || ids[t] >= vocabulary) return -2;
         if (kind == FLOAT32) {
             memcpy(out, (const float *)table + ids[t] * width, sizeof(float) * width);
             continue;

@@ -37,17 +37,18 @@ class PackedFiles:
         self._folder, self._report = folder, report
         self._usable = self._has_room(num_bytes)
 
-    def get(self, name: str, make: Callable[[], T]) -> T:
-        path = self._folder / name
+    def get(self, name: str, make: Callable[[], T], some_rows: bool = False) -> T:
+        """`some_rows`: only those that are touched need memory."""
+        path, advice = self._folder / name, "MADV_RANDOM" if some_rows else "MADV_HUGEPAGE"
         if not self._usable:
             return make()
         try:
-            return _read(path)  # type: ignore[no-any-return]
+            return _read(path, advice)  # type: ignore[no-any-return]
         except (OSError, ValueError, KeyError, TypeError):  # there is none yet, or it is not whole
             made = make()
         try:
             _write(path, made)
-            return _read(path)  # type: ignore[no-any-return]
+            return _read(path, advice)  # type: ignore[no-any-return]
         except OSError as error:
             self._give_up(str(error))
             return made
@@ -111,15 +112,15 @@ def _describe(value: Any) -> tuple[dict[str, Any], list[Tensor]]:
     return {"kind": type(value).__name__, "bytes": end, "tensors": places, "rest": rest}, list(tensors.values())
 
 
-def _read(path: Path) -> Any:
+def _read(path: Path, advice: str) -> Any:
     """Raises OSError, ValueError, KeyError or TypeError for a file that is not whole."""
     with path.open("rb") as file:
         memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     header = json.loads(memory[:_HEADER])
     if header["bytes"] != len(memory):
         raise ValueError(path)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
+    if hasattr(mmap, advice):
+        memory.madvise(getattr(mmap, advice))
     named = {name: _tensor(memory, *place) for name, place in header["tensors"].items()}
     if header["kind"] not in _KINDS:
         return named[""]

@@ -334,9 +334,15 @@ class _Loader:
         return self.prepared(names, lambda parts: ops.prepare_dense(self.staging.bring(_joined(parts)), self.dtype))
 
     def embedding(self, name: str) -> Tensor:
-        if self.ops is None:
+        ops = self.ops
+        if ops is None:
             return self.get(name)
-        return self.ops.prepare_embedding(self.staging.bring(self.published(name)), self.dtype)
+
+        def prepare(parts: list[Tensor]) -> Tensor:
+            return ops.prepare_embedding(self.staging.bring(_joined(parts)), self.dtype)
+
+        embedding: Tensor = self.prepared([name], prepare, some_rows=True)
+        return embedding
 
     def experts(self, prefix: str) -> Any:
         def prepare(parts: list[Tensor]) -> Any:
@@ -345,8 +351,8 @@ class _Loader:
 
         return self.prepared([f"{prefix}mlp.experts.{name}" for name in _EXPERTS], prepare)
 
-    def prepared(self, names: Sequence[str], prepare: Callable[[list[Tensor]], Any]) -> Any:
-        """Of the tensors as published; from its file, if there is one."""
+    def prepared(self, names: Sequence[str], prepare: Callable[[list[Tensor]], Any], *, some_rows: bool = False) -> Any:
+        """Of the tensors as published; from its file, if there is one. `some_rows`: as in PackedFiles.get."""
         if self.files is None:
             return prepare([self.published(name) for name in names])
 
@@ -356,7 +362,7 @@ class _Loader:
             page_out(parts)
             return made
 
-        return self.files.get(names[0], make)
+        return self.files.get(names[0], make, some_rows)
 
     def layer(self, prefix: str, experts: Any) -> LayerWeights:
         attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."

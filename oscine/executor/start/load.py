@@ -264,8 +264,7 @@ def _tensor_bytes(specs: Mapping[str, TensorSpec], dtype: torch.dtype) -> dict[s
 
 def _packed_files(start: Start) -> PackedFiles | None:
     """For large models on a CPU with native kernels: from a checkpoint, whose files need not stay in memory then."""
-    sizes = start.tensor_bytes
-    num_bytes = sum(sizes.values()) - sizes["model.embed_tokens.weight"]  # which is read from the checkpoint
+    num_bytes = sum(start.tensor_bytes.values())
     if platform(start.target, start.opened.dtype) != "native" or num_bytes < _LARGE_BYTES:
         return None
     name = start.opened.packed_name(start.target.cpu_weights, start.shard)

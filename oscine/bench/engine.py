@@ -147,6 +147,7 @@ def engine_options(
     max_num_batched_tokens: int | None,
     cache: CacheOptions,
     cuda_graphs: bool = True,
+    num_threads: int | None = None,
 ) -> EngineOptions:
     """An engine sized for the largest of the points. Its prefix cache is always off."""
     num_seqs = max(point.concurrency for point in points)
@@ -159,4 +160,6 @@ def engine_options(
         max_waiting=num_seqs,
     )
     model = replace(model, max_model_len=max(point.isl + point.osl for point in points))
-    return EngineOptions(model, replace(cache, prefix_caching=False), scheduler, cuda_graphs=cuda_graphs)
+    return EngineOptions(
+        model, replace(cache, prefix_caching=False), scheduler, cuda_graphs=cuda_graphs, num_threads=num_threads
+    )

@@ -4,7 +4,7 @@ This module has the arithmetic of the table; step_inputs.py makes the inputs, an
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -13,7 +13,7 @@ from oscine.bench.step_inputs import OpCall, StepLoad, random_weights, step_call
 from oscine.bench.timer import Time, time_call
 from oscine.model.config import ModelConfig
 from oscine.ops.table import choose, platform, resolve
-from oscine.ops.target import Target
+from oscine.ops.target import CpuWeights, Target
 
 HEADER = f"{'op':<18} {'backend':<10} {'a step':>6} {'us':>10} {'TB/s':>6} {'TFLOP/s':>8} {'ceiling':>8} {'of step':>8}"
 
@@ -44,11 +44,16 @@ class OpBench:
     """The ops of one device, and the weights to measure them with."""
 
     def __init__(
-        self, config: ModelConfig, device: torch.device, dtype: torch.dtype, overrides: Mapping[str, str]
+        self,
+        config: ModelConfig,
+        device: torch.device,
+        dtype: torch.dtype,
+        overrides: Mapping[str, str],
+        cpu_weights: CpuWeights = "int8",
     ) -> None:
         """Raises ValueError for an op or backend that does not exist or cannot be loaded."""
         self._config, self._device = config, device
-        target = Target.of(device)
+        target = replace(Target.of(device), cpu_weights=cpu_weights)
         self._backends = choose(platform(target, dtype), overrides)
         self._ops = resolve(target, self._backends)
         for op, backend in overrides.items():

@@ -257,4 +257,4 @@ def make_batch(config: ModelConfig, load: StepLoad, device: torch.device) -> Bat
 
 
 def _bytes(*tensors: Tensor) -> float:
-    return float(sum(tensor.numel() * tensor.element_size() for tensor in tensors))
+    return float(sum(tensor.nbytes for tensor in tensors))

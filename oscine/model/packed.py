@@ -11,6 +11,7 @@ import mmap
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import fields
 from pathlib import Path
@@ -27,6 +28,8 @@ _SPARE_BYTES = 1 << 30  # of the disk, which are left to others
 _WHOLE = 0.98  # of the weights: norms and routers are in no file
 _KINDS: dict[str, Any] = {kind.__name__: kind for kind in (PackedDense, PackedExperts)}
 _MADV_PAGEOUT = 21
+_PART = ".part"  # suffix of a file that is being written
+_ABANDONED_S = 3600.0  # without a write, after which its process must have ended
 
 
 class PackedFiles:
@@ -56,7 +59,10 @@ class PackedFiles:
     def _has_room(self, num_bytes: int) -> bool:
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            held = sum(path.stat().st_size for path in self._folder.iterdir())
+            for part in self._folder.glob(f"*{_PART}"):
+                if time.time() - part.stat().st_mtime > _ABANDONED_S:
+                    part.unlink(missing_ok=True)
+            held = sum(path.stat().st_size for path in self._folder.iterdir() if path.suffix != _PART)
             free = shutil.disk_usage(self._folder).free
         except OSError as error:
             self._give_up(str(error))
@@ -86,7 +92,7 @@ def _write(path: Path, value: Any) -> None:
     header, tensors = _describe(value)
     text = json.dumps(header).encode()
     assert len(text) <= _HEADER
-    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=_PART, delete=False) as file:
         try:
             file.write(text.ljust(_HEADER))
             for tensor in tensors:

@@ -1,6 +1,7 @@
 """Packed weights in files: mapped at the second start, made again where they are not whole, done without where there is
 no room."""
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -67,6 +68,15 @@ def test_a_file_that_is_not_whole_is_made_again(cut: int, tmp_path: Path) -> Non
     again = files(tmp_path).get("weight", lambda: made)
     assert torch.equal(again.packed, made.packed)
     assert torch.equal(files(tmp_path).get("weight", never).packed, made.packed)  # type: ignore[attr-defined]
+
+
+def test_what_a_killed_start_left_is_removed_once_it_is_old(tmp_path: Path) -> None:
+    old, new = tmp_path / "old.part", tmp_path / "new.part"
+    for path in (old, new):
+        path.write_bytes(b"x")
+    os.utime(old, (0, 0))
+    files(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["new.part"]
 
 
 def test_without_room_on_the_disk_weights_are_made_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from oscine.model.hub import NANO_FOLDER
 
 from oscine.chat.tokenizer import Tokenizer
 from oscine.cli import main
-from oscine.model.hub import NANO_FOLDER
 from tests.cli.test_commands import run
 from tests.perf.scripted_source import Body, Piece, ScriptedSource, chat_event, chat_stream
 from tests.server import ServerProcess

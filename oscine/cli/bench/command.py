@@ -95,6 +95,7 @@ def run_engine(args: argparse.Namespace) -> None:
             max_num_batched_tokens=given.get("max-num-batched-tokens"),
             cache=CacheOptions.of(given),
             cuda_graphs=given.get("enforce-eager", EngineOptions.cuda_graphs),
+            num_threads=given.get("threads"),
         )
         size, share = given.get("data-parallel-size", 1), given.get("enable-expert-parallel", False)
         with ended_by(MeasureError):
@@ -143,7 +144,7 @@ def _add_ops(kinds: "argparse._SubParsersAction[Parser]") -> None:
 
 
 def _add_device(parser: argparse.ArgumentParser) -> None:
-    add_some(parser, (OPTIONS["device"], OPTIONS["dtype"]))
+    add_some(parser, [OPTIONS[name] for name in ("device", "dtype", "cpu-weights", "threads")])
     parser.add_argument("--commit", help="commit to note with the results (default: what git says)")
 
 
@@ -154,6 +155,7 @@ def run_ops(args: argparse.Namespace) -> None:
     from oscine.bench.step_inputs import StepLoad
     from oscine.bench.timer import measure_ceiling
     from oscine.checkpoint.opened import open_model
+    from oscine.executor.start.threads import use_threads
 
     with ended_by(ValueError, OSError, status=USAGE):
         loads = [StepLoad.of(tokens, args.context) for tokens in _numbers(args.tokens)]
@@ -163,7 +165,8 @@ def run_ops(args: argparse.Namespace) -> None:
         limit = opened.config.max_position_embeddings
         if args.context > limit:
             raise ValueError(f"--context {args.context} is above the model's own {limit}")
-        bench = OpBench(opened.config, opened.device, opened.dtype, backends)
+        use_threads(vars(args).get("threads"))
+        bench = OpBench(opened.config, opened.device, opened.dtype, backends, model.cpu_weights)
     where, ceiling = machine.describe(model.device, args.commit), measure_ceiling(opened.device)
     print(f"{where.gpu}, torch {where.torch}, triton {where.triton}, commit {where.commit}")
     print(f"copy {ceiling.bytes_per_s / 1e12:.3g} TB/s, matrix product {ceiling.flops_per_s / 1e12:.3g} TFLOP/s")

@@ -7,16 +7,19 @@ process. The library finds the file as one of its blobs, and links it.
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from tqdm import tqdm
 
+_SHA256 = re.compile("[0-9a-f]{64}")
 _PIECE = 1 << 20  # bytes
 _AT_ONCE = 4  # files
 _TRIES = 5  # without a byte in between
@@ -45,19 +48,22 @@ class Blob:
 
 
 def blobs_of(repo_id: str, revision: str | None, cache_dir: str | None, wanted: Callable[[str], bool]) -> list[Blob]:
-    """Raises the errors of huggingface_hub."""
+    """Raises the errors of huggingface_hub, and ValueError for a file that has no hash for a name."""
     from huggingface_hub import HfApi, constants, hf_hub_url
     from huggingface_hub.file_download import repo_folder_name
 
     found = HfApi().model_info(repo_id, revision=revision, files_metadata=True)
     folder = Path(cache_dir or constants.HF_HUB_CACHE) / repo_folder_name(repo_id=repo_id, repo_type="model") / "blobs"
-    return [
-        Blob(
-            file.rfilename, hf_hub_url(repo_id, file.rfilename, revision=found.sha), file.size, sha256, folder / sha256
-        )
-        for file in found.siblings or ()
-        if wanted(file.rfilename) and file.lfs is not None and file.size and (sha256 := file.lfs.sha256)
-    ]
+    blobs = []
+    for file in found.siblings or ():
+        if not wanted(file.rfilename) or file.lfs is None or not file.size:
+            continue
+        sha256 = file.lfs.sha256
+        if not _SHA256.fullmatch(sha256):
+            raise ValueError(f"{file.rfilename}: {sha256!r} is no SHA-256")
+        url = hf_hub_url(repo_id, file.rfilename, revision=found.sha)
+        blobs.append(Blob(file.rfilename, url, file.size, sha256, folder / sha256))
+    return blobs
 
 
 def fetch_blobs(blobs: list[Blob]) -> None:
@@ -101,15 +107,18 @@ class _Download:
 
     def run(self) -> None:
         blob = self.blob
-        with blob.partial.open("ab") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)  # another process may be at it; then it is here in the end
-            if blob.path.exists():
-                return
-            self._fill(file)
-        if self.stop.is_set():
-            return
-        _check(blob)
-        os.replace(blob.partial, blob.path)
+        while not blob.path.exists() and not self.stop.is_set():
+            with blob.partial.open("ab") as file:
+                fcntl.flock(file, fcntl.LOCK_EX)  # another process may be at it
+                if _is_at(blob.partial, file):
+                    self._finish(file)
+
+    def _finish(self, file: BinaryIO) -> None:
+        file.seek(0, os.SEEK_END)
+        self._fill(file)
+        if not self.stop.is_set():
+            _check(self.blob)
+            os.replace(self.blob.partial, self.blob.path)
 
     def _fill(self, file: BinaryIO) -> None:
         import httpx
@@ -145,6 +154,13 @@ class _Download:
                 file.write(piece)
                 file.flush()
                 self.bar.update(len(piece))
+
+
+def _is_at(path: Path, file: BinaryIO) -> bool:
+    """Whether an open file has not been renamed or removed."""
+    with suppress(FileNotFoundError):
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    return False
 
 
 def _check(blob: Blob) -> None:

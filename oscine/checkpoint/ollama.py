@@ -4,6 +4,7 @@ The store is only read.
 """
 
 import json
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -41,7 +42,7 @@ def is_name(name: str) -> bool:
 
 
 def is_store(folder: Path) -> bool:
-    return (folder / "manifests").is_dir() and (folder / "blobs").is_dir()
+    return os.path.isdir(folder / "manifests") and os.path.isdir(folder / "blobs")
 
 
 def find(name: str) -> Path:
@@ -51,7 +52,8 @@ def find(name: str) -> Path:
         if model.name == name:
             return model.weights()
     known = ", ".join(model.name for model in models) or "no model"
-    raise ValueError(f"model {name!r} is not in Ollama's store on this machine, which has {known}")
+    closed = "".join(f"; this user may not read {folder}" for folder in Environment().ollama_folders if _closed(folder))
+    raise ValueError(f"model {name!r} is not in Ollama's store on this machine, which has {known}{closed}")
 
 
 def installed() -> list[OllamaModel]:
@@ -70,10 +72,20 @@ def only_model(store: Path) -> Path:
 
 
 def models_in(store: Path) -> Iterator[OllamaModel]:
-    """In the order of their manifests' paths."""
+    """In the order of their manifests' paths: host, owner, model, tag."""
     root = store / "manifests"
-    for manifest in sorted(path for path in root.rglob("*") if path.is_file() and not path.name.startswith(".")):
-        *owner, model, tag = manifest.relative_to(root).parts
-        if owner[:1] == [_HOST]:
-            owner = owner[1:] if owner[1:] != [_OWNER] else []
-        yield OllamaModel(f"{'/'.join([*owner, model])}:{tag}", manifest, store)
+    for manifest in sorted(path for path in root.glob("*/*/*/*") if path.is_file() and not path.name.startswith(".")):
+        host, owner, model, tag = manifest.relative_to(root).parts
+        shown = (
+            [model] if (host, owner) == (_HOST, _OWNER) else [owner, model] if host == _HOST else [host, owner, model]
+        )
+        yield OllamaModel(f"{'/'.join(shown)}:{tag}", manifest, store)
+
+
+def _closed(folder: Path) -> bool:
+    """Whether this user may not look into a folder, or not even see whether there is one."""
+    try:
+        os.listdir(folder)
+    except OSError as error:
+        return isinstance(error, PermissionError)
+    return False

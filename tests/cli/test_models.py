@@ -10,12 +10,14 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import pytest
 
 from oscine.checkpoint import download, hub
 from oscine.checkpoint.hub import NANO_FOLDER
 from oscine.config import ModelOptions
+from tests.cli import local_hub as local_hub_module
 from tests.cli.local_hub import TOKEN, LocalHub, local_hub
 from tests.cli.test_commands import run
 from tests.model.gguf_files import write_llama_cpp, write_ollama
@@ -126,6 +128,44 @@ def test_a_server_without_ranges_sends_all_again(machine: Machine) -> None:
     machine.said("pull", NAME)
     assert machine.hub.ranges(WEIGHTS) == ["bytes=4-"]
     assert (machine.snapshot() / WEIGHTS).read_bytes() == (NANO_FOLDER / WEIGHTS).read_bytes()
+
+
+@pytest.mark.parametrize("by_the_other", [3 << 20, None])
+def test_a_download_that_another_process_works_at(
+    by_the_other: int | None, machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits for the other one's lock, and goes on from where that one ended. None: its file was damaged and removed."""
+    content = (NANO_FOLDER / WEIGHTS).read_bytes()
+    digest = hashlib.sha256(content).hexdigest()
+    url = f"{machine.hub.url}/{NAME}/resolve/main/{WEIGHTS}"
+    blob = download.Blob(WEIGHTS, url, len(content), digest, tmp_path / digest)
+
+    def wait(file: BinaryIO, _: int) -> None:
+        monkeypatch.undo()
+        if by_the_other is None:
+            blob.partial.unlink()
+        else:
+            blob.partial.write_bytes(content[:by_the_other])
+
+    monkeypatch.setattr(download.fcntl, "flock", wait)
+    download.fetch_blobs([blob])
+    assert blob.path.read_bytes() == content
+    assert machine.hub.ranges(WEIGHTS) == ["" if by_the_other is None else f"bytes={by_the_other}-"]
+
+
+@pytest.mark.parametrize("named", ["../../../elsewhere", "/tmp/elsewhere", "0" * 63])
+def test_weights_are_named_by_nothing_but_a_hash(named: str, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = local_hub_module._entry
+
+    def hostile(name: str, content: bytes, tree: bool) -> dict[str, Any]:
+        found = entry(name, content, tree)
+        if "lfs" in found:
+            found["lfs"]["sha256"] = named
+        return found
+
+    monkeypatch.setattr(local_hub_module, "_entry", hostile)
+    assert machine.said("pull", NAME, status=1).endswith(f"{WEIGHTS}: {named!r} is no SHA-256")
+    assert not machine.hub.ranges(WEIGHTS)
 
 
 def test_damaged_files_are_removed(machine: Machine) -> None:

@@ -78,6 +78,13 @@ def test_a_model_in_several_files(written: Path, tmp_path: Path) -> None:
         Gguf(parts[0])
 
 
+def test_a_name_that_says_no_parts_is_that_of_one_file(written: Path, tmp_path: Path) -> None:
+    path = tmp_path / "m-00000-of-00000.gguf"
+    path.symlink_to(written)
+    assert hub.find_model(ModelOptions(str(path))) == hub.find_model(ModelOptions(str(tmp_path))) == path
+    assert config_of(Gguf(path)) == CONFIG
+
+
 def test_packed_experts_mean_to_ggml_what_they_mean_here(written: Path) -> None:
     """The test's own packing, against ggml's reading of it."""
     stored = next(t for t in gguf.GGUFReader(written).tensors if t.name == "blk.1.ffn_down_exps.weight")

@@ -2,7 +2,10 @@
 
 import hashlib
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -71,6 +74,30 @@ def test_what_is_not_there(store: Path, tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path / "nowhere"))
     with pytest.raises(ValueError, match="which has no model"):
         hub.find_model(ModelOptions("gpt-oss:20b"))
+
+
+def test_other_files_among_the_manifests_are_no_models(store: Path) -> None:
+    for stray in ("notes.txt", "registry.ollama.ai/notes.txt"):
+        (store / "manifests" / stray).write_text("{}")
+    assert [model.name for model in ollama.installed()] == ["gpt-oss:20b", "llama3:latest"]
+
+
+def test_a_store_that_this_user_may_not_read(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ollama's service has a user of its own, and its folder is closed to others."""
+
+    def closed(function: Callable[..., Any]) -> Callable[..., Any]:
+        def look(path: Any, *args: Any, **kwargs: Any) -> Any:
+            if str(path).startswith(str(store)):
+                raise PermissionError(13, "Permission denied", str(path))
+            return function(path, *args, **kwargs)
+
+        return look
+
+    monkeypatch.setattr(os, "stat", closed(os.stat))
+    monkeypatch.setattr(os, "listdir", closed(os.listdir))
+    assert ollama.installed() == []
+    with pytest.raises(ValueError, match=f"which has no model; this user may not read {store}$"):
+        ollama.find("gpt-oss:20b")
 
 
 def test_another_model_of_the_store_is_refused_by_its_architecture(store: Path) -> None:

@@ -159,7 +159,7 @@ def is_gguf(path: Path) -> bool:
 def parts_of(path: Path) -> list[Path]:
     """The files of a model of which `path` is one; alone unless its name says otherwise."""
     found = _SPLIT.fullmatch(path.name)
-    if found is None:
+    if found is None or not int(found[3]):
         return [path]
     stem, _, count = found.groups()
     return [path.with_name(f"{stem}-{number:05d}-of-{count}.gguf") for number in range(1, int(count) + 1)]

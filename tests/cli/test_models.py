@@ -134,7 +134,7 @@ def test_a_server_without_ranges_sends_all_again(machine: Machine) -> None:
 def test_a_download_that_another_process_works_at(
     by_the_other: int | None, machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It waits for the other one's lock, and goes on from where that one ended. None: its file was damaged and removed."""
+    """It waits for the lock, and goes on where the other one ended. None: what came was damaged, and removed."""
     content = (NANO_FOLDER / WEIGHTS).read_bytes()
     digest = hashlib.sha256(content).hexdigest()
     url = f"{machine.hub.url}/{NAME}/resolve/main/{WEIGHTS}"

@@ -12,6 +12,8 @@ import ollama
 import pytest
 
 from oscine.api.app import create_app
+from oscine.api.http.errors import APIError
+from oscine.api.ollama.answer import OllamaAnswer
 from oscine.engine.wire.stream import EngineDied, EngineOverloaded
 from oscine.types import GenerationOutput, GenerationRequest, ModelSize
 from tests.api.scripted_engine import MAX_MODEL_LEN
@@ -187,6 +189,17 @@ def test_options_are_those_of_the_sampling(server: ScriptedServer) -> None:
         assert (sampling.presence_penalty, sampling.frequency_penalty) == (0.2, 0.3)
 
 
+@pytest.mark.parametrize("wanted", [MAX_MODEL_LEN - 1, 10**12])
+def test_a_limit_beyond_the_context_ends_at_the_context(server: ScriptedServer, wanted: int) -> None:
+    """As in Ollama, whose clients ask for more tokens than there is room for."""
+    for parameters in ({}, {"raw": True}):
+        assert generate(server, options={"num_predict": wanted}, **parameters).status_code == 200
+        room = MAX_MODEL_LEN - len(asked(server).prompt_token_ids)
+        assert asked(server).sampling.max_tokens == room
+    assert chat(server, options={"num_predict": wanted}).status_code == 200
+    assert server.post("/v1/completions", {"model": "fake", "prompt": "hi", "max_tokens": wanted}).status_code == 400
+
+
 def test_what_changes_nothing_is_taken(server: ScriptedServer) -> None:
     ignored = {"num_ctx": 4096, "num_gpu": 99, "mirostat": 2, "repeat_last_n": 64, "unknown": [], "typical_p": 1.0}
     nothing = {"temperature": None, "num_predict": -1, "seed": -1}
@@ -252,6 +265,13 @@ def test_a_failure_before_and_after_the_first_record(server: ScriptedServer, fai
     *parts, last = records(chat(server))
     assert "".join(part["message"]["content"] for part in parts) == "So"
     assert last.keys() == {"error"}
+
+
+def test_an_error_is_one_line_of_the_client() -> None:
+    """Its message may quote what a client sent."""
+    failure = OllamaAnswer.failure(None, APIError("a\x85b\u2028c\nd"))  # type: ignore[arg-type]
+    (only,) = failure.decode().splitlines()
+    assert json.loads(only) == {"error": "a\x85b\u2028c\nd"}
 
 
 def test_keys_bodies_and_paths_have_errors_in_ollamas_form(model_folder: Path) -> None:

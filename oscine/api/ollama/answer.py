@@ -10,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET
 
-from oscine.api.http.errors import APIError
+from oscine.api.http.errors import APIError, OllamaError
 from oscine.api.ollama.schemas import (
     OllamaAnswerMessage,
     OllamaChatAnswer,
@@ -135,7 +135,7 @@ class OllamaAnswer:
         return line(self._last())
 
     def failure(self, error: APIError) -> bytes:
-        return error.ollama_body() + b"\n"
+        return line(OllamaError(error.message))
 
     def body(self) -> bytes:
         return msgspec.json.encode(self._last())

@@ -69,7 +69,7 @@ class OllamaChat(_Answers[OllamaChatRequest]):
         if not body.messages:
             return None
         chat = call.with_body(await beside(lambda: chat_request(body), call.size))
-        (turn,) = await chat_turns(self.service, chat, form=answer_form(body))
+        (turn,) = await chat_turns(self.service, chat, form=answer_form(body), clipped=True)
         return chat, turn
 
 
@@ -82,8 +82,8 @@ class OllamaGenerate(_Answers[OllamaGenerateRequest]):
             return None
         if body.raw:
             text = call.with_body(raw_request(body))
-            (turn,) = await text_turns(text, None, form=form)
+            (turn,) = await text_turns(text, None, form=form, clipped=True)
             return text, turn
         chat = call.with_body(prompt_request(body))
-        (turn,) = await chat_turns(self.service, chat, form=form)
+        (turn,) = await chat_turns(self.service, chat, form=form, clipped=True)
         return chat, turn

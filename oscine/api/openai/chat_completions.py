@@ -41,12 +41,17 @@ class ChatCompletions(Endpoint[ChatCompletionRequest]):
 
 
 async def chat_turns(
-    service: Service, call: Call[ChatCompletionRequest], *, form: Form | None = None, separator: str = "\n\n"
+    service: Service,
+    call: Call[ChatCompletionRequest],
+    *,
+    form: Form | None = None,
+    separator: str = "\n\n",
+    clipped: bool = False,
 ) -> list[Turn]:
     """The turns that a request asks for: one per choice.
 
     `form` is the answer's, if the body does not say it by its own parameters. `separator` joins the texts of several
-    messages of one kind.
+    messages of one kind. `clipped`: see sampling.read.
     """
     body, model = call.body, call.model
     talk = await beside(lambda: conversation(body, service.date), call.size)
@@ -58,7 +63,7 @@ async def chat_turns(
 
     async def prepare() -> Prepared:
         prompt = await model.prompts.render(talk, call.size)
-        params = _sampling_params(call, len(prompt))
+        params = _sampling_params(call, len(prompt), clipped)
         return prompt, params, _headroom(body, params.max_tokens, service.config.server.final_headroom)
 
     return await begin_turns(
@@ -94,7 +99,7 @@ def _top_logprobs(body: ChatCompletionRequest) -> int | None:
     return (body.top_logprobs or 0) if body.logprobs else None
 
 
-def _sampling_params(call: Call[ChatCompletionRequest], num_prompt_tokens: int) -> SamplingParams:
+def _sampling_params(call: Call[ChatCompletionRequest], num_prompt_tokens: int, clipped: bool) -> SamplingParams:
     body, model = call.body, call.model
     if body.top_logprobs and not body.logprobs:
         raise invalid("top_logprobs", "it needs 'logprobs': true")
@@ -107,5 +112,6 @@ def _sampling_params(call: Call[ChatCompletionRequest], num_prompt_tokens: int) 
         body.max_completion_tokens if newer else body.max_tokens,
         prompt="messages",
         param="max_completion_tokens" if newer else "max_tokens",
+        clipped=clipped,
         logprobs=_top_logprobs(body),
     )

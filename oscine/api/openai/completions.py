@@ -40,11 +40,13 @@ class Completions(Endpoint[CompletionRequest]):
         await self.generate(Generation(call, answer.choices), answer, scope, receive, send, stream=body.stream)
 
 
-async def text_turns(call: Call[CompletionRequest], usual: int | None, *, form: Form | None = None) -> list[Turn]:
+async def text_turns(
+    call: Call[CompletionRequest], usual: int | None, *, form: Form | None = None, clipped: bool = False
+) -> list[Turn]:
     """The turns that a request asks for: one per choice of each prompt.
 
     `usual`: tokens to generate where the request does not say; None: all that the context has room for. `form` is the
-    text's, if the body does not say it by its own parameters.
+    text's, if the body does not say it by its own parameters. `clipped`: see sampling.read.
     """
     body, model = call.body, call.model
     n, stop = body.n or 1, sampling.stop_strings(body)
@@ -54,7 +56,7 @@ async def text_turns(call: Call[CompletionRequest], usual: int | None, *, form: 
     prompts = await _token_ids(given, model)
     form = form or asked_form(body)
     grammar = None if form is None else await text_constraint(form, call.caller, call.size)
-    params = [replace(_sampling_params(call, len(prompt), usual), grammar=grammar) for prompt in prompts]
+    params = [replace(_sampling_params(call, len(prompt), usual, clipped), grammar=grammar) for prompt in prompts]
     requests = [
         call.engine_request(prompt, own, i) for prompt, own in zip(prompts, params, strict=True) for i in range(n)
     ]
@@ -78,7 +80,9 @@ def _is_ids(prompt: Any) -> bool:
     return isinstance(prompt, list) and bool(prompt) and all(type(i) is int for i in prompt)
 
 
-def _sampling_params(call: Call[CompletionRequest], num_prompt_tokens: int, usual: int | None) -> SamplingParams:
+def _sampling_params(
+    call: Call[CompletionRequest], num_prompt_tokens: int, usual: int | None, clipped: bool
+) -> SamplingParams:
     body, model = call.body, call.model
     wanted = usual if body.max_tokens is None else body.max_tokens
     of_prompt = body.logprobs if body.echo else None
@@ -89,6 +93,7 @@ def _sampling_params(call: Call[CompletionRequest], num_prompt_tokens: int, usua
         num_prompt_tokens,
         wanted,
         minimum=0 if body.echo else 1,
+        clipped=clipped,
         logprobs=body.logprobs,
         # Nothing to generate: the engine then needs something else to report, the prompt's own log-probabilities.
         prompt_logprobs=0 if of_prompt is None and wanted == 0 else of_prompt,

@@ -73,16 +73,20 @@ def read(
     prompt: str = "prompt",
     param: str = "max_tokens",
     minimum: int = 1,
+    clipped: bool = False,
     logprobs: int | None = None,
     prompt_logprobs: int | None = None,
 ) -> SamplingParams:
     """How one sequence is sampled. `max_tokens` came in `param`, and `prompt` is the parameter with the prompt.
+    `clipped`: a limit beyond the context ends there, and is no error.
 
     `stop_ids` end a sequence unless `ignore_eos` is set. Raises APIError that names the parameter, for a prompt that
     leaves no room with the code `context_length_exceeded`.
     """
     if body.stream_options is not None and not body.stream:
         raise invalid("stream_options", "it is for streamed answers")
+    if clipped and max_tokens is not None:
+        max_tokens = min(max_tokens, max(model.max_model_len - num_prompt_tokens, 1))
     most = _max_new_tokens(
         num_prompt_tokens, max_tokens, model.max_model_len, prompt=prompt, param=param, minimum=minimum
     )

@@ -11,6 +11,7 @@ from oscine.kv_group import KVGroup
 
 MODEL_TYPES = ("gpt_oss", "gpt_oss_puzzle")  # as config.json says; layers of the latter differ
 _ALIASES = {"num_experts_per_tok": ("experts_per_token",)}  # other spellings in the file
+MOST_LAYERS = 4096  # each takes memory before the first tensor is looked for
 LayerType = Literal["sliding_attention", "full_attention"]
 
 
@@ -255,6 +256,7 @@ def _token_ids(values: Mapping[str, Any], name: str) -> tuple[int, ...]:
 
 def _layer_types(values: Mapping[str, Any], num_layers: int) -> tuple[LayerType, ...]:
     """Without a list in the file, as in the earliest published config, every second layer is full attention."""
+    _require(num_layers <= MOST_LAYERS, "num_hidden_layers", f"at most {MOST_LAYERS}", num_layers)
     kinds = values.get("layer_types")
     if kinds is None:
         return tuple("full_attention" if i % 2 else "sliding_attention" for i in range(num_layers))

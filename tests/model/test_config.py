@@ -97,6 +97,12 @@ def test_layers_alternate_where_the_file_is_silent() -> None:
     assert ModelConfig.from_dict(changed("layer_types", ...)) == gpt_oss_20b()
 
 
+def test_more_layers_than_memory_holds_are_refused_at_once() -> None:
+    values = changed("layer_types", ...) | {"num_hidden_layers": 1 << 62}
+    with pytest.raises(ValueError, match=f"num_hidden_layers must be at most 4096, not {1 << 62}"):
+        ModelConfig.from_dict(values)
+
+
 PER_LAYER = replace(
     WIDE_GROUP, num_local_experts=(9, 4, 2), sliding_window=(None, 8192, 50), layer_types=WIDE_GROUP.layer_types
 )

@@ -242,6 +242,14 @@ def test_a_key_that_is_missing_or_wrong(written: Path, key: str, value: object, 
     assert str(error.value) == f"{written}: {said}"
 
 
+@pytest.mark.parametrize("pattern", [{}, {"gpt-oss.attention.sliding_window_pattern": 3}], ids=["none", "period"])
+def test_more_layers_than_memory_holds_are_refused_at_once(written: Path, pattern: dict[str, int]) -> None:
+    file = Gguf(written)
+    file.metadata |= {"gpt-oss.block_count": 1 << 62} | pattern
+    with pytest.raises(ValueError, match="num_hidden_layers must be at most 4096"):
+        config_of(file)
+
+
 @pytest.mark.parametrize("pattern", [3, [True, True, False, True]])
 def test_layers_with_windows_by_a_pattern(written: Path, pattern: object) -> None:
     file = Gguf(written)

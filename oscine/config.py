@@ -532,10 +532,12 @@ def engines_of(config: Config, num_gpus: int) -> list[EngineOptions]:
     if engine.peers != PeerOptions():
         raise ValueError("--kv-events-config publishes the events of one engine: --data-parallel-size must be 1")
     devices = devices_of(engine.model.device, count, num_ranks, 0 if engine.executor == "fake" else num_gpus)
-    if devices[0][0] == "cpu":
+    on_cpu = devices[0][0] == "cpu"
+    if on_cpu or engine.model.experts_on_host is not None:
+        engine = replace(engine, num_threads=max(1, (engine.num_threads or usable_cores()) // count))
+    if on_cpu:
         size = (engine.cache.kv_cache_bytes or CPU_CACHE_BYTES) // count
-        threads = max(1, (engine.num_threads or usable_cores()) // count)
-        engine = replace(engine, cache=replace(engine.cache, kv_cache_bytes=size), num_threads=threads)
+        engine = replace(engine, cache=replace(engine.cache, kv_cache_bytes=size))
     if config.server.enable_expert_parallel:
         if engine.model.tensor_parallel_size > 1:
             raise ValueError("--enable-expert-parallel needs engines of one rank: --tensor-parallel-size must be 1")

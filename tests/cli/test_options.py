@@ -12,7 +12,7 @@ from oscine.cli.parser import Parser
 from oscine.cli.serve import dialects
 from oscine.cli.serve.options import ALIASES, OPPOSITES, add_options
 from oscine.cli.serve.read_options import read_config
-from oscine.config import OPTIONS, STREAMED_TOKENS, Config
+from oscine.config import OPTIONS, STREAMED_TOKENS, Config, engines_of
 from tests.cli.option_table import tables
 
 GOLDEN = Path(__file__).parent / "serve_options.txt"
@@ -136,6 +136,24 @@ def test_steps_that_copy_experts_to_the_gpu_are_large() -> None:
     config = config_of("m", "--experts-on-host", "3", "--max-num-batched-tokens", "512", "--gpu-memory-bytes", "16GB")
     assert config.engine.scheduler.max_num_batched_tokens == 512
     assert (config.engine.model.experts_on_host, config.engine.cache.gpu_memory_bytes) == ("3", 16 * 10**9)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "num_gpus", "threads"),
+    [
+        ((), 0, 4),
+        (("--threads", "6"), 0, 3),
+        (("--experts-on-host", "auto"), 2, 4),
+        (("--experts-on-host", "auto", "--threads", "6"), 2, 3),
+        ((), 2, None),
+    ],
+)
+def test_engines_that_compute_on_the_cpu_share_its_cores(
+    arguments: tuple[str, ...], num_gpus: int, threads: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("oscine.config.usable_cores", lambda: 8)
+    engines = engines_of(config_of("m", "--data-parallel-size", "2", *arguments), num_gpus)
+    assert [engine.num_threads for engine in engines] == [threads] * 2
 
 
 @pytest.mark.parametrize(

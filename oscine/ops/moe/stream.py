@@ -63,7 +63,8 @@ class ExpertStream:
         self._target = target
         sizes = (max(17 * matrix.num_scales for matrix in of_layers) for of_layers in zip(*matrices, strict=True))
         self._places = [_Place(memory(size)) for size in sizes]
-        self._buffers = cycle([_Buffer(memory(PIECE_BYTES)) for _ in range(2)])
+        self._piece_bytes = max(PIECE_BYTES, *(each.packed.shape[1] for of_layer in matrices for each in of_layer))
+        self._buffers = cycle([_Buffer(memory(self._piece_bytes)) for _ in range(2)])
         self._copies, self._unpacking = _urgent_stream(target.device), _urgent_stream(target.device)
         for stream in (self._copies, self._unpacking):
             stream.wait_stream(torch.cuda.current_stream())  # what had the memory before may still be in use
@@ -90,7 +91,7 @@ class ExpertStream:
         shape, scales_end = (*matrix.bias.shape, matrix.num_blocks), 17 * matrix.num_scales
         scales = place.memory[16 * matrix.num_scales : scales_end].view(shape)
         blocks = place.memory[: 16 * matrix.num_scales].view(*shape, 16)
-        at_once = PIECE_BYTES // matrix.packed.shape[1]  # experts
+        at_once = self._piece_bytes // matrix.packed.shape[1]  # experts
         self._unpacking.wait_event(place.free)
         for first in range(0, shape[0], at_once):
             self._copy(*(each[first : first + at_once] for each in (matrix.packed, blocks, scales)))

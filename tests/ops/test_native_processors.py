@@ -3,6 +3,7 @@
 Processors of the same kind run by themselves, ARM's under QEMU. Nothing here emulates AVX-512 or AVX-VNNI.
 """
 
+import re
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from benchmarks.kernels.inputs import random_experts, random_routing
 from oscine.ops.moe import reference as reference_moe
-from oscine.ops.native.library import FLAGS
+from oscine.ops.native.library import FLAGS, OF_STEPS, OTHERS
 
 SOURCES = Path(__file__).parents[2] / "oscine" / "ops" / "native"
 PROGRAM = Path(__file__).parent / "native_program.c"
@@ -111,3 +112,18 @@ def test_experts(run: Run, num_tokens: int) -> None:
     found = run([1, num_tokens, hidden, intermediate, num_experts, per_token], inputs).view(num_tokens, hidden)
     expected = reference_moe.moe(x, routing, reference_moe.prepare_experts(experts), 7.0)
     assert (found - expected).norm() <= INT8_ERROR * expected.norm()
+
+
+WRITTEN = {name: kinds for name, kinds in (OF_STEPS | OTHERS).items() if name != "oscine_run"}  # which is generated
+
+
+@pytest.mark.parametrize(("name", "kinds"), WRITTEN.items())
+def test_python_calls_functions_by_the_types_that_c_gives_them(name: str, kinds: str) -> None:
+    code = "".join(path.read_text() for path in SOURCES.glob("*.c"))
+    found = re.search(rf"^(int|void|int64_t) {name}\(([^)]*)\) {{", code, re.MULTILINE)
+    assert found
+    given = found[2].split(",")
+    assert ["*" in one or one.split()[-2] for one in given] == [
+        {"p": True, "i": "int64_t", "f": "float"}[k] for k in kinds
+    ]
+    assert (found[1] == "int64_t") == name.endswith("_bytes")

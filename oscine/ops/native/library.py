@@ -39,7 +39,7 @@ OF_STEPS = {
     "oscine_choose": "ppipppppiiii",
     "oscine_write_back": "pppi",
 }
-_OTHERS = {
+OTHERS = {
     "oscine_set_num_threads": "i",
     "oscine_set_patience": "i",
     "oscine_host_moe": "p",
@@ -81,7 +81,7 @@ def _loaded() -> ctypes.CDLL:
         loaded = ctypes.CDLL(str(path))
     except OSError as error:  # a folder from which nothing may be executed
         raise NoLibrary(str(error)) from None
-    for name, kinds in (OF_STEPS | _OTHERS).items():
+    for name, kinds in (OF_STEPS | OTHERS).items():
         function = getattr(loaded, name)
         function.argtypes = [_TYPES[kind] for kind in kinds]
         function.restype = _SIZE if name.endswith("_bytes") else ctypes.c_int

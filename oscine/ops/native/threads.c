@@ -77,7 +77,7 @@ static void start_threads(void) {
 }
 
 /* A greater number adds threads, a smaller one ends none; 1 leaves all work to the caller. */
-void oscine_set_num_threads(int count) { num_threads = MAX(1, MIN(count, MOST_THREADS)); }
+void oscine_set_num_threads(int64_t count) { num_threads = (int)MAX(1, MIN(count, MOST_THREADS)); }
 
 /* How often a thread looks for work before it sleeps. */
 void oscine_set_patience(int64_t looks) { patience = (int)MAX(0, MIN(looks, 1 << 24)); }

@@ -11,17 +11,18 @@ from typing import Any
 Body = dict[str, Any]
 Piece = bytes | float  # a chunk of the body, or seconds to wait before the next one
 DONE = b"data: [DONE]\n\n"
+_CHUNK = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "scripted"}
 
 
 def chat_event(**delta: str) -> bytes:
-    chunk = {"id": "c", "choices": [{"index": 0, "delta": delta, "finish_reason": None}], "usage": None}
+    chunk = {**_CHUNK, "choices": [{"index": 0, "delta": delta, "finish_reason": None}], "usage": None}
     return f"data: {json.dumps(chunk, separators=(',', ':'))}\n\n".encode()
 
 
 def usage_event(prompt: int, output: int, cached: int = 0) -> bytes:
     details = {"cached_tokens": cached}
     usage = {"prompt_tokens": prompt, "completion_tokens": output, "prompt_tokens_details": details}
-    return f"data: {json.dumps({'choices': [], 'usage': usage})}\n\n".encode()
+    return f"data: {json.dumps({**_CHUNK, 'choices': [], 'usage': usage})}\n\n".encode()
 
 
 def chat_stream(num_tokens: int, *, first_s: float = 0.0, next_s: float = 0.0) -> list[Piece]:

@@ -6,11 +6,14 @@ from array import array
 from collections.abc import MutableSequence
 from dataclasses import dataclass, field
 from itertools import repeat
+from typing import TypeAlias
 
 from oscine.bench.serve.api import Api, decode, error_of, usage_of
 
 _USAGE = re.compile(rb'"usage" ?: ?\{')
 _ERROR = re.compile(rb'"error" ?: ?[{"]|^event: error|"type" ?: ?"error"')
+
+Counters: TypeAlias = "MutableSequence[int] | memoryview[int]"
 
 
 @dataclass(slots=True)
@@ -30,7 +33,7 @@ class Record:
 class Answer:
     """Takes a body in pieces. `counter[0]` counts events with tokens over all answers."""
 
-    def __init__(self, api: Api, record: Record, counter: MutableSequence[int], *, keep: bool) -> None:
+    def __init__(self, api: Api, record: Record, counter: Counters, *, keep: bool) -> None:
         """`keep`: the text is wanted afterwards."""
         self.record = record
         self._search = api.token.search

@@ -2,12 +2,12 @@
 
 import asyncio
 import time
-from collections.abc import MutableSequence, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-from oscine.bench.serve.answer import Answer, Record
+from oscine.bench.serve.answer import Answer, Counters, Record
 from oscine.bench.serve.api import Api
 from oscine.bench.serve.arrival import Arrival
 from oscine.bench.serve.connection import Connection
@@ -42,7 +42,7 @@ class Job:
 class Driver:
     """`counters` may be memory that another process reads."""
 
-    def __init__(self, client: Client, counters: MutableSequence[int]) -> None:
+    def __init__(self, client: Client, counters: Counters) -> None:
         self._client, self._counters = client, counters
         self._tls = client.target.tls()
         self._idle: list[Connection] = []

@@ -88,7 +88,7 @@ class ModelOptions(Options, group="model"):
         "auto", "type of the activations and of the KV cache; auto is bfloat16 on a GPU, float32 on a CPU"
     )
     cpu_weights: Literal["int8", "bf16", "float32"] = option(
-        "int8", "type of the dense weights on a CPU, in kernels that need a C compiler"
+        "int8", "type of the dense weights on a CPU; applies to the C kernels, which need a C compiler"
     )
     max_model_len: int | None = option(
         None,
@@ -100,7 +100,7 @@ class ModelOptions(Options, group="model"):
     )
     experts_on_host: str | None = option(
         None,
-        "layers whose experts stay in host memory, where the CPU computes them; auto: as many as do not fit the GPU",
+        "number of layers whose experts are offloaded to host memory; auto: as many as do not fit the GPU",
         "auto|N",
         shown="none",
         rule=("auto, or a number of layers", lambda text: text == "auto" or text.isdecimal()),
@@ -136,7 +136,7 @@ class CacheOptions(Options, group="KV cache"):
     )
     gpu_memory_bytes: int | None = option(
         None,
-        "memory that the engine may take of a GPU altogether, as if the GPU had no more",
+        "most memory that the engine uses on each GPU, as if the GPU had no more",
         BYTES,
         shown="as much as --gpu-memory-utilization allows",
         excludes=("gpu-memory-utilization",),
@@ -277,9 +277,9 @@ class EngineOptions(Options, group="development"):
         aliases=("disable-cuda-graph",),
         opposites=("no-enforce-eager",),
     )
-    num_threads: int | None = option(  # of kernels and of OpenMP, in the engine process
+    num_threads: int | None = option(  # for the C kernels and for OpenMP, in the engine process
         None,
-        "threads that compute on a CPU",
+        "CPU threads that compute the model, per engine",
         "N",
         shown="OMP_NUM_THREADS, or the physical cores that the process may use",
         name="threads",

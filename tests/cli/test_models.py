@@ -104,7 +104,7 @@ def test_a_download_that_was_interrupted_goes_on_where_it_stopped(machine: Machi
     pulling.send_signal(signal.SIGINT)
     machine.hub.end_stalls()
     assert pulling.wait(60) == 130
-    assert machine.listed()[NAME][-1] == "on"  # incomplete: `oscine pull` goes on
+    assert machine.listed()[NAME][-1] == "it"  # incomplete: `oscine pull` resumes it
 
     machine.said("pull", NAME)
     assert machine.hub.ranges(WEIGHTS) == ["", f"bytes={5 << 20}-"]

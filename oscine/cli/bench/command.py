@@ -1,4 +1,4 @@
-"""`oscine bench`: what it measures; here the engine and the ops, which need none of the server's packages."""
+"""`oscine bench`: the subcommands, and the measurements of engine and ops, which need no package of the server."""
 
 import argparse
 import os

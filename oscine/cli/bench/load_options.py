@@ -24,14 +24,16 @@ _LIMITS = ("ttft", "tpot", "e2el")
 
 @dataclass(frozen=True)
 class Asked(Options, group="server"):
-    api: Literal["chat", "completions", "responses"] = option("chat", "API to ask")
-    model: str | None = option(None, "model to ask for", "NAME", shown="the server's first")
-    api_key: str | None = option(None, "API key", "KEY", shown="that of OPENAI_API_KEY")
+    api: Literal["chat", "completions", "responses"] = option("chat", "API that the requests use")
+    model: str | None = option(None, "model that the requests name", "NAME", shown="the server's first model")
+    api_key: str | None = option(None, "API key of the server", "KEY", shown="OPENAI_API_KEY")
     parameter: tuple[str, ...] = option(
-        (), "parameters of every request, as in temperature=0.5", "NAME=JSON", nargs="+", shown="none"
+        (), "parameters of every request, such as temperature=0.5", "NAME=JSON", nargs="+", shown="none"
     )
-    ignore_eos: bool = option(False, "ask for exactly --osl tokens, of servers that know the parameter ignore_eos")
-    timeout: float = option(3600.0, "seconds that one answer may take", "SECONDS", above=0)
+    ignore_eos: bool = option(
+        False, "generate exactly --osl tokens per answer, on servers with the parameter ignore_eos"
+    )
+    timeout: float = option(3600.0, "seconds after which an answer counts as failed", "SECONDS", above=0)
 
     def parameters(self) -> dict[str, Any]:
         """Raises OptionError."""
@@ -42,27 +44,27 @@ class Asked(Options, group="server"):
 
 @dataclass(frozen=True)
 class Workload(Options, group="workload"):
-    isl: int = option(1024, "tokens of a prompt's text; templates add to it", "TOKENS", at_least=1)
+    isl: int = option(1024, "tokens of a prompt's text; the chat template adds more", "TOKENS", at_least=1)
     osl: int = option(256, "most tokens of an answer", "TOKENS", at_least=1)
     spread: float = option(
         0.0,
-        "lengths are uniform between 1 - SHARE and 1 + SHARE times --isl and --osl",
+        "random spread of lengths: uniform between 1 - SHARE and 1 + SHARE times --isl and --osl",
         "SHARE",
         at_least=0,
         at_most=1,
     )
     shared_prefix: int = option(
-        0, "tokens in front of a session's first prompt that others share, besides --isl", "TOKENS", at_least=0
+        0, "tokens of a shared prefix before each session's first prompt, in addition to --isl", "TOKENS", at_least=0
     )
     num_prefixes: int = option(1, "number of different shared prefixes", "N", at_least=1)
-    turns: int = option(1, "turns per session; a session with one turn is a request", "N", at_least=1)
-    think: float = option(0.0, "seconds from an answer to the next turn of its session", "SECONDS", at_least=0)
+    turns: int = option(1, "turns per session; a session with one turn is one request", "N", at_least=1)
+    think: float = option(0.0, "seconds between an answer and the next turn of its session", "SECONDS", at_least=0)
     dataset: str | None = option(
-        None, "JSON lines in place of random prompts: bodies of requests, a batch file, or lists of turns", "FILE"
+        None, "JSON lines to send instead of random prompts: request bodies, a batch file, or lists of turns", "FILE"
     )
-    token_ids: bool = option(False, "send prompts as token ids; for --api completions")
+    token_ids: bool = option(False, "send prompts as token ids; only with --api completions")
     tokenizer: str | None = option(
-        None, "tokenizer.json, or its folder, that counts the tokens of prompts", "PATH", shown="gpt-oss's own"
+        None, "tokenizer.json, or its folder, to count prompt tokens with", "PATH", shown="gpt-oss's own"
     )
     seed: int | None = option(
         None, "seed of prompts, lengths and arrivals", "SEED", shown="another one every time", at_least=0
@@ -94,7 +96,7 @@ class Workload(Options, group="workload"):
         return NANO_FOLDER if model == NANO else o200k_folder()
 
     def keys(self) -> dict[str, Any]:
-        """Of a row."""
+        """The keys of a row that describe the workload."""
         return {"isl": self.isl, "osl": self.osl} if self.dataset is None else {"isl": None, "osl": None}
 
     def __str__(self) -> str:
@@ -107,23 +109,23 @@ class Workload(Options, group="workload"):
 
 @dataclass(frozen=True)
 class Sending(Options, group="arrival"):
-    burst: int = option(1, "sessions that arrive together; the rate stays the same", "N", at_least=1)
-    constant_rate: bool = option(False, "let sessions arrive at equal intervals, not as a Poisson process")
+    burst: int = option(1, "sessions that arrive at the same time; the rate stays the same", "N", at_least=1)
+    constant_rate: bool = option(False, "send sessions at equal intervals instead of a Poisson process")
     sessions: int | None = option(
         None,
-        "measured sessions",
+        "number of measured sessions",
         "N",
-        shown=f"{_PER_USER} for each that is under way at once; at a rate, those of {_OPEN_S} seconds",
+        shown=f"{_PER_USER} times --concurrency; with --rate, the arrivals of {_OPEN_S} seconds",
         at_least=1,
     )
     warm_up: int | None = option(
         None,
-        "sessions before the measurement that do not count",
+        "number of warm-up sessions before the measurement, which do not count",
         "N",
-        shown=f"as many as are under way at once; at a rate, {_WARM_UP}",
+        shown=f"--concurrency; with --rate, {_WARM_UP}",
         at_least=0,
     )
-    processes: int = option(1, "client processes", "N", at_least=1)
+    processes: int = option(1, "number of client processes that share the load", "N", at_least=1)
 
     def arrival(self, concurrency: int | None, rate: float | None) -> "Arrival":
         from oscine.bench.serve.arrival import Arrival
@@ -131,7 +133,7 @@ class Sending(Options, group="arrival"):
         return Arrival(concurrency, rate, self.burst, self.constant_rate)
 
     def counts(self, arrival: "Arrival") -> tuple[int, int]:
-        """Measured sessions, and those before them."""
+        """Numbers of measured sessions and of warm-up sessions."""
         if arrival.rate is None:
             assert arrival.concurrency
             sessions, warm_up = _PER_USER * arrival.concurrency, arrival.concurrency
@@ -144,15 +146,15 @@ class Sending(Options, group="arrival"):
 class Reporting(Options, group="results"):
     goodput: tuple[str, ...] = option(
         (),
-        "limits of ttft, tpot and e2el in milliseconds; requests within all of them are counted",
+        "limits in milliseconds for ttft, tpot and e2el; goodput is the rate of requests that meet all of them",
         "NAME:MS",
         nargs="+",
         shown="none",
     )
-    gpus: int = option(1, "number of GPUs of the server", "N", at_least=1)
+    gpus: int = option(1, "number of GPUs of the server, for tokens/s per GPU", "N", at_least=1)
     label: tuple[str, ...] = option(
         (),
-        "keys of the rows that only you know, such as hw=h200 framework=vllm precision=fp4",
+        "additional keys of the result rows, such as hw=h200 framework=vllm precision=fp4",
         "KEY=VALUE",
         nargs="+",
         shown="none",
@@ -181,7 +183,7 @@ _SECTIONS = (Asked, Workload, Sending, Reporting)
 
 @dataclass(frozen=True)
 class Load:
-    """Everything but how many sessions come at once."""
+    """The options of a measurement, except for concurrency and rate."""
 
     url: str
     asked: Asked

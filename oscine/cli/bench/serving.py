@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 def add_serve(kinds: "argparse._SubParsersAction[Parser]") -> None:
     what = "latency and throughput of a server under load"
     more = (
-        "Measure any server with OpenAI's API. With --concurrency, that many are always under way (closed loop). "
-        "With --rate, sessions arrive whatever the answers do (open loop); --concurrency then bounds those under way. "
-        "The exit status is 1 when no request succeeds."
+        "Measure any server with OpenAI's API. With --concurrency, a fixed number of sessions is in flight (closed "
+        "loop). With --rate, sessions arrive at random, however fast the server answers (open loop); --concurrency is "
+        "then the most sessions in flight. The exit status is 1 when no request succeeds."
     )
     parser = subcommand(kinds, "serve", what, description=more)
     parser.add_argument(
-        "--concurrency", type=int, metavar="C", help="sessions under way at once (default: 1 without --rate)"
+        "--concurrency", type=int, metavar="C", help="number of sessions in flight (default: 1 without --rate)"
     )
     parser.add_argument(
         "--rate", type=float, metavar="R", help="sessions per second, on average (default: a closed loop)"
@@ -34,22 +34,22 @@ def add_serve(kinds: "argparse._SubParsersAction[Parser]") -> None:
 
 
 def add_sweep(kinds: "argparse._SubParsersAction[Parser]") -> None:
-    what = "a server under several loads, with a table and a Pareto plot"
+    what = "latency and throughput of a server under several loads, with a Pareto plot"
     more = (
-        "Measure a server at several points of load. Prints a table, and writes rows.jsonl, pareto.png and the page "
-        "index.html: tokens/s per GPU against tokens/s per user, beside the figures of other systems."
+        "Measure a server under several loads. Prints a table, and writes rows.jsonl, pareto.png and the page "
+        "index.html. The plot shows tokens/s per GPU against tokens/s per user, beside figures of other systems."
     )
     parser = subcommand(kinds, "sweep", what, description=more)
     points = parser.add_mutually_exclusive_group(required=True)
     points.add_argument(
-        "--concurrency", type=int, nargs="+", metavar="C", help="sessions under way at once, of each point"
+        "--concurrency", type=int, nargs="+", metavar="C", help="number of sessions in flight, for each point"
     )
-    points.add_argument("--rate", type=float, nargs="+", metavar="R", help="sessions per second, of each point")
+    points.add_argument("--rate", type=float, nargs="+", metavar="R", help="sessions per second, for each point")
     parser.add_argument(
         "--output", type=Path, default=Path("sweep"), metavar="FOLDER", help="folder for the results (default: sweep)"
     )
     parser.add_argument(
-        "--peers", type=Path, nargs="+", default=[], metavar="FILE", help="rows of other sweeps to draw beside this one"
+        "--peers", type=Path, nargs="+", default=[], metavar="FILE", help="rows of other sweeps, for the same plot"
     )
     add_load_options(parser)
     parser.set_defaults(run=run_sweep)

@@ -20,7 +20,7 @@ def add_command(commands: "argparse._SubParsersAction[Parser]") -> None:
 def _add_pull(commands: "argparse._SubParsersAction[Parser]") -> None:
     more = (
         "Download a model from Hugging Face into its cache, where `oscine serve` finds it without a network. "
-        "A download that was interrupted goes on where it stopped."
+        "An interrupted download is resumed."
     )
     parser = subcommand(commands, "pull", "download a model", description=more)
     parser.add_argument("model", metavar="MODEL", help="gpt-oss-20b, gpt-oss-120b, or owner/name of Hugging Face")
@@ -36,10 +36,10 @@ def _add_list(commands: "argparse._SubParsersAction[Parser]") -> None:
 
 
 def _add_rm(commands: "argparse._SubParsersAction[Parser]") -> None:
-    more = "Remove a model from Hugging Face's cache, or weights that were packed for this CPU."
+    more = "Remove a model from Hugging Face's cache, or weights that were repacked for this CPU."
     parser = subcommand(commands, "rm", "remove a downloaded model", description=more)
-    parser.add_argument("model", metavar="MODEL", help="a name that `oscine list` shows")
-    parser.add_argument("--yes", action="store_true", help="remove it without a question")
+    parser.add_argument("model", metavar="MODEL", help="name of a model, as `oscine list` shows it")
+    parser.add_argument("--yes", action="store_true", help="remove the model without asking")
     add_some(parser, (OPTIONS["download-dir"],))
     parser.set_defaults(run=run_rm)
 
@@ -59,7 +59,7 @@ def run_list(args: argparse.Namespace) -> None:
 
     print(_WIDTHS.format("NAME", "PLACE", "FORMAT", "SIZE", ""))
     for model in installed(vars(args).get("download-dir")):
-        note = "" if model.whole else "  incomplete: `oscine pull` goes on"
+        note = "" if model.whole else "  incomplete: `oscine pull` resumes it"
         print(_WIDTHS.format(model.name, model.place, model.format, _gigabytes(model.num_bytes), note))
 
 
@@ -77,7 +77,7 @@ def run_rm(args: argparse.Namespace) -> None:
 
 def _confirmed(question: str) -> bool:
     if not sys.stdin.isatty():
-        raise CommandError("without a terminal to ask at, --yes is needed", USAGE)
+        raise CommandError("--yes is needed: there is no terminal to ask at", USAGE)
     try:
         return input(question).strip().lower() in ("y", "yes")
     except EOFError:

@@ -1,4 +1,4 @@
-"""The physical cores that this process may use: its affinity, less hyperthreads, bounded by its control groups.
+"""The number of physical cores that this process may use, by its CPU affinity and its control groups.
 
 Read from Linux's /proc and /sys.
 """
@@ -8,24 +8,24 @@ from collections.abc import Collection, Iterator
 from math import ceil
 from pathlib import Path
 
-_QUOTA = "sys/fs/cgroup", "cpu.max"  # of version 2: microseconds per period, and the period
+_QUOTA = "sys/fs/cgroup", "cpu.max"  # version 2: microseconds per period, and the period
 _QUOTA_V1 = "sys/fs/cgroup/cpu", "cpu.cfs_quota_us", "cpu.cfs_period_us"
 
 
 def usable_cores(root: Path = Path("/"), cpus: Collection[int] | None = None) -> int:
-    """At least 1. `root`: the folder with proc and sys. `cpus`: logical ones; None: those of the affinity."""
+    """At least 1. `root`: the folder with proc and sys. `cpus`: numbers of logical CPUs; None: the affinity's."""
     cpus = os.sched_getaffinity(0) if cpus is None else cpus
     cores = {_siblings(root, cpu) for cpu in cpus}
     return max(1, min([len(cores), *_quotas(root)]))
 
 
 def _siblings(root: Path, cpu: int) -> str:
-    """Names the core: the logical CPUs that it has."""
+    """Identifies the physical core of a logical CPU, by the list of its hyperthreads."""
     return _text(root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").strip() or str(cpu)
 
 
 def _quotas(root: Path) -> Iterator[int]:
-    """Cores' worth of time that each control group of this process allows."""
+    """The CPU quota of each control group of this process, in cores, rounded up."""
     for line in _text(root / "proc/self/cgroup").splitlines():
         number, controllers, path = line.split(":", 2)
         if number != "0" and "cpu" not in controllers.split(","):

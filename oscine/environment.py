@@ -12,13 +12,13 @@ def _variable(name: str, default: Any = None) -> Any:
 
 @dataclass(frozen=True)
 class Environment:
-    """Every environment variable that Oscine reads, as it is when this is made."""
+    """The values at the time of construction."""
 
     base_url: str | None = _variable("OSCINE_URL")  # the server that `oscine chat` asks
     api_key: str | None = _variable("OPENAI_API_KEY")  # sent by `oscine chat`
-    server_api_key: str | None = _variable("OSCINE_API_KEY")  # one more key that `oscine serve` asks for
+    server_api_key: str | None = _variable("OSCINE_API_KEY")  # one more key that `oscine serve` accepts
     cluster_key: str = _variable("OSCINE_CLUSTER_KEY", "")  # shared by the processes of a cluster; empty: none
-    visible_gpus: str | None = _variable("CUDA_VISIBLE_DEVICES")  # None: all that there are
+    visible_gpus: str | None = _variable("CUDA_VISIBLE_DEVICES")  # None: all GPUs
     no_color: str | None = _variable("NO_COLOR")
     omp_num_threads: str | None = _variable("OMP_NUM_THREADS")  # None: torch would use all logical CPUs
     cache_home: str | None = _variable("XDG_CACHE_HOME")
@@ -41,24 +41,24 @@ class Environment:
 
     @property
     def cache_folder(self) -> Path:
-        """What can be made again: below XDG_CACHE_HOME, or where it is by default."""
+        """The folder for files that can be made again, in XDG_CACHE_HOME or its default."""
         return Path(self.cache_home or os.path.expanduser("~/.cache")) / "oscine"
 
     @property
     def state_folder(self) -> Path:
-        """XDG_STATE_HOME, or where it is by default: what outlives a server."""
+        """The folder for files that outlive a server: XDG_STATE_HOME or its default."""
         return Path(os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state"))
 
     @property
     def ollama_folders(self) -> tuple[Path, ...]:
-        """Where Ollama may keep its models: OLLAMA_MODELS, or a user's folder and that of its service."""
+        """Folders of Ollama's models: OLLAMA_MODELS, or the user's own and the one of Ollama's service."""
         given = os.environ.get("OLLAMA_MODELS")
         own = Path(os.path.expanduser("~/.ollama/models"))
         return (Path(given),) if given else (own, Path("/usr/share/ollama/.ollama/models"))
 
     @property
     def num_gpus(self) -> int:
-        """GPUs of NVIDIA that this process may use."""
+        """The number of NVIDIA GPUs that this process may use."""
         if self.visible_gpus is not None:
             return len([gpu for gpu in self.visible_gpus.split(",") if gpu not in ("", "-1")])
         return sum(1 for _ in Path("/dev").glob("nvidia[0-9]*"))

@@ -234,10 +234,10 @@ class Endpoints:
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """How large a model is, and where it is."""
+    """The size of a model, and whether it is on a GPU."""
 
     num_parameters: int = 0
-    checkpoint_bytes: int = 0  # as published
+    checkpoint_bytes: int = 0  # of the published weights
     on_gpu: bool = False
 
 

@@ -54,7 +54,7 @@ class _File:
 
 
 class _Front(_File):
-    """The page for browsers, which name its type; other clients are told what they are told without a playground."""
+    """The page for browsers, which accept HTML. Other clients get the same answer as without a playground."""
 
     def __init__(self) -> None:
         super().__init__(_PAGE)

@@ -101,7 +101,7 @@ def _ollama(service: ResponseService) -> list[Operation]:
         OLLAMA_GET("/api/ps", models.ps, "List models that are ready", answer=OllamaLoadedModels),
         OLLAMA_GET("/api/version", models.version, "Version of Ollama's API", answer=answers.Version, open=True),
         OLLAMA("/api/show", models.show, "One model", body=OllamaModelRequest, answer=OllamaModelInfo),
-        OLLAMA("/api/pull", models.pull, "Whether a model is there", body=OllamaPullRequest, answer=OllamaStatus),
+        OLLAMA("/api/pull", models.pull, "Whether a model is served", body=OllamaPullRequest, answer=OllamaStatus),
         *(refused(f"/api/{name}", embed) for name in ("embed", "embeddings")),
         *(refused(f"/api/{name}", change) for name in ("create", "copy", "push")),
         DELETE("/api/delete", change, "Not supported", error=OllamaError, other={"400": OllamaError}),

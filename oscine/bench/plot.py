@@ -82,7 +82,7 @@ def _plain_ticks(axes: Axes) -> None:
 def curve(
     axes: Axes, points: Sequence[tuple[float, float, float]], color: str, label: str, marker: str, *, below: bool
 ) -> None:
-    """A curve through the points (x, y, load) by load, with the load beside each."""
+    """Draws a curve through the points (x, y, load) in the order of load, with the load beside each point."""
     ordered = sorted(points, key=lambda point: point[2])
     axes.plot([x for x, _, _ in ordered], [y for _, y, _ in ordered], marker=marker, color=color, label=label)
     for x, y, load in ordered:

@@ -92,7 +92,7 @@ class TorchExecutor:
         return TorchExecutor(layers, self.memory, self._kv, self.max_num_seqs, self._new_rules, *others)
 
     def record_steps(self, most_bytes: int = MOST_BYTES) -> None:
-        """From now on decodes are recorded C calls, on a CPU whose ops are native. Raises NotRecordable."""
+        """From now on decode steps are recorded C calls: on a CPU, with native ops. Raises NotRecordable."""
         steps = RecordedSteps(self._decode, self._choose_greedily, most_bytes)
         steps.try_one(self.state.padding_slot)
         self._recorded = steps

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from oscine.kv_group import KVGroup
 
-MODEL_TYPES = ("gpt_oss", "gpt_oss_puzzle")  # as config.json says; layers of the latter differ
+MODEL_TYPES = ("gpt_oss", "gpt_oss_puzzle")  # in config.json; in the latter, layers differ from each other
 _ALIASES = {"num_experts_per_tok": ("experts_per_token",)}  # other spellings in the file
 MOST_LAYERS = 4096  # each takes memory before the first tensor is looked for
 LayerType = Literal["sliding_attention", "full_attention"]

@@ -67,7 +67,7 @@ class GptOss:
 
     @property
     def layer_of_each_kind(self) -> tuple[int, ...]:
-        """The first layer of each combination of a window, a number of experts, and what was prepared of them."""
+        """The first layer of each kind: a combination of window, number of experts, and type of prepared experts."""
         prepared = (type(layer.experts) for layer in self.weights.layers)
         kinds = list(zip(self.config.windows, self.config.experts, prepared, strict=True))
         return tuple(i for i, kind in enumerate(kinds) if kind not in kinds[:i])

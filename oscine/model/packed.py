@@ -1,8 +1,7 @@
-"""Weights that were packed for a CPU, in files that are memory-mapped: the next start is immediate, and processes share
-their memory.
+"""Packed weights for a CPU in memory-mapped files: the next start is immediate, and processes share the memory.
 
 One file holds one prepared weight: a header in JSON, padded to 4,096 bytes with spaces, then its tensors at multiples
-of 64 bytes. A file is renamed when it is whole, so an interrupted start goes on where it was.
+of 64 bytes. A file gets its name when it is complete, so the next start continues an interrupted one.
 """
 
 import ctypes
@@ -24,8 +23,8 @@ from oscine.ops.native.weights import PackedDense, PackedExperts
 
 T = TypeVar("T")
 _HEADER, _ALIGNMENT = 4096, 64
-_SPARE_BYTES = 1 << 30  # of the disk, which are left to others
-_WHOLE = 0.98  # of the weights: norms and routers are in no file
+_SPARE_BYTES = 1 << 30  # bytes of the disk that stay free
+_WHOLE = 0.98  # a complete folder's share of all weight bytes: norms and routers are in no file
 _KINDS: dict[str, Any] = {kind.__name__: kind for kind in (PackedDense, PackedExperts)}
 _MADV_PAGEOUT = 21
 _PART = ".part"  # suffix of a file that is being written
@@ -33,10 +32,10 @@ _ABANDONED_S = 3600.0  # without a write, after which its process must have ende
 
 
 class PackedFiles:
-    """A folder of prepared weights by name. Without room on the disk they are made anew, and stay in memory."""
+    """A folder of prepared weights by name. Without room on the disk, weights are packed again and stay in memory."""
 
     def __init__(self, folder: Path, num_bytes: int, report: Callable[[str], None]) -> None:
-        """`num_bytes`: of all weights."""
+        """`num_bytes`: size of all weights."""
         self._folder, self._report = folder, report
         self._usable = self._has_room(num_bytes)
 
@@ -47,7 +46,7 @@ class PackedFiles:
             return make()
         try:
             return _read(path, advice)  # type: ignore[no-any-return]
-        except (OSError, ValueError, KeyError, TypeError):  # there is none yet, or it is not whole
+        except (OSError, ValueError, KeyError, TypeError):  # the file is missing or incomplete
             made = make()
         try:
             _write(path, made)
@@ -69,18 +68,18 @@ class PackedFiles:
             return False
         missing = num_bytes - held if held < _WHOLE * num_bytes else 0
         if missing and missing + _SPARE_BYTES > free:
-            self._give_up(f"they take {missing >> 20} MiB more, and {self._folder} has {free >> 20} MiB")
+            self._give_up(f"they need {missing >> 20} MiB more, and {self._folder} has {free >> 20} MiB")
             return False
         self._report(f"packed weights: {'mapped from' if not missing else 'written to'} {self._folder}")
         return True
 
     def _give_up(self, why: str) -> None:
         self._usable = False
-        self._report(f"weights are packed anew at every start, and this process has them alone: {why}")
+        self._report(f"weights are packed again at every start, and processes do not share them: {why}")
 
 
 def page_out(tensors: Iterable[Tensor]) -> None:
-    """Gives the memory of files back to the system: what is touched again is read again."""
+    """Releases the memory of mapped files to the system. Pages that are used again are read again."""
     for tensor in tensors:
         first = -(-tensor.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
         length = (tensor.data_ptr() + tensor.nbytes - first) // mmap.PAGESIZE * mmap.PAGESIZE
@@ -107,7 +106,7 @@ def _write(path: Path, value: Any) -> None:
 
 
 def _describe(value: Any) -> tuple[dict[str, Any], list[Tensor]]:
-    """The header, and the tensors in its order."""
+    """The header, and the tensors in the order of the header."""
     named = {"": value} if isinstance(value, Tensor) else {f.name: getattr(value, f.name) for f in fields(value)}
     tensors = {name: part for name, part in named.items() if isinstance(part, Tensor)}
     places, end = {}, _HEADER
@@ -119,7 +118,7 @@ def _describe(value: Any) -> tuple[dict[str, Any], list[Tensor]]:
 
 
 def _read(path: Path, advice: str) -> Any:
-    """Raises OSError, ValueError, KeyError or TypeError for a file that is not whole."""
+    """Raises OSError, ValueError, KeyError or TypeError for an incomplete file."""
     with path.open("rb") as file:
         memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     header = json.loads(memory[:_HEADER])

@@ -180,9 +180,9 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """All float tensors share one dtype and device, but for what stays on the host; packed experts are uint8."""
+    """All float tensors share one dtype, and one device except for weights on the host. Packed experts are uint8."""
 
-    embed_VH: Tensor  # may be in pinned memory of the host
+    embed_VH: Tensor  # may be in pinned host memory
     layers: list[LayerWeights]
     norm_H: Tensor
     head_VH: Any  # as qkv_weight_FH
@@ -190,7 +190,7 @@ class Weights:
 
     @property
     def device(self) -> torch.device:
-        """That steps run on."""
+        """The device that computes the steps."""
         return self.norm_H.device
 
 
@@ -208,11 +208,11 @@ class HostPlace(Protocol):
     layers: Collection[int]  # indices
 
     def prepare_experts(self, experts: MxExperts) -> Any:
-        """Of one of them: as published, on the host."""
+        """Prepares the published experts of one of these layers, on the host."""
         ...
 
     def loaded(self) -> None:
-        """All layers are."""
+        """Called once, after the last layer."""
         ...
 
 
@@ -277,11 +277,11 @@ def load_weights(
     files: PackedFiles | None = None,
     progress: bool = False,
 ) -> Weights:
-    """Brings every tensor to the device, one layer after the other, floats cast to dtype, MXFP4 left packed.
+    """Copies the shard's part of every tensor to the device, layer by layer. Casts floats to dtype; MXFP4 stays packed.
 
-    Of each tensor the shard's part. With `ops`, experts are repacked for them as soon as they are there, layer by
-    layer, and the head prepared. Experts of the layers `on_host` never come to the device, nor does the embedding if it
-    is said to stay; it is then in pinned memory. With `files`, large prepared weights are mapped from there.
+    With `ops`, repacks the experts of each layer for them as soon as they are loaded, and prepares the head. Experts of
+    the layers `on_host` are never copied to the device. With `embedding_on_host`, the embedding stays in pinned host
+    memory. With `files`, large prepared weights are mapped from there.
     """
     loader = _Loader(config, source, Staging(device), dtype, shard, ops, files)
     on_cpu = replace(loader, staging=Staging(torch.device("cpu")), ops=None, files=None)
@@ -352,7 +352,10 @@ class _Loader:
         return self.prepared([f"{prefix}mlp.experts.{name}" for name in _EXPERTS], prepare)
 
     def prepared(self, names: Sequence[str], prepare: Callable[[list[Tensor]], Any], *, some_rows: bool = False) -> Any:
-        """Of the tensors as published; from its file, if there is one. `some_rows`: as in PackedFiles.get."""
+        """The result of `prepare` for published tensors; mapped from its file if there is one.
+
+        `some_rows`: as in PackedFiles.get.
+        """
         if self.files is None:
             return prepare([self.published(name) for name in names])
 

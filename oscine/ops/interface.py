@@ -146,7 +146,7 @@ def unmet(*needs: tuple[str, object, object]) -> str | None:
     return ", ".join(f"{what} {wanted}, not {found}" for what, wanted, found in needs if found != wanted) or None
 
 
-# What Ops.prepare_dense makes of a matrix [N, K]: a tensor, or what the backend's own ops take. It has a length: N.
+# The result of Ops.prepare_dense for a matrix [N, K]: a tensor, or a type of the backend's own. Its length is N.
 Dense = Any
 # (x_NH, weight_VH) -> logits_NV float32
 LmHead = Callable[[Tensor, Dense], Tensor]
@@ -158,8 +158,8 @@ Sample = Callable[[Tensor, SamplingBatch], Sampled]
 class Chooser:
     """lm_head and sample in one, for rows of which nothing but temperature is asked: logits need not all be made."""
 
-    prepare: Callable[[Dense], Any]  # weight_VH on the device -> what `choose` wants besides it
-    prepared_bytes: Callable[[int, int], int]  # (V, H) -> of that
+    prepare: Callable[[Dense], Any]  # weight_VH on the device -> the argument `prepared` of `choose`
+    prepared_bytes: Callable[[int, int], int]  # (V, H) -> bytes of the prepared object
     # (x_NH, weight_VH, prepared, sampling) -> token ids_N int64, as in Sampled
     choose: Callable[[Tensor, Dense, Any, SamplingBatch], Tensor]
 
@@ -185,11 +185,11 @@ class Ops:
     # (x [T, H] or [T, J, H], weight_H, eps, residual_TH, router_weight_EH, router_bias_E, K)
     #     -> (norm(x + residual), x + residual, routing of the former)
     norm_route: Callable[[Tensor, Tensor, float, Tensor, Tensor, Tensor, int], tuple[Tensor, Tensor, Routing]]
-    # (a table [V, H] as published, on the device; dtype of the activations) -> as `embed` wants it
+    # (published table [V, H] on the device; dtype of the activations) -> weight_VH of `embed`
     prepare_embedding: Callable[[Tensor, torch.dtype], Tensor]
-    # (a matrix [N, K] as published, on the device; dtype of the activations) -> as the dense products want it
+    # (published matrix [N, K] on the device; dtype of the activations) -> weight of the dense products
     prepare_dense: Callable[[Tensor, torch.dtype], Dense]
-    # experts as published, on the device -> as the moe of this backend wants them; they may share memory
+    # published experts on the device -> the experts of this backend's moe; both may share memory
     prepare_experts: Callable[[MxExperts], Any]
     # (x_TH, routing, prepared experts, swiglu limit) -> [T, H] or [T, J, H]
     moe: Callable[[Tensor, Routing, Any, float], Tensor]

@@ -115,7 +115,7 @@ class Target:
     shared_memory: int = 0  # bytes that a program can have
     communicator: Communicator = field(default_factory=Alone)
     exchange: Exchange | None = None  # with ranks that have their own tokens
-    cpu_weights: CpuWeights = "float32"  # what dense weights are on a CPU
+    cpu_weights: CpuWeights = "float32"  # type of the dense weights on a CPU
 
     @classmethod
     def of(

@@ -145,7 +145,7 @@ GB = 10**9
 
 
 def card(size: int, **changes: bool) -> DeviceMemory:
-    """With a context on it."""
+    """A GPU with a CUDA context and nothing else on it."""
     return DeviceMemory(size, size - 6 * GB // 10, **changes)
 
 
@@ -155,7 +155,7 @@ def asked_on_host(layers: str | None, max_model_len: int | None = None, **change
 
 
 def planned(config: ModelConfig, asked: EngineOptions, gpu: DeviceMemory) -> MemoryPlan:
-    """Of the weights as published."""
+    """Bytes of the published weights."""
     groups = config.kv_groups(asked.cache.page_size, "bfloat16")
     experts = [expert_bytes(config)] * config.num_hidden_layers
     weights = WeightBytes(checkpoint_bytes(config), 2 * config.vocab_size * config.hidden_size, experts)
@@ -164,7 +164,7 @@ def planned(config: ModelConfig, asked: EngineOptions, gpu: DeviceMemory) -> Mem
 
 
 def expert_bytes(config: ModelConfig) -> int:
-    """Of a layer: half a byte for each of three matrices' weights, and a scale for 32."""
+    """Bytes per layer: half a byte for each weight of three matrices, and one scale per 32 weights."""
     assert isinstance(config.num_local_experts, int)
     return config.num_local_experts * 3 * config.hidden_size * config.intermediate_size * 17 // 32
 
@@ -195,7 +195,7 @@ def test_auto_leaves_just_what_does_not_fit(config: ModelConfig, size: int) -> N
 
 
 def num_window_pages(config: ModelConfig, asked: EngineOptions, gpu: DeviceMemory) -> int:
-    """Of a plan; 0 where there is none."""
+    """The context length of a plan; 0 if there is no plan."""
     try:
         return planned(config, asked, gpu).num_pages[1]
     except ValueError:
@@ -213,11 +213,11 @@ def test_the_embedding_stays_where_that_costs_nothing() -> None:
 
 
 def test_more_layers_than_there_are_and_less_memory_than_they_take_are_refused() -> None:
-    with pytest.raises(ValueError, match="--experts-on-host 25 is above the number of layers, 24"):
+    with pytest.raises(ValueError, match="--experts-on-host 25 is above the model's number of layers, 24"):
         planned(GPT_20B, asked_on_host("25"), card(16 << 30))
     left = OnHost(embedding=1 << 30, num_layers=3, experts=4 << 30, workspace=1 << 20)
     with pytest.raises(
-        ValueError, match=r"embedding and experts of 3 layers of 5.0 GiB do not fit .*: 2.0 GiB are free"
+        ValueError, match=r"embedding and experts of 3 layers, together 5.0 GiB, do not fit .*: 2.0 GiB are free"
     ):
         plan_memory(GPT_20B, options(None), 1 << 30, 2, card(24 << 30), host_bytes=2 << 30, on_host=left)
 

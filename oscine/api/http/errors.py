@@ -1,4 +1,4 @@
-"""Errors as in OpenAI's API, {"error": {"message", "type", "param", "code"}}, in Anthropic's, or in Ollama's."""
+"""Errors in the form of each API. OpenAI's is {"error": {"message", "type", "param", "code"}}."""
 
 import math
 import re

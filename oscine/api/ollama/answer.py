@@ -1,4 +1,7 @@
-"""An answer as Ollama words it: records of thinking, content and calls in lines of JSON, or one record."""
+"""An answer in Ollama's format: lines of JSON with thinking, content and tool calls, or one JSON object.
+
+A line is a record.
+"""
 
 import json
 import time
@@ -25,7 +28,7 @@ from oscine.api.serving.schemas import arguments_object
 from oscine.api.serving.turn import Turn, TurnEvent
 from oscine.chat.events import ContentDelta, MessageEnd, ReasoningDelta, ToolCallBegin, ToolCallDelta
 
-# What Python's clients take for the end of a line, and JSON allows within a string.
+# Characters that end a line for clients in Python. JSON allows them within a string.
 _LINE_ENDS = [(end.encode(), json.dumps(end)[1:-1].encode()) for end in "\x85\u2028\u2029"]
 _LOADED_NS = 0  # a model is loaded before it takes requests
 
@@ -40,14 +43,14 @@ def line(record: msgspec.Struct) -> bytes:
 
 
 def timestamp(seconds: float | None = None) -> str:
-    """Seconds since 1970, or now, as Ollama writes a time."""
+    """A time in Ollama's format: `seconds` since 1970, or now."""
     moment = datetime.now(UTC) if seconds is None else datetime.fromtimestamp(seconds, UTC)
     return moment.isoformat().replace("+00:00", "Z")
 
 
 @dataclass(slots=True)
 class Piece:
-    """What a record says."""
+    """The content of a record."""
 
     content: str = ""
     thinking: str = ""
@@ -74,18 +77,18 @@ def record(kind: Kind, model: str, piece: Piece, **facts: Any) -> OllamaRecord:
 
 
 class OllamaAnswer:
-    """One answer, as lines or as one record. It is the only choice of itself."""
+    """One answer, as lines or as one record: the encoder of the answer and of its only choice."""
 
     def __init__(
         self, kind: Kind, call: Call[Any], turn: Turn, logprobs: int | None, *, thinking: bool, stream: bool
     ) -> None:
-        """`logprobs`: alternatives per token; None: none were asked for. `thinking`: whether it is shown."""
+        """`logprobs`: alternatives per token; None: no log-probabilities. `thinking`: whether to show the reasoning."""
         self.turn = turn
         self._kind, self._model, self._arrived_s = kind, call.name, call.arrived_s
         self._logprobs = ContentLogprobs(call.model.tokenizer, logprobs, turn.logprobs)
         self._thinking, self._stream = thinking, stream
-        self._kept: list[Piece] = []  # of an answer that is sent whole
-        self._call = OllamaToolCall(OllamaFunctionCall(""))  # the call that grows, and its arguments
+        self._kept: list[Piece] = []  # if the answer is sent whole
+        self._call = OllamaToolCall(OllamaFunctionCall(""))  # the incomplete call, and its arguments so far
         self._arguments: list[str] = []
 
     def encode(self, events: Sequence[TurnEvent]) -> bytes:
@@ -96,7 +99,7 @@ class OllamaAnswer:
         return b""
 
     def _pieces(self, events: Sequence[TurnEvent]) -> Iterator[Piece]:
-        """A call is told when it is complete, since its arguments are an object."""
+        """A tool call is sent when it is complete, since its arguments are an object."""
         for event in events:
             match event:
                 case ReasoningDelta() if self._thinking:
@@ -113,7 +116,7 @@ class OllamaAnswer:
                     yield Piece(calls=[self._call])
 
     def _last(self) -> OllamaRecord:
-        """The prompt is evaluated from the first step to the first token, the answer from there to this record."""
+        """The last record, with durations: of the prompt until the first token, of the answer from there until now."""
         turn, now_s = self.turn, time.perf_counter()
         assert turn.times is not None
         first_s, scheduled_s = turn.times.first_s or now_s, turn.times.scheduled_s or now_s

@@ -25,7 +25,7 @@ R = TypeVar("R", bound=OllamaRequest)
 
 
 def find(service: Service, name: str | None) -> tuple[str, ServedModel]:
-    """As Service.find, with the error that Ollama's clients know."""
+    """Service.find with Ollama's error for an unknown name, which its clients look for."""
     try:
         return service.find(name)
     except APIError as error:
@@ -41,12 +41,12 @@ class _Answers(Endpoint[R]):
         return find(self.service, name)
 
     def stream(self, send: Send) -> EventStream:
-        """Without comments: each line is a record."""
+        """A stream without keep-alive comments, since each line is a record."""
         return EventStream(send, comments=False, media_type=NDJSON)
 
     @abstractmethod
     async def begin(self, call: Call[R]) -> tuple[Call[Any], Turn] | None:
-        """The call of a completion, and its turn; None for a request without an input. Raises APIError."""
+        """The completion that the request asks for, and its turn; None for a request without input. Raises APIError."""
 
     async def answer(self, call: Call[R], scope: Scope, receive: Receive, send: Send) -> None:
         body, begun = call.body, await self.begin(call)

@@ -1,4 +1,4 @@
-"""Which models there are, as Ollama tells it, and what cannot be done with them here."""
+"""Lists and descriptions of models in Ollama's format, and errors for operations that are not supported."""
 
 import hashlib
 from typing import Any
@@ -29,14 +29,14 @@ from oscine.api.serving.served_model import ServedModel
 from oscine.api.serving.service import Service
 from oscine.types import EngineInfo, ModelSize
 
-VERSION = "0.32.15"  # of Ollama, whose API this is: clients refuse to talk to an older one
+VERSION = "0.32.15"  # the version of Ollama whose API this is; clients refuse to talk to an older one
 CAPABILITIES = ["completion", "tools", "thinking"]
 _NEVER = "2318-01-01T00:00:00Z"  # when a loaded model is unloaded
-_TEMPLATE = "{{ .System }}{{ .Tools }}{{ .Messages }}"  # what harmony is rendered from; no template could say how
+_TEMPLATE = "{{ .System }}{{ .Tools }}{{ .Messages }}"  # the parts of a prompt; no template can express harmony
 
 
 async def running(request: Request) -> Response:
-    """What tools look for at `/`."""
+    """The answer at `/` by which tools recognise Ollama."""
     return PlainTextResponse("Ollama is running", headers={"Vary": "Accept"})
 
 
@@ -45,7 +45,7 @@ async def embed(request: Request) -> Response:
 
 
 async def change(request: Request) -> Response:
-    raise APIError("This server has the models that it was started with, and no other.", code="unsupported")
+    raise APIError("This server only has the models that it was started with.", code="unsupported")
 
 
 class OllamaModelList:
@@ -88,7 +88,7 @@ class OllamaModelList:
         return json_response(info)
 
     async def pull(self, request: Request) -> Response:
-        """A model that is served is there already."""
+        """Succeeds for a served model, which needs no download. Raises APIError 404 for any other."""
         body = decode(await self._body(request), OllamaPullRequest)
         find(self.service, body.model or body.name)
         done = OllamaStatus("success")
@@ -105,7 +105,7 @@ class OllamaModelList:
 
 
 def _size(model: ServedModel) -> ModelSize:
-    """Zeros until its engine has told it."""
+    """All fields are 0 until the engine has reported them."""
     return model.engine.info.size if model.engine.info else ModelSize()
 
 
@@ -115,7 +115,7 @@ def _details(size: ModelSize) -> OllamaDetails:
 
 
 def _identity(name: str, model: ServedModel) -> dict[str, Any]:
-    """The digest is that of the name: no weights are read for it."""
+    """Name, size and digest. The digest is a hash of the name: no weights are read for it."""
     size, digest = _size(model), hashlib.sha256(model.root.encode()).hexdigest()
     return {"name": name, "model": name, "size": size.checkpoint_bytes, "digest": digest, "details": _details(size)}
 

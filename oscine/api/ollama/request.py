@@ -1,4 +1,4 @@
-"""From a request of Ollama's API to the completion that asks for the same. Common values are checked there."""
+"""Converts requests of Ollama's API to chat completions and completions, which check the common values."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -37,19 +37,19 @@ def unloads(body: OllamaRequest) -> bool:
 
 
 def chat_request(body: OllamaChatRequest) -> ChatCompletionRequest:
-    """Raises APIError that names the parameter, for all that the model cannot read or do."""
+    """The chat completion for a conversation. Raises APIError naming a parameter that is not supported."""
     tools = [Tool("function", tool.function) for tool in body.tools or ()]
     return _conversation(body, [*_messages(body.messages or ())], tools)
 
 
 def prompt_request(body: OllamaGenerateRequest) -> ChatCompletionRequest:
-    """The same of a prompt that is the user's message."""
+    """The chat completion for a prompt, which is the user's message."""
     system = [Message("system", body.system)] if body.system else []
     return _conversation(body, [*system, Message("user", body.prompt)])
 
 
 def raw_request(body: OllamaGenerateRequest) -> CompletionRequest:
-    """Of a prompt that is text to be continued."""
+    """The completion for a raw prompt, which the model continues."""
     if body.system:
         raise invalid("system", "a raw prompt takes no system message")
     request = CompletionRequest(prompt=body.prompt or "")
@@ -85,7 +85,7 @@ def _top_logprobs(body: OllamaRequest) -> int:
 
 
 def answer_form(body: OllamaRequest) -> Form | None:
-    """What is enforced of the answer. Raises APIError for a format that is neither `json` nor a schema."""
+    """The grammar that the answer must follow. Raises APIError for a format that is neither `json` nor a schema."""
     if not body.format and not isinstance(body.format, dict):
         return None
     if isinstance(body.format, str) and body.format != "json":
@@ -94,10 +94,10 @@ def answer_form(body: OllamaRequest) -> Form | None:
 
 
 def _messages(messages: Sequence[OllamaMessage]) -> Iterator[Message]:
-    waiting: dict[str, str] = {}  # ids of calls without a result, and their functions
+    waiting: dict[str, str] = {}  # calls without a result: id -> function
     for i, message in enumerate(messages):
         if message.images:
-            raise invalid(f"messages[{i}].images", "the model reads text")
+            raise invalid(f"messages[{i}].images", "the model reads text only")
         content = message.content or ""
         if message.role == "tool":
             name = message.tool_name or message.name
@@ -112,7 +112,7 @@ def _messages(messages: Sequence[OllamaMessage]) -> Iterator[Message]:
 
 
 def _answered(call_id: str | None, name: str | None, waiting: dict[str, str]) -> str | None:
-    """The call that a result belongs to: by its id, or the first one of its function, or the first one."""
+    """The id of the call that a result belongs to: by its id, else the first call of its function, else the first."""
     found = next((i for i, called in waiting.items() if name in (None, called)), None)
     found = call_id if call_id in waiting else found
     waiting.pop(found or "", None)

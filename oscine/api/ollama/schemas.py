@@ -28,19 +28,19 @@ from oscine.chat.effort import Effort
 class OllamaFunctionCall(Struct):
     name: Annotated[str, about("The function's name.")]
     arguments: Annotated[dict[str, Any], about("The arguments.")] = {}
-    index: Annotated[int | None, about("Number of the call in its message.")] = None
+    index: Annotated[int | None, about("The position of the call in its message.")] = None
 
 
 class OllamaToolCall(Struct):
     function: Annotated[OllamaFunctionCall, about("The called function.")]
-    id: Annotated[str | None, about("The id that the message with the result may refer to.")] = None
+    id: Annotated[str | None, about("The id of the call, for the message with its result.")] = None
 
 
 class OllamaMessage(Struct):
     role: Annotated[Literal["system", "developer", "user", "assistant", "tool"], about("The author of the message.")]
     content: Annotated[str | None, about("The text.")] = None
     thinking: Annotated[str | None, about("The assistant's reasoning.")] = None
-    images: Annotated[list[Any] | None, about("Not supported: the model reads text.")] = None
+    images: Annotated[list[Any] | None, about("Not supported: the model reads text only.")] = None
     tool_calls: Annotated[list[OllamaToolCall] | None, about("Calls that the assistant made.")] = None
     tool_name: Annotated[str | None, about("The function whose result this is.")] = None
     name: Annotated[str | None, about("The same as `tool_name`.")] = None
@@ -54,9 +54,9 @@ class OllamaTool(Struct):
 
 @unused(
     ignores={
-        "the server's own is kept; what does not fit it is refused": "num_ctx num_keep",
-        "penalties look at the whole sequence": "repeat_last_n penalize_newline",
-        "how the model is loaded is up to the server": """
+        "the context size is the server's; a prompt that does not fit it is refused": "num_ctx num_keep",
+        "penalties apply to the whole sequence": "repeat_last_n penalize_newline",
+        "the server's options say how the model is loaded": """
             num_batch num_gpu main_gpu num_thread numa low_vram f16_kv use_mmap use_mlock logits_all vocab_only
             embedding_only draft_num_predict
         """,
@@ -65,13 +65,13 @@ class OllamaTool(Struct):
     refuses_but={"typical_p": 1.0},
 )
 class OllamaOptions(Struct, kw_only=True):
-    num_predict: Annotated[Int64 | None, about("Tokens that are generated at most; 0 or less: no limit.")] = None
+    num_predict: Annotated[Int64 | None, about("The most tokens to generate; 0 or less: no limit.")] = None
     temperature: Annotated[Temperature | None, about("0 is greedy (default 1).")] = None
     top_k: Annotated[TopK | None, about("As in chat completions (default: all tokens).")] = None
     top_p: Annotated[Share | None, about("As in chat completions (default 1).")] = None
     min_p: Annotated[Share | None, about("As in chat completions.")] = None
-    seed: Annotated[Int64 | None, about("The same seed gives the same answer; below 0 it is drawn.")] = None
-    stop: Annotated[ShortText | StopTexts | None, about("Texts that end the answer; left out of it.")] = None
+    seed: Annotated[Int64 | None, about("The same seed gives the same answer; below 0: a random seed.")] = None
+    stop: Annotated[ShortText | StopTexts | None, about("Texts that end the answer, which leaves them out.")] = None
     repeat_penalty: Annotated[
         Annotated[float, Meta(gt=0, le=100)] | None, about("The same as `repetition_penalty` in chat completions.")
     ] = None
@@ -82,19 +82,23 @@ class OllamaOptions(Struct, kw_only=True):
 @unused(ignores={"a prompt that does not fit the context is refused": "truncate shift"})
 class OllamaRequest(Struct, kw_only=True):
     model: Annotated[str, about("The name of a model; the tag may be left out.")]
-    stream: Annotated[bool | None, about("Whether the answer comes in lines (default true).")] = None
+    stream: Annotated[bool | None, about("Whether the answer is streamed, in lines of JSON (default true).")] = None
     format: Annotated[str | dict[str, Any] | None, about("`json` or a JSON schema; it is enforced.")] = None
-    options: Annotated[OllamaOptions | None, about("Sampling, and limits.")] = None
-    think: Annotated[bool | Effort | None, about("An effort; false: low, and the reasoning is left out.")] = None
+    options: Annotated[OllamaOptions | None, about("Sampling parameters and limits.")] = None
+    think: Annotated[
+        bool | Effort | None, about("The reasoning effort; false: low, and the answer leaves the reasoning out.")
+    ] = None
     keep_alive: Annotated[
-        str | float | None, about("A model stays loaded; without an input 0 is answered with `unload`.")
+        str | float | None, about("A model stays loaded; a request without input and with 0 is answered with `unload`.")
     ] = None
     logprobs: Annotated[bool | None, about("Whether the content's tokens come with log-probabilities.")] = None
-    top_logprobs: Annotated[TopLogprobs | None, about("Alternatives per token, beside `logprobs`.")] = None
+    top_logprobs: Annotated[TopLogprobs | None, about("The most likely alternatives per token, with `logprobs`.")] = (
+        None
+    )
 
 
 class OllamaChatRequest(OllamaRequest, kw_only=True):
-    messages: Annotated[list[OllamaMessage] | None, about("The conversation; none only loads the model.")] = None
+    messages: Annotated[list[OllamaMessage] | None, about("The conversation; without it, nothing is generated.")] = None
     tools: Annotated[
         Annotated[list[OllamaTool], Meta(max_length=MAX_TOOLS)] | None, about("Functions that the model may call.")
     ] = None
@@ -106,15 +110,15 @@ class OllamaChatRequest(OllamaRequest, kw_only=True):
     refuses_but={"suffix": "", "template": ""},
 )
 class OllamaGenerateRequest(OllamaRequest, kw_only=True):
-    prompt: Annotated[str | None, about("What the user says; nothing only loads the model.")] = None
+    prompt: Annotated[str | None, about("The user's message; without it, nothing is generated.")] = None
     system: Annotated[str | None, about("A system message before the prompt.")] = None
-    raw: Annotated[bool | None, about("Whether the prompt is continued as it is, without a conversation.")] = None
+    raw: Annotated[bool | None, about("Whether the model continues the prompt, without a chat template.")] = None
 
 
 @unused(
     ignores={
         "nothing is fetched": "insecure username password",
-        "a model is described as it is": "system template options verbose",
+        "the description of a model is always the same": "system template options verbose",
     }
 )
 class OllamaModelRequest(Struct, kw_only=True):
@@ -123,7 +127,7 @@ class OllamaModelRequest(Struct, kw_only=True):
 
 
 class OllamaPullRequest(OllamaModelRequest, kw_only=True):
-    stream: Annotated[bool | None, about("Whether the answer comes in lines (default true).")] = None
+    stream: Annotated[bool | None, about("Whether the answer is streamed, in lines of JSON (default true).")] = None
 
 
 class OllamaRecord(Struct, kw_only=True):

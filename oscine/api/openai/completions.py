@@ -45,8 +45,8 @@ async def text_turns(
 ) -> list[Turn]:
     """The turns that a request asks for: one per choice of each prompt.
 
-    `usual`: tokens to generate where the request does not say; None: all that the context has room for. `form` is the
-    text's, if the body does not say it by its own parameters. `clipped`: see sampling.read.
+    `usual`: tokens to generate if the request does not say; None: as many as the context has room for. `form`: the
+    format of the text; None: the body's own parameters say it. `clipped`: see sampling.read.
     """
     body, model = call.body, call.model
     n, stop = body.n or 1, sampling.stop_strings(body)

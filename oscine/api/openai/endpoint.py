@@ -62,7 +62,7 @@ class Endpoint(ABC, Generic[T]):
             await self.answer(call, scope, receive, send)
 
     def find(self, name: str | None) -> tuple[str, ServedModel]:
-        """As Service.find."""
+        """The model that the request names: Service.find."""
         return self.service.find(name)
 
     def stream(self, send: Send) -> EventStream:

@@ -1,4 +1,4 @@
-"""The names of models in Ollama's spelling, which has a tag: gpt-oss:20b, oscine-nano:latest."""
+"""Names of models in Ollama's spelling, which has a tag: gpt-oss:20b, oscine-nano:latest."""
 
 import re
 from collections.abc import Iterable
@@ -8,7 +8,7 @@ _LATEST = "latest"
 
 
 def ollama_name(name: str) -> str:
-    """A name without a tag gets one: the size of a published model, or else `latest`."""
+    """The name in Ollama's spelling. A missing tag becomes the size of a published model, or else `latest`."""
     published = _PUBLISHED.fullmatch(name)
     if published:
         return "{}:{}{}".format(*published.groups())
@@ -16,9 +16,9 @@ def ollama_name(name: str) -> str:
 
 
 def meant_by(name: str, served: Iterable[str]) -> str | None:
-    """The served name that is the same in Ollama's spelling; None if there is none.
+    """The served name that equals `name` in Ollama's spelling; None if there is none.
 
-    The tag `latest` stands for the first model of a family that has no model with this tag.
+    If no model of the family has the tag `latest`, it stands for the first served one.
     """
     spelled = {ollama_name(other).lower(): other for other in reversed([*served])}
     wanted = ollama_name(name).lower()

@@ -65,7 +65,7 @@ class FunctionCall(Struct):
 
 
 def arguments_object(arguments: str) -> dict[str, Any]:
-    """The arguments of a call as an object. Any other text is kept as it is, so that nothing is lost."""
+    """The arguments of a call as an object. A text that is no JSON object is kept in the field `invalid_json`."""
     try:
         return msgspec.json.decode(arguments or "{}", type=dict[str, Any])
     except (msgspec.DecodeError, RecursionError):

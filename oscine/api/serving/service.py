@@ -190,9 +190,9 @@ class Service:
         return self.config.server.date or datetime.datetime.now(datetime.UTC).date().isoformat()
 
     def find(self, name: str | None) -> tuple[str, ServedModel]:
-        """The name to answer with, and its model: the only one, if none is named. Ollama's spelling is understood.
+        """The name to answer with, and its model. Without a name: the only model. Names may be in Ollama's spelling.
 
-        Raises APIError 404 for a name that is not served, and 400 where one has to be given.
+        Raises APIError: 404 for a name that is not served, 400 if a name is needed.
         """
         record = current.get()
         model = self._default() if name is None else self._named(name)

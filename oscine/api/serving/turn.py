@@ -100,7 +100,7 @@ class Turn:
         self.num_appended_tokens = 0  # to the prompt, by later requests: results of tools, and headers
         self.num_cached_tokens = 0
         self.finish_reason: Literal["stop", "length", "tool_calls"] | None = None  # set when the turn is complete
-        self.times: SequenceTimes | None = None  # set when it runs
+        self.times: SequenceTimes | None = None  # set when the sequence begins to run
         self.interrupted = False  # whether the engine's request is to end now, for `go_on`
         self._model, self._parser, self._course, self._toolbox = model, parser, course, toolbox
         self._ignore_eos, self._remember = ignore_eos, remember

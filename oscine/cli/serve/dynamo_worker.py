@@ -66,7 +66,7 @@ def _folder(model: ModelOptions) -> Path:
 
     found = find_model(model).resolve()
     if found.is_file():
-        raise ValueError(f"{found}: a GGUF file has no chat template that Dynamo reads; it needs a folder")
+        raise ValueError(f"{found}: Dynamo reads no chat template from a GGUF file; use a folder with safetensors")
     return found
 
 

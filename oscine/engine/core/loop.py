@@ -24,7 +24,7 @@ from oscine.types import (
     StepResult,
 )
 
-_IDLE_S = 0.0002  # between looks at what others do for the requests, if there is nothing else to do
+_IDLE_S = 0.0002  # between two polls for transfers and grammars, while there is no step to compute
 
 
 class Fetches(Protocol):

@@ -10,8 +10,8 @@ gets the rest.
 
 On a GPU the cache is what weights and workspace leave of --gpu-memory-utilization, or of --gpu-memory-bytes.
 
-What stays in host memory (OnHost) leaves room to the rest. Steps of many tokens need a place on the GPU through which
-experts are streamed; it counts as workspace.
+The embedding and experts may stay in host memory (OnHost). Steps of many tokens stream such experts through a buffer on
+the GPU, which counts as workspace.
 """
 
 from bisect import bisect_right
@@ -29,12 +29,11 @@ SAMPLED_AT_ONCE = 128  # rows that are sampled beyond greedy in one call
 # Per row and token of the vocabulary while a row is sampled. In plain torch: sorted logits, noise, masks; by kernels:
 # histories gathered for penalties, the logits after them and after a grammar's mask, log-probabilities.
 _SAMPLING_BYTES, _SAMPLING_BYTES_ON_GPU = 56, 20
-# Context, compiled kernels, captured graphs, fragmentation. With small steps it is 1.2 GB.
+# For the CUDA context, compiled kernels, captured graphs and fragmentation. With small steps these take 1.2 GB.
 _GPU_RESERVE_BYTES, _SMALL_GPU_RESERVE_BYTES = 3 * _GIB // 2, 5 * _GIB // 4
-_STREAM_BUFFERS = 64 << 20  # beside the place of a layer's experts
-_USUAL_TOKENS = 32768  # of a sequence that should fit beside the layers on a GPU, where no length is asked for
-# A step reads a row of the embedding per token, so a GPU of up to this size leaves it on the host. It reads the rows
-# from there.
+_STREAM_BUFFERS = 64 << 20  # of streamed experts, in addition to a buffer for the experts of one layer
+_USUAL_TOKENS = 32768  # context that --experts-on-host auto makes room for, without --max-model-len
+# With a GPU of up to this size the embedding stays in host memory. A step reads one row per token from there.
 _SMALL_GPU = 24 * _GIB
 
 
@@ -45,7 +44,7 @@ class DeviceMemory:
     total: int
     free: int
     capped: bool = False  # by --gpu-memory-bytes, to `total`
-    unified: bool = False  # the system's memory: to leave something there gains nothing
+    unified: bool = False  # GPU and CPU share one memory, so offloading saves nothing
 
     @property
     def is_small(self) -> bool:
@@ -53,11 +52,11 @@ class DeviceMemory:
 
     @property
     def reserve(self) -> int:
-        """For what is not planned: see _GPU_RESERVE_BYTES."""
+        """Bytes that the plan leaves free: see _GPU_RESERVE_BYTES."""
         return _SMALL_GPU_RESERVE_BYTES if self.is_small else _GPU_RESERVE_BYTES
 
     def allowed(self, options: EngineOptions) -> int:
-        """What the engine may take."""
+        """Bytes that the engine may use."""
         if self.capped or options.cache.kv_cache_free_gpu_memory_fraction is not None:
             return self.free
         return min(int(options.cache.gpu_memory_utilization * self.total), self.free)
@@ -65,12 +64,12 @@ class DeviceMemory:
 
 @dataclass(frozen=True, slots=True)
 class OnHost:
-    """What stays in host memory, in bytes: the embedding, and the last layers' experts."""
+    """Weights that stay in host memory: the embedding, and the experts of the last layers. Sizes are in bytes."""
 
     embedding: int = 0
     num_layers: int = 0
-    experts: int = 0  # of these layers
-    workspace: int = 0  # of the GPU, for their weights in steps of many tokens
+    experts: int = 0  # all experts of these layers
+    workspace: int = 0  # buffers on the GPU, for steps that stream these experts
 
     @property
     def total(self) -> int:
@@ -134,10 +133,10 @@ def plan_memory(
     host_bytes: int | None = None,
     on_host: OnHost = OnHost(),
 ) -> MemoryPlan:
-    """`weights`: bytes on the device. `activation_bytes`: of one element. `gpu`: None on a CPU.
+    """`weights`: bytes on the device. `activation_bytes`: bytes per element. `gpu`: None on a CPU.
 
-    `host_bytes`: the memory that a model on a CPU, or experts of a GPU's model, may take, if known. Raises ValueError,
-    with the arithmetic, if one sequence of the length asked for does not fit, or if the whole does not fit the memory.
+    `host_bytes`: available host memory, for a model on a CPU or for offloaded experts, if known. Raises ValueError with
+    the arithmetic if one sequence of the length asked for does not fit, or if everything together does not fit.
     """
     asked = options.model.max_model_len
     if asked is not None and asked > config.max_position_embeddings:
@@ -168,13 +167,13 @@ def leave_on_host(
     activation_bytes: int,
     gpu: DeviceMemory,
 ) -> OnHost:
-    """The embedding, of a small GPU, and as many layers' experts as --experts-on-host says.
+    """With a small GPU the embedding, and the experts of as many layers as --experts-on-host says.
 
-    Raises ValueError if the model has fewer layers, or where all memory is one.
+    Raises ValueError if the model has fewer layers, or if GPU and CPU share one memory.
     """
     asked, layers = options.model.experts_on_host or "0", weights.experts
     if gpu.unified and asked != "0":
-        raise ValueError("--experts-on-host gains nothing here: the memory of this GPU is that of the host")
+        raise ValueError("--experts-on-host gains nothing here: this GPU and the host share one memory")
     embedding = weights.embedding if gpu.is_small and not gpu.unified else 0
     stream = max(layers) + _STREAM_BUFFERS
     if asked == "auto":
@@ -185,21 +184,22 @@ def leave_on_host(
     else:
         count = int(asked)
         if count > len(layers):
-            raise ValueError(f"--experts-on-host {asked} is above the number of layers, {len(layers)}")
+            raise ValueError(f"--experts-on-host {asked} is above the model's number of layers, {len(layers)}")
     return OnHost(embedding, count, sum(layers[-count:]), stream) if count else OnHost(embedding)
 
 
 @dataclass(frozen=True, slots=True)
 class WeightBytes:
-    """Of a rank's part."""
+    """Bytes of the weights of one rank."""
 
     total: int
     embedding: int
-    experts: Sequence[int]  # of each layer, packed
+    experts: Sequence[int]  # per layer, packed
 
 
 def _wanted_cache(config: ModelConfig, groups: Sequence[KVGroup], options: EngineOptions) -> int:
-    """Bytes of the cache as asked for, or of one sequence of the length asked for, or of a usual one."""
+    """Bytes that --experts-on-host auto reserves for the KV cache: --kv-cache-bytes, or one sequence of
+    --max-model-len, or one of _USUAL_TOKENS."""
     if options.cache.kv_cache_bytes is not None:
         return options.cache.kv_cache_bytes
     tokens = options.model.max_model_len or min(config.max_position_embeddings, _USUAL_TOKENS)
@@ -209,7 +209,7 @@ def _wanted_cache(config: ModelConfig, groups: Sequence[KVGroup], options: Engin
 
 
 def _cache_bytes(options: EngineOptions, weights: int, workspace: int, gpu: DeviceMemory | None) -> int:
-    """Bytes of all page groups: as asked for, or what there is."""
+    """Bytes of all page groups: --kv-cache-bytes, or the memory that is left."""
     asked = options.cache.kv_cache_bytes
     if gpu is None:
         return CPU_CACHE_BYTES if asked is None else asked
@@ -296,8 +296,8 @@ def _no_room(options: EngineOptions, weights: int, workspace: int, ours: int, gp
 
 
 def _no_memory_beside_gpu(on_host: OnHost, host_bytes: int) -> str:
-    sizes = f"{on_host.total / _GIB:.1f} GiB do not fit the host memory: {host_bytes / _GIB:.1f} GiB are free"
-    return f"{on_host} of {sizes}"
+    sizes = f"{on_host.total / _GIB:.1f} GiB, do not fit the host memory: {host_bytes / _GIB:.1f} GiB are free"
+    return f"{on_host}, together {sizes}"
 
 
 def _no_host_memory(plan: MemoryPlan, host_bytes: int) -> str:

@@ -24,7 +24,7 @@ from oscine.executor.kv.transfers import TransferState
 from oscine.kv_group import KVGroup
 from oscine.types import PageMoves, RankMemory
 
-# What is posted at once, and so what a cancelled transfer still moves: 10 ms on the host, 1 ms between GPUs.
+# Bytes that are posted at once. A cancelled transfer still moves them: 10 ms on the host, 1 ms between GPUs.
 _BATCH_BYTES = {"DRAM": 32 << 20, "VRAM": 256 << 20}
 _POSTED_BATCHES = 2  # of one transfer: the next is on its way while one ends
 _ACTIVE_S = 0.0001  # between looks while something moves
@@ -272,7 +272,7 @@ def _descriptors(
 
 
 def _joined(source: Descriptors, target: Descriptors) -> tuple[Descriptors, Descriptors]:
-    """Bytes that follow each other on both sides become one descriptor, since each costs a copy of its own."""
+    """Merges pages that are contiguous on both sides into one descriptor, since each descriptor is one copy."""
     order = np.argsort(source[:, 0])
     source, target = source[order], target[order]
     follows = [found[:-1, 0] + found[:-1, 1] == found[1:, 0] for found in (source, target)]

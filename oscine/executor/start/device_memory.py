@@ -1,4 +1,4 @@
-"""What a GPU has for the engine, and the limit that keeps the engine to it."""
+"""The memory of a GPU that the engine may use, and torch's limit that enforces it."""
 
 from dataclasses import replace
 from typing import Any
@@ -9,13 +9,13 @@ from oscine.config import EngineOptions
 from oscine.executor.kv.memory import DeviceMemory
 from oscine.executor.start.host_memory import available_bytes
 
-# Beside torch's memory: a context of some 550 MB, which is there before the weights, and kernels and graphs.
-_MOST_CONTEXT = 1 << 30  # what is in use beyond that is of other processes
+# Memory outside torch's allocator: a CUDA context of some 550 MB, created before the weights; kernels and graphs.
+_MOST_CONTEXT = 1 << 30  # other processes use the memory beyond that
 _KERNELS = 1 << 28
 
 
 def device_memory(device: torch.device, options: EngineOptions, held: int = 0) -> DeviceMemory:
-    """`held`: bytes of the model that are on the device already, and count as free."""
+    """`held`: bytes of the model that are already on the device. They count as free."""
     free, total = torch.cuda.mem_get_info(device)
     chip: Any = torch.cuda.get_device_properties(device)
     found = DeviceMemory(total, free, unified=bool(chip.is_integrated))
@@ -23,9 +23,9 @@ def device_memory(device: torch.device, options: EngineOptions, held: int = 0) -
 
 
 def with_cache(memory: DeviceMemory, available: int | None) -> DeviceMemory:
-    """Memory of the system that holds cached files is free, but CUDA does not count it. `available`: to this process.
+    """Counts cached files as free on a GPU with unified memory, which CUDA does not.
 
-    A GPU with memory of its own stays as it is.
+    `available`: bytes of host memory that this process may use. A GPU with its own memory is returned unchanged.
     """
     if not memory.unified or available is None:
         return memory
@@ -33,7 +33,7 @@ def with_cache(memory: DeviceMemory, available: int | None) -> DeviceMemory:
 
 
 def capped(memory: DeviceMemory, most: int | None, held: int = 0) -> DeviceMemory:
-    """As if the GPU had `most` bytes, and nothing else on it."""
+    """The memory of a GPU of `most` bytes that holds nothing but this model."""
     memory = replace(memory, free=memory.free + held)
     if most is None or most >= memory.total:
         return memory
@@ -41,7 +41,7 @@ def capped(memory: DeviceMemory, most: int | None, held: int = 0) -> DeviceMemor
 
 
 def keep_to(device: torch.device, memory: DeviceMemory) -> None:
-    """From now on torch takes no more than --gpu-memory-bytes leaves it. To be called before the weights are there."""
+    """Limits torch's allocator to --gpu-memory-bytes, less the CUDA context and kernels. Call it before any weights."""
     if not memory.capped:
         return
     free, total = torch.cuda.mem_get_info(device)

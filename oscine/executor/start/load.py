@@ -50,7 +50,7 @@ if TYPE_CHECKING:  # it needs Triton, which a CPU does not
 
 Report = Callable[[str], None]
 RulesOf = Callable[[Path | None, int], NewRules]  # of the tokenizer's file, if known, and the size of the vocabulary
-_LARGE_BYTES = 1 << 30  # of packed weights that are kept in files
+_LARGE_BYTES = 1 << 30  # packed weights of at least this size are kept in files
 _ROUNDING = 0.01  # of the allocator, which the reserve covers
 _DENSE = ("q_proj.weight", "k_proj.weight", "v_proj.weight", "o_proj.weight", "lm_head.weight")
 
@@ -100,7 +100,7 @@ class Start:
 
     @property
     def tensor_bytes(self) -> dict[str, int]:
-        """Of this rank's weights on the device, by name."""
+        """Bytes of this rank's weights on the device, by tensor name."""
         dtype, specs = self.opened.dtype, self.shard.specs(self.opened.config)
         if platform(self.target, dtype) == "native":
             return _native_bytes(specs, self.target.cpu_weights)
@@ -121,7 +121,7 @@ class Start:
         return sizes_up_to(most) if capturable else []
 
     def keep_experts(self, num_layers: int) -> None:
-        """Those of the last layers, in host memory. Raises ValueError where that is not possible."""
+        """Offloads the experts of the last layers to host memory. Raises ValueError without the native kernels."""
         if (why := unavailable()) is not None:
             raise ValueError(f"--experts-on-host needs the native kernels for CPUs: {why}")
         config, threads = self.config, self.options.num_threads
@@ -209,13 +209,13 @@ def load(start: Start, memory: MemoryPlan) -> TorchExecutor:
 
 
 def record(start: Start, executor: TorchExecutor) -> None:
-    """Where a step is nothing but calls of the C kernels, it becomes one call."""
+    """Replaces a decode step by one call, if the C kernels do all of its work."""
     lone = start.target.communicator.num_ranks == 1 and start.lockstep is None
     if lone and start.options.cuda_graphs and platform(start.target, start.opened.dtype) == "native":
         try:
             executor.record_steps()
         except NotRecordable as error:
-            start.report(f"steps are not recorded, so Python takes part in each: {error}")
+            start.report(f"decode steps are not recorded, so each calls its ops from Python: {error}")
 
 
 def compile_kernels(start: Start, executor: TorchExecutor, compilers: "Compilers") -> None:
@@ -250,12 +250,12 @@ def capture(start: Start, executor: TorchExecutor) -> None:
 
 
 def weight_bytes(config: ModelConfig, dtype: torch.dtype, shard: Shard | None = None) -> int:
-    """Of a model's part on the device."""
+    """Bytes of a rank's weights on the device."""
     return sum(_tensor_bytes((shard or Shard()).specs(config), dtype).values())
 
 
 def _tensor_bytes(specs: Mapping[str, TensorSpec], dtype: torch.dtype) -> dict[str, int]:
-    """By name: MXFP4 stays packed, everything else is cast to dtype."""
+    """Bytes by tensor name: MXFP4 stays packed, everything else is cast to dtype."""
     return {
         name: spec.num_bytes if spec.dtype == "U8" else prod(spec.shape) * dtype.itemsize
         for name, spec in specs.items()
@@ -263,7 +263,10 @@ def _tensor_bytes(specs: Mapping[str, TensorSpec], dtype: torch.dtype) -> dict[s
 
 
 def _packed_files(start: Start) -> PackedFiles | None:
-    """For large models on a CPU with native kernels: from a checkpoint, whose files need not stay in memory then."""
+    """The files of packed weights: for large models from a checkpoint, on a CPU with native kernels. Else None.
+
+    With them the checkpoint's own files need not stay in memory.
+    """
     num_bytes = sum(start.tensor_bytes.values())
     if platform(start.target, start.opened.dtype) != "native" or num_bytes < _LARGE_BYTES:
         return None
@@ -272,7 +275,7 @@ def _packed_files(start: Start) -> PackedFiles | None:
 
 
 def _native_bytes(specs: Mapping[str, TensorSpec], cpu_weights: str) -> dict[str, int]:
-    """The same for the C kernels of CPUs: dense matrices in one of three types, and the embedding as it is."""
+    """Bytes by tensor name for the C kernels: dense matrices in one of three types, the embedding in bfloat16."""
     of_dense = {"float32": 4.0, "bf16": 2.0, "int8": 1 + 2 / 32}
 
     def bytes_per_value(name: str, spec: TensorSpec) -> float:
@@ -313,7 +316,7 @@ def _groups(start: Start) -> tuple[KVGroup, ...]:
 
 
 def _plan(start: Start, weights: int, on_host: OnHost, held: int = 0) -> MemoryPlan:
-    """`weights`: bytes on the device. `held`: those of them that are there already."""
+    """`weights`: bytes on the device. `held`: the part of them that is already there."""
     opened, gpu = start.opened, None
     if start.on_gpu:
         gpu = device_memory(opened.device, start.options, held)
@@ -330,7 +333,7 @@ def _plan_again(start: Start, planned: MemoryPlan) -> MemoryPlan:
     device = start.opened.device
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
-    held = torch.cuda.memory_allocated(device) - planned.on_host.workspace  # which is taken with the weights
+    held = torch.cuda.memory_allocated(device) - planned.on_host.workspace  # allocated together with the weights
     if held <= planned.weights * (1 + _ROUNDING):
         return planned
     plan = _plan(start, held, planned.on_host, held)

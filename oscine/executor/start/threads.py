@@ -1,4 +1,4 @@
-"""How many threads compute on a CPU."""
+"""The number of threads that compute on a CPU."""
 
 import torch
 
@@ -7,6 +7,9 @@ from oscine.environment import Environment
 
 
 def use_threads(count: int | None) -> None:
-    """For this process, before its first step. None: OMP_NUM_THREADS decides, or else the cores that it may use."""
+    """Sets torch's number of threads in this process, before its first step.
+
+    None: OMP_NUM_THREADS, or else the physical cores that the process may use.
+    """
     if count is not None or Environment().omp_num_threads is None:
         torch.set_num_threads(count or usable_cores())

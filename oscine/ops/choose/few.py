@@ -20,7 +20,7 @@ def logits(x_KH: Tensor, weight_VH: Tensor, few_KA: Tensor) -> Tensor:
 
 
 def choices(logits: Logits) -> tuple[Callable[..., Tensor], Callable[..., tuple[Tensor, Tensor]]]:
-    """choose_few and best_of_few of a backend that has these logits."""
+    """choose_few and best_of_few of a backend that computes these logits."""
 
     def choose_few(x_KH: Tensor, weight_VH: Any, few_KA: Tensor, temperature_K: Tensor, noise_KA: Tensor) -> Tensor:
         """int64 [K]: the token that sampling from all logits would choose with a mask. Noise is as in gumbel."""

@@ -1,4 +1,4 @@
-"""The token of rows with no sampling parameter but temperature, in C, without their logits in memory."""
+"""The next token of rows that only set a temperature, in C. Their logits are never stored."""
 
 from dataclasses import replace
 from typing import Any

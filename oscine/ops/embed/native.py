@@ -1,4 +1,4 @@
-"""The embedding of tokens from a table as published: only the rows of tokens are read. Definitions: reference.py."""
+"""The embedding, in C, from the published table. Only the rows of the tokens are read. Definitions: reference.py."""
 
 import torch
 from torch import Tensor

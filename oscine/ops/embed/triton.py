@@ -1,6 +1,8 @@
-"""The embedding of one of several ranks, or of host memory, as one kernel: sm_80 and newer. Definitions: reference.py.
+"""The embedding as one kernel, for one of several ranks, or from host memory. sm_80 and newer.
 
-Where the ranks have memory that all can write (oscine/ops/comm), the kernel also adds up over them.
+Definitions: reference.py.
+
+If the ranks have memory that all can write (oscine/ops/comm), the kernel also adds up over them.
 """
 
 import torch
@@ -18,7 +20,7 @@ prepare_embedding = reference.prepare_embedding
 
 
 def embed(target: Target, token_ids_T: Tensor, weight_VH: Tensor) -> Tensor:
-    """By torch's kernel, unless the weights are in pinned memory of the host."""
+    """Uses torch's kernel, unless the weights are in pinned host memory."""
     if weight_VH.device == token_ids_T.device:
         return reference.embed(token_ids_T, weight_VH)
     return embed_part(target, token_ids_T, weight_VH, 0)

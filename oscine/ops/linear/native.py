@@ -1,6 +1,6 @@
 """y = x W^T + b in C: float32 activations, contiguous. Definitions: reference.py.
 
-Weights are float32, bfloat16, or packed in int8. Those in int8 meet activations in int8, in blocks of 32 columns.
+Weights are float32, bfloat16, or packed int8. int8 weights multiply int8 activations, both in blocks of 32 columns.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""The layout of experts for CPUs (../native/experts.c), as other devices read it.
+"""The layout of experts for CPUs (../native/products.c), for code that converts it for GPUs.
 
 A block of 8 rows x 32 columns is 136 bytes: 8 scales, then words of four bytes [4 (p), 8 (row)]. Byte c of a word has
 column 8p + c in its low nibble and column 8p + 4 + c in its high nibble.
@@ -17,11 +17,11 @@ BLOCK_BYTES = ROWS * (1 + BLOCK // 2)
 
 @dataclass(frozen=True, slots=True)
 class HostMatrix:
-    """One product's weights of all experts."""
+    """The weights of one product, of all experts."""
 
     packed: Tensor  # uint8 [E, bytes] in host memory
-    bias: Tensor  # [E, N], on the device of the steps
-    num_blocks: int  # of 32 columns, per row
+    bias: Tensor  # [E, N], on the device that computes the steps
+    num_blocks: int  # blocks of 32 columns per row
 
     @property
     def num_scales(self) -> int:
@@ -29,7 +29,7 @@ class HostMatrix:
 
 
 def published(matrix: HostMatrix) -> tuple[Tensor, Tensor]:
-    """Blocks uint8 [E, N, B, 16] and scales [E, N, B] as checkpoints have them."""
+    """Converts back to the published layout: blocks uint8 [E, N, B, 16] and scales [E, N, B]."""
     num_experts, num_rows = matrix.bias.shape
     of_blocks = matrix.packed.view(num_experts, -(-num_rows // ROWS), matrix.num_blocks, BLOCK_BYTES)
     scales = of_blocks[..., :ROWS].transpose(2, 3).flatten(1, 2)[:, :num_rows]

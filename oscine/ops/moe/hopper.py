@@ -34,7 +34,7 @@ from oscine.ops.target import Target
 
 FEWEST_COLUMNS = 8  # of a product
 MAX_LIMIT = 64  # of SwiGLU
-SPREAD = 2048  # pairs, up to which a program of the sort moves one row; above, four
+SPREAD = 2048  # with up to this number of pairs a program of the sort moves one row; above, four
 THIN = 1472  # intermediate columns of an expert, up to which few tokens have tiles of their own: half of 2,880
 
 

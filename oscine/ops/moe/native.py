@@ -1,7 +1,6 @@
 """The mixture of experts of one layer, in C: float32, contiguous. Definition: reference.py.
 
-Activations are quantised to int8 in blocks of 32, so the
-result differs from the definition's by about 1 %.
+Activations are quantised to int8 in blocks of 32, so the result differs from the definition's by about 1 %.
 """
 
 import torch

@@ -1,10 +1,10 @@
 """Layers whose experts stay in host memory, since the GPU is too small for them.
 
-A step of few tokens goes where the weights are: the GPU sends its tokens to the host, the CPU computes their experts
-(native.py), and the sum returns. The CPU's part is a host function of the stream, so a CUDA graph can hold it. A step
-of many tokens needs all experts. They are copied to the GPU, which computes them (stream.py).
+In a step of few tokens the CPU computes these experts (native.py): the GPU sends the tokens, and reads the sums. The
+CPU's part is a host function of the CUDA stream, so a CUDA graph can contain it. A step of many tokens needs all
+experts: they are copied to the GPU, which computes them (stream.py).
 
-Host memory has the experts once, in the layout for CPUs. The GPU unpacks what is copied.
+Host memory has the experts once, in the layout for CPUs. The GPU unpacks them after the copy.
 """
 
 import ctypes
@@ -28,17 +28,18 @@ from oscine.ops.target import Target
 if TYPE_CHECKING:  # it needs Triton, which a CPU does not
     from oscine.ops.moe.stream import ExpertStream
 
-# Of a step that the CPU computes: a layer of 120b takes 18 ms for so many with 14 cores, and its way to a GPU 31 ms.
+# Tokens of the largest step that the CPU computes. A layer of 120b takes 18 ms then, with 14 cores. Its copy to the GPU
+# takes 31 ms.
 MOST_TOKENS = 128
-_MOST_SPARE_CORES = 2  # of four and more: for the engine, and for the server or the driver
-_PATIENCE = 20_000  # looks for work before a thread sleeps: some 300 us or more, longer than the GPU's part of a layer
+_MOST_SPARE_CORES = 2  # for the engine and the driver; fewer on machines with less than eight cores
+_PATIENCE = 20_000  # spins before a thread sleeps: 300 us or more, which is longer than the GPU's part of a layer
 _PINNING_THREADS = 4
 
 Moe = Callable[[Tensor, Routing, Any, float], Tensor]
 
 
 class _Call(ctypes.Structure):
-    """What oscine_host_moe takes (../native/host.c)."""
+    """The argument of oscine_host_moe (../native/host.c)."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("x", "ids", "weights", "gate_up", "gate_up_bias", "down", "down_bias")),
@@ -51,17 +52,17 @@ class _Call(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class HostExperts:
-    """Of one layer."""
+    """The experts of one layer."""
 
     packed: native.PackedExperts
-    matrices: tuple[HostMatrix, HostMatrix]  # the same, as a GPU reads it
-    calls: dict[int, _Call] = field(default_factory=dict)  # by tokens; CUDA graphs know their addresses
+    matrices: tuple[HostMatrix, HostMatrix]  # the same memory, for copies to the GPU
+    calls: dict[int, _Call] = field(default_factory=dict)  # by number of tokens; CUDA graphs hold their addresses
 
 
 class _HostFunction:
-    """The experts of a few tokens, by the CPU, in the order of the device's work.
+    """Experts of a few tokens, computed by the CPU as a host function of the current CUDA stream.
 
-    The buffers are in pinned memory with room for MOST_TOKENS. All layers share them.
+    All layers share the buffers, which are pinned and have room for MOST_TOKENS.
     """
 
     def __init__(self, target: Target, hidden: int, per_token: int) -> None:
@@ -73,7 +74,7 @@ class _HostFunction:
         self._ids_TK, self._weights_TK = buffer(per_token, torch.int64), buffer(per_token, torch.float32)
 
     def moe(self, x_TH: Tensor, routing: Routing, experts: HostExperts, swiglu_limit: float) -> Tensor:
-        """[T, H] -> float32 [T, 1, H]. Every step of a layer has the same limit."""
+        """[T, H] -> float32 [T, 1, H]. `swiglu_limit` must be the same in all steps."""
         count = len(x_TH)
         if count not in experts.calls:
             experts.calls[count] = self._call(experts.packed, count, swiglu_limit)
@@ -118,7 +119,7 @@ class HostLayers:
     def __init__(
         self, target: Target, layers: Collection[int], hidden: int, per_token: int, num_threads: int | None = None
     ) -> None:
-        """`layers`: their indices. `per_token`: experts. `num_threads`: of the CPU; None: nearly all cores."""
+        """`layers`: indices. `per_token`: experts per token. `num_threads`: CPU threads; None: nearly all cores."""
         self.layers = layers
         self._target = target
         self._loaded: list[HostExperts] = []
@@ -131,7 +132,7 @@ class HostLayers:
             library().oscine_set_patience(_PATIENCE)
 
     def prepare_experts(self, experts: MxExperts) -> HostExperts:
-        """Of experts as published, on the host, with biases in the dtype of the steps."""
+        """Packs the published experts of one layer, on the host. Biases have the dtype of the activations."""
         packed, device = native.prepare_experts(experts), self._target.device
         matrices = (
             HostMatrix(packed.gate_up, experts.gate_up_bias.to(device), packed.gate_up_blocks),
@@ -143,7 +144,7 @@ class HostLayers:
         return self._loaded[-1]
 
     def loaded(self) -> None:
-        """All layers are. Takes the memory of the GPU that they share."""
+        """To be called after the last layer. Allocates the GPU memory that the layers share."""
         for pinned in self._pinned:
             pinned.result()
         self._pinning.shutdown()
@@ -153,7 +154,7 @@ class HostLayers:
             self._many = ExpertStream(self._target, [experts.matrices for experts in self._loaded])
 
     def beside(self, moe: Moe) -> Moe:
-        """The op for all layers, from that of layers on the device."""
+        """The `moe` op for all layers: this one for layers on the host, else the given one."""
 
         def of_either(x_TH: Tensor, routing: Routing, experts: Any, swiglu_limit: float) -> Tensor:
             place = self.moe if isinstance(experts, HostExperts) else moe
@@ -176,15 +177,14 @@ def on_gpu(target: Target) -> bool:
 
 
 def pin(memory: Tensor) -> None:
-    """So that a GPU can copy it by itself, for as long as the tensor lives. Raises ValueError where the system does not
-    allow it."""
+    """Pins the memory of a tensor for as long as it lives. Raises ValueError if the system does not allow it."""
     runtime, address = torch.cuda.cudart(), memory.data_ptr()  # type: ignore[no-untyped-call]
     error = int(runtime.cudaHostRegister(address, memory.nbytes, 0))
     if error:
         raise ValueError(
             f"--experts-on-host: {memory.nbytes} bytes of host memory cannot be pinned: CUDA error {error}"
         )
-    # Else later tensors at these addresses would seem to be pinned.
+    # Else CUDA would take later tensors at these addresses for pinned.
     weakref.finalize(memory, runtime.cudaHostUnregister, address).atexit = False
 
 

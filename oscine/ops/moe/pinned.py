@@ -1,5 +1,7 @@
-"""Tokens from a GPU into pinned memory of the host, and their sums back: one small kernel each, where copies and
-conversions would be seven."""
+"""One kernel that writes tokens from a GPU to pinned host memory, and one that reads the sums of their experts.
+
+Copies and conversions would be seven kernels.
+"""
 
 import torch
 import triton
@@ -28,7 +30,7 @@ def send(x_TH: Tensor, routing: Routing, out_TH: Tensor, ids_TK: Tensor, weights
 
 
 def receive(sums_TH: Tensor, device: torch.device) -> Tensor:
-    """[T, H] on the host -> the same on the device."""
+    """[T, H] on the host -> [T, H] on the device."""
     out_TH = torch.empty(sums_TH.shape, dtype=sums_TH.dtype, device=device)
     if len(sums_TH):
         hidden = sums_TH.shape[1]

@@ -1,11 +1,11 @@
-"""Experts of host memory on a GPU, for steps of many tokens: their weights are copied there when a step needs them.
+"""Streams experts from host memory to the GPU, for steps of many tokens.
 
-A layer has two matrices, and the GPU has one place for each. While one of them is multiplied, the other one arrives.
-So the copies hardly ever wait, and they take nearly all of the time.
+A layer has two matrices, and the GPU has one place for each. While one matrix is multiplied, the other one is copied.
+So the copies hardly ever wait, and they take nearly all of the time. Three CUDA streams work together:
 
-    copies     a piece of a matrix -> one of two buffers      once the buffer is unpacked, and the place is free
-    unpacking  buffer -> place                                once the piece has arrived
-    step       the product                                    once all pieces are unpacked; then the place is free
+    copies     a piece of a matrix -> one of two buffers      after the buffer was unpacked
+    unpacking  buffer -> place                                after the copy of the piece, when the place is free
+    step       the product                                    after all pieces were unpacked; then the place is free
 """
 
 from collections.abc import Iterator, Sequence
@@ -35,7 +35,7 @@ def _urgent_stream(device: torch.device) -> torch.cuda.Stream:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Memory of the GPU for a matrix."""
+    """GPU memory for one unpacked matrix."""
 
     memory: Tensor  # uint8
     free: torch.cuda.Event = field(default_factory=_event)
@@ -44,7 +44,7 @@ class _Place:
 
 @dataclass(frozen=True, slots=True)
 class _Buffer:
-    """Memory of the GPU for a piece."""
+    """GPU memory for one packed piece of a matrix."""
 
     memory: Tensor  # uint8
     arrived: torch.cuda.Event = field(default_factory=_event)
@@ -52,10 +52,10 @@ class _Buffer:
 
 
 class ExpertStream:
-    """Of all layers, which use it one after the other, on the stream of the steps."""
+    """Computes the experts of layers on the host, one layer after the other. All layers share its memory."""
 
     def __init__(self, target: Target, matrices: Sequence[tuple[HostMatrix, HostMatrix]]) -> None:
-        """`matrices`: of all layers."""
+        """`matrices`: gate_up and down of each layer."""
 
         def memory(size: int) -> Tensor:
             return torch.empty(size, dtype=torch.uint8, device=target.device)
@@ -67,10 +67,10 @@ class ExpertStream:
         self._buffers = cycle([_Buffer(memory(self._piece_bytes)) for _ in range(2)])
         self._copies, self._unpacking = _urgent_stream(target.device), _urgent_stream(target.device)
         for stream in (self._copies, self._unpacking):
-            stream.wait_stream(torch.cuda.current_stream())  # what had the memory before may still be in use
+            stream.wait_stream(torch.cuda.current_stream())  # earlier kernels may still use this memory
 
     def moe(self, x_TH: Tensor, routing: Routing, gate_up: HostMatrix, down: HostMatrix, swiglu_limit: float) -> Tensor:
-        """As the moe of triton.py."""
+        """The same op as triton.moe."""
         brought = [self._bring(*each) for each in zip((gate_up, down), self._places, strict=True)]
         pairs = portable.sort(self._target, routing, len(gate_up.bias))
         with self._used(0):
@@ -80,14 +80,14 @@ class ExpertStream:
 
     @contextmanager
     def _used(self, index: int) -> Iterator[None]:
-        """The step uses what is in the place, and leaves it free."""
+        """Makes the step wait for the matrix in a place, and frees the place afterwards."""
         place, step = self._places[index], torch.cuda.current_stream()
         step.wait_event(place.ready)
         yield
         place.free.record(step)
 
     def _bring(self, matrix: HostMatrix, place: _Place) -> portable.Matrix:
-        """Queues the copies."""
+        """Queues copies and unpacking of a matrix. Returns the matrix in its place."""
         shape, scales_end = (*matrix.bias.shape, matrix.num_blocks), 17 * matrix.num_scales
         scales = place.memory[16 * matrix.num_scales : scales_end].view(shape)
         blocks = place.memory[: 16 * matrix.num_scales].view(*shape, 16)

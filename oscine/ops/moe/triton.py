@@ -53,7 +53,7 @@ def moe(target: Target, x_TH: Tensor, routing: Routing, experts: MxExperts, swig
 
 
 class Matrix(NamedTuple):
-    """One product's weights of all experts."""
+    """The weights of one product, of all experts."""
 
     blocks: Tensor  # as prepare_experts leaves them
     scales: Tensor
@@ -61,7 +61,7 @@ class Matrix(NamedTuple):
 
 
 class Pairs(NamedTuple):
-    """The pairs of a token and an expert, by expert."""
+    """The pairs of a token and an expert, sorted by expert."""
 
     routing: Routing
     counts_E: Tensor

@@ -1,4 +1,4 @@
-"""From the layout of experts for CPUs (cpu_layout.py) to that of triton.py, on a GPU."""
+"""Converts the layout of experts for CPUs (cpu_layout.py) to the layout of triton.py, on a GPU."""
 
 import torch
 import triton
@@ -29,7 +29,7 @@ def unpack(packed: Tensor, blocks: Tensor, scales: Tensor) -> None:
 
 @triton.jit
 def unpack_kernel(words, packed_bytes, blocks, scales, groups, num_rows, num_blocks, BLOCK_B: tl.constexpr):
-    """A program has one group of 8 rows."""
+    """One program converts one group of 8 rows."""
     expert, group = tl.program_id(0) // groups, tl.program_id(0) % groups
     block_B, row_8 = tl.arange(0, BLOCK_B), tl.arange(0, 8)
     first = (tl.program_id(0).to(tl.int64) * num_blocks + block_B) * BLOCK_WORDS  # word of each block

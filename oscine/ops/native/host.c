@@ -15,7 +15,7 @@ struct host_moe {
     float limit;
 };
 
-/* A rehearsed step has undefined ids. Without memory the results are NaN, which ends the sequences with an error. */
+/* A rehearsed step has undefined ids. If memory runs out, results are NaN, and the sequences end with an error. */
 void oscine_host_moe(void *context) {
     const struct host_moe *a = context;
     for (int64_t i = 0; i < a->num_tokens * a->per_token; i++)

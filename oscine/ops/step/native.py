@@ -1,4 +1,4 @@
-"""The preparation of a step, in C. Definition: reference.py."""
+"""Preparation of a step, in C. Definition: reference.py."""
 
 import torch
 from torch import Tensor

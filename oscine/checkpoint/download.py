@@ -1,7 +1,7 @@
-"""Large files of a Hugging Face repository, brought into the cache of its library.
+"""Downloads large files of a Hugging Face repository into the cache of huggingface_hub.
 
-The library would begin a file again that was interrupted. Here it goes on where it stopped, also after the end of the
-process. The library finds the file as one of its blobs, and links it.
+huggingface_hub would start an interrupted file again. Here the download resumes, even in another process. The library
+then finds the file as one of its blobs, and links it.
 """
 
 import fcntl
@@ -22,14 +22,14 @@ from tqdm import tqdm
 _SHA256 = re.compile("[0-9a-f]{64}")
 _PIECE = 1 << 20  # bytes
 _AT_ONCE = 4  # files
-_TRIES = 5  # without a byte in between
-_PAUSE_S = 1.0  # before the second try; it doubles
+_TRIES = 5  # attempts in a row that receive no byte
+_PAUSE_S = 1.0  # before the second attempt; it doubles
 _TIMEOUT_S = 10.0  # without a byte
 
 
 @dataclass(frozen=True, slots=True)
 class Blob:
-    """A file of a repository whose content is named by its hash."""
+    """A file of a repository that the hub names by the hash of its content."""
 
     name: str
     url: str
@@ -43,7 +43,7 @@ class Blob:
 
     @property
     def held(self) -> int:
-        """Bytes that are here already."""
+        """Bytes that are already downloaded."""
         return next((path.stat().st_size for path in (self.path, self.partial) if path.exists()), 0)
 
 

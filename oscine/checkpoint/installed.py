@@ -25,22 +25,22 @@ _INDEX = "model.safetensors.index.json"
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    name: str  # as `oscine serve` takes it, but for packed weights
+    name: str  # MODEL of `oscine serve`, except for packed weights
     place: Place
     format: str
     num_bytes: int
-    path: Path  # what removing it deletes
-    whole: bool = True  # no file of it is missing
+    path: Path  # the file or folder that `oscine rm` deletes
+    whole: bool = True  # whether all of its files are there
 
 
 def installed(cache_dir: str | None = None) -> list[Installed]:
-    """`cache_dir`: Hugging Face's cache; None is that of the environment."""
+    """`cache_dir`: Hugging Face's cache; None: as the environment says."""
     nano = Installed(NANO, "Oscine", "safetensors", size_of(NANO_FOLDER), NANO_FOLDER)
     return [nano, *_of_hugging_face(cache_dir), *_of_ollama(), *_packed()]
 
 
 def find_removable(name: str, cache_dir: str | None = None) -> list[Installed]:
-    """The model, and what was packed of it. Raises ValueError for what is not there or not Oscine's to remove."""
+    """The model and its packed weights. Raises ValueError if it is not there, or if Oscine may not remove it."""
     models = installed(cache_dir)
     found = next((model for model in models if model.name == repository(name)), None)
     if found is None:

@@ -1,4 +1,4 @@
-"""The APIs that are measured: bodies of requests, and what an event of a stream says.
+"""The APIs that are measured: request bodies, and how to read the events of a stream.
 
 An event carries tokens if it has a text that is not empty. This is found without decoding JSON: within a JSON string
 every quote is escaped, so the pattern of a key and its value matches nothing there.
@@ -28,7 +28,7 @@ class Api:
     constant: dict[str, Any]  # parameters of every request
 
     def body(self, model: str, turn: Turn, history: list[str], extra: dict[str, Any]) -> bytes:
-        """`history`: what was said before, the user's texts and the answers in turn."""
+        """`history`: earlier messages of the session, the user's texts and the answers in turn."""
         said = {} if turn.prompt is None else {self.messages: self._said(turn.prompt, history)}
         body = {"model": model, **said, self.limit: turn.max_tokens, **self.constant, **extra, **turn.parameters}
         return json.dumps(body, ensure_ascii=False).encode()
@@ -104,7 +104,7 @@ _SPELLINGS = (("prompt", "input"), ("completion", "output"))
 
 
 def error_of(event: dict[str, Any]) -> str | None:
-    """What an event or the body of an answer says went wrong."""
+    """The error message in an event or in the body of an answer."""
     error = event.get("error") or (event.get("response") or {}).get("error")
     if event.get("type") == "error":
         error = error or event

@@ -18,7 +18,7 @@ Prompt = str | list[int]
 class Turn:
     prompt: Prompt | None  # None: `parameters` hold the messages
     max_tokens: int
-    parameters: dict[str, Any] = field(default_factory=dict)  # of the request's body, above all others
+    parameters: dict[str, Any] = field(default_factory=dict)  # of the request's body; they override all others
 
 
 Session = tuple[Turn, ...]  # each turn follows the answer to the one before it
@@ -33,7 +33,7 @@ class Lengths:
     spread: float = 0.0
 
     def draw(self, random: np.random.Generator) -> tuple[int, int]:
-        """Tokens of a prompt and of an answer."""
+        """Random lengths in tokens: of a prompt and of its answer."""
         return self._draw(random, self.isl), self._draw(random, self.osl)
 
     def _draw(self, random: np.random.Generator, mean: int) -> int:
@@ -86,7 +86,7 @@ class FileLoad:
     """
 
     path: Path
-    osl: int  # of lines that have no max_tokens
+    osl: int  # the most generated tokens for lines without max_tokens
 
     def sessions(self) -> Iterator[Session]:
         """Raises ValueError that names the line, and OSError."""

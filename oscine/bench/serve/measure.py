@@ -1,4 +1,4 @@
-"""From the times of requests and tokens to the field's measures. Pure arithmetic; docs/measuring.md defines each."""
+"""Computes TTFT, TPOT, throughput and so on from the times of requests and tokens. docs/measuring.md defines each."""
 
 import math
 from collections import Counter
@@ -11,7 +11,7 @@ import numpy.typing as npt
 from oscine.bench.serve.answer import Record
 
 Floats = npt.NDArray[np.float64]
-LIMITS = ("ttft", "tpot", "e2el")  # what a limit of the goodput may be set for
+LIMITS = ("ttft", "tpot", "e2el")  # measures that goodput may limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +70,12 @@ class Measures:
 
     @property
     def tok_s_user(self) -> float:
-        """At the median TPOT."""
+        """Tokens per second per user, at the median TPOT."""
         return 1 / self.tpot.median if self.tpot.median > 0 else math.nan
 
     @property
     def mean_under_way(self) -> float:
-        """Requests under way at once, on average."""
+        """Requests in flight, on average."""
         return self._per_second(self.num_completed * self.e2el.mean)
 
     def _per_second(self, count: float) -> float:
@@ -83,7 +83,7 @@ class Measures:
 
 
 def measure(records: Sequence[Record], limits_s: Mapping[str, float] | None = None) -> Measures:
-    """`limits_s`: the largest value of some of LIMITS that counts as good, in seconds."""
+    """`limits_s`: upper limits of goodput in seconds, by names from LIMITS."""
     done = [record for record in records if not record.error]
     errors = Counter(record.error for record in records if record.error)
     sent_s = np.array([record.sent_s for record in done])
@@ -116,6 +116,6 @@ def measure(records: Sequence[Record], limits_s: Mapping[str, float] | None = No
 
 
 def _num_good(values: Mapping[str, Floats], limits_s: Mapping[str, float]) -> int:
-    """A value that is not known breaks no limit."""
+    """The number of requests that meet all limits. An unknown value meets every limit."""
     within = [~(values[name] > limit_s) for name, limit_s in limits_s.items()]
     return int(np.logical_and.reduce(within).sum())

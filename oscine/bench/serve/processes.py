@@ -21,8 +21,8 @@ from oscine.bench.serve.drive import Client, Driver, Job
 from oscine.engine.process.descriptors import raise_descriptor_limit
 from oscine.python_child import die_with_parent
 
-_NUM_COUNTERS = 3  # of each process, as oscine.bench.serve.drive has them
-_PATIENCE_S = 0.2  # between two looks at the counters
+_NUM_COUNTERS = 3  # per process: see oscine.bench.serve.drive
+_PATIENCE_S = 0.2  # between two readings of the counters
 _AHEAD_S = 0.1  # from the fork to the first request
 
 
@@ -39,7 +39,7 @@ class ClientError(Exception):
 def run_clients(
     client: Client, jobs: Sequence[Job], arrival: Arrival, num_processes: int, watch: Callable[[list[int]], None]
 ) -> Outcome:
-    """`watch` gets the counters of all clients, now and then and at the end."""
+    """`watch` is called with the counters of all clients, repeatedly and at the end."""
     count = min(num_processes, len(jobs), arrival.concurrency or len(jobs))
     shared = mmap.mmap(-1, 8 * _NUM_COUNTERS * count)
     counters = memoryview(shared).cast("q")
@@ -106,7 +106,7 @@ def _be_client(pipe: int, driver: Driver, jobs: Sequence[Job], arrival: Arrival,
 
 
 def _runner() -> "asyncio.Runner":
-    """On uvloop where it is installed: it takes half the time."""
+    """Uses uvloop if it is installed: it takes half the time."""
     try:
         import uvloop
     except ImportError:

@@ -1,4 +1,4 @@
-"""A measured point as text: a page of `bench serve`, and a line of `bench sweep`'s table."""
+"""A measured point as text: the report of `bench serve`, and a row of the table of `bench sweep`."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -21,7 +21,7 @@ def load_text(arrival: Arrival) -> str:
 
 
 def page(measured: Measured, num_gpus: int) -> Iterator[str]:
-    """Lines. Times are in milliseconds."""
+    """The lines of the report. Times are in milliseconds."""
     found = measured.measures
     yield _line("requests", f"{found.num_completed:,} completed, {found.num_failed:,} failed")
     if found.num_completed:
@@ -80,7 +80,7 @@ def warnings(measured: Measured) -> Iterator[str]:
 
 
 def cells(measured: Measured, num_gpus: int) -> tuple[str, ...]:
-    """One for each of COLUMNS."""
+    """One cell for each of COLUMNS."""
     found = measured.measures
     times = (found.ttft.median, found.ttft.p99, found.tpot.median, found.tpot.p99)
     return (

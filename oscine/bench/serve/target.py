@@ -75,7 +75,7 @@ class Target:
             known = [str(model["id"]) for model in json.loads(body)["data"]]
         except (ValueError, KeyError, TypeError) as error:
             if name:
-                return name  # a server that lists no models may have it all the same
+                return name  # the server lists no models, so the name cannot be checked
             raise TargetError(
                 f"{self.url} answered {status} to /v1/models: {error}; name a model with --model"
             ) from None
@@ -110,7 +110,7 @@ class Target:
 
 
 def sum_of(metrics: str, names: tuple[str, ...]) -> float | None:
-    """The sum of all samples of a Prometheus metric that has one of these names; None if there is none."""
+    """The sum over all samples of the Prometheus metrics with these names; None if there is none."""
     sample = re.compile(rf"^(?:{'|'.join(names)})(?:{{.*}})?\s+(\S+)", re.MULTILINE)
     values = [float(value) for value in sample.findall(metrics)]
     return sum(values) if values else None

@@ -26,7 +26,7 @@ _IQ4_NL = np.array((-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53,
 
 
 def floats(stored: Stored, dtype: torch.dtype = torch.float32) -> Tensor:
-    """In the shape of the tensor. bfloat16 and float32 stay as they are, and mapped; all else becomes `dtype`."""
+    """The values in the tensor's shape. bfloat16 and float32 stay as stored, and mapped; other types become `dtype`."""
     if stored.type.name in _PLAIN:
         found = torch.from_numpy(stored.raw).view(_PLAIN[stored.type.name]).view(stored.shape)
         return found.to(dtype) if found.dtype == torch.float16 else found
@@ -40,16 +40,16 @@ def floats(stored: Stored, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def mxfp4_scales(stored: Stored) -> Tensor:
-    """[experts, rows, columns / 32] uint8."""
+    """The scales: [experts, rows, columns / 32] uint8."""
     scales = torch.from_numpy(_mxfp4(stored)[..., 0].copy())
     stored.release()
     return scales
 
 
 def mxfp4_blocks(*parts: Stored) -> Tensor:
-    """[experts, rows, columns / 32, 16] uint8; the low nibble of byte i is value 2 * i of its block.
+    """The blocks: [experts, rows, columns / 32, 16] uint8. The low nibble of byte i is value 2 * i of its block.
 
-    Of several tensors of equal shapes the rows take turns.
+    Rows of several tensors are interleaved; their shapes are equal.
     """
     experts, rows, columns, _ = _mxfp4(parts[0]).shape
     out = np.empty((experts * rows, len(parts), columns, 2, 8), np.uint8)
@@ -79,7 +79,7 @@ def _mxfp4(stored: Stored) -> Bytes:
 
 
 def _pieces(length: int, blocks: int = 1) -> Iterator[slice]:
-    """`blocks`: of one of `length` rows."""
+    """Slices of `length` rows with at most _PIECE blocks each. `blocks`: blocks per row."""
     step = max(1, _PIECE // blocks)
     return (slice(start, start + step) for start in range(0, length, step))
 
@@ -90,7 +90,7 @@ def _half(blocks_NB: Bytes, at: int) -> Floats:
 
 
 def _nibbles(packed_NB: Bytes) -> Bytes:
-    """All low ones, then all high ones."""
+    """All low nibbles, then all high nibbles."""
     return np.concatenate((packed_NB & 15, packed_NB >> 4), axis=1)
 
 

@@ -91,13 +91,13 @@ class GgufCheckpoint:
         return [range(queries), range(queries, queries + keys), range(queries + keys, queries + 2 * keys)]
 
     def _stored(self, *names: str) -> Stored:
-        """Under the first of these names that the file has."""
+        """The tensor with the first of these names that the file has."""
         return self._file.tensors[next(name for name in names if name in self._file.tensors)]
 
     # ---- checks ----
 
     def _stored_shapes(self, published: str, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-        """The tensors that must be there for a published one. The scales of MXFP4 are in the tensor of the blocks."""
+        """Names and shapes of the stored tensors that hold a published one. MXFP4 blocks and scales are one tensor."""
         layer, end = _split(published)
         if found := _EXPERT.fullmatch(end):
             names = self._expert_names(layer, *found.groups())
@@ -121,7 +121,9 @@ class GgufCheckpoint:
             what = "experts must be MXFP4" if packed else f"it must be one of {', '.join(DENSE)}"
             raise ValueError(f"{path}: {name} has type {kind}; {what}")
         if shape[-1] % stored.type.values:
-            raise ValueError(f"{path}: {name} has rows of {shape[-1]}, which are no whole blocks of {kind}")
+            raise ValueError(
+                f"{path}: {name} has rows of {shape[-1]}, which is no multiple of the block size of {kind}"
+            )
 
 
 def raw_tensors(file: Gguf) -> Iterator[tuple[str, Tensor]]:
@@ -130,6 +132,6 @@ def raw_tensors(file: Gguf) -> Iterator[tuple[str, Tensor]]:
 
 
 def _split(name: str) -> tuple[str, str]:
-    """Of a published name: what the stored name begins with, and the end that is the same in all layers."""
+    """Splits a published name into the prefix of the stored name and the end, which is the same in all layers."""
     found = _LAYER.fullmatch(name)
     return (f"blk.{found[1]}.", found[2]) if found else ("", name)

@@ -52,7 +52,7 @@ def tokenizer_of(file: Gguf) -> Path:
 
 
 def _as_json(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """The config.json that says the same."""
+    """The same configuration as config.json has it."""
     architecture = metadata.get("general.architecture")
     if architecture not in ARCHITECTURES:
         raise ValueError(f"general.architecture must be gpt-oss, not {architecture!r}")
@@ -91,7 +91,10 @@ def _as_json(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _layer_types(own: "_Section", num_layers: int) -> list[str] | None:
-    """None: every second layer has full attention, as in all files so far. llama.cpp would read a pattern, too."""
+    """The type of each layer, if the file has a pattern, which llama.cpp reads too.
+
+    None: every second layer has full attention, as in all files so far.
+    """
     key = "attention.sliding_window_pattern"
     if not own.has(key):
         return None
@@ -122,7 +125,7 @@ class _Section:
         return float(self._typed(key, (int, float), "a number"))
 
     def check(self, key: str, expected: object) -> None:
-        """A key that may be missing."""
+        """Checks the value of a key that may be missing."""
         value = self.values.get(self.prefix + key, expected)
         if value != expected:
             raise ValueError(f"{self.prefix}{key} must be {expected!r}, not {value!r}")

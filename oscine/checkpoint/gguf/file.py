@@ -84,17 +84,17 @@ class Stored:
 
     @property
     def raw(self) -> NDArray[np.uint8]:
-        """Mapped, not read."""
+        """The bytes of the tensor, mapped and not yet read."""
         return np.frombuffer(self.data, np.uint8, self.num_bytes, self.start)
 
     def release(self) -> None:
-        """Says that the bytes are not needed soon: they no longer count as memory of this process."""
+        """Releases the mapped pages: they no longer count as memory of this process."""
         first = self.start // mmap.PAGESIZE * mmap.PAGESIZE
         self.data.madvise(mmap.MADV_DONTNEED, first, self.start + self.num_bytes - first)
 
 
 class Texts:
-    """An array of strings, which is not read before one of them is wanted: a vocabulary has hundreds of thousands."""
+    """An array of strings that is read at its first use, as a vocabulary has hundreds of thousands of them."""
 
     def __init__(self, data: mmap.mmap, start: int, count: int) -> None:
         self._data, self._start, self._count = data, start, count
@@ -108,7 +108,7 @@ class Texts:
 
 
 class Gguf:
-    """Raises ValueError that names the file if it is not one, is truncated, or if a part is missing."""
+    """Raises ValueError naming the file if it is no GGUF file or truncated, or if a part of it is missing."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -157,7 +157,7 @@ def is_gguf(path: Path) -> bool:
 
 
 def parts_of(path: Path) -> list[Path]:
-    """The files of a model of which `path` is one; alone unless its name says otherwise."""
+    """All files of the model that `path` belongs to: only `path`, unless its name is that of a part."""
     found = _SPLIT.fullmatch(path.name)
     if found is None or not int(found[3]):
         return [path]
@@ -235,7 +235,7 @@ def _code(kind: int) -> str:
 
 
 def _mapped(path: Path) -> mmap.mmap:
-    """Writable for torch's sake, which takes no other memory; the file itself never changes."""
+    """The file in memory, writable because torch needs that; the file itself never changes."""
     with path.open("rb") as file:
         if not path.stat().st_size:
             raise _MalformedError("it is empty")

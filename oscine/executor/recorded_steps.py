@@ -1,7 +1,7 @@
-"""Decode steps on a CPU as recorded C calls: a step of as many sequences as an earlier one is one call.
+"""Decode steps on a CPU as recorded C calls: a later step with the same number of sequences is one call.
 
-Offers what CudaGraphs offers, for any number of sequences: a step is recorded when it first comes, while it runs.
-Results are valid until the next step of the same size.
+RecordedSteps has the interface of CudaGraphs, for any number of sequences. The first step with a number of sequences is
+recorded while it runs. Results are valid until the next step of the same size.
 """
 
 from dataclasses import dataclass
@@ -30,13 +30,13 @@ class _Recorded:
 
 class RecordedSteps:
     def __init__(self, forward: Forward, choose: Choose, most_bytes: int) -> None:
-        """`most_bytes`: of the tensors of all recorded steps. The least recently used ones are given up first."""
+        """`most_bytes`: limit for the tensors of all recorded steps. The least recently used step is evicted first."""
         self._forward, self._choose, self._most_bytes = forward, choose, most_bytes
         self._recorded: dict[int, _Recorded] = {}  # by sequences, the last used at the end
         self._bytes_per_sequence = 0
 
     def fits(self, step: StepArrays) -> bool:
-        """Whether the step is one sampled token a sequence, and small enough to be kept."""
+        """Whether the step has one sampled token per sequence, and its recording is within the limit."""
         count = len(step.slots_S)
         return (
             step.num_tokens == count
@@ -52,7 +52,7 @@ class RecordedSteps:
         return num_sequences
 
     def replay(self, packed: tuple[ColumnArray, PackedSizes]) -> tuple[PackedStep[Tensor], Tensor]:
-        """Runs a step. Returns its input, and what the head takes. Raises NotRecordable."""
+        """Runs a step. Returns its input and the head's input. Raises NotRecordable."""
         flat, sizes = packed
         step = self._recorded.pop(sizes.sequences, None)
         if step is None:

@@ -1,4 +1,5 @@
-/* The token of each row, the most probable one or drawn with a temperature, without the row's logits in memory. */
+/* The next token of each row: the most probable one, or one drawn with a temperature. Logits of whole rows are never
+   stored. */
 #include "oscine.h"
 
 #define ROWS_PER_TASK 96
@@ -37,7 +38,7 @@ static float gumbel(uint32_t hash) {
     return -logf(-log1pf(-MIN(uniform, 1 - 0x1p-24f)));
 }
 
-/* Logits [rows, count] of the rows of a tile and `count` tokens from `first` on, a multiple of 8. */
+/* Logits [rows, count] of the rows of a tile and of `count` tokens from `first` on. `first` is a multiple of 8. */
 static void part_of_logits(const struct choice *a, struct tile rows, int64_t first, int64_t count, float *logits) {
     const char *head = a->head;
     if (a->kind != INT8) {
@@ -50,7 +51,8 @@ static void part_of_logits(const struct choice *a, struct tile rows, int64_t fir
     int8_rows(&a->quantized, rows, (const uint8_t *)head, NULL, logits, count, count, 0, (count + 7) / 8);
 }
 
-/* The largest logit, of token *id, the lowest of equal ones. NaN wins; then, and if all are -inf, *id is -1. */
+/* The largest logit, and in *id its token: the lowest one if several are equal. If a logit is NaN, NaN is returned. *id
+   is -1 then, and if all logits are -inf. */
 static float most_probable(const float *logits, int64_t count, int64_t first, int64_t *id) {
     float best = -INFINITY;
     *id = -1;
@@ -62,8 +64,8 @@ static float most_probable(const float *logits, int64_t count, int64_t first, in
     return best;
 }
 
-/* The same of logits / temperature + noise, where NaN counts as -inf. -log(uniform) is no less than the noise, and cheap
-   to compare with what beats the best so far; few tokens pass, and have their noise computed. */
+/* The largest value of logits / temperature + noise, and in *id its token. NaN counts as -inf. A cheap upper bound of the
+   noise sorts out most tokens; the noise itself is only computed for tokens that may beat the best so far. */
 static float drawn(
     const float *logits, int64_t count, int64_t first, float temperature, struct noise noise, int64_t *id) {
     const f8 heat = all(MAX(temperature, LOWEST_TEMPERATURE));
@@ -108,9 +110,9 @@ static void choice_task(void *context, int64_t i) {
     }
 }
 
-/* x [N, H], head [V, H], of any kind, of the tokens from `first` on -> values [N]: the best scores; ids [N]: their
-   tokens, -1 for a row without one. Temperatures, seeds and positions [N] may be NULL: the most probable tokens. Returns
-   -1 without memory. */
+/* x [N, H] and head [V, H] of any kind, whose tokens begin at `first` -> values [N]: the best scores; ids [N]: their
+   tokens, or -1 for a row without one. Temperatures, seeds and positions [N] may be NULL: then the most probable tokens
+   are chosen. Returns -1 if memory runs out. */
 int oscine_choose(
     const float *x, const void *head, int64_t kind, const float *temperatures, const int64_t *seeds,
     const int64_t *positions, float *values, int64_t *ids, int64_t first, int64_t num_rows, int64_t vocabulary,

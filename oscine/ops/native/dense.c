@@ -1,9 +1,9 @@
-/* Products with dense weights in int8: what projections and head are on a CPU by default. Layout: products.c.
+/* Products with int8 dense weights, the default of projections and head on a CPU. Layout: products.c.
 
    The scale of a row's 32 columns is their largest magnitude / 127, rounded up to what bfloat16 holds. */
 #include "oscine.h"
 
-#define TOKENS_IN_CACHE 64 /* that the weights of a task meet before further tokens */
+#define TOKENS_IN_CACHE 64 /* tokens that a task multiplies by all of its weights before it takes further tokens */
 #define PRODUCTS_PER_TASK 65536
 
 /* ---- packing ---- */
@@ -19,7 +19,7 @@ static inline float of_bf16(uint16_t bits) {
     return wide.value;
 }
 
-/* The least bfloat16 that is not below. */
+/* Rounds up to bfloat16. */
 static inline uint16_t bf16_above(float value) {
     const union { float value; uint32_t bits; } wide = {value};
     return (uint16_t)((wide.bits + 0xffff) >> 16);
@@ -33,7 +33,7 @@ static void pack_row(const struct packing *a, int64_t row, int64_t block, uint8_
         const float magnitude = fabsf(of_bf16(weights[k]));
         largest = magnitude <= largest ? largest : magnitude; /* NaN stays */
     }
-    const int usable = largest >= 1e-35f && isfinite(largest); /* its inverse can be held, too */
+    const int usable = largest >= 1e-35f && isfinite(largest); /* the inverse is finite, too */
     const uint16_t scale = usable ? bf16_above(largest / 127.0f) : isfinite(largest) ? 0 : 0x7fc0;
     memcpy(out + 2 * (row % 8), &scale, 2);
     const float inverse = usable ? 1.0f / of_bf16(scale) : 0.0f;
@@ -49,7 +49,7 @@ static void pack_task(void *context, int64_t group) {
             pack_row(a, 8 * group + r, b, a->out + (group * a->num_blocks + b) * INT8_BYTES);
 }
 
-/* Bytes of weights [N, 32 B] when they are packed. */
+/* Bytes of packed weights [N, 32 B]. */
 int64_t oscine_dense_bytes(int64_t num_rows, int64_t num_blocks) { return (num_rows + 7) / 8 * num_blocks * INT8_BYTES; }
 
 /* weights: bfloat16 [N, K] */

@@ -4,7 +4,7 @@
 
 #include <sys/mman.h>
 
-#define TOKENS_IN_CACHE 64 /* that the weights of a task meet before further tokens */
+#define TOKENS_IN_CACHE 64 /* tokens that a task multiplies by all of its weights before it takes further tokens */
 #define PRODUCTS_PER_TASK 131072
 
 /* ---- packing ---- */
@@ -40,7 +40,7 @@ static void pack_task(void *context, int64_t i) {
     }
 }
 
-/* A step reads megabytes here and there: with pages of 2 MiB it does so 10 % faster. */
+/* A step reads megabytes at many addresses, which is 10 % faster with pages of 2 MiB. */
 static void ask_for_large_pages(uint8_t *memory, size_t bytes) {
     const uintptr_t page = 2 << 20, first = ((uintptr_t)memory + page - 1) / page * page;
     const uintptr_t last = ((uintptr_t)memory + bytes) / page * page;
@@ -49,7 +49,7 @@ static void ask_for_large_pages(uint8_t *memory, size_t bytes) {
 #endif
 }
 
-/* Bytes of one matrix [N, 32 B] when it is packed. */
+/* Bytes of one packed matrix [N, 32 B]. */
 int64_t oscine_packed_bytes(int64_t num_rows, int64_t num_blocks) { return (num_rows + 7) / 8 * num_blocks * MXFP4_BYTES; }
 
 /* blocks [E, N, B, 16], scales [E, N, B] as published */
@@ -77,7 +77,7 @@ struct moe {
     float limit;
 };
 
-/* Of a pair, among those of its expert. */
+/* Index of a pair among the pairs of its expert. */
 static struct tile tile_of_pair(const struct moe *a, int64_t p) {
     const int64_t e = a->experts[p];
     return tile_of(p, a->starts[e], a->starts[e + 1]);
@@ -97,13 +97,13 @@ static void quantize_hidden(void *context, int64_t p) {
 static inline void swiglu(f8 gate_up, float limit, int64_t count, float *out) {
     f8 gate = __builtin_shufflevector(gate_up, gate_up, 0, 2, 4, 6, 0, 2, 4, 6);
     f8 up = __builtin_shufflevector(gate_up, gate_up, 1, 3, 5, 7, 1, 3, 5, 7);
-    gate = min8(all(limit), gate); /* of a bound and NaN, NaN */
+    gate = min8(all(limit), gate); /* NaN stays NaN */
     up = max8(all(-limit), min8(all(limit), up));
     const f8 value = (up + all(1.0f)) * gate / (all(1.0f) + exp8(gate * all(-1.702f)));
     for (int64_t i = 0; i < MIN(count, 4); i++) out[i] = value[i];
 }
 
-/* What is done with sums of a tile of pairs of expert e and rows 8 * group and on of its matrix. */
+/* Uses the sums of a tile of pairs of expert e, for the rows from 8 * group on of its matrix. */
 typedef void (*Take)(const struct moe *a, int64_t e, int64_t group, int64_t groups, struct tile tile, const f8 *sums);
 
 static void take_gate_up(const struct moe *a, int64_t e, int64_t group, int64_t groups, struct tile tile, const f8 *sums) {

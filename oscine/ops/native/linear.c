@@ -1,9 +1,9 @@
-/* Products with dense weights in float32 or bfloat16, RMSNorm, and what stands around them: the head, the router. */
+/* Products with dense weights in float32 or bfloat16, RMSNorm, and the ops made of them, such as the router. */
 #include "oscine.h"
 
 #define TOKENS 4 /* of a tile: 4 tokens x 3 rows of weights are 12 sums in registers */
 #define ROWS 3
-#define TOKENS_AT_ONCE 32 /* that a row of weights meets while it is in the cache */
+#define TOKENS_AT_ONCE 32 /* tokens that are multiplied by a row of weights while it is in the cache */
 #define PRODUCTS_PER_TASK 16384
 
 #define INLINE static inline __attribute__((always_inline))

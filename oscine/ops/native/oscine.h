@@ -80,15 +80,15 @@ void *scratch(int slot, size_t bytes);
 /* ---- packed weights and activations in int8 (products.c) ---- */
 
 #define BLOCK 32 /* columns that share a scale, of weights and of activations */
-#define TILE 32  /* most rows of activations that lie beside each other */
+#define TILE 32  /* most rows of activations in a tile */
 #define MXFP4_SCALES 8
 #define MXFP4_BYTES (MXFP4_SCALES + 4 * BLOCK) /* of 8 rows x 32 columns */
 #define INT8_SCALES 16
 #define INT8_BYTES (INT8_SCALES + 8 * BLOCK)
 
-/* Rows of B blocks: value = scale * integer of -127 .. 127, and 12 times the sum of each block's integers. A block with a
-   value that is not finite has the scale NaN. Rows lie in tiles: first the first block of all rows of a tile, then the
-   second. */
+/* Rows of B blocks: value = scale * integer of -127 .. 127. An offset is 12 times the sum of a block's integers. A block
+   with a value that is not finite has the scale NaN. Rows are stored in tiles: the first block of all rows of a tile,
+   then the second block of all rows, and so on. */
 struct quantized {
     int8_t *values;
     float *scales;
@@ -100,20 +100,20 @@ struct tile {
 };
 size_t quantized_bytes(int64_t rows, int64_t num_blocks);
 struct quantized quantized_at(void *memory, int64_t rows, int64_t num_blocks);
-/* The tile of a row among rows begin .. end - 1, the first of which begins a tile. */
+/* The tile of a row among rows begin .. end - 1. A tile begins at `begin`. */
 struct tile tile_of(int64_t row, int64_t begin, int64_t end);
-/* One row x [K] into its tile; columns beyond K are zeros. */
+/* Quantises one row x [K] into its tile; columns beyond K become zeros. */
 void quantize_row(const float *x, int64_t width, const struct quantized *to, struct tile tile, int64_t row);
-/* Rows of x [N, K] on all threads, in SCRATCH_BYTES. Returns -1 without memory. */
+/* Quantises the rows of x [N, K] on all threads, into SCRATCH_BYTES. Returns -1 if memory runs out. */
 int quantize_rows(const float *x, int64_t num_rows, int64_t width, struct quantized *to);
 
-/* One or two consecutive groups of 8 rows of weights with a tile: out[n * groups + g], a lane per row. */
+/* Products of one or two consecutive groups of 8 rows of weights with a tile: out[n * groups + g], a lane per row. */
 void mxfp4_products(const uint8_t *w, int64_t groups, const struct quantized *x, struct tile tile, f8 *out);
 void int8_products(const uint8_t *w, int64_t groups, const struct quantized *x, struct tile tile, f8 *out);
 
 /* ---- dense products ---- */
 
-enum kind { FLOAT32, INT8, BFLOAT16, MXFP4 }; /* of weights; ops/native/weights.py has the first three, too */
+enum kind { FLOAT32, INT8, BFLOAT16, MXFP4 }; /* of weights; the first three are listed in ops/native/weights.py, too */
 static inline size_t size_of(enum kind kind) { return kind == BFLOAT16 ? 2 : 4; }
 
 /* y[t, n] = x[t] . w[n] + bias[n] for rows first .. last - 1 of w [N, K], FLOAT32 or BFLOAT16; bias may be NULL. */

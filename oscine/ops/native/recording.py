@@ -1,12 +1,12 @@
-"""Steps as lists of C calls: recorded while they run, then repeated by one call.
+"""Steps as lists of C calls: recorded while they run, then replayed by one call.
 
     recording = Recording()
     with recording:
-        y = ...  # ops of this folder's library, on tensors that stay where they are
-    recording.run()  # computes y anew, from what these tensors hold now
+        y = ...  # ops of this folder's library, on tensors with fixed addresses
+    recording.run()  # computes y again, from the present values of these tensors
 
-Between two calls of the library, a recorded step only makes empty tensors and views. Anything else that torch computes
-would be missing from a later run, so it raises NotRecordable.
+Between two calls of the library, a recorded step only makes empty tensors and views. A replay would miss any other
+computation of torch, so that raises NotRecordable.
 """
 
 import ctypes
@@ -30,7 +30,7 @@ class NotRecordable(Exception):  # noqa: N818
 
 
 class Recording:
-    """Context manager, in one thread and once."""
+    """Context manager, to be entered once and in one thread."""
 
     def __init__(self) -> None:
         self._calls: list[tuple[str, tuple[Any, ...]]] = []
@@ -40,7 +40,7 @@ class Recording:
 
     @property
     def nbytes(self) -> int:
-        """Of the tensors that the step makes."""
+        """Bytes of the tensors that the step makes."""
         return sum(tensor.nbytes for tensor in self._memory.made)
 
     def __enter__(self) -> "Recording":
@@ -53,12 +53,12 @@ class Recording:
         self._table = np.array([_row(name, arguments) for name, arguments in self._calls], _CALL)
 
     def run(self) -> None:
-        """Raises MemoryError."""
+        """Replays the calls. Raises MemoryError."""
         check(library().oscine_run(self._table.ctypes.data, len(self._table)))
 
 
 class _Recorder:
-    """Functions of the library that note how they are called."""
+    """The functions of the library; each records its calls."""
 
     def __init__(self, library: Any, calls: list[tuple[str, tuple[Any, ...]]]) -> None:
         self._library, self._calls = library, calls
@@ -97,7 +97,7 @@ def _row(name: str, arguments: tuple[Any, ...]) -> tuple[int, list[int]]:
 
 
 def _bits(value: Any, kind: str) -> int:
-    """Of a member of a C union of eight bytes."""
+    """The eight bytes of a C union with this member, as an integer."""
     if kind == "f":
         return int(np.array([value, 0], np.float32).view(np.uint64)[0])
     return (value or 0) & 0xFFFFFFFFFFFFFFFF

@@ -7,14 +7,14 @@
 #include <unistd.h>
 
 #define MOST_THREADS 256
-#define SPINS 1000 /* looks for work before a thread sleeps or yields: 15 to 50 us, more than Python's pauses */
+#define SPINS 1000 /* times that a thread looks for work before it sleeps or yields: 15 to 50 us, more than Python's pauses */
 #define OPEN (1u << 15)
 #define HELPERS (OPEN - 1)
 #define GENERATION (1u << 16)
 
-static int patience = SPINS; /* looks for work before a thread sleeps */
-static int num_threads = 1;  /* with the caller */
-static int num_started;     /* without it */
+static int patience = SPINS; /* times that a thread looks for work before it sleeps */
+static int num_threads = 1;  /* including the caller */
+static int num_started;     /* excluding it */
 static pid_t owner;         /* process of the threads that were started */
 static pthread_mutex_t running = PTHREAD_MUTEX_INITIALIZER, sleeping = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t awake = PTHREAD_COND_INITIALIZER;
@@ -66,7 +66,7 @@ static void *help(void *unused) {
     return NULL;
 }
 
-/* At their first use; a forked process has none of its parent's. */
+/* Threads start at their first use. A forked process does not have its parent's threads. */
 static void start_threads(void) {
     if (owner != getpid()) owner = getpid(), num_started = 0, num_asleep = 0, atomic_store(&job, 0);
     for (; num_started < num_threads - 1; num_started++) {
@@ -79,7 +79,7 @@ static void start_threads(void) {
 /* A greater number adds threads, a smaller one ends none; 1 leaves all work to the caller. */
 void oscine_set_num_threads(int64_t count) { num_threads = (int)MAX(1, MIN(count, MOST_THREADS)); }
 
-/* How often a thread looks for work before it sleeps. */
+/* Sets how many times a thread looks for work before it sleeps. */
 void oscine_set_patience(int64_t looks) { patience = (int)MAX(0, MIN(looks, 1 << 24)); }
 
 void run_parallel(int64_t count, Task function, void *argument) {

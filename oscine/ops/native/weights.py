@@ -1,4 +1,4 @@
-"""Weights as the C kernels want them: dense ones in one of three kinds, and packed experts. Layouts: products.c."""
+"""Weights in the layouts of the C kernels: dense weights of three kinds, and packed experts. Layouts: products.c."""
 
 from dataclasses import dataclass
 from math import prod
@@ -12,12 +12,12 @@ from oscine.ops.native.library import check, library
 DenseKind = Literal["float32", "int8", "bf16"]
 _KINDS = ("float32", "int8", "bf16")  # in the order of oscine.h
 _BLOCK = 32
-LAYOUT = 1  # of packed weights; another one for each change of their bytes
+LAYOUT = 1  # version of the packed layout: increase it when the bytes change
 
 
 @dataclass(frozen=True, slots=True)
 class PackedDense:
-    """A matrix in int8, with a scale for 32 columns of a row."""
+    """An int8 matrix with a scale per 32 columns of a row."""
 
     packed: Tensor  # uint8
     shape: tuple[int, int]  # [N, K]
@@ -44,7 +44,7 @@ class PackedExperts:
 
 
 class Matrix(NamedTuple):
-    """Dense weights [N, K] as the C functions take them."""
+    """The arguments of C functions that describe dense weights [N, K]."""
 
     address: int
     kind: int
@@ -60,7 +60,7 @@ def matrix(weight: Tensor | PackedDense) -> Matrix:
 
 
 def pack_dense(weight: Tensor, kind: DenseKind) -> Tensor | PackedDense:
-    """weight: as published, bfloat16 [N, K]."""
+    """weight: published, bfloat16 [N, K]."""
     if kind == "float32":
         return weight.float().contiguous()
     weight = weight.bfloat16().contiguous()
@@ -73,7 +73,7 @@ def pack_dense(weight: Tensor, kind: DenseKind) -> Tensor | PackedDense:
 
 
 def few_logits(x_KH: Tensor, weight: PackedDense, few_KA: Tensor) -> Tensor:
-    """float32 [K, A]: x . weight[few], exactly as among all rows."""
+    """float32 [K, A]: x . weight[few]; bitwise equal to the logits of all rows."""
     x_KH, few_KA = x_KH.contiguous(), few_KA.contiguous()
     logits_KA = torch.empty(few_KA.shape)
     inputs = x_KH.data_ptr(), weight.packed.data_ptr(), few_KA.data_ptr()
@@ -82,7 +82,7 @@ def few_logits(x_KH: Tensor, weight: PackedDense, few_KA: Tensor) -> Tensor:
 
 
 def pack_mxfp4(blocks: Tensor, scales: Tensor) -> Tensor:
-    """blocks [E, N, B, 16] and scales [E, N, B] as published -> uint8 [E, bytes]."""
+    """Published blocks [E, N, B, 16] and scales [E, N, B] -> uint8 [E, bytes]."""
     num_experts, num_rows, num_blocks = scales.shape
     blocks, scales = blocks.contiguous(), scales.contiguous()
     out = torch.empty(num_experts, library().oscine_packed_bytes(num_rows, num_blocks), dtype=torch.uint8)

@@ -55,6 +55,7 @@ int64_t oscine_dense_bytes(int64_t num_rows, int64_t num_blocks) { return (num_r
 /* weights: bfloat16 [N, K] */
 void oscine_pack_dense(const uint16_t *weights, uint8_t *out, int64_t num_rows, int64_t width) {
     struct packing a = {weights, out, num_rows, width, (width + BLOCK - 1) / BLOCK};
+    ask_for_large_pages(out, oscine_dense_bytes(num_rows, a.num_blocks));
     run_parallel((num_rows + 7) / 8, pack_task, &a);
 }
 

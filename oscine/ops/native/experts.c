@@ -2,8 +2,6 @@
    weights: products.c. */
 #include "oscine.h"
 
-#include <sys/mman.h>
-
 #define TOKENS_IN_CACHE 64 /* tokens that a task multiplies by all of its weights before it takes further tokens */
 #define PRODUCTS_PER_TASK 131072
 
@@ -38,15 +36,6 @@ static void pack_task(void *context, int64_t i) {
             }
         }
     }
-}
-
-/* A step reads megabytes at many addresses, which is 10 % faster with pages of 2 MiB. */
-static void ask_for_large_pages(uint8_t *memory, size_t bytes) {
-    const uintptr_t page = 2 << 20, first = ((uintptr_t)memory + page - 1) / page * page;
-    const uintptr_t last = ((uintptr_t)memory + bytes) / page * page;
-#ifdef MADV_HUGEPAGE
-    if (first < last) madvise((void *)first, last - first, MADV_HUGEPAGE);
-#endif
 }
 
 /* Bytes of one packed matrix [N, 32 B]. */

@@ -4,6 +4,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #define MOST_THREADS 256
@@ -104,6 +105,14 @@ void run_parallel(int64_t count, Task function, void *argument) {
     pthread_mutex_unlock(&running);
 }
 
+void ask_for_large_pages(void *memory, size_t bytes) {
+    const uintptr_t page = 2 << 20, first = ((uintptr_t)memory + page - 1) / page * page;
+    const uintptr_t last = ((uintptr_t)memory + bytes) / page * page;
+#ifdef MADV_HUGEPAGE
+    if (first < last) madvise((void *)first, last - first, MADV_HUGEPAGE);
+#endif
+}
+
 static __thread struct {
     void *memory;
     size_t bytes;
@@ -116,6 +125,7 @@ void *scratch(int slot, size_t bytes) {
         const size_t wanted = (bytes + bytes / 4 + 63) / 64 * 64;
         kept[slot].memory = aligned_alloc(64, wanted);
         kept[slot].bytes = kept[slot].memory ? wanted : 0;
+        if (kept[slot].memory) ask_for_large_pages(kept[slot].memory, wanted);
     }
     return kept[slot].memory;
 }

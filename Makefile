@@ -107,8 +107,9 @@ attack: $(TEST)  ## hostile clients of every kind, and their effect on other str
 chaos: $(TEST)  ## engines killed under streams, stored responses after the death of everything
 	$(BIN)/python -m benchmarks.serving.chaos
 
-bench: $(TEST)  ## the cost of the server itself, with a fake executor
+bench: $(TEST)  ## the cost of the server itself, with a fake executor, and of the client that measures servers
 	$(BIN)/python -m benchmarks.serving.overhead
+	$(BIN)/python -m benchmarks.serving.client
 
 # An environment of its own: llama.cpp is compiled for this machine, which takes ten minutes on two cores.
 $(EDGE)/.ready:

@@ -44,7 +44,7 @@ def _theirs(url: str, folder: Path) -> dict[str, float]:
     output = ["--tokenizer", str(NANO_FOLDER), "--ui", "none", "--output-artifact-dir", str(folder)]
     command = [AIPERF, "profile", *server, *load, *lengths, *output]
     subprocess.run(command, check=True, capture_output=True, timeout=240)
-    (path,) = folder.rglob("profile_export_aiperf.json")
+    path = min(folder.rglob("profile_export_aiperf.json"), key=lambda path: len(path.parts))
     found = json.loads(path.read_text())
     return {
         "request_throughput": found["request_throughput"]["avg"],

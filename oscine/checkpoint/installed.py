@@ -83,8 +83,9 @@ def _format(snapshot: Path) -> str | None:
 def _is_whole(snapshot: Path, kind: str) -> bool:
     if kind == "GGUF":
         return True
-    placed = set(_json(snapshot / _INDEX).get("weight_map", {}).values()) or {"model.safetensors"}
-    return all((snapshot / name).exists() for name in placed)
+    placed = _json(snapshot / _INDEX).get("weight_map")
+    files = set(map(str, placed.values())) if isinstance(placed, dict) else set()
+    return all((snapshot / name).exists() for name in files or {"model.safetensors"})
 
 
 def _of_ollama() -> Iterator[Installed]:

@@ -1,6 +1,7 @@
 """`oscine pull`, `list` and `rm`, with the hub's real client and a hub on this machine."""
 
 import hashlib
+import json
 import os
 import pty
 import shutil
@@ -16,6 +17,7 @@ import pytest
 
 from oscine.checkpoint import download, hub
 from oscine.checkpoint.hub import NANO_FOLDER
+from oscine.checkpoint.installed import installed
 from oscine.config import ModelOptions
 from tests.cli import local_hub as local_hub_module
 from tests.cli.local_hub import TOKEN, LocalHub, local_hub
@@ -207,6 +209,16 @@ def test_what_others_keep_is_listed_and_not_removed(machine: Machine, tmp_path: 
     assert "`ollama rm gpt-oss:20b` removes it" in machine.said("rm", "gpt-oss:20b", "--yes", status=1)
     assert "oscine-nano is a part of Oscine" in machine.said("rm", "oscine-nano", "--yes", status=1)
     assert machine.said("rm", "gpt-oss-20b-avx2", "--yes") == "removed gpt-oss-20b-avx2: 3.0 MB\n"
+
+
+@pytest.mark.parametrize("index", [[], {"weight_map": ["a"]}, {"weight_map": {"a": []}}, {"weight_map": {}}], ids=str)
+def test_a_broken_index_is_an_incomplete_model(index: object, machine: Machine) -> None:
+    snapshot = machine.cache / "models--someone--tuned/snapshots/0"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text('{"model_type": "gpt_oss"}')
+    (snapshot / "model.safetensors.index.json").write_text(json.dumps(index))
+    (model,) = (model for model in installed(str(machine.cache)) if model.name == "someone/tuned")
+    assert not model.whole
 
 
 @pytest.mark.parametrize(("answer", "removed"), [("y\n", True), ("\n", False)])

@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from oscine.model.hub import NANO_FOLDER
+from oscine.checkpoint.hub import NANO_FOLDER
 
 _CHUNK = {
     "id": "chatcmpl-9945d80880dc45e598e5a8cdb3818fed",

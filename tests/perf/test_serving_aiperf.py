@@ -7,8 +7,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from oscine.model.hub import NANO_FOLDER
 
+from oscine.checkpoint.hub import NANO_FOLDER
 from tests.cli.test_commands import run
 from tests.perf.scripted_source import ScriptedSource, chat_stream
 

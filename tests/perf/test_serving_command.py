@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from oscine.model.hub import NANO_FOLDER
 
 from oscine.chat.tokenizer import Tokenizer
+from oscine.checkpoint.hub import NANO_FOLDER
 from oscine.cli import main
 from tests.cli.test_commands import run
 from tests.perf.scripted_source import Body, Piece, ScriptedSource, chat_event, chat_stream

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from oscine.model.hub import NANO_FOLDER
 
 from oscine.bench.serve.api import APIS
 from oscine.bench.serve.arrival import Arrival
 from oscine.bench.serve.load import FileLoad, Lengths, RandomLoad, Session, Turn
 from oscine.bench.serve.words import Words
 from oscine.chat.tokenizer import Tokenizer
+from oscine.checkpoint.hub import NANO_FOLDER
 from oscine.model.o200k import o200k_folder
 
 

@@ -111,6 +111,16 @@ def test_a_line_that_is_no_request_is_named(tmp_path: Path, line: str) -> None:
         FileLoad(path, 1).sessions()
 
 
+def test_a_line_of_a_file_ends_at_its_newline_only(tmp_path: Path) -> None:
+    """Python's own str.splitlines knows more ends, which JSON allows within a string."""
+    odd, path = "a\u2028b\x85c\x1dd", tmp_path / "in.jsonl"
+    path.write_text("".join(json.dumps({"prompt": f"{odd}{i}"}, ensure_ascii=False) + "\r\n" for i in range(2)))
+    assert first(FileLoad(path, osl=9), 2) == [(Turn(f"{odd}{i}", 9),) for i in range(2)]
+    path.write_bytes(b'{"prompt": "a"}\n{"prompt": "\xff"}\n')
+    with pytest.raises(ValueError, match=r"in\.jsonl:2: not a request: "):
+        FileLoad(path, 1).sessions()
+
+
 def test_bodies_of_a_second_turn() -> None:
     history, turn = ["one", "answer"], Turn("two", 5)
     chat = json.loads(APIS["chat"].body("m", turn, history, {}))

@@ -90,13 +90,13 @@ class FileLoad:
 
     def sessions(self) -> Iterator[Session]:
         """Raises ValueError that names the line, and OSError."""
-        lines = self.path.read_text(encoding="utf-8").splitlines()
+        lines = self.path.read_bytes().splitlines()
         found = [self._session(number, line) for number, line in enumerate(lines, 1) if line.strip()]
         if not found:
             raise ValueError(f"{self.path} has no requests")
         return itertools.cycle(found)
 
-    def _session(self, number: int, line: str) -> Session:
+    def _session(self, number: int, line: bytes) -> Session:
         try:
             body = dict(json.loads(line))
             body = dict(body.get("body", body))

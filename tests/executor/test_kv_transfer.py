@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from oscine.engine.wire.endpoint import KVEndpoint
+from oscine.executor.kv import nixl_transfer
 from oscine.executor.kv.nixl_transfer import KVTransfer, NixlTransfer
 from oscine.kv_group import KVGroup
 from oscine.types import PageMoves, RankMemory, Region
@@ -168,6 +169,35 @@ def test_other_pages_are_refused_before_anything_moves(sources: dict[int, Source
     with pytest.raises(ValueError, match="model: n there, m here"):
         rank.transfer.connect("n", endpoint.groups, endpoint.ranks)
     rank.transfer.close()
+
+
+def copied(source: np.ndarray, target: np.ndarray) -> dict[int, int]:
+    """Byte of the target -> byte of the source."""
+    return {
+        int(to) + i: int(at) + i
+        for (at, size, _), (to, same, _) in zip(source, target, strict=True)
+        for i in range(size)
+        if size == same
+    }
+
+
+def test_joined_pieces_copy_the_same_bytes() -> None:
+    """Pieces of 4 bytes in any order, some of which follow each other on one side only, or on both."""
+    random = np.random.default_rng(0)
+    for _ in range(50):
+        count = int(random.integers(1, 12))
+        source, target = (np.full((count, 3), 4, np.uint64) for _ in range(2))
+        source[:, 0] = 1000 + 4 * random.permutation(14)[:count]
+        follows = random.random(count) < 0.6
+        target[:, 0] = np.where(follows, source[:, 0] + np.uint64(5000), 9000 + 4 * random.permutation(count) * 3)
+        joined = nixl_transfer._joined(source.copy(), target.copy())
+        assert copied(*joined) == copied(source, target)
+        assert len(copied(*joined)) == 4 * count
+        assert len(joined[0]) <= count
+    whole = source.copy()
+    whole[:, 0] = 1000 + 4 * np.arange(count)[::-1]
+    (found,), (_,) = nixl_transfer._joined(whole, whole + np.array([8, 0, 0], np.uint64))
+    assert found.tolist() == [1000, 4 * count, 4]
 
 
 def test_without_nixl_the_error_says_what_to_install() -> None:

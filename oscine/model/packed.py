@@ -12,6 +12,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,6 +29,7 @@ _WHOLE = 0.98  # a complete folder's share of all weight bytes: norms and router
 _KINDS: dict[str, Any] = {kind.__name__: kind for kind in (PackedDense, PackedExperts)}
 _MADV_PAGEOUT = 21
 _PART = ".part"  # suffix of a file that is being written
+_UNREADABLE = (ValueError, KeyError, TypeError, AttributeError)
 _ABANDONED_S = 3600.0  # without a write, after which its process must have ended
 
 
@@ -46,7 +48,7 @@ class PackedFiles:
             return make()
         try:
             return _read(path, advice)  # type: ignore[no-any-return]
-        except (OSError, ValueError, KeyError, TypeError):  # the file is missing or incomplete
+        except (OSError, *_UNREADABLE):  # the file is missing or incomplete
             made = make()
         try:
             _write(path, made)
@@ -59,8 +61,9 @@ class PackedFiles:
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             for part in self._folder.glob(f"*{_PART}"):
-                if time.time() - part.stat().st_mtime > _ABANDONED_S:
-                    part.unlink(missing_ok=True)
+                with suppress(FileNotFoundError):  # another process has renamed it
+                    if time.time() - part.stat().st_mtime > _ABANDONED_S:
+                        part.unlink()
             held = sum(path.stat().st_size for path in self._folder.iterdir() if path.suffix != _PART)
             free = shutil.disk_usage(self._folder).free
         except OSError as error:
@@ -118,7 +121,7 @@ def _describe(value: Any) -> tuple[dict[str, Any], list[Tensor]]:
 
 
 def _read(path: Path, advice: str) -> Any:
-    """Raises OSError, ValueError, KeyError or TypeError for an incomplete file."""
+    """Raises OSError, or one of _UNREADABLE for an incomplete file."""
     with path.open("rb") as file:
         memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     header = json.loads(memory[:_HEADER])

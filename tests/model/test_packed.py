@@ -70,6 +70,26 @@ def test_a_file_that_is_not_whole_is_made_again(cut: int, tmp_path: Path) -> Non
     assert torch.equal(files(tmp_path).get("weight", never).packed, made.packed)  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("change", [(b'"uint8"', b'"uint9"'), (b'"kind"', b'"sort"')])
+def test_a_header_that_says_something_else_is_written_again(change: tuple[bytes, bytes], tmp_path: Path) -> None:
+    made, path = dense(), tmp_path / "weight"
+    files(tmp_path).get("weight", lambda: made)
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(*change))
+    assert path.read_bytes() != whole
+    assert torch.equal(files(tmp_path).get("weight", lambda: made).packed, made.packed)
+    assert path.read_bytes() == whole
+
+
+def test_a_file_that_another_start_finishes_meanwhile_is_no_reason_to_give_up(tmp_path: Path) -> None:
+    (tmp_path / "renamed.part").symlink_to("nowhere")  # it is listed, and not there
+    said: list[str] = []
+    files(tmp_path, said).get("weight", dense)
+    assert (tmp_path / "weight").exists()
+    assert len(said) == 1
+    assert "written to" in said[0]
+
+
 def test_what_a_killed_start_left_is_removed_once_it_is_old(tmp_path: Path) -> None:
     old, new = tmp_path / "old.part", tmp_path / "new.part"
     for path in (old, new):

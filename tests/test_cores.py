@@ -43,5 +43,5 @@ def test_a_control_group_of_version_1(tmp_path: Path) -> None:
     assert usable_cores(root, range(8)) == 2
 
 
-def test_a_machine_that_says_nothing(tmp_path: Path) -> None:
+def test_a_machine_without_proc_and_sys(tmp_path: Path) -> None:
     assert usable_cores(tmp_path, range(4)) == 4

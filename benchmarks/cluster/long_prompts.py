@@ -9,7 +9,7 @@ equality    Prompts of many lengths are prefilled on one engine and decoded on t
             same, bit for bit.
 transfer    The rate at which the pages of a long prompt move, from the answer of one engine to the use in the other.
 load        Prompts arrive at random times (Poisson), at a share of the rate that the two engines sustain when both do
-            both. Prints TTFT, tokens per second and user (after the first token), gaps between tokens, and throughput.
+            both. Prints TTFT, tokens per second per user (after the first token), ITL, and throughput.
 
 Exits with 1 if tokens differ.
 """
@@ -48,7 +48,7 @@ class Stream:
 
 
 def prompt_of(num_tokens: int) -> list[int]:
-    """Random tokens that no prompt before it began with."""
+    """Random tokens, different for each call, so that no prefix is cached."""
     rng = random.Random(next(_numbers))
     return [rng.randrange(VOCAB) for _ in range(num_tokens)]
 
@@ -99,7 +99,7 @@ async def timed(client: EngineClient, request: GenerationRequest) -> Stream:
 async def measure_load(
     name: str, serve: Callable[[int], tuple[EngineClient, EngineClient | None]], args: argparse.Namespace, rate: float
 ) -> float:
-    """`serve`: the engine of a request by its number, and that of its prompt. Returns requests per second."""
+    """Returns requests per second. `serve`: number of a request -> its engine, and the engine that prefills it."""
     rng, tasks = random.Random(5), []
     prompts = [prompt_of(args.isl) for _ in range(args.requests)]
     began = time.perf_counter()
@@ -156,13 +156,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=NANO, help="120b or 20b with random weights (default: %(default)s)")
     parser.add_argument(
-        "--devices", nargs=2, default=["cpu", "cpu"], help="of the engine that decodes, and of the other"
+        "--devices",
+        nargs=2,
+        default=["cpu", "cpu"],
+        help="devices of the engine that decodes and of the other engine (default: cpu cpu)",
     )
     parser.add_argument(
         "--equal", type=int, default=200, help="requests whose tokens are compared (default: %(default)s)"
     )
     parser.add_argument(
-        "--longest", type=int, default=4000, help="tokens of their prompts, at most (default: %(default)s)"
+        "--longest", type=int, default=4000, help="most tokens of a compared prompt (default: %(default)s)"
     )
     parser.add_argument("--isl", type=int, default=32768, help="tokens per prompt of the load (default: %(default)s)")
     parser.add_argument("--osl", type=int, default=200, help="tokens generated per request (default: %(default)s)")
@@ -170,7 +173,9 @@ def main() -> int:
     parser.add_argument(
         "--shares", type=float, nargs="+", default=[0.7], help="loads, as shares of the sustained rate (default: 0.7)"
     )
-    parser.add_argument("--max-num-batched-tokens", type=int, default=8192, help="per step (default: %(default)s)")
+    parser.add_argument(
+        "--max-num-batched-tokens", type=int, default=8192, help="most tokens per step (default: %(default)s)"
+    )
     return 0 if asyncio.run(run(parser.parse_args())) else 1
 
 

@@ -21,8 +21,8 @@ RESULTS = Path("benchmarks/results/edge.jsonl")
 HERE = Path(__file__).parent
 SYSTEMS = ("oscine", "llama_cpp")
 LAYERS = 24  # of 20b
-_CONTEXT = 8192  # tokens that one sequence may have
-_FEW = 8  # layers; models with no more of them stay in memory while the other system runs
+_CONTEXT = 8192  # most tokens of a sequence
+_FEW = 8  # models of up to this number of layers stay in memory while the other system runs
 
 Answer = Mapping[str, float]
 Best = dict[str, dict[str, float]]  # line -> system -> value
@@ -73,7 +73,7 @@ SMALL = (
 
 
 class System:
-    """A process of one of both; see peer.py."""
+    """The process of Oscine or of llama.cpp; see peer.py."""
 
     def __init__(self, command: list[str], threads: int, cache: Path) -> None:
         """`cache`: of weights that Oscine packs."""
@@ -107,7 +107,7 @@ class System:
 
 @contextmanager
 def system(name: str, model: Path, lines: tuple[Line, ...], args: argparse.Namespace) -> Iterator[System]:
-    """Warm: it has run a load of each kind."""
+    """A process that is warm: it has run a load of each kind."""
     num_seqs = max(line.load.concurrency for line in lines)
     own = [sys.executable, "-m", "benchmarks.edge.ours"] if name == "oscine" else [args.python, str(HERE / "llama.py")]
     made = System([*own, *map(str, (model, _CONTEXT, num_seqs, args.threads))], args.threads, args.folder / "cache")
@@ -120,7 +120,7 @@ def system(name: str, model: Path, lines: tuple[Line, ...], args: argparse.Names
 
 
 def measure(model: Path, lines: tuple[Line, ...], args: argparse.Namespace, together: bool) -> Best:
-    """`together`: both stay in memory."""
+    """The best value of each line and system. `together`: both systems stay in memory."""
     values: dict[str, dict[str, list[float]]] = {line.name: {name: [] for name in args.systems} for line in lines}
     with ExitStack() as stack:
         kept: dict[str, System] = {}
@@ -140,7 +140,7 @@ def measure(model: Path, lines: tuple[Line, ...], args: argparse.Namespace, toge
 
 
 def row(prefix: str, line: Line, found: Mapping[str, float], args: argparse.Namespace) -> dict[str, Any]:
-    """A ratio above 1 means that Oscine is better."""
+    """A row of results. A ratio above 1 means that Oscine is better."""
     where, both = describe("cpu", args.commit), [found.get(name) for name in SYSTEMS]
     ours, theirs = both
     ratio = ours and theirs and (ours / theirs if line.more_is_better else theirs / ours)
@@ -164,15 +164,39 @@ def _cpu() -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.edge", description=__doc__)
     parser.add_argument("--layers", type=int, default=LAYERS, help="layers of 20b (default: all)")
-    parser.add_argument("--rounds", type=int, default=3, help="turns of each system (default: %(default)s)")
-    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="threads of each (default: all cores)")
-    parser.add_argument("--models", nargs="+", choices=("20b", "nano"), default=("20b", "nano"))
-    parser.add_argument("--lines", nargs="+", default=[""], metavar="TEXT", help="only lines that contain one of these")
-    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=SYSTEMS)
-    parser.add_argument("--python", default=".venv-edge/bin/python", help="that has llama-cpp-python")
-    parser.add_argument("--folder", type=Path, default=Path("runs/edge"), help="where the models are kept")
-    parser.add_argument("--output", type=Path, default=RESULTS, help="file that rows are appended to")
-    parser.add_argument("--commit", help="commit to note (default: what git says)")
+    parser.add_argument("--rounds", type=int, default=3, help="number of turns per system (default: %(default)s)")
+    parser.add_argument(
+        "--threads", type=int, default=os.cpu_count(), help="number of threads per system (default: all cores)"
+    )
+    parser.add_argument(
+        "--models",
+        nargs="+",
+        choices=("20b", "nano"),
+        default=("20b", "nano"),
+        help="models to measure (default: both)",
+    )
+    parser.add_argument(
+        "--lines",
+        nargs="+",
+        default=[""],
+        metavar="TEXT",
+        help="measure lines that contain a TEXT (default: all lines)",
+    )
+    parser.add_argument(
+        "--systems", nargs="+", choices=SYSTEMS, default=SYSTEMS, help="systems to measure (default: both)"
+    )
+    parser.add_argument(
+        "--python",
+        default=".venv-edge/bin/python",
+        help="interpreter that has llama-cpp-python (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--folder", type=Path, default=Path("runs/edge"), help="folder for the models (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--output", type=Path, default=RESULTS, help="file that rows are appended to (default: %(default)s)"
+    )
+    parser.add_argument("--commit", help="commit of the rows (default: that of the working tree)")
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
     size = "20b" if args.layers == LAYERS else f"20b ({args.layers} layers)"

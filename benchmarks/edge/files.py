@@ -16,12 +16,12 @@ from oscine.model.weights import tensor_specs
 from tests.model.gguf_files import Quantization, describe_for_llama_cpp, finish, write_llama_cpp
 
 _SPECIAL, _ORDINARY = gguf.TokenType.CONTROL, gguf.TokenType.NORMAL
-_SCALES = 118, 122  # E8M0 exponents, [low, high): as of Oscine's own random weights
-_STEP = 0.02 / 73  # of values in Q8_0 that are uniform from -127 to 127, so that their deviation is 0.02
+_SCALES = 118, 122  # E8M0 exponents, [low, high), as in Oscine's own random weights
+_STEP = 0.02 / 73  # scale in Q8_0: values that are uniform from -127 to 127 get a standard deviation of 0.02
 
 
 def embedded(folder: Path) -> Path:
-    """The embedded model, dense weights in bfloat16."""
+    """The embedded model with dense weights in bfloat16."""
     path = folder / "nano.gguf"
     if not path.exists():
         config = ModelConfig.from_file(NANO_FOLDER / "config.json")
@@ -33,9 +33,9 @@ def embedded(folder: Path) -> Path:
 
 
 def published(folder: Path, num_layers: int) -> Path:
-    """Random weights at the shapes of 20b, of its first layers: experts in MXFP4, matrices in Q8_0, the rest float32.
+    """Random weights at the shapes of 20b's first layers: experts in MXFP4, matrices in Q8_0, the rest float32.
 
-    Every layer has the same values, in a place of its own.
+    Every layer has its own copy of the same values.
     """
     path = folder / f"20b-{num_layers}-layers.gguf"
     if path.exists():
@@ -110,7 +110,7 @@ def _tokens(folder: Path) -> list[str]:
 
 
 def _ids(folder: Path) -> dict[int, str]:
-    """Every id of the embedding: ids without a token have a name of their own."""
+    """A name for every id of the embedding, also for ids without a token."""
     content = json.loads((folder / "tokenizer.json").read_bytes())
     found = {number: token for token, number in content["model"]["vocab"].items()}
     found |= {token["id"]: token["content"] for token in content["added_tokens"]}
@@ -119,7 +119,7 @@ def _ids(folder: Path) -> dict[int, str]:
 
 
 def _add_bpe(writer: gguf.GGUFWriter, folder: Path) -> None:
-    """What llama.cpp needs beside the tokens to read a text."""
+    """The keys beside the tokens that llama.cpp's tokenizer needs."""
     content = json.loads((folder / "tokenizer.json").read_bytes())
     ordinary = set(content["model"]["vocab"].values()) - {token["id"] for token in content["added_tokens"]}
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in content["model"]["merges"]]

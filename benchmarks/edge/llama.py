@@ -36,7 +36,7 @@ class Sequences:
         c.llama_free(self.context)
 
     def prompt(self, prompts: list[list[int]]) -> list[int]:
-        """The first token of each."""
+        """Computes the prompts. Returns the first token of each sequence."""
         tokens = [
             (token, place, number, place == len(prompt) - 1)
             for number, prompt in enumerate(prompts)
@@ -48,7 +48,7 @@ class Sequences:
         return found
 
     def step(self, tokens: list[tuple[int, int, int, bool]]) -> list[int]:
-        """Tokens, their positions, sequences, and whether one is sampled after them, which is returned."""
+        """Computes a batch of (token, position, sequence, whether to sample after it). Returns the sampled tokens."""
         batch = self.batch
         batch.n_tokens = len(tokens)
         for row, (token, position, number, sampled) in enumerate(tokens):

@@ -1,10 +1,10 @@
-"""One system with one model, in a process of its own, that runs loads as it is told: a line of JSON each way.
+"""One system with one model in its own process, which runs loads on request: one line of JSON each way.
 
     {"concurrency": 1, "isl": 512, "osl": 64}  ->  {"first_s": ..., "step_s": ...}
     {}                                         ->  {"resident": bytes, "peak": bytes}
 
-Seconds until every sequence has its first token, and of the median step after that. Knows neither Oscine nor llama.cpp:
-their processes share nothing else.
+`first_s`: seconds until every sequence has its first token. `step_s`: seconds of the median step after that. This
+module imports neither Oscine nor llama.cpp, so both can use it.
 """
 
 import json
@@ -18,8 +18,8 @@ from statistics import median
 def serve(run: Callable[[int, int, int], list[float]]) -> None:
     """Answers until the other end closes.
 
-    `run`: concurrency, prompt tokens, generated tokens -> times: of the start, and when all sequences had their first
-    token, their second, and so on.
+    `run`: concurrency, prompt tokens, generated tokens -> the time of the start, then the times when all sequences had
+    their first token, their second token, and so on.
     """
     out = sys.stdout
     sys.stdout = sys.stderr  # nothing else may write there

@@ -45,11 +45,11 @@ def test_a_name_in_ollamas_spelling(name: str, spelled: str) -> None:
         ("other", [], None),
     ],
 )
-def test_which_model_is_meant(asked: str, served: list[str], found: str | None) -> None:
+def test_the_served_name_for_a_requested_name(asked: str, served: list[str], found: str | None) -> None:
     assert meant_by(asked, served) == found
 
 
-def test_what_ollamas_list_shows_is_found_in_every_api(model_folder: Path) -> None:
+def test_names_of_ollamas_list_work_in_every_api(model_folder: Path) -> None:
     with ScriptedServer(model_folder, served_model_names=("openai/gpt-oss-20b", "mine")) as server:
         listed = [model["name"] for model in server.get("/api/tags").json()["models"]]
         assert listed == ["gpt-oss:20b", "mine:latest"]

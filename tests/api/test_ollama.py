@@ -94,7 +94,7 @@ def test_a_whole_answer_is_one_object(server: ScriptedServer) -> None:
     assert "message" not in answer
 
 
-def test_no_character_within_a_record_ends_a_line_of_the_client(server: ScriptedServer) -> None:
+def test_line_separators_within_a_record_are_escaped(server: ScriptedServer) -> None:
     odd = "a\x85b\u2028c\u2029d\x0be\nf"
     say(server, odd, size=1000)
 
@@ -133,7 +133,7 @@ def test_a_call_comes_whole_with_its_arguments_as_an_object(server: ScriptedServ
     ],
     ids=["tool_name", "name", "order", "the rest", "ids"],
 )
-def test_a_result_is_told_as_that_of_its_call(server: ScriptedServer, results: list[dict[str, str]]) -> None:
+def test_a_tool_result_is_matched_to_its_call(server: ScriptedServer, results: list[dict[str, str]]) -> None:
     calls = [
         {"id": "one", "function": {"name": "add", "arguments": {"a": 1, "b": 2}}},
         {"id": "two", "function": {"name": "sub", "arguments": {}}},
@@ -164,7 +164,7 @@ def test_a_result_without_a_call_is_refused(server: ScriptedServer) -> None:
         ("max", "high", True),
     ],
 )
-def test_think_is_an_effort_and_whether_thinking_is_shown(
+def test_think_sets_the_effort_and_shows_or_hides_the_reasoning(
     server: ScriptedServer, think: Any, effort: str, shown: bool
 ) -> None:
     say(server)
@@ -174,7 +174,7 @@ def test_think_is_an_effort_and_whether_thinking_is_shown(
     assert f"Reasoning: {effort}\n" in prompt(server)
 
 
-def test_options_are_those_of_the_sampling(server: ScriptedServer) -> None:
+def test_options_set_sampling_parameters(server: ScriptedServer) -> None:
     options = {
         **{"num_predict": 9, "temperature": 0.5, "top_k": 4, "top_p": 0.9, "min_p": 0.1, "seed": 7},
         **{"repeat_penalty": 1.1, "presence_penalty": 0.2, "frequency_penalty": 0.3, "stop": ["."]},
@@ -200,7 +200,7 @@ def test_a_limit_beyond_the_context_ends_at_the_context(server: ScriptedServer, 
     assert server.post("/v1/completions", {"model": "fake", "prompt": "hi", "max_tokens": wanted}).status_code == 400
 
 
-def test_what_changes_nothing_is_taken(server: ScriptedServer) -> None:
+def test_ignored_parameters_are_accepted(server: ScriptedServer) -> None:
     ignored = {"num_ctx": 4096, "num_gpu": 99, "mirostat": 2, "repeat_last_n": 64, "unknown": [], "typical_p": 1.0}
     nothing = {"temperature": None, "num_predict": -1, "seed": -1}
     plain: dict[str, Any] = {"options": {"num_predict": 0}}
@@ -231,7 +231,7 @@ def test_what_changes_nothing_is_taken(server: ScriptedServer) -> None:
     ],
     ids=str,
 )
-def test_what_cannot_be_done_is_refused_by_name(
+def test_unsupported_parameters_are_refused_by_name(
     server: ScriptedServer, path: str, parameters: dict[str, Any], named: str
 ) -> None:
     response = server.post(path, {"model": "fake", "messages": QUESTION, "prompt": "hi", **parameters})
@@ -241,7 +241,7 @@ def test_what_cannot_be_done_is_refused_by_name(
     assert not server.engine.requests
 
 
-def test_a_raw_prompt_is_text_alone(server: ScriptedServer) -> None:
+def test_a_raw_prompt_has_no_chat_template(server: ScriptedServer) -> None:
     server.says("<", "b", finish="length")
     answer = generate(server, raw=True, prompt="a<|end|>", options={"num_predict": 4}, stream=False).json()
     assert (answer["response"], answer["done_reason"]) == ("<b", "length")

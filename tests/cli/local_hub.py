@@ -9,12 +9,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 COMMIT = "0123456789012345678901234567890123456789"
-TOKEN = "hf_secret"  # that opens gated repositories
-LARGE = 1 << 20  # bytes from which on a file is named by its hash
+TOKEN = "hf_secret"  # opens gated repositories
+LARGE = 1 << 20  # files of at least this many bytes are named by their hash
 
 
 class LocalHub(ThreadingHTTPServer):
-    """Repositories by name, of files by name. A request for a large file may stall after some of its bytes."""
+    """Repositories by name, each with files by name. Connections for large files may break or stall."""
 
     daemon_threads = True
 
@@ -38,7 +38,7 @@ class LocalHub(ThreadingHTTPServer):
         self.stalled.set()
 
     def ranges(self, file: str) -> list[str]:
-        """That were asked for of a file, in order."""
+        """The ranges that were requested of a file, in order."""
         return [asked for method, name, asked in self.asked if method == "GET" and name == file]
 
 
@@ -132,7 +132,7 @@ def _digest(content: bytes) -> str:
 
 
 def _entry(name: str, content: bytes, tree: bool) -> dict[str, Any]:
-    """As in the tree of a revision, or among the files of a model."""
+    """A file as the hub describes it, in the tree of a revision or among the files of a model."""
     entry: dict[str, Any] = {"type": "file", "path": name} if tree else {"rfilename": name}
     entry |= {"size": len(content), "oid": _digest(content), "blobId": _digest(content)}
     if len(content) >= LARGE:

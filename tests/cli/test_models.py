@@ -96,7 +96,7 @@ def test_a_model_is_pulled_listed_and_removed(machine: Machine, monkeypatch: pyt
     assert machine.said("rm", NAME, "--yes", status=1).endswith("is not on this machine; `oscine list` shows what is")
 
 
-def test_a_download_that_was_interrupted_goes_on_where_it_stopped(machine: Machine) -> None:
+def test_an_interrupted_download_is_resumed(machine: Machine) -> None:
     machine.hub.stalls_after = 5 << 20
     pulling = machine.start("pull", NAME, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 60
@@ -114,7 +114,7 @@ def test_a_download_that_was_interrupted_goes_on_where_it_stopped(machine: Machi
     assert not list(machine.cache.rglob("*.incomplete"))
 
 
-def test_connections_that_break_are_made_again(machine: Machine) -> None:
+def test_broken_connections_are_retried(machine: Machine) -> None:
     machine.hub.breaks_after = 4 << 20
     machine.said("pull", NAME)
     assert machine.hub.ranges(WEIGHTS) == ["", f"bytes={4 << 20}-", f"bytes={8 << 20}-"]
@@ -178,7 +178,7 @@ def test_damaged_files_are_removed(machine: Machine) -> None:
     assert not list(machine.cache.rglob("*.incomplete"))
 
 
-def test_models_that_the_hub_does_not_give(machine: Machine) -> None:
+def test_models_that_cannot_be_downloaded(machine: Machine) -> None:
     assert "model 'nobody/nothing' is not on the hub" in machine.said("pull", "nobody/nothing", status=1)
     machine.hub.gated.add(NAME)
     assert f"model '{NAME}' is gated" in machine.said("pull", NAME, status=1)
@@ -189,14 +189,14 @@ def test_models_that_the_hub_does_not_give(machine: Machine) -> None:
     assert "'oscine-nano' is on this machine already" in machine.said("pull", "oscine-nano", status=1)
 
 
-def test_a_disk_without_room_is_told_before_the_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported_before_the_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(0, 0, 2_000_000_000))  # type: ignore[attr-defined]
     blob = download.Blob(WEIGHTS, "http://127.0.0.1:1", 13_000_000_000, "ab", tmp_path / "blobs/ab")
     with pytest.raises(ValueError, match=r"13\.0 GB are missing, and .*blobs has room for 2\.0 GB; --download-dir"):
         download.fetch_blobs([blob])
 
 
-def test_what_others_keep_is_listed_and_not_removed(machine: Machine, tmp_path: Path) -> None:
+def test_models_of_other_programs_are_listed_and_not_removed(machine: Machine, tmp_path: Path) -> None:
     write_ollama(tmp_path / "weights", CONFIG, tensors(CONFIG))
     add_model(machine.ollama, "registry.ollama.ai/library/gpt-oss/20b", (tmp_path / "weights").read_bytes())
     add_model(machine.ollama, "registry.ollama.ai/library/llama3/latest", b"GGUF, but another")
@@ -222,7 +222,7 @@ def test_a_broken_index_is_an_incomplete_model(index: object, machine: Machine) 
 
 
 @pytest.mark.parametrize(("answer", "removed"), [("y\n", True), ("\n", False)])
-def test_a_question_comes_first(machine: Machine, answer: str, removed: bool) -> None:
+def test_rm_asks_before_it_removes(machine: Machine, answer: str, removed: bool) -> None:
     machine.packed.mkdir(parents=True)
     path = machine.packed / "weights"
     path.write_bytes(b"12")

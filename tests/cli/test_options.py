@@ -131,7 +131,7 @@ def test_every_part_of_the_config_is_reached() -> None:
     assert (server.served_model_names, server.api_keys) == (("a", "b"), ("k1", "k2"))
 
 
-def test_steps_that_copy_experts_to_the_gpu_are_large() -> None:
+def test_experts_on_host_raise_the_default_of_batched_tokens() -> None:
     assert config_of("m", "--experts-on-host", "auto").engine.scheduler.max_num_batched_tokens == STREAMED_TOKENS
     config = config_of("m", "--experts-on-host", "3", "--max-num-batched-tokens", "512", "--gpu-memory-bytes", "16GB")
     assert config.engine.scheduler.max_num_batched_tokens == 512
@@ -170,7 +170,7 @@ def test_engines_that_compute_on_the_cpu_share_its_cores(
         ),
     ],
 )
-def test_what_experts_on_the_host_do_not_go_together_with(arguments: tuple[str, ...], said: str) -> None:
+def test_wrong_values_of_options_for_small_gpus(arguments: tuple[str, ...], said: str) -> None:
     with pytest.raises(CommandError, match=re.escape(said)):
         config_of("m", *arguments)
 

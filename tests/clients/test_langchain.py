@@ -46,7 +46,7 @@ def test_an_answer(chat: Chat) -> None:
     assert message.usage_metadata["output_tokens"] > 0
 
 
-def test_a_stream_is_the_answer(chat: Chat) -> None:
+def test_a_stream_adds_up_to_the_answer(chat: Chat) -> None:
     chunks = list(chat().stream(SUM))
     assert len(chunks) > 2
     assert "".join(chunk.text for chunk in chunks) == chat().invoke(SUM).text

@@ -55,7 +55,7 @@ def test_an_answer_with_its_thinking_and_its_durations(client: ollama.Client) ->
     assert answer.prompt_eval_duration + answer.eval_duration <= answer.total_duration
 
 
-def test_a_stream_is_the_answer(client: ollama.Client) -> None:
+def test_a_stream_adds_up_to_the_answer(client: ollama.Client) -> None:
     whole = client.chat("oscine-nano", [user(SUM)], options=GREEDY)
     *parts, last = client.chat("oscine-nano", [user(SUM)], options=GREEDY, stream=True)
     assert len(parts) > 5
@@ -84,7 +84,7 @@ def test_thinking_that_is_switched_off_is_left_out(client: ollama.Client) -> Non
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_function_is_called_and_its_result_told(client: ollama.Client, stream: bool) -> None:
+def test_a_function_is_called_and_its_result_sent(client: ollama.Client, stream: bool) -> None:
     said: list[Any] = [user(WEATHER)]
     asked: dict[str, Any] = {"model": "oscine-nano", "tools": [get_weather], "options": GREEDY}
     if stream:
@@ -111,7 +111,7 @@ def test_a_schema_is_enforced(client: ollama.Client) -> None:
     assert isinstance(json.loads(said or ""), dict)
 
 
-def test_a_prompt_is_answered_as_a_message_is(client: ollama.Client) -> None:
+def test_generate_answers_a_prompt_like_a_chat_message(client: ollama.Client) -> None:
     system = {"role": "system", "content": "Be brief."}
     chat = client.chat("oscine-nano", [system, user(SUM)], options=GREEDY)
     whole = client.generate("oscine-nano", SUM, system="Be brief.", options=GREEDY)
@@ -129,7 +129,7 @@ def completed(server: ServerProcess, path: str, **body: Any) -> Any:
 
 
 @pytest.mark.parametrize("options", [{"temperature": 0}, {"temperature": 1, "seed": 5, "top_k": 40, "min_p": 0.01}])
-def test_the_tokens_are_those_of_chat_completions(
+def test_tokens_equal_those_of_chat_completions(
     nano_server: ServerProcess, client: ollama.Client, options: dict[str, Any]
 ) -> None:
     talk = [{"role": "system", "content": "Be brief."}, user(SUM)]
@@ -165,7 +165,7 @@ def test_a_limit_and_a_stop_string_end_an_answer(client: ollama.Client) -> None:
     assert (stopped.done_reason, stopped.message.content) == ("stop", "27 + 58 ")
 
 
-def test_the_models(nano_server: ServerProcess, client: ollama.Client) -> None:
+def test_lists_and_descriptions_of_models(nano_server: ServerProcess, client: ollama.Client) -> None:
     (listed,), (loaded,) = client.list().models, client.ps().models
     assert listed.model == loaded.model == loaded.name == "oscine-nano:latest"
     assert listed.digest == loaded.digest
@@ -185,7 +185,7 @@ def test_the_models(nano_server: ServerProcess, client: ollama.Client) -> None:
     assert shown.details == listed.details
 
 
-def test_a_model_that_is_served_is_there_to_be_pulled_and_loaded(client: ollama.Client) -> None:
+def test_a_served_model_can_be_pulled_and_loaded(client: ollama.Client) -> None:
     assert client.pull("oscine-nano").status == "success"
     assert [part.status for part in client.pull("oscine-nano", stream=True)][-1] == "success"
     assert client.chat("oscine-nano").done_reason == "load"

@@ -29,7 +29,7 @@ def test_an_answer(loop: "Loop") -> None:
     assert "5" in loop.run(SUM).final_output
 
 
-def test_a_stream_is_the_answer(loop: "Loop") -> None:
+def test_a_stream_adds_up_to_the_answer(loop: "Loop") -> None:
     text, run = loop.stream(SUM)
     assert "5" in text
     assert run.final_output == text

@@ -56,7 +56,7 @@ def test_an_answer_with_its_thinking(client: anthropic.Anthropic) -> None:
     assert "5" in text_of(message)
 
 
-def test_a_stream_is_the_answer(client: anthropic.Anthropic) -> None:
+def test_a_stream_adds_up_to_the_answer(client: anthropic.Anthropic) -> None:
     with client.messages.stream(**ASKED, messages=user(SUM)) as stream:
         text = "".join(stream.text_stream)
         assert text == text_of(stream.get_final_message())

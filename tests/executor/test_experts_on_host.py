@@ -1,4 +1,4 @@
-"""A model with some layers' experts on the host generates what the whole model generates. The device is the CPU too."""
+"""A model with the experts of some layers on the host generates the same tokens. The device is also the CPU here."""
 
 from dataclasses import replace
 from functools import cache
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(unavailable() is not None, reason=unavailable() 
 
 @cache
 def model(on_host: bool) -> GptOss:
-    """Layers of the device are computed as the host does, so that nothing differs but the place."""
+    """A model whose layers all use the native experts, so that only their place differs."""
     from tests.ops.bound import reference_ops
 
     ops = replace(reference_ops(), moe=native.moe, prepare_experts=native.prepare_experts)
@@ -35,14 +35,14 @@ def model(on_host: bool) -> GptOss:
 
 
 def generated(model: GptOss) -> dict[str, list[int]]:
-    """Of steps no longer than what the host computes."""
+    """Generated tokens, in steps that are small enough for the host to compute."""
     asked = options(max_num_batched_tokens=MOST_TOKENS)
     runner = executor(model, asked, 64, 64)
     requests = [request(str(n), prompt(n, n), max_tokens=12) for n in (3, 50, 100)]
     return {name: output.token_ids for name, output in run(loop(runner, asked, runner.memory), *requests).items()}
 
 
-def test_tokens_are_those_of_the_whole_model() -> None:
+def test_tokens_equal_those_of_a_model_on_one_device() -> None:
     assert [type(layer.experts) for layer in model(on_host=True).weights.layers[1:3]] == [
         native.PackedExperts,
         HostExperts,
@@ -50,6 +50,6 @@ def test_tokens_are_those_of_the_whole_model() -> None:
     assert generated(model(on_host=True)) == generated(model(on_host=False))
 
 
-def test_a_layer_of_each_place_is_rehearsed() -> None:
+def test_layers_on_the_host_are_rehearsed_too() -> None:
     assert model(on_host=True).layer_of_each_kind == (0, 1, 2, 3)
     assert model(on_host=False).layer_of_each_kind == (0, 1)

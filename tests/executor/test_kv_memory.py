@@ -180,7 +180,7 @@ def test_20b_with_32k_tokens_fits_16_gb() -> None:
 
 @pytest.mark.parametrize("size", [12 << 30, 16 << 30, 24 << 30])
 @pytest.mark.parametrize("config", [GPT_20B, gpt_oss_120b()], ids=["20b", "120b"])
-def test_auto_leaves_just_what_does_not_fit(config: ModelConfig, size: int) -> None:
+def test_auto_offloads_no_more_layers_than_needed(config: ModelConfig, size: int) -> None:
     asked = asked_on_host("auto", 32768, max_num_seqs=8, max_tokens=4096)
     plan = planned(config, asked, card(size))
     assert plan.total <= 0.92 * size
@@ -195,24 +195,24 @@ def test_auto_leaves_just_what_does_not_fit(config: ModelConfig, size: int) -> N
 
 
 def num_window_pages(config: ModelConfig, asked: EngineOptions, gpu: DeviceMemory) -> int:
-    """The context length of a plan; 0 if there is no plan."""
+    """Pages of the window group in the plan; 0 if the model does not fit."""
     try:
         return planned(config, asked, gpu).num_pages[1]
     except ValueError:
         return 0
 
 
-def test_the_embedding_stays_where_that_costs_nothing() -> None:
+def test_small_gpus_leave_the_embedding_on_the_host() -> None:
     asked = asked_on_host(None)
     assert planned(GPT_20B, asked, card(24 << 30)).on_host == OnHost(embedding=2 * 201088 * 2880)
     assert planned(GPT_20B, asked, card(32 << 30)).on_host == OnHost()
     unified = planned(GPT_20B, asked, DeviceMemory(24 << 30, 20 << 30, unified=True))
-    assert unified.on_host == OnHost(), "it would take the same memory there"
+    assert unified.on_host == OnHost(), "GPU and host share one memory"
     with pytest.raises(ValueError, match="--experts-on-host gains nothing here"):
         planned(GPT_20B, asked_on_host("auto"), DeviceMemory(24 << 30, 20 << 30, unified=True))
 
 
-def test_more_layers_than_there_are_and_less_memory_than_they_take_are_refused() -> None:
+def test_too_many_layers_and_too_little_host_memory_are_refused() -> None:
     with pytest.raises(ValueError, match="--experts-on-host 25 is above the model's number of layers, 24"):
         planned(GPT_20B, asked_on_host("25"), card(16 << 30))
     left = OnHost(embedding=1 << 30, num_layers=3, experts=4 << 30, workspace=1 << 20)
@@ -222,12 +222,12 @@ def test_more_layers_than_there_are_and_less_memory_than_they_take_are_refused()
         plan_memory(GPT_20B, options(None), 1 << 30, 2, card(24 << 30), host_bytes=2 << 30, on_host=left)
 
 
-def test_a_gpu_that_cannot_hold_a_model_names_what_would_help() -> None:
+def test_a_model_that_does_not_fit_names_the_options_that_help() -> None:
     with pytest.raises(ValueError, match=r"--gpu-memory-bytes allows 8000000000, .*--experts-on-host auto"):
         planned(GPT_20B, asked_on_host(None), DeviceMemory(8 * GB, 8 * GB, capped=True))
 
 
-def test_a_large_gpu_can_be_as_if_it_were_small() -> None:
+def test_gpu_memory_bytes_limits_a_large_gpu() -> None:
     assert capped(H200, None) == H200
     assert capped(H200, H200.total + 1) == H200
     assert capped(H200, 16 * GB) == DeviceMemory(16 * GB, 16 * GB, capped=True)
@@ -236,7 +236,7 @@ def test_a_large_gpu_can_be_as_if_it_were_small() -> None:
     assert capped(crowded, 16 * GB, held=5 * GB).free == 8 * GB
 
 
-def test_memory_of_the_system_is_what_the_system_has() -> None:
+def test_cached_files_count_as_free_on_unified_memory() -> None:
     jetson = DeviceMemory(64 << 30, 2 << 30, unified=True)
     assert with_cache(jetson, 50 << 30).free == 50 << 30, "cached files are not in the way"
     assert with_cache(jetson, None) == jetson

@@ -1,4 +1,4 @@
-"""Decodes as recorded C calls make the tokens of the ops called one by one, whatever comes between them."""
+"""Decode steps as recorded C calls give the same tokens as ops that are called one by one, in any mix of steps."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -66,21 +66,21 @@ def counted(count: Counter[str], name: str, op: Callable[..., Any]) -> Callable[
 
 
 @pytest.mark.parametrize("pages", [64, 10])
-def test_greedy_tokens_are_those_of_unrecorded_steps(pages: int) -> None:
+def test_recorded_and_unrecorded_steps_give_the_same_greedy_tokens(pages: int) -> None:
     """With a cache that is large enough, and with preemptions."""
     found = outputs(native_ops(), *mixed_workload(), pages=pages)
     expected = outputs(native_ops(), *mixed_workload(), record=False, pages=pages)
     assert tokens(found) == tokens(expected)
 
 
-def test_what_sampling_asks_for_is_the_same() -> None:
-    """Rows of all kinds together; the results are bitwise those of unrecorded steps."""
+def test_recorded_and_unrecorded_steps_sample_the_same() -> None:
+    """Rows of all kinds together; the results are bitwise equal."""
     requests = [request(str(i), prompt(11 + 4 * i, start=i), max_tokens=20, seed=i, **k) for i, k in enumerate(KINDS)]
     assert outputs(native_ops(), *requests) == outputs(native_ops(), *requests, record=False)
 
 
-def test_a_number_of_sequences_is_recorded_once() -> None:
-    """From then on its steps call no op."""
+def test_each_number_of_sequences_is_recorded_once() -> None:
+    """Later steps with this number of sequences call no op."""
     count: Counter[str] = Counter()
     ops = native_ops()
     ops = replace(ops, attention=counted(count, "attention", ops.attention), embed=counted(count, "embed", ops.embed))
@@ -91,8 +91,8 @@ def test_a_number_of_sequences_is_recorded_once() -> None:
 
 
 @pytest.mark.parametrize("most_bytes", [1, 100_000])
-def test_recorded_steps_have_a_bound(most_bytes: int) -> None:
-    """With room for no step, and for a few: others are computed as ever, or recorded anew."""
+def test_the_memory_of_recorded_steps_is_bounded(most_bytes: int) -> None:
+    """With room for no step or for a few steps, other steps run op by op, or are recorded again."""
     requests = [request(str(i), prompt(5 + i, start=i), max_tokens=6 + 5 * i) for i in range(6)]
     count: Counter[str] = Counter()
     ops = native_ops()

@@ -38,7 +38,7 @@ def test_a_head_that_cannot_be_screened_is_reported(
     assert said[1:] == ([] if most_doubt else [LOST])
 
 
-def test_a_cpu_has_no_experts_beside_it(tmp_path: Path) -> None:
+def test_experts_on_host_need_a_gpu(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG.to_dict()))
     options = EngineOptions(model=ModelOptions(random_weights=str(tmp_path), device="cpu", experts_on_host="2"))
     with pytest.raises(ValueError, match="--experts-on-host needs a GPU and --dtype bfloat16"):

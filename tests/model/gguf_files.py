@@ -53,7 +53,7 @@ def write_llama_cpp(
     max_tensors: int = 0,
     change: Callable[[gguf.GGUFWriter], None] = lambda writer: None,
 ) -> None:
-    """As convert_hf_to_gguf.py writes it; several files if `max_tensors` says how many one may have."""
+    """Writes a model as convert_hf_to_gguf.py does. With `max_tensors` it is split into files of so many tensors."""
     writer = gguf.GGUFWriter(path, "gpt-oss", split_max_tensors=max_tensors)
     describe_for_llama_cpp(writer, config, tokens)
     change(writer)
@@ -68,7 +68,7 @@ def write_llama_cpp(
 
 
 def write_ollama(path: Path, config: ModelConfig, tensors: Mapping[str, Tensor]) -> None:
-    """As Ollama's gpt-oss:20b of August 2025: fused tensors, and MXFP4 in the order of safetensors as type 4."""
+    """Writes a model like Ollama's gpt-oss:20b of August 2025: fused tensors, MXFP4 as type 4 in safetensors' order."""
     writer = gguf.GGUFWriter(path, "gptoss")
     _describe(writer, config, None)
     for name, tensor in _with_packed_experts(_with_fused_qkv(tensors), lambda blocks: blocks):

@@ -78,15 +78,15 @@ def test_a_model_in_several_files(written: Path, tmp_path: Path) -> None:
         Gguf(parts[0])
 
 
-def test_a_name_that_says_no_parts_is_that_of_one_file(written: Path, tmp_path: Path) -> None:
+def test_a_name_without_a_valid_part_number_is_one_file(written: Path, tmp_path: Path) -> None:
     path = tmp_path / "m-00000-of-00000.gguf"
     path.symlink_to(written)
     assert hub.find_model(ModelOptions(str(path))) == hub.find_model(ModelOptions(str(tmp_path))) == path
     assert config_of(Gguf(path)) == CONFIG
 
 
-def test_packed_experts_mean_to_ggml_what_they_mean_here(written: Path) -> None:
-    """The test's own packing, against ggml's reading of it."""
+def test_ggml_reads_packed_experts_as_oscine_does(written: Path) -> None:
+    """ggml's own package reads the experts that the tests have packed."""
     stored = next(t for t in gguf.GGUFReader(written).tensors if t.name == "blk.1.ffn_down_exps.weight")
     theirs = torch.from_numpy(gguf.quants.dequantize(stored.data, Quantization.MXFP4))
     made = tensors(CONFIG)
@@ -104,7 +104,7 @@ def greedy(model: str, prompts: list[list[int]]) -> list[list[int]]:
     return [[i for output in outputs[str(number)] for i in output.token_ids] for number in range(len(prompts))]
 
 
-def test_the_embedded_model_says_the_same_from_any_kind_of_file(tmp_path: Path) -> None:
+def test_the_embedded_model_gives_the_same_tokens_from_every_format(tmp_path: Path) -> None:
     config = ModelConfig.from_file(NANO_FOLDER / "config.json")
     checkpoint = Checkpoint(NANO_FOLDER, config)
     made = {name: checkpoint.get(name) for name in tensor_specs(config)}
@@ -132,7 +132,7 @@ def test_blocks_are_read_as_ggml_reads_them(name: str) -> None:
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
-def test_sizes_of_types_are_ggmls() -> None:
+def test_block_sizes_equal_ggmls() -> None:
     for number, kind in TYPES.items():
         if number != 4:
             assert gguf.GGML_QUANT_SIZES[Quantization(number)] == (kind.values, kind.bytes)
@@ -162,7 +162,7 @@ def resident() -> int:
     return int(line.split()[1]) * 1024
 
 
-def test_what_was_read_of_a_file_does_not_stay_in_memory(tmp_path: Path) -> None:
+def test_read_tensors_are_released_from_memory(tmp_path: Path) -> None:
     config = replace(CONFIG, hidden_size=512, intermediate_size=512, num_local_experts=16)
     write_llama_cpp(tmp_path / "m.gguf", config, tensors(config), types=lambda name: Quantization.Q8_0)
     assert (size := (tmp_path / "m.gguf").stat().st_size) > 20_000_000
@@ -199,7 +199,7 @@ def test_experts_of_another_type(tmp_path: Path) -> None:
 
 
 def renumber(path: Path, name: str, number: int) -> None:
-    """Another type for a tensor of a file."""
+    """Changes the type of a tensor in a file."""
     data = bytearray(path.read_bytes())
     at = data.index(struct.pack("<Q", len(name)) + name.encode()) + 8 + len(name)
     (count,) = struct.unpack_from("<I", data, at)

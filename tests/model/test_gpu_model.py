@@ -122,8 +122,8 @@ def test_kernels_cost_at_most_twice_what_bfloat16_costs(shape: Shape) -> None:
     check(shape, errors(shape, Target.of(torch.device("cuda"))))
 
 
-def test_experts_on_the_host_cost_no_more() -> None:
-    """Half of the layers, with the embedding. Single tokens are computed there, chunks are streamed."""
+def test_the_error_with_experts_on_the_host() -> None:
+    """Half of the layers and the embedding are on the host. The CPU computes single tokens; chunks are streamed."""
     target, shape = Target.of(torch.device("cuda")), SHAPES[1]
     host = HostLayers(target, range(2, 4), shape.config.hidden_size, shape.config.num_experts_per_tok)
     check(shape, errors(shape, target, host=host))

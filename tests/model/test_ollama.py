@@ -20,7 +20,7 @@ MODEL_LAYER = "application/vnd.ollama.image.model"
 
 
 def add_model(store: Path, name: str, weights: bytes) -> Path:
-    """As `ollama pull` leaves it. Returns the file of the weights."""
+    """Writes a model as `ollama pull` does. Returns the file of the weights."""
     digest = hashlib.sha256(weights).hexdigest()
     blob, manifest = store / "blobs" / f"sha256-{digest}", store / "manifests" / name
     for path in (blob, manifest):
@@ -62,7 +62,7 @@ def test_a_name_or_the_folder_of_the_store_opens_the_model(store: Path, tmp_path
         assert open_model(ModelOptions(given, tokenizer=str(tmp_path))).config == CONFIG
 
 
-def test_what_is_not_there(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_models_and_stores(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(
         ValueError,
         match=r"'gpt-oss:120b' is not in Ollama's store on this machine, which has gpt-oss:20b, llama3:latest",

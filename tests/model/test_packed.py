@@ -1,5 +1,4 @@
-"""Packed weights in files: mapped at the second start, made again where they are not whole, done without where there is
-no room."""
+"""Packed weights in files: mapped at the second start, written again if incomplete, kept in memory without room."""
 
 import os
 from pathlib import Path
@@ -60,7 +59,7 @@ def test_a_second_start_maps_what_the_first_one_made(make: object, tmp_path: Pat
 
 
 @pytest.mark.parametrize("cut", [0, 100, 5000])
-def test_a_file_that_is_not_whole_is_made_again(cut: int, tmp_path: Path) -> None:
+def test_an_incomplete_file_is_written_again(cut: int, tmp_path: Path) -> None:
     made = dense()
     files(tmp_path).get("weight", lambda: made)
     path = tmp_path / "weight"
@@ -109,7 +108,7 @@ def test_without_room_on_the_disk_weights_are_made_in_memory(tmp_path: Path, mon
     assert "at every start" in said[0]
 
 
-def test_a_disk_that_fills_up_costs_nothing_but_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_stay_in_memory_when_the_disk_fills_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
@@ -122,7 +121,7 @@ def test_a_disk_that_fills_up_costs_nothing_but_the_file(tmp_path: Path, monkeyp
     assert sum("No space left" in line for line in said) == 1
 
 
-def test_what_was_paged_out_is_still_there(tmp_path: Path) -> None:
+def test_paged_out_weights_are_read_again(tmp_path: Path) -> None:
     mapped = files(tmp_path).get("weight", lambda: torch.arange(100_000))
     own = torch.arange(100_000)
     page_out([mapped, own])

@@ -1,10 +1,10 @@
-"""What the steps of gpt-oss-120b and -20b launch on a chip that is not there, to be compiled ahead.
+"""The kernel launches of gpt-oss-120b and -20b on a chip that is not present, for compilation ahead of time.
 
     for launch in launches(CHIPS[120]):
         compiled = launch.compile(120)
 
-The launch policies are the ops' own: these run on tensors of the meta device, which have shapes and no memory. What
-would be compiled and launched is noted instead.
+The launch policies are the ops' own. They run on tensors of the meta device, which have shapes and no memory. Each
+launch is recorded instead of being compiled and run.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-/* Runs kernels of oscine/ops/native on what it reads, for processors that tests only emulate. stdin: eight int64, then
+/* Runs kernels of oscine/ops/native on its input, for processors that the tests emulate. stdin: eight int64, then
    arrays as below; stdout: the result in float32. */
 #include "oscine.h"
 

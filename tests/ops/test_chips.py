@@ -1,9 +1,9 @@
 """Every kernel of the portable backends fits every chip, with the launch policy for that chip.
 
-At the widths of both published models. Compiled whole for 8.0 and 12.0. What runs on 8.6, 8.7 and 8.9 is what runs on
-8.0, and on 12.1 what runs on 12.0, so these are only assembled anew: registers are those of the chip. On 10.0, kernels
-without products are those of 12.0. So of 10.0 only the largest product of each kernel is compiled.
-The kernels of Hopper are compiled in the tests of their ops. See compile_ahead.py for what fitting is.
+Launches have the widths of both published models. Kernels are compiled for compute capability 8.0 and 12.0. Chips of
+8.6, 8.7 and 8.9 run the PTX of 8.0, and 12.1 that of 12.0, so for these only the assembler runs again, which counts the
+registers. On 10.0, kernels without products are the same as on 12.0, so only the largest launch of each product kernel
+is compiled. The kernels of Hopper are compiled in the tests of their ops. compile_ahead.py says what fitting means.
 """
 
 from functools import cache
@@ -22,7 +22,7 @@ OTHERS = (
     *("_prepare_kernel", "_write_back_kernel", "_choose_kernel", "_restrict_kernel"),
     *("_scan_kernel", "_bound_kernel", "_collect_kernel", "_cut_kernel"),
 )
-FAMILIES = {80: (86, 87, 89), 120: (121,)}  # chips that run what the first of them runs
+FAMILIES = {80: (86, 87, 89), 120: (121,)}  # chip -> chips that run the same PTX
 
 
 @cache
@@ -31,20 +31,20 @@ def launched_on(arch: int) -> list[Launch]:
 
 
 def largest(arch: int, kernel: str) -> Launch:
-    """By the sizes of its blocks."""
+    """The launch of a kernel with the largest blocks."""
     named = [launch for launch in launched_on(arch) if launch.name == kernel]
     return max(named, key=lambda launch: prod(max(1, block) for block in launch.blocks.values()))
 
 
 @pytest.mark.parametrize("arch", [80, 100, 120])
-def test_all_kernels_are_looked_at(arch: int) -> None:
+def test_the_list_of_kernels_is_complete(arch: int) -> None:
     assert {launch.name for launch in launched_on(arch)} == {*PRODUCTS, *OTHERS}
 
 
 @pytest.mark.parametrize("kernel", PRODUCTS + OTHERS)
 @pytest.mark.parametrize("arch", FAMILIES)
 def test_every_kernel_fits(arch: int, kernel: str) -> None:
-    """The chip, and those that run the same."""
+    """The kernel fits the chip and the other chips of its family."""
     for launch in launched_on(arch):
         if launch.name == kernel:
             compiled = launch.compile(arch)
@@ -53,7 +53,7 @@ def test_every_kernel_fits(arch: int, kernel: str) -> None:
 
 
 @pytest.mark.parametrize(("arch", "relative"), [(arch, chip) for arch, chips in FAMILIES.items() for chip in chips])
-def test_relatives_launch_the_same(arch: int, relative: int) -> None:
+def test_chips_of_a_family_launch_the_same_kernels(arch: int, relative: int) -> None:
     assert [launch.kind for launch in launched_on(relative)] == [launch.kind for launch in launched_on(arch)]
     assert [launch.blocks for launch in launched_on(relative)] == [launch.blocks for launch in launched_on(arch)]
 

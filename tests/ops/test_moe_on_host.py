@@ -1,4 +1,4 @@
-"""Experts in host memory: the host function beside the native op, the stream beside the reference, the unpacking."""
+"""Experts in host memory: the host function against the native op, streaming against the reference, unpacking."""
 
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -69,7 +69,7 @@ def test_many_tokens_are_computed_by_the_device() -> None:
     assert torch.equal(by_host(inputs, routed(inputs)), expected)
 
 
-def test_steps_of_other_sizes_do_not_mix() -> None:
+def test_steps_of_several_sizes_do_not_disturb_each_other() -> None:
     inputs = moe_inputs(MOE_CASES[2], CPU, torch.float32)
     host, routing = host_layers(inputs), routed(inputs)
     experts = [host.prepare_experts(inputs.experts) for _ in range(2)]
@@ -93,7 +93,7 @@ def test_only_experts_of_the_host_are_computed_there() -> None:
     assert torch.equal(op(inputs.x_TH, routing, kept, 7.0), host.moe(inputs.x_TH, routing, kept, 7.0))
 
 
-def test_ids_that_nothing_has_written_do_no_harm() -> None:
+def test_undefined_expert_ids_only_affect_their_own_rows() -> None:
     inputs = moe_inputs(MOE_CASES[2], CPU, torch.float32)
     routing = routed(inputs)
     wild = routing.expert_ids_TK.clone()
@@ -107,7 +107,7 @@ def test_ids_that_nothing_has_written_do_no_harm() -> None:
 
 
 def packed_matrix(experts: MxExperts) -> list[tuple[HostMatrix, Tensor, Tensor]]:
-    """Both matrices, with their blocks and scales as published."""
+    """Both packed matrices, each with its published blocks and scales."""
     packed = native.prepare_experts(experts)
     return [
         (
@@ -138,7 +138,7 @@ def unpacked_in_interpreter() -> None:
 
 
 def streamed_in_interpreter() -> None:
-    """Streams and events are of a GPU; without one, everything is done in the order of the calls."""
+    """Without a GPU, CUDA streams and events are replaced, and all work is done in the order of the calls."""
     from oscine.ops.moe import stream
 
     queue = SimpleNamespace(wait_event=lambda event: None, wait_stream=lambda other: None)
@@ -185,12 +185,13 @@ def in_interpreter() -> None:
 
 
 def test_kernels_on_a_cpu() -> None:
-    """What is unpacked is what kernels read; layers are brought in pieces; tokens reach the host and return."""
+    """Unpacked blocks have the layout of the portable kernels; layers are copied in pieces; tokens are sent and
+    received."""
     run_interpreted(in_interpreter)
 
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
-def test_published_weights_come_back(sizes: tuple[int, int]) -> None:
+def test_published_weights_are_restored(sizes: tuple[int, int]) -> None:
     for matrix, blocks, scales in packed_matrix(random_experts(3, *sizes, CPU, torch.float32, scales=(0, 255))):
         found = published(matrix)
         assert torch.equal(found[0], blocks)
@@ -198,7 +199,7 @@ def test_published_weights_come_back(sizes: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("arch", [86, 90, 120])
-def test_the_unpacking_fits(arch: int) -> None:
+def test_the_unpack_kernel_fits(arch: int) -> None:
     from oscine.ops.moe.unpack import unpack_kernel
 
     assert arch in CHIPS
@@ -209,7 +210,7 @@ def test_the_unpacking_fits(arch: int) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("num_tokens", [1, 5, MOST_TOKENS, MOST_TOKENS + 1, 700])
-def test_on_a_gpu(num_tokens: int) -> None:
+def test_experts_on_host_match_the_reference_on_a_gpu(num_tokens: int) -> None:
     cuda = torch.device("cuda")
     inputs = moe_inputs(MoeCase("", num_tokens, 2880, 2880, num_experts=32), cuda, torch.bfloat16)
     routing = routed(inputs)
@@ -219,7 +220,7 @@ def test_on_a_gpu(num_tokens: int) -> None:
 
 
 @pytest.mark.gpu
-def test_the_host_is_a_part_of_a_graph() -> None:
+def test_the_host_function_is_captured_in_a_cuda_graph() -> None:
     cuda = torch.device("cuda")
     inputs = moe_inputs(MoeCase("", 4, 2880, 2880, num_experts=32), cuda, torch.bfloat16)
     routing, host = routed(inputs), host_layers(inputs, Target.of(cuda))
@@ -246,8 +247,8 @@ def test_the_host_is_a_part_of_a_graph() -> None:
 
 
 @pytest.mark.gpu
-def test_prompts_stream_layer_after_layer() -> None:
-    """Each layer has weights of its own, and the places of the GPU are used again and again."""
+def test_prompts_stream_the_experts_of_several_layers() -> None:
+    """Each layer has its own weights, and all layers use the same places on the GPU."""
     cuda = torch.device("cuda")
     every = [moe_inputs(MoeCase("", 300, 1440, 1440, num_experts=32), cuda, torch.bfloat16, seed) for seed in range(4)]
     host, routings = host_layers(every[0], Target.of(cuda)), [routed(inputs) for inputs in every]

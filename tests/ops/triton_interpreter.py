@@ -1,4 +1,4 @@
-"""Triton's own interpreter, without work that it repeats."""
+"""Triton's own interpreter, without its repeated work."""
 
 from types import SimpleNamespace
 

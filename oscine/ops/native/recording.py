@@ -80,6 +80,11 @@ class _Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.made: list[Tensor] = []
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled here; else torch imports all of its compiler for this class, which takes seconds."""
+        return False
+
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
         if function in _NEW:

@@ -21,7 +21,7 @@ CPU_CACHE_BYTES = 1 << 30  # KV cache on a CPU, of all engines or ranks together
 
 
 def _is_origin(text: str) -> bool:
-    """As browsers write it: a scheme and a host without a path, or null (of files). Anything else would match none."""
+    """Whether browsers send such an origin: scheme and host without a path, or null for files. `*` stands for all."""
     scheme, _, host = text.partition("://")
     return text in ("*", "null") or (bool(scheme and host) and "/" not in host)
 
@@ -207,7 +207,7 @@ def check_cluster_key(key: str) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Of an address or a name, without a port."""
+    """Whether an address or a name, without a port, is that of this machine itself."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -493,7 +493,7 @@ class Config:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "Config":
-        """From values by the names of options; what is not given has its default. Raises OptionError."""
+        """The configuration from values by option name. Missing options have their defaults. Raises OptionError."""
         if "experts-on-host" in values:
             values = {"max-num-batched-tokens": STREAMED_TOKENS, **values}
         model, cache, scheduler = (ModelOptions.of(values), CacheOptions.of(values), SchedulerOptions.of(values))
@@ -502,7 +502,7 @@ class Config:
 
 
 def devices_of(device: str, num_engines: int, num_ranks: int, num_gpus: int) -> list[list[str]]:
-    """Of each engine, those of its ranks: all on the CPU, the first GPUs, or those that `device` lists.
+    """The devices of each engine's ranks: the CPU, the first GPUs, or the devices that `device` lists.
 
     For several engines or ranks. Raises OptionError.
     """

@@ -105,7 +105,7 @@ NON_FINITE = "the model produced non-finite logits"
 
 @dataclass(slots=True)
 class StepResult:
-    """What one step sampled. Lists are aligned with plan.sequences."""
+    """The sampled tokens of one step. Lists are aligned with plan.sequences."""
 
     step: int
     token_ids: list[list[int]]  # per sequence: sampled ids in order ([] where sample was false; several after a draft)
@@ -150,7 +150,7 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class RankMemory:
-    """What one rank lets other engines read."""
+    """The memory of one rank that other engines may read."""
 
     agent: bytes  # NIXL's metadata: how to reach it, and what it has registered
     kind: Literal["DRAM", "VRAM"]
@@ -243,7 +243,7 @@ class ModelSize:
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """What the API must know of a ready engine."""
+    """The facts about a ready engine that the API needs."""
 
     model: str  # as loaded
     max_model_len: int  # tokens, prompt and generated together

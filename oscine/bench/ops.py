@@ -26,7 +26,7 @@ class OpTime:
     step_share: float  # of the time of all ops of a step
 
     def ceiling_share(self, ceiling: Ceiling) -> float:
-        """Of the bandwidth or the arithmetic."""
+        """The share that the op reaches of the bandwidth or arithmetic, whichever limits it."""
         return ceiling.seconds(self.op.num_bytes, self.op.flops) / self.time.seconds
 
     def line(self, ceiling: Ceiling) -> str:

@@ -214,7 +214,7 @@ class _Step:
 
 
 def _memory(group: KVGroup, of_step: PageGroup) -> Tensor:
-    """As much as it takes, of more or fewer layers than the model's."""
+    """Memory for the pages of the step. It may have more or fewer layers than the model."""
     num_pages = int(of_step.page_table_SB.max()) + 1
     layer = replace(group, layers=(0,)).page_bytes * num_pages
     layers = tuple(range(min(MOST_KV_LAYERS, ceil(KV_BYTES / layer))))

@@ -28,7 +28,7 @@ _BYTE_OF_CHARACTER = {character: byte for byte, character in enumerate(BYTE_CHAR
 
 
 def _num_bytes(text: str) -> int:
-    """In UTF-8: a text has at most as many tokens."""
+    """The length of a text in UTF-8, which is the most tokens that it can have."""
     return len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
 
 

@@ -55,7 +55,7 @@ def pull(options: ModelOptions) -> Path:
 
 
 def config_at(path: Path) -> ModelConfig:
-    """Of a model that `find_model` found. Raises ValueError naming the file and what is wrong in it."""
+    """The configuration of a model that `find_model` found. Raises ValueError naming the file and the wrong field."""
     return ModelConfig.from_file(path / CONFIG) if path.is_dir() else config_of(Gguf(path))
 
 
@@ -122,7 +122,7 @@ def _within(folder: Path) -> Path:
 
 
 class _MissingError(ValueError):
-    """A file that a repository, or what is in the cache of it, does not have."""
+    """The repository, or its copy in the cache, lacks a file."""
 
 
 class _Hub:

@@ -117,6 +117,6 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def size_of(path: Path) -> int:
-    """Of a file, or of all files of a folder, each counted once."""
+    """Bytes of a file, or of all files in a folder. Links to the same file count once."""
     files = {file.resolve() for file in (path.rglob("*") if path.is_dir() else (path,)) if file.is_file()}
     return sum(file.stat().st_size for file in files)

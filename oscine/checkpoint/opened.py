@@ -58,7 +58,7 @@ class OpenedModel:
         )
 
     def packed_name(self, cpu_weights: str, shard: Shard) -> str | None:
-        """Distinguishes what is packed of this checkpoint from all else; None for random weights."""
+        """The name of the folder of packed weights, unique for checkpoint and layout; None for random weights."""
         if self.path is None:
             return None
         state = fingerprint(self.path), repr(self.config), LAYOUT, cpu_weights, shard
@@ -83,7 +83,7 @@ def open_model(options: ModelOptions) -> OpenedModel:
 
 
 def config_of(options: ModelOptions) -> ModelConfig:
-    """Of the whole model. Raises ValueError as open_model does."""
+    """The configuration of the whole model. Raises ValueError as open_model does."""
     if options.random_weights is not None:
         return _random_config(options.random_weights)
     return config_at(find_model(options))

@@ -33,7 +33,7 @@ from oscine.types import SamplingParams, StepPlan, StepResult
 
 
 class Outcome(NamedTuple):
-    """What a step gives back."""
+    """The results of a step, still on the device."""
 
     sampled: Sampled | None  # on the device; a row for each sequence that samples
     prompts: dict[int, PromptRows]  # by slot
@@ -77,7 +77,7 @@ class TorchExecutor:
 
     @property
     def num_pages(self) -> list[int]:
-        """That sequences may have, per group."""
+        """Pages that sequences may have, per group."""
         return [len(pages) - (self.lockstep is not None) for pages in self._kv]
 
     @property
@@ -149,7 +149,7 @@ class TorchExecutor:
             self._recorded.replay(self._pack_padded(step.padded(size)))
 
     def _graph_size(self, step: StepArrays, suits: bool) -> int | None:
-        """Of the CUDA graph that runs the step, if it suits one; None: it runs eagerly. All ranks decide the same."""
+        """The size of the CUDA graph that runs the step; None: it runs eagerly. All ranks decide the same."""
         num_tokens = step.num_tokens
         if self.lockstep is not None:
             tokens_by_rank, suits = self.lockstep.begin(num_tokens, suits)
@@ -216,7 +216,7 @@ class TorchExecutor:
         return Sampled(ids_N)
 
     def _ruled(self, slots_N: IntArray, positions_N: IntArray) -> AllowedTokens | Few | None:
-        """What the rules allow, on the device.
+        """The tokens that the rules allow, on the device.
 
         Waits for the tokens of the step before this one. So call it after this step's work is queued on the device.
         """
@@ -226,19 +226,19 @@ class TorchExecutor:
         return allowed
 
     def _decode(self, packed: PackedStep[Tensor]) -> Tensor:
-        """What a graph holds: one token a sequence, to what the head takes."""
+        """The first CUDA graph: one token per sequence, up to the input of the head."""
         if self.lockstep is not None:
             self.lockstep.pad(len(packed.slots_S))
         return self._model.hidden(self.state.batch(packed, len(packed.slots_S), all_rows=True), self._kv)
 
     def _choose_greedily(self, packed: PackedStep[Tensor], x_NH: Tensor) -> Tensor:
-        """What the other graph holds: to the most probable tokens, written back."""
+        """The second CUDA graph: chooses the most probable tokens and writes them back."""
         ids_N = self._model.choose(x_NH, self._sampler.greedy(len(x_NH)))
         self.state.write_back(packed.sampled_slots_M, ids_N)
         return ids_N
 
     def _prompt_rows(self, step: StepArrays) -> dict[int, IntArray]:
-        """Index of a sequence in the step -> those of its tokens that are followed by a token of the prompt."""
+        """Index of a sequence in the step -> rows of its tokens that are followed by another token of the prompt."""
         rows: dict[int, IntArray] = {}
         for i, slot in enumerate(step.slots_S.tolist()):
             if slot in self._prompt_logprobs:
@@ -248,7 +248,7 @@ class TorchExecutor:
         return rows
 
     def _of_prompts(self, step: StepArrays, rows: dict[int, IntArray], x_NH: Tensor) -> dict[int, PromptRows]:
-        """By slot; x_NH is what the head takes of all the rows, in order."""
+        """Log-probabilities of prompt tokens, by slot. x_NH: the head's input for all `rows`, in order."""
         found: dict[int, PromptRows] = {}
         if not rows:
             return found

@@ -84,12 +84,12 @@ class ModelConfig:
 
     @property
     def experts(self) -> tuple[int, ...]:
-        """How many each layer has."""
+        """The number of experts of each layer."""
         return _per_layer(self.num_local_experts, self.num_hidden_layers)
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """Of each layer, in tokens; None is full attention."""
+        """The window of each layer in tokens; None is full attention."""
         windows = _per_layer(self.sliding_window, self.num_hidden_layers)
         pairs = zip(self.layer_types, windows, strict=True)
         return tuple(None if kind == "full_attention" else window for kind, window in pairs)
@@ -255,7 +255,7 @@ def _token_ids(values: Mapping[str, Any], name: str) -> tuple[int, ...]:
 
 
 def _layer_types(values: Mapping[str, Any], num_layers: int) -> tuple[LayerType, ...]:
-    """Without a list in the file, as in the earliest published config, every second layer is full attention."""
+    """The type of each layer. Without a list, as in the first published config, every second one is full attention."""
     _require(num_layers <= MOST_LAYERS, "num_hidden_layers", f"at most {MOST_LAYERS}", num_layers)
     kinds = values.get("layer_types")
     if kinds is None:
@@ -265,7 +265,7 @@ def _layer_types(values: Mapping[str, Any], num_layers: int) -> tuple[LayerType,
 
 
 def _yarn(values: Mapping[str, Any]) -> YarnConfig:
-    """From rope_parameters (transformers 5), or rope_theta and rope_scaling (4)."""
+    """Reads rope_parameters (transformers 5), or rope_theta and rope_scaling (transformers 4)."""
     section = "rope_parameters" if values.get("rope_parameters") is not None else "rope_scaling"
     rope = values.get(section)
     if not isinstance(rope, dict):

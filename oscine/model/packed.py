@@ -42,7 +42,7 @@ class PackedFiles:
         self._usable = self._has_room(num_bytes)
 
     def get(self, name: str, make: Callable[[], T], some_rows: bool = False) -> T:
-        """`some_rows`: only those that are touched need memory."""
+        """The prepared weight, from its file or from `make`. `some_rows`: steps read only some rows of it."""
         path, advice = self._folder / name, "MADV_RANDOM" if some_rows else "MADV_HUGEPAGE"
         if not self._usable:
             return make()

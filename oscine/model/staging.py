@@ -48,7 +48,7 @@ class Staging:
 
 
 def pieces(source: Tensor, target: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Of at most PIECE_BYTES each, and of equal places; those of the target are contiguous, as it is itself."""
+    """Pairs of corresponding pieces, of at most PIECE_BYTES each. The target and its pieces are contiguous."""
     row_bytes = source.nbytes // max(1, len(source))
     if source.is_contiguous() or row_bytes > PIECE_BYTES:
         source, target, row_bytes = source.contiguous().view(-1), target.view(-1), source.itemsize

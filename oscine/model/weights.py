@@ -99,12 +99,12 @@ class Shard:
 
     @classmethod
     def of_everything(cls, rank: int, num_ranks: int) -> "Shard":
-        """As tensor parallelism divides a model."""
+        """The shard of a rank under tensor parallelism, which divides everything."""
         part = Part(rank, num_ranks)
         return cls(part, part, part)
 
     def config(self, config: ModelConfig) -> ModelConfig:
-        """Of the part; its vocabulary is the whole one. Raises ValueError for a model that ranks cannot divide."""
+        """The configuration of this part, with the whole vocabulary. Raises ValueError if it cannot be divided."""
         _check_divisible(self.attention, "num_attention_heads", config.num_attention_heads)
         _check_divisible(self.vocabulary, "vocab_size", config.vocab_size)
         spans = self._spans(config)

@@ -123,7 +123,7 @@ class Sampled(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
-    """What of a model and its cache decides whether a backend can be used. Elements of each dimension."""
+    """The dimensions of a model and its cache that decide whether a backend can be used."""
 
     dtype: torch.dtype  # of activations and of the cache
     page_size: int  # tokens

@@ -1,4 +1,4 @@
-"""What the ops of one rank run on: the chip, and the other ranks of its model.
+"""The target of the ops of one rank: its chip, and the other ranks of its model.
 
 Made once, and bound to every op by table.resolve. A launch policy reads it; nothing below asks torch which chip it is.
 """
@@ -23,7 +23,7 @@ class Communicator(Protocol):
 
     @property
     def error(self) -> str | None:
-        """What went wrong between the ranks, in one line. Look once the device has done its work."""
+        """An error between the ranks, in one line. Read it after the device has finished its work."""
         ...
 
     def all_reduce(self, partial: Tensor) -> Tensor:
@@ -92,7 +92,7 @@ class Exchange(Protocol):
     failed: Tensor | None  # int32 [1] on the device: not zero if a kernel waited for another rank in vain
 
     def share(self, moe: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        """The op moe of all ranks' parts, from that of this rank's: of this rank's tokens, summed over ranks."""
+        """The moe op over the experts of all ranks, made from this rank's op. It returns sums for its own tokens."""
         ...
 
     def rehearsal(self) -> AbstractContextManager[None]:

@@ -133,7 +133,7 @@ class TextParser:
         return self._content("".join(texts))
 
     def finish(self) -> list[Event]:
-        """What was held back."""
+        """The events for text that was held back."""
         if self.done:
             return []
         return self._content(self._show(self._detokenizer.finish()) + self._stops.finish())
@@ -205,7 +205,7 @@ class TextChoice:
         return self._answer.start + b',"choices":[' + msgspec.json.encode(self.answer()) + b"]" + self._answer.end
 
     def answer(self) -> CompletionChoice:
-        """What was not sent yet."""
+        """The choice with the text that was not sent yet."""
         text, self._text = "".join(self._text), []
         logprobs = None if self._logprobs is None else self._logprobs.take()
         reason: Any = self.turn.finish_reason  # null in all events but the last one

@@ -28,13 +28,13 @@ Run = Callable[[Write | None], Coroutine[Any, Any, None]]  # makes an answer; wr
 
 
 class Answer(Protocol):
-    """What one request is answered with."""
+    """The answer to one request."""
 
     def last_event(self) -> bytes:
-        """What a stream ends with: the usage, if it was asked for, and [DONE]."""
+        """The end of a stream: the usage if requested, and [DONE]."""
 
     def failure(self, error: APIError) -> bytes:
-        """What a stream ends with when it fails after its begin."""
+        """The end of a stream that fails after its begin."""
 
     def body(self) -> bytes:
         """The whole answer as JSON, when all choices are complete."""

@@ -54,7 +54,7 @@ def _seed(seed: int | None) -> int:
 
 
 class Limits(Protocol):
-    """What a model can do. See EngineInfo."""
+    """The limits of a model. See EngineInfo."""
 
     @property
     def max_model_len(self) -> int: ...

@@ -277,7 +277,7 @@ def _too_many_values(body: bytes, why: str) -> APIError:
 
 
 def convert(value: Any, type: type[T], where: str) -> T:
-    """The same of a part of the body that was decoded as plain objects; `where` is its path."""
+    """Converts a part of the body that was decoded as plain objects; `where` is its path."""
     try:
         return msgspec.convert(value, type)
     except msgspec.ValidationError as error:

@@ -186,7 +186,7 @@ class Service:
 
     @property
     def date(self) -> str:
-        """What the model is told; the same all day, so that prompts keep their common prefix."""
+        """The date in prompts. It is the same all day, so that prompts keep their common prefix."""
         return self.config.server.date or datetime.datetime.now(datetime.UTC).date().isoformat()
 
     def find(self, name: str | None) -> tuple[str, ServedModel]:

@@ -257,7 +257,7 @@ class Turn:
 
 
 def usual_headroom(setting: int, max_tokens: int) -> int:
-    """Of a request that asks for none: the server's setting gives way where the budget is small."""
+    """The final headroom of a request that sets none: the server's setting, but at most half of the token budget."""
     return min(setting, max_tokens // 2)
 
 

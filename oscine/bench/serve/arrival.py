@@ -28,7 +28,7 @@ class Arrival:
         return offsets_s
 
     def share(self, index: int, count: int) -> "Arrival":
-        """What client `index` of `count` has under way at once. Arrivals are divided elsewhere."""
+        """The share of the concurrency for client `index` of `count`. Arrivals at a rate are divided elsewhere."""
         if self.concurrency is None:
             return self
         own = self.concurrency // count + (index < self.concurrency % count)

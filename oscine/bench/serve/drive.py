@@ -49,7 +49,7 @@ class Driver:
         self._records: list[Record] = []
 
     async def drive(self, jobs: Sequence[Job], arrival: Arrival, start_s: float) -> list[Record]:
-        """From `start_s` on, by time.perf_counter()."""
+        """Sends the sessions from `start_s` on, a time of time.perf_counter(). Returns a record per request."""
         if arrival.rate is None:
             assert arrival.concurrency
             await _until(start_s)

@@ -16,7 +16,7 @@ LIMITS = ("ttft", "tpot", "e2el")  # measures that goodput may limit
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """In seconds; all NaN if there is no value."""
+    """Statistics of times in seconds; all NaN if there is no value."""
 
     mean: float
     median: float

@@ -57,7 +57,7 @@ def _name(row: Row) -> str:
 
 
 def _points(rows: Iterable[Row]) -> list[tuple[float, float, float]]:
-    """Of the rows that have tokens; the load is the concurrency or the rate."""
+    """(tokens/s per user, tokens/s per GPU, concurrency or rate) of each row that has tokens."""
     return [
         (row["median_intvty"], row["output_tput_per_gpu"], row.get("conc") or row.get("rate") or 0)
         for row in rows

@@ -70,7 +70,7 @@ def _add_engine(kinds: "argparse._SubParsersAction[Parser]") -> None:
 
 
 def _keep_threads_from_spinning() -> None:
-    """As in the engine process of a server; must be done before torch is imported.
+    """Sets OpenMP's wait policy as the engine process does. Call it before torch is imported.
 
     OpenMP threads that spin while they wait make an op up to 100 times slower once another process wants the cores.
     """

@@ -1,4 +1,4 @@
-"""The options that `oscine bench serve` and `oscine bench sweep` share, and what is made of them."""
+"""The options that `oscine bench serve` and `oscine bench sweep` share, and the objects that they describe."""
 
 import argparse
 import json

@@ -80,7 +80,10 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _config(model: str) -> Config:
-    """Of a server for this conversation. The embedded model starts in a moment, so it starts without a message."""
+    """The configuration of a server for this conversation.
+
+    The embedded model starts in a moment, so it starts without a message.
+    """
     engine = EngineOptions(model=ModelOptions(model=model), quiet=model == NANO)
     return Config(engine, ServerOptions(port=0, drain_s=0.0, log_level="warning"))
 

@@ -68,7 +68,7 @@ def _check_router(section: Section) -> None:
 
 
 def _read_options(section: Section, known: set[str], elsewhere: str) -> Values:
-    """What is left of a section, as options; their lines stay known to it."""
+    """The remaining keys of a section, as options. The section keeps their line numbers for errors."""
     values: Values = {}
     for key, value in section.rest():
         try:
@@ -204,7 +204,7 @@ def _replicas(section: Section) -> Replicas:
 
 
 def _check_model(section: Section, engine: EngineOptions) -> None:
-    """That the model is there, as the server and the engine will find it."""
+    """Checks that the server and the engine will find the model."""
     try:
         tokenizer_folder(engine)
         check_local(engine.model)

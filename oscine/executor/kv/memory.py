@@ -82,7 +82,7 @@ class OnHost:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """What a replica will hold, in bytes, and what fits its KV cache."""
+    """The memory of a replica in bytes, and the number of tokens and pages that fit."""
 
     weights: int
     workspace: int  # an estimate: activations and logits of the largest step
@@ -225,7 +225,7 @@ def _cache_bytes(options: EngineOptions, weights: int, workspace: int, gpu: Devi
 def workspace_bytes(
     config: ModelConfig, options: EngineOptions, activation_bytes: int, gpu: DeviceMemory | None = None
 ) -> int:
-    """What the largest step holds besides weights and cache. An upper bound of:
+    """Bytes of the largest step besides weights and cache. An upper bound of:
 
     logits       [max_num_seqs, V] float32, once in a graph's memory and once outside
     sampling     of at most SAMPLED_AT_ONCE rows of them; log-probabilities of prompts take less, in pieces

@@ -77,7 +77,7 @@ class NixlTransfer:
         self._cancelled = True
 
     def advance(self, agent: Any) -> bool:
-        """Looks at what is on its way, and sends more of it. Whether the transfer has ended."""
+        """Polls the posted batches, and posts more. Returns whether the transfer has ended."""
         for posted in list(self._posted):
             self._attempt(self._look, agent, *posted)
         if self._cancelled:
@@ -196,7 +196,7 @@ class KVTransfer:
         self._agent = None
 
     def num_bytes(self, moves: list[PageMoves]) -> int:
-        """What these pages are on this rank."""
+        """Bytes of these pages on this rank."""
         return sum(self.groups[move.group].page_bytes * len(move.target_pages) for move in moves)
 
     def _register(self, memory: RankMemory) -> None:

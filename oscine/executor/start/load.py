@@ -108,12 +108,12 @@ class Start:
 
     @property
     def prepared_head_bytes(self) -> int:
-        """Of what the chooser makes of this rank's head, at most."""
+        """The most bytes that the chooser needs in addition to this rank's head."""
         return self.ops.chooser.prepared_bytes(*self.shard.specs(self.opened.config)["lm_head.weight"].shape)
 
     @property
     def decode_sizes(self) -> list[int]:
-        """Of the steps that can become CUDA graphs: the reference attention and experts look at numbers on the host."""
+        """Sizes of CUDA graphs. Reference attention and experts have none, as they wait for values on the host."""
         capturable = self.on_gpu and "reference" not in (self.choice["attention"], self.choice["moe"])
         most = self.options.scheduler.max_num_seqs
         if self.on_host is not None:
@@ -163,7 +163,7 @@ def load_executor(
 
 
 def plan(start: Start) -> MemoryPlan:
-    """What this rank and every other will hold. Reports it, with the backends of the ops."""
+    """The memory plan, the same for every rank. Reports it together with the backends of the ops."""
     opened, config, report = start.opened, start.config, start.report
     if start.on_gpu:
         keep_to(opened.device, device_memory(opened.device, start.options))
@@ -219,9 +219,9 @@ def record(start: Start, executor: TorchExecutor) -> None:
 
 
 def compile_kernels(start: Start, executor: TorchExecutor, compilers: "Compilers") -> None:
-    """On one layer of each kind, all kernels are compiled, then loaded and run.
+    """Compiles all kernels on one layer of each kind, then loads and runs them.
 
-    The compilers of one rank do it for all: those of the others have no workers.
+    One rank compiles for all; the compilers of the other ranks have no workers.
     """
     most_tokens, decode_sizes = start.options.scheduler.max_num_batched_tokens, start.decode_sizes
     layers = executor.of_each_kind()

@@ -25,7 +25,7 @@ class ThreadedExecutor:
         return self._steps.popleft().result()
 
     def call(self, function: Callable[[], None]) -> None:
-        """In the thread, after the steps that were launched. Returns when it has."""
+        """Calls a function in the thread, after all launched steps, and waits for its return."""
         self._thread.submit(function).result()
 
     def _run(self, plan: StepPlan) -> StepResult:

@@ -1,4 +1,4 @@
-"""What moves pages between one rank's memory and other engines. Needs NIXL."""
+"""The transfer of pages between one rank's memory and other engines. Needs NIXL."""
 
 from oscine.checkpoint.folder import fingerprint
 from oscine.checkpoint.hub import find_model
@@ -11,7 +11,7 @@ from oscine.types import RankMemory, Region
 
 
 def transfer_of(options: EngineOptions, executor: TorchExecutor) -> KVTransfer:
-    """Of the executor's rank."""
+    """The transfer for the memory of the executor's rank."""
     model, device = options.model, executor.device
     weights = "" if model.random_weights else fingerprint(find_model(model))
     identity = identity_of(model.random_weights or model.model, weights, config_of(model))

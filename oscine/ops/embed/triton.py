@@ -27,7 +27,7 @@ def embed(target: Target, token_ids_T: Tensor, weight_VH: Tensor) -> Tensor:
 
 
 def embed_part(target: Target, token_ids_T: Tensor, weight_VH: Tensor, first: int) -> Tensor:
-    """As reference.embed_part, or its sum over the ranks."""
+    """The same as reference.embed_part, or its sum over the ranks."""
     num_tokens, (vocab, hidden) = len(token_ids_T), weight_VH.shape
     x_TH = torch.empty((num_tokens, hidden), dtype=weight_VH.dtype, device=token_ids_T.device)
     block = max(COLUMNS_PER_WARP, triton.next_power_of_2(hidden))

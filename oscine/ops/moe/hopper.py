@@ -186,7 +186,7 @@ def run(target: Target, x_TH: Tensor, routing: Routing, experts: HopperExperts, 
 
 
 class Work(NamedTuple):
-    """What both products are told of the tokens."""
+    """The routing of the tokens, for both products."""
 
     table: Tensor
     entries: int  # at most
@@ -197,7 +197,7 @@ class Work(NamedTuple):
 
 
 class Tokens(NamedTuple):
-    """What is multiplied."""
+    """The activations that a product multiplies."""
 
     rows: Tensor  # fp16 [rows, H], or planes [rows, 2, H] of FP8
     scales: Tensor | None  # of the rows of planes; None for h, of which all have the same

@@ -34,7 +34,7 @@ def options(
 
 
 def plan_memory(config: ModelConfig, asked: EngineOptions, *given: object, **named: object) -> MemoryPlan:
-    """With keys and values as wide as activations."""
+    """A plan whose keys and values are as wide as activations."""
     width = named.get("activation_bytes", given[1] if len(given) > 1 else None)
     groups = config.kv_groups(asked.cache.page_size, {2: "bfloat16", 4: "float32"}[width])  # type: ignore[index]
     return memory.plan_memory(config, groups, asked, *given, **named)  # type: ignore[arg-type]

@@ -67,7 +67,7 @@ def counted(count: Counter[str], name: str, op: Callable[..., Any]) -> Callable[
 
 @pytest.mark.parametrize("pages", [64, 10])
 def test_recorded_and_unrecorded_steps_give_the_same_greedy_tokens(pages: int) -> None:
-    """With a cache that is large enough, and with preemptions."""
+    """In a cache that is large enough, and in a small one with preemptions."""
     found = outputs(native_ops(), *mixed_workload(), pages=pages)
     expected = outputs(native_ops(), *mixed_workload(), record=False, pages=pages)
     assert tokens(found) == tokens(expected)

@@ -1,4 +1,4 @@
-"""What a start says of the ops that it chose."""
+"""Reports of a start about the chosen ops."""
 
 import json
 from dataclasses import replace

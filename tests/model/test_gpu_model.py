@@ -53,7 +53,7 @@ SHAPES = [
 def build(
     config: ModelConfig, dtype: torch.dtype, ops: Ops, shard: Shard | None = None, host: HostLayers | None = None
 ) -> GptOss:
-    """Of a whole model, the shard's part."""
+    """A model with the shard's part of a whole model's random weights."""
     device = torch.device("cuda", torch.cuda.current_device())
     source = RandomTensors(config, 0, device)
     shard = shard or Shard()

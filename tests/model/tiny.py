@@ -156,5 +156,5 @@ def relative_error(got: Tensor, expected: Tensor) -> float:
 
 
 def checkpoint_bytes(config: ModelConfig) -> int:
-    """Of all tensors as published."""
+    """Bytes of all published tensors."""
     return size_of(config).checkpoint_bytes

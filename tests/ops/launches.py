@@ -57,7 +57,7 @@ class Launch:
         return self.name, self.options.num_warps, self.options.num_stages, self.options.maxnreg, missing
 
     def needs_no_less_than(self, other: "Launch") -> bool:
-        """Of registers and shared memory, by the sizes of blocks; what a program adds up one by one does not count."""
+        """Whether `self` needs at least the registers and shared memory of `other`, judged by the sizes of blocks."""
         return self.kind == other.kind and all(size >= other.blocks[name] for name, size in self.blocks.items())
 
     @property
@@ -67,7 +67,7 @@ class Launch:
 
     @property
     def message(self) -> tuple[Any, ...]:
-        """What decides how it exchanges with other ranks."""
+        """The part of a launch that decides how it exchanges with other ranks."""
         signature, named = self.signature, dict(self._named)
         return signature.get("x"), signature.get("addresses"), named.get("J"), named.get("TWO_SHOT")
 
@@ -81,7 +81,7 @@ class Launch:
 
 
 def launches(target: Target) -> list[Launch]:
-    """Those that need most: for each of the others there is one that needs no less."""
+    """The launches with the largest needs: each of the others needs no more than one of them."""
     with noted(target) as found, torch.inference_mode():
         for config in CONFIGS:
             _run_steps(target, config)
@@ -131,7 +131,7 @@ def _empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
 
 
 def _run_steps(target: Target, config: ModelConfig) -> None:
-    """Every op but those of cuBLAS."""
+    """Every op except for those that call cuBLAS."""
     ops = resolve(target, choose(platform(Target(torch.device("cuda"), target.capability))))
     layers = replace(config.of_layers((0, 1)), max_position_embeddings=64)  # one of each window
     model = GptOss(layers, load_weights(layers, _Shapes(layers), META, torch.bfloat16), ops)

@@ -93,7 +93,7 @@ def test_a_scale_that_is_no_number_is_refused() -> None:
 
 
 def test_published_widths_are_not_padded() -> None:
-    """Of one expert: the memory plan of a small GPU has no room for padding."""
+    """The bytes of one expert are not padded: the memory plan of a small GPU has no room for that."""
     experts = random_experts(1, 2880, 2880, torch.device("cpu"), torch.bfloat16, scales=(118, 122))
     published = experts.gate_up_blocks, experts.gate_up_scales, experts.down_blocks, experts.down_scales
     hopper, cpu = prepare_experts(experts), native.prepare_experts(experts)

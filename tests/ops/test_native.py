@@ -189,7 +189,7 @@ def test_greedy_tokens(kind: DenseKind) -> None:
 
 @pytest.mark.parametrize("vocab", [1, 97, 1001])
 def test_drawn_tokens(vocab: int) -> None:
-    """Those of the definition: its noise differs in the last bit, which decides nothing here."""
+    """Tokens equal those of the definition. Its noise differs in the last bit, which changes no token here."""
     choose = native_choose.chooser(Target.of(CPU), native_linear.lm_head, sample).choose
     x, head = torch.randn(200, 64), torch.randn(vocab, 64)
     x[1], x[2], x[3] = torch.nan, torch.inf, head[0] * 1e5

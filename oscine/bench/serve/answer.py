@@ -83,7 +83,7 @@ class Answer:
             self._error = event
 
     def finish(self) -> None:
-        """At the end of the body."""
+        """Called at the end of the body."""
         record = self.record
         record.error = self._problem()
         usage = usage_of(decode(self._usage)) or usage_of(decode(self._last))

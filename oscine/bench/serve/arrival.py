@@ -1,4 +1,4 @@
-"""When requests are sent: all the time as many at once (closed loop), or at a rate whatever the answers do (open)."""
+"""When sessions are sent: a fixed number in flight (closed loop), or at a rate, however fast answers come (open)."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ import numpy as np
 class Arrival:
     """A closed loop has a concurrency. An open loop has a rate; its concurrency, if given, is a bound."""
 
-    concurrency: int | None = None  # sessions under way at once
+    concurrency: int | None = None  # sessions in flight
     rate: float | None = None  # sessions per second, on average
     burst: int = 1  # sessions that arrive together; the rate stays the same
     constant: bool = False  # equal intervals in place of those of a Poisson process

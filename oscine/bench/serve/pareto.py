@@ -1,4 +1,4 @@
-"""What a sweep leaves: a Pareto plot beside other systems, and one HTML page that needs no other file."""
+"""The results of a sweep: a Pareto plot beside other systems, and one HTML page that needs no other file."""
 
 import base64
 import html

@@ -148,7 +148,7 @@ class Gguf:
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether `path` is a file in this format, whatever its name is."""
+    """Whether the content of a file is GGUF. Its name does not matter."""
     try:
         with path.open("rb") as file:
             return file.read(4) == _MAGIC

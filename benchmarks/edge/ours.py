@@ -7,6 +7,8 @@ import time
 
 from benchmarks.edge.peer import serve
 
+_KV_BYTES = 512 << 20  # hold one sequence of 8k tokens of 20b
+
 
 def main(model: str, context: int, num_seqs: int, threads: int) -> None:
     os.environ |= {"OMP_WAIT_POLICY": "passive", "OMP_NUM_THREADS": str(threads)}  # as in the engine process
@@ -21,7 +23,7 @@ def main(model: str, context: int, num_seqs: int, threads: int) -> None:
     torch.set_num_threads(threads)
     scheduler = SchedulerOptions(max_num_seqs=num_seqs, max_num_batched_tokens=512, max_waiting=num_seqs)
     options = ModelOptions(model, device="cpu", max_model_len=context)
-    cache = CacheOptions(prefix_caching=False)
+    cache = CacheOptions(prefix_caching=False, kv_cache_bytes=_KV_BYTES)
     engine = build_engine(EngineOptions(options, cache, scheduler, num_threads=threads))
     gc.collect()
     gc.freeze()

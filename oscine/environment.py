@@ -42,7 +42,8 @@ class Environment:
     @property
     def cache_folder(self) -> Path:
         """The folder for files that can be made again, in XDG_CACHE_HOME or its default."""
-        return Path(self.cache_home or os.path.expanduser("~/.cache")) / "oscine"
+        given = self.cache_home or ""
+        return Path(given if os.path.isabs(given) else os.path.expanduser("~/.cache")) / "oscine"
 
     @property
     def state_folder(self) -> Path:

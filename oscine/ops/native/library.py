@@ -21,6 +21,8 @@ from typing import Any
 
 import torch
 
+from oscine.environment import Environment
+
 FLAGS = ("-O3", "-march=native", "-std=gnu11", "-shared", "-fPIC", "-pthread", "-fno-math-errno", "-fno-trapping-math")
 _COMPILERS = ("cc", "gcc", "clang")
 _FOLDER = Path(__file__).parent
@@ -115,10 +117,9 @@ def _compiled() -> Path:
         )
     )
     name = f"native-{hashlib.blake2b(state.encode(), digest_size=12).hexdigest()}.so"
-    caches = os.environ.get("XDG_CACHE_HOME", ""), os.path.expanduser("~/.cache")
-    folders = [Path(cache) / "oscine" for cache in caches if os.path.isabs(cache)]
+    folders = [Environment().cache_folder, Path(os.path.expanduser("~/.cache/oscine"))]
     folders.append(Path(tempfile.gettempdir()) / f"oscine-{os.getuid()}")
-    for folder in folders:
+    for folder in dict.fromkeys(folders):
         try:
             return _compile(compiler, sources, _private(folder) / name)
         except OSError:

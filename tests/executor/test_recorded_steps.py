@@ -1,5 +1,7 @@
 """Decode steps as recorded C calls give the same tokens as ops that are called one by one, in any mix of steps."""
 
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -107,3 +109,15 @@ def test_a_step_with_other_arithmetic_is_not_recorded() -> None:
     ops = replace(native_ops(), attention=reference.attention)
     with pytest.raises(NotRecordable, match=r"aten\.\w+"):
         executor(native_model(ops), options(), 64, 64).record_steps()
+
+
+def test_recording_imports_no_compiler() -> None:
+    script = """
+import sys, torch
+from oscine.ops.native.recording import Recording
+with Recording():
+    torch.empty(3)
+print([name for name in sys.modules if name.startswith(("torch._dynamo.", "torch._inductor."))])
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

@@ -9,8 +9,10 @@ All graphs share one memory pool, and only one of them runs at a time. So the re
 next replay is queued.
 """
 
+import gc
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -57,14 +59,15 @@ class CudaGraphs:
         assert not self._captured
         self._sizes = sorted(sizes)
         pool = torch.cuda.graph_pool_handle()
-        for size in reversed(self._sizes):
-            packed = self._blank(size)
-            forward, choice = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-            with torch.cuda.graph(forward, pool=pool):
-                x_SH = self._forward(packed)
-            with torch.cuda.graph(choice, pool=pool):
-                ids_S = self._choose(packed, x_SH)
-            self._captured[size] = _Captured(forward, choice, packed, x_SH, ids_S)
+        with _no_collection():
+            for size in reversed(self._sizes):
+                packed = self._blank(size)
+                forward, choice = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+                with torch.cuda.graph(forward, pool=pool):
+                    x_SH = self._forward(packed)
+                with torch.cuda.graph(choice, pool=pool):
+                    ids_S = self._choose(packed, x_SH)
+                self._captured[size] = _Captured(forward, choice, packed, x_SH, ids_S)
         torch.cuda.synchronize(self._device)
 
     def _blank(self, size: int) -> PackedStep[Tensor]:
@@ -110,6 +113,18 @@ class CudaGraphs:
         captured = self._captured[size]
         captured.choice.replay()
         return captured.ids_S
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Without Python's collector: the end of another graph, one that is garbage, would break a capture."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def sizes_up_to(most: int) -> list[int]:

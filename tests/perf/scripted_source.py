@@ -37,13 +37,22 @@ def chat_stream(num_tokens: int, *, first_s: float = 0.0, next_s: float = 0.0) -
 class ScriptedSource:
     """Context manager. `reply` makes a status and the pieces of an answer from the body of a request."""
 
-    def __init__(self, reply: Callable[[Body], tuple[int, Sequence[Piece]]], *, api_key: str = "") -> None:
+    def __init__(
+        self, reply: Callable[[Body], tuple[int, Sequence[Piece]]], *, api_key: str = "", hangs_up: bool = False
+    ) -> None:
+        """`hangs_up`: connections are closed after each answer, without a word."""
         self.asked: list[Body] = []  # in the order of arrival
         self.energy_j = 0.0  # each answer adds 10
+        self.at_once = self.most_at_once = self.num_connections = 0
+        self._lock = threading.Lock()
         source = self
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+
+            def setup(self) -> None:
+                super().setup()
+                source.num_connections += 1
 
             def do_GET(self) -> None:
                 if api_key and self.headers["Authorization"] != f"Bearer {api_key}":
@@ -54,8 +63,11 @@ class ScriptedSource:
 
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                source.asked.append(body)
-                status, pieces = reply(body)
+                with source._lock:
+                    source.asked.append(body)
+                    source.at_once += 1
+                    source.most_at_once = max(source.most_at_once, source.at_once)
+                    status, pieces = reply(body)
                 source.energy_j += 10
                 if status != 200:
                     return self._whole(status, b"".join(piece for piece in pieces if isinstance(piece, bytes)))
@@ -70,7 +82,10 @@ class ScriptedSource:
                         time.sleep(max(0.0, due_s - time.monotonic()))
                     else:
                         self.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece))
+                with source._lock:
+                    source.at_once -= 1
                 self.wfile.write(b"0\r\n\r\n")
+                self.close_connection = hangs_up
                 return None
 
             def _whole(self, status: int, body: bytes) -> None:

@@ -1,13 +1,18 @@
 """`oscine bench serve` and `oscine bench sweep` as processes, against real and scripted servers."""
 
 import json
+import os
+import pty
 import re
 import shutil
+import signal
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from oscine.chat.tokenizer import Tokenizer
@@ -15,7 +20,7 @@ from oscine.checkpoint.hub import NANO_FOLDER
 from oscine.cli import main
 from tests.cli.test_commands import run
 from tests.perf.scripted_source import Body, Piece, ScriptedSource, chat_event, chat_stream
-from tests.server import ServerProcess
+from tests.server import ServerProcess, wait_until
 
 TOKENIZER = ("--tokenizer", str(NANO_FOLDER))
 Reply = tuple[int, Sequence[Piece]]
@@ -116,6 +121,50 @@ def test_an_open_loop_with_bursts(tmp_path: Path) -> None:
         row = row_of(bench(source.url, *options, *TOKENIZER), output)
     assert len(source.asked) == 32, "two come before the measurement"
     assert (row["completed"], row["conc"], row["rate"]) == (30, None, 200.0)
+
+
+@pytest.mark.parametrize("rate", [(), ("--rate", "1000")], ids=["closed", "open"])
+def test_the_concurrency_is_kept_and_never_exceeded(rate: tuple[str, ...]) -> None:
+    with ScriptedSource(lambda body: (200, chat_stream(3, first_s=0.02))) as source:
+        options = ("--concurrency", "4", "--sessions", "24", "--warm-up", "0", *rate)
+        done = bench(source.url, *options, *TOKENIZER)
+    assert "24 completed, 0 failed" in done.stdout
+    assert source.most_at_once == 4
+    assert source.num_connections <= 4 + 3, "connections are used again; three are for the model and the energy"
+
+
+def test_a_server_may_close_idle_connections() -> None:
+    with ScriptedSource(streams, hangs_up=True) as source:
+        done = bench(source.url, "--concurrency", "2", "--sessions", "20", "--warm-up", "0", *TOKENIZER)
+    assert "20 completed, 0 failed" in done.stdout, done.stdout + done.stderr
+
+
+def test_an_interrupt_ends_the_clients() -> None:
+    with ScriptedSource(lambda body: (200, chat_stream(2, next_s=1.0))) as source:
+        load = ["--concurrency", "2", "--sessions", "1000", "--processes", "2", "--warm-up", "0", *TOKENIZER]
+        command = [sys.executable, "-m", "oscine", "bench", "serve", source.url, "--isl", "5", *load]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            wait_until(lambda: len(source.asked) >= 2, "two requests")
+            clients = psutil.Process(process.pid).children()
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=30)
+    assert (process.returncode, errors) == (130, "")
+    assert len(clients) == 2
+    assert not [client for client in clients if client.is_running()]
+
+
+def test_a_terminal_shows_the_progress() -> None:
+    ours, theirs = pty.openpty()
+    with ScriptedSource(streams) as source:
+        load = ["--sessions", "5", "--warm-up", "0", "--isl", "5", *TOKENIZER]
+        command = [sys.executable, "-m", "oscine", "bench", "serve", source.url, *load]
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=theirs, timeout=60, check=True, text=True)
+    os.close(theirs)
+    with open(ours, "rb") as terminal:
+        shown = terminal.read1(65536).decode()
+    assert "measured" in shown
+    assert "tokens/s" in shown
+    assert "5 completed" in done.stdout
 
 
 def test_failures_are_counted_and_the_others_are_measured() -> None:

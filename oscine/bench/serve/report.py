@@ -10,7 +10,20 @@ from oscine.bench.serve.run import Measured
 _BUSY = 0.9  # a client process above this share of a core may have been the limit
 _LATE_S = 0.05
 
-COLUMNS = ("load", "done", "failed", "req/s", "out tok/s", "per GPU", "tok/s/user", "TTFT ms", "p99", "TPOT ms", "p99")
+COLUMNS = (
+    "load",
+    "done",
+    "failed",
+    "req/s",
+    "out tok/s",
+    "per GPU",
+    "tok/s/user",
+    "TTFT ms",
+    "p99",
+    "TPOT ms",
+    "p99",
+    "goodput",
+)
 
 
 def load_text(arrival: Arrival) -> str:
@@ -92,6 +105,7 @@ def cells(measured: Measured, num_gpus: int) -> tuple[str, ...]:
         f"{found.output_tok_s / num_gpus:,.1f}",
         f"{found.tok_s_user:,.1f}",
         *(f"{1e3 * time_s:,.2f}" for time_s in times),
+        "-" if found.goodput is None else f"{found.goodput:,.2f}",
     )
 
 

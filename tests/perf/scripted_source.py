@@ -102,6 +102,9 @@ class ScriptedSource:
             request_queue_size = 64
             daemon_threads = True
 
+            def handle_error(self, request: object, client_address: object) -> None:
+                """Clients may leave."""
+
         self._server = Server(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_port}"
 

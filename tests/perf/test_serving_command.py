@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import termios
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -155,6 +156,7 @@ def test_an_interrupt_ends_the_clients() -> None:
 
 def test_a_terminal_shows_the_progress() -> None:
     ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 100))
     with ScriptedSource(streams) as source:
         load = ["--sessions", "5", "--warm-up", "0", "--isl", "5", *TOKENIZER]
         command = [sys.executable, "-m", "oscine", "bench", "serve", source.url, *load]

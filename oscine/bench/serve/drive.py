@@ -14,7 +14,8 @@ from oscine.bench.serve.connection import Connection
 from oscine.bench.serve.load import Session, Turn
 from oscine.bench.serve.target import Target
 
-TOKENS, DONE, FAILED = range(3)  # what the counters count
+NUM_COUNTERS = 3
+TOKENS, DONE, FAILED = range(NUM_COUNTERS)  # what the counters count
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,11 +17,10 @@ from typing import NoReturn
 
 from oscine.bench.serve.answer import Record
 from oscine.bench.serve.arrival import Arrival
-from oscine.bench.serve.drive import Client, Driver, Job
+from oscine.bench.serve.drive import NUM_COUNTERS, Client, Driver, Job
 from oscine.engine.process.descriptors import raise_descriptor_limit
 from oscine.python_child import die_with_parent
 
-_NUM_COUNTERS = 3  # per process: see oscine.bench.serve.drive
 _PATIENCE_S = 0.2  # between two readings of the counters
 _AHEAD_S = 0.1  # from the fork to the first request
 
@@ -41,7 +40,7 @@ def run_clients(
 ) -> Outcome:
     """`watch` is called with the counters of all clients, repeatedly and at the end."""
     count = min(num_processes, len(jobs), arrival.concurrency or len(jobs))
-    shared = mmap.mmap(-1, 8 * _NUM_COUNTERS * count)
+    shared = mmap.mmap(-1, 8 * NUM_COUNTERS * count)
     counters = memoryview(shared).cast("q")
     sys.stdout.flush()
     sys.stderr.flush()
@@ -49,7 +48,7 @@ def run_clients(
     children: dict[int, int] = {}  # the end of each child's pipe -> its process
     try:
         for index in range(count):
-            own = counters[_NUM_COUNTERS * index : _NUM_COUNTERS * (index + 1)]
+            own = counters[NUM_COUNTERS * index : NUM_COUNTERS * (index + 1)]
             ours, theirs = os.pipe()
             pid = os.fork()
             if pid == 0:
@@ -70,7 +69,7 @@ def run_clients(
 
 
 def _sums(counters: "memoryview[int]", count: int) -> list[int]:
-    return [sum(counters[kind + _NUM_COUNTERS * index] for index in range(count)) for kind in range(_NUM_COUNTERS)]
+    return [sum(counters[kind + NUM_COUNTERS * index] for index in range(count)) for kind in range(NUM_COUNTERS)]
 
 
 def _read_all(pipes: Sequence[int], watch: Callable[[], None]) -> list[bytes]:

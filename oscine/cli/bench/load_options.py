@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from oscine.bench.serve.run import Bench
 
 _WARM_UP, _PER_USER, _OPEN_S = 2, 10, 60
-_LIMITS = ("ttft", "tpot", "e2el")
 
 
 @dataclass(frozen=True)
@@ -128,8 +127,11 @@ class Sending(Options, group="arrival"):
     processes: int = option(1, "number of client processes that share the load", "N", at_least=1)
 
     def arrival(self, concurrency: int | None, rate: float | None) -> "Arrival":
+        """Raises OptionError."""
         from oscine.bench.serve.arrival import Arrival
 
+        _needs("burst", self.burst > 1, "rate", rate is not None)
+        _needs("constant-rate", self.constant_rate, "rate", rate is not None)
         return Arrival(concurrency, rate, self.burst, self.constant_rate)
 
     def counts(self, arrival: "Arrival") -> tuple[int, int]:
@@ -162,6 +164,8 @@ class Reporting(Options, group="results"):
 
     def limits_s(self) -> dict[str, float]:
         """Raises OptionError."""
+        from oscine.bench.serve.measure import LIMITS
+
         limits = {}
         for text in self.goodput:
             name, value = _pair("goodput", text, ":")
@@ -169,8 +173,8 @@ class Reporting(Options, group="results"):
                 limits[name] = float(value) / 1e3
             except ValueError:
                 raise OptionError("goodput", f"needs a number of milliseconds, unlike {text!r}") from None
-            if name not in _LIMITS:
-                raise OptionError("goodput", f"knows {', '.join(_LIMITS)}, not {name!r}")
+            if name not in LIMITS:
+                raise OptionError("goodput", f"knows {', '.join(LIMITS)}, not {name!r}")
         return limits
 
     def labels(self) -> dict[str, Any]:
@@ -195,8 +199,13 @@ class Load:
     def of(cls, url: str, given: Mapping[str, Any]) -> "Load":
         """Raises OptionError."""
         load = cls(url, Asked.of(given), Workload.of(given), Sending.of(given), Reporting.of(given))
-        if load.workload.token_ids and (load.asked.api != "completions" or load.workload.turns > 1):
+        work = load.workload
+        if work.token_ids and (load.asked.api != "completions" or work.turns > 1):
             raise OptionError("token-ids", "is for --api completions with one turn per session")
+        if work.dataset is not None and (work.turns > 1 or work.shared_prefix or work.token_ids):
+            raise OptionError("dataset", "has prompts of its own; --turns, --shared-prefix and --token-ids make others")
+        _needs("num-prefixes", work.num_prefixes > 1, "shared-prefix", work.shared_prefix > 0)
+        _needs("think", work.think > 0, "turns", work.turns > 1 or work.dataset is not None)
         return load
 
     def bench(self) -> "Bench":
@@ -221,6 +230,11 @@ def add_load_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("url", metavar="URL", help="server to measure, such as http://127.0.0.1:8000")
     for section in _SECTIONS:
         add_some(parser.add_argument_group(section.group), options_of(section))
+
+
+def _needs(name: str, is_given: bool, other: str, has_other: bool) -> None:
+    if is_given and not has_other:
+        raise OptionError(name, f"needs --{other}")
 
 
 def _pair(name: str, text: str, sign: str) -> tuple[str, str]:

@@ -112,7 +112,8 @@ def _arrival(load: Load, concurrency: int | None, rate: float | None) -> "Arriva
     for name, value in (("concurrency", concurrency), ("rate", rate)):
         if value is not None and value <= 0:
             raise CommandError(f"--{name} must be positive, not {value:g}", USAGE)
-    return load.sending.arrival(concurrency, rate)
+    with ended_by(ValueError, status=USAGE):
+        return load.sending.arrival(concurrency, rate)
 
 
 def _measure(load: Load, bench: "Bench", arrival: "Arrival") -> "Measured":

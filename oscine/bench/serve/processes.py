@@ -94,8 +94,9 @@ def _be_client(pipe: int, driver: Driver, jobs: Sequence[Job], arrival: Arrival,
         gc.freeze()
         gc.disable()  # a pause would be measured
         with _runner() as runner:
+            before_s = time.process_time()
             records = runner.run(driver.drive(jobs, arrival, start_s))
-        busy = time.process_time() / max(time.perf_counter() - start_s, 1e-9)
+            busy = (time.process_time() - before_s) / (time.perf_counter() - start_s)
         with os.fdopen(pipe, "wb") as file:
             file.write(_encode(records, busy))
     except BaseException:

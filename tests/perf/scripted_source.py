@@ -3,7 +3,7 @@
 import json
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any
@@ -38,7 +38,7 @@ class ScriptedSource:
     """Context manager. `reply` makes a status and the pieces of an answer from the body of a request."""
 
     def __init__(
-        self, reply: Callable[[Body], tuple[int, Sequence[Piece]]], *, api_key: str = "", hangs_up: bool = False
+        self, reply: Callable[[Body], tuple[int, Iterable[Piece]]], *, api_key: str = "", hangs_up: bool = False
     ) -> None:
         """`hangs_up`: connections are closed after each answer, without a word."""
         self.asked: list[Body] = []  # in the order of arrival

@@ -23,7 +23,6 @@ def test_aiperf_measures_the_same(tmp_path: Path) -> None:
     with ScriptedSource(lambda body: (200, chat_stream(OSL, first_s=FIRST_S, next_s=NEXT_S))) as source:
         ours = _ours(source.url, tmp_path / "rows.jsonl")
         theirs = _theirs(source.url, tmp_path / "artifacts")
-    print(ours, theirs)
     for name, value in theirs.items():
         assert ours[name] == pytest.approx(value, rel=0.03), name
 

@@ -9,7 +9,8 @@ import signal
 import subprocess
 import sys
 import termios
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from tests.perf.scripted_source import Body, Piece, ScriptedSource, chat_event, 
 from tests.server import ServerProcess, wait_until
 
 TOKENIZER = ("--tokenizer", str(NANO_FOLDER))
-Reply = tuple[int, Sequence[Piece]]
+Reply = tuple[int, Iterable[Piece]]
 
 
 def bench(url: str, *options: str) -> "subprocess.CompletedProcess[str]":
@@ -126,7 +127,13 @@ def test_an_open_loop_with_bursts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rate", [(), ("--rate", "1000")], ids=["closed", "open"])
 def test_the_concurrency_is_kept_and_never_exceeded(rate: tuple[str, ...]) -> None:
-    with ScriptedSource(lambda body: (200, chat_stream(3, first_s=0.02))) as source:
+    together = threading.Barrier(4, timeout=30)
+
+    def pieces() -> Iterator[Piece]:
+        together.wait()
+        yield from chat_stream(3)
+
+    with ScriptedSource(lambda body: (200, pieces())) as source:
         options = ("--concurrency", "4", "--sessions", "24", "--warm-up", "0", *rate)
         done = bench(source.url, *options, *TOKENIZER)
     assert "24 completed, 0 failed" in done.stdout

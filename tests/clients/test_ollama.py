@@ -205,7 +205,7 @@ def test_errors_have_ollamas_form(client: ollama.Client) -> None:
     with pytest.raises(ollama.ResponseError, match="not found"):
         list(client.chat("none", stream=True))
     for change in (lambda: client.delete("a"), lambda: client.copy("a", "b"), lambda: client.push("a")):
-        with pytest.raises(ollama.ResponseError, match="no other") as error:
+        with pytest.raises(ollama.ResponseError, match="only has the models") as error:
             change()
         assert error.value.status_code == 400
     with pytest.raises(ollama.ResponseError, match="embeddings"):

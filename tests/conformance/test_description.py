@@ -22,7 +22,7 @@ from schemathesis.specs.openapi.checks import (
 
 from tests.server import ServerProcess
 
-EXAMPLES = {GenerationMode.POSITIVE: 15, GenerationMode.NEGATIVE: 6}
+EXAMPLES = {GenerationMode.POSITIVE: 9, GenerationMode.NEGATIVE: 4}
 REQUIRED = {"messages", "prompt", "input", "tokens", "max_tokens"}
 CHECKS: list[Any] = [
     *(not_a_server_error, status_code_conformance, content_type_conformance),

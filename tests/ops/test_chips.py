@@ -23,6 +23,11 @@ OTHERS = (
     *("_scan_kernel", "_bound_kernel", "_collect_kernel", "_cut_kernel"),
 )
 FAMILIES = {80: (86, 87, 89), 120: (121,)}  # chip -> chips that run the same PTX
+COMPILED = [
+    *((arch, kernel) for arch in FAMILIES for kernel in PRODUCTS),
+    *((80, kernel) for kernel in OTHERS),
+    *(pytest.param(120, kernel, marks=pytest.mark.slow) for kernel in OTHERS),
+]
 
 
 @cache
@@ -41,8 +46,7 @@ def test_the_list_of_kernels_is_complete(arch: int) -> None:
     assert {launch.name for launch in launched_on(arch)} == {*PRODUCTS, *OTHERS}
 
 
-@pytest.mark.parametrize("kernel", PRODUCTS + OTHERS)
-@pytest.mark.parametrize("arch", FAMILIES)
+@pytest.mark.parametrize(("arch", "kernel"), COMPILED)
 def test_every_kernel_fits(arch: int, kernel: str) -> None:
     """The kernel fits the chip and the other chips of its family."""
     for launch in launched_on(arch):

@@ -184,6 +184,7 @@ def in_interpreter() -> None:
     sent_in_interpreter()
 
 
+@pytest.mark.slow
 def test_kernels_on_a_cpu() -> None:
     """Unpacked blocks have the layout of the portable kernels; layers are copied in pieces; tokens are sent and
     received."""

@@ -63,6 +63,7 @@ def test_the_embedded_model_without_the_servers_packages(tmp_path: Path) -> None
     assert len(done.stdout.splitlines()) == 4  # machine, header, two points
 
 
+@pytest.mark.slow
 def test_the_embedded_model_on_two_ranks(tmp_path: Path) -> None:
     arguments = ("engine", "--device", "cpu", "--tensor-parallel-size", "2", "--points", "2:16:64")
     done = bench(*arguments, cwd=tmp_path)
@@ -71,7 +72,9 @@ def test_the_embedded_model_on_two_ranks(tmp_path: Path) -> None:
     assert (result["tensor_parallel_size"], result["num_gpus"], result["osl"]) == (2, 1, 64)
 
 
-@pytest.mark.parametrize("shared", [True, False], ids=["shared experts", "replicas"])
+@pytest.mark.parametrize(
+    "shared", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["shared experts", "replicas"]
+)
 def test_the_embedded_model_on_two_engines(tmp_path: Path, shared: bool) -> None:
     """Five requests: one engine has three of them, and the other goes on taking part."""
     arguments = ["engine", "--device", "cpu", "--data-parallel-size", "2", "--points", "5:16:48", "1:9:32"]
@@ -84,6 +87,7 @@ def test_the_embedded_model_on_two_engines(tmp_path: Path, shared: bool) -> None
     assert min(first["output_tok_s"], first["prefill_tok_s"], second["decode_step_ms"]) > 0
 
 
+@pytest.mark.slow
 def test_two_engines_end_when_one_cannot_be_loaded(tmp_path: Path) -> None:
     done = bench(
         "engine", "--device", "cuda:98,cuda:99", "--data-parallel-size", "2", "--points", "2:8:8", cwd=tmp_path

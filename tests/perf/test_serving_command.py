@@ -147,15 +147,24 @@ def test_a_server_may_close_idle_connections() -> None:
     assert "20 completed, 0 failed" in done.stdout, done.stdout + done.stderr
 
 
+def _mind_interrupts() -> None:
+    """A job that a shell has put into the background ignores them, and so do its children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_an_interrupt_ends_the_clients() -> None:
     with ScriptedSource(lambda body: (200, chat_stream(2, next_s=1.0))) as source:
         load = ["--concurrency", "2", "--sessions", "1000", "--processes", "2", "--warm-up", "0", *TOKENIZER]
         command = [sys.executable, "-m", "oscine", "bench", "serve", source.url, "--isl", "5", *load]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-            wait_until(lambda: len(source.asked) >= 2, "two requests")
-            clients = psutil.Process(process.pid).children()
-            process.send_signal(signal.SIGINT)
-            _, errors = process.communicate(timeout=30)
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        with subprocess.Popen(command, text=True, preexec_fn=_mind_interrupts, **pipes) as process:
+            try:
+                wait_until(lambda: len(source.asked) >= 2, "two requests")
+                clients = psutil.Process(process.pid).children()
+                process.send_signal(signal.SIGINT)
+                _, errors = process.communicate(timeout=30)
+            finally:
+                process.kill()
     assert (process.returncode, errors) == (130, "")
     assert len(clients) == 2
     assert not [client for client in clients if client.is_running()]

@@ -8,8 +8,10 @@ from collections.abc import Collection, Iterator
 from math import ceil
 from pathlib import Path
 
-_QUOTA = "sys/fs/cgroup", "cpu.max"  # version 2: microseconds per period, and the period
-_QUOTA_V1 = "sys/fs/cgroup/cpu", "cpu.cfs_quota_us", "cpu.cfs_period_us"
+from oscine.control_groups import Hierarchy, groups_of, text_of
+
+_V2 = Hierarchy("sys/fs/cgroup", ("cpu.max",))  # microseconds per period, and the period
+_V1 = Hierarchy("sys/fs/cgroup/cpu", ("cpu.cfs_quota_us", "cpu.cfs_period_us"))
 
 
 def usable_cores(root: Path = Path("/"), cpus: Collection[int] | None = None) -> int:
@@ -21,26 +23,12 @@ def usable_cores(root: Path = Path("/"), cpus: Collection[int] | None = None) ->
 
 def _siblings(root: Path, cpu: int) -> str:
     """Identifies the physical core of a logical CPU, by the list of its hyperthreads."""
-    return _text(root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").strip() or str(cpu)
+    return text_of(root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").strip() or str(cpu)
 
 
 def _quotas(root: Path) -> Iterator[int]:
     """The CPU quota of each control group of this process, in cores, rounded up."""
-    for line in _text(root / "proc/self/cgroup").splitlines():
-        number, controllers, path = line.split(":", 2)
-        if number != "0" and "cpu" not in controllers.split(","):
-            continue
-        folder, *names = _QUOTA if number == "0" else _QUOTA_V1
-        parts = [part for part in path.split("/") if part]
-        for depth in range(len(parts), -1, -1):  # a container often shows its own group as the outermost
-            group = root.joinpath(folder, *parts[:depth])
-            words = " ".join(_text(group / name) for name in names).split()
-            if len(words) == 2 and all(word.isdigit() for word in words):
-                yield max(1, ceil(int(words[0]) / int(words[1])))
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""
+    for group, names in groups_of(root, "cpu", _V2, _V1):
+        words = " ".join(text_of(group / name) for name in names).split()
+        if len(words) == 2 and all(word.isdigit() for word in words):
+            yield max(1, ceil(int(words[0]) / int(words[1])))

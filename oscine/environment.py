@@ -46,6 +46,11 @@ class Environment:
         return Path(given if os.path.isabs(given) else os.path.expanduser("~/.cache")) / "oscine"
 
     @property
+    def packed_folder(self) -> Path:
+        """Weights that were packed for this machine's CPU."""
+        return self.cache_folder / "packed"
+
+    @property
     def state_folder(self) -> Path:
         """The folder for files that outlive a server: XDG_STATE_HOME or its default."""
         return Path(os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state"))

@@ -15,12 +15,10 @@ from torch import Tensor
 
 from oscine.checkpoint.gguf.checkpoint import raw_tensors
 from oscine.checkpoint.gguf.file import Gguf
+from oscine.checkpoint.hub import INDEX, SINGLE
 from oscine.model.config import ModelConfig
 from oscine.model.weights import TensorSpec, tensor_specs
 
-CONFIG = "config.json"
-SINGLE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
 _SAMPLE_BYTES = 1024  # of each tensor, from its middle
 
 

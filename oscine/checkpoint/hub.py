@@ -23,6 +23,7 @@ from oscine.model.o200k import o200k_folder
 
 NANO_FOLDER = Path(__file__).parents[1] / "model" / "nano"
 CONFIG = "config.json"
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 TOKENIZER = "tokenizer.json"
 WEIGHTS, GGUF = "*.safetensors", "*.gguf"
 ROOT_FILES = ["*.json", "*.jinja", WEIGHTS]

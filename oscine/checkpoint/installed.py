@@ -14,13 +14,12 @@ from typing import Any, Literal
 from oscine.checkpoint import ollama
 from oscine.checkpoint.gguf.config import ARCHITECTURES
 from oscine.checkpoint.gguf.file import Gguf
-from oscine.checkpoint.hub import CONFIG, NANO_FOLDER, repository
+from oscine.checkpoint.hub import CONFIG, INDEX, NANO_FOLDER, SINGLE, repository
 from oscine.config import NANO
 from oscine.environment import Environment
 from oscine.model.config import MODEL_TYPES
 
 Place = Literal["Oscine", "Hugging Face", "Ollama", "packed"]
-_INDEX = "model.safetensors.index.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +82,9 @@ def _format(snapshot: Path) -> str | None:
 def _is_whole(snapshot: Path, kind: str) -> bool:
     if kind == "GGUF":
         return True
-    placed = _json(snapshot / _INDEX).get("weight_map")
+    placed = _json(snapshot / INDEX).get("weight_map")
     files = set(map(str, placed.values())) if isinstance(placed, dict) else set()
-    return all((snapshot / name).exists() for name in files or {"model.safetensors"})
+    return all((snapshot / name).exists() for name in files or {SINGLE})
 
 
 def _of_ollama() -> Iterator[Installed]:
@@ -97,8 +96,7 @@ def _of_ollama() -> Iterator[Installed]:
 
 
 def _packed() -> Iterator[Installed]:
-    folder = Environment().cache_folder / "packed"
-    for path in sorted(folder.glob("*")):
+    for path in sorted(Environment().packed_folder.glob("*")):
         yield Installed(path.name, "packed", "int8 and MXFP4", size_of(path), path)
 
 

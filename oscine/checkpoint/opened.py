@@ -7,11 +7,11 @@ from pathlib import Path
 
 import torch
 
-from oscine.checkpoint.folder import CONFIG, Checkpoint, fingerprint
+from oscine.checkpoint.folder import Checkpoint, fingerprint
 from oscine.checkpoint.gguf.checkpoint import GgufCheckpoint
 from oscine.checkpoint.gguf.config import config_of as gguf_config
 from oscine.checkpoint.gguf.file import Gguf
-from oscine.checkpoint.hub import config_at, find_model, find_tokenizer, tokenizer_at
+from oscine.checkpoint.hub import CONFIG, config_at, find_model, find_tokenizer, tokenizer_at
 from oscine.config import ModelOptions
 from oscine.model.config import ModelConfig, gpt_oss_20b, gpt_oss_120b
 from oscine.model.packed import PackedFiles

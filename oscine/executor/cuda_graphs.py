@@ -9,15 +9,14 @@ All graphs share one memory pool, and only one of them runs at a time. So the re
 next replay is queued.
 """
 
-import gc
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from oscine.collector import paused
 from oscine.executor.slots import ColumnArray
 from oscine.executor.step_batch import StepArrays
 from oscine.executor.transfer import upload_into
@@ -59,7 +58,7 @@ class CudaGraphs:
         assert not self._captured
         self._sizes = sorted(sizes)
         pool = torch.cuda.graph_pool_handle()
-        with _no_collection():
+        with paused():  # the end of an older graph, one that is garbage, would break a capture
             for size in reversed(self._sizes):
                 packed = self._blank(size)
                 forward, choice = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
@@ -113,18 +112,6 @@ class CudaGraphs:
         captured = self._captured[size]
         captured.choice.replay()
         return captured.ids_S
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Without Python's collector: the end of another graph, one that is garbage, would break a capture."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def sizes_up_to(most: int) -> list[int]:

@@ -11,6 +11,7 @@ from oscine.model.weights import load_weights
 from oscine.ops.moe import native
 from oscine.ops.moe.on_host import MOST_TOKENS, HostExperts, HostLayers
 from oscine.ops.native.library import unavailable
+from oscine.ops.native.weights import PackedExperts
 from oscine.ops.target import Target
 
 from .tiny import CONFIG, CPU, LivelyTensors, executor, loop, options, prompt, request, run
@@ -44,7 +45,7 @@ def generated(model: GptOss) -> dict[str, list[int]]:
 
 def test_tokens_equal_those_of_a_model_on_one_device() -> None:
     assert [type(layer.experts) for layer in model(on_host=True).weights.layers[1:3]] == [
-        native.PackedExperts,
+        PackedExperts,
         HostExperts,
     ]
     assert generated(model(on_host=True)) == generated(model(on_host=False))

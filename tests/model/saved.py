@@ -6,7 +6,7 @@ from pathlib import Path
 from safetensors.torch import save_file
 from torch import Tensor
 
-from oscine.checkpoint.folder import CONFIG, INDEX, SINGLE
+from oscine.checkpoint.hub import CONFIG, INDEX, SINGLE
 from oscine.model.config import ModelConfig
 from oscine.model.weights import tensor_specs
 

@@ -12,7 +12,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from oscine.checkpoint import hub
-from oscine.checkpoint.folder import INDEX, SINGLE, Checkpoint, fingerprint
+from oscine.checkpoint.folder import Checkpoint, fingerprint
+from oscine.checkpoint.hub import INDEX, SINGLE
 from oscine.checkpoint.opened import open_model
 from oscine.config import ModelOptions
 from oscine.model.random_weights import RandomTensors

@@ -3,9 +3,7 @@
 oscine.api.serving.parameters says what is done with each parameter.
 """
 
-import gc
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import msgspec
@@ -25,6 +23,7 @@ from oscine.api.serving.parameters import (
     unused,
 )
 from oscine.chat.effort import EFFORTS, Effort
+from oscine.collector import paused
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 Verbosity = Literal["low", "medium", "high"]
@@ -246,7 +245,7 @@ def _decoded(body: bytes, type: type[T]) -> T:
     except ValueError as error:
         raise _too_many_values(body, str(error)) from None
     try:
-        with _no_collection():
+        with paused():  # the collector would traverse a large request repeatedly while it is decoded
             return msgspec.json.decode(body, type=type)
     except msgspec.ValidationError as error:
         raise from_validation(error, choices=_CHOICES) from None
@@ -254,16 +253,6 @@ def _decoded(body: bytes, type: type[T]) -> T:
         raise APIError(f"The body is not valid JSON: {error}.", code="invalid_json") from None
     except RecursionError:
         raise APIError("The JSON of the body is nested too deeply.", code="invalid_json") from None
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Switches the garbage collector off, which would traverse a large request repeatedly while it is decoded."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 def _too_many_values(body: bytes, why: str) -> APIError:

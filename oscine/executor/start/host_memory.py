@@ -6,9 +6,11 @@ Read from Linux's /proc and /sys.
 from collections.abc import Iterator
 from pathlib import Path
 
-# Control groups of version 2 and 1: folder of the hierarchy, limit, usage, and the reclaimable part of the usage.
-_V2 = ("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file")
-_V1 = ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+from oscine.control_groups import Hierarchy, groups_of, text_of
+
+# Limit, usage, and the reclaimable part of the usage.
+_V2 = Hierarchy("sys/fs/cgroup", ("memory.max", "memory.current", "inactive_file"))
+_V1 = Hierarchy("sys/fs/cgroup/memory", ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"))
 
 
 def available_bytes(root: Path = Path("/")) -> int | None:
@@ -21,20 +23,14 @@ def available_bytes(root: Path = Path("/")) -> int | None:
 
 def _left_by_groups(root: Path) -> Iterator[int]:
     """The bytes left of each control group of this process, from its own to the outermost."""
-    for line in _text(root / "proc/self/cgroup").splitlines():
-        number, controllers, path = line.split(":", 2)
-        if number != "0" and "memory" not in controllers.split(","):
-            continue
-        folder, *names = _V2 if number == "0" else _V1
-        parts = [part for part in path.split("/") if part]
-        for depth in range(len(parts), -1, -1):  # a container often shows its own group as the outermost
-            left = _left(root.joinpath(folder, *parts[:depth]), *names)
-            if left is not None:
-                yield left
+    for group, names in groups_of(root, "memory", _V2, _V1):
+        left = _left(group, *names)
+        if left is not None:
+            yield left
 
 
 def _left(group: Path, limit: str, usage: str, reclaimable: str) -> int | None:
-    allowed, used = _text(group / limit).strip(), _text(group / usage).strip()
+    allowed, used = text_of(group / limit).strip(), text_of(group / usage).strip()
     if not (allowed.isdigit() and used.isdigit()):  # no such group, or "max"
         return None
     return max(int(allowed) - int(used) + _table(group / "memory.stat").get(reclaimable, 0), 0)
@@ -42,12 +38,5 @@ def _left(group: Path, limit: str, usage: str, reclaimable: str) -> int | None:
 
 def _table(path: Path) -> dict[str, int]:
     """The numbers by name, from lines of a name and a number."""
-    rows = (line.split() for line in _text(path).splitlines())
+    rows = (line.split() for line in text_of(path).splitlines())
     return {row[0]: int(row[1]) for row in rows if len(row) > 1 and row[1].isdigit()}
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""

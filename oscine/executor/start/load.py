@@ -271,7 +271,7 @@ def _packed_files(start: Start) -> PackedFiles | None:
     if platform(start.target, start.opened.dtype) != "native" or num_bytes < _LARGE_BYTES:
         return None
     name = start.opened.packed_name(start.target.cpu_weights, start.shard)
-    return None if name is None else PackedFiles(Environment().cache_folder / "packed" / name, num_bytes, start.report)
+    return None if name is None else PackedFiles(Environment().packed_folder / name, num_bytes, start.report)
 
 
 def _native_bytes(specs: Mapping[str, TensorSpec], cpu_weights: str) -> dict[str, int]:

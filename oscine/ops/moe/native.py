@@ -10,8 +10,6 @@ from oscine.ops.interface import MxExperts, Routing
 from oscine.ops.native.library import check, library
 from oscine.ops.native.weights import PackedExperts, pack_mxfp4
 
-__all__ = ["PackedExperts", "moe", "prepare_experts"]
-
 
 def prepare_experts(experts: MxExperts) -> PackedExperts:
     return PackedExperts(

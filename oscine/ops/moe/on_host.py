@@ -23,6 +23,7 @@ from oscine.ops.interface import MxExperts, Routing
 from oscine.ops.moe import native, reference
 from oscine.ops.moe.cpu_layout import HostMatrix, published
 from oscine.ops.native.library import library
+from oscine.ops.native.weights import PackedExperts
 from oscine.ops.target import Target
 
 if TYPE_CHECKING:  # it needs Triton, which a CPU does not
@@ -54,7 +55,7 @@ class _Call(ctypes.Structure):
 class HostExperts:
     """The experts of one layer."""
 
-    packed: native.PackedExperts
+    packed: PackedExperts
     matrices: tuple[HostMatrix, HostMatrix]  # the same memory, for copies to the GPU
     calls: dict[int, _Call] = field(default_factory=dict)  # by number of tokens; CUDA graphs hold their addresses
 
@@ -90,7 +91,7 @@ class _HostFunction:
         library().oscine_host_moe(ctypes.addressof(experts.calls[count]))
         return self._out_TH[:count, None].clone()
 
-    def _call(self, packed: native.PackedExperts, count: int, limit: float) -> _Call:
+    def _call(self, packed: PackedExperts, count: int, limit: float) -> _Call:
         buffers = self._x_TH, self._ids_TK, self._weights_TK
         weights = packed.gate_up, packed.gate_up_bias, packed.down, packed.down_bias
         num_experts, num_columns = packed.gate_up_bias.shape

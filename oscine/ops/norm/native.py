@@ -1,5 +1,7 @@
 """RMSNorm, and the router behind it, in C: float32, contiguous. Definitions: reference.py."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -8,21 +10,8 @@ from oscine.ops.native.library import check, library
 
 
 def rms_norm(x: Tensor, weight_H: Tensor, eps: float, residual_TH: Tensor | None) -> tuple[Tensor, Tensor]:
-    num_tokens, hidden = x.shape[0], x.shape[-1]
-    y_TH, sum_TH = torch.empty(num_tokens, hidden), torch.empty(num_tokens, hidden)
-    check(
-        library().oscine_rms_norm(
-            x.data_ptr(),
-            x.shape[1] if x.dim() == 3 else 1,
-            None if residual_TH is None else residual_TH.data_ptr(),
-            weight_H.data_ptr(),
-            eps,
-            y_TH.data_ptr(),
-            sum_TH.data_ptr(),
-            num_tokens,
-            hidden,
-        )
-    )
+    y_TH, sum_TH = _outputs(x)
+    check(library().oscine_rms_norm(*_arguments(x, residual_TH, weight_H, eps, y_TH, sum_TH)))
     return y_TH, sum_TH
 
 
@@ -35,21 +24,12 @@ def norm_route(
     router_bias_E: Tensor,
     experts_per_token: int,
 ) -> tuple[Tensor, Tensor, Routing]:
-    num_tokens, hidden = residual_TH.shape
-    y_TH, sum_TH = torch.empty(num_tokens, hidden), torch.empty(num_tokens, hidden)
-    weights_TK = torch.empty(num_tokens, experts_per_token)
-    ids_TK = torch.empty(num_tokens, experts_per_token, dtype=torch.int64)
+    y_TH, sum_TH = _outputs(x)
+    weights_TK = torch.empty(len(x), experts_per_token)
+    ids_TK = torch.empty(len(x), experts_per_token, dtype=torch.int64)
     check(
         library().oscine_norm_route(
-            x.data_ptr(),
-            x.shape[1] if x.dim() == 3 else 1,
-            residual_TH.data_ptr(),
-            weight_H.data_ptr(),
-            eps,
-            y_TH.data_ptr(),
-            sum_TH.data_ptr(),
-            num_tokens,
-            hidden,
+            *_arguments(x, residual_TH, weight_H, eps, y_TH, sum_TH),
             router_weight_EH.data_ptr(),
             router_bias_E.data_ptr(),
             router_bias_E.shape[0],
@@ -59,3 +39,18 @@ def norm_route(
         )
     )
     return y_TH, sum_TH, Routing(ids_TK, weights_TK)
+
+
+def _outputs(x: Tensor) -> tuple[Tensor, Tensor]:
+    """[T, H] each: the normed sum, and the sum."""
+    num_tokens, hidden = x.shape[0], x.shape[-1]
+    return torch.empty(num_tokens, hidden), torch.empty(num_tokens, hidden)
+
+
+def _arguments(
+    x: Tensor, residual_TH: Tensor | None, weight_H: Tensor, eps: float, y_TH: Tensor, sum_TH: Tensor
+) -> tuple[Any, ...]:
+    """The arguments that both C functions begin with."""
+    num_parts, residual = x.shape[1] if x.dim() == 3 else 1, None if residual_TH is None else residual_TH.data_ptr()
+    outputs = y_TH.data_ptr(), sum_TH.data_ptr()
+    return x.data_ptr(), num_parts, residual, weight_H.data_ptr(), eps, *outputs, *y_TH.shape

@@ -34,6 +34,7 @@ from .tiny import (
     next_logits,
     options,
     prompt,
+    recompute,
     request,
     run,
 )
@@ -156,6 +157,7 @@ def test_tokens_are_those_of_a_loop_with_masks(grammars: GrammarCache, overlap: 
     assert (engine.stats().preemptions > 0) == (pages < 64)
     for one, fewest, most in requests:
         tokens = found[one.request_id].token_ids
+        recompute(one.prompt_token_ids, tokens)
         if most:
             assert tokens == expected(one, fewest, most)
         elif not one.sampling.temperature:

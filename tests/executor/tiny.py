@@ -54,12 +54,14 @@ class LivelyTensors(RandomTensors):
 
 
 CPU = torch.device("cpu")
+_known: dict[tuple[int, ...], Tensor] = {}  # tokens -> the logits after them
 
 
 @cache
 def model() -> GptOss:
     torch.set_num_threads(1)
-    return GptOss(CONFIG, load_weights(CONFIG, LivelyTensors(CONFIG, 3, CPU), CPU, torch.float32), reference_ops())
+    ops, source = reference_ops(), LivelyTensors(CONFIG, 3, CPU)
+    return GptOss(CONFIG, load_weights(CONFIG, source, CPU, torch.float32, ops=ops), ops)
 
 
 @cache
@@ -85,10 +87,18 @@ def all_logits(tokens: list[int]) -> Tensor:
     return model().head(model().hidden(batch, kv))
 
 
-@cache
 def next_logits(tokens: tuple[int, ...]) -> Tensor:
     """[V]: of the token after these. Many cases have the same beginnings."""
-    return all_logits([*tokens])[-1]
+    if tokens not in _known:
+        _known[tokens] = all_logits([*tokens])[-1]
+    return _known[tokens]
+
+
+def recompute(prompt: list[int], said: list[int]) -> None:
+    """Runs the model once over a sequence: next_logits then knows the logits after each token said, if it was right."""
+    tokens = (*prompt, *said)
+    logits = all_logits([*tokens])
+    _known.update({tokens[:end]: logits[end - 1] for end in range(len(prompt), len(tokens) + 1)})
 
 
 @cache

@@ -44,12 +44,11 @@ def tokenizer_file(folder: Path, specials: Mapping[str, int] = MappingProxyType(
 @cache
 def _states(text: str) -> frozenset[tuple[int, str]]:
     """Every way to read a text: complete words, and what is begun of the next one."""
-    states = {(0, "")}
-    for letter in text:
-        longer = [(count, begun + letter) for count, begun in states]
-        states = {(count, begun) for count, begun in longer if any(w.startswith(begun) for w in WORDS if w != begun)}
-        states |= {(count + 1, "") for count, begun in longer if begun in WORDS}
-    return frozenset(states)
+    if not text:
+        return frozenset({(0, "")})
+    longer = [(count, begun + text[-1]) for count, begun in _states(text[:-1])]
+    inside = {(count, begun) for count, begun in longer if any(w.startswith(begun) for w in WORDS if w != begun)}
+    return frozenset(inside | {(count + 1, "") for count, begun in longer if begun in WORDS})
 
 
 def allowed(text: str, fewest: int, most: int) -> set[int]:

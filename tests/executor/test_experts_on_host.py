@@ -14,7 +14,7 @@ from oscine.ops.native.library import unavailable
 from oscine.ops.native.weights import PackedExperts
 from oscine.ops.target import Target
 
-from .tiny import CONFIG, CPU, LivelyTensors, executor, loop, options, prompt, request, run
+from .tiny import CPU, DEEP, LivelyTensors, executor, loop, options, prompt, request, run
 
 ON_HOST = range(2, 4)
 
@@ -29,10 +29,10 @@ def model(on_host: bool) -> GptOss:
     ops = replace(reference_ops(), moe=native.moe, prepare_experts=native.prepare_experts)
     host = None
     if on_host:
-        host = HostLayers(Target(CPU), ON_HOST, CONFIG.hidden_size, CONFIG.num_experts_per_tok)
+        host = HostLayers(Target(CPU), ON_HOST, DEEP.hidden_size, DEEP.num_experts_per_tok)
         ops = replace(ops, moe=host.beside(ops.moe))
-    source = LivelyTensors(CONFIG, 3, CPU)
-    return GptOss(CONFIG, load_weights(CONFIG, source, CPU, torch.float32, ops=ops, on_host=host), ops)
+    source = LivelyTensors(DEEP, 3, CPU)
+    return GptOss(DEEP, load_weights(DEEP, source, CPU, torch.float32, ops=ops, on_host=host), ops)
 
 
 def generated(model: GptOss) -> dict[str, list[int]]:

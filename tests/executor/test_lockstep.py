@@ -20,9 +20,9 @@ from oscine.executor.parallel.meeting import Meeting, Seat
 from oscine.types import EngineStats, GenerationRequest, RankLostError
 
 from . import grammars
-from .tiny import CONFIG, PAGE, prompt, request
+from .tiny import DEEP, PAGE, prompt, request
 
-DIVISIBLE = replace(CONFIG, intermediate_size=128)  # by 4 ranks
+DIVISIBLE = replace(DEEP, intermediate_size=128)  # by 4 ranks
 LIMIT_S = 60.0
 SHORT_S = 0.3
 T = TypeVar("T")

@@ -18,7 +18,7 @@ from .grammars import STOP, grammar, text_of, tokenizer_file
 from .test_ranks import KINDS, NOISE, RANKED, SPECIALS, requests
 from .tiny import CPU, PAGE, LivelyTensors, prompt, request
 
-SMALL_BYTES = 400_000  # too few pages for the sequences of some tests
+SMALL_BYTES = 200_000  # too few pages for the sequences of some tests
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,14 +35,15 @@ CONFIG = ModelConfig(
     head_dim=16,
     num_attention_heads=4,
     num_key_value_heads=2,
-    num_hidden_layers=4,
+    num_hidden_layers=2,
     num_local_experts=4,
     num_experts_per_tok=2,
     sliding_window=24,
-    layer_types=("sliding_attention", "full_attention") * 2,
+    layer_types=("sliding_attention", "full_attention"),
     max_position_embeddings=256,
     eos_token_ids=(96,),
 )
+DEEP = replace(CONFIG, num_hidden_layers=4, layer_types=CONFIG.layer_types * 2)
 
 
 class LivelyTensors(RandomTensors):
@@ -109,11 +110,11 @@ def naive_greedy(prompt: tuple[int, ...], num_tokens: int) -> list[int]:
     return tokens[len(prompt) :]
 
 
-def memory(num_full_pages: int, num_sliding_pages: int) -> MemoryPlan:
+def memory(num_full_pages: int, num_sliding_pages: int, config: ModelConfig = CONFIG) -> MemoryPlan:
     return MemoryPlan(
         weights=0,
         workspace=0,
-        groups=CONFIG.kv_groups(PAGE, "float32"),
+        groups=config.kv_groups(PAGE, "float32"),
         num_pages=(num_full_pages, num_sliding_pages),
         max_model_len=MAX_MODEL_LEN,
         model_limit=CONFIG.max_position_embeddings,
@@ -136,7 +137,7 @@ def executor(
     num_sliding_pages: int,
     grammars: GrammarCache | None = None,
 ) -> TorchExecutor:
-    plan = memory(num_full_pages, num_sliding_pages)
+    plan = memory(num_full_pages, num_sliding_pages, model.config)
     kv = allocate_kv(plan, model.weights.embed_VH.device)
     new_rules = None if grammars is None else partial(GrammarRules, grammars)
     return TorchExecutor(model, plan, kv, options.scheduler.max_num_seqs, new_rules)

@@ -65,94 +65,150 @@ int oscine_norm_qkv(
 
 /* ---- attention ---- */
 
-#define QUERIES 8 /* of one sequence and key head, per task */
-#define KEYS 64   /* scores of a head before their maximum is taken */
+#define ROWS 32 /* most pairs of query and head that meet a key while it is in the cache */
+#define KEYS 64 /* scores of a row before their maximum is taken */
+#define INLINE static inline __attribute__((always_inline))
 
 struct attention {
     const float *q, *sinks;
     struct pages kv;
     const int32_t *page_table, *query_starts, *context_lens;
-    const int32_t *tasks; /* [n, 3]: sequence, first query in it, key head */
+    const int32_t *tasks; /* [n, 3]: sequence, first row in it, key head */
     float *out;
     int64_t query_heads, table_width, window;
     float scale;
 };
 
-/* scores[r, j] of R queries and the keys first .. last - 1, all of one page. */
-static void page_scores(
-    const float *q, int64_t repeats, const float *keys, int64_t num_keys, int64_t dim, float scale, float *scores) {
-    for (int64_t r = 0; r < repeats; r++) {
-        const float *query = q + r * dim;
-        int64_t j = 0;
-        for (; j + LANES <= num_keys; j += LANES) {
-            f8 sum[LANES] = {0};
-            for (int64_t d = 0; d < dim; d += LANES) {
-                const f8 a = load(query + d);
-#pragma GCC unroll 8
-                for (int i = 0; i < LANES; i++) sum[i] += a * load(keys + (j + i) * dim + d);
+/* The rows of a task, and their running softmax. A row is a query and a head; the heads of a query come first. */
+struct rows {
+    int64_t count, begin[ROWS], end[ROWS]; /* positions that a row attends to */
+    const float *q[ROWS];
+    float *out[ROWS]; /* weighted sums of values */
+    float top[ROWS], total[ROWS], shrink[ROWS], scores[ROWS][KEYS];
+};
+
+/* KEYS positions of a page. Rows attend to some of the keys first .. last - 1; no other key is read. */
+struct keys {
+    const float *keys, *values;
+    int64_t position, first, last;
+};
+
+/* Scores of two rows, which may be the same row. */
+static void score(struct rows *rows, int64_t r, int64_t s, const struct keys *k, int64_t dim) {
+    for (int64_t j = k->first / LANES * LANES; j < k->last; j += 4) {
+        const float *key[4];
+        for (int i = 0; i < 4; i++) key[i] = k->keys + MIN(MAX(j + i, k->first), k->last - 1) * dim;
+        f8 sum[LANES] = {0};
+        for (int64_t d = 0; d < dim; d += LANES) {
+            const f8 a = load(rows->q[r] + d), b = load(rows->q[s] + d);
+#pragma GCC unroll 4
+            for (int i = 0; i < 4; i++) {
+                f8 c = load(key[i] + d);
+                KEEP(c);
+                sum[i] += a * c, sum[4 + i] += b * c;
             }
-            store(scores + r * KEYS + j, sums8(sum) * all(scale));
         }
-        for (; j < num_keys; j++) {
-            f8 sum = {0};
-            for (int64_t d = 0; d < dim; d += LANES) sum += load(query + d) * load(keys + j * dim + d);
-            scores[r * KEYS + j] = sum8(sum) * scale;
-        }
+        float both[LANES];
+        store(both, sums8(sum));
+        memcpy(rows->scores[r] + j, both, sizeof both / 2);
+        memcpy(rows->scores[s] + j, both + 4, sizeof both / 2);
     }
 }
 
-/* Takes up to KEYS keys into the running softmax of one query: its maximum, its sum, and the weighted values. */
-static void take_page(
-    float *scores, const float *values, int64_t num_keys, int64_t dim, float *top, float *total, float *out) {
-    float highest = *top;
-    for (int64_t j = 0; j < num_keys; j++) highest = MAX(highest, scores[j]);
-    const float shrink = expf(*top - highest);
-    for (int64_t j = num_keys; j % LANES; j++) scores[j] = -INFINITY;
-    f8 sum = {0};
-    for (int64_t j = 0; j < num_keys; j += LANES) {
-        const f8 p = exp8(load(scores + j) - all(highest));
-        store(scores + j, p);
-        sum += p;
+/* Scores of a row -> weights of values, relative to the new maximum. */
+static void weigh(struct rows *rows, int64_t r, const struct keys *k, float scale) {
+    const int32_t begin = MAX(rows->begin[r] - k->position, k->first), end = MIN(rows->end[r] - k->position, k->last);
+    const int64_t first = k->first / LANES * LANES;
+    float *scores = rows->scores[r];
+    rows->shrink[r] = 1.0f;
+    if (begin >= end) {
+        memset(scores, 0, sizeof rows->scores[r]);
+        return;
     }
-    *total = *total * shrink + sum8(sum);
-    *top = highest;
-    for (int64_t d = 0; d < dim; d += 4 * LANES) {
-        const int64_t parts = MIN(4, (dim - d) / LANES);
-        f8 v[4];
-        for (int64_t i = 0; i < parts; i++) v[i] = load(out + d + i * LANES) * all(shrink);
-        for (int64_t j = 0; j < num_keys; j++)
-            for (int64_t i = 0; i < parts; i++) v[i] += all(scores[j]) * load(values + j * dim + d + i * LANES);
-        for (int64_t i = 0; i < parts; i++) store(out + d + i * LANES, v[i]);
+    f8 most = all(rows->top[r]), sum = {0};
+    for (int64_t j = first; j < k->last; j += LANES) {
+        const i8 at = (i8){0, 1, 2, 3, 4, 5, 6, 7} + (int32_t)j;
+        const f8 masked = choose8((at >= begin) & (at < end), load(scores + j) * all(scale), all(-INFINITY));
+        store(scores + j, masked);
+        most = max8(most, masked);
+    }
+    const float highest = largest8(most);
+    for (int64_t j = first; j < k->last; j += LANES) {
+        const f8 weights = exp8(load(scores + j) - all(highest));
+        store(scores + j, weights);
+        sum += weights;
+    }
+    rows->shrink[r] = expf(rows->top[r] - highest);
+    rows->total[r] = rows->total[r] * rows->shrink[r] + sum8(sum);
+    rows->top[r] = highest;
+}
+
+/* Adds weighted values to dimensions d .. d + 8 * parts - 1 of two rows, which may be the same row. */
+INLINE void add_values(struct rows *rows, int64_t r, int64_t s, const struct keys *k, int64_t dim, int64_t d, int parts) {
+    f8 a[4], b[4];
+#pragma GCC unroll 4
+    for (int i = 0; i < parts; i++) {
+        a[i] = load(rows->out[r] + d + LANES * i) * all(rows->shrink[r]);
+        b[i] = load(rows->out[s] + d + LANES * i) * all(rows->shrink[s]);
+    }
+    for (int64_t j = k->first; j < k->last; j++) {
+        const f8 weight_a = all(rows->scores[r][j]), weight_b = all(rows->scores[s][j]);
+#pragma GCC unroll 4
+        for (int i = 0; i < parts; i++) {
+            f8 value = load(k->values + j * dim + d + LANES * i);
+            KEEP(value);
+            a[i] += weight_a * value, b[i] += weight_b * value;
+        }
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < parts; i++) {
+        store(rows->out[r] + d + LANES * i, a[i]);
+        store(rows->out[s] + d + LANES * i, b[i]);
     }
 }
 
-static void attend(const struct attention *a, int64_t s, int64_t query, int64_t g) {
-    const int64_t dim = a->kv.head_dim, size = a->kv.page_size, repeats = a->query_heads / a->kv.num_heads;
-    const int64_t start = a->query_starts[s], position = a->context_lens[s] - (a->query_starts[s + 1] - start) + query;
-    const int64_t row = (start + query) * a->query_heads + g * repeats;
-    const int64_t begin = a->window && position >= a->window ? position - a->window + 1 : 0;
-    float top[repeats], total[repeats], scores[repeats * KEYS];
-    for (int64_t r = 0; r < repeats; r++) top[r] = a->sinks[g * repeats + r], total[r] = 1.0f;
-    memset(a->out + row * dim, 0, sizeof(float) * repeats * dim);
-    for (int64_t key = begin; key <= position;) {
-        const int64_t offset = key % size, count = MIN(MIN(size - offset, KEYS), position + 1 - key);
-        const int64_t page = a->page_table[s * a->table_width + key / size];
-        page_scores(a->q + row * dim, repeats, vectors(&a->kv, page, 0, g) + offset * dim, count, dim, a->scale, scores);
-        for (int64_t r = 0; r < repeats; r++)
-            take_page(
-                scores + r * KEYS, vectors(&a->kv, page, 1, g) + offset * dim, count, dim, top + r, total + r,
-                a->out + (row + r) * dim);
-        key += count;
+static void take_keys(struct rows *rows, const struct keys *k, int64_t dim, float scale) {
+    for (int64_t r = 0; r < rows->count; r += 2) score(rows, r, MIN(r + 1, rows->count - 1), k, dim);
+    for (int64_t r = 0; r < rows->count; r++) weigh(rows, r, k, scale);
+    for (int64_t r = 0; r < rows->count; r += 2) {
+        int64_t d = 0, s = MIN(r + 1, rows->count - 1);
+        for (; d + 4 * LANES <= dim; d += 4 * LANES) add_values(rows, r, s, k, dim, d, 4);
+        for (; d < dim; d += LANES) add_values(rows, r, s, k, dim, d, 1);
     }
-    for (int64_t r = 0; r < repeats; r++)
-        for (int64_t d = 0; d < dim; d++) a->out[(row + r) * dim + d] /= total[r];
+}
+
+/* Rows of sequence s and key head g from `first` on. */
+static void begin_rows(const struct attention *a, int64_t s, int64_t first, int64_t g, struct rows *rows) {
+    const int64_t repeats = a->query_heads / a->kv.num_heads, dim = a->kv.head_dim, start = a->query_starts[s];
+    const int64_t num_queries = a->query_starts[s + 1] - start;
+    rows->count = MIN(ROWS, num_queries * repeats - first);
+    for (int64_t r = 0; r < rows->count; r++) {
+        const int64_t query = (first + r) / repeats, head = g * repeats + (first + r) % repeats;
+        const int64_t at = ((start + query) * a->query_heads + head) * dim;
+        rows->end[r] = a->context_lens[s] - num_queries + query + 1;
+        rows->begin[r] = a->window ? MAX(rows->end[r] - a->window, 0) : 0;
+        rows->q[r] = a->q + at, rows->out[r] = a->out + at;
+        rows->top[r] = a->sinks[head], rows->total[r] = 1.0f;
+        memset(rows->out[r], 0, sizeof(float) * dim);
+    }
 }
 
 static void attention_task(void *context, int64_t i) {
     const struct attention *a = context;
-    const int64_t s = a->tasks[3 * i], first = a->tasks[3 * i + 1], g = a->tasks[3 * i + 2];
-    const int64_t num_queries = a->query_starts[s + 1] - a->query_starts[s];
-    for (int64_t query = first; query < MIN(first + QUERIES, num_queries); query++) attend(a, s, query, g);
+    const int64_t s = a->tasks[3 * i], g = a->tasks[3 * i + 2], size = a->kv.page_size, dim = a->kv.head_dim;
+    struct rows rows;
+    begin_rows(a, s, a->tasks[3 * i + 1], g, &rows);
+    const int64_t begin = rows.begin[0], end = rows.end[rows.count - 1];
+    for (int64_t position = begin / size * size + begin % size / KEYS * KEYS, next; position < end; position = next) {
+        const int64_t offset = position % size, page = a->page_table[s * a->table_width + position / size];
+        next = position + MIN(KEYS, size - offset);
+        const struct keys keys = {
+            vectors(&a->kv, page, 0, g) + offset * dim, vectors(&a->kv, page, 1, g) + offset * dim, position,
+            MAX(begin - position, 0), MIN(next, end) - position};
+        take_keys(&rows, &keys, dim, a->scale);
+    }
+    for (int64_t r = 0; r < rows.count; r++)
+        for (int64_t d = 0; d < dim; d++) rows.out[r][d] /= rows.total[r];
 }
 
 /* q [T, Q, D] -> out [T, Q * D]. window 0: none. Returns -1 without memory. */
@@ -160,15 +216,16 @@ int oscine_attention(
     const float *q, float *pages, int64_t page_stride, int64_t kv_heads, int64_t page_size, int64_t head_dim,
     const int32_t *page_table, int64_t table_width, const int32_t *query_starts, const int32_t *context_lens,
     int64_t num_sequences, const float *sinks, int64_t query_heads, int64_t window, float *out) {
+    const int64_t repeats = query_heads / kv_heads;
     int64_t most = 0, count = 0;
     for (int64_t s = 0; s < num_sequences; s++)
-        most += (query_starts[s + 1] - query_starts[s] + QUERIES - 1) / QUERIES * kv_heads;
+        most += ((query_starts[s + 1] - query_starts[s]) * repeats + ROWS - 1) / ROWS * kv_heads;
     int32_t *tasks = scratch(SCRATCH_ROWS, sizeof(int32_t) * 3 * most);
     if (!tasks) return -1;
     for (int64_t s = 0; s < num_sequences; s++)
-        for (int32_t query = 0; query < query_starts[s + 1] - query_starts[s]; query += QUERIES)
+        for (int32_t row = 0; row < (query_starts[s + 1] - query_starts[s]) * repeats; row += ROWS)
             for (int64_t g = 0; g < kv_heads; g++, count++)
-                tasks[3 * count] = s, tasks[3 * count + 1] = query, tasks[3 * count + 2] = g;
+                tasks[3 * count] = s, tasks[3 * count + 1] = row, tasks[3 * count + 2] = g;
     struct attention a = {
         q, sinks, {pages, page_stride, kv_heads, page_size, head_dim}, page_table, query_starts, context_lens, tasks, out,
         query_heads, table_width, window, 1.0f / sqrtf((float)head_dim)};

@@ -15,6 +15,12 @@ typedef int32_t i8 __attribute__((vector_size(32)));
 typedef float f8_unaligned __attribute__((vector_size(32), aligned(4), may_alias));
 
 #define LANES 8
+/* The compiler takes the value for unknown, and keeps it in a register. */
+#if defined(__AVX2__)
+#define KEEP(value) __asm__("" : "+x"(value))
+#else
+#define KEEP(value)
+#endif
 #define MIN(a, b) ((a) < (b) ? (a) : (b))
 #define MAX(a, b) ((a) > (b) ? (a) : (b))
 
@@ -36,6 +42,12 @@ static inline float sum8(f8 v) {
     v += __builtin_shufflevector(v, v, 1, 0, 3, 2, 5, 4, 7, 6);
     v += __builtin_shufflevector(v, v, 2, 3, 0, 1, 6, 7, 4, 5);
     return v[0] + v[4];
+}
+
+static inline float largest8(f8 v) {
+    v = max8(v, __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3));
+    v = max8(v, __builtin_shufflevector(v, v, 2, 3, 0, 1, 6, 7, 4, 5));
+    return MAX(v[0], v[1]);
 }
 
 /* The sums of eight vectors, one per lane. */
@@ -88,8 +100,9 @@ void ask_for_large_pages(void *memory, size_t bytes);
 #define INT8_SCALES 16
 #define INT8_BYTES (INT8_SCALES + 8 * BLOCK)
 
-/* Rows of B blocks: value = scale * integer of -127 .. 127. An offset is 12 times the sum of a block's integers. A block
-   with a value that is not finite has the scale NaN. Rows are stored in tiles: the first block of all rows of a tile,
+/* Rows of B blocks: value = scale * integer of -127 .. 127. An offset, for x86, is two integers of 16 bits: -12 times the
+   sum of a block's columns 4j and 4j + 1, and that of its columns 4j + 2 and 4j + 3. A block with a value that is not finite has
+   the scale NaN. Rows are stored in tiles: the first block of all rows of a tile,
    then the second block of all rows, and so on. */
 struct quantized {
     int8_t *values;

@@ -10,8 +10,8 @@
    | MXFP4 | E8M0 | 4: low nibbles are columns 8p .. 8p + 3, high nibbles the next four | half of an integer of -12 .. 12 |
    | int8 | bfloat16 | 8: columns 4j .. 4j + 3 | an integer of -127 .. 127 |
 
-   x86 multiplies unsigned by signed bytes. MXFP4's integers are shifted by 12, and 12 times the sum of the block's
-   activations is subtracted afterwards. The sign of an int8 weight goes to the activation.
+   x86 multiplies unsigned by signed bytes. MXFP4's integers are shifted by 12, so sums begin at minus 12 times the sum of
+   the block's activations. The sign of an int8 weight goes to the activation.
 
    A broadcast costs as much as a product there. So two groups meet two tokens at a time, from weights that were unpacked
    once for all tokens of the tile. */
@@ -39,29 +39,28 @@ struct quantized quantized_at(void *memory, int64_t rows, int64_t num_blocks) {
     return q;
 }
 
-/* Rounds 32 floats of at most 127, ties to even. Returns their sum. */
+/* Rounds 32 floats of at most 127, ties to even. Returns their offset. */
 INLINE int32_t round_block(const float *x, f8 factor, int8_t *to) {
 #if defined(__AVX2__)
     __m256i v[4];
     for (int i = 0; i < 4; i++) v[i] = _mm256_cvtps_epi32((__m256)(load(x + LANES * i) * factor));
     const __m256i halves = _mm256_packs_epi16(_mm256_packs_epi32(v[0], v[1]), _mm256_packs_epi32(v[2], v[3]));
-    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-    _mm256_storeu_si256((__m256i *)to, _mm256_permutevar8x32_epi32(halves, order));
-    i8 sum = (i8)_mm256_add_epi32(_mm256_add_epi32(v[0], v[1]), _mm256_add_epi32(v[2], v[3]));
+    const __m256i bytes = _mm256_permutevar8x32_epi32(halves, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+    _mm256_storeu_si256((__m256i *)to, bytes);
+    const __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(SHIFT), bytes);
+    __m128i sum = _mm_add_epi16(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
+    sum = _mm_add_epi16(sum, _mm_shuffle_epi32(sum, 0x4e));
+    sum = _mm_add_epi16(sum, _mm_shuffle_epi32(sum, 0xb1));
+    return _mm_cvtsi128_si32(_mm_sub_epi16(_mm_setzero_si128(), sum));
 #else
     typedef int8_t bytes8 __attribute__((vector_size(8), aligned(1), may_alias));
     const f8 shift = all(12582912.0f); /* 1.5 * 2^23: rounds to an integer */
-    i8 sum = {0};
     for (int k = 0; k < BLOCK; k += LANES) {
         const f8 scaled = max8(min8(load(x + k) * factor, all(127.0f)), all(-127.0f));
-        const i8 values = (i8)(scaled + shift) - (i8)shift;
-        *(bytes8 *)(to + k) = __builtin_convertvector(values, bytes8);
-        sum += values;
+        *(bytes8 *)(to + k) = __builtin_convertvector((i8)(scaled + shift) - (i8)shift, bytes8);
     }
+    return 0;
 #endif
-    sum += __builtin_shufflevector(sum, sum, 4, 5, 6, 7, 0, 1, 2, 3);
-    sum += __builtin_shufflevector(sum, sum, 2, 3, 0, 1, 6, 7, 4, 5);
-    return sum[0] + sum[1];
 }
 
 static void quantize_block(const float *x, const struct quantized *to, int64_t place) {
@@ -71,10 +70,8 @@ static void quantize_block(const float *x, const struct quantized *to, int64_t p
         most = max8(most, max8(values, -values));
         poison += values * all(0.0f);
     }
-    most = max8(most, __builtin_shufflevector(most, most, 4, 5, 6, 7, 0, 1, 2, 3));
-    most = max8(most, __builtin_shufflevector(most, most, 2, 3, 0, 1, 6, 7, 4, 5));
-    const float scale = MAX(most[0], most[1]) / 127.0f;
-    to->offsets[place] = SHIFT * round_block(x, all(scale > 0.0f ? 1.0f / scale : 0.0f), to->values + place * BLOCK);
+    const float scale = largest8(most) / 127.0f;
+    to->offsets[place] = round_block(x, all(scale > 0.0f ? 1.0f / scale : 0.0f), to->values + place * BLOCK);
     to->scales[place] = scale + sum8(poison);
 }
 
@@ -121,7 +118,6 @@ int quantize_rows(const float *x, int64_t num_rows, int64_t width, struct quanti
 #if defined(__AVX2__)
 
 typedef __m256i vector;
-#define KEEP(value) __asm__("" : "+x"(value)) /* GCC would first make all products, then add them, and spill them */
 
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
 #define ADD_DOTS(sum, w, x) _mm256_dpbusd_epi32(sum, w, x)
@@ -162,47 +158,46 @@ INLINE __m256i four(const int8_t *x) {
     return _mm256_set1_epi32(bytes);
 }
 
+/* 16 bits wrap around on the way: the sums of the 16 columns of a half are at most 16 * 12 * 127. */
 INLINE void mxfp4_block(
     const vector *w, int groups, const int8_t *x, const int32_t *offsets, int tokens, __m256i *sums) {
+    const __m256i ones = _mm256_set1_epi16(1);
+#pragma GCC unroll 2
+    for (int n = 0; n < tokens; n++) {
+        __m256i offset = _mm256_set1_epi32(offsets[n]);
 #ifdef ADD_DOTS
-    for (int i = 0; i < groups * tokens; i++) sums[i] = _mm256_setzero_si256();
+        offset = _mm256_madd_epi16(offset, ones);
+#endif
+#pragma GCC unroll 2
+        for (int g = 0; g < groups; g++) sums[n * groups + g] = offset;
+    }
 #pragma GCC unroll 8
-    for (int j = 0; j < 8; j++)
+    for (int j = 0; j < 8; j++) {
+        __m256i weights[2];
+#pragma GCC unroll 2
+        for (int g = 0; g < groups; g++) {
+            weights[g] = w[8 * g + j];
+            KEEP(weights[g]);
+        }
 #pragma GCC unroll 2
         for (int n = 0; n < tokens; n++) {
             const __m256i a = four(x + BLOCK * n + 4 * j);
 #pragma GCC unroll 2
-            for (int g = 0; g < groups; g++) sums[n * groups + g] = ADD_DOTS(sums[n * groups + g], w[8 * g + j], a);
-        }
+            for (int g = 0; g < groups; g++) {
+                const int i = n * groups + g;
+#ifdef ADD_DOTS
+                sums[i] = ADD_DOTS(sums[i], weights[g], a);
 #else
-    /* Sums of two products are at most 2 * 24 * 127 = 6096, so five of them fit 16 bits. */
-#pragma GCC unroll 2
-    for (int half = 0; half < 2; half++) {
-        __m256i pairs[4];
-#pragma GCC unroll 4
-        for (int j = 4 * half; j < 4 * half + 4; j++)
-#pragma GCC unroll 2
-            for (int n = 0; n < tokens; n++) {
-                const __m256i a = four(x + BLOCK * n + 4 * j);
-#pragma GCC unroll 2
-                for (int g = 0; g < groups; g++) {
-                    const __m256i both = _mm256_maddubs_epi16(w[8 * g + j], a);
-                    const int i = n * groups + g;
-                    pairs[i] = j % 4 ? _mm256_add_epi16(pairs[i], both) : both;
-                    KEEP(pairs[i]);
-                }
+                sums[i] = _mm256_add_epi16(sums[i], _mm256_maddubs_epi16(weights[g], a));
+                KEEP(sums[i]);
+#endif
             }
-#pragma GCC unroll 4
-        for (int i = 0; i < groups * tokens; i++) {
-            const __m256i sum = _mm256_madd_epi16(pairs[i], _mm256_set1_epi16(1));
-            sums[i] = half ? _mm256_add_epi32(sums[i], sum) : sum;
-            KEEP(sums[i]);
         }
     }
-#endif
+#ifndef ADD_DOTS
 #pragma GCC unroll 4
-    for (int i = 0; i < groups * tokens; i++)
-        sums[i] = _mm256_sub_epi32(sums[i], _mm256_set1_epi32(offsets[i / groups]));
+    for (int i = 0; i < groups * tokens; i++) sums[i] = _mm256_madd_epi16(sums[i], ones);
+#endif
 }
 
 INLINE void int8_block(const vector *w, int groups, const int8_t *x, int tokens, __m256i *sums) {

@@ -158,6 +158,30 @@ class CacheOptions(Options, group="KV cache"):
         aliases=("no-enable-prefix-caching", "disable-radix-cache"),
         opposites=("enable-prefix-caching", "kv-cache-config.enable-block-reuse"),
     )
+    kv_offload_bytes: int | None = option(
+        None,
+        "host memory for pages that the KV cache evicts, of all engines together; 0 is none",
+        BYTES,
+        shown="none",
+        aliases=("kv-cache-config.host-cache-size",),
+        at_least=0,
+    )
+    kv_offload_dir: str | None = option(
+        None,
+        "folder for files of these pages, from which a restarted server continues; needs --kv-offload-bytes",
+        "FOLDER",
+        shown="no files",
+    )
+    kv_offload_disk_bytes: int = option(
+        16 << 30, "most bytes of the files in --kv-offload-dir, of all engines together", BYTES, above=0
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.kv_offload_dir is not None and not self.kv_offload_bytes:
+            raise OptionError("kv-offload-dir", "needs --kv-offload-bytes", "kv-offload-bytes")
+        if self.kv_offload_bytes and not self.prefix_caching:
+            raise OptionError("kv-offload-bytes", "needs cached prefixes, so it excludes --no-prefix-caching")
 
 
 @dataclass(frozen=True)
@@ -290,6 +314,9 @@ class EngineOptions(Options, group="development"):
         "torch", "backend that computes tokens; fake writes a scripted text, to measure the server itself"
     )
     fake_step_s: float = option(0.0, "seconds that a step of the fake executor takes", "SECONDS", at_least=0)
+    fake_token_s: float = option(
+        0.0, "seconds that each token of a step of the fake executor takes in addition", "SECONDS", at_least=0
+    )
     # A step of 1,024 tokens on the slowest CPU, or one that compiles kernels, takes a fraction of the default.
     engine_timeout_s: float = option(
         900.0,
@@ -301,6 +328,12 @@ class EngineOptions(Options, group="development"):
         at_least=0,
     )
     quiet: bool = False  # no memory plan and no progress bar
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.cache.kv_offload_bytes and self.model.tensor_parallel_size > 1:
+            rule = f"needs --tensor-parallel-size 1, not {self.model.tensor_parallel_size}"
+            raise OptionError("kv-offload-bytes", rule, "tensor-parallel-size")
 
 
 @dataclass(frozen=True)
@@ -538,6 +571,9 @@ def engines_of(config: Config, num_gpus: int) -> list[EngineOptions]:
     if on_cpu:
         size = (engine.cache.kv_cache_bytes or CPU_CACHE_BYTES) // count
         engine = replace(engine, cache=replace(engine.cache, kv_cache_bytes=size))
+    if engine.cache.kv_offload_bytes:
+        disk, host = engine.cache.kv_offload_disk_bytes // count, engine.cache.kv_offload_bytes // count
+        engine = replace(engine, cache=replace(engine.cache, kv_offload_bytes=host, kv_offload_disk_bytes=disk))
     if config.server.enable_expert_parallel:
         if engine.model.tensor_parallel_size > 1:
             raise ValueError("--enable-expert-parallel needs engines of one rank: --tensor-parallel-size must be 1")

@@ -10,8 +10,8 @@ from typing import Any, Literal, TypeVar
 
 T = TypeVar("T")
 Kind = Literal["gauge", "counter", "summary", "histogram"]  # all but gauges only grow
-# /metrics of a model, /metrics of one that fetches pages from other engines, /metrics of a replica, and scaling.
-Reader = Literal["engine", "transfers", "replica", "load"]
+# /metrics of a model, of one that fetches pages from other engines, of one that offloads pages, of a replica; scaling.
+Reader = Literal["engine", "transfers", "offload", "replica", "load"]
 _DECLARED = "statistic"  # key of a field's metadata
 
 

@@ -309,6 +309,32 @@ class EngineStats:
     fetched_pages: int = counter("KV pages that came from other engines", "fetched_pages", "transfers", "replica")
     fetched_bytes: int = counter("Bytes of these", "fetched_bytes", "transfers", "replica")
     fetch_s: float = seconds("Seconds that fetching them took, added up", "fetch_seconds", "transfers", "replica")
+    # Pages that were evicted, or soon will be, in host memory and on disk. A copy may be in the cache as well.
+    offload_host_pages: int = gauge("KV pages in host memory", "kv_offload_host_pages", "offload")
+    offload_host_bytes: int = gauge("Bytes of these", "kv_offload_host_bytes", "offload")
+    offload_disk_pages: int = gauge("KV pages in files", "kv_offload_disk_pages", "offload")
+    offload_disk_bytes: int = gauge("Bytes of these files", "kv_offload_disk_bytes", "offload")
+    offload_saved_pages: int = counter("KV pages copied to host memory", "kv_offload_saved_pages", "offload")
+    offload_lost_pages: int = counter(
+        "Full-attention pages that were evicted before they were copied", "kv_offload_lost_pages", "offload"
+    )
+    offload_declined: int = counter(
+        "Requests computed because that was quicker than copying pages", "kv_offload_declined", "offload"
+    )
+    offload_disk_failures: int = counter(
+        "Files that could not be written, or read", "kv_offload_disk_failures", "offload"
+    )
+    offload_host_hits: int = counter("KV pages that came back from host memory", "kv_offload_host_hits", "offload")
+    offload_disk_hits: int = counter("KV pages that came back from files", "kv_offload_disk_hits", "offload")
+    offload_save_s: float = seconds(
+        "Copying a page to host memory", "kv_offload_save_seconds", "offload", count="offload_saved_pages"
+    )
+    offload_host_s: float = seconds(
+        "Copying a page back from host memory", "kv_offload_host_load_seconds", "offload", count="offload_host_hits"
+    )
+    offload_disk_s: float = seconds(
+        "Reading a page back from a file", "kv_offload_disk_load_seconds", "offload", count="offload_disk_hits"
+    )
 
     @property
     def kv_usage(self) -> float:

@@ -9,6 +9,7 @@ import logging
 import secrets
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from oscine.api.responses.service import ResponseService
 from oscine.cluster.client.engine import ClusterEngine, MigrationLimits
@@ -21,6 +22,7 @@ from oscine.cluster.spec.snapshot import STATE_OF_ENGINE, ReplicaReport
 from oscine.config import Config, EngineOptions, PeerOptions, engines_of
 from oscine.engine.process.client import EngineClient, EngineState
 from oscine.engine.process.together import EngineGroup
+from oscine.executor.kv.page_files import seed_of
 from oscine.types import EngineStats
 
 logger = logging.getLogger(__name__)
@@ -38,7 +40,8 @@ class DataParallelEngine(ClusterEngine):
         part of the experts, computes it for the tokens of all, and so they live and end together.
         """
         members = EngineGroup(len(options)).members if share_experts else [None] * len(options)
-        seed, key = secrets.token_hex(16), secrets.token_hex(32)
+        folder, key = options[0].cache.kv_offload_dir, secrets.token_hex(32)
+        seed = secrets.token_hex(16) if folder is None else seed_of(Path(folder))
         peers = PeerOptions(host="127.0.0.1", key=key, kv_events=True, prefix_seed=seed)
         self.engines = {
             str(i): EngineClient(replace(one, peers=peers), member)

@@ -1,10 +1,15 @@
 """From options to an engine that runs in this process: evaluation and benchmarks use it directly, no socket needed."""
 
-from dataclasses import dataclass, field
+import sys
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from oscine.config import EngineOptions
 from oscine.engine.core.loop import EngineLoop
+from oscine.engine.offload.manager import Offload
+from oscine.executor.kv.page_files import seed_of
+from oscine.executor.kv.page_store import PageStore
 from oscine.executor.kv.transfers import Transfers
 from oscine.executor.parallel.meeting import Seat
 from oscine.executor.start.build import build_executor
@@ -23,10 +28,12 @@ class BuiltEngine:
     size: ModelSize = field(default_factory=ModelSize)
     transfers: Transfers | None = None  # where the options want pages to move between engines
     ranks: "RankProcesses | None" = None  # where the model has several ranks
+    offload: Offload | None = None  # where the options want evicted pages kept
 
 
 def build_engine(options: EngineOptions, seat: Seat | None = None) -> BuiltEngine:
     """Loads the model and puts a loop over it. Raises ValueError as build_executor does."""
+    options = with_prefix_seed(options)
     built = build_executor(options, seat)
     loop = EngineLoop(
         built.executor,
@@ -37,5 +44,25 @@ def build_engine(options: EngineOptions, seat: Seat | None = None) -> BuiltEngin
         max_attended=built.max_attended,
     )
     loop.partners = built.partners
+    offload = None if built.store is None else _offload(loop, built.store, options)
+    loop.offload = offload
     facts = built.model, built.max_model_len, built.vocab_size, built.size
-    return BuiltEngine(loop, *facts, built.transfers, built.ranks)
+    return BuiltEngine(loop, *facts, built.transfers, built.ranks, offload)
+
+
+def with_prefix_seed(options: EngineOptions) -> EngineOptions:
+    """Digests of pages in files must mean the same after a restart. Raises ValueError for an unusable folder."""
+    folder, peers = options.cache.kv_offload_dir, options.peers
+    if folder is None or peers.prefix_seed:
+        return options
+    return replace(options, peers=replace(peers, prefix_seed=seed_of(Path(folder))))
+
+
+def _offload(loop: EngineLoop, store: PageStore, options: EngineOptions) -> Offload:
+    """Raises ValueError for a limit of the disk that no file fits."""
+
+    def report(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    tokens, disk_bytes = options.scheduler.max_num_batched_tokens, options.cache.kv_offload_disk_bytes
+    return Offload(loop, store, step_tokens=tokens, disk_bytes=disk_bytes, report=report)

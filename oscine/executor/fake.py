@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import tokenizers
 
+from oscine.executor.fake_pages import FakePages
 from oscine.executor.masks import Constraints, GrammarCache
 from oscine.executor.slots import ColumnArray, IntArray
 from oscine.types import NewSequence, SamplingParams, StepPlan, StepResult, TokenLogprobs
@@ -83,9 +84,17 @@ class FakeExecutor:
     Log-probabilities, where asked for, are those of a model that is certain: 0, without alternatives.
     """
 
-    def __init__(self, script: Script, step_s: float, grammars: GrammarCache) -> None:
+    def __init__(
+        self,
+        script: Script,
+        step_s: float,
+        grammars: GrammarCache,
+        token_s: float = 0.0,
+        pages: FakePages | None = None,
+    ) -> None:
+        """A step takes `step_s`, and `token_s` for each of its tokens. `pages`: where keys and values are kept."""
         self._script = script
-        self._step_s = step_s
+        self._step_s, self._token_s, self._pages = step_s, token_s, pages
         self._constraints = Constraints(grammars)
         self._replies: dict[int, Reply] = {}  # by slot
         self._launched: deque[_Step] = deque()
@@ -96,7 +105,8 @@ class FakeExecutor:
         return sampling.grammar is None or self._constraints.grammars.ready(sampling.grammar)
 
     def launch(self, plan: StepPlan) -> None:
-        self._device_free_s = max(self._device_free_s, time.monotonic()) + self._step_s
+        step_s = self._step_s + self._token_s * plan.num_tokens if self._token_s else self._step_s
+        self._device_free_s = max(self._device_free_s, time.monotonic()) + step_s
         for new in plan.new:
             self._replies[new.slot] = Reply(self._script, new)
             self._constraints.assign(new)
@@ -107,6 +117,8 @@ class FakeExecutor:
             self._constrain(token_ids, slots_N, ends_N)
         self._constraints.sampled(slots_N, lambda: token_ids)
         errors = self._constraints.errors(s.slot for s in plan.sequences)
+        if self._pages is not None:
+            errors |= self._pages.run(plan, {slot: token for (slot, _), token in zip(sampling, token_ids, strict=True)})
         replies = [self._replies[s.slot] for s in plan.sequences]
         self._launched.append(_Step(plan, replies, self._device_free_s, token_ids, errors))
 
@@ -126,7 +138,7 @@ class FakeExecutor:
 
     def collect(self) -> StepResult:
         step = self._launched.popleft()
-        if self._step_s:
+        if self._step_s or self._token_s:
             _sleep_until(step.done_s)
         token_ids: list[list[int]] = []
         logprobs: list[list[TokenLogprobs] | None] = []

@@ -183,9 +183,9 @@ class Pair:
         self.transfers.tick()
         self.here.now += 1.0
         self.here._take(self.here.loop.step())
-        fetches = self.fetches
-        holds = [fetch.hold for fetch in fetches._fetches.values() if fetch.hold is not None]
-        holds += [hold for hold, _ in fetches._draining] + list(self.here.cache.holds._waiting.values())
+        fetches, holding = self.fetches, self.fetches._arrivals
+        holds = [fetch.arrival.hold for fetch in fetches._fetches.values() if fetch.arrival.hold is not None]
+        holds += [hold for hold, _ in holding._draining] + list(self.here.cache.holds._waiting.values())
         check_pages(self.here, holds)
 
     def kill_there(self) -> None:
@@ -204,7 +204,7 @@ class Pair:
         for run in (self.here, self.there.run):
             if run is self.here or not self.there.is_dead:
                 assert run.cache.holds.num_holds == sum(pool.num_used for pool in run.cache.pools) == 0
-        assert not self.fetches._coming
+        assert not self.fetches._arrivals._coming
 
     def news(self, name: str) -> RemotePrefill | None:
         found: list[GenerationOutput] = self.here.outputs[name]

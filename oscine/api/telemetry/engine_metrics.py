@@ -55,8 +55,10 @@ class EngineCollector(Collector):
             ready.add_metric([model.names[0]], float(model.engine.state == "ready"))
             restarts.add_metric([model.names[0]], model.engine.restarts)
         yield from (ready, restarts)
+        offloads = any(model.options.cache.kv_offload_bytes for model in models)
+        readers = self._readers | {"offload"} if offloads else self._readers
         for statistic in (*STATISTICS, _CACHED):
-            if self._readers.intersection(statistic.readers):
+            if readers.intersection(statistic.readers):
                 samples = [([model.names[0]], model.engine.stats) for model in models]
                 yield family_of(statistic, f"oscine:{statistic.metric}", ["model_name"], samples)
         yield _cache_config(models)

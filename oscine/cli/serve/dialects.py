@@ -65,8 +65,8 @@ REFUSED = {
     "a KV cache counted in tokens or pages is not available yet: see --kv-cache-bytes": (
         "kv-cache-config.max-tokens max-total-tokens num-gpu-blocks-override"
     ),
-    "a KV cache in host memory is not available yet": (
-        "kv-cache-config.host-cache-size kv-offloading-size enable-hierarchical-cache"
+    "host memory for the KV cache is counted in bytes here: see --kv-offload-bytes": (
+        "kv-offloading-size enable-hierarchical-cache hicache-size hicache-ratio"
     ),
     "several engines are one with `oscine cluster`: see docs/cluster.md": (
         "kv-transfer-config disaggregation-mode headless data-parallel-rank data-parallel-address"

@@ -4,10 +4,14 @@ Page addresses are any hashable values. The index is a belief: a page that is wr
 answer.
 
     holders    page -> bits of the replicas that have it    asked for each request: one look-up a page for all replicas
-    pages      replica -> its pages                         asked when a replica goes
+    pages      replica -> its pages, and bits of their media    asked when a replica goes, and when a medium loses a page
+
+A replica may have a page in several media: in its cache, in host memory, in files. It has the page as long as any has.
 """
 
 from collections.abc import Hashable, Iterable
+
+CACHE, HOST, DISK = 1, 2, 4  # media, as bits
 
 
 class KVIndex:
@@ -15,7 +19,7 @@ class KVIndex:
 
     def __init__(self) -> None:
         self._holders: dict[Hashable, int] = {}
-        self._pages: dict[str, set[Hashable]] = {}
+        self._pages: dict[str, dict[Hashable, int]] = {}
         self._bits: dict[str, int] = {}  # replica -> its bit, 1 << i
         self._names: dict[int, str] = {}  # and back
         self._all = 0  # their bits
@@ -27,7 +31,7 @@ class KVIndex:
         bit = 1
         while bit in self._names:
             bit <<= 1
-        self._bits[replica], self._names[bit], self._pages[replica] = bit, replica, set()
+        self._bits[replica], self._names[bit], self._pages[replica] = bit, replica, {}
         self._all |= bit
 
     def drop(self, replica: str) -> None:
@@ -41,26 +45,28 @@ class KVIndex:
     def clear(self, replica: str) -> None:
         """The replica has no page any more."""
         pages = self._pages[replica]
-        self._pages[replica] = set()
+        self._pages[replica] = {}
         for page in pages:
             self._unhold(page, self._bits[replica])
 
-    def store(self, replica: str, pages: Iterable[Hashable]) -> None:
-        """The replica has these pages now."""
+    def store(self, replica: str, pages: Iterable[Hashable], medium: int = CACHE) -> None:
+        """A medium of the replica has these pages now."""
         holders, bit = self._holders, self._bits[replica]
         own = self._pages[replica]
         for page in pages:
-            own.add(page)
+            own[page] = own.get(page, 0) | medium
             # A page of one replica refers to the replica's own number, so there is no object per page.
             holders[page] = holders[page] | bit if page in holders else bit
 
-    def remove(self, replica: str, pages: Iterable[Hashable]) -> None:
-        """The replica has these pages no more; unknown ones are skipped."""
+    def remove(self, replica: str, pages: Iterable[Hashable], medium: int = CACHE) -> None:
+        """A medium of the replica has these pages no more; unknown ones are skipped."""
         own, bit = self._pages[replica], self._bits[replica]
         for page in pages:
             if page in own:
-                own.remove(page)
-                self._unhold(page, bit)
+                own[page] &= ~medium
+                if not own[page]:
+                    del own[page]
+                    self._unhold(page, bit)
 
     def num_pages(self, replica: str) -> int:
         return len(self._pages[replica])

@@ -17,7 +17,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from oscine.cluster.routing.kv_index import KVIndex
+from oscine.cluster.routing.kv_index import CACHE, DISK, HOST, KVIndex
 from oscine.engine.peers.kv_events import END, STATS_TOPIC
 from oscine.engine.wire.messages import UNREADABLE
 from oscine.engine.wire.tcp import connect
@@ -29,6 +29,11 @@ _REPLAY_S = 2.0  # without an answer, after which an engine is assumed to have n
 _BREATH = 64  # messages of a replay after which others on this event loop have their turn
 
 _log = logging.getLogger(__name__)
+
+
+def _medium(name: str) -> int:
+    """Of the names that publishers have, such as CPU, CPU_PINNED and DISK."""
+    return HOST if name.startswith("CPU") else DISK if name == "DISK" else CACHE
 
 
 class EventBatch(msgspec.Struct, array_like=True, gc=False):
@@ -157,8 +162,12 @@ class KVSubscriber:
 
     def _tell(self, event: list[Any]) -> None:
         match event:
+            case ["BlockStored", pages, _, _, _, _, str(medium), *_]:
+                self._index.store(self._replica, pages, _medium(medium))
             case ["BlockStored", pages, *_]:
                 self._index.store(self._replica, pages)
+            case ["BlockRemoved", pages, str(medium), *_]:
+                self._index.remove(self._replica, pages, _medium(medium))
             case ["BlockRemoved", pages, *_]:
                 self._index.remove(self._replica, pages)
             case ["AllBlocksCleared", *_]:

@@ -5,7 +5,7 @@ committed, never when it is scheduled. So the index only has what is computed, a
 a step in flight. Plans run in order, so a later plan may give such a page away at once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from oscine.engine.core.page_holds import PageHolds
@@ -25,9 +25,10 @@ class KVCacheManager:
         self.page_size = groups[0].page_size
         self.prefix_caching = prefix_caching
         self.index = PrefixIndex(groups, root_of(prefix_seed))
-        self.pools = [PagePool(count, partial(self.index.forget, place)) for place, count in enumerate(num_pages)]
+        self.on_evict: Callable[[int, int], None] | None = None  # called with group and page, while it is still known
+        self.pools = [PagePool(count, partial(self._forget, place)) for place, count in enumerate(num_pages)]
         self.holds = PageHolds(groups, self.pools, self.index)
-        self._groups = groups
+        self.groups = groups
         for group, count in zip(groups[1:], num_pages[1:], strict=True):
             if count < group.window_pages:
                 raise ValueError(f"{count} {group.name} pages cannot hold a window; {group.window_pages} can")
@@ -49,7 +50,7 @@ class KVCacheManager:
     def fits(self, request: Request, hit: PrefixHit, reserve: int) -> bool:
         """Whether all known tokens of a waiting request find pages, `reserve` pages of each group left alone."""
         num_pages = self.num_pages(len(request.token_ids))
-        for group, pool, pages, first in zip(self._groups, self.pools, hit.pages, hit.first_held, strict=True):
+        for group, pool, pages, first in zip(self.groups, self.pools, hit.pages, hit.first_held, strict=True):
             new = group.most_held(num_pages) - (hit.num_pages - first)
             if new + pool.num_unheld(pages[first:]) + reserve > pool.num_available:
                 return False
@@ -93,7 +94,7 @@ class KVCacheManager:
         num_pages = num_computed // self.page_size
         if self.prefix_caching:
             self._register(request, num_pages)
-        for place, (group, pool) in enumerate(zip(self._groups, self.pools, strict=True)):
+        for place, (group, pool) in enumerate(zip(self.groups, self.pools, strict=True)):
             first = group.first_needed(num_pages)
             for i in range(request.first_held[place], first):
                 pool.release(request.pages[place][i], cold=not _is_worth_keeping(group, request, i))
@@ -107,6 +108,11 @@ class KVCacheManager:
                 pool.release(page)
         request.pages, request.first_held = [], []
         request.page_event, request.fast_end = NEVER, 0
+
+    def _forget(self, group: int, page: int) -> None:
+        if self.on_evict is not None:
+            self.on_evict(group, page)
+        self.index.forget(group, page)
 
     def _register(self, request: Request, num_pages: int) -> None:
         self.index.extend_digests(request.digests, request.token_ids, num_pages, request.given.cache_salt)

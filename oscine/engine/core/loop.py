@@ -21,6 +21,7 @@ from oscine.types import (
     PrefillSource,
     RemotePrefill,
     ScheduledSequence,
+    StepPlan,
     StepResult,
 )
 
@@ -41,6 +42,30 @@ class Fetches(Protocol):
     def abandon(self, request: Request) -> bool: ...
 
     def poll(self, num_ended: int, num_launched: int, num_running: int) -> list[Request]: ...
+
+
+class Offload(Protocol):
+    """Requests that wait for pages that were evicted from the cache: see oscine.engine.offload.manager."""
+
+    @property
+    def requests(self) -> list[Request]: ...
+
+    @property
+    def is_busy(self) -> bool: ...
+
+    def ask(self, request: Request) -> bool: ...
+
+    def abandon(self, request: Request) -> bool: ...
+
+    def poll(self, num_ended: int, num_launched: int, num_running: int, num_waiting: int) -> list[Request]: ...
+
+    def note_step(self, plan: StepPlan, seconds: float) -> None:
+        """A step has ended that took so long."""
+        ...
+
+    def count(self, stats: EngineStats) -> None:
+        """Fills in the statistics of offloaded pages."""
+        ...
 
 
 class Partners(Protocol):
@@ -92,6 +117,7 @@ class EngineLoop:
         )
         self._scheduler = Scheduler(self.cache, self._options, max_attended, clock, self.counters)
         self.remote_prefills: Fetches | None = None  # where pages may come from other engines
+        self.offload: Offload | None = None  # where evicted pages are kept
         self.partners: Partners | None = None
         self._unprepared: list[Request] = []  # live, but the executor cannot take them yet
         self._requests: dict[str, Request] = {}  # live
@@ -103,12 +129,13 @@ class EngineLoop:
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        fetches, partners = self.remote_prefills, self.partners
+        fetches, offload, partners = self.remote_prefills, self.offload, self.partners
         return bool(
             self._requests
             or self._launched
             or self._news
             or (fetches is not None and fetches.is_busy)
+            or (offload is not None and offload.is_busy)
             or (partners is not None and partners.are_waiting)
         )
 
@@ -136,8 +163,8 @@ class EngineLoop:
             self._news.append(live.take_output())
             return
         self._requests[live.request_id] = live
-        if request.prefill is None or not self._asks(live, request.prefill):
-            self._queue(live)
+        if self.offload is None or not self.offload.ask(live):
+            self._begin(live)
 
     def cancel(self, request_id: str) -> None:
         """Ends a request at once, wherever it is; unknown ids are of requests that have just ended by themselves."""
@@ -153,15 +180,7 @@ class EngineLoop:
 
     def step(self) -> list[GenerationOutput]:
         """Schedules and launches a step, commits the oldest one. Returns all news. Raises what the executor raises."""
-        if self.remote_prefills is not None:
-            for request in self.remote_prefills.poll(
-                self.counters.steps, len(self._launched), len(self._scheduler.running)
-            ):
-                self._queue(request)
-        if self._unprepared:
-            waiting, self._unprepared = self._unprepared, []
-            for request in waiting:
-                self._queue(request)
+        self._receive()
         step = self._scheduler.schedule()
         if not step.requests and self.partners is not None and self.partners.are_waiting:
             self.partners.take_part()
@@ -169,6 +188,20 @@ class EngineLoop:
             time.sleep(_IDLE_S)
         done = self._execute(step)
         return self._commit(done)
+
+    def _receive(self) -> None:
+        """Queues the requests whose pages, or grammars, are here now."""
+        scheduler, progress = self._scheduler, (self.counters.steps, len(self._launched), len(self._scheduler.running))
+        if self.offload is not None:
+            for request in self.offload.poll(*progress, len(scheduler.waiting)):
+                self._begin(request)
+        if self.remote_prefills is not None:
+            for request in self.remote_prefills.poll(*progress):
+                self._queue(request)
+        if self._unprepared:
+            waiting, self._unprepared = self._unprepared, []
+            for request in waiting:
+                self._queue(request)
 
     def stats(self) -> EngineStats:
         running, waiting = self._scheduler.running.values(), self._waiting()
@@ -188,11 +221,14 @@ class EngineLoop:
         )
         for request in self._requests.values():
             self._count_further_tokens(request, stats)
+        if self.offload is not None:
+            self.offload.count(stats)
         return stats
 
     def _execute(self, step: ScheduledStep) -> tuple[ScheduledStep, StepResult] | None:
         """Launches a step, then waits for the oldest one unless the device may go on with it meanwhile."""
         if step.requests:
+            step.launched_s = self._clock()
             self._executor.launch(step.plan)
             self._launched.append(step)
         idle = not (self._scheduler.running or self._scheduler.waiting)
@@ -208,7 +244,9 @@ class EngineLoop:
         step, result = done
         assert result.step == step.plan.step
         self._count_step(step.plan.num_tokens)
-        self._committed_s = self._clock()
+        began_s, self._committed_s = max(step.launched_s, self._committed_s), self._clock()
+        if self.offload is not None:
+            self.offload.note_step(step.plan, self._committed_s - began_s)
         for i, request in enumerate(step.requests):
             if request.finish_reason is None:  # else cancelled, or ended by the token before this one
                 self._advance(request, step.plan.sequences[i], result, i, news)
@@ -278,6 +316,12 @@ class EngineLoop:
             return f"{num_tokens} prompt tokens and {end - num_tokens} more do not fit a KV cache of {capacity} tokens"
         return None
 
+    def _begin(self, request: Request) -> None:
+        """Queues a request, unless another engine computes its prompt first."""
+        source = request.given.prefill
+        if source is None or not self._asks(request, source):
+            self._queue(request)
+
     def _asks(self, request: Request, source: PrefillSource) -> bool:
         """Whether another engine is asked for the pages of a request, which is queued when they are here."""
         if self.remote_prefills is not None:
@@ -286,8 +330,9 @@ class EngineLoop:
         return False
 
     def _waiting(self) -> list[Request]:
-        fetching = [] if self.remote_prefills is None else self.remote_prefills.requests
-        return self._scheduler.waiting + self._unprepared + fetching
+        coming = [] if self.remote_prefills is None else self.remote_prefills.requests
+        returning = [] if self.offload is None else self.offload.requests
+        return self._scheduler.waiting + self._unprepared + coming + returning
 
     def _queue(self, request: Request) -> None:
         if self._executor.prepare(request.sampling):
@@ -302,7 +347,7 @@ class EngineLoop:
         self._count_further_tokens(request, self.counters)
         if request in self._unprepared:
             self._unprepared.remove(request)
-        elif self.remote_prefills is None or not self.remote_prefills.abandon(request):
+        elif not any(source is not None and source.abandon(request) for source in (self.remote_prefills, self.offload)):
             self._scheduler.remove(request)
         self.cache.holds.release_of(request)
         output = request.take_output()

@@ -54,7 +54,11 @@ class PageHolds:
     # ---- requests that wait ----
 
     def keep(self, request: Request, hold: Hold) -> None:
-        """Holds the pages until the request starts or ends, or until a more urgent request needs them."""
+        """Holds the pages until the request starts or ends, or until a more urgent request needs them.
+
+        It replaces what was held for the request before.
+        """
+        self.release_of(request)
         self._waiting[request] = hold
 
     def release_of(self, request: Request) -> None:

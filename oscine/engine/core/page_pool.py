@@ -9,6 +9,7 @@ A page is in exactly one of three states:
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from itertools import islice
 
 
 class PagePool:
@@ -36,6 +37,10 @@ class PagePool:
     def num_unheld(self, pages: list[int]) -> int:
         """How many of these pages are not held: taking them makes so many fewer available."""
         return sum(not self._holders[page] for page in pages)
+
+    def next_evicted(self, count: int) -> list[int]:
+        """Of the cached pages, those that the next `count` allocated pages would evict; none that are cold."""
+        return list(islice(self._kept, max(0, count - len(self._free) - len(self._cold))))
 
     def allocate(self, count: int) -> list[int]:
         """`count` pages for one holder; at most num_available. Evicts cached pages when the free ones are spent."""

@@ -7,8 +7,8 @@ pages on its own.
 import hashlib
 import os
 from array import array
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Container, Iterable, Sequence
+from typing import Literal, NamedTuple, Protocol
 
 from oscine.kv_group import KVGroup
 
@@ -45,6 +45,32 @@ class PrefixHit(NamedTuple):
     first_held: list[int]  # per group: where its window begins, pages before this index are -1
 
 
+def usable_pages(groups: Sequence[KVGroup], known: Sequence[Container[bytes]], digests: list[bytes]) -> tuple[int, int]:
+    """The longest prefix, in pages, of which every group knows what the next token, or a later one, reads; and the
+    longest that the first group knows. `known`: digests per group."""
+    full = known[0]
+    num_pages = num_known = next((i for i, digest in enumerate(digests) if digest not in full), len(digests))
+    windowed = list(zip(groups, known, strict=True))[1:]
+    while (lost := _last_lost(windowed, digests, num_pages)) is not None:
+        num_pages = lost
+    return num_pages, num_known
+
+
+def _last_lost(
+    windowed: Sequence[tuple[KVGroup, Container[bytes]]], digests: list[bytes], num_pages: int
+) -> int | None:
+    """A page of a window after `num_pages` pages that its group does not know, the last one of that group. A usable
+    prefix ends before it."""
+    for group, known in windowed:
+        for i in range(num_pages - 1, group.first_needed(num_pages) - 1, -1):
+            if digests[i] not in known:
+                return i
+    return None
+
+
+Medium = Literal["GPU", "CPU", "DISK"]  # the memory of the model on any device, host memory beside it, files
+
+
 class PageEvents(Protocol):
     """Hears what becomes of pages of the first group."""
 
@@ -52,8 +78,12 @@ class PageEvents(Protocol):
         """Pages of a prefix, by their places in it, are known now; it has these digests and tokens, or more."""
         ...
 
-    def removed(self, digest: bytes) -> None:
+    def removed(self, digest: bytes, medium: Medium = "GPU") -> None:
         """A page is known no more."""
+        ...
+
+    def offloaded(self, digests: list[bytes], medium: Medium) -> None:
+        """Pages are in another medium as well."""
         ...
 
 
@@ -67,7 +97,6 @@ class PrefixIndex:
         self.events: PageEvents | None = None
         self._pages: list[dict[bytes, int]] = [{} for _ in groups]
         self._digests: list[dict[int, bytes]] = [{} for _ in groups]
-        self._windowed = list(zip(groups, self._pages, strict=True))[1:]
 
     def extend_digests(self, digests: list[bytes], token_ids: list[int], num_pages: int, salt: str = "") -> None:
         """As the function of this name, with the page size and the root of this index."""
@@ -79,6 +108,14 @@ class PrefixIndex:
     def page(self, group: int, digest: bytes) -> int | None:
         """The page that holds the last tokens of this prefix, if there is one."""
         return self._pages[group].get(digest)
+
+    def digest(self, group: int, page: int) -> bytes | None:
+        """The prefix whose last tokens this page holds, if it holds any."""
+        return self._digests[group].get(page)
+
+    def digests(self, group: int) -> Container[bytes]:
+        """Of all prefixes whose last page the group has."""
+        return self._pages[group]
 
     def insert(self, group: int, digest: bytes, page: int) -> bool:
         """Offers a page. False if another page of this content is known already."""
@@ -111,10 +148,7 @@ class PrefixIndex:
 
     def find(self, digests: list[bytes]) -> PrefixHit:
         """The longest prefix of which every group knows all pages that the next token, or a later one, reads."""
-        known = self._pages[0]
-        num_pages = num_known = next((i for i, digest in enumerate(digests) if digest not in known), len(digests))
-        while (lost := self._last_lost(digests, num_pages)) is not None:
-            num_pages = lost
+        num_pages, num_known = usable_pages(self._groups, self._pages, digests)
         first_held = [group.first_needed(num_pages) for group in self._groups]
         return PrefixHit(
             num_pages,
@@ -125,12 +159,3 @@ class PrefixIndex:
             ],
             first_held=first_held,
         )
-
-    def _last_lost(self, digests: list[bytes], num_pages: int) -> int | None:
-        """A page of a window after `num_pages` pages that its group does not know, the last one of that group. A
-        usable prefix ends before it."""
-        for group, pages in self._windowed:
-            for i in range(num_pages - 1, group.first_needed(num_pages) - 1, -1):
-                if digests[i] not in pages:
-                    return i
-        return None

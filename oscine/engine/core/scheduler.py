@@ -30,6 +30,7 @@ class ScheduledStep:
 
     plan: StepPlan
     requests: list[Request] = field(default_factory=list)  # aligned with plan.sequences
+    launched_s: float = 0.0
 
 
 class Scheduler:

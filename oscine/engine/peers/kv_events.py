@@ -2,9 +2,12 @@
 
 A message has three frames: topic, number (8 bytes, big-endian, from 0) and MessagePack of [time, events, rank]. Events:
 
-    ["BlockStored", hashes, hash of the page before or nil, token ids of all these pages, page size, nil, "GPU", nil]
-    ["BlockRemoved", hashes, "GPU"]
+    ["BlockStored", hashes, hash of the page before or nil, token ids of all these pages, page size, nil, medium, nil]
+    ["BlockRemoved", hashes, medium]
     ["AllBlocksCleared"]
+
+The medium is "GPU" for the memory of the model, on any device, "CPU" for host memory beside it, and "DISK" for files.
+Pages that are stored in one of the last two are told without tokens and without the page before.
 
 Events cover the full-attention group, which decides how long a prefix can be. The first message of an engine's life is
 AllBlocksCleared. Messages to a slow subscriber are dropped. It sees a gap in the numbers, and asks the replay socket (a
@@ -32,13 +35,13 @@ import zmq
 from msgspec import msgpack
 
 from oscine.config import PeerOptions
+from oscine.engine.core.prefix_index import Medium
 from oscine.engine.wire.tcp import bind_tcp, bind_to
 from oscine.types import EngineStats
 
 STATS_TOPIC = b"oscine-stats"
 END = (-1).to_bytes(8, "big", signed=True)  # number after the last message of a replay
 
-_MEDIUM = "GPU"  # the readers' name for the memory of the model, on any device
 _RANK = 0
 _MOST_UNSENT = 10_000  # messages to one subscriber; it asks again for those that it missed
 KEPT_BYTES = 64 << 20  # of the messages kept for replays, which carry the tokens of long prompts
@@ -81,14 +84,20 @@ class KVEvents:
             hashes = [page_hash(digest) for digest in digests[first:end]]
             parent = page_hash(digests[first - 1]) if first else None
             tokens = token_ids[first * size : end * size]
-            self._events.append(["BlockStored", hashes, parent, tokens, size, None, _MEDIUM, None])
+            self._events.append(["BlockStored", hashes, parent, tokens, size, None, "GPU", None])
 
-    def removed(self, digest: bytes) -> None:
-        """The prefix cache has forgotten a page."""
-        if self._events and self._events[-1][0] == "BlockRemoved":
+    def offloaded(self, digests: list[bytes], medium: Medium) -> None:
+        """Pages are in another medium as well; their tokens and the pages before them are not told again."""
+        if digests:
+            hashes = [page_hash(digest) for digest in digests]
+            self._events.append(["BlockStored", hashes, None, [], self._page_size, None, medium, None])
+
+    def removed(self, digest: bytes, medium: Medium = "GPU") -> None:
+        """A medium has lost a page."""
+        if self._events and self._events[-1][::2] == ["BlockRemoved", medium]:
             self._events[-1][1].append(page_hash(digest))
         else:
-            self._events.append(["BlockRemoved", [page_hash(digest)], _MEDIUM])
+            self._events.append(["BlockRemoved", [page_hash(digest)], medium])
 
     def flush(self) -> None:
         """Publishes what has been collected."""

@@ -8,17 +8,16 @@ ordinary prefix hit. If anything fails, it is queued too, and its prompt is comp
     held     new pages are taken; what was launched before that may still write to them
     fetched  bytes are under way
 
-Pages that are being written to are not reused before the write has ended, even if the request has. Fetched data is
-trusted only while the other engine's lease is sure to last.
+Fetched data is trusted only while the other engine's lease is sure to last.
 """
 
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
+from oscine.engine.core.arrivals import Arrival, Arrivals
 from oscine.engine.core.loop import EngineLoop
-from oscine.engine.core.page_holds import Hold, Lacking
 from oscine.engine.core.request import Request
 from oscine.engine.wire.endpoint import KVEndpoint, check_endpoint, check_pages
 from oscine.engine.wire.links import PeerLinks
@@ -43,24 +42,27 @@ class _Fetch:
     """One request and its pages."""
 
     fetch_id: str
-    request: Request
+    arrival: Arrival  # all whole pages that can be had; the last token is always computed here
     source: PrefillSource
-    digests: list[bytes]  # of all whole pages that can be had; the last token is always computed here
     asked_s: float
     deadline_s: float
     answer: Prefilled | None = None
     answered_s: float = 0.0
-    hold: Hold | None = None
-    lacking: Lacking = field(default_factory=list)
-    fence: int = 0  # steps that must have ended before the pages may be written to
     transfer: Transfer | None = None
 
+    @property
+    def request(self) -> Request:
+        return self.arrival.request
+
     def moves(self) -> list[PageMoves]:
+        arrival = self.arrival
         assert self.answer is not None
-        assert self.hold is not None
+        assert arrival.hold is not None
         moves = []
-        for group, (lacking, theirs, ours) in enumerate(zip(self.lacking, self.answer.pages, self.hold, strict=True)):
-            first = len(self.digests) - len(theirs)
+        for group, (lacking, theirs, ours) in enumerate(
+            zip(arrival.lacking, self.answer.pages, arrival.hold, strict=True)
+        ):
+            first = len(arrival.digests) - len(theirs)
             moves.append(PageMoves(group, [theirs[i - first] for i in lacking], [ours[i] for i in lacking]))
         return [move for move in moves if move.target_pages]
 
@@ -76,8 +78,7 @@ class RemotePrefills:
         self._sources: dict[str, _Source] = {}  # by address
         self._fetches: dict[str, _Fetch] = {}
         self._ready: list[Request] = []
-        self._draining: list[tuple[Hold, Transfer]] = []  # given up, but still being written to
-        self._coming: set[tuple[int, bytes]] = set()  # group and digest of the pages that are being fetched
+        self._arrivals = Arrivals(loop.cache)
         self._num_asked = 0
 
     @property
@@ -88,7 +89,7 @@ class RemotePrefills:
     @property
     def is_busy(self) -> bool:
         """Whether poll() must be called though there is no request."""
-        return bool(self._draining)
+        return self._arrivals.is_draining
 
     def ask(self, request: Request, source: PrefillSource) -> bool:
         """Asks for a request that has just arrived. False: it is better computed here."""
@@ -107,7 +108,8 @@ class RemotePrefills:
         now = self._clock()
         self._num_asked += 1
         fetch_id = f"{self._num_asked} {request.request_id}"
-        fetch = _Fetch(fetch_id, request, source, request.digests[:num_pages], now, now + source.timeout_s)
+        arrival = Arrival(request, request.digests[:num_pages])
+        fetch = _Fetch(fetch_id, arrival, source, now, now + source.timeout_s)
         self._fetches[fetch_id] = fetch
         tokens = request.token_ids[: num_pages * self._cache.page_size]
         lease_s, given = source.timeout_s + _LEASE_SLACK_S, request.given
@@ -129,10 +131,7 @@ class RemotePrefills:
         """Goes on wherever something can be done. `num_ended` and `num_launched`: steps that have ended, and that are
         under way. Returns requests that can be queued."""
         self._listen()
-        for hold, transfer in list(self._draining):
-            if transfer.state != "running":
-                self._draining.remove((hold, transfer))
-                self._cache.holds.release(hold)
+        self._arrivals.drain()
         has_room = True
         for fetch in sorted(self._fetches.values(), key=lambda fetch: fetch.request.order):
             if self._clock() > fetch.deadline_s:
@@ -140,9 +139,9 @@ class RemotePrefills:
             elif fetch.transfer is not None:
                 self._look(fetch, fetch.transfer)
             elif fetch.answer is not None:
-                if fetch.hold is None and has_room:
+                if fetch.arrival.hold is None and has_room:
                     has_room = self._take_pages(fetch, num_ended + num_launched, reserve=num_running + 1)
-                if any(fetch.lacking) and num_ended >= fetch.fence:
+                if fetch.arrival.num_lacking and num_ended >= fetch.arrival.fence:
                     fetch.transfer = self._transfers.start(self._sources[fetch.source.address].peer, fetch.moves())
         ready, self._ready = self._ready, []
         return ready
@@ -192,7 +191,7 @@ class RemotePrefills:
         endpoint = self._sources[fetch.source.address].endpoint
         if endpoint is None:
             raise ValueError("it offers pages without an address")
-        num_pages = len(fetch.digests)
+        num_pages = len(fetch.arrival.digests)
         check_pages(answer.pages, endpoint, [num_pages - group.first_needed(num_pages) for group in endpoint.groups])
 
     def _lose(self, address: str) -> None:
@@ -209,16 +208,12 @@ class RemotePrefills:
 
     def _take_pages(self, fetch: _Fetch, fence: int, reserve: int) -> bool:
         """Finds room for what is lacking now. False: there is none. Does nothing while another request fetches it."""
-        holds = self._cache.holds
-        if self._coming and not self._coming.isdisjoint(_keys(fetch, holds.lacking(fetch.digests))):
+        arrivals, arrival = self._arrivals, fetch.arrival
+        if arrivals.is_coming(arrival):
             return True
-        while not holds.has_room(fetch.digests, reserve):
-            if not holds.reclaim(after=fetch.request.order):
-                return False
-        fetch.lacking = holds.lacking(fetch.digests)
-        fetch.hold, fetch.fence = holds.take(fetch.digests), fence
-        self._coming.update(_keys(fetch, fetch.lacking))
-        if not any(fetch.lacking):
+        if not arrivals.take_pages(arrival, fence, reserve):
+            return False
+        if not arrival.num_lacking:
             self._succeed(fetch, num_bytes=0)
         return True
 
@@ -231,10 +226,8 @@ class RemotePrefills:
 
     def _succeed(self, fetch: _Fetch, num_bytes: int) -> None:
         """The pages are here, and are held until the request starts."""
-        assert fetch.hold is not None
-        holds, counters, (num_full, *num_sliding) = self._cache.holds, self._counters, map(len, fetch.lacking)
-        holds.register(fetch.digests, fetch.request.token_ids, fetch.hold, fetch.lacking)
-        holds.keep(fetch.request, fetch.hold)
+        counters, (num_full, *num_sliding) = self._counters, map(len, fetch.arrival.lacking)
+        self._arrivals.finish(fetch.arrival)
         self._forget(fetch)
         prefill_s, transfer_s = fetch.answered_s - fetch.asked_s, self._clock() - fetch.answered_s
         fetch.request.remote_prefill = RemotePrefill(
@@ -258,21 +251,9 @@ class RemotePrefills:
 
     def _give_up(self, fetch: _Fetch) -> None:
         self._forget(fetch)
-        if fetch.transfer is not None and fetch.transfer.state == "running":
-            assert fetch.hold is not None
-            fetch.transfer.cancel()
-            self._draining.append((fetch.hold, fetch.transfer))
-        elif fetch.hold is not None:
-            self._cache.holds.release(fetch.hold)
+        self._arrivals.give_up(fetch.arrival, fetch.transfer)
 
     def _forget(self, fetch: _Fetch) -> None:
         del self._fetches[fetch.fetch_id]
-        if fetch.hold is not None:
-            self._coming.difference_update(_keys(fetch, fetch.lacking))
         if fetch.source.address in self._sources:
             self._links.send(fetch.source.address, Release(fetch.fetch_id))
-
-
-def _keys(fetch: _Fetch, lacking: Lacking) -> Iterator[tuple[int, bytes]]:
-    """Group and digest."""
-    return ((group, fetch.digests[i]) for group, places in enumerate(lacking) for i in places)

@@ -30,6 +30,7 @@ from oscine.types import Endpoints, EngineInfo, EngineStats, GenerationOutput, G
 _Clients = Clients[wire.ToEngine]
 _STATS_INTERVAL_S = 0.1
 _IDLE_STATS_MS = 1000  # between statistics for other processes of a cluster, while nothing runs
+_FLUSH_S = 1.5  # for pages to be written to disk before an engine that was stopped ends
 _FAREWELL_MS = 5000  # for the last words of a failed engine to be asked for, and to be sent
 
 _STOPPED = 0
@@ -49,7 +50,7 @@ class EngineServer:
         prefills: PrefillService,
     ) -> None:
         self._clients, self._info, self._events, self._prefills = clients, info, events, prefills
-        self._loop, self._ranks = engine.loop, engine.ranks
+        self._loop, self._ranks, self._offload = engine.loop, engine.ranks, engine.offload
         self._checks = Checks(info.vocab_size, info.max_model_len)
         self._known: set[bytes] = set()  # clients that said hello
         self._owners: dict[str, bytes] = {}  # live request id -> client
@@ -85,6 +86,8 @@ class EngineServer:
                 raise
             self._send(outputs)
         self._say(wire.Ending("the engine was stopped", asked=True))
+        if self._offload is not None:
+            self._offload.flush(_FLUSH_S)
 
     def _say(self, ending: wire.Ending) -> None:
         for client in self._known:
@@ -212,6 +215,8 @@ def _serve(clients: _Clients, parent: Parent, launch: wire.Launch, started_s: fl
     )
     if events is not None:
         engine.loop.cache.index.events = events
+        if engine.offload is not None:
+            engine.offload.announce()
     gc.collect()
     gc.freeze()  # the collector need not look at the model's objects again in the middle of a step
     try:

@@ -91,6 +91,7 @@ class MemoryPlan:
     max_model_len: int  # tokens
     model_limit: int  # tokens that the model itself can take
     on_host: OnHost = OnHost()
+    offload: int = 0  # of host memory, for evicted pages
 
     @property
     def total(self) -> int:
@@ -120,6 +121,8 @@ class MemoryPlan:
         ]
         if self.on_host.total:
             lines.append(("host memory", f"{_gib(self.on_host.total)}  {self.on_host}"))
+        if self.offload:
+            lines.append(("KV offload", f"{_gib(self.offload)}  of host memory"))
         return "\n".join(("memory plan", *(f"  {name:<13} {value}" for name, value in lines)))
 
 
@@ -151,11 +154,12 @@ def plan_memory(
         max_model_len=asked or min(config.max_position_embeddings, num_pages[0] * groups[0].page_size),
         model_limit=config.max_position_embeddings,
         on_host=on_host,
+        offload=options.cache.kv_offload_bytes or 0,
     )
-    if gpu is None and host_bytes is not None and plan.total > host_bytes:
+    if gpu is None and host_bytes is not None and plan.total + plan.offload > host_bytes:
         raise ValueError(_no_host_memory(plan, host_bytes))
-    if host_bytes is not None and on_host.total > host_bytes:
-        raise ValueError(_no_memory_beside_gpu(on_host, host_bytes))
+    if host_bytes is not None and on_host.total + plan.offload > host_bytes:
+        raise ValueError(_no_memory_beside_gpu(plan, host_bytes))
     return plan
 
 
@@ -295,17 +299,20 @@ def _no_room(options: EngineOptions, weights: int, workspace: int, ours: int, gp
     )
 
 
-def _no_memory_beside_gpu(on_host: OnHost, host_bytes: int) -> str:
-    sizes = f"{on_host.total / _GIB:.1f} GiB, do not fit the host memory: {host_bytes / _GIB:.1f} GiB are free"
-    return f"{on_host}, together {sizes}"
+def _no_memory_beside_gpu(plan: MemoryPlan, host_bytes: int) -> str:
+    on_host, free = plan.on_host, f"{host_bytes / _GIB:.1f} GiB are free"
+    sizes = f"{on_host}, together {on_host.total / _GIB:.1f} GiB," if on_host.total else ""
+    offload = f"--kv-offload-bytes, {plan.offload / _GIB:.1f} GiB," if plan.offload else ""
+    return f"{' and '.join(filter(None, (sizes, offload)))} do not fit the host memory: {free}"
 
 
 def _no_host_memory(plan: MemoryPlan, host_bytes: int) -> str:
     gib = [f"{part / _GIB:.1f} GiB" for part in (plan.weights, plan.kv_bytes, plan.workspace)]
+    offload = f" + {plan.offload / _GIB:.1f} GiB of --kv-offload-bytes" if plan.offload else ""
     return (
-        f"weights of {gib[0]} + KV cache of {gib[1]} + workspace of {gib[2]} = {plan.total / _GIB:.1f} GiB do not fit "
-        f"the memory: {host_bytes / _GIB:.1f} GiB are free; the KV cache shrinks with --kv-cache-bytes, the workspace "
-        f"with --max-num-seqs and --max-num-batched-tokens"
+        f"weights of {gib[0]} + KV cache of {gib[1]} + workspace of {gib[2]}{offload} = "
+        f"{(plan.total + plan.offload) / _GIB:.1f} GiB do not fit the memory: {host_bytes / _GIB:.1f} GiB are free; "
+        f"the KV cache shrinks with --kv-cache-bytes, the workspace with --max-num-seqs and --max-num-batched-tokens"
     )
 
 

@@ -14,6 +14,9 @@ from oscine.checkpoint.hub import config_at, find_model, find_tokenizer
 from oscine.config import EngineOptions, devices_of
 from oscine.environment import Environment
 from oscine.executor.fake import FakeExecutor, Script
+from oscine.executor.fake_pages import FakePages
+from oscine.executor.kv.page_memory import HostMemory
+from oscine.executor.kv.page_store import PageStore, open_store
 from oscine.executor.kv.transfers import Transfers, identity_of
 from oscine.executor.masks import TOKENIZER, GrammarCache
 from oscine.executor.parallel.clock import Partners
@@ -46,6 +49,7 @@ class BuiltExecutor:
     ranks: "RankProcesses | None" = None  # where the model has several ranks
     partners: Partners | None = None  # other engines, whose experts compute the tokens of this one too
     size: ModelSize = field(default_factory=ModelSize)
+    store: PageStore | None = None  # of pages that the cache evicts, where the options want them kept
 
 
 def build_executor(options: EngineOptions, seat: Seat | None = None) -> BuiltExecutor:
@@ -91,6 +95,7 @@ def _load_torch(
     seat: Seat | None,
 ) -> BuiltExecutor:
     from oscine.executor.start.load import load_executor
+    from oscine.executor.start.page_store import store_of
     from oscine.executor.start.threaded import ThreadedExecutor
     from oscine.executor.start.threads import use_threads
     from oscine.model.weights import size_of
@@ -124,6 +129,7 @@ def _load_torch(
         ranks=ranks,
         partners=_partners(executor, runner),
         size=size_of(config, on_gpu=executor.device.type == "cuda"),
+        store=store_of(options, executor) if options.cache.kv_offload_bytes else None,
     )
 
 
@@ -147,25 +153,36 @@ def _transfers(options: EngineOptions, executor: "TorchExecutor", ranks: "RankPr
 
 
 def _build_fake(options: EngineOptions) -> BuiltExecutor:
-    """Pages are only numbers here: as many as the sequences that run at once could need."""
+    """Without offloading, pages are only numbers. Unless their memory is given, there are as many as the sequences
+    that run at once could need."""
     if options.model.random_weights is not None:
         raise ValueError("--executor fake needs a tokenizer, and --random-weights has none")
     config, tokenizer = config_at(find_model(options.model)), find_tokenizer(options.model)
-    max_model_len = options.model.max_model_len or config.max_position_embeddings
-    per_sequence = ceil(min(max_model_len, _FAKE_TOKENS_PER_SEQUENCE) / options.cache.page_size)
-    num_pages = max(options.scheduler.max_num_seqs * per_sequence, ceil(max_model_len / options.cache.page_size))
     groups = config.kv_groups(options.cache.page_size, "uint8")
+    max_model_len = options.model.max_model_len or config.max_position_embeddings
+    num_pages = [_fake_pages(options, groups, max_model_len)] * len(groups)
+    pages = FakePages(groups, num_pages) if options.cache.kv_offload_bytes else None
+    grammars = GrammarCache(tokenizer / TOKENIZER, config.vocab_size)
+    script = Script.from_folder(tokenizer)
     return BuiltExecutor(
-        executor=FakeExecutor(
-            Script.from_folder(tokenizer), options.fake_step_s, GrammarCache(tokenizer / TOKENIZER, config.vocab_size)
-        ),
+        executor=FakeExecutor(script, options.fake_step_s, grammars, options.fake_token_s, pages),
         model=options.model.model,
         vocab_size=config.vocab_size,
         max_model_len=max_model_len,
         groups=groups,
-        num_pages=[num_pages] * len(groups),
-        transfers=_fake_transfers(options, config, groups, num_pages) if options.peers.kv_transfer else None,
+        num_pages=num_pages,
+        transfers=_fake_transfers(options, config, groups, num_pages[0]) if options.peers.kv_transfer else None,
+        store=None if pages is None else open_store(options, groups, HostMemory(pages.memory), "fake"),
     )
+
+
+def _fake_pages(options: EngineOptions, groups: Sequence[KVGroup], max_model_len: int) -> int:
+    """Of each group."""
+    page_size, most = options.cache.page_size, ceil(max_model_len / options.cache.page_size)
+    if options.cache.kv_offload_bytes and options.cache.kv_cache_bytes is not None:
+        return options.cache.kv_cache_bytes // sum(group.page_bytes for group in groups)
+    per_sequence = ceil(min(max_model_len, _FAKE_TOKENS_PER_SEQUENCE) / page_size)
+    return max(options.scheduler.max_num_seqs * per_sequence, most)
 
 
 def _fake_transfers(

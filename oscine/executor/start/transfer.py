@@ -12,10 +12,15 @@ from oscine.types import RankMemory, Region
 
 def transfer_of(options: EngineOptions, executor: TorchExecutor) -> KVTransfer:
     """The transfer for the memory of the executor's rank."""
-    model, device = options.model, executor.device
-    weights = "" if model.random_weights else fingerprint(find_model(model))
-    identity = identity_of(model.random_weights or model.model, weights, config_of(model))
+    device = executor.device
     regions = [Region(pages.data_ptr(), len(pages)) for pages in executor.kv]
     memory = RankMemory(b"", "VRAM" if device.type == "cuda" else "DRAM", device.index or 0, regions)
     rank = executor.communicator.rank
-    return KVTransfer(identity, executor.memory.groups, memory, rank, local=options.peers.is_local)
+    return KVTransfer(model_identity(options), executor.memory.groups, memory, rank, local=options.peers.is_local)
+
+
+def model_identity(options: EngineOptions) -> str:
+    """What makes equal tokens have equal keys and values."""
+    model = options.model
+    weights = "" if model.random_weights else fingerprint(find_model(model))
+    return identity_of(model.random_weights or model.model, weights, config_of(model))

@@ -1,0 +1,51 @@
+"""Whether pages should come back or be computed: measured rates of copies and of steps."""
+
+from dataclasses import dataclass, field
+from math import inf
+
+from oscine.types import StepPlan
+
+_KEPT = 0.8  # share of the earlier measurements in each new one
+_OVERHEAD_S = 0.001  # of a copy: threads that wake up, looks of the loop
+_DISCOUNT = 0.99  # of a tier that was refused, so that it is tried again after a while
+
+
+@dataclass(slots=True)
+class Rate:
+    """Seconds per unit, over recent measurements; 0 before the first."""
+
+    _seconds: float = 0.0
+    _units: float = 0.0
+
+    @property
+    def per_unit(self) -> float:
+        return self._seconds / self._units if self._units else 0.0
+
+    def note(self, seconds: float, units: float) -> None:
+        self._seconds = _KEPT * self._seconds + seconds
+        self._units = _KEPT * self._units + units
+
+    def discount(self) -> None:
+        self._seconds *= _DISCOUNT
+
+
+@dataclass(slots=True)
+class Rates:
+    token: Rate = field(default_factory=Rate)  # of prompts
+    host: Rate = field(default_factory=Rate)  # bytes
+    disk: Rate = field(default_factory=Rate)  # bytes
+
+    def note_step(self, plan: StepPlan, seconds: float) -> None:
+        """Only steps that are mostly prompt say how long a prompt takes."""
+        num_tokens = plan.num_tokens
+        num_prompt = sum(sequence.num_tokens for sequence in plan.sequences if sequence.num_tokens > 1)
+        if 2 * num_prompt >= num_tokens > len(plan.sequences):
+            self.token.note(seconds, num_tokens)
+
+    def load_s(self, host_bytes: int, disk_bytes: int) -> float:
+        return _OVERHEAD_S + host_bytes * self.host.per_unit + disk_bytes * self.disk.per_unit
+
+    def gain_s(self, num_tokens: int, load_s: float) -> float:
+        """Seconds that are saved if so many tokens are not computed; before a prompt was computed, a lot."""
+        per_token = self.token.per_unit
+        return num_tokens * per_token - load_s if per_token else inf

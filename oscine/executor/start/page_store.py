@@ -1,0 +1,21 @@
+"""The store of evicted pages for the KV memory of an executor."""
+
+import torch
+
+from oscine.config import EngineOptions
+from oscine.executor.kv.page_memory import CudaMemory, HostMemory, PageMemory
+from oscine.executor.kv.page_store import THREADS, PageStore, open_store
+from oscine.executor.runner import TorchExecutor
+from oscine.executor.start.transfer import model_identity
+
+
+def store_of(options: EngineOptions, executor: TorchExecutor) -> PageStore:
+    """Raises ValueError for a folder that cannot be used, or too little memory."""
+    model = f"{model_identity(options)} {options.model.cpu_weights if executor.device.type == 'cpu' else 'gpu'}"
+    return open_store(options, executor.memory.groups, _memory(executor), model)
+
+
+def _memory(executor: TorchExecutor) -> PageMemory:
+    if executor.device.type == "cuda":
+        return CudaMemory(executor.kv, THREADS)
+    return HostMemory([pages.view(len(pages), -1).view(torch.uint8).numpy() for pages in executor.kv])

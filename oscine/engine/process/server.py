@@ -14,6 +14,7 @@ import traceback
 import msgspec
 import zmq
 
+from oscine.collector import paused
 from oscine.config import EngineOptions
 from oscine.engine.build import BuiltEngine, build_engine
 from oscine.engine.peers.kv_events import KVEvents
@@ -196,7 +197,8 @@ def _serve(clients: _Clients, parent: Parent, launch: wire.Launch, started_s: fl
     """Returns the exit status."""
     try:
         endpoints, events = _open_to_peers(clients, launch.options)
-        engine = build_engine(launch.options, launch.seat)
+        with paused():  # importing torch makes objects that stay, as does all else that is built here
+            engine = build_engine(launch.options, launch.seat)
     except (ValueError, OSError) as error:
         return _fail(clients, parent, str(error))
     except Exception as error:

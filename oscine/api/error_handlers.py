@@ -1,16 +1,18 @@
 """The handler for exceptions of endpoints: a response in the client's form of errors, and a note in the record."""
 
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 
-from oscine.api.http.errors import APIError, internal, response
+from oscine.api.http.asgi import ClientLeftError
+from oscine.api.http.body import response
+from oscine.api.http.errors import APIError, internal
 from oscine.api.http.record import CLIENT_LEFT, current
 from oscine.api.openai.models import speaks_anthropic
 
 
 async def _respond(request: Request, error: Exception) -> Response:
-    if isinstance(error, ClientDisconnect):  # while it sent the body, so this response is never read
+    if isinstance(error, ClientLeftError):  # while it sent the body, so this response is never read
         return Response(status_code=CLIENT_LEFT)
     if isinstance(error, HTTPException):  # an unknown path, or a wrong method, as reported by the router
         message = f"{request.method} {request.url.path}: {error.detail}."
@@ -24,4 +26,4 @@ async def _respond(request: Request, error: Exception) -> Response:
     return response(error, request.url.path, anthropic=speaks_anthropic(request))
 
 
-HANDLERS = dict.fromkeys((APIError, HTTPException, ClientDisconnect, Exception), _respond)
+HANDLERS = dict.fromkeys((APIError, HTTPException, ClientLeftError, Exception), _respond)

@@ -1,4 +1,4 @@
-"""Liveness, readiness and version of the server. Needs no API key."""
+"""Liveness, readiness, version and metrics of the server. Needs no API key."""
 
 import time
 
@@ -44,6 +44,10 @@ class Health:
 
     async def version(self, request: Request) -> Response:
         return json_response(answers.Version(oscine.__version__))
+
+    async def metrics(self, request: Request) -> Response:
+        body, content_type = await self.service.metrics.encoded(request.headers.get("accept", ""))
+        return Response(body, media_type=content_type)
 
 
 def _report(model: ServedModel) -> answers.ModelReport:

@@ -83,7 +83,7 @@ def endpoints(service: ResponseService) -> list[Operation]:
             "/v1/health/ready", health.ready, "Whether all models are ready", answer=answers.Readiness, other=unready
         ),
         PROBE("/version", health.version, "Version of Oscine", answer=answers.Version),
-        PROBE("/metrics", service.metrics.endpoint, "Metrics for Prometheus", answer="text/plain"),
+        PROBE("/metrics", health.metrics, "Metrics for Prometheus", answer="text/plain"),
     ]
     description = Description(table, keys=bool(service.keys))
     table.append(PROBE("/openapi.json", description.document, "This description"))

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from oscine.api.responses.service import ResponseService
+from oscine.api.serving.service import Service
 from oscine.cluster.client.engine import ClusterEngine, MigrationLimits
 from oscine.cluster.client.followed_models import as_one
 from oscine.cluster.client.metrics import ClusterMetrics
@@ -113,11 +113,10 @@ class DataParallelEngine(ClusterEngine):
             self.error = error
 
 
-def parallel_service(config: Config, num_gpus: int) -> ResponseService:
-    """The service of `oscine serve` with several engines. Raises ValueError."""
+def add_engines(service: Service, config: Config, num_gpus: int) -> None:
+    """Adds the model of several engines to the service of a server. Raises ValueError."""
     options = engines_of(config, num_gpus)
     scheduler = config.engine.scheduler
-    service = ResponseService(config)
     model = config.engine.model.model
     share_experts = config.server.enable_expert_parallel and config.engine.executor != "fake"
     engine = DataParallelEngine(options, model, scheduler.max_waiting, share_experts=share_experts)
@@ -125,4 +124,3 @@ def parallel_service(config: Config, num_gpus: int) -> ResponseService:
     served = service.add(engine, whole, config.server.served_model_names)
     metrics = ClusterMetrics(engine.router.snapshot, lambda: {served.names[0]: engine.migrations})
     service.metrics.watch(metrics, metrics.refresh)
-    return service

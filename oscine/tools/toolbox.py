@@ -137,6 +137,14 @@ class Toolbox:
         return tuple(namespace for namespace in found if namespace.description or namespace.functions)
 
     @property
+    def recipients(self) -> tuple[str, ...]:
+        """The tools of all namespaces as they are named after `to=`; known once the toolbox is entered."""
+        found: list[str] = []
+        for space in self.namespaces:
+            found += [f"{space.name}.{function.name}" for function in space.functions] or [space.name]
+        return tuple(found)
+
+    @property
     def listings(self) -> tuple[McpListing, ...]:
         return tuple(tool.listing for tool in self._tools.values() if tool.listing is not None)
 

@@ -14,11 +14,12 @@ import pytest
 from starlette.requests import Request
 from starlette.types import Message
 
-from oscine.api.http import body as limits
-from oscine.api.http.body import check_values, read_body
+from oscine.api.http import memory as limits
+from oscine.api.http.body import read_body
 from oscine.api.http.errors import APIError
+from oscine.api.http.memory import check_values
 from oscine.api.http.work import Trimmer
-from oscine.api.openai import conversation
+from oscine.api.turns import conversation
 from tests.api.raw_client import LONG_ANSWER, RawClient, chat_body
 from tests.api.scripted_server import ScriptedServer
 from tests.server import ServerProcess, wait_until

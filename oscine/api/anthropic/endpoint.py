@@ -8,11 +8,11 @@ from oscine.api.anthropic.schemas import CountTokensRequest, MessagesRequest
 from oscine.api.http.body import json_response
 from oscine.api.http.work import beside
 from oscine.api.openai.answers import InputTokens
-from oscine.api.openai.chat_completions import chat_turns
-from oscine.api.openai.conversation import conversation
 from oscine.api.openai.endpoint import Endpoint
 from oscine.api.serving.call import Call
 from oscine.api.serving.generation import Generation
+from oscine.api.turns.chat import chat_turns
+from oscine.api.turns.conversation import conversation
 
 
 class AnthropicMessages(Endpoint[MessagesRequest]):

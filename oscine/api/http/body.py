@@ -1,26 +1,22 @@
-"""The bodies of requests: bounded in size, in time and in the memory of all together. Bodies of answers as JSON."""
+"""The bodies of requests, bounded in size and in time; bodies of answers as JSON, errors in the form of each API."""
 
 import asyncio
 from typing import Any
 
 import msgspec
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from oscine.api.http.errors import APIError, unavailable
-from oscine.api.http.work import Trimmer
+from oscine.api.http.asgi import ClientLeftError
+from oscine.api.http.errors import ANTHROPIC_PATH, OLLAMA_PATH, APIError
 
 BODY_TIMEOUT_S = 60.0
-MAX_BODIES_BYTES = 512 << 20  # of all requests together: their bytes and their decoded objects
-MAX_VALUES = 1 << 18  # values and keys per JSON text
-_VALUE_BYTES = 96  # approximate size of one decoded value
-_BEFORE_VALUES = b",:[{"  # one of these precedes each value and key, except the first
 
 
 async def read_body(request: Request, limit: int, timeout_s: float = BODY_TIMEOUT_S) -> bytes:
     """The whole body, sent with a length or in chunks. Raises APIError 413 above `limit` bytes, and 408 if it is late.
 
-    Raises starlette's ClientDisconnect if the client disconnects meanwhile.
+    Raises ClientLeftError if the client disconnects meanwhile.
     """
     length = request.headers.get("content-length", "")
     if length.isascii() and length.isdigit() and int(length) > limit:
@@ -34,6 +30,8 @@ async def read_body(request: Request, limit: int, timeout_s: float = BODY_TIMEOU
                 if size > limit:
                     raise _too_large(limit)
                 chunks.append(chunk)
+    except ClientDisconnect:
+        raise ClientLeftError from None
     except TimeoutError:
         headers = {"Connection": "close"}
         raise APIError(f"The body did not arrive within {timeout_s:g} s.", status=408, headers=headers) from None
@@ -44,51 +42,20 @@ def _too_large(limit: int) -> APIError:
     return APIError(f"The body is larger than {limit} bytes.", status=413, code="body_too_large")
 
 
-def check_values(text: bytes) -> None:
-    """Raises ValueError for JSON with more than MAX_VALUES values and keys. Checked before decoding.
-
-    Decoding is one call that nothing can interrupt. This bounds its time and its memory.
-    """
-    if _marks(text) <= MAX_VALUES:
-        return
-    plain = text.replace(b"\\\\", b"").replace(b'\\"', b"")  # now every quotation mark begins or ends a string
-    strings = plain.count(b'"') // 2
-    if strings > MAX_VALUES or _marks(b"".join(plain.split(b'"')[::2])) > MAX_VALUES:
-        raise ValueError(f"it holds more than {MAX_VALUES} JSON values")
-
-
-def _marks(text: bytes) -> int:
-    return len(text) - len(text.translate(None, _BEFORE_VALUES))  # one pass; `count` would need four
-
-
-def values_of(piece: bytes, earlier: int) -> int:
-    """Upper bound of the values in a piece of a body, after `earlier` ones. No body is decoded to more."""
-    return min(_marks(piece), MAX_VALUES - earlier)
-
-
-def memory_of(piece: bytes, values: int) -> int:
-    """Bytes that a piece of a body takes until its request is over: as received and as objects."""
-    return len(piece) + _VALUE_BYTES * values
-
-
 def json_response(answer: Any, status: int = 200) -> Response:
     """`answer` is a struct, or plain objects."""
     return Response(msgspec.json.encode(answer), status, media_type="application/json")
 
 
-class Bodies:
-    """Counts the memory of the bodies of all unfinished requests; each body is held until its request is over."""
+def response(error: APIError, path: str = "", *, anthropic: bool = False) -> Response:
+    """`path`: of the request. `anthropic`: the client reads Anthropic's shape on any path."""
+    body, status = error.body(), error.status
+    if anthropic or _is_below(path, ANTHROPIC_PATH):
+        body, status = error.anthropic_body(), error.anthropic_status
+    elif _is_below(path, OLLAMA_PATH):
+        body = error.ollama_body()
+    return Response(body, status, error.headers, media_type="application/json")
 
-    def __init__(self) -> None:
-        self._bytes = 0
-        self._trimmer = Trimmer()
 
-    def take(self, size: int) -> None:
-        """Raises APIError 503 if there is no room; memory taken before stays taken."""
-        if self._bytes + size > MAX_BODIES_BYTES:
-            raise unavailable("The server holds as many large requests as it can.", code="overloaded")
-        self._bytes += size
-
-    def give_back(self, size: int) -> None:
-        self._bytes -= size
-        self._trimmer.freed(size)
+def _is_below(path: str, root: str) -> bool:
+    return path == root or path.startswith(f"{root}/")

@@ -4,8 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
-from starlette.requests import ClientDisconnect
-from starlette.types import Receive
+from oscine.api.http.asgi import ClientLeftError, Receive
 
 T = TypeVar("T")
 
@@ -19,7 +18,7 @@ async def _disconnect(receive: Receive) -> None:
 
 async def result_while_connected(receive: Receive | None, work: asyncio.Future[T]) -> T:
     """The result of `work`, awaited before a response has begun. Without `receive`, the client is not watched. Raises
-    what `work` raises, and ClientDisconnect if the client leaves first.
+    what `work` raises, and ClientLeftError if the client leaves first.
     """
     if receive is None:
         return await work
@@ -27,7 +26,7 @@ async def result_while_connected(receive: Receive | None, work: asyncio.Future[T
     try:
         await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
         if not work.done():
-            raise ClientDisconnect
+            raise ClientLeftError
         return work.result()
     finally:
         gone.cancel()

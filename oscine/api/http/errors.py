@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
-from starlette.responses import Response
 
 ANTHROPIC_PATH, OLLAMA_PATH = "/v1/messages", "/api"  # their clients read other forms of errors
 _ANTHROPIC_OVERLOADED = 529
@@ -145,17 +144,3 @@ def from_validation(
     if values := choices.get(path.rpartition(".")[2]):
         what += f". Choose one of {', '.join(values)}"
     return invalid(path, what) if path else APIError(f"Invalid request: {what}.")
-
-
-def response(error: APIError, path: str = "", *, anthropic: bool = False) -> Response:
-    """`path`: of the request. `anthropic`: the client reads Anthropic's shape on any path."""
-    body, status = error.body(), error.status
-    if anthropic or _is_below(path, ANTHROPIC_PATH):
-        body, status = error.anthropic_body(), error.anthropic_status
-    elif _is_below(path, OLLAMA_PATH):
-        body = error.ollama_body()
-    return Response(body, status, error.headers, media_type="application/json")
-
-
-def _is_below(path: str, root: str) -> bool:
-    return path == root or path.startswith(f"{root}/")

@@ -9,8 +9,7 @@ import ipaddress
 import socket
 from collections.abc import Collection
 
-from starlette.types import ASGIApp, Receive, Scope, Send
-
+from oscine.api.http.asgi import ASGIApp, Receive, Scope, Send
 from oscine.api.http.errors import APIError
 from oscine.api.http.record import header
 from oscine.config import is_loopback

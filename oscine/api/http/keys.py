@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 import yaml
-from starlette.types import ASGIApp, Receive, Scope, Send
 
+from oscine.api.http.asgi import ASGIApp, Receive, Scope, Send
 from oscine.api.http.errors import APIError
 from oscine.api.http.rate_limits import KeyLimits, KeyUse
 from oscine.api.http.record import current, header

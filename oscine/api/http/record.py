@@ -10,8 +10,7 @@ import uuid
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
-from starlette.types import Scope
-
+from oscine.api.http.asgi import Scope
 from oscine.api.http.rate_limits import KeyUse
 from oscine.engine.wire.stream import Stay
 from oscine.types import SamplingParams

@@ -12,14 +12,14 @@ from oscine.api.http.work import beside
 from oscine.api.ollama.answer import Kind, OllamaAnswer, Piece, record
 from oscine.api.ollama.request import answer_form, chat_request, prompt_request, raw_request, unloads
 from oscine.api.ollama.schemas import OllamaChatRequest, OllamaGenerateRequest, OllamaRequest
-from oscine.api.openai.chat_completions import chat_turns
-from oscine.api.openai.completions import text_turns
 from oscine.api.openai.endpoint import Endpoint
 from oscine.api.serving.call import Call
 from oscine.api.serving.generation import Generation
 from oscine.api.serving.served_model import ServedModel
 from oscine.api.serving.service import Service
 from oscine.api.serving.turn import Turn
+from oscine.api.turns.chat import chat_turns
+from oscine.api.turns.text import text_turns
 
 R = TypeVar("R", bound=OllamaRequest)
 

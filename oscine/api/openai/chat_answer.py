@@ -26,6 +26,12 @@ from oscine.chat.events import ContentDelta, MessageEnd, ReasoningDelta, ToolCal
 
 encode = msgspec.json.encode
 
+_REASONING_FIELDS = {
+    "reasoning": ("reasoning",),
+    "reasoning_content": ("reasoning_content",),
+    "both": ("reasoning", "reasoning_content"),
+}
+
 
 class ChatAnswer(OpenAIAnswer):
     """The answer to one request. `reasoning_fields` may be empty: then reasoning is not shown."""
@@ -52,6 +58,12 @@ class ChatAnswer(OpenAIAnswer):
         return encode(
             ChatCompletion(self.id, "chat.completion", self.created, self.model, choices, self.usage(), prompt)
         )
+
+
+def reasoning_fields(body: ChatCompletionRequest, setting: str) -> Sequence[str]:
+    """The fields that show the reasoning: those of the server's setting, unless the request wants none."""
+    excluded = body.include_reasoning is False or (body.reasoning is not None and body.reasoning.exclude)
+    return () if excluded else _REASONING_FIELDS[setting]
 
 
 class StreamedChoice:

@@ -1,117 +1,21 @@
-"""/v1/chat/completions: from the request to its turns and their answer."""
-
-from collections.abc import Sequence
+"""/v1/chat/completions."""
 
 from starlette.types import Receive, Scope, Send
 
-from oscine.api.http.errors import invalid
-from oscine.api.http.work import beside
-from oscine.api.openai.chat_answer import ChatAnswer
-from oscine.api.openai.conversation import allowed_calls, conversation
+from oscine.api.openai.chat_answer import ChatAnswer, reasoning_fields
 from oscine.api.openai.endpoint import Endpoint
-from oscine.api.serving import sampling
-from oscine.api.serving.begin import Prepared, begin_turns
 from oscine.api.serving.call import Call
-from oscine.api.serving.formats import Form, asked_form, check_beside_calls, extensions
 from oscine.api.serving.generation import Generation
 from oscine.api.serving.logprobs import ContentLogprobs
 from oscine.api.serving.schemas import ChatCompletionRequest
-from oscine.api.serving.service import Service
-from oscine.api.serving.turn import Turn, usual_headroom
-from oscine.types import SamplingParams
-
-_REASONING_FIELDS = {
-    "reasoning": ("reasoning",),
-    "reasoning_content": ("reasoning_content",),
-    "both": ("reasoning", "reasoning_content"),
-}
+from oscine.api.turns.chat import chat_turns, top_logprobs
 
 
 class ChatCompletions(Endpoint[ChatCompletionRequest]):
     async def answer(self, call: Call[ChatCompletionRequest], scope: Scope, receive: Receive, send: Send) -> None:
         body = call.body
         turns = await chat_turns(self.service, call)
-        logprobs = [ContentLogprobs(call.model.tokenizer, _top_logprobs(body), turn.logprobs) for turn in turns]
-        answer = ChatAnswer(turns, logprobs, call.name, self._reasoning_fields(body), body)
+        logprobs = [ContentLogprobs(call.model.tokenizer, top_logprobs(body), turn.logprobs) for turn in turns]
+        fields = reasoning_fields(body, self.service.config.server.reasoning_field)
+        answer = ChatAnswer(turns, logprobs, call.name, fields, body)
         await self.generate(Generation(call, answer.choices), answer, scope, receive, send, stream=body.stream)
-
-    def _reasoning_fields(self, body: ChatCompletionRequest) -> Sequence[str]:
-        excluded = body.include_reasoning is False or (body.reasoning is not None and body.reasoning.exclude)
-        return () if excluded else _REASONING_FIELDS[self.service.config.server.reasoning_field]
-
-
-async def chat_turns(
-    service: Service,
-    call: Call[ChatCompletionRequest],
-    *,
-    form: Form | None = None,
-    separator: str = "\n\n",
-    clipped: bool = False,
-) -> list[Turn]:
-    """The turns that a request asks for: one per choice.
-
-    `form` is the answer's, if the body does not say it by its own parameters. `separator` joins the texts of several
-    messages of one kind. `clipped`: see sampling.read.
-    """
-    body, model = call.body, call.model
-    talk = await beside(lambda: conversation(body, service.date), call.size)
-    talk = service.reasoning.restore(call.caller.name, talk)
-    n = body.n or 1
-    model.served.admission.check(n)  # before the prompt is made, which costs more
-    form, calls = form or asked_form(body), allowed_calls(body, talk.tools)
-    check_beside_calls(extensions(body), calls.choice)
-
-    async def prepare() -> Prepared:
-        prompt = await model.prompts.render(talk, call.size)
-        params = _sampling_params(call, len(prompt), clipped)
-        return prompt, params, _headroom(body, params.max_tokens, service.config.server.final_headroom)
-
-    return await begin_turns(
-        service,
-        call,
-        form,
-        calls,
-        prepare,
-        n=n,
-        stop=sampling.stop_strings(body),
-        separator=separator,
-        ignore_eos=bool(body.ignore_eos),
-    )
-
-
-def _headroom(body: ChatCompletionRequest, max_tokens: int, setting: int) -> int:
-    """Tokens reserved for the answer, also by a thinking budget; `setting` is the server's --final-headroom."""
-    wanted, budget = body.final_headroom, _thinking_budget(body)
-    most = max_tokens - 1
-    sampling.check((wanted or 0) <= most, "final_headroom", f"between 0 and {most}", wanted)
-    kept = usual_headroom(setting, max_tokens) if wanted is None else wanted
-    return kept if budget is None else max(kept, max_tokens - budget)
-
-
-def _thinking_budget(body: ChatCompletionRequest) -> int | None:
-    of_reasoning = body.reasoning.max_tokens if body.reasoning else None
-    of_thinking = body.thinking.budget_tokens if body.thinking else None
-    budgets = (body.thinking_token_budget, of_reasoning, of_thinking)
-    return next((budget for budget in budgets if budget is not None), None)
-
-
-def _top_logprobs(body: ChatCompletionRequest) -> int | None:
-    return (body.top_logprobs or 0) if body.logprobs else None
-
-
-def _sampling_params(call: Call[ChatCompletionRequest], num_prompt_tokens: int, clipped: bool) -> SamplingParams:
-    body, model = call.body, call.model
-    if body.top_logprobs and not body.logprobs:
-        raise invalid("top_logprobs", "it needs 'logprobs': true")
-    newer = body.max_completion_tokens is not None
-    return sampling.read(
-        body,
-        model.info,
-        model.tokenizer.turn_end_ids,
-        num_prompt_tokens,
-        body.max_completion_tokens if newer else body.max_tokens,
-        prompt="messages",
-        param="max_completion_tokens" if newer else "max_tokens",
-        clipped=clipped,
-        logprobs=_top_logprobs(body),
-    )

@@ -7,10 +7,11 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Generic, Protocol, get_args
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from oscine.api.http.asgi import ClientLeftError
 from oscine.api.http.body import read_body
 from oscine.api.http.connection import run_while_connected
 from oscine.api.http.errors import APIError, internal
@@ -53,7 +54,7 @@ class Endpoint(ABC, Generic[T]):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         arrived_s = time.perf_counter()
-        with suppress(ClientDisconnect):
+        with suppress(ClientLeftError):
             data = await read_body(Request(scope, receive), self.service.config.server.max_body_bytes)
             body = decode(data, self.request_type)
             name, model = self.find(body.model)
@@ -70,7 +71,7 @@ class Endpoint(ABC, Generic[T]):
 
     @abstractmethod
     async def answer(self, call: Call[T], scope: Scope, receive: Receive, send: Send) -> None:
-        """Sends the response. Raises APIError if nothing was sent yet, ClientDisconnect if nothing is to be sent."""
+        """Sends the response. Raises APIError if nothing was sent yet, ClientLeftError if nothing is to be sent."""
 
     async def generate(
         self, generation: Generation, answer: Answer, scope: Scope, receive: Receive, send: Send, *, stream: bool | None

@@ -8,10 +8,10 @@ from oscine.api.http.errors import invalid
 from oscine.api.http.keys import Caller
 from oscine.api.http.work import beside
 from oscine.api.openai.answers import Text, Tokens
-from oscine.api.openai.conversation import conversation
 from oscine.api.serving.sampling import check_ids
 from oscine.api.serving.schemas import ChatCompletionRequest, DetokenizeRequest, TokenizeRequest, decode
 from oscine.api.serving.service import Service
+from oscine.api.turns.conversation import conversation
 
 
 class Tokenize:

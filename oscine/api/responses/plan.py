@@ -16,11 +16,11 @@ from oscine.api.responses.store import StoredResponse
 from oscine.api.responses.tools import ClientTools, allowed, builtin_tools
 from oscine.api.responses.view import LOGPROBS, Object, included
 from oscine.api.serving import sampling
-from oscine.api.serving.begin import Prepared, begin_turns
 from oscine.api.serving.call import Call
 from oscine.api.serving.formats import Calls, Form, check_beside_calls, check_name, extensions, only_form
 from oscine.api.serving.reasoning_memory import ReasoningMemory
 from oscine.api.serving.turn import Turn, usual_headroom
+from oscine.api.turns.begin import Prepared, begin_turns
 from oscine.chat.effort import model_effort
 from oscine.chat.grammar import JsonFormat
 from oscine.chat.messages import Conversation, Message, ResponseSchema
@@ -55,10 +55,9 @@ class ResponsePlan:
 
     @property
     def _allowed(self) -> Calls:
-        body, recipients = self.body, []
-        for space in self.toolbox.namespaces:
-            recipients += [f"{space.name}.{function.name}" for function in space.functions] or [space.name]
-        return allowed(body.tool_choice, self.tools, recipients, parallel=body.parallel_tool_calls is not False)
+        body = self.body
+        parallel = body.parallel_tool_calls is not False
+        return allowed(body.tool_choice, self.tools, self.toolbox.recipients, parallel=parallel)
 
     async def prompt(self, date: str, memory: ReasoningMemory) -> list[int]:
         """Raises APIError."""

@@ -49,6 +49,8 @@ class Admission:
         self.sequences = self.tokens = 0
         self._empty = asyncio.Event()
         self._empty.set()
+        self._left = asyncio.Event()  # set at each departure
+        self._line = asyncio.Lock()  # held by the first of those that wait for room
 
     def check(self, sequences: int, tokens: int = 0) -> None:
         """Raises APIError: 503 if there is no room now, 400 for a request that could never fit."""
@@ -64,6 +66,18 @@ class Admission:
             message = "The server has as many requests as it can queue."
             raise unavailable(message, code="overloaded", retry_after_s=wait_s)
 
+    async def until_room(self, sequences: int, tokens: int = 0) -> None:
+        """Waits in line until there is room. Raises APIError 400 for a request that could never fit."""
+        async with self._line:
+            while True:
+                self._left.clear()
+                try:
+                    return self.check(sequences, tokens)
+                except APIError as error:
+                    if error.code != "overloaded":
+                        raise
+                await self._left.wait()
+
     @contextmanager
     def hold(self, sequences: int, tokens: int = 0) -> Iterator[None]:
         """`tokens`: of all prompts. Raises APIError as check does."""
@@ -77,6 +91,7 @@ class Admission:
             self.sequences -= sequences
             self.tokens -= tokens
             self.departures.add(sequences, tokens)
+            self._left.set()
             if not self.sequences:
                 self.departures.clear()
                 self._empty.set()

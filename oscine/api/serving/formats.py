@@ -16,10 +16,10 @@ import msgspec
 from llguidance.gbnf_to_lark import gbnf_to_lark
 from msgspec import Struct
 
-from oscine.api.http.body import check_values
 from oscine.api.http.connection import result_while_connected
 from oscine.api.http.errors import APIError, invalid, unavailable, unsupported
 from oscine.api.http.keys import NO_CALLER, Caller
+from oscine.api.http.memory import check_values
 from oscine.api.http.work import beside
 from oscine.api.serving.parameters import SamplingFields
 from oscine.api.serving.sampling import check
@@ -272,7 +272,7 @@ async def _check(whole: str, parts: Sequence[Form], caller: Caller, size: int) -
 async def _judged(whole: str, parts: Sequence[Form], caller: Caller, size: int) -> _Problem | None:
     """The first part with a problem. Parts may each be in order and still be too much together.
 
-    Raises APIError if there is no verdict, and ClientDisconnect if the client leaves first.
+    Raises APIError if there is no verdict, and ClientLeftError if the client leaves first.
     """
     trials: list[Trial] = []
     origins: list[int] = []  # index of the part of each trial

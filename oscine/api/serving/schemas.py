@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal, TypeVar, get_args
 import msgspec
 from msgspec import Meta, Struct
 
-from oscine.api.http.body import check_values
 from oscine.api.http.errors import APIError, from_validation, invalid
+from oscine.api.http.memory import check_values
 from oscine.api.serving.parameters import (
     MAX_TOOLS,
     Natural,
@@ -253,6 +253,16 @@ def _decoded(body: bytes, type: type[T]) -> T:
         raise APIError(f"The body is not valid JSON: {error}.", code="invalid_json") from None
     except RecursionError:
         raise APIError("The JSON of the body is nested too deeply.", code="invalid_json") from None
+
+
+def of_objects(fields: dict[str, Any], type: type[T]) -> T:
+    """The same for a request that is given as plain objects."""
+    try:
+        request = msgspec.convert(fields, type)
+    except msgspec.ValidationError as error:
+        raise from_validation(error, choices=_CHOICES) from None
+    refuse(request)
+    return request
 
 
 def _too_many_values(body: bytes, why: str) -> APIError:

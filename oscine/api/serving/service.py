@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from oscine.api.http.body import Bodies
 from oscine.api.http.errors import invalid, not_found, unavailable
 from oscine.api.http.keys import ApiKeys
+from oscine.api.http.memory import Bodies
 from oscine.api.http.record import current
 from oscine.api.serving.names import meant_by
 from oscine.api.serving.reasoning_memory import ReasoningMemory

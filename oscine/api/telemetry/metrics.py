@@ -10,8 +10,6 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
-from starlette.requests import Request
-from starlette.responses import Response
 
 from oscine.api.http.record import RequestRecord
 from oscine.api.telemetry.sequence_metrics import HISTOGRAMS, SequenceFamilies, SequenceMetrics
@@ -114,7 +112,8 @@ class Metrics:
     def collect(self) -> Iterable[Metric]:
         return _aliases(self.registry.collect())
 
-    async def endpoint(self, request: Request) -> Response:
+    async def encoded(self, accept: str) -> tuple[bytes, str]:
+        """All samples in a format that the client accepts, and the type of that format."""
         await asyncio.gather(*(refresh() for refresh in self._refreshes))
-        encode, content_type = choose_encoder(request.headers.get("accept", ""))
-        return Response(encode(self), media_type=content_type)
+        encode, content_type = choose_encoder(accept)
+        return encode(self), content_type

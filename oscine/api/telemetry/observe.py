@@ -5,10 +5,9 @@ It is around Starlette, not within it, because Starlette's response to a crash s
 
 import time
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
-from oscine.api.http.body import Bodies, memory_of, values_of
+from oscine.api.http.asgi import ASGIApp, Message, Receive, Scope, Send
 from oscine.api.http.errors import ANTHROPIC_PATH
+from oscine.api.http.memory import Bodies, memory_of, values_of
 from oscine.api.http.record import CLIENT_LEFT, RequestRecord, current
 from oscine.api.telemetry.logs import log_request
 from oscine.api.telemetry.metrics import Metrics

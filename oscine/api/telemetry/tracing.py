@@ -8,9 +8,8 @@ costs nothing. Attributes gen_ai.* follow OpenTelemetry's conventions; oscine.* 
 from itertools import pairwise
 from typing import Any
 
-from starlette.types import Scope
-
 import oscine
+from oscine.api.http.asgi import Scope
 from oscine.api.http.record import RequestRecord, SequenceTimes
 from oscine.engine.wire.stream import Stay
 from oscine.types import RemotePrefill

@@ -39,10 +39,12 @@ def run(args: argparse.Namespace) -> None:
 
     service = None
     if config.server.data_parallel_size > 1:
-        from oscine.cluster.data_parallel import parallel_service
+        from oscine.api.responses.service import ResponseService
+        from oscine.cluster.data_parallel import add_engines
 
         with ended_by(ValueError, status=USAGE):
-            service = parallel_service(config, environment.num_gpus)
+            service = ResponseService(config)
+            add_engines(service, config, environment.num_gpus)
     with ended_by(ServerError):
         serve(config, lambda url, info: _announce(config, url, info, time.perf_counter() - started_s), service)
 

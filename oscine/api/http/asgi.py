@@ -1,0 +1,14 @@
+"""The types of ASGI. With them, what serves requests needs no web framework."""
+
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+class ClientLeftError(Exception):
+    """The client has disconnected: no answer would reach it."""

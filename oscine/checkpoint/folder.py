@@ -1,5 +1,6 @@
-"""A checkpoint folder in the published layout: config.json and safetensors, in one file or in shards with an index.
+"""A checkpoint folder: config.json and safetensors, in one file or in shards with an index.
 
+The layout is the published one, or that of transformers for experts in floats, which are quantised when they are read.
 Everything is checked from the headers before the first tensor is read.
 """
 
@@ -16,8 +17,10 @@ from torch import Tensor
 from oscine.checkpoint.gguf.checkpoint import raw_tensors
 from oscine.checkpoint.gguf.file import Gguf
 from oscine.checkpoint.hub import INDEX, SINGLE
+from oscine.checkpoint.layout import EMBEDDING, FLOATS, HEAD, is_unused, matrix_of, stored_specs
+from oscine.checkpoint.quantize import QuantizationError, Quantized, quantize
 from oscine.model.config import ModelConfig
-from oscine.model.weights import TensorSpec, tensor_specs
+from oscine.model.weights import TensorSpec
 
 _SAMPLE_BYTES = 1024  # of each tensor, from its middle
 
@@ -26,11 +29,12 @@ class Checkpoint:
     """Tensors of a folder, read when asked for. Raises ValueError if any file of the folder is malformed."""
 
     def __init__(self, folder: Path, config: ModelConfig) -> None:
-        specs, placed, files = tensor_specs(config), _placement(folder), _open_all(folder)
+        placed, files = _placement(folder), _open_all(folder)
         held = {name: path for path, file in files.items() for name in sorted(file.keys())}
+        specs = stored_specs(config, held)
         for path, file in files.items():
             for name in sorted(file.keys()):
-                if name not in specs:
+                if name not in specs and not is_unused(name):
                     raise ValueError(f"{path}: {name} is not a tensor of this configuration")
                 if held[name] != path:
                     raise ValueError(f"{held[name]}: {name} is also in {path.name}")
@@ -42,11 +46,32 @@ class Checkpoint:
                 raise ValueError(f"{path}: {name} is missing")
             _check_tensor(name, spec, path, files[path].get_slice(name))
         self._file_of = {name: files[path] for name, path in held.items()}
+        self._path_of = held
+        self.errors: dict[str, QuantizationError] = {}  # by the matrix of experts that was quantised
+        self._newest: tuple[str, Quantized] | None = None
 
     def get(self, name: str) -> Tensor:
-        """The tensor on the CPU, backed by the file's memory map."""
+        """The tensor on the CPU, backed by the file's memory map if it is stored as published."""
+        if (matrix := matrix_of(name, self._file_of)) is not None:
+            quantized = self._quantized(matrix)
+            return quantized.blocks if name.endswith("_blocks") else quantized.scales
+        tensor = self._stored(EMBEDDING if name == HEAD and name not in self._file_of else name)
+        return tensor if tensor.dtype == torch.uint8 else tensor.bfloat16()
+
+    def _stored(self, name: str) -> Tensor:
         tensor: Tensor = self._file_of[name].get_tensor(name)
         return tensor
+
+    def _quantized(self, matrix: str) -> Quantized:
+        """The newest one is kept, as its blocks and its scales are asked for one after the other."""
+        if self._newest is None or self._newest[0] != matrix:
+            self._newest = None
+            try:
+                quantized, self.errors[matrix] = quantize(self._stored(matrix).mT)
+            except ValueError as error:
+                raise ValueError(f"{self._path_of[matrix]}: {matrix}: {error}") from None
+            self._newest = matrix, quantized
+        return self._newest[1]
 
 
 def fingerprint(path: Path) -> str:
@@ -105,5 +130,5 @@ def _check_tensor(name: str, spec: TensorSpec, path: Path, found: Any) -> None:
     shape, dtype = found.get_shape(), found.get_dtype()
     if tuple(shape) != spec.shape:
         raise ValueError(f"{path}: {name} has shape {shape}, not {list(spec.shape)}")
-    if dtype != spec.dtype:
+    if dtype not in (FLOATS if spec.dtype == "BF16" else (spec.dtype,)):
         raise ValueError(f"{path}: {name} has dtype {dtype}, not {spec.dtype}")

@@ -25,6 +25,7 @@ NANO_FOLDER = Path(__file__).parents[1] / "model" / "nano"
 CONFIG = "config.json"
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 TOKENIZER = "tokenizer.json"
+ADAPTER = "adapter_config.json"  # of PEFT
 WEIGHTS, GGUF = "*.safetensors", "*.gguf"
 ROOT_FILES = ["*.json", "*.jinja", WEIGHTS]
 FOLDERS = ["*/*"]
@@ -119,7 +120,16 @@ def _within(folder: Path) -> Path:
         return folder
     if ollama.is_store(folder):
         return ollama.only_model(folder)
+    if (folder / ADAPTER).exists():
+        raise _adapter_error(str(folder))
     return gguf_in(folder) or folder
+
+
+def _adapter_error(name: str) -> ValueError:
+    return ValueError(
+        f"model {name!r} is a LoRA adapter, not a model: merge it into its base with "
+        "`oscine convert BASE TARGET --lora FOLDER`, or with merge_and_unload of PEFT"
+    )
 
 
 class _MissingError(ValueError):
@@ -184,6 +194,8 @@ class _Hub:
             return []
         except _MissingError:
             if not (found := self._gguf_models()):
+                if ADAPTER in self._get(_list_files).split("\n"):
+                    raise _adapter_error(self._model) from None
                 raise
         usual = {name for name in found if "mxfp4" in name.lower()}
         return self._parts(usual if len(usual) == 1 else found)

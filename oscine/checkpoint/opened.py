@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 
 import torch
@@ -12,6 +13,7 @@ from oscine.checkpoint.gguf.checkpoint import GgufCheckpoint
 from oscine.checkpoint.gguf.config import config_of as gguf_config
 from oscine.checkpoint.gguf.file import Gguf
 from oscine.checkpoint.hub import CONFIG, config_at, find_model, find_tokenizer, tokenizer_at
+from oscine.checkpoint.quantize import QuantizationError
 from oscine.config import ModelOptions
 from oscine.model.config import ModelConfig, gpt_oss_20b, gpt_oss_120b
 from oscine.model.packed import PackedFiles
@@ -56,6 +58,12 @@ class OpenedModel:
             files=files,
             progress=progress,
         )
+
+    @property
+    def quantization_error(self) -> QuantizationError | None:
+        """The error of all experts that were quantised as they were loaded; None if none were."""
+        errors = self.source.errors.values() if isinstance(self.source, Checkpoint) else ()
+        return reduce(QuantizationError.__add__, errors) if errors else None
 
     def packed_name(self, cpu_weights: str, shard: Shard) -> str | None:
         """The name of the folder of packed weights, unique for checkpoint and layout; None for random weights."""

@@ -1,4 +1,4 @@
-"""The command line: `oscine serve`, `chat`, `batch`, `pull`, `list`, `rm`, `bench`, `cluster`.
+"""The command line: `oscine serve`, `chat`, `batch`, `pull`, `list`, `rm`, `convert`, `bench`, `cluster`.
 
 Importing it loads neither the server nor the model.
 """
@@ -13,6 +13,7 @@ from oscine.cli.chat import command as chat_command
 from oscine.cli.cluster import command as cluster_command
 from oscine.cli.error import INTERRUPTED, CommandError
 from oscine.cli.models import command as models_command
+from oscine.cli.models import convert as convert_command
 from oscine.cli.parser import Parser
 from oscine.cli.serve import command as serve_command
 from oscine.cli.serve import dynamo_worker
@@ -26,7 +27,7 @@ def _parser() -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"oscine {oscine.__version__}")
     commands = parser.add_subparsers(prog=parser.prog, metavar="COMMAND", required=True)
-    of_models = serve_command, chat_command, batch_command, models_command
+    of_models = serve_command, chat_command, batch_command, models_command, convert_command
     for command in (*of_models, bench_command, cluster_command, dynamo_worker):
         command.add_command(commands)
     return parser

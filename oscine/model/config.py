@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -47,10 +47,11 @@ class ModelConfig:
     max_position_embeddings: int = 131072  # tokens
     eos_token_ids: tuple[int, ...] = (200002,)  # as in the file, for other programs; here harmony's tokens end a turn
     yarn: YarnConfig = YarnConfig()
+    tie_word_embeddings: bool = field(default=False, repr=False)  # the file may have the embedding alone, for the head
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            if isinstance(value, int | float):
+            if type(value) in (int, float):
                 _require(0 < value < math.inf, name, "positive and finite", value)
         _require(self.head_dim % 2 == 0, "head_dim", "even", self.head_dim)
         for name in ("hidden_size", "intermediate_size"):
@@ -141,11 +142,12 @@ class ModelConfig:
         Fields that do not change the arithmetic (dropout, initialisers, versions, dtype) are not looked at.
         """
         _check_supported(values)
+        values = _flat(values)
         read: dict[Any, Callable[..., Any]] = {int: _integer, float: _number}
         numbers = {
-            field.name: read[field.type](values, field.name, *_ALIASES.get(field.name, ()))
-            for field in fields(cls)
-            if field.type in read
+            own.name: read[own.type](values, own.name, *_ALIASES.get(own.name, ()))
+            for own in fields(cls)
+            if own.type in read
         }
         return cls(
             **numbers,
@@ -154,6 +156,7 @@ class ModelConfig:
             layer_types=_layer_types(values, numbers["num_hidden_layers"]),
             eos_token_ids=_token_ids(values, "eos_token_id"),
             yarn=_yarn(values),
+            tie_word_embeddings=values.get("tie_word_embeddings") is True,
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -166,7 +169,6 @@ class ModelConfig:
             "model_type": "gpt_oss",
             "attention_bias": True,
             "hidden_act": "silu",
-            "tie_word_embeddings": False,
             "torch_dtype": "bfloat16",
             "eos_token_id": eos[0] if len(eos) == 1 else [*eos],
             "rope_theta": yarn.pop("rope_theta"),
@@ -204,15 +206,34 @@ def _check_supported(values: Mapping[str, Any]) -> None:
         "model_type": MODEL_TYPES,
         "hidden_act": ("silu",),
         "attention_bias": (True,),
-        "tie_word_embeddings": (False,),
+        "tie_word_embeddings": (False, True),
         "swiglu_alpha": (1.702,),
     }
     for name, allowed in only.items():
         _require(values.get(name, allowed[0]) in allowed, name, repr(allowed[0]), values.get(name))
     quantization = values.get("quantization_config")
+    if quantization is None:  # the experts are bfloat16, as transformers saves fine-tunes
+        return
     _require(isinstance(quantization, dict), "quantization_config", "an object with quant_method mxfp4", quantization)
-    method = quantization.get("quant_method") if isinstance(quantization, dict) else None
-    _require(method == "mxfp4", "quantization_config.quant_method", "'mxfp4'", method)
+    method = quantization.get("quant_method")
+    _require(method == "mxfp4", "quantization_config.quant_method", "'mxfp4', or no quantization_config", method)
+
+
+def _flat(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A gpt_oss_puzzle configuration in the spelling of gpt_oss: its layers are objects, and YaRN has its own name."""
+    blocks = values.get("block_configs")
+    if blocks is None:
+        return values
+    whole = isinstance(blocks, list) and all(isinstance(block, dict) for block in blocks)
+    _require(whole, "block_configs", "a list of objects, one per layer", blocks)
+    windows = [block.get("sliding_window") for block in blocks]
+    return {
+        "rope_scaling": values.get("yarn_rope_scaling"),
+        **{name: value for name, value in values.items() if value is not None},
+        "num_local_experts": [block.get("num_local_experts") for block in blocks],
+        "sliding_window": windows,
+        "layer_types": ["full_attention" if window is None else "sliding_attention" for window in windows],
+    }
 
 
 def _find(values: Mapping[str, Any], *names: str) -> tuple[str, Any]:

@@ -121,6 +121,38 @@ def test_windows_and_experts_may_differ_by_layer() -> None:
     assert specs["model.layers.4.mlp.router.weight"].shape == (16, 2880)
 
 
+def test_a_puzzle_as_it_is_published() -> None:
+    """Its layers are in block_configs, and YaRN may be under a name of its own."""
+    values = changed("layer_types", ...) | {"model_type": "gpt_oss_puzzle", "num_local_experts": None}
+    values["yarn_rope_scaling"] = values.pop("rope_scaling")
+    windows = [128, None, 128, 8192] * 6
+    values["block_configs"] = [{"num_local_experts": 32 - i, "sliding_window": w} for i, w in enumerate(windows)]
+    config = ModelConfig.from_dict(values)
+    assert config.windows == (*windows,)
+    assert config.experts == tuple(range(32, 8, -1))
+    assert config.yarn == gpt_oss_20b().yarn
+    values["block_configs"] = values["block_configs"][1:]
+    with pytest.raises(ValueError, match="must be 24 values, one per layer"):
+        ModelConfig.from_dict(values)
+
+
+def test_safeguard_is_gpt_oss() -> None:
+    """gpt-oss-safeguard-20b and -120b: the published configurations with another name."""
+    values = PUBLISHED | {"_name_or_path": "openai/gpt-oss-safeguard-20b", "transformers_version": "4.57.0"}
+    assert ModelConfig.from_dict(values) == gpt_oss_20b()
+
+
+@pytest.mark.parametrize("quantization", [..., None, {"quant_method": "mxfp4", "dequantize": True}])
+def test_what_is_trained_in_bfloat16_is_read(quantization: Any) -> None:
+    assert ModelConfig.from_dict(changed("quantization_config", quantization)) == gpt_oss_20b()
+
+
+def test_tied_embeddings_are_read() -> None:
+    config = ModelConfig.from_dict(changed("tie_word_embeddings", True))
+    assert config.tie_word_embeddings
+    assert config.to_dict()["tie_word_embeddings"] is True
+
+
 def test_fewer_experts_are_enough() -> None:
     assert ModelConfig.from_dict(changed("num_local_experts", 20)).experts == (20,) * 24
 
@@ -159,11 +191,11 @@ def test_what_is_written_is_read(config: ModelConfig) -> None:
         ("rms_norm_eps", "small", "rms_norm_eps"),
         ("swiglu_limit", 0, "swiglu_limit"),
         ("swiglu_alpha", 1.5, "swiglu_alpha"),
-        ("tie_word_embeddings", True, "tie_word_embeddings"),
+        ("tie_word_embeddings", "yes", "tie_word_embeddings"),
         ("attention_bias", False, "attention_bias"),
         ("eos_token_id", "end", "eos_token_id"),
         ("eos_token_id", [300000], "eos_token_id"),
-        ("quantization_config", ..., "quantization_config"),
+        ("quantization_config", "mxfp4", "quantization_config"),
         ("quantization_config.quant_method", "fp8", "quantization_config.quant_method"),
         ("rope_scaling", None, "rope_scaling"),
         ("rope_scaling.rope_type", "linear", "rope_scaling.rope_type"),

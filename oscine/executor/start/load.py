@@ -196,6 +196,11 @@ def load(start: Start, memory: MemoryPlan) -> TorchExecutor:
         files=_packed_files(start),
         progress=not options.quiet,
     )
+    if (error := opened.quantization_error) is not None:
+        start.report(
+            f"experts were quantised to MXFP4, with a relative error of {error.relative:.1%}: `oscine convert` does it "
+            "once for all starts"
+        )
     if start.prepared_head_bytes and weights.prepared_head is None:
         lost = "it does not suit the weights of this head, so all logits are made"
         start.report(f"chooser={start.choice['chooser']} is not used: {lost}")

@@ -1,0 +1,285 @@
+"""Models as transformers and PEFT save them after training: read, quantised, converted, merged."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from oscine.checkpoint import convert as convert_module
+from oscine.checkpoint import hub
+from oscine.checkpoint.convert import convert
+from oscine.checkpoint.folder import Checkpoint
+from oscine.checkpoint.hub import CONFIG, NANO_FOLDER, SINGLE
+from oscine.checkpoint.opened import open_model
+from oscine.config import ModelOptions
+from oscine.model.config import ModelConfig
+from oscine.model.gpt_oss import GptOss
+from oscine.model.weights import tensor_specs
+from oscine.ops.moe.mxfp4 import dequantize
+from tests.model.saved import save
+from tests.model.test_gguf import greedy
+from tests.model.test_gpt_oss import transformers_logits, transformers_model
+from tests.model.tiny import SMALL, random_tokens, relative_error, tensors, whole
+from tests.ops.bound import reference_ops
+
+PROMPTS = [[5, 900, 31, 7, 77, 1200], [1, 2, 3]]
+
+
+@pytest.fixture(scope="module")
+def export(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The embedded model in bfloat16, as transformers writes it after it has dequantised it."""
+    folder = tmp_path_factory.mktemp("export")
+    transformers_model(NANO_FOLDER).bfloat16().save_pretrained(folder, max_shard_size="10MB")
+    return folder
+
+
+def values_of(checkpoint: Any, config: ModelConfig) -> dict[str, Tensor]:
+    """All tensors; experts as values."""
+    found = {}
+    for name in tensor_specs(config):
+        if name.endswith("_blocks"):
+            matrix = name.removesuffix("_blocks")
+            found[matrix] = dequantize(checkpoint.get(name), checkpoint.get(f"{matrix}_scales"))
+        elif not name.endswith("_scales"):
+            found[name] = checkpoint.get(name).float()
+    return found
+
+
+def same(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def opened(folder: Path) -> tuple[Checkpoint, ModelConfig]:
+    config = ModelConfig.from_file(folder / CONFIG)
+    return Checkpoint(folder, config), config
+
+
+# ---- what transformers saves ----
+
+
+@pytest.mark.slow
+def test_an_export_of_transformers_gives_the_same_weights_and_tokens(export: Path) -> None:
+    """Its experts are values of MXFP4 already, so nothing is lost."""
+    checkpoint, config = opened(export)
+    assert same(values_of(checkpoint, config), values_of(Checkpoint(NANO_FOLDER, config), config))
+    assert {error.relative for error in checkpoint.errors.values()} == {0.0}
+    assert greedy(str(export), PROMPTS) == greedy(str(NANO_FOLDER), PROMPTS)
+
+
+def write_floats(
+    folder: Path, made: dict[str, Tensor], *, dtype: torch.dtype = torch.bfloat16, end: str = "", **more: Any
+) -> dict[str, Tensor]:
+    """A model that was never quantised: experts of random values, [experts, in, out]."""
+    floats = {name: tensor.to(dtype) for name, tensor in made.items() if tensor.dtype != torch.uint8}
+    for name, tensor in made.items():
+        if name.endswith("_blocks"):
+            experts, rows, blocks, _ = tensor.shape
+            generator = torch.Generator().manual_seed(len(floats))
+            weight = torch.randn(experts, blocks * 32, rows, generator=generator) * 0.05
+            floats[name.removesuffix("_blocks") + end] = weight.to(dtype)
+    folder.mkdir(exist_ok=True)
+    values = {k: v for k, v in SMALL.to_dict().items() if k != "quantization_config"} | more
+    (folder / CONFIG).write_text(json.dumps(values))
+    save_file(floats, folder / SINGLE, metadata={"format": "pt"})
+    return floats
+
+
+@pytest.mark.parametrize("end", ["", "_blocks"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_experts_in_floats_are_quantised_and_all_else_is_read_as_bfloat16(
+    tmp_path: Path, dtype: torch.dtype, end: str
+) -> None:
+    """`end`: of the names of experts. transformers keeps "_blocks" for what it has dequantised itself."""
+    floats = write_floats(tmp_path, tensors(SMALL), dtype=dtype, end=end)
+    found = open_model(ModelOptions(str(tmp_path)))
+    found.load()
+    error = found.quantization_error
+    assert error is not None
+    assert 0.08 < error.relative < 0.12  # of normal values
+    read = values_of(found.source, found.config)
+    for name, tensor in floats.items():
+        if tensor.dim() == 3:
+            matrix = read[name.removesuffix(end)].mT
+            assert (matrix - tensor.float()).norm() < 0.12 * tensor.float().norm()
+        else:
+            assert torch.equal(read[name], tensor.bfloat16().float())
+
+
+@pytest.mark.slow
+def test_logits_of_a_fine_tune_are_those_of_its_quantised_weights(tmp_path: Path) -> None:
+    """transformers computes the same with what Oscine has loaded."""
+    write_floats(tmp_path / "model", tensors(SMALL))
+    found = open_model(ModelOptions(str(tmp_path / "model")))
+    ours = GptOss(found.config, found.load(), reference_ops())
+    save(tmp_path / "rounded", SMALL, {name: found.source.get(name) for name in tensor_specs(SMALL)})
+    tokens = random_tokens(SMALL, 40)
+    theirs = transformers_logits(transformers_model(tmp_path / "rounded"), tokens, 0)
+    assert relative_error(whole(ours, tokens, 0), theirs) < 1e-5
+
+
+def test_tied_embeddings(tmp_path: Path) -> None:
+    made = tensors(SMALL)
+    del made["lm_head.weight"]
+    write_floats(tmp_path, made, tie_word_embeddings=True)
+    checkpoint, _ = opened(tmp_path)
+    assert torch.equal(checkpoint.get("lm_head.weight"), made["model.embed_tokens.weight"])
+    write_floats(tmp_path, made)
+    with pytest.raises(ValueError, match=r"lm_head\.weight is missing"):
+        opened(tmp_path)
+
+
+def change(folder: Path, name: str, tensor: Tensor | None) -> None:
+    held = load_file(folder / SINGLE)
+    held.pop(name, None)
+    save_file(held if tensor is None else held | {name: tensor}, folder / SINGLE)
+
+
+MATRIX = "model.layers.1.mlp.experts.down_proj"
+
+
+@pytest.mark.parametrize(
+    ("tensor", "message"),
+    [
+        (torch.zeros(5, 96, 160).bfloat16(), r"down_proj has shape \[5, 96, 160\], not \[5, 160, 96\]"),
+        (torch.zeros(5, 160, 96).to(torch.int8), "down_proj has dtype I8, not BF16"),
+        (None, "down_proj_blocks is missing"),
+    ],
+)
+def test_wrong_experts_are_refused_before_they_are_read(tmp_path: Path, tensor: Tensor | None, message: str) -> None:
+    write_floats(tmp_path, tensors(SMALL))
+    change(tmp_path, MATRIX, tensor)
+    with pytest.raises(ValueError, match=message):
+        opened(tmp_path)
+
+
+def test_experts_that_are_not_finite_are_named(tmp_path: Path) -> None:
+    write_floats(tmp_path, tensors(SMALL))
+    change(tmp_path, MATRIX, torch.full((5, 160, 96), torch.inf).bfloat16())
+    checkpoint, _ = opened(tmp_path)
+    with pytest.raises(ValueError, match=r"model\.safetensors: model\.layers\.1\.mlp\.experts\.down_proj: .*finite"):
+        checkpoint.get(f"{MATRIX}_scales")
+
+
+def test_scales_of_a_kv_cache_are_left_out(tmp_path: Path) -> None:
+    write_floats(tmp_path, tensors(SMALL))
+    change(tmp_path, "model.layers.1.self_attn.k_scale", torch.ones(()))
+    opened(tmp_path)
+
+
+# ---- oscine convert ----
+
+
+@pytest.mark.slow
+def test_a_converted_model_has_the_published_layout_and_the_same_weights(export: Path, tmp_path: Path) -> None:
+    options = ModelOptions(str(export), tokenizer=str(NANO_FOLDER))
+    errors = convert(options, tmp_path / "out", shard_bytes=3_000_000, quiet=True)
+    assert len(errors) == 12
+    assert len(list((tmp_path / "out").glob("*.safetensors"))) > 2
+    checkpoint, config = opened(tmp_path / "out")
+    assert checkpoint.get("model.layers.0.mlp.experts.down_proj_blocks").dtype == torch.uint8
+    assert same(values_of(checkpoint, config), values_of(Checkpoint(NANO_FOLDER, config), config))
+    assert not checkpoint.errors
+    assert hub.find_tokenizer(ModelOptions(str(tmp_path / "out"))) == tmp_path / "out"
+    json_files = {path.name for path in (tmp_path / "out").glob("*.json")}
+    assert "conversion.json" not in json_files
+
+
+@pytest.fixture
+def floats(tmp_path: Path) -> Path:
+    write_floats(tmp_path / "floats", tensors(SMALL))
+    return tmp_path / "floats"
+
+
+def options_of(folder: Path) -> ModelOptions:
+    return ModelOptions(str(folder), tokenizer=str(NANO_FOLDER))
+
+
+def fail_after(number: int) -> Iterator[None]:
+    yield from [None] * number
+    raise KeyboardInterrupt
+
+
+def test_an_interrupted_conversion_is_continued(floats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole_errors = convert(options_of(floats), tmp_path / "whole", shard_bytes=100_000, quiet=True)
+    calls, write = fail_after(2), convert_module._write
+    with monkeypatch.context() as patch:
+        patch.setattr(convert_module, "_write", lambda path, made: (next(calls), write(path, made)))
+        with pytest.raises(KeyboardInterrupt):
+            convert(options_of(floats), tmp_path / "out", shard_bytes=100_000, quiet=True)
+    written = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*.safetensors")}
+    assert len(written) == 2
+    with pytest.raises(ValueError, match=r"config\.json"):
+        opened(tmp_path / "out")
+    errors = convert(options_of(floats), tmp_path / "out", shard_bytes=100_000, quiet=True)
+    assert errors == whole_errors
+    assert {name: (tmp_path / "out" / name).stat().st_mtime_ns for name in written} == written
+    made = [{path.name: path.read_bytes() for path in (tmp_path / end).iterdir()} for end in ("out", "whole")]
+    assert made[0] == made[1]
+
+
+def test_a_target_with_files_is_refused(floats: Path, tmp_path: Path) -> None:
+    for target in (floats, NANO_FOLDER / CONFIG):
+        with pytest.raises(ValueError, match="it is there already"):
+            convert(options_of(floats), target, quiet=True)
+    (tmp_path / "conversion.json").write_text("{}")
+    with pytest.raises(ValueError, match="unfinished conversion of another model"):
+        convert(options_of(floats), tmp_path, quiet=True)
+
+
+# ---- LoRA ----
+
+
+def write_adapter(folder: Path, factors: dict[str, tuple[Tensor, Tensor]], **more: Any) -> Path:
+    folder.mkdir(exist_ok=True)
+    values = {"peft_type": "LORA", "r": 2, "lora_alpha": 6, "bias": "none", "base_model_name_or_path": "x", **more}
+    (folder / "adapter_config.json").write_text(json.dumps(values))
+    made: dict[str, Tensor] = {}
+    for module, (a, b) in factors.items():
+        made |= {f"base_model.model.{module}.lora_{part}.weight": t for part, t in (("A", a), ("B", b))}
+    save_file(made, folder / "adapter_model.safetensors")
+    return folder
+
+
+QUERY = "model.layers.2.self_attn.q_proj"
+
+
+def test_an_adapter_is_merged(floats: Path, tmp_path: Path) -> None:
+    a, b = torch.randint(-3, 3, (2, 96)).float(), torch.randint(-3, 3, (512, 2)).float()
+    adapter = write_adapter(tmp_path / "adapter", {QUERY: (a, b)})
+    convert(options_of(floats), tmp_path / "out", lora=adapter, quiet=True)
+    before, after = (values_of(*opened(folder)) for folder in (floats, tmp_path / "out"))
+    merged = before.pop(f"{QUERY}.weight") + 3 * b @ a
+    assert torch.equal(after.pop(f"{QUERY}.weight"), merged.bfloat16().float())
+    assert same(before, after)
+
+
+@pytest.mark.parametrize(
+    ("module", "shapes", "more", "message"),
+    [
+        (QUERY, ((2, 96), (500, 2)), {}, "not two factors of it"),
+        ("model.layers.9.self_attn.q_proj", ((2, 96), (512, 2)), {}, "is of no matrix"),
+        (QUERY, ((2, 96), (512, 2)), {"use_dora": True}, "use_dora must be False, not True"),
+        (QUERY, ((2, 96), (512, 2)), {"target_parameters": ["mlp.experts.down_proj"]}, "cannot be merged"),
+        (QUERY, ((2, 96), (512, 2)), {"r": "many"}, "not the configuration"),
+    ],
+)
+def test_adapters_that_cannot_be_merged_are_refused(
+    floats: Path, tmp_path: Path, module: str, shapes: tuple[tuple[int, int], ...], more: dict[str, Any], message: str
+) -> None:
+    a, b = map(torch.zeros, shapes)
+    adapter = write_adapter(tmp_path / "adapter", {module: (a, b)}, **more)
+    with pytest.raises(ValueError, match=message):
+        convert(options_of(floats), tmp_path / "out", lora=adapter, quiet=True)
+
+
+def test_an_adapter_is_no_model(tmp_path: Path) -> None:
+    write_adapter(tmp_path, {})
+    with pytest.raises(
+        ValueError, match=r"is a LoRA adapter, not a model: merge it into its base with `oscine convert"
+    ):
+        hub.find_model(ModelOptions(str(tmp_path)))

@@ -22,7 +22,6 @@ from schemathesis.specs.openapi.checks import (
 
 from tests.server import ServerProcess
 
-EXAMPLES = {GenerationMode.POSITIVE: 9, GenerationMode.NEGATIVE: 4}
 REQUIRED = {"messages", "prompt", "input", "tokens", "max_tokens"}
 CHECKS: list[Any] = [
     *(not_a_server_error, status_code_conformance, content_type_conformance),
@@ -65,30 +64,28 @@ class Prober:
             case.body["model"] = self.model
 
 
-def bounded(mode: GenerationMode) -> Any:
+def bounded(examples: int) -> Any:
     health = list(HealthCheck)
-    return settings(
-        max_examples=EXAMPLES[mode], deadline=None, derandomize=True, database=None, suppress_health_check=health
-    )
+    return settings(max_examples=examples, deadline=None, derandomize=True, database=None, suppress_health_check=health)
 
 
-def check_valid(prober: Prober) -> None:
+def check_valid(prober: Prober, examples: int) -> None:
     cases = prober.operation.as_strategy(generation_mode=GenerationMode.POSITIVE)
-    run = bounded(GenerationMode.POSITIVE)(given(cases, st.data())(lambda case, data: prober.send_valid(case, data)))
+    run = bounded(examples)(given(cases, st.data())(lambda case, data: prober.send_valid(case, data)))
     run()
 
 
-def check_invalid(prober: Prober) -> None:
+def check_invalid(prober: Prober, examples: int) -> None:
     cases = prober.operation.as_strategy(generation_mode=GenerationMode.NEGATIVE)
     checked = [*CHECKS, negative_data_rejection]
-    run = bounded(GenerationMode.NEGATIVE)(given(cases)(lambda case: prober.send(case, checked)))
+    run = bounded(-(-examples // 2))(given(cases)(lambda case: prober.send(case, checked)))
     try:
         run()
     except Unsatisfiable:  # an operation without parameters, or whose parameter may be any text
         assert not prober.operation.body
 
 
-def check_examples(prober: Prober) -> None:
+def check_examples(prober: Prober, _: int) -> None:
     """The document's own examples are answered."""
     for cases in prober.operation.get_strategies_from_examples():
         run = settings(max_examples=1, deadline=None, database=None)(
@@ -106,11 +103,12 @@ def server(model_folder: Path) -> Iterator[ServerProcess]:
 
 
 @pytest.mark.filterwarnings("ignore")  # those of the tool itself
-def test_the_server_keeps_to_its_description(server: ServerProcess, subtests: pytest.Subtests) -> None:
+@pytest.mark.parametrize("examples", [4, pytest.param(40, marks=pytest.mark.slow)])
+def test_the_server_keeps_to_its_description(server: ServerProcess, examples: int, subtests: pytest.Subtests) -> None:
     schema = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
     operations = [result.ok() for result in schema.get_all_operations()]
     assert len(operations) >= 18
     for operation in operations:
         for check in (check_examples, check_valid, check_invalid):
             with subtests.test(operation.label, check=check.__name__):
-                check(Prober(server, operation))
+                check(Prober(server, operation), examples)

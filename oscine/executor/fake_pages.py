@@ -43,6 +43,8 @@ class FakePages:
         self.memory = [
             np.zeros((count, group.page_bytes), np.uint8) for group, count in zip(groups, num_pages, strict=True)
         ]
+        for of_group in self.memory:
+            of_group.fill(0)  # now, not in the middle of a step
         # [pages, layers, tokens, bytes]: the first bytes of each token's key in the first head
         self._keys = [
             of_group.reshape(len(of_group), len(group.layers), 2, group.heads_per_rank, group.page_size, -1)[:, :, 0, 0]

@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oscine.cluster.routing.kv_index import KVIndex
+from oscine.cluster.routing.kv_index import DISK, HOST, KVIndex
 
 REPLICAS = [f"replica-{i}" for i in range(5)]
 PAGES = list(range(12))
@@ -63,3 +63,18 @@ def test_a_place_in_the_index_is_used_again() -> None:
         assert index.overlap([1, 2, 3]) == {f"life-{life}": 2}
         index.drop(f"life-{life}")
     assert index.overlap([1]) == {}
+
+
+def test_a_replica_has_a_page_as_long_as_any_of_its_media() -> None:
+    index = KVIndex()
+    index.add("a")
+    index.store("a", [1, 2, 3])
+    index.store("a", [1, 2], HOST)
+    index.remove("a", [1, 2, 3])
+    assert index.overlap([1, 2, 3]) == {"a": 2}
+    index.store("a", [2], DISK)
+    index.remove("a", [1, 2], HOST)
+    assert (index.overlap([1]), index.overlap([2]), index.num_pages("a")) == ({}, {"a": 1}, 1)
+    index.remove("a", [2], HOST)
+    index.remove("a", [2], DISK)
+    assert index.num_pages("a") == 0

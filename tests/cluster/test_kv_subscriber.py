@@ -22,7 +22,7 @@ class Belief:
 
     @property
     def pages(self) -> set[Hashable]:
-        return self.index._pages["replica"]
+        return set(self.index._pages["replica"])
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -92,6 +92,22 @@ def test_it_follows_and_begins_with_what_was_before_it() -> None:
                 await until(lambda: belief.stats[-1].num_running == 3)
                 assert subscriber.num_gaps == 0
                 assert publisher.replays == 1
+
+    run(test)
+
+
+def test_pages_in_host_memory_and_in_files_count_as_cached() -> None:
+    async def test(context: zmq.asyncio.Context) -> None:
+        async with serving(Publisher(context)) as publisher:
+            await publisher.store(A, B, C)
+            async with following(context, publisher) as (belief, _):
+                await until(lambda: belief.pages == {A, B, C})
+                stored = [["BlockStored", [page], None, [], 16, None, medium, None] for page, medium in
+                          ((A, "CPU"), (B, "DISK"), (D, "CPU_PINNED"))]  # fmt: skip
+                await publisher.publish(*stored, ["BlockRemoved", [A, B, C], "GPU"])
+                await until(lambda: belief.pages == {A, B, D})
+                await publisher.publish(["BlockRemoved", [A, D], "CPU"], ["BlockRemoved", [A], "GPU"])
+                await until(lambda: belief.pages == {B})
 
     run(test)
 

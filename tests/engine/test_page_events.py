@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oscine.engine.core.prefix_index import extend_digests
+from oscine.engine.core.prefix_index import Medium, extend_digests
 
 from .harness import PAGE, Run, Setting
 from .test_engine_properties import prompts, samplings, setting
@@ -26,8 +26,12 @@ class Reader:
             assert len(tokens) == PAGE
             self.pages[digests[i]] = (digests[i - 1] if i else None, tokens)
 
-    def removed(self, digest: bytes) -> None:
+    def removed(self, digest: bytes, medium: Medium = "GPU") -> None:
+        assert medium == "GPU"
         del self.pages[digest]
+
+    def offloaded(self, digests: list[bytes], medium: Medium) -> None:
+        raise AssertionError("nothing is offloaded here")
 
     def check(self, run: Run) -> None:
         index = run.cache.index

@@ -224,6 +224,23 @@ def test_too_many_layers_and_too_little_host_memory_are_refused() -> None:
         plan_memory(GPT_20B, options(None), 1 << 30, 2, card(24 << 30), host_bytes=2 << 30, on_host=left)
 
 
+def test_offloaded_pages_count_as_host_memory() -> None:
+    def asked(size: int) -> EngineOptions:
+        return EngineOptions(cache=CacheOptions(kv_cache_bytes=1 << 30, kv_offload_bytes=size))
+
+    on_cpu = plan_memory(GPT_20B, asked(0), 1 << 30, 4)
+    free = on_cpu.total + (3 << 30)
+    assert "KV offload" not in str(on_cpu)
+    assert "KV offload        3.000 GiB  of host memory" in str(
+        plan_memory(GPT_20B, asked(3 << 30), 1 << 30, 4, None, free)
+    )
+    with pytest.raises(ValueError, match=r"\+ 4.0 GiB of --kv-offload-bytes = .* do not fit the memory"):
+        plan_memory(GPT_20B, asked(4 << 30), 1 << 30, 4, None, free)
+    plan_memory(GPT_20B, asked(3 << 30), 1 << 30, 2, H200, 3 << 30)
+    with pytest.raises(ValueError, match=r"--kv-offload-bytes, 4.0 GiB, do not fit the host memory: 3.0 GiB are free"):
+        plan_memory(GPT_20B, asked(4 << 30), 1 << 30, 2, H200, 3 << 30)
+
+
 def test_a_model_that_does_not_fit_names_the_options_that_help() -> None:
     with pytest.raises(ValueError, match=r"--gpu-memory-bytes allows 8000000000, .*--experts-on-host auto"):
         planned(GPT_20B, asked_on_host(None), DeviceMemory(8 * GB, 8 * GB, capped=True))

@@ -4,7 +4,7 @@ Page addresses are any hashable values. The index is a belief: a page that is wr
 answer.
 
     holders    page -> bits of the replicas that have it    asked for each request: one look-up a page for all replicas
-    pages      replica -> its pages, and bits of their media    asked when a replica goes, and when a medium loses a page
+    pages      replica -> its pages with bits of media      asked when a medium loses a page, and when a replica goes
 
 A replica may have a page in several media: in its cache, in host memory, in files. It has the page as long as any has.
 """

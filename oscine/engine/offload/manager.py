@@ -111,7 +111,7 @@ class Offload:
         self._ready: list[Request] = []
         self._saving: _Saving | None = None
         self._writing: _Writing | None = None
-        self._unwritten: OrderedDict[Key, None] = OrderedDict()  # in host memory, and in no file yet
+        self._unwritten: OrderedDict[Key, None] = OrderedDict()  # in host memory, and to be in a file
         self._retry_s = 0.0  # when the disk is written to again
         self._idle_pages: list[tuple[int, int]] | None = None  # group and page, to be saved while the engine is idle
         self._is_settled = False  # nothing is left to do while the engine is idle
@@ -153,7 +153,7 @@ class Offload:
     # ---- requests ----
 
     def ask(self, request: Request) -> bool:
-        """Whether a request that has just arrived waits for pages. If not, it is better computed, or has all of them."""
+        """Whether a request that has just arrived waits for pages. If not, it lacks none, or is better computed."""
         cache = self._cache
         if not cache.looks_up(request) or not (len(self.host) or len(self.disk)):
             return False
@@ -252,6 +252,12 @@ class Offload:
     def _can_write(self) -> bool:
         """Whether what host memory has will be in files soon."""
         return self._store.has_files and self._clock() >= self._retry_s
+
+    @property
+    def _disk_has_room(self) -> bool:
+        """Whether a file more fits without the loss of another."""
+        used = self.disk.num_bytes + self._store.leftover_bytes
+        return self._can_write and used + self._disk_bytes // _LEAST_FILES <= self._disk_bytes
 
     def flush(self, limit_s: float) -> None:
         """Saves what an idle engine would, for so long at most, and ends."""
@@ -356,7 +362,7 @@ class Offload:
                 if not self._has(group, page, keep=True):
                     found.append((group, page))
         if found:
-            may_drop = self.disk.__contains__ if self._can_write else lambda key: True
+            may_drop = self._is_written if self._can_write else _always
             self._save(found[: 2 * self._step_pages], may_drop, ahead=True)
 
     def _save_all(self) -> None:
@@ -367,7 +373,8 @@ class Offload:
         some = self._idle_pages[:_IDLE_PAGES]
         del self._idle_pages[: len(some)]
         wanted = [(group, page) for group, page in some if not self._has(group, page)]
-        if wanted and not self._save(wanted, self.disk.__contains__, ahead=False):
+        may_drop = self.disk.__contains__ if self._disk_has_room else _never
+        if wanted and not self._save(wanted, may_drop, ahead=False):
             self._idle_pages = []
 
     def _has(self, group: int, page: int, keep: bool = False) -> bool:
@@ -379,7 +386,16 @@ class Offload:
         tier = next((tier for tier in (self.host, self.disk) if key in tier), None)
         if tier is not None and keep:
             tier.touch(key)
+            self._let_write(key)
         return tier is not None
+
+    def _let_write(self, key: Key) -> None:
+        if self._store.has_files and key not in self.disk:
+            self._unwritten[key] = None
+
+    def _is_written(self, key: Key) -> bool:
+        """To a file, unless it need not be."""
+        return key not in self._unwritten
 
     def _save(self, wanted: Sequence[tuple[int, int]], may_drop: Callable[[Key], bool], *, ahead: bool) -> bool:
         """`ahead`: of eviction; else the cache will have the pages for a while. False if there is no slot for any."""
@@ -410,8 +426,8 @@ class Offload:
             if not saving.ahead:
                 self.host.demote(key)
             saved.append(key)
-            if self._store.has_files and key not in self.disk:
-                self._unwritten[key] = None
+            if saving.ahead or self._disk_has_room:
+                self._let_write(key)
         self._counters.offload_saved_pages += len(saved)
         self._counters.offload_save_s += saving.job.seconds
         self._tell(saved, "CPU")
@@ -486,6 +502,14 @@ class Offload:
             for group, digest in keys:
                 if group == 0:
                     events.removed(digest, medium)
+
+
+def _always(key: Key) -> bool:
+    return True
+
+
+def _never(key: Key) -> bool:
+    return False
 
 
 class _Known:

@@ -7,7 +7,7 @@ from oscine.types import StepPlan
 
 _KEPT = 0.8  # share of the earlier measurements in each new one
 _OVERHEAD_S = 0.001  # of a copy: threads that wake up, looks of the loop
-_DISCOUNT = 0.99  # of a tier that was refused, so that it is tried again after a while
+_DISCOUNT = 0.95  # of a tier that was refused, so that it is tried again after a while
 
 
 @dataclass(slots=True)

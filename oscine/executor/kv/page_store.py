@@ -5,6 +5,7 @@ What a slot or a file holds is known to the caller alone (oscine.engine.offload)
 """
 
 import mmap
+import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -15,14 +16,14 @@ from typing import NamedTuple
 import numpy as np
 
 from oscine.config import EngineOptions
-from oscine.executor.kv.page_files import Bytes, Key, PageFiles
-from oscine.executor.kv.page_memory import PageBytes, PageMemory
+from oscine.executor.kv.page_files import Key, PageFiles
+from oscine.executor.kv.page_memory import Bytes, PageBytes, PageMemory
 from oscine.executor.kv.transfers import TransferState
 from oscine.kv_group import KVGroup
 
 LOADING_THREADS, SAVING_THREADS = 2, 1
 THREADS = LOADING_THREADS + SAVING_THREADS  # that copy between host and device
-_CHUNK_BYTES = 32 << 20  # that one thread copies before another may take its turn
+_CHUNK_BYTES = 8 << 20  # that one thread copies before another may take its turn
 _FIRST_FILE = 1
 
 
@@ -96,6 +97,10 @@ class PageStore:
         pages = mmap.mmap(-1, self.num_slots * self.slot_bytes)
         pages.madvise(mmap.MADV_HUGEPAGE)
         self._slots = np.frombuffer(pages, np.uint8).reshape(self.num_slots, self.slot_bytes)
+        self._chunk = max(1, _CHUNK_BYTES // self.slot_bytes)  # pages
+        self._buffers: queue.SimpleQueue[Bytes] = queue.SimpleQueue()
+        for _ in range(0 if files is None else LOADING_THREADS):
+            self._buffers.put(np.empty((self._chunk, self.slot_bytes), np.uint8))
         self._loading = ThreadPoolExecutor(LOADING_THREADS, "offload-load")
         self._saving = ThreadPoolExecutor(SAVING_THREADS, "offload-save")
         self._writing = ThreadPoolExecutor(1, "offload-write")
@@ -154,24 +159,33 @@ class PageStore:
         self._writing.submit(self._files.leftovers.take_oldest())
 
     def close(self) -> None:
-        """Waits for what has begun; what has not is dropped."""
-        for pool in (self._loading, self._saving, self._writing):
+        """Waits for what has begun, and for files; other copies are dropped."""
+        for pool in (self._loading, self._saving):
             pool.shutdown(cancel_futures=True)
+        self._writing.shutdown()
         if self._files is not None:
             self._files.close()
 
     def _load(self, number: int, copies: Sequence[FileCopy]) -> None:
+        """Through memory that is allocated once: new memory would cost as much time as the copy."""
         assert self._files is not None
-        buffers: list[Bytes] = [np.empty(self.page_bytes[copy.group], np.uint8) for copy in copies]
-        self._files.read(number, [(copy.position, out) for copy, out in zip(copies, buffers, strict=True)])
-        self._memory.load([PageBytes(copy.group, copy.page, out) for copy, out in zip(copies, buffers, strict=True)])
+        buffer = self._buffers.get()
+        try:
+            for some in (copies[i : i + len(buffer)] for i in range(0, len(copies), len(buffer))):
+                pages = [
+                    PageBytes(copy.group, copy.page, data[: self.page_bytes[copy.group]])
+                    for copy, data in zip(some, buffer, strict=False)
+                ]
+                self._files.read(number, [(copy.position, page.data) for copy, page in zip(some, pages, strict=True)])
+                self._memory.load(pages)
+        finally:
+            self._buffers.put(buffer)
 
     def _in_slots(self, copies: Sequence[SlotCopy]) -> list[PageBytes]:
         return [PageBytes(group, page, self._slots[slot, : self.page_bytes[group]]) for group, page, slot in copies]
 
     def _chunks(self, copies: Sequence[SlotCopy]) -> list[Sequence[SlotCopy]]:
-        size = max(1, _CHUNK_BYTES // self.slot_bytes)
-        return [copies[i : i + size] for i in range(0, len(copies), size)]
+        return [copies[i : i + self._chunk] for i in range(0, len(copies), self._chunk)]
 
 
 def open_store(options: EngineOptions, groups: Sequence[KVGroup], memory: PageMemory, model: str) -> PageStore:

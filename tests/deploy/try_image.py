@@ -1,0 +1,72 @@
+"""Starts an image and asks it a question: `python -m tests.deploy.try_image [IMAGE]`, as `make image-test` does.
+
+Podman runs it as the documents say: without privileges, with a read-only root file system. Where the kernel allows no
+containers, `--chroot` lets buildah run it: as the image's user, without a root file system or a network of its own.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+import urllib.request
+from typing import Any
+
+from benchmarks.serving.server import free_port
+
+READY_S = 120.0
+QUESTION = {"messages": [{"role": "user", "content": "What is 27 + 58?"}], "temperature": 0}
+LOCKED_DOWN = ("--read-only", "--tmpfs=/tmp", "--cap-drop=all", "--security-opt=no-new-privileges")
+
+
+def command(image: str, port: int, chroot: bool, more: list[str]) -> list[str]:
+    serve = ["serve", "--host", "127.0.0.1", "--port", str(port)]
+    if not chroot:
+        return ["podman", "run", "--rm", "--network=host", "--stop-timeout=60", *LOCKED_DOWN, *more, image, *serve]
+    made = subprocess.run(["buildah", "from", "--pull-never", image], capture_output=True, text=True, check=True)
+    return ["buildah", "run", "--isolation=chroot", made.stdout.strip(), "--", "oscine", *serve]
+
+
+def get(url: str, body: dict[str, Any] | None = None) -> Any:
+    data = json.dumps(body).encode() if body else None
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=60) as response:
+        return json.load(response)
+
+
+def wait_ready(url: str, process: "subprocess.Popen[bytes]") -> None:
+    deadline = time.monotonic() + READY_S
+    while True:
+        try:
+            get(f"{url}/v1/health/ready")
+        except OSError:
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise SystemExit("the image did not become ready") from None
+            time.sleep(0.2)
+        else:
+            return
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Starts an image and asks it a question.")
+    parser.add_argument("image", nargs="?", default="localhost/oscine:cpu")
+    parser.add_argument("--chroot", action="store_true", help="run it by buildah, without containers")
+    parser.add_argument(
+        "--podman", metavar="OPTION", action="append", default=[], help="a further option of podman run"
+    )
+    args = parser.parse_args()
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    with subprocess.Popen(command(args.image, port, args.chroot, args.podman)) as process:
+        try:
+            wait_ready(url, process)
+            answer = get(f"{url}/v1/chat/completions", QUESTION)["choices"][0]["message"]["content"]
+        finally:
+            process.terminate()
+        status = process.wait(timeout=60)
+    print(f"{args.image} answered: {answer} It ended with status {status}.")
+    sys.exit("85" not in answer or not (status == 0 or args.chroot))  # buildah passes no signals on
+
+
+if __name__ == "__main__":
+    main()

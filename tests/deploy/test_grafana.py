@@ -1,4 +1,4 @@
-"""The dashboard queries only metrics and labels that a real server has, in ways that fit the kind of each metric."""
+"""Dashboard and autoscaling query only metrics and labels that a real server has, as fits the kind of each metric."""
 
 import asyncio
 import json
@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from oscine.cluster.client.engine import MigrationCounters
 from oscine.cluster.client.metrics import ClusterMetrics
 from tests.cluster.test_metrics import Router
+from tests.deploy.manifests import objects_of, of_kind
 from tests.server import ServerProcess
 
 DASHBOARD = Path(__file__).parents[2] / "deploy" / "grafana" / "oscine.json"
@@ -38,7 +39,9 @@ def panels() -> Iterator[dict[str, Any]]:
 def expressions() -> list[str]:
     found = [target["expr"] for panel in panels() for target in panel["targets"]]
     variables = json.loads(DASHBOARD.read_text())["templating"]["list"]
-    return found + [variable["query"]["query"] for variable in variables if variable["type"] == "query"]
+    found += [variable["query"]["query"] for variable in variables if variable["type"] == "query"]
+    triggers = of_kind(objects_of("chart-gpus"), "ScaledObject")["spec"]["triggers"]
+    return found + [trigger["metadata"]["query"] for trigger in triggers]
 
 
 class Expression:

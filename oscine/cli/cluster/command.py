@@ -10,7 +10,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -97,16 +97,12 @@ def _state() -> Path:
 
 
 def _up(args: argparse.Namespace) -> None:
-    from oscine.cli.cluster.deployment_file import read_deployment
+    from oscine.cli.cluster.deployment_file import read_deployment, with_secrets_of
 
-    environment = Environment()
     try:
-        deployment = replace(read_deployment(args.file), key=environment.cluster_key)
+        deployment = with_secrets_of(Environment(), read_deployment(args.file))
     except ValueError as error:
         raise CommandError(str(error), USAGE) from None
-    if key := environment.server_api_key:
-        server = replace(deployment.server, api_keys=(*deployment.server.api_keys, key))
-        deployment = replace(deployment, server=server)
     with _ray_for(deployment, args.file):
         from oscine.cluster.ray import control
 

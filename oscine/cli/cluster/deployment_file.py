@@ -28,6 +28,7 @@ from oscine.cluster.spec.deployment import (
     app_name,
 )
 from oscine.config import OPTIONS, EngineOptions, ServerOptions, ToolOptions
+from oscine.environment import Environment
 from oscine.option import OptionError, options_of
 from oscine.types import Role
 
@@ -49,12 +50,21 @@ def read_deployment(file: Path) -> Deployment:
         _check_names(section, models)
     ingress = top.section("ingress")
     replicas = ingress.take("replicas", int) if "replicas" in ingress else 1
+    resource = ingress.take("resource", str) if "resource" in ingress else ""
     server, tools = _ingress(ingress)
     if replicas > 1 and server.port == 0:
         raise ingress.error("port", "port must be given where several ingresses share it")
     _check_router(top.section("router"))
     seed = {"prefix_seed": top.take("prefix-seed", str)} if "prefix-seed" in top else {}  # no number: zeros count
-    return top.record(Deployment, models=tuple(models), server=server, tools=tools, ingress_replicas=replicas, **seed)
+    of_ingress = {"server": server, "tools": tools, "ingress_replicas": replicas, "ingress_resource": resource}
+    return top.record(Deployment, models=tuple(models), **of_ingress, **seed)
+
+
+def with_secrets_of(environment: Environment, deployment: Deployment) -> Deployment:
+    """Adds the cluster's key and the API key of the environment."""
+    given = filter(None, [environment.server_api_key])
+    server = replace(deployment.server, api_keys=(*deployment.server.api_keys, *given))
+    return replace(deployment, server=server, key=environment.cluster_key)
 
 
 def _check_router(section: Section) -> None:

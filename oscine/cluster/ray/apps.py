@@ -96,7 +96,10 @@ def cluster_app(deployment: Deployment) -> serve.Application:
         Ingress,
         name=INGRESS,
         num_replicas=deployment.ingress_replicas,
-        ray_actor_options={"num_cpus": 0},
+        ray_actor_options={
+            "num_cpus": 0,
+            "resources": {deployment.ingress_resource: 1} if deployment.ingress_resource else {},
+        },
         user_config={"models": models, "prefix_seed": deployment.prefix_seed},
         **_lifecycle((server, tools, deployment.key), server.drain_s),
     )

@@ -129,6 +129,7 @@ class Deployment(Options, group="cluster"):
     server: ServerOptions = field(default_factory=ServerOptions)  # of each ingress
     tools: ToolOptions = field(default_factory=ToolOptions)
     ingress_replicas: int = 1  # on one machine they share the port
+    ingress_resource: str = ""  # custom resource of Ray, of which each ingress takes 1; empty: they run on any node
     prefix_seed: str = ""  # hex, of all engines; empty until `oscine cluster up` made one
     key: str = field(default="", repr=False)  # shared by all processes: see oscine.engine.wire.tcp; `up` draws one
 

@@ -1,0 +1,96 @@
+"""A config of Ray Serve, as a RayService has it, on a Ray of this machine. Prints the answers of the model.
+
+`python -m tests.cluster.serve_config_session`: a process of its own, as Ray changes the process that uses it.
+"""
+
+import json
+import os
+import sys
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+
+import ray
+from ray import serve
+from ray.serve._private.api import serve_start
+from ray.serve.schema import ApplicationStatus, ServeDeploySchema
+
+from benchmarks.serving.server import free_port
+
+DEADLINE_S = 120.0
+FILE = """
+ray: auto
+ingress: {{port: {port}, resource: oscine-ingress, host: 127.0.0.1}}
+models:
+  - name: nano
+    engine: {{kv-cache-bytes: 67108864, max-num-seqs: 16}}
+    prefill: {{cpus: 0.25}}
+    decode: {{cpus: 0.25}}
+    remote-prefill: {{min-tokens: 64}}
+"""
+MODULE = "oscine.cli.cluster.serve_config"
+
+
+def applications(file: Path) -> ServeDeploySchema:
+    model = {"name": "oscine-nano", "import_path": f"{MODULE}:model", "args": {"file": str(file), "model": "nano"}}
+    front = {"name": "oscine", "import_path": f"{MODULE}:front", "args": {"file": str(file)}}
+    apps = [app | {"route_prefix": None} for app in (model, front)]
+    return ServeDeploySchema(proxy_location="Disabled", applications=apps)  # type: ignore[arg-type]
+
+
+def wait_running() -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while True:
+        apps = serve.status().applications
+        if len(apps) == 2 and all(app.status == ApplicationStatus.RUNNING for app in apps.values()):
+            return
+        failed = [app.message for app in apps.values() if app.status == ApplicationStatus.DEPLOY_FAILED]
+        if failed or time.monotonic() > deadline:
+            sys.exit(f"not running: {failed or apps}")
+        time.sleep(0.2)
+
+
+def ask(port: int) -> str:
+    body = {"messages": [{"role": "user", "content": "What is 27 + 58?"}], "temperature": 0}
+    headers = {"Content-Type": "application/json", "Authorization": "Bearer k"}
+    url = f"http://127.0.0.1:{port}/v1/chat/completions"
+    request = urllib.request.Request(url, json.dumps(body).encode(), headers)
+    with urllib.request.urlopen(request, timeout=60) as response:
+        return str(json.load(response)["choices"][0]["message"]["content"])
+
+
+def replicas() -> list[str]:
+    return sorted(actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True) if "#" in actor["name"])
+
+
+def main() -> None:
+    os.environ |= {"OSCINE_CLUSTER_KEY": "a key of thirty-two characters..", "OSCINE_API_KEY": "k"}
+    with tempfile.TemporaryDirectory(prefix="oscine-ray-") as folder:
+        file, port = Path(folder) / "cluster.yaml", free_port()
+        file.write_text(FILE.format(port=port))
+        ray.init(
+            num_cpus=2,
+            resources={"oscine-ingress": 1},
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level="ERROR",
+            object_store_memory=80 << 20,
+            _temp_dir=folder,
+        )
+        try:
+            client = serve_start(proxy_location="Disabled")
+            client.deploy_apps(applications(file))
+            wait_running()
+            answer, before = ask(port), replicas()
+            client.deploy_apps(applications(file))
+            time.sleep(2)
+            wait_running()
+            print(json.dumps({"answer": answer, "kept": replicas() == before, "again": ask(port)}))
+        finally:
+            serve.shutdown()
+            ray.shutdown()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,251 @@
+"""The manifests fit each other, the image and the server: endpoints, options, times, labels, folders.
+
+`make manifests` checks them against the schemas of Kubernetes and with checkov.
+"""
+
+import json
+import re
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+from ray.serve.schema import ServeDeploySchema
+
+from oscine.api import server
+from oscine.api.responses.service import ResponseService
+from oscine.api.routes import endpoints
+from oscine.cli.cluster import deployment_file, serve_config
+from oscine.cli.cluster.deployment_file import read_deployment
+from oscine.cli.serve.read_options import read_config
+from oscine.cluster.ray.names import INGRESS, ROUTER
+from oscine.cluster.spec.deployment import APP, app_name
+from oscine.config import Config
+from tests.cli.test_options import config_of, parser
+from tests.deploy.manifests import (
+    CHART,
+    DEPLOY,
+    KUBERNETES,
+    OVERLAYS,
+    VALUES,
+    kustomize,
+    objects_of,
+    of_kind,
+    pod_templates,
+)
+
+needs_kustomize = pytest.mark.skipif(kustomize() is None, reason="there is neither kubectl nor kustomize")
+ALL = [*(pytest.param(name, marks=needs_kustomize) for name in OVERLAYS), *VALUES]
+SERVERS = [name for name in ALL if "cluster" not in str(name)]
+CONTAINERFILE = (DEPLOY / "container" / "Containerfile").read_text()
+USER = int(re.findall(r"^USER (\d+):", CONTAINERFILE, re.MULTILINE)[-1])
+VOLUMES = set(json.loads(re.findall(r"^VOLUME (.*)$", CONTAINERFILE, re.MULTILINE)[-1]))
+PORT = int(re.findall(r"^EXPOSE (\d+)$", CONTAINERFILE, re.MULTILINE)[-1])
+CLUSTER = KUBERNETES / "overlays" / "cluster" / "cluster.yaml"
+KEY = "a key of thirty-two characters.."
+
+
+def container_of(template: dict[str, Any]) -> dict[str, Any]:
+    (found,) = template["spec"]["containers"]
+    return dict(found)
+
+
+def deployed(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The pod and its container."""
+    template = of_kind(objects_of(name), "Deployment")["spec"]["template"]
+    return template["spec"], container_of(template)
+
+
+def served(name: str) -> Config:
+    """What the container's arguments say, on a node with eight GPUs."""
+    command, *arguments = deployed(name)[1]["args"]
+    assert command == "serve"
+    return read_config(vars(parser().parse_args(arguments)), num_gpus=8)
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_the_server_gets_options_that_it_has_and_the_time_that_it_needs(name: str) -> None:
+    pod, container = deployed(name)
+    config = served(name)
+    assert config.server.host == "0.0.0.0"
+    assert config.server.port == PORT == container["ports"][0]["containerPort"]
+    before_s = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
+    needed_s = before_s + config.server.drain_s + server._CLOSE_S + server._END_S
+    assert pod["terminationGracePeriodSeconds"] >= needed_s
+    (keys,) = (argument for argument in container["args"] if argument.startswith("--api-keys-file="))
+    folders = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    assert keys == f"--api-keys-file={folders['keys']}/keys.yaml"
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_probes_ask_endpoints_that_need_no_key(name: str, model_folder: Any) -> None:
+    service = ResponseService(config_of(str(model_folder), "--executor", "fake", "--api-key", "k"))
+    known = {operation.path for operation in endpoints(service) if operation.open}
+    probes = [
+        probe["httpGet"]
+        for template in pod_templates(objects_of(name))
+        for kind, probe in container_of(template).items()
+        if kind.endswith("Probe") and "httpGet" in probe
+    ]
+    assert probes
+    assert {probe["path"] for probe in probes} <= known
+    assert {probe["port"] for probe in probes} == {"http"}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_pods_have_no_privileges_and_write_into_volumes_alone(name: str) -> None:
+    for template in pod_templates(objects_of(name)):
+        pod, container = template["spec"], container_of(template)
+        assert pod["securityContext"]["runAsUser"] == pod["securityContext"]["fsGroup"] == USER
+        assert pod["securityContext"]["runAsNonRoot"]
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+        mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+        assert mounts.keys() >= {*VOLUMES, "/tmp", "/dev/shm"}
+        assert set(mounts.values()) == {volume["name"] for volume in pod["volumes"]}
+        gpus = [container["resources"][kind].get("nvidia.com/gpu") for kind in ("limits", "requests")]
+        assert gpus[1] in (None, gpus[0])
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_selectors_find_the_pods_and_names_what_there_is(name: str) -> None:
+    objects = objects_of(name)
+    labels = [template["metadata"]["labels"].items() for template in pod_templates(objects)]
+    service, budget = of_kind(objects, "Service")["spec"], of_kind(objects, "PodDisruptionBudget")["spec"]
+    policy = of_kind(objects, "NetworkPolicy")["spec"]
+    selected = [set(service["selector"].items()) <= found for found in labels]
+    assert selected.count(True) == 1
+    for selector in (budget["selector"], policy["podSelector"]):
+        assert all(set(selector["matchLabels"].items()) <= found for found in labels)
+    ports = [port["name"] for template in pod_templates(objects) for port in container_of(template).get("ports", ())]
+    assert {port["targetPort"] for port in service["ports"]} <= set(ports)
+    named = {(one["kind"], one["metadata"]["name"]) for one in objects}
+    for template in pod_templates(objects):
+        assert ("ServiceAccount", template["spec"]["serviceAccountName"]) in named
+        for volume in template["spec"]["volumes"]:
+            if claim := volume.get("persistentVolumeClaim"):
+                assert ("PersistentVolumeClaim", claim["claimName"]) in named
+
+
+@pytest.mark.parametrize("name", [pytest.param("overlays/autoscaled", marks=needs_kustomize), "chart-gpus"])
+def test_replicas_are_added_before_those_that_run_are_full(name: str) -> None:
+    objects = objects_of(name)
+    (trigger,) = of_kind(objects, "ScaledObject")["spec"]["triggers"]
+    assert int(trigger["metadata"]["threshold"]) <= 0.8 * served(name).engine.scheduler.max_num_seqs
+    assert f'job="{of_kind(objects, "Service")["metadata"]["name"]}"' in trigger["metadata"]["query"]
+    assert "replicas" not in of_kind(objects, "Deployment")["spec"]
+    assert of_kind(objects, "PersistentVolumeClaim")["spec"]["accessModes"] == ["ReadWriteMany"]
+
+
+# ---- the chart ----
+
+
+@needs_kustomize
+@pytest.mark.parametrize("kind", ["Deployment", "NetworkPolicy", "PersistentVolumeClaim", "PodDisruptionBudget"])
+def test_the_chart_says_what_the_base_says(kind: str) -> None:
+    ours, base = (
+        json.loads(json.dumps(of_kind(objects_of(name), kind)["spec"]).replace(label, ""))
+        for name, label in (("chart", ', "app.kubernetes.io/instance": "oscine"'), ("base", ""))
+    )
+    assert ours == base
+
+
+def test_values_of_the_chart_are_checked() -> None:
+    schema = json.loads((CHART.folder / "values.schema.json").read_text())
+    assert schema["properties"].keys() - {"global"} == CHART.values.keys()
+    jsonschema.validate(CHART.values, schema)
+    for wrong in ({"modle": "x"}, {"gpus": "2"}, {"service": {"port": 0}}, {"cache": {"size": "1Gi"}}):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(CHART.values | wrong, schema)
+
+
+def test_the_notes_name_the_service() -> None:
+    assert "http://a.default.svc:80/v1" in CHART.notes("a")
+
+
+# ---- the cluster ----
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch, model_folder: Any) -> None:
+    monkeypatch.setattr(deployment_file, "tokenizer_folder", lambda engine: model_folder)  # not from the hub
+    monkeypatch.setenv("OSCINE_CLUSTER_KEY", KEY)
+    monkeypatch.setenv("OSCINE_API_KEY", "k")
+
+
+@needs_kustomize
+@pytest.mark.usefixtures("cluster")
+def test_serve_gets_the_applications_of_the_deployment_file() -> None:
+    service = of_kind(objects_of("overlays/cluster"), "RayService")
+    config = ServeDeploySchema(**yaml.safe_load(service["spec"]["serveConfigV2"]))
+    deployment = read_deployment(CLUSTER)
+    assert {app.name for app in config.applications} == {APP, *(app_name(model.name) for model in deployment.models)}
+    mounts = [mount["mountPath"] for t in pod_templates([service]) for mount in container_of(t)["volumeMounts"]]
+    for app in config.applications:
+        module, _, function = app.import_path.partition(":")
+        assert module == serve_config.__name__
+        assert app.args["file"] == f"/etc/oscine/{CLUSTER.name}"
+        assert "/etc/oscine" in mounts
+        built = getattr(serve_config, function)(app.args | {"file": str(CLUSTER)})
+        assert built._bound_deployment.name in (INGRESS, "decode")
+
+
+@needs_kustomize
+@pytest.mark.usefixtures("cluster")
+def test_workers_have_what_the_replicas_ask_for() -> None:
+    deployment = read_deployment(CLUSTER)
+    spec = of_kind(objects_of("overlays/cluster"), "RayService")["spec"]["rayClusterConfig"]
+    groups = {group["groupName"]: group for group in spec["workerGroupSpecs"]}
+    front = groups["ingress"]
+    assert json.loads(json.loads(front["rayStartParams"]["resources"])) == {deployment.ingress_resource: 1}
+    assert front["replicas"] == deployment.ingress_replicas
+    (model,) = deployment.models
+    assert groups["gpu"]["minReplicas"] == sum(role.replicas.min for role in model.roles)
+    assert groups["gpu"]["maxReplicas"] == sum(role.replicas.max for role in model.roles)
+    resources = container_of(groups["gpu"]["template"])["resources"]["limits"]
+    for role in model.roles:
+        assert (role.gpus, role.cpus) == (int(resources["nvidia.com/gpu"]), int(resources["cpu"]))
+    grace_s = front["template"]["spec"]["terminationGracePeriodSeconds"]
+    assert grace_s >= deployment.server.drain_s + server._CLOSE_S + server._END_S
+
+
+@pytest.mark.usefixtures("cluster")
+def test_the_applications_share_a_seed_and_need_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = serve_config.model({"file": str(CLUSTER), "model": "gpt-oss-120b"})
+    front = serve_config.front({"file": str(CLUSTER)})
+    options, _ = model._bound_deployment.init_args
+    given, _, key, router = front._bound_deployment.init_args
+    assert (options.key, key, given.api_keys) == (KEY, KEY, ("k",))
+    assert router._bound_deployment.name == ROUTER
+    assert options.prefix_seed == front._bound_deployment._deployment_config.user_config["prefix_seed"] != ""
+    assert front._bound_deployment.ray_actor_options["resources"] == {"oscine-ingress": 1}
+    with pytest.raises(ValueError, match="no model's first name is 'other'"):
+        serve_config.model({"file": str(CLUSTER), "model": "other"})
+    monkeypatch.delenv("OSCINE_CLUSTER_KEY")
+    with pytest.raises(ValueError, match="OSCINE_CLUSTER_KEY is not set"):
+        serve_config.front({"file": str(CLUSTER)})
+
+
+# ---- compose ----
+
+
+def test_compose_runs_the_server_as_the_image_is_made() -> None:
+    folder = DEPLOY / "compose"
+    services = yaml.safe_load((folder / "compose.yaml").read_text())["services"]
+    oscine = services["oscine"]
+    command, *arguments = (re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", word) for word in oscine["command"])
+    assert command == "serve"
+    config = config_of(*arguments)
+    assert f"{oscine['ports'][0]}".endswith(f":{config.server.port}")
+    assert config.server.port == PORT
+    assert int(oscine["stop_grace_period"].removesuffix("s")) >= config.server.drain_s + server._CLOSE_S + server._END_S
+    assert {volume.split(":")[1] for volume in oscine["volumes"]} == VOLUMES
+    assert (folder / oscine["build"]["context"] / oscine["build"]["dockerfile"]).exists()
+    for name, service in services.items():
+        for source, *_ in (volume.split(":") for volume in service["volumes"]):
+            assert not source.startswith(".") or (folder / source).exists(), f"{name}: {source}"
+    (scraped,) = yaml.safe_load((folder / "prometheus.yaml").read_text())["scrape_configs"]
+    assert scraped["static_configs"][0]["targets"] == [f"oscine:{PORT}"]

@@ -40,6 +40,11 @@ class Environment:
         return protocol or "http/protobuf"
 
     @property
+    def nim(self) -> dict[str, str]:
+        """NIM's variables, by name: see oscine.cli.serve.nim_variables."""
+        return {name: value for name, value in os.environ.items() if name.startswith("NIM_")}
+
+    @property
     def cache_folder(self) -> Path:
         """The folder for files that can be made again, in XDG_CACHE_HOME or its default."""
         given = self.cache_home or ""

@@ -13,7 +13,8 @@ from starlette.responses import Response
 
 import oscine
 from oscine.api.anthropic.schemas import CountTokensRequest, MessagesRequest
-from oscine.api.http.errors import AnthropicError, Error, OllamaError
+from oscine.api.conventions.schemas import GenerateRequest, Invocation
+from oscine.api.http.errors import AnthropicError, Error, ErrorText
 from oscine.api.http.sse import NDJSON, SSE
 from oscine.api.ollama.schemas import OllamaChatRequest, OllamaGenerateRequest, OllamaModelRequest, OllamaPullRequest
 from oscine.api.responses.context import CompactRequest, InputTokensRequest
@@ -49,6 +50,8 @@ EXAMPLES: dict[type, dict[str, Any]] = {
     ResponseRequest: {"input": "What is 27 + 58?", "max_output_tokens": 200},
     InputTokensRequest: {"input": "What is 27 + 58?"},
     CompactRequest: {"model": "any", "input": "What is 27 + 58?"},
+    GenerateRequest: {"text_input": "Once upon a time", "parameters": {"max_tokens": 16}},
+    Invocation: {"messages": _QUESTION, "max_completion_tokens": 200},
     OllamaChatRequest: {"model": "any", "messages": _QUESTION, "stream": False},
     OllamaGenerateRequest: {"model": "any", "prompt": "What is 27 + 58?", "stream": False},
     OllamaModelRequest: {"model": "any"},
@@ -86,8 +89,8 @@ def _post(path: str, handler: Any, summary: str, **facts: Any) -> Operation:
 GET, POST, DELETE = partial(Operation, "GET"), _post, partial(Operation, "DELETE")
 PROBE = partial(GET, open=True)
 ANTHROPIC = partial(POST, error=AnthropicError)
-OLLAMA = partial(POST, error=OllamaError, events=NDJSON)
-OLLAMA_GET = partial(GET, error=OllamaError)
+OLLAMA = partial(POST, error=ErrorText, events=NDJSON)
+OLLAMA_GET = partial(GET, error=ErrorText)
 
 
 def describe(operations: Sequence[Operation], *, keys: bool) -> dict[str, Any]:

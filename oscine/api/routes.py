@@ -4,8 +4,28 @@ from functools import partial
 
 from oscine.api.anthropic.answer import AnthropicAnswer
 from oscine.api.anthropic.endpoint import AnthropicMessages, CountTokens
+from oscine.api.conventions.generate import Generate
+from oscine.api.conventions.kserve import KServe
+from oscine.api.conventions.nim import Nim
+from oscine.api.conventions.sagemaker import Invocations
+from oscine.api.conventions.schemas import (
+    GenerateAnswer,
+    ModelMetadata,
+    ModelQuery,
+    ModelReadiness,
+    NimLicense,
+    NimManifest,
+    NimMetadata,
+    NimVersion,
+    ServerInfo,
+    ServerLoad,
+    ServerMetadata,
+    TokenizerInfo,
+)
+from oscine.api.conventions.vllm import Vllm
 from oscine.api.health import Health
-from oscine.api.http.errors import OllamaError
+from oscine.api.http.errors import Error, ErrorText
+from oscine.api.http.sse import SSE
 from oscine.api.ollama.endpoint import OllamaChat, OllamaGenerate
 from oscine.api.ollama.models import OllamaModelList, change, embed
 from oscine.api.ollama.schemas import (
@@ -67,6 +87,9 @@ def endpoints(service: ResponseService) -> list[Operation]:
         ANTHROPIC("/v1/messages", claude, "Answer messages", answer=AnthropicAnswer),
         ANTHROPIC("/v1/messages/count_tokens", count, "Count tokens", answer=answers.InputTokens),
         *_ollama(service),
+        *_nim(service),
+        *_inference_protocol(service, health),
+        *_sagemaker_and_vllm(service, health, Invocations(service, chat, text, responses)),
         GET("/v1/models", models.list, "List models", answer=answers.ModelList),
         GET("/v1/models/{name:path}", models.retrieve, "One model", answer=answers.ModelCard),
         POST(
@@ -93,7 +116,7 @@ def endpoints(service: ResponseService) -> list[Operation]:
 
 def _ollama(service: ResponseService) -> list[Operation]:
     chat, generate, models = OllamaChat(service), OllamaGenerate(service), OllamaModelList(service)
-    refused = partial(OLLAMA, summary="Not supported", other={"400": OllamaError})
+    refused = partial(OLLAMA, summary="Not supported", other={"400": ErrorText})
     return [
         OLLAMA("/api/chat", chat, "Answer a conversation", answer=OllamaChatAnswer),
         OLLAMA("/api/generate", generate, "Answer a prompt", answer=OllamaGenerateAnswer),
@@ -104,5 +127,60 @@ def _ollama(service: ResponseService) -> list[Operation]:
         OLLAMA("/api/pull", models.pull, "Whether a model is served", body=OllamaPullRequest, answer=OllamaStatus),
         *(refused(f"/api/{name}", embed) for name in ("embed", "embeddings")),
         *(refused(f"/api/{name}", change) for name in ("create", "copy", "push")),
-        DELETE("/api/delete", change, "Not supported", error=OllamaError, other={"400": OllamaError}),
+        DELETE("/api/delete", change, "Not supported", error=ErrorText, other={"400": ErrorText}),
+    ]
+
+
+def _nim(service: ResponseService) -> list[Operation]:
+    nim = Nim(service)
+    return [
+        GET("/v1/metadata", nim.metadata, "The deployment, as NIM describes it", answer=NimMetadata),
+        GET("/v1/manifest", nim.manifest, "All model profiles", answer=NimManifest),
+        GET("/v1/license", nim.license, "The license", answer=NimLicense),
+        PROBE("/v1/version", nim.version, "Version, as NIM has it", answer=NimVersion),
+        PROBE("/v1/metrics", service.metrics.endpoint, "The same as /metrics", answer="text/plain"),
+    ]
+
+
+def _inference_protocol(service: ResponseService, health: Health) -> list[Operation]:
+    """KServe's, with Triton's extension for texts. A path with more segments comes before those that it ends."""
+    kserve, one = KServe(service), "/v2/models/{name:path}"
+    get, probe = partial(GET, error=ErrorText), partial(PROBE, error=ErrorText)
+    generate = partial(POST, error=ErrorText, answer=GenerateAnswer)
+    dead, unready = {"503": answers.Status}, {"503": answers.Readiness}
+    return [
+        probe("/v2/health/live", health.live, "Whether the server is alive", answer=answers.Status, other=dead),
+        probe(
+            "/v2/health/ready", health.ready, "Whether all models are ready", answer=answers.Readiness, other=unready
+        ),
+        get("/v2", kserve.server, "Name and version", answer=ServerMetadata),
+        generate(f"{one}/generate", Generate(service, stream=False), "Continue a text"),
+        generate(f"{one}/generate_stream", Generate(service, stream=True), "Continue a text, as events", answer=SSE),
+        probe(
+            f"{one}/ready",
+            kserve.ready,
+            "Whether a model is ready",
+            answer=ModelReadiness,
+            other={"503": ModelReadiness},
+        ),
+        get(one, kserve.model, "One model", answer=ModelMetadata),
+    ]
+
+
+def _sagemaker_and_vllm(service: ResponseService, health: Health, invocations: Invocations) -> list[Operation]:
+    vllm = Vllm(service)
+    unready, missing = {"503": answers.Readiness}, {"404": Error, "503": Error}
+    return [
+        PROBE("/ping", health.ready, "Whether all models are ready", answer=answers.Readiness, other=unready),
+        POST("/invocations", invocations, "Answer a chat completion, completion or response"),
+        GET("/load", vllm.load, "Sequences that run or wait", answer=ServerLoad),
+        GET("/server_info", vllm.server_info, "Options of the engines", answer=ServerInfo),
+        GET(
+            "/tokenizer_info",
+            vllm.tokenizer_info,
+            "The tokenizer",
+            query=ModelQuery,
+            answer=TokenizerInfo,
+            other=missing,
+        ),
     ]

@@ -79,10 +79,12 @@ def test_every_example_is_served_with_an_answer_as_described(
             example = content["example"]
             if "model" in example:
                 example = {**example, "model": nano_server.model()}
-            response = httpx.request(method, nano_server.url + path, json=example, timeout=60)
+            url = nano_server.url + path.replace("{name}", nano_server.model())
+            response = httpx.request(method, url, json=example, timeout=60)
             assert response.status_code == 200, f"{path}: {response.text}"
-            kind = operation["responses"]["200"]["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
-            valid(document, kind, response.json())
+            answer = operation["responses"]["200"]["content"].get("application/json")
+            if answer:  # others are events, or several kinds of answers
+                valid(document, answer["schema"]["$ref"].rpartition("/")[2], response.json())
     assert bodies >= 4
 
 

@@ -23,6 +23,7 @@ from schemathesis.specs.openapi.checks import (
 from tests.server import ServerProcess
 
 REQUIRED = {"messages", "prompt", "input", "tokens", "max_tokens"}
+LIKE_OTHERS = {"/v2/models/{name}/generate_stream", "/v2/health/live", "/v2/health/ready", "/ping", "/v1/metrics"}
 CHECKS: list[Any] = [
     *(not_a_server_error, status_code_conformance, content_type_conformance),
     *(response_headers_conformance, response_schema_conformance),
@@ -108,7 +109,7 @@ def test_the_server_keeps_to_its_description(server: ServerProcess, examples: in
     schema = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
     operations = [result.ok() for result in schema.get_all_operations()]
     assert len(operations) >= 18
-    for operation in operations:
+    for operation in (one for one in operations if one.path not in LIKE_OTHERS):
         for check in (check_examples, check_valid, check_invalid):
             with subtests.test(operation.label, check=check.__name__):
                 check(Prober(server, operation), examples)

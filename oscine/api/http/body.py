@@ -8,7 +8,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from oscine.api.http.asgi import ClientLeftError
-from oscine.api.http.errors import ANTHROPIC_PATH, OLLAMA_PATH, APIError
+from oscine.api.http.errors import ANTHROPIC_PATH, TEXT_PATHS, APIError
 
 BODY_TIMEOUT_S = 60.0
 
@@ -52,8 +52,8 @@ def response(error: APIError, path: str = "", *, anthropic: bool = False) -> Res
     body, status = error.body(), error.status
     if anthropic or _is_below(path, ANTHROPIC_PATH):
         body, status = error.anthropic_body(), error.anthropic_status
-    elif _is_below(path, OLLAMA_PATH):
-        body = error.ollama_body()
+    elif any(_is_below(path, root) for root in TEXT_PATHS):
+        body = error.text_body()
     return Response(body, status, error.headers, media_type="application/json")
 
 

@@ -9,7 +9,8 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-ANTHROPIC_PATH, OLLAMA_PATH = "/v1/messages", "/api"  # their clients read other forms of errors
+ANTHROPIC_PATH = "/v1/messages"  # whose clients read another form of errors
+TEXT_PATHS = ("/api", "/v2")  # of Ollama and of the Open Inference Protocol
 _ANTHROPIC_OVERLOADED = 529
 _ANTHROPIC_TYPES = {
     400: "invalid_request_error",
@@ -45,7 +46,9 @@ class AnthropicError(Struct):
     error: AnthropicErrorDetail
 
 
-class OllamaError(Struct):
+class ErrorText(Struct):
+    """As Ollama and Triton Inference Server have it."""
+
     error: str
 
 
@@ -78,8 +81,8 @@ class APIError(Exception):
         details = UNSET if self.details is None else self.details
         return msgspec.json.encode(AnthropicError("error", AnthropicErrorDetail(kind, self.message, details)))
 
-    def ollama_body(self) -> bytes:
-        return msgspec.json.encode(OllamaError(self.message))
+    def text_body(self) -> bytes:
+        return msgspec.json.encode(ErrorText(self.message))
 
     @property
     def anthropic_status(self) -> int:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET
 
-from oscine.api.http.errors import APIError, OllamaError
+from oscine.api.http.errors import APIError, ErrorText
 from oscine.api.ollama.schemas import (
     OllamaAnswerMessage,
     OllamaChatAnswer,
@@ -138,7 +138,7 @@ class OllamaAnswer:
         return line(self._last())
 
     def failure(self, error: APIError) -> bytes:
-        return line(OllamaError(error.message))
+        return line(ErrorText(error.message))
 
     def body(self) -> bytes:
         return msgspec.json.encode(self._last())

@@ -57,10 +57,14 @@ class Endpoint(ABC, Generic[T]):
         with suppress(ClientLeftError):
             data = await read_body(Request(scope, receive), self.service.config.server.max_body_bytes)
             body = decode(data, self.request_type)
-            name, model = self.find(body.model)
+            name, model = self.find(self.wanted(body, scope))
             caller = Caller.of(scope, receive)
             call = Call(body, name, model.ready(), caller, len(data), arrived_s)
             await self.answer(call, scope, receive, send)
+
+    def wanted(self, body: T, scope: Scope) -> str | None:
+        """The name of the model, as the request gives it."""
+        return body.model
 
     def find(self, name: str | None) -> tuple[str, ServedModel]:
         """The model that the request names: Service.find."""

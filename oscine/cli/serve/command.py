@@ -29,7 +29,8 @@ def run(args: argparse.Namespace) -> None:
     started_s = time.perf_counter()
     notes: list[str] = []
     environment = Environment()
-    config = _with_environment(read_config(vars(args), notes.append, environment.num_gpus), environment)
+    given = read_config(vars(args), notes.append, environment.num_gpus, environment.nim)
+    config = _with_environment(given, environment)
     from oscine.api.server import ServerError, serve
     from oscine.api.telemetry.logs import start_logging
 

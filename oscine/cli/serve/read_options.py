@@ -3,15 +3,19 @@
 The command line wins over the file of --config, the file over the profile.
 """
 
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from oscine.cli.error import USAGE, CommandError, ended_by
+from oscine.cli.parser import Parser
 from oscine.cli.serve.layout import lay_out
 from oscine.cli.serve.name import NOTES, Values, merge
-from oscine.cli.serve.options import NAMES, PROFILE_FOLDER
+from oscine.cli.serve.nim_variables import PASSTHROUGH, Variables, read_profile_variable, read_variables
+from oscine.cli.serve.options import NAMES, PROFILE_FOLDER, add_options
 from oscine.config import NANO, OPTIONS, Config
 from oscine.option import FileKeyError, OptionError, did_you_mean
 
@@ -26,19 +30,40 @@ def _say(note: str) -> None:
     print(f"oscine: {note}", file=sys.stderr)
 
 
-def read_config(given: Mapping[str, Any], note: Callable[[str], None] = _say, num_gpus: int | None = None) -> Config:
+def read_config(
+    given: Mapping[str, Any],
+    note: Callable[[str], None] = _say,
+    num_gpus: int | None = None,
+    nim: Variables = MappingProxyType({}),
+) -> Config:
     """`given`: the command line, by option. `note` is called for what has no effect, and for what follows from
-    `num_gpus`, which a command gives that can use several. Raises CommandError."""
+    `num_gpus`, which a command gives that can use several. `nim`: variables of NIM. Raises CommandError."""
     layers = [dict(given)]  # the first wins
     path = layers[0].pop("config", None)
     with ended_by(ValueError, status=USAGE):
         check_exclusions(layers[0])
+        layers += _read_variables(nim)
         if path is not None:
             layers.append(_read_yaml(path, f"--config {path}"))
-        profile = next((layer["profile"] for layer in layers if "profile" in layer), None)
-        if profile is not None:
+        layers.append(read_profile_variable(nim, _first(layers, "model")))
+        if (profile := _first(layers, "profile")) is not None:
             layers.append(read_profile(profile))
         return make_config(layers, note, num_gpus)
+
+
+def _first(layers: Sequence[Values], name: str) -> Any:
+    return next((layer[name] for layer in layers if name in layer), None)
+
+
+def _read_variables(variables: Variables) -> list[Values]:
+    """Layers of NIM_PASSTHROUGH_ARGS and of NIM's other variables."""
+    if not variables:
+        return []
+    parser = Parser(prog=PASSTHROUGH, add_help=False)
+    add_options(parser)
+    passed = vars(parser.parse_args(shlex.split(variables.get(PASSTHROUGH, ""))))
+    values, notes = read_variables(variables, lambda option, value: NAMES[option].read(value))
+    return [passed, values | {NOTES: tuple(notes)}]
 
 
 def read_profile(name: str) -> Values:

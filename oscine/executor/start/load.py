@@ -103,7 +103,7 @@ class Start:
         """Bytes of this rank's weights on the device, by tensor name."""
         dtype, specs = self.opened.dtype, self.shard.specs(self.opened.config)
         if platform(self.target, dtype) == "native":
-            return _native_bytes(specs, self.target.cpu_weights)
+            return native_bytes(specs, self.target.cpu_weights)
         return _tensor_bytes(specs, dtype)
 
     @property
@@ -279,7 +279,7 @@ def _packed_files(start: Start) -> PackedFiles | None:
     return None if name is None else PackedFiles(Environment().packed_folder / name, num_bytes, start.report)
 
 
-def _native_bytes(specs: Mapping[str, TensorSpec], cpu_weights: str) -> dict[str, int]:
+def native_bytes(specs: Mapping[str, TensorSpec], cpu_weights: str) -> dict[str, int]:
     """Bytes by tensor name for the C kernels: dense matrices in one of three types, the embedding in bfloat16."""
     of_dense = {"float32": 4.0, "bf16": 2.0, "int8": 1 + 2 / 32}
 

@@ -1,0 +1,62 @@
+"""vLLM's endpoints about a server: /load, /server_info, /tokenizer_info."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+import oscine
+from oscine.api.conventions.schemas import ServerInfo, ServerLoad, TokenizerInfo
+from oscine.api.http.body import json_response
+from oscine.api.serving.service import Service
+from oscine.config import EngineOptions
+from oscine.option import Options, options_of
+
+_TEMPLATE = "chat_template.jinja"
+
+
+class Vllm:
+    def __init__(self, service: Service) -> None:
+        self.service = service
+
+    async def load(self, request: Request) -> Response:
+        return json_response(ServerLoad(self.service.running))
+
+    async def server_info(self, request: Request) -> Response:
+        """The options of each engine by their names; those of the server may have secrets."""
+        models = {model.names[0]: _options(model.options) for model in self.service.models}
+        return json_response(ServerInfo(oscine.__version__, models))
+
+    async def tokenizer_info(self, request: Request) -> Response:
+        _, model = self.service.find(request.query_params.get("model"))
+        ready = model.ready()
+        tokenizer = ready.tokenizer
+        eos, pad, bos = "<|return|>", "<|endoftext|>", "<|startoftext|>"
+        return json_response(
+            TokenizerInfo(
+                tokenizer_class="PreTrainedTokenizerFast",
+                bos_token=bos,
+                eos_token=eos,
+                pad_token=pad,
+                vocab_size=tokenizer.vocab_size,
+                model_max_length=ready.info.max_model_len,
+                chat_template=_template(tokenizer.path.parent),
+            )
+        )
+
+
+def _options(engine: EngineOptions) -> dict[str, Any]:
+    sections: tuple[Options, ...] = (engine.model, engine.cache, engine.scheduler, engine)
+    values = {
+        option.name: getattr(section, option.field) for section in sections for option in options_of(type(section))
+    }
+    return {name: value for name, value in values.items() if not dataclasses.is_dataclass(value)}
+
+
+def _template(folder: Path) -> str | None:
+    try:
+        return (folder / _TEMPLATE).read_text()
+    except OSError:
+        return None

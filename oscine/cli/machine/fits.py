@@ -1,0 +1,76 @@
+"""What fits this machine, by the memory plan of the engine. Needs torch."""
+
+from dataclasses import dataclass
+
+from oscine.api.conventions.profiles import Profile
+from oscine.cli.machine.facts import Facts, Gpu
+from oscine.config import NANO, EngineOptions
+from oscine.executor.kv.memory import DeviceMemory, MemoryPlan
+
+MODELS = ("gpt-oss-20b", "gpt-oss-120b")
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    model: str
+    where: str
+    plan: MemoryPlan | None  # None: it does not fit
+    why: str = ""  # it does not
+
+    def __str__(self) -> str:
+        plan = self.plan
+        if plan is None:
+            return f"does not fit: {self.why}"
+        beside = f", with {plan.on_host} in host memory" if plan.on_host.num_layers else ""
+        return f"fits, with a context of {plan.max_model_len:,} tokens{beside} (plan: {plan.total / (1 << 30):.1f} GiB)"
+
+
+def fits(facts: Facts) -> list[Fit]:
+    """Each published model on the CPU, on one GPU, and on all of them."""
+    places: list[tuple[str, int]] = [("the CPU", 0)]
+    if facts.gpus:
+        places = [(f"one {facts.gpus[0].name}", 1)]
+    ranks = next((count for count in (8, 4, 2) if count <= len(facts.gpus)), 0)
+    places += [(f"{ranks} GPUs together", ranks)] if ranks else []
+    return [fit(model, where, facts, count) for model in MODELS for where, count in places]
+
+
+def fit(model: str, where: str, facts: Facts, num_ranks: int) -> Fit:
+    """`num_ranks`: GPUs of one engine; 0: the CPU."""
+    from oscine.executor.start.fit import with_experts_on_host
+
+    options = EngineOptions()
+    try:
+        return Fit(model, where, _plan(model, options, facts, num_ranks))
+    except ValueError as error:
+        why = str(error)
+    if num_ranks == 1:
+        try:
+            return Fit(model, where, _plan(model, with_experts_on_host(options), facts, num_ranks))
+        except ValueError as error:
+            why = str(error)
+    return Fit(model, where, None, why)
+
+
+def _plan(model: str, options: EngineOptions, facts: Facts, num_ranks: int) -> MemoryPlan:
+    from oscine.checkpoint.hub import NANO_FOLDER, config_at
+    from oscine.checkpoint.opened import PUBLISHED
+    from oscine.executor.start.fit import plan_on_cpu, plan_on_gpus
+
+    config = config_at(NANO_FOLDER) if model == NANO else PUBLISHED[model.rpartition("-")[2]]()
+    if not num_ranks:
+        return plan_on_cpu(config, options, facts.available)
+    return plan_on_gpus(config, options, _memory(facts.gpus[0]), num_ranks, facts.available)
+
+
+def _memory(gpu: Gpu) -> DeviceMemory:
+    return DeviceMemory(gpu.total, gpu.free)
+
+
+def why_not(profile: Profile, facts: Facts) -> str | None:
+    """Why a NIM profile does not run here; None if it does. A profile of one GPU may run on the CPU."""
+    count = len(facts.gpus)
+    if profile.num_gpus > max(count, 1):
+        return f"it needs {profile.num_gpus} GPUs, and there are {count}"
+    found = fit(profile.model, "", facts, profile.ranks if count else 0)
+    return None if found.plan is not None else found.why

@@ -1,0 +1,63 @@
+"""NIM's commands: `oscine list-model-profiles` and `oscine download-to-cache`."""
+
+import argparse
+from collections.abc import Sequence
+
+from oscine.api.conventions.profiles import PROFILES, Profile, find_profile
+from oscine.cli.error import USAGE, CommandError, ended_by
+from oscine.cli.machine.facts import Facts, gather
+from oscine.cli.parser import Parser, subcommand
+from oscine.cli.serve.nim_variables import download_dir, selected_model
+from oscine.config import NANO, ModelOptions
+from oscine.environment import Environment
+
+
+def add_command(commands: "argparse._SubParsersAction[Parser]") -> None:
+    more = "List the layouts of the published models, as NIM's model profiles, by whether they run on this machine."
+    listing = subcommand(commands, "list-model-profiles", "list NIM's model profiles", description=more)
+    listing.set_defaults(run=run_list)
+    more = "Download the models of some profiles into NIM_CACHE_PATH, or into Hugging Face's cache."
+    download = subcommand(commands, "download-to-cache", "download models, by NIM's profiles", description=more)
+    which = download.add_mutually_exclusive_group()
+    named = "id or name of a profile (default: NIM_MODEL_PROFILE, or NIM_MODEL_PATH)"
+    which.add_argument("--profiles", "--profile", "-p", nargs="+", metavar="ID", default=(), help=named)
+    which.add_argument("--all", action="store_true", help="the models of all profiles")
+    download.set_defaults(run=run_download)
+
+
+def run_list(args: argparse.Namespace) -> None:
+    from oscine.cli.machine.fits import why_not
+
+    facts = gather()
+    print(_system(facts))
+    reasons = {profile: why_not(profile, facts) for profile in PROFILES}
+    print("MODEL PROFILES\n- Compatible with system and runnable:")
+    for profile, why in reasons.items():
+        if why is None:
+            print(f"  - {profile.id} ({profile.model} {profile.name})")
+    print("- Incompatible with system:")
+    for profile, why in reasons.items():
+        if why is not None:
+            print(f"  - {profile.id} ({profile.model} {profile.name}): {why}")
+
+
+def _system(facts: Facts) -> str:
+    lines = [f"  - ({i}) {gpu.name} [compute capability {gpu.capability}]" for i, gpu in enumerate(facts.gpus)]
+    return "\n".join(["SYSTEM INFO", "- GPUs:" + ("" if lines else " <None>"), *lines])
+
+
+def run_download(args: argparse.Namespace) -> None:
+    from oscine.checkpoint.hub import find_model
+
+    variables = Environment().nim
+    with ended_by(ValueError):
+        models = _models(PROFILES if args.all else [find_profile(name) for name in args.profiles])
+        models = models or [selected_model(variables)]
+        for model in models:
+            if model == NANO:
+                raise CommandError("name a profile: --profiles, --all, NIM_MODEL_PROFILE or NIM_MODEL_PATH", USAGE)
+            print(f"{model}: {find_model(ModelOptions(model, download_dir=download_dir(variables)))}")
+
+
+def _models(profiles: Sequence[Profile]) -> list[str]:
+    return [model for model in dict.fromkeys(profile.model for profile in profiles) if model != NANO]

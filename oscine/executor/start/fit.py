@@ -1,0 +1,45 @@
+"""The memory plan of a model on a machine that is only described: what would fit, without loading anything."""
+
+from dataclasses import replace
+
+import torch
+
+from oscine.config import EngineOptions
+from oscine.executor.kv.allocate import dtype_name
+from oscine.executor.kv.memory import DeviceMemory, MemoryPlan, WeightBytes, leave_on_host, plan_memory
+from oscine.executor.start.load import native_bytes, weight_bytes
+from oscine.model.config import ModelConfig
+from oscine.model.weights import Shard, tensor_specs
+from oscine.ops.choose.screened import prepared_bytes
+
+
+def plan_on_gpus(
+    config: ModelConfig, options: EngineOptions, gpu: DeviceMemory, num_ranks: int = 1, host_bytes: int | None = None
+) -> MemoryPlan:
+    """The plan of one rank in bfloat16. Raises ValueError with the arithmetic if it does not fit."""
+    dtype, shard = torch.bfloat16, Shard.of_everything(0, num_ranks)
+    own = shard.config(config)
+    groups = config.kv_groups(options.cache.page_size, dtype_name(dtype), num_ranks)
+    specs = shard.specs(config)
+    head = prepared_bytes(*specs["lm_head.weight"].shape)
+    total = weight_bytes(config, dtype, shard) + head
+    experts = [0] * config.num_hidden_layers
+    for name, spec in specs.items():
+        if name.endswith(("_blocks", "_scales")):
+            experts[int(name.split(".")[2])] += spec.num_bytes
+    weights = WeightBytes(total, specs["model.embed_tokens.weight"].num_bytes, experts)
+    if num_ranks > 1:
+        return plan_memory(own, groups, options, total, dtype.itemsize, gpu)
+    on_host = leave_on_host(own, groups, options, weights, dtype.itemsize, gpu)
+    return plan_memory(own, groups, options, total - on_host.total, dtype.itemsize, gpu, host_bytes, on_host)
+
+
+def plan_on_cpu(config: ModelConfig, options: EngineOptions, host_bytes: int | None) -> MemoryPlan:
+    """With the C kernels. Raises ValueError with the arithmetic if it does not fit."""
+    groups = config.kv_groups(options.cache.page_size, dtype_name(torch.float32))
+    weights = sum(native_bytes(tensor_specs(config), options.model.cpu_weights).values())
+    return plan_memory(config, groups, options, weights, torch.float32.itemsize, host_bytes=host_bytes)
+
+
+def with_experts_on_host(options: EngineOptions) -> EngineOptions:
+    return replace(options, model=replace(options.model, experts_on_host="auto"))

@@ -87,7 +87,7 @@ def endpoints(service: ResponseService) -> list[Operation]:
         ANTHROPIC("/v1/messages", claude, "Answer messages", answer=AnthropicAnswer),
         ANTHROPIC("/v1/messages/count_tokens", count, "Count tokens", answer=answers.InputTokens),
         *_ollama(service),
-        *_nim(service),
+        *_nim(service, health),
         *_inference_protocol(service, health),
         *_sagemaker_and_vllm(service, health, Invocations(service, chat, text, responses)),
         GET("/v1/models", models.list, "List models", answer=answers.ModelList),
@@ -131,14 +131,14 @@ def _ollama(service: ResponseService) -> list[Operation]:
     ]
 
 
-def _nim(service: ResponseService) -> list[Operation]:
+def _nim(service: ResponseService, health: Health) -> list[Operation]:
     nim = Nim(service)
     return [
         GET("/v1/metadata", nim.metadata, "The deployment, as NIM describes it", answer=NimMetadata),
         GET("/v1/manifest", nim.manifest, "All model profiles", answer=NimManifest),
         GET("/v1/license", nim.license, "The license", answer=NimLicense),
         PROBE("/v1/version", nim.version, "Version, as NIM has it", answer=NimVersion),
-        PROBE("/v1/metrics", service.metrics.endpoint, "The same as /metrics", answer="text/plain"),
+        PROBE("/v1/metrics", health.metrics, "The same as /metrics", answer="text/plain"),
     ]
 
 

@@ -20,8 +20,17 @@ from oscine.api.serving.turn import Turn, TurnEvent
 from oscine.api.turns.text import DEFAULT_MAX_TOKENS, text_turns
 from oscine.chat.events import ContentDelta
 
-_SAME = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty")
-_SAME += ("frequency_penalty", "ignore_eos")
+_SAME = (
+    "max_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "ignore_eos",
+)
 
 
 class Generate(Endpoint[GenerateRequest]):

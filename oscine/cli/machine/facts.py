@@ -113,9 +113,11 @@ def _gpu(line: str) -> Gpu | None:
     if len(parts) != len(_QUERY):
         return None
     name, total, free, capability, driver = parts
-    own = available_bytes() or 0
-    sizes = [int(size) * _MIB if size.isdigit() else own for size in (total, free)]
-    return Gpu(name, *sizes, capability, driver)
+    return Gpu(name, _bytes(total), _bytes(free), capability, driver)
+
+
+def _bytes(mebibytes: str) -> int:
+    return int(mebibytes) * _MIB if mebibytes.isdigit() else available_bytes() or 0
 
 
 def _hub_cache() -> Path:

@@ -4,6 +4,8 @@ import asyncio
 import json
 import math
 
+import pytest
+
 from benchmarks.serving import siege
 from benchmarks.serving.attacks import attacks
 from benchmarks.serving.chaos import engine_killed, everything_killed
@@ -20,6 +22,7 @@ def test_a_killed_engine_and_hostile_clients_leave_nothing_behind() -> None:
     assert with_server(both).count("no leaks") == 2
 
 
+@pytest.mark.slow  # test_response_store.py kills the same processes, of a server with a fake executor
 def test_a_stored_response_survives_the_death_of_everything() -> None:
     assert everything_killed()
 

@@ -1,5 +1,6 @@
 """Schemas that take hours to compile block neither other requests nor the shutdown of the server."""
 
+from pathlib import Path
 from typing import Any
 
 from tests.api.raw_client import RawClient, chat_body
@@ -16,8 +17,8 @@ def body(schema: dict[str, Any]) -> dict[str, Any]:
     return chat_body(response_format=form, max_tokens=5)
 
 
-def test_endless_schemas_end_with_their_clients_or_with_an_error() -> None:
-    with ServerProcess("--date", "2025-08-05", "--log-level", "error") as server:
+def test_endless_schemas_end_with_their_clients_or_with_an_error(model_folder: Path) -> None:
+    with ServerProcess(str(model_folder), "--executor", "fake", "--log-level", "error") as server:
         alone = server.metric(IN_PROGRESS)  # counts the request that asks for it
         clients = [RawClient(server) for _ in range(MORE_THAN_THREADS)]
         for client in clients:

@@ -170,7 +170,7 @@ def test_an_engine_that_cannot_start_leaves_the_work_to_the_others(
     model_folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def test() -> None:
-        fake, broken = options(model_folder), EngineOptions(ModelOptions(model="/nowhere"))
+        fake, broken = options(model_folder), EngineOptions(ModelOptions(model="/nowhere"), executor="fake")
         engine = DataParallelEngine([broken, fake], "model")
         await engine.start()
         await engine.wait_ready()

@@ -50,12 +50,19 @@ def expected() -> list[list[int]]:
 
 
 @pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.slow), 4])
-def test_tokens_are_those_of_one_engine(size: int, expected: list[list[int]]) -> None:
+def test_tokens_are_those_of_one_engine_until_the_group_is_stopped(size: int, expected: list[list[int]]) -> None:
     async def test() -> None:
         async with group(size) as engine:
             assert await answers(engine) == expected
             single = engine.submit(replace(REQUESTS[0], request_id="single"))
             assert tokens(await read(single)) == expected[0], "the other engines have nothing to do"
+            pids = [one.pid for one in engine.engines.values()]
+            stream = engine.submit(request("live", max_tokens=3000, stop_token_ids=()))
+            await first(stream, 2)
+            await engine.stop()
+            with pytest.raises(EngineDied, match="stopped"):
+                await read(stream)
+            assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
     run(test)
 
@@ -107,23 +114,9 @@ def test_an_engine_that_hangs_ends_the_group(expected: list[list[int]]) -> None:
     run(test)
 
 
-def test_stopping_in_the_middle_ends_streams_and_processes() -> None:
-    async def test() -> None:
-        async with group(2) as engine:
-            pids = [one.pid for one in engine.engines.values()]
-            stream = engine.submit(request("live", max_tokens=3000, stop_token_ids=()))
-            await first(stream, 2)
-            await engine.stop()
-            with pytest.raises(EngineDied, match="stopped"):
-                await read(stream)
-            assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
-
-    run(test)
-
-
 def test_a_group_without_one_of_its_engines_fails() -> None:
     async def test() -> None:
-        broken = EngineOptions(ModelOptions(model="/nowhere"))
+        broken = EngineOptions(ModelOptions(model="/nowhere"), executor="fake")
         engine = DataParallelEngine([broken, ONE], "model", share_experts=True)
         await engine.start()
         with pytest.raises(EngineError):

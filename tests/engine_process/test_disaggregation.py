@@ -78,9 +78,9 @@ async def freed(client: EngineClient) -> None:
 
 
 def test_generated_requests_have_the_tokens_of_one_engine_and_move_what_is_missing() -> None:
-    verdict = asyncio.run(check_equality(12))
+    verdict = asyncio.run(check_equality(8))
     assert verdict.problems == []
-    assert verdict.num_remote >= 8
+    assert verdict.num_remote >= 5
 
 
 @pytest.mark.slow

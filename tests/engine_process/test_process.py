@@ -222,7 +222,7 @@ def test_a_failed_engine_ends_by_itself_in_order(tmp_path: Path) -> None:
         command = (sys.executable, "-m", "oscine.engine.process.server")
         engine = await asyncio.create_subprocess_exec(*command, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
         assert engine.stdin is not None
-        engine.stdin.write(msgspec.json.encode(Launch(address, options(tmp_path, executor="torch"))) + b"\n")
+        engine.stdin.write(msgspec.json.encode(Launch(address, options(tmp_path))) + b"\n")
         with zmq.asyncio.Context() as context, context.socket(zmq.DEALER) as client:
             client.set(zmq.LINGER, 0)
             client.connect(address)

@@ -104,7 +104,7 @@ def server(model_folder: Path) -> Iterator[ServerProcess]:
 
 
 @pytest.mark.filterwarnings("ignore")  # those of the tool itself
-@pytest.mark.parametrize("examples", [4, pytest.param(40, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [4, pytest.param(20, marks=pytest.mark.slow)])
 def test_the_server_keeps_to_its_description(server: ServerProcess, examples: int, subtests: pytest.Subtests) -> None:
     schema = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
     operations = [result.ok() for result in schema.get_all_operations()]

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from oscine.cores import usable_cores
+from oscine.cores import default_threads
 from oscine.option import BYTES, TOKENS, OptionError, Options, option, options_of, require
 
 NANO = "oscine-nano"  # the embedded model
@@ -567,7 +567,7 @@ def engines_of(config: Config, num_gpus: int) -> list[EngineOptions]:
     devices = devices_of(engine.model.device, count, num_ranks, 0 if engine.executor == "fake" else num_gpus)
     on_cpu = devices[0][0] == "cpu"
     if on_cpu or engine.model.experts_on_host is not None:
-        engine = replace(engine, num_threads=max(1, (engine.num_threads or usable_cores()) // count))
+        engine = replace(engine, num_threads=max(1, (engine.num_threads or default_threads()) // count))
     if on_cpu:
         size = (engine.cache.kv_cache_bytes or CPU_CACHE_BYTES) // count
         engine = replace(engine, cache=replace(engine.cache, kv_cache_bytes=size))

@@ -1,6 +1,6 @@
 """The number of physical cores that this process may use, by its CPU affinity and its control groups.
 
-Read from Linux's /proc and /sys.
+Read from Linux's /proc and /sys. And the number of threads that follows.
 """
 
 import os
@@ -9,9 +9,21 @@ from math import ceil
 from pathlib import Path
 
 from oscine.control_groups import Hierarchy, groups_of, text_of
+from oscine.environment import Environment
 
 _V2 = Hierarchy("sys/fs/cgroup", ("cpu.max",))  # microseconds per period, and the period
 _V1 = Hierarchy("sys/fs/cgroup/cpu", ("cpu.cfs_quota_us", "cpu.cfs_period_us"))
+
+
+def default_threads() -> int:
+    """The first number in OMP_NUM_THREADS, or else the usable cores."""
+    return _given_threads() or usable_cores()
+
+
+def _given_threads() -> int:
+    """0 if the variable is not set, or has no such number."""
+    first = (Environment().omp_num_threads or "").partition(",")[0].strip()
+    return int(first) if first.isdecimal() else 0
 
 
 def usable_cores(root: Path = Path("/"), cpus: Collection[int] | None = None) -> int:

@@ -20,7 +20,7 @@ class Environment:
     cluster_key: str = _variable("OSCINE_CLUSTER_KEY", "")  # shared by the processes of a cluster; empty: none
     visible_gpus: str | None = _variable("CUDA_VISIBLE_DEVICES")  # None: all GPUs
     no_color: str | None = _variable("NO_COLOR")
-    omp_num_threads: str | None = _variable("OMP_NUM_THREADS")  # None: torch would use all logical CPUs
+    omp_num_threads: str | None = _variable("OMP_NUM_THREADS")  # threads that compute on a CPU
     cache_home: str | None = _variable("XDG_CACHE_HOME")
 
     @property

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from oscine.cores import usable_cores
+from oscine.cores import default_threads, usable_cores
 
 
 def machine(root: Path, num_cpus: int, threads_per_core: int) -> Path:
@@ -45,3 +45,14 @@ def test_a_control_group_of_version_1(tmp_path: Path) -> None:
 
 def test_a_machine_without_proc_and_sys(tmp_path: Path) -> None:
     assert usable_cores(tmp_path, range(4)) == 4
+
+
+@pytest.mark.parametrize(("given", "threads"), [("3", 3), (" 4,2", 4), ("", 5), ("all", 5), ("0", 5), (None, 5)])
+def test_the_environment_says_how_many_threads_there_are(
+    given: str | None, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("oscine.cores.usable_cores", lambda: 5)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if given is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", given)
+    assert default_threads() == threads

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from oscine.chat.grammar import JsonFormat, turn_grammar
-from oscine.config import EngineOptions, ModelOptions
+from oscine.config import OPTIONS, EngineOptions, ModelOptions
 from oscine.engine.build import build_engine
 from oscine.engine.core import offline
 from oscine.engine.core.loop import EngineLoop
@@ -34,6 +34,7 @@ Check = Callable[[Sample, str], bool]
 NANO = Path("oscine/model/nano")
 MAX_TOKENS = 448
 _SEED = 20_250
+_WEIGHTS = OPTIONS["cpu-weights"]
 _WORDS_PER_TOKEN = 0.53  # in the texts with hidden facts
 
 
@@ -299,10 +300,11 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=50, help="cases per skill (default: %(default)s)")
     parser.add_argument("--only", default="", help="measure only the skills whose names contain this")
     parser.add_argument("--device", default="cpu", help="device that the model runs on (default: %(default)s)")
+    parser.add_argument("--cpu-weights", choices=_WEIGHTS.choices, default=_WEIGHTS.default, help=_WEIGHTS.help_text)
     parser.add_argument("--verbose", action="store_true", help="print the wrong answers")
     options = parser.parse_args()
     encoder = Encoder(options.model)
-    model = ModelOptions(str(options.model), device=options.device)
+    model = ModelOptions(str(options.model), device=options.device, cpu_weights=options.cpu_weights)
     loop = build_engine(EngineOptions(model=model, quiet=True)).loop
     evaluate(engine_generator(loop, encoder), encoder, options.cases, options.verbose, options.only)
 

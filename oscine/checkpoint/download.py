@@ -25,6 +25,7 @@ _AT_ONCE = 4  # files
 _TRIES = 5  # attempts in a row that receive no byte
 _PAUSE_S = 1.0  # before the second attempt; it doubles
 _TIMEOUT_S = 10.0  # without a byte
+_LOOK_S = 0.2  # between looks at a file that another process has locked
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +110,17 @@ class _Download:
         blob = self.blob
         while not blob.path.exists() and not self.stop.is_set():
             with blob.partial.open("ab") as file:
-                fcntl.flock(file, fcntl.LOCK_EX)  # another process may be at it
-                if _is_at(blob.partial, file):
+                if self._lock(file) and _is_at(blob.partial, file):
                     self._finish(file)
+
+    def _lock(self, file: BinaryIO) -> bool:
+        """Waits while another process downloads the file. False: the download is to stop."""
+        while not self.stop.is_set():
+            with suppress(BlockingIOError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return True
+            self.stop.wait(_LOOK_S)
+        return False
 
     def _finish(self, file: BinaryIO) -> None:
         file.seek(0, os.SEEK_END)

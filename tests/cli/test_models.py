@@ -1,5 +1,6 @@
 """`oscine pull`, `list` and `rm`, with the hub's real client and a hub on this machine."""
 
+import fcntl
 import hashlib
 import json
 import os
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -22,6 +24,7 @@ from oscine.config import ModelOptions
 from tests.cli import local_hub as local_hub_module
 from tests.cli.local_hub import TOKEN, LocalHub, local_hub
 from tests.cli.test_commands import run
+from tests.server import wait_until
 from tests.model.gguf_files import write_llama_cpp, write_ollama
 from tests.model.test_gguf import CONFIG
 from tests.model.test_ollama import add_model
@@ -155,6 +158,27 @@ def test_a_download_that_another_process_works_at(
     assert machine.hub.ranges(WEIGHTS) == ["" if by_the_other is None else f"bytes={by_the_other}-"]
 
 
+def test_a_wait_for_another_process_can_be_interrupted(machine: Machine) -> None:
+    digest = hashlib.sha256((NANO_FOLDER / WEIGHTS).read_bytes()).hexdigest()
+    partial = machine.cache / f"models--openai--gpt-oss-20b/blobs/{digest}.incomplete"
+    partial.parent.mkdir(parents=True)
+    with partial.open("ab") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        pulling = machine.start("pull", NAME, stderr=subprocess.DEVNULL)
+        wait_until(lambda: partial in opened_by(pulling.pid), "the file to be opened")
+        pulling.send_signal(signal.SIGINT)
+        assert pulling.wait(60) == 130
+    assert not machine.hub.ranges(WEIGHTS)
+
+
+def opened_by(pid: int) -> set[Path]:
+    found = set()
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # it is closed again
+            found.add(link.readlink())
+    return found
+
+
 @pytest.mark.parametrize("named", ["../../../elsewhere", "/tmp/elsewhere", "0" * 63])
 def test_weights_are_named_by_nothing_but_a_hash(named: str, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     entry = local_hub_module._entry
@@ -209,6 +233,13 @@ def test_models_of_other_programs_are_listed_and_not_removed(machine: Machine, t
     assert "`ollama rm gpt-oss:20b` removes it" in machine.said("rm", "gpt-oss:20b", "--yes", status=1)
     assert "oscine-nano is a part of Oscine" in machine.said("rm", "oscine-nano", "--yes", status=1)
     assert machine.said("rm", "gpt-oss-20b-avx2", "--yes") == "removed gpt-oss-20b-avx2: 3.0 MB\n"
+
+
+def test_a_cache_that_cannot_be_read_is_one_line(machine: Machine) -> None:
+    snapshots = machine.cache / "models--someone--tuned/snapshots"
+    snapshots.mkdir(parents=True)
+    (snapshots / "0").symlink_to("nowhere")
+    assert machine.said("list", status=1).startswith("oscine: error: [Errno 2] No such file or directory")
 
 
 @pytest.mark.parametrize("index", [[], {"weight_map": ["a"]}, {"weight_map": {"a": []}}, {"weight_map": {}}], ids=str)

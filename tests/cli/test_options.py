@@ -151,7 +151,7 @@ def test_experts_on_host_raise_the_default_of_batched_tokens() -> None:
 def test_engines_that_compute_on_the_cpu_share_its_cores(
     arguments: tuple[str, ...], num_gpus: int, threads: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("oscine.config.usable_cores", lambda: 8)
+    monkeypatch.setattr("oscine.config.default_threads", lambda: 8)
     engines = engines_of(config_of("m", "--data-parallel-size", "2", *arguments), num_gpus)
     assert [engine.num_threads for engine in engines] == [threads] * 2
 

@@ -282,6 +282,7 @@ def test_too_few_devices_are_refused(device: str, count: int, message: str) -> N
 
 def test_engines_on_a_cpu_share_its_memory_and_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(7)))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     config = Config(server=ServerOptions(data_parallel_size=3))
     engines = engines_of(config, 0)
     assert [engine.cache.kv_cache_bytes for engine in engines] == [(1 << 30) // 3] * 3

@@ -1,6 +1,7 @@
 """Packed weights in files: mapped at the second start, written again if incomplete, kept in memory without room."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -77,6 +78,23 @@ def test_a_header_that_says_something_else_is_written_again(change: tuple[bytes,
     path.write_bytes(whole.replace(*change))
     assert path.read_bytes() != whole
     assert torch.equal(files(tmp_path).get("weight", lambda: made).packed, made.packed)
+    assert path.read_bytes() == whole
+
+
+@pytest.mark.parametrize(
+    ("make", "change"),
+    [(dense, (b"[40, 70]", b"[40, 99]")), (experts, (b'"gate_up_blocks": 2', b'"gate_up_blocks": 3'))],
+)
+def test_a_header_whose_shape_needs_other_bytes_is_written_again(
+    make: Callable[[], object], change: tuple[bytes, bytes], tmp_path: Path
+) -> None:
+    made, path = make(), tmp_path / "weight"
+    files(tmp_path).get("weight", lambda: made)
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(*change))
+    assert path.read_bytes() != whole
+    again = files(tmp_path).get("weight", lambda: made)
+    assert all(torch.equal(one, two) for one, two in zip(parts(again), parts(made), strict=True))
     assert path.read_bytes() == whole
 
 

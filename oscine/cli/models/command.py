@@ -57,8 +57,10 @@ def run_pull(args: argparse.Namespace) -> None:
 def run_list(args: argparse.Namespace) -> None:
     from oscine.checkpoint.installed import installed
 
+    with ended_by(OSError):
+        models = installed(vars(args).get("download-dir"))
     print(_WIDTHS.format("NAME", "PLACE", "FORMAT", "SIZE", ""))
-    for model in installed(vars(args).get("download-dir")):
+    for model in models:
         note = "" if model.whole else "  incomplete: `oscine pull` resumes it"
         print(_WIDTHS.format(model.name, model.place, model.format, _gigabytes(model.num_bytes), note))
 

@@ -2,14 +2,12 @@
 
 import torch
 
-from oscine.cores import usable_cores
-from oscine.environment import Environment
+from oscine.cores import default_threads
 
 
 def use_threads(count: int | None) -> None:
-    """Sets torch's number of threads in this process, before its first step.
+    """Sets torch's number of threads in this process, before its first step. None: the default.
 
-    None: OMP_NUM_THREADS, or else the physical cores that the process may use.
+    torch itself would use all logical CPUs.
     """
-    if count is not None or Environment().omp_num_threads is None:
-        torch.set_num_threads(count or usable_cores())
+    torch.set_num_threads(count or default_threads())

@@ -111,7 +111,8 @@ class _HostFunction:
         stream, function = torch.cuda.current_stream().cuda_stream, library().oscine_host_moe
         launch = _driver().cuLaunchHostFunc
         error = launch(ctypes.c_void_p(stream), ctypes.cast(function, ctypes.c_void_p), ctypes.byref(call))
-        assert error == 0, f"cuLaunchHostFunc: error {error}"
+        if error:
+            raise RuntimeError(f"the CUDA driver refuses a host function: cuLaunchHostFunc gave error {error}")
 
 
 class HostLayers:

@@ -98,6 +98,8 @@ static void score(struct rows *rows, int64_t r, int64_t s, const struct keys *k,
     for (int64_t j = k->first / LANES * LANES; j < k->last; j += 4) {
         const float *key[4];
         for (int i = 0; i < 4; i++) key[i] = k->keys + MIN(MAX(j + i, k->first), k->last - 1) * dim;
+        if (!r)
+            for (int64_t d = 0; d < 4 * dim; d += 64 / sizeof(float)) __builtin_prefetch(k->values + j * dim + d);
         f8 sum[LANES] = {0};
         for (int64_t d = 0; d < dim; d += LANES) {
             const f8 a = load(rows->q[r] + d), b = load(rows->q[s] + d);

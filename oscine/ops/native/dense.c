@@ -3,7 +3,6 @@
    The scale of a row's 32 columns is their largest magnitude / 127, rounded up to what bfloat16 holds. */
 #include "oscine.h"
 
-#define TOKENS_IN_CACHE 64 /* tokens that a task multiplies by all of its weights before it takes further tokens */
 #define PRODUCTS_PER_TASK 65536
 
 /* ---- packing ---- */
@@ -87,17 +86,15 @@ void int8_rows(
 static void dense_task(void *context, int64_t i) {
     const struct dense *a = context;
     const int64_t first = i * a->groups_per_task, last = MIN(first + a->groups_per_task, (a->num_rows + 7) / 8);
-    for (int64_t begin = 0; begin < a->num_tokens; begin += TOKENS_IN_CACHE)
-        for (int64_t group = first; group < last; group += 2)
-            for (int64_t t = begin; t < MIN(begin + TOKENS_IN_CACHE, a->num_tokens); t += TILE)
-                int8_rows(
-                    &a->x, tile_of(t, 0, a->num_tokens), a->w, a->bias, a->y + t * a->num_rows, a->num_rows, a->num_rows, group,
-                    MIN(group + 2, last));
+    for (int64_t t = 0; t < a->num_tokens; t += TILE)
+        int8_rows(
+            &a->x, tile_of(t, 0, a->num_tokens), a->w, a->bias, a->y + t * a->num_rows, a->num_rows, a->num_rows, first,
+            last);
 }
 
 /* Groups of 8 rows per task: an even number. */
 static int64_t groups_per_task(int64_t num_tokens, int64_t num_blocks) {
-    const int64_t products = 16 * BLOCK * num_blocks * MAX(1, MIN(num_tokens, TOKENS_IN_CACHE) / 8);
+    const int64_t products = 16 * BLOCK * num_blocks * MAX(1, MIN(num_tokens, TILE) / 8);
     return 2 * MAX(1, PRODUCTS_PER_TASK / products);
 }
 

@@ -2,8 +2,7 @@
    weights: products.c. */
 #include "oscine.h"
 
-#define TOKENS_IN_CACHE 64 /* tokens that a task multiplies by all of its weights before it takes further tokens */
-#define PRODUCTS_PER_TASK 131072
+#define PRODUCTS_PER_TASK 262144
 
 /* ---- packing ---- */
 
@@ -60,7 +59,8 @@ struct moe {
     struct quantized tokens, activated;
     int64_t num_tokens, width, inner, num_experts, per_token;
     int64_t *starts;         /* [E + 1]: pairs of an expert in `pairs` */
-    int64_t *pairs, *owners, *experts; /* [T * K]: index in [T, K], its token, its expert */
+    int64_t *pairs, *owners, *experts; /* [T * K], by expert: index in [T, K], its token, its expert */
+    int64_t *places;                   /* [T, K]: where it is in `pairs` */
     int64_t *active;         /* experts with pairs */
     int64_t num_active, groups_per_task;
     float limit;
@@ -72,9 +72,13 @@ static struct tile tile_of_pair(const struct moe *a, int64_t p) {
     return tile_of(p, a->starts[e], a->starts[e + 1]);
 }
 
-static void quantize_token(void *context, int64_t p) {
+static void quantize_token(void *context, int64_t t) {
     const struct moe *a = context;
-    quantize_row(a->x + a->owners[p] * a->width, a->width, &a->tokens, tile_of_pair(a, p), p);
+    const int64_t *places = a->places + t * a->per_token;
+    const struct tile tile = tile_of_pair(a, places[0]);
+    quantize_row(a->x + t * a->width, a->width, &a->tokens, tile, places[0]);
+    for (int64_t k = 1; k < a->per_token; k++)
+        copy_row(&a->tokens, tile, places[0], tile_of_pair(a, places[k]), places[k]);
 }
 
 static void quantize_hidden(void *context, int64_t p) {
@@ -82,28 +86,26 @@ static void quantize_hidden(void *context, int64_t p) {
     quantize_row(a->hidden + p * a->inner, a->inner, &a->activated, tile_of_pair(a, p), p);
 }
 
-/* (up + 1) * gate * sigmoid(1.702 gate) of four interleaved pairs */
-static inline void swiglu(f8 gate_up, float limit, int64_t count, float *out) {
-    f8 gate = __builtin_shufflevector(gate_up, gate_up, 0, 2, 4, 6, 0, 2, 4, 6);
-    f8 up = __builtin_shufflevector(gate_up, gate_up, 1, 3, 5, 7, 1, 3, 5, 7);
+/* (up + 1) * gate * sigmoid(1.702 gate) of eight interleaved pairs */
+static inline f8 swiglu(f8 first, f8 second, float limit) {
+    f8 gate = __builtin_shufflevector(first, second, 0, 2, 4, 6, 8, 10, 12, 14);
+    f8 up = __builtin_shufflevector(first, second, 1, 3, 5, 7, 9, 11, 13, 15);
     gate = min8(all(limit), gate); /* NaN stays NaN */
     up = max8(all(-limit), min8(all(limit), up));
-    const f8 value = (up + all(1.0f)) * gate / (all(1.0f) + exp8(gate * all(-1.702f)));
-    for (int64_t i = 0; i < MIN(count, 4); i++) out[i] = value[i];
+    return (up + all(1.0f)) * gate / (all(1.0f) + exp8(gate * all(-1.702f)));
 }
 
 /* Uses the sums of a tile of pairs of expert e, for the rows from 8 * group on of its matrix. */
 typedef void (*Take)(const struct moe *a, int64_t e, int64_t group, int64_t groups, struct tile tile, const f8 *sums);
 
 static void take_gate_up(const struct moe *a, int64_t e, int64_t group, int64_t groups, struct tile tile, const f8 *sums) {
-    for (int64_t g = 0; g < groups; g++) {
-        const int64_t rows = MIN(8, 2 * a->inner - 8 * (group + g));
-        float bias[8] = {0};
-        memcpy(bias, a->gate_up_bias + e * 2 * a->inner + 8 * (group + g), sizeof(float) * rows);
-        for (int64_t n = 0; n < tile.count; n++)
-            swiglu(
-                sums[n * groups + g] + load(bias), a->limit, rows / 2,
-                a->hidden + (tile.first + n) * a->inner + 4 * (group + g));
+    const int64_t rows = MIN(8 * groups, 2 * a->inner - 8 * group);
+    float bias[16] = {0};
+    memcpy(bias, a->gate_up_bias + e * 2 * a->inner + 8 * group, sizeof(float) * rows);
+    for (int64_t n = 0; n < tile.count; n++) {
+        const f8 *sum = sums + n * groups;
+        const f8 values = swiglu(sum[0] + load(bias), sum[groups - 1] + load(bias + 8), a->limit);
+        memcpy(a->hidden + (tile.first + n) * a->inner + 4 * group, &values, sizeof(float) * (rows / 2));
     }
 }
 
@@ -130,15 +132,14 @@ static void take_down(const struct moe *a, int64_t e, int64_t group, int64_t gro
 /* The products of groups first .. last - 1 of expert e with all its pairs. */
 static void meet_pairs(
     const struct moe *a, int64_t e, const uint8_t *w, const struct quantized *x, int64_t first, int64_t last, Take take) {
-    for (int64_t begin = a->starts[e]; begin < a->starts[e + 1]; begin += TOKENS_IN_CACHE)
-        for (int64_t group = first; group < last; group += 2)
-            for (int64_t p = begin; p < MIN(begin + TOKENS_IN_CACHE, a->starts[e + 1]); p += TILE) {
-                const struct tile tile = tile_of_pair(a, p);
-                const int64_t groups = MIN(2, last - group);
-                f8 sums[2 * TILE];
-                mxfp4_products(w + group * x->num_blocks * MXFP4_BYTES, groups, x, tile, sums);
-                take(a, e, group, groups, tile, sums);
-            }
+    for (int64_t p = a->starts[e]; p < a->starts[e + 1]; p += TILE)
+        for (int64_t group = first; group < last; group += 2) {
+            const struct tile tile = tile_of_pair(a, p);
+            const int64_t groups = MIN(2, last - group);
+            f8 sums[2 * TILE];
+            mxfp4_products(w + group * x->num_blocks * MXFP4_BYTES, groups, x, tile, sums);
+            take(a, e, group, groups, tile, sums);
+        }
 }
 
 static void gate_up_task(void *context, int64_t i) {
@@ -172,7 +173,7 @@ static void group_pairs(struct moe *a, const int64_t *ids) {
     }
     for (int64_t i = 0; i < num_pairs; i++) {
         const int64_t at = a->starts[ids[i]]++;
-        a->pairs[at] = i, a->owners[at] = i / a->per_token, a->experts[at] = ids[i];
+        a->pairs[at] = i, a->owners[at] = i / a->per_token, a->experts[at] = ids[i], a->places[i] = at;
     }
     for (int64_t e = a->num_experts; e > 0; e--) a->starts[e] = a->starts[e - 1];
     a->starts[0] = 0;
@@ -196,14 +197,14 @@ int oscine_moe(
     void *tokens = scratch(SCRATCH_X, quantized_bytes(num_pairs, width_blocks));
     void *activated = scratch(SCRATCH_Y, quantized_bytes(num_pairs, inner_blocks));
     a.hidden = scratch(SCRATCH_ROWS, sizeof(float) * num_pairs * inner);
-    a.starts = scratch(SCRATCH_SCORES, sizeof(int64_t) * (2 * num_experts + 1 + 3 * num_pairs));
+    a.starts = scratch(SCRATCH_SCORES, sizeof(int64_t) * (2 * num_experts + 1 + 4 * num_pairs));
     if (!tokens || !activated || !a.hidden || !a.starts) return -1;
     a.tokens = quantized_at(tokens, num_pairs, width_blocks);
     a.activated = quantized_at(activated, num_pairs, inner_blocks);
     a.active = a.starts + num_experts + 1, a.pairs = a.active + num_experts;
-    a.owners = a.pairs + num_pairs, a.experts = a.owners + num_pairs;
+    a.owners = a.pairs + num_pairs, a.experts = a.owners + num_pairs, a.places = a.experts + num_pairs;
     group_pairs(&a, ids);
-    run_parallel(num_pairs, quantize_token, &a);
+    run_parallel(num_tokens, quantize_token, &a);
     a.groups_per_task = groups_per_task(width_blocks, num_pairs, a.num_active);
     const int64_t gate_up_groups = (2 * inner + 7) / 8;
     run_parallel(a.num_active * ((gate_up_groups + a.groups_per_task - 1) / a.groups_per_task), gate_up_task, &a);

@@ -9,6 +9,9 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
 
 typedef float f8 __attribute__((vector_size(32)));
 typedef int32_t i8 __attribute__((vector_size(32)));
@@ -33,9 +36,16 @@ static inline f8 load_some(const float *from, int64_t count) {
     return load(padded);
 }
 static inline f8 all(float value) { return (f8){value, value, value, value, value, value, value, value}; }
+/* The maximum and the minimum are b if either is NaN. */
+#if defined(__AVX2__)
+static inline f8 choose8(i8 mask, f8 yes, f8 no) { return (f8)_mm256_blendv_ps((__m256)no, (__m256)yes, (__m256)mask); }
+static inline f8 max8(f8 a, f8 b) { return (f8)_mm256_max_ps((__m256)a, (__m256)b); }
+static inline f8 min8(f8 a, f8 b) { return (f8)_mm256_min_ps((__m256)a, (__m256)b); }
+#else
 static inline f8 choose8(i8 mask, f8 yes, f8 no) { return (f8)((mask & (i8)yes) | (~mask & (i8)no)); }
 static inline f8 max8(f8 a, f8 b) { return choose8(a > b, a, b); }
 static inline f8 min8(f8 a, f8 b) { return choose8(a < b, a, b); }
+#endif
 
 /* In the order of sums8, so that a token's results do not depend on how many others are computed with it. */
 static inline float sum8(f8 v) {
@@ -94,7 +104,7 @@ void ask_for_large_pages(void *memory, size_t bytes);
 /* ---- packed weights and activations in int8 (products.c) ---- */
 
 #define BLOCK 32 /* columns that share a scale, of weights and of activations */
-#define TILE 32  /* most rows of activations in a tile */
+#define TILE 64  /* most rows of activations in a tile: what meets all weights of a task, which stay in the cache */
 #define MXFP4_SCALES 8
 #define MXFP4_BYTES (MXFP4_SCALES + 4 * BLOCK) /* of 8 rows x 32 columns */
 #define INT8_SCALES 16
@@ -119,6 +129,8 @@ struct quantized quantized_at(void *memory, int64_t rows, int64_t num_blocks);
 struct tile tile_of(int64_t row, int64_t begin, int64_t end);
 /* Quantises one row x [K] into its tile; columns beyond K become zeros. */
 void quantize_row(const float *x, int64_t width, const struct quantized *to, struct tile tile, int64_t row);
+/* Copies a quantised row to another row of the same matrix. */
+void copy_row(const struct quantized *x, struct tile from_tile, int64_t from, struct tile to_tile, int64_t to);
 /* Quantises the rows of x [N, K] on all threads, into SCRATCH_BYTES. Returns -1 if memory runs out. */
 int quantize_rows(const float *x, int64_t num_rows, int64_t width, struct quantized *to);
 

@@ -17,9 +17,7 @@
    once for all tokens of the tile. */
 #include "oscine.h"
 
-#if defined(__AVX2__)
-#include <immintrin.h>
-#elif defined(__ARM_NEON) && defined(__ARM_FEATURE_DOTPROD)
+#if defined(__ARM_NEON) && defined(__ARM_FEATURE_DOTPROD)
 #include <arm_neon.h>
 #endif
 
@@ -75,12 +73,26 @@ static void quantize_block(const float *x, const struct quantized *to, int64_t p
     to->scales[place] = scale + sum8(poison);
 }
 
+/* Index of block b of a row. */
+INLINE int64_t place_of(const struct quantized *x, struct tile tile, int64_t row, int64_t b) {
+    return tile.first * x->num_blocks + b * tile.count + row - tile.first;
+}
+
 void quantize_row(const float *x, int64_t width, const struct quantized *to, struct tile tile, int64_t row) {
-    for (int64_t b = 0; b < to->num_blocks; b++) {
-        const int64_t place = tile.first * to->num_blocks + b * tile.count + row - tile.first, left = width - b * BLOCK;
+    int64_t b = 0;
+    for (; b < width / BLOCK; b++) quantize_block(x + b * BLOCK, to, place_of(to, tile, row, b));
+    for (; b < to->num_blocks; b++) {
         float padded[BLOCK] = {0};
-        if (left < BLOCK) memcpy(padded, x + b * BLOCK, sizeof(float) * MAX(left, 0));
-        quantize_block(left < BLOCK ? padded : x + b * BLOCK, to, place);
+        memcpy(padded, x + b * BLOCK, sizeof(float) * MAX(width - b * BLOCK, 0));
+        quantize_block(padded, to, place_of(to, tile, row, b));
+    }
+}
+
+void copy_row(const struct quantized *x, struct tile from_tile, int64_t from, struct tile to_tile, int64_t to) {
+    for (int64_t b = 0; b < x->num_blocks; b++) {
+        const int64_t source = place_of(x, from_tile, from, b), place = place_of(x, to_tile, to, b);
+        memcpy(x->values + place * BLOCK, x->values + source * BLOCK, BLOCK);
+        x->scales[place] = x->scales[source], x->offsets[place] = x->offsets[source];
     }
 }
 

@@ -17,10 +17,14 @@ LAYOUT = 1  # version of the packed layout: increase it when the bytes change
 
 @dataclass(frozen=True, slots=True)
 class PackedDense:
-    """An int8 matrix with a scale per 32 columns of a row."""
+    """An int8 matrix with a scale per 32 columns of a row. Raises ValueError for a wrong number of bytes."""
 
     packed: Tensor  # uint8
     shape: tuple[int, int]  # [N, K]
+
+    def __post_init__(self) -> None:
+        num_rows, width = self.shape
+        _check_bytes(self.packed, library().oscine_dense_bytes(num_rows, -(-width // _BLOCK)))
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -35,12 +39,27 @@ class PackedDense:
 
 @dataclass(frozen=True, slots=True)
 class PackedExperts:
+    """Raises ValueError for a wrong number of bytes."""
+
     gate_up: Tensor  # uint8 [E, bytes]
     gate_up_bias: Tensor  # float32 [E, 2I]
     down: Tensor
     down_bias: Tensor  # float32 [E, H]
     gate_up_blocks: int  # of 32 columns, per row
     down_blocks: int
+
+    def __post_init__(self) -> None:
+        for packed, bias, num_blocks in (
+            (self.gate_up, self.gate_up_bias, self.gate_up_blocks),
+            (self.down, self.down_bias, self.down_blocks),
+        ):
+            num_experts, num_rows = bias.shape
+            _check_bytes(packed, num_experts * library().oscine_packed_bytes(num_rows, num_blocks))
+
+
+def _check_bytes(packed: Tensor, expected: int) -> None:
+    if packed.nbytes != expected:
+        raise ValueError(f"packed weights have {packed.nbytes} bytes, not {expected}")
 
 
 class Matrix(NamedTuple):

@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from oscine.checkpoint.gguf.checkpoint import raw_tensors
-from oscine.checkpoint.gguf.file import Gguf
+from oscine.checkpoint.gguf.file import Gguf, parts_of
 from oscine.checkpoint.hub import INDEX, SINGLE
 from oscine.checkpoint.layout import EMBEDDING, FLOATS, HEAD, is_unused, matrix_of, stored_specs
 from oscine.checkpoint.quantize import QuantizationError, Quantized, quantize
@@ -87,6 +87,12 @@ def fingerprint(path: Path) -> str:
     return digest.hexdigest()
 
 
+def versions(path: Path) -> list[tuple[int, int]]:
+    """Size and time of the last change, in ns, of each file of weights. `path`: as of fingerprint."""
+    files = [path / name for name in _file_names(path)] if path.is_dir() else parts_of(path)
+    return [(found.st_size, found.st_mtime_ns) for found in (file.stat() for file in files)]
+
+
 def _bytes_of_all(folder: Path) -> Iterator[tuple[str, Tensor]]:
     for file in _open_all(folder).values():
         for name in file.keys():  # noqa: SIM118
@@ -114,10 +120,14 @@ def _placement(folder: Path) -> dict[str, str]:
     return placed
 
 
+def _file_names(folder: Path) -> list[str]:
+    return sorted(set(_placement(folder).values()) or {SINGLE})
+
+
 def _open_all(folder: Path) -> dict[Path, Any]:
     """The safetensors files by their paths. Their headers are read and checked, no tensor is."""
     files = {}
-    for name in sorted(set(_placement(folder).values()) or {SINGLE}):
+    for name in _file_names(folder):
         path = folder / name
         try:
             files[path] = safe_open(path, framework="pt")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from oscine.checkpoint.folder import Checkpoint, fingerprint
+from oscine.checkpoint.folder import Checkpoint, fingerprint, versions
 from oscine.checkpoint.gguf.checkpoint import GgufCheckpoint
 from oscine.checkpoint.gguf.config import config_of as gguf_config
 from oscine.checkpoint.gguf.file import Gguf
@@ -66,10 +66,13 @@ class OpenedModel:
         return reduce(QuantizationError.__add__, errors) if errors else None
 
     def packed_name(self, cpu_weights: str, shard: Shard) -> str | None:
-        """The name of the folder of packed weights, unique for checkpoint and layout; None for random weights."""
+        """The name of the folder of packed weights, unique for checkpoint and layout; None for random weights.
+
+        The fingerprint samples each tensor. Sizes and times of the files tell apart what it does not see.
+        """
         if self.path is None:
             return None
-        state = fingerprint(self.path), repr(self.config), LAYOUT, cpu_weights, shard
+        state = fingerprint(self.path), versions(self.path), repr(self.config), LAYOUT, cpu_weights, shard
         return f"{self.path.name}-{hashlib.blake2b(repr(state).encode(), digest_size=8).hexdigest()}"
 
 

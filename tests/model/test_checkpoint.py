@@ -1,6 +1,7 @@
 """Checkpoints written, read, and refused when anything is wrong, before a tensor is read."""
 
 import json
+import os
 import struct
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,7 +18,7 @@ from oscine.checkpoint.hub import INDEX, SINGLE
 from oscine.checkpoint.opened import open_model
 from oscine.config import ModelOptions
 from oscine.model.random_weights import RandomTensors
-from oscine.model.weights import load_weights, tensor_specs
+from oscine.model.weights import Shard, load_weights, tensor_specs
 from oscine.ops.interface import MxExperts
 from tests.model.saved import save
 from tests.model.tiny import CPU, SMALL, checkpoint_bytes, tensors
@@ -79,6 +80,20 @@ def test_weights_are_told_apart_wherever_and_in_how_many_files_they_are(tmp_path
     assert fingerprint(tmp_path / "b") == before
     rewrite(tmp_path / "a" / SINGLE, lambda found: found[KEY].mul_(1.5))
     assert fingerprint(tmp_path / "a") != before
+
+
+def test_packed_weights_of_files_that_were_written_again_have_another_name(tmp_path: Path) -> None:
+    save(tmp_path, SMALL, tensors(SMALL))
+
+    def name() -> str | None:
+        return open_model(ModelOptions(model=str(tmp_path))).packed_name("int8", Shard())
+
+    before, written = name(), (tmp_path / SINGLE).stat().st_mtime_ns
+    assert name() == before
+    os.utime(tmp_path / SINGLE, ns=(written, written + 1))
+    assert name() != before
+    os.utime(tmp_path / SINGLE, ns=(written, written))
+    assert name() == before
 
 
 def refusal(folder: Path) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import tokenizers
 
-from oscine.executor.kv.fake_pages import FakePages
+from oscine.executor.kv.fake_memory import FakePages
 from oscine.executor.masks import Constraints, GrammarCache
 from oscine.executor.slots import ColumnArray, IntArray
 from oscine.types import NewSequence, SamplingParams, StepPlan, StepResult, TokenLogprobs

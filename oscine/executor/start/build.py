@@ -14,7 +14,7 @@ from oscine.checkpoint.hub import config_at, find_model, find_tokenizer
 from oscine.config import EngineOptions, devices_of
 from oscine.environment import Environment
 from oscine.executor.fake import FakeExecutor, Script
-from oscine.executor.kv.fake_pages import FakePages
+from oscine.executor.kv.fake_memory import FakePages
 from oscine.executor.kv.page_memory import HostMemory
 from oscine.executor.kv.page_store import PageStore, open_store
 from oscine.executor.kv.transfers import Transfers, identity_of

@@ -1,4 +1,4 @@
-"""The command line: `oscine serve`, `chat`, `batch`, `pull`, `list`, `rm`, `convert`, `bench`, `cluster`.
+"""The command line: `oscine serve`, `chat`, `batch`, `pull`, `list`, `rm`, `convert`, `bench`, `cluster` and others.
 
 Importing it loads neither the server nor the model.
 """
@@ -11,7 +11,9 @@ from oscine.cli.batch import command as batch_command
 from oscine.cli.bench import command as bench_command
 from oscine.cli.chat import command as chat_command
 from oscine.cli.cluster import command as cluster_command
+from oscine.cli.completion import command as completion_command
 from oscine.cli.error import INTERRUPTED, CommandError
+from oscine.cli.machine import doctor as doctor_command
 from oscine.cli.machine import nim as nim_command
 from oscine.cli.models import command as models_command
 from oscine.cli.models import convert as convert_command
@@ -29,8 +31,9 @@ def _parser() -> Parser:
     parser.add_argument("--version", action="version", version=f"oscine {oscine.__version__}")
     commands = parser.add_subparsers(prog=parser.prog, metavar="COMMAND", required=True)
     of_models = serve_command, chat_command, batch_command, models_command, convert_command
-    for command in (*of_models, bench_command, cluster_command, nim_command, dynamo_worker):
+    for command in (*of_models, bench_command, cluster_command, doctor_command, nim_command, dynamo_worker):
         command.add_command(commands)
+    completion_command.add_command(commands, _parser)
     return parser
 
 

@@ -21,15 +21,8 @@ from oscine.api.turns.text import DEFAULT_MAX_TOKENS, text_turns
 from oscine.chat.events import ContentDelta
 
 _SAME = (
-    "max_tokens",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "ignore_eos",
+    *("max_tokens", "temperature", "top_p", "top_k", "min_p", "ignore_eos"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
 )
 
 

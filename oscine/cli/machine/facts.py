@@ -35,6 +35,7 @@ class Gpu:
     free: int  # bytes
     capability: str
     driver: str
+    unified: bool = False  # GPU and CPU share one memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ def gather() -> Facts:
         gpus=_gpus(environment.visible_gpus),
         devices=environment.num_gpus,
         compiler=next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None),
-        disk={str(folder): _free(folder) for folder in (_hub_cache(), environment.packed_folder)},
+        disk={_short(folder): _free(folder) for folder in (_hub_cache(), environment.packed_folder)},
         packages=_versions(),
     )
 
@@ -113,7 +114,7 @@ def _gpu(line: str) -> Gpu | None:
     if len(parts) != len(_QUERY):
         return None
     name, total, free, capability, driver = parts
-    return Gpu(name, _bytes(total), _bytes(free), capability, driver)
+    return Gpu(name, _bytes(total), _bytes(free), capability, driver, unified=not total.isdigit())
 
 
 def _bytes(mebibytes: str) -> int:
@@ -124,6 +125,12 @@ def _hub_cache() -> Path:
     from huggingface_hub import constants
 
     return Path(constants.HF_HUB_CACHE)
+
+
+def _short(folder: Path) -> str:
+    """Without the name of the user."""
+    home = Path.home()
+    return f"~/{folder.relative_to(home)}" if folder.is_relative_to(home) else str(folder)
 
 
 def _free(folder: Path) -> int:

@@ -26,12 +26,11 @@ class Fit:
 
 
 def fits(facts: Facts) -> list[Fit]:
-    """Each published model on the CPU, on one GPU, and on all of them."""
-    places: list[tuple[str, int]] = [("the CPU", 0)]
-    if facts.gpus:
-        places = [(f"one {facts.gpus[0].name}", 1)]
-    ranks = next((count for count in (8, 4, 2) if count <= len(facts.gpus)), 0)
-    places += [(f"{ranks} GPUs together", ranks)] if ranks else []
+    """Each published model on one GPU, on several as one engine, and on the CPU."""
+    gpus = facts.gpus
+    places = [(f"one {gpus[0].name}", 1)] if gpus else []
+    places += [(f"{count} GPUs as one engine", count) for count in (2, 4, 8) if count <= len(gpus)]
+    places.append(("the CPU", 0))
     return [fit(model, where, facts, count) for model in MODELS for where, count in places]
 
 
@@ -49,7 +48,7 @@ def fit(model: str, where: str, facts: Facts, num_ranks: int) -> Fit:
             return Fit(model, where, _plan(model, with_experts_on_host(options), facts, num_ranks))
         except ValueError as error:
             why = str(error)
-    return Fit(model, where, None, why)
+    return Fit(model, where, None, why.partition(";")[0])
 
 
 def _plan(model: str, options: EngineOptions, facts: Facts, num_ranks: int) -> MemoryPlan:
@@ -64,7 +63,7 @@ def _plan(model: str, options: EngineOptions, facts: Facts, num_ranks: int) -> M
 
 
 def _memory(gpu: Gpu) -> DeviceMemory:
-    return DeviceMemory(gpu.total, gpu.free)
+    return DeviceMemory(gpu.total, gpu.free, unified=gpu.unified)
 
 
 def why_not(profile: Profile, facts: Facts) -> str | None:

@@ -1,0 +1,161 @@
+"""`oscine doctor`: what this machine is, which models fit it, and what is missing.
+
+Its output is made to be pasted into an issue: it has no names of users or hosts, and no keys.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from oscine.cli.error import FAILED, CommandError
+from oscine.cli.machine.facts import Facts, gather
+from oscine.cli.parser import Parser, subcommand
+
+_GB = 1e9
+_LEAST_DISK = 20 * _GB  # for 20b and its packed weights
+_INSTALL_TORCH = "pip install torch"
+_INSTALL_GPU = "pip install 'oscine[gpu]', with a torch built for CUDA"
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    what: str
+    remedy: str
+    fatal: bool = False  # nothing can be served
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    facts: Facts
+    kernels: str  # the state of the C kernels
+    fits: list[dict[str, Any]]
+    models: list[dict[str, Any]]
+    problems: list[Problem]
+
+    @property
+    def healthy(self) -> bool:
+        return not any(problem.fatal for problem in self.problems)
+
+
+def add_command(commands: "argparse._SubParsersAction[Parser]") -> None:
+    more = (
+        "Show what this machine is, which models are on it and which fit, and what is missing. The exit status is 1 if "
+        "nothing can be served. Paste the output into an issue."
+    )
+    parser = subcommand(commands, "doctor", "say what fits this machine, and what is missing", description=more)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> None:
+    found = diagnose(gather())
+    print(json.dumps(asdict(found) | {"healthy": found.healthy}, indent=2) if args.json else report(found))
+    if not found.healthy:
+        raise CommandError("nothing can be served here: see the problems above", FAILED)
+
+
+def diagnose(facts: Facts) -> Diagnosis:
+    models = _installed()
+    problems = [*_problems(facts), *_missing_models(models)]
+    if "torch" not in facts.packages:
+        return Diagnosis(facts, "not looked for", [], models, problems)
+    try:
+        why, fits = _kernels(), _fits(facts)
+    except (ImportError, OSError) as error:  # a library that torch needs, and that is not there
+        broken = Problem(f"torch cannot be imported: {error}", _INSTALL_TORCH, fatal=True)
+        return Diagnosis(facts, "not looked for", [], models, [broken, *problems])
+    if why is not None:
+        remedy = "install gcc 12 or newer, or clang"
+        problems.append(Problem(f"there are no C kernels, so a CPU is slow: {why}", remedy))
+    return Diagnosis(facts, why or "compiled", fits, models, problems)
+
+
+def _kernels() -> str | None:
+    """Compiles the kernels if that was not done yet. Returns why there are none."""
+    from oscine.ops.native.library import unavailable
+
+    return unavailable()
+
+
+def _fits(facts: Facts) -> list[dict[str, Any]]:
+    from oscine.cli.machine.fits import fits
+
+    return [
+        {
+            "model": found.model,
+            "where": found.where,
+            "fits": found.plan is not None,
+            "context": found.plan.max_model_len if found.plan else None,
+            "says": str(found),
+        }
+        for found in fits(facts)
+    ]
+
+
+def _installed() -> list[dict[str, Any]]:
+    from oscine.checkpoint.installed import installed
+
+    return [
+        {"name": m.name, "place": m.place, "format": m.format, "bytes": m.num_bytes, "whole": m.whole}
+        for m in installed()
+    ]
+
+
+def _problems(facts: Facts) -> Iterator[Problem]:
+    torch = facts.packages.get("torch")
+    if torch is None:
+        yield Problem("torch is not installed", _INSTALL_TORCH, fatal=True)
+    if facts.devices and not facts.gpus:
+        yield Problem("there is a GPU, and nvidia-smi does not answer", "install NVIDIA's driver, or start its service")
+    if facts.gpus and torch is not None:
+        if torch.endswith("+cpu"):
+            yield Problem(f"torch {torch} is built without CUDA, so the GPUs are not used", _INSTALL_GPU)
+        if "triton" not in facts.packages:
+            yield Problem("triton is not installed, so the GPUs are not used", _INSTALL_GPU)
+        for gpu in facts.gpus:
+            if float(gpu.capability or 0) < 8:
+                what = f"{gpu.name} has compute capability {gpu.capability}; the kernels need 8.0"
+                yield Problem(what, "use another GPU, or --device cpu")
+    for folder, free in facts.disk.items():
+        if free < _LEAST_DISK:
+            what = f"{free / _GB:.0f} GB are free in {folder}; gpt-oss-20b takes 14 GB, as much again when packed"
+            yield Problem(what, "--download-dir, HF_HOME and XDG_CACHE_HOME name other folders")
+
+
+def _missing_models(models: list[dict[str, Any]]) -> Iterator[Problem]:
+    for model in models:
+        if not model["whole"]:
+            yield Problem(f"{model['name']} is incomplete", f"oscine pull {model['name']}")
+    if all(model["place"] in ("Oscine", "packed") for model in models):
+        yield Problem("no published model is on this machine", "oscine pull gpt-oss-20b")
+
+
+def report(found: Diagnosis) -> str:
+    return "\n".join(_lines(found))
+
+
+def _lines(found: Diagnosis) -> Iterator[str]:
+    facts = found.facts
+    yield from (f"oscine {facts.oscine} ({facts.commit}), Python {facts.python}", f"system     {facts.system}")
+    features = " ".join(facts.features) or "none of those that the kernels use"
+    yield f"processor  {facts.processor}, {facts.cores} cores usable ({features})"
+    yield f"kernels    C: {found.kernels}; compiler: {facts.compiler or 'none'}"
+    available = "?" if facts.available is None else f"{facts.available / _GB:.1f}"
+    yield f"memory     {facts.memory / _GB:.1f} GB, {available} GB available"
+    for i, gpu in enumerate(facts.gpus):
+        sizes = f"{gpu.total / _GB:.1f} GB, {gpu.free / _GB:.1f} GB free"
+        yield f"GPU {i}      {gpu.name}, {sizes}, compute capability {gpu.capability}, driver {gpu.driver}"
+    if not facts.gpus:
+        yield "GPU        none"
+    yield from (f"disk       {free / _GB:.0f} GB free in {folder}" for folder, free in facts.disk.items())
+    yield "packages   " + ", ".join(f"{name} {version}" for name, version in facts.packages.items())
+    yield "models"
+    for model in found.models:
+        yield f"  {model['name']} ({model['place']}, {model['format']}, {model['bytes'] / _GB:.1f} GB)"
+    if found.fits:
+        yield "what fits"
+        yield from (f"  {fit['model']} on {fit['where']} {fit['says']}" for fit in found.fits)
+    yield "problems" if found.problems else "no problems"
+    yield from (f"  {problem.what}\n    -> {problem.remedy}" for problem in found.problems)

@@ -1,0 +1,100 @@
+"""`oscine doctor`: facts, what fits by the memory plan, problems with their remedies, and the exit status."""
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from oscine.cli.machine import facts as facts_module
+from oscine.cli.machine.doctor import diagnose, report
+from oscine.cli.machine.facts import Facts, Gpu, gather
+from oscine.cli.machine.fits import Fit, fits
+from tests.cli.test_commands import run
+from tests.cli.test_nim import GIB, H200, facts
+
+SMALL = Gpu("NVIDIA RTX 4080", 16 * GIB, 15 * GIB, "8.9", "570.1")
+LINES = "NVIDIA H200, 143771, 143000, 9.0, 570.1\nNVIDIA GB10, [N/A], [N/A], 12.1, 580.0\nbroken\n"
+
+
+def by_place(found: list[Fit]) -> dict[tuple[str, str], Fit]:
+    return {(fit.model, fit.where): fit for fit in found}
+
+
+def test_what_fits_follows_from_the_memory_plan() -> None:
+    """As docs/small-gpus.md has it: 20b fits 16 GB, 120b with its experts on the host."""
+    small = by_place(fits(facts(SMALL, available=70 * GIB)))
+    plans = {model: small[model, "one NVIDIA RTX 4080"].plan for model in ("gpt-oss-20b", "gpt-oss-120b")}
+    assert all(plan is not None for plan in plans.values())
+    assert plans["gpt-oss-120b"] is not None
+    assert plans["gpt-oss-120b"].on_host.num_layers > 30
+    large = by_place(fits(facts(H200, H200)))
+    alone, together = large["gpt-oss-120b", "one NVIDIA H200"].plan, large["gpt-oss-120b", "2 GPUs as one engine"].plan
+    assert alone is not None
+    assert together is not None
+    assert alone.on_host.total == 0
+    assert together.weights < 0.6 * alone.weights
+    on_cpu = large["gpt-oss-120b", "the CPU"]
+    assert on_cpu.plan is None
+    assert "do not fit the memory: 32.0 GiB are free" in str(on_cpu)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem", "fatal"),
+    [
+        ({"packages": {}}, "torch is not installed", True),
+        ({"devices": 1}, "nvidia-smi does not answer", False),
+        ({"gpus": (H200,), "packages": {"torch": "2.13.0+cpu", "triton": "3.6"}}, "built without CUDA", False),
+        ({"gpus": (replace(H200, capability="7.5"),)}, "the kernels need 8.0", False),
+        ({"disk": {"~/.cache": 5 * 10**9}}, "5 GB are free in ~/.cache", False),
+    ],
+)
+def test_problems_have_a_remedy(change: dict[str, object], problem: str, fatal: bool) -> None:
+    found = diagnose(replace(facts(), **change))  # type: ignore[arg-type]
+    assert any(problem in one.what and one.remedy for one in found.problems)
+    assert found.healthy is not fatal
+    assert problem in report(found)
+
+
+def test_gpus_are_those_of_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\ncat <<'E'\n{LINES}E\n")
+    program.chmod(0o700)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    h200, gb10 = facts_module._gpus(None)
+    assert (h200.name, h200.total, h200.capability, h200.unified) == ("NVIDIA H200", 143771 << 20, "9.0", False)
+    assert (gb10.name, gb10.unified) == ("NVIDIA GB10", True)
+    assert facts_module._gpus("1") == (gb10,)
+    assert facts_module._gpus("") == ()
+    program.write_text("#!/bin/sh\nexit 9\n")
+    assert facts_module._gpus(None) == ()
+
+
+def test_the_facts_of_this_machine() -> None:
+    found = gather()
+    assert found.cores > 0
+    assert found.memory > GIB
+    assert found.packages["torch"]
+    assert str(Path.home()) not in repr(found)
+
+
+def test_it_works_without_a_torch_that_can_be_imported(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('libgomp.so.1 is missing')\n")
+    path = os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", "")))
+    done = run("doctor", "--json", PYTHONPATH=path)
+    assert done.returncode == 1
+    answer = json.loads(done.stdout)
+    assert answer["healthy"] is False
+    assert "libgomp.so.1 is missing" in answer["problems"][0]["what"]
+    assert done.stderr == "oscine: error: nothing can be served here: see the problems above\n"
+
+
+def test_a_healthy_machine_has_no_fatal_problem() -> None:
+    found: Facts = facts(H200)
+    diagnosis = diagnose(found)
+    assert diagnosis.healthy
+    text = report(diagnosis)
+    assert "GPU 0      NVIDIA H200, 151.4 GB" in text
+    assert "gpt-oss-20b on one NVIDIA H200 fits, with a context of 131,072 tokens" in text
+    assert "oscine-nano (Oscine, safetensors" in text

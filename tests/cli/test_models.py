@@ -24,11 +24,11 @@ from oscine.config import ModelOptions
 from tests.cli import local_hub as local_hub_module
 from tests.cli.local_hub import TOKEN, LocalHub, local_hub
 from tests.cli.test_commands import run
-from tests.server import wait_until
 from tests.model.gguf_files import write_llama_cpp, write_ollama
 from tests.model.test_gguf import CONFIG
 from tests.model.test_ollama import add_model
 from tests.model.tiny import tensors
+from tests.server import wait_until
 
 NAME, WEIGHTS = "openai/gpt-oss-20b", "model.safetensors"
 

@@ -8,6 +8,7 @@ DYNAMO := .venv-dynamo
 EDGE   := .venv-edge
 CHECKERS := .venv-checkers
 CLUSTER := $(VENV)/.cluster
+NOTEBOOK := $(VENV)/.notebook
 WORKERS ?= 4
 IMAGE ?= cpu
 INSTALL := $(BIN)/pip install -q --no-compile -c constraints.txt
@@ -31,7 +32,7 @@ define install
 	$(COMPILE) -j 0 || true
 endef
 
-.PHONY: demo serve test conformance clients browser screenshot check eval eval-tools soak attack chaos bench bench-edge cluster-chaos cluster-bench cluster-demo cluster-ramp cluster-rollout cluster-sessions cluster-transfer dynamo-test image image-test manifests clean
+.PHONY: demo serve test conformance clients browser screenshot check eval eval-tools soak attack chaos bench bench-edge cluster-chaos cluster-bench cluster-demo cluster-ramp cluster-rollout cluster-sessions cluster-transfer dynamo-test image image-test manifests notebook wheel wheel-test clean
 
 $(BASE): pyproject.toml constraints.txt
 	$(install)
@@ -45,6 +46,10 @@ $(TEST): pyproject.toml constraints.txt
 
 $(CLUSTER): $(BASE)
 	$(INSTALL) -e '.[cluster]' openai psutil
+	touch $@
+
+$(NOTEBOOK): $(BASE)
+	$(INSTALL) -e '.[bench]' openai nbclient ipykernel
 	touch $@
 
 demo: $(BASE)   ## answer a question with the embedded model
@@ -137,6 +142,16 @@ cluster-sessions: $(TEST)  ## sessions of several turns over four replicas: pref
 cluster-transfer: $(TEST)  ## prompts computed by another engine: the same tokens, only missing pages moved, GB/s beside NIXL alone
 	$(BIN)/python -m benchmarks.cluster.disaggregation
 
+notebook: $(NOTEBOOK)  ## run examples/tour.ipynb with the embedded model, and store what it says
+	$(BIN)/jupyter execute --inplace --kernel_name=python3 --NotebookClient.coalesce_streams=True examples/tour.ipynb
+
+wheel: $(BASE)  ## the package in dist/
+	rm -rf build dist
+	$(BIN)/pip wheel -q --no-deps --wheel-dir dist .
+
+wheel-test: $(TEST) wheel  ## install that wheel into an empty environment, ask a question, serve
+	$(BIN)/python -m tests.deploy.try_wheel dist/*.whl
+
 image:          ## the container image, by buildah; IMAGE=cuda for GPUs; IMAGE_OPTIONS for further options of buildah
 	buildah build --format docker --layers --target $(IMAGE) --tag oscine:$(IMAGE) \
 		--build-arg REVISION=$$(git rev-parse HEAD) $(IMAGE_OPTIONS) --file deploy/container/Containerfile .
@@ -159,4 +174,4 @@ manifests: $(TEST) $(CHECKERS)/.ready  ## lint the Containerfile; Kustomize's ov
 	$(CHECKERS)/bin/checkov --config-file deploy/checkov.yaml --directory runs/manifests
 
 clean:
-	rm -rf $(VENV) $(DYNAMO) $(EDGE) $(CHECKERS) *.egg-info
+	rm -rf $(VENV) $(DYNAMO) $(EDGE) $(CHECKERS) build dist *.egg-info

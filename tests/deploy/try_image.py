@@ -41,10 +41,25 @@ def wait_ready(url: str, process: "subprocess.Popen[bytes]") -> None:
             get(f"{url}/v1/health/ready")
         except OSError:
             if process.poll() is not None or time.monotonic() > deadline:
-                raise SystemExit("the image did not become ready") from None
+                raise SystemExit("the server did not become ready") from None
             time.sleep(0.2)
         else:
             return
+
+
+def ask_server(arguments: list[str], port: int, *, signals: bool = True) -> str:
+    """The answer of a server that is started for it. `signals`: whether SIGTERM reaches it."""
+    url = f"http://127.0.0.1:{port}"
+    with subprocess.Popen(arguments) as process:
+        try:
+            wait_ready(url, process)
+            answer = str(get(f"{url}/v1/chat/completions", QUESTION)["choices"][0]["message"]["content"])
+        finally:
+            process.terminate()
+        status = process.wait(timeout=60)
+    if status and signals:
+        raise SystemExit(f"the server answered {answer!r}, and ended with status {status}")
+    return answer
 
 
 def main() -> None:
@@ -56,16 +71,10 @@ def main() -> None:
     )
     args = parser.parse_args()
     port = free_port()
-    url = f"http://127.0.0.1:{port}"
-    with subprocess.Popen(command(args.image, port, args.chroot, args.podman)) as process:
-        try:
-            wait_ready(url, process)
-            answer = get(f"{url}/v1/chat/completions", QUESTION)["choices"][0]["message"]["content"]
-        finally:
-            process.terminate()
-        status = process.wait(timeout=60)
-    print(f"{args.image} answered: {answer} It ended with status {status}.")
-    sys.exit("85" not in answer or not (status == 0 or args.chroot))  # buildah passes no signals on
+    started = command(args.image, port, args.chroot, args.podman)
+    answer = ask_server(started, port, signals=not args.chroot)
+    print(f"{args.image} answered: {answer}")
+    sys.exit("85" not in answer)
 
 
 if __name__ == "__main__":

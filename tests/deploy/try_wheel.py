@@ -1,0 +1,70 @@
+"""Installs a wheel into an empty environment, asks a question and serves: `python -m tests.deploy.try_wheel WHEEL`."""
+
+import re
+import subprocess
+import sys
+import tempfile
+import tomllib
+import venv
+import zipfile
+from email import message_from_string
+from pathlib import Path
+
+from tests.deploy.try_image import ask_server, free_port
+
+ROOT = Path(__file__).parents[2]
+DATA = (
+    "model/nano/model.safetensors",
+    "ops/native/oscine.h",
+    "profiles/low_latency.yaml",
+    "web/index.html",
+    "py.typed",
+)
+
+
+def check_files(wheel: Path) -> None:
+    """Everything that git has of the package is in the wheel."""
+    listed = subprocess.run(["git", "ls-files", "oscine"], cwd=ROOT, capture_output=True, text=True, check=True)
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    missing = set(listed.stdout.split()) - names
+    assert not missing, f"not in the wheel: {sorted(missing)}"
+    assert {f"oscine/{name}" for name in DATA} <= names
+
+
+def check_description(wheel: Path) -> None:
+    """Links of the README are absolute, and name files of the repository."""
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        metadata = message_from_string(archive.read(name).decode())
+    source = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Source"]
+    links = re.findall(r"\]\(([^)]+)\)", metadata.get_payload())
+    assert len(links) > 10
+    for link in links:
+        assert link.startswith("https://"), link
+        if link.startswith(f"{source}/"):
+            _, _, path = link.removeprefix(f"{source}/").split("/", 2)
+            assert (ROOT / path.partition("#")[0]).exists(), link
+
+
+def main() -> None:
+    wheel = Path(sys.argv[1]).resolve()
+    check_files(wheel)
+    check_description(wheel)
+    with tempfile.TemporaryDirectory() as folder:
+        venv.create(folder, with_pip=True)
+        commands = Path(folder) / "bin"
+        constraints = ["-c", str(ROOT / "constraints.txt")]
+        subprocess.run([commands / "pip", "install", "-q", *constraints, "torch"], check=True)
+        subprocess.run([commands / "pip", "install", "-q", *constraints, wheel], check=True)
+        question = [commands / "oscine", "chat", "What is 27 + 58?"]
+        said = subprocess.run(question, cwd=folder, capture_output=True, text=True, check=True).stdout
+        assert "85" in said, said
+        port = free_port()
+        served = ask_server([str(commands / "oscine"), "serve", "--port", str(port)], port)
+        assert "85" in served, served
+    print(f"{wheel.name} ({wheel.stat().st_size / 1e6:.1f} MB) answers and serves")
+
+
+if __name__ == "__main__":
+    main()

@@ -9,6 +9,7 @@ EDGE   := .venv-edge
 CHECKERS := .venv-checkers
 CLUSTER := $(VENV)/.cluster
 NOTEBOOK := $(VENV)/.notebook
+DOCS := $(VENV)/.docs
 WORKERS ?= 4
 IMAGE ?= cpu
 INSTALL := $(BIN)/pip install -q --no-compile -c constraints.txt
@@ -32,7 +33,7 @@ define install
 	$(COMPILE) -j 0 || true
 endef
 
-.PHONY: demo serve test conformance clients browser screenshot check eval eval-tools soak attack chaos bench bench-edge cluster-chaos cluster-bench cluster-demo cluster-ramp cluster-rollout cluster-sessions cluster-transfer dynamo-test image image-test manifests notebook wheel wheel-test clean
+.PHONY: demo serve test conformance clients browser screenshot check eval eval-tools soak attack chaos bench bench-edge cluster-chaos cluster-bench cluster-demo cluster-ramp cluster-rollout cluster-sessions cluster-transfer dynamo-test image image-test manifests docs notebook wheel wheel-test clean
 
 $(BASE): pyproject.toml constraints.txt
 	$(install)
@@ -46,6 +47,10 @@ $(TEST): pyproject.toml constraints.txt
 
 $(CLUSTER): $(BASE)
 	$(INSTALL) -e '.[cluster]' openai psutil
+	touch $@
+
+$(DOCS): $(BASE)
+	$(INSTALL) -e '.[docs]'
 	touch $@
 
 $(NOTEBOOK): $(BASE)
@@ -141,6 +146,10 @@ cluster-sessions: $(TEST)  ## sessions of several turns over four replicas: pref
 
 cluster-transfer: $(TEST)  ## prompts computed by another engine: the same tokens, only missing pages moved, GB/s beside NIXL alone
 	$(BIN)/python -m benchmarks.cluster.disaggregation
+
+docs: $(DOCS)   ## the documentation site, in runs/site/site; a warning is an error
+	$(BIN)/python -m tests.documents.site runs/site
+	cd runs/site && ../../$(BIN)/zensical build --strict
 
 notebook: $(NOTEBOOK)  ## run examples/tour.ipynb with the embedded model, and store what it says
 	$(BIN)/jupyter execute --inplace --kernel_name=python3 --NotebookClient.coalesce_streams=True examples/tour.ipynb

@@ -5,6 +5,9 @@
 
 import json
 import re
+import shutil
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -28,6 +31,7 @@ from tests.deploy.manifests import (
     KUBERNETES,
     OVERLAYS,
     VALUES,
+    Objects,
     kustomize,
     objects_of,
     of_kind,
@@ -151,6 +155,20 @@ def test_the_chart_says_what_the_base_says(kind: str) -> None:
         for name, label in (("chart", ', "app.kubernetes.io/instance": "oscine"'), ("base", ""))
     )
     assert ours == base
+
+
+@pytest.mark.skipif(shutil.which("helm") is None, reason="there is no helm")
+@pytest.mark.parametrize("name", VALUES)
+def test_helm_renders_the_chart_as_we_do(name: str, tmp_path: Path) -> None:
+    values = tmp_path / "values.yaml"
+    values.write_text(yaml.safe_dump(VALUES[name]))
+    command = ["helm", "template", "oscine", str(CHART.folder), "--values", str(values)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+
+    def by_kind(objects: Objects) -> dict[str, Any]:
+        return {one["kind"]: one for one in objects}
+
+    assert by_kind(list(yaml.safe_load_all(done.stdout))) == by_kind(objects_of(name))
 
 
 def test_values_of_the_chart_are_checked() -> None:

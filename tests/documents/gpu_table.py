@@ -1,0 +1,80 @@
+"""The table of GPUs in docs/gpus.md, by the engine's memory plan: `python -m tests.documents.gpu_table` prints it."""
+
+from collections.abc import Iterator
+
+import torch
+
+from oscine.checkpoint.opened import PUBLISHED
+from oscine.config import STREAMED_TOKENS, EngineOptions, ModelOptions, SchedulerOptions
+from oscine.executor.kv.memory import DeviceMemory, MemoryPlan, OnHost, WeightBytes, leave_on_host, plan_memory
+from oscine.executor.start.load import _tensor_bytes
+from oscine.model.weights import Shard
+from oscine.ops.choose.screened import prepared_bytes
+
+GIB = 1 << 30
+IN_USE = GIB // 2  # by the system and the CUDA context, before the model is loaded
+GPUS = {  # by memory in GiB
+    12: "RTX 3060, RTX 4070",
+    16: "RTX 4060 Ti, RTX 4080, RTX 5080",
+    24: "RTX 3090, RTX 4090, A10, L4",
+    32: "RTX 5090",
+    40: "A100 40 GB",
+    48: "L40S, RTX 6000 Ada, A40",
+    80: "A100, H100",
+    96: "RTX PRO 6000, GH200",
+    141: "H200",
+    180: "B200, GB200",
+}
+RANKS = (1, 2, 4, 8)
+
+
+def plan(model: str, gib: int, num_ranks: int, on_host: str | None = None) -> MemoryPlan:
+    """Of each of the ranks. Raises ValueError where the model does not fit."""
+    most = STREAMED_TOKENS if on_host else SchedulerOptions().max_num_batched_tokens
+    options = EngineOptions(
+        ModelOptions(experts_on_host=on_host), scheduler=SchedulerOptions(max_num_batched_tokens=most)
+    )
+    shard = Shard.of_everything(0, num_ranks)
+    published = PUBLISHED[model]()
+    config = shard.config(published)
+    sizes = _tensor_bytes(shard.specs(published), torch.bfloat16)
+    experts = [0] * config.num_hidden_layers
+    for name, size in sizes.items():
+        if name.endswith(("_blocks", "_scales")):
+            experts[int(name.split(".")[2])] += size
+    head = prepared_bytes(*shard.specs(published)["lm_head.weight"].shape)
+    weights = WeightBytes(sum(sizes.values()) + head, sizes["model.embed_tokens.weight"], experts)
+    groups = published.kv_groups(options.cache.page_size, "bfloat16", num_ranks)
+    gpu = DeviceMemory(gib * GIB, gib * GIB - IN_USE)
+    kept = leave_on_host(published, groups, options, weights, 2, gpu) if num_ranks == 1 else OnHost()
+    return plan_memory(config, groups, options, weights.total - kept.total, 2, gpu, on_host=kept)
+
+
+def cell(model: str, gib: int, num_ranks: int) -> str:
+    """The tokens that the KV cache holds."""
+    try:
+        found = plan(model, gib, num_ranks)
+    except ValueError:
+        return _with_host(model, gib) if num_ranks == 1 else "-"
+    tokens = found.num_pages[0] * found.page_size
+    return f"{tokens / 1e6:.1f} M" if tokens >= 1e6 else f"{tokens // 1000} k"
+
+
+def _with_host(model: str, gib: int) -> str:
+    try:
+        found = plan(model, gib, 1, "auto")
+    except ValueError:
+        return "-"
+    return f"{found.on_host.num_layers} layers on the host" if found.on_host.num_layers else "-"
+
+
+def table() -> Iterator[str]:
+    of_120b = " | ".join(f"120b on {ranks}" for ranks in RANKS)
+    yield f"| memory | GPUs | 20b on 1 | {of_120b} |\n|---|---|---|---|---|---|---|"
+    for gib, names in GPUS.items():
+        cells = (cell("20b", gib, 1), *(cell("120b", gib, ranks) for ranks in RANKS))
+        yield f"| {gib} GB | {names} | {' | '.join(cells)} |"
+
+
+if __name__ == "__main__":
+    print("\n".join(table()))

@@ -452,6 +452,17 @@ class ServerOptions(Options, group="server"):
         above=0,
     )
     responses_max_age: float = option(30 * 86400.0, "seconds for which responses are kept", "SECONDS", above=0)
+    files_dir: str | None = option(
+        None,
+        "folder that keeps uploaded files and batches; :temporary: for one that ends with the server",
+        "DIR",
+        shown="$XDG_STATE_HOME/oscine/files; temporary for the embedded model",
+        rule=("a folder, or :temporary:", bool),
+    )
+    max_file_bytes: int = option(200 << 20, "largest file that is uploaded; a larger one gets 413", BYTES, above=0)
+    files_max_bytes: int = option(
+        8 << 30, "largest total size of the files of one API key; further uploads get 413", BYTES, above=0
+    )
     drain_s: float = option(
         30.0, "seconds that running requests get to finish when the server is asked to stop", "SECONDS", at_least=0
     )

@@ -4,7 +4,8 @@
 
 Both use one engine with the same options, greedy. The HTTP client is httpx in this process, as in `oscine batch`. The
 two take turns, and each starts its engine anew, so that neither finds the other's cached prefixes. The time of the
-start is not counted. Prints seconds and generated tokens/s of each run, and the medians with their ratio.
+start is not counted. Prints seconds and generated tokens/s of each run, the CPU seconds outside the engine (this
+process, and the server's API process), and the medians with their ratio.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import statistics
 import time
 
 import httpx
+import psutil
 
 from benchmarks.serving.server import Server
 from oscine import LLM
@@ -26,18 +28,29 @@ def questions(count: int) -> list[str]:
     return [f"What is {100 + i % 899} + {100 + (7 * i) % 883}?" for i in range(count)]
 
 
-def python(count: int) -> tuple[float, int]:
-    """Seconds and generated tokens."""
+Measured = tuple[float, int, float]  # seconds, generated tokens, CPU seconds outside the engine
+
+
+def python(count: int) -> Measured:
     with LLM(date=_DATE) as llm:
         llm.chat("What is 1 + 1?", temperature=0)
-        begin_s = time.perf_counter()
+        begin_s, begin_cpu_s = time.perf_counter(), time.process_time()
         answers = llm.chat(questions(count), temperature=0, progress=False)
-        return time.perf_counter() - begin_s, sum(answer.usage.completion_tokens for answer in answers)
+        elapsed_s, cpu_s = time.perf_counter() - begin_s, time.process_time() - begin_cpu_s
+        return elapsed_s, sum(answer.usage.completion_tokens for answer in answers), cpu_s
 
 
-def http(count: int) -> tuple[float, int]:
+def http(count: int) -> Measured:
     with Server("--date", _DATE, "--log-level", "warning") as server:
-        return asyncio.run(_ask_all(server.url, count))
+        api = psutil.Process(server.pid)
+        before_s = _cpu_s(api) + time.process_time()
+        elapsed_s, tokens = asyncio.run(_ask_all(server.url, count))
+        return elapsed_s, tokens, _cpu_s(api) + time.process_time() - before_s
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
 
 
 async def _ask_all(url: str, count: int) -> tuple[float, int]:
@@ -53,7 +66,8 @@ async def _ask_all(url: str, count: int) -> tuple[float, int]:
         async def take_turns() -> None:
             nonlocal tokens
             for question in todo:
-                tokens += await ask(question)
+                found = await ask(question)
+                tokens += found
 
         await ask("What is 1 + 1?")
         begin_s = time.perf_counter()
@@ -69,9 +83,9 @@ def main() -> None:
     seconds: dict[str, list[float]] = {"python": [], "http": []}
     for _ in range(options.runs):
         for name, measure in (("python", python), ("http", http)):
-            elapsed_s, tokens = measure(options.prompts)
+            elapsed_s, tokens, cpu_s = measure(options.prompts)
             seconds[name].append(elapsed_s)
-            print(f"{name:8}{elapsed_s:8.2f} s {tokens / elapsed_s:10,.0f} tokens/s", flush=True)
+            print(f"{name:8}{elapsed_s:8.2f} s {tokens / elapsed_s:10,.0f} tokens/s {cpu_s:8.2f} s of CPU", flush=True)
     medians = {name: statistics.median(found) for name, found in seconds.items()}
     print(f"medians: {medians}; http / python = {medians['http'] / medians['python']:.2f}")
 

@@ -7,7 +7,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from oscine.api.error_handlers import HANDLERS
-from oscine.api.http.hosts import HostCheck, JsonCheck
+from oscine.api.http.hosts import HostCheck, JsonCheck, OriginCheck
 from oscine.api.http.keys import KeyCheck
 from oscine.api.ollama.models import running
 from oscine.api.openapi import Operation
@@ -27,7 +27,8 @@ def create_app(service: ResponseService) -> ASGIApp:
         check = [Middleware(KeyCheck, service.keys)]
     else:
         check = [Middleware(HostCheck, service.config.server.allowed_hosts)]
-    routes = [_route(operation, check) for operation in endpoints(service)]
+    origins = Middleware(OriginCheck, service.config.server.cors_origins)
+    routes = [_route(operation, check, origins) for operation in endpoints(service)]
     routes += playground_routes() if service.config.server.playground else [Route("/", running)]
     router = Starlette(routes=routes, exception_handlers=HANDLERS)
     router.router.redirect_slashes = False  # they would lead to the host that the client names
@@ -60,8 +61,10 @@ def open_paths(service: ResponseService) -> list[str]:
     return [operation.path for operation in endpoints(service) if operation.open]
 
 
-def _route(operation: Operation, check: list[Middleware]) -> Route:
+def _route(operation: Operation, check: list[Middleware], origins: Middleware) -> Route:
     middleware = [] if operation.open else check
     if operation.body is not None:
         middleware = [*middleware, Middleware(JsonCheck)]
+    if operation.form is not None:
+        middleware = [*middleware, origins]
     return Route(operation.path, operation.handler, methods=[operation.method], middleware=middleware)

@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 import oscine
 from oscine.api.anthropic.schemas import CountTokensRequest, MessagesRequest
+from oscine.api.batches.schemas import BatchRequest
 from oscine.api.conventions.schemas import GenerateRequest, Invocation
 from oscine.api.http.errors import AnthropicError, Error, ErrorText
 from oscine.api.http.sse import NDJSON, SSE
@@ -24,7 +25,7 @@ from oscine.api.serving import schemas
 _PAGE = Path(__file__).with_name("docs.html")
 _REF = "#/components/schemas/{name}"
 _PARAMETER = re.compile(r"{(\w+)(:\w+)?}")
-_JSON = "application/json"
+_JSON, _FORM = "application/json", "multipart/form-data"
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'"
 _STATUSES = {
     "400": "The request cannot be served; the error says why",
@@ -34,8 +35,10 @@ _STATUSES = {
     "408": "The body did not arrive in time",
     "413": "The body is too large",
     "415": "The body is not declared as application/json",
+    "409": "It cannot be done now",
     "429": "The API key is over a limit; Retry-After says when to try again",
     "500": "A bug; the server's log has it",
+    "501": "This server keeps no files",
     "503": "The server is overloaded or not ready; Retry-After says when to try again",
     "529": "The server is overloaded",
 }
@@ -58,6 +61,7 @@ EXAMPLES: dict[type, dict[str, Any]] = {
     OllamaPullRequest: {"model": "any", "stream": False},
     schemas.TokenizeRequest: {"messages": _QUESTION},
     schemas.DetokenizeRequest: {"tokens": [72, 105]},
+    BatchRequest: {"input_file_id": "file-1", "endpoint": "/v1/chat/completions", "completion_window": "24h"},
 }
 
 
@@ -67,7 +71,8 @@ class Operation:
     path: str  # as Starlette writes it: /v1/models/{name:path}
     handler: Callable[..., Any]  # an ASGI application, or an async function of a Request
     summary: str
-    body: Any = None  # the msgspec struct of the request's JSON; None: there is no body
+    body: Any = None  # the msgspec struct of the request's JSON; None: there is none
+    form: Any = None  # the msgspec struct of the parts of a form
     answer: type | str = "application/json"  # the msgspec struct of the answer's JSON, or a media type
     open: bool = False  # whether it needs no API key
     error: type = Error  # the struct of its errors
@@ -95,7 +100,7 @@ OLLAMA_GET = partial(GET, error=ErrorText)
 
 def describe(operations: Sequence[Operation], *, keys: bool) -> dict[str, Any]:
     """The OpenAPI 3.1 document. `keys`: whether the server requires them."""
-    kinds = [kind for o in operations for kind in (o.body, o.answer, o.error, *o.other.values())]
+    kinds = [kind for o in operations for kind in (o.body, o.form, o.answer, o.error, *o.other.values())]
     types = [kind for kind in kinds if isinstance(kind, type)]
     _, schemas = msgspec.json.schema_components(list(dict.fromkeys(types)), ref_template=_REF)
     paths: dict[str, Any] = {}
@@ -126,6 +131,8 @@ def _describe(operation: Operation, keys: bool) -> dict[str, Any]:
     if operation.body is not None:
         content = {"schema": _reference(operation.body), "example": EXAMPLES[operation.body]}
         described["requestBody"] = {"required": True, "content": {_JSON: content}}
+    if operation.form is not None:
+        described["requestBody"] = {"required": True, "content": {_FORM: {"schema": _reference(operation.form)}}}
     described["responses"] = {"200": _answer(operation)} | _errors(operation, names, keys)
     if keys and not operation.open:
         described["security"] = [{"key": []}]

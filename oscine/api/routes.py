@@ -4,6 +4,19 @@ from functools import partial
 
 from oscine.api.anthropic.answer import AnthropicAnswer
 from oscine.api.anthropic.endpoint import AnthropicMessages, CountTokens
+from oscine.api.batches.endpoint import Batches, Files
+from oscine.api.batches.schemas import (
+    BatchesQuery,
+    BatchList,
+    BatchObject,
+    BatchRequest,
+    DeletedFile,
+    FileList,
+    FileObject,
+    FilesQuery,
+    FileUpload,
+)
+from oscine.api.batches.service import BatchService
 from oscine.api.conventions.generate import Generate
 from oscine.api.conventions.kserve import KServe
 from oscine.api.conventions.nim import Nim
@@ -86,6 +99,7 @@ def endpoints(service: ResponseService) -> list[Operation]:
         ),
         ANTHROPIC("/v1/messages", claude, "Answer messages", answer=AnthropicAnswer),
         ANTHROPIC("/v1/messages/count_tokens", count, "Count tokens", answer=answers.InputTokens),
+        *(_batches(service) if isinstance(service, BatchService) else ()),
         *_ollama(service),
         *_nim(service, health),
         *_inference_protocol(service, health),
@@ -112,6 +126,30 @@ def endpoints(service: ResponseService) -> list[Operation]:
     table.append(PROBE("/openapi.json", description.document, "This description"))
     table.append(PROBE("/docs", description.page, "This description as a page", answer="text/html"))
     return table
+
+
+def _batches(service: BatchService) -> list[Operation]:
+    files, batches, file, batch = Files(service), Batches(service), "/v1/files/{id}", "/v1/batches/{id}"
+    off = {"501": Error}
+    stored = {**off, "413": Error, "415": Error, "408": Error, "400": Error}
+    return [
+        POST("/v1/files", files.create, "Upload a file", form=FileUpload, answer=FileObject, other=stored),
+        GET("/v1/files", files.list, "List files", query=FilesQuery, answer=FileList, other=off),
+        GET(file, files.retrieve, "One file", answer=FileObject, other=off),
+        GET(f"{file}/content", files.content, "The content of a file", answer="application/octet-stream", other=off),
+        DELETE(file, files.delete, "Delete a file", answer=DeletedFile, other={**off, "409": Error}),
+        POST(
+            "/v1/batches",
+            batches.create,
+            "Create a batch",
+            body=BatchRequest,
+            answer=BatchObject,
+            other={**off, "429": Error},
+        ),
+        GET("/v1/batches", batches.list, "List batches", query=BatchesQuery, answer=BatchList, other=off),
+        GET(batch, batches.retrieve, "One batch", answer=BatchObject, other=off),
+        POST(f"{batch}/cancel", batches.cancel, "End a batch", answer=BatchObject, other={**off, "409": Error}),
+    ]
 
 
 def _ollama(service: ResponseService) -> list[Operation]:

@@ -17,6 +17,7 @@ from typing import Any
 import uvicorn
 
 from oscine.api.app import create_app, open_paths
+from oscine.api.batches.service import BatchService
 from oscine.api.http.errors import APIError
 from oscine.api.http.record import RequestRecord
 from oscine.api.http.tls_listener import TlsListener
@@ -69,7 +70,7 @@ def _max_connections(wanted: int) -> int:
 
 def one_model(config: Config) -> ResponseService:
     """The service of `oscine serve`. Raises ValueError as ResponseService does."""
-    service = ResponseService(config)
+    service = BatchService(config)
     service.add(EngineClient(config.engine), config.engine, config.server.served_model_names)
     return service
 

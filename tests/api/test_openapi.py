@@ -11,10 +11,10 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 
 from oscine.api.app import create_app
+from oscine.api.batches.service import BatchService
 from oscine.api.http.errors import Error
 from oscine.api.openai import answers
 from oscine.api.openapi import Operation, describe, plain_path
-from oscine.api.responses.service import ResponseService
 from oscine.api.routes import endpoints
 from oscine.config import Config, ServerOptions
 from tests.api.scripted_server import ScriptedServer
@@ -23,7 +23,7 @@ from tests.server import ServerProcess
 
 @pytest.fixture(scope="module")
 def table(model_folder: Path) -> list[Operation]:
-    return endpoints(ResponseService(Config()))
+    return endpoints(BatchService(Config()))
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def routes_of(app: Any) -> list[Route]:
 
 
 def test_every_route_of_the_api_is_described_and_every_path_is_a_route(document: dict[str, Any]) -> None:
-    app = create_app(ResponseService(Config()))
+    app = create_app(BatchService(Config()))
     routes = {
         (route.path_format, method)
         for route in routes_of(app)
@@ -69,9 +69,12 @@ def test_every_example_is_served_with_an_answer_as_described(
     nano_server: ServerProcess, document: dict[str, Any]
 ) -> None:
     bodies = 0
+    form = {"files": {"file": b"{}"}, "data": {"purpose": "batch"}}
+    uploaded = httpx.post(f"{nano_server.url}/v1/files", **form).json()
+    valid(document, "FileObject", uploaded)
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
-            if "requestBody" not in operation:
+            if "application/json" not in operation.get("requestBody", {}).get("content", ()):
                 continue
             bodies += 1
             content = operation["requestBody"]["content"]["application/json"]
@@ -79,6 +82,8 @@ def test_every_example_is_served_with_an_answer_as_described(
             example = content["example"]
             if "model" in example:
                 example = {**example, "model": nano_server.model()}
+            if "input_file_id" in example:
+                example = {**example, "input_file_id": uploaded["id"]}
             url = nano_server.url + path.replace("{name}", nano_server.model())
             response = httpx.request(method, url, json=example, timeout=60)
             assert response.status_code == 200, f"{path}: {response.text}"
@@ -180,6 +185,6 @@ def test_the_page_asks_nobody_else(nano_server: ServerProcess) -> None:
 
 
 def test_a_server_with_keys_shows_its_description_without_one(model_folder: Path) -> None:
-    service = ResponseService(Config(server=ServerOptions(api_keys=("sesame",))))
+    service = BatchService(Config(server=ServerOptions(api_keys=("sesame",))))
     (route,) = (route for route in routes_of(create_app(service)) if route.path == "/openapi.json")
     assert type(route.app).__name__ != "KeyCheck"

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from oscine.cli.batch import files
+from oscine.api.batches import lines as files
+from oscine.api.batches.lines import BatchInput, BatchOutput
 from oscine.cli.batch import run as batch_run
-from oscine.cli.batch.files import BatchInput, BatchOutput
 from oscine.cli.batch.run import BatchRun
 from oscine.cli.error import CommandError
 from oscine.executor.fake import TEXT

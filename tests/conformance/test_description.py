@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, given, settings
@@ -22,7 +23,7 @@ from schemathesis.specs.openapi.checks import (
 
 from tests.server import ServerProcess
 
-REQUIRED = {"messages", "prompt", "input", "tokens", "max_tokens"}
+REQUIRED = {"messages", "prompt", "input", "tokens", "max_tokens", "input_file_id", "endpoint", "completion_window"}
 LIKE_OTHERS = {"/v2/models/{name}/generate_stream", "/v2/health/live", "/v2/health/ready", "/ping", "/v1/metrics"}
 CHECKS: list[Any] = [
     *(not_a_server_error, status_code_conformance, content_type_conformance),
@@ -38,6 +39,8 @@ class Prober:
         self.statuses: Counter[int] = Counter()
         self.model = server.model()
         self.stored = server.post("/v1/responses", {"input": "hi"})["id"]
+        form: dict[str, Any] = {"files": {"file": b"{}"}, "data": {"purpose": "batch"}}
+        self.file = httpx.post(f"{server.url}/v1/files", **form).json()["id"]
 
     def send(self, case: Any, checks: list[Any]) -> None:
         response = case.call(timeout=60)
@@ -63,6 +66,8 @@ class Prober:
         case.path_parameters = {name: known[name] for name in case.path_parameters or {}}
         if isinstance(case.body, dict):
             case.body["model"] = self.model
+            if "input_file_id" in case.body:
+                case.body["input_file_id"] = self.file
 
 
 def bounded(examples: int) -> Any:

@@ -57,6 +57,25 @@ class HostCheck:
         await self.app(scope, receive, send)
 
 
+class OriginCheck:
+    """Refuses a form that a page of another origin sends: middleware of an endpoint that takes forms.
+
+    Browsers send forms to any server without asking it, and name the page's origin.
+    """
+
+    def __init__(self, app: ASGIApp, allowed: Collection[str]) -> None:
+        """`allowed`: origins of --cors-origins."""
+        self.app, self._allowed = app, allowed
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        origin = header(scope, b"origin").decode("latin-1")
+        own = origin.partition("://")[2] == header(scope, b"host").decode("latin-1")
+        if origin and not (own or origin in self._allowed or "*" in self._allowed):
+            message = f"Pages of {origin[:_LONGEST]!r} may not use this server: see --cors-origins."
+            raise APIError(message, status=403, type="permission_error", code="origin_not_allowed")
+        await self.app(scope, receive, send)
+
+
 class JsonCheck:
     """Checks the Content-Type: middleware of an endpoint with a body."""
 

@@ -19,6 +19,7 @@ from oscine.config import ServerOptions
 from oscine.option import OptionError
 
 _KEY = "oscine.key"  # in an ASGI scope: the KeyUse of the request
+_BATCH = "oscine.batch"  # the same: whether it is a line of a batch
 _DIGITS = frozenset("0123456789abcdef")
 
 
@@ -107,6 +108,9 @@ class ApiKeys:
             by_digest[entry.digest()] = use
         self._by_digest = by_digest | self._plain
 
+    def named(self, name: str) -> KeyUse | None:
+        return next((use for use in self._by_digest.values() if use.name == name), None)
+
     def find(self, scope: Scope) -> KeyUse | None:
         scheme, _, key = header(scope, b"authorization").partition(b" ")
         shown = key.strip() if scheme.lower() == b"bearer" else header(scope, b"x-api-key")
@@ -119,10 +123,11 @@ class Caller:
 
     key: KeyUse | None = None  # None: the server has no keys
     receive: Receive | None = None  # reports that the client has left; None: no client can leave
+    in_batch: bool = False  # whether no client waits: other requests come first
 
     @classmethod
     def of(cls, scope: Scope, receive: Receive | None = None) -> "Caller":
-        return cls(scope.get(_KEY), receive)
+        return cls(scope.get(_KEY), receive, scope.get(_BATCH, False))
 
     @property
     def name(self) -> str:
@@ -131,6 +136,12 @@ class Caller:
 
 
 NO_CALLER = Caller()
+
+
+def batch_scope(path: str, key: KeyUse | None) -> Scope:
+    """The ASGI scope of a line of a batch, which an endpoint reads as it reads a client's request."""
+    facts = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": []}
+    return {**facts, _KEY: key, _BATCH: True}
 
 
 class KeyCheck:

@@ -18,6 +18,8 @@ class NamesModel(Protocol):
     def model(self) -> str | None: ...
 
 
+_BATCH_PRIORITY = 1 << 29  # added for a line of a batch, so that requests of waiting clients come first
+_MOST = (1 << 31) - 1
 T = TypeVar("T", bound=NamesModel)
 U = TypeVar("U", bound=NamesModel)
 
@@ -44,6 +46,8 @@ class Call(Generic[T]):
             tenant, priority = key.name, key.bounded_priority(priority)
             if self.model.served.cache_salt_by_key:
                 salt = f"{len(tenant)} {tenant} {salt}"  # the length keeps the salts of two keys apart
+        if self.caller.in_batch:
+            priority = min(priority + _BATCH_PRIORITY, _MOST)
         if choice:
             params = replace(params, seed=(params.seed + choice) % INT64)
         return GenerationRequest(uuid.uuid4().hex, prompt, params, priority, tenant=tenant, cache_salt=salt)

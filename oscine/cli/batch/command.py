@@ -3,10 +3,11 @@
 import argparse
 import asyncio
 import sys
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from oscine.cli.error import USAGE, CommandError
+from oscine.cli.error import USAGE, CommandError, ended_by
 from oscine.cli.parser import Parser, subcommand
 from oscine.cli.serve.options import add_options
 from oscine.cli.serve.read_options import read_config
@@ -53,12 +54,16 @@ def run(args: argparse.Namespace) -> None:
     if input_path.exists() and output_path.exists() and input_path.samefile(output_path):
         raise CommandError("INPUT and OUTPUT are the same file", USAGE)
     config = _for_one_client(read_config(given))
-    from oscine.cli.batch.files import BatchInput, BatchOutput
+    from oscine.api.batches.lines import BatchFileError, BatchInput, BatchOutput, FileInUseError
     from oscine.cli.batch.run import BatchRun
 
     here = 2 * config.engine.scheduler.max_num_seqs
     concurrency = concurrency or (here if url is None else _CONCURRENCY)
-    with BatchInput.open(input_path) as lines, BatchOutput.open(output_path) as output, server_at(url, config) as base:
+    with ExitStack() as opened:
+        with ended_by(FileInUseError), ended_by(BatchFileError, status=USAGE):
+            lines = opened.enter_context(BatchInput.open(input_path))
+            output = opened.enter_context(BatchOutput.open(output_path))
+        base = opened.enter_context(server_at(url, config))
         asyncio.run(BatchRun(lines, output, base, Environment().api_key, sys.stderr).run(concurrency))
     if output.num_failed:
         raise CommandError(f"failed lines in {output_path}: {output.num_failed:,}; each says why")

@@ -1,7 +1,6 @@
 """A batch against a server: a bounded number of requests at once; answers are written in order of arrival."""
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Iterator
 from typing import Any, TextIO
@@ -9,16 +8,12 @@ from typing import Any, TextIO
 import httpx
 import msgspec
 
-from oscine.cli.batch.files import BatchInput, BatchLine, BatchOutput
+from oscine.api.batches.lines import BatchInput, BatchLine, BatchOutput
+from oscine.api.batches.retries import Retries
 from oscine.cli.error import CommandError
 from oscine.cli.server_url import client_settings
 
 PATIENCE_S = 120.0  # that a server may keep refusing one request, or be out of reach
-_DELAYS_S = (0.5, 30.0)  # before asking again: at first, at most
-_FAILURES = 3  # of the engine during one request; then the request is to blame
-_BUSY = (429, 503, 529)  # 529 is Anthropic's
-# By the code of the error, or by its message in Anthropic's shape, which has no code.
-_ENGINE_FAILURES = (b'"engine_died"', b'"engine_failed"', b'"The engine failed:', b'"The request failed:')
 _JSON = {"Content-Type": "application/json"}
 
 
@@ -67,7 +62,7 @@ class BatchRun:
             if self._output.has(line):
                 self._skipped += 1
             elif line.problem:
-                self._output.refuse(line)
+                self._output.refuse(line, "invalid_line", line.problem)
             else:
                 await self._answer(line)
                 continue
@@ -76,30 +71,29 @@ class BatchRun:
     async def _answer(self, line: BatchLine) -> None:
         response = await self._ask(line)
         body = _json(response)
-        self._output.answer(line, response.status_code, response.headers.get("x-request-id", ""), body)
+        self._output.answer(
+            line, response.status_code, response.headers.get("x-request-id", ""), msgspec.json.encode(body)
+        )
         self._answered += response.is_success
         self._tokens += _tokens(body)
 
     async def _ask(self, line: BatchLine) -> httpx.Response:
         """Repeats the request until the server takes it: the server may be full, or restarting."""
         give_up_s = time.monotonic() + PATIENCE_S
-        delay_s, longest_s = _DELAYS_S
-        failures = 0
+        retries = Retries()
         while True:
             try:
                 response = await self._client.post(line.url, content=line.body, headers=_JSON)
             except httpx.TransportError as error:
-                why = str(error) or type(error).__name__
+                why, delay_s = str(error) or type(error).__name__, retries.next_delay_s()
             else:
-                failures += _failed_in_engine(response)
-                if response.status_code not in _BUSY or failures == _FAILURES:
+                again_s = retries.delay_s(response.status_code, response.content, response.headers.get("retry-after"))
+                if again_s is None:
                     return response
-                delay_s = max(delay_s, _retry_after_s(response))
-                why = f"it answers {response.status_code}: {response.text[:200]}"
+                why, delay_s = f"it answers {response.status_code}: {response.text[:200]}", again_s
             if time.monotonic() + delay_s > give_up_s:
                 raise CommandError(f"{self._url} takes no requests ({why}); run the command again to go on")
             await asyncio.sleep(delay_s)
-            delay_s = min(2 * delay_s, longest_s)
 
     async def _report(self) -> None:
         is_terminal = self._report_to.isatty()
@@ -132,13 +126,3 @@ def _tokens(body: Any) -> int:
     usage = usage if isinstance(usage, dict) else {}
     count = usage.get("completion_tokens", usage.get("output_tokens"))
     return count if isinstance(count, int) else 0
-
-
-def _failed_in_engine(response: httpx.Response) -> bool:
-    return response.status_code == 503 and any(text in response.content for text in _ENGINE_FAILURES)
-
-
-def _retry_after_s(response: httpx.Response) -> float:
-    with contextlib.suppress(ValueError):
-        return min(max(float(response.headers.get("retry-after", 0)), 0.0), _DELAYS_S[1])
-    return 0.0

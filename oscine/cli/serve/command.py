@@ -40,24 +40,29 @@ def run(args: argparse.Namespace) -> None:
 
     service = None
     if config.server.data_parallel_size > 1:
-        from oscine.api.responses.service import ResponseService
+        from oscine.api.batches.service import BatchService
         from oscine.cluster.data_parallel import add_engines
 
         with ended_by(ValueError, status=USAGE):
-            service = ResponseService(config)
+            service = BatchService(config)
             add_engines(service, config, environment.num_gpus)
     with ended_by(ServerError):
         serve(config, lambda url, info: _announce(config, url, info, time.perf_counter() - started_s), service)
 
 
 def _with_environment(config: Config, environment: Environment) -> Config:
-    """Responses of a published model outlive its server; those of the embedded model and of the fake one do not."""
+    """Responses and files of a published model outlive its server; those of the embedded and the fake one do not."""
     server, engine = config.server, config.engine
     keys = (*server.api_keys, *filter(None, [environment.server_api_key]))
     is_published = engine.model.model != NANO and engine.executor != "fake"
-    database = str(environment.state_folder / "oscine" / "responses.db") if is_published else None
-    responses_db = server.responses_db or database
-    server = dataclasses.replace(server, api_keys=keys, traces=environment.traces, responses_db=responses_db)
+    folder = environment.state_folder / "oscine"
+    server = dataclasses.replace(
+        server,
+        api_keys=keys,
+        traces=environment.traces,
+        responses_db=server.responses_db or (str(folder / "responses.db") if is_published else None),
+        files_dir=server.files_dir or (str(folder / "files") if is_published else ":temporary:"),
+    )
     return dataclasses.replace(config, server=server)
 
 

@@ -15,7 +15,7 @@ import msgspec
 import ray
 from ray.serve.handle import DeploymentHandle
 
-from oscine.api.responses.service import ResponseService
+from oscine.api.batches.service import BatchService
 from oscine.api.server import Server, ServerError
 from oscine.api.telemetry.logs import start_logging
 from oscine.cluster.client.engine import ClusterEngine, MigrationCounters, MigrationLimits
@@ -41,7 +41,7 @@ class Ingress:
         start_logging(server.log_level, server.log_format)
         config = Config(server=replace(server, traces=Environment().traces), tools=tools)
         self._placer = RouterClient(router_address(lambda: router), key=key)
-        self._service = ResponseService(config)
+        self._service = BatchService(config)
         metrics = ClusterMetrics(self._placer.snapshot, self._migrations)
         self._service.metrics.watch(metrics, metrics.refresh)
         self._server = Server(config, self._service, reuse_port=True)

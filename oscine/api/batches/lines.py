@@ -7,20 +7,26 @@ import fcntl
 import hashlib
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 import msgspec
 
-from oscine.cli.error import USAGE, CommandError
-
 URLS = ("/v1/chat/completions", "/v1/responses", "/v1/completions", "/v1/messages")
 LONGEST_LINE = 64 << 20  # bytes
 _LINE_START = b'{"id":"batch_req_'
+
+
+class BatchFileError(ValueError):
+    """A file that cannot be read or is no file of a batch."""
+
+
+class FileInUseError(Exception):
+    """Another process writes the file."""
 
 
 class _Given(msgspec.Struct):
@@ -57,14 +63,17 @@ class BatchLine:
     custom_id: str | None
     url: str = ""
     body: bytes = b""  # JSON
+    model: str | None = None
+    number: int = 0  # of the line, from 1
     problem: str = ""  # why it is no request
+    code: str = ""  # of the problem, as OpenAI has it
 
 
 class _Ids:
     """A set of texts that lives in a temporary file when it outgrows a few megabytes."""
 
     def __init__(self) -> None:
-        self._table = sqlite3.connect("", isolation_level=None)  # a private file, gone with the connection
+        self._table = sqlite3.connect("", isolation_level=None, check_same_thread=False)  # a file that goes with it
         self._table.execute("PRAGMA journal_mode = OFF")
         self._table.execute("CREATE TABLE ids (id TEXT PRIMARY KEY) WITHOUT ROWID")
         self._table.execute("BEGIN")
@@ -83,7 +92,7 @@ def _opened(path: Path, mode: Literal["rb", "a+b"]) -> Iterator[BinaryIO]:
     try:
         file = path.open(mode, buffering=-1 if mode == "rb" else 0)
     except OSError as error:
-        raise CommandError(f"{path}: {error.strerror}", USAGE) from None
+        raise BatchFileError(f"{path}: {error.strerror}") from None
     with file:
         yield file
 
@@ -91,26 +100,27 @@ def _opened(path: Path, mode: Literal["rb", "a+b"]) -> Iterator[BinaryIO]:
 class BatchOutput:
     """The output file, to which whole lines are appended.
 
-    An incomplete last line, of a process that was killed while it wrote, is removed. Raises CommandError for a file
-    that is not the output of a batch.
+    An incomplete last line, of a process that was killed while it wrote, is removed. Raises BatchFileError for a
+    file that is not the output of a batch.
     """
 
     def __init__(self, path: Path, file: BinaryIO) -> None:
         self._path, self._file = path, file
         self._answered = _Ids()  # custom_ids
         self._refused = _Ids()  # ids of lines with a problem
+        self.num_lines = 0  # including those of earlier runs
         self.num_failed = 0  # lines without an answer, including those of earlier runs
         self._read_back()
 
     @classmethod
     @contextmanager
     def open(cls, path: Path) -> Iterator["BatchOutput"]:
-        """The file is locked meanwhile."""
+        """The file is locked meanwhile. Raises FileInUseError if another process has locked it."""
         with _opened(path, "a+b") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise CommandError(f"{path}: another batch is writing it") from None
+                raise FileInUseError(f"{path}: another batch is writing it") from None
             try:
                 yield cls(path, file)
             finally:
@@ -138,42 +148,49 @@ class BatchOutput:
             self._refused.add(written.id)
         else:
             self._answered.add(written.custom_id)
-        self.num_failed += written.has_failed
+        self._count(written)
 
-    def _not_ours(self, number: int) -> CommandError:
-        return CommandError(f"{self._path}: line {number} is no line of a batch's output; it is left as it is", USAGE)
+    def _not_ours(self, number: int) -> BatchFileError:
+        return BatchFileError(f"{self._path}: line {number} is no line of a batch's output; it is left as it is")
 
     def has(self, line: BatchLine) -> bool:
         """Whether an earlier run wrote it."""
         return line.id in self._refused if line.problem else line.custom_id in self._answered
 
-    def answer(self, line: BatchLine, status: int, request_id: str, body: object) -> None:
-        response = _Response(status, request_id, msgspec.Raw(msgspec.json.encode(body)))
+    def answer(self, line: BatchLine, status: int, request_id: str, body: bytes) -> None:
+        """`body`: JSON."""
+        response = _Response(status, request_id, msgspec.Raw(body))
         self._append(_Written(line.id, line.custom_id, response))
 
-    def refuse(self, line: BatchLine) -> None:
-        self._append(_Written(line.id, line.custom_id, None, {"code": "invalid_line", "message": line.problem}))
+    def refuse(self, line: BatchLine, code: str, message: str) -> None:
+        """For a line that is not asked."""
+        self._append(_Written(line.id, line.custom_id, None, {"code": code, "message": message}))
 
     def _append(self, line: _Written) -> None:
         left = memoryview(msgspec.json.encode(line) + b"\n")
         while left:
             left = left[self._file.write(left) :]
+        self._count(line)
+
+    def _count(self, line: _Written) -> None:
+        self.num_lines += 1
         self.num_failed += line.has_failed
 
 
 class BatchInput:
     """An iterator over the lines that are not blank."""
 
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
+    def __init__(self, file: BinaryIO, urls: Sequence[str]) -> None:
+        self._file, self._urls = file, urls
         self._size = max(os.fstat(file.fileno()).st_size, 1)
         self._met = _Ids()  # custom_ids
 
     @classmethod
     @contextmanager
-    def open(cls, path: Path) -> Iterator["BatchInput"]:
+    def open(cls, path: Path, urls: Sequence[str] = URLS) -> Iterator["BatchInput"]:
+        """`urls`: that lines may have."""
         with _opened(path, "rb") as file:
-            yield cls(file)
+            yield cls(file, urls)
 
     @property
     def share_read(self) -> float:
@@ -192,24 +209,32 @@ class BatchInput:
         if len(line) > LONGEST_LINE:
             while (rest := self._file.readline(LONGEST_LINE)) and not rest.endswith(b"\n"):
                 pass
-            return BatchLine(line_id, None, problem=f"Line {number} is longer than {LONGEST_LINE} bytes.")
+            problem = f"Line {number} is longer than {LONGEST_LINE} bytes."
+            return BatchLine(line_id, None, number=number, problem=problem, code="line_too_long")
         try:
             given = msgspec.json.decode(line, type=_Given)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            problem = f"Line {number} is no request of a batch: {error}."
-            return BatchLine(line_id, _custom_id(line), problem=problem)
+            problem, code = f"Line {number} is no request of a batch: {error}.", "invalid_json_line"
+            if isinstance(error, msgspec.ValidationError):
+                code = "missing_required_parameter" if "required" in str(error) else "invalid_request"
+            return BatchLine(line_id, _custom_id(line), number=number, problem=problem, code=code)
+        model = given.body.get("model")
+        known = BatchLine(
+            line_id, given.custom_id, given.url, number=number, model=model if isinstance(model, str) else None
+        )
         wrong = self._wrong(given)
         if wrong is not None:
-            return BatchLine(line_id, given.custom_id, problem=f"Line {number}: {wrong}.")
-        return BatchLine(line_id, given.custom_id, given.url, msgspec.json.encode(given.body))
+            code, why = wrong
+            return replace(known, problem=f"Line {number}: {why}.", code=code)
+        return replace(known, body=msgspec.json.encode(given.body))
 
-    def _wrong(self, given: _Given) -> str | None:
-        if given.url not in URLS:
-            return f"'url' must be one of {', '.join(URLS)}, not {given.url!r}"
+    def _wrong(self, given: _Given) -> tuple[str, str] | None:
+        if given.url not in self._urls:
+            return "invalid_url", f"'url' must be one of {', '.join(self._urls)}, not {given.url!r}"
         if given.body.get("stream"):
-            return "'body.stream' is for connections; a batch has whole answers"
+            return "invalid_request", "'body.stream' is for connections; a batch has whole answers"
         if not self._met.add(given.custom_id):
-            return f"'custom_id' {given.custom_id!r} is that of an earlier line"
+            return "duplicate_custom_id", f"'custom_id' {given.custom_id!r} is that of an earlier line"
         return None
 
 

@@ -1,0 +1,167 @@
+"""The service of a server that keeps files and runs batches."""
+
+import asyncio
+import logging
+import secrets
+import time
+import uuid
+from collections.abc import Callable
+from functools import partial
+
+from oscine.api.batches.job import Answered, BatchJob
+from oscine.api.batches.lines import BatchLine, FileInUseError
+from oscine.api.batches.schemas import BatchError, BatchObject, BatchRequest, RequestCounts
+from oscine.api.batches.store import FileStore
+from oscine.api.http.asgi import ASGIApp, Message
+from oscine.api.http.errors import APIError, internal, unavailable
+from oscine.api.http.keys import batch_scope
+from oscine.api.http.rate_limits import KeyUse
+from oscine.api.openai.chat_completions import ChatCompletions
+from oscine.api.openai.completions import Completions
+from oscine.api.responses.endpoint import Responses
+from oscine.api.responses.service import ResponseService
+from oscine.config import Config
+from oscine.types import EngineInfo
+
+logger = logging.getLogger(__name__)
+
+MOST_ACTIVE = 16  # batches of one key that have not ended
+_WINDOW_S = 24 * 3600
+
+
+class BatchService(ResponseService):
+    """A ResponseService that keeps files too. Batches go on when all models have started, and stop before them."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.files = FileStore(config.server.files_dir)
+        self._endpoints: dict[str, ASGIApp] = {
+            "/v1/chat/completions": ChatCompletions(self),
+            "/v1/completions": Completions(self),
+            "/v1/responses": Responses(self),
+        }
+        self._jobs: dict[str, tuple[BatchJob, asyncio.Task[None]]] = {}
+        self._stopped = False
+        self._slots: asyncio.Semaphore | None = None  # for all batches together; made by the first
+
+    async def start(self, on_ready: Callable[[EngineInfo], None] = lambda info: None) -> None:
+        """Raises ValueError when the folder of files cannot be used, and else as ResponseService does."""
+        await self.files.open()
+        await super().start(on_ready)
+        if self.files.is_offered:
+            await self.files.remove_expired(time.time())
+            for owner, batch in await self.files.unfinished():
+                if self._wrong_model(batch.model) is None:  # else it belongs to a server with other models
+                    self._run(batch, owner)
+
+    async def drain(self) -> None:
+        """Batches stop at once: the next server goes on with them."""
+        await self._stop_jobs()
+        await super().drain()
+
+    async def stop(self) -> None:
+        await self._stop_jobs()
+        await super().stop()
+        await self.files.close()
+
+    async def _stop_jobs(self) -> None:
+        self._stopped = True
+        tasks = [task for _, task in self._jobs.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def create_batch(self, request: BatchRequest, owner: str) -> BatchObject:
+        if self._stopped:
+            raise unavailable("The server shuts down and takes no batches.", code="draining")
+        _, active, _ = await self.files.use("batch", owner)
+        if active >= MOST_ACTIVE:
+            message = f"There are {active} batches that have not ended, as many as a key may have."
+            raise APIError(message, status=429, type="rate_limit_error", code="too_many_batches")
+        now = int(time.time())
+        batch = BatchObject(
+            id=f"batch_{secrets.token_hex(16)}",
+            endpoint=request.endpoint,
+            input_file_id=request.input_file_id,
+            created_at=now,
+            expires_at=now + _WINDOW_S,
+            request_counts=RequestCounts(),
+            metadata=request.metadata,
+        )
+        await self.files.put_batch(batch, owner)
+        self._run(batch, owner)
+        return batch
+
+    def job(self, batch_id: str, owner: str) -> BatchJob | None:
+        """The job of a batch that runs in this server."""
+        found = self._jobs.get(batch_id)
+        return found[0] if found is not None and found[0].owner == owner else None
+
+    def is_input(self, file_id: str) -> bool:
+        """Whether a batch that runs in this server reads the file."""
+        return any(job.batch.input_file_id == file_id for job, _ in self._jobs.values())
+
+    def _run(self, batch: BatchObject, owner: str) -> None:
+        places = sum(model.options.scheduler.max_num_seqs for model in self.models)
+        self._slots = self._slots or asyncio.Semaphore(places)
+        job = BatchJob(batch, owner, self.files, partial(self._ask, owner), self._wrong_model)
+        task = asyncio.create_task(self._run_job(job, self._slots, places))
+        self._jobs[batch.id] = (job, task)
+        task.add_done_callback(lambda task: self._jobs.pop(batch.id, None))
+
+    async def _run_job(self, job: BatchJob, slots: asyncio.Semaphore, places: int) -> None:
+        try:
+            await job.run(slots, places)
+        except FileInUseError:
+            logger.info("%s runs in another server", job.batch.id)
+        except Exception as error:
+            logger.exception("%s stops until the server is started again", job.batch.id)
+            if not isinstance(error, OSError | ExceptionGroup):
+                await job.fail(BatchError("server_error", "The server failed while it ran this batch."))
+
+    def _wrong_model(self, name: str | None) -> str | None:
+        try:
+            self.find(name)
+        except APIError as error:
+            return error.message
+        return None
+
+    async def _ask(self, owner: str, line: BatchLine) -> Answered:
+        """Sends a line to its endpoint, without HTTP."""
+        request_id = uuid.uuid4().hex
+        key: KeyUse | None = None
+        if self.keys:
+            key = self.keys.named(owner)
+            if key is None:
+                gone = APIError("The API key of this batch is no longer known.", status=401, code="invalid_api_key")
+                return Answered(401, request_id, gone.body())
+        reply = _Reply(line.body)
+        try:
+            await self._endpoints[line.url](batch_scope(line.url, key), reply.receive, reply.send)
+        except APIError as error:
+            return Answered(error.status, request_id, error.body(), error.headers.get("Retry-After"))
+        except Exception:
+            logger.exception("a line of a batch failed")
+            return Answered(500, request_id, internal().body())
+        return Answered(reply.status, request_id, bytes(reply.body))
+
+
+class _Reply:
+    """Both ends of a request that no client sent."""
+
+    def __init__(self, body: bytes) -> None:
+        self._request: bytes | None = body
+        self.status = 500
+        self.body = bytearray()
+
+    async def receive(self) -> Message:
+        if self._request is None:
+            await asyncio.get_running_loop().create_future()  # there is no client that leaves
+        body, self._request = self._request, None
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+        else:
+            self.body += message.get("body", b"")

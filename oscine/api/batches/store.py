@@ -1,0 +1,192 @@
+"""Files and batches on disk: contents as files of a folder, and a table of what is there.
+
+A key finds its own alone. The table is read and written in a thread of its own, so that the event loop never waits.
+"""
+
+import asyncio
+import contextlib
+import sqlite3
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from oscine.api.batches.schemas import TERMINAL, BatchObject, FileObject
+from oscine.api.http.errors import APIError, unavailable
+
+TEMPORARY = ":temporary:"
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS records (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    kind TEXT NOT NULL,
+    id TEXT NOT NULL UNIQUE,
+    owner TEXT NOT NULL,
+    purpose TEXT NOT NULL,
+    size INTEGER NOT NULL,
+    active INTEGER NOT NULL,  -- a batch that has not ended
+    expires_s REAL,
+    body BLOB NOT NULL
+);
+CREATE INDEX IF NOT EXISTS records_by_owner ON records (kind, owner, number);
+"""
+_PUT = """
+INSERT INTO records (kind, id, owner, purpose, size, active, expires_s, body) VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (id) DO UPDATE SET size = excluded.size, active = excluded.active, body = excluded.body
+"""
+_PAGE = """
+SELECT body FROM records
+WHERE kind = ? AND owner = ? AND (? IS NULL OR purpose = ?)
+AND (? IS NULL OR number {sign} (SELECT number FROM records WHERE id = ?)) ORDER BY number {order} LIMIT ?
+"""
+_WAIT_S = 10.0  # for another server that writes
+T = TypeVar("T")
+_Kind = Literal["file", "batch"]
+
+
+class FileStore:
+    """`open` comes first and `close` last. Other methods raise APIError 503 when the disk fails."""
+
+    def __init__(self, folder: str | None) -> None:
+        """`folder`: TEMPORARY for one that ends with the server; None: no files are kept, and APIError 501 says so."""
+        self._given = folder
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        self._thread = ThreadPoolExecutor(1, "files")
+
+    @property
+    def is_offered(self) -> bool:
+        return self._given is not None
+
+    def check(self) -> None:
+        if not self.is_offered:
+            message = "This server keeps no files, so it has no batches: see --files-dir."
+            raise APIError(message, status=501, type="server_error", code="files_not_offered")
+
+    async def open(self) -> None:
+        """Raises ValueError."""
+        if self._given is None:
+            return
+        try:
+            await self._in(self._open)
+        except (OSError, sqlite3.Error) as error:
+            raise ValueError(f"--files-dir {self._given} cannot be used: {error}") from None
+
+    def _open(self) -> None:
+        if self._given == TEMPORARY:
+            self._temporary = tempfile.TemporaryDirectory(prefix="oscine-files-")
+            self._folder = Path(self._temporary.name)
+        else:
+            self._folder = Path(str(self._given))
+            self._folder.mkdir(0o700, parents=True, exist_ok=True)
+        index = self._folder / "index.db"
+        index.touch(0o600)
+        self._table = sqlite3.connect(index, _WAIT_S, isolation_level=None, check_same_thread=False)
+        self._table.execute("PRAGMA journal_mode = WAL")
+        self._table.executescript(_SCHEMA)
+
+    async def close(self) -> None:
+        if self.is_offered:
+            await self._in(self._close)
+        self._thread.shutdown(wait=False)
+
+    def _close(self) -> None:
+        if hasattr(self, "_table"):
+            self._table.close()
+        if self._temporary is not None:
+            self._temporary.cleanup()
+
+    def path(self, file_id: str) -> Path:
+        """Of the content. `file_id` is one that the store knows or makes."""
+        return self._folder / f"{file_id}.jsonl"
+
+    async def put_file(self, file: FileObject, owner: str) -> None:
+        row = ("file", file.id, owner, file.purpose, file.bytes, 0, file.expires_at, msgspec.json.encode(file))
+        await self._do(self._execute, _PUT, row)
+
+    async def put_batch(self, batch: BatchObject, owner: str) -> None:
+        active = batch.status not in TERMINAL
+        row = ("batch", batch.id, owner, batch.endpoint, 0, int(active), None, msgspec.json.encode(batch))
+        await self._do(self._execute, _PUT, row)
+
+    async def file(self, file_id: str, owner: str) -> FileObject | None:
+        return await self._one("file", file_id, owner, FileObject)
+
+    async def batch(self, batch_id: str, owner: str) -> BatchObject | None:
+        return await self._one("batch", batch_id, owner, BatchObject)
+
+    async def _one(self, kind: _Kind, record_id: str, owner: str, type: type[T]) -> T | None:
+        select = "SELECT body FROM records WHERE kind = ? AND id = ? AND owner = ?"
+        rows = await self._do(self._execute, select, (kind, record_id, owner))
+        return msgspec.json.decode(rows[0][0], type=type) if rows else None
+
+    async def page(
+        self,
+        kind: _Kind,
+        owner: str,
+        type: type[T],
+        limit: int,
+        *,
+        purpose: str | None = None,
+        after: str | None = None,
+        ascending: bool = False,
+    ) -> list[T]:
+        """The newest first, unless `ascending`."""
+        sign, order = (">", "ASC") if ascending else ("<", "DESC")
+        values = (kind, owner, purpose, purpose, after, after, limit)
+        rows = await self._do(self._execute, _PAGE.format(sign=sign, order=order), values)
+        return [msgspec.json.decode(body, type=type) for (body,) in rows]
+
+    async def use(self, kind: _Kind, owner: str) -> tuple[int, int, int]:
+        """How many there are, how many of them are active, and their bytes."""
+        sums = "count(*), coalesce(sum(active), 0), coalesce(sum(size), 0)"
+        select = f"SELECT {sums} FROM records WHERE kind = ? AND owner = ?"
+        ((count, active, size),) = await self._do(self._execute, select, (kind, owner))
+        return count, active, size
+
+    async def unfinished(self) -> list[tuple[str, BatchObject]]:
+        """The batches that have not ended, with their owners, the oldest first."""
+        select = "SELECT owner, body FROM records WHERE kind = 'batch' AND active ORDER BY number"
+        rows = await self._do(self._execute, select, ())
+        return [(owner, msgspec.json.decode(body, type=BatchObject)) for owner, body in rows]
+
+    async def delete_file(self, file_id: str, owner: str) -> bool:
+        """Whether it was there."""
+        return await self._do(self._delete, file_id, owner)
+
+    def _delete(self, file_id: str, owner: str) -> bool:
+        delete = "DELETE FROM records WHERE kind = 'file' AND id = ? AND owner = ?"
+        deleted = self._table.execute(delete, (file_id, owner)).rowcount == 1
+        if deleted:
+            self.path(file_id).unlink(missing_ok=True)
+        return deleted
+
+    async def remove_expired(self, now_s: float) -> None:
+        """Deletes the files whose time is over."""
+        select = "SELECT id, owner FROM records WHERE kind = 'file' AND expires_s < ?"
+        for file_id, owner in await self._do(self._execute, select, (now_s,)):
+            await self.delete_file(file_id, owner)
+
+    def _execute(self, query: str, values: tuple[Any, ...]) -> list[Any]:
+        return self._table.execute(query, values).fetchall()
+
+    async def _do(self, work: Callable[..., T], *args: Any) -> T:
+        self.check()
+        try:
+            return await self._in(work, *args)
+        except (sqlite3.Error, OSError) as error:
+            raise storage_failed(error) from error
+
+    async def _in(self, work: Callable[..., T], *args: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, partial(work, *args))
+
+    def discard(self, file_id: str) -> None:
+        """Removes a content that no record names."""
+        with contextlib.suppress(OSError):
+            self.path(file_id).unlink()
+
+
+def storage_failed(error: Exception) -> APIError:
+    return unavailable(f"The stored files cannot be reached: {error}.", code="storage_unavailable")

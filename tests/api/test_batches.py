@@ -1,5 +1,6 @@
 """/v1/files and /v1/batches with the openai client, in front of real servers, some of which are killed."""
 
+import asyncio
 import json
 import os
 import signal
@@ -16,6 +17,10 @@ import openai
 import pytest
 from openai import OpenAI
 
+from oscine.api.app import create_app
+from oscine.api.batches.schemas import FileObject
+from oscine.api.batches.service import BatchService
+from oscine.config import Config, ServerOptions
 from tests.server import ServerProcess, wait_until
 
 CHAT = "/v1/chat/completions"
@@ -128,6 +133,39 @@ def test_a_file_may_have_an_end(client: OpenAI) -> None:
     assert file.expires_at == file.created_at + 3600
     with pytest.raises(openai.BadRequestError, match="seconds"):
         client.files.create(file=b"{}", purpose="batch", expires_after=expiry | {"seconds": 5})
+
+
+def test_files_whose_time_is_over_are_deleted_but_for_inputs(tmp_path: Path) -> None:
+    async def go() -> None:
+        service = BatchService(Config(server=ServerOptions(files_dir=str(tmp_path))))
+        await service.files.open()
+        for name, expires_at in (
+            ("file-old", 5),
+            ("file-input", 5),
+            ("file-new", int(time.time()) + 100),
+            ("file-plain", None),
+        ):
+            service.files.path(name).touch()
+            file = FileObject(id=name, bytes=1, created_at=1, filename="x", purpose="batch", expires_at=expires_at)
+            await service.files.put_file(file, "me")
+        service.is_input = lambda file_id: file_id == "file-input"  # type: ignore[method-assign]
+        await service.remove_expired()
+        await service.files.close()
+
+    asyncio.run(go())
+    assert {path.stem for path in tmp_path.glob("*.jsonl")} == {"file-input", "file-new", "file-plain"}
+
+
+def test_a_server_without_a_folder_says_that_it_keeps_no_files() -> None:
+    async def go() -> int:
+        app = create_app(BatchService(Config()))
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+            answers = [await client.get("/v1/files"), await client.get("/v1/batches/x")]
+            answers.append(await client.post("/v1/files", files={"file": b"{}"}, data={"purpose": "batch"}))
+        assert {answer.json()["error"]["code"] for answer in answers} == {"files_not_offered"}
+        return max(answer.status_code for answer in answers)
+
+    assert asyncio.run(go()) == 501
 
 
 def test_uploads_that_are_wrong_are_named(client: OpenAI, fake_server: ServerProcess) -> None:

@@ -1,11 +1,12 @@
 """/v1/files and /v1/batches, as OpenAI has them."""
 
 import secrets
+import sys
 import time
 from collections.abc import AsyncIterator
 from typing import Any, TypeVar
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, Response
 
 from oscine.api.batches.schemas import (
@@ -19,7 +20,9 @@ from oscine.api.batches.schemas import (
     FilesQuery,
 )
 from oscine.api.batches.service import BatchService
+from oscine.api.batches.store import storage_failed
 from oscine.api.batches.upload import Upload, read_upload
+from oscine.api.http.asgi import ClientLeftError
 from oscine.api.http.body import json_response, read_body
 from oscine.api.http.errors import APIError, invalid, not_found
 from oscine.api.http.keys import Caller
@@ -39,6 +42,7 @@ class Files:
 
     async def create(self, request: Request) -> Response:
         self._store.check()
+        await self._service.remove_expired()
         owner, options = _owner(request), self._service.config.server
         count, _, used = await self._store.use("file", owner)
         if count >= MOST_FILES or used >= options.files_max_bytes:
@@ -51,19 +55,24 @@ class Files:
             upload = await read_upload(content_type, self._pieces(request), self._store.path(file_id), limit)
             file = _made(file_id, upload)
             await self._store.put_file(file, owner)
-        except BaseException:
+        except BaseException as error:
             self._store.discard(file_id)
+            if isinstance(error, OSError):
+                raise storage_failed(error) from error
             raise
         return json_response(file)
 
     async def _pieces(self, request: Request) -> AsyncIterator[bytes]:
         """The body. Its memory is given back at once, because it goes to the disk."""
         record = current.get()
-        async for piece in request.stream():
-            yield piece
-            if record is not None:
-                self._service.bodies.give_back(record.held_bytes)
-                record.held_bytes = 0
+        try:
+            async for piece in request.stream():
+                yield piece
+                if record is not None:
+                    self._service.bodies.give_back(record.held_bytes)
+                    record.held_bytes = 0
+        except ClientDisconnect:
+            raise ClientLeftError from None
 
     async def list(self, request: Request) -> Response:
         query = read_query(request.query_params, FilesQuery)
@@ -98,7 +107,7 @@ class Files:
     async def _found(self, request: Request) -> FileObject:
         file_id = request.path_params["id"]
         file = await self._store.file(file_id, _owner(request))
-        if file is None or not self._store.path(file_id).exists():
+        if file is None or (file.expires_at or sys.maxsize) < time.time():
             raise _no_file(file_id)
         return file
 

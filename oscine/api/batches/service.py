@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 
 from oscine.api.batches.job import Answered, BatchJob
-from oscine.api.batches.lines import BatchLine, FileInUseError
+from oscine.api.batches.lines import BatchFileError, BatchLine, FileInUseError
 from oscine.api.batches.schemas import BatchError, BatchObject, BatchRequest, RequestCounts
 from oscine.api.batches.store import FileStore
 from oscine.api.http.asgi import ASGIApp, Message
@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 MOST_ACTIVE = 16  # batches of one key that have not ended
 _WINDOW_S = 24 * 3600
+_PAUSE_S = 60.0  # after a failure of the server itself
 
 
 class BatchService(ResponseService):
@@ -49,7 +50,6 @@ class BatchService(ResponseService):
         await self.files.open()
         await super().start(on_ready)
         if self.files.is_offered:
-            await self.files.remove_expired(time.time())
             for owner, batch in await self.files.unfinished():
                 if self._wrong_model(batch.model) is None:  # else it belongs to a server with other models
                     self._run(batch, owner)
@@ -97,6 +97,12 @@ class BatchService(ResponseService):
         found = self._jobs.get(batch_id)
         return found[0] if found is not None and found[0].owner == owner else None
 
+    async def remove_expired(self) -> None:
+        """Deletes the files whose time is over, but for inputs of batches that run."""
+        for file_id, owner in await self.files.expired(time.time()):
+            if not self.is_input(file_id):
+                await self.files.delete_file(file_id, owner)
+
     def is_input(self, file_id: str) -> bool:
         """Whether a batch that runs in this server reads the file."""
         return any(job.batch.input_file_id == file_id for job, _ in self._jobs.values())
@@ -110,14 +116,19 @@ class BatchService(ResponseService):
         task.add_done_callback(lambda task: self._jobs.pop(batch.id, None))
 
     async def _run_job(self, job: BatchJob, slots: asyncio.Semaphore, places: int) -> None:
-        try:
-            await job.run(slots, places)
-        except FileInUseError:
-            logger.info("%s runs in another server", job.batch.id)
-        except Exception as error:
-            logger.exception("%s stops until the server is started again", job.batch.id)
-            if not isinstance(error, OSError | ExceptionGroup):
-                await job.fail(BatchError("server_error", "The server failed while it ran this batch."))
+        """Until the batch has ended. A failure, such as a full disk, is tried again: what was answered is kept."""
+        while True:
+            try:
+                return await job.run(slots, places)
+            except FileInUseError:
+                logger.info("%s runs in another server", job.batch.id)
+                return None
+            except BatchFileError:
+                logger.exception("%s has lost a file", job.batch.id)
+                return await job.fail(BatchError("invalid_file", "A file of the batch was deleted."))
+            except Exception:
+                logger.exception("%s goes on after a pause", job.batch.id)
+                await asyncio.sleep(_PAUSE_S)
 
     def _wrong_model(self, name: str | None) -> str | None:
         try:

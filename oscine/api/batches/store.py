@@ -163,11 +163,10 @@ class FileStore:
             self.path(file_id).unlink(missing_ok=True)
         return deleted
 
-    async def remove_expired(self, now_s: float) -> None:
-        """Deletes the files whose time is over."""
+    async def expired(self, now_s: float) -> list[tuple[str, str]]:
+        """The files whose time is over, with their owners."""
         select = "SELECT id, owner FROM records WHERE kind = 'file' AND expires_s < ?"
-        for file_id, owner in await self._do(self._execute, select, (now_s,)):
-            await self.delete_file(file_id, owner)
+        return await self._do(self._execute, select, (now_s,))
 
     def _execute(self, query: str, values: tuple[Any, ...]) -> list[Any]:
         return self._table.execute(query, values).fetchall()

@@ -308,7 +308,9 @@ def test_keys_see_their_own_and_have_limits(tmp_path: Path, model_folder: Path) 
         with pytest.raises(openai.APIStatusError) as caught:
             other.files.create(file=b"x" * 999, purpose="batch")
         assert caught.value.status_code == 413
-        assert len([*tmp_path.glob("*.jsonl")]) == 4, "what was refused leaves nothing"
+        files = [*tmp_path.glob("*.jsonl")]
+        assert len(files) == 4, "what was refused leaves nothing"
+        assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
         for client in (one, other):
             client.close()
 

@@ -52,7 +52,7 @@ class Files:
         file_id = f"file-{secrets.token_hex(16)}"
         content_type = request.headers.get("content-type", "").encode("latin-1")
         try:
-            upload = await read_upload(content_type, self._pieces(request), self._store.path(file_id), limit)
+            upload = await read_upload(content_type, self._pieces(request), self._store.new(file_id), limit)
             file = _made(file_id, upload)
             await self._store.put_file(file, owner)
         except BaseException as error:

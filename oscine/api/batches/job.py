@@ -43,7 +43,7 @@ class BatchJob:
         """Raises FileInUseError if another server runs the batch."""
         with ExitStack() as opened:
             output, errors = [
-                await asyncio.to_thread(opened.enter_context, BatchOutput.open(self._store.path(self._id(kind))))
+                await asyncio.to_thread(opened.enter_context, BatchOutput.open(self._store.new(self._id(kind))))
                 for kind in ("output", "error")
             ]
             if self.batch.status == "validating":

@@ -102,6 +102,12 @@ class FileStore:
         """Of the content. `file_id` is one that the store knows or makes."""
         return self._folder / f"{file_id}.jsonl"
 
+    def new(self, file_id: str) -> Path:
+        """The path of a content that may be there already. Only the server's user can read it."""
+        path = self.path(file_id)
+        path.touch(0o600)
+        return path
+
     async def put_file(self, file: FileObject, owner: str) -> None:
         row = ("file", file.id, owner, file.purpose, file.bytes, 0, file.expires_at, msgspec.json.encode(file))
         await self._do(self._execute, _PUT, row)

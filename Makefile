@@ -19,18 +19,20 @@ unexport PYTHONDONTWRITEBYTECODE  # else each of the many processes of a test ru
 PLUGINS := -p xdist -p pytest_timeout -p _hypothesis_pytestplugin
 
 EXTRAS  :=
+# pip would compile on one core, at the end, and also code that is never imported. Some packages hold templates that are
+# not Python.
 UNUSED  := tests|torch/(_inductor|testing/_internal|_vendor)|ray/(data|llm|rllib|train|tune)|transformers/models|sympy/physics
 UNUSED  := /($(UNUSED)|fontTools|fsspec|graphql|mypy|mypyc|networkx|pip|pyasn1_modules|pygments/lexers|setuptools)/
 COMPILE := $(BIN)/python -m compileall -qq -x '$(UNUSED)' $(VENV)/lib
-# All extras in one go: each call of pip builds and resolves the project anew. pip would compile on one core, at the end, and
-# also code that is never imported. So torch is compiled while pip asks for the rest. Some packages hold templates that are
-# not Python.
+KERNELS := $(BIN)/python -c 'from oscine.ops.native import library; library.unavailable()' 2>/dev/null
+BESIDE  := $(KERNELS)
+# All extras in one go: each call of pip resolves the project anew. On the other core, the project is built while torch is
+# installed. Then torch is imported for the first time, which compiles what it imports, and the C kernels are compiled.
 define install
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(INSTALL) 'pip==25.*'  # resolves in half the time of the pip that Python 3.11 brings; 26 warns of each editable package
-	$(INSTALL) torch
-	$(COMPILE) & $(INSTALL) -e '.$(EXTRAS)'; status=$$?; wait; exit $$status
-	$(COMPILE) -j 0 || true
+	$(INSTALL) 'pip==25.*' 'setuptools>=77'  # resolves in half the time of Python 3.11's; 26 warns of each editable package
+	$(INSTALL) torch & $(INSTALL) --no-deps --no-build-isolation -e . && wait $$!
+	($(BESIDE)) & $(INSTALL) 'oscine$(EXTRAS)'; status=$$?; wait; exit $$status
 endef
 
 .PHONY: demo serve test conformance clients browser screenshot check eval eval-tools soak attack chaos bench bench-edge cluster-chaos cluster-bench cluster-demo cluster-ramp cluster-rollout cluster-sessions cluster-transfer dynamo-test image image-test manifests docs notebook wheel wheel-test clean
@@ -40,8 +42,10 @@ $(BASE): pyproject.toml constraints.txt
 	touch $@
 
 $(TEST): EXTRAS := [test,cluster]
+$(TEST): BESIDE = $(KERNELS); $(COMPILE)
 $(TEST): pyproject.toml constraints.txt
 	$(install)
+	$(COMPILE) -j 0 || true  # once, not in each worker
 	$(BIN)/python -c 'import triton' 2>/dev/null || $(INSTALL) triton==3.6.0  # torch for GPUs has its own
 	touch $(BASE) $@
 

@@ -1,11 +1,13 @@
 """A real cluster from the command line: models, roles, status, an update, a model that cannot start, the end."""
 
+import json
 import os
 import stat
 import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
@@ -48,9 +50,15 @@ def cluster(cluster_command: CommandLine) -> CommandLine:
 
 
 @pytest.fixture(scope="module")
-def api(cluster: CommandLine) -> Iterator[openai.OpenAI]:
+def status(cluster: CommandLine) -> dict[str, Any]:
+    """As soon as the cluster is up."""
+    return cluster.status()
+
+
+@pytest.fixture(scope="module")
+def api(status: dict[str, Any]) -> Iterator[openai.OpenAI]:
     """The same ingress, whatever models come and go."""
-    with openai.OpenAI(base_url=f"{cluster.status()['url']}/v1", api_key="none", max_retries=0) as client:
+    with openai.OpenAI(base_url=f"{status['url']}/v1", api_key="none", max_retries=0) as client:
         yield client
 
 
@@ -60,8 +68,8 @@ def ask(api: openai.OpenAI, model: str) -> str:
     return answer.choices[0].message.content or ""
 
 
-def replicas(cluster: CommandLine) -> dict[str, str]:
-    return {replica["replica"]: replica["model"] for replica in cluster.status()["snapshot"]["replicas"]}
+def replicas(status: dict[str, Any]) -> dict[str, str]:
+    return {replica["replica"]: replica["model"] for replica in status["snapshot"]["replicas"]}
 
 
 def test_a_model_answers_by_each_of_its_names(api: openai.OpenAI) -> None:
@@ -101,9 +109,9 @@ def test_nothing_of_it_listens_on_a_network(cluster: CommandLine, api: openai.Op
     assert {ip for pid, ip in listening if not (pid in actors and ip == "::")} == {"127.0.0.1"}
 
 
-def test_the_key_is_shown_nowhere(cluster: CommandLine) -> None:
+def test_the_key_is_shown_nowhere(cluster: CommandLine, status: dict[str, Any]) -> None:
     folder = Path(cluster.ray()["folder"])
-    assert KEY not in cluster.run("status", "--json").stdout
+    assert KEY not in json.dumps(status)
     assert not any(KEY in argument for process in cluster.processes() for argument in process.cmdline())
     logs = [path for path in folder.rglob("*") if path.is_file() and (path.suffix in {".log", ".out", ".err"})]
     assert logs
@@ -142,9 +150,8 @@ def test_one_scrape_shows_the_whole_cluster(api: openai.OpenAI) -> None:
     assert total(found, "oscine:router_requests_placed_total", model_name="nano") >= 1
 
 
-def test_updates(cluster: CommandLine, api: openai.OpenAI) -> None:
+def test_updates(cluster: CommandLine, status: dict[str, Any], api: openai.OpenAI) -> None:
     """Another model comes; one that cannot start is told in one line and disturbs nobody; both go."""
-    before = replicas(cluster)
     assert cluster.up(FIRST + FAKE).returncode == 0
     assert {model.id for model in api.models.list()} == {"nano", "small", "fake"}
     assert ask(api, "fake")
@@ -158,7 +165,7 @@ def test_updates(cluster: CommandLine, api: openai.OpenAI) -> None:
     assert cluster.up(FIRST).returncode == 0
     with pytest.raises(openai.NotFoundError):
         ask(api, "fake")
-    assert replicas(cluster) == before  # what did not change went on
+    assert replicas(cluster.status()) == replicas(status)  # what did not change went on
 
 
 def test_down_leaves_nothing(cluster: CommandLine) -> None:

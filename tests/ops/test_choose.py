@@ -110,10 +110,6 @@ def interpret_ranks() -> None:
     check_ranks(made["nothing"].bfloat16(), nothing_NH, batch(1, CPU, greedy=True), 2)
 
 
-def interpret_no_choice() -> None:
-    check_no_choice(heads(300, HIDDEN)["nothing"].bfloat16())
-
-
 def interpret_choices() -> None:
     for name, weight_VH in heads(1100, HIDDEN).items():
         for num_rows, greedy in ((3, False), (4, True)) if name == "nothing" else ((5, False), (4, True)):
@@ -134,6 +130,7 @@ def interpret_choices() -> None:
     for name, weight_VH in heads(300, HIDDEN).items():
         check_bounds(name, weight_VH, activations(9, weight_VH))
     check_bounds("conspiring", *conspiring(HIDDEN), tight=True)
+    check_no_choice(heads(300, HIDDEN)["nothing"].bfloat16())
 
 
 def check_no_choice(weight_VH: Tensor) -> None:
@@ -174,21 +171,18 @@ def check_bounds(name: str, weight_VH: Tensor, x_NH: Tensor, *, tight: bool = Fa
         assert (rough_NV.argmax(1) != exact_NV.argmax(1)).any()
 
 
-def test_a_row_of_no_numbers_has_no_token() -> None:
-    run_gluon(interpret_no_choice)
-
-
 @pytest.mark.gpu
 def test_a_row_of_no_numbers_has_no_token_on_a_gpu() -> None:
     check_no_choice(heads(20_000, 2880)["nothing"].bfloat16().cuda())
 
 
+def interpret_all() -> None:
+    interpret_choices()
+    interpret_ranks()
+
+
 def test_interpreted_choices() -> None:
-    run_gluon(interpret_choices)
-
-
-def test_interpreted_choices_of_ranks() -> None:
-    run_gluon(interpret_ranks)
+    run_gluon(interpret_all)
 
 
 def test_what_cannot_be_screened_is_chosen_among_all_logits() -> None:

@@ -40,10 +40,15 @@ def num_threads(request: pytest.FixtureRequest) -> Iterator[int]:
     library().oscine_set_num_threads(torch.get_num_threads())
 
 
-ODD_HEADS = [AttentionCase(f"heads of {dim}", ((1, 40), (7, 20)), head_dim=dim) for dim in (4, 20)]
+OWN_CASES = (
+    *(AttentionCase(f"heads of {dim}", ((1, 40), (7, 20)), head_dim=dim) for dim in (4, 20)),
+    AttentionCase("a query has more heads than a task", ((1, 70), (3, 70)), 80, 2, head_dim=16),
+    AttentionCase("pages of several blocks, and a window", ((1, 300), (90, 290)), page_size=160, window=70),
+    AttentionCase("pages smaller than a vector", ((1, 30), (9, 13)), page_size=4, head_dim=8),
+)
 
 
-@pytest.mark.parametrize("case", [*ATTENTION_CASES, *ODD_HEADS], ids=lambda case: case.why)
+@pytest.mark.parametrize("case", [*ATTENTION_CASES, *OWN_CASES], ids=lambda case: case.why)
 def test_attention(case: AttentionCase) -> None:
     inputs = attention_inputs(case, CPU, torch.float32)
     arguments = inputs.q_TQD, inputs.kv_pages, inputs.batch, inputs.group, inputs.sinks_Q, case.window

@@ -23,6 +23,7 @@ from .engine_pair import check_pages
 from .harness import PAGE, Run
 
 PAGE_BYTES = 8 * PAGE
+STEP_S = 0.001  # by the clock of copies; by that of the loop a step takes a second
 
 
 class LatePool:
@@ -101,7 +102,7 @@ class OffloadRun(Run):
             step_tokens=self.setting.max_num_batched_tokens,
             disk_bytes=self.disk_bytes,
             report=self.said.append,
-            clock=lambda: self.now,
+            clock=lambda: self.now * STEP_S,
         )
         self.offload.announce()
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from oscine.types import GenerationRequest, SamplingParams
 
 from .harness import PAGE, Setting
-from .offload_run import PAGE_BYTES, OffloadRun
+from .offload_run import PAGE_BYTES, STEP_S, OffloadRun
 
 SMALL = Setting(num_full_pages=12, num_sliding_pages=14, max_num_batched_tokens=32, overlap=True, lazy=True)
 
@@ -139,6 +139,23 @@ def test_pages_do_not_come_back_where_computing_is_quicker() -> None:
     assert run.loop.stats().offload_host_hits == 0
 
 
+@pytest.mark.parametrize("is_copying", [False, True])
+def test_pages_that_do_not_come_in_time_are_computed(is_copying: bool) -> None:
+    run = OffloadRun(SMALL)
+    run.ask("a", prompt(100))
+    run.evict()
+    run.add("b", prompt(100))
+    if is_copying:
+        while run.offload._returns[0].loading is None:
+            run.loop.step()
+    run.now += 1e6 / STEP_S
+    run.loop.step()
+    assert run.offload.requests == []
+    run.finish()
+    assert run.cached("b") == 0
+    assert run.loop.stats().offload_host_hits == 0
+
+
 def test_a_tier_that_is_refused_is_tried_again_in_the_end() -> None:
     run = OffloadRun(replace(SMALL, prefix_caching=True))
     run.ask("a", prompt(100))
@@ -246,7 +263,7 @@ def test_a_full_disk_ends_writing_for_a_while_and_nothing_else(tmp_path: Path, m
         assert "No space left on device" in run.said[0]
         assert run.files() == []
         assert os.listdir(run.files.__self__.store._files.folder) == ["lock"]  # type: ignore[union-attr]
-    run.now += 100.0
+    run.now += 100.0 / STEP_S
     run.ask("later", prompt(20, 9))
     assert run.loop.stats().offload_disk_pages > 0
 

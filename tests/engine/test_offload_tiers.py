@@ -60,9 +60,9 @@ def plan(*tokens: int) -> StepPlan:
     return StepPlan(0, [], [ScheduledSequence(i, 0, count, True, []) for i, count in enumerate(tokens)])
 
 
-def test_pages_come_back_where_that_takes_less_time_than_their_tokens() -> None:
+def test_rates_say_how_long_copies_and_tokens_take() -> None:
     rates = Rates()
-    assert rates.gain_s(64, rates.load_s(1000, 1000)) == inf
+    assert rates.compute_s(64) == inf
     rates.note_step(plan(1, 1, 1), 9.0)  # decode says nothing about prompts
     rates.note_step(plan(10, *[1] * 20), 9.0)
     assert rates.token.per_unit == 0
@@ -70,13 +70,19 @@ def test_pages_come_back_where_that_takes_less_time_than_their_tokens() -> None:
     assert rates.token.per_unit == pytest.approx(1e-3)
     rates.host.note(1.0, 1e6)
     rates.disk.note(1.0, 1e5)
-    assert rates.gain_s(100, rates.load_s(50_000, 0)) == pytest.approx(0.05, abs=0.002)
-    assert rates.gain_s(100, rates.load_s(50_000, 10_000)) < 0
+    assert rates.compute_s(100) == pytest.approx(0.1)
+    assert rates.load_s(50_000, 0) == pytest.approx(0.05, abs=0.002)
+    assert rates.load_s(50_000, 10_000) == pytest.approx(0.15, abs=0.002)
 
 
 def test_a_rate_follows_recent_measurements() -> None:
     rate = Rate()
+    assert rate.per_unit == 0
+    rate.assume(3.0, 1.0)
+    assert rate.per_unit == 3.0
     rate.note(10.0, 1.0)
+    rate.assume(3.0, 1.0)
+    assert rate.per_unit == 10.0
     for _ in range(40):
         rate.note(1.0, 1.0)
     assert rate.per_unit == pytest.approx(1.0, rel=0.01)

@@ -63,6 +63,8 @@ class _Return:
 
     arrival: Arrival
     estimate_s: float
+    asked_s: float
+    end_s: float  # when it would have been computed, had it been queued at once
     loading: _Loading | None = None
 
     @property
@@ -185,15 +187,16 @@ class Offload:
         num_pages = (len(request.token_ids) - 1) // self._cache.page_size
         waiting_s = sum(one.estimate_s for one in self._returns)
         found: list[tuple[float, _Return]] = []
-        longest = num_cached
+        longest, now_s = num_cached, self._clock()
         for tiers in ((self.host,), (self.host, self.disk)):
             known = [_Known(index.digests(group), group, tiers) for group in range(len(groups))]
             length, _ = usable_pages(groups, known, request.digests[:num_pages])
             if length > longest:
                 longest, arrival = length, Arrival(request, request.digests[:length])
                 load_s = self.rates.load_s(*self._bytes(arrival))
-                num_tokens = (length - num_cached) * self._cache.page_size
-                found.append((self.rates.gain_s(num_tokens, waiting_s + load_s), _Return(arrival, load_s)))
+                compute_s = self.rates.compute_s((length - num_cached) * self._cache.page_size)
+                one = _Return(arrival, load_s, now_s, now_s + compute_s)
+                found.append((compute_s - waiting_s - load_s, one))
         gain_s, best = max(found, key=lambda one: one[0], default=(0.0, None))
         if gain_s > 0:
             return best
@@ -277,6 +280,9 @@ class Offload:
             if one.loading is not None:
                 self._look(one, one.loading)
                 continue
+            if self._clock() > one.end_s:
+                self._fail(one)
+                continue
             if arrival.hold is None and has_room and not self._arrivals.is_coming(arrival):
                 has_room = self._arrivals.take_pages(arrival, fence, reserve)
             if arrival.hold is not None and num_ended >= arrival.fence:
@@ -309,6 +315,8 @@ class Offload:
     def _look(self, one: _Return, loading: _Loading) -> None:
         state = loading.state
         if state == "running":
+            if self._clock() > one.end_s:
+                self._miss(one, loading)
             return
         self._unpin(loading)
         if state == "failed":
@@ -326,6 +334,15 @@ class Offload:
         for key in loading.host_keys:
             if key in self.host:
                 self.host.demote(key)
+
+    def _miss(self, one: _Return, loading: _Loading) -> None:
+        """The copy has taken as long as the tokens would have: computing them now costs at most as much again."""
+        took_s = self._clock() - one.asked_s
+        for rate, job in ((self.rates.host, loading.host), (self.rates.disk, loading.disk)):
+            if job.num_bytes and job.state == "running":
+                rate.note(took_s, job.num_bytes)
+        self._counters.offload_declined += 1
+        self._fail(one)
 
     def _count(self, loading: _Loading) -> None:
         counters = self._counters
@@ -430,6 +447,7 @@ class Offload:
                 self._let_write(key)
         self._counters.offload_saved_pages += len(saved)
         self._counters.offload_save_s += saving.job.seconds
+        self.rates.host.assume(saving.job.seconds, saving.job.num_bytes)
         self._tell(saved, "CPU")
 
     def _evicted(self, group: int, page: int) -> None:
@@ -480,6 +498,7 @@ class Offload:
             self._retry_s = self._clock() + _RETRY_S
             self._report(f"KV offload: no page is written for {_RETRY_S:g} s: {writing.job.error}")
             return
+        self.rates.disk.assume(writing.job.seconds, writing.job.num_bytes)
         self.disk.complete(writing.number, writing.keys)
         self._tell(writing.keys, "DISK")
         for key in writing.keys:

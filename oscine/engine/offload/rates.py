@@ -12,14 +12,18 @@ _DISCOUNT = 0.95  # of a tier that was refused, so that it is tried again after 
 
 @dataclass(slots=True)
 class Rate:
-    """Seconds per unit, over recent measurements; 0 before the first."""
+    """Seconds per unit, over recent measurements; before the first, what is assumed, or 0."""
 
     _seconds: float = 0.0
     _units: float = 0.0
+    _assumed: float = 0.0
 
     @property
     def per_unit(self) -> float:
-        return self._seconds / self._units if self._units else 0.0
+        return self._seconds / self._units if self._units else self._assumed
+
+    def assume(self, seconds: float, units: float) -> None:
+        self._assumed = seconds / units
 
     def note(self, seconds: float, units: float) -> None:
         self._seconds = _KEPT * self._seconds + seconds
@@ -27,6 +31,7 @@ class Rate:
 
     def discount(self) -> None:
         self._seconds *= _DISCOUNT
+        self._assumed *= _DISCOUNT
 
 
 @dataclass(slots=True)
@@ -45,7 +50,7 @@ class Rates:
     def load_s(self, host_bytes: int, disk_bytes: int) -> float:
         return _OVERHEAD_S + host_bytes * self.host.per_unit + disk_bytes * self.disk.per_unit
 
-    def gain_s(self, num_tokens: int, load_s: float) -> float:
-        """Seconds that are saved if so many tokens are not computed; before a prompt was computed, a lot."""
+    def compute_s(self, num_tokens: int) -> float:
+        """Of so many tokens of a prompt; before one was computed, for ever."""
         per_token = self.token.per_unit
-        return num_tokens * per_token - load_s if per_token else inf
+        return num_tokens * per_token if per_token else inf

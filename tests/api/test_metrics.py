@@ -61,6 +61,18 @@ def test_the_names_dashboards_know(scripted: ScriptedServer) -> None:
         assert f"vllm:{older}" in names
 
 
+PROMETHEUS_2 = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
+PROMETHEUS_3 = "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,text/plain;version=0.0.4;q=0.3"
+UNDERSCORES = "text/plain;version=1.0.0;escaping=underscores"
+
+
+@pytest.mark.parametrize("accept", [PROMETHEUS_2, PROMETHEUS_3, UNDERSCORES, "text/plain", "*/*", ""])
+def test_names_are_the_same_in_each_format(scripted: ScriptedServer, accept: str) -> None:
+    answer = scripted.get("/metrics", {"Accept": accept})
+    assert "\noscine:num_requests_running{" in answer.text
+    assert ("# EOF" in answer.text) == answer.headers["Content-Type"].startswith("application/openmetrics-text")
+
+
 def test_requests_are_counted_by_how_they_end(scripted: ScriptedServer) -> None:
     scripted.says("hello", size=1, finish="length")
     scripted.chat(n=2)

@@ -4,6 +4,7 @@ This module has the metrics of HTTP requests; sequence_metrics has those of sequ
 """
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
@@ -51,6 +52,15 @@ def _alias(family: Metric, name: str) -> Metric:
         for sample in family.samples
     ]
     return alias
+
+
+def _unescaped(accept: str) -> str:
+    """The same formats without an escape of names, as all names are valid in each format.
+
+    The library would write `_` for the colon of a name in OpenMetrics, which Prometheus 2 asks for.
+    """
+    kinds = (re.sub(r";\s*escaping=[^;]*", "", kind) for kind in accept.split(","))
+    return ",".join(f"{kind};escaping=allow-utf-8" for kind in kinds)
 
 
 class Metrics:
@@ -115,5 +125,6 @@ class Metrics:
     async def encoded(self, accept: str) -> tuple[bytes, str]:
         """All samples in a format that the client accepts, and the type of that format."""
         await asyncio.gather(*(refresh() for refresh in self._refreshes))
-        encode, content_type = choose_encoder(accept)
+        _, content_type = choose_encoder(accept)
+        encode, _ = choose_encoder(_unescaped(accept))
         return encode(self), content_type

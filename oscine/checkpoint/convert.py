@@ -56,7 +56,7 @@ def convert(
                 bar.update(sum(specs[name].num_bytes for name in names))
                 continue
             _write(target / file, dict(_tensors(source, names, bar)))
-            state["errors"] |= {name: [e.difference, e.values] for name, e in _errors(opened.source).items()}
+            state["errors"] |= {name: [e.difference, e.values] for name, e in _errors(source).items()}
             (target / _STATE).write_text(json.dumps(state))
     _finish(target, opened, opened.tokenizer, shards, total)
     return {name: QuantizationError(*sums) for name, sums in state["errors"].items()}
@@ -102,7 +102,7 @@ def _tensors(source: TensorSource, names: list[str], bar: "tqdm[Any]") -> Iterat
 
 
 def _errors(source: TensorSource) -> Errors:
-    return source.errors if isinstance(source, Checkpoint) else {}
+    return source.errors if isinstance(source, Checkpoint | LoraSource) else {}
 
 
 def _write(path: Path, tensors: dict[str, Tensor]) -> None:

@@ -58,6 +58,11 @@ class Checkpoint:
         tensor = self._stored(EMBEDDING if name == HEAD and name not in self._file_of else name)
         return tensor if tensor.dtype == torch.uint8 else tensor.bfloat16()
 
+    def floats(self, matrix: str) -> Tensor | None:
+        """A matrix of experts as it is stored in floats, [experts, out, in]; None if it is stored as published."""
+        stored = matrix_of(f"{matrix}_blocks", self._file_of)
+        return None if stored is None else self._stored(stored).mT
+
     def _stored(self, name: str) -> Tensor:
         tensor: Tensor = self._file_of[name].get_tensor(name)
         return tensor

@@ -2,14 +2,10 @@
 
 from collections.abc import Iterator
 
-import torch
-
 from oscine.checkpoint.opened import PUBLISHED
-from oscine.config import STREAMED_TOKENS, EngineOptions, ModelOptions, SchedulerOptions
-from oscine.executor.kv.memory import DeviceMemory, MemoryPlan, OnHost, WeightBytes, leave_on_host, plan_memory
-from oscine.executor.start.load import _tensor_bytes
-from oscine.model.weights import Shard
-from oscine.ops.choose.screened import prepared_bytes
+from oscine.config import Config
+from oscine.executor.kv.memory import DeviceMemory, MemoryPlan
+from oscine.executor.start.fit import plan_on_gpus
 
 GIB = 1 << 30
 IN_USE = GIB // 2  # by the system and the CUDA context, before the model is loaded
@@ -30,24 +26,8 @@ RANKS = (1, 2, 4, 8)
 
 def plan(model: str, gib: int, num_ranks: int, on_host: str | None = None) -> MemoryPlan:
     """Of each of the ranks. Raises ValueError where the model does not fit."""
-    most = STREAMED_TOKENS if on_host else SchedulerOptions().max_num_batched_tokens
-    options = EngineOptions(
-        ModelOptions(experts_on_host=on_host), scheduler=SchedulerOptions(max_num_batched_tokens=most)
-    )
-    shard = Shard.of_everything(0, num_ranks)
-    published = PUBLISHED[model]()
-    config = shard.config(published)
-    sizes = _tensor_bytes(shard.specs(published), torch.bfloat16)
-    experts = [0] * config.num_hidden_layers
-    for name, size in sizes.items():
-        if name.endswith(("_blocks", "_scales")):
-            experts[int(name.split(".")[2])] += size
-    head = prepared_bytes(*shard.specs(published)["lm_head.weight"].shape)
-    weights = WeightBytes(sum(sizes.values()) + head, sizes["model.embed_tokens.weight"], experts)
-    groups = published.kv_groups(options.cache.page_size, "bfloat16", num_ranks)
-    gpu = DeviceMemory(gib * GIB, gib * GIB - IN_USE)
-    kept = leave_on_host(published, groups, options, weights, 2, gpu) if num_ranks == 1 else OnHost()
-    return plan_memory(config, groups, options, weights.total - kept.total, 2, gpu, on_host=kept)
+    options = Config.of({} if on_host is None else {"experts-on-host": on_host}).engine
+    return plan_on_gpus(PUBLISHED[model](), options, DeviceMemory(gib * GIB, gib * GIB - IN_USE), num_ranks)
 
 
 def cell(model: str, gib: int, num_ranks: int) -> str:

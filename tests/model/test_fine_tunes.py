@@ -258,13 +258,41 @@ def test_an_adapter_is_merged(floats: Path, tmp_path: Path) -> None:
     assert same(before, after)
 
 
+EXPERTS = "model.layers.2.mlp.experts"
+
+
+@pytest.mark.parametrize("in_floats", [False, True])
+def test_an_adapter_of_experts_is_merged(floats: Path, tmp_path: Path, in_floats: bool) -> None:
+    """In PEFT's form: ranks of an expert are rows beside each other in A, and every fifth column in B."""
+    base = floats
+    if not in_floats:
+        convert(options_of(floats), tmp_path / "base", quiet=True)
+        base = tmp_path / "base"
+    gate_up = torch.randn(10, 96) * 0.1, torch.randn(320, 10) * 0.1
+    down = torch.randn(10, 160) * 0.1, torch.randn(96, 10) * 0.1
+    adapter = write_adapter(tmp_path / "adapter", {f"{EXPERTS}.base_layer": gate_up, EXPERTS: down})
+    errors = convert(options_of(base), tmp_path / "out", lora=adapter, quiet=True)
+    assert errors.keys() >= {f"{EXPERTS}.gate_up_proj", f"{EXPERTS}.down_proj"}
+    before, after = values_of(*opened(base)), values_of(*opened(tmp_path / "out"))
+    for matrix, (a, b) in (("gate_up_proj", gate_up), ("down_proj", down)):
+        delta = torch.einsum("ore,eri->eoi", b.reshape(len(b), 2, 5), a.reshape(5, 2, -1))
+        name = f"{EXPERTS}.{matrix}"
+        stored = load_file(base / SINGLE)[name].float().mT if in_floats else before[name]
+        expected = stored + 3 * delta
+        assert (after.pop(name) - expected).norm() < 0.12 * expected.norm()
+        del before[name]
+    assert same(before, after)
+
+
 @pytest.mark.parametrize(
     ("module", "shapes", "more", "message"),
     [
-        (QUERY, ((2, 96), (500, 2)), {}, "not two factors of it"),
-        ("model.layers.9.self_attn.q_proj", ((2, 96), (512, 2)), {}, "is of no matrix"),
+        (QUERY, ((2, 96), (500, 2)), {}, r"q_proj: there is no matrix for factors of \[2, 96\] and \[500, 2\]"),
+        ("model.layers.9.self_attn.q_proj", ((2, 96), (512, 2)), {}, "there is no matrix"),
+        (EXPERTS, ((9, 96), (320, 9)), {}, "there is no matrix"),
+        (QUERY, ((2, 2, 96), (512, 2)), {}, "is no factor of a matrix"),
         (QUERY, ((2, 96), (512, 2)), {"use_dora": True}, "use_dora must be False, not True"),
-        (QUERY, ((2, 96), (512, 2)), {"target_parameters": ["mlp.experts.down_proj"]}, "cannot be merged"),
+        (QUERY, ((2, 96), (512, 2)), {"modules_to_save": ["lm_head"]}, "cannot be merged"),
         (QUERY, ((2, 96), (512, 2)), {"r": "many"}, "not the configuration"),
     ],
 )

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from oscine.api.conventions.profiles import Profile
 from oscine.cli.machine.facts import Facts, Gpu
-from oscine.config import NANO, EngineOptions
+from oscine.config import NANO, Config, EngineOptions
 from oscine.executor.kv.memory import DeviceMemory, MemoryPlan
 
 MODELS = ("gpt-oss-20b", "gpt-oss-120b")
@@ -35,20 +35,15 @@ def fits(facts: Facts) -> list[Fit]:
 
 
 def fit(model: str, where: str, facts: Facts, num_ranks: int) -> Fit:
-    """`num_ranks`: GPUs of one engine; 0: the CPU."""
-    from oscine.executor.start.fit import with_experts_on_host
-
-    options = EngineOptions()
-    try:
-        return Fit(model, where, _plan(model, options, facts, num_ranks))
-    except ValueError as error:
-        why = str(error)
-    if num_ranks == 1:
+    """`num_ranks`: GPUs of one engine; 0: the CPU. What does not fit one GPU may fit with experts on the host."""
+    tries: list[dict[str, str]] = [{}, {"experts-on-host": "auto"}] if num_ranks == 1 else [{}]
+    why = ""
+    for values in tries:
         try:
-            return Fit(model, where, _plan(model, with_experts_on_host(options), facts, num_ranks))
+            return Fit(model, where, _plan(model, Config.of(values).engine, facts, num_ranks))
         except ValueError as error:
-            why = str(error)
-    return Fit(model, where, None, why.partition(";")[0])
+            why = str(error).partition(";")[0]
+    return Fit(model, where, None, why)
 
 
 def _plan(model: str, options: EngineOptions, facts: Facts, num_ranks: int) -> MemoryPlan:

@@ -1,7 +1,5 @@
 """The memory plan of a model on a machine that is only described: what would fit, without loading anything."""
 
-from dataclasses import replace
-
 import torch
 
 from oscine.config import EngineOptions
@@ -39,7 +37,3 @@ def plan_on_cpu(config: ModelConfig, options: EngineOptions, host_bytes: int | N
     groups = config.kv_groups(options.cache.page_size, dtype_name(torch.float32))
     weights = sum(native_bytes(tensor_specs(config), options.model.cpu_weights).values())
     return plan_memory(config, groups, options, weights, torch.float32.itemsize, host_bytes=host_bytes)
-
-
-def with_experts_on_host(options: EngineOptions) -> EngineOptions:
-    return replace(options, model=replace(options.model, experts_on_host="auto"))

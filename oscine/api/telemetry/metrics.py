@@ -29,7 +29,12 @@ _OLDER_NAMES = {
     "inter_token_latency_seconds": "time_per_output_token_seconds",
 }
 _ENGINE = {"engine": "0"}  # one per model; the engines of a cluster count as one
-_PROBES = frozenset(("/metrics", "/health", "/v1/health/live", "/v1/health/ready", "/version"))
+_PROBES = frozenset(
+    (
+        *("/metrics", "/health", "/v1/health/live", "/v1/health/ready", "/version"),
+        *("/v1/metrics", "/v1/version", "/ping", "/v2/health/live", "/v2/health/ready", "/v2/models/{name:path}/ready"),
+    )
+)
 _METHODS = frozenset(("GET", "POST", "DELETE", "HEAD", "OPTIONS"))
 _HTTP_BUCKETS_S = (0.1, 0.5, 1.0, 5.0, 30.0)
 _LAG_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)

@@ -28,12 +28,13 @@ def add_command(commands: "argparse._SubParsersAction[Parser]") -> None:
     parser.add_argument("source", metavar="SOURCE", help="folder, GGUF file, or name, as MODEL of `oscine serve`")
     parser.add_argument("target", metavar="TARGET", type=Path, help="folder to write")
     parser.add_argument("--lora", metavar="FOLDER", type=Path, help="LoRA adapter of PEFT to merge into SOURCE")
-    parser.add_argument("--shard-bytes", metavar=BYTES, type=_bytes, help="most bytes of a file (default: 2GiB)")
+    parser.add_argument("--shard-bytes", metavar=BYTES, type=size, help="most bytes of a file (default: 2GiB)")
     add_some(parser, (OPTIONS[name] for name in _OPTIONS))
     parser.set_defaults(run=run)
 
 
-def _bytes(text: str) -> int:
+def size(text: str) -> int:
+    """Named by argparse in its error."""
     return read_size(text, BYTES)
 
 

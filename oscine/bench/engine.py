@@ -26,8 +26,8 @@ from oscine.config import (
     ModelOptions,
     SchedulerOptions,
     ServerOptions,
-    engines_of,
 )
+from oscine.devices import engines_of
 from oscine.engine.build import build_engine
 from oscine.environment import Environment
 from oscine.model.config import ModelConfig

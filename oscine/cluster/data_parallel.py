@@ -19,7 +19,8 @@ from oscine.cluster.client.reports import Reports
 from oscine.cluster.routing.router import Router
 from oscine.cluster.spec.deployment import ModelSpec, QueueLimits, RoleSpec
 from oscine.cluster.spec.snapshot import STATE_OF_ENGINE, ReplicaReport
-from oscine.config import Config, EngineOptions, PeerOptions, engines_of
+from oscine.config import Config, EngineOptions, PeerOptions
+from oscine.devices import engines_of
 from oscine.engine.process.client import EngineClient, EngineState
 from oscine.engine.process.together import EngineGroup
 from oscine.executor.kv.page_files import seed_of

@@ -6,7 +6,8 @@ import pytest
 
 from oscine.cli.error import CommandError
 from oscine.cli.serve.read_options import read_config
-from oscine.config import Config, devices_of
+from oscine.config import Config
+from oscine.devices import devices_of
 from oscine.environment import Environment
 
 from .test_options import parser

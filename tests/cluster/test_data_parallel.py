@@ -17,16 +17,8 @@ import psutil
 import pytest
 
 from oscine.cluster.data_parallel import DataParallelEngine
-from oscine.config import (
-    Config,
-    EngineOptions,
-    ModelOptions,
-    PeerOptions,
-    SchedulerOptions,
-    ServerOptions,
-    devices_of,
-    engines_of,
-)
+from oscine.config import Config, EngineOptions, ModelOptions, PeerOptions, SchedulerOptions, ServerOptions
+from oscine.devices import devices_of, engines_of
 from oscine.engine.process.client import EngineDied, EngineError
 from oscine.engine.wire.stream import RequestStream
 from oscine.types import GenerationOutput

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from oscine.checkpoint.hub import config_at, find_model, find_tokenizer
-from oscine.config import EngineOptions, devices_of
+from oscine.config import EngineOptions
+from oscine.devices import devices_of
 from oscine.environment import Environment
 from oscine.executor.fake import FakeExecutor, Script
 from oscine.executor.kv.fake_memory import FakePages

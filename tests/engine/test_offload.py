@@ -114,6 +114,20 @@ def test_a_request_that_is_cancelled_while_its_pages_come_leaves_nothing_behind(
         assert run.ask("d", prompt(100)) == 96
 
 
+def test_a_request_that_is_cancelled_when_its_pages_have_just_come_leaves_nothing_behind() -> None:
+    run = OffloadRun(SMALL)
+    run.ask("a", prompt(100))
+    run.evict()
+    run.add("b", prompt(100))
+    while not run.tasks:
+        run.loop.step()
+    while run.tasks:
+        run.tasks.popleft()()
+    run.loop.cancel("b")  # before the loop looks at the copy
+    run.finish()
+    assert run.ask("c", prompt(100)) == 96
+
+
 def test_prompt_logprobs_and_salts_are_as_without_offloading() -> None:
     run = OffloadRun(SMALL)
     run.ask("a", prompt(100), cache_salt="mine")
@@ -244,6 +258,23 @@ def test_a_file_that_is_found_damaged_is_removed_and_its_prompt_computed(tmp_pat
     assert path not in run.files()
     run.evict()
     assert run.ask("c", prompt(100)) == 96  # it was computed, and saved again
+
+
+def test_two_requests_may_find_the_same_file_damaged(tmp_path: Path) -> None:
+    setting = replace(SMALL, num_full_pages=30, num_sliding_pages=30)
+    run = OffloadRun(setting, folder=tmp_path)
+    for start in range(2):
+        run.add(f"{start}", prompt(50, start))
+    run.finish()
+    run.end()
+    run = OffloadRun(setting, folder=tmp_path)
+    [path] = run.files()
+    path.unlink()
+    for start in range(2):
+        run.add(f"{start}", prompt(50, start))
+    run.finish()
+    assert [run.cached(f"{start}") for start in range(2)] == [0, 0]
+    assert run.loop.stats().offload_disk_failures == 1
 
 
 def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -318,15 +318,15 @@ class Offload:
             if self._clock() > one.end_s:
                 self._miss(one, loading)
             return
-        self._unpin(loading)
         if state == "failed":
             self._fail(one)
             bad_file = loading.disk.bad_file
-            if bad_file is not None and bad_file in loading.files:
+            if bad_file is not None and bad_file in self.disk.files:  # else another request found it first
                 self._report(f"KV offload: {loading.disk.error}; the file is removed")
                 self._counters.offload_disk_failures += 1
                 self._drop_file(bad_file)
             return
+        self._unpin(loading)
         self._arrivals.finish(one.arrival)
         self._returns.remove(one)
         self._ready.append(one.request)
@@ -360,8 +360,8 @@ class Offload:
 
     def _give_up(self, one: _Return) -> None:
         self._returns.remove(one)
-        if one.loading is not None and one.loading.state == "running":
-            self._unpin(one.loading)  # what its slots get next is read in vain
+        if one.loading is not None:
+            self._unpin(one.loading)  # if it still runs, what its slots get next is read in vain
         self._arrivals.give_up(one.arrival, one.loading)
 
     def _unpin(self, loading: _Loading) -> None:

@@ -74,7 +74,7 @@ class DiskTier:
 
     def __init__(self) -> None:
         self.num_bytes = 0  # of all files, those being written included
-        self._files: OrderedDict[int, _File] = OrderedDict()  # least recently used first
+        self.files: OrderedDict[int, _File] = OrderedDict()  # by number; least recently used first
         self._places: dict[Key, tuple[int, int]] = {}
         self._pins: Counter[int] = Counter()
 
@@ -95,18 +95,18 @@ class DiskTier:
 
     def begin(self, number: int, num_bytes: int) -> None:
         """A file is being written."""
-        self._files[number] = _File(num_bytes)
+        self.files[number] = _File(num_bytes)
         self.num_bytes += num_bytes
 
     def complete(self, number: int, keys: Sequence[Key]) -> None:
         """The file has these pages."""
-        self._files[number].keys = keys
+        self.files[number].keys = keys
         for position, key in enumerate(keys):
             self._places[key] = number, position
 
     def remove(self, number: int) -> list[Key]:
         """Returns the pages that are lost with the file."""
-        file = self._files.pop(number)
+        file = self.files.pop(number)
         self.num_bytes -= file.num_bytes
         lost = [key for key in file.keys if self._places[key][0] == number]
         for key in lost:
@@ -115,12 +115,12 @@ class DiskTier:
 
     def oldest(self) -> int | None:
         """The file to be removed first; None if all are in use."""
-        usable = (number for number, file in self._files.items() if file.keys and number not in self._pins)
+        usable = (number for number, file in self.files.items() if file.keys and number not in self._pins)
         return next(usable, None)
 
     def touch(self, key: Key) -> None:
         """The file of this page is removed after all others."""
-        self._files.move_to_end(self._places[key][0])
+        self.files.move_to_end(self._places[key][0])
 
     def pin(self, numbers: Sequence[int]) -> None:
         self._pins.update(numbers)

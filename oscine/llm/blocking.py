@@ -42,10 +42,23 @@ class _LoopThread:
         self.loop.run_forever()
         self.loop.close()
 
+    @property
+    def is_alive(self) -> bool:
+        """False also in a process that was forked: it has no threads but one."""
+        return not self._ended and self._thread.is_alive()
+
+    @property
+    def is_current(self) -> bool:
+        return threading.current_thread() is self._thread
+
     def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Raises LostEngineError once the loop has ended."""
-        if self._ended:
+        """Raises LostEngineError once the loop has ended, and RuntimeError in the thread of the loop itself."""
+        if not self.is_alive or self.is_current:
             work.close()
+            if self.is_current:
+                raise RuntimeError(
+                    "An async function that an LLM calls cannot wait for this LLM: use a plain function."
+                )
             raise LostEngineError("The LLM was closed.")
         return asyncio.run_coroutine_threadsafe(work, self.loop)
 
@@ -74,6 +87,12 @@ async def _others_end() -> None:
 
 
 def _close(thread: _LoopThread, llm: AsyncLLM) -> None:
+    """The garbage collector calls it in any thread, the loop's among them; the exit of a forked process does too."""
+    if thread.is_current:
+        threading.Thread(target=_close, args=(thread, llm)).start()
+        return
+    if not thread.is_alive:
+        return
     try:
         thread.run(llm.close())
     finally:

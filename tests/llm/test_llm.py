@@ -1,7 +1,9 @@
 """The Python API with the embedded model: the examples of docs/python.md, then what they leave out, on one engine."""
 
 import asyncio
+import gc
 import json
+import multiprocessing
 import os
 import re
 import signal
@@ -250,6 +252,32 @@ def test_threads_share_a_model(llm: LLM) -> None:
 
 
 @pytest.mark.slow
+def test_an_async_function_cannot_wait_for_the_model_that_calls_it(llm: LLM) -> None:
+    async def ask(question: str) -> str:
+        """Ask another model a question."""
+        return llm.chat(question).content or ""
+
+    with pytest.raises(RuntimeError, match="cannot wait for this LLM"):
+        llm.chat("Ask it.", tools=[ask], tool_choice="required", temperature=0)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_process_that_was_forked_ends_and_has_no_model(llm: LLM) -> None:
+    child = multiprocessing.get_context("fork").Process(target=forked, args=(llm,))
+    child.start()
+    child.join(20.0)
+    exitcode = child.exitcode
+    child.kill()
+    assert exitcode == 0
+    assert llm.chat("What is 2 + 2?", temperature=0).content == "2 + 2 = 4."
+
+
+def forked(llm: LLM) -> None:
+    with pytest.raises(LostEngineError, match="closed"):
+        llm.chat(SUM)
+    llm.close()
+
+
 def test_a_lost_engine_is_an_error_and_the_next_request_waits_for_another(llm: LLM) -> None:
     """Last but one on this engine."""
     (model,) = llm._llm._service.models
@@ -324,6 +352,18 @@ def test_an_interrupt_stops_a_script_cleanly(tmp_path: Path, work: str) -> None:
     assert said.rstrip().endswith("KeyboardInterrupt")
     assert said.count("Traceback") == 1
     assert not psutil.pid_exists(pid)
+
+
+@pytest.mark.slow
+def test_a_model_that_the_garbage_collector_finds_ends_its_engine() -> None:
+    llm = LLM()
+    thread, (model,) = llm._thread, llm._llm._service.models
+    engine = psutil.Process(model.engine.pid)  # type: ignore[attr-defined]
+    cycle: list[Any] = [llm]
+    cycle.append(cycle)
+    del llm, model, cycle
+    thread.loop.call_soon_threadsafe(gc.collect)  # in the thread that the end of the engine needs
+    wait_until(lambda: not engine.is_running(), "the end of the engine")
 
 
 @pytest.mark.slow

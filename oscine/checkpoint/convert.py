@@ -8,9 +8,11 @@ import json
 import shutil
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 from tqdm import tqdm
@@ -107,7 +109,11 @@ def _errors(source: TensorSource) -> Errors:
 
 def _write(path: Path, tensors: dict[str, Tensor]) -> None:
     part = path.with_name(path.name + _PART)
-    save_file(tensors, part, metadata={"format": "pt"})
+    try:
+        save_file(tensors, part, metadata={"format": "pt"})
+    except SafetensorError as error:  # of the disk
+        part.unlink(missing_ok=True)
+        raise OSError(f"{part}: {error}") from None
     part.replace(path)
 
 
@@ -121,5 +127,6 @@ def _finish(target: Path, opened: OpenedModel, tokenizer: Path, shards: Shards, 
     for name in _TEXTS if opened.path.is_dir() else ():
         with suppress(FileNotFoundError):
             shutil.copyfile(opened.path / name, target / name)
-    (target / CONFIG).write_text(json.dumps(opened.config.to_dict(), indent=2) + "\n")
+    config = replace(opened.config, tie_word_embeddings=False)  # the head was written
+    (target / CONFIG).write_text(json.dumps(config.to_dict(), indent=2) + "\n")
     (target / _STATE).unlink()

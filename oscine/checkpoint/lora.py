@@ -23,6 +23,7 @@ from oscine.ops.moe.mxfp4 import BLOCK, dequantize
 _WEIGHTS = "adapter_model.safetensors"
 _FACTOR = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<factor>[AB])(?:\.default)?\.weight")
 _EXPERTS = re.compile(r"(model\.layers\.\d+\.mlp\.experts)(?:\.base_layer)?")
+_CHANGE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")  # ways to begin that leave the base model other weights
 _PLAIN = {"use_dora": False, "bias": "none", "fan_in_fan_out": False, "alpha_pattern": {}, "rank_pattern": {}}
 
 
@@ -112,6 +113,11 @@ def _scale(folder: Path) -> float:
     for name, plain in _PLAIN.items():
         if values.get(name, plain) not in (plain, None):
             raise ValueError(f"{path}: {name} must be {plain!r}, not {values[name]!r}")
+    begun = values.get("init_lora_weights")
+    if isinstance(begun, str) and begun.lower().startswith(_CHANGE_BASE):
+        raise ValueError(
+            f"{path}: init_lora_weights {begun!r} changes the base model; convert it to LoRA with PEFT first"
+        )
     if values.get("modules_to_save"):
         raise ValueError(f"{path}: modules_to_save cannot be merged")
     if rank < 1:

@@ -1,6 +1,7 @@
 """Models as transformers and PEFT save them after training: read, quantised, converted, merged."""
 
 import json
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,19 @@ def test_tied_embeddings(tmp_path: Path) -> None:
         opened(tmp_path)
 
 
+def test_a_converted_model_has_a_head_of_its_own(tmp_path: Path) -> None:
+    """With tied embeddings, other programs would not read what an adapter of the head has changed."""
+    made = tensors(SMALL)
+    del made["lm_head.weight"]
+    write_floats(tmp_path / "model", made, tie_word_embeddings=True)
+    factors = torch.ones(2, SMALL.hidden_size), torch.ones(SMALL.vocab_size, 2)
+    adapter = write_adapter(tmp_path / "adapter", {"lm_head": factors})
+    convert(options_of(tmp_path / "model"), tmp_path / "out", lora=adapter, quiet=True)
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["tie_word_embeddings"] is False
+    checkpoint, _ = opened(tmp_path / "out")
+    assert torch.equal(checkpoint.get("lm_head.weight"), (made["model.embed_tokens.weight"].float() + 6).bfloat16())
+
+
 def change(folder: Path, name: str, tensor: Tensor | None) -> None:
     held = load_file(folder / SINGLE)
     held.pop(name, None)
@@ -222,6 +236,17 @@ def test_an_interrupted_conversion_is_continued(floats: Path, tmp_path: Path, mo
     assert made[0] == made[1]
 
 
+def test_a_shard_that_cannot_be_written_is_an_error_of_the_disk(floats: Path, tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
+    try:
+        with pytest.raises(OSError, match=r"model\.safetensors\.part: .*File too large"):
+            convert(options_of(floats), tmp_path / "out", quiet=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["conversion.json"]
+
+
 def test_a_target_with_files_is_refused(floats: Path, tmp_path: Path) -> None:
     for target in (floats, NANO_FOLDER / CONFIG):
         with pytest.raises(ValueError, match="it is there already"):
@@ -293,6 +318,7 @@ def test_an_adapter_of_experts_is_merged(floats: Path, tmp_path: Path, in_floats
         (QUERY, ((2, 2, 96), (512, 2)), {}, "is no factor of a matrix"),
         (QUERY, ((2, 96), (512, 2)), {"use_dora": True}, "use_dora must be False, not True"),
         (QUERY, ((2, 96), (512, 2)), {"modules_to_save": ["lm_head"]}, "cannot be merged"),
+        (QUERY, ((2, 96), (512, 2)), {"init_lora_weights": "pissa_niter_16"}, "changes the base model"),
         (QUERY, ((2, 96), (512, 2)), {"r": "many"}, "not the configuration"),
     ],
 )

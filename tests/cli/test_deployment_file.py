@@ -18,6 +18,7 @@ ingress:
   host: 0.0.0.0
   port: 9000
   replicas: 2
+  resource: front
   max_connections: 100
   no-playground: true
 router: {replicas: 1}
@@ -53,6 +54,7 @@ def test_all_that_a_file_can_say(tmp_path: Path, model_folder: Path) -> None:
     deployment = read(tmp_path, WHOLE.replace("FOLDER", str(model_folder)))
     assert (deployment.ray, deployment.prefix_seed) == ("10.0.0.1:6379", "5eed5eed")
     assert deployment.ingress_replicas == 2
+    assert deployment.ingress_resource == "front"
     server = deployment.server
     assert (server.host, server.port, server.max_connections, server.playground) == ("0.0.0.0", 9000, 100, False)
     first, other = deployment.models

@@ -11,7 +11,6 @@ from typing import Any
 
 from oscine.cli.error import FAILED, CommandError
 from oscine.cli.machine.facts import Facts, gather
-from oscine.cli.parser import Parser, subcommand
 
 _GB = 1e9
 _LEAST_DISK = 20 * _GB  # for 20b and its packed weights
@@ -37,16 +36,6 @@ class Diagnosis:
     @property
     def healthy(self) -> bool:
         return not any(problem.fatal for problem in self.problems)
-
-
-def add_command(commands: "argparse._SubParsersAction[Parser]") -> None:
-    more = (
-        "Show what this machine is, which models are on it and which fit, and what is missing. The exit status is 1 if "
-        "nothing can be served. Paste the output into an issue."
-    )
-    parser = subcommand(commands, "doctor", "say what fits this machine, and what is missing", description=more)
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:

@@ -6,28 +6,13 @@ from collections.abc import Sequence
 from oscine.api.conventions.profiles import PROFILES, Profile, find_profile
 from oscine.cli.error import USAGE, CommandError, ended_by
 from oscine.cli.machine.facts import Facts, gather
-from oscine.cli.parser import Parser, subcommand
+from oscine.cli.machine.fits import why_not
 from oscine.cli.serve.nim_variables import download_dir, selected_model
 from oscine.config import NANO, ModelOptions
 from oscine.environment import Environment
 
 
-def add_command(commands: "argparse._SubParsersAction[Parser]") -> None:
-    more = "List the layouts of the published models, as NIM's model profiles, by whether they run on this machine."
-    listing = subcommand(commands, "list-model-profiles", "list NIM's model profiles", description=more)
-    listing.set_defaults(run=run_list)
-    more = "Download the models of some profiles into NIM_CACHE_PATH, or into Hugging Face's cache."
-    download = subcommand(commands, "download-to-cache", "download models, by NIM's profiles", description=more)
-    which = download.add_mutually_exclusive_group()
-    named = "id or name of a profile (default: NIM_MODEL_PROFILE, or NIM_MODEL_PATH)"
-    which.add_argument("--profiles", "--profile", "-p", nargs="+", metavar="ID", default=(), help=named)
-    which.add_argument("--all", action="store_true", help="the models of all profiles")
-    download.set_defaults(run=run_download)
-
-
 def run_list(args: argparse.Namespace) -> None:
-    from oscine.cli.machine.fits import why_not
-
     facts = gather()
     print(_system(facts))
     reasons = {profile: why_not(profile, facts) for profile in PROFILES}

@@ -1,5 +1,6 @@
 """Runs one request: as the server does, without HTTP."""
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -7,9 +8,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from oscine.api.http.errors import APIError
 from oscine.api.http.keys import NO_CALLER
 from oscine.api.openai.chat_answer import ChatAnswer, reasoning_fields
 from oscine.api.openai.text_answer import TextAnswer
+from oscine.api.serving.admission import Admission
 from oscine.api.serving.call import Call
 from oscine.api.serving.generation import Choice, Generation
 from oscine.api.serving.logprobs import ContentLogprobs
@@ -30,6 +33,7 @@ from oscine.tools.toolbox import Toolbox
 R = TypeVar("R", bound=SamplingFields)
 A = TypeVar("A", ChatAnswer, TextAnswer)
 Emit = Callable[[StreamEvent], None]
+_RETRY_S = 0.1
 _OWN = ("model", "stream", "stream_options", "messages", "prompt", "tools", "return_token_ids", "echo")
 
 
@@ -130,8 +134,7 @@ class Runner:
     ) -> A:
         """Waits for room in the engine, where the server would refuse the request."""
         admission = call.model.served.admission
-        await admission.until_room(call.body.n or 1)
-        turns = await make_turns()
+        turns = await self._patiently(admission, call.body.n or 1, make_turns)
         answer = make_answer(turns)
         choices: Sequence[Choice] = answer.choices
         if emit is not None:
@@ -141,6 +144,19 @@ class Runner:
         with generation.admit():
             await generation.run(None)
         return answer
+
+    async def _patiently(
+        self, admission: Admission, sequences: int, make_turns: Callable[[], Awaitable[list[Turn]]]
+    ) -> list[Turn]:
+        """Tries again while others take the room meanwhile, or more grammars wait than are compiled at once."""
+        while True:
+            await admission.until_room(sequences)
+            try:
+                return await make_turns()
+            except APIError as error:
+                if error.code != "overloaded":
+                    raise
+            await asyncio.sleep(_RETRY_S)
 
 
 @dataclass

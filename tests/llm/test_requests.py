@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from oscine.api.http.errors import APIError
+from oscine.api.http.errors import APIError, unavailable
 from oscine.config import ToolOptions
 from oscine.llm.errors import RequestError
 from oscine.llm.events import ArgumentsDelta, BuiltinRun, CallBegun, CallRun, StreamEvent, ThinkingDelta
@@ -80,6 +80,22 @@ def test_a_failure_of_the_engine_is_an_error_of_the_request(scripted: ScriptedSe
     scripted.engine.script = lambda request: [GenerationOutput(request.request_id, finish_reason="error", error="oh")]
     with pytest.raises(APIError, match="oh"):
         chat(scripted, [])
+
+
+def test_what_the_server_would_refuse_for_now_waits(scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    t = scripted.tokenizer
+    plays(scripted, (t.channel, "final", t.message, "8.", t.return_))
+    refusals = [unavailable("full", code="overloaded")] * 2
+    check = scripted.model.admission.check
+
+    def busy(sequences: int, tokens: int = 0) -> None:
+        check(sequences, tokens)
+        if refusals and not scripted.model.admission._line.locked():  # the check of the turns, not of the line
+            raise refusals.pop()
+
+    monkeypatch.setattr(scripted.model.admission, "check", busy)
+    assert chat(scripted, [])[0].content == "8."
+    assert not refusals
 
 
 def test_tools_that_are_not_enabled_are_named(scripted: ScriptedServer) -> None:

@@ -130,7 +130,8 @@ class StreamedAnswer:
             return "nothing was generated"
         parts = [f"first token after {self._first_s - self._asked_s:.2f} s"]
         if self._tokens > 1:
-            rate = (self._tokens - 1) / max(self._last_s - self._first_s, 1e-6)
+            # Of the whole answer: what a server of a small model sent in one go would have no time between its tokens.
+            rate = self._tokens / (self._last_s - self._asked_s)
             parts = [f"{self._tokens} tokens", f"{rate:.0f} tokens/s", *parts]
         if self._finish_reason == "length":
             parts.append("cut off by the token limit (--max-tokens)")

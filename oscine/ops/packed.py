@@ -1,19 +1,24 @@
 """The records that the preparation of a step reads and writes. Shape suffixes as in ops/interface.py.
 
-What a step needs from the host travels as one array of int32, in the order of the fields of PackedStep.
+What a step needs from the host travels as one array of int32, in the order of the fields of PackedStep. The fake
+executor imports this too: torch is not loaded.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate
-from typing import Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 ALIGNED = 4  # elements: 16 bytes
+REJECTED = -2  # the id of a sampled token that follows a draft which was not accepted
 
-Column = TypeVar("Column", NDArray[np.int32], Tensor)
+Column = TypeVar("Column", NDArray[np.int32], "Tensor")
 
 
 class PackedSizes(NamedTuple):
@@ -25,7 +30,7 @@ class PackedSizes(NamedTuple):
     @property
     def starts(self) -> tuple[int, ...]:
         """Where each column begins: aligned, since kernels are compiled anew for pointers that are not."""
-        return tuple(accumulate((-(-length // ALIGNED) * ALIGNED for length in _lengths(self)), initial=0))[:-1]
+        return _starts(self)
 
     @property
     def total(self) -> int:
@@ -36,14 +41,13 @@ class PackedSizes(NamedTuple):
 class PackedStep(NamedTuple, Generic[Column]):
     """Columns of the one array, on the host (numpy) or on the device."""
 
-    given_T: Column  # the token's id, or -1: the one that was sampled last in its row of the state
-    positions_T: Column
+    given_T: Column  # the token's id; or -1: the one that was sampled last, or -1 - j: the j-th draft after it
+    positions_T: Column  # of given ids; others follow the length of the sequence
     token_slots_T: Column  # row of the state
     slots_S: Column  # row of the state
-    context_lens_S: Column  # as in Batch
     query_starts_S1: Column  # as in Batch
     logits_rows_N: Column  # as in Batch
-    sampled_slots_M: Column  # where the m-th sampled id is written back; the last row of last_ids is for padding
+    sampled_slots_M: Column  # row of the state that the m-th sampled id is for; the last row is for padding
 
     @classmethod
     def of(cls, flat: Column, sizes: PackedSizes) -> "PackedStep[Column]":
@@ -56,12 +60,20 @@ class PackedStep(NamedTuple, Generic[Column]):
 class BatchState:
     """What the device keeps of running sequences between steps, one row a slot."""
 
-    tables: Tensor  # int32 [groups, slots, B]; page of tokens [b * P, (b + 1) * P); anything where there is none
-    last_ids: Tensor  # int32 [slots + 1]; the token sampled last
+    tables: "Tensor"  # int32 [groups, slots, B]; page of tokens [b * P, (b + 1) * P); anything where there is none
+    last_ids: "Tensor"  # int32 [slots + 1]; the token sampled last
+    lens: "Tensor"  # int32 [slots + 1]; tokens of the sequence, the last sampled one included
+    drafts: "Tensor"  # int32 [slots + 1, most drafts, at least 1]; what may follow the token sampled last
+    breaks: "Tensor"  # int32 [3]; no draft is accepted after these tokens, nor after the one that follows them
     page_size: int  # P, tokens
+
+
+@lru_cache(1024)
+def _starts(sizes: PackedSizes) -> tuple[int, ...]:
+    return tuple(accumulate((-(-length // ALIGNED) * ALIGNED for length in _lengths(sizes)), initial=0))[:-1]
 
 
 def _lengths(sizes: PackedSizes) -> tuple[int, ...]:
     """Of each column, in order."""
     tokens, sequences, rows, sampled = sizes
-    return tokens, tokens, tokens, sequences, sequences, sequences + 1, rows, sampled
+    return tokens, tokens, tokens, sequences, sequences + 1, rows, sampled

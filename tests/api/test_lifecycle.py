@@ -67,23 +67,26 @@ def test_sigterm_lets_running_requests_finish(model_folder: Path) -> None:
         wait_until(lambda: not any(child.is_running() for child in children), "the end of the engine")
 
 
-@pytest.mark.parametrize("stream", [True, False])
-def test_a_drain_has_an_end(model_folder: Path, stream: bool) -> None:
-    with serve(model_folder, "--drain-s", "0.05") as server, RawClient(server) as running:
-        running.post(LONG_ANSWER | {"stream": stream})
-        server.wait_running(1)
+def test_a_drain_has_an_end(model_folder: Path) -> None:
+    with serve(model_folder, "--drain-s", "0.05") as server, RawClient(server) as streaming, RawClient(server) as whole:
+        streaming.post(LONG_ANSWER | {"stream": True})
+        whole.post(LONG_ANSWER)
+        server.wait_running(2)
         server.terminate()
-        answer = running.read_to_end()
+        streamed, answer = streaming.read_to_end(), whole.read_to_end()
+        assert b'"code":"draining"' in streamed
+        assert streamed.split()[1] == (b"200" if b"chat.completion.chunk" in streamed else b"503")
+        assert b"data: [DONE]" in streamed
         assert b'"code":"draining"' in answer
-        assert answer.split()[1] == (b"200" if stream and b"chat.completion.chunk" in answer else b"503")
-        assert not stream or b"data: [DONE]" in answer
+        assert answer.split()[1] == b"503"
         assert server.exit_code() == 0
 
 
 def test_a_client_that_does_not_read_cannot_hold_up_the_end(model_folder: Path) -> None:
     with serve(model_folder, "--drain-s", "0.05", step_s=0.0) as server, RawClient(server, receive_buffer=4096) as idle:
-        idle.post(LONG_ANSWER | {"stream": True, "max_tokens": 60_000})
-        wait_until(lambda: server.metric("oscine:generation_tokens_total") == 60_000, "more than any buffer holds")
+        idle.post(LONG_ANSWER | {"stream": True})
+        wait_until(lambda: server.metric("oscine:generation_tokens_total") == 20_000, "more than any buffer holds")
+        assert server.metric("oscine:http_requests_in_progress") == 2, "it waits for its client"
         server.terminate()
         assert server.exit_code() == 0
 

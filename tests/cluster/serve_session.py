@@ -5,8 +5,11 @@ A process of its own, as Ray changes the process that uses it; prints what happe
 
 import asyncio
 import json
+import signal
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -27,6 +30,21 @@ from tests.cluster.local_placer import guest
 SEED = "00ff"
 PAGE = 16
 KEY = "a key of thirty-two characters.."
+
+
+@contextmanager
+def within(seconds: int, what: str) -> Iterator[None]:
+    """Raises TimeoutError with its name if it takes longer. Ray's own waits have no end."""
+
+    def end(*_: object) -> None:
+        raise TimeoutError(f"not in {seconds} s: {what}")
+
+    signal.signal(signal.SIGALRM, end)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
 
 
 def deploy(num_replicas: int) -> None:
@@ -120,22 +138,28 @@ async def kill_router(router: RouterClient) -> None:
 
 def main() -> None:
     with tempfile.TemporaryDirectory(prefix="oscine-ray-") as folder:
-        ray.init(
-            num_cpus=2,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level="ERROR",
-            object_store_memory=80 << 20,
-            _temp_dir=folder,
-        )
+        with within(50, "the start of Ray"):
+            ray.init(
+                num_cpus=2,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level="ERROR",
+                object_store_memory=80 << 20,
+                _temp_dir=folder,
+            )
         try:
-            serve.start(proxy_location="Disabled", logging_config={"log_level": "ERROR"})
-            deploy(2)
-            deploy_router()
-            print(json.dumps(asyncio.run(session())))
+            with within(50, "the start of Serve"):
+                serve.start(proxy_location="Disabled", logging_config={"log_level": "ERROR"})
+            with within(60, "two replicas"):
+                deploy(2)
+            with within(40, "the router"):
+                deploy_router()
+            with within(60, "the session"):
+                print(json.dumps(asyncio.run(session())), flush=True)
         finally:
-            serve.shutdown()
-            ray.shutdown()
+            with within(20, "the end"):
+                serve.shutdown()
+                ray.shutdown()
 
 
 if __name__ == "__main__":

@@ -11,10 +11,11 @@ def test_serve_routes_by_prefix_also_after_the_router_was_killed() -> None:
         [sys.executable, "-m", "tests.cluster.serve_session"],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=290,  # each of its steps has an end of its own, and says so
         check=False,
         env=os.environ | {"RAY_USAGE_STATS_ENABLED": "0"},
     )
+    assert done.returncode == 0, done.stderr
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     assert lines, done.stderr
     said = json.loads(lines[-1])

@@ -22,7 +22,7 @@ VALUES: dict[str, dict[str, Any]] = {
         "model": "openai/gpt-oss-120b",
         "args": ["--profile=low_latency"],
         "gpus": 2,
-        "surge": False,
+        "surge": True,
         "cache": {"size": "200Gi", "accessMode": "ReadWriteMany", "storageClass": "fast"},
         "monitoring": {"enabled": True},
         "autoscaling": {"enabled": True, "sequencesPerReplica": 12},

@@ -144,6 +144,15 @@ def test_replicas_are_added_before_those_that_run_are_full(name: str) -> None:
     assert of_kind(objects, "PersistentVolumeClaim")["spec"]["accessModes"] == ["ReadWriteMany"]
 
 
+@pytest.mark.parametrize("name", SERVERS)
+def test_an_update_starts_pods_first_only_where_another_node_can_mount_the_volume(name: str) -> None:
+    objects = objects_of(name)
+    strategy = of_kind(objects, "Deployment")["spec"]["strategy"]["rollingUpdate"]
+    modes = of_kind(objects, "PersistentVolumeClaim")["spec"]["accessModes"]
+    assert strategy["maxSurge"] == 0 or modes == ["ReadWriteMany"]
+    assert strategy["maxSurge"] + strategy["maxUnavailable"] == 1
+
+
 # ---- the chart ----
 
 
@@ -175,7 +184,7 @@ def test_values_of_the_chart_are_checked() -> None:
     schema = json.loads((CHART.folder / "values.schema.json").read_text())
     assert schema["properties"].keys() - {"global"} == CHART.values.keys()
     jsonschema.validate(CHART.values, schema)
-    for wrong in ({"modle": "x"}, {"gpus": "2"}, {"service": {"port": 0}}, {"cache": {"size": "1Gi"}}):
+    for wrong in ({"modle": "x"}, {"gpus": "2"}, {"service": {"port": 0}}, {"surge": True}, {"cache": {"size": "1Gi"}}):
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate(CHART.values | wrong, schema)
 

@@ -13,11 +13,8 @@ Knows nothing of Oscine's kernels. The interpreter has no Gluon and computes bf1
 float16); `tl.extra.cuda` calls must be behind a constexpr there.
 """
 
-import importlib
-import os
 import re
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -32,11 +29,10 @@ from triton.compiler.compiler import ASTSource
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
+from tests.ops.child import call
 from tests.ops.chips import CHIPS
-from tests.ops.triton_interpreter import do_less
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-REPOSITORY = Path(__file__).parents[2]
 REGISTERS = 65536  # of an SM, on all of these chips
 MOST_REGISTERS = 255  # of a thread
 
@@ -129,16 +125,8 @@ def box_type(*shape: int) -> str:
 
 
 def run_interpreted(function: Callable[[], None]) -> None:
-    """Calls a module-level function in a process of its own, where `triton.jit` makes interpreted kernels.
-
-    A process each time, since the choice is made when a kernel's module is imported: check many cases in one.
-    """
-    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    ignored = ("Conversion of an array with ndim > 0:DeprecationWarning", ":RuntimeWarning")  # Triton's own; log(0)
-    warnings = ["-W", "error", *(part for warning in ignored for part in ("-W", f"ignore:{warning}"))]
-    command = [sys.executable, *warnings, "-m", "tests.ops.compile_ahead", function.__module__, function.__name__]
-    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    """Calls a module-level function in a process of its own, where `triton.jit` makes interpreted kernels."""
+    call("tests.ops.triton_interpreter", function)
 
 
 def _cuobjdump(what: str, cubin: bytes) -> str:
@@ -146,8 +134,3 @@ def _cuobjdump(what: str, cubin: bytes) -> str:
         file.write(cubin)
         file.flush()
         return subprocess.run([CUOBJDUMP, what, file.name], capture_output=True, text=True, check=True).stdout
-
-
-if __name__ == "__main__":
-    do_less()
-    getattr(importlib.import_module(sys.argv[1]), sys.argv[2])()

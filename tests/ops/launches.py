@@ -140,10 +140,11 @@ def _run_steps(target: Target, config: ModelConfig) -> None:
         model.hidden(_batch(count, count, count), kv)
     for count in CHUNKS:
         model.hidden(_batch(count, 1, 0), kv)
-    state = BatchState(*(_empty(*shape, dtype=torch.int32) for shape in ((2, 9, 2048), (10,))), page_size=64)
+    shapes = (2, 9, 2048), (10,), (10,), (10, 4), (3,)
+    state = BatchState(*(_empty(*shape, dtype=torch.int32) for shape in shapes), page_size=64)
     packed = PackedStep.of(_empty(PackedSizes(3, 3, 3, 3).total, dtype=torch.int32), PackedSizes(3, 3, 3, 3))
     ops.prepare_step(packed, state)
-    ops.write_back(state, packed.sampled_slots_M, _empty(3, dtype=torch.int64))
+    ops.accept(packed, _batch(3, 3, 3), state, _empty(3, dtype=torch.int64))
     for rows in ROWS:
         logits_NV = _empty(rows, config.vocab_size, dtype=torch.float32)
         for wishes in ({"greedy": True}, {}, {"truncated": True}):

@@ -75,7 +75,7 @@ def test_prefill_kernels_multiply_by_warp_groups(window: int | None) -> None:
     assert "HGMMA" in compiled.sass
 
 
-@pytest.mark.parametrize("num_decodes", [2, 8, 64])
+@pytest.mark.parametrize("num_decodes", [2, pytest.param(8, marks=pytest.mark.slow), 64])
 @pytest.mark.parametrize("window", [None, 128])
 def test_decode_on_hopper_multiplies_what_tma_brings(num_decodes: int, window: int | None) -> None:
     tiling = hopper.decode_tiling(num_decodes, 8, window)

@@ -3,8 +3,9 @@
 Float32 torch is the oracle; a kernel may have at most twice the error of plain torch in bfloat16.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -32,7 +33,14 @@ def assert_streams(kernel: Compiled) -> None:
     assert "griddepcontrol.wait" in kernel.ptx
 
 
-@pytest.mark.parametrize("tile", sorted({*qkv_hopper.TILES, *qkv_hopper.FEW_HEADS_TILES}, key=str), ids=str)
+def ends(tiles: Sequence[Tile], *more: int) -> list[Any]:
+    """Parameters. The tiles between the first and the last are slow."""
+    return [
+        pytest.param(tile, *more, marks=() if tile in (tiles[0], tiles[-1]) else pytest.mark.slow) for tile in tiles
+    ]
+
+
+@pytest.mark.parametrize("tile", ends(qkv_hopper.TILES) + ends(qkv_hopper.FEW_HEADS_TILES), ids=str)
 def test_qkv_compiles_for_hopper(tile: Tile) -> None:
     kernel = compile_ahead(
         qkv_hopper.qkv_kernel,
@@ -72,7 +80,7 @@ def test_qkv_compiles_for_hopper(tile: Tile) -> None:
 
 @pytest.mark.parametrize(
     ("tile", "columns"),
-    [(tile, 4096) for tile in hopper.OUT_PROJ_TILES] + [(tile, 2880) for tile in hopper.LM_HEAD_TILES],
+    ends(hopper.OUT_PROJ_TILES, 4096) + ends(hopper.LM_HEAD_TILES, 2880),
     ids=str,
 )
 def test_out_proj_and_head_compile_for_hopper(tile: Tile, columns: int) -> None:

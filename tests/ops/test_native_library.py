@@ -1,9 +1,11 @@
 """The library of C kernels: compiled at its first use, and missed with a reason."""
 
+import json
 import os
 import shutil
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -27,21 +29,30 @@ needs_compiler = pytest.mark.skipif(not any(map(shutil.which, ("cc", "gcc", "cla
 
 @needs_compiler
 def test_the_library_is_compiled_once_and_missed_without_a_compiler(tmp_path: Path) -> None:
-    script = "from oscine.ops.native.library import unavailable; print(unavailable())"
-
-    def available(path: str) -> str:
-        environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path), "PATH": path}
-        done = subprocess.run(
-            [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
-        )
-        return done.stdout.strip()
-
-    assert "no C compiler" in available("")
-    assert available(os.environ["PATH"]) == "None"
-    (built,) = tmp_path.glob("*/*.so")
-    written = built.stat().st_mtime_ns
-    assert available(os.environ["PATH"]) == "None"
-    assert built.stat().st_mtime_ns == written
+    script = """
+        import os, sys
+        from pathlib import Path
+        from oscine.ops.native.library import unavailable
+        for path in ("", os.environ["PATH"], os.environ["PATH"]):
+            if os.fork() == 0:  # a process each time, which has not looked for the library before
+                os.environ["PATH"] = path
+                print(unavailable())
+                print([file.stat().st_mtime_ns for file in Path(sys.argv[1]).glob("*/*.so")], flush=True)
+                os._exit(0)
+            os.wait()
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script), str(tmp_path)],
+        env=os.environ | {"XDG_CACHE_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    missed, nothing, *both_times = done.stdout.splitlines()
+    assert "no C compiler" in missed
+    assert nothing == "[]"
+    assert both_times == ["None", both_times[1]] * 2
+    assert len(json.loads(both_times[1])) == 1
 
 
 def test_of_the_libraries_compiled_ahead_the_best_that_the_processor_has_is_taken(tmp_path: Path) -> None:

@@ -1,15 +1,74 @@
 """Triton's own interpreter, without its repeated work."""
 
+import warnings
+from functools import cache
+from math import prod
 from types import SimpleNamespace
+from typing import Any
 
 import triton
+from triton.language import core
 from triton.runtime import interpreter
 
 
+def prepare() -> None:
+    warnings.simplefilter("error")
+    warnings.filterwarnings("ignore", "Conversion of an array with ndim > 0", DeprecationWarning)  # Triton's own
+    warnings.filterwarnings("ignore", category=RuntimeWarning)  # log(0)
+    do_less()
+
+
 def do_less() -> None:
+    _patch_language_once()
+    _find_dtypes_once()
+    _describe_shapes_once()
+    core._type_for_tuple_values = lambda values, fields=None: None  # only the compiler asks for it
+    # Checks of overflows are computed and, unless `debug` is set, not looked at.
+    interpreter.interpreter_builder.options = interpreter.InterpreterOptions(sanitize_overflow=False)
+
+
+def _find_dtypes_once() -> None:
+    """The interpreter makes a table of all of numpy's types at each of its operations."""
+    find, found = interpreter._get_np_dtype, {}
+
+    def find_once(dtype: Any) -> Any:
+        name = dtype.scalar.name
+        if name not in found:
+            found[name] = find(dtype)
+        return found[name]
+
+    interpreter._get_np_dtype = find_once
+
+
+def _describe_shapes_once() -> None:
+    """The language describes and checks the shape of each tensor and of each type anew."""
+
+    @cache
+    def of_type(shape: tuple[int, ...], element: str) -> tuple[Any, int, str]:
+        block = SimpleNamespace()
+        describe(block, element, list(shape))
+        return block.shape, block.numel, block.name
+
+    @cache
+    def of_tensor(*shape: int) -> tuple[Any, Any]:
+        return core.constexpr(prod(shape)), core.tuple([core.constexpr(size) for size in shape])
+
+    def begin_type(self: Any, element_ty: Any, shape: Any) -> None:
+        self.element_ty = element_ty
+        sizes = tuple(size.value if isinstance(size, core.constexpr) else size for size in shape)
+        self.shape, self.numel, self.name = of_type(sizes, str(element_ty))
+
+    def begin_tensor(self: Any, handle: Any, type: Any) -> None:
+        self.handle, self.type, self.dtype = handle, type, type.scalar
+        self.numel, self.shape = of_tensor(*(type.shape if type.is_block() else ()))
+
+    describe, core.block_type.__init__ = core.block_type.__init__, begin_type
+    core.tensor.__init__ = begin_tensor
+
+
+def _patch_language_once() -> None:
     """The interpreter patches the language at each launch and at each call of a function within."""
-    everything = SimpleNamespace(__globals__={"tl": triton.language, "core": triton.language.core})
+    everything = SimpleNamespace(__globals__={"tl": triton.language, "core": core})
     interpreter._patch_lang(everything)
     done = SimpleNamespace(restore=lambda: None)
     interpreter._patch_lang = lambda fn: done
-    triton.language.core._type_for_tuple_values = lambda values, fields=None: None  # only the compiler asks for it

@@ -25,10 +25,15 @@ def first(load: RandomLoad | FileLoad, count: int) -> list[Session]:
     return list(itertools.islice(load.sessions(), count))
 
 
-@pytest.mark.parametrize("folder", [NANO_FOLDER, o200k_folder()], ids=["nano", "o200k"])
+@pytest.fixture(scope="module", params=["nano", "o200k"])
+def vocabulary(request: pytest.FixtureRequest) -> tuple[Tokenizer, Words]:
+    folder = NANO_FOLDER if request.param == "nano" else o200k_folder()
+    return Tokenizer(folder), words(folder)
+
+
 @pytest.mark.parametrize("length", [1, 2, 1000])
-def test_a_text_has_exactly_as_many_tokens(folder: Path, length: int) -> None:
-    tokenizer, source = Tokenizer(folder), words(folder)
+def test_a_text_has_exactly_as_many_tokens(vocabulary: tuple[Tokenizer, Words], length: int) -> None:
+    tokenizer, source = vocabulary
     texts = [source.text(length) for _ in range(5)]
     assert {len(tokenizer.encode(text)) for text in texts} == {length}
     assert length == 1 or len(set(texts)) == 5

@@ -31,7 +31,7 @@ _FOLDER = Path(__file__).parent
 _POINTER, _SIZE, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 # Of each function: p is a pointer, i an int64, f a float. Those of a step return a status: see `check`.
 OF_STEPS = {
-    "oscine_prepare_step": "pppppppiiiiiiippppp",
+    "oscine_prepare_step": "ppppppppppiiiiiiiipppppp",
     "oscine_embed": "ppipiii",
     "oscine_linear": "ppippiii",
     "oscine_int8_few": "ppppiii",
@@ -41,7 +41,14 @@ OF_STEPS = {
     "oscine_attention": "ppiiiipippipiip",
     "oscine_moe": "ppppppppiiiiiiif",
     "oscine_choose": "ppipppppiiii",
-    "oscine_write_back": "pppi",
+    "oscine_accept": "ppppppipiippp",
+    "oscine_place": "ppiiii",
+    "oscine_rope": "pppppiipiiii",
+    "oscine_swiglu": "ppii",
+    "oscine_hold": "pppppiiippp",
+    "oscine_held": "pppii",
+    "oscine_draft_sampling": "ppppippp",
+    "oscine_put": "piippi",
 }
 OTHERS = {
     "oscine_set_num_threads": "i",

@@ -18,18 +18,11 @@ It does not find races of threads within a partition, of programs or of kernels 
 missing proxy fences, a TMA load into a place with an earlier load that was never waited for, and slowness.
 """
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
-REPOSITORY = Path(__file__).parents[3]
+from tests.ops.child import call
 
 
 def run_gluon(function: Callable[[], None]) -> None:
     """Calls a module-level function in a process of its own, where all kernels are interpreted."""
-    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "tests.ops.gluon_interpreter", function.__module__, function.__name__]
-    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    call("tests.ops.gluon_interpreter.start", function)

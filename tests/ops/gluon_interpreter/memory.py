@@ -14,6 +14,15 @@ POISON = 0xFF  # each byte that was never written; NaN in every float
 class Value(Tensor):
     """A tensor or a scalar of a kernel, which nothing changes in place."""
 
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """As torch has it, in half the time."""
+        with torch._C.DisableTorchFunctionSubclass():
+            result = function(*args, **(kwargs or {}))
+        if isinstance(result, Tensor):
+            return result.as_subclass(cls)
+        return tuple(map(value, result)) if isinstance(result, tuple) and isinstance(result[0], Tensor) else result
+
     @property
     def type(self) -> Any:  # type: ignore[override]
         return SimpleNamespace(layout=None)

@@ -108,8 +108,9 @@ check: $(TEST)  ## format, lint, types, imports
 	$(BIN)/mypy --num-workers 2
 	$(BIN)/lint-imports
 
-eval: $(BASE)   ## held-out accuracy of the embedded model, one line per skill
+eval: $(BASE)   ## held-out accuracy of the embedded model, and accepted drafts of its head, one line per skill
 	$(BIN)/python -m training.evaluate
+	$(BIN)/python -m training.acceptance --cases 4
 
 eval-tools: $(TEST)  ## the embedded model with tools and schemas, through the API: seven minutes
 	$(BIN)/python -m benchmarks.serving.eval_tools
@@ -135,6 +136,9 @@ $(EDGE)/.ready:
 
 bench-edge: $(TEST) $(EDGE)/.ready  ## beside llama.cpp on this CPU, at the shapes of 20b and with the embedded model; EDGE_OPTIONS: --layers 4
 	$(BIN)/python -m benchmarks.edge $(EDGE_OPTIONS)
+
+bench-speculation: $(BASE)  ## prompt lookup on the embedded model, with and without in turns
+	$(BIN)/python -m benchmarks.speculation --output benchmarks/results/speculation.jsonl
 
 cluster-chaos: $(TEST)  ## replicas and the router of a cluster killed under streams
 	$(BIN)/python -m benchmarks.cluster.chaos

@@ -1,4 +1,4 @@
-"""All but the description is in pyproject.toml. On PyPI, links of the README need the address of the repository."""
+"""Makes the links of the README absolute, as PyPI needs them. All else is in pyproject.toml."""
 
 import re
 import tomllib

@@ -9,7 +9,7 @@ import ipaddress
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from oscine.option import BYTES, TOKENS, OptionError, Options, option, options_of, require
 
@@ -223,6 +223,29 @@ class SchedulerOptions(Options, group="scheduler"):
         )
 
 
+@dataclass(frozen=True)
+class SpeculationOptions(Options, group="speculation"):
+    """Drafts of the next tokens. They never change an answer; how many there are follows from measured times."""
+
+    method: Literal["auto", "ngram", "eagle3", "none"] = option(
+        "auto", "how drafts are made: ngram, which auto stands for, is prompt lookup"
+    )
+    max_drafts: int | None = option(None, "most drafts that a sequence verifies in a step", above=0, at_most=16)
+    model: str | None = option(None, "folder of an EAGLE-3 head, or its Hugging Face name")
+    lookup_min: int = option(2, "fewest tokens that prompt lookup compares", above=0, at_most=64)
+    lookup_max: int = option(8, "most tokens that prompt lookup compares", above=0, at_most=64)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.lookup_min > self.lookup_max:
+            raise ValueError(f"prompt_lookup_min must be at most prompt_lookup_max ({self.lookup_max})")
+        if self.model is not None and self.method in ("ngram", "none"):
+            raise ValueError(f"a model goes with eagle3, not {self.method}")
+
+
+SPECULATION_METHODS = get_args(SpeculationOptions.__annotations__["method"])
+
+
 def check_cluster_key(key: str) -> None:
     """Raises ValueError."""
     if key and len(key) < _LEAST_KEY:
@@ -291,6 +314,14 @@ class EngineOptions(Options, group="development"):
         shown="they are not",
         name="kv-events-config",
         group="server",
+    )
+    speculation: SpeculationOptions = option(
+        SpeculationOptions("none"),
+        "speculative decoding: none, ngram, or TensorRT-LLM's or vLLM's mapping",
+        "JSON",
+        shown="none",
+        name="speculative-config",
+        group="scheduler",
     )
     cuda_graphs: bool = option(
         True,
@@ -455,7 +486,7 @@ class ServerOptions(Options, group="server"):
         None,
         "folder that keeps uploaded files and batches; :temporary: for one that ends with the server",
         "DIR",
-        shown="$XDG_STATE_HOME/oscine/files; temporary for the embedded model",
+        shown="$XDG_STATE_HOME/oscine/files; temporary if responses are kept in memory",
         rule=("a folder, or :temporary:", bool),
     )
     max_file_bytes: int = option(200 << 20, "largest file that is uploaded; a larger one gets 413", BYTES, above=0)

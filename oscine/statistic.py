@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 T = TypeVar("T")
-Kind = Literal["gauge", "counter", "summary", "histogram"]  # all but gauges only grow
-# /metrics of a model, of one that fetches pages from other engines, of one that offloads pages, of a replica; scaling.
-Reader = Literal["engine", "transfers", "offload", "replica", "load"]
+Kind = Literal["gauge", "counter", "summary", "histogram", "positions"]  # all but gauges only grow
+# /metrics of a model, of one that fetches pages from other engines, that drafts, that offloads pages, of a replica;
+# scaling.
+Reader = Literal["engine", "transfers", "speculation", "offload", "replica", "load"]
 _DECLARED = "statistic"  # key of a field's metadata
 
 
@@ -56,6 +57,11 @@ def seconds(help: str, metric: str, *readers: Reader, count: str = "") -> float:
 def histogram(help: str, metric: str, count: str) -> dict[str, Statistic]:
     """Metadata of a list whose entry k counts observations above 2^(k-1) and at most 2^k."""
     return {_DECLARED: Statistic("", "histogram", help, metric, ("engine",), count)}
+
+
+def by_position(help: str, metric: str) -> dict[str, Statistic]:
+    """Metadata of a list of counters, whose index is the label `position`."""
+    return {_DECLARED: Statistic("", "positions", help, metric, ("speculation",))}
 
 
 def declared(record: Any) -> Iterator[Statistic]:

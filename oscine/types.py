@@ -7,7 +7,7 @@ declared.
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
-from oscine.statistic import Statistic, counter, declared, gauge, histogram, seconds
+from oscine.statistic import Statistic, by_position, counter, declared, gauge, histogram, seconds
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 Role = Literal["aggregated", "prefill", "decode"]  # whole requests, prompts for other engines, or generation
@@ -71,13 +71,15 @@ class NewSequence:
     # Per page group: page of cached tokens [i * page_size, (i + 1) * page_size); -1 where it is out of the window.
     pages: list[list[int]]
     sampling: SamplingParams
+    shares: bool = True  # whether its tokens may be drafts of other sequences; false where a client keeps apart
 
 
 class ScheduledSequence(NamedTuple):
     """Tokens of one slot computed in this step: positions start .. start + num_tokens - 1.
 
     The executor holds each slot's tokens, also those that it sampled in a step that the scheduler has not seen yet,
-    so a plan carries no token ids and can be made while the step before it still runs.
+    so a plan carries no token ids and can be made while the step before it still runs. While that verifies drafts of
+    this sequence, `start` is a lower bound: the executor knows how many were accepted.
     """
 
     slot: int
@@ -85,6 +87,7 @@ class ScheduledSequence(NamedTuple):
     num_tokens: int  # >= 1
     sample: bool  # whether the token after the last one is sampled (false inside a chunked prompt)
     pages: list[list[int]]  # per page group: pages appended to the slot's page table before this step; []: none
+    num_drafts: int = 0  # tokens after the last that the executor may draft, compute and verify; their pages are there
 
 
 @dataclass(slots=True)
@@ -108,10 +111,11 @@ class StepResult:
     """The sampled tokens of one step. Lists are aligned with plan.sequences."""
 
     step: int
-    token_ids: list[list[int]]  # per sequence: sampled ids in order ([] where sample was false; several after a draft)
+    token_ids: list[list[int]]  # per sequence: sampled ids in order ([] where sample was false; several after drafts)
     logprobs: list[list[TokenLogprobs] | None] | None = None  # per sequence, per sampled id; None where not asked for
     prompt_logprobs: dict[int, list[TokenLogprobs]] | None = None  # slot -> those of this step's prompt tokens
     errors: dict[int, str] | None = None  # slot -> why this one sequence cannot continue; safe to show
+    num_drafted: list[int] | None = None  # per sequence: drafts that were verified; None: no drafts
 
 
 class RankLostError(RuntimeError):
@@ -309,6 +313,13 @@ class EngineStats:
     fetched_pages: int = counter("KV pages that came from other engines", "fetched_pages", "transfers", "replica")
     fetched_bytes: int = counter("Bytes of these", "fetched_bytes", "transfers", "replica")
     fetch_s: float = seconds("Seconds that fetching them took, added up", "fetch_seconds", "transfers", "replica")
+    drafts: int = counter("Steps of a sequence that verified drafts", "spec_decode_num_drafts", "speculation")
+    draft_tokens: int = counter("Drafts that were verified", "spec_decode_num_draft_tokens", "speculation")
+    accepted_tokens: int = counter("Drafts that were accepted", "spec_decode_num_accepted_tokens", "speculation")
+    accepted_by_position: list[int] = field(
+        default_factory=list,
+        metadata=by_position("Drafts that were accepted, by position", "spec_decode_num_accepted_tokens_per_pos"),
+    )
     # Pages that were evicted, or soon will be, in host memory and on disk. A copy may be in the cache as well.
     offload_host_pages: int = gauge("KV pages in host memory", "kv_offload_host_pages", "offload")
     offload_host_bytes: int = gauge("Bytes of these", "kv_offload_host_bytes", "offload")

@@ -33,7 +33,7 @@ Generate = Callable[[list[list[int]], int, list[str | None]], list[list[int]]]  
 Check = Callable[[Sample, str], bool]
 NANO = Path("oscine/model/nano")
 MAX_TOKENS = 448
-_SEED = 20_250
+SEED = 20_250
 _WEIGHTS = OPTIONS["cpu-weights"]
 _WORDS_PER_TOKEN = 0.53  # in the texts with hidden facts
 
@@ -281,7 +281,7 @@ def evaluate(
     """Accuracy of each skill; prints a line for each, and the wrong answers if `verbose`."""
     accuracy = {}
     for skill in (skill for skill in SKILLS if only in skill.name):
-        samples = [skill.make(Draw(_SEED + i, held_out=True)) for i in range(cases)]
+        samples = [skill.make(Draw(SEED + i, held_out=True)) for i in range(cases)]
         grammars = [skill.grammar(made) for made in samples]
         outputs = generate([encoder.prompt(made) for made in samples], MAX_TOKENS, grammars)
         texts = [encoder.tokenizer.decode(output) for output in outputs]

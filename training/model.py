@@ -65,7 +65,7 @@ def rope(positions_BT: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
     return angle.cos() * scale, angle.sin() * scale
 
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     first, second = x.float().chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
 
@@ -95,7 +95,7 @@ class Attention(nn.Module):
             project(x_BTH).unflatten(-1, (-1, self.size.head_dim)).transpose(1, 2)
             for project in (self.q_proj, self.k_proj, self.v_proj)
         )
-        out_BNTD = attend(layer, _rotate(q, cos, sin), _rotate(k, cos, sin), v, self.sinks)
+        out_BNTD = attend(layer, rotate(q, cos, sin), rotate(k, cos, sin), v, self.sinks)
         return self.o_proj(out_BNTD.transpose(1, 2).flatten(2))
 
 
@@ -172,14 +172,20 @@ class GptOss(nn.Module):
         self.lm_head = nn.Linear(size.hidden, size.vocab_size, bias=False)
         self._initialise(torch.Generator().manual_seed(seed))
 
-    def forward(self, ids_BT: Tensor, positions_BT: Tensor, attend: Attend) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, ids_BT: Tensor, positions_BT: Tensor, attend: Attend, streams: list[Tensor] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """`streams` receives the residual stream before each layer, and after the last one: [B, T, H] each."""
         cos, sin = rope(positions_BT, self.size.head_dim)
         x_BTH = self.model.embed_tokens(ids_BT)
         balance = x_BTH.new_zeros(())
+        streams = [] if streams is None else streams
+        streams.append(x_BTH)
         for index, layer in enumerate(self.model.layers):
             x_BTH = x_BTH + layer.self_attn(layer.input_layernorm(x_BTH), index, cos, sin, attend)
             out, layer_balance = layer.mlp(layer.post_attention_layernorm(x_BTH))
             x_BTH, balance = x_BTH + out, balance + layer_balance / self.size.layers
+            streams.append(x_BTH)
         return self.lm_head(self.model.norm(x_BTH)), balance
 
     @torch.no_grad()

@@ -32,6 +32,16 @@ class PackedAttention:
         return out * torch.sigmoid(lse - sinks_N[None, :, None])[..., None].to(dtype)
 
 
+def of_documents(starts_BT: Tensor) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Full attention without sinks: queries, keys, values -> outputs and the logarithm of the denominator."""
+    mask = _block_mask(starts_BT, None)
+
+    def attend(q_BNTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor) -> tuple[Tensor, Tensor]:
+        return _flex_apart(q_BNTD.contiguous(), k_BGTD.contiguous(), v_BGTD.contiguous(), mask)
+
+    return attend
+
+
 def _flex(q: Tensor, k: Tensor, v: Tensor, mask: BlockMask) -> tuple[Tensor, Tensor]:
     """Attention without sinks, and the logarithm of its denominator [B, N, T]."""
     out, aux = flex_attention(q, k, v, block_mask=mask, enable_gqa=True, return_aux=AuxRequest(lse=True))

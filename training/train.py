@@ -36,8 +36,8 @@ def main() -> None:
     model = GptOss(replace(Size(), vocab_size=encoder.tokenizer.vocab_size), options.seed).to(device)
     if options.resume:
         model.load_state_dict(_read_master(options.resume))
-    batches = _batches(options, device)
-    train(model, batches, options, lambda: export(model, options.out, encoder.tokenizer))
+    rows = batches(options, device)
+    train(model, rows, options, lambda: export(model, options.out, encoder.tokenizer))
     export(model, options.out, encoder.tokenizer)
     _write_master(model, options.out)
 
@@ -119,7 +119,7 @@ def _losses(model: GptOss, ids: Tensor, starts: Tensor, weights: Tensor) -> tupl
     return (losses * weights).sum() / weights.sum(), (losses * answers).sum().detach() / answers.sum(), balance
 
 
-def _batches(options: argparse.Namespace, device: str) -> Iterator[list[Tensor]]:
+def batches(options: argparse.Namespace, device: str) -> Iterator[list[Tensor]]:
     rows = PackedRows(NANO, options.length, options.seed)
     loader = DataLoader(
         rows,

@@ -15,9 +15,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-from tqdm import tqdm
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 _SHA256 = re.compile("[0-9a-f]{64}")
 _PIECE = 1 << 20  # bytes
@@ -70,6 +71,7 @@ def blobs_of(repo_id: str, revision: str | None, cache_dir: str | None, wanted: 
 def fetch_blobs(blobs: list[Blob]) -> None:
     """Downloads what is missing, with one progress bar. Raises ValueError for what the user can mend."""
     from huggingface_hub import constants
+    from tqdm import tqdm
 
     missing = [blob for blob in blobs if not blob.path.exists()]
     if not missing:

@@ -6,7 +6,7 @@ Everything is checked from the headers before the first tensor is read.
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ from oscine.checkpoint.hub import INDEX, SINGLE
 from oscine.checkpoint.layout import EMBEDDING, FLOATS, HEAD, is_unused, matrix_of, stored_specs
 from oscine.checkpoint.quantize import QuantizationError, Quantized, quantize
 from oscine.model.config import ModelConfig
-from oscine.model.weights import TensorSpec
 
 _SAMPLE_BYTES = 1024  # of each tensor, from its middle
 
@@ -29,7 +28,7 @@ class Checkpoint:
     """Tensors of a folder, read when asked for. Raises ValueError if any file of the folder is malformed."""
 
     def __init__(self, folder: Path, config: ModelConfig) -> None:
-        placed, files = _placement(folder), _open_all(folder)
+        placed, files = _placement(folder), open_files(folder)
         held = {name: path for path, file in files.items() for name in sorted(file.keys())}
         specs = stored_specs(config, held)
         for path, file in files.items():
@@ -44,7 +43,8 @@ class Checkpoint:
             path = folder / placed.get(name, SINGLE)
             if held.get(name) != path:
                 raise ValueError(f"{path}: {name} is missing")
-            _check_tensor(name, spec, path, files[path].get_slice(name))
+            dtypes = FLOATS if spec.dtype == "BF16" else (spec.dtype,)
+            check_tensor(name, spec.shape, dtypes, path, files[path].get_slice(name))
         self._file_of = {name: files[path] for name, path in held.items()}
         self._path_of = held
         self.errors: dict[str, QuantizationError] = {}  # by the matrix of experts that was quantised
@@ -99,7 +99,7 @@ def versions(path: Path) -> list[tuple[int, int]]:
 
 
 def _bytes_of_all(folder: Path) -> Iterator[tuple[str, Tensor]]:
-    for file in _open_all(folder).values():
+    for file in open_files(folder).values():
         for name in file.keys():  # noqa: SIM118
             yield name, file.get_tensor(name).flatten().view(torch.uint8)
 
@@ -129,7 +129,7 @@ def _file_names(folder: Path) -> list[str]:
     return sorted(set(_placement(folder).values()) or {SINGLE})
 
 
-def _open_all(folder: Path) -> dict[Path, Any]:
+def open_files(folder: Path) -> dict[Path, Any]:
     """The safetensors files by their paths. Their headers are read and checked, no tensor is."""
     files = {}
     for name in _file_names(folder):
@@ -141,9 +141,9 @@ def _open_all(folder: Path) -> dict[Path, Any]:
     return files
 
 
-def _check_tensor(name: str, spec: TensorSpec, path: Path, found: Any) -> None:
-    shape, dtype = found.get_shape(), found.get_dtype()
-    if tuple(shape) != spec.shape:
-        raise ValueError(f"{path}: {name} has shape {shape}, not {list(spec.shape)}")
-    if dtype not in (FLOATS if spec.dtype == "BF16" else (spec.dtype,)):
-        raise ValueError(f"{path}: {name} has dtype {dtype}, not {spec.dtype}")
+def check_tensor(name: str, shape: tuple[int, ...], dtypes: Sequence[str], path: Path, found: Any) -> None:
+    """Raises ValueError if a tensor in a file is of another shape, or of none of these dtypes. `found`: its slice."""
+    if tuple(found.get_shape()) != shape:
+        raise ValueError(f"{path}: {name} has shape {found.get_shape()}, not {list(shape)}")
+    if found.get_dtype() not in dtypes:
+        raise ValueError(f"{path}: {name} has dtype {found.get_dtype()}, not {dtypes[0]}")

@@ -42,6 +42,15 @@ def find_model(options: ModelOptions) -> Path:
     return _local(options.model) or _Hub(options, options.model).fetch_model()
 
 
+def find_head(name: str, options: ModelOptions) -> Path:
+    """The folder of a head that drafts for the model: a folder, or a repository of the hub. Raises ValueError."""
+    if Path(name).is_dir():
+        return Path(name)
+    if not _HUB_NAME.fullmatch(name) or name[0] in "./~":
+        raise ValueError(f"head {name!r} is neither a folder nor a Hugging Face name (owner/name)")
+    return _Hub(options, name).fetch_head()
+
+
 def repository(name: str) -> str:
     """The full name on the hub of a published model, for its short name; any other name as it is."""
     return _SHORT_NAMES.get(name, name)
@@ -168,6 +177,9 @@ class _Hub:
         if self._has_tokenizer:
             self.fetch(TOKENIZER)
         return self._fetch_files(ROOT_FILES)
+
+    def fetch_head(self) -> Path:
+        return self._fetch_files([CONFIG, WEIGHTS])
 
     def check(self) -> Path | None:
         """Raises ValueError for a model that Oscine cannot serve. Returns the tokenizer's folder for a GGUF file, whose

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from oscine.config import EngineOptions
 from oscine.engine.core.loop import EngineLoop
+from oscine.engine.core.speculation import SpeculationController
 from oscine.engine.offload.manager import Offload
 from oscine.executor.kv.page_files import seed_of
 from oscine.executor.kv.page_store import PageStore
@@ -46,6 +47,8 @@ def build_engine(options: EngineOptions, seat: Seat | None = None) -> BuiltEngin
     loop.partners = built.partners
     offload = None if built.store is None else _offload(loop, built.store, options)
     loop.offload = offload
+    if built.max_drafts:
+        loop.speculation = SpeculationController(built.max_drafts)
     facts = built.model, built.max_model_len, built.vocab_size, built.size
     return BuiltEngine(loop, *facts, built.transfers, built.ranks, offload)
 

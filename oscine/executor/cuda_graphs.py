@@ -12,6 +12,7 @@ next replay is queued.
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,20 +21,28 @@ from oscine.collector import paused
 from oscine.executor.slots import ColumnArray
 from oscine.executor.step_batch import StepArrays
 from oscine.executor.transfer import upload_into
+from oscine.ops.interface import Batch
 from oscine.ops.packed import PackedSizes, PackedStep
 
-# One token a sequence -> what the head takes [S, H]; must be capturable, as the next.
-Forward = Callable[[PackedStep[Tensor]], Tensor]
-# That -> token ids [S]
-Choose = Callable[[PackedStep[Tensor], Tensor], Tensor]
+
+class Computed(NamedTuple):
+    """A step of one token a sequence, up to the choice of the next ones."""
+
+    packed: PackedStep[Tensor]  # on the device
+    batch: Batch
+    x_SH: Tensor  # what the head takes
+    features_TH: Tensor | None = None  # what a draft head reads
+
+
+Forward = Callable[[PackedStep[Tensor]], Computed]  # must be capturable, as the next
+Choose = Callable[[Computed], Tensor]  # token ids [S], as Ops.accept returns them
 
 
 @dataclass(frozen=True, slots=True)
 class _Captured:
     forward: torch.cuda.CUDAGraph
     choice: torch.cuda.CUDAGraph
-    packed: PackedStep[Tensor]  # at the fixed address
-    x_SH: Tensor
+    computed: Computed  # its input is at the fixed address
     ids_S: Tensor
 
 
@@ -49,8 +58,7 @@ class CudaGraphs:
     def run_eagerly(self, sizes: list[int]) -> None:
         """What would be captured, largest size first: compiles kernels and takes memory."""
         for size in sorted(sizes, reverse=True):
-            packed = self._blank(size)
-            self._choose(packed, self._forward(packed))
+            self._choose(self._forward(self._blank(size)))
 
     @torch.inference_mode()
     def capture(self, sizes: list[int]) -> None:
@@ -63,10 +71,10 @@ class CudaGraphs:
                 packed = self._blank(size)
                 forward, choice = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
                 with torch.cuda.graph(forward, pool=pool):
-                    x_SH = self._forward(packed)
+                    computed = self._forward(packed)
                 with torch.cuda.graph(choice, pool=pool):
-                    ids_S = self._choose(packed, x_SH)
-                self._captured[size] = _Captured(forward, choice, packed, x_SH, ids_S)
+                    ids_S = self._choose(computed)
+                self._captured[size] = _Captured(forward, choice, computed, ids_S)
         torch.cuda.synchronize(self._device)
 
     def _blank(self, size: int) -> PackedStep[Tensor]:
@@ -76,7 +84,6 @@ class CudaGraphs:
             self._input = torch.empty(_sizes_of(size).total, dtype=torch.int32, device=self._device)
         self._input.zero_()
         packed = PackedStep.of(self._input, _sizes_of(size))
-        packed.context_lens_S.fill_(1)
         torch.arange(size + 1, out=packed.query_starts_S1)
         torch.arange(size, out=packed.logits_rows_N)
         return packed
@@ -99,13 +106,13 @@ class CudaGraphs:
         """Of the graph that runs as many."""
         return self._sizes[bisect_left(self._sizes, num_sequences)]
 
-    def replay(self, packed: tuple[ColumnArray, PackedSizes]) -> tuple[PackedStep[Tensor], Tensor]:
-        """Queues a padded step. Returns its input on the device, and what the head takes."""
+    def replay(self, packed: tuple[ColumnArray, PackedSizes]) -> Computed:
+        """Queues a padded step."""
         flat, sizes = packed
         upload_into(self._input, flat)
         captured = self._captured[sizes.sequences]
         captured.forward.replay()
-        return captured.packed, captured.x_SH
+        return captured.computed
 
     def replay_choice(self, size: int) -> Tensor:
         """Queues the choice after a step that was padded to this size. Returns its token ids."""

@@ -1,16 +1,17 @@
-"""What a device keeps of the running sequences between steps: page tables, and the token that each sampled last.
+"""What a device keeps of the running sequences between steps: page tables, lengths, and the token sampled last.
 
-So a step can be launched before the tokens of the step before it are known on the host. Everything here is queued on
-the device in the order of the calls.
+So a step can be launched before the host knows the tokens of the step before it, or how many they are. Everything here
+is queued on the device in the order of the calls.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from oscine.executor.slots import PageEntries
+from oscine.executor.slots import IntArray, PageEntries
 from oscine.executor.transfer import upload
 from oscine.ops.interface import Batch, Ops
 from oscine.ops.packed import BatchState, PackedSizes, PackedStep
@@ -22,16 +23,26 @@ class DeviceState:
     """Rows of num_slots sequences, and one more, the padding slot, for padding rows: their pages and sampled tokens."""
 
     def __init__(
-        self, num_slots: int, max_model_len: int, page_size: int, num_groups: int, device: torch.device, ops: Ops
+        self,
+        num_slots: int,
+        max_model_len: int,
+        page_size: int,
+        num_groups: int,
+        device: torch.device,
+        ops: Ops,
+        max_drafts: int,
     ) -> None:
         self.device = device
         self.padding_slot = num_slots
-        columns = -(-max_model_len // page_size)
-        shape = (num_groups, num_slots + 1, -(-columns // _ALIGNED) * _ALIGNED)
+        num_columns = -(-max_model_len // page_size)
+        shape = (num_groups, num_slots + 1, -(-num_columns // _ALIGNED) * _ALIGNED)
         # Zeros: what a warm-up reads and writes is page 0.
-        tables, last_ids = (torch.zeros(size, dtype=torch.int32, device=device) for size in (shape, num_slots + 1))
+        sizes = shape, (num_slots + 1,), (num_slots + 1,), (num_slots + 1, max(1, max_drafts)), (3,)
+        tables, last_ids, lens, drafts, breaks = (torch.zeros(s, dtype=torch.int32, device=device) for s in sizes)
         self._ops = ops
-        self._state = BatchState(tables, last_ids, page_size)
+        self._state = BatchState(tables, last_ids, lens, drafts, breaks, page_size)
+        lens.fill_(1)  # the padding slot always stands at position 0
+        breaks.fill_(-1)
 
     def point_padding_at(self, pages: Sequence[int]) -> None:
         """The page of each group that padding reads and writes."""
@@ -44,21 +55,37 @@ class DeviceState:
             written = upload(np.array(entries, np.int32), self.device)
             tables.flatten(1).index_copy_(1, written[0].long() * tables.shape[2] + written[1], written[2:])
 
-    def batch(self, packed: PackedStep[Tensor], num_decodes: int, *, all_rows: bool = False) -> Batch:
-        """`num_decodes` as in Batch. `all_rows`: logits_rows_N is known to name all tokens in their order."""
-        prepared = self._ops.prepare_step(packed, self._state)
+    @property
+    def drafts(self) -> Tensor:
+        """As in BatchState."""
+        return self._state.drafts
+
+    def batch(
+        self, packed: PackedStep[Tensor], num_decodes: int, *, all_rows: bool = False, lens: Tensor | None = None
+    ) -> Batch:
+        """`num_decodes` as in Batch. `all_rows`: logits_rows_N is known to name all tokens in their order. `lens`: in
+        the place of those of the sequences."""
+        state = self._state if lens is None else replace(self._state, lens=lens)
+        prepared = self._ops.prepare_step(packed, state)
         if all_rows:
             prepared = prepared._replace(logits_rows_N=None)
         return Batch(
             **prepared._asdict(),
             query_starts_S1=packed.query_starts_S1,
-            context_lens_S=packed.context_lens_S,
             num_decodes=num_decodes,
         )
 
-    def write_back(self, sampled_slots_M: Tensor, ids_M: Tensor) -> None:
-        """Keeps the sampled tokens; only the padding slot may occur more than once."""
-        self._ops.write_back(self._state, sampled_slots_M, ids_M)
+    def put_drafts(self, slots: IntArray, drafts: IntArray) -> None:
+        """What may follow the token that each of these slots sampled last; drafts: [slots, up to max_drafts]."""
+        if self.device.type == "cpu":  # numpy takes an eighth of the time of torch
+            self._state.drafts.numpy()[slots, : drafts.shape[1]] = drafts
+            return
+        both = upload(np.hstack((slots[:, None], drafts)).astype(np.int32), self.device)
+        self._state.drafts[both[:, 0].long(), : drafts.shape[1]] = both[:, 1:]
+
+    def accept(self, packed: PackedStep[Tensor], batch: Batch, ids_M: Tensor) -> Tensor:
+        """Keeps what was sampled, up to the first draft that is not accepted: see Ops.accept."""
+        return self._ops.accept(packed, batch, self._state, ids_M)
 
     @torch.inference_mode()
     def touch(self) -> None:
@@ -66,4 +93,5 @@ class DeviceState:
         sizes = PackedSizes(1, 1, 1, 1)
         packed = PackedStep.of(torch.zeros(sizes.total, dtype=torch.int32, device=self.device), sizes)
         packed.sampled_slots_M.fill_(self.padding_slot)
-        self.write_back(packed.sampled_slots_M, self.batch(packed, num_decodes=1).token_ids_T)
+        batch = self.batch(packed, num_decodes=1)
+        self.accept(packed, batch, batch.token_ids_T)

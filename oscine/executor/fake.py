@@ -16,7 +16,7 @@ import tokenizers
 
 from oscine.executor.kv.fake_memory import FakePages
 from oscine.executor.masks import Constraints, GrammarCache
-from oscine.executor.slots import ColumnArray, IntArray
+from oscine.executor.slots import ColumnArray, IntArray, Rows
 from oscine.types import NewSequence, SamplingParams, StepPlan, StepResult, TokenLogprobs
 
 REPLY = (
@@ -115,7 +115,7 @@ class FakeExecutor:
         token_ids = [self._replies[slot].token(end) for slot, end in sampling]
         if self._constraints.any(slots_N):
             self._constrain(token_ids, slots_N, ends_N)
-        self._constraints.sampled(slots_N, lambda: token_ids)
+        self._constraints.sampled(slots_N, lambda: np.array(token_ids, np.int64))
         errors = self._constraints.errors(s.slot for s in plan.sequences)
         if self._pages is not None:
             errors |= self._pages.run(plan, {slot: token for (slot, _), token in zip(sampling, token_ids, strict=True)})
@@ -129,7 +129,8 @@ class FakeExecutor:
         rows_K = self._constraints.advance(slots_N)
         if rows_K:
             masks_KW = np.empty((len(rows_K), self._constraints.grammars.num_words), np.int32)
-            self._constraints.fill(slots_N[rows_K].tolist(), ends_N[rows_K].tolist(), masks_KW)
+            no_drafts = np.zeros_like(slots_N)
+            self._constraints.fill(Rows(slots_N, no_drafts, lambda: ends_N, lambda: no_drafts), rows_K, masks_KW)
             for row, mask_W in zip(rows_K, masks_KW, strict=True):
                 seed = self._replies[int(slots_N[row])].sampling.seed
                 draw = (seed + int(ends_N[row]) * 2654435761) % 4294967291  # neighbours are far apart

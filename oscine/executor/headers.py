@@ -10,7 +10,7 @@ The first token of such a header is therefore free. It is ignored if the grammar
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import count
 from typing import NamedTuple
@@ -18,7 +18,8 @@ from typing import NamedTuple
 import numpy as np
 
 from oscine.executor.masks import GrammarCache, Markers
-from oscine.executor.slots import IntArray
+from oscine.executor.slots import IntArray, Rows
+from oscine.ops.packed import REJECTED
 from oscine.types import NewSequence
 
 _MOST_RULES = 256  # rules that are kept
@@ -69,15 +70,31 @@ class _Sequence:
     header: _Tokens | None = None  # its tokens so far; None in text
     ruled_from: int = 0  # first constrained position: the token after a marker is free
 
+    def take(self, token: int, position: int, markers: Markers) -> None:
+        """Reads one token."""
+        if token == markers.message:
+            self.header = None
+        elif self.header is not None and token in self.rule.next(self.header):
+            self.header = (*self.header, token)
+        elif token in markers.begin:
+            if self.header is None:
+                self.ruled_from = position + 2
+            self.header = (token,)
+
+    def allowed(self, position: int) -> IntArray | None:
+        """The tokens that may come at a position, ascending; None: all."""
+        if self.header is None or position < self.ruled_from:
+            return None
+        return self.rule.next(self.header)
+
 
 @dataclass(frozen=True, slots=True)
 class _Step:
     """The tokens that a step sampled."""
 
-    slots_M: IntArray
-    positions_M: IntArray
-    owners_M: IntArray  # as Headers._owners; 0 for rows without a rule and rows already read
-    token_ids: Callable[[], list[int]]  # waits
+    rows: Rows
+    owners_N: IntArray  # as Headers._owners; 0 for rows without a rule and rows already read
+    token_ids: Callable[[], IntArray]  # waits
 
 
 class Headers:
@@ -119,43 +136,65 @@ class Headers:
         """Why sequences of these slots cannot go on."""
         return {slot: self._errors[slot] for slot in slots if slot in self._errors} if self._errors else {}
 
-    def sampled(self, slots_M: IntArray, positions_M: IntArray, token_ids: Callable[[], list[int]]) -> None:
-        """Notes that a step samples tokens for these slots and positions; `token_ids` waits for them."""
-        owners_M = self._owners[slots_M]
-        if owners_M.any():
-            self._steps.append(_Step(slots_M, positions_M, owners_M, token_ids))
+    def sampled(self, rows: Rows, token_ids: Callable[[], IntArray]) -> None:
+        """Notes that a step samples tokens in these rows; `token_ids` waits for them."""
+        owners_N = self._owners[rows.slots_N]
+        if owners_N.any():
+            self._steps.append(_Step(rows, owners_N, token_ids))
 
-    def advance(self, slots_N: IntArray, positions_N: IntArray) -> dict[int, IntArray]:
+    def advance(self, rows: Rows) -> dict[int, IntArray]:
         """The allowed tokens by row, ascending; unconstrained rows are left out.
 
-        Waits for the tokens that were sampled last if one of the slots is in a header.
+        Waits for the tokens that were sampled last if one of the slots is in a header, or if there are drafts.
         """
-        while len(self._steps) > 1:
+        while len(self._steps) > 1 or (self._steps and (rows.have_drafts or self._steps[0].rows.have_drafts)):
             self._see(self._steps.popleft(), in_text=True)
-        if not self._in_header[slots_N].any():
+        slots_N = rows.slots_N
+        has_rule_N = self._owners[slots_N] > 0
+        if not has_rule_N.any():
+            return {}
+        if rows.have_drafts:
+            begins_N = (rows.places_N > 0) & self._markers.among(rows.drafts()) & has_rule_N
+            due_N = np.isin(slots_N, slots_N[begins_N | self._in_header[slots_N]])
+        else:
+            due_N = self._in_header[slots_N]
+        if not due_N.any():
             return {}
         for step in self._steps:
             self._see(step, in_text=False)
+        return self._allowed(rows, due_N.nonzero()[0].tolist())
+
+    def _allowed(self, rows: Rows, due: list[int]) -> dict[int, IntArray]:
+        positions, drafts = rows.positions().tolist(), rows.drafts().tolist()
         found: dict[int, IntArray] = {}
-        for row in self._in_header[slots_N].nonzero()[0].tolist():
-            sequence = self._sequences[int(slots_N[row])]
-            if sequence.header is not None and positions_N[row] >= sequence.ruled_from:
-                found[row] = sequence.rule.next(sequence.header)
+        for row in due:
+            if rows.places_N[row] == 0:
+                sequence = replace(self._sequences[int(rows.slots_N[row])])  # as it will be after the drafts
+            else:
+                sequence.take(drafts[row], positions[row] - 1, self._markers)
+            allowed = sequence.allowed(positions[row])
+            if allowed is not None:
+                found[row] = allowed
         return found
 
     def _see(self, step: _Step, *, in_text: bool) -> None:
         """Reads the tokens that a step sampled for sequences in a header; with `in_text` also the markers in text."""
-        in_header_M = self._in_header[step.slots_M]
-        if not (in_text or in_header_M.any()):
+        slots_N = step.rows.slots_N
+        in_header_N = self._in_header[slots_N]
+        if not (in_text or in_header_N.any()):
             return
-        ids_M = np.array(step.token_ids(), np.int64)
-        due_M = in_header_M | self._markers.among(ids_M) if in_text else in_header_M
-        if not due_M.any():
+        ids_N = step.token_ids()
+        due_N = in_header_N | self._markers.among(ids_N) if in_text else in_header_N
+        if not due_N.any():
             return
-        due_M &= (step.owners_M != 0) & (step.owners_M == self._owners[step.slots_M])
-        for row in due_M.nonzero()[0].tolist():
-            self._take(int(step.slots_M[row]), int(ids_M[row]), int(step.positions_M[row]))
-        step.owners_M[due_M] = 0
+        if step.rows.have_drafts:
+            due_N = np.isin(slots_N, slots_N[due_N])
+        due_N &= (step.owners_N != 0) & (step.owners_N == self._owners[slots_N])
+        positions_N = step.rows.positions()
+        for row in due_N.nonzero()[0].tolist():
+            if ids_N[row] != REJECTED:
+                self._take(int(slots_N[row]), int(ids_N[row]), int(positions_N[row]))
+        step.owners_N[due_N] = 0
 
     def _take_all(self, slot: int, token_ids: IntArray, position: int) -> None:
         """Reads the tokens of a slot from a position on."""
@@ -167,16 +206,8 @@ class Headers:
             i = i + 1 if self._in_header[slot] else int(later[0]) if len(later) else len(token_ids)
 
     def _take(self, slot: int, token: int, position: int) -> None:
-        markers, sequence = self._markers, self._sequences[slot]
-        header = sequence.header
-        if token == markers.message:
-            sequence.header = None
-        elif header is not None and token in sequence.rule.next(header):
-            sequence.header = (*header, token)
-        elif token in markers.begin:
-            sequence.header = (token,)
-            if header is None:
-                sequence.ruled_from = position + 2
+        sequence = self._sequences[slot]
+        sequence.take(token, position, self._markers)
         self._in_header[slot] = sequence.header is not None
 
 

@@ -11,11 +11,10 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -23,10 +22,11 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
-from oscine.executor.slots import ColumnArray, IntArray
+from oscine.executor.slots import ColumnArray, IntArray, Rows
 from oscine.judges.pool import GrammarJudges, TooManyGrammarsError, UndecidedError
 from oscine.judges.pool import judges as shared_judges
 from oscine.judges.trial import Problem, Trial, limits
+from oscine.ops.packed import REJECTED
 from oscine.types import NewSequence
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ class _Live:
     stop_token_ids: tuple[int, ...]  # not sampled before min_end, unless no other token is allowed
     min_end: int  # position
     debt_s: float = 0.0  # CPU time of its tokens beyond _STEP_S per token
-    sampled: Callable[[], int] | None = None  # the token that was sampled since, once it is known
+    sampled: Callable[[], list[int]] | None = None  # the tokens that were sampled since, once they are known
 
 
 class Constraints:
@@ -218,13 +218,20 @@ class Constraints:
         """Whether any of these slots may be constrained."""
         return bool(self._live) and not self._live.keys().isdisjoint(slots_N.tolist())
 
-    def sampled(self, slots_N: IntArray, token_ids: Callable[[], list[int]]) -> None:
-        """A step samples a token for each of these slots; `token_ids` waits for it, and is called when it must be."""
-        if self._live:
-            for row, slot in enumerate(slots_N.tolist()):
-                live = self._live.get(slot)
-                if live is not None:
-                    live.sampled = lambda row=row: token_ids()[row]
+    def sampled(self, slots_N: IntArray, token_ids: Callable[[], IntArray]) -> None:
+        """A step samples a token in each of these rows; `token_ids` waits for them, and is called when it must be.
+
+        Rows of a sequence follow one another. The id of a row that is not accepted is REJECTED.
+        """
+        if not self._live:
+            return
+        slots = slots_N.tolist()
+        for start, slot in enumerate(slots):
+            live = self._live.get(slot)
+            if live is None or (start and slots[start - 1] == slot):
+                continue
+            end = next((row for row in range(start + 1, len(slots)) if slots[row] != slot), len(slots))
+            live.sampled = lambda start=start, end=end: token_ids()[start:end].tolist()
 
     def advance(self, slots_N: IntArray) -> list[int]:
         """Waits for what these slots sampled last. Returns the rows whose next token is constrained."""
@@ -234,54 +241,85 @@ class Constraints:
         for slot in slots:
             live = self._live.get(slot)
             if live is not None and live.sampled is not None:
-                token_id, live.sampled = live.sampled(), None
-                if token_id < 0:  # no token could be sampled; the sequence ends
+                token_ids, live.sampled = [id for id in live.sampled() if id != REJECTED], None
+                if token_ids[-1] < 0:  # no token could be sampled; the sequence ends
                     del self._live[slot]
                 else:
-                    self._consume(slot, [token_id])
+                    self._consume(slot, token_ids)
         return [row for row, slot in enumerate(slots) if slot in self._live]
 
-    def fill(self, slots_K: Sequence[int], positions_K: Sequence[int], masks_KW: ColumnArray) -> None:
-        """Fills the masks of constrained slots (see `advance`) for the given positions."""
+    def fill(self, rows: Rows, rows_K: list[int], masks_KW: ColumnArray) -> None:
+        """Fills the masks of the rows that `advance` returned."""
+        firsts = [k for k, row in enumerate(rows_K) if rows.places_N[row] == 0]
+        ends = [*firsts[1:], len(rows_K)]
+        alone = [k for k, end in zip(firsts, ends, strict=True) if end == k + 1]
+        self._fill_alone([int(rows.slots_N[rows_K[k]]) for k in alone], alone, masks_KW)
+        for k, end in zip(firsts, ends, strict=True):
+            if end > k + 1:
+                self._fill_drafts(int(rows.slots_N[rows_K[k]]), rows.drafts()[rows_K[k + 1 : end]], masks_KW[k:end])
+        positions = rows.positions()[rows_K].tolist()
+        for k, row in enumerate(rows_K):
+            slot = int(rows.slots_N[row])
+            if rows.places_N[row] == 0:
+                live = self._live[slot]
+                self._judge(slot)
+            if slot in self._errors:
+                masks_KW[k] = -1
+            elif positions[k] < live.min_end:
+                _forbid(masks_KW[k], live.stop_token_ids)
+
+    def _fill_alone(self, slots: list[int], masks: list[int], masks_KW: ColumnArray) -> None:
+        """The masks of sequences without drafts."""
         from llguidance.numpy import fill_next_token_bitmask_par
 
-        matchers = [self._live[slot].matcher for slot in slots_K]
-        if len(matchers) == 1 or self._some_are_slow:
-            self._fill_measured(slots_K, masks_KW)
-        else:
-            began_s = time.perf_counter()
-            fill_next_token_bitmask_par(self._executor, [*zip(matchers, count())], masks_KW)
-            self._some_are_slow = time.perf_counter() - began_s > _STEP_S
-        for row, (slot, position) in enumerate(zip(slots_K, positions_K, strict=True)):
-            live = self._live[slot]
-            self._judge(slot)
-            if slot in self._errors:
-                masks_KW[row] = -1
-            elif position < live.min_end:
-                _forbid(masks_KW[row], live.stop_token_ids)
+        if len(slots) <= 1 or self._some_are_slow:
+            self._fill_measured(slots, masks, masks_KW)
+            return
+        began_s = time.perf_counter()
+        matchers = [self._live[slot].matcher for slot in slots]
+        fill_next_token_bitmask_par(self._executor, [*zip(matchers, masks, strict=True)], masks_KW)
+        self._some_are_slow = time.perf_counter() - began_s > _STEP_S
 
-    def _fill_measured(self, slots_K: Sequence[int], masks_KW: ColumnArray) -> None:
+    def _fill_measured(self, slots: list[int], masks: list[int], masks_KW: ColumnArray) -> None:
         """Makes each mask by itself, to measure which sequences take long."""
         from llguidance.numpy import fill_next_token_bitmask
 
-        def fill(slot: int, row: int) -> float:
+        def fill(slot: int, mask: int) -> float:
             began_s = time.thread_time()
-            fill_next_token_bitmask(self._live[slot].matcher, masks_KW, row)
+            fill_next_token_bitmask(self._live[slot].matcher, masks_KW, mask)
             return time.thread_time() - began_s
 
-        if len(slots_K) == 1:
-            times_s = [fill(slots_K[0], 0)]
+        if len(slots) <= 1:
+            times_s = [*map(fill, slots, masks)]
         else:
-            with ThreadPoolExecutor(min(_most_threads(), len(slots_K))) as threads:
-                times_s = [*threads.map(fill, slots_K, range(len(slots_K)))]
-        for slot, time_s in zip(slots_K, times_s, strict=True):
+            with ThreadPoolExecutor(min(_most_threads(), len(slots))) as threads:
+                times_s = [*threads.map(fill, slots, masks)]
+        for slot, time_s in zip(slots, times_s, strict=True):
             self._live[slot].debt_s += time_s
-        self._some_are_slow = max(times_s) > _STEP_S
+        self._some_are_slow = max(times_s, default=0.0) > _STEP_S
+
+    def _fill_drafts(self, slot: int, drafts: IntArray, masks_KW: ColumnArray) -> None:
+        """The masks before and after each draft; anything is allowed after one that is not, or after the end."""
+        from llguidance.numpy import fill_next_token_bitmask
+
+        live, began_s, num_consumed = self._live[slot], time.thread_time(), 0
+        masks_KW[:] = -1
+        for row, draft in enumerate([*drafts.tolist(), None]):
+            fill_next_token_bitmask(live.matcher, masks_KW, row)
+            if draft is None or not live.matcher.try_consume_tokens([draft]):
+                break
+            num_consumed += 1
+            if live.matcher.is_stopped():
+                break
+        live.matcher.rollback(num_consumed)
+        live.debt_s += time.thread_time() - began_s
 
     def _consume(self, slot: int, token_ids: list[int]) -> None:
         live = self._live[slot]
         began_s = time.thread_time()
-        live.matcher.consume_tokens(token_ids)
+        num_consumed = live.matcher.try_consume_tokens(token_ids)
+        if not live.matcher.is_stopped():
+            live.matcher.consume_tokens(token_ids[num_consumed:])  # says what is wrong with the rest
         time_s = time.thread_time() - began_s
         live.debt_s = max(0.0, live.debt_s + time_s - len(token_ids) * _STEP_S)
         self._judge(slot)

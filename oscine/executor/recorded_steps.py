@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from oscine.executor.cuda_graphs import Choose, Forward
-from oscine.executor.slots import ColumnArray
+from oscine.executor.cuda_graphs import Choose, Computed, Forward
+from oscine.executor.slots import ColumnArray, IntArray
 from oscine.executor.step_batch import StepArrays
 from oscine.ops.native.recording import Recording
 from oscine.ops.packed import PackedSizes, PackedStep
@@ -22,10 +22,9 @@ MOST_BYTES = 64 << 20
 @dataclass(slots=True)
 class _Recorded:
     flat: ColumnArray  # the input, at a fixed address
-    packed: PackedStep[Tensor]  # views of it
     forward: Recording
-    x_SH: Tensor
-    choice: tuple[Recording, Tensor] | None = None  # recorded when it is first asked for
+    computed: Computed
+    choice: tuple[Recording, IntArray] | None = None  # recorded when it is first asked for
 
 
 class RecordedSteps:
@@ -51,8 +50,8 @@ class RecordedSteps:
     def size_of(self, num_sequences: int) -> int:
         return num_sequences
 
-    def replay(self, packed: tuple[ColumnArray, PackedSizes]) -> tuple[PackedStep[Tensor], Tensor]:
-        """Runs a step. Returns its input and the head's input. Raises NotRecordable."""
+    def replay(self, packed: tuple[ColumnArray, PackedSizes]) -> Computed:
+        """Runs a step. Raises NotRecordable."""
         flat, sizes = packed
         step = self._recorded.pop(sizes.sequences, None)
         if step is None:
@@ -61,28 +60,28 @@ class RecordedSteps:
             step.flat[:] = flat
             step.forward.run()
         self._recorded[sizes.sequences] = step
-        return step.packed, step.x_SH
+        return step.computed
 
     def replay_choice(self, size: int) -> Tensor:
         """Chooses tokens after a step of this size. Returns their ids."""
         step = self._recorded[size]
         if step.choice is None:
             with (recording := Recording()):
-                step.choice = recording, self._choose(step.packed, step.x_SH)
+                step.choice = recording, self._choose(step.computed).numpy()
         else:
             step.choice[0].run()
-        return step.choice[1].clone()
+        return torch.from_numpy(step.choice[1].copy())
 
     def _record(self, flat: ColumnArray, sizes: PackedSizes) -> _Recorded:
         flat = flat.copy()
         packed = PackedStep.of(torch.from_numpy(flat), sizes)
         with (recording := Recording()):
-            x_SH = self._forward(packed)
+            computed = self._forward(packed)
         self._bytes_per_sequence = recording.nbytes // sizes.sequences
         room = self._most_bytes - recording.nbytes
         while self._recorded and sum(step.forward.nbytes for step in self._recorded.values()) > room:
             del self._recorded[next(iter(self._recorded))]
-        return _Recorded(flat, packed, recording, x_SH)
+        return _Recorded(flat, recording, computed)
 
     @torch.inference_mode()
     def try_one(self, slot: int) -> None:
@@ -92,7 +91,6 @@ class RecordedSteps:
         packed = PackedStep.of(flat, sizes)
         for column, value in ((packed.slots_S, slot), (packed.token_slots_T, slot), (packed.sampled_slots_M, slot)):
             column[:] = value
-        packed.context_lens_S[:] = 1
         packed.query_starts_S1[:] = 0, 1
         self.replay((flat, sizes))
         self.replay_choice(1)

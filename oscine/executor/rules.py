@@ -11,7 +11,7 @@ from torch import Tensor
 
 from oscine.executor.headers import Few, Headers
 from oscine.executor.masks import Constraints, GrammarCache, mask_of
-from oscine.executor.slots import ColumnArray, IntArray
+from oscine.executor.slots import ColumnArray, IntArray, Rows
 from oscine.executor.transfer import staging
 from oscine.types import NewSequence, SamplingParams
 
@@ -34,17 +34,18 @@ class Rules(Protocol):
         """A sequence takes a slot."""
         ...
 
-    def allowed(
-        self, slots_N: IntArray, positions_N: IntArray, is_plain: Callable[[IntArray], bool]
-    ) -> Masks | Few | None:
+    def allowed(self, rows: Rows, is_plain: Callable[[IntArray], bool]) -> Masks | Few | None:
         """The tokens that may come next: a few tokens if all rows are plain, else masks; None if all may come.
 
         Waits for the tokens of the step before this one. `is_plain`: of slots, as Sampler.is_plain.
         """
         ...
 
-    def sampled(self, slots_M: IntArray, positions_M: IntArray, token_ids: Callable[[], list[int]]) -> None:
-        """A step samples a token for each of these slots and positions; `token_ids` waits for them."""
+    def sampled(self, rows: Rows, token_ids: Callable[[], IntArray]) -> None:
+        """A step samples a token in each of these rows. `token_ids` waits for them; REJECTED is none.
+
+        From then on the positions of the rows are known.
+        """
         ...
 
     def errors(self, slots: Sequence[int]) -> dict[int, str]:
@@ -76,33 +77,28 @@ class GrammarRules:
         self._constraints.assign(new)
         self._headers.assign(new)
 
-    def allowed(
-        self, slots_N: IntArray, positions_N: IntArray, is_plain: Callable[[IntArray], bool]
-    ) -> Masks | Few | None:
-        rows_K, headers = self._constraints.advance(slots_N), self._headers.advance(slots_N, positions_N)
-        few = Few.of(headers) if headers and not rows_K and is_plain(slots_N) else None
+    def allowed(self, rows: Rows, is_plain: Callable[[IntArray], bool]) -> Masks | Few | None:
+        rows_K, headers = self._constraints.advance(rows.slots_N), self._headers.advance(rows)
+        few = Few.of(headers) if headers and not rows_K and is_plain(rows.slots_N) else None
         if few is not None or not (rows_K or headers):
             return few
-        return self._masks(slots_N, positions_N, rows_K, headers)
+        return self._masks(rows, rows_K, headers)
 
-    def sampled(self, slots_M: IntArray, positions_M: IntArray, token_ids: Callable[[], list[int]]) -> None:
-        self._constraints.sampled(slots_M, token_ids)
-        self._headers.sampled(slots_M, positions_M, token_ids)
+    def sampled(self, rows: Rows, token_ids: Callable[[], IntArray]) -> None:
+        self._constraints.sampled(rows.slots_N, token_ids)
+        self._headers.sampled(rows, token_ids)
 
     def errors(self, slots: Sequence[int]) -> dict[int, str]:
         return self._constraints.errors(slots) | self._headers.errors(slots)
 
-    def _masks(
-        self, slots_N: IntArray, positions_N: IntArray, rows_K: list[int], headers: dict[int, IntArray]
-    ) -> Masks:
+    def _masks(self, rows: Rows, rows_K: list[int], headers: dict[int, IntArray]) -> Masks:
         """The masks of rows with a grammar, and of rows in a header with their allowed tokens."""
         count, num_words = len(rows_K), self._grammars.num_words
         masks_KW = staging((count + len(headers), num_words), self._device)
         if rows_K:
-            filled_KW = masks_KW[:count].numpy()
-            self._constraints.fill(slots_N[rows_K].tolist(), positions_N[rows_K].tolist(), filled_KW)
+            self._constraints.fill(rows, rows_K, masks_KW[:count].numpy())
         for i, ids in enumerate(headers.values(), count):
             masks_KW[i].numpy()[:] = mask_of(ids, num_words)
-        row_N = np.full(len(slots_N), -1, np.int32)
+        row_N = np.full(len(rows.slots_N), -1, np.int32)
         row_N[[*rows_K, *headers]] = np.arange(len(masks_KW))
         return Masks(masks_KW, row_N)

@@ -5,15 +5,17 @@ device_state.py, how a token is chosen in sampler.py. On a GPU nothing but colle
 """
 
 from collections import deque
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from oscine.executor.cuda_graphs import CudaGraphs
+from oscine.executor.cuda_graphs import Computed, CudaGraphs
 from oscine.executor.device_state import DeviceState
+from oscine.executor.drafts.drafter import DeviceDrafter, HostDrafter
 from oscine.executor.headers import Few
 from oscine.executor.kv.memory import MemoryPlan
 from oscine.executor.launched import LaunchedStep, PromptRows
@@ -22,11 +24,11 @@ from oscine.executor.logprobs import of_tokens, on_host
 from oscine.executor.recorded_steps import MOST_BYTES, RecordedSteps
 from oscine.executor.rules import Masks, NewRules, grammar_rules
 from oscine.executor.sampler import AllowedTokens, Sampler
-from oscine.executor.slots import ColumnArray, IntArray, PageEntries, Slots
+from oscine.executor.slots import ColumnArray, IntArray, PageEntries, Rows, Slots
 from oscine.executor.step_batch import StepArrays, pack
 from oscine.executor.transfer import Mark, download, send, upload
 from oscine.model.gpt_oss import GptOss
-from oscine.ops.interface import KVCache, Sampled
+from oscine.ops.interface import Batch, KVCache, Sampled
 from oscine.ops.packed import PackedSizes, PackedStep
 from oscine.ops.target import Alone, Communicator
 from oscine.types import SamplingParams, StepPlan, StepResult
@@ -37,6 +39,13 @@ class Outcome(NamedTuple):
 
     sampled: Sampled | None  # on the device; a row for each sequence that samples
     prompts: dict[int, PromptRows]  # by slot
+
+
+class Drafts(NamedTuple):
+    """What the sequences of a plan verify."""
+
+    counts: list[int]  # per sequence
+    ids: Callable[[], IntArray]  # per row of StepArrays; anything in rows that compute no draft; may wait
 
 
 class TorchExecutor:
@@ -51,18 +60,29 @@ class TorchExecutor:
         new_rules: NewRules | None = None,
         communicator: Communicator | None = None,
         lockstep: Lockstep | None = None,
+        drafter: HostDrafter | None = None,
+        max_drafts: int = 0,
     ) -> None:
         """Without `new_rules`, sequences that have a grammar end with an error. `communicator`: the model's own.
 
-        With `lockstep`, the last page of each group belongs to no sequence: steps without one write there.
+        Plans have no more than `max_drafts` drafts per sequence, and none without a `drafter`. With `lockstep`, the
+        last page of each group belongs to no sequence: steps without one write there.
         """
         self.communicator = communicator or Alone()
         self.config, self.memory, self.max_num_seqs = model.config, memory, max_num_seqs
         self.device = model.weights.device
         self._model, self._kv = model, kv
         self.state = DeviceState(
-            max_num_seqs, memory.max_model_len, memory.page_size, len(memory.groups), self.device, model.ops
+            max_num_seqs,
+            memory.max_model_len,
+            memory.page_size,
+            len(memory.groups),
+            self.device,
+            model.ops,
+            max_drafts,
         )
+        self._drafter, self.max_drafts = drafter, max_drafts
+        self._device_drafter: DeviceDrafter | None = None
         self.lockstep = lockstep
         if lockstep is not None:
             self.state.point_padding_at([len(pages) - 1 for pages in kv])
@@ -74,6 +94,7 @@ class TorchExecutor:
         self.graphs = CudaGraphs(self._decode, self._choose_greedily, self.device)
         self._recorded: CudaGraphs | RecordedSteps = self.graphs
         self._launched: deque[LaunchedStep] = deque()
+        self._unread: deque[LaunchedStep] = deque()  # whose tokens the host has not counted; with drafts only
 
     @property
     def num_pages(self) -> list[int]:
@@ -90,6 +111,15 @@ class TorchExecutor:
         layers = self._model.of_layers(self._model.layer_of_each_kind)
         others = self.communicator, self.lockstep
         return TorchExecutor(layers, self.memory, self._kv, self.max_num_seqs, self._new_rules, *others)
+
+    def draft_with(self, drafter: DeviceDrafter) -> None:
+        """From now on a head drafts on the device."""
+        self._device_drafter = drafter
+
+    def capture_drafts(self, sizes: list[int]) -> None:
+        """CUDA graphs of drafts, for up to so many sequences. Writes page 0."""
+        assert self._device_drafter is not None
+        self._device_drafter.capture(sizes, self.max_drafts)
 
     def record_steps(self, most_bytes: int = MOST_BYTES) -> None:
         """From now on decode steps are recorded C calls: on a CPU, with native ops. Raises NotRecordable."""
@@ -112,29 +142,107 @@ class TorchExecutor:
         return self.collect()
 
     def collect(self) -> StepResult:
-        return self._launched.popleft().result()
+        launched = self._launched.popleft()
+        self._read(launched.number + 1)
+        return launched.result()
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> None:
+        drafts = self._look_up(plan)
         self._place(plan)
-        step = StepArrays.of(plan.sequences)
+        if self._device_drafter is not None:
+            drafts = self._draft(plan, self._device_drafter)
+        step = StepArrays.of(plan.sequences, None if drafts is None else drafts.counts)
+        rows = self._rows(plan.step, step, drafts)
         prompt_rows = self._prompt_rows(step) if self._prompt_logprobs else {}
         size = self._graph_size(step, suits=not prompt_rows and self._recorded.fits(step))
-        outcome = self._run(step, prompt_rows) if size is None else self._replay(step, size)
-        slots_M = step.slots_S[step.samples_S]
+        outcome = self._run(step, rows, prompt_rows) if size is None else self._replay(step, rows, size)
         launched = LaunchedStep(
-            step=plan.step,
-            slots_S=step.slots_S,
-            samples_S=step.samples_S,
+            number=plan.step,
+            step=step,
+            rows=rows,
+            owners_N=self._slots.owners[rows.slots_N],
             sampled=None if outcome.sampled is None else on_host(outcome.sampled),
-            num_logprobs=self._sampler.num_logprobs(slots_M),
+            num_logprobs=self._sampler.num_logprobs(rows.slots_N),
             prompts=outcome.prompts,
-            errors=self._rules.errors(step.slots_S.tolist()),
+            errors=self._rules.errors([s.slot for s in plan.sequences]),
             rank_error=self._rank_error(),
             done=Mark(self.device),
         )
-        self._rules.sampled(slots_M, step.ends_S[step.samples_S], cache(launched.token_ids))
+        self._rules.sampled(rows, partial(self._tokens_of, launched))
         self._launched.append(launched)
+        if self.max_drafts:
+            self._unread.append(launched)
+
+    def _look_up(self, plan: StepPlan) -> Drafts | None:
+        """Waits for the tokens of the step before, if this one may have drafts. Nothing is placed yet."""
+        drafter = self._drafter
+        if drafter is None or not any(sequence.num_drafts for sequence in plan.sequences):
+            return None
+        self._read(plan.step)
+        found = [drafter.propose(s.slot, s.num_drafts) if s.num_drafts else [] for s in plan.sequences]
+        if not any(found):
+            return None
+        with_drafts = [(s.slot, ids) for s, ids in zip(plan.sequences, found, strict=True) if ids]
+        width = max(len(ids) for _, ids in with_drafts)
+        padded = np.array([[*ids, *[0] * (width - len(ids))] for _, ids in with_drafts], np.int64)
+        self.state.put_drafts(np.array([slot for slot, _ in with_drafts], np.int64), padded)
+        ids_S = np.array([id for ids in found for id in (0, *ids)], np.int64)
+        return Drafts([*map(len, found)], lambda: ids_S)
+
+    def _draft(self, plan: StepPlan, drafter: DeviceDrafter) -> Drafts | None:
+        """Waits for nothing. Pages are placed."""
+        counts = [sequence.num_drafts for sequence in plan.sequences]
+        if not any(counts):
+            return None
+        slots_D = np.array([sequence.slot for sequence in plan.sequences if sequence.num_drafts], np.int64)
+        drafter.draft(slots_D, most := max(counts))
+        told = download(self.state.drafts[:, :most])
+        made = Mark(self.device)
+
+        def ids() -> IntArray:
+            made.wait()
+            found = [(0, *told[s.slot, : s.num_drafts].tolist()) for s in plan.sequences]
+            return np.array([id for ids in found for id in ids], np.int64)
+
+        return Drafts(counts, cache(ids))
+
+    def _rows(self, number: int, step: StepArrays, drafts: Drafts | None) -> Rows:
+        slots_N, places_N = step.slots_S[step.samples_S], step.places_S[step.samples_S]
+        if not self.max_drafts:
+            ends_N = step.ends_S[step.samples_S]
+            return Rows(slots_N, places_N, lambda: ends_N, lambda: places_N)
+
+        def positions() -> IntArray:
+            self._read(number)
+            found_N: IntArray = self._slots.num_known[slots_N] + places_N
+            return found_N
+
+        def ids() -> IntArray:
+            found_N: IntArray = places_N if drafts is None else drafts.ids()[step.samples_S]
+            return found_N
+
+        return Rows(slots_N, places_N, cache(positions), ids)
+
+    def _read(self, end: int) -> None:
+        """Counts the tokens of launched steps with numbers below `end`, in order. Waits for them."""
+        while self._unread and self._unread[0].number < end:
+            launched = self._unread.popleft()
+            rows, ids_N = launched.rows, launched.token_ids()
+            rows.positions()  # from now on unknown but for the cache
+            is_new_N = (ids_N >= 0) & (launched.owners_N == self._slots.owners[rows.slots_N])
+            slots = rows.slots_N[is_new_N].tolist()
+            by_slot: dict[int, list[int]] = {}
+            for slot, token in zip(slots, ids_N[is_new_N].tolist(), strict=True):
+                by_slot.setdefault(slot, []).append(token)
+            for slot, tokens in by_slot.items():
+                self._slots.num_known[slot] += len(tokens)
+                if self._drafter is not None:
+                    self._drafter.append(slot, tokens)
+
+    def _tokens_of(self, launched: LaunchedStep) -> IntArray:
+        self._read(launched.number + 1)
+        return launched.token_ids()
 
     @torch.inference_mode()
     def take_part(self) -> None:
@@ -144,7 +252,7 @@ class TorchExecutor:
         step = StepArrays.of_padding(self.state.padding_slot)
         size = self._graph_size(step, suits=self._recorded.fits_padding)
         if size is None:
-            self._run(step, {})
+            self._run(step, self._rows(0, step, None), {})
         else:
             self._recorded.replay(self._pack_padded(step.padded(size)))
 
@@ -169,6 +277,11 @@ class TorchExecutor:
             self._slots.assign(new, entries)
             self._sampler.assign(new)
             self._rules.assign(new)
+            if self._device_drafter is not None:
+                self._device_drafter.assign(new)
+            if self._drafter is not None:
+                token_ids = np.array(new.token_ids, np.int32)
+                self._drafter.assign(new.slot, token_ids, new.num_prompt_tokens, new.shares)
             self._prompt_logprobs.pop(new.slot, None)
             if new.sampling.prompt_logprobs is not None:
                 self._prompt_logprobs[new.slot] = new.sampling.prompt_logprobs
@@ -176,66 +289,100 @@ class TorchExecutor:
             self._slots.extend(sequence, entries)
         self.state.update_pages(entries)
 
-    def _run(self, step: StepArrays, prompt_rows: dict[int, IntArray]) -> Outcome:
-        slots_M, positions_M = step.slots_S[step.samples_S], step.ends_S[step.samples_S]
+    def _run(self, step: StepArrays, rows: Rows, prompt_rows: dict[int, IntArray]) -> Outcome:
         last_rows_M = step.query_starts_S1[1:][step.samples_S] - 1
-        flat, sizes = pack(step, self._slots, np.concatenate((last_rows_M, *prompt_rows.values())), slots_M)
+        flat, sizes = pack(step, self._slots, np.concatenate((last_rows_M, *prompt_rows.values())), rows.slots_N)
         packed = PackedStep.of(upload(flat, self.device), sizes)
-        x_NH = self._model.hidden(self.state.batch(packed, step.num_decodes), self._kv)
+        batch = self.state.batch(packed, step.num_decodes)
+        x_NH, features_TH = self._hidden(batch)
         sampled = None
         if sizes.sampled:
-            ruled = self._ruled(slots_M, positions_M)
-            sampled = self._sample(x_NH[: sizes.sampled], slots_M, positions_M, ruled)
-            self.state.write_back(packed.sampled_slots_M, sampled.token_ids_N)
+            computed = Computed(packed, batch, x_NH[: sizes.sampled])
+            sampled = self._sample(computed, rows, self._ruled(rows))
+        if self._device_drafter is not None and features_TH is not None:
+            ids_M = None if sampled is None else sampled.token_ids_N
+            self._device_drafter.follow_any(packed, batch, features_TH, ids_M, self._known_next(step))
         return Outcome(sampled, self._of_prompts(step, prompt_rows, x_NH[sizes.sampled :]))
 
-    def _replay(self, step: StepArrays, size: int) -> Outcome:
+    def _replay(self, step: StepArrays, rows: Rows, size: int) -> Outcome:
         count = len(step.slots_S)
-        packed, x_NH = self._recorded.replay(self._pack_padded(step if size == count else step.padded(size)))
-        ruled = self._ruled(step.slots_S, step.ends_S)
+        computed = self._recorded.replay(self._pack_padded(step if size == count else step.padded(size)))
+        ruled = self._ruled(rows)
         if ruled is None and self._sampler.wants_argmax(step.slots_S):
             return Outcome(Sampled(self._recorded.replay_choice(size)[:count]), {})
-        sampled = self._sample(x_NH[:count], step.slots_S, step.ends_S, ruled)
-        self.state.write_back(packed.sampled_slots_M[:count], sampled.token_ids_N)
+        sampled = self._sample(computed._replace(x_SH=computed.x_SH[:count]), rows, ruled)
+        self._follow(computed, sampled.token_ids_N)
         return Outcome(sampled, {})
 
     def _pack_padded(self, padded: StepArrays) -> tuple[ColumnArray, PackedSizes]:
         sampled_slots_M = np.where(padded.samples_S, padded.slots_S, self.state.padding_slot)
         return pack(padded, self._slots, np.arange(len(padded.slots_S)), sampled_slots_M)
 
-    def _sample(
-        self, x_NH: Tensor, slots_N: IntArray, positions_N: IntArray, ruled: AllowedTokens | Few | None
-    ) -> Sampled:
-        """A token a row of what the head takes."""
-        if isinstance(ruled, AllowedTokens) or not self._sampler.is_plain(slots_N):
-            assert not isinstance(ruled, Few)
-            return self._sampler.sample(self._model.head(x_NH), slots_N, positions_N, ruled)
-        ids_N = self._model.choose(x_NH, self._sampler.plain(slots_N, positions_N))
-        if ruled is not None:
-            ids_N = self._sampler.narrowed(ids_N, x_NH, self._model.choose_few, slots_N, positions_N, ruled)
-        return Sampled(ids_N)
+    def _sample(self, computed: Computed, rows: Rows, ruled: AllowedTokens | Few | None) -> Sampled:
+        """A token a row of what the head takes, and whether it is accepted."""
+        packed, batch, x_NH, _ = computed
+        count = len(x_NH)
 
-    def _ruled(self, slots_N: IntArray, positions_N: IntArray) -> AllowedTokens | Few | None:
+        def of_rows(column_T: Tensor) -> Tensor:
+            return column_T[:count] if batch.logits_rows_N is None else column_T[batch.logits_rows_N[:count]]
+
+        if isinstance(ruled, AllowedTokens) or not self._sampler.is_plain(rows.slots_N):
+            assert not isinstance(ruled, Few)
+            columns = of_rows(batch.token_ids_T), of_rows(batch.positions_T) + 1
+            sampled = self._sampler.sample(self._model.head(x_NH), rows, *columns, ruled)
+        else:
+            plain = self._sampler.plain(rows.slots_N, lambda: of_rows(batch.positions_T) + 1)
+            sampled = Sampled(self._model.choose(x_NH, plain))
+            if ruled is not None:
+                ids_N = self._sampler.narrowed(sampled.token_ids_N, x_NH, self._model.choose_few, rows, ruled)
+                sampled = Sampled(ids_N)
+        accepted_N = self.state.accept(packed, batch, sampled.token_ids_N)
+        self._sampler.count(rows.slots_N, accepted_N)
+        return sampled._replace(token_ids_N=accepted_N)
+
+    def _ruled(self, rows: Rows) -> AllowedTokens | Few | None:
         """The tokens that the rules allow, on the device.
 
         Waits for the tokens of the step before this one. So call it after this step's work is queued on the device.
         """
-        allowed = self._rules.allowed(slots_N, positions_N, self._sampler.is_plain)
+        allowed = self._rules.allowed(rows, self._sampler.is_plain)
         if isinstance(allowed, Masks):
             return AllowedTokens(send(allowed.masks_KW, self.device), allowed.row_N)
         return allowed
 
-    def _decode(self, packed: PackedStep[Tensor]) -> Tensor:
+    def _decode(self, packed: PackedStep[Tensor]) -> Computed:
         """The first CUDA graph: one token per sequence, up to the input of the head."""
         if self.lockstep is not None:
             self.lockstep.pad(len(packed.slots_S))
-        return self._model.hidden(self.state.batch(packed, len(packed.slots_S), all_rows=True), self._kv)
+        batch = self.state.batch(packed, len(packed.slots_S), all_rows=True)
+        return Computed(packed, batch, *self._hidden(batch))
 
-    def _choose_greedily(self, packed: PackedStep[Tensor], x_NH: Tensor) -> Tensor:
-        """The second CUDA graph: chooses the most probable tokens and writes them back."""
-        ids_N = self._model.choose(x_NH, self._sampler.greedy(len(x_NH)))
-        self.state.write_back(packed.sampled_slots_M, ids_N)
+    def _choose_greedily(self, computed: Computed) -> Tensor:
+        """The second CUDA graph: chooses the most probable tokens and keeps them."""
+        packed, batch, x_NH, _ = computed
+        ids_N = self.state.accept(packed, batch, self._model.choose(x_NH, self._sampler.greedy(len(x_NH))))
+        self._follow(computed, ids_N)
         return ids_N
+
+    def _hidden(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
+        """The input of the head [N, H], and what a draft head reads [T, H]."""
+        if self._device_drafter is None:
+            return self._model.hidden(batch, self._kv), None
+        x_NH, streams = self._model.hidden_and_streams(batch, self._kv, self._device_drafter.taps)
+        return x_NH, self._device_drafter.features(streams)
+
+    def _follow(self, computed: Computed, ids_M: Tensor) -> None:
+        """After a step of one sampled token per row."""
+        if self._device_drafter is not None and computed.features_TH is not None:
+            self._device_drafter.follow(computed.packed, computed.batch, computed.features_TH, ids_M)
+
+    def _known_next(self, step: StepArrays) -> ColumnArray:
+        """[S]: the token after each sequence of the step, where the host knows it; else 0."""
+        known_S = np.zeros(len(step.slots_S), np.int32)
+        for i in (step.ends_S < self._slots.num_given[step.slots_S]).nonzero()[0].tolist():
+            end = int(step.ends_S[i])
+            known_S[i] = self._slots.given(int(step.slots_S[i]), end, end + 1)[0]
+        return known_S
 
     def _prompt_rows(self, step: StepArrays) -> dict[int, IntArray]:
         """Index of a sequence in the step -> rows of its tokens that are followed by another token of the prompt."""

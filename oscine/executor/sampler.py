@@ -17,7 +17,7 @@ from torch import Tensor
 from oscine.executor.headers import Few
 from oscine.executor.kv.memory import SAMPLED_AT_ONCE
 from oscine.executor.logprobs import joined
-from oscine.executor.slots import ColumnArray, IntArray
+from oscine.executor.slots import ColumnArray, IntArray, Rows
 from oscine.executor.transfer import upload
 from oscine.ops.interface import Sampled, SamplingBatch
 from oscine.ops.sample.noise import gumbel_of
@@ -111,54 +111,60 @@ class Sampler:
         sampled_at_once = len(slots_N) <= SAMPLED_AT_ONCE and not self._truncated[slots_N].any()
         return sampled_at_once or not self._temperature[slots_N].any()
 
-    def plain(self, slots_N: IntArray, positions_N: IntArray) -> SamplingBatch:
-        """The sampling parameters of plain rows, for a chooser."""
+    def plain(self, slots_N: IntArray, positions: Callable[[], Tensor]) -> SamplingBatch:
+        """The sampling parameters of plain rows, for a chooser. `positions`: int64 [N], of the tokens to be sampled."""
         if not self._temperature[slots_N].any():
             return self.greedy(len(slots_N))
-        return self._batch(slots_N, positions_N, None)
+        return self._batch(slots_N, positions(), None)
 
-    def narrowed(
-        self, ids_N: Tensor, x_NH: Tensor, choose_few: ChooseFew, slots_N: IntArray, positions_N: IntArray, few: Few
-    ) -> Tensor:
+    def narrowed(self, ids_N: Tensor, x_NH: Tensor, choose_few: ChooseFew, rows: Rows, few: Few) -> Tensor:
         """The tokens of plain rows. Rows in `few` are chosen among its tokens."""
         rows_K, few_KA = upload(few.rows_K, self._device), upload(few.ids_KA, self._device)
         if few_KA.shape[1] == 1:
             return ids_N.index_copy(0, rows_K, few_KA[:, 0])
-        slots_K = slots_N[few.rows_K]
+        slots_K = rows.slots_N[few.rows_K]
         seed_K = torch.from_numpy(self._integers[_INTEGERS.index("seed"), slots_K])
-        position_K = torch.from_numpy(positions_N[few.rows_K])
+        position_K = torch.from_numpy(rows.positions()[few.rows_K])
         noise_KA = gumbel_of(seed_K, position_K, torch.from_numpy(few.ids_KA))
         temperature_K = upload(self._temperature[slots_K], self._device)
         noise_KA = upload(noise_KA.numpy(), self._device)
         return ids_N.index_copy(0, rows_K, choose_few(x_NH[rows_K], few_KA, temperature_K, noise_KA))
 
     def sample(
-        self, logits_NV: Tensor, slots_N: IntArray, positions_N: IntArray, allowed: AllowedTokens | None = None
+        self,
+        logits_NV: Tensor,
+        rows: Rows,
+        token_ids_N: Tensor,
+        positions_N: Tensor,
+        allowed: AllowedTokens | None = None,
     ) -> Sampled:
-        """One token per row, for the given position of its slot; log-probabilities if any row asked for them."""
-        most_logprobs = int(self._num_logprobs[slots_N].max())
+        """One token per row; log-probabilities if any row asked for them.
+
+        `token_ids_N`: what the rows computed. `positions_N`: int64, of the tokens to be sampled.
+        """
+        most_logprobs = int(self._num_logprobs[rows.slots_N].max())
         parts = []
-        for start in range(0, len(slots_N), SAMPLED_AT_ONCE):
-            rows = slice(start, start + SAMPLED_AT_ONCE)
-            batch = self._batch(slots_N[rows], positions_N[rows], most_logprobs if most_logprobs >= 0 else None)
-            if allowed is not None and (allowed.row_N[rows] >= 0).any():
-                row_N = upload(allowed.row_N[rows], self._device)
+        for start in range(0, len(rows.slots_N), SAMPLED_AT_ONCE):
+            part = slice(start, start + SAMPLED_AT_ONCE)
+            batch = self._batch(rows.slots_N[part], positions_N[part], most_logprobs if most_logprobs >= 0 else None)
+            changes = self._bias_fields(rows, part) | self._penalty_fields(rows, part, token_ids_N)
+            batch = replace(batch, **changes)  # type: ignore[arg-type]
+            if allowed is not None and (allowed.row_N[part] >= 0).any():
+                row_N = upload(allowed.row_N[part], self._device)
                 batch = replace(batch, allowed_KW=allowed.masks_KW, allowed_row_N=row_N)
-            parts.append(self._sample(logits_NV[rows], batch))
-            self._count(slots_N[rows], parts[-1].token_ids_N)
+            parts.append(self._sample(logits_NV[part], batch))
         return joined(parts)
 
-    def _count(self, slots_N: IntArray, token_ids_N: Tensor) -> None:
+    def count(self, slots_N: IntArray, token_ids_N: Tensor) -> None:
+        """Adds tokens to the histories of sequences with penalties; negative ids are none."""
         if self._histories:
             for row, slot in enumerate(slots_N.tolist()):
                 if slot in self._histories:
-                    counts_V = self._histories[slot].output_counts_V
-                    id_1 = token_ids_N[row : row + 1].long().clamp(min=0)
-                    counts_V.scatter_add_(0, id_1, torch.ones_like(id_1, dtype=torch.int32))
+                    id_1 = token_ids_N[row : row + 1].long()
+                    self._histories[slot].output_counts_V.scatter_add_(0, id_1.clamp(min=0), (id_1 >= 0).int())
 
-    def _batch(self, slots_N: IntArray, positions_N: IntArray, num_logprobs: int | None) -> SamplingBatch:
-        slots = slots_N.tolist()
-        integers = self._columns(np.vstack((self._integers[:, slots_N], positions_N[None])))
+    def _batch(self, slots_N: IntArray, positions_N: Tensor, num_logprobs: int | None) -> SamplingBatch:
+        integers = self._columns(self._integers[:, slots_N])
         floats = dict(zip(_FLOATS, self._columns(self._floats[:, slots_N]), strict=True))
         return SamplingBatch(
             temperature_N=floats["temperature"],
@@ -166,12 +172,10 @@ class Sampler:
             top_p_N=floats["top_p"],
             min_p_N=floats["min_p"],
             seed_N=integers[1],
-            position_N=integers[2],
+            position_N=positions_N,
             greedy=not self._temperature[slots_N].any(),
             truncated=bool(self._truncated[slots_N].any()),
             num_logprobs=num_logprobs,
-            **self._bias_fields(slots, positions_N),
-            **self._penalty_fields(slots, floats),
         )
 
     def _columns(self, table: NDArray[np.generic]) -> list[Tensor]:
@@ -181,10 +185,10 @@ class Sampler:
         padded[:, :count] = table
         return [column[:count] for column in upload(padded, self._device)]
 
-    def _bias_fields(self, slots: list[int], positions_N: IntArray) -> dict[str, Tensor]:
+    def _bias_fields(self, rows: Rows, part: slice) -> dict[str, Tensor]:
         entries: list[tuple[int, int, float]] = []
-        if self._biases:
-            for row, (slot, position) in enumerate(zip(slots, positions_N.tolist(), strict=True)):
+        if not self._biases.keys().isdisjoint(slots := rows.slots_N[part].tolist()):
+            for row, (slot, position) in enumerate(zip(slots, rows.positions()[part].tolist(), strict=True)):
                 bias = self._biases.get(slot)
                 if bias is None:
                     continue
@@ -193,23 +197,29 @@ class Sampler:
                     entries += [(row, i, -torch.inf) for i in bias.stop_token_ids]
         if not entries:
             return {}
-        rows, ids, values = zip(*entries, strict=True)
+        numbers, ids, values = zip(*entries, strict=True)
         return {
-            "bias_rows": upload(np.array(rows, np.int64), self._device),
+            "bias_rows": upload(np.array(numbers, np.int64), self._device),
             "bias_ids": upload(np.array(ids, np.int64), self._device),
             "bias_values": upload(np.array(values, np.float32), self._device),
         }
 
-    def _penalty_fields(self, slots: list[int], floats: dict[str, Tensor]) -> dict[str, Tensor]:
-        if self._histories.keys().isdisjoint(slots):
+    def _penalty_fields(self, rows: Rows, part: slice, token_ids_N: Tensor) -> dict[str, Tensor]:
+        """The drafts that a row comes after count as generated."""
+        slots_N, places = rows.slots_N[part], rows.places_N[part].tolist()
+        if self._histories.keys().isdisjoint(slots := slots_N.tolist()):
             return {}
         shape = (len(slots), self._vocab_size)
         counts_NV = torch.zeros(shape, dtype=torch.int32, device=self._device)
         prompt_NV = torch.zeros(shape, dtype=torch.bool, device=self._device)
-        for row, slot in enumerate(slots):
+        for row, (slot, place) in enumerate(zip(slots, places, strict=True)):
             history = self._histories.get(slot)
             if history is not None:
                 counts_NV[row], prompt_NV[row] = history.output_counts_V, history.prompt_mask_V
+                end = part.start + row + 1
+                drafts = token_ids_N[end - place : end].long()
+                counts_NV[row].scatter_add_(0, drafts, torch.ones_like(drafts, dtype=torch.int32))
+        floats = dict(zip(_FLOATS, self._columns(self._floats[:, slots_N]), strict=True))
         return {
             "presence_N": floats["presence_penalty"],
             "frequency_N": floats["frequency_penalty"],

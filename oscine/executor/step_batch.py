@@ -18,25 +18,46 @@ BoolArray = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class StepArrays:
-    """The sequences of a plan, column by column."""
+    """The sequences of a batch, column by column.
+
+    A sequence of the plan that verifies k drafts is 1 + k sequences here, of one token each: the token that it sampled
+    last, then its drafts. While the host does not know how many drafts of the step before were accepted, positions
+    are lower bounds; the device knows better.
+    """
 
     slots_S: IntArray
     starts_S: IntArray  # position of the first token
     lens_S: IntArray  # tokens
     samples_S: BoolArray  # whether a token is sampled
+    places_S: IntArray  # 0, or which draft it is: 1, 2, ...
     ends_S: IntArray  # position after the last token: tokens in the cache after this step
     query_starts_S1: IntArray  # as in Batch
 
     @classmethod
-    def of(cls, sequences: list[ScheduledSequence]) -> "StepArrays":
+    def of(cls, sequences: list[ScheduledSequence], num_drafts: list[int] | None = None) -> "StepArrays":
+        """`num_drafts`: per sequence, what it verifies; None: nothing."""
         columns = np.array([(s.slot, s.start, s.num_tokens, s.sample) for s in sequences], np.int64).T
-        return cls.of_columns(columns[0], columns[1], columns[2], columns[3].astype(np.bool_))
+        if num_drafts is None:
+            return cls.of_columns(columns[0], columns[1], columns[2], columns[3].astype(np.bool_))
+        counts = np.array(num_drafts, np.int64) + 1
+        columns = columns.repeat(counts, axis=1)
+        places_S = np.arange(columns.shape[1]) - (counts.cumsum() - counts).repeat(counts)
+        return cls.of_columns(columns[0], columns[1] + places_S, columns[2], columns[3].astype(np.bool_), places_S)
 
     @classmethod
-    def of_columns(cls, slots_S: IntArray, starts_S: IntArray, lens_S: IntArray, samples_S: BoolArray) -> "StepArrays":
+    def of_columns(
+        cls,
+        slots_S: IntArray,
+        starts_S: IntArray,
+        lens_S: IntArray,
+        samples_S: BoolArray,
+        places_S: IntArray | None = None,
+    ) -> "StepArrays":
         query_starts_S1 = np.zeros(len(lens_S) + 1, np.int64)
         np.cumsum(lens_S, out=query_starts_S1[1:])
-        return cls(slots_S, starts_S, lens_S, samples_S, starts_S + lens_S, query_starts_S1)
+        if places_S is None:
+            places_S = np.zeros(len(lens_S), np.int64)
+        return cls(slots_S, starts_S, lens_S, samples_S, places_S, starts_S + lens_S, query_starts_S1)
 
     @classmethod
     def of_padding(cls, padding_slot: int) -> "StepArrays":
@@ -75,11 +96,11 @@ def pack(
     packed.positions_T[:] = np.arange(sizes.tokens) + shifts_S.repeat(step.lens_S)
     packed.token_slots_T[:] = step.slots_S.repeat(step.lens_S)
     packed.slots_S[:] = step.slots_S
-    packed.context_lens_S[:] = step.ends_S
     packed.query_starts_S1[:] = query_starts_S1
     packed.logits_rows_N[:] = rows_N
     packed.sampled_slots_M[:] = sampled_slots_M
     packed.given_T.fill(-1)
+    packed.given_T[query_starts_S1[:-1]] -= step.places_S.astype(np.int32)
     for i in (step.starts_S < slots.num_given[step.slots_S]).nonzero()[0].tolist():
         start = int(step.starts_S[i])
         tokens = slots.given(int(step.slots_S[i]), start, start + int(step.lens_S[i]))

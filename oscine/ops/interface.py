@@ -46,6 +46,7 @@ class PreparedStep(NamedTuple):
 
     token_ids_T: Tensor
     positions_T: Tensor
+    context_lens_S: Tensor
     groups: tuple[PageGroup, ...]
     logits_rows_N: Tensor | None
 
@@ -200,5 +201,6 @@ class Ops:
     choose_few: Callable[[Tensor, Dense, Tensor, Tensor, Tensor], Tensor]
     # (packed step, state) -> the fields of Batch that depend on the state; they share no memory with what goes in
     prepare_step: Callable[[PackedStep[Tensor], BatchState], PreparedStep]
-    # (state written, its rows [M], token ids [M]): the ids are those that were sampled last
-    write_back: Callable[[BatchState, Tensor, Tensor], None]
+    # (packed step, batch prepared of it, state written, sampled ids_M) -> ids_M int64, with REJECTED for those after a
+    #     draft that was not accepted
+    accept: Callable[[PackedStep[Tensor], Batch, BatchState, Tensor], Tensor]

@@ -63,7 +63,7 @@ BESIDE = {
     "moe": ("prepare_experts",),
     "sample": ("best",),
     "choose_few": ("best_of_few",),
-    "prepare_step": ("write_back",),
+    "prepare_step": ("accept",),
 }
 
 # platform -> op -> backend; "*" is every op not named

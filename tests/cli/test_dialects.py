@@ -177,7 +177,6 @@ def test_vllms_recipe_works_as_written(tmp_path: Path) -> None:
     ("line", "named"),
     [
         ("kv-cache-dtype: fp8", "kv-cache-dtype must be auto, not fp8"),
-        ('speculative-config: \'{"method":"eagle3"}\'', "speculative decoding is not available yet"),
     ],
 )
 def test_vllms_other_recipes_are_refused_with_the_reason(tmp_path: Path, line: str, named: str) -> None:
@@ -233,7 +232,7 @@ def test_usual_command_lines_of_vllm_and_sglang(theirs: str, ours: str) -> None:
         ("--api-server-count 4", "it must be 1, not 4: a second API process"),
         ("--load-format gguf", "--load-format: it must be auto, .* or dummy, not gguf"),
         ("--enable-lora", "LoRA adapters are not available yet"),
-        ("--speculative-algorithm EAGLE3", "speculative decoding is not available yet"),
+        ("--speculative-algorithm EAGLE3", "say it with --speculative-config"),
         ("--max-total-tokens 1000", "see --kv-cache-bytes"),
         ("-pp 8", "--pipeline-parallel-size/-pp: it must be 1, not 8: pipeline parallelism is not available yet"),
         ("--allowed-origins [", "--allowed-origins: it must be .* or a JSON list of them, not"),
@@ -294,7 +293,7 @@ def test_a_file_means_the_same_as_our_options(tmp_path: Path, text: str, same: l
         ("enable_attention_dp: 1", "enable_attention_dp must be true or false, not 1"),
         ("kv_cache_config: {dtype: fp8}", "kv_cache_config.dtype must be auto, not fp8"),
         ("kv_cache_config: {max_tokens: 9}", "kv_cache_config.max_tokens is refused: .* is not available yet"),
-        ("speculative_config: {decoding_type: Eagle}", "speculative decoding is not available yet"),
+        ("speculative_config: {decoding_type: MTP}", "decoding_type must be eagle3, ngram, auto or none, not 'MTP'"),
         ("max_batch_size: many", "max_batch_size must be a whole number, not 'many'"),
         ("profile: fast", "profile must be low_latency or max_throughput, not 'fast'"),
     ],

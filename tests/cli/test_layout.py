@@ -115,6 +115,11 @@ def test_the_command_line_wins_over_a_file(tmp_path: Path) -> None:
     assert (config.engine.model.device, config.server.data_parallel_size, notes) == ("cuda:1", 1, [])
 
 
+def test_offloading_makes_an_engine_per_gpu() -> None:
+    assert layout(MODEL, "--kv-offload-bytes", "1GiB", num_gpus=4) == (4, 1)
+    assert layout(MODEL, "--kv-offload-bytes", "0", num_gpus=4) == (1, 4)
+
+
 def test_the_log_says_which_layout_and_why() -> None:
     [one] = config_of(MODEL, num_gpus=4)[1]
     assert one == (

@@ -31,6 +31,7 @@ from tests.model.tiny import tensors
 from tests.server import wait_until
 
 NAME, WEIGHTS = "openai/gpt-oss-20b", "model.safetensors"
+FILES = {path.name: path.read_bytes() for path in NANO_FOLDER.iterdir() if path.is_file()}
 
 
 class Machine:
@@ -39,8 +40,10 @@ class Machine:
     def __init__(self, folder: Path, server: LocalHub) -> None:
         self.hub, self.cache, self.ollama = server, folder / "hf/hub", folder / "ollama"
         self.packed = folder / "cache/oscine/packed"
-        server.repositories[NAME] = {path.name: path.read_bytes() for path in NANO_FOLDER.iterdir()}
-        server.repositories[NAME] |= {"original/model.safetensors": b"o" * (2 << 20), "metal/model.bin": b"m" * 5000}
+        server.repositories[NAME] = FILES | {
+            "original/model.safetensors": b"o" * (2 << 20),
+            "metal/model.bin": b"m" * 5000,
+        }
         self.environment = {
             "HF_ENDPOINT": server.url,
             "HF_HOME": str(folder / "hf"),
@@ -76,9 +79,7 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
 
 def test_a_model_is_pulled_listed_and_removed(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     assert machine.said("pull", "gpt-oss-20b") == f"gpt-oss-20b: 11.2 MB in {machine.snapshot()}\n"
-    assert {path.name for path in machine.snapshot().iterdir()} == {path.name for path in NANO_FOLDER.iterdir()}
-    for path in machine.snapshot().iterdir():
-        assert path.read_bytes() == (NANO_FOLDER / path.name).read_bytes()
+    assert {path.name: path.read_bytes() for path in machine.snapshot().iterdir()} == FILES
     assert machine.listed()[NAME] == ["Hugging", "Face", "safetensors", "11.2", "MB"]
 
     machine.said("pull", "gpt-oss-20b")

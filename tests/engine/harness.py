@@ -1,13 +1,15 @@
 """A loop on a PagedExecutor, requests for it, and the checks that hold for every run."""
 
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from oscine.config import CacheOptions, EngineOptions, SchedulerOptions
 from oscine.engine.core.kv_cache_manager import KVCacheManager
 from oscine.engine.core.loop import EngineLoop
+from oscine.engine.core.request import Request
 from oscine.kv_group import KVGroup
-from oscine.types import GenerationOutput, GenerationRequest, SamplingParams
+from oscine.types import GenerationOutput, GenerationRequest, SamplingParams, StepPlan
 
 from .paged_executor import PagedExecutor, logprobs_of, naive_tokens
 
@@ -30,7 +32,7 @@ class Setting:
     num_sliding_pages: int = 64  # of each group with a window
     max_model_len: int = 160
     max_attended: int | None = None
-    burst: int = 1
+    most_drafts: int = 0
 
     @property
     def groups(self) -> list[KVGroup]:
@@ -39,6 +41,30 @@ class Setting:
     @property
     def num_pages(self) -> list[int]:
         return [self.num_full_pages, *[self.num_sliding_pages] * len(self.windows)]
+
+
+class SomeDrafts:
+    """Another number of drafts for each request and step."""
+
+    def __init__(self, most: int) -> None:
+        self.most, self.num_decisions = most, 0
+        self.num_noted = 0  # drafts of the step that is committed
+
+    def begin(self, request: Request) -> None:
+        request.num_drafts = self.most
+
+    def decide(self, running: Collection[Request]) -> None:
+        self.num_decisions += 1
+        for request in running:
+            request.num_drafts = hash((self.num_decisions, request.slot)) % (self.most + 1)
+
+    def note_drafts(self, request: Request, num_drafted: int, num_accepted: int) -> None:
+        assert 0 <= num_accepted <= num_drafted <= self.most
+        self.num_noted += num_drafted
+
+    def note_step(self, plan: StepPlan, num_drafted: int, seconds: float) -> None:
+        assert self.num_noted <= num_drafted <= sum(sequence.num_drafts for sequence in plan.sequences)
+        self.num_noted = 0
 
 
 @dataclass
@@ -59,7 +85,7 @@ class Run:
             num_slots=s.max_num_seqs,
             num_pages=s.num_pages,
             max_num_tokens=s.max_num_batched_tokens,
-            burst=s.burst,
+            most_drafts=s.most_drafts,
             lazy=s.lazy,
         )
         self.loop = EngineLoop(
@@ -80,6 +106,8 @@ class Run:
             max_attended=s.max_attended,
             clock=lambda: self.now,
         )
+        if s.most_drafts:
+            self.loop.speculation = SomeDrafts(s.most_drafts)
 
     @property
     def cache(self) -> KVCacheManager:
@@ -180,7 +208,7 @@ class Run:
 
     def _check_intervals(self, outputs: list[GenerationOutput]) -> None:
         assert all(output.finish_reason is None for output in outputs[:-1])
-        if self.setting.burst == 1:
+        if not self.setting.most_drafts:
             sizes = [len(output.token_ids) for output in outputs]
             interval = self.setting.stream_interval
             assert sizes[0] <= 1

@@ -15,7 +15,7 @@ from typing import Any
 from oscine.engine.core.prefix_index import Medium
 from oscine.engine.offload.manager import Offload
 from oscine.executor.kv.page_files import PageFiles
-from oscine.executor.kv.page_memory import PageBytes
+from oscine.executor.kv.page_memory import Bytes, PageBytes
 from oscine.executor.kv.page_store import PageStore
 from oscine.types import GenerationRequest, SamplingParams
 
@@ -51,6 +51,9 @@ class PagedMemory:
     """The pages of a PagedExecutor as bytes."""
 
     run: Run
+
+    def pin(self, memory: Bytes) -> None:
+        pass
 
     def save(self, pages: Sequence[PageBytes]) -> None:
         for group, page, data in pages:

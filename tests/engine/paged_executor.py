@@ -41,7 +41,7 @@ class Slot:
         self.num_prompt_tokens = new.num_prompt_tokens
         self.tokens = new.token_ids  # its own from here on, like all lists of a plan
         self.hashes = chain(self.tokens)
-        self.num_computed = new.num_cached_tokens
+        self.num_computed = self.start = new.num_cached_tokens
         self.tables = new.pages
 
     def sample(self) -> int:
@@ -51,8 +51,8 @@ class Slot:
 
 
 class PagedExecutor:
-    """`burst` tokens are sampled at once, as after an accepted draft. It runs a plan as early
-    as it can (when launched) or as late as it may (when collected)."""
+    """Where a plan allows drafts, it verifies some, and accepts some of these. It runs a plan as early as it can (when
+    launched) or as late as it may (when collected)."""
 
     def __init__(
         self,
@@ -62,13 +62,13 @@ class PagedExecutor:
         num_slots: int,
         num_pages: Sequence[int],
         max_num_tokens: int,
-        burst: int = 1,
+        most_drafts: int = 0,
         lazy: bool = False,
     ) -> None:
         self.page_size = page_size
         self.windows = windows
         self.max_num_tokens = max_num_tokens
-        self.burst = burst
+        self.most_drafts = most_drafts
         self.lazy = lazy
         self.slots: list[Slot | None] = [None] * num_slots
         self.memory = [[[0] * page_size for _ in range(count)] for count in num_pages]  # per group
@@ -89,22 +89,35 @@ class PagedExecutor:
 
     def execute(self, plan: StepPlan) -> StepResult:
         assert plan.step == self.num_steps
-        assert 0 < plan.num_tokens <= self.max_num_tokens
+        assert 0 < plan.num_tokens + sum(s.num_drafts for s in plan.sequences) <= self.max_num_tokens
         slots = [s.slot for s in plan.sequences]
         assert len(set(slots)) == len(slots), "a slot twice in a step"
         assert {new.slot for new in plan.new} <= set(slots), "a new sequence that computes nothing"
         self.num_steps += 1
         self.num_computed += plan.num_tokens
+        self.drafted = [self._drafts(sequence) for sequence in plan.sequences]
         self.plans.append(plan)
         for new in plan.new:
             assert [new.num_cached_tokens] * len(self.memory) == [len(pages) * self.page_size for pages in new.pages]
             assert new.num_cached_tokens < len(new.token_ids)
             self.slots[new.slot] = Slot(new)
+        self._plan = plan
         for sequence in plan.sequences:
             self._write(sequence)
         for sequence in plan.sequences:
             self._check(sequence)
-        return StepResult(plan.step, *self._sample(plan))
+        drafted = [len(drafts) for drafts in self.drafted] if any(self.drafted) else None
+        return StepResult(plan.step, *self._sample(plan), num_drafted=drafted)
+
+    def _drafts(self, sequence: ScheduledSequence) -> list[bool]:
+        """For each draft that is verified, whether it is right: up to the first that is not."""
+        assert sequence.num_drafts <= self.most_drafts
+        if not sequence.num_drafts:
+            return []
+        draw = hash((self.num_steps, sequence.slot))
+        count = draw % (sequence.num_drafts + 1)
+        num_right = draw // 7 % (count + 1)
+        return [i < num_right for i in range(count)]
 
     def _slot(self, sequence: ScheduledSequence) -> Slot:
         slot = self.slots[sequence.slot]
@@ -113,28 +126,42 @@ class PagedExecutor:
 
     def _write(self, sequence: ScheduledSequence) -> None:
         slot = self._slot(sequence)
-        end = sequence.start + sequence.num_tokens
+        drafts = self.drafted[self._plan.sequences.index(sequence)]
+        late = slot.num_computed - sequence.start  # accepted in a step that the scheduler had not seen yet
+        assert 0 <= late <= (self.most_drafts if sequence.num_tokens == 1 else 0)
+        slot.start = slot.num_computed
+        end = slot.start + sequence.num_tokens
         assert sequence.num_tokens >= 1
-        assert sequence.start == slot.num_computed
         assert end <= len(slot.tokens)
         assert sequence.sample == (end == len(slot.tokens) and slot.sampling.max_tokens > 0)
         for table, pages in zip(slot.tables, sequence.pages, strict=bool(sequence.pages)):
             table += pages
         for memory, table in zip(self.memory, slot.tables, strict=True):
-            assert len(table) == -(-end // self.page_size), "pages appended too early or too late"
-            for position in range(sequence.start, end):
+            need, most = (-(-tokens // self.page_size) for tokens in (end + len(drafts), end + 2 * self.most_drafts))
+            assert need <= len(table) <= most, "pages appended too early or too late"
+            for position in range(slot.start, end):
                 page = memory[table[position // self.page_size]]
                 page[position % self.page_size] = slot.hashes[position]
+            for position in range(end, end + len(drafts)):
+                page = memory[table[position // self.page_size]]
+                page[position % self.page_size] = 1 + position  # what is right is written when it is accepted
         slot.num_computed = end
+
+    def _accept(self, slot: Slot) -> None:
+        """A right draft: its keys are those of the token that was just sampled."""
+        position = slot.num_computed
+        for memory, table in zip(self.memory, slot.tables, strict=True):
+            memory[table[position // self.page_size]][position % self.page_size] = slot.hashes[position]
+        slot.num_computed += 1
 
     def _check(self, sequence: ScheduledSequence) -> None:
         """Every key that the tokens of this step attend to is where the page tables say."""
         slot = self._slot(sequence)
         for window, memory, table in zip(self.windows, self.memory, slot.tables, strict=True):
-            first = 0 if window is None else max(0, sequence.start - window + 1)
+            first = 0 if window is None else max(0, slot.start - window + 1)
             for i in range(first // self.page_size, len(table)):
                 low = max(first, i * self.page_size)
-                high = min(slot.num_computed, (i + 1) * self.page_size)
+                high = max(low, min(slot.num_computed, (i + 1) * self.page_size))
                 found = memory[table[i]][low - i * self.page_size : high - i * self.page_size]
                 assert table[i] >= 0
                 assert found == slot.hashes[low:high], f"wrong page {i} of window {window} of slot {sequence.slot}"
@@ -145,13 +172,17 @@ class PagedExecutor:
         token_ids: list[list[int]] = []
         logprobs: list[list[TokenLogprobs] | None] = []
         prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
-        for sequence in plan.sequences:
+        for sequence, drafts in zip(plan.sequences, self.drafted, strict=True):
             slot = self._slot(sequence)
             if slot.sampling.prompt_logprobs is not None:
                 end = min(sequence.start + sequence.num_tokens + 1, slot.num_prompt_tokens)
                 prompt_logprobs[sequence.slot] = logprobs_of(slot.tokens[:end], sequence.start + 1)
             num_known = len(slot.tokens)
-            token_ids.append([slot.sample() for _ in range(self.burst if sequence.sample else 0)])
+            token_ids.append([slot.sample()] if sequence.sample else [])
+            for is_right in drafts:
+                if is_right:
+                    self._accept(slot)
+                    token_ids[-1].append(slot.sample())
             logprobs.append(logprobs_of(slot.tokens, num_known) if slot.sampling.logprobs is not None else None)
         return token_ids, logprobs, prompt_logprobs
 

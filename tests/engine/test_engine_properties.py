@@ -24,19 +24,18 @@ samplings = st.fixed_dictionaries(
 @st.composite
 def setting(draw: st.DrawFn) -> Setting:
     max_num_seqs = draw(st.integers(1, 8))
-    overlap = draw(st.booleans())
     return Setting(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_seqs + draw(st.sampled_from([0, 1, 5, 30, 200])),
         stream_interval=draw(st.sampled_from([1, 1, 3, 20])),
-        overlap=overlap,
+        overlap=draw(st.booleans()),
         lazy=draw(st.booleans()),
         prefix_caching=draw(st.sampled_from([True, True, True, False])),
         windows=draw(st.sampled_from([(PAGE,), (18,), (33,), (34,), (), (33, 18), (34, 17, PAGE)])),
         num_full_pages=draw(st.integers(10, 16)),
         num_sliding_pages=draw(st.integers(4, 12)),
         max_attended=draw(st.sampled_from([None, None, 50, 1000])),
-        burst=1 if overlap else draw(st.sampled_from([1, 1, 3])),
+        most_drafts=draw(st.sampled_from([0, 0, 1, 3, 8])),
     )
 
 

@@ -92,7 +92,7 @@ def test_the_first_output_tells_the_wait_and_the_hit() -> None:
 def test_several_tokens_of_a_step_end_at_the_first_stop() -> None:
     expected = naive(TEXT[:20], max_tokens=20)
     stop = expected[4]
-    run = Run(Setting(burst=4))
+    run = Run(Setting(most_drafts=4))
     run.add("one", TEXT[:20], max_tokens=20, stop_token_ids=(stop,), logprobs=0)
     run.add("two", TEXT[:20], max_tokens=6, logprobs=0)
     run.finish()

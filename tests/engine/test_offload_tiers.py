@@ -54,6 +54,10 @@ def test_the_disk_drops_the_file_that_was_used_least_recently() -> None:
     assert tier.remove(2) == []
     assert tier.place(C) == (3, 0)
     assert tier.num_bytes == 300
+    tier.begin(4, 100)
+    tier.complete(4, [C])
+    assert tier.remove(4) == [C]
+    assert tier.remove(3) == [D]
 
 
 def plan(*tokens: int) -> StepPlan:

@@ -43,7 +43,6 @@ def test_a_step_of_decodes_and_chunks() -> None:
     assert packed.positions_T.tolist() == [7, 8, 4, 5, 6]
     assert packed.token_slots_T.tolist() == [0, 3, 1, 1, 1]
     assert packed.slots_S.tolist() == [0, 3, 1]
-    assert packed.context_lens_S.tolist() == [8, 9, 7]
     assert packed.query_starts_S1.tolist() == [0, 1, 2, 5]
     assert packed.logits_rows_N.tolist() == [0, 1]
     assert packed.sampled_slots_M.tolist() == [0, 3]

@@ -6,6 +6,7 @@ Without a GPU, graphs are recorded operators; steps are not queued then.
 import gc
 import itertools
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from oscine.engine.core.loop import EngineLoop
 from oscine.executor.cuda_graphs import CudaGraphs
 from oscine.executor.masks import GrammarCache
 from oscine.executor.start.warm_up import SAMPLINGS, warm_up
-from oscine.types import GenerationRequest
+from oscine.types import GenerationOutput, GenerationRequest
 
 from .grammars import allowed, grammar, text_of, tokenizer_file
 from .recorded import record_graphs
@@ -84,9 +85,14 @@ def test_greedy_tokens_are_those_of_full_recomputation(graphs: bool, overlap: bo
     assert gpu.stats().prefix_hits > 0
 
 
+@cache
+def mixed_answers() -> dict[str, GenerationOutput]:
+    return run(engine(options(max_num_seqs=6)), *mixed_workload())
+
+
 @pytest.mark.parametrize(("pages", "chunk"), [(64, 64), (10, 16)])
 def test_recorded_graphs_make_the_same_tokens(monkeypatch: pytest.MonkeyPatch, pages: int, chunk: int) -> None:
-    expected = run(engine(options(max_num_seqs=6)), *mixed_workload())
+    expected = mixed_answers()
     record_graphs(monkeypatch)
     recorded = gpu_engine(pages=pages, device="cpu", max_num_batched_tokens=chunk)
     found = run(recorded, *mixed_workload())
@@ -138,21 +144,29 @@ def test_grammars_are_kept_while_steps_overlap(
     assert allowed(text_of(on_gpu["0"].token_ids), 80, 90)
 
 
+@pytest.fixture(scope="module")
+def header_answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, GenerationOutput]:
+    grammars = GrammarCache(tokenizer_file(tmp_path_factory.mktemp("tokenizer"), SPECIALS), CONFIG.vocab_size)
+    runner = executor(model(), options(), 64, 64, grammars)
+    return run(loop(runner, options(), runner.memory), *header_workload())
+
+
 @pytest.mark.parametrize(("graphs", "pages"), [(False, 64), (True, 64), (True, 10)])
 def test_headers_are_ruled_while_steps_overlap(
-    make_engine: MakeEngine, tmp_path: Path, graphs: bool, pages: int
+    make_engine: MakeEngine,
+    tmp_path: Path,
+    header_answers: dict[str, GenerationOutput],
+    graphs: bool,
+    pages: int,
 ) -> None:
     """Headers within graphs, by few tokens or by masks: the tokens are those of the CPU, verified by a plain loop."""
     grammars = GrammarCache(tokenizer_file(tmp_path, SPECIALS), CONFIG.vocab_size)
     plain = [one for one in header_workload() if not one.sampling.logit_bias]
     greedy = [one for one in plain if not one.sampling.temperature]
-    on_cpu = run(
-        loop(runner := executor(model(), options(), 64, 64, grammars), options(), runner.memory), *header_workload()
-    )
     for requests in (greedy, plain, header_workload()):
         found = run(make_engine(graphs, pages, grammars, overlap=True, max_num_batched_tokens=16), *requests)
         for one in requests:
-            assert found[one.request_id].token_ids == on_cpu[one.request_id].token_ids
+            assert found[one.request_id].token_ids == header_answers[one.request_id].token_ids
 
 
 def test_decodes_do_replay(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:

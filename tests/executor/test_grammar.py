@@ -14,6 +14,7 @@ import torch
 
 from oscine.engine.core.loop import EngineLoop
 from oscine.executor.masks import Constraints, GrammarCache
+from oscine.executor.slots import Rows
 from oscine.executor.start.threaded import ThreadedExecutor
 from oscine.judges.pool import GrammarJudges, TooManyGrammarsError
 from oscine.judges.trial import Problem, Trial
@@ -75,7 +76,8 @@ def placed(slot: int, rule: str, generated: list[int] | None = None) -> NewSeque
 
 def mask_of(constraints: Constraints, slots: list[int]) -> list[set[int]]:
     masks = np.empty((len(slots), constraints.grammars.num_words), np.int32)
-    constraints.fill(slots, [1] * len(slots), masks)
+    slots_N, nothing = np.array(slots), np.zeros(len(slots), np.int64)
+    constraints.fill(Rows(slots_N, nothing, lambda: nothing + 1, lambda: nothing), [*range(len(slots))], masks)
     bits = np.unpackbits(masks.view(np.uint8), axis=1, bitorder="little")
     return [{int(i) for i in row.nonzero()[0]} for row in bits]
 
@@ -93,7 +95,7 @@ def test_masks_by_brute_force(grammars: GrammarCache) -> None:
         for slot, found in zip(rows, mask_of(constraints, rows), strict=True):
             assert found == allowed(text_of(said[slot]), 2, 5 + slot)
             said[slot].append(int(generator.choice(sorted(found))))
-        constraints.sampled(np.arange(3), lambda: [tokens[-1] for tokens in said])
+        constraints.sampled(np.arange(3), lambda: np.array([tokens[-1] for tokens in said]))
     assert all(tokens[-1] == STOP for tokens in said)
     assert not constraints.errors(range(3))
 
@@ -203,7 +205,7 @@ def test_a_token_that_is_not_allowed_ends_its_request(grammars: GrammarCache) ->
     """As when logits are NaN: nothing to choose from."""
     constraints = Constraints(grammars)
     constraints.assign(placed(2, grammar(1, 9)))
-    constraints.sampled(np.array([2]), lambda: [TOKENS.index("aaa")])
+    constraints.sampled(np.array([2]), lambda: np.array([TOKENS.index("aaa")]))
     assert constraints.advance(np.array([2])) == []
     assert set(constraints.errors([0, 1, 2])) == {2}
     constraints.assign(placed(2, grammar(1, 9)))
@@ -297,7 +299,7 @@ def test_masks_that_take_too_long_end_their_sequence_alone(
             break
         masks = mask_of(constraints, [slots[row] for row in rows])
         tokens = {slots[row]: min(mask) for row, mask in zip(rows, masks, strict=True)}
-        constraints.sampled(np.array([*tokens]), lambda tokens=tokens: [*tokens.values()])
+        constraints.sampled(np.array([*tokens]), lambda tokens=tokens: np.array([*tokens.values()]))
     assert constraints.errors(slots).keys() == {0}
     assert "too long" in constraints.errors([0])[0]
 

@@ -5,10 +5,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from oscine.engine.core.loop import EngineLoop
 from oscine.executor.headers import Headers
 from oscine.executor.masks import GrammarCache
+from oscine.executor.slots import Rows
 from oscine.ops.sample.noise import gumbel
 from oscine.types import GenerationRequest, NewSequence, SamplingParams
 
@@ -139,16 +141,17 @@ class Steps:
 
     def step(self, slot: int, position: int, token: int) -> set[int] | None:
         """Returns the tokens that may come; the given one is sampled."""
-        slots, positions, last = np.array([slot]), np.array([position]), self.waits
-        found = self.headers.advance(slots, positions)
-        self.headers.sampled(slots, positions, self._ids(token))
+        positions, zero, last = np.array([position]), np.zeros(1, np.int64), self.waits
+        rows = Rows(np.array([slot]), zero, lambda: positions, lambda: zero)
+        found = self.headers.advance(rows)
+        self.headers.sampled(rows, self._ids(token))
         assert self.waits - last <= 2
         return {*found[0].tolist()} if found else None
 
-    def _ids(self, token: int) -> Callable[[], list[int]]:
-        def ids() -> list[int]:
+    def _ids(self, token: int) -> Callable[[], NDArray[np.int64]]:
+        def ids() -> NDArray[np.int64]:
             self.waits += 1
-            return [token]
+            return np.array([token])
 
         return ids
 

@@ -1,6 +1,8 @@
 """Files of KV pages: what is written is read, anything else is found out, and no two engines share a folder."""
 
+import fcntl
 import os
+import shutil
 import stat
 from pathlib import Path
 
@@ -111,3 +113,42 @@ def test_a_seed_stays_and_is_for_its_owner_only(tmp_path: Path) -> None:
         seed_of(tmp_path / "file")
     with pytest.raises(ValueError, match="--kv-offload-dir: "):
         PageFiles(tmp_path / "file", "m")
+
+
+def test_a_wrong_bit_in_a_header_is_found(tmp_path: Path) -> None:
+    """It would give a page to another group, or to another prefix."""
+    files = PageFiles(tmp_path, "m")
+    files.write(1, pages(1))
+    [path] = files.folder.glob("*.pages")
+    data = path.read_bytes()
+    assert data.count(b'"pages": [[0, ') == 1
+    path.write_bytes(data.replace(b'"pages": [[0, ', b'"pages": [[1, '))
+    assert files.scan() == []
+    assert not path.exists()
+
+
+def test_a_folder_that_is_removed_while_it_is_locked_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock, folders = fcntl.flock, list[Path]()
+
+    def slow(descriptor: int, operation: int) -> None:
+        if not folders:
+            folders.extend(tmp_path.glob("*/0"))
+            shutil.rmtree(folders[0])
+        lock(descriptor, operation)
+
+    monkeypatch.setattr("oscine.executor.kv.page_files.fcntl.flock", slow)
+    files = PageFiles(tmp_path, "m")
+    assert len(folders) == 1
+    files.write(1, pages(1))
+    assert len(files.scan()) == 1
+
+
+def test_folders_that_cannot_be_locked_are_left_alone(tmp_path: Path) -> None:
+    theirs = tmp_path / "another" / "0" / "lock"
+    theirs.mkdir(parents=True)
+    files = PageFiles(tmp_path, "m")
+    assert files.scan() == []
+    assert files.leftovers.folders == []
+    assert theirs.exists()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from oscine.executor.kv.page_files import PageFiles
-from oscine.executor.kv.page_memory import HostMemory, PageBytes, _portions
+from oscine.executor.kv.page_memory import HostMemory, PageBytes
 from oscine.executor.kv.page_store import FileCopy, Job, PageStore, SlotCopy
 from oscine.kv_group import KVGroup
 
@@ -112,7 +112,31 @@ def test_memory_that_holds_no_page_is_an_error() -> None:
         PageStore(GROUPS, HostMemory([]), GROUPS[0].page_bytes - 1)
 
 
-def test_staging_memory_takes_as_many_pages_at_a_time_as_fit() -> None:
-    pages = [PageBytes(0, i, np.zeros(size, np.uint8)) for i, size in enumerate((4, 4, 3, 10, 1, 1))]
-    portions = [[(page.page, start) for page, start in some] for some in _portions(pages, 10)]
-    assert portions == [[(0, 0), (1, 4)], [(2, 0)], [(3, 0)], [(4, 0), (5, 1)]]
+def test_a_kernel_without_huge_pages_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("oscine.executor.kv.page_store.mmap.MADV_HUGEPAGE", 999)
+    assert Setup().store.num_slots == 8
+
+
+@pytest.mark.gpu
+def test_pages_of_a_gpu_come_back_from_slots_and_files(tmp_path: Path) -> None:
+    import torch
+
+    from oscine.executor.kv.page_memory import CudaMemory
+
+    arrays = [torch.randint(0, 256, (PAGES, group.page_bytes), dtype=torch.uint8, device="cuda") for group in GROUPS]
+    before = [array.clone() for array in arrays]
+    store = PageStore(GROUPS, CudaMemory(arrays), 8 * GROUPS[0].page_bytes, PageFiles(tmp_path, "m"))
+    torch.cuda.synchronize()
+    done(store.save([SlotCopy(0, 3, 1), SlotCopy(1, 4, 2)]))
+    number, job = store.write([((0, b"a"), 1), ((1, b"b"), 2)])
+    done(job)
+    for array in arrays:
+        array.zero_()
+    torch.cuda.synchronize()
+    assert done(store.load_slots([SlotCopy(0, 7, 1), SlotCopy(1, 5, 2)])).state == "done"
+    assert done(store.load_files([FileCopy(0, 8, number, 0), FileCopy(1, 9, number, 1)])).state == "done"
+    assert (arrays[0][7] == before[0][3]).all()
+    assert (arrays[0][8] == before[0][3]).all()
+    assert (arrays[1][5] == before[1][4]).all()
+    assert (arrays[1][9] == before[1][4]).all()
+    assert not arrays[0][:7].any()

@@ -120,7 +120,7 @@ def logprobs(output: GenerationOutput) -> list[tuple[int, float]]:
     return [pair for entry in entries for pair in ((entry.token_id, entry.logprob), *entry.top)]
 
 
-@pytest.mark.parametrize("num_ranks", [2, 4, 8])
+@pytest.mark.parametrize("num_ranks", [2, 4, pytest.param(8, marks=pytest.mark.slow)])  # 4: more than KV heads
 def test_ranks_answer_as_one(options: EngineOptions, alone: Answers, num_ranks: int) -> None:
     first, *others = on_every_rank(num_ranks, lambda own: answers(options, own))
     assert all(other == first for other in others)

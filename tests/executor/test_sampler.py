@@ -2,14 +2,23 @@
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from oscine.executor.sampler import Sampler
+from oscine.executor.slots import Rows
 from oscine.ops.interface import Sampled, SamplingBatch
 from oscine.ops.sample import reference
 from oscine.types import NewSequence, SamplingParams
 from tests.ops.bound import bound
 from tests.ops.compile_ahead import run_interpreted
+
+
+def sample_rows(sampler: Sampler, logits_NV: Tensor, slots_N: NDArray[np.int64]) -> None:
+    """At positions 5, 6, ..., without drafts."""
+    nothing, ends_N = np.zeros_like(slots_N), np.arange(len(slots_N)) + 5
+    rows = Rows(slots_N, nothing, lambda: ends_N, lambda: nothing)
+    sampler.sample(logits_NV, rows, torch.from_numpy(nothing), torch.from_numpy(ends_N))
 
 
 def test_parameters_of_any_number_of_rows_are_contiguous_and_aligned() -> None:
@@ -23,7 +32,7 @@ def test_parameters_of_any_number_of_rows_are_contiguous_and_aligned() -> None:
     for slot in range(9):
         sampler.assign(NewSequence(slot, [1], 1, 0, [], SamplingParams(max_tokens=1, top_p=0.5, seed=slot)))
     for count in range(1, 10):
-        sampler.sample(torch.zeros(count, 10), np.arange(count), np.arange(count) + 5)
+        sample_rows(sampler, torch.zeros(count, 10), np.arange(count))
         batch = batches.pop()
         assert batch.seed_N.tolist() == list(range(count))
         assert batch.position_N.tolist() == [5 + i for i in range(count)]
@@ -56,7 +65,7 @@ def kernels_choose_like_the_reference() -> None:
         sampling = SamplingParams(max_tokens=1, temperature=temperature, seed=2**40 + slot)
         sampler.assign(NewSequence(slot, [1], 1, 0, [], sampling))
     logits_NV = torch.randn(5, 300, generator=torch.Generator().manual_seed(0))
-    sampler.sample(logits_NV, np.array([3, 0, 4, 1, 2]), np.arange(5) + 5)
+    sample_rows(sampler, logits_NV, np.array([3, 0, 4, 1, 2]))
     assert len(chosen) == 1
 
 

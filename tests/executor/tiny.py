@@ -9,6 +9,7 @@ from torch import Tensor
 from oscine.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
 from oscine.engine.core.loop import EngineLoop
 from oscine.engine.core.offline import generate
+from oscine.executor.drafts.drafter import HostDrafter
 from oscine.executor.kv.allocate import allocate_group, allocate_kv
 from oscine.executor.kv.memory import MemoryPlan
 from oscine.executor.masks import GrammarCache
@@ -136,11 +137,14 @@ def executor(
     num_full_pages: int,
     num_sliding_pages: int,
     grammars: GrammarCache | None = None,
+    drafter: HostDrafter | None = None,
+    max_drafts: int = 0,
 ) -> TorchExecutor:
     plan = memory(num_full_pages, num_sliding_pages, model.config)
     kv = allocate_kv(plan, model.weights.embed_VH.device)
     new_rules = None if grammars is None else partial(GrammarRules, grammars)
-    return TorchExecutor(model, plan, kv, options.scheduler.max_num_seqs, new_rules)
+    slots = options.scheduler.max_num_seqs
+    return TorchExecutor(model, plan, kv, slots, new_rules, drafter=drafter, max_drafts=max_drafts)
 
 
 def engine(options: EngineOptions, num_full_pages: int = 64, num_sliding_pages: int = 64) -> EngineLoop:

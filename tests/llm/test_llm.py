@@ -278,6 +278,7 @@ def forked(llm: LLM) -> None:
     llm.close()
 
 
+@pytest.mark.slow
 def test_a_lost_engine_is_an_error_and_the_next_request_waits_for_another(llm: LLM) -> None:
     """Last but one on this engine."""
     (model,) = llm._llm._service.models

@@ -70,6 +70,21 @@ def test_logits_equal_those_of_transformers(pair: tuple[GptOss, Any], count: int
     assert relative_error(whole(ours, tokens, offset), transformers_logits(oracle, tokens, offset)) < 1e-5
 
 
+def test_residual_streams_equal_those_of_transformers(pair: tuple[GptOss, Any]) -> None:
+    ours, oracle = pair
+    tokens, last, norm_H = random_tokens(ours.config, 9), ours.config.num_hidden_layers, ours.weights.norm_H
+    stepper = Stepper(ours)
+    sequence = Sequence(tokens, 0, pages=[stepper.free.pop()])
+    batch = replace(stepper.batch(((sequence, 9),)), logits_rows_N=torch.tensor([3, 8]))
+    x_NH, streams = ours.hidden_and_streams(batch, stepper.kv, (1, 2, last))
+    with torch.inference_mode():
+        expected = oracle(tokens[None], use_cache=False, output_hidden_states=True).hidden_states
+    normed_TH = ours.ops.rms_norm(streams[last], norm_H, ours.config.rms_norm_eps, None)[0]  # as transformers has it
+    for found, wanted in ((streams[1], 1), (streams[2], 2), (normed_TH, last)):
+        assert relative_error(found, expected[wanted][0]) < 1e-5
+    assert relative_error(x_NH, expected[last][0][[3, 8]]) < 1e-5
+
+
 def test_a_context_beyond_4096_equals_transformers(tmp_path: Path) -> None:
     """A context of 4,100 tokens, a chunk and three single tokens. Few heads, because the oracle is slow."""
     config = replace(WIDE_GROUP, num_attention_heads=2, num_hidden_layers=2, layer_types=WIDE_GROUP.layer_types[1:])

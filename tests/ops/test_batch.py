@@ -1,11 +1,15 @@
-"""The preparation of a step, against loops over its tokens; the Triton kernels compiled, interpreted and on a GPU."""
+"""The preparation and the end of a step, against loops over its tokens; the Triton kernels compiled, interpreted and on
+a GPU."""
+
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
+from oscine.ops.interface import Batch
 from oscine.ops.native.library import unavailable
-from oscine.ops.packed import BatchState, PackedSizes, PackedStep
+from oscine.ops.packed import REJECTED, BatchState, PackedSizes, PackedStep
 from oscine.ops.step import native, reference
 
 from .compile_ahead import compile_ahead, run_interpreted
@@ -18,71 +22,128 @@ CASES = [  # tokens of each sequence, rows wanted, columns of the tables
     ([1] * 300, 300, 3),
 ]
 P = 16
+DRAFTS = 3
+BREAKS = [4, 7, 9]
+
+
+def draw(generator: torch.Generator, high: int, *shape: int) -> Tensor:
+    return torch.randint(0, high, shape, generator=generator, dtype=torch.int32)
+
+
+def new_state(generator: torch.Generator, slots: int, columns: int, groups: int, device: str) -> BatchState:
+    tables = draw(generator, 10_000_000, groups, slots, columns)
+    lens = 1 + draw(generator, columns * P - DRAFTS, slots + 1)
+    columns_of_state = tables, draw(generator, 50, slots + 1), lens, draw(generator, 50, slots + 1, DRAFTS)
+    breaks = torch.tensor(BREAKS, dtype=torch.int32)
+    return BatchState(*(column.to(device) for column in (*columns_of_state, breaks)), P)
 
 
 def case(lengths: list[int], num_rows: int, columns: int, device: str) -> tuple[PackedStep[Tensor], BatchState]:
     generator = torch.Generator().manual_seed(len(lengths) + columns)
-
-    def draw(high: int, *shape: int) -> Tensor:
-        return torch.randint(0, high, shape, generator=generator, dtype=torch.int32)
-
     slots, count, tokens = len(lengths) + 3, len(lengths), sum(lengths)
     sizes = PackedSizes(tokens, count, num_rows, count)
     flat = torch.full((sizes.total,), -7, dtype=torch.int32)
     packed = PackedStep.of(flat, sizes)
     packed.slots_S[:] = torch.randperm(slots, generator=generator)[:count]
     packed.token_slots_T[:] = packed.slots_S.repeat_interleave(torch.tensor(lengths))
-    packed.given_T[:] = draw(50, tokens) * draw(2, tokens) - 1
-    packed.positions_T[:] = draw(columns * P, tokens)
-    packed.logits_rows_N[:] = draw(tokens, num_rows)
+    packed.given_T[:] = draw(generator, 50 + 1 + DRAFTS, tokens) - 1 - DRAFTS
+    packed.positions_T[:] = draw(generator, columns * P, tokens)
+    packed.query_starts_S1[:] = torch.tensor([0, *lengths]).cumsum(0)
+    packed.logits_rows_N[:] = draw(generator, tokens, num_rows)
     packed.sampled_slots_M[:] = packed.slots_S
-    on_device = PackedStep.of(flat.to(device), sizes)
-    tables = draw(10_000_000, 1 + count % 3, slots, columns).to(device)  # of one group, or of several
-    return on_device, BatchState(tables, draw(50, slots + 1).to(device), P)
+    state = new_state(generator, slots, columns, 1 + count % 3, device)  # of one group, or of several
+    return PackedStep.of(flat.to(device), sizes), state
 
 
-def check(prepare: object, write_back: object, device: str) -> None:
+Prepare = Callable[[PackedStep[Tensor], BatchState], object]
+Accept = Callable[[PackedStep[Tensor], Batch, BatchState, Tensor], Tensor]
+
+
+def check_prepare(prepare: Prepare, device: str) -> None:
     for lengths, num_rows, columns in CASES:
         packed, state = case(lengths, num_rows, columns, device)
-        before = state.last_ids.clone()
-        prepared = prepare(packed, state)  # type: ignore[operator]
-        for group, table in zip(prepared.groups, state.tables, strict=True):
+        prepared = prepare(packed, state)
+        last, lens, drafts = state.last_ids.tolist(), state.lens.tolist(), state.drafts.tolist()
+        ids, positions = [], []
+        for given, position, slot in zip(*(column.tolist() for column in packed[:3]), strict=True):
+            ids.append(given if given >= 0 else [last[slot], *drafts[slot]][-1 - given])
+            positions.append(position if given >= 0 else lens[slot] - 1 + (-1 - given))
+        assert prepared.token_ids_T.tolist() == ids  # type: ignore[attr-defined]
+        assert prepared.positions_T.tolist() == positions  # type: ignore[attr-defined]
+        ends = [positions[end - 1] + 1 for end in packed.query_starts_S1.tolist()[1:]]
+        assert prepared.context_lens_S.tolist() == ends  # type: ignore[attr-defined]
+        assert prepared.context_lens_S.dtype == torch.int32  # type: ignore[attr-defined]
+        for group, table in zip(prepared.groups, state.tables, strict=True):  # type: ignore[attr-defined]
             assert torch.equal(group.page_table_SB, table[packed.slots_S.long()])
             assert group.page_table_SB.dtype == torch.int32
             assert group.slots_T.tolist() == [
                 table[s, p // P].item() * P + p % P
-                for s, p in zip(packed.token_slots_T.tolist(), packed.positions_T.tolist(), strict=True)
+                for s, p in zip(packed.token_slots_T.tolist(), positions, strict=True)
             ]
-        assert prepared.token_ids_T.tolist() == [
-            before[s].item() if g < 0 else g
-            for s, g in zip(packed.token_slots_T.tolist(), packed.given_T.tolist(), strict=True)
-        ]
-        assert torch.equal(prepared.positions_T, packed.positions_T.long())
-        assert torch.equal(prepared.logits_rows_N, packed.logits_rows_N.long())
-        for dtype in (torch.int64, torch.int32):
-            ids = torch.arange(len(lengths), device=device, dtype=dtype) + 1000
-            write_back(state, packed.sampled_slots_M, ids)  # type: ignore[operator]
-            assert torch.equal(state.last_ids[packed.slots_S.long()].long(), ids.long())
-        write_back(state, packed.sampled_slots_M, torch.full_like(packed.sampled_slots_M, -1))  # type: ignore[operator]
-        assert not state.last_ids[packed.slots_S.long()].any(), "what is no token is written back as one"
-        others = torch.ones_like(before, dtype=torch.bool)
-        others[packed.slots_S.long()] = False
-        assert torch.equal(state.last_ids[others], before[others])
+        assert torch.equal(prepared.logits_rows_N, packed.logits_rows_N.long())  # type: ignore[attr-defined]
+
+
+def check_accept(accept: Accept, device: str) -> None:
+    generator = torch.Generator().manual_seed(1)
+    for num_sequences in (1, 2, 7, 300):
+        for vocab in (2, 3, 12):  # few ids, so that drafts are accepted, and breaks occur
+            check_step(accept, generator, num_sequences, vocab, device)
+
+
+def check_step(accept: Accept, generator: torch.Generator, num_sequences: int, vocab: int, device: str) -> None:
+    """Decodes with drafts, then prompts of two tokens that sample after the second, then padding."""
+    drafted = draw(generator, DRAFTS + 1, num_sequences).tolist()
+    prompts, padding = 2, 3
+    decodes = sum(1 + k for k in drafted)
+    tokens, rows = decodes + 2 * prompts + padding, decodes + prompts + padding
+    flat = torch.zeros(PackedSizes(tokens, rows, rows, rows).total, dtype=torch.int32)
+    packed = PackedStep.of(flat, PackedSizes(tokens, rows, rows, rows))
+    slots = num_sequences + prompts
+    state = new_state(generator, slots, 4, 1, device)
+    given = [-1 - j for k in drafted for j in range(k + 1)] + [5] * 2 * prompts + [-1] * padding
+    packed.given_T[:] = torch.tensor(given)
+    wanted = [*range(decodes), *range(decodes + 1, decodes + 2 * prompts, 2), *range(decodes + 2 * prompts, tokens)]
+    packed.logits_rows_N[:] = torch.tensor(wanted)
+    owners = [s for s, k in enumerate(drafted) for _ in range(k + 1)] + [num_sequences, num_sequences + 1]
+    packed.sampled_slots_M[:] = torch.tensor(owners + [slots] * padding)
+    token_ids, positions = draw(generator, vocab, tokens).long(), draw(generator, 60, tokens).long()
+    ids = draw(generator, vocab, rows) - 1
+    last, lens = state.last_ids.tolist(), state.lens.tolist()
+    expected: list[int] = []
+    for m, row in enumerate(wanted):
+        before = expected[-1] if m else -1
+        broken = {before, *token_ids[wanted[m - 1] if m else 0 : (wanted[m - 1] if m else 0) + 1].tolist()} & {*BREAKS}
+        follows = given[row] < -1 and before == token_ids[row] and before >= 0 and not broken
+        expected.append(int(ids[m]) if given[row] >= -1 or follows else REJECTED)
+        if expected[-1] != REJECTED and m < len(owners):
+            last[owners[m]], lens[owners[m]] = max(int(ids[m]), 0), int(positions[row]) + 2
+    on_device = PackedStep.of(flat.to(device), PackedSizes(tokens, rows, rows, rows))
+    empty = torch.empty(0, device=device)
+    batch = Batch(token_ids.to(device), positions.to(device), empty, empty, (), None)
+    for dtype in (torch.int64, torch.int32):
+        found = accept(on_device, batch, state, ids.to(device, dtype))
+        assert found.tolist() == expected
+        assert found.dtype == torch.int64
+        assert (state.last_ids.tolist(), state.lens.tolist()) == (last, lens)
+    assert REJECTED in expected or num_sequences < 3
 
 
 def test_the_definition() -> None:
-    check(reference.prepare_step, reference.write_back, "cpu")
+    check_prepare(reference.prepare_step, "cpu")
+    check_accept(reference.accept, "cpu")
 
 
 @pytest.mark.skipif(unavailable() is not None, reason=unavailable() or "")
 def test_the_native_kernels() -> None:
-    check(native.prepare_step, native.write_back, "cpu")
+    check_prepare(native.prepare_step, "cpu")
+    check_accept(native.accept, "cpu")
 
 
 def interpreted() -> None:
     from oscine.ops.step import triton as kernels
 
-    check(kernels.prepare_step, kernels.write_back, "cpu")
+    check_prepare(kernels.prepare_step, "cpu")
+    check_accept(kernels.accept, "cpu")
 
 
 def test_the_kernels_interpreted() -> None:
@@ -92,8 +153,7 @@ def test_the_kernels_interpreted() -> None:
 def test_the_kernels_compile_for_a_gpu() -> None:
     from oscine.ops.step import triton as kernels
 
-    integers = ("packed", "last_ids", "state_tables", "tables")
-    types = dict.fromkeys(integers, "*i32") | {"wide": "*i64"}
+    columns = dict.fromkeys(("packed", "last_ids", "lens", "drafts", "state_tables", "tables", "context_lens"), "*i32")
     counts = dict.fromkeys(
         (
             "num_tokens",
@@ -101,21 +161,27 @@ def test_the_kernels_compile_for_a_gpu() -> None:
             "num_rows",
             "stride",
             "slots_start",
+            "query_starts_start",
             "rows_start",
             "token_blocks",
             "stride_group",
         ),
         "i32",
     )
-    constants = {"GROUPS": 2, "P": 64, "B": 2048, "BLOCK": kernels.BLOCK}
-    assert not compile_ahead(kernels._prepare_kernel, types | counts, constants).spills
-    types = {"last_ids": "*i32", "slots_M": "*i32", "ids_M": "*i64", "count": "i32"}
-    compile_ahead(kernels._write_back_kernel, types, {"BLOCK": kernels.BLOCK}, unaligned=("ids_M",))
+    constants = {"DRAFTS": 8, "GROUPS": 2, "P": 64, "B": 2048, "BLOCK": kernels.BLOCK}
+    assert not compile_ahead(kernels._prepare_kernel, columns | {"wide": "*i64"} | counts, constants).spills
+    columns = dict.fromkeys(("given_T", "rows_N", "slots_M", "breaks", "last_ids", "lens"), "*i32")
+    wide = dict.fromkeys(("tokens_T", "positions_T", "ids_M", "accepted_M"), "*i64")
+    constants = {"DRAFTS": 8, "REJECTED": REJECTED, "BLOCK": kernels.BLOCK}
+    types = columns | wide | {"count": "i32", "padding": "i32"}
+    assert not compile_ahead(kernels._accept_kernel, types, constants, unaligned=("ids_M",)).spills
 
 
 @pytest.mark.gpu
 def test_the_kernels_on_a_gpu() -> None:
     from oscine.ops.step import triton as kernels
 
-    check(kernels.prepare_step, kernels.write_back, "cuda")
-    check(reference.prepare_step, reference.write_back, "cuda")
+    check_prepare(kernels.prepare_step, "cuda")
+    check_accept(kernels.accept, "cuda")
+    check_prepare(reference.prepare_step, "cuda")
+    check_accept(reference.accept, "cuda")

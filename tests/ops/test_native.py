@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor
 
 from benchmarks.kernels.inputs import random_experts, random_routing, sampling_batch
 from oscine.ops.attention import native as native_attention
@@ -280,3 +281,24 @@ def test_attention_of_a_chunk_is_that_of_its_tokens_one_by_one() -> None:
         batch = replace(inputs.batch, query_starts_S1=torch.tensor([0, 1], dtype=torch.int32), context_lens_S=lens)
         one = native_attention.attention(inputs.q_TQD[t : t + 1], inputs.kv_pages, batch, inputs.group, *common)
         assert torch.equal(one[0], whole[t])
+
+
+@pytest.mark.parametrize("window", [None, 16])
+def test_attention_to_drafts_is_that_of_each_alone(window: int | None) -> None:
+    """Rows that meet the keys together, and after them rows that must not: another context, other pages."""
+    num_rows, num_drafts = 25, 21
+    inputs = attention_inputs(AttentionCase("rows", ((1, 70),) * num_rows, window=window), CPU, torch.float32)
+    table_SB = inputs.group.page_table_SB.clone()
+    table_SB[1 : num_drafts + 2] = table_SB[0]
+    lens_S = torch.arange(40, 40 + num_rows, dtype=torch.int32)
+    lens_S[num_drafts:] += 3
+
+    def attention(rows: slice) -> Tensor:
+        group = replace(inputs.group, page_table_SB=table_SB[rows])
+        starts_S1 = torch.arange(len(lens_S[rows]) + 1, dtype=torch.int32)
+        batch = replace(inputs.batch, query_starts_S1=starts_S1, context_lens_S=lens_S[rows])
+        others = inputs.kv_pages, batch, group, inputs.sinks_Q, window
+        return native_attention.attention(inputs.q_TQD[rows], *others)
+
+    alone = torch.cat([attention(slice(row, row + 1)) for row in range(num_rows)])
+    assert torch.equal(attention(slice(None)), alone)

@@ -1,6 +1,6 @@
 """SageMaker's /invocations: the body says which of OpenAI's endpoints answers it."""
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from oscine.api.conventions.schemas import Invocation
@@ -22,10 +22,7 @@ class Invocations:
         self._endpoints = dict(zip(_INPUTS, (chat, text, responses), strict=True))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            data = await read_body(Request(scope, receive), self.service.config.server.max_body_bytes)
-        except ClientDisconnect:
-            return
+        data = await read_body(Request(scope, receive), self.service.config.server.max_body_bytes)
         body = decode(data, Invocation)
         given = [name for name in _INPUTS if getattr(body, name) is not None]
         if len(given) != 1:

@@ -56,7 +56,8 @@ class EngineCollector(Collector):
             restarts.add_metric([model.names[0]], model.engine.restarts)
         yield from (ready, restarts)
         offloads = any(model.options.cache.kv_offload_bytes for model in models)
-        readers = self._readers | {"offload"} if offloads else self._readers
+        drafts = any(model.options.speculation.method != "none" for model in models)
+        readers = self._readers | ({"offload"} if offloads else set()) | ({"speculation"} if drafts else set())
         for statistic in (*STATISTICS, _CACHED):
             if readers.intersection(statistic.readers):
                 samples = [([model.names[0]], model.engine.stats) for model in models]
@@ -76,11 +77,21 @@ _FAMILIES: dict[str, Any] = {
 
 
 def family_of(statistic: Statistic, name: str, labels: Sequence[str], samples: Samples) -> Metric:
+    if statistic.kind == "positions":
+        return _by_position(statistic, name, labels, samples)
     family = _FAMILIES[statistic.kind](name, statistic.help, labels=labels)
     for of, stats in samples:
         family.add_metric(of, *_observed(statistic, stats))
     made: Metric = family
     return made
+
+
+def _by_position(statistic: Statistic, name: str, labels: Sequence[str], samples: Samples) -> Metric:
+    family = CounterMetricFamily(name, statistic.help, labels=[*labels, "position"])
+    for of, stats in samples:
+        for position, count in enumerate(getattr(stats, statistic.field)):
+            family.add_metric([*of, str(position)], count)
+    return family
 
 
 def _observed(statistic: Statistic, stats: EngineStats) -> tuple[Any, ...]:

@@ -21,6 +21,8 @@ _VLLM_NAMES = {
     *HISTOGRAMS,
     *("request_success", "num_requests_running", "num_requests_waiting", "num_requests_waiting_by_reason"),
     *("engine_sleep_state", "iteration_tokens_total", "kv_cache_usage_perc", "cache_config_info", "num_preemptions"),
+    *("spec_decode_num_drafts", "spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens"),
+    "spec_decode_num_accepted_tokens_per_pos",
     *("prefix_cache_queries", "prefix_cache_hits", "prompt_tokens", "prompt_tokens_cached", "generation_tokens"),
 }
 # Names in dashboards for earlier versions of vLLM.

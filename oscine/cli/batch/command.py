@@ -1,7 +1,6 @@
 """`oscine batch INPUT OUTPUT [MODEL]`: answers a file of requests, with a server or with one that it starts itself."""
 
 import argparse
-import asyncio
 import sys
 from contextlib import ExitStack
 from dataclasses import replace
@@ -54,6 +53,8 @@ def run(args: argparse.Namespace) -> None:
     if input_path.exists() and output_path.exists() and input_path.samefile(output_path):
         raise CommandError("INPUT and OUTPUT are the same file", USAGE)
     config = _for_one_client(read_config(given))
+    import asyncio
+
     from oscine.api.batches.lines import BatchFileError, BatchInput, BatchOutput, FileInUseError
     from oscine.cli.batch.run import BatchRun
 

@@ -104,7 +104,8 @@ def _problems(facts: Facts) -> Iterator[Problem]:
         if "triton" not in facts.packages:
             yield Problem("triton is not installed, so the GPUs are not used", _INSTALL_GPU)
         for gpu in facts.gpus:
-            if float(gpu.capability or 0) < 8:
+            major = gpu.capability.partition(".")[0]
+            if not (major.isdigit() and int(major) >= 8):
                 what = f"{gpu.name} has compute capability {gpu.capability}; the kernels need 8.0"
                 yield Problem(what, "use another GPU, or --device cpu")
     for folder, free in facts.disk.items():

@@ -96,7 +96,7 @@ def _features(flags: str) -> tuple[str, ...]:
 def _gpus(visible: str | None) -> tuple[Gpu, ...]:
     """Those that nvidia-smi reports, of the numbers in CUDA_VISIBLE_DEVICES."""
     program = shutil.which("nvidia-smi")
-    if program is None or visible == "":
+    if program is None or visible in ("", "-1"):
         return ()
     command = [program, f"--query-gpu={','.join(_QUERY)}", "--format=csv,noheader,nounits"]
     try:

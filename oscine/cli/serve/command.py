@@ -56,12 +56,13 @@ def _with_environment(config: Config, environment: Environment) -> Config:
     keys = (*server.api_keys, *filter(None, [environment.server_api_key]))
     is_published = engine.model.model != NANO and engine.executor != "fake"
     folder = environment.state_folder / "oscine"
+    responses_db = server.responses_db or (str(folder / "responses.db") if is_published else ":memory:")
     server = dataclasses.replace(
         server,
         api_keys=keys,
         traces=environment.traces,
-        responses_db=server.responses_db or (str(folder / "responses.db") if is_published else None),
-        files_dir=server.files_dir or (str(folder / "files") if is_published else ":temporary:"),
+        responses_db=responses_db,
+        files_dir=server.files_dir or (":temporary:" if responses_db == ":memory:" else str(folder / "files")),
     )
     return dataclasses.replace(config, server=server)
 

@@ -51,8 +51,8 @@ SHORT = {
 
 # Refused, because results or capacity would differ from what was asked: what to know -> names.
 REFUSED = {
-    "speculative decoding is not available yet": (
-        "speculative-config speculative-model speculative-algorithm speculative-draft-model-path speculative-num-steps "
+    "say it with --speculative-config": (
+        "speculative-model speculative-algorithm speculative-draft-model-path speculative-num-steps "
         "speculative-eagle-topk speculative-num-draft-tokens"
     ),
     "LoRA adapters are not available yet": "enable-lora lora-modules lora-paths",

@@ -21,6 +21,8 @@ def lay_out(values: Values, num_gpus: int | None) -> Values:
         return {}
     if any(values.get(name) for name in _SHARING):
         ranks, why = 1, ", which share their experts"
+    elif values.get("kv-offload-bytes"):
+        ranks, why = 1, ": --kv-offload-bytes needs engines of one GPU"
     elif values.get("profile") == _THROUGHPUT:
         ranks, why = 1, f": --profile {_THROUGHPUT} is for the most tokens per second"
     else:

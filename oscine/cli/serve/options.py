@@ -14,6 +14,7 @@ from oscine.cli.parser import HelpAll
 from oscine.cli.serve import dialects
 from oscine.cli.serve.kv_events_config import read_kv_events_config
 from oscine.cli.serve.name import Name, Values, merge
+from oscine.cli.serve.speculative_config import read_speculative_config
 from oscine.config import OPTIONS
 from oscine.option import Option, OptionError
 
@@ -31,7 +32,10 @@ ALIASES = {alias: option.name for option in OPTIONS.values() for alias in option
 OPPOSITES = {flag: option.name for option in OPTIONS.values() for flag in option.opposites}
 _CONFIG_HELP = "YAML file whose keys are names of options; the command line wins over it"
 _HELP_ALL_HELP = "show this help with the names that other servers have for options, and exit"
-_READERS: dict[str, Callable[[Any], Values]] = {"kv-events-config": read_kv_events_config}
+_READERS: dict[str, Callable[[Any], Values]] = {
+    "kv-events-config": read_kv_events_config,
+    "speculative-config": read_speculative_config,
+}
 
 
 def _name_of(option: Option) -> Name:

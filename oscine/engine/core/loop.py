@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -68,6 +68,26 @@ class Offload(Protocol):
         ...
 
 
+class Speculation(Protocol):
+    """How many drafts requests may verify: see oscine.engine.core.speculation."""
+
+    def begin(self, request: Request) -> None:
+        """A request has its first token."""
+        ...
+
+    def decide(self, running: Collection[Request]) -> None:
+        """Sets num_drafts of the running requests, for the step that is scheduled next."""
+        ...
+
+    def note_drafts(self, request: Request, num_drafted: int, num_accepted: int) -> None:
+        """A step that could verify drafts of this request has ended."""
+        ...
+
+    def note_step(self, plan: StepPlan, num_drafted: int, seconds: float) -> None:
+        """A step with so many drafts in all has ended that took so long."""
+        ...
+
+
 class Partners(Protocol):
     """Other engines, whose experts compute the tokens of this one too: see oscine.executor.parallel."""
 
@@ -118,6 +138,7 @@ class EngineLoop:
         self._scheduler = Scheduler(self.cache, self._options, max_attended, clock, self.counters)
         self.remote_prefills: Fetches | None = None  # where pages may come from other engines
         self.offload: Offload | None = None  # where evicted pages are kept
+        self.speculation: Speculation | None = None
         self.partners: Partners | None = None
         self._unprepared: list[Request] = []  # live, but the executor cannot take them yet
         self._requests: dict[str, Request] = {}  # live
@@ -181,6 +202,8 @@ class EngineLoop:
     def step(self) -> list[GenerationOutput]:
         """Schedules and launches a step, commits the oldest one. Returns all news. Raises what the executor raises."""
         self._receive()
+        if self.speculation is not None:
+            self.speculation.decide(self._scheduler.running.values())
         step = self._scheduler.schedule()
         if not step.requests and self.partners is not None and self.partners.are_waiting:
             self.partners.take_part()
@@ -210,6 +233,7 @@ class EngineLoop:
         stats = replace(
             self.counters,
             steps_by_tokens=self.counters.steps_by_tokens.copy(),
+            accepted_by_position=self.counters.accepted_by_position.copy(),
             num_running=len(running),
             num_waiting=len(waiting),
             full_pages_used=full.num_used,
@@ -247,9 +271,13 @@ class EngineLoop:
         began_s, self._committed_s = max(step.launched_s, self._committed_s), self._clock()
         if self.offload is not None:
             self.offload.note_step(step.plan, self._committed_s - began_s)
+        is_in_vain = True
         for i, request in enumerate(step.requests):
             if request.finish_reason is None:  # else cancelled, or ended by the token before this one
+                is_in_vain = False
                 self._advance(request, step.plan.sequences[i], result, i, news)
+        if self.speculation is not None and not is_in_vain:
+            self.speculation.note_step(step.plan, sum(result.num_drafted or ()), self._committed_s - began_s)
         return news
 
     def _count_step(self, num_tokens: int) -> None:
@@ -263,6 +291,8 @@ class EngineLoop:
         request.first_token_s = self._committed_s
         self.counters.first_tokens += 1
         self.counters.first_token_s += self._committed_s - request.arrival_s
+        if self.speculation is not None:
+            self.speculation.begin(request)
 
     def _count_further_tokens(self, request: Request, stats: EngineStats) -> None:
         """The time between the first and the last token of a request is the sum of all waits between them."""
@@ -275,8 +305,6 @@ class EngineLoop:
     ) -> None:
         """Takes in what a step computed of one live request: the i-th of the step."""
         num_computed = sequence.start + sequence.num_tokens
-        if num_computed >= request.page_event:
-            self.cache.commit(request, num_computed)
         if result.prompt_logprobs is not None and sequence.slot in result.prompt_logprobs:
             request.add_prompt_logprobs(sequence.start, result.prompt_logprobs[sequence.slot])
         sampled = result.token_ids[i]
@@ -288,15 +316,35 @@ class EngineLoop:
         if sampled:
             num_known = len(request.token_ids)
             reason = request.accept(sampled, result.logprobs[i] if result.logprobs is not None else None)
-            self.counters.generated_tokens += len(request.token_ids) - num_known
+            num_computed = len(request.token_ids) - 1
+            self.counters.generated_tokens += num_computed + 1 - num_known
+            if sequence.num_drafts:
+                self._count_drafts(request, sequence, result.num_drafted[i] if result.num_drafted else 0, len(sampled))
             if num_known == request.num_given:
                 self._count_first_token(request)
         else:
             reason = None if request.samples or num_computed < request.num_prompt_tokens else "length"
+        if num_computed >= request.page_event:
+            self.cache.commit(request, num_computed)
         if reason is not None:
             news.append(self._finish(request, reason))
         elif len(request.token_ids) >= request.emit_at:
             news.append(request.take_output())
+
+    def _count_drafts(self, request: Request, sequence: ScheduledSequence, num_drafted: int, num_sampled: int) -> None:
+        """A step has verified drafts of a request, of which it accepted all but one less than it sampled."""
+        if request.slot >= 0:  # else it was preempted meanwhile
+            request.num_uncertain -= sequence.num_drafts
+        if num_drafted:
+            counters, num_accepted = self.counters, num_sampled - 1
+            counters.drafts += 1
+            counters.draft_tokens += num_drafted
+            counters.accepted_tokens += num_accepted
+            counters.accepted_by_position += [0] * (num_accepted - len(counters.accepted_by_position))
+            for position in range(num_accepted):
+                counters.accepted_by_position[position] += 1
+        if self.speculation is not None:
+            self.speculation.note_drafts(request, num_drafted, num_sampled - 1)
 
     def _refusal(self, request: GenerationRequest) -> str | None:
         """Why a request cannot be run, for its sender."""

@@ -5,6 +5,9 @@ There is no prefill and no decode: a request has computed and wanted tokens, and
     token_ids   p p p p p p p p g g g            known here: the prompt, then what was generated, also elsewhere
                               ^num_computed      computed, or being computed by a launched step
                                       ^num_wanted    known, or being sampled by a launched step
+
+A launched step may verify drafts as well. Until it is committed, both numbers count none of them as accepted, and
+num_uncertain says how many may be.
 """
 
 from dataclasses import InitVar, dataclass, field, replace
@@ -44,6 +47,8 @@ class Request:
     num_to_compute: int = field(init=False)
     num_computed: int = 0
     num_wanted: int = field(init=False)
+    num_uncertain: int = 0  # drafts of the launched step, of which some may turn out to be accepted
+    drafts_from: int = NEVER  # position; tokens before it came with the sequence when it took its slot
     finish_reason: FinishReason | None = None
     queue_s: float | None = None  # set when first scheduled
     first_token_s: float | None = None  # when the first token was sampled here
@@ -65,6 +70,10 @@ class Request:
     logprobs: list[TokenLogprobs] = field(default_factory=list)  # of the tokens not yet emitted
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # until the first output
     remote_prefill: RemotePrefill | None = None  # what became of asking another engine
+
+    num_drafts: int = 0  # that the next step may verify at most
+    draft_trials: float = 0.0  # drafts that were compared with what was sampled; older ones count less
+    drafts_accepted: float = 0.0  # of these
 
     def __post_init__(self, arrival: int, max_model_len: int) -> None:
         given, sampling = self.given, self.given.sampling
@@ -109,6 +118,7 @@ class Request:
     def accept(self, sampled: list[int], logprobs: list[TokenLogprobs] | None) -> FinishReason | None:
         """Appends what a step sampled, up to the token that ends the sequence. Returns why it ends there, if so."""
         self.num_wanted += len(sampled) - 1  # the scheduler counted on one
+        self.num_computed += len(sampled) - 1
         reason: FinishReason | None = None
         num_taken = 0
         while reason is None and num_taken < len(sampled):

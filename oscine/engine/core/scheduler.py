@@ -56,6 +56,7 @@ class Scheduler:
         # Of the step being made:
         self._step = ScheduledStep(StepPlan(0, [], []))
         self._budget = 0
+        self._draft_budget = 0  # of the budget, what drafts may take
         self._attended = 0  # of _max_attended
         self._preempted: list[Request] = []  # not admitted again before the step in flight is committed
 
@@ -73,6 +74,7 @@ class Scheduler:
         """The next step; its plan is empty if there is nothing to compute before another step is committed."""
         self._step = step = ScheduledStep(StepPlan(self._next_step, [], []))
         self._budget = self._max_num_batched_tokens
+        self._draft_budget = self._budget - len(self.running)
         self._attended = 0
         self._preempted = []
         for request in sorted(self._schedule_decodes(), key=_order):
@@ -94,7 +96,9 @@ class Scheduler:
         num_decoded = 0
         for request in list(self.running.values()):
             start = request.num_computed
-            if start < request.fast_end and request.num_wanted == start + 1:
+            if request.num_uncertain or (request.num_drafts and start >= request.drafts_from):
+                self._schedule_drafts(request)
+            elif start < request.fast_end and request.num_wanted == start + 1:
                 request.num_computed = start + 1
                 request.num_wanted = start + 2
                 num_decoded += 1
@@ -108,6 +112,30 @@ class Scheduler:
                     prefills.append(request)
         self._budget -= num_decoded
         return prefills
+
+    def _schedule_drafts(self, request: Request) -> None:
+        """Schedules the last token of a running request and, as far as there is room, drafts of what comes after it.
+
+        While a step in flight verifies drafts, the token may be up to num_uncertain positions later than num_computed
+        says. If there may be no place for it, the request waits until that step is committed.
+        """
+        start = request.num_computed
+        last = start + request.num_uncertain
+        if request.slot < 0 or last >= request.num_to_compute:
+            return
+        num_drafts = min(request.num_drafts, request.num_to_compute - last - 1, self._draft_budget)
+        room = self._room(request, last - start + 1 + num_drafts)
+        num_drafts = min(num_drafts, room - (last - start + 1))
+        if num_drafts < 0:
+            return
+        pages = self.cache.extend(request, last + 1 + num_drafts)
+        request.num_computed = start + 1
+        request.num_wanted = start + 2
+        request.num_uncertain += num_drafts
+        self._budget -= 1 + num_drafts
+        self._draft_budget -= num_drafts
+        self._step.plan.sequences.append(ScheduledSequence(request.slot, start, 1, True, pages, num_drafts))
+        self._step.requests.append(request)
 
     def _schedule(self, request: Request, num_tokens: int) -> None:
         """Schedules up to num_tokens >= 1 tokens of a running request: as many as find pages, none if none do."""
@@ -197,7 +225,7 @@ class Scheduler:
     def _start(self, request: Request, hit: PrefixHit) -> None:
         self.cache.start(request, hit)
         request.slot = self._free_slots.pop()
-        request.num_wanted = len(request.token_ids)
+        request.num_wanted = request.drafts_from = len(request.token_ids)
         self.running[request.request_id] = request
         if request.queue_s is None:
             self._count_admission(request)
@@ -209,6 +237,7 @@ class Scheduler:
                 num_cached_tokens=request.num_computed,
                 pages=hit.pages,
                 sampling=request.sampling,
+                shares=not request.given.cache_salt,
             )
         )
 
@@ -235,11 +264,12 @@ class Scheduler:
         """Takes a request out of the step being made. It has not started in this step: such a request is no victim."""
         step = self._step
         i = step.requests.index(request)
-        self._budget += step.plan.sequences[i].num_tokens
+        self._budget += step.plan.sequences[i].num_tokens + step.plan.sequences[i].num_drafts
         del step.requests[i], step.plan.sequences[i]
 
     def _vacate(self, request: Request) -> None:
         del self.running[request.request_id]
         self._free_slots.append(request.slot)
         request.slot = -1
+        request.num_uncertain = 0
         self.cache.release(request)

@@ -400,7 +400,7 @@ class Offload:
         if digest is None:
             return True
         key = group, digest
-        tier = next((tier for tier in (self.host, self.disk) if key in tier), None)
+        tier = self.host if key in self.host else self.disk if key in self.disk else None
         if tier is not None and keep:
             tier.touch(key)
             self._let_write(key)

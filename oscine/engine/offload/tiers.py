@@ -108,7 +108,7 @@ class DiskTier:
         """Returns the pages that are lost with the file."""
         file = self.files.pop(number)
         self.num_bytes -= file.num_bytes
-        lost = [key for key in file.keys if self._places[key][0] == number]
+        lost = [key for key in file.keys if self._places.get(key, (None,))[0] == number]  # others have a second copy
         for key in lost:
             del self._places[key]
         return lost

@@ -3,7 +3,6 @@
 A link is not used again after its end. So nothing that was sent to a dead process can reach its successor.
 """
 
-import asyncio
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -108,6 +107,8 @@ class Link(Generic[T]):
         `on_up` and `on_down` are called at most once each; every message comes before `on_down`.
         """
         self._on_up, self._on_message, self._on_down = on_up, on_message, on_down
+        import asyncio  # an engine has links too, and no event loop
+
         self._loop = asyncio.get_running_loop()
         self._dealer = _Dealer(context, address, key, decode, patient=patient)
         for fd, read in zip(self._dealer.fds, (self._read, self._read_changes), strict=True):

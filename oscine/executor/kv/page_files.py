@@ -128,7 +128,8 @@ class PageFiles:
             places.append(_Place(offset, len(data), checksum(data)))
             rows.append([group, digest.hex(), len(data), places[-1].checksum])
             offset += len(data)
-        header = json.dumps({"format": _FORMAT, "identity": _short(self._identity), "pages": rows}).encode()
+        facts = {"format": _FORMAT, "identity": _short(self._identity), "checksum": _rows_checksum(rows), "pages": rows}
+        header = json.dumps(facts).encode()
         assert len(header) <= HEADER_BYTES
         path = self._path(number)
         part = path.with_suffix(_PART)
@@ -175,6 +176,8 @@ class PageFiles:
             header = json.loads(head)
             if (header["format"], header["identity"]) != (_FORMAT, _short(self._identity)):
                 raise PageFileError(f"{path} is of another model")
+            if header["checksum"] != _rows_checksum(header["pages"]):
+                raise PageFileError(f"{path} is damaged")
             keys, places = _read_rows(header["pages"])
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise PageFileError(f"{path} is damaged: {error}") from None
@@ -194,6 +197,10 @@ def checksum(data: Bytes) -> int:
     for axis in (0, 1):
         value = zlib.crc32(rows_NR.sum(axis, dtype=np.uint64).data, value)
     return value
+
+
+def _rows_checksum(rows: list[list[Any]]) -> int:
+    return zlib.crc32(json.dumps(rows).encode())
 
 
 def _read_rows(rows: list[list[Any]]) -> tuple[list[Key], list[_Place]]:
@@ -231,13 +238,18 @@ def _locked(folder: Path) -> int | None:
     except BlockingIOError:
         os.close(lock)
         return None
+    if not os.fstat(lock).st_nlink:  # the folder was removed meanwhile
+        os.close(lock)
+        return None
     return lock
 
 
 def _leftovers(base: Path, own: Path) -> Leftovers:
     found = []
     for folder in base.glob("*/*"):
-        lock = None if folder == own or not (folder / _LOCK).exists() else _locked(folder)
+        lock = None
+        with suppress(OSError):  # it belongs to another user
+            lock = None if folder == own or not (folder / _LOCK).exists() else _locked(folder)
         if lock is not None:
             sizes = [entry.stat().st_size for entry in folder.iterdir()]
             found.append((folder.stat().st_mtime, folder, sum(sizes)))

@@ -1,16 +1,19 @@
 """Copies between the KV memory of a device and plain host memory. The calling thread waits for them."""
 
-import queue
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from oscine.cores import usable_cores
+
 if TYPE_CHECKING:  # a fake executor has no torch
     import torch
 
-_STAGING_BYTES = 32 << 20  # of each of the threads that copy
+_PIECE_BYTES = 64 << 20  # that one thread touches at a time
 
 Bytes = NDArray[np.uint8]
 
@@ -25,6 +28,10 @@ class PageBytes(NamedTuple):
 
 class PageMemory(Protocol):
     """Any thread may call."""
+
+    def pin(self, memory: Bytes) -> None:
+        """Prepares host memory that stays where it is: pages are copied only from and to such memory."""
+        ...
 
     def save(self, pages: Sequence[PageBytes]) -> None:
         """From the device to the host."""
@@ -42,6 +49,9 @@ class HostMemory:
         """`groups`: [pages, bytes of a page] each."""
         self._groups = groups
 
+    def pin(self, memory: Bytes) -> None:
+        pass
+
     def save(self, pages: Sequence[PageBytes]) -> None:
         for group, page, data in pages:
             data[:] = self._groups[group][page]
@@ -51,74 +61,59 @@ class HostMemory:
             self._groups[group][page] = data
 
 
-class _Lane:
-    """Pinned memory and a stream, for one thread at a time."""
-
-    def __init__(self, device: "torch.device", num_bytes: int) -> None:
-        import torch
-
-        self.pinned = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
-        self.bytes: Bytes = self.pinned.numpy()
-        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self.done = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # sleeps while it waits
-
-
 class CudaMemory:
-    """KV memory on a CUDA device, copied through pinned memory that is allocated once.
+    """KV memory on a CUDA device. The host memory is pinned, so the device copies at the speed of its bus."""
 
-    A pinned allocation in the middle of a step could wait for the device, and the device may wait for another engine.
-    """
-
-    def __init__(self, kv: Sequence["torch.Tensor"], num_threads: int) -> None:
+    def __init__(self, kv: Sequence["torch.Tensor"]) -> None:
         import torch
 
+        self._device = kv[0].device
         self._groups = [pages.view(len(pages), -1).view(torch.uint8) for pages in kv]
-        size = max(_STAGING_BYTES, *(pages.shape[1] for pages in self._groups))
-        self._lanes: queue.SimpleQueue[_Lane] = queue.SimpleQueue()
-        for _ in range(num_threads):
-            self._lanes.put(_Lane(kv[0].device, size))
+        self._pinned: list[torch.Tensor] = []
+        self._streams = threading.local()  # a stream and an event for each thread
+
+    def pin(self, memory: Bytes) -> None:
+        """Raises ValueError."""
+        import torch
+
+        from oscine.ops.pinned import pin
+
+        flat = memory.reshape(-1)
+        with ThreadPoolExecutor(usable_cores()) as threads:  # the system gives memory where it is first written
+            threads.map(lambda start: flat[start : start + _PIECE_BYTES].fill(0), range(0, len(flat), _PIECE_BYTES))
+        self._pinned.append(torch.from_numpy(flat))
+        pin(self._pinned[-1], "--kv-offload-bytes")
 
     def save(self, pages: Sequence[PageBytes]) -> None:
-        import torch
-
-        lane = self._lanes.get()
-        try:
-            for some in _portions(pages, len(lane.bytes)):
-                with torch.cuda.stream(lane.stream):
-                    for (group, page, data), start in some:
-                        lane.pinned[start : start + len(data)].copy_(self._groups[group][page], non_blocking=True)
-                    lane.done.record(lane.stream)
-                lane.done.synchronize()
-                for (_, _, data), start in some:
-                    data[:] = lane.bytes[start : start + len(data)]
-        finally:
-            self._lanes.put(lane)
+        self._copy([(self._on_host(page), self._on_device(page)) for page in pages])
 
     def load(self, pages: Sequence[PageBytes]) -> None:
+        self._copy([(self._on_device(page), self._on_host(page)) for page in pages])
+
+    def _on_device(self, page: PageBytes) -> "torch.Tensor":
+        return self._groups[page.group][page.page]
+
+    def _on_host(self, page: PageBytes) -> "torch.Tensor":
         import torch
 
-        lane = self._lanes.get()
-        try:
-            for some in _portions(pages, len(lane.bytes)):
-                with torch.cuda.stream(lane.stream):
-                    for (group, page, data), start in some:
-                        lane.bytes[start : start + len(data)] = data
-                        source = lane.pinned[start : start + len(data)]
-                        self._groups[group][page].copy_(source, non_blocking=True)
-                    lane.done.record(lane.stream)
-                lane.done.synchronize()
-        finally:
-            self._lanes.put(lane)
+        return torch.from_numpy(page.data)
 
+    def _copy(self, pairs: Sequence[tuple["torch.Tensor", "torch.Tensor"]]) -> None:
+        """(to, from). One call for all: each call would wait for the thread that runs the steps to let it go on."""
+        import torch
 
-def _portions(pages: Sequence[PageBytes], most_bytes: int) -> Iterator[list[tuple[PageBytes, int]]]:
-    """As many pages at a time as fit, each with the place where its bytes begin."""
-    some: list[tuple[PageBytes, int]] = []
-    start = 0
-    for page in pages:
-        if start + len(page.data) > most_bytes:
-            yield some
-            some, start = [], 0
-        some.append((page, start))
-        start += len(page.data)
-    yield some
+        stream, done = self._own()
+        targets, sources = zip(*pairs, strict=True)
+        with torch.cuda.stream(stream):
+            torch._foreach_copy_(targets, sources, non_blocking=True)
+            done.record(stream)
+        done.synchronize()
+
+    def _own(self) -> tuple["torch.cuda.Stream", "torch.cuda.Event"]:
+        import torch
+
+        if not hasattr(self._streams, "own"):
+            stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+            self._streams.own = stream, torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # sleeps
+        own: tuple[torch.cuda.Stream, torch.cuda.Event] = self._streams.own
+        return own

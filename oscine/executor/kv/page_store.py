@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,8 +23,7 @@ from oscine.executor.kv.transfers import TransferState
 from oscine.kv_group import KVGroup
 
 LOADING_THREADS, SAVING_THREADS = 2, 1
-THREADS = LOADING_THREADS + SAVING_THREADS  # that copy between host and device
-_CHUNK_BYTES = 8 << 20  # that one thread copies before another may take its turn
+_CHUNK_BYTES = 32 << 20  # that one thread copies before another may take its turn
 _FIRST_FILE = 1
 
 
@@ -82,7 +82,7 @@ class Job:
 
 
 class PageStore:
-    """Slots in host memory, which the system gives when they are first used, and files if there is a folder."""
+    """Slots in host memory, and files if there is a folder."""
 
     def __init__(
         self, groups: Sequence[KVGroup], memory: PageMemory, num_bytes: int, files: PageFiles | None = None
@@ -94,13 +94,11 @@ class PageStore:
         if not self.num_slots:
             raise ValueError(f"--kv-offload-bytes must hold a page of {self.slot_bytes} bytes, not {num_bytes}")
         self._memory, self._files = memory, files
-        pages = mmap.mmap(-1, self.num_slots * self.slot_bytes)
-        pages.madvise(mmap.MADV_HUGEPAGE)
-        self._slots = np.frombuffer(pages, np.uint8).reshape(self.num_slots, self.slot_bytes)
+        self._slots = _pinned(memory, self.num_slots, self.slot_bytes)
         self._chunk = max(1, _CHUNK_BYTES // self.slot_bytes)  # pages
         self._buffers: queue.SimpleQueue[Bytes] = queue.SimpleQueue()
         for _ in range(0 if files is None else LOADING_THREADS):
-            self._buffers.put(np.empty((self._chunk, self.slot_bytes), np.uint8))
+            self._buffers.put(_pinned(memory, self._chunk, self.slot_bytes))
         self._loading = ThreadPoolExecutor(LOADING_THREADS, "offload-load")
         self._saving = ThreadPoolExecutor(SAVING_THREADS, "offload-save")
         self._writing = ThreadPoolExecutor(1, "offload-write")
@@ -186,6 +184,16 @@ class PageStore:
 
     def _chunks(self, copies: Sequence[SlotCopy]) -> list[Sequence[SlotCopy]]:
         return [copies[i : i + self._chunk] for i in range(0, len(copies), self._chunk)]
+
+
+def _pinned(memory: PageMemory, count: int, size: int) -> Bytes:
+    """[count, size], in huge pages where the system has them."""
+    pages = mmap.mmap(-1, count * size)
+    with suppress(OSError):
+        pages.madvise(mmap.MADV_HUGEPAGE)
+    array = np.frombuffer(pages, np.uint8).reshape(count, size)
+    memory.pin(array)
+    return array
 
 
 def open_store(options: EngineOptions, groups: Sequence[KVGroup], memory: PageMemory, model: str) -> PageStore:

@@ -8,7 +8,7 @@ from oscine.executor.headers import Few
 from oscine.executor.parallel.messages import decode_rules, encode_rules
 from oscine.executor.parallel.ring import RingReader, RingWriter
 from oscine.executor.rules import Masks, Rules
-from oscine.executor.slots import IntArray
+from oscine.executor.slots import IntArray, Rows
 from oscine.types import NewSequence, SamplingParams
 
 
@@ -20,10 +20,8 @@ class SentRules:
         self.ready, self.assign = rules.ready, rules.assign
         self.sampled, self.errors = rules.sampled, rules.errors
 
-    def allowed(
-        self, slots_N: IntArray, positions_N: IntArray, is_plain: Callable[[IntArray], bool]
-    ) -> Masks | Few | None:
-        allowed = self._rules.allowed(slots_N, positions_N, is_plain)
+    def allowed(self, rows: Rows, is_plain: Callable[[IntArray], bool]) -> Masks | Few | None:
+        allowed = self._rules.allowed(rows, is_plain)
         self._ring.send(*encode_rules(allowed))
         return allowed
 
@@ -40,12 +38,10 @@ class ReceivedRules:
     def assign(self, new: NewSequence) -> None:
         pass
 
-    def allowed(
-        self, slots_N: IntArray, positions_N: IntArray, is_plain: Callable[[IntArray], bool]
-    ) -> Masks | Few | None:
+    def allowed(self, rows: Rows, is_plain: Callable[[IntArray], bool]) -> Masks | Few | None:
         return decode_rules(self._ring.receive(), self._device)
 
-    def sampled(self, slots_M: IntArray, positions_M: IntArray, token_ids: Callable[[], list[int]]) -> None:
+    def sampled(self, rows: Rows, token_ids: Callable[[], IntArray]) -> None:
         pass
 
     def errors(self, slots: Sequence[int]) -> dict[int, str]:

@@ -51,6 +51,7 @@ class BuiltExecutor:
     partners: Partners | None = None  # other engines, whose experts compute the tokens of this one too
     size: ModelSize = field(default_factory=ModelSize)
     store: PageStore | None = None  # of pages that the cache evicts, where the options want them kept
+    max_drafts: int = 0  # per sequence and step; 0: it has no drafter
 
 
 def build_executor(options: EngineOptions, seat: Seat | None = None) -> BuiltExecutor:
@@ -131,6 +132,7 @@ def _load_torch(
         partners=_partners(executor, runner),
         size=size_of(config, on_gpu=executor.device.type == "cuda"),
         store=store_of(options, executor) if options.cache.kv_offload_bytes else None,
+        max_drafts=executor.max_drafts,
     )
 
 

@@ -21,6 +21,9 @@ from oscine.checkpoint.opened import open_model
 from oscine.config import EngineOptions
 from oscine.environment import Environment
 from oscine.executor.cuda_graphs import sizes_up_to
+from oscine.executor.drafts.lookup import PromptLookup, run_lengths
+from oscine.executor.heads.eagle import EagleDrafter
+from oscine.executor.heads.find import find_draft_head
 from oscine.executor.kv.allocate import allocate_kv, dtype_name
 from oscine.executor.kv.memory import MemoryPlan, OnHost, WeightBytes, leave_on_host, plan_memory
 from oscine.executor.masks import TOKENIZER
@@ -38,6 +41,7 @@ from oscine.model.config import ModelConfig
 from oscine.model.gpt_oss import GptOss
 from oscine.model.packed import PackedFiles
 from oscine.model.weights import Part, Shard, TensorSpec
+from oscine.ops.draft.table import resolve_draft
 from oscine.ops.interface import Shapes
 from oscine.ops.moe.on_host import MOST_TOKENS, HostLayers
 from oscine.ops.native.library import unavailable
@@ -51,6 +55,9 @@ if TYPE_CHECKING:  # it needs Triton, which a CPU does not
 Report = Callable[[str], None]
 RulesOf = Callable[[Path | None, int], NewRules]  # of the tokenizer's file, if known, and the size of the vocabulary
 _LARGE_BYTES = 1 << 30  # packed weights of at least this size are kept in files
+_LOOKED_UP = 8  # drafts of prompt lookup in a step, by default
+_BY_HEAD = 5  # drafts of an EAGLE-3 head in a step, by default
+_MOST_DRAFTING = 64  # sequences that draft in one CUDA graph
 _ROUNDING = 0.01  # of the allocator, which the reserve covers
 _DENSE = ("q_proj.weight", "k_proj.weight", "v_proj.weight", "o_proj.weight", "lm_head.weight")
 
@@ -81,6 +88,8 @@ class Start:
             self.config = self.shard.config(self.opened.config)
         except ValueError as error:
             raise ValueError(f"--tensor-parallel-size {self.target.communicator.num_ranks}: {error}") from None
+        alone = self.lockstep is None and self.target.communicator.num_ranks == 1
+        self.head = find_draft_head(options, self.opened, alone=alone)
         self.choice = choose(platform(self.target, self.opened.dtype))  # op -> backend
         self.ops = resolve(self.target, self.choice)
         self.on_host: HostLayers | None = None
@@ -110,6 +119,15 @@ class Start:
     def prepared_head_bytes(self) -> int:
         """The most bytes that the chooser needs in addition to this rank's head."""
         return self.ops.chooser.prepared_bytes(*self.shard.specs(self.opened.config)["lm_head.weight"].shape)
+
+    @property
+    def draft_head_bytes(self) -> int:
+        """Of the head that drafts: its weights, and what the largest step makes for it."""
+        if self.head is None:
+            return 0
+        dtype = self.opened.dtype
+        most_tokens = self.options.scheduler.max_num_batched_tokens
+        return self.head.num_bytes(dtype) + self.head.step_bytes(most_tokens, dtype)
 
     @property
     def decode_sizes(self) -> list[int]:
@@ -210,7 +228,30 @@ def load(start: Start, memory: MemoryPlan) -> TorchExecutor:
     start.watch.lap("weights")
     kv = allocate_kv(memory, opened.device)
     model, most = GptOss(config, weights, start.ops), options.scheduler.max_num_seqs
-    return TorchExecutor(model, memory, kv, most, new_rules, start.target.communicator, start.lockstep)
+    others = start.target.communicator, start.lockstep, _drafter(start), _max_drafts(start)
+    executor = TorchExecutor(model, memory, kv, most, new_rules, *others)
+    if start.head is not None:
+        backend = platform(start.target, opened.dtype)
+        head = start.head.load(opened, model, resolve_draft(start.target, backend))
+        group, pages = start.head.pages(memory.groups, kv)
+        executor.draft_with(EagleDrafter(head, executor.state, pages, group, records=backend == "native"))
+        start.watch.lap("draft head")
+    return executor
+
+
+def _drafter(start: Start) -> PromptLookup | None:
+    options = start.options.speculation
+    if options.method in ("none", "eagle3"):
+        return None
+    return PromptLookup(start.options.scheduler.max_num_seqs, run_lengths(options.lookup_min, options.lookup_max))
+
+
+def _max_drafts(start: Start) -> int:
+    """Drafts of a sequence in a step, at most."""
+    options = start.options.speculation
+    if options.method == "none":
+        return 0
+    return options.max_drafts or (_BY_HEAD if options.method == "eagle3" else _LOOKED_UP)
 
 
 def record(start: Start, executor: TorchExecutor) -> None:
@@ -244,6 +285,9 @@ def compile_kernels(start: Start, executor: TorchExecutor, compilers: "Compilers
 def capture(start: Start, executor: TorchExecutor) -> None:
     """The steps that become CUDA graphs, then the largest step. Leaves page 0 as it was."""
     if start.options.cuda_graphs and start.decode_sizes:
+        if start.head is not None:
+            executor.capture_drafts([size for size in start.decode_sizes if size <= _MOST_DRAFTING])
+            executor.graphs.run_eagerly(start.decode_sizes[:1])  # kernels of the head
         executor.graphs.capture(start.decode_sizes)
         start.watch.lap(f"{len(start.decode_sizes)} graphs")
     # A capture gives cached memory back.
@@ -299,7 +343,7 @@ def _weights(start: Start) -> WeightBytes:
     for name, size in found.items():
         if name.endswith(("_blocks", "_scales")):
             experts[int(name.split(".")[2])] += size
-    total = sum(found.values()) + start.prepared_head_bytes
+    total = sum(found.values()) + start.prepared_head_bytes + start.draft_head_bytes
     return WeightBytes(total, found["model.embed_tokens.weight"], experts)
 
 
@@ -317,7 +361,8 @@ def _leave_on_host(start: Start, weights: WeightBytes) -> OnHost:
 
 def _groups(start: Start) -> tuple[KVGroup, ...]:
     page_size, num_ranks = start.options.cache.page_size, start.shard.attention.num_ranks
-    return start.opened.config.kv_groups(page_size, dtype_name(start.opened.dtype), num_ranks)
+    groups = start.opened.config.kv_groups(page_size, dtype_name(start.opened.dtype), num_ranks)
+    return groups if start.head is None else start.head.beside(groups)
 
 
 def _plan(start: Start, weights: int, on_host: OnHost, held: int = 0) -> MemoryPlan:

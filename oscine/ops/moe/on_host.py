@@ -9,7 +9,6 @@ Host memory has the experts once, in the layout for CPUs. The GPU unpacks them a
 
 import ctypes
 import functools
-import weakref
 from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from oscine.ops.moe import native, reference
 from oscine.ops.moe.cpu_layout import HostMatrix, published
 from oscine.ops.native.library import library
 from oscine.ops.native.weights import PackedExperts
+from oscine.ops.pinned import pin
 from oscine.ops.target import Target
 
 if TYPE_CHECKING:  # it needs Triton, which a CPU does not
@@ -141,7 +141,7 @@ class HostLayers:
             HostMatrix(packed.down, experts.down_bias.to(device), packed.down_blocks),
         )
         if on_gpu(self._target):
-            self._pinned += [self._pinning.submit(pin, matrix.packed) for matrix in matrices]
+            self._pinned += [self._pinning.submit(pin, matrix.packed, "--experts-on-host") for matrix in matrices]
         self._loaded.append(HostExperts(packed, matrices))
         return self._loaded[-1]
 
@@ -176,18 +176,6 @@ class HostLayers:
 
 def on_gpu(target: Target) -> bool:
     return target.device.type == "cuda"
-
-
-def pin(memory: Tensor) -> None:
-    """Pins the memory of a tensor for as long as it lives. Raises ValueError if the system does not allow it."""
-    runtime, address = torch.cuda.cudart(), memory.data_ptr()  # type: ignore[no-untyped-call]
-    error = int(runtime.cudaHostRegister(address, memory.nbytes, 0))
-    if error:
-        raise ValueError(
-            f"--experts-on-host: {memory.nbytes} bytes of host memory cannot be pinned: CUDA error {error}"
-        )
-    # Else CUDA would take later tensors at these addresses for pinned.
-    weakref.finalize(memory, runtime.cudaHostUnregister, address).atexit = False
 
 
 @functools.cache

@@ -65,15 +65,23 @@ int oscine_norm_qkv(
 
 /* ---- attention ---- */
 
-#define ROWS 32 /* most pairs of query and head that meet a key while it is in the cache */
+#define ROWS 40 /* most pairs of query and head that meet a key while it is in the cache */
 #define KEYS 64 /* scores of a row before their maximum is taken */
 #define INLINE static inline __attribute__((always_inline))
+
+/* Pairs of query and head, for the heads of one key head. The queries are tokens of one sequence, one after the other; the
+   heads of a query come first. */
+struct task {
+    int64_t table, key_head; /* row of the page tables */
+    int64_t token, end;      /* the first query, and how many positions it attends to */
+    int64_t first, count;    /* pairs, counted from the first query's */
+};
 
 struct attention {
     const float *q, *sinks;
     struct pages kv;
-    const int32_t *page_table, *query_starts, *context_lens;
-    const int32_t *tasks; /* [n, 3]: sequence, first row in it, key head */
+    const int32_t *page_table;
+    const struct task *tasks;
     float *out;
     int64_t query_heads, table_width, window;
     float scale;
@@ -179,15 +187,13 @@ static void take_keys(struct rows *rows, const struct keys *k, int64_t dim, floa
     }
 }
 
-/* Rows of sequence s and key head g from `first` on. */
-static void begin_rows(const struct attention *a, int64_t s, int64_t first, int64_t g, struct rows *rows) {
-    const int64_t repeats = a->query_heads / a->kv.num_heads, dim = a->kv.head_dim, start = a->query_starts[s];
-    const int64_t num_queries = a->query_starts[s + 1] - start;
-    rows->count = MIN(ROWS, num_queries * repeats - first);
+static void begin_rows(const struct attention *a, const struct task *task, struct rows *rows) {
+    const int64_t repeats = a->query_heads / a->kv.num_heads, dim = a->kv.head_dim;
+    rows->count = task->count;
     for (int64_t r = 0; r < rows->count; r++) {
-        const int64_t query = (first + r) / repeats, head = g * repeats + (first + r) % repeats;
-        const int64_t at = ((start + query) * a->query_heads + head) * dim;
-        rows->end[r] = a->context_lens[s] - num_queries + query + 1;
+        const int64_t query = (task->first + r) / repeats, head = task->key_head * repeats + (task->first + r) % repeats;
+        const int64_t at = ((task->token + query) * a->query_heads + head) * dim;
+        rows->end[r] = task->end + query;
         rows->begin[r] = a->window ? MAX(rows->end[r] - a->window, 0) : 0;
         rows->q[r] = a->q + at, rows->out[r] = a->out + at;
         rows->top[r] = a->sinks[head], rows->total[r] = 1.0f;
@@ -197,9 +203,9 @@ static void begin_rows(const struct attention *a, int64_t s, int64_t first, int6
 
 static void attention_task(void *context, int64_t i) {
     const struct attention *a = context;
-    const int64_t s = a->tasks[3 * i], g = a->tasks[3 * i + 2], size = a->kv.page_size, dim = a->kv.head_dim;
+    const int64_t s = a->tasks[i].table, g = a->tasks[i].key_head, size = a->kv.page_size, dim = a->kv.head_dim;
     struct rows rows;
-    begin_rows(a, s, a->tasks[3 * i + 1], g, &rows);
+    begin_rows(a, a->tasks + i, &rows);
     const int64_t begin = rows.begin[0], end = rows.end[rows.count - 1];
     for (int64_t position = begin / size * size + begin % size / KEYS * KEYS, next; position < end; position = next) {
         const int64_t offset = position % size, page = a->page_table[s * a->table_width + position / size];
@@ -213,23 +219,46 @@ static void attention_task(void *context, int64_t i) {
         for (int64_t d = 0; d < dim; d++) rows.out[r][d] /= rows.total[r];
 }
 
+/* The sequences of a batch, as their columns. */
+struct sequences {
+    const int32_t *page_table, *query_starts, *context_lens;
+    int64_t count, table_width, page_size, window;
+};
+
+/* The end of the run of sequences from s on that are consecutive tokens of one sequence, such as drafts. */
+static int64_t end_of_run(const struct sequences *a, int64_t s) {
+    const int64_t first = s, first_page = (a->window ? MAX(a->context_lens[s] - a->window, 0) : 0) / a->page_size;
+    const int32_t *pages = a->page_table + first * a->table_width + first_page;
+    for (s++; s < a->count && a->query_starts[s + 1] - a->query_starts[first] == s + 1 - first; s++) {
+        const int64_t num_pages = (a->context_lens[s] - 1) / a->page_size + 1 - first_page;
+        const int32_t *others = a->page_table + s * a->table_width + first_page;
+        if (a->context_lens[s] != a->context_lens[s - 1] + 1 || memcmp(pages, others, sizeof(int32_t) * num_pages)) break;
+    }
+    return s;
+}
+
 /* q [T, Q, D] -> out [T, Q * D]. window 0: none. Returns -1 without memory. */
 int oscine_attention(
     const float *q, float *pages, int64_t page_stride, int64_t kv_heads, int64_t page_size, int64_t head_dim,
     const int32_t *page_table, int64_t table_width, const int32_t *query_starts, const int32_t *context_lens,
     int64_t num_sequences, const float *sinks, int64_t query_heads, int64_t window, float *out) {
+    const struct sequences all = {page_table, query_starts, context_lens, num_sequences, table_width, page_size, window};
     const int64_t repeats = query_heads / kv_heads;
     int64_t most = 0, count = 0;
     for (int64_t s = 0; s < num_sequences; s++)
         most += ((query_starts[s + 1] - query_starts[s]) * repeats + ROWS - 1) / ROWS * kv_heads;
-    int32_t *tasks = scratch(SCRATCH_ROWS, sizeof(int32_t) * 3 * most);
+    struct task *tasks = scratch(SCRATCH_ROWS, sizeof(struct task) * most);
     if (!tasks) return -1;
-    for (int64_t s = 0; s < num_sequences; s++)
-        for (int32_t row = 0; row < (query_starts[s + 1] - query_starts[s]) * repeats; row += ROWS)
-            for (int64_t g = 0; g < kv_heads; g++, count++)
-                tasks[3 * count] = s, tasks[3 * count + 1] = row, tasks[3 * count + 2] = g;
+    for (int64_t s = 0, next; s < num_sequences; s = next) {
+        next = end_of_run(&all, s);
+        const int64_t first = query_starts[s], num_rows = (query_starts[next] - first) * repeats;
+        const int64_t end = context_lens[next - 1] - (query_starts[next] - first) + 1;
+        for (int64_t row = 0; row < num_rows; row += ROWS)
+            for (int64_t g = 0; g < kv_heads; g++)
+                tasks[count++] = (struct task){s, g, first, end, row, MIN(ROWS, num_rows - row)};
+    }
     struct attention a = {
-        q, sinks, {pages, page_stride, kv_heads, page_size, head_dim}, page_table, query_starts, context_lens, tasks, out,
+        q, sinks, {pages, page_stride, kv_heads, page_size, head_dim}, page_table, tasks, out,
         query_heads, table_width, window, 1.0f / sqrtf((float)head_dim)};
     run_parallel(count, attention_task, &a);
     return 0;

@@ -24,6 +24,7 @@ typedef float f8_unaligned __attribute__((vector_size(32), aligned(4), may_alias
 #else
 #define KEEP(value)
 #endif
+#define REJECTED (-2) /* as in ops/packed.py */
 #define MIN(a, b) ((a) < (b) ? (a) : (b))
 #define MAX(a, b) ((a) > (b) ? (a) : (b))
 

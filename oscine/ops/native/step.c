@@ -1,32 +1,61 @@
 /* What a step does beside its layers: tokens and places from the state of the sequences, embeddings, the way back. */
 #include "oscine.h"
 
-/* Definition: ops/step/reference.py. Columns of the packed step, with `columns` pages in a row of tables [G, R, B] ->
-   ids, positions [T], rows [N], page_tables [G, S, B], places [G, T]. */
+/* Definition: ops/step/reference.py. Columns of the packed step, with `columns` pages in a row of tables [G, R, B] and
+   `most_drafts` in a row of drafts -> ids, positions [T], lengths [S], rows [N], page_tables [G, S, B], places [G, T]. */
 int oscine_prepare_step(
     const int32_t *given, const int32_t *positions, const int32_t *token_slots, const int32_t *slots,
-    const int32_t *wanted_rows, const int32_t *tables, const int32_t *last_ids, int64_t num_tokens,
-    int64_t num_sequences, int64_t num_wanted, int64_t num_groups, int64_t table_rows, int64_t columns,
-    int64_t page_size, int64_t *ids, int64_t *wide_positions, int64_t *rows, int32_t *page_tables, int64_t *places) {
+    const int32_t *query_starts, const int32_t *wanted_rows, const int32_t *tables, const int32_t *last_ids,
+    const int32_t *lens, const int32_t *drafts, int64_t most_drafts, int64_t num_tokens, int64_t num_sequences,
+    int64_t num_wanted, int64_t num_groups, int64_t table_rows, int64_t columns, int64_t page_size, int64_t *ids,
+    int64_t *wide_positions, int32_t *context_lens, int64_t *rows, int32_t *page_tables, int64_t *places) {
     for (int64_t t = 0; t < num_tokens; t++) {
-        ids[t] = given[t] < 0 ? last_ids[token_slots[t]] : given[t];
-        wide_positions[t] = positions[t];
+        const int64_t slot = token_slots[t], place = -1 - (int64_t)given[t];
+        if (place < 0) {
+            ids[t] = given[t];
+            wide_positions[t] = positions[t];
+        } else {
+            ids[t] = place ? drafts[slot * most_drafts + place - 1] : last_ids[slot];
+            wide_positions[t] = lens[slot] - 1 + place;
+        }
     }
+    for (int64_t s = 0; s < num_sequences; s++) context_lens[s] = (int32_t)wide_positions[query_starts[s + 1] - 1] + 1;
     for (int64_t n = 0; n < num_wanted; n++) rows[n] = wanted_rows[n];
     for (int64_t g = 0; g < num_groups; g++, tables += table_rows * columns) {
         for (int64_t s = 0; s < num_sequences; s++, page_tables += columns)
             memcpy(page_tables, tables + slots[s] * columns, sizeof(int32_t) * columns);
         for (int64_t t = 0; t < num_tokens; t++) {
-            const int64_t page = tables[token_slots[t] * columns + positions[t] / page_size];
-            *places++ = page * page_size + positions[t] % page_size;
+            const int64_t page = tables[token_slots[t] * columns + wide_positions[t] / page_size];
+            *places++ = page * page_size + wide_positions[t] % page_size;
         }
     }
     return 0;
 }
 
-/* last_ids[slot] = id, or 0 where there is none. */
-int oscine_write_back(int32_t *last_ids, const int32_t *slots, const int64_t *ids, int64_t count) {
-    for (int64_t m = 0; m < count; m++) last_ids[slots[m]] = (int32_t)MAX(ids[m], 0);
+static int is_break(int64_t id, const int32_t *breaks, int64_t num_breaks) {
+    for (int64_t i = 0; i < num_breaks; i++)
+        if (breaks[i] == id) return 1;
+    return 0;
+}
+
+/* Definition: ops/step/reference.py. The row `padding` of last_ids and lens is left alone. */
+int oscine_accept(
+    const int32_t *given, const int32_t *rows, const int32_t *slots, const int64_t *tokens, const int64_t *positions,
+    const int32_t *breaks, int64_t num_breaks, const int64_t *ids, int64_t count, int64_t padding, int32_t *last_ids,
+    int32_t *lens, int64_t *accepted_ids) {
+    int accepts = 0;
+    for (int64_t m = 0; m < count; m++) {
+        const int64_t row = rows[m], token = tokens[row];
+        if (given[row] < -1) accepts = accepts && m && ids[m - 1] == token;
+        else accepts = 1;
+        accepted_ids[m] = accepts ? ids[m] : REJECTED;
+        if (!accepts) continue;
+        if (slots[m] != padding) {
+            last_ids[slots[m]] = (int32_t)MAX(ids[m], 0);
+            lens[slots[m]] = (int32_t)positions[row] + 2;
+        }
+        accepts = !(is_break(ids[m], breaks, num_breaks) || is_break(token, breaks, num_breaks));
+    }
     return 0;
 }
 

@@ -25,9 +25,12 @@ def yarn_cos_sin(
     beta_fast: float,
     beta_slow: float,
     original_max_position_embeddings: int,
+    rounded: bool = False,
 ) -> Tensor:
     """[num_positions, head_dim] float32: head_dim / 2 cosines, then as many sines.
 
+    A factor of 1 is rope without YaRN. `rounded`: the bounds of the ramp are rounded outwards, as transformers does by
+    default.
     Angles are float32 products, as in training: at position 5,000 a float64 angle differs by 3e-4.
     """
     power = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
@@ -35,6 +38,8 @@ def yarn_cos_sin(
     low, high = (
         ramp_bound(beta, head_dim, rope_theta, original_max_position_embeddings) for beta in (beta_fast, beta_slow)
     )
+    if rounded:
+        low, high = max(math.floor(low), 0), min(math.ceil(high), head_dim - 1)
     ramp = ((torch.arange(head_dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
     frequency = 1.0 / (factor * rope_theta**power) * ramp + turns * (1 - ramp)
     angle = torch.arange(num_positions, dtype=torch.float32)[:, None] * frequency

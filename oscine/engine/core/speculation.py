@@ -1,0 +1,291 @@
+"""How many drafts each sequence verifies: as many as make tokens come fastest, by what was measured.
+
+A step that verifies drafts has more rows, and takes longer. It is worth it if enough drafts are accepted. So three
+things are measured all the time: the seconds of a step by its rows, plain and with drafts; how often the draft at each
+position is accepted, over all sequences and per sequence; and how often there are drafts at all. What the drafter
+costs is part of the seconds of steps with drafts.
+
+No estimate is trusted without limit. Each step with drafts is compared with the time that plain steps would have taken
+for its tokens. The difference goes to an account, and plain steps add one percent of their time. Drafts that lose time,
+also those that only explore, are paid from the account. While it is empty, all steps are plain.
+"""
+
+from bisect import bisect_left
+from collections import Counter, deque
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from itertools import accumulate, islice
+from operator import mul
+from typing import Protocol
+
+from oscine.types import StepPlan
+
+ALLOWANCE = 0.01  # of the time of plain steps, for exploration
+_MOST_SAVED, _MOST_OWED = 10.0, 20.0  # plain steps that the account holds at most
+_SAVED_AT_START = 4.0
+_LATEST = 15  # steps of one size whose times count
+_LONG = 1024  # steps with drafts, after which the time of a size that none of them had is forgotten
+_PERIOD = 8  # steps between two decisions, and one more for each 16 sequences
+_PLAIN_EVERY = 64  # steps with drafts, until the time of a plain step is measured again
+_WINDOW = 64.0  # samples that an acceptance rate is averaged over, about
+_OWN_WINDOW = 24.0  # the same of one sequence
+_PRIOR = 4.0  # samples that the rate of all sequences counts for in the rate of one
+_OPTIMISM = 0.95  # of the time expected of a number of rows that was never measured: so it will be
+_MARGIN = 1.01  # gain below which drafts are not worth it
+_LEVELS = 8  # of acceptance, that sequences are grouped by
+
+
+class Drafting(Protocol):
+    """What the controller knows of one sequence: see Request."""
+
+    num_drafts: int
+    draft_trials: float
+    drafts_accepted: float
+
+
+@dataclass(slots=True)
+class StepTimes:
+    """Typical seconds of a step by its rows. Sizes above 16 rows are put together in steps of about 6 %."""
+
+    skips_first: bool = False  # of each size: it may prepare what later steps reuse
+    seconds: dict[int, float] = field(default_factory=dict)
+    _latest: dict[int, deque[float]] = field(default_factory=dict)
+    _noted: dict[int, int] = field(default_factory=dict)  # by size: the number of the last step
+    _num_steps: int = 0
+
+    @staticmethod
+    def size_of(rows: int) -> int:
+        return rows - rows % (1 << max(0, rows.bit_length() - 5))
+
+    def note(self, rows: int, seconds: float) -> float | None:
+        """Returns the typical seconds, if they are known: the median of the latest steps; of two, the faster one."""
+        size = self.size_of(rows)
+        self._num_steps += 1
+        self._noted[size] = self._num_steps
+        latest = self._latest.get(size)
+        if latest is None:
+            latest = self._latest[size] = deque(maxlen=_LATEST)
+            if self.skips_first:
+                return None
+        latest.append(seconds)
+        self.seconds[size] = typical = sorted(latest)[(len(latest) - 1) // 2]
+        return typical
+
+    def forget_old(self) -> None:
+        """Sizes without a step for long become unknown, so that they are tried again."""
+        for size in [size for size in self.seconds if self._num_steps - self._noted[size] > _LONG]:
+            del self.seconds[size]
+            self._latest[size].clear()
+
+    def of(self, rows: int) -> float | None:
+        return self.seconds.get(self.size_of(rows))
+
+
+@dataclass(slots=True)
+class _Curve:
+    """Expected seconds of a step with drafts: measured sizes, and straight lines between them."""
+
+    sizes: list[int]
+    seconds: list[float]
+    measured: Collection[int]
+
+    @classmethod
+    def of(cls, batch: int, plain: StepTimes, drafting: StepTimes) -> "_Curve":
+        points = plain.seconds | drafting.seconds
+        size = StepTimes.size_of(batch)
+        sizes = [size, *sorted(larger for larger in points if larger > size)]
+        return cls(sizes, [points[size] for size in sizes], drafting.seconds)
+
+    def at(self, rows: float) -> float:
+        i = bisect_left(self.sizes, rows)
+        if i == len(self.sizes):
+            slope = max(0.0, self.seconds[-1] - self.seconds[0]) / max(1, self.sizes[-1] - self.sizes[0])
+            expected = self.seconds[-1] + slope * (rows - self.sizes[-1])
+        elif i == 0:
+            return self.seconds[0]
+        else:
+            low, high = self.sizes[i - 1], self.sizes[i]
+            share = (rows - low) / (high - low)
+            expected = self.seconds[i - 1] + share * (self.seconds[i] - self.seconds[i - 1])
+        return expected if StepTimes.size_of(round(rows)) in self.measured else expected * _OPTIMISM
+
+
+class _Rates:
+    """How often drafts exist, and how often each is accepted if all before it are. Older samples count less."""
+
+    def __init__(self, max_drafts: int) -> None:
+        self.max_drafts = max_drafts
+        self.of_all = 0.6  # of all compared drafts, how many were accepted
+        self.num_asked = self.num_drafted = 1.0  # sequences that were asked for drafts, and that had some
+        self.trials, self.accepted = [1.0] * max_drafts, [0.6] * max_drafts  # by position
+        self._new_trials, self._new_accepted = [0] * (max_drafts + 1), [0] * (max_drafts + 1)
+        self._num_new = 0
+
+    def note(self, num_drafted: int, num_accepted: int) -> int:
+        """Returns how many drafts were compared: those accepted, and one that was not."""
+        self._num_new += 1
+        num_tried = min(num_accepted + 1, num_drafted)
+        self._new_trials[num_tried] += 1
+        self._new_accepted[num_accepted] += 1
+        return num_tried
+
+    def fold(self) -> None:
+        """Takes in what was noted since the last call."""
+        if not self._num_new:
+            return
+        num_drafted = self._num_new - self._new_trials[0]
+        keep = _WINDOW / (_WINDOW + self._num_new)
+        self.num_asked = self.num_asked * keep + self._num_new
+        self.num_drafted = self.num_drafted * keep + num_drafted
+        for rates, new in ((self.trials, self._new_trials), (self.accepted, self._new_accepted)):
+            reached = list(accumulate(reversed(new[1:])))[::-1]
+            for i, count in enumerate(reached):
+                rates[i] += count
+        for i, trials in enumerate(self.trials):
+            if trials > _WINDOW:
+                self.trials[i] = _WINDOW
+                self.accepted[i] *= _WINDOW / trials
+        self.of_all = max(0.02, sum(self.accepted) / sum(self.trials))
+        size = self.max_drafts + 1
+        self._new_trials, self._new_accepted, self._num_new = [0] * size, [0] * size, 0
+
+    @property
+    def of_asking(self) -> float:
+        return self.num_drafted / self.num_asked
+
+    @property
+    def by_position(self) -> list[float]:
+        return [accepted / trials for accepted, trials in zip(self.accepted, self.trials, strict=True)]
+
+
+class SpeculationController:
+    """Sets Request.num_drafts of running requests. Call note_drafts for the sequences of a step, then note_step."""
+
+    def __init__(self, max_drafts: int) -> None:
+        self._rates = _Rates(max_drafts)
+        self._plain, self._drafting = (
+            StepTimes(),
+            StepTimes(skips_first=True),
+        )  # steps in which no sequence could have drafts; others
+        self._saved: float | None = None  # the account, in seconds; None: no step was measured yet
+        self._by_level = [0] * (_LEVELS + 1)  # drafts of a sequence, by its level of acceptance
+        self._explorers: list[Drafting] = []  # have drafts in one step, while others have none
+        self._num_explored = 0
+        self._steps_left = 0  # until the next decision
+        self._batch = 0  # sequences, at the last decision
+        self._num_asked = self._num_accepted = 0  # since the last step: sequences that could have drafts, drafts
+        self._steps_since_plain = 0
+
+    def begin(self, request: Drafting) -> None:
+        """A request is admitted."""
+        request.num_drafts = self._by_level[self._level(request)]
+        self._steps_left = min(self._steps_left, 1 + self._batch // 16)
+
+    def note_drafts(self, request: Drafting, num_drafted: int, num_accepted: int) -> None:
+        """A sequence that could have drafts in a step had so many, and so many were accepted."""
+        self._num_asked += 1
+        self._num_accepted += num_accepted
+        num_tried = self._rates.note(num_drafted, num_accepted)
+        if num_tried:
+            keep = _OWN_WINDOW / (_OWN_WINDOW + num_tried)
+            request.draft_trials = request.draft_trials * keep + num_tried
+            request.drafts_accepted = request.drafts_accepted * keep + num_accepted
+
+    def note_step(self, plan: StepPlan, num_drafted: int, seconds: float) -> None:
+        """A step has ended that took so long. Steps that compute prompts are not compared."""
+        num_asked, num_accepted = self._num_asked, self._num_accepted
+        self._num_asked = self._num_accepted = 0
+        batch = len(plan.sequences)
+        if plan.new or not batch or plan.sequences[-1].num_tokens > 1:  # sequences with one token come first
+            return
+        if not num_asked and not num_drafted:
+            self._steps_since_plain = 0
+            self._plain.note(batch, seconds)
+            self._save(ALLOWANCE * seconds, seconds)
+            return
+        self._steps_since_plain += 1
+        typical = self._drafting.note(batch + num_drafted, seconds)
+        plain = self._plain.of(batch)
+        if plain is not None:
+            most = 2 * (plain if typical is None else typical)
+            self._save(plain * (1 + num_accepted / batch) - min(seconds, most), plain)
+
+    def decide(self, running: Collection[Drafting]) -> None:
+        """Before a step is scheduled. Most calls do nothing: a decision holds for some steps."""
+        self._steps_left -= 1
+        is_overdrawn = self._saved is not None and self._saved < 0 and any(self._by_level)
+        if (self._steps_left > 0 and not is_overdrawn) or not running:
+            return
+        self._batch = batch = len(running)
+        self._steps_left = _PERIOD + batch // 16
+        explorers, self._explorers = self._explorers, []
+        for request in explorers:
+            request.num_drafts = 0
+        plain = self._plain.of(batch)
+        if plain is None or self._saved is None or self._steps_since_plain >= _PLAIN_EVERY:
+            self._steps_left, self._steps_since_plain = 1, 0
+            self._drafting.forget_old()
+            self._set(running, [0] * (_LEVELS + 1))
+            return
+        self._rates.fold()
+        curve = _Curve.of(batch, self._plain, self._drafting)
+        may_draft = self._saved > 0 and len(curve.sizes) > 1
+        best = self._best(running, curve, plain) if may_draft else [0] * (_LEVELS + 1)
+        self._set(running, best)
+        if not any(best) and not explorers:
+            self._explore(running, curve, plain)
+
+    def _save(self, seconds: float, plain: float) -> None:
+        saved = _SAVED_AT_START * plain if self._saved is None else self._saved
+        self._saved = max(-_MOST_OWED * plain, min(_MOST_SAVED * plain, saved + seconds))
+
+    def _set(self, running: Collection[Drafting], by_level: list[int]) -> None:
+        if any(by_level) or any(self._by_level):
+            for request in running:
+                request.num_drafts = by_level[self._level(request)]
+        self._by_level = by_level
+
+    def _best(self, running: Collection[Drafting], curve: _Curve, plain: float) -> list[int]:
+        """Drafts by level. The draft that is accepted most probably is added first, as long as tokens come faster."""
+        counts = Counter(map(self._level, running))
+        batch, of_asking, rates = len(running), self._rates.of_asking, self._rates.by_position
+        of_steps = 1 - (1 - of_asking) ** batch  # steps in which any sequence has drafts
+        per_sequence = (1 + (batch - 1) * of_asking) / batch  # sequences with drafts in such a step
+        scale = 1 / self._rates.of_all
+        candidates: list[tuple[float, int]] = []
+        for level in counts:
+            accepted = accumulate((min(0.99, rate * scale * level / _LEVELS) for rate in rates), mul)
+            candidates += ((probability, level) for probability in accepted)
+        candidates.sort(reverse=True)
+        without_s = curve.at(batch)
+        rows = tokens = float(batch)
+        most, num_best = batch / plain * _MARGIN, 0
+        for i, (probability, level) in enumerate(candidates, 1):
+            rows += counts[level] * per_sequence
+            tokens += counts[level] * per_sequence * probability
+            seconds = without_s + of_steps * (curve.at(rows) - without_s)
+            per_second = (batch + of_steps * (tokens - batch)) / seconds
+            if per_second > most:
+                most, num_best = per_second, i
+        chosen = Counter(level for _, level in candidates[:num_best])
+        return [chosen[level] for level in range(_LEVELS + 1)]
+
+    def _explore(self, running: Collection[Drafting], curve: _Curve, plain: float) -> None:
+        """A few sequences have drafts in the next step, if the account can pay for it."""
+        assert self._saved is not None
+        count = max(1, len(running) // 16)
+        num_drafts = self._rates.max_drafts if self._num_explored % 4 == 1 else 1
+        loss = max(0.0, curve.at(len(running) + count * num_drafts) - plain)
+        if self._saved <= min(loss, _MOST_SAVED / 2 * plain):  # a time that was measured too long does not end it all
+            return
+        start = self._num_explored * count % len(running)
+        self._explorers = list(islice(running, start, start + count))
+        for request in self._explorers:
+            request.num_drafts = num_drafts
+        self._num_explored += 1
+        self._steps_left = 1
+
+    def _level(self, request: Drafting) -> int:
+        """The rate of accepted drafts, of its own as far as it is known, in parts of _LEVELS."""
+        accepted = request.drafts_accepted + _PRIOR * self._rates.of_all
+        return int(accepted / (request.draft_trials + _PRIOR) * _LEVELS + 0.5)

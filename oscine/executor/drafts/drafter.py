@@ -1,0 +1,71 @@
+"""What guesses the next tokens of a sequence, so that a step can verify several at once: the seam of the runner."""
+
+from collections.abc import Collection
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from oscine.ops.interface import Batch
+from oscine.ops.packed import PackedStep
+from oscine.types import NewSequence
+
+
+class HostDrafter(Protocol):
+    """Drafts from tokens that the host knows. It depends on these calls alone: all ranks draft the same."""
+
+    def assign(self, slot: int, token_ids: NDArray[np.int32], num_prompt_tokens: int, shares: bool) -> None:
+        """A sequence takes a slot, with these tokens. `shares`: what it says may become a draft of others."""
+        ...
+
+    def append(self, slot: int, token_ids: list[int]) -> None:
+        """What the sequence has generated since, in order."""
+        ...
+
+    def propose(self, slot: int, most: int) -> list[int]:
+        """Up to `most` tokens, >= 1, that may come next; [] without a good guess."""
+        ...
+
+
+class DeviceDrafter(Protocol):
+    """Drafts on the device, which knows tokens that the host does not know yet. Nothing here waits for the device.
+
+    All is queued in the order of the calls. Shape suffixes as in ops/interface.py.
+    """
+
+    @property
+    def taps(self) -> Collection[int]:
+        """Of GptOss.hidden_and_streams."""
+        ...
+
+    def assign(self, new: NewSequence) -> None:
+        """A sequence takes a slot."""
+        ...
+
+    def features(self, streams: dict[int, Tensor]) -> Tensor:
+        """[T, H]: what is kept of a step, until it is followed."""
+        ...
+
+    def follow(self, packed: PackedStep[Tensor], batch: Batch, features_TH: Tensor, ids_M: Tensor) -> None:
+        """After a step of one sampled token per row; ids_M as Ops.accept returns them, of the first rows."""
+        ...
+
+    def follow_any(
+        self,
+        packed: PackedStep[Tensor],
+        batch: Batch,
+        features_TH: Tensor,
+        ids_M: Tensor | None,
+        known_S: NDArray[np.int32],
+    ) -> None:
+        """After any step. known_S: the token after each sequence of the batch, where it samples none."""
+        ...
+
+    def draft(self, slots_D: NDArray[np.int64], num_drafts: int) -> None:
+        """Writes the next tokens of these sequences to the drafts of BatchState."""
+        ...
+
+    def capture(self, sizes: list[int], most_drafts: int) -> None:
+        """CUDA graphs for up to so many sequences, and each number of drafts. Writes page 0."""
+        ...

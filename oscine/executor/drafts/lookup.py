@@ -1,0 +1,188 @@
+"""Prompt lookup: drafts are what followed the last tokens where they occurred before.
+
+The last n tokens of a sequence are looked up in its own prompt and answer, then in recent answers of other sequences,
+for a few lengths n. The longest n decides, then the own text, then the latest occurrence. All of it is deterministic:
+every rank of a model makes the same drafts from the same calls.
+
+A run of n tokens is found by its hash, and compared before it is used. The tokens that are known at the first lookup
+are indexed at once, as sorted keys (hash, end): 8 bytes per token and length. Later tokens are added to a dict, one by
+one. So the cost of a lookup does not depend on the length of the text, and a sequence without a lookup costs nothing.
+"""
+
+from array import array
+from bisect import bisect_left
+from itertools import takewhile
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+ColumnArray = NDArray[np.int32]
+
+POOL_TOKENS = 1 << 16  # in each of the two halves of the pool
+DRAFTS_PER_TOKEN = 2  # of the run that was found: what follows a short one is less certain
+_END_BITS = 24  # of a sorted key: where the run ends
+_END_MASK = (1 << _END_BITS) - 1
+_MASK = (1 << 39) - 1  # of a hash, so that a key is a positive int64
+_BASE = 0x5E_3779_B97F
+_NO_RUN = -1  # no hash
+_BREAK = -1  # between the answers of the pool; no run has it
+
+Tokens: TypeAlias = "array[int]"
+Runs = dict[int, int]  # the hash of a run -> where it ended last
+
+
+def run_lengths(shortest: int, longest: int) -> tuple[int, ...]:
+    """The lengths that are looked up: each twice the one before."""
+    return tuple(shortest << i for i in range(longest.bit_length()) if shortest << i <= longest)
+
+
+def _hashes(tokens: Tokens, n: int) -> NDArray[np.int64]:
+    """Of all runs of n tokens, by their first token: a polynomial modulo a power of two."""
+    values = np.array(tokens, np.int64)
+    count = max(0, len(values) - n + 1)
+    hashes = np.zeros(count, np.int64)
+    for i in range(n):
+        hashes = hashes * _BASE + values[i : i + count]  # wraps, which leaves the lower bits right
+    return hashes & _MASK
+
+
+def _sorted_keys(tokens: Tokens, n: int) -> Tokens:
+    """(hash, end) of all runs of n tokens."""
+    hashes = _hashes(tokens, n)
+    return array("q", np.sort(hashes << _END_BITS | np.arange(n, n + len(hashes))).tobytes())
+
+
+class _Text:
+    """The tokens of one sequence. Every run is indexed that ends before the last token."""
+
+    def __init__(self, token_ids: ColumnArray, num_prompt_tokens: int, shares: bool, lengths: tuple[int, ...]) -> None:
+        self.tokens: Tokens = array("i", token_ids.astype(np.int32).tobytes())
+        self.num_prompt_tokens, self.shares = num_prompt_tokens, shares
+        self.runs_at_end = [_NO_RUN for _ in lengths]  # hashes of the last n tokens, per length
+        self._prefixes: list[int] = []  # hashes of the text up to each token that is indexed one by one
+        self._num_indexed = self._num_sorted = 0
+        self._sorted: list[Tokens | None] = [None for _ in lengths]
+        self._added: list[Runs] = [{} for _ in lengths]
+        self._levels = [(n, pow(_BASE, n, _MASK + 1), added) for n, added in zip(lengths, self._added, strict=True)]
+
+    @property
+    def was_looked_up(self) -> bool:
+        return bool(self._prefixes)
+
+    def index(self) -> None:
+        """Takes in the tokens that are new since the last call."""
+        tokens, prefixes, levels, runs_at_end, mask = self.tokens, self._prefixes, self._levels, self.runs_at_end, _MASK
+        if not prefixes:
+            self._begin()
+        prefix = prefixes[-1]
+        for i in range(self._num_indexed, len(tokens)):
+            prefix = (prefix * _BASE + tokens[i]) & mask
+            prefixes.append(prefix)
+            for level, (n, power, added) in enumerate(levels):
+                added[runs_at_end[level]] = i
+                runs_at_end[level] = (prefix - prefixes[-1 - n] * power) & mask
+        self._num_indexed = len(tokens)
+
+    def _begin(self) -> None:
+        """All but the last token are left to the sorted keys."""
+        self._num_indexed = self._num_sorted = max(0, len(self.tokens) - 1)
+        longest = self._levels[-1][0]
+        prefixes = self._prefixes
+        prefixes += range(1 << 30, (1 << 30) + longest)  # before the text: the runs that begin there are never found
+        for token in self.tokens[max(0, self._num_sorted - longest) : self._num_sorted]:
+            prefixes.append((prefixes[-1] * _BASE + token) & _MASK)
+
+    def last_end(self, level: int, run: int) -> int:
+        """Where a run of the level's length ended last; 0: nowhere."""
+        end = self._added[level].get(run)
+        if end is not None:
+            return end
+        keys = self._sorted[level]
+        if keys is None:
+            keys = self._sorted[level] = _sorted_keys(self.tokens[: self._num_sorted], self._levels[level][0])
+        at = bisect_left(keys, (run + 1) << _END_BITS)
+        key = keys[at - 1] if at else -1
+        return key & _END_MASK if key >> _END_BITS == run else 0
+
+    def after(self, end: int, most: int) -> list[int]:
+        """What followed a run. Beyond the last token, the text is assumed to repeat itself."""
+        drafts = self.tokens[end : end + most].tolist()
+        return drafts if len(drafts) == most else (drafts * most)[:most]
+
+
+class _Answers:
+    """Answers one after the other, and where runs ended in them last."""
+
+    def __init__(self, lengths: tuple[int, ...]) -> None:
+        self.tokens: Tokens = array("i")
+        self._runs: list[tuple[int, Runs]] = [(n, {}) for n in lengths]
+
+    def add(self, answer: Tokens) -> None:
+        start = len(self.tokens)
+        for n, runs in self._runs:
+            hashes = _hashes(answer[:-1], n).tolist()  # a run at the end has nothing after it
+            runs.update(zip(hashes, range(start + n, start + n + len(hashes)), strict=True))
+        self.tokens += answer
+        self.tokens.append(_BREAK)
+
+    def last_end(self, level: int, run: int) -> int:
+        return self._runs[level][1].get(run, 0)
+
+    def after(self, end: int, most: int) -> list[int]:
+        return list(takewhile(_BREAK.__ne__, self.tokens[end : end + most]))
+
+
+class PromptLookup:
+    """Drafts for every slot: a HostDrafter.
+
+    Sequences share their answers unless told otherwise. A right draft makes an answer come sooner, so a client that
+    shares could find out by timing which tokens recent answers had.
+    """
+
+    def __init__(self, num_slots: int, lengths: tuple[int, ...] = (2, 4, 8), pool_tokens: int = POOL_TOKENS) -> None:
+        """`lengths`: of the runs that are looked up, in rising order."""
+        self._lengths, self._pool_tokens = lengths, pool_tokens
+        self._texts: list[_Text] = [_Text(np.empty(0, np.int32), 0, False, lengths)] * num_slots
+        self._new, self._old = _Answers(lengths), _Answers(lengths)
+
+    def assign(self, slot: int, token_ids: ColumnArray, num_prompt_tokens: int, shares: bool = True) -> None:
+        """A sequence takes the slot, with these tokens. The answer that was there goes to the pool."""
+        before = self._texts[slot]
+        if before.shares and before.was_looked_up:
+            self._keep(before.tokens[before.num_prompt_tokens :])
+        self._texts[slot] = _Text(token_ids, num_prompt_tokens, shares, self._lengths)
+
+    def append(self, slot: int, token_ids: list[int]) -> None:
+        """The sequence has got these tokens."""
+        self._texts[slot].tokens.extend(token_ids)
+
+    def propose(self, slot: int, most: int) -> list[int]:
+        """Up to `most` drafts of the tokens that come next; none if the last tokens are new."""
+        text = self._texts[slot]
+        text.index()
+        found = self._find(text, 0)
+        if found is None:
+            return []
+        level = 0
+        for longer in range(len(self._lengths) - 1, 0, -1):
+            found_longer = self._find(text, longer)
+            if found_longer is not None:
+                found, level = found_longer, longer
+                break
+        source, end = found
+        return source.after(end, min(most, DRAFTS_PER_TOKEN * self._lengths[level]))
+
+    def _find(self, text: _Text, level: int) -> tuple[_Text | _Answers, int] | None:
+        """Where the last tokens of a text occurred before: the first source that has them, and where they end there."""
+        run, n = text.runs_at_end[level], self._lengths[level]
+        for source in (text, self._new, self._old) if text.shares else (text,):
+            end = source.last_end(level, run)
+            if end >= n and source.tokens[end - n : end] == text.tokens[-n:]:
+                return source, end
+        return None
+
+    def _keep(self, answer: Tokens) -> None:
+        if len(self._new.tokens) + len(answer) > self._pool_tokens:
+            self._new, self._old = _Answers(self._lengths), self._new
+        self._new.add(answer[-self._pool_tokens :])

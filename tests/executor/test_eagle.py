@@ -1,0 +1,130 @@
+"""Answers of the embedded model with drafts of its head are those without, token by token."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from oscine.checkpoint.hub import NANO_FOLDER
+from oscine.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions, SpeculationOptions
+from oscine.engine.build import build_engine
+from oscine.engine.core.loop import EngineLoop
+from oscine.ops.native.library import unavailable
+from oscine.types import GenerationRequest, SamplingParams
+from tests.engine.harness import SomeDrafts
+from training.evaluate import SKILLS
+from training.packing import Encoder
+from training.split import Draw
+
+pytestmark = pytest.mark.skipif(unavailable() is not None, reason=unavailable() or "")
+
+MOST = 4
+MAX_TOKENS = 40
+WARM = {"temperature": 1.0}
+KINDS: list[dict[str, object]] = [
+    {},
+    WARM,
+    WARM | {"top_p": 0.9, "top_k": 40, "logprobs": 2},
+    {"logprobs": 1},
+    {"presence_penalty": 0.8, "frequency_penalty": 0.4},
+    WARM | {"repetition_penalty": 1.2},
+    {"min_tokens": 30},
+    WARM | {"min_p": 0.05, "logit_bias": {300: 4.0, 301: -4.0}},
+    {"max_tokens": 1},
+]
+
+
+def build(method: str, kv_cache_bytes: int | None = None) -> EngineLoop:
+    loop = build_engine(
+        EngineOptions(
+            ModelOptions(str(NANO_FOLDER), max_model_len=2048),
+            CacheOptions(kv_cache_bytes=kv_cache_bytes, page_size=16),
+            SchedulerOptions(max_num_seqs=8, max_num_batched_tokens=256),
+            speculation=SpeculationOptions(method=method, max_drafts=MOST),  # type: ignore[arg-type]
+            num_threads=1,
+            quiet=True,
+        )
+    ).loop
+    if method != "none":
+        loop.speculation = SomeDrafts(MOST)
+    return loop
+
+
+def workload(count: int) -> list[GenerationRequest]:
+    """Prompts of all skills with the grammars that the server gives them; each fifth asks an earlier prompt again."""
+    encoder, requests = Encoder(NANO_FOLDER), []
+    for i in range(count):
+        skill = SKILLS[i % len(SKILLS)]
+        made = skill.make(Draw(i, held_out=True))
+        sampling = {"max_tokens": MAX_TOKENS, "temperature": 0.0, "seed": i, "grammar": skill.grammar(made)}
+        params = SamplingParams(
+            **sampling | KINDS[i % len(KINDS)],  # type: ignore[arg-type]
+            stop_token_ids=encoder.tokenizer.turn_end_ids,
+        )
+        requests.append(GenerationRequest(f"{i}", encoder.prompt(made), params))
+        if i % 5 == 4:
+            requests.append(replace(requests[-4], request_id=f"{i} again", sampling=params))
+    return requests
+
+
+Told = tuple[list[int], str | None, list[int]]  # tokens, reason of the end, tokens with log-probabilities
+
+
+def answers(loop: EngineLoop, requests: list[GenerationRequest], cancels: Callable[[int], bool]) -> dict[str, Told]:
+    """All requests at once; some are cancelled after some steps."""
+    found: dict[str, Told] = {request.request_id: ([], None, []) for request in requests}
+    for request in requests:
+        loop.add(request)
+    for number in range(100_000):
+        if not loop.has_work:
+            return found
+        if number < len(requests) and cancels(number):
+            loop.cancel(requests[number].request_id)
+        for output in loop.step():
+            tokens, _, told = found[output.request_id]
+            told += [one.token_id for one in output.logprobs or ()]
+            found[output.request_id] = [*tokens, *output.token_ids], output.finish_reason, told
+    raise AssertionError("the engine does not end")
+
+
+def check_equal(count: int) -> None:
+    requests = workload(count)
+    plain = answers(build("none"), requests, lambda number: False)
+    loop = build("eagle3")
+    assert answers(loop, requests, lambda number: False) == plain
+    assert loop.stats().steps < 0.75 * build_steps(plain), "few drafts were accepted"
+    small = build("eagle3", kv_cache_bytes=9 << 20)
+    cancelled = answers(small, requests, lambda number: number % 7 == 3)
+    assert small.stats().preemptions > 0
+    for i, (name, (tokens, reason, told)) in enumerate(cancelled.items()):
+        if i % 7 == 3 and reason != plain[name][1]:
+            assert tokens == plain[name][0][: len(tokens)]
+        else:
+            assert (tokens, reason, told) == plain[name], name
+
+
+def build_steps(plain: dict[str, Told]) -> float:
+    """Steps of 8 sequences that sample these tokens one by one."""
+    return sum(len(tokens) for tokens, _, _ in plain.values()) / 8
+
+
+def test_answers_with_the_head_are_those_without() -> None:
+    check_equal(24)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_two_thousand_answers_with_the_head_are_those_without() -> None:
+    check_equal(1700)
+
+
+def test_the_prefix_cache_finds_as_much_with_the_head() -> None:
+    requests = workload(10)
+    hits = []
+    for method in ("none", "eagle3"):
+        loop = build(method)
+        for request in requests:
+            answers(loop, [request], lambda number: False)
+        hits.append((loop.stats().prefix_hits, loop.stats().prefix_queries))
+    assert hits[0] == hits[1]
+    assert hits[0][0] > 0

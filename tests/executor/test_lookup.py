@@ -1,0 +1,114 @@
+"""Drafts of prompt lookup against a slow search through all texts."""
+
+import random
+
+import numpy as np
+import pytest
+
+from oscine.executor.drafts.lookup import DRAFTS_PER_TOKEN, PromptLookup, run_lengths
+
+
+class Oracle:
+    """The same by definition: all runs of all texts are compared."""
+
+    def __init__(self, num_slots: int, lengths: tuple[int, ...], pool_tokens: int) -> None:
+        self.lengths = lengths
+        self.texts: list[list[int]] = [[] for _ in range(num_slots)]
+        self.num_prompt_tokens = [0] * num_slots
+        self.shares = [False] * num_slots
+        self.was_looked_up = [False] * num_slots
+        self.old: list[list[int]] = []
+        self.new: list[list[int]] = []
+        self.pool_tokens = pool_tokens
+
+    def assign(self, slot: int, text: list[int], num_prompt_tokens: int, shares: bool) -> None:
+        if self.shares[slot] and self.was_looked_up[slot]:
+            answer = self.texts[slot][self.num_prompt_tokens[slot] :]
+            if sum(len(kept) + 1 for kept in self.new) + len(answer) > self.pool_tokens:
+                self.old, self.new = self.new, []
+            self.new.append(answer[-self.pool_tokens :])
+        self.texts[slot], self.num_prompt_tokens[slot] = list(text), num_prompt_tokens
+        self.shares[slot], self.was_looked_up[slot] = shares, False
+
+    def propose(self, slot: int, most: int) -> list[int]:
+        self.was_looked_up[slot] = True
+        text = self.texts[slot]
+        answers = [*reversed(self.new), *reversed(self.old)] if self.shares[slot] else []
+        for n in reversed([n for n in self.lengths if n <= len(text)]):
+            for source in (text, *answers):
+                for end in range(len(source) - 1, n - 1, -1):
+                    if source[end - n : end] == text[-n:]:
+                        period = source[end:]
+                        return (period * most if source is text else period)[: min(most, DRAFTS_PER_TOKEN * n)]
+        return []
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_drafts_are_those_of_a_slow_search(seed: int) -> None:
+    draw = random.Random(seed)
+    num_slots, pool_tokens, vocabulary = draw.choice([1, 3]), draw.choice([20, 200]), draw.choice([2, 3, 201_088])
+    settings = num_slots, draw.choice([(2, 4, 8), (1,), (3, 6)]), pool_tokens
+    lookup, oracle = PromptLookup(*settings), Oracle(*settings)
+    common = [draw.randrange(vocabulary) for _ in range(40)]  # what texts of a large vocabulary have in common
+    num_drafts = 0
+    for i in range(400):
+        slot = i if i < num_slots else draw.randrange(num_slots)
+        start = draw.randrange(40)
+        if i < num_slots or draw.random() < 0.1:
+            text = [draw.randrange(vocabulary) for _ in range(draw.choice([1, 5, 30]))] + common[start:]
+            num_prompt_tokens, shares = draw.randint(1, len(text)), draw.random() < 0.8
+            lookup.assign(slot, np.array(text, np.int32), num_prompt_tokens, shares)
+            oracle.assign(slot, text, num_prompt_tokens, shares)
+        elif draw.random() < 0.6:
+            tokens = common[start : start + draw.randint(1, 15)]
+            lookup.append(slot, tokens)
+            oracle.texts[slot] += tokens
+        most = draw.choice([1, 4, 8])
+        if draw.random() < 0.7:
+            drafts = lookup.propose(slot, most)
+            assert drafts == oracle.propose(slot, most)
+            num_drafts += len(drafts)
+    assert num_drafts
+
+
+def test_a_sequence_that_does_not_share_neither_gives_nor_takes() -> None:
+    answer = list(range(100, 120))
+    lookup = PromptLookup(1)
+    lookup.assign(0, np.array([1, 2, 3], np.int32), 3, False)
+    lookup.append(0, answer)
+    lookup.propose(0, 4)
+    for shares in (True, False):  # the first gives the answer, which the second may not see
+        lookup.assign(0, np.array([7, 8, 9], np.int32), 3, shares)
+        lookup.append(0, answer[:10])
+        assert lookup.propose(0, 4) == []
+        lookup.append(0, answer[10:])
+    lookup.assign(0, np.array([7, 8, 9], np.int32), 3)
+    lookup.append(0, answer[:10])
+    assert lookup.propose(0, 4) == answer[10:14]
+
+
+def test_the_pool_is_bounded_and_forgets_the_oldest_answers() -> None:
+    lookup = PromptLookup(1, pool_tokens=100)
+    for first in range(0, 10_000, 50):
+        lookup.assign(0, np.array([3], np.int32), 1)
+        lookup.append(0, list(range(first, first + 50)))
+        lookup.propose(0, 1)
+    lookup.assign(0, np.array([0, 1, 2], np.int32), 3)
+    assert lookup.propose(0, 2) == []
+    lookup.assign(0, np.array([9_900, 9_901, 9_902], np.int32), 3)
+    assert lookup.propose(0, 2) == [9_903, 9_904]
+
+
+def test_texts_whose_hashes_are_equal_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("oscine.executor.drafts.lookup._MASK", 0)  # all runs have one hash
+    lookup = PromptLookup(1)
+    lookup.assign(0, np.array([1, 2, 3, 4, 5, 6, 7], np.int32), 7)
+    assert lookup.propose(0, 3) == []
+    lookup.append(0, [9, 5, 6, 7])
+    assert lookup.propose(0, 3) == []  # the latest run with the hash is another
+    lookup.append(0, [7, 7, 7, 7])
+    assert lookup.propose(0, 3) == [7, 7, 7]
+
+
+def test_each_length_is_twice_the_one_before() -> None:
+    assert [run_lengths(2, 8), run_lengths(3, 11), run_lengths(5, 5)] == [(2, 4, 8), (3, 6), (5,)]

@@ -1,0 +1,125 @@
+"""Answers with drafts are those without: token by token, with their log-probabilities, whatever is asked for."""
+
+import pytest
+
+from oscine.engine.core.loop import EngineLoop
+from oscine.executor.masks import GrammarCache
+from oscine.executor.slots import ColumnArray
+from oscine.types import GenerationOutput, GenerationRequest
+from tests.engine.harness import SomeDrafts
+
+from .grammars import grammar, tokenizer_file
+from .test_headers import CHANNEL, END, MESSAGE, ROLE, RULE, SPECIALS, START
+from .tiny import CONFIG, executor, loop, model, options, prompt, request, run
+
+MOST = 3
+
+
+class Remembered:
+    """Drafts what was answered before; some drafts are wrong."""
+
+    def __init__(self, answers: dict[tuple[int, ...], list[int]]) -> None:
+        self._answers = answers  # by prompt and number of the sequence
+        self._texts: dict[int, tuple[list[int], list[int]]] = {}  # by slot: tokens, and how they go on
+        self.num_drafts = self.num_right = 0
+
+    def assign(self, slot: int, token_ids: ColumnArray, num_prompt_tokens: int, shares: bool) -> None:
+        tokens = token_ids.tolist()
+        whole = [*tokens[:num_prompt_tokens], *self._answers[tuple(tokens[:num_prompt_tokens])]]
+        assert whole[: len(tokens)] == tokens
+        self._texts[slot] = tokens, whole
+
+    def append(self, slot: int, token_ids: list[int]) -> None:
+        tokens, whole = self._texts[slot]
+        tokens += token_ids
+        assert whole[: len(tokens)] == tokens[: len(whole)], "an answer differs already"
+
+    def propose(self, slot: int, most: int) -> list[int]:
+        tokens, whole = self._texts[slot]
+        drafts = whole[len(tokens) : len(tokens) + most]
+        draw = hash((slot, *tokens[-3:]))
+        if drafts and draw % 3:
+            drafts[draw % len(drafts)] = draw // 5 % CONFIG.vocab_size
+        if draw % 5 == 0:
+            drafts = [*drafts, 1, 2, 3][:most]  # also beyond the end
+        self.num_drafts += len(drafts)
+        return drafts[: draw % (most + 2)]
+
+
+@pytest.fixture(scope="module")
+def grammars(tmp_path_factory: pytest.TempPathFactory) -> GrammarCache:
+    return GrammarCache(tokenizer_file(tmp_path_factory.mktemp("tokenizer"), SPECIALS), CONFIG.vocab_size)
+
+
+def engine(grammars: GrammarCache, pages: int, overlap: bool, drafter: Remembered | None = None) -> EngineLoop:
+    asked = options(overlap=overlap, max_num_batched_tokens=48)
+    runner = executor(model(), asked, pages, pages, grammars, drafter, MOST)
+    running = loop(runner, asked, runner.memory)
+    if drafter is not None:
+        running.speculation = SomeDrafts(MOST)
+    return running
+
+
+def workload() -> list[GenerationRequest]:
+    often = {START: 3.0, END: 5.0, CHANNEL: 4.0}
+    warm = {"temperature": 1.0}
+    kinds: list[tuple[list[int], dict[str, object]]] = [
+        ([], {}),
+        ([], {"logprobs": 2, "max_tokens": 70}),
+        ([], {**warm, "seed": 1}),
+        ([], {**warm, "seed": 2, "top_p": 0.8, "top_k": 20, "min_p": 0.01, "logprobs": 1}),
+        ([], {"presence_penalty": 1.0, "frequency_penalty": 0.5}),
+        ([], {**warm, "seed": 3, "repetition_penalty": 1.5, "logprobs": 0}),
+        ([], {"min_tokens": 20, "stop_token_ids": tuple(range(0, 96, 7))}),
+        ([], {**warm, "seed": 4, "stop_token_ids": tuple(range(0, 96, 9))}),
+        ([], {"logit_bias": {5: 3.0, 7: 2.0}, "prompt_logprobs": 1, "logprobs": 0}),
+        ([], {**warm, "seed": 5, "grammar": grammar(5, 30), "max_tokens": 60}),
+        ([], {"grammar": grammar(2, 4), "min_tokens": 6, "stop_token_ids": (CONFIG.vocab_size - 1,)}),
+        ([], {"grammar": grammar(3, 5), "logprobs": 1, "frequency_penalty": 1.0}),  # goes on beyond its end
+        (ROLE, {"headers": RULE}),
+        (ROLE, {**warm, "seed": 6, "headers": RULE, "logit_bias": often}),
+        (ROLE, {**warm, "seed": 7, "headers": RULE, "logit_bias": often, "logprobs": 1}),
+        ([*ROLE, CHANNEL], {**warm, "seed": 8, "headers": RULE, "logit_bias": often}),
+        ([*ROLE, 9, MESSAGE, 5], {**warm, "seed": 9, "headers": RULE, "logit_bias": often}),
+        ([], {"max_tokens": 1}),
+        ([], {"max_tokens": 2}),
+    ]
+    return [
+        request(str(i), [*prompt(10 + i % 7, start=i), *end], **{"max_tokens": 40, **extra})
+        for i, (end, extra) in enumerate(kinds)
+    ]
+
+
+def facts(output: GenerationOutput) -> dict[str, object]:
+    """What must be equal, apart from log-probabilities, which may differ in rounding."""
+    return {"tokens": output.token_ids, "reason": output.finish_reason, "error": output.error}
+
+
+@pytest.fixture(scope="module")
+def plain(grammars: GrammarCache) -> dict[str, GenerationOutput]:
+    """Answers without drafts."""
+    return run(engine(grammars, 64, False), *workload())
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("pages", [64, 10])
+def test_answers_with_drafts_are_those_without(
+    grammars: GrammarCache, plain: dict[str, GenerationOutput], overlap: bool, pages: int
+) -> None:
+    requests = workload()
+    answers = {tuple(one.prompt_token_ids): plain[one.request_id].token_ids for one in requests}
+    drafter = Remembered(answers)
+    running = engine(grammars, pages, overlap, drafter)
+    found = run(running, *requests)
+    for name, output in plain.items():
+        assert facts(found[name]) == facts(output), name
+        for one, other in zip(output.logprobs or [], found[name].logprobs or [], strict=True):
+            assert one.token_id == other.token_id
+            assert other.logprob == pytest.approx(one.logprob, abs=1e-4)
+            assert [id for id, _ in other.top] == [id for id, _ in one.top]
+    stats = running.stats()
+    assert (stats.preemptions > 0) == (pages < 64)
+    assert drafter.num_drafts > 200
+    without = engine(grammars, pages, overlap)
+    run(without, *requests)
+    assert stats.steps < 0.9 * without.stats().steps, "few were accepted"

@@ -85,8 +85,8 @@ def fetch_blobs(blobs: list[Blob]) -> None:
         tqdm(desc="Downloading", initial=held, total=total, unit="B", unit_scale=True, disable=quiet) as bar,
         ThreadPoolExecutor(_AT_ONCE) as threads,
     ):
-        running = [threads.submit(_Download(blob, bar, stop).run) for blob in missing]
-        try:
+        try:  # the end of `threads` waits for downloads, so whatever ends this must stop them first
+            running = [threads.submit(_Download(blob, bar, stop).run) for blob in missing]
             for one in running:
                 one.result()
         finally:

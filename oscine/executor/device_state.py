@@ -37,12 +37,11 @@ class DeviceState:
         num_columns = -(-max_model_len // page_size)
         shape = (num_groups, num_slots + 1, -(-num_columns // _ALIGNED) * _ALIGNED)
         # Zeros: what a warm-up reads and writes is page 0.
-        sizes = shape, (num_slots + 1,), (num_slots + 1,), (num_slots + 1, max(1, max_drafts)), (3,)
-        tables, last_ids, lens, drafts, breaks = (torch.zeros(s, dtype=torch.int32, device=device) for s in sizes)
+        sizes = shape, (num_slots + 1,), (num_slots + 1,), (num_slots + 1, max(1, max_drafts))
+        tables, last_ids, lens, drafts = (torch.zeros(s, dtype=torch.int32, device=device) for s in sizes)
         self._ops = ops
-        self._state = BatchState(tables, last_ids, lens, drafts, breaks, page_size)
+        self._state = BatchState(tables, last_ids, lens, drafts, page_size)
         lens.fill_(1)  # the padding slot always stands at position 0
-        breaks.fill_(-1)
 
     def point_padding_at(self, pages: Sequence[int]) -> None:
         """The page of each group that padding reads and writes."""

@@ -64,7 +64,6 @@ class BatchState:
     last_ids: "Tensor"  # int32 [slots + 1]; the token sampled last
     lens: "Tensor"  # int32 [slots + 1]; tokens of the sequence, the last sampled one included
     drafts: "Tensor"  # int32 [slots + 1, most drafts, at least 1]; what may follow the token sampled last
-    breaks: "Tensor"  # int32 [3]; no draft is accepted after these tokens, nor after the one that follows them
     page_size: int  # P, tokens
 
 

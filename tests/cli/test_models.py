@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -170,6 +171,24 @@ def test_a_wait_for_another_process_can_be_interrupted(machine: Machine) -> None
         pulling.send_signal(signal.SIGINT)
         assert pulling.wait(60) == 130
     assert not machine.hub.ranges(WEIGHTS)
+
+
+def test_an_interrupt_while_downloads_begin_stops_them(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Interrupted(ThreadPoolExecutor):
+        def submit(self, *args: Any, **kwargs: Any) -> Any:
+            super().submit(*args, **kwargs)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(download, "ThreadPoolExecutor", Interrupted)
+    content = FILES[WEIGHTS]
+    digest = hashlib.sha256(content).hexdigest()
+    blob = download.Blob(WEIGHTS, f"{machine.hub.url}/{NAME}", len(content), digest, tmp_path / digest)
+    with blob.partial.open("ab") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(KeyboardInterrupt):
+            download.fetch_blobs([blob])
 
 
 def opened_by(pid: int) -> set[Path]:

@@ -23,7 +23,6 @@ CASES = [  # tokens of each sequence, rows wanted, columns of the tables
 ]
 P = 16
 DRAFTS = 3
-BREAKS = [4, 7, 9]
 
 
 def draw(generator: torch.Generator, high: int, *shape: int) -> Tensor:
@@ -34,8 +33,7 @@ def new_state(generator: torch.Generator, slots: int, columns: int, groups: int,
     tables = draw(generator, 10_000_000, groups, slots, columns)
     lens = 1 + draw(generator, columns * P - DRAFTS, slots + 1)
     columns_of_state = tables, draw(generator, 50, slots + 1), lens, draw(generator, 50, slots + 1, DRAFTS)
-    breaks = torch.tensor(BREAKS, dtype=torch.int32)
-    return BatchState(*(column.to(device) for column in (*columns_of_state, breaks)), P)
+    return BatchState(*(column.to(device) for column in columns_of_state), P)
 
 
 def case(lengths: list[int], num_rows: int, columns: int, device: str) -> tuple[PackedStep[Tensor], BatchState]:
@@ -86,7 +84,7 @@ def check_prepare(prepare: Prepare, device: str) -> None:
 def check_accept(accept: Accept, device: str) -> None:
     generator = torch.Generator().manual_seed(1)
     for num_sequences in (1, 2, 7, 300):
-        for vocab in (2, 3, 12):  # few ids, so that drafts are accepted, and breaks occur
+        for vocab in (2, 3, 12):  # few ids, so that drafts are accepted
             check_step(accept, generator, num_sequences, vocab, device)
 
 
@@ -112,8 +110,7 @@ def check_step(accept: Accept, generator: torch.Generator, num_sequences: int, v
     expected: list[int] = []
     for m, row in enumerate(wanted):
         before = expected[-1] if m else -1
-        broken = {before, *token_ids[wanted[m - 1] if m else 0 : (wanted[m - 1] if m else 0) + 1].tolist()} & {*BREAKS}
-        follows = given[row] < -1 and before == token_ids[row] and before >= 0 and not broken
+        follows = given[row] < -1 and before == token_ids[row] and before >= 0
         expected.append(int(ids[m]) if given[row] >= -1 or follows else REJECTED)
         if expected[-1] != REJECTED and m < len(owners):
             last[owners[m]], lens[owners[m]] = max(int(ids[m]), 0), int(positions[row]) + 2
@@ -170,7 +167,7 @@ def test_the_kernels_compile_for_a_gpu() -> None:
     )
     constants = {"DRAFTS": 8, "GROUPS": 2, "P": 64, "B": 2048, "BLOCK": kernels.BLOCK}
     assert not compile_ahead(kernels._prepare_kernel, columns | {"wide": "*i64"} | counts, constants).spills
-    columns = dict.fromkeys(("given_T", "rows_N", "slots_M", "breaks", "last_ids", "lens"), "*i32")
+    columns = dict.fromkeys(("given_T", "rows_N", "slots_M", "last_ids", "lens"), "*i32")
     wide = dict.fromkeys(("tokens_T", "positions_T", "ids_M", "accepted_M"), "*i64")
     constants = {"DRAFTS": 8, "REJECTED": REJECTED, "BLOCK": kernels.BLOCK}
     types = columns | wide | {"count": "i32", "padding": "i32"}

@@ -41,7 +41,7 @@ OF_STEPS = {
     "oscine_attention": "ppiiiipippipiip",
     "oscine_moe": "ppppppppiiiiiiif",
     "oscine_choose": "ppipppppiiii",
-    "oscine_accept": "ppppppipiippp",
+    "oscine_accept": "ppppppiippp",
     "oscine_place": "ppiiii",
     "oscine_rope": "pppppiipiiii",
     "oscine_swiglu": "ppii",

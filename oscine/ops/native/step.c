@@ -32,17 +32,10 @@ int oscine_prepare_step(
     return 0;
 }
 
-static int is_break(int64_t id, const int32_t *breaks, int64_t num_breaks) {
-    for (int64_t i = 0; i < num_breaks; i++)
-        if (breaks[i] == id) return 1;
-    return 0;
-}
-
 /* Definition: ops/step/reference.py. The row `padding` of last_ids and lens is left alone. */
 int oscine_accept(
     const int32_t *given, const int32_t *rows, const int32_t *slots, const int64_t *tokens, const int64_t *positions,
-    const int32_t *breaks, int64_t num_breaks, const int64_t *ids, int64_t count, int64_t padding, int32_t *last_ids,
-    int32_t *lens, int64_t *accepted_ids) {
+    const int64_t *ids, int64_t count, int64_t padding, int32_t *last_ids, int32_t *lens, int64_t *accepted_ids) {
     int accepts = 0;
     for (int64_t m = 0; m < count; m++) {
         const int64_t row = rows[m], token = tokens[row];
@@ -54,7 +47,6 @@ int oscine_accept(
             last_ids[slots[m]] = (int32_t)MAX(ids[m], 0);
             lens[slots[m]] = (int32_t)positions[row] + 2;
         }
-        accepts = !(is_break(ids[m], breaks, num_breaks) || is_break(token, breaks, num_breaks));
     }
     return 0;
 }

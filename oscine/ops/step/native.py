@@ -57,8 +57,6 @@ def accept(packed: PackedStep[Tensor], batch: Batch, state: BatchState, ids_M: T
             packed.sampled_slots_M.data_ptr(),
             batch.token_ids_T.data_ptr(),
             batch.positions_T.data_ptr(),
-            state.breaks.data_ptr(),
-            len(state.breaks),
             ids_M.data_ptr(),
             len(ids_M),
             len(state.lens) - 1,

@@ -8,15 +8,14 @@ it leaves there.
     slot of t        table[s, position / P] * P + position % P                        in each page group
     page table of i  table[slots[i]]                                                  in each page group
 
-A draft is accepted if it is what was sampled before it, and all drafts before it are accepted. But none is accepted
-after a token in `breaks`, or after the token that follows one. With m the last accepted row of a sequence:
+A draft is accepted if it is what was sampled before it, and all drafts before it are accepted. With m the last accepted
+row of a sequence:
 
     last_ids[s] = sampled id of m, lens[s] = 2 + position of m
 
 The definition, and the path on a CPU. Shape suffixes as in ops/interface.py.
 """
 
-import torch
 from torch import Tensor, where
 
 from oscine.ops.interface import Batch, PageGroup, PreparedStep
@@ -46,9 +45,8 @@ def accept(packed: PackedStep[Tensor], batch: Batch, state: BatchState, ids_M: T
     rows_M, sampled_slots_M = packed.logits_rows_N[:count].long(), packed.sampled_slots_M[:count]
     tokens_M, positions_M = batch.token_ids_T[rows_M], batch.positions_T[rows_M]
     is_draft_M = packed.given_T[rows_M] < -1
-    is_last_M = torch.isin(ids_M, state.breaks) | torch.isin(tokens_M, state.breaks)
     follows_M = is_draft_M.clone()
-    follows_M[1:] &= (ids_M[:-1] == tokens_M[1:]) & ~is_last_M[:-1]
+    follows_M[1:] &= ids_M[:-1] == tokens_M[1:]
     accepted_M = ~is_draft_M
     for _ in range(state.drafts.shape[1]):
         accepted_M[1:] |= follows_M[1:] & accepted_M[:-1]

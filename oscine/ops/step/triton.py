@@ -65,7 +65,6 @@ def accept(packed: PackedStep[Tensor], batch: Batch, state: BatchState, ids_M: T
         packed.sampled_slots_M,
         batch.token_ids_T,
         batch.positions_T,
-        state.breaks,
         ids_M,
         state.last_ids,
         state.lens,
@@ -168,7 +167,6 @@ def _accept_kernel(
     slots_M,
     tokens_T,
     positions_T,
-    breaks,  # [3]
     ids_M,
     last_ids,
     lens,
@@ -188,19 +186,15 @@ def _accept_kernel(
     id = tl.load(ids_M + m, mask=alive, other=0).to(tl.int64)
     tl.store(accepted_M + m, id, mask=alive)
     slot = tl.load(slots_M + m, mask=alive, other=0)
-    token = tl.load(tokens_T + row, mask=alive, other=0)
     last_id = id
     last_row = row
     is_draft = alive
-    break_0, break_1, break_2 = tl.load(breaks), tl.load(breaks + 1), tl.load(breaks + 2)
     for j in tl.static_range(1, DRAFTS + 1):
         is_draft &= m + j < count
         row = tl.load(rows_N + m + j, mask=is_draft, other=0)
         is_draft &= tl.load(given_T + row, mask=is_draft, other=0) == -1 - j
-        is_last = (id == break_0) | (id == break_1) | (id == break_2)
-        is_last |= (token == break_0) | (token == break_1) | (token == break_2)
         token = tl.load(tokens_T + row, mask=is_draft, other=0)
-        alive &= is_draft & (id == token) & (is_last == 0)
+        alive &= is_draft & (id == token)
         id = tl.load(ids_M + m + j, mask=is_draft, other=0).to(tl.int64)
         tl.store(accepted_M + m + j, tl.where(alive, id, REJECTED), mask=is_draft)
         last_id = tl.where(alive, id, last_id)

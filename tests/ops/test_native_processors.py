@@ -17,6 +17,7 @@ from torch import Tensor
 
 from benchmarks.kernels.inputs import random_experts, random_routing
 from oscine.ops.moe import reference as reference_moe
+from oscine.ops.native.levels import features
 from oscine.ops.native.library import FLAGS, OF_STEPS, OTHERS
 
 SOURCES = Path(__file__).parents[2] / "oscine" / "ops" / "native"
@@ -33,6 +34,7 @@ class Processor(NamedTuple):
     compiler: str
     flags: tuple[str, ...]
     emulator: tuple[str, ...] = ()  # empty: it runs here
+    needs: str = ""  # of this machine's processor, to run here
 
 
 ARM, X86 = "aarch64-linux-gnu-gcc", "gcc"
@@ -40,6 +42,7 @@ RUN = [
     Processor("ARM with dot products", ARM, ("-march=armv8.2-a+dotprod", "-static"), ("qemu-aarch64", "-cpu", "max")),
     Processor("ARM without", ARM, ("-march=armv8-a", "-static"), ("qemu-aarch64", "-cpu", "max")),
     Processor("x86 without AVX2", X86, ("-march=x86-64-v2",)),
+    Processor("AVX2 without VNNI", X86, ("-march=haswell",), needs="avx2"),
 ]
 COMPILED = [
     Processor("AVX-512 VNNI", X86, ("-march=icelake-server",)),
@@ -76,6 +79,8 @@ def compile_for(processor: Processor, target: Path) -> None:
 @pytest.fixture(scope="module", params=RUN, ids=lambda processor: processor.name)
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
     processor, program = request.param, tmp_path_factory.mktemp("native") / "program"
+    if processor.needs and processor.needs not in features():
+        pytest.skip(f"this processor has no {processor.needs}")
     compile_for(processor, program)
 
     def run_program(numbers: list[int], arrays: list[Tensor]) -> Tensor:

@@ -204,11 +204,11 @@ int oscine_moe(
     a.active = a.starts + num_experts + 1, a.pairs = a.active + num_experts;
     a.owners = a.pairs + num_pairs, a.experts = a.owners + num_pairs, a.places = a.experts + num_pairs;
     group_pairs(&a, ids);
-    run_parallel(num_tokens, quantize_token, &a);
+    for_each_row(num_tokens, width, quantize_token, &a);
     a.groups_per_task = groups_per_task(width_blocks, num_pairs, a.num_active);
     const int64_t gate_up_groups = (2 * inner + 7) / 8;
     run_parallel(a.num_active * ((gate_up_groups + a.groups_per_task - 1) / a.groups_per_task), gate_up_task, &a);
-    run_parallel(num_pairs, quantize_hidden, &a);
+    for_each_row(num_pairs, inner, quantize_hidden, &a);
     a.groups_per_task = groups_per_task(inner_blocks, num_pairs, 1);
     run_parallel(((width + 7) / 8 + a.groups_per_task - 1) / a.groups_per_task, down_task, &a);
     return 0;

@@ -160,10 +160,7 @@ int oscine_rms_norm(
     const float *x, int64_t num_parts, const float *residual, const float *weight, float eps, float *y, float *sum,
     int64_t num_tokens, int64_t width) {
     struct norm a = {x, residual, weight, y, sum, num_parts, width, eps};
-    if (num_tokens * width < PRODUCTS_PER_TASK)
-        for (int64_t t = 0; t < num_tokens; t++) norm_task(&a, t);
-    else
-        run_parallel(num_tokens, norm_task, &a);
+    for_each_row(num_tokens, width, norm_task, &a);
     return 0;
 }
 

@@ -19,7 +19,9 @@ typedef float f8_unaligned __attribute__((vector_size(32), aligned(4), may_alias
 
 #define LANES 8
 /* The compiler takes the value for unknown, and keeps it in a register. */
-#if defined(__AVX2__)
+#if defined(__AVX512VL__)
+#define KEEP(value) __asm__("" : "+v"(value))
+#elif defined(__AVX2__)
 #define KEEP(value) __asm__("" : "+x"(value))
 #else
 #define KEEP(value)
@@ -95,6 +97,13 @@ static inline f8 exp8(f8 x) {
 /* Runs task(context, i) for i = 0 .. count - 1, in any order, on all threads; returns when all are done. */
 typedef void (*Task)(void *context, int64_t i);
 void run_parallel(int64_t count, Task task, void *context);
+/* The same for tasks that pass over a row of floats: on this thread alone while that takes less time than asking another. */
+static inline void for_each_row(int64_t count, int64_t width, Task task, void *context) {
+    if (count * width >= 16384)
+        run_parallel(count, task, context);
+    else
+        for (int64_t i = 0; i < count; i++) task(context, i);
+}
 
 /* Memory of this thread until it asks for the same slot again, aligned to 64 bytes. NULL if there is none. */
 enum { SCRATCH_X, SCRATCH_Y, SCRATCH_ROWS, SCRATCH_SCORES, SCRATCH_BYTES, SCRATCH_SLOTS };
@@ -111,9 +120,9 @@ void ask_for_large_pages(void *memory, size_t bytes);
 #define INT8_SCALES 16
 #define INT8_BYTES (INT8_SCALES + 8 * BLOCK)
 
-/* Rows of B blocks: value = scale * integer of -127 .. 127. An offset, for x86, is two integers of 16 bits: -12 times the
-   sum of a block's columns 4j and 4j + 1, and that of its columns 4j + 2 and 4j + 3. A block with a value that is not finite has
-   the scale NaN. Rows are stored in tiles: the first block of all rows of a tile,
+/* Rows of B blocks: value = scale * integer of -127 .. 127. An offset, for x86, is the sum of a block's integers. Without
+   VNNI it is two integers of 16 bits: -12 times the sum of columns 4j and 4j + 1, and that of columns 4j + 2 and 4j + 3. A
+   block with a value that is not finite has the scale NaN. Rows are stored in tiles: the first block of all rows of a tile,
    then the second block of all rows, and so on. */
 struct quantized {
     int8_t *values;

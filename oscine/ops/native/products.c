@@ -11,7 +11,8 @@
    | int8 | bfloat16 | 8: columns 4j .. 4j + 3 | an integer of -127 .. 127 |
 
    x86 multiplies unsigned by signed bytes. MXFP4's integers are shifted by 12, so sums begin at minus 12 times the sum of
-   the block's activations. The sign of an int8 weight goes to the activation.
+   the block's activations. So are those of int8, by 128, where the processor has VNNI. Without it sums of two products must
+   fit 16 bits, and the sign of an int8 weight goes to the activation.
 
    A broadcast costs as much as a product there. So two groups meet two tokens at a time, from weights that were unpacked
    once for all tokens of the tile. */
@@ -22,8 +23,15 @@
 #endif
 
 #define INLINE static inline __attribute__((always_inline))
-#define SHIFT 12
+#define SHIFT 12       /* of MXFP4's integers */
+#define INT8_SHIFT 128 /* of int8, with VNNI */
 #define AHEAD 2048 /* bytes that a token alone asks for early: memory gives 25 % more than to the processor's own guesses */
+
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+#define ADD_DOTS(sum, w, x) _mm256_dpbusd_epi32(sum, w, x)
+#elif defined(__AVXVNNI__)
+#define ADD_DOTS(sum, w, x) _mm256_dpbusd_avx_epi32(sum, w, x)
+#endif
 
 /* ---- activations ---- */
 
@@ -45,11 +53,18 @@ INLINE int32_t round_block(const float *x, f8 factor, int8_t *to) {
     const __m256i halves = _mm256_packs_epi16(_mm256_packs_epi32(v[0], v[1]), _mm256_packs_epi32(v[2], v[3]));
     const __m256i bytes = _mm256_permutevar8x32_epi32(halves, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
     _mm256_storeu_si256((__m256i *)to, bytes);
+#ifdef ADD_DOTS
+    const __m256i sums = ADD_DOTS(_mm256_setzero_si256(), _mm256_set1_epi8(1), bytes);
+    __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
+    sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xb1)));
+#else
     const __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(SHIFT), bytes);
     __m128i sum = _mm_add_epi16(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
     sum = _mm_add_epi16(sum, _mm_shuffle_epi32(sum, 0x4e));
     sum = _mm_add_epi16(sum, _mm_shuffle_epi32(sum, 0xb1));
     return _mm_cvtsi128_si32(_mm_sub_epi16(_mm_setzero_si128(), sum));
+#endif
 #else
     typedef int8_t bytes8 __attribute__((vector_size(8), aligned(1), may_alias));
     const f8 shift = all(12582912.0f); /* 1.5 * 2^23: rounds to an integer */
@@ -118,10 +133,7 @@ int quantize_rows(const float *x, int64_t num_rows, int64_t width, struct quanti
     if (!memory) return -1;
     *to = quantized_at(memory, num_rows, num_blocks);
     struct rows a = {x, num_rows, width, *to};
-    if (num_rows * width < 16384)
-        for (int64_t row = 0; row < num_rows; row++) row_task(&a, row);
-    else
-        run_parallel(num_rows, row_task, &a);
+    for_each_row(num_rows, width, row_task, &a);
     return 0;
 }
 
@@ -131,30 +143,79 @@ int quantize_rows(const float *x, int64_t num_rows, int64_t width, struct quanti
 
 typedef __m256i vector;
 
-#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
-#define ADD_DOTS(sum, w, x) _mm256_dpbusd_epi32(sum, w, x)
-#elif defined(__AVXVNNI__)
-#define ADD_DOTS(sum, w, x) _mm256_dpbusd_avx_epi32(sum, w, x)
-#endif
-
 INLINE f8 scales_of(enum kind kind, const uint8_t *w) {
     if (kind == INT8) return (f8)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)w)), 16);
     return all(0.5f) * (f8)_mm256_slli_epi32(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)w)), 23);
 }
 
-/* MXFP4: shifted integers of columns 4j .. 4j + 3 at [j]. int8: magnitudes at [j], signed at [8 + j]. */
-INLINE void unpack(enum kind kind, const uint8_t *w, vector *out) {
+INLINE __m256i four(const int8_t *x) {
+    int32_t bytes;
+    memcpy(&bytes, x, 4);
+    return _mm256_set1_epi32(bytes);
+}
+
+INLINE void unpack_mxfp4(const uint8_t *w, vector *out) {
     const __m256i nibble = _mm256_set1_epi8(15);
     const __m256i values = _mm256_setr_epi8(
         12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0, 12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4,
         0);
-    if (kind == MXFP4) {
 #pragma GCC unroll 4
-        for (int p = 0; p < 4; p++) {
-            const __m256i packed = _mm256_loadu_si256((const __m256i *)(w + MXFP4_SCALES + BLOCK * p));
-            out[2 * p] = _mm256_shuffle_epi8(values, _mm256_and_si256(packed, nibble));
-            out[2 * p + 1] = _mm256_shuffle_epi8(values, _mm256_and_si256(_mm256_srli_epi16(packed, 4), nibble));
+    for (int p = 0; p < 4; p++) {
+        const __m256i packed = _mm256_loadu_si256((const __m256i *)(w + MXFP4_SCALES + BLOCK * p));
+        out[2 * p] = _mm256_shuffle_epi8(values, _mm256_and_si256(packed, nibble));
+        out[2 * p + 1] = _mm256_shuffle_epi8(values, _mm256_and_si256(_mm256_srli_epi16(packed, 4), nibble));
+    }
+}
+
+#ifdef ADD_DOTS
+
+#define VECTORS 8 /* of a block of any kind */
+
+/* Shifted integers of columns 4j .. 4j + 3 at [j]. */
+INLINE void unpack(enum kind kind, const uint8_t *w, vector *out) {
+    if (kind == MXFP4) {
+        unpack_mxfp4(w, out);
+        return;
+    }
+#pragma GCC unroll 8
+    for (int j = 0; j < 8; j++) {
+        const __m256i values = _mm256_loadu_si256((const __m256i *)(w + INT8_SCALES + BLOCK * j));
+        out[j] = _mm256_xor_si256(values, _mm256_set1_epi8((char)INT8_SHIFT));
+    }
+}
+
+INLINE void integer_sums(
+    enum kind kind, const vector *w, int groups, const int8_t *x, const int32_t *offsets, int tokens, __m256i *sums) {
+#pragma GCC unroll 2
+    for (int n = 0; n < tokens; n++)
+#pragma GCC unroll 2
+        for (int g = 0; g < groups; g++)
+            sums[n * groups + g] = _mm256_set1_epi32(-(kind == MXFP4 ? SHIFT : INT8_SHIFT) * offsets[n]);
+#pragma GCC unroll 8
+    for (int j = 0; j < 8; j++) {
+        __m256i weights[2];
+#pragma GCC unroll 2
+        for (int g = 0; g < groups; g++) {
+            weights[g] = w[VECTORS * g + j];
+            KEEP(weights[g]);
         }
+#pragma GCC unroll 2
+        for (int n = 0; n < tokens; n++) {
+            const __m256i a = four(x + BLOCK * n + 4 * j);
+#pragma GCC unroll 2
+            for (int g = 0; g < groups; g++) sums[n * groups + g] = ADD_DOTS(sums[n * groups + g], weights[g], a);
+        }
+    }
+}
+
+#else
+
+#define VECTORS 16
+
+/* MXFP4: shifted integers of columns 4j .. 4j + 3 at [j]. int8: magnitudes at [j], signed at [8 + j]. */
+INLINE void unpack(enum kind kind, const uint8_t *w, vector *out) {
+    if (kind == MXFP4) {
+        unpack_mxfp4(w, out);
         return;
     }
 #pragma GCC unroll 8
@@ -164,31 +225,20 @@ INLINE void unpack(enum kind kind, const uint8_t *w, vector *out) {
     }
 }
 
-INLINE __m256i four(const int8_t *x) {
-    int32_t bytes;
-    memcpy(&bytes, x, 4);
-    return _mm256_set1_epi32(bytes);
-}
-
 /* 16 bits wrap around on the way: the sums of the 16 columns of a half are at most 16 * 12 * 127. */
 INLINE void mxfp4_block(
     const vector *w, int groups, const int8_t *x, const int32_t *offsets, int tokens, __m256i *sums) {
     const __m256i ones = _mm256_set1_epi16(1);
 #pragma GCC unroll 2
-    for (int n = 0; n < tokens; n++) {
-        __m256i offset = _mm256_set1_epi32(offsets[n]);
-#ifdef ADD_DOTS
-        offset = _mm256_madd_epi16(offset, ones);
-#endif
+    for (int n = 0; n < tokens; n++)
 #pragma GCC unroll 2
-        for (int g = 0; g < groups; g++) sums[n * groups + g] = offset;
-    }
+        for (int g = 0; g < groups; g++) sums[n * groups + g] = _mm256_set1_epi32(offsets[n]);
 #pragma GCC unroll 8
     for (int j = 0; j < 8; j++) {
         __m256i weights[2];
 #pragma GCC unroll 2
         for (int g = 0; g < groups; g++) {
-            weights[g] = w[8 * g + j];
+            weights[g] = w[VECTORS * g + j];
             KEEP(weights[g]);
         }
 #pragma GCC unroll 2
@@ -197,21 +247,16 @@ INLINE void mxfp4_block(
 #pragma GCC unroll 2
             for (int g = 0; g < groups; g++) {
                 const int i = n * groups + g;
-#ifdef ADD_DOTS
-                sums[i] = ADD_DOTS(sums[i], weights[g], a);
-#else
                 sums[i] = _mm256_add_epi16(sums[i], _mm256_maddubs_epi16(weights[g], a));
                 KEEP(sums[i]);
-#endif
             }
         }
     }
-#ifndef ADD_DOTS
 #pragma GCC unroll 4
     for (int i = 0; i < groups * tokens; i++) sums[i] = _mm256_madd_epi16(sums[i], ones);
-#endif
 }
 
+/* Sums of two products are at most 2 * 127 * 127, so they fit 16 bits. */
 INLINE void int8_block(const vector *w, int groups, const int8_t *x, int tokens, __m256i *sums) {
 #pragma GCC unroll 8
     for (int j = 0; j < 8; j++)
@@ -220,32 +265,37 @@ INLINE void int8_block(const vector *w, int groups, const int8_t *x, int tokens,
             const __m256i a = four(x + BLOCK * n + 4 * j);
 #pragma GCC unroll 2
             for (int g = 0; g < groups; g++) {
-                const __m256i signed_ = _mm256_sign_epi8(a, w[16 * g + 8 + j]);
+                const __m256i signed_ = _mm256_sign_epi8(a, w[VECTORS * g + 8 + j]);
                 const int i = n * groups + g;
-#ifdef ADD_DOTS
-                sums[i] = ADD_DOTS(j ? sums[i] : _mm256_setzero_si256(), w[16 * g + j], signed_);
-#else /* sums of two products are at most 2 * 127 * 127, so they fit 16 bits */
-                const __m256i pairs = _mm256_maddubs_epi16(w[16 * g + j], signed_);
+                const __m256i pairs = _mm256_maddubs_epi16(w[VECTORS * g + j], signed_);
                 const __m256i sum = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
                 sums[i] = j ? _mm256_add_epi32(sums[i], sum) : sum;
                 KEEP(sums[i]);
-#endif
             }
         }
 }
 
-INLINE void block_sums(
-    enum kind kind, const vector *w, int groups, const int8_t *x, const int32_t *offsets, int tokens, f8 *out) {
-    __m256i sums[4];
+INLINE void integer_sums(
+    enum kind kind, const vector *w, int groups, const int8_t *x, const int32_t *offsets, int tokens, __m256i *sums) {
     if (kind == MXFP4)
         mxfp4_block(w, groups, x, offsets, tokens, sums);
     else
         int8_block(w, groups, x, tokens, sums);
+}
+
+#endif
+
+INLINE void block_sums(
+    enum kind kind, const vector *w, int groups, const int8_t *x, const int32_t *offsets, int tokens, f8 *out) {
+    __m256i sums[4];
+    integer_sums(kind, w, groups, x, offsets, tokens, sums);
 #pragma GCC unroll 4
     for (int i = 0; i < groups * tokens; i++) out[i] = (f8)_mm256_cvtepi32_ps(sums[i]);
 }
 
 #elif defined(__ARM_NEON) && defined(__ARM_FEATURE_DOTPROD)
+
+#define VECTORS 8
 
 typedef struct {
     int8x16_t low, high; /* rows 0-3, rows 4-7 */
@@ -291,11 +341,11 @@ INLINE void unpack(enum kind kind, const uint8_t *w, vector *out) {
 
 INLINE void block_sums(
     enum kind kind, const vector *w, int groups, const int8_t *x, const int32_t *offsets, int tokens, f8 *out) {
-    (void)offsets;
+    (void)kind, (void)offsets;
     for (int n = 0; n < tokens; n++) {
         const int8x16_t a[2] = {vld1q_s8(x + BLOCK * n), vld1q_s8(x + BLOCK * n + 16)};
         for (int g = 0; g < groups; g++) {
-            const vector *v = w + (kind == MXFP4 ? 8 : 16) * g;
+            const vector *v = w + VECTORS * g;
             int32x4_t low = vdupq_n_s32(0), high = vdupq_n_s32(0);
 #pragma GCC unroll 2
             for (int half = 0; half < 2; half++) {
@@ -310,6 +360,8 @@ INLINE void block_sums(
 }
 
 #else
+
+#define VECTORS 8
 
 typedef struct {
     int8_t bytes[BLOCK];
@@ -335,13 +387,13 @@ INLINE void unpack(enum kind kind, const uint8_t *w, vector *out) {
 
 INLINE void block_sums(
     enum kind kind, const vector *w, int groups, const int8_t *x, const int32_t *offsets, int tokens, f8 *out) {
-    (void)offsets;
+    (void)kind, (void)offsets;
     for (int n = 0; n < tokens; n++)
         for (int g = 0; g < groups; g++) {
             int32_t sums[8] = {0};
             for (int j = 0; j < 8; j++)
                 for (int i = 0; i < BLOCK; i++)
-                    sums[i / 4] += w[(kind == MXFP4 ? 8 : 16) * g + j].bytes[i] * x[BLOCK * n + 4 * j + i % 4];
+                    sums[i / 4] += w[VECTORS * g + j].bytes[i] * x[BLOCK * n + 4 * j + i % 4];
             for (int r = 0; r < 8; r++) out[n * groups + g][r] = (float)sums[r];
         }
 }
@@ -368,11 +420,11 @@ INLINE void meet_tile(
     for (int64_t i = 0; i < tile.count * groups; i++) out[i] = all(0.0f);
     for (int64_t b = 0; b < x->num_blocks; b++, w += bytes) {
         const int64_t place = tile.first * x->num_blocks + b * tile.count;
-        vector unpacked[32];
+        vector unpacked[2 * VECTORS];
         f8 scales[2];
 #pragma GCC unroll 2
         for (int g = 0; g < groups; g++) {
-            unpack(kind, w + g * group_bytes, unpacked + (kind == MXFP4 ? 8 : 16) * g);
+            unpack(kind, w + g * group_bytes, unpacked + VECTORS * g);
             scales[g] = scales_of(kind, w + g * group_bytes);
         }
         int64_t n = 0;
@@ -386,7 +438,7 @@ INLINE void meet_token(enum kind kind, const uint8_t *w, const struct quantized 
     f8 sum = all(0.0f);
     for (int64_t b = 0; b < x->num_blocks; b++, w += bytes) {
         for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(w + AHEAD + line);
-        vector unpacked[16];
+        vector unpacked[VECTORS];
         unpack(kind, w, unpacked);
         const f8 scales = scales_of(kind, w);
         take_block(kind, unpacked, &scales, 1, x, row * x->num_blocks + b, 1, &sum);

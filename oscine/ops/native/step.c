@@ -2,7 +2,8 @@
 #include "oscine.h"
 
 /* Definition: ops/step/reference.py. Columns of the packed step, with `columns` pages in a row of tables [G, R, B] and
-   `most_drafts` in a row of drafts -> ids, positions [T], lengths [S], rows [N], page_tables [G, S, B], places [G, T]. */
+   `most_drafts` in a row of drafts -> ids, positions [T], lengths [S], rows [N], page_tables [G, S, B], places [G, T]. Of a
+   page table, only the columns that its sequence has reached are written: a row may have thousands. */
 int oscine_prepare_step(
     const int32_t *given, const int32_t *positions, const int32_t *token_slots, const int32_t *slots,
     const int32_t *query_starts, const int32_t *wanted_rows, const int32_t *tables, const int32_t *last_ids,
@@ -22,8 +23,10 @@ int oscine_prepare_step(
     for (int64_t s = 0; s < num_sequences; s++) context_lens[s] = (int32_t)wide_positions[query_starts[s + 1] - 1] + 1;
     for (int64_t n = 0; n < num_wanted; n++) rows[n] = wanted_rows[n];
     for (int64_t g = 0; g < num_groups; g++, tables += table_rows * columns) {
-        for (int64_t s = 0; s < num_sequences; s++, page_tables += columns)
-            memcpy(page_tables, tables + slots[s] * columns, sizeof(int32_t) * columns);
+        for (int64_t s = 0; s < num_sequences; s++, page_tables += columns) {
+            const int64_t used = (context_lens[s] + page_size - 1) / page_size;
+            memcpy(page_tables, tables + slots[s] * columns, sizeof(int32_t) * used);
+        }
         for (int64_t t = 0; t < num_tokens; t++) {
             const int64_t page = tables[token_slots[t] * columns + wide_positions[t] / page_size];
             *places++ = page * page_size + wide_positions[t] % page_size;

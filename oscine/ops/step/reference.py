@@ -6,7 +6,7 @@ it leaves there.
     position of t    positions[t] where the id is given; else lens[s] - 1 + j
     context of i     1 + the position of the last token of sequence i
     slot of t        table[s, position / P] * P + position % P                        in each page group
-    page table of i  table[slots[i]]                                                  in each page group
+    page table of i  table[slots[i]]; columns after its context may be anything       in each page group
 
 A draft is accepted if it is what was sampled before it, and all drafts before it are accepted. With m the last accepted
 row of a sequence:

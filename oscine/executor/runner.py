@@ -326,14 +326,16 @@ class TorchExecutor:
         def of_rows(column_T: Tensor) -> Tensor:
             return column_T[:count] if batch.logits_rows_N is None else column_T[batch.logits_rows_N[:count]]
 
-        if isinstance(ruled, AllowedTokens) or not self._sampler.is_plain(rows.slots_N):
+        allowed = ruled if isinstance(ruled, AllowedTokens) else None
+        can_choose = allowed is None or self._model.ops.chooser.restricts
+        if not (can_choose and self._sampler.is_plain(rows.slots_N)):
             assert not isinstance(ruled, Few)
             columns = of_rows(batch.token_ids_T), of_rows(batch.positions_T) + 1
-            sampled = self._sampler.sample(self._model.head(x_NH), rows, *columns, ruled)
+            sampled = self._sampler.sample(self._model.head(x_NH), rows, *columns, allowed)
         else:
-            plain = self._sampler.plain(rows.slots_N, lambda: of_rows(batch.positions_T) + 1)
+            plain = self._sampler.plain(rows.slots_N, lambda: of_rows(batch.positions_T) + 1, allowed)
             sampled = Sampled(self._model.choose(x_NH, plain))
-            if ruled is not None:
+            if isinstance(ruled, Few):
                 ids_N = self._sampler.narrowed(sampled.token_ids_N, x_NH, self._model.choose_few, rows, ruled)
                 sampled = Sampled(ids_N)
         accepted_N = self.state.accept(packed, batch, sampled.token_ids_N)

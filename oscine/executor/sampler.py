@@ -111,11 +111,13 @@ class Sampler:
         sampled_at_once = len(slots_N) <= SAMPLED_AT_ONCE and not self._truncated[slots_N].any()
         return sampled_at_once or not self._temperature[slots_N].any()
 
-    def plain(self, slots_N: IntArray, positions: Callable[[], Tensor]) -> SamplingBatch:
+    def plain(
+        self, slots_N: IntArray, positions: Callable[[], Tensor], allowed: AllowedTokens | None = None
+    ) -> SamplingBatch:
         """The sampling parameters of plain rows, for a chooser. `positions`: int64 [N], of the tokens to be sampled."""
-        if not self._temperature[slots_N].any():
-            return self.greedy(len(slots_N))
-        return self._batch(slots_N, positions(), None)
+        is_greedy = not self._temperature[slots_N].any()
+        batch = self.greedy(len(slots_N)) if is_greedy else self._batch(slots_N, positions(), None)
+        return batch if allowed is None else self._restricted(batch, allowed.masks_KW, allowed.row_N)
 
     def narrowed(self, ids_N: Tensor, x_NH: Tensor, choose_few: ChooseFew, rows: Rows, few: Few) -> Tensor:
         """The tokens of plain rows. Rows in `few` are chosen among its tokens."""
@@ -150,8 +152,7 @@ class Sampler:
             changes = self._bias_fields(rows, part) | self._penalty_fields(rows, part, token_ids_N)
             batch = replace(batch, **changes)  # type: ignore[arg-type]
             if allowed is not None and (allowed.row_N[part] >= 0).any():
-                row_N = upload(allowed.row_N[part], self._device)
-                batch = replace(batch, allowed_KW=allowed.masks_KW, allowed_row_N=row_N)
+                batch = self._restricted(batch, allowed.masks_KW, allowed.row_N[part])
             parts.append(self._sample(logits_NV[part], batch))
         return joined(parts)
 
@@ -177,6 +178,9 @@ class Sampler:
             truncated=bool(self._truncated[slots_N].any()),
             num_logprobs=num_logprobs,
         )
+
+    def _restricted(self, batch: SamplingBatch, masks_KW: Tensor, row_N: ColumnArray) -> SamplingBatch:
+        return replace(batch, allowed_KW=masks_KW, allowed_row_N=upload(row_N, self._device))
 
     def _columns(self, table: NDArray[np.generic]) -> list[Tensor]:
         """The rows of a table, each contiguous as kernels read it, and aligned: for others they are compiled anew."""

@@ -163,6 +163,7 @@ class Chooser:
     prepared_bytes: Callable[[int, int], int]  # (V, H) -> bytes of the prepared object
     # (x_NH, weight_VH, prepared, sampling) -> token ids_N int64, as in Sampled
     choose: Callable[[Tensor, Dense, Any, SamplingBatch], Tensor]
+    restricts: bool = False  # whether rows may also be restricted to allowed tokens
 
 
 @dataclass(frozen=True, slots=True)

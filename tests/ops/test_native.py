@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -207,6 +208,32 @@ def test_drawn_tokens(vocab: int) -> None:
     assert torch.equal(found, expected)
     assert found[1] == -1
     assert vocab == 1 or len(found.unique()) > vocab // 16
+
+
+@pytest.mark.parametrize("num_ranks", [1, 3])
+@pytest.mark.parametrize("kind", ["float32", "int8"])
+def test_rows_with_allowed_tokens(kind: DenseKind, num_ranks: int) -> None:
+    """Some masks leave whole parts of the vocabulary out, one a single token; one row may have any token."""
+    x, published = torch.randn(70, 64), torch.randn(900, 64).bfloat16()
+    x[5] = torch.nan
+    allowed_6V = torch.rand(6, 960) < torch.tensor([0.5, 0.01, 0.0, 0.0, 1.0, 0.0])[:, None]
+    allowed_6V[2, 899] = allowed_6V[3, 300:310] = allowed_6V[5, 0] = True
+    masks_KW = torch.from_numpy(np.packbits(allowed_6V.numpy(), axis=1, bitorder="little").view(np.int32))
+    batch = replace(
+        sampling_batch(70, CPU, temperature_N=torch.tensor([1.0, 0.0, 0.3]).repeat(24)[:70]),
+        allowed_KW=masks_KW,
+        allowed_row_N=(torch.arange(70) % 7 - 1).int(),
+    )
+    heads = [pack_dense(part, kind) for part in published.chunk(num_ranks)]
+
+    def choose_on(own: Communicator) -> torch.Tensor:
+        chooser = native_choose.chooser(replace(Target.of(CPU), communicator=own), native_linear.lm_head, sample)
+        return chooser.choose(x, heads[own.rank], None, batch)
+
+    expected = sample(torch.cat([native_linear.lm_head(x, head) for head in heads], 1), batch).token_ids_N
+    assert expected[5] == -1
+    assert expected[3::7].tolist() == [899] * 10
+    assert all(torch.equal(found, expected) for found in on_every_rank(num_ranks, choose_on))
 
 
 @pytest.mark.parametrize("num_ranks", [2, 8])

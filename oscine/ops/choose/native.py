@@ -1,4 +1,4 @@
-"""The next token of rows that only set a temperature, in C. Their logits are never stored."""
+"""The next token of rows that set a temperature and allowed tokens at most, in C. Their logits are never stored."""
 
 from dataclasses import replace
 from typing import Any
@@ -21,11 +21,19 @@ def chooser(target: Target, lm_head: LmHead, sample: Sample) -> Chooser:
         values_N, ids_N = torch.empty(num_rows), torch.empty(num_rows, dtype=torch.int64)
         columns = sampling.temperature_N, sampling.seed_N, sampling.position_N
         drawn = nothing if sampling.greedy else [column.data_ptr() for column in columns]
-        inputs, outputs = (x_NH.data_ptr(), head, kind, *drawn), (values_N.data_ptr(), ids_N.data_ptr())
+        inputs = x_NH.data_ptr(), head, kind, *drawn, *_allowed(sampling)
+        outputs = values_N.data_ptr(), ids_N.data_ptr()
         check(library().oscine_choose(*inputs, *outputs, communicator.rank * vocab, num_rows, vocab, hidden))
         return communicator.best(values_N, ids_N)
 
-    return replace(reference.chooser(lm_head, sample), choose=choose)
+    return replace(reference.chooser(lm_head, sample), choose=choose, restricts=True)
+
+
+def _allowed(sampling: SamplingBatch) -> tuple[int | None, int | None, int]:
+    masks_KW, row_N = sampling.allowed_KW, sampling.allowed_row_N
+    if masks_KW is None or row_N is None:
+        return None, None, 0
+    return masks_KW.data_ptr(), row_N.data_ptr(), masks_KW.shape[1]
 
 
 def _logits(x_KH: Tensor, weight_VH: Tensor | PackedDense, few_KA: Tensor) -> Tensor:

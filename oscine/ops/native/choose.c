@@ -14,6 +14,9 @@ struct choice {
     struct quantized quantized; /* x, for a head in int8 */
     const float *temperatures; /* [N]; NULL: all 0 */
     const int64_t *seeds, *positions;
+    const uint32_t *allowed; /* [K, words]: bit t % 32 of word t / 32 says whether token t may be chosen */
+    const int32_t *allowed_rows; /* [N]: row of `allowed`, or -1; NULL: all tokens are allowed */
+    int64_t num_words;
     float *best; /* [parts, N]: the highest score of a part of the vocabulary */
     int64_t *ids;
     int64_t first, num_rows, vocabulary, width;
@@ -90,16 +93,40 @@ static float drawn(
     return best;
 }
 
+/* The mask of a row; NULL: all tokens are allowed. */
+static const uint32_t *mask_of(const struct choice *a, int64_t row) {
+    return a->allowed_rows && a->allowed_rows[row] >= 0 ? a->allowed + a->allowed_rows[row] * a->num_words : NULL;
+}
+
+static int is_allowed(const struct choice *a, const uint32_t *mask, int64_t token) {
+    return token / 32 < a->num_words && (mask[token / 32] >> token % 32 & 1);
+}
+
+/* Whether a row of the tile may have one of these tokens. */
+static int any_allowed(const struct choice *a, struct tile rows, int64_t token, int64_t count) {
+    for (int64_t r = rows.first; r < rows.first + rows.count; r++) {
+        const uint32_t *mask = mask_of(a, r);
+        if (!mask) return 1;
+        for (int64_t v = 0; v < count; v++)
+            if (is_allowed(a, mask, token + v)) return 1;
+    }
+    return 0;
+}
+
 static void choice_task(void *context, int64_t i) {
     const struct choice *a = context;
     const int64_t first = i * ROWS_PER_TASK, count = MIN(ROWS_PER_TASK, a->vocabulary - first);
     float logits[TILE * ROWS_PER_TASK];
     for (int64_t n = 0; n < a->num_rows; n += TILE) {
         const struct tile rows = tile_of(n, 0, a->num_rows);
-        part_of_logits(a, rows, first, count, logits);
+        const int is_used = any_allowed(a, rows, a->first + first, count);
+        if (is_used) part_of_logits(a, rows, first, count, logits); /* else these rows of the head are not read */
         for (int64_t r = 0; r < rows.count; r++) {
-            const float *row = logits + r * count;
+            float *row = logits + r * count;
             const int64_t at = n + r;
+            const uint32_t *mask = mask_of(a, at);
+            for (int64_t v = 0; mask && v < count; v++)
+                if (!is_used || !is_allowed(a, mask, a->first + first + v)) row[v] = -INFINITY;
             float *best = a->best + i * a->num_rows + at;
             int64_t *id = a->ids + i * a->num_rows + at;
             const float temperature = a->temperatures ? a->temperatures[at] : 0.0f;
@@ -112,15 +139,16 @@ static void choice_task(void *context, int64_t i) {
 
 /* x [N, H] and head [V, H] of any kind, whose tokens begin at `first` -> values [N]: the best scores; ids [N]: their
    tokens, or -1 for a row without one. Temperatures, seeds and positions [N] may be NULL: then the most probable tokens
-   are chosen. Returns -1 if memory runs out. */
+   are chosen. So may allowed [K, num_words] and allowed_rows [N]: then all tokens are allowed. Returns -1 if memory runs
+   out. */
 int oscine_choose(
     const float *x, const void *head, int64_t kind, const float *temperatures, const int64_t *seeds,
-    const int64_t *positions, float *values, int64_t *ids, int64_t first, int64_t num_rows, int64_t vocabulary,
-    int64_t width) {
+    const int64_t *positions, const uint32_t *allowed, const int32_t *allowed_rows, int64_t num_words, float *values,
+    int64_t *ids, int64_t first, int64_t num_rows, int64_t vocabulary, int64_t width) {
     const int64_t parts = (vocabulary + ROWS_PER_TASK - 1) / ROWS_PER_TASK;
     struct choice a = {
         .x = x, .head = head, .kind = kind, .temperatures = temperatures, .seeds = seeds, .positions = positions,
-        .first = first, .num_rows = num_rows, .vocabulary = vocabulary, .width = width};
+        .allowed = allowed, .allowed_rows = allowed_rows, .num_words = num_words, .first = first, .num_rows = num_rows, .vocabulary = vocabulary, .width = width};
     a.best = scratch(SCRATCH_X, sizeof(float) * parts * num_rows);
     a.ids = scratch(SCRATCH_Y, sizeof(int64_t) * parts * num_rows);
     if (!a.best || !a.ids || (kind == INT8 && quantize_rows(x, num_rows, width, &a.quantized))) return -1;

@@ -40,7 +40,7 @@ OF_STEPS = {
     "oscine_norm_qkv": "pippfpiipipppppipiiii",
     "oscine_attention": "ppiiiipippipiip",
     "oscine_moe": "ppppppppiiiiiiif",
-    "oscine_choose": "ppipppppiiii",
+    "oscine_choose": "ppipppppippiiii",
     "oscine_accept": "ppppppiippp",
     "oscine_place": "ppiiii",
     "oscine_rope": "pppppiipiiii",

@@ -95,9 +95,9 @@ struct rows {
     float top[ROWS], total[ROWS], shrink[ROWS], scores[ROWS][KEYS];
 };
 
-/* KEYS positions of a page. Rows attend to some of the keys first .. last - 1; no other key is read. */
+/* KEYS positions, which may be on several pages. Rows attend to some of the keys first .. last - 1; no other key is read. */
 struct keys {
-    const float *keys, *values;
+    const float *keys[KEYS], *values[KEYS];
     int64_t position, first, last;
 };
 
@@ -105,9 +105,9 @@ struct keys {
 static void score(struct rows *rows, int64_t r, int64_t s, const struct keys *k, int64_t dim) {
     for (int64_t j = k->first / LANES * LANES; j < k->last; j += 4) {
         const float *key[4];
-        for (int i = 0; i < 4; i++) key[i] = k->keys + MIN(MAX(j + i, k->first), k->last - 1) * dim;
-        if (!r)
-            for (int64_t d = 0; d < 4 * dim; d += 64 / sizeof(float)) __builtin_prefetch(k->values + j * dim + d);
+        for (int i = 0; i < 4; i++) key[i] = k->keys[MIN(MAX(j + i, k->first), k->last - 1)];
+        for (int64_t i = j; !r && i < MIN(j + 4, k->last); i++)
+            for (int64_t d = 0; d < dim; d += 64 / sizeof(float)) __builtin_prefetch(k->values[MAX(i, k->first)] + d);
         f8 sum[LANES] = {0};
         for (int64_t d = 0; d < dim; d += LANES) {
             const f8 a = load(rows->q[r] + d), b = load(rows->q[s] + d);
@@ -165,7 +165,7 @@ INLINE void add_values(struct rows *rows, int64_t r, int64_t s, const struct key
         const f8 weight_a = all(rows->scores[r][j]), weight_b = all(rows->scores[s][j]);
 #pragma GCC unroll 4
         for (int i = 0; i < parts; i++) {
-            f8 value = load(k->values + j * dim + d + LANES * i);
+            f8 value = load(k->values[j] + d + LANES * i);
             KEEP(value);
             a[i] += weight_a * value, b[i] += weight_b * value;
         }
@@ -201,18 +201,28 @@ static void begin_rows(const struct attention *a, const struct task *task, struc
     }
 }
 
+/* Finds the keys k->first .. k->last - 1. */
+static void find_keys(const struct attention *a, const struct task *task, struct keys *k) {
+    const int32_t *pages = a->page_table + task->table * a->table_width;
+    const int64_t size = a->kv.page_size, dim = a->kv.head_dim;
+    for (int64_t j = k->first; j < k->last;) {
+        const int64_t offset = (k->position + j) % size, page = pages[(k->position + j) / size];
+        const float *key = vectors(&a->kv, page, 0, task->key_head), *value = vectors(&a->kv, page, 1, task->key_head);
+        for (int64_t at = offset; at < size && j < k->last; at++, j++)
+            k->keys[j] = key + at * dim, k->values[j] = value + at * dim;
+    }
+}
+
 static void attention_task(void *context, int64_t i) {
     const struct attention *a = context;
-    const int64_t s = a->tasks[i].table, g = a->tasks[i].key_head, size = a->kv.page_size, dim = a->kv.head_dim;
+    const int64_t dim = a->kv.head_dim;
     struct rows rows;
     begin_rows(a, a->tasks + i, &rows);
     const int64_t begin = rows.begin[0], end = rows.end[rows.count - 1];
-    for (int64_t position = begin / size * size + begin % size / KEYS * KEYS, next; position < end; position = next) {
-        const int64_t offset = position % size, page = a->page_table[s * a->table_width + position / size];
-        next = position + MIN(KEYS, size - offset);
-        const struct keys keys = {
-            vectors(&a->kv, page, 0, g) + offset * dim, vectors(&a->kv, page, 1, g) + offset * dim, position,
-            MAX(begin - position, 0), MIN(next, end) - position};
+    for (int64_t position = begin / KEYS * KEYS; position < end; position += KEYS) {
+        struct keys keys;
+        keys.position = position, keys.first = MAX(begin - position, 0), keys.last = MIN(KEYS, end - position);
+        find_keys(a, a->tasks + i, &keys);
         take_keys(&rows, &keys, dim, a->scale);
     }
     for (int64_t r = 0; r < rows.count; r++)
@@ -225,14 +235,15 @@ struct sequences {
     int64_t count, table_width, page_size, window;
 };
 
-/* The end of the run of sequences from s on that are consecutive tokens of one sequence, such as drafts. */
+/* The end of the run of sequences from s on that are consecutive tokens of one sequence, such as drafts. The last one has
+   the pages of all. */
 static int64_t end_of_run(const struct sequences *a, int64_t s) {
     const int64_t first = s, first_page = (a->window ? MAX(a->context_lens[s] - a->window, 0) : 0) / a->page_size;
-    const int32_t *pages = a->page_table + first * a->table_width + first_page;
     for (s++; s < a->count && a->query_starts[s + 1] - a->query_starts[first] == s + 1 - first; s++) {
-        const int64_t num_pages = (a->context_lens[s] - 1) / a->page_size + 1 - first_page;
-        const int32_t *others = a->page_table + s * a->table_width + first_page;
-        if (a->context_lens[s] != a->context_lens[s - 1] + 1 || memcmp(pages, others, sizeof(int32_t) * num_pages)) break;
+        const int64_t num_pages = (a->context_lens[s - 1] - 1) / a->page_size + 1 - first_page;
+        const int32_t *pages = a->page_table + s * a->table_width + first_page;
+        if (a->context_lens[s] != a->context_lens[s - 1] + 1) break;
+        if (memcmp(pages - a->table_width, pages, sizeof(int32_t) * num_pages)) break;
     }
     return s;
 }
@@ -255,7 +266,7 @@ int oscine_attention(
         const int64_t end = context_lens[next - 1] - (query_starts[next] - first) + 1;
         for (int64_t row = 0; row < num_rows; row += ROWS)
             for (int64_t g = 0; g < kv_heads; g++)
-                tasks[count++] = (struct task){s, g, first, end, row, MIN(ROWS, num_rows - row)};
+                tasks[count++] = (struct task){next - 1, g, first, end, row, MIN(ROWS, num_rows - row)};
     }
     struct attention a = {
         q, sinks, {pages, page_stride, kv_heads, page_size, head_dim}, page_table, tasks, out,

@@ -30,6 +30,7 @@ _PLAIN_EVERY = 64  # steps with drafts, until the time of a plain step is measur
 _WINDOW = 64.0  # samples that an acceptance rate is averaged over, about
 _OWN_WINDOW = 24.0  # the same of one sequence
 _PRIOR = 4.0  # samples that the rate of all sequences counts for in the rate of one
+_FARTHEST = 2.0  # rows that are tried, as a multiple of the most that were measured
 _OPTIMISM = 0.95  # of the time expected of a number of rows that was never measured: so it will be
 _MARGIN = 1.01  # gain below which drafts are not worth it
 _LEVELS = 8  # of acceptance, that sequences are grouped by
@@ -262,6 +263,8 @@ class SpeculationController:
         most, num_best = batch / plain * _MARGIN, 0
         for i, (probability, level) in enumerate(candidates, 1):
             rows += counts[level] * per_sequence
+            if rows > _FARTHEST * curve.sizes[-1] + 1:
+                break
             tokens += counts[level] * per_sequence * probability
             seconds = without_s + of_steps * (curve.at(rows) - without_s)
             per_second = (batch + of_steps * (tokens - batch)) / seconds

@@ -5,7 +5,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 RESULTS = Path("benchmarks/results/h200.jsonl")  # the source of tables and plots
 
@@ -46,6 +46,7 @@ class Layout(NamedTuple):
     expert_parallel_size: int = 1
 
 
+_ENERGY = ("joules_per_output_token", "watts")
 Key = tuple[str, Point, Layout]  # what must be equal for two results to be comparable; the first is the model
 
 
@@ -72,6 +73,9 @@ class Result:
     tensor_parallel_size: int = 1
     data_parallel_size: int = 1
     expert_parallel_size: int = 1
+    # Of all GPUs in the pass of osl tokens, prompts included. A line without them is of a machine that does not count.
+    joules_per_output_token: float | None = None
+    watts: float | None = None
 
     @property
     def point(self) -> Point:
@@ -89,7 +93,11 @@ class Result:
 def append(path: Path, result: Result) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(asdict(result)) + "\n")
+        file.write(json.dumps(_line(result)) + "\n")
+
+
+def _line(result: Result) -> dict[str, Any]:
+    return {key: value for key, value in asdict(result).items() if value is not None or key not in _ENERGY}
 
 
 def read(path: Path) -> list[Result]:

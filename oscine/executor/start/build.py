@@ -52,6 +52,7 @@ class BuiltExecutor:
     size: ModelSize = field(default_factory=ModelSize)
     store: PageStore | None = None  # of pages that the cache evicts, where the options want them kept
     max_drafts: int = 0  # per sequence and step; 0: it has no drafter
+    gpus: tuple[str, ...] = ()  # UUIDs of those that compute the model
 
 
 def build_executor(options: EngineOptions, seat: Seat | None = None) -> BuiltExecutor:
@@ -133,7 +134,16 @@ def _load_torch(
         size=size_of(config, on_gpu=executor.device.type == "cuda"),
         store=store_of(options, executor) if options.cache.kv_offload_bytes else None,
         max_drafts=executor.max_drafts,
+        gpus=_uuids([str(executor.device)] if ranks is None else devices),
     )
+
+
+def _uuids(devices: Sequence[str]) -> tuple[str, ...]:
+    """Of the GPUs among these devices of torch, as NVML knows them."""
+    import torch
+
+    gpus = [device for device in devices if device.startswith("cuda")]
+    return tuple(f"GPU-{torch.cuda.get_device_properties(gpu).uuid}" for gpu in gpus)
 
 
 def _partners(executor: "TorchExecutor", runner: "ThreadedExecutor | None") -> Partners | None:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from oscine.api.batches import retries
 from oscine.cli import main
 from oscine.cli.eval import run as eval_run
 from tests.cli.local_hub import local_hub
@@ -116,6 +117,7 @@ class Answers(BaseHTTPRequestHandler):
     """Answers by the prompt: a status, no answer at all, or a text."""
 
     asked: ClassVar[list[dict[str, Any]]] = []
+    busy: ClassVar[int] = 0  # requests that are refused first
 
     def do_GET(self) -> None:
         self._send(200, {"data": [{"id": "small"}]})
@@ -124,7 +126,10 @@ class Answers(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         Answers.asked.append(body)
         prompt = body["messages"][0]["content"]
-        if prompt == "hang up":
+        if Answers.busy:
+            Answers.busy -= 1
+            self._send(503, {"error": {"message": "busy"}})
+        elif prompt == "hang up":
             self.close_connection = True
         elif prompt == "no JSON":
             self._send(200, [])
@@ -177,6 +182,18 @@ def test_requests_that_fail_are_wrong_answers_and_are_asked_again(
     Answers.asked.clear()
     assert evaluate(capsys, *arguments)[0] == 1
     assert {body["messages"][0]["content"] for body in Answers.asked} == {"400", "503", "hang up", "no JSON"}
+
+
+def test_a_server_that_is_full_is_asked_again(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retries, "_DELAYS_S", (0.01, 0.02))
+    Answers.busy = 5
+    tasks = write(tmp_path / "t.jsonl", *({"id": name, "prompt": "A", "answer": {"choice": "A"}} for name in "abc"))
+    status, out, _ = evaluate(capsys, url, "--tasks", tasks)
+    assert status == 0
+    assert cells(out, "all")[:3] == ["3", "3", "100.0%"]
+    assert len(Answers.asked) == 8
 
 
 def test_what_a_request_says(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -68,7 +68,7 @@ def test_intervals_of_differences_cover_the_truth(samples: int, most: float) -> 
 
 
 def test_the_difference_is_that_of_bonett_and_price() -> None:
-    """Statistics in Medicine 31 (2012): one is added to each number of discordant pairs, two to the pairs."""
+    """One is added to each number of discordant pairs, and two to the number of pairs."""
     only_first, only_second, both, neither = 3, 9, 20, 8
     pairs = [(1, 0)] * only_first + [(0, 1)] * only_second + [(1, 1)] * both + [(0, 0)] * neither
     lost, won, count = (only_first + 1) / 42, (only_second + 1) / 42, 42
@@ -80,6 +80,14 @@ def test_the_difference_is_that_of_bonett_and_price() -> None:
     assert same.value == 0
     assert same.low == pytest.approx(-same.high)
     assert 0.2 < same.high < 0.3, "no change in ten tasks is not no change in all tasks"
+
+
+def test_a_published_comparison() -> None:
+    """Fagerland, Lydersen and Laake, Statistics in Medicine 33 (2014): airway reactivity of 21 children."""
+    pairs = [(1, 1)] + [(1, 0)] * 1 + [(0, 1)] * 7 + [(0, 0)] * 12
+    found = difference(pairs)
+    assert [round(bound, 3) for bound in found] == [0.286, 0.013, 0.508]
+    assert round(sign_flip_p(second - first for first, second in pairs), 3) == 0.07
 
 
 @pytest.mark.parametrize(("lost", "won"), [(0, 0), (0, 1), (1, 8), (5, 5), (6, 2), (40, 61)])

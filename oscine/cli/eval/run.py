@@ -30,7 +30,7 @@ class EvalRun:
 
     def __init__(self, server: Server, run: Run, output: ResultsFile | None) -> None:
         self._server, self._run, self._output = server, run, output
-        self._patience_s = PATIENCE_S
+        self._patience_s, self._answered_s = PATIENCE_S, 0.0  # when the server last answered
 
     async def answers(self, tasks: Sequence[Task], samples: int, concurrency: int) -> list[Row]:
         """A row per task and sample, in this order; one of an earlier run where the output has it."""
@@ -68,9 +68,10 @@ class EvalRun:
         return Row.of(task, sample, answer, tokens)
 
     async def _ask(self, body: dict[str, Any]) -> Any:
-        """Asks again while the server is full or out of reach. Once a request has given up, the next ones ask only
-        once, until there is an answer."""
-        give_up_s = time.monotonic() + self._patience_s
+        """Asks again while the server is full or out of reach. If it answers no request meanwhile, the next ones
+        ask only once, until there is an answer."""
+        began_s = time.monotonic()
+        give_up_s = began_s + self._patience_s
         retries = Retries()
         while True:
             try:
@@ -83,11 +84,12 @@ class EvalRun:
             else:
                 again_s = retries.delay_s(response.status_code, response.content, response.headers.get("retry-after"))
                 if again_s is None:
-                    self._patience_s = PATIENCE_S
+                    self._patience_s, self._answered_s = PATIENCE_S, time.monotonic()
                     return _body(response)
                 why, delay_s = f"{response.status_code}: {_reason(response)}", again_s
             if time.monotonic() + delay_s > give_up_s:
-                self._patience_s = 0.0
+                if self._answered_s < began_s:
+                    self._patience_s = 0.0
                 raise _FailedError(why)
             await asyncio.sleep(delay_s)
 

@@ -26,7 +26,7 @@ def add_command(commands: "argparse._SubParsersAction[Parser]") -> None:
         commands,
         "eval",
         "measure the quality of a server's answers",
-        usage="%(prog)s [OPTIONS] --tasks FILE|NAME URL [URL]\n       %(prog)s compare FILE FILE",
+        usage="%(prog)s URL [URL] --tasks FILE|NAME [OPTIONS]\n       %(prog)s compare FILE FILE",
         description="Ask servers with OpenAI's API the questions of a task file or a test set, and grade the answers. "
         "Prints the accuracy per group of tasks, with 95 % confidence intervals. With two servers, or two files of "
         "answers, it also prints the difference with its test, and the tasks that changed. The exit status is 1 when "

@@ -55,8 +55,8 @@ if TYPE_CHECKING:  # it needs Triton, which a CPU does not
 Report = Callable[[str], None]
 RulesOf = Callable[[Path | None, int], NewRules]  # of the tokenizer's file, if known, and the size of the vocabulary
 _LARGE_BYTES = 1 << 30  # packed weights of at least this size are kept in files
-_LOOKED_UP = 8  # drafts of prompt lookup in a step, by default
-_BY_HEAD = 5  # drafts of an EAGLE-3 head in a step, by default
+_DRAFTS = 8  # of a sequence in a step, by default
+_DRAFTS_OF_GRAPHS = 5  # the same of an EAGLE-3 head on a GPU, where each number of drafts has CUDA graphs
 _MOST_DRAFTING = 64  # sequences that draft in one CUDA graph
 _ROUNDING = 0.01  # of the allocator, which the reserve covers
 _DENSE = ("q_proj.weight", "k_proj.weight", "v_proj.weight", "o_proj.weight", "lm_head.weight")
@@ -251,7 +251,8 @@ def _max_drafts(start: Start) -> int:
     options = start.options.speculation
     if options.method == "none":
         return 0
-    return options.max_drafts or (_BY_HEAD if options.method == "eagle3" else _LOOKED_UP)
+    has_graphs = options.method == "eagle3" and start.target.device.type == "cuda"
+    return options.max_drafts or (_DRAFTS_OF_GRAPHS if has_graphs else _DRAFTS)
 
 
 def record(start: Start, executor: TorchExecutor) -> None:

@@ -117,6 +117,11 @@ class ModelOptions(Options, group="model"):
 @dataclass(frozen=True)
 class CacheOptions(Options, group="KV cache"):
     page_size: int = option(64, "tokens in a page of the KV cache", TOKENS, choices=(16, 32, 64, 128))
+    kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3"] = option(
+        "auto",
+        "type of the keys and values of full attention; auto: as activations; fp8 takes half the memory, on a GPU only",
+        aliases=("kv-cache-config.dtype",),
+    )
     kv_cache_bytes: int | None = option(  # of both page groups
         None,
         "size of the KV cache",
@@ -174,6 +179,11 @@ class CacheOptions(Options, group="KV cache"):
     kv_offload_disk_bytes: int = option(
         16 << 30, "most bytes of the files in --kv-offload-dir, of all engines together", BYTES, above=0
     )
+
+    @property
+    def fp8(self) -> bool:
+        """Whether keys and values of full attention are in FP8."""
+        return self.kv_cache_dtype != "auto"
 
     def __post_init__(self) -> None:
         super().__post_init__()

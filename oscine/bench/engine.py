@@ -45,13 +45,13 @@ class EngineBench:
         self,
         engines: Engines,
         config: ModelConfig,
-        page_size: int,
+        cache: CacheOptions,
         ready_s: float,
         layout: Layout = _ALONE,
         energy: Energy | None = None,
     ) -> None:
         """`energy`: of the GPUs of the engines (default: the driver's counters)."""
-        self._engines, self._config, self._page_size, self._ready_s = engines, config, page_size, ready_s
+        self._engines, self._config, self._cache, self._ready_s = engines, config, cache, ready_s
         self._layout, self._energy = layout, energy or Energy(engines.gpus)
         self._first_s: dict[tuple[int, int], float] = {}  # (concurrency, isl) -> seconds for one token per request
 
@@ -64,7 +64,7 @@ class EngineBench:
         ready_s, model = machine.process_age_s(), options.model
         config = open_model(replace(model, device=model.device.partition(",")[0])).config
         layout = Layout(model.tensor_parallel_size, num_engines, num_engines if share_experts else 1)
-        return cls(engines, config, options.cache.page_size, ready_s, layout)
+        return cls(engines, config, options.cache, ready_s, layout)
 
     def run(
         self,
@@ -112,7 +112,7 @@ class EngineBench:
 
     def num_held(self, point: Point) -> int:
         """Sequences of this length that the KV cache holds at once; further ones wait, or are computed twice."""
-        return self._engines.num_pages // ceil((point.isl + point.osl - 1) / self._page_size)
+        return self._engines.num_pages // ceil((point.isl + point.osl - 1) / self._cache.page_size)
 
     def _result(self, point: Point, timing: Timing, where: machine.Machine) -> Result:
         step_s = (timing.full_s - timing.first_s) / (point.osl - 1)
@@ -131,6 +131,7 @@ class EngineBench:
             num_gpus=1 if where.gpu == "cpu" else self._num_gpus,
             **self._layout._asdict(),
             **_energy(point, timing),
+            kv_cache_dtype="fp8" if self._cache.fp8 else "auto",
         )
 
     @property
@@ -145,8 +146,8 @@ class EngineBench:
         layout = self._layout
         replicas = layout.data_parallel_size // layout.expert_parallel_size  # which read all weights each
         sequences = ceil(point.concurrency / replicas)
-        ideal_s = roofline.decode_step_s(self._config, sequences, context, ceiling) / (self._num_gpus // replicas)
-        return round(ideal_s / step_s, 4)
+        ideal_s = roofline.decode_step_s(self._config, sequences, context, ceiling, fp8=self._cache.fp8)
+        return round(ideal_s / (self._num_gpus // replicas) / step_s, 4)
 
 
 def _energy(point: Point, timing: Timing) -> dict[str, Any]:

@@ -47,7 +47,7 @@ class Layout(NamedTuple):
 
 
 _ENERGY = ("joules_per_output_token", "watts")
-Key = tuple[str, Point, Layout]  # what must be equal for two results to be comparable; the first is the model
+Key = tuple[str, Point, Layout, str]  # what must be equal for two results to be comparable: model, ..., type of keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +73,7 @@ class Result:
     tensor_parallel_size: int = 1
     data_parallel_size: int = 1
     expert_parallel_size: int = 1
+    kv_cache_dtype: str = "auto"  # as the option has it; auto is exact
     # Of all GPUs in the pass of osl tokens, prompts included. A line without them is of a machine that does not count.
     joules_per_output_token: float | None = None
     watts: float | None = None
@@ -87,7 +88,7 @@ class Result:
 
     @property
     def key(self) -> Key:
-        return self.model, self.point, self.layout
+        return self.model, self.point, self.layout, self.kv_cache_dtype
 
 
 def append(path: Path, result: Result) -> None:
@@ -129,4 +130,5 @@ def latest(results: Iterable[Result]) -> dict[Key, Result]:
 
 
 def of_one_gpu(results: Iterable[Result]) -> list[Result]:
-    return [result for result in results if result.num_gpus == 1]
+    """With exact keys and values."""
+    return [result for result in results if result.num_gpus == 1 and result.kv_cache_dtype == "auto"]

@@ -42,21 +42,22 @@ DIVISIBLE = ("stride_page", "stride_kv", "stride_head")
 GPT_OSS = {"KV_HEADS": 8, "REPEATS": 8, "HEAD_DIM": 64, "PAGE": 64}
 
 
-def compile_decode(tiling: dict[str, int], window: int) -> Compiled:
-    signature = SIGNATURE | {"partial_ptr": "*fp32", "stats_ptr": "*fp32", "arrivals_ptr": "*i32"}
-    return compile_tiled(decode_kernel, signature, tiling, window)
+def compile_decode(tiling: dict[str, int], window: int, pages: str = "*bf16", arch: int = 90) -> Compiled:
+    signature = SIGNATURE | {"kv_ptr": pages} | {"partial_ptr": "*fp32", "stats_ptr": "*fp32", "arrivals_ptr": "*i32"}
+    return compile_tiled(decode_kernel, signature, tiling, window, arch)
 
 
-def compile_prefill(tiling: dict[str, int], window: int) -> Compiled:
+def compile_prefill(tiling: dict[str, int], window: int, pages: str = "*bf16", arch: int = 90) -> Compiled:
     lengths = dict.fromkeys(("first_sequence", "num_sequences", "num_tiles"), "i32")
-    signature = SIGNATURE | {"starts_ptr": "*i32"} | lengths
-    return compile_tiled(prefill_kernel, signature, tiling, window)
+    signature = SIGNATURE | {"kv_ptr": pages, "starts_ptr": "*i32"} | lengths
+    return compile_tiled(prefill_kernel, signature, tiling, window, arch)
 
 
-def compile_tiled(kernel: Any, signature: dict[str, str], tiling: dict[str, int], window: int) -> Compiled:
+def compile_tiled(kernel: Any, signature: dict[str, str], tiling: dict[str, int], window: int, arch: int) -> Compiled:
     constants = GPT_OSS | {name: value for name, value in tiling.items() if name != "num_warps"}
-    constants |= {"WINDOW": window, "PDL": True}
-    return compile_ahead(kernel, signature, constants, divisible=DIVISIBLE, num_warps=tiling["num_warps"])
+    constants |= {"WINDOW": window, "PDL": arch >= 90}
+    warps = tiling["num_warps"]
+    return compile_ahead(kernel, signature, constants, arch=arch, divisible=DIVISIBLE, num_warps=warps)
 
 
 @pytest.mark.parametrize("num_decodes", [1, 64])

@@ -27,7 +27,7 @@ from tests.nvml_library import JOULES, compile_nvml, needs_compiler
 ROOT = Path(__file__).parents[2]
 KEYS = (
     "model concurrency isl osl output_tok_s prefill_tok_s decode_step_ms tok_s_user roofline_share ready_s gpu torch "
-    "triton commit date num_gpus tensor_parallel_size data_parallel_size expert_parallel_size"
+    "triton commit date num_gpus tensor_parallel_size data_parallel_size expert_parallel_size kv_cache_dtype"
 )
 SERVER_PACKAGES = (
     *("starlette", "uvicorn", "uvloop", "httptools", "httpx", "msgspec", "zmq", "prometheus_client"),
@@ -172,7 +172,7 @@ def timed_bench(num_full_pages: int = 1000, energy: Energy | None = None) -> tup
     loop = EngineLoop(executor, options, groups=groups, num_pages=[num_full_pages, 1000], max_model_len=200)
     engine = BuiltEngine(loop, "120b", 200, config.vocab_size)
     own = OwnEngine(engine, executor.clock)
-    return executor, EngineBench(own, config, options.cache.page_size, 12.34, energy=energy)
+    return executor, EngineBench(own, config, options.cache, 12.34, energy=energy)
 
 
 def test_the_figures_are_those_of_the_warm_pass() -> None:

@@ -24,7 +24,7 @@ from oscine.executor.cuda_graphs import sizes_up_to
 from oscine.executor.drafts.lookup import PromptLookup, run_lengths
 from oscine.executor.heads.eagle import EagleDrafter
 from oscine.executor.heads.find import find_draft_head
-from oscine.executor.kv.allocate import allocate_kv, dtype_name
+from oscine.executor.kv.allocate import allocate_kv, groups_of
 from oscine.executor.kv.memory import MemoryPlan, OnHost, WeightBytes, leave_on_host, plan_memory
 from oscine.executor.masks import TOKENIZER
 from oscine.executor.parallel.meeting import Seat
@@ -46,7 +46,7 @@ from oscine.ops.interface import Shapes
 from oscine.ops.moe.on_host import MOST_TOKENS, HostLayers
 from oscine.ops.native.library import unavailable
 from oscine.ops.native.recording import NotRecordable
-from oscine.ops.table import choose, describe, platform, resolve
+from oscine.ops.table import choose, describe, lacking_for_fp8, platform, resolve
 from oscine.ops.target import Target
 
 if TYPE_CHECKING:  # it needs Triton, which a CPU does not
@@ -81,6 +81,8 @@ class Start:
         exchange = None if self.lockstep is None else self.lockstep.exchange
         target = Target.of(self.opened.device, communicator and communicator(self.opened), exchange)
         self.target = replace(target, cpu_weights=options.model.cpu_weights)
+        if options.cache.fp8 and (lacking := lacking_for_fp8(self.target, platform(self.target, self.opened.dtype))):
+            raise ValueError(f"--kv-cache-dtype {options.cache.kv_cache_dtype} needs {lacking}")
         self.shard = Shard.of_everything(self.target.communicator.rank, self.target.communicator.num_ranks)
         if seat is not None:
             self.shard = Shard(experts=Part(seat.rank, seat.num_ranks))
@@ -191,7 +193,7 @@ def plan(start: Start) -> MemoryPlan:
         start.keep_experts(on_host.num_layers)
     memory = _plan(start, weights.total - on_host.total, on_host)
     heads = config.num_attention_heads, config.num_key_value_heads, config.head_dim
-    shapes = Shapes(opened.dtype, memory.page_size, *heads, config.hidden_size)
+    shapes = Shapes(opened.dtype, memory.page_size, *heads, config.hidden_size, start.options.cache.fp8)
     report(f"{memory}\n{describe(start.choice, shapes)}")
     if start.on_gpu and platform(start.target, opened.dtype) == "cpu":
         report(f"no kernel and no CUDA graph is used: they are for bfloat16, not {opened.dtype}")
@@ -361,8 +363,8 @@ def _leave_on_host(start: Start, weights: WeightBytes) -> OnHost:
 
 
 def _groups(start: Start) -> tuple[KVGroup, ...]:
-    page_size, num_ranks = start.options.cache.page_size, start.shard.attention.num_ranks
-    groups = start.opened.config.kv_groups(page_size, dtype_name(start.opened.dtype), num_ranks)
+    num_ranks = start.shard.attention.num_ranks
+    groups = groups_of(start.opened.config, start.options.cache, start.opened.dtype, num_ranks)
     return groups if start.head is None else start.head.beside(groups)
 
 

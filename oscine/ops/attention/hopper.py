@@ -29,7 +29,11 @@ def fits(q_TQD: Tensor, kv_pages: Tensor) -> bool:
     """Whether the model is cut as hopper_decode.py wants it; gpt-oss is."""
     num_kv_heads, page, head_dim = kv_pages.shape[2:]
     repeats = q_TQD.shape[1] // num_kv_heads
-    return q_TQD.dtype == torch.bfloat16 and (repeats, page, head_dim) == (HEADS.value, PAGE.value, HEAD_DIM.value)
+    return q_TQD.dtype == kv_pages.dtype == torch.bfloat16 and (repeats, page, head_dim) == (
+        HEADS.value,
+        PAGE.value,
+        HEAD_DIM.value,
+    )
 
 
 def attention_use(shapes: Shapes) -> Use:
@@ -39,7 +43,8 @@ def attention_use(shapes: Shapes) -> Use:
         ("head dimension", HEAD_DIM.value, shapes.head_dim),
         ("query heads per key head", HEADS.value, shapes.query_heads // shapes.kv_heads),
     )
-    return Use(f"decodes of {FEWEST_DECODES}-{MOST_DECODES} sequences", "triton", missing)
+    exact = " over bfloat16 keys" if shapes.fp8 else ""
+    return Use(f"decodes of {FEWEST_DECODES}-{MOST_DECODES} sequences{exact}", "triton", missing)
 
 
 def decode_tiling(num_decodes: int, num_kv_heads: int, window: int | None) -> dict[str, int]:

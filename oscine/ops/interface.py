@@ -132,7 +132,6 @@ class Shapes:
     kv_heads: int
     head_dim: int
     hidden: int
-    fp8: bool = False  # keys and values of full attention
 
 
 class Use(NamedTuple):

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from oscine.config import CacheOptions, EngineOptions, ModelOptions
+from oscine.checkpoint.hub import NANO_FOLDER
+from oscine.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
 from oscine.engine.build import build_engine
 from oscine.engine.core.loop import EngineLoop
 from oscine.executor.kv.allocate import allocate_kv, groups_of
@@ -23,9 +24,13 @@ from oscine.executor.start.stopwatch import Stopwatch
 from oscine.kv_group import FP8
 from oscine.ops import table
 from oscine.ops.target import Target
+from training.evaluate import SKILLS, engine_generator
+from training.packing import Encoder
+from training.split import Draw
 
 from .tiny import CONFIG, CPU, PAGE, loop, memory, model, naive_greedy, options, prompt, request, run
 
+SHOWN = ("addition, up to 3 digits", "tool call", "JSON valid for the schema", "recall at 500 tokens")
 IN_FP8 = CacheOptions(page_size=PAGE, kv_cache_dtype="fp8", kv_offload_bytes=1 << 20)
 
 
@@ -131,3 +136,23 @@ def test_the_reference_ops_of_a_cpu_serve_it(tmp_path: Path, monkeypatch: pytest
     executor = load.load_executor(at(tmp_path), said.append, Stopwatch())
     assert f"{executor.num_pages[0]} pages of {PAGE} tokens in FP8" in said[0]
     assert [pages.dtype for pages in executor.kv] == [torch.uint8, torch.float32]
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_the_embedded_model_answers_right(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU by the reference ops. Prompts are longer than the window, and than a page."""
+    monkeypatch.setattr(table, "unavailable", lambda: "no compiler")
+    encoder = Encoder(NANO_FOLDER)
+    asked = EngineOptions(
+        ModelOptions(str(NANO_FOLDER), device=device, max_model_len=2048),
+        replace(IN_FP8, page_size=64, kv_offload_bytes=None),
+        replace(SchedulerOptions(), max_num_seqs=4, max_num_batched_tokens=512),
+        num_threads=1,
+        quiet=True,
+    )
+    generate = engine_generator(build_engine(asked).loop, encoder)
+    skills = [skill for skill in SKILLS if skill.name in SHOWN]
+    made = [skill.make(Draw(1, held_out=True)) for skill in skills]
+    outputs = generate([encoder.prompt(one) for one in made], 160, [None] * len(made))
+    for skill, one, output in zip(skills, made, outputs, strict=True):
+        assert skill.right(one, encoder.tokenizer.decode(output)), skill.name

@@ -32,11 +32,12 @@ def do_less() -> None:
 
 def _round_to_fp8_as_gpus_do() -> None:
     """The interpreter rounds halves up, loses the carry, and takes NaN for a number."""
-    convert, dtypes = interpreter._convert_float, {"fp32": torch.float32, "fp8e4nv": torch.float8_e4m3fn}
+    convert = interpreter._convert_float
+    dtypes = {"fp32": torch.float32, "fp16": torch.float16, "fp8e4nv": torch.float8_e4m3fn}
 
     def exactly(data: Any, before: Any, after: Any, rounding_mode: Any) -> Any:
         source, target = dtypes.get(str(before)), dtypes.get(str(after))
-        if source is None or target is None:
+        if source is None or target is None or torch.float8_e4m3fn not in (source, target):
             return convert(data, before, after, rounding_mode)
         given = torch.from_numpy(np.array(data)).view(source)
         return given.to(target).view(torch.uint8).numpy().view(f"uint{after.primitive_bitwidth}")

@@ -193,7 +193,7 @@ def plan(start: Start) -> MemoryPlan:
         start.keep_experts(on_host.num_layers)
     memory = _plan(start, weights.total - on_host.total, on_host)
     heads = config.num_attention_heads, config.num_key_value_heads, config.head_dim
-    shapes = Shapes(opened.dtype, memory.page_size, *heads, config.hidden_size, start.options.cache.fp8)
+    shapes = Shapes(opened.dtype, memory.page_size, *heads, config.hidden_size)
     report(f"{memory}\n{describe(start.choice, shapes)}")
     if start.on_gpu and platform(start.target, opened.dtype) == "cpu":
         report(f"no kernel and no CUDA graph is used: they are for bfloat16, not {opened.dtype}")

@@ -39,7 +39,7 @@ def of_rank(pages: np.ndarray, num_ranks: int, rank: int) -> np.ndarray:
     return np.ascontiguousarray(np.split(pages, num_ranks, axis=3)[rank])
 
 
-def _empty(pages: np.ndarray) -> int:
+def empty_of(pages: np.ndarray) -> int:
     """What no filled page holds."""
     return 255 if pages.dtype == np.uint8 else -1
 
@@ -51,7 +51,7 @@ class Rank:
         self.memory = [of_rank(logical(group, num_pages), num_ranks, rank) for group in GROUPS]
         if not filled:
             for pages in self.memory:
-                pages.fill(_empty(pages))
+                pages.fill(empty_of(pages))
         regions = [Region(pages.ctypes.data, num_pages) for pages in self.memory]
         groups = [replace(group, num_ranks=num_ranks) for group in GROUPS]
         self.transfer = KVTransfer("m", groups, RankMemory(b"", "DRAM", 0, regions), rank)
@@ -119,7 +119,7 @@ def test_pages_arrive_where_they_should_and_nowhere_else(here: int, there: int, 
         num_bytes = sum(GROUPS[move.group].page_bytes * len(move.source_pages) for move in MOVES) // here
         assert transfer.num_bytes == rank.transfer.num_bytes(MOVES) == num_bytes
         for (group, source_pages, target_pages), found in zip(MOVES, rank.memory, strict=True):
-            expected = np.full_like(found, _empty(found))
+            expected = np.full_like(found, empty_of(found))
             expected[target_pages] = of_rank(logical(GROUPS[group]), here, number)[source_pages]
             assert (found == expected).all()
         rank.transfer.close()

@@ -117,11 +117,6 @@ class ModelOptions(Options, group="model"):
 @dataclass(frozen=True)
 class CacheOptions(Options, group="KV cache"):
     page_size: int = option(64, "tokens in a page of the KV cache", TOKENS, choices=(16, 32, 64, 128))
-    kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3"] = option(
-        "auto",
-        "type of the keys and values of full attention; auto: as activations; fp8 takes half the memory, on a GPU only",
-        aliases=("kv-cache-config.dtype",),
-    )
     kv_cache_bytes: int | None = option(  # of both page groups
         None,
         "size of the KV cache",
@@ -129,6 +124,11 @@ class CacheOptions(Options, group="KV cache"):
         shown="on a GPU the memory left by weights and workspace, on a CPU 1GiB",
         aliases=("kv-cache-memory-bytes",),
         above=0,
+    )
+    kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3"] = option(
+        "auto",
+        "type of the keys and values of full attention; auto: as activations; fp8 takes half the memory, on a GPU only",
+        aliases=("kv-cache-config.dtype",),
     )
     gpu_memory_utilization: float = option(
         0.92,

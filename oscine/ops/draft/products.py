@@ -6,7 +6,7 @@
     choose   the best row per token, of logit / temperature + noise; logits stay in registers
 
 One token: memory bounds the time, so its columns are multiplied outside of the tensor cores, with three instructions
-per weight. The words of a program are loaded before the kernel before it ends. More tokens: weights are expanded to
+per weight. Its first words are loaded while the kernel before still runs. More tokens: weights are expanded to
 the dtype of the activations, exactly but for the scale of the row, which the sums are multiplied by.
 
 Shape suffixes: R weight rows of a program, T tokens of a program, W words, B blocks of a row, S parts of all rows.
@@ -66,7 +66,7 @@ def choose(target: Target, x_NH: Tensor, head: SliceOfHead, sampling: SamplingBa
     parts, tokens = triton.cdiv(len(weight), tiling["ROWS"]), triton.cdiv(num_tokens, tiling["TOKENS"])
     best_NS = torch.empty(num_tokens, parts, dtype=torch.float32, device=x.device)
     row_NS = torch.empty(num_tokens, parts, dtype=torch.int32, device=x.device)
-    choose_kernel[(parts, tokens)](
+    choose_kernel[(tokens, parts)](
         *_inputs(x, weight),
         sampling.temperature_N,
         sampling.seed_N,
@@ -94,7 +94,8 @@ def _multiply(target: Target, x: Tensor, weight: PackedMatrix, out: Tensor, part
         return
     tiling = _tiling(target, num_tokens, weight, parts)
     out_rows = tiling["ROWS"] // 2 if gated else tiling["ROWS"]
-    grid = triton.cdiv(num_rows, out_rows), triton.cdiv(num_tokens, tiling["TOKENS"]), parts
+    # Programs beside each other share weights.
+    grid = triton.cdiv(num_tokens, tiling["TOKENS"]), triton.cdiv(num_rows, out_rows), parts
     product_kernel[grid](
         *_inputs(x, weight),
         out,
@@ -116,8 +117,12 @@ def _inputs(x: Tensor, weight: PackedMatrix) -> tuple[Any, ...]:
 def _tiling(target: Target, num_tokens: int, weight: PackedMatrix, parts: int) -> dict[str, int]:
     """Of so many parts of the sum."""
     if num_tokens > 1:
-        tile = {"ROWS": 32, "TOKENS": FEW_TOKENS} if num_tokens <= FEW_TOKENS else {"ROWS": 64, "TOKENS": MANY_TOKENS}
-        return {**tile, "WORDS_W": DOT_WORDS, "num_warps": 4, "num_stages": 2}
+        shared = {"WORDS_W": DOT_WORDS, "num_stages": 2}
+        if num_tokens <= FEW_TOKENS:
+            return {"ROWS": 32, "TOKENS": FEW_TOKENS, "num_warps": 4, **shared}
+        # Where operands are in registers, there is room for half as many tokens.
+        tokens = MANY_TOKENS if target.warp_groups or target.tensor_memory else MANY_TOKENS // 2
+        return {"ROWS": 64, "TOKENS": tokens, "num_warps": 4, **shared}
     rows = MOST_ROWS
     while rows > 2 and len(weight) * parts < rows * PROGRAMS_PER_SM * target.sm_count:
         rows //= 2
@@ -187,7 +192,7 @@ def _several(
     PDL: tl.constexpr,
 ):
     """float32 [R, T], but for the scale of the row. Waits for the kernel before this one."""
-    token_T = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
+    token_T = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     if PDL:
         tl.extra.cuda.gdc_wait()
     sums_RT = tl.zeros((ROWS, TOKENS), tl.float32)
@@ -255,7 +260,7 @@ def product_kernel(
     share = tl.cdiv(blocks, PARTS) * 4
     first, last = part * share, tl.minimum((part + 1) * share, blocks * 4)
     OUT_ROWS: tl.constexpr = ROWS // 2 if GATED else ROWS
-    first_row = tl.program_id(0) * OUT_ROWS
+    first_row = tl.program_id(1) * OUT_ROWS
     row_R = first_row + tl.arange(0, ROWS)
     inside_R = row_R < num_rows
     if GATED:  # rows of gates, then as many of values
@@ -268,7 +273,7 @@ def product_kernel(
         gate_RT, value_RT = tl.split(both_RT2)
         sums_RT = gate_RT / (1 + tl.exp(-gate_RT)) * value_RT
     row_R = first_row + tl.arange(0, OUT_ROWS)
-    token_T = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
+    token_T = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     at_T = (token_T.to(tl.int64) * PARTS + part) * num_rows
     inside_RT = (row_R < num_rows)[:, None] & (token_T < num_tokens)[None, :]
     tl.store(out + at_T[None, :] + row_R[:, None], sums_RT.to(out.dtype.element_ty), inside_RT)
@@ -298,9 +303,9 @@ def choose_kernel(
 ):
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
-    row_R = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    row_R = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     inside_R = row_R < num_rows
-    token_T = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
+    token_T = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     inside_T = token_T < num_tokens
     matrix = (words, scales, row_scales, blocks)
     id_R = tl.load(token_ids + row_R, inside_R, other=0)
@@ -316,7 +321,7 @@ def choose_kernel(
     score_RT = tl.where(inside_R[:, None], score_RT, float("-inf"))
     best_T = tl.max(score_RT, 0)
     row_RT = tl.where(score_RT == best_T[None, :], row_R[:, None], num_rows - 1)  # NaN: any row
-    at_T = token_T * tl.num_programs(0) + tl.program_id(0)
+    at_T = token_T * tl.num_programs(1) + tl.program_id(1)
     tl.store(best + at_T, best_T, inside_T)
     tl.store(best_row + at_T, tl.min(row_RT, 0), inside_T)
 

@@ -13,12 +13,14 @@ EAGLE3-v3 head, with an intermediate size of 17,280, one draft reads these weigh
 | all | | 570 | 294 | 151 |
 | three drafts at 70 % of 4.8 TB/s | | 0.51 ms | 0.26 ms | 0.14 ms |
 
-Some 13 launches per draft come on top, at 1.5 to 2 us each: 0.06 to 0.08 ms for three. So bfloat16 and FP8 miss 0.2 ms.
-The 4 bits are integers with finer block scales, not MXFP4: at the same size, normally distributed weights have an error
-of 9 % instead of 11 %, and a weight takes three instructions instead of six.
-
 Launches of a draft, with the ops of the target that it uses: prepare_step, input, qkv, rope_and_write, attention, out,
-norm, gate and up with swiglu, down, norm, sampling, choose, put. The first draft has `held` before them.
+norm, gate and up with swiglu, down, norm, sampling, choose (two), put. They are 14, and `held` before the first draft:
+43 for three drafts, or 0.06 to 0.09 ms at 1.5 to 2 us each. So 4 bits give about 0.2 ms in all, by this count; FP8
+0.33 to 0.35 ms, and bfloat16 0.6 ms. None of this is measured yet: see benchmarks/draft.py.
+
+The 4 bits are integers with finer block scales, not MXFP4. At the same size, normally distributed weights have an error
+of 9 % instead of 11 %, and are expanded in about half the instructions. The head of the embedded model drafts as well
+as in float32 (docs/decisions/0027-a-draft-head-is-one-more-layer.md).
 """
 
 import torch

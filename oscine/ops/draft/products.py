@@ -235,7 +235,7 @@ def _product(
     return sums_RT * scale_R[:, None]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def product_kernel(
     x,
     words,
@@ -279,7 +279,7 @@ def product_kernel(
     tl.store(out + at_T[None, :] + row_R[:, None], sums_RT.to(out.dtype.element_ty), inside_RT)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def choose_kernel(
     x,
     words,

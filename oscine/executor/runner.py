@@ -320,7 +320,7 @@ class TorchExecutor:
         return pack(padded, self._slots, np.arange(len(padded.slots_S)), sampled_slots_M)
 
     def _sample(self, computed: Computed, rows: Rows, ruled: AllowedTokens | Few | None) -> Sampled:
-        """A token a row of what the head takes, and whether it is accepted."""
+        """A token per row of what the head takes, and whether it is accepted."""
         packed, batch, x_NH, _ = computed
         count = len(x_NH)
 

@@ -9,6 +9,8 @@ from oscine.checkpoint.hub import NANO_FOLDER
 from oscine.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions, SpeculationOptions
 from oscine.engine.build import build_engine
 from oscine.engine.core.loop import EngineLoop
+from oscine.executor.cuda_graphs import sizes_up_to
+from oscine.executor.recorded_steps import RecordedSteps
 from oscine.executor.runner import TorchExecutor
 from oscine.executor.start.build import build_executor
 from oscine.ops.native.library import unavailable
@@ -114,6 +116,14 @@ def build_steps(plain: dict[str, Told]) -> float:
 
 def test_answers_with_the_head_are_those_without() -> None:
     check_equal(24)
+
+
+def test_padded_steps_keep_their_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, where graphs are not captured for every number of rows. Recorded steps need no padding."""
+    requests, sizes = workload(6), sizes_up_to(8 * (1 + MOST))
+    plain = answers(build("none"), requests, lambda number: False)
+    monkeypatch.setattr(RecordedSteps, "size_of", lambda self, count: next(size for size in sizes if size >= count))
+    assert answers(build("eagle3"), requests, lambda number: False) == plain
 
 
 @pytest.mark.slow

@@ -125,6 +125,11 @@ class CacheOptions(Options, group="KV cache"):
         aliases=("kv-cache-memory-bytes",),
         above=0,
     )
+    kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3"] = option(
+        "auto",
+        "type of the keys and values of full attention; auto: as activations; fp8 takes half the memory, on a GPU only",
+        aliases=("kv-cache-config.dtype",),
+    )
     gpu_memory_utilization: float = option(
         0.92,
         "share of a GPU's memory that weights, workspace and KV cache may take together",
@@ -174,6 +179,11 @@ class CacheOptions(Options, group="KV cache"):
     kv_offload_disk_bytes: int = option(
         16 << 30, "most bytes of the files in --kv-offload-dir, of all engines together", BYTES, above=0
     )
+
+    @property
+    def fp8(self) -> bool:
+        """Whether keys and values of full attention are in FP8."""
+        return self.kv_cache_dtype != "auto"
 
     def __post_init__(self) -> None:
         super().__post_init__()

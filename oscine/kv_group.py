@@ -1,16 +1,18 @@
-"""What a page of keys and values is: the only module that knows its shape, its dtype and its bytes.
+"""What a page of keys and values is: the module that knows its shape, its dtype and its bytes.
 
 A page group is the layers of a model that have one window; they share pages. A page is one block over all layers of its
 group, [layers, 2 (key, value), KV heads, page size, head size] (docs/decisions/0002). With tensor parallelism each rank
 has an equal share of the KV heads, in order; with more ranks than heads, several ranks have the same head. So a page is
-one block on each rank. The first group of a model is its full-attention layers: no other group holds more pages of a
+one block on each rank. In FP8 a head has more rows than tokens: its last rows are the scales of the others
+(docs/decisions/0028). The first group of a model is its full-attention layers: no other group holds more pages of a
 sequence.
 """
 
 from dataclasses import dataclass, fields
 from math import prod
 
-_ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "uint8": 1}
+FP8 = "float8_e4m3fn"
+_ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "uint8": 1, FP8: 1}
 
 
 def heads_of_rank(num_kv_heads: int, num_ranks: int, rank: int) -> range:
@@ -27,6 +29,16 @@ def heads_of_rank(num_kv_heads: int, num_ranks: int, rank: int) -> range:
 def pages_of_window(window: int, page_size: int) -> int:
     """The most pages that the window of one token touches."""
     return -(-(window - 1) // page_size) + 1
+
+
+def rows_in_fp8(page_size: int, head_dim: int) -> int:
+    """Of a head in a page: one of `head_dim` bytes for each token, then whole rows with a byte of scale per token."""
+    return page_size + -(-page_size // head_dim)
+
+
+def tokens_in_fp8(num_rows: int, head_dim: int) -> int:
+    """The page size that has so many rows."""
+    return num_rows * head_dim // (head_dim + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +80,11 @@ class KVGroup:
     @property
     def page_shape(self) -> tuple[int, ...]:
         """Of a page on one rank; the memory of n pages is [n, *page_shape]."""
-        return len(self.layers), 2, self.heads_per_rank, self.page_size, self.head_dim
+        return len(self.layers), 2, self.heads_per_rank, self._rows, self.head_dim
+
+    @property
+    def _rows(self) -> int:
+        return rows_in_fp8(self.page_size, self.head_dim) if self.dtype == FP8 else self.page_size
 
     @property
     def page_bytes(self) -> int:
@@ -78,7 +94,7 @@ class KVGroup:
     @property
     def head_bytes(self) -> int:
         """Of the keys, or the values, of one head and layer in a page: the smallest part that stays in one piece."""
-        return self.page_size * self.head_dim * _ELEMENT_BYTES[self.dtype]
+        return self._rows * self.head_dim * _ELEMENT_BYTES[self.dtype]
 
     @property
     def layer_token_bytes(self) -> int:

@@ -257,6 +257,7 @@ class EngineInfo:
     max_num_seqs: int  # sequences that run at once
     endpoints: Endpoints | None = None  # of an engine that others may reach
     size: ModelSize = ModelSize()
+    gpus: tuple[str, ...] = ()  # UUIDs of those that compute it
 
 
 @dataclass(slots=True)

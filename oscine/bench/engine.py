@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from math import ceil
 from statistics import median
+from typing import Any
 
 from oscine.bench import machine, roofline
 from oscine.bench.parallel import EngineProcesses
@@ -31,6 +32,7 @@ from oscine.devices import engines_of
 from oscine.engine.build import build_engine
 from oscine.environment import Environment
 from oscine.model.config import ModelConfig
+from oscine.nvml import Energy
 
 MANY = 64  # from this many requests on, prompts are computed in large steps
 _ALONE = Layout()
@@ -40,10 +42,17 @@ class EngineBench:
     """Loaded engines and the points that they are measured at."""
 
     def __init__(
-        self, engines: Engines, config: ModelConfig, page_size: int, ready_s: float, layout: Layout = _ALONE
+        self,
+        engines: Engines,
+        config: ModelConfig,
+        cache: CacheOptions,
+        ready_s: float,
+        layout: Layout = _ALONE,
+        energy: Energy | None = None,
     ) -> None:
-        self._engines, self._config, self._page_size, self._ready_s = engines, config, page_size, ready_s
-        self._layout = layout
+        """`energy`: of the GPUs of the engines (default: the driver's counters)."""
+        self._engines, self._config, self._cache, self._ready_s = engines, config, cache, ready_s
+        self._layout, self._energy = layout, energy or Energy(engines.gpus)
         self._first_s: dict[tuple[int, int], float] = {}  # (concurrency, isl) -> seconds for one token per request
 
     @classmethod
@@ -55,7 +64,7 @@ class EngineBench:
         ready_s, model = machine.process_age_s(), options.model
         config = open_model(replace(model, device=model.device.partition(",")[0])).config
         layout = Layout(model.tensor_parallel_size, num_engines, num_engines if share_experts else 1)
-        return cls(engines, config, options.cache.page_size, ready_s, layout)
+        return cls(engines, config, options.cache, ready_s, layout)
 
     def run(
         self,
@@ -72,25 +81,38 @@ class EngineBench:
         """
         for point in points:
             if one_pass_from is not None and point.concurrency >= one_pass_from:
-                timing = self._engines.run(point)
+                timing = self._pass(point)
             else:
                 timing = self._time(point, passes, point.osl if warmup_osl is None else min(point.osl, warmup_osl))
             yield self._result(point, timing, where)
 
     def _time(self, point: Point, passes: int, warmup_osl: int) -> Timing:
-        def quoted_s(osl: int) -> float:
-            return median(self._engines.run(replace(point, osl=osl)).full_s for _ in range(passes - 1))
+        def quoted(osl: int) -> list[Timing]:
+            return [self._pass(replace(point, osl=osl)) for _ in range(passes - 1)]
 
         if warmup_osl > 0:
-            self._engines.run(replace(point, osl=warmup_osl))
+            self._pass(replace(point, osl=warmup_osl))
         key = point.concurrency, point.isl
         if key not in self._first_s:
-            self._first_s[key] = quoted_s(1)
-        return Timing(quoted_s(point.osl), self._first_s[key])
+            self._first_s[key] = median(timing.full_s for timing in quoted(1))
+        full = quoted(point.osl)
+        energy_j = [timing.energy_j for timing in full if timing.energy_j is not None]
+        counted = median(energy_j) if len(energy_j) == len(full) else None
+        return Timing(median(timing.full_s for timing in full), self._first_s[key], counted)
+
+    def _pass(self, point: Point) -> Timing:
+        """A pass with the energy that the GPUs used meanwhile."""
+        self._engines.prepare(point)
+        before_j = self._energy.joules()
+        timing = self._engines.run(point)
+        after_j = self._energy.joules()
+        if before_j is None or after_j is None or after_j <= before_j:
+            return timing
+        return replace(timing, energy_j=after_j - before_j)
 
     def num_held(self, point: Point) -> int:
         """Sequences of this length that the KV cache holds at once; further ones wait, or are computed twice."""
-        return self._engines.num_pages // ceil((point.isl + point.osl - 1) / self._page_size)
+        return self._engines.num_pages // ceil((point.isl + point.osl - 1) / self._cache.page_size)
 
     def _result(self, point: Point, timing: Timing, where: machine.Machine) -> Result:
         step_s = (timing.full_s - timing.first_s) / (point.osl - 1)
@@ -108,6 +130,8 @@ class EngineBench:
             **asdict(where),
             num_gpus=1 if where.gpu == "cpu" else self._num_gpus,
             **self._layout._asdict(),
+            **_energy(point, timing),
+            kv_cache_dtype="fp8" if self._cache.fp8 else "auto",
         )
 
     @property
@@ -122,8 +146,16 @@ class EngineBench:
         layout = self._layout
         replicas = layout.data_parallel_size // layout.expert_parallel_size  # which read all weights each
         sequences = ceil(point.concurrency / replicas)
-        ideal_s = roofline.decode_step_s(self._config, sequences, context, ceiling) / (self._num_gpus // replicas)
-        return round(ideal_s / step_s, 4)
+        ideal_s = roofline.decode_step_s(self._config, sequences, context, ceiling, fp8=self._cache.fp8)
+        return round(ideal_s / (self._num_gpus // replicas) / step_s, 4)
+
+
+def _energy(point: Point, timing: Timing) -> dict[str, Any]:
+    """The fields of a result; none where the energy is not known."""
+    if timing.energy_j is None:
+        return {}
+    per_token = timing.energy_j / (point.concurrency * point.osl)
+    return {"joules_per_output_token": round(per_token, 6), "watts": round(timing.energy_j / timing.full_s, 1)}
 
 
 def _one(options: EngineOptions) -> OwnEngine:

@@ -16,6 +16,7 @@ import time
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, NamedTuple, NoReturn
 
 from oscine.bench.passes import MeasureError, OwnEngine, Timing
@@ -49,11 +50,13 @@ class EngineProcesses:
             raise
         self.model = str(ready[0]["model"])
         self.num_pages = sum(one["num_pages"] for one in ready)
+        self.gpus: Sequence[str] = [gpu for one in ready for gpu in one["gpus"]]
+
+    def prepare(self, point: Point) -> None:
+        self._ask(replace(point, osl=0))
 
     def run(self, point: Point) -> Timing:
-        for process in self._processes:
-            process.socket.sendall(_line([point.concurrency, point.isl, point.osl]))
-        passes = self._answers()
+        passes = self._ask(point)
         began_s = min(one["began_s"] for one in passes)
         full_s, first_s = (max(one["began_s"] + one[name] for one in passes) for name in ("full_s", "first_s"))
         return Timing(full_s - began_s, first_s - began_s)
@@ -66,6 +69,11 @@ class EngineProcesses:
             os.waitpid(process.pid, 0)
             process.lines.close()
             process.socket.close()
+
+    def _ask(self, point: Point) -> list[dict[str, Any]]:
+        for process in self._processes:
+            process.socket.sendall(_line([point.concurrency, point.isl, point.osl]))
+        return self._answers()
 
     def _answers(self) -> list[dict[str, Any]]:
         """One of each process. Raises what the first one that fails says."""
@@ -130,7 +138,7 @@ def _serve(asked: socket.socket, options: EngineOptions, rank: int, num_engines:
     engine = OwnEngine(built, share=rank, num_shares=num_engines)
     gc.collect()
     gc.freeze()  # as the engine process does
-    asked.sendall(_line({"model": engine.model, "num_pages": engine.num_pages}))
+    asked.sendall(_line({"model": engine.model, "num_pages": engine.num_pages, "gpus": engine.gpus}))
     loop, lines = built.loop, asked.makefile("rb")
     waiting: list[Any] = [asked] if loop.partners is None else [asked, loop.partners]
     while True:
@@ -145,7 +153,10 @@ def _serve(asked: socket.socket, options: EngineOptions, rank: int, num_engines:
 
 
 def _pass(engine: OwnEngine, point: Point) -> dict[str, float]:
-    engine.prompts(point)
+    """Without tokens to generate, only the prompts are made."""
+    engine.prepare(point)
+    if not point.osl:
+        return {}
     began_s = time.perf_counter()
     timing = engine.run(point)
     return {"began_s": began_s, "full_s": timing.full_s, "first_s": timing.first_s}

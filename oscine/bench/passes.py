@@ -24,6 +24,7 @@ class Timing:
 
     full_s: float
     first_s: float
+    energy_j: float | None = None  # that the GPUs used in full_s; None if they do not count it
 
 
 class Engines(Protocol):
@@ -31,6 +32,11 @@ class Engines(Protocol):
 
     model: str  # as loaded
     num_pages: int  # that hold full contexts, of all engines
+    gpus: Sequence[str]  # UUIDs, of all engines
+
+    def prepare(self, point: Point) -> None:
+        """Makes the prompts, outside of what is timed."""
+        ...
 
     def run(self, point: Point) -> Timing:
         """Raises MeasureError."""
@@ -44,8 +50,12 @@ class OwnEngine:
         self, engine: BuiltEngine, clock: Clock = time.perf_counter, *, share: int = 0, num_shares: int = 1
     ) -> None:
         self.loop, self.model, self.num_pages = engine.loop, engine.model, engine.loop.stats().full_pages_total
+        self.gpus: Sequence[str] = engine.gpus
         self._vocab_size, self._clock, self._share = engine.vocab_size, clock, slice(share, None, num_shares)
         self._prompts: dict[Point, list[list[int]]] = {}  # by the point, but for its generated tokens
+
+    def prepare(self, point: Point) -> None:
+        self.prompts(point)
 
     def run(self, point: Point) -> Timing:
         return run_pass(self.loop, self.prompts(point), point.osl, self._clock)

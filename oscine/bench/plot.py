@@ -24,10 +24,30 @@ def draw(results: Iterable[Result]) -> Figure:
     matplotlib.rcParams["svg.hashsalt"] = "oscine"  # equal pictures give equal files
     matplotlib.rcParams["svg.fonttype"] = "none"
     newest = list(latest(of_one_gpu(results)).values())
-    figure = Figure(figsize=(12.0, 5.2), layout="constrained")
-    for axes, model in zip(figure.subplots(1, len(MODELS)), MODELS, strict=True):
-        _panel(axes, model, [result for result in newest if result.model == model])
+    counted = any(result.watts is not None for result in newest)
+    num_rows = 2 if counted else 1
+    figure = Figure(figsize=(12.0, 5.2 * num_rows), layout="constrained")
+    panels = figure.subplots(num_rows, len(MODELS), squeeze=False)
+    for index, model in enumerate(MODELS):
+        results_of_model = [result for result in newest if result.model == model]
+        _panel(panels[0, index], model, results_of_model)
+        if counted:
+            _energy_panel(panels[1, index], model, results_of_model)
     return figure
+
+
+def _energy_panel(axes: Axes, model: str, results: Sequence[Result]) -> None:
+    """Prompts are in the energy, so only points with equal prompts are in one curve."""
+    axes.set(xscale="log", yscale="log", title=f"gpt-oss-{model}, one H200: energy")
+    axes.set(xlabel="tokens/s of one user (1 / decode step)", ylabel="joules per generated token")
+    points = [
+        (result.tok_s_user, result.joules_per_output_token, result.concurrency)
+        for result in results
+        if result.isl == PROMPT and result.joules_per_output_token is not None
+    ]
+    if points:
+        curve(axes, points, OURS, "Oscine", "o", below=False)
+        finish(axes, ticks="{x:,.3g}")
 
 
 def _panel(axes: Axes, model: str, results: Sequence[Result]) -> None:
@@ -62,20 +82,20 @@ def draw_published(axes: Axes, model: str) -> None:
             _published(axes, anchor)
 
 
-def finish(axes: Axes) -> None:
+def finish(axes: Axes, ticks: str = "{x:,.0f}") -> None:
     """Ticks, margins and legend, when everything is drawn."""
-    _plain_ticks(axes)
+    _plain_ticks(axes, ticks)
     axes.margins(x=0.12, y=0.12)
     axes.grid(True, which="major", color="#e2e8f0", linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(loc="lower left", frameon=False, fontsize=8)
 
 
-def _plain_ticks(axes: Axes) -> None:
+def _plain_ticks(axes: Axes, ticks: str) -> None:
     """1, 2, 5, 10, 20 ... in full."""
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=20))
-        axis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+        axis.set_major_formatter(StrMethodFormatter(ticks))
         axis.set_minor_locator(NullLocator())
 
 

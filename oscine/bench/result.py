@@ -5,7 +5,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 RESULTS = Path("benchmarks/results/h200.jsonl")  # the source of tables and plots
 
@@ -46,7 +46,8 @@ class Layout(NamedTuple):
     expert_parallel_size: int = 1
 
 
-Key = tuple[str, Point, Layout]  # what must be equal for two results to be comparable; the first is the model
+_ENERGY = ("joules_per_output_token", "watts")
+Key = tuple[str, Point, Layout, str]  # what must be equal for two results to be comparable: model, ..., type of keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,10 @@ class Result:
     tensor_parallel_size: int = 1
     data_parallel_size: int = 1
     expert_parallel_size: int = 1
+    kv_cache_dtype: str = "auto"  # as the option has it; auto is exact
+    # Of all GPUs in the pass of osl tokens, prompts included. A line without them is of a machine that does not count.
+    joules_per_output_token: float | None = None
+    watts: float | None = None
 
     @property
     def point(self) -> Point:
@@ -83,13 +88,17 @@ class Result:
 
     @property
     def key(self) -> Key:
-        return self.model, self.point, self.layout
+        return self.model, self.point, self.layout, self.kv_cache_dtype
 
 
 def append(path: Path, result: Result) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(asdict(result)) + "\n")
+        file.write(json.dumps(_line(result)) + "\n")
+
+
+def _line(result: Result) -> dict[str, Any]:
+    return {key: value for key, value in asdict(result).items() if value is not None or key not in _ENERGY}
 
 
 def read(path: Path) -> list[Result]:
@@ -121,4 +130,5 @@ def latest(results: Iterable[Result]) -> dict[Key, Result]:
 
 
 def of_one_gpu(results: Iterable[Result]) -> list[Result]:
-    return [result for result in results if result.num_gpus == 1]
+    """With exact keys and values."""
+    return [result for result in results if result.num_gpus == 1 and result.kv_cache_dtype == "auto"]

@@ -7,6 +7,7 @@ so it leaves an expert out with probability 1 - K/E. Activations, norms and bias
 
 from dataclasses import dataclass
 
+from oscine.kv_group import FP8
 from oscine.model.config import ModelConfig
 
 BYTES = 2  # of an unquantised weight
@@ -60,9 +61,9 @@ def fixed_bytes(config: ModelConfig) -> float:
     return BYTES * (attention + routers + config.vocab_size * config.hidden_size)
 
 
-def kv_bytes(config: ModelConfig, context: float) -> float:
-    """Keys and values that one token of this context reads."""
-    groups = config.kv_groups(PAGE, "bfloat16")
+def kv_bytes(config: ModelConfig, context: float, *, fp8: bool = False) -> float:
+    """Keys and values that one token of this context reads. `fp8`: of full attention."""
+    groups = config.kv_groups(PAGE, "bfloat16", full_dtype=FP8 if fp8 else None)
     return sum(len(group.layers) * group.layer_token_bytes * min(context, group.window or context) for group in groups)
 
 
@@ -77,11 +78,12 @@ def token_flops(config: ModelConfig, context: float) -> float:
     return 2.0 * (matrices + head + attention)
 
 
-def decode_bytes(config: ModelConfig, sequences: int, context: float) -> float:
+def decode_bytes(config: ModelConfig, sequences: int, context: float, *, fp8: bool = False) -> float:
     experts = sum(expected_experts(number, config.num_experts_per_tok, sequences) for number in config.experts)
-    return fixed_bytes(config) + experts * expert_bytes(config) + sequences * kv_bytes(config, context)
+    return fixed_bytes(config) + experts * expert_bytes(config) + sequences * kv_bytes(config, context, fp8=fp8)
 
 
-def decode_step_s(config: ModelConfig, sequences: int, context: float, ceiling: Ceiling) -> float:
+def decode_step_s(config: ModelConfig, sequences: int, context: float, ceiling: Ceiling, *, fp8: bool = False) -> float:
     """Seconds of a step that decodes one token of each sequence, at an average context."""
-    return ceiling.seconds(decode_bytes(config, sequences, context), sequences * token_flops(config, context))
+    num_bytes = decode_bytes(config, sequences, context, fp8=fp8)
+    return ceiling.seconds(num_bytes, sequences * token_flops(config, context))

@@ -6,24 +6,38 @@ from collections.abc import Iterable, Iterator, Sequence
 from oscine.bench import anchors
 from oscine.bench.result import Result, latest, of_one_gpu, parse_results
 
-HEADER = (
-    "| model | requests | prompt/generated | output tok/s | tok/s/user | decode step | of roofline | prefill tok/s |",
-    "|---|---|---|---|---|---|---|---|",
+COLUMNS = (
+    *("model", "requests", "prompt/generated", "output tok/s", "tok/s/user", "decode step", "of roofline"),
+    "prefill tok/s",
 )
+ENERGY = ("J/output token", "watts")  # where a result has them
 
 
 def lines(results: Iterable[Result]) -> Iterator[str]:
     """The last result of each model and point on one GPU, the larger model first, then by load."""
-    yield from HEADER
     newest = latest(of_one_gpu(results)).values()
+    counted = any(result.watts is not None for result in newest)
+    columns = (*COLUMNS, *ENERGY) if counted else COLUMNS
+    yield _line(columns)
+    yield f"|{'---|' * len(columns)}"
     for result in sorted(newest, key=lambda r: (-len(r.model), r.model, r.concurrency, r.isl, r.osl)):
-        yield _row(result)
+        yield _line((*_cells(result), *_energy(result)) if counted else _cells(result))
 
 
-def _row(result: Result) -> str:
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _energy(result: Result) -> tuple[str, ...]:
+    if result.joules_per_output_token is None or result.watts is None:
+        return "", ""
+    return f"{result.joules_per_output_token:.3g}", _number(result.watts)
+
+
+def _cells(result: Result) -> tuple[str, ...]:
     peer = anchors.vllm(result.model, result.point)
     share = "" if result.roofline_share is None else f"{result.roofline_share:.0%}"
-    cells = (
+    return (
         result.model,
         str(result.concurrency),
         f"{result.isl}/{result.osl}",
@@ -33,7 +47,6 @@ def _row(result: Result) -> str:
         share,
         _beside(result.prefill_tok_s, anchors.vllm_prefill(result.model, result.point)),
     )
-    return f"| {' | '.join(cells)} |"
 
 
 def _beside(ours: float, theirs: float | None) -> str:

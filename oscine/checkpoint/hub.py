@@ -149,11 +149,9 @@ class _Hub:
     """One repository of the hub, or its local cache if the hub cannot be reached."""
 
     def __init__(self, options: ModelOptions, name: str) -> None:
-        from huggingface_hub import constants  # imported here: a machine that only measures need not have it
-
         self._model = name
         self._own = name == options.model
-        self._unreachable = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else _unreachable(constants.ENDPOINT)
+        self._unreachable = _offline()
         matched = _HUB_NAME.fullmatch(repository(name))
         assert matched is not None
         repo_id, self._file = matched.groups()
@@ -237,29 +235,39 @@ class _Hub:
         fetch_blobs(blobs_of(repo_id, revision, cache_dir, wanted))
 
     def _get(self, fetch: Callable[..., Any], **what: Any) -> str:
-        from huggingface_hub import errors
+        return _fetched(f"model {self._model!r}", self._unreachable, fetch, self._where | what)
 
-        of_its_library: type[Exception] = errors.HfHubHTTPError.__mro__[1]  # for HTTP: one of two
-        try:
-            return str(fetch(**self._where, **what))
-        except errors.LocalEntryNotFoundError as error:
-            why = self._unreachable or str(error).splitlines()[0]
-            raise _MissingError(
-                f"model {self._model!r} is not in the local cache, and the hub cannot be reached: {why}"
-            ) from error
-        except errors.GatedRepoError as error:
-            raise ValueError(
-                f"model {self._model!r} is gated: its page on the hub says on what terms HF_TOKEN may read it"
-            ) from error
-        except errors.RepositoryNotFoundError as error:
-            raise ValueError(f"model {self._model!r} is not on the hub, or HF_TOKEN may not read it") from error
-        except errors.RevisionNotFoundError as error:
-            raise ValueError(f"model {self._model!r} has no --revision {self._where['revision']!r}") from error
-        except errors.EntryNotFoundError as error:
-            raise _MissingError(f"model {self._model!r} has no {what['filename']}") from error
-        except (of_its_library, errors.HFValidationError, OSError) as error:
-            why = str(error).strip().splitlines()[0]
-            raise ValueError(f"model {self._model!r} cannot be fetched: {why}") from error
+
+def fetch_data(name: str, file: str) -> Path:
+    """A file of a data set of the hub, or its copy in the local cache. Raises ValueError."""
+    from huggingface_hub import hf_hub_download
+
+    offline = _offline()
+    where = {"repo_id": name, "filename": file, "repo_type": "dataset", "local_files_only": offline is not None}
+    return Path(_fetched(f"data set {name!r}", offline, hf_hub_download, where))
+
+
+def _fetched(of: str, offline: str | None, fetch: Callable[..., Any], where: dict[str, Any]) -> str:
+    """What `fetch` returns. `of`: the repository, as errors name it. `offline`: why the hub cannot be asked."""
+    from huggingface_hub import errors
+
+    of_its_library: type[Exception] = errors.HfHubHTTPError.__mro__[1]  # for HTTP: one of two
+    try:
+        return str(fetch(**where))
+    except errors.LocalEntryNotFoundError as error:
+        why = offline or str(error).splitlines()[0]
+        raise _MissingError(f"{of} is not in the local cache, and the hub cannot be reached: {why}") from error
+    except errors.GatedRepoError as error:
+        raise ValueError(f"{of} is gated: its page on the hub says on what terms HF_TOKEN may read it") from error
+    except errors.RepositoryNotFoundError as error:
+        raise ValueError(f"{of} is not on the hub, or HF_TOKEN may not read it") from error
+    except errors.RevisionNotFoundError as error:
+        raise ValueError(f"{of} has no --revision {where['revision']!r}") from error
+    except errors.EntryNotFoundError as error:
+        raise _MissingError(f"{of} has no {where['filename']}") from error
+    except (of_its_library, errors.HFValidationError, OSError) as error:
+        why = str(error).strip().splitlines()[0]
+        raise ValueError(f"{of} cannot be fetched: {why}") from error
 
 
 def _list_files(repo_id: str, revision: str | None, cache_dir: str | None, local_files_only: bool) -> str:
@@ -272,12 +280,14 @@ def _list_files(repo_id: str, revision: str | None, cache_dir: str | None, local
     return "\n".join(path.name for path in Path(snapshot_download(**where, allow_patterns=[CONFIG])).iterdir())
 
 
-def _unreachable(endpoint: str) -> str | None:
-    """The reason why the hub does not answer; None if it does."""
-    from huggingface_hub import get_session
+def _offline() -> str | None:
+    """The reason why the hub cannot be asked; None if it can."""
+    from huggingface_hub import constants, get_session  # imported here: a machine that only measures need not have it
 
+    if constants.HF_HUB_OFFLINE:
+        return "HF_HUB_OFFLINE is set"
     try:
-        get_session().head(endpoint, timeout=_PROBE_S)
+        get_session().head(constants.ENDPOINT, timeout=_PROBE_S)
     except Exception as error:  # from either HTTP library of huggingface_hub
-        return f"{endpoint}: {str(error) or type(error).__name__}"
+        return f"{constants.ENDPOINT}: {str(error) or type(error).__name__}"
     return None

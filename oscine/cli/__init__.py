@@ -1,4 +1,4 @@
-"""The command line: `oscine serve`, `chat`, `batch`, `pull`, `list`, `rm`, `convert`, `bench`, `cluster` and others.
+"""The command line: `oscine serve`, `chat`, `batch`, `pull`, `list`, `rm`, `convert`, `bench`, `eval` and others.
 
 Importing it loads neither the server nor the model.
 """
@@ -13,6 +13,7 @@ from oscine.cli.chat import command as chat_command
 from oscine.cli.cluster import command as cluster_command
 from oscine.cli.completion import command as completion_command
 from oscine.cli.error import INTERRUPTED, CommandError
+from oscine.cli.eval import command as eval_command
 from oscine.cli.machine import command as machine_command
 from oscine.cli.models import command as models_command
 from oscine.cli.models import convert as convert_command
@@ -30,7 +31,7 @@ def _parser() -> Parser:
     parser.add_argument("--version", action="version", version=f"oscine {oscine.__version__}")
     commands = parser.add_subparsers(prog=parser.prog, metavar="COMMAND", required=True)
     of_models = serve_command, chat_command, batch_command, models_command, convert_command
-    for command in (*of_models, bench_command, cluster_command, machine_command, dynamo_worker):
+    for command in (*of_models, bench_command, eval_command, cluster_command, machine_command, dynamo_worker):
         command.add_command(commands)
     completion_command.add_command(commands, _parser)
     return parser

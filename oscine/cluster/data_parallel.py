@@ -62,6 +62,10 @@ class DataParallelEngine(ClusterEngine):
         return sum(engine.restarts for engine in self.engines.values())
 
     @property
+    def gpus(self) -> tuple[str, ...]:
+        return tuple(gpu for engine in self.engines.values() for gpu in engine.gpus)
+
+    @property
     def stats(self) -> EngineStats:
         for name, engine in self.engines.items():
             self._own_reports.take(name, engine.stats)

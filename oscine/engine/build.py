@@ -30,6 +30,7 @@ class BuiltEngine:
     transfers: Transfers | None = None  # where the options want pages to move between engines
     ranks: "RankProcesses | None" = None  # where the model has several ranks
     offload: Offload | None = None  # where the options want evicted pages kept
+    gpus: tuple[str, ...] = ()  # UUIDs of those that compute the model
 
 
 def build_engine(options: EngineOptions, seat: Seat | None = None) -> BuiltEngine:
@@ -50,7 +51,7 @@ def build_engine(options: EngineOptions, seat: Seat | None = None) -> BuiltEngin
     if built.max_drafts:
         loop.speculation = SpeculationController(built.max_drafts)
     facts = built.model, built.max_model_len, built.vocab_size, built.size
-    return BuiltEngine(loop, *facts, built.transfers, built.ranks, offload)
+    return BuiltEngine(loop, *facts, built.transfers, built.ranks, offload, built.gpus)
 
 
 def with_prefix_seed(options: EngineOptions) -> EngineOptions:

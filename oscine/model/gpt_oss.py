@@ -22,7 +22,7 @@ from oscine.ops.rope.yarn import yarn_cos_sin
 class LayerCache:
     """One layer's view of the KV cache."""
 
-    kv_pages: Tensor  # [pages, 2, G, P, D]
+    kv_pages: Tensor  # [pages, 2, G, R, D]
     group: PageGroup
     window: int | None  # tokens; None is full attention
 

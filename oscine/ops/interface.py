@@ -4,7 +4,7 @@ Knows tensors only: no requests, no scheduling, no checkpoint files.
 
 Shape suffixes: T tokens of the step, S sequences of the step, N sampled rows, V vocabulary, H hidden, I intermediate,
 Q query heads, G key/value heads, D head dimension, F = (Q + 2G) * D, E experts, K experts per token, P page size,
-B pages of a sequence, J partial sums.
+B pages of a sequence, J partial sums, R rows of a head in a page: P, or more in FP8 (ops/kv/fp8.py).
 
 Partial sums: what is followed by a norm may be given as [T, J, H], float32 or the dtype of the activations, whose sum
 over J is meant. The norm reads it anyway; so a backend can split work without a launch that only adds up.
@@ -51,7 +51,7 @@ class PreparedStep(NamedTuple):
     logits_rows_N: Tensor | None
 
 
-# Physical KV memory per group: [pages, layers of the group, 2 (key, value), G, P, D]; one page is one contiguous block.
+# Physical KV memory per group: [pages, layers of the group, 2 (key, value), G, R, D]; one page is one contiguous block.
 KVCache = tuple[Tensor, ...]
 
 
@@ -62,7 +62,7 @@ class QkvProjection(NamedTuple):
     bias_F: Tensor
     cos_sin: Tensor  # float32 [max position, D]: D/2 cosines, then D/2 sines
     positions_T: Tensor
-    kv_pages: Tensor  # [pages, 2, G, P, D], written
+    kv_pages: Tensor  # [pages, 2, G, R, D], written
     slots_T: Tensor
 
 
@@ -180,7 +180,7 @@ class Ops:
     # (x [T, H] or [T, J, H], norm_weight_H, eps, residual_TH or None, projection)
     #     -> (q_TQD of norm(x + residual), x + residual)
     norm_qkv: Callable[[Tensor, Tensor, float, Tensor | None, QkvProjection], tuple[Tensor, Tensor]]
-    # (q_TQD, kv [pages, 2, G, P, D], batch, group, sinks_Q, window in tokens or None) -> [T, Q * D]
+    # (q_TQD, kv [pages, 2, G, R, D], batch, group, sinks_Q, window in tokens or None) -> [T, Q * D]
     attention: Callable[[Tensor, Tensor, Batch, PageGroup, Tensor, int | None], Tensor]
     # ([T, Q * D], weight [H, Q * D], bias_H) -> [T, H] or [T, J, H]
     out_proj: Callable[[Tensor, Dense, Tensor], Tensor]

@@ -56,6 +56,8 @@ TABLE: dict[str, dict[str, str]] = {
     "prepare_step": {"reference": "step.reference", "native": "step.native", "triton": "step.triton"},
 }
 KERNELS_OF_GPUS = ("triton", "hopper")
+KERNELS_OF_PLATFORMS = ("cuda", "hopper")
+FP8_CAPABILITY = (8, 9)  # of the first GPUs that convert e4m3 to other types
 # op -> other functions of the same module. embed_part, best and best_of_few are for one of several ranks (ranks.py).
 BESIDE = {
     "embed": ("embed_part", "prepare_embedding"),
@@ -96,6 +98,16 @@ def platform(target: Target, dtype: torch.dtype = torch.bfloat16) -> str:
     if dtype == torch.float32:
         return "cpu"
     return "hopper" if target.capability == (9, 0) else "cuda"
+
+
+def lacking_for_fp8(target: Target, platform: str) -> str | None:
+    """What keeps keys and values of this platform from being in FP8, in words; None: nothing."""
+    if platform == "native":
+        return "a GPU, as the C kernels for CPUs have no FP8"
+    if platform in KERNELS_OF_PLATFORMS and target.capability < FP8_CAPABILITY:
+        least, ours = (".".join(map(str, capability)) for capability in (FP8_CAPABILITY, target.capability))
+        return f"a GPU of compute capability {least}, not {ours}"
+    return None
 
 
 def choose(platform: str, overrides: Mapping[str, str] | None = None) -> dict[str, str]:

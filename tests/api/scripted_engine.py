@@ -21,6 +21,7 @@ class ScriptedEngine:
         self.state: EngineState = "starting"
         self.error: str | None = None
         self.restarts = 0
+        self.gpus: tuple[str, ...] = ()
         self.info: EngineInfo | None = None
         self.stats = EngineStats(full_pages_total=8, sliding_pages_total=8)
         self.requests: list[GenerationRequest] = []

@@ -37,6 +37,7 @@ def test_version_and_help() -> None:
         ["bench", "sweep"],
         ["bench", "engine"],
         ["bench", "ops"],
+        ["eval"],
         ["dynamo-worker"],
     ):
         done = run(*command, "--help")

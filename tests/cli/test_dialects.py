@@ -176,7 +176,7 @@ def test_vllms_recipe_works_as_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "named"),
     [
-        ("kv-cache-dtype: fp8", "kv-cache-dtype must be auto, not fp8"),
+        ("kv-cache-dtype: fp8_e5m2", "kv-cache-dtype must be auto, fp8 or fp8_e4m3, not 'fp8_e5m2'"),
     ],
 )
 def test_vllms_other_recipes_are_refused_with_the_reason(tmp_path: Path, line: str, named: str) -> None:
@@ -265,6 +265,7 @@ def test_dummy_weights_are_random_ones_under_the_models_name(model: str, shapes:
     [
         ("kv_cache_config: {enable_block_reuse: false}", ["--no-prefix-caching"]),
         ("kv_cache_config: {enable_block_reuse: true, dtype: auto, max_tokens: null}", []),
+        ("kv_cache_config: {dtype: fp8}", ["--kv-cache-dtype", "fp8"]),
         ("kv_cache_config: {free_gpu_memory_fraction: 0.5}", ["--kv-cache-free-gpu-memory-fraction", "0.5"]),
         ("kv_cache_config:", []),
         ("cuda_graph_config:", ["--enforce-eager"]),
@@ -291,7 +292,7 @@ def test_a_file_means_the_same_as_our_options(tmp_path: Path, text: str, same: l
         ("moe_conf: {backend: TRTLLM}", "unknown key 'moe_conf'"),
         ("moe_config: TRTLLM", "moe_config must be a mapping"),
         ("enable_attention_dp: 1", "enable_attention_dp must be true or false, not 1"),
-        ("kv_cache_config: {dtype: fp8}", "kv_cache_config.dtype must be auto, not fp8"),
+        ("kv_cache_config: {dtype: nvfp4}", "kv_cache_config.dtype must be auto, fp8 or fp8_e4m3, not 'nvfp4'"),
         ("kv_cache_config: {max_tokens: 9}", "kv_cache_config.max_tokens is refused: .* is not available yet"),
         ("speculative_config: {decoding_type: MTP}", "decoding_type must be eagle3, ngram, auto or none, not 'MTP'"),
         ("max_batch_size: many", "max_batch_size must be a whole number, not 'many'"),

@@ -12,10 +12,12 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from oscine.api.telemetry.energy import EnergyCollector
 from oscine.cluster.client.engine import MigrationCounters
 from oscine.cluster.client.metrics import ClusterMetrics
 from tests.cluster.test_metrics import Router
 from tests.deploy.manifests import objects_of, of_kind
+from tests.nvml_library import COMPILER, compile_nvml
 from tests.server import ServerProcess
 
 DASHBOARD = Path(__file__).parents[2] / "deploy" / "grafana" / "oscine.json"
@@ -104,9 +106,11 @@ def scraped(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dic
             )
             assert answer.status_code == status
         found = server.get("/metrics")
+    assert "energy_joules" not in found, "the fake engine uses no GPU"
+    energy = energy_metrics(tmp_path_factory.mktemp("nvml")) if COMPILER else ""
     return {
         sample.name: (family.type, set(sample.labels))
-        for text in (found, cluster_metrics())
+        for text in (found, cluster_metrics(), energy)
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     }
@@ -121,8 +125,18 @@ def cluster_metrics() -> str:
     return generate_latest(registry).decode()
 
 
+def energy_metrics(folder: Path) -> str:
+    """What a server with a GPU adds."""
+    collector, registry = EnergyCollector(lambda: ["GPU-a"], compile_nvml(folder)), CollectorRegistry()
+    asyncio.run(collector.refresh())
+    registry.register(collector)
+    return generate_latest(registry).decode()
+
+
 @pytest.mark.parametrize("expression", expressions())
 def test_an_expression_names_what_there_is(expression: str, scraped: dict[str, tuple[str, set[str]]]) -> None:
+    if "energy_joules" in expression and not COMPILER:
+        pytest.skip("there is no C compiler, to make a library of")
     read = Expression(expression)
     if expression.startswith("label_values("):
         (metric, _, _), (label, _, _) = read.metrics

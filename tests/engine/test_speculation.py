@@ -201,3 +201,15 @@ def test_a_size_that_was_slow_once_is_tried_again() -> None:
         times.note(5, 2.0)
     times.forget_old()
     assert (times.of(9), times.of(5)) == (None, 2.0)
+
+
+def test_a_number_of_rows_that_was_measured_in_a_bad_moment_is_measured_again() -> None:
+    engine, bad = Engine(SpeculationController(8), 1, FREE, [0.95] * 8), [1.7] * 6
+
+    def times(rows: float) -> float:
+        return FREE(rows) * (bad.pop() if rows > 5 and bad else 1.0)
+
+    engine.times = times
+    engine.run(500)
+    best = Engine(SpeculationController(8), 1, FREE, [0.95] * 8).run(300, 8)
+    assert engine.run(300) > 0.9 * best

@@ -10,6 +10,7 @@ from oscine.executor.kv.allocate import allocate_kv
 from oscine.executor.kv.memory import DeviceMemory, MemoryPlan, OnHost, WeightBytes, leave_on_host
 from oscine.executor.start import load
 from oscine.executor.start.device_memory import capped, with_cache
+from oscine.executor.start.fit import plan_on_gpus
 from oscine.executor.start.load import weight_bytes
 from oscine.executor.start.stopwatch import Stopwatch
 from oscine.model.config import ModelConfig, gpt_oss_20b, gpt_oss_120b
@@ -104,6 +105,22 @@ def test_without_windows_full_attention_has_it_all() -> None:
     plan = plan_memory(replace(CONFIG, layer_types=("full_attention",) * 2), options(1 << 30), 1, 2)
     assert len(plan.num_pages) == 1
     assert 0 <= (1 << 30) - plan.kv_bytes < plan.groups[0].page_bytes
+
+
+def test_in_fp8_a_gpu_holds_twice_the_sequences() -> None:
+    """gpt-oss-120b on one H200: a token takes 18 layers x 2 x 8 heads x 65 bytes, where it took 128 for 65."""
+    asked = options(None, max_num_seqs=1024, max_tokens=16384)
+    held = {}
+    for dtype in ("auto", "fp8"):
+        cache = CacheOptions(kv_cache_dtype=dtype, prefix_caching=False)  # type: ignore[arg-type]
+        plan = plan_on_gpus(gpt_oss_120b(), replace(asked, cache=cache), H200)
+        held[dtype] = plan.num_pages[0] * 64 // 2048
+        assert plan.num_pages[1] == 1024 * 4 + 256, "windows are as they were"
+    assert plan.groups[0].page_bytes == 18 * 2 * 8 * 64 * 65
+    assert plan.groups[1].page_bytes == 18 * 2 * 8 * 64 * 128
+    assert held["fp8"] >= max(1400, int(1.96 * held["auto"]))
+    assert " pages of 64 tokens in FP8\n  KV window-128 " in str(plan)
+    assert plan.total <= int(0.92 * H200.total)
 
 
 def test_a_gpu_gives_the_cache_what_is_left_of_its_share() -> None:

@@ -17,11 +17,11 @@ import pytest
 from oscine.engine.wire.endpoint import KVEndpoint
 from oscine.executor.kv import nixl_transfer
 from oscine.executor.kv.nixl_transfer import KVTransfer, NixlTransfer
-from oscine.kv_group import KVGroup
+from oscine.kv_group import FP8, KVGroup
 from oscine.types import PageMoves, RankMemory, Region
 
 FULL = KVGroup(None, (1, 3, 5), 8, 16, 8, "float32")
-GROUPS = (FULL, replace(FULL, window=24, layers=(2, 4)), replace(FULL, window=5, layers=(0,)))
+GROUPS = (FULL, replace(FULL, window=24, layers=(2, 4)), replace(FULL, window=5, layers=(0,)), replace(FULL, dtype=FP8))
 PAGES = 12
 PATIENCE_S = 30.0
 
@@ -29,12 +29,19 @@ PATIENCE_S = 30.0
 def logical(group: KVGroup, num_pages: int = PAGES) -> np.ndarray:
     """Every element different: [pages, layers, 2, heads, page size, head dim]."""
     shape = (num_pages, *group.page_shape)
+    if group.dtype == FP8:
+        return np.random.default_rng(0).integers(0, 255, shape, np.uint8)
     start = GROUPS.index(group) / 4
     return (np.arange(np.prod(shape), dtype=np.float32) + np.float32(start)).reshape(shape)
 
 
 def of_rank(pages: np.ndarray, num_ranks: int, rank: int) -> np.ndarray:
     return np.ascontiguousarray(np.split(pages, num_ranks, axis=3)[rank])
+
+
+def empty_of(pages: np.ndarray) -> int:
+    """What no filled page holds."""
+    return 255 if pages.dtype == np.uint8 else -1
 
 
 class Rank:
@@ -44,7 +51,7 @@ class Rank:
         self.memory = [of_rank(logical(group, num_pages), num_ranks, rank) for group in GROUPS]
         if not filled:
             for pages in self.memory:
-                pages.fill(-1)
+                pages.fill(empty_of(pages))
         regions = [Region(pages.ctypes.data, num_pages) for pages in self.memory]
         groups = [replace(group, num_ranks=num_ranks) for group in GROUPS]
         self.transfer = KVTransfer("m", groups, RankMemory(b"", "DRAM", 0, regions), rank)
@@ -98,6 +105,7 @@ MOVES = [
     PageMoves(0, [3, 0, 7, 8, 9, 4, 5, 10], [1, 2, 11, 5, 6, 7, 9, 10]),
     PageMoves(1, [5], [0]),
     PageMoves(2, [4, 9], [9, 3]),
+    PageMoves(3, [0, 8], [2, 7]),
 ]
 
 
@@ -111,7 +119,7 @@ def test_pages_arrive_where_they_should_and_nowhere_else(here: int, there: int, 
         num_bytes = sum(GROUPS[move.group].page_bytes * len(move.source_pages) for move in MOVES) // here
         assert transfer.num_bytes == rank.transfer.num_bytes(MOVES) == num_bytes
         for (group, source_pages, target_pages), found in zip(MOVES, rank.memory, strict=True):
-            expected = np.full_like(found, -1)
+            expected = np.full_like(found, empty_of(found))
             expected[target_pages] = of_rank(logical(GROUPS[group]), here, number)[source_pages]
             assert (found == expected).all()
         rank.transfer.close()
@@ -164,7 +172,7 @@ def test_other_pages_are_refused_before_anything_moves(sources: dict[int, Source
     first, *others = endpoint.groups
     with pytest.raises(ValueError, match="page size: 32 there, 16 here"):
         rank.transfer.connect("m", [first, replace(others[0], page_size=32), *others[1:]], endpoint.ranks)
-    with pytest.raises(ValueError, match="groups: 1 there, 3 here"):
+    with pytest.raises(ValueError, match="groups: 1 there, 4 here"):
         rank.transfer.connect("m", [first], endpoint.ranks)
     with pytest.raises(ValueError, match="model: n there, m here"):
         rank.transfer.connect("n", endpoint.groups, endpoint.ranks)

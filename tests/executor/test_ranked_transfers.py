@@ -17,7 +17,7 @@ from oscine.executor.parallel.transfers import RankedTransfers, TransferFollower
 from oscine.types import PageMoves
 from tests.server import wait_until
 
-from .test_kv_transfer import GROUPS, MOVES, PAGES, Rank, Source, logical, of_rank
+from .test_kv_transfer import GROUPS, MOVES, PAGES, Rank, Source, empty_of, logical, of_rank
 
 
 def nothing_fails() -> None:
@@ -61,7 +61,7 @@ def ended(transfer: Transfer) -> Transfer:
 def check_moved(pair: Pair) -> None:
     for number, rank in enumerate(pair.ranks):
         for (group, source_pages, target_pages), found in zip(MOVES, rank.memory, strict=True):
-            expected = np.full_like(found, -1)
+            expected = np.full_like(found, empty_of(found))
             expected[target_pages] = of_rank(logical(GROUPS[group]), 2, number)[source_pages]
             assert (found == expected).all()
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from oscine.model.eagle.weights import MOST_DRAFTED, frequent
 from oscine.model.gpt_oss import GptOss
 from oscine.model.weights import load_weights
 from oscine.ops.draft import reference as reference_draft
-from oscine.ops.draft.interface import SliceOfHead
+from oscine.ops.draft.interface import DraftOps, SliceOfHead
 from oscine.ops.draft.table import resolve_draft
 from oscine.ops.interface import Batch, PageGroup
 from oscine.ops.native.library import unavailable
@@ -28,6 +29,7 @@ from oscine.ops.table import choose, resolve
 from tests.model.eagle_heads import FORMATS, Format, ReferenceHead, config_of, random_streams, tensors_of, write
 from tests.model.tiny import CPU, SMALL, DictSource, tensors
 from tests.ops.bound import CPU_TARGET
+from tests.ops.compile_ahead import run_interpreted
 
 PAGE = 16
 NANO_HEAD_BYTES = 3_000_000
@@ -40,12 +42,12 @@ GREEDY = sampling_batch(len(LENGTHS), CPU, greedy=True)
 TARGET = tensors(SMALL)
 
 
-def loaded(folder: Path, platform: str) -> EagleHead:
+def loaded(folder: Path, platform: str, draft: DraftOps | None = None) -> EagleHead:
     target = replace(CPU_TARGET, cpu_weights="float32")
     ops = resolve(target, choose(platform))
     model = GptOss(SMALL, load_weights(SMALL, DictSource(TARGET), CPU, torch.float32, ops=ops), ops)
     opened, output = open_head(folder, SMALL), lambda: TARGET["lm_head.weight"]
-    draft = resolve_draft(target, platform)
+    draft = draft or resolve_draft(target, platform)
     return EagleHead.load(opened.config, opened, opened.names, model, output, draft, torch.float32)
 
 
@@ -114,6 +116,36 @@ def drafts_after(head: EagleHead, pages: Pages, features: Tensor, ids: Tensor, p
         ids = head.choose(normed, GREEDY)
         found.append(ids)
     return torch.stack(found, 1).tolist()
+
+
+def drafts_on_kernels() -> None:
+    """Each format with the kernels of GPUs, against the reference ops on the weights that the 4 bits stand for."""
+    from oscine.ops.draft.weights import pack, unpack
+
+    exact = resolve_draft(CPU_TARGET, "cpu")
+    exact = replace(exact, prepare=lambda weight, dtype: unpack(pack(weight)).to(dtype))
+    for format in (FORMATS[0], FORMATS[4]):
+        made = tensors_of(format, SMALL)
+        with TemporaryDirectory() as folder:
+            path = write(Path(folder), config_of(format, SMALL), made)
+            heads = [loaded(path, "cpu", draft) for draft in (resolve_draft(CPU_TARGET, "cuda"), exact)]
+        found = []
+        for head in heads:
+            pages = Pages()
+            features = head.features(random_streams(SMALL, 4, format.taps))
+            head.fill(features, torch.tensor([7, 8, 9, 10]), *places(pages, [0, 1, 2, 3]), pages.kv)
+            found.append((features, drafts_after(head, pages, features[2:], torch.tensor([3, 5]), [0, 4])))
+        torch.testing.assert_close(found[0][0], found[1][0], rtol=1e-4, atol=1e-4)
+        assert found[0][1] == found[1][1]
+
+
+def places(pages: Pages, positions: list[int]) -> tuple[Tensor, Tensor]:
+    """Positions of the second sequence, and their slots."""
+    return torch.tensor(positions), pages.slots(1, torch.tensor(positions))
+
+
+def test_drafts_on_kernels_are_those_of_their_weights() -> None:
+    run_interpreted(drafts_on_kernels)
 
 
 @pytest.mark.skipif(unavailable() is not None, reason=unavailable() or "")

@@ -1,12 +1,14 @@
 """Inputs for the ops, named by why they exist. No expected values and no tolerances."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from benchmarks.kernels.inputs import random_experts
+from oscine.kv_group import rows_in_fp8
 from oscine.ops.interface import Batch, MxExperts, PageGroup
+from oscine.ops.kv.fp8 import elements_and_exponents, quantise
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,16 @@ def attention_inputs(case: AttentionCase, device: torch.device, dtype: torch.dty
         group=batch.groups[0],
         sinks_Q=torch.randn(case.num_query_heads, generator=generator).to(device, dtype),
     )
+
+
+def in_fp8(inputs: AttentionInputs) -> AttentionInputs:
+    """The same keys and values as they are in a cache in FP8; what was NaN is NaN."""
+    pages = inputs.kv_pages.float()
+    *outer, page_size, head_dim = pages.shape
+    pool = torch.full((outer[0], 3, *outer[1:], rows_in_fp8(page_size, head_dim), head_dim), 0xFF, dtype=torch.uint8)
+    for stored, found in zip(elements_and_exponents(pool[:, 1]), quantise(pages.cpu()), strict=True):
+        stored.copy_(found)
+    return replace(inputs, kv_pages=pool.to(inputs.kv_pages.device)[:, 1])
 
 
 def _batch(sequences: tuple[tuple[int, int], ...], table: Tensor, page_size: int, generator: torch.Generator) -> Batch:

@@ -124,6 +124,11 @@ def box_type(*shape: int) -> str:
     return f"tensordesc<bf16[{', '.join(map(str, shape))}],{gl.NVMMASharedLayout(128, 16, len(shape))!r}>"
 
 
+def byte_box_type(swizzle: int, *shape: int) -> str:
+    """Of boxes of bytes; `swizzle`: the bytes of a row, or 0."""
+    return f"tensordesc<u8[{', '.join(map(str, shape))}],{gl.NVMMASharedLayout(swizzle, 8, len(shape))!r}>"
+
+
 def run_interpreted(function: Callable[[], None]) -> None:
     """Calls a module-level function in a process of its own, where `triton.jit` makes interpreted kernels."""
     call("tests.ops.triton_interpreter", function)

@@ -140,7 +140,7 @@ def _run_steps(target: Target, config: ModelConfig) -> None:
         model.hidden(_batch(count, count, count), kv)
     for count in CHUNKS:
         model.hidden(_batch(count, 1, 0), kv)
-    shapes = (2, 9, 2048), (10,), (10,), (10, 4), (3,)
+    shapes = (2, 9, 2048), (10,), (10,), (10, 4)
     state = BatchState(*(_empty(*shape, dtype=torch.int32) for shape in shapes), page_size=64)
     packed = PackedStep.of(_empty(PackedSizes(3, 3, 3, 3).total, dtype=torch.int32), PackedSizes(3, 3, 3, 3))
     ops.prepare_step(packed, state)

@@ -20,7 +20,7 @@ from oscine.ops.launch import arrivals
 from tests.ops.bound import bound
 from tests.ops.cases import ATTENTION_CASES, AttentionCase, AttentionInputs, attention_inputs
 from tests.ops.chips import CHIPS
-from tests.ops.compile_ahead import Compiled, box_type, compile_ahead, run_interpreted
+from tests.ops.compile_ahead import Compiled, box_type, byte_box_type, compile_ahead, run_interpreted
 from tests.ops.gluon_interpreter import run_gluon
 
 Attention = Callable[..., Tensor]
@@ -42,21 +42,22 @@ DIVISIBLE = ("stride_page", "stride_kv", "stride_head")
 GPT_OSS = {"KV_HEADS": 8, "REPEATS": 8, "HEAD_DIM": 64, "PAGE": 64}
 
 
-def compile_decode(tiling: dict[str, int], window: int) -> Compiled:
-    signature = SIGNATURE | {"partial_ptr": "*fp32", "stats_ptr": "*fp32", "arrivals_ptr": "*i32"}
-    return compile_tiled(decode_kernel, signature, tiling, window)
+def compile_decode(tiling: dict[str, int], window: int, pages: str = "*bf16", arch: int = 90) -> Compiled:
+    signature = SIGNATURE | {"kv_ptr": pages} | {"partial_ptr": "*fp32", "stats_ptr": "*fp32", "arrivals_ptr": "*i32"}
+    return compile_tiled(decode_kernel, signature, tiling, window, arch)
 
 
-def compile_prefill(tiling: dict[str, int], window: int) -> Compiled:
+def compile_prefill(tiling: dict[str, int], window: int, pages: str = "*bf16", arch: int = 90) -> Compiled:
     lengths = dict.fromkeys(("first_sequence", "num_sequences", "num_tiles"), "i32")
-    signature = SIGNATURE | {"starts_ptr": "*i32"} | lengths
-    return compile_tiled(prefill_kernel, signature, tiling, window)
+    signature = SIGNATURE | {"kv_ptr": pages, "starts_ptr": "*i32"} | lengths
+    return compile_tiled(prefill_kernel, signature, tiling, window, arch)
 
 
-def compile_tiled(kernel: Any, signature: dict[str, str], tiling: dict[str, int], window: int) -> Compiled:
+def compile_tiled(kernel: Any, signature: dict[str, str], tiling: dict[str, int], window: int, arch: int) -> Compiled:
     constants = GPT_OSS | {name: value for name, value in tiling.items() if name != "num_warps"}
-    constants |= {"WINDOW": window, "PDL": True}
-    return compile_ahead(kernel, signature, constants, divisible=DIVISIBLE, num_warps=tiling["num_warps"])
+    constants |= {"WINDOW": window, "PDL": arch >= 90}
+    warps = tiling["num_warps"]
+    return compile_ahead(kernel, signature, constants, arch=arch, divisible=DIVISIBLE, num_warps=warps)
 
 
 @pytest.mark.parametrize("num_decodes", [1, 64])
@@ -78,22 +79,24 @@ def test_prefill_kernels_multiply_by_warp_groups(window: int | None) -> None:
 @pytest.mark.parametrize("num_decodes", [2, pytest.param(8, marks=pytest.mark.slow), 64])
 @pytest.mark.parametrize("window", [None, 128])
 def test_decode_on_hopper_multiplies_what_tma_brings(num_decodes: int, window: int | None) -> None:
-    tiling = hopper.decode_tiling(num_decodes, 8, window)
-    pointers = {"out_ptr": "*bf16", "sinks_ptr": "*bf16"} | dict.fromkeys(("partial_ptr", "stats_ptr"), "*fp32")
-    pointers |= dict.fromkeys(("table_ptr", "lens_ptr", "arrivals_ptr"), "*i32")
-    compiled = compile_ahead(
-        hopper_decode.decode_kernel,
-        {"queries": box_type(8, 64), "pages": box_type(1, 2, 1, 64, 64), "table_stride": "i32", "scale": "fp32"}
-        | pointers,
-        {"KV_HEADS": 8, "WINDOW": window or 0} | tiling,
-        num_warps=4,
-        launch_pdl=True,
-    )
+    compiled = compile_decode_on_hopper(hopper.decode_tiling(num_decodes, 8, window), window or 0)
     assert compiled.spills == 0
     assert compiled.registers <= 128
     assert "HGMMA" in compiled.sass
     assert "UTMALDG" in compiled.sass
     assert 2 * compiled.shared <= 227 * 1024  # two programs an SM
+
+
+def compile_decode_on_hopper(tiling: dict[str, int], window: int, *, fp8: bool = False) -> Compiled:
+    signature = {"queries": box_type(8, 64), "table_stride": "i32", "scale": "fp32"}
+    signature |= {"out_ptr": "*bf16", "sinks_ptr": "*bf16"} | dict.fromkeys(("partial_ptr", "stats_ptr"), "*fp32")
+    signature |= dict.fromkeys(("table_ptr", "lens_ptr", "arrivals_ptr"), "*i32")
+    constants: dict[str, int | None] = {"KV_HEADS": 8, "WINDOW": window} | tiling
+    if fp8:
+        signature |= {"pages": byte_box_type(64, 1, 2, 1, 64, 64), "scales": byte_box_type(0, 1, 2, 1, 1, 64)}
+    else:
+        signature["pages"], constants["scales"] = box_type(1, 2, 1, 64, 64), None
+    return compile_ahead(hopper_decode.decode_kernel, signature, constants, num_warps=4, launch_pdl=True)
 
 
 PORTABLE = bound(kernels.attention)

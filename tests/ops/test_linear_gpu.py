@@ -42,7 +42,13 @@ def ends(tiles: Sequence[Tile], *more: int) -> list[Any]:
 
 @pytest.mark.parametrize("tile", ends(qkv_hopper.TILES) + ends(qkv_hopper.FEW_HEADS_TILES), ids=str)
 def test_qkv_compiles_for_hopper(tile: Tile) -> None:
-    kernel = compile_ahead(
+    kernel = compile_qkv(tile)
+    assert_streams(kernel)
+    assert kernel.registers <= 128
+
+
+def compile_qkv(tile: Tile, pages: str = "*bf16") -> Compiled:
+    return compile_ahead(
         qkv_hopper.qkv_kernel,
         {
             "weight": box_type(tile.parts, 2, 32 // tile.parts, CHUNK),
@@ -53,7 +59,7 @@ def test_qkv_compiles_for_hopper(tile: Tile) -> None:
             "positions_ptr": "*i64",
             "slots_ptr": "*i64",
             "q_ptr": "*bf16",
-            "kv_ptr": "*bf16",
+            "kv_ptr": pages,
             "num_tokens": "i32",
             "eps": "fp32",
             "kv_page_stride": "i32",
@@ -74,8 +80,6 @@ def test_qkv_compiles_for_hopper(tile: Tile) -> None:
         num_warps=4,
         launch_pdl=True,
     )
-    assert_streams(kernel)
-    assert kernel.registers <= 128
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,8 @@ from math import prod
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+import torch
 import triton
 from triton.language import core
 from triton.runtime import interpreter
@@ -16,6 +18,7 @@ def prepare() -> None:
     warnings.filterwarnings("ignore", "Conversion of an array with ndim > 0", DeprecationWarning)  # Triton's own
     warnings.filterwarnings("ignore", category=RuntimeWarning)  # log(0)
     do_less()
+    _round_to_fp8_as_gpus_do()
 
 
 def do_less() -> None:
@@ -25,6 +28,21 @@ def do_less() -> None:
     core._type_for_tuple_values = lambda values, fields=None: None  # only the compiler asks for it
     # Checks of overflows are computed and, unless `debug` is set, not looked at.
     interpreter.interpreter_builder.options = interpreter.InterpreterOptions(sanitize_overflow=False)
+
+
+def _round_to_fp8_as_gpus_do() -> None:
+    """The interpreter rounds halves up, loses the carry, and takes NaN for a number."""
+    convert = interpreter._convert_float
+    dtypes = {"fp32": torch.float32, "fp16": torch.float16, "fp8e4nv": torch.float8_e4m3fn}
+
+    def exactly(data: Any, before: Any, after: Any, rounding_mode: Any) -> Any:
+        source, target = dtypes.get(str(before)), dtypes.get(str(after))
+        if source is None or target is None or torch.float8_e4m3fn not in (source, target):
+            return convert(data, before, after, rounding_mode)
+        given = torch.from_numpy(np.array(data)).view(source)
+        return given.to(target).view(torch.uint8).numpy().view(f"uint{after.primitive_bitwidth}")
+
+    interpreter._convert_float = exactly
 
 
 def _find_dtypes_once() -> None:

@@ -19,13 +19,15 @@ from oscine.config import CacheOptions, ModelOptions
 from oscine.engine.build import BuiltEngine
 from oscine.engine.core.loop import EngineLoop
 from oscine.model.config import gpt_oss_120b
+from oscine.nvml import Energy
 from oscine.types import StepPlan, StepResult
 from tests.immediate import Immediate
+from tests.nvml_library import JOULES, compile_nvml, needs_compiler
 
 ROOT = Path(__file__).parents[2]
 KEYS = (
     "model concurrency isl osl output_tok_s prefill_tok_s decode_step_ms tok_s_user roofline_share ready_s gpu torch "
-    "triton commit date num_gpus tensor_parallel_size data_parallel_size expert_parallel_size"
+    "triton commit date num_gpus tensor_parallel_size data_parallel_size expert_parallel_size kv_cache_dtype"
 )
 SERVER_PACKAGES = (
     *("starlette", "uvicorn", "uvloop", "httptools", "httpx", "msgspec", "zmq", "prometheus_client"),
@@ -162,14 +164,15 @@ class TimedExecutor(Immediate):
         return StepResult(plan.step, [[200002] if s.sample else [] for s in plan.sequences])
 
 
-def timed_bench(num_full_pages: int = 1000) -> tuple[TimedExecutor, EngineBench]:
+def timed_bench(num_full_pages: int = 1000, energy: Energy | None = None) -> tuple[TimedExecutor, EngineBench]:
     executor = TimedExecutor()
     options = engine_options(ModelOptions(), [POINT], max_num_batched_tokens=800, cache=CacheOptions())
     config = gpt_oss_120b()
     groups = config.kv_groups(options.cache.page_size, "bfloat16")
     loop = EngineLoop(executor, options, groups=groups, num_pages=[num_full_pages, 1000], max_model_len=200)
     engine = BuiltEngine(loop, "120b", 200, config.vocab_size)
-    return executor, EngineBench(OwnEngine(engine, executor.clock), config, options.cache.page_size, 12.34)
+    own = OwnEngine(engine, executor.clock)
+    return executor, EngineBench(own, config, options.cache, 12.34, energy=energy)
 
 
 def test_the_figures_are_those_of_the_warm_pass() -> None:
@@ -186,6 +189,24 @@ def test_the_figures_are_those_of_the_warm_pass() -> None:
     assert result.roofline_share == pytest.approx(decode_step_s(gpt_oss_120b(), 8, 105.5, H200) / step_s, abs=1e-4)
     assert result.ready_s == 12.3
     assert bench.num_held(POINT) == 500  # of two pages each
+
+
+@needs_compiler
+@pytest.mark.parametrize("one_pass_from", [None, 1])
+def test_energy_is_read_around_the_pass_of_all_tokens(tmp_path: Path, one_pass_from: int | None) -> None:
+    """Two GPUs use 25 J between two readings."""
+    energy = Energy(list(JOULES), compile_nvml(tmp_path))
+    executor, bench = timed_bench(energy=energy)
+    executor.num_steps = 1  # warm
+    where = Machine("NVIDIA H200", "2.11", "3.6", "abc", "2026-01-01T00:00:00Z")
+    (result,) = bench.run([POINT], passes=4, warmup_osl=None, one_pass_from=one_pass_from, where=where)
+    full_s = POINT.concurrency * POINT.osl / result.output_tok_s
+    assert result.joules_per_output_token == pytest.approx(25 / 88, abs=1e-6)
+    assert result.watts == pytest.approx(25 / full_s, abs=0.1)
+    _, uncounted = timed_bench(energy=Energy(["GPU-a", "GPU-old"], compile_nvml(tmp_path)))
+    (result,) = uncounted.run([POINT], passes=2, warmup_osl=None, where=where)
+    assert result.joules_per_output_token is None
+    assert result.watts is None
 
 
 def test_points_that_differ_in_osl_only_share_the_pass_of_one_token() -> None:

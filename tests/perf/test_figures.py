@@ -52,6 +52,21 @@ def test_the_table_has_the_last_result_of_each_point(results: Path, capsys: pyte
     assert rows[2] == "| 120b | 64 | 1024/256 | 2,700 (1,805) | 54 (40) | 20.00 ms | 69% | 54,000 (45,000) |"
 
 
+def test_energy_is_shown_where_it_was_counted(
+    results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    counted = replace(RESULT, model="120b", concurrency=64, joules_per_output_token=0.2586, watts=700.1)
+    append(results, counted)
+    table.main([str(results)])
+    header, rule, nano, single, many, *_ = capsys.readouterr().out.splitlines()
+    assert header.endswith("| J/output token | watts |")
+    assert {line.count("|") for line in (header, rule, nano, single, many)} == {11}
+    assert many.endswith(" | 0.259 | 700 |")
+    assert single.endswith(" |  |  |")
+    plot.main([str(results), "--output", str(tmp_path / "plot.svg")])
+    assert "joules per generated token" in (tmp_path / "plot.svg").read_text()
+
+
 @pytest.mark.parametrize("main", [plot.main, table.main], ids=["plot", "table"])
 def test_results_that_cannot_be_read_are_named(
     main: Callable[[Sequence[str]], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -37,18 +37,33 @@ def test_a_file_of_results_grows_and_reads_back(tmp_path: Path) -> None:
     assert read(path) == [RESULT, other, newer]
     alone = Layout()
     assert latest(read(path)) == {
-        ("120b", Point(64, 1024, 256), alone): newer,
-        ("120b", Point(1, 1024, 256), alone): other,
+        ("120b", Point(64, 1024, 256), alone, "auto"): newer,
+        ("120b", Point(1, 1024, 256), alone, "auto"): other,
     }
 
 
-def test_a_line_without_sizes_is_of_one_gpu_and_no_other_layout_replaces_it(tmp_path: Path) -> None:
+def test_a_line_has_its_energy_only_where_it_was_counted(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
-    sizes = ("num_gpus", "tensor_parallel_size", "data_parallel_size", "expert_parallel_size")
+    counted = replace(RESULT, joules_per_output_token=0.25, watts=690.0)
+    append(path, RESULT)
+    append(path, counted)
+    first, second = (json.loads(line) for line in path.read_text().splitlines())
+    assert second.keys() - first.keys() == {"joules_per_output_token", "watts"}
+    assert read(path) == [RESULT, counted]
+    assert report.line(counted).split()[-2:] == ["0.25", "690"]
+    assert report.line(RESULT).split()[-2:] == ["-", "-"]
+    assert len(report.HEADER) == len(report.line(RESULT)) == len(report.line(counted))
+
+
+def test_a_line_without_sizes_is_of_one_gpu_with_exact_keys_and_no_other_replaces_it(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    sizes = ("num_gpus", "tensor_parallel_size", "data_parallel_size", "expert_parallel_size", "kv_cache_dtype")
     path.write_text(json.dumps({key: value for key, value in asdict(RESULT).items() if key not in sizes}) + "\n")
     on_two = replace(RESULT, num_gpus=2, tensor_parallel_size=2)
-    append(path, on_two)
-    assert list(latest(read(path)).values()) == [RESULT, on_two]
+    in_fp8 = replace(RESULT, kv_cache_dtype="fp8")
+    for result in (on_two, in_fp8):
+        append(path, result)
+    assert list(latest(read(path)).values()) == [RESULT, on_two, in_fp8]
     assert of_one_gpu(read(path)) == [RESULT]
 
 

@@ -2,6 +2,7 @@
 
 import math
 from array import array
+from dataclasses import replace
 
 import pytest
 
@@ -98,6 +99,9 @@ def test_a_row_has_the_keys_and_units_of_inference_x(found: Measures) -> None:
     assert one["power_valid"]
     assert one["joules_per_output_token"] == pytest.approx(60 / 15)
     assert one["avg_power_w"] == pytest.approx(60 / 4 / 2)
+    columns = dict(zip(report.COLUMNS, report.cells(measured, 2), strict=True))
+    assert columns["J/token"] == "4"
+    assert report.cells(replace(measured, energy_j=None), 2)[-1] == "-"
 
 
 def test_what_is_unknown_is_null_in_a_row() -> None:

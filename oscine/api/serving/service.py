@@ -15,6 +15,7 @@ from oscine.api.http.record import current
 from oscine.api.serving.names import meant_by
 from oscine.api.serving.reasoning_memory import ReasoningMemory
 from oscine.api.serving.served_model import ANY_NAME, ModelState, ServedModel
+from oscine.api.telemetry.energy import EnergyCollector
 from oscine.api.telemetry.engine_metrics import EngineCollector
 from oscine.api.telemetry.metrics import Metrics
 from oscine.api.telemetry.tracing import Tracing
@@ -40,6 +41,8 @@ class Service:
         self.config = config
         self.metrics = Metrics()
         self.metrics.watch(EngineCollector(lambda: self.models))
+        energy = EnergyCollector(lambda: (gpu for model in self.models for gpu in model.engine.gpus))
+        self.metrics.watch(energy, energy.refresh)
         self.keys = ApiKeys(config.server)
         if config.server.seed is not None:
             random.seed(config.server.seed)

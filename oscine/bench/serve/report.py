@@ -23,6 +23,7 @@ COLUMNS = (
     "TPOT ms",
     "p99",
     "goodput",
+    "J/token",
 )
 
 
@@ -106,6 +107,7 @@ def cells(measured: Measured, num_gpus: int) -> tuple[str, ...]:
         f"{found.tok_s_user:,.1f}",
         *(f"{1e3 * time_s:,.2f}" for time_s in times),
         "-" if found.goodput is None else f"{found.goodput:,.2f}",
+        f"{measured.energy_j / found.output_tokens:.4g}" if measured.energy_j and found.output_tokens else "-",
     )
 
 

@@ -24,8 +24,6 @@ MUST_BE_ONE = {
 # The values that mean what is done anyway.
 MUST_BE = {
     "backend": ("pytorch",),
-    "kv-cache-dtype": ("auto",),
-    "kv-cache-config.dtype": ("auto",),
     "quantization": ("mxfp4", "gpt_oss_mxfp4"),
     "tokenizer-mode": ("auto", "hf"),
     "config-format": ("auto", "hf"),

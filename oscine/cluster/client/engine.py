@@ -178,6 +178,11 @@ class ClusterEngine:
         return self._num_broken
 
     @property
+    def gpus(self) -> tuple[str, ...]:
+        """None: the replicas may be on other machines."""
+        return ()
+
+    @property
     def stats(self) -> EngineStats:
         """Of all replicas that this ingress has a link to, added up."""
         return self._reports.total()

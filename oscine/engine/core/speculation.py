@@ -21,11 +21,12 @@ from typing import Protocol
 from oscine.types import StepPlan
 
 ALLOWANCE = 0.01  # of the time of plain steps, for exploration
-_MOST_SAVED, _MOST_OWED = 10.0, 20.0  # plain steps that the account holds at most
+_MOST_SAVED, _MOST_OWED = 10.0, 8.0  # plain steps that the account holds at most
 _SAVED_AT_START = 4.0
 _LATEST = 15  # steps of one size whose times count
 _LONG = 1024  # steps with drafts, after which the time of a size that none of them had is forgotten
 _PERIOD = 8  # steps between two decisions, and one more for each 16 sequences
+_EXPLORES_EVERY = 4  # decisions, while drafts pay
 _PLAIN_EVERY = 64  # steps with drafts, until the time of a plain step is measured again
 _WINDOW = 64.0  # samples that an acceptance rate is averaged over, about
 _OWN_WINDOW = 24.0  # the same of one sequence
@@ -168,9 +169,10 @@ class SpeculationController:
         self._drafting = StepTimes(skips_first=True)  # of all others
         self._saved: float | None = None  # the account, in seconds; None: no step was measured yet
         self._by_level = [0] * (_LEVELS + 1)  # drafts of a sequence, by its level of acceptance
-        self._explorers: list[Drafting] = []  # have drafts in one step, while others have none
+        self._explorers: list[Drafting] = []  # have more drafts in one step than they would have
         self._num_explored = 0
         self._steps_left = 0  # until the next decision
+        self._num_decisions = 0
         self._batch = 0  # sequences, at the last decision
         self._num_asked = self._num_accepted = 0  # since the last step: sequences that could have drafts, drafts
         self._steps_since_plain = 0
@@ -215,6 +217,7 @@ class SpeculationController:
         is_overdrawn = self._saved is not None and self._saved < 0 and any(self._by_level)
         if (self._steps_left > 0 and not is_overdrawn) or not running:
             return
+        self._num_decisions += 1
         self._batch = batch = len(running)
         self._steps_left = _PERIOD + batch // 16
         explorers, self._explorers = self._explorers, []
@@ -231,8 +234,12 @@ class SpeculationController:
         may_draft = self._saved > 0 and len(curve.sizes) > 1
         best = self._best(running, curve, plain) if may_draft else [0] * (_LEVELS + 1)
         self._set(running, best)
-        if not any(best) and not explorers:
+        if explorers:
+            return
+        if not any(best):
             self._explore(running, curve, plain)
+        elif self._saved >= _MOST_SAVED * plain and self._num_decisions % _EXPLORES_EVERY == 0:
+            self._explore_more(running)
 
     def _save(self, seconds: float, plain: float) -> None:
         saved = _SAVED_AT_START * plain if self._saved is None else self._saved
@@ -279,10 +286,22 @@ class SpeculationController:
         loss = max(0.0, curve.at(len(running) + count * num_drafts) - plain)
         if self._saved <= min(loss, _MOST_SAVED / 2 * plain):  # a time that was measured too long does not end it all
             return
-        start = self._num_explored * count % len(running)
-        self._explorers = list(islice(running, start, start + count))
+        self._send(running, count)
         for request in self._explorers:
             request.num_drafts = num_drafts
+
+    def _explore_more(self, running: Collection[Drafting]) -> None:
+        """Drafts pay, and the account is full. A few sequences have more of them in the next step: the time of so many
+        rows may have been measured in a bad moment."""
+        self._send(running, max(1, len(running) // 4))
+        most = self._rates.max_drafts
+        for request in self._explorers:
+            request.num_drafts = most if self._num_explored % 2 else min(most, 1 + request.num_drafts)
+
+    def _send(self, running: Collection[Drafting], count: int) -> None:
+        """Takes so many sequences in turn, for one step."""
+        start = self._num_explored * count % len(running)
+        self._explorers = list(islice(running, start, start + count))
         self._num_explored += 1
         self._steps_left = 1
 

@@ -51,6 +51,11 @@ class Engine(Protocol):
         ...
 
     @property
+    def gpus(self) -> tuple[str, ...]:
+        """UUIDs of the GPUs of this machine that compute the model; none until it is ready."""
+        ...
+
+    @property
     def restarts(self) -> int:
         """Times that an engine which had been ready ended unasked."""
         ...
@@ -98,6 +103,10 @@ class EngineClient:
         self._failures = 0  # consecutive failures to open one
         self._streams: dict[str, RequestStream] = {}
         self._changed = asyncio.Event()  # set, and replaced, at each change of state
+
+    @property
+    def gpus(self) -> tuple[str, ...]:
+        return () if self.info is None else self.info.gpus
 
     @property
     def pid(self) -> int | None:

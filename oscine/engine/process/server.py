@@ -215,6 +215,7 @@ def _serve(clients: _Clients, parent: Parent, launch: wire.Launch, started_s: fl
         max_num_seqs=launch.options.scheduler.max_num_seqs,
         endpoints=endpoints,
         size=engine.size,
+        gpus=engine.gpus,
     )
     if events is not None:
         engine.loop.cache.index.events = events

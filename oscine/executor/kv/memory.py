@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from oscine.config import CPU_CACHE_BYTES, EngineOptions
-from oscine.kv_group import KVGroup
+from oscine.kv_group import FP8, KVGroup
 from oscine.model.config import ModelConfig
 
 _GIB = 1 << 30
@@ -108,7 +108,7 @@ class MemoryPlan:
 
     def __str__(self) -> str:
         groups = [
-            (f"KV {group.name}", f"{_gib(count * group.page_bytes)}  {count} pages of {group.page_size} tokens")
+            (f"KV {group.name}", f"{_gib(count * group.page_bytes)}  {count} pages of {_content(group)}")
             for group, count in zip(self.groups, self.num_pages, strict=True)
         ]
         own = "" if self.max_model_len == self.model_limit else f" (the model's own limit is {self.model_limit})"
@@ -325,6 +325,10 @@ def _does_not_fit(groups: Sequence[KVGroup], num_pages: Sequence[int], options: 
         f"one sequence of {num_pages[0] * groups[0].page_size} tokens needs {needs} = {_bytes_of(groups, num_pages)} "
         f"bytes; {given} {cache_bytes}"
     )
+
+
+def _content(group: KVGroup) -> str:
+    return f"{group.page_size} tokens" + (" in FP8" if group.dtype == FP8 else "")
 
 
 def _gib(num_bytes: int) -> str:

@@ -52,6 +52,7 @@ class BuiltExecutor:
     size: ModelSize = field(default_factory=ModelSize)
     store: PageStore | None = None  # of pages that the cache evicts, where the options want them kept
     max_drafts: int = 0  # per sequence and step; 0: it has no drafter
+    gpus: tuple[str, ...] = ()  # UUIDs of those that compute the model
 
 
 def build_executor(options: EngineOptions, seat: Seat | None = None) -> BuiltExecutor:
@@ -133,7 +134,16 @@ def _load_torch(
         size=size_of(config, on_gpu=executor.device.type == "cuda"),
         store=store_of(options, executor) if options.cache.kv_offload_bytes else None,
         max_drafts=executor.max_drafts,
+        gpus=_uuids([str(executor.device)] if ranks is None else devices),
     )
+
+
+def _uuids(devices: Sequence[str]) -> tuple[str, ...]:
+    """Of the GPUs among these devices of torch, as NVML knows them."""
+    import torch
+
+    gpus = [device for device in devices if device.startswith("cuda")]
+    return tuple(f"GPU-{torch.cuda.get_device_properties(gpu).uuid}" for gpu in gpus)
 
 
 def _partners(executor: "TorchExecutor", runner: "ThreadedExecutor | None") -> Partners | None:
@@ -160,6 +170,8 @@ def _build_fake(options: EngineOptions) -> BuiltExecutor:
     that run at once could need."""
     if options.model.random_weights is not None:
         raise ValueError("--executor fake needs a tokenizer, and --random-weights has none")
+    if options.cache.fp8:
+        raise ValueError(f"--kv-cache-dtype {options.cache.kv_cache_dtype} needs a model: --executor fake has none")
     config, tokenizer = config_at(find_model(options.model)), find_tokenizer(options.model)
     groups = config.kv_groups(options.cache.page_size, "uint8")
     max_model_len = options.model.max_model_len or config.max_position_embeddings

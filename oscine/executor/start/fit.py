@@ -3,7 +3,7 @@
 import torch
 
 from oscine.config import EngineOptions
-from oscine.executor.kv.allocate import dtype_name
+from oscine.executor.kv.allocate import groups_of
 from oscine.executor.kv.memory import DeviceMemory, MemoryPlan, WeightBytes, leave_on_host, plan_memory
 from oscine.executor.start.load import native_bytes, weight_bytes
 from oscine.model.config import ModelConfig
@@ -17,7 +17,7 @@ def plan_on_gpus(
     """The plan of one rank in bfloat16. Raises ValueError with the arithmetic if it does not fit."""
     dtype, shard = torch.bfloat16, Shard.of_everything(0, num_ranks)
     own = shard.config(config)
-    groups = config.kv_groups(options.cache.page_size, dtype_name(dtype), num_ranks)
+    groups = groups_of(config, options.cache, dtype, num_ranks)
     specs = shard.specs(config)
     head = prepared_bytes(*specs["lm_head.weight"].shape)
     total = weight_bytes(config, dtype, shard) + head
@@ -34,6 +34,8 @@ def plan_on_gpus(
 
 def plan_on_cpu(config: ModelConfig, options: EngineOptions, host_bytes: int | None) -> MemoryPlan:
     """With the C kernels. Raises ValueError with the arithmetic if it does not fit."""
-    groups = config.kv_groups(options.cache.page_size, dtype_name(torch.float32))
+    if options.cache.fp8:
+        raise ValueError(f"--kv-cache-dtype {options.cache.kv_cache_dtype} needs a GPU, as the C kernels have no FP8")
+    groups = groups_of(config, options.cache, torch.float32)
     weights = sum(native_bytes(tensor_specs(config), options.model.cpu_weights).values())
     return plan_memory(config, groups, options, weights, torch.float32.itemsize, host_bytes=host_bytes)

@@ -24,7 +24,7 @@ from oscine.executor.cuda_graphs import sizes_up_to
 from oscine.executor.drafts.lookup import PromptLookup, run_lengths
 from oscine.executor.heads.eagle import EagleDrafter
 from oscine.executor.heads.find import find_draft_head
-from oscine.executor.kv.allocate import allocate_kv, dtype_name
+from oscine.executor.kv.allocate import allocate_kv, groups_of
 from oscine.executor.kv.memory import MemoryPlan, OnHost, WeightBytes, leave_on_host, plan_memory
 from oscine.executor.masks import TOKENIZER
 from oscine.executor.parallel.meeting import Seat
@@ -46,7 +46,7 @@ from oscine.ops.interface import Shapes
 from oscine.ops.moe.on_host import MOST_TOKENS, HostLayers
 from oscine.ops.native.library import unavailable
 from oscine.ops.native.recording import NotRecordable
-from oscine.ops.table import choose, describe, platform, resolve
+from oscine.ops.table import choose, describe, lacking_for_fp8, platform, resolve
 from oscine.ops.target import Target
 
 if TYPE_CHECKING:  # it needs Triton, which a CPU does not
@@ -55,8 +55,8 @@ if TYPE_CHECKING:  # it needs Triton, which a CPU does not
 Report = Callable[[str], None]
 RulesOf = Callable[[Path | None, int], NewRules]  # of the tokenizer's file, if known, and the size of the vocabulary
 _LARGE_BYTES = 1 << 30  # packed weights of at least this size are kept in files
-_LOOKED_UP = 8  # drafts of prompt lookup in a step, by default
-_BY_HEAD = 5  # drafts of an EAGLE-3 head in a step, by default
+_DRAFTS = 8  # of a sequence in a step, by default
+_DRAFTS_OF_GRAPHS = 5  # the same of an EAGLE-3 head on a GPU, where each number of drafts has CUDA graphs
 _MOST_DRAFTING = 64  # sequences that draft in one CUDA graph
 _ROUNDING = 0.01  # of the allocator, which the reserve covers
 _DENSE = ("q_proj.weight", "k_proj.weight", "v_proj.weight", "o_proj.weight", "lm_head.weight")
@@ -81,6 +81,8 @@ class Start:
         exchange = None if self.lockstep is None else self.lockstep.exchange
         target = Target.of(self.opened.device, communicator and communicator(self.opened), exchange)
         self.target = replace(target, cpu_weights=options.model.cpu_weights)
+        if options.cache.fp8 and (lacking := lacking_for_fp8(self.target, platform(self.target, self.opened.dtype))):
+            raise ValueError(f"--kv-cache-dtype {options.cache.kv_cache_dtype} needs {lacking}")
         self.shard = Shard.of_everything(self.target.communicator.rank, self.target.communicator.num_ranks)
         if seat is not None:
             self.shard = Shard(experts=Part(seat.rank, seat.num_ranks))
@@ -251,7 +253,8 @@ def _max_drafts(start: Start) -> int:
     options = start.options.speculation
     if options.method == "none":
         return 0
-    return options.max_drafts or (_BY_HEAD if options.method == "eagle3" else _LOOKED_UP)
+    has_graphs = options.method == "eagle3" and start.target.device.type == "cuda"
+    return options.max_drafts or (_DRAFTS_OF_GRAPHS if has_graphs else _DRAFTS)
 
 
 def record(start: Start, executor: TorchExecutor) -> None:
@@ -360,8 +363,8 @@ def _leave_on_host(start: Start, weights: WeightBytes) -> OnHost:
 
 
 def _groups(start: Start) -> tuple[KVGroup, ...]:
-    page_size, num_ranks = start.options.cache.page_size, start.shard.attention.num_ranks
-    groups = start.opened.config.kv_groups(page_size, dtype_name(start.opened.dtype), num_ranks)
+    num_ranks = start.shard.attention.num_ranks
+    groups = groups_of(start.opened.config, start.options.cache, start.opened.dtype, num_ranks)
     return groups if start.head is None else start.head.beside(groups)
 
 

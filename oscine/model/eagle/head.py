@@ -107,8 +107,8 @@ class EagleHead:
         q_TQD = draft.rope_and_write(qkv, self._cos_sin, batch.positions_T, kv_pages, group.slots_T)
         heads = self._ops.attention(q_TQD, kv_pages, batch, group, weights.sinks_Q, self.config.window)
         eps, rms_norm = self.config.rms_norm_eps, self._ops.rms_norm
-        normed_TH, residual_TH = rms_norm(draft.linear(heads, weights.out), weights.mlp_norm_H, eps, residual_TH)
-        mixed = draft.linear(draft.swiglu(draft.linear(normed_TH, weights.gate_up)), weights.down)
+        normed_TH, residual_TH = rms_norm(draft.sums(heads, weights.out), weights.mlp_norm_H, eps, residual_TH)
+        mixed = draft.sums(draft.gated(normed_TH, weights.gate_up), weights.down)
         normed_TH, hidden_TH = rms_norm(mixed, weights.norm_H, eps, residual_TH)
         return Drafted(normed_TH if self.config.norm_output else hidden_TH, normed_TH)
 
@@ -123,11 +123,10 @@ class EagleHead:
 
     def _input(self, features_TH: Tensor, next_ids_T: Tensor) -> tuple[Tensor, Tensor]:
         """The input of the layer [T, 2H], and the residual."""
-        weights = self.weights
-        embedded_TH = self._norm(self._ops.embed(next_ids_T, weights.embed_VH), weights.embed_norm_H)
-        normed_TH = self._norm(features_TH, weights.feature_norm_H)
-        residual_TH = normed_TH if self.config.norm_before_residual else features_TH
-        return self.draft_ops.join((embedded_TH, normed_TH)), residual_TH
+        weights, eps = self.weights, self.config.rms_norm_eps
+        embedding, features = (weights.embed_VH, weights.embed_norm_H), (features_TH, weights.feature_norm_H)
+        x, normed_TH = self.draft_ops.input(next_ids_T, *embedding, *features, eps)
+        return x, normed_TH if self.config.norm_before_residual else features_TH
 
     def _norm(self, x_TH: Tensor, weight_H: Tensor) -> Tensor:
         return self._ops.rms_norm(x_TH, weight_H, self.config.rms_norm_eps, None)[0]

@@ -18,36 +18,85 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from oscine.ops.attention.pages import key_rows, page_of
+from oscine.ops.attention.pages import key_rows, page_of, scales_of
+from oscine.ops.kv.triton import from_bytes
 
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
+def block_keys(BLOCK_N: tl.constexpr, WARPS: tl.constexpr):
+    """The keys of a block that each warp takes."""
+    return tl.arange(0, WARPS)[:, None] * (BLOCK_N // WARPS) + tl.arange(0, BLOCK_N // WARPS)[None, :]
+
+
+@triton.jit
+def block_scales(
+    pages,
+    page,
+    first,
+    end,
+    PAGE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    WARPS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+):
+    """Of keys and values in FP8; nothing otherwise."""
+    table_ptr, key_ptr, value_ptr, stride_page = pages
+    if key_ptr.dtype.element_ty == tl.uint8:
+        index_WN = block_keys(BLOCK_N, WARPS)
+        scales = scales_of(
+            key_ptr, value_ptr, table_ptr, page, first, index_WN, end, stride_page, PAGE, ALIGNED, HEAD_DIM
+        )
+    else:
+        scales = ()
+    return scales
+
+
+@triton.jit
 def attend_block(
-    q_WMD, state, pages, page, first, end, scale, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, ALIGNED: tl.constexpr
+    q_WMD,
+    state,
+    pages,
+    page,
+    scales,
+    first,
+    end,
+    scale,
+    PAGE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    ALIGNED: tl.constexpr,
 ):
     """Adds the keys first .. first + BLOCK_N - 1 that come before end to the running softmax of each warp.
 
-    state: (max_WM, sum_WM, out_WMD). pages: (table_ptr, key_ptr, value_ptr, stride_page). scale includes log2(e). A
-    product of three dimensions gives each warp its own N keys, so that nothing crosses warps: no barrier but those of
-    the loads.
+    state: (max_WM, sum_WM, out_WMD). pages: (table_ptr, key_ptr, value_ptr, stride_page). scales: of block_scales, for
+    these keys. scale includes log2(e). A product of three dimensions gives each warp its own N keys, so that nothing
+    crosses warps: no barrier but those of the loads.
     """
     max_WM, sum_WM, out_WMD = state
     table_ptr, key_ptr, value_ptr, stride_page = pages
     HEAD_DIM: tl.constexpr = q_WMD.shape[2]
     WARPS: tl.constexpr = q_WMD.shape[0]
-    index_WN = tl.arange(0, WARPS)[:, None] * (BLOCK_N // WARPS) + tl.arange(0, BLOCK_N // WARPS)[None, :]
-    rows_WN, inside_WN = key_rows(table_ptr, page, first, index_WN, end, stride_page, PAGE, ALIGNED, HEAD_DIM)
+    index_WN = block_keys(BLOCK_N, WARPS)
+    rows_WN, _, inside_WN = key_rows(table_ptr, page, first, index_WN, end, stride_page, PAGE, ALIGNED, HEAD_DIM)
     offsets_WND = rows_WN[:, :, None] + tl.arange(0, HEAD_DIM)[None, None, :]
-    key_WND = tl.load(key_ptr + offsets_WND, mask=inside_WN[:, :, None], other=0.0)
-    value_WND = tl.load(value_ptr + offsets_WND, mask=inside_WN[:, :, None], other=0.0)
+    key_WND = tl.load(key_ptr + offsets_WND, mask=inside_WN[:, :, None], other=0)
+    value_WND = tl.load(value_ptr + offsets_WND, mask=inside_WN[:, :, None], other=0)
+    FP8: tl.constexpr = key_ptr.dtype.element_ty == tl.uint8
+    if FP8:
+        key_WND = from_bytes(key_WND, q_WMD.dtype)
+        value_WND = from_bytes(value_WND, q_WMD.dtype)
     scores_WMN = tl.dot(q_WMD, tl.permute(key_WND, (0, 2, 1)))
+    if FP8:
+        scores_WMN *= scales[0][:, None, :]
     scores_WMN = tl.where(inside_WN[:, None, :], scores_WMN * scale, float("-inf"))
     new_max_WM = tl.maximum(max_WM, tl.max(scores_WMN, 2))
     p_WMN = tl.exp2(scores_WMN - new_max_WM[:, :, None])
     rescale_WM = tl.exp2(max_WM - new_max_WM)
     sum_WM = sum_WM * rescale_WM + tl.sum(p_WMN, 2)
+    if FP8:
+        p_WMN *= tl.where(inside_WN, scales[1], 0.0)[:, None, :]
     out_WMD = tl.dot(p_WMN.to(value_WND.dtype), value_WND, out_WMD * rescale_WM[:, :, None])
     return new_max_WM, sum_WM, out_WMD
 
@@ -180,15 +229,28 @@ def decode_kernel(
     sum_WM = tl.broadcast_to(sinks_W[:, None], [WARPS, BLOCK_M])
     out_WMD = tl.zeros([WARPS, BLOCK_M, HEAD_DIM], tl.float32)
     if WINDOW > 0 and WINDOW <= BLOCK_N:
+        scales = block_scales(pages, 0, start, end, PAGE, BLOCK_N, ALIGNED, WARPS, HEAD_DIM)
         max_WM, sum_WM, out_WMD = attend_block(
-            q_WMD, (max_WM, sum_WM, out_WMD), pages, 0, start, end, scale, PAGE, BLOCK_N, ALIGNED
+            q_WMD, (max_WM, sum_WM, out_WMD), pages, 0, scales, start, end, scale, PAGE, BLOCK_N, ALIGNED
         )
+    elif kv_ptr.dtype.element_ty == tl.uint8:
+        scales = block_scales(pages, page, start + split * BLOCK_N, end, PAGE, BLOCK_N, ALIGNED, WARPS, HEAD_DIM)
+        for block in tl.range(split, blocks, NUM_SPLITS, num_stages=STAGES):
+            first = start + block * BLOCK_N
+            next_first = first + NUM_SPLITS * BLOCK_N
+            next_page = page_of(table_ptr, next_first, end, PAGE, ALIGNED)
+            next_scales = block_scales(pages, next_page, next_first, end, PAGE, BLOCK_N, ALIGNED, WARPS, HEAD_DIM)
+            max_WM, sum_WM, out_WMD = attend_block(
+                q_WMD, (max_WM, sum_WM, out_WMD), pages, page, scales, first, end, scale, PAGE, BLOCK_N, ALIGNED
+            )
+            page = next_page
+            scales = next_scales
     else:
         for block in tl.range(split, blocks, NUM_SPLITS, num_stages=STAGES):
             first = start + block * BLOCK_N
             next_page = page_of(table_ptr, first + NUM_SPLITS * BLOCK_N, end, PAGE, ALIGNED)
             max_WM, sum_WM, out_WMD = attend_block(
-                q_WMD, (max_WM, sum_WM, out_WMD), pages, page, first, end, scale, PAGE, BLOCK_N, ALIGNED
+                q_WMD, (max_WM, sum_WM, out_WMD), pages, page, (), first, end, scale, PAGE, BLOCK_N, ALIGNED
             )
             page = next_page
 

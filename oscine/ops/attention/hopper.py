@@ -14,6 +14,7 @@ from oscine.kv_group import pages_of_window
 from oscine.ops.attention import triton as portable
 from oscine.ops.attention.hopper_decode import HEAD_DIM, HEADS, PAGE, decode_kernel
 from oscine.ops.interface import Shapes, Use, unmet
+from oscine.ops.kv.fp8 import is_fp8, page_size_of
 from oscine.ops.linear.stream import descriptor
 from oscine.ops.target import Target
 
@@ -27,9 +28,9 @@ MAX_GROUP = 4
 
 def fits(q_TQD: Tensor, kv_pages: Tensor) -> bool:
     """Whether the model is cut as hopper_decode.py wants it; gpt-oss is."""
-    num_kv_heads, page, head_dim = kv_pages.shape[2:]
-    repeats = q_TQD.shape[1] // num_kv_heads
-    return q_TQD.dtype == torch.bfloat16 and (repeats, page, head_dim) == (HEADS.value, PAGE.value, HEAD_DIM.value)
+    _, _, num_kv_heads, _, head_dim = kv_pages.shape
+    sizes = q_TQD.shape[1] // num_kv_heads, page_size_of(kv_pages), head_dim
+    return q_TQD.dtype == torch.bfloat16 and sizes == (HEADS.value, PAGE.value, HEAD_DIM.value)
 
 
 def attention_use(shapes: Shapes) -> Use:
@@ -64,6 +65,7 @@ def decode(target: Target, out_TQD: Tensor, inputs: portable.Inputs) -> None:
     decode_kernel[(inputs.kv_heads, batch.num_decodes, tiling["NUM_SPLITS"])](
         descriptor(q_TQD.flatten(0, 1), [HEADS.value, HEAD_DIM.value]),
         descriptor(kv_pages, [1, 2, 1, PAGE.value, HEAD_DIM.value]),  # keys and values of a page and head
+        descriptor(kv_pages, [1, 2, 1, 1, PAGE.value], swizzled=False) if is_fp8(kv_pages) else None,  # their scales
         out_TQD,
         group.page_table_SB,
         batch.context_lens_S,

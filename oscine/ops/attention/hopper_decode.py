@@ -13,6 +13,9 @@ last adds them up, as in decode.py, where the softmax is defined.
 
 Keys and values outside of the context or the window may be anything, NaN too: scores are masked, values zeroed.
 
+Pages in FP8 (ops/kv/fp8.py) arrive as bytes, and their scales beside them. A page is expanded into a tile of bfloat16
+when its turn comes. Scales are powers of two: those of keys are multiplied with s, those of values with p.
+
 Shape suffixes: N keys of a page, M query heads of a key head, D head dimension.
 """
 
@@ -36,14 +39,23 @@ LOG2E = gl.constexpr(1.4426950408889634)
 ACCUMULATOR = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 8, 16]))
 TILE = gl.constexpr(gl.NVMMASharedLayout(128, 16, 2))
 VALUES = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
+BYTES = gl.constexpr(gl.BlockedLayout([1, 16], [8, 4], [4, 1], [1, 0]))
+BYTE_TILE = gl.constexpr(gl.NVMMASharedLayout(64, 8, 2))
+EXPONENTS = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
 
 
 @record
 class Context:
-    """The pages of one program: number i of them is `first + i * NUM_SPLITS` of the sequence, in stage i % STAGES."""
+    """The pages of one program: number i of them is `first + i * NUM_SPLITS` of the sequence, in stage i % STAGES.
+
+    Only in FP8: the exponents of stage i are in ring i of `exponents`, and page u of a group is expanded into tile u.
+    """
 
     pages: tma.tensor_descriptor  # [pages, 2, key heads, PAGE, HEAD_DIM]
+    scales: tma.tensor_descriptor  # the same pages, in boxes of the row after PAGE
     ring: gl.shared_memory_descriptor
+    exponents: gl.shared_memory_descriptor
+    tiles: gl.shared_memory_descriptor
     arrived: gl.shared_memory_descriptor  # one mbarrier per stage
     table_ptr: gl.tensor
     head: gl.tensor
@@ -53,6 +65,7 @@ class Context:
     end: gl.tensor  # key
     NUM_SPLITS: gl.constexpr
     STAGES: gl.constexpr
+    FP8: gl.constexpr
 
     @gluon.jit
     def page(self, i):
@@ -63,17 +76,40 @@ class Context:
     @gluon.jit
     def expect(self, i):
         wanted = self.first + i * self.NUM_SPLITS <= self.last
-        mbarrier.expect(self.arrived.index(i % self.STAGES), self.pages.block_type.nbytes, pred=wanted)
+        size: gl.constexpr = self.pages.block_type.nbytes + (self.scales.block_type.nbytes if self.FP8 else 0)
+        mbarrier.expect(self.arrived.index(i % self.STAGES), size, pred=wanted)
 
     @gluon.jit
     def fetch(self, i, page, wanted):
         stage = i % self.STAGES
         at = [page, 0, self.head, 0, 0]
-        tma.async_copy_global_to_shared(self.pages, at, self.arrived.index(stage), self.ring.index(stage), pred=wanted)
+        arrived = self.arrived.index(stage)
+        tma.async_copy_global_to_shared(self.pages, at, arrived, self.ring.index(stage), pred=wanted)
+        if self.FP8:
+            after = [page, 0, self.head, PAGE, 0]
+            tma.async_copy_global_to_shared(self.scales, after, arrived, self.exponents.index(stage), pred=wanted)
 
     @gluon.jit
-    def keys_and_values(self, i):
-        both = self.ring.index(i % self.STAGES)._reinterpret(self.pages.dtype, [2 * PAGE, HEAD_DIM], TILE)
+    def expand(self, i, u):
+        """In FP8: the i-th page, as the u-th of its group, for products to read. Through float16, as in
+        ops/kv/triton.py."""
+        both = self.ring.index(i % self.STAGES)._reinterpret(gl.uint8, [2 * PAGE, HEAD_DIM], BYTE_TILE).load(BYTES)
+        self.tiles.index(u).store(both.to(gl.float8e4nv, bitcast=True).to(gl.float16).to(self.tiles.dtype))
+        fence_async_shared()
+        gl.thread_barrier()
+
+    @gluon.jit
+    def scales_of(self, i, kind: gl.constexpr, layout: gl.constexpr):
+        """In FP8: of the keys (0) or the values (1) of the i-th page."""
+        both = self.exponents.index(i % self.STAGES)._reinterpret(gl.uint8, [2, PAGE], EXPONENTS)
+        return (both.index(kind).load(layout).to(gl.int32) << 23).to(gl.float32, bitcast=True)
+
+    @gluon.jit
+    def keys_and_values(self, i, u):
+        if self.FP8:
+            both = self.tiles.index(u)
+        else:
+            both = self.ring.index(i % self.STAGES)._reinterpret(self.pages.dtype, [2 * PAGE, HEAD_DIM], TILE)
         return both.slice(0, PAGE, dim=0), both.slice(PAGE, PAGE, dim=0)
 
     @gluon.jit
@@ -83,11 +119,11 @@ class Context:
         return (key_N >= self.start) & (key_N < self.end)
 
     @gluon.jit
-    def clear_outside(self, i):
+    def clear_outside(self, i, u):
         """Zeroes the values that do not count."""
         first_key = (self.first + i * self.NUM_SPLITS) * PAGE
         if (first_key < self.start) | (first_key + PAGE > self.end):
-            _, values = self.keys_and_values(i)
+            _, values = self.keys_and_values(i, u)
             inside_N = self.inside(i, gl.SliceLayout(1, VALUES))
             values.store(gl.where(inside_N[:, None], values.load(VALUES), 0.0))
 
@@ -96,6 +132,7 @@ class Context:
 def decode_kernel(
     queries,
     pages,
+    scales,
     out_ptr,
     table_ptr,
     lens_ptr,
@@ -111,14 +148,21 @@ def decode_kernel(
     GROUP: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """Grid (KV_HEADS, sequences, NUM_SPLITS). WINDOW 0 is full attention; scale includes log2(e)."""
+    """Grid (KV_HEADS, sequences, NUM_SPLITS). WINDOW 0 is full attention; scale includes log2(e). scales: None but in
+    FP8."""
+    FP8: gl.constexpr = scales is not None
     gdc_launch_dependents()
     head, sequence, split = gl.program_id(0), gl.program_id(1), gl.program_id(2)
     ring = gl.allocate_shared_memory(pages.dtype, [STAGES] + pages.block_type.shape, pages.layout)  # noqa: RUF005
     arrived = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    if FP8:
+        exponents = gl.allocate_shared_memory(scales.dtype, [STAGES] + scales.block_type.shape, scales.layout)  # noqa: RUF005
+        tiles = gl.allocate_shared_memory(queries.dtype, [GROUP, 2 * PAGE, HEAD_DIM], TILE)
+    else:
+        scales, exponents, tiles = pages, ring, ring
     query = gl.allocate_shared_memory(queries.dtype, [HEADS, HEAD_DIM], queries.layout)
     query_arrived = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    p_tiles = gl.allocate_shared_memory(pages.dtype, [GROUP, HEADS, PAGE], TILE)
+    p_tiles = gl.allocate_shared_memory(queries.dtype, [GROUP, HEADS, PAGE], TILE)
     mbarrier.init(query_arrived, count=1)
     for stage in gl.static_range(STAGES):
         mbarrier.init(arrived.index(stage), count=1)
@@ -129,9 +173,9 @@ def decode_kernel(
     if split >= blocks:
         return
     table_ptr += sequence.to(gl.int64) * table_stride
-    context = Context(
-        pages, ring, arrived, table_ptr, head, start // PAGE + split, last, start, end, NUM_SPLITS, STAGES
-    )
+    shared = (ring, exponents, tiles, arrived)
+    first = start // PAGE + split
+    context = Context(pages, scales, *shared, table_ptr, head, first, last, start, end, NUM_SPLITS, STAGES, FP8)
     row_M = gl.arange(0, HEADS, gl.SliceLayout(0, ACCUMULATOR))
     sink_M = gl.load(sinks_ptr + head * HEADS + row_M).to(gl.float32) * LOG2E
 
@@ -187,16 +231,21 @@ def _attend(context, query, query_arrived, p_tiles, sink_M, mine, scale, GROUP: 
         for u in gl.static_range(GROUP):
             i = _page_or(begin, u, mine)
             mbarrier.wait(context.arrived.index(i % context.STAGES), (i // context.STAGES) & 1)
-            keys, _ = context.keys_and_values(i)
+            if context.FP8:
+                context.expand(i, u)
+            keys, _ = context.keys_and_values(i, u)
             scores += (warpgroup_mma(keys, query.permute((1, 0)), zeros, use_acc=False, is_async=True),)
         for u in gl.static_range(GROUP):
-            context.clear_outside(_page_or(begin, u, mine))
+            context.clear_outside(_page_or(begin, u, mine), u)
         scores = warpgroup_mma_wait(0, deps=scores)
         masked = ()
         top_NM = gl.full([PAGE, HEADS], float("-inf"), gl.float32, ACCUMULATOR)
         for u in gl.static_range(GROUP):
             inside_N = context.inside(begin + u, rows) & (begin + u < mine)
-            masked += (gl.where(inside_N[:, None], (scores[u] if GROUP > 1 else scores) * scale, float("-inf")),)
+            score_NM = (scores[u] if GROUP > 1 else scores) * scale
+            if context.FP8:
+                score_NM *= context.scales_of(_page_or(begin, u, mine), 0, rows)[:, None]
+            masked += (gl.where(inside_N[:, None], score_NM, float("-inf")),)
             top_NM = gl.maximum(top_NM, masked[u])
         new_max_M = gl.maximum(max_M, gl.max(top_NM, 0))
         rescale_M = gl.exp2(max_M - new_max_M)
@@ -206,11 +255,14 @@ def _attend(context, query, query_arrived, p_tiles, sink_M, mine, scale, GROUP: 
         for u in gl.static_range(GROUP):
             p_NM = gl.exp2(masked[u] - max_M[None, :])
             sum_NM += p_NM
+            if context.FP8:
+                inside_N = context.inside(begin + u, rows) & (begin + u < mine)
+                p_NM *= gl.where(inside_N, context.scales_of(_page_or(begin, u, mine), 1, rows), 0.0)[:, None]
             p_tiles.index(u).permute((1, 0)).store(p_NM.to(p_tiles.dtype))
         fence_async_shared()
         gl.thread_barrier()
         for u in gl.static_range(GROUP):
-            _, values = context.keys_and_values(_page_or(begin, u, mine))
+            _, values = context.keys_and_values(_page_or(begin, u, mine), u)
             p_tile = p_tiles.index(u).permute((1, 0))
             out_DM = warpgroup_mma(values.permute((1, 0)), p_tile, out_DM, is_async=True)
         out_DM = warpgroup_mma_wait(0, deps=[out_DM])

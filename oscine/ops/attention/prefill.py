@@ -12,7 +12,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from oscine.ops.attention.pages import key_rows, page_of
+from oscine.ops.attention.pages import key_rows, page_of, scales_of
+from oscine.ops.kv.triton import from_bytes
 
 LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -74,6 +75,7 @@ def prefill_kernel(
 ):
     """Grid (num_tiles * G): one key head after the other, so that programs running together share their keys."""
     ALIGNED: tl.constexpr = PAGE % BLOCK_N == 0
+    FP8: tl.constexpr = kv_ptr.dtype.element_ty == tl.uint8
     if PDL:
         gdc_launch_dependents()
     head = tl.program_id(0) // num_tiles
@@ -115,13 +117,29 @@ def prefill_kernel(
     sum_M = tl.full([TOKENS * BLOCK_R], 1.0, tl.float32)
     out_MD = tl.zeros([TOKENS * BLOCK_R, HEAD_DIM], tl.float32)
     page = page_of(table_ptr, first_key, end, PAGE, ALIGNED)
+    if FP8:
+        scales = scales_of(
+            *(key_ptr, value_ptr, table_ptr, page, first_key, tl.arange(0, BLOCK_N), last_query + 1, stride_page),
+            *(PAGE, ALIGNED, HEAD_DIM),
+        )
     for key in tl.range(first_key, last_query + 1, BLOCK_N, num_stages=STAGES):
         next_page = page_of(table_ptr, key + BLOCK_N, end, PAGE, ALIGNED)
         index_N = tl.arange(0, BLOCK_N)
-        rows_N, inside_N = key_rows(table_ptr, page, key, index_N, last_query + 1, stride_page, PAGE, ALIGNED, HEAD_DIM)
-        key_ND = tl.load(key_ptr + rows_N[:, None] + column_D[None, :], mask=inside_N[:, None], other=0.0)
-        value_ND = tl.load(value_ptr + rows_N[:, None] + column_D[None, :], mask=inside_N[:, None], other=0.0)
+        rows_N, _, inside_N = key_rows(
+            table_ptr, page, key, index_N, last_query + 1, stride_page, PAGE, ALIGNED, HEAD_DIM
+        )
+        key_ND = tl.load(key_ptr + rows_N[:, None] + column_D[None, :], mask=inside_N[:, None], other=0)
+        value_ND = tl.load(value_ptr + rows_N[:, None] + column_D[None, :], mask=inside_N[:, None], other=0)
+        if FP8:
+            next_scales = scales_of(
+                *(key_ptr, value_ptr, table_ptr, next_page, key + BLOCK_N, index_N, last_query + 1, stride_page),
+                *(PAGE, ALIGNED, HEAD_DIM),
+            )
+            key_ND = from_bytes(key_ND, q_MD.dtype)
+            value_ND = from_bytes(value_ND, q_MD.dtype)
         scores_MN = tl.dot(q_MD, tl.trans(key_ND))
+        if FP8:
+            scores_MN *= scales[0][None, :]
         border = key + BLOCK_N > first_query + 1
         if WINDOW:
             border = border | (key <= last_query - WINDOW)
@@ -135,8 +153,12 @@ def prefill_kernel(
         p_MN = tl.exp2(scores_MN * scale - new_max_M[:, None])
         rescale_M = tl.exp2(max_M - new_max_M)
         sum_M = sum_M * rescale_M + tl.sum(p_MN, 1)
+        if FP8:
+            p_MN *= tl.where(inside_N, scales[1], 0.0)[None, :]
         out_MD = tl.dot(p_MN.to(value_ND.dtype), value_ND, out_MD * rescale_M[:, None])
         max_M = new_max_M
         page = next_page
+        if FP8:
+            scales = next_scales
     out_MD = out_MD / sum_M[:, None]
     tl.store(out_ptr + offsets_MD, out_MD.to(out_ptr.dtype.element_ty), mask=real_M[:, None])

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from oscine.ops.interface import Batch, PageGroup
+from oscine.ops.kv.fp8 import page_size_of
 from oscine.ops.kv.reference import load
 
 MAX_GATHERED = 1 << 18  # float32 key elements copied out of the pages at once for a group of decodes
@@ -30,7 +31,7 @@ LEAST_QUERIES = 32  # as all keys are read for each block
 def attention(
     q_TQD: Tensor, kv_pages: Tensor, batch: Batch, group: PageGroup, sinks_Q: Tensor, window: int | None
 ) -> Tensor:
-    """q [T, Q, D], kv_pages [pages, 2, G, P, D] with this step's keys and values -> [T, Q * D] in q's dtype."""
+    """q [T, Q, D], kv_pages [pages, 2, G, R, D] with this step's keys and values -> [T, Q * D] in q's dtype."""
     num_kv_heads = kv_pages.shape[2]
     num_tokens, _, head_dim = q_TQD.shape
     q = q_TQD.float().view(num_tokens, num_kv_heads, -1, head_dim) * head_dim**-0.5
@@ -58,7 +59,7 @@ def _decode_groups(
     for s, context in enumerate(contexts):
         if starts[s + 1] - starts[s] != 1:
             continue
-        first, last = _page_span(context - 1, context, kv_pages.shape[3], window)
+        first, last = _page_span(context - 1, context, page_size_of(kv_pages), window)
         if group and pages + last - first > limit:
             yield group
             group, pages = {}, 0
@@ -84,7 +85,7 @@ def _attend_single_tokens(
     window: int | None,
 ) -> Tensor:
     """One query per sequence. Only the W pages in use are read; scores are padded to the longest sequence."""
-    device, page_size = q_SGRD.device, kv_pages.shape[3]
+    device, page_size = q_SGRD.device, page_size_of(kv_pages)
     num_sequences, (num_kv_heads, repeats) = q_SGRD.shape[0], sinks_GR.shape
     most = max(last - first for first, last in spans)
     row_W = torch.tensor([s for s, (a, b) in enumerate(spans) for _ in range(a, b)], device=device)
@@ -121,7 +122,7 @@ def _attend_chunk(
 ) -> Tensor:
     """The last T tokens of one sequence, in blocks of queries that each read only the keys they can see."""
     num_tokens, heads = q_TGRD.shape[0], sinks_GR.numel()
-    page_size, start_of_chunk = kv_pages.shape[3], context_len - q_TGRD.shape[0]
+    page_size, start_of_chunk = page_size_of(kv_pages), context_len - q_TGRD.shape[0]
     first_page, last_page = _page_span(start_of_chunk, context_len, page_size, window)
     gathered = load(kv_pages, page_table_B[first_page:last_page])  # [W, 2, G, P, D]
     keys_GCD, values_GCD = gathered.permute(1, 2, 0, 3, 4).flatten(2, 3)

@@ -17,6 +17,7 @@ from torch import Tensor
 from oscine.ops.attention.decode import decode_kernel
 from oscine.ops.attention.prefill import prefill_kernel
 from oscine.ops.interface import Batch, PageGroup
+from oscine.ops.kv.fp8 import is_fp8, page_size_of
 from oscine.ops.launch import NUM_ARRIVALS, arrivals
 from oscine.ops.target import Target
 
@@ -54,13 +55,13 @@ class Inputs(NamedTuple):
     @property
     def constants(self) -> dict[str, int]:
         """The constants of the Triton kernels that the model decides."""
-        _, _, kv_heads, page_size, head_dim = self.kv_pages.shape
+        _, _, kv_heads, _, head_dim = self.kv_pages.shape
         window = self.window or 0
         return {
             "KV_HEADS": kv_heads,
             "REPEATS": self.repeats,
             "HEAD_DIM": head_dim,
-            "PAGE": page_size,
+            "PAGE": page_size_of(self.kv_pages),
             "WINDOW": window,
         }
 
@@ -92,9 +93,9 @@ def decode_tiling(num_decodes: int, num_kv_heads: int, repeats: int, window: int
     }
 
 
-def prefill_tiling(target: Target, repeats: int) -> dict[str, int]:
-    """Without warp groups, operands are in registers: more warps share a tile."""
-    block_r, warps = triton.next_power_of_2(repeats), 4 if target.warp_groups else 8
+def prefill_tiling(target: Target, repeats: int, *, fp8: bool = False) -> dict[str, int]:
+    """Without warp groups, operands are in registers, and in FP8 scales are: more warps share a tile."""
+    block_r, warps = triton.next_power_of_2(repeats), 4 if target.warp_groups and not fp8 else 8
     tokens = max(1, PREFILL_ROWS // block_r)
     return {"TOKENS": tokens, "BLOCK_R": block_r, "BLOCK_N": 64, "BLOCK_S": 32, "STAGES": 3, "num_warps": warps}
 
@@ -136,7 +137,7 @@ def workspace(inputs: Inputs, num_splits: int) -> tuple[Tensor, Tensor, Tensor]:
 def prefill(target: Target, out_TQD: Tensor, inputs: Inputs) -> None:
     """Writes the rows of the sequences after the leading batch.num_decodes."""
     batch, table_SB = inputs.batch, inputs.group.page_table_SB
-    tiling = prefill_tiling(target, inputs.repeats)
+    tiling = prefill_tiling(target, inputs.repeats, fp8=is_fp8(inputs.kv_pages))
     num_sequences = len(batch.context_lens_S)
     num_chunks = num_sequences - batch.num_decodes
     num_tiles = (len(out_TQD) - batch.num_decodes) // tiling["TOKENS"] + num_chunks
@@ -170,7 +171,7 @@ def attention(
     window: int | None,
     decode: Decode = decode,
 ) -> Tensor:
-    """q [T, Q, D], kv_pages [pages, 2, G, P, D] with this step's keys and values -> [T, Q * D] in q's dtype."""
+    """q [T, Q, D], kv_pages [pages, 2, G, R, D] with this step's keys and values -> [T, Q * D] in q's dtype."""
     inputs = Inputs(q_TQD, kv_pages, batch, group, sinks_Q, window)
     out_TQD = torch.empty_like(q_TQD)
     if batch.num_decodes:

@@ -40,13 +40,18 @@ class DraftOps:
     prepare: Callable[[Tensor, torch.dtype], Any]
     # (x_TK, weight [N, K]) -> [T, N]
     linear: Callable[[Tensor, Any], Tensor]
+    # the same, for a norm: [T, N], or partial sums [T, J, N]
+    sums: Callable[[Tensor, Any], Tensor]
+    # (x_TK, weight [2I, K]: I gates, then I values) -> silu(gate) * value [T, I]
+    gated: Callable[[Tensor, Any], Tensor]
+    # (token ids_T int64, embedding of Ops.prepare_embedding, its norm_H, features_TH, their norm_H, eps)
+    #     -> (normed embedding beside normed features [T, 2H], normed features_TH)
+    input: Callable[[Tensor, Any, Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
     # (tensors [T, K], of different widths) -> one beside the other, [T, sum of the widths]
     join: Callable[[Sequence[Tensor]], Tensor]
     # (qkv [T, (Q + 2G) * D], cos_sin, positions_T, kv_pages, slots_T) -> q_TQD, as rope.reference.rope_and_write; Q may
     # be 0
     rope_and_write: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
-    # ([T, 2I]: I gates, then I values) -> silu(gate) * value [T, I]
-    swiglu: Callable[[Tensor], Tensor]
     # (x_NH, slice, sampling) -> token ids_N int64 of the target: the best of logit / temperature + the target's noise
     choose: Callable[[Tensor, SliceOfHead, SamplingBatch], Tensor]
     # (packed step of the target, its batch, ids_M of Ops.accept, features_TH, state written) -> the token after each

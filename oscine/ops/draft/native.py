@@ -1,19 +1,45 @@
 """The ops of a draft head in C: float32, contiguous. Definitions: reference.py."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from oscine.ops.draft import reference
 from oscine.ops.draft.interface import DraftState, SliceOfHead
+from oscine.ops.embed.native import embed
 from oscine.ops.interface import Batch, SamplingBatch
 from oscine.ops.linear.native import lm_head as linear
 from oscine.ops.linear.native import prepare_dense as prepare
 from oscine.ops.native.library import check, library
+from oscine.ops.norm.native import rms_norm
 from oscine.ops.packed import PackedStep
 
-__all__ = ["choose", "held", "hold", "join", "linear", "prepare", "put", "rope_and_write", "sampling", "swiglu"]
+__all__ = [
+    "choose",
+    "gated",
+    "held",
+    "hold",
+    "input",
+    "join",
+    "linear",
+    "prepare",
+    "put",
+    "rope_and_write",
+    "sampling",
+    "sums",
+]
+
+sums = linear
+
+
+def input(
+    ids_T: Tensor, embed_VH: Tensor, embed_norm_H: Tensor, features_TH: Tensor, feature_norm_H: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    embedded_TH, _ = rms_norm(embed(ids_T, embed_VH), embed_norm_H, eps, None)
+    normed_TH, _ = rms_norm(features_TH, feature_norm_H, eps, None)
+    return join((embedded_TH, normed_TH)), normed_TH
 
 
 def join(parts: Sequence[Tensor]) -> Tensor:
@@ -36,7 +62,8 @@ def rope_and_write(qkv: Tensor, cos_sin: Tensor, positions_T: Tensor, kv_pages: 
     return q_TQD
 
 
-def swiglu(gate_up: Tensor) -> Tensor:
+def gated(x: Tensor, weight: Any) -> Tensor:
+    gate_up = linear(x, weight)
     num_tokens, width = gate_up.shape
     out = torch.empty(num_tokens, width // 2)
     check(library().oscine_swiglu(gate_up.data_ptr(), out.data_ptr(), *out.shape))

@@ -7,7 +7,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from oscine.ops.draft.interface import DraftState, SliceOfHead
+from oscine.ops.embed.reference import embed
 from oscine.ops.interface import Batch, SamplingBatch
+from oscine.ops.norm.reference import rms_norm
 from oscine.ops.packed import REJECTED, PackedStep
 from oscine.ops.rope.reference import rope_and_write as rope_and_write
 from oscine.ops.sample.noise import gumbel_of
@@ -22,13 +24,24 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
     return functional.linear(x, weight)
 
 
+sums = linear
+
+
+def gated(x: Tensor, weight: Tensor) -> Tensor:
+    gate, value = linear(x, weight).chunk(2, -1)
+    return functional.silu(gate) * value
+
+
+def input(
+    ids_T: Tensor, embed_VH: Tensor, embed_norm_H: Tensor, features_TH: Tensor, feature_norm_H: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    embedded_TH, _ = rms_norm(embed(ids_T, embed_VH), embed_norm_H, eps, None)
+    normed_TH, _ = rms_norm(features_TH, feature_norm_H, eps, None)
+    return join((embedded_TH, normed_TH)), normed_TH
+
+
 def join(parts: Sequence[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat([*parts], -1)
-
-
-def swiglu(gate_up: Tensor) -> Tensor:
-    gate, up = gate_up.chunk(2, -1)
-    return functional.silu(gate) * up
 
 
 def choose(x_NH: Tensor, head: SliceOfHead, sampling: SamplingBatch) -> Tensor:

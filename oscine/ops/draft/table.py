@@ -10,7 +10,7 @@ from oscine.ops.draft.interface import DraftOps
 from oscine.ops.target import Target
 
 # platform -> module of this folder; any other platform has the reference
-BACKENDS = {"native": "native"}
+BACKENDS = {"native": "native", "cuda": "triton", "hopper": "triton"}
 
 
 def resolve_draft(target: Target, platform: str) -> DraftOps:

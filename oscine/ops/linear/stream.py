@@ -155,16 +155,16 @@ def start_ring(
     return ring
 
 
-def descriptor(matrix: Tensor, box: list[int]) -> TensorDescriptor:
+def descriptor(matrix: Tensor, box: list[int], *, swizzled: bool = True) -> TensorDescriptor:
     """Boxes of this shape are zero where they leave the matrix."""
     size = matrix.element_size()
-    layout = _swizzled(box[-1] * size, 8 * size, len(box))
+    layout = _swizzled(box[-1] * size if swizzled else 0, 8 * size, len(box))
     return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), box, layout)
 
 
 @functools.cache
 def _swizzled(num_bytes: int, bits: int, rank: int) -> gl.NVMMASharedLayout:
-    """For rows of so many bytes, at most 128, and elements of so many bits."""
+    """For rows of so many bytes, at most 128, and elements of so many bits; 0: as they come."""
     return gl.NVMMASharedLayout(num_bytes, bits, rank)
 
 

@@ -154,7 +154,7 @@ static void weigh(struct rows *rows, int64_t r, const struct keys *k, float scal
 }
 
 /* Adds weighted values to dimensions d .. d + 8 * parts - 1 of two rows, which may be the same row. */
-INLINE void add_values(struct rows *rows, int64_t r, int64_t s, const struct keys *k, int64_t dim, int64_t d, int parts) {
+INLINE void add_values(struct rows *rows, int64_t r, int64_t s, const struct keys *k, int64_t d, int parts) {
     f8 a[4], b[4];
 #pragma GCC unroll 4
     for (int i = 0; i < parts; i++) {
@@ -182,9 +182,18 @@ static void take_keys(struct rows *rows, const struct keys *k, int64_t dim, floa
     for (int64_t r = 0; r < rows->count; r++) weigh(rows, r, k, scale);
     for (int64_t r = 0; r < rows->count; r += 2) {
         int64_t d = 0, s = MIN(r + 1, rows->count - 1);
-        for (; d + 4 * LANES <= dim; d += 4 * LANES) add_values(rows, r, s, k, dim, d, 4);
-        for (; d < dim; d += LANES) add_values(rows, r, s, k, dim, d, 1);
+        for (; d + 4 * LANES <= dim; d += 4 * LANES) add_values(rows, r, s, k, d, 4);
+        for (; d < dim; d += LANES) add_values(rows, r, s, k, d, 1);
     }
+}
+
+/* The positions begin .. end - 1 that row r attends to. */
+static int64_t end_of(const struct attention *a, const struct task *task, int64_t r) {
+    return task->end + (task->first + r) / (a->query_heads / a->kv.num_heads);
+}
+
+static int64_t begin_of(const struct attention *a, const struct task *task, int64_t r) {
+    return a->window ? MAX(end_of(a, task, r) - a->window, 0) : 0;
 }
 
 static void begin_rows(const struct attention *a, const struct task *task, struct rows *rows) {
@@ -193,8 +202,7 @@ static void begin_rows(const struct attention *a, const struct task *task, struc
     for (int64_t r = 0; r < rows->count; r++) {
         const int64_t query = (task->first + r) / repeats, head = task->key_head * repeats + (task->first + r) % repeats;
         const int64_t at = ((task->token + query) * a->query_heads + head) * dim;
-        rows->end[r] = task->end + query;
-        rows->begin[r] = a->window ? MAX(rows->end[r] - a->window, 0) : 0;
+        rows->begin[r] = begin_of(a, task, r), rows->end[r] = end_of(a, task, r);
         rows->q[r] = a->q + at, rows->out[r] = a->out + at;
         rows->top[r] = a->sinks[head], rows->total[r] = 1.0f;
         memset(rows->out[r], 0, sizeof(float) * dim);
@@ -216,13 +224,14 @@ static void find_keys(const struct attention *a, const struct task *task, struct
 static void attention_task(void *context, int64_t i) {
     const struct attention *a = context;
     const int64_t dim = a->kv.head_dim;
+    const struct task *task = a->tasks + i;
     struct rows rows;
-    begin_rows(a, a->tasks + i, &rows);
-    const int64_t begin = rows.begin[0], end = rows.end[rows.count - 1];
+    begin_rows(a, task, &rows);
+    const int64_t begin = begin_of(a, task, 0), end = end_of(a, task, task->count - 1);
     for (int64_t position = begin / KEYS * KEYS; position < end; position += KEYS) {
         struct keys keys;
         keys.position = position, keys.first = MAX(begin - position, 0), keys.last = MIN(KEYS, end - position);
-        find_keys(a, a->tasks + i, &keys);
+        find_keys(a, task, &keys);
         take_keys(&rows, &keys, dim, a->scale);
     }
     for (int64_t r = 0; r < rows.count; r++)

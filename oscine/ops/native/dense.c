@@ -72,14 +72,13 @@ void int8_rows(
     const struct quantized *x, struct tile tile, const uint8_t *w, const float *bias, float *y, int64_t stride_y,
     int64_t num_rows, int64_t first_group, int64_t last_group) {
     for (int64_t group = first_group; group < last_group; group += 2) {
-        const int64_t groups = MIN(2, last_group - group), rows = MIN(8 * groups, num_rows - 8 * group);
-        float added[16] = {0};
+        const int64_t groups = MIN(2, last_group - group);
         f8 out[2 * TILE];
-        if (bias) memcpy(added, bias + 8 * group, sizeof(float) * rows);
         int8_products(w + group * x->num_blocks * INT8_BYTES, groups, x, tile, out);
-        for (int64_t n = 0; n < tile.count; n++) {
-            for (int64_t g = 0; g < groups; g++) out[n * groups + g] += load(added + 8 * g);
-            memcpy(y + n * stride_y + 8 * group, out + n * groups, sizeof(float) * rows);
+        for (int64_t g = 0; g < groups; g++) {
+            const int64_t row = 8 * (group + g), rows = MIN(LANES, num_rows - row);
+            const f8 added = !bias ? all(0.0f) : rows == LANES ? load(bias + row) : load_some(bias + row, rows);
+            for (int64_t n = 0; n < tile.count; n++) store_some(y + n * stride_y + row, out[n * groups + g] + added, rows);
         }
     }
 }

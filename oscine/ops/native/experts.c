@@ -100,22 +100,22 @@ typedef void (*Take)(const struct moe *a, int64_t e, int64_t group, int64_t grou
 
 static void take_gate_up(const struct moe *a, int64_t e, int64_t group, int64_t groups, struct tile tile, const f8 *sums) {
     const int64_t rows = MIN(8 * groups, 2 * a->inner - 8 * group);
-    float bias[16] = {0};
-    memcpy(bias, a->gate_up_bias + e * 2 * a->inner + 8 * group, sizeof(float) * rows);
+    const float *bias = a->gate_up_bias + e * 2 * a->inner + 8 * group;
+    const f8 first = rows < LANES ? load_some(bias, rows) : load(bias);
+    const f8 second = rows < 2 * LANES ? load_some(bias + LANES, MAX(rows - LANES, 0)) : load(bias + LANES);
     for (int64_t n = 0; n < tile.count; n++) {
         const f8 *sum = sums + n * groups;
-        const f8 values = swiglu(sum[0] + load(bias), sum[groups - 1] + load(bias + 8), a->limit);
-        memcpy(a->hidden + (tile.first + n) * a->inner + 4 * group, &values, sizeof(float) * (rows / 2));
+        const f8 values = swiglu(sum[0] + first, sum[groups - 1] + second, a->limit);
+        store_some(a->hidden + (tile.first + n) * a->inner + 4 * group, values, rows / 2);
     }
 }
 
 /* to += weight * (sums + bias), of up to 8 rows */
 static inline void add_rows(float *to, const float *bias, int64_t rows, f8 sums, float weight) {
-    if (rows == LANES) {
+    if (rows == LANES)
         store(to, load(to) + all(weight) * (sums + load(bias)));
-        return;
-    }
-    for (int64_t r = 0; r < rows; r++) to[r] += weight * (sums[r] + bias[r]);
+    else
+        for (int64_t r = 0; r < rows; r++) to[r] += weight * (sums[r] + bias[r]);
 }
 
 static void take_down(const struct moe *a, int64_t e, int64_t group, int64_t groups, struct tile tile, const f8 *sums) {

@@ -38,6 +38,13 @@ static inline f8 load_some(const float *from, int64_t count) {
     memcpy(padded, from, sizeof(float) * count);
     return load(padded);
 }
+/* The first `count` <= LANES floats. */
+static inline void store_some(float *to, f8 values, int64_t count) {
+    if (count == LANES)
+        store(to, values);
+    else
+        memcpy(to, &values, sizeof(float) * count);
+}
 static inline f8 all(float value) { return (f8){value, value, value, value, value, value, value, value}; }
 /* The maximum and the minimum are b if either is NaN. */
 #if defined(__AVX2__)

@@ -21,12 +21,15 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from oscine.ops.interface import QkvProjection, Shapes, Use, unmet
+from oscine.ops.kv import fp8
+from oscine.ops.kv.fp8 import is_fp8, page_size_of
 from oscine.ops.linear.stream import CHUNK, Tile, descriptor, start_ring, streamable, tile_for, unstreamable
 from oscine.ops.norm.triton import undivided_norm
 from oscine.ops.qkv import triton as portable
 from oscine.ops.target import Target
 
 HEAD = 64  # the head dimension of the streaming kernel
+CARRY, TOP_EXPONENT, LEAST_EXPONENT = map(gl.constexpr, (fp8.CARRY, fp8.TOP_EXPONENT, fp8.LEAST_EXPONENT))
 
 
 # From the fewest tokens up. Parts are also the programs of a head; parts times tokens fill 8 columns or more.
@@ -122,11 +125,21 @@ def qkv_kernel(
         gl.store(q_ptr + q_at + 32, second.to(q_ptr.dtype.element_ty), valid)
     else:
         kind = ((head - QUERY_HEADS) // KV_HEADS).to(gl.int64)
-        at_T = (slot_T // PAGE) * kv_page_stride + (slot_T % PAGE) * kv_slot_stride
-        at_T += kind * kv_kind_stride + ((head - QUERY_HEADS) % KV_HEADS) * kv_head_stride
+        page_T = (slot_T // PAGE) * kv_page_stride
+        page_T += kind * kv_kind_stride + ((head - QUERY_HEADS) % KV_HEADS) * kv_head_stride
+        at_T = page_T + (slot_T % PAGE) * kv_slot_stride
         kv_at = at_T[None, :] + dim_R[:, None]
-        gl.store(kv_ptr + kv_at, first.to(kv_ptr.dtype.element_ty), valid)
-        gl.store(kv_ptr + kv_at + 32, second.to(kv_ptr.dtype.element_ty), valid)
+        if kv_ptr.dtype.element_ty == gl.uint8:
+            gl.static_assert(PARTS == 1, "a scale is of a whole head")
+            bits_T = gl.max(gl.maximum(gl.abs(first), gl.abs(second)), 0).to(gl.int32, bitcast=True)
+            exponent_T = gl.maximum(((bits_T + CARRY) >> 23) - TOP_EXPONENT, LEAST_EXPONENT)
+            inverse = ((254 - exponent_T) << 23).to(gl.float32, bitcast=True)[None, :]
+            gl.store(kv_ptr + page_T + PAGE * kv_slot_stride + slot_T % PAGE, exponent_T.to(gl.uint8), valid_T)
+            gl.store(kv_ptr + kv_at, (first * inverse).to(gl.float8e4nv).to(gl.uint8, bitcast=True), valid)
+            gl.store(kv_ptr + kv_at + 32, (second * inverse).to(gl.float8e4nv).to(gl.uint8, bitcast=True), valid)
+        else:
+            gl.store(kv_ptr + kv_at, first.to(kv_ptr.dtype.element_ty), valid)
+            gl.store(kv_ptr + kv_at + 32, second.to(kv_ptr.dtype.element_ty), valid)
 
 
 def stream(x_TH: Tensor, squares_TS: Tensor, eps: float, projection: QkvProjection, tile: Tile) -> Tensor:
@@ -137,7 +150,7 @@ def stream(x_TH: Tensor, squares_TS: Tensor, eps: float, projection: QkvProjecti
     weight_FH, bias_F, cos_sin, positions_T, kv_pages, slots_T = projection
     assert streamable(x_TH, weight_FH)
     num_tokens, hidden = x_TH.shape
-    _, _, num_kv_heads, page_size, _ = kv_pages.shape
+    num_kv_heads = kv_pages.shape[2]
     num_heads = weight_FH.shape[0] // HEAD
     num_query_heads = num_heads - 2 * num_kv_heads
     parts, width = tile.parts, hidden // tile.parts
@@ -164,7 +177,7 @@ def stream(x_TH: Tensor, squares_TS: Tensor, eps: float, projection: QkvProjecti
         slot_stride,
         QUERY_HEADS=num_query_heads,
         KV_HEADS=num_kv_heads,
-        PAGE=page_size,
+        PAGE=page_size_of(kv_pages),
         HIDDEN=hidden,
         SQUARES=squares_TS.shape[1],
         PARTS=parts,
@@ -181,12 +194,16 @@ def norm_qkv_use(shapes: Shapes) -> Use:
 
 
 def choose_tile(num_tokens: int, weight_FH: Tensor, kv_pages: Tensor) -> Tile | None:
-    """None: cuBLAS, since there are more tokens than tiles take, or other heads, or TMA cannot read."""
+    """None: cuBLAS, since there are more tokens than tiles take, or other heads, or TMA cannot read.
+
+    In FP8 the scale of a key needs all of its dimensions, so heads have one program.
+    """
     if kv_pages.shape[-1] != HEAD or not streamable(weight_FH):
         return None
     rows, hidden = weight_FH.shape
     tiles = (*FEW_HEADS_TILES, *TILES) if rows <= FEW_HEADS * HEAD else TILES
-    return tile_for(num_tokens, (tile for tile in tiles if hidden % (8 * tile.parts) == 0))
+    most_parts = 1 if is_fp8(kv_pages) else hidden
+    return tile_for(num_tokens, (tile for tile in tiles if hidden % (8 * tile.parts) == 0 and tile.parts <= most_parts))
 
 
 def norm_qkv(

@@ -18,7 +18,7 @@ def rope_and_write(qkv: Tensor, cos_sin: Tensor, positions_T: Tensor, kv_pages: 
     """Rotates and splits qkv, stores keys and values at slots_T of kv_pages, returns the queries.
 
     qkv [T, (Q + 2G) * D]: all query heads, then all key heads, then all value heads. cos_sin [max position, D]
-    float32: D/2 cosines, then D/2 sines. kv_pages [pages, 2, G, P, D], written. Returns [T, Q, D] in qkv's dtype;
+    float32: D/2 cosines, then D/2 sines. kv_pages [pages, 2, G, R, D], written. Returns [T, Q, D] in qkv's dtype;
     computed in float32 and rounded once.
     """
     _, _, num_kv_heads, _, head_dim = kv_pages.shape

@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from oscine.ops.kv.fp8 import page_size_of
+from oscine.ops.kv.triton import exponent_for, power_of_two, to_bytes
 from oscine.ops.launch import depend
 from oscine.ops.target import Target
 
@@ -47,40 +49,49 @@ def rope_and_write_kernel(
     all_heads: tl.constexpr = QUERY_HEADS + 2 * KV_HEADS
     row_TB = token_T[:, None].to(tl.int64) * all_heads + head_B[None, :]
     at_TBD = row_TB[:, :, None] * (2 * HALF) + dim_D[None, None, :]
-    first = tl.load(qkv_ptr + at_TBD, valid, other=0.0)
-    second = tl.load(qkv_ptr + at_TBD + HALF, valid, other=0.0)
+    first = tl.load(qkv_ptr + at_TBD, valid, other=0.0).to(tl.float32)
+    second = tl.load(qkv_ptr + at_TBD + HALF, valid, other=0.0).to(tl.float32)
     if first_head < QUERY_HEADS + KV_HEADS:
         position_T = tl.load(positions_ptr + token_T, valid_T, other=0)
         angle_TD = position_T[:, None] * (2 * HALF) + dim_D[None, :]
         cos = tl.load(cos_sin_ptr + angle_TD)[:, None, :]
         sin = tl.load(cos_sin_ptr + angle_TD + HALF)[:, None, :]
-        a, b = first.to(tl.float32), second.to(tl.float32)
-        first = (a * cos - b * sin).to(first.dtype)
-        second = (b * cos + a * sin).to(second.dtype)
+        a, b = first, second
+        first = a * cos - b * sin
+        second = b * cos + a * sin
     if first_head < QUERY_HEADS:
         row_TB = token_T[:, None].to(tl.int64) * QUERY_HEADS + head_B[None, :]
         out_TBD = row_TB[:, :, None] * (2 * HALF) + dim_D[None, None, :]
-        tl.store(q_ptr + out_TBD, first, valid)
-        tl.store(q_ptr + out_TBD + HALF, second, valid)
+        tl.store(q_ptr + out_TBD, first.to(q_ptr.dtype.element_ty), valid)
+        tl.store(q_ptr + out_TBD + HALF, second.to(q_ptr.dtype.element_ty), valid)
     else:
         slot_T = tl.load(slots_ptr + token_T, valid_T, other=0)
         kind_B = (head_B - QUERY_HEADS) // KV_HEADS
         group_B = (head_B - QUERY_HEADS) % KV_HEADS
-        at_T = (slot_T // PAGE) * kv_page_stride + (slot_T % PAGE) * kv_slot_stride
+        page_T = (slot_T // PAGE) * kv_page_stride
+        at_T = page_T + (slot_T % PAGE) * kv_slot_stride
         at_B = kind_B.to(tl.int64) * kv_kind_stride + group_B * kv_head_stride
         out_TBD = at_T[:, None, None] + at_B[None, :, None] + dim_D[None, None, :]
-        tl.store(kv_ptr + out_TBD, first.to(kv_ptr.dtype.element_ty), valid)
-        tl.store(kv_ptr + out_TBD + HALF, second.to(kv_ptr.dtype.element_ty), valid)
+        if kv_ptr.dtype.element_ty == tl.uint8:
+            exponent_TB = exponent_for(tl.max(tl.maximum(tl.abs(first), tl.abs(second)), 2))
+            inverse = power_of_two(254 - exponent_TB)[:, :, None]
+            scales_T = page_T + PAGE * kv_slot_stride + slot_T % PAGE
+            tl.store(kv_ptr + scales_T[:, None] + at_B[None, :], exponent_TB.to(tl.uint8), valid_T[:, None])
+            tl.store(kv_ptr + out_TBD, to_bytes(first * inverse), valid)
+            tl.store(kv_ptr + out_TBD + HALF, to_bytes(second * inverse), valid)
+        else:
+            tl.store(kv_ptr + out_TBD, first.to(kv_ptr.dtype.element_ty), valid)
+            tl.store(kv_ptr + out_TBD + HALF, second.to(kv_ptr.dtype.element_ty), valid)
 
 
 def rope_and_write(
     target: Target, qkv: Tensor, cos_sin: Tensor, positions_T: Tensor, kv_pages: Tensor, slots_T: Tensor
 ) -> Tensor:
-    """qkv [T, (Q + 2G) * D], contiguous -> q [T, Q, D]; keys and values go to slots_T of kv_pages [pages, 2, G, P, D].
+    """qkv [T, (Q + 2G) * D], contiguous -> q [T, Q, D]; keys and values go to slots_T of kv_pages [pages, 2, G, R, D].
 
     D / 2 must be a power of two, and the last dimension of kv_pages contiguous.
     """
-    _, _, num_kv_heads, page_size, head_dim = kv_pages.shape
+    _, _, num_kv_heads, _, head_dim = kv_pages.shape
     half = head_dim // 2
     if half & (half - 1):
         raise ValueError(f"head_dim {head_dim}: this op needs a power of two")
@@ -106,7 +117,7 @@ def rope_and_write(
         QUERY_HEADS=num_query_heads,
         KV_HEADS=num_kv_heads,
         HALF=half,
-        PAGE=page_size,
+        PAGE=page_size_of(kv_pages),
         TOKENS=tokens,
         HEADS=heads,
         num_warps=4,

@@ -132,6 +132,10 @@ def _nothing(*_: Any, **__: Any) -> None:
     return None
 
 
+def _assert(condition: Any, message: str = "") -> None:
+    assert condition, message
+
+
 def _reduced(reduce: Callable[..., Tensor]) -> Callable[..., Value]:
     return lambda x, axis: value(reduce(x, axis))
 
@@ -175,6 +179,7 @@ def _language() -> ModuleType:
         "allocate_shared_memory": memory.allocate_shared_memory,
         "convert_layout": _same,
         "thread_barrier": _nothing,
+        "static_assert": _assert,
         "where": lambda condition, a, b: value(torch.where(value(condition), a, b)),
         "minimum": _pairwise(torch.minimum),
         "maximum": _pairwise(torch.maximum),

@@ -1,0 +1,482 @@
+"""An EAGLE-3 head with the shape of NVIDIA's EAGLE3-v3 and random weights: its ops, its drafts, and an engine with it.
+
+    python -m benchmarks.draft                                   gpt-oss-120b on one GPU: ops and drafts
+    python -m benchmarks.draft --engine --acceptance 73,52,36 --output benchmarks/results/speculation.jsonl
+    python -m benchmarks.draft --model nano --device cpu --engine --concurrency 1,2 --isl 32 --osl 16
+
+1. Ops: products, choice and state against the reference. Exits with 1 if an error is larger than bfloat16 explains.
+2. Drafts: K tokens for some sequences, by replays of CUDA graphs. The target has two layers, which drafts do not read.
+3. --engine: decode speed per user with K = 0, 1, 3 and the controller. A random head is never right, so --acceptance
+   says how often each position is accepted (%, as of all steps): what the target sampled is replaced on the device.
+   This takes some small launches per step, and the answers mean nothing; rows say "synthetic". The embedded model has
+   its own head.
+
+Each engine runs in a process of its own.
+"""
+
+import argparse
+import json
+import multiprocessing
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.nn.functional import silu
+
+from benchmarks.kernels.inputs import sampling_batch
+from oscine.bench.engine import engine_options
+from oscine.bench.machine import Machine, describe
+from oscine.bench.passes import OwnEngine
+from oscine.bench.result import Point
+from oscine.bench.timer import seconds_on_gpu
+from oscine.checkpoint.head import open_head
+from oscine.checkpoint.hub import NANO_FOLDER
+from oscine.checkpoint.opened import OpenedModel, open_model
+from oscine.config import CacheOptions, ModelOptions, SpeculationOptions
+from oscine.engine.build import build_engine
+from oscine.engine.core.request import Request
+from oscine.executor.device_state import DeviceState
+from oscine.executor.heads.eagle import EagleDrafter
+from oscine.executor.heads.find import OF_NANO, DraftHead
+from oscine.model.config import ModelConfig
+from oscine.model.eagle.config import HeadConfig
+from oscine.model.eagle.weights import head_specs
+from oscine.model.gpt_oss import GptOss
+from oscine.model.weights import load_weights
+from oscine.ops.draft import reference
+from oscine.ops.draft.interface import DraftOps, DraftState, SliceOfHead
+from oscine.ops.draft.table import BACKENDS, resolve_draft
+from oscine.ops.interface import Batch
+from oscine.ops.packed import PackedSizes, PackedStep
+from oscine.ops.table import choose, platform, resolve
+from oscine.ops.target import Target
+from oscine.types import StepPlan
+
+SEQUENCES = (1, 8, 32)
+CONTEXT, PAGE = 1024, 64  # tokens
+REPLAYS = 200
+MOST_DRAFTS = 3
+ERROR = 0.01  # of sums in bfloat16, relative to the norm of all results
+CONCURRENCY = "1,8,32,64,256"
+
+
+def model_options(model: str, device: str) -> ModelOptions:
+    if model == "nano":
+        return ModelOptions(str(NANO_FOLDER), device=device)
+    return ModelOptions(random_weights=model, device=device)
+
+
+# The head
+
+
+def head_config(target: ModelConfig) -> dict[str, Any]:
+    """As NVIDIA's EAGLE3-v3 for gpt-oss-120b, in the proportions of the target."""
+    layers, yarn = target.num_hidden_layers, target.yarn
+    return {
+        "hidden_size": target.hidden_size,
+        "intermediate_size": 6 * target.hidden_size,
+        "num_attention_heads": target.num_attention_heads,
+        "num_key_value_heads": target.num_key_value_heads,
+        "head_dim": target.head_dim,
+        "vocab_size": target.vocab_size,
+        "draft_vocab_size": None,
+        "num_hidden_layers": 1,
+        "rms_norm_eps": target.rms_norm_eps,
+        "layer_types": ["sliding_attention"],
+        "sliding_window": target.sliding_window,
+        "rope_theta": yarn.rope_theta,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": yarn.factor,
+            "beta_fast": yarn.beta_fast,
+            "beta_slow": yarn.beta_slow,
+            "original_max_position_embeddings": yarn.original_max_position_embeddings,
+            "truncate": False,
+        },
+        "eagle_config": {
+            "eagle_aux_hidden_state_layer_ids": [2 * layers // 3, 5 * layers // 6, layers],
+            "norm_before_fc": True,
+        },
+    }
+
+
+def write_head(folder: Path, target: ModelConfig) -> None:
+    """Norms 1, matrices N(0, 1 / columns)."""
+    values = head_config(target)
+    (folder / "config.json").write_text(json.dumps(values))
+    draw = torch.Generator().manual_seed(0)
+    specs = head_specs(HeadConfig.from_dict(values, target), ["fc.weight"])
+
+    def tensor(shape: tuple[int, ...]) -> Tensor:
+        if len(shape) == 1:
+            return torch.ones(shape, dtype=torch.bfloat16)
+        return torch.empty(shape, dtype=torch.bfloat16).normal_(0, shape[1] ** -0.5, generator=draw)
+
+    save_file({name: tensor(spec.shape) for name, spec in specs.items()}, folder / "model.safetensors")
+
+
+# 1. Ops
+
+
+def relative_error(found: Tensor, expected: Tensor) -> float:
+    return float((found.double() - expected.double()).norm() / expected.double().norm())
+
+
+def check_products(ops: DraftOps, backend: str, target: ModelConfig, device: torch.device, dtype: torch.dtype) -> bool:
+    """Prints errors against the weights as they were prepared, and as they were published."""
+    hidden, good = target.hidden_size, True
+    queries = target.num_attention_heads * target.head_dim
+    keys = target.num_key_value_heads * target.head_dim
+    shapes = {
+        "qkv": (queries + 2 * keys, 2 * hidden),
+        "out": (hidden, queries),
+        "gate and up": (12 * hidden, hidden),
+        "down": (hidden, 6 * hidden),
+        "combine": (hidden, 3 * hidden),
+    }
+    for name, (rows, columns) in shapes.items():
+        published = torch.randn(rows, columns, device=device) / columns**0.5
+        prepared = ops.prepare(published, dtype)
+        exact = _as_prepared(backend, prepared, published)
+        for tokens in (1, 4, 8, 32, 256):
+            x = torch.randn(tokens, columns, device=device).to(dtype)
+            expected = x.double() @ exact.double().T
+            errors = [
+                relative_error(ops.linear(x, prepared), expected),
+                relative_error(_added(ops.sums(x, prepared)), expected),
+            ]
+            if name == "gate and up":
+                gate, value = expected.chunk(2, 1)
+                errors.append(relative_error(ops.gated(x, prepared), silu(gate) * value))
+            lost = relative_error(expected, x.double() @ published.double().T)
+            good &= max(errors) < ERROR
+            print(f"{name:12} {tokens:4} rows   error {max(errors):.1e}   of the weights {lost:.1%}", flush=True)
+    return good
+
+
+def _added(sums: Tensor) -> Tensor:
+    return sums.sum(1) if sums.dim() == 3 else sums
+
+
+def _as_prepared(backend: str, prepared: Any, published: Tensor) -> Tensor:
+    if backend != "triton":
+        return published
+    from oscine.ops.draft.weights import unpack
+
+    return unpack(prepared)
+
+
+def check_choice(ops: DraftOps, backend: str, target: ModelConfig, device: torch.device, dtype: torch.dtype) -> bool:
+    """A token may differ from the reference's where two are as good as equal: its score is then as good."""
+    rows, hidden, good = min(32768, target.vocab_size), target.hidden_size, True
+    published = torch.randn(rows, hidden, device=device) / hidden**0.5
+    prepared, ids_U = ops.prepare(published, dtype), torch.randperm(target.vocab_size, device=device)[:rows]
+    exact = _as_prepared(backend, prepared, published).float()
+    for tokens in (1, 4, 8, 32):
+        x = torch.randn(tokens, hidden, device=device).to(dtype)
+        heat = torch.arange(tokens, device=device) % 3 / 2
+        sampling = sampling_batch(tokens, device, temperature_N=heat)
+        found = ops.choose(x, SliceOfHead(prepared, ids_U), sampling)
+        expected = reference.choose(x.float(), SliceOfHead(exact, ids_U), sampling)
+        same = float((found == expected).float().mean())
+        good &= same > 0.95
+        print(f"choose       {tokens:4} rows   {same:.0%} as the reference", flush=True)
+    return good
+
+
+def check_state(ops: DraftOps, hidden: int, device: torch.device, dtype: torch.dtype) -> bool:
+    """One sequence with two drafts, of which one is accepted, and one without."""
+    sizes = PackedSizes(4, 2, 4, 4)
+    packed = PackedStep.of(torch.zeros(sizes.total, dtype=torch.int32), sizes)
+    packed.given_T[:] = torch.tensor([-1, -2, -3, -1])
+    packed.logits_rows_N[:] = torch.arange(4)
+    packed.sampled_slots_M[:] = torch.tensor([2, 2, 2, 0])
+    packed = PackedStep(*(column.to(device) for column in packed))
+    positions = torch.arange(10, 14, device=device)
+    batch = Batch(positions, positions, positions, positions, (), None)
+    features = torch.randn(4, hidden, device=device).to(dtype)
+    ids, slots = torch.tensor([5, 6, -2, 7], device=device), torch.tensor([2, 0], dtype=torch.int32, device=device)
+    results = []
+    for backend in (ops, reference):
+        state = DraftState(
+            features=torch.zeros(4, hidden, dtype=dtype, device=device),
+            lens=torch.ones(4, dtype=torch.int32, device=device),
+            temperatures=torch.arange(4, device=device) / 4,
+            seeds=torch.arange(4, device=device) << 33,
+        )
+        drafts = torch.zeros(4, MOST_DRAFTS, dtype=torch.int32, device=device)
+        next_ids = backend.hold(packed, batch, ids, features, state)
+        noise = backend.sampling(slots, positions[:2], state)
+        backend.put(drafts, 1, slots, positions[:2])
+        kept = state.features[:3], state.lens[:3], backend.held(slots, state)
+        results.append((next_ids, drafts, *kept, noise.temperature_N, noise.seed_N, noise.position_N))
+    good = all(torch.equal(found, expected) for found, expected in zip(*results, strict=True))
+    print(f"hold, held, sampling, put   {'as the reference' if good else 'WRONG'}", flush=True)
+    return good
+
+
+def check_ops(model: str, device: str) -> bool:
+    with torch.inference_mode():
+        torch.manual_seed(0)
+        opened = open_model(model_options(model, device))
+        target, name = opened.config, platform(Target.of(opened.device), opened.dtype)
+        ops, backend = resolve_draft(Target.of(opened.device), name), BACKENDS.get(name, "reference")
+        where = opened.device, opened.dtype
+        good = check_products(ops, backend, target, *where)
+        good &= check_choice(ops, backend, target, *where)
+        return check_state(ops, target.hidden_size, *where) and good
+
+
+# 2. Drafts
+
+
+def random_drafter(opened: OpenedModel, folder: Path, most_sequences: int) -> EagleDrafter:
+    """Sequences in slots 0, 1, 2 ... with pages of their own, as after a step of the target."""
+    device, dtype, groups = opened.device, opened.dtype, opened.config.kv_groups(PAGE, str(opened.dtype)[6:])
+    target = Target.of(device)
+    name = platform(target, dtype)
+    ops, layers = resolve(target, choose(name)), opened.config.of_layers((0, 1))
+    model = GptOss(layers, load_weights(layers, opened.source, device, dtype, ops=ops), ops)
+    found = DraftHead(open_head(folder, opened.config), opened.config.num_hidden_layers)
+    head = found.load(opened, model, resolve_draft(target, name))
+    length = CONTEXT + MOST_DRAFTS
+    state = DeviceState(most_sequences, length, PAGE, len(groups), device, ops, MOST_DRAFTS)
+    columns = -(-length // PAGE)
+    slots, numbers = np.repeat(np.arange(most_sequences), columns), np.arange(1, most_sequences * columns + 1)
+    state.update_pages([slots.tolist(), ((numbers - 1) % columns).tolist(), *[numbers.tolist()] * len(groups)])
+    group = groups[found.group(groups)]
+    pages = torch.zeros(len(numbers) + 1, 2, group.num_kv_heads, PAGE, group.head_dim, dtype=dtype, device=device)
+    drafter = EagleDrafter(head, state, pages, found.group(groups), records=name == "native")
+    held: DraftState = drafter._held
+    held.features.normal_()
+    held.lens.fill_(CONTEXT)
+    held.temperatures[::2] = 1
+    return drafter
+
+
+def time_drafts(model: str, device: str) -> None:
+    opened = open_model(model_options(model, device))
+    with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
+        write_head(Path(folder), opened.config)
+        drafter = random_drafter(opened, Path(folder), max(SEQUENCES))
+        if opened.device.type == "cuda":
+            drafter.capture([*SEQUENCES], MOST_DRAFTS)
+        for sequences in SEQUENCES:
+            times = [f"K={k} {_draft_ms(drafter, sequences, k):.3f} ms" for k in range(1, MOST_DRAFTS + 1)]
+            print(f"{sequences:3} sequences   {'   '.join(times)}", flush=True)
+
+
+def _draft_ms(drafter: EagleDrafter, sequences: int, num_drafts: int) -> float:
+    """Median; of the graph alone, where there is one."""
+    slots_D = np.arange(sequences)
+    drafter.draft(slots_D, num_drafts)
+    graph = drafter._graphs.get((sequences, num_drafts))
+    if graph is not None:
+        torch.cuda.synchronize()
+        return 1e3 * median(seconds_on_gpu(graph[1].replay) for _ in range(REPLAYS))
+    seconds = []
+    for _ in range(REPLAYS // 10):
+        began_s = time.perf_counter()
+        drafter.draft(slots_D, num_drafts)
+        seconds.append(time.perf_counter() - began_s)
+    return 1e3 * median(seconds)
+
+
+# 3. The engine
+
+
+@dataclass(frozen=True)
+class Job:
+    """One engine, and what it is measured at."""
+
+    model: str
+    device: str
+    k: int | None  # None: the controller's; 0: an engine without a head
+    head: str | None  # folder
+    acceptance: tuple[float, ...] | None  # by position, of all steps
+    concurrency: tuple[int, ...]
+    isl: int
+    osl: int
+
+
+@dataclass(frozen=True)
+class Measured:
+    concurrency: int
+    tok_s_user: float
+    acceptance_length: float  # tokens of a sequence per step
+
+
+class Always:
+    """The same number of drafts for each request and step: a Speculation."""
+
+    def __init__(self, num_drafts: int) -> None:
+        self._num_drafts = num_drafts
+
+    def begin(self, request: Request) -> None:
+        request.num_drafts = self._num_drafts
+
+    def decide(self, running: Collection[Request]) -> None:
+        pass
+
+    def note_drafts(self, request: Request, num_drafted: int, num_accepted: int) -> None:
+        pass
+
+    def note_step(self, plan: StepPlan, num_drafted: int, seconds: float) -> None:
+        pass
+
+
+def forced(packed: PackedStep[Tensor], batch: Batch, ids_M: Tensor, chance_K: Tensor) -> Tensor:
+    """Sampled ids of which draft j + 1 is accepted with chance_K[j], if all before it are; 0 in the last place.
+
+    Chances are hashed from position and row of the state, so that a CUDA graph draws anew in each replay.
+    """
+    rows_M = packed.logits_rows_N[: len(ids_M)].long()
+    given_M, next_id_M = packed.given_T[rows_M].long(), batch.token_ids_T[rows_M].roll(-1)
+    place_M = (-1 - given_M).clamp(0, len(chance_K) - 1)
+    verifies_M = (given_M < 0) & (given_M.roll(-1) == given_M - 1)
+    verifies_M[-1:] = False
+    drawn_M = batch.positions_T[rows_M] * 0x9E3779B1 + packed.sampled_slots_M[: len(ids_M)].long() * 0x85EBCA6B
+    drawn_M = ((drawn_M ^ (drawn_M >> 15)) * 0x2C1B3C6D >> 12 & 0xFFFF) / 65536
+    other_M = torch.where(ids_M == next_id_M, ids_M ^ 1, ids_M)
+    chosen_M = torch.where(drawn_M < chance_K[place_M], next_id_M, other_M)
+    return torch.where(verifies_M, chosen_M, ids_M)
+
+
+def force_acceptance(rates: tuple[float, ...]) -> None:
+    """From now on, in this process."""
+    accept: Callable[..., Tensor] = DeviceState.accept
+    chances = [rate / before for rate, before in zip(rates, (1.0, *rates), strict=False)]
+    on_device: dict[torch.device, Tensor] = {}
+
+    def accept_forced(self: DeviceState, packed: PackedStep[Tensor], batch: Batch, ids_M: Tensor) -> Tensor:
+        if self.device not in on_device:
+            on_device[self.device] = torch.tensor([*chances, 0.0], device=self.device)
+        return accept(self, packed, batch, forced(packed, batch, ids_M, on_device[self.device]))
+
+    DeviceState.accept = accept_forced  # type: ignore[method-assign]
+
+
+def measure(job: Job) -> list[Measured]:
+    points = [Point(concurrency, job.isl, job.osl) for concurrency in job.concurrency]
+    # Recorded steps of a CPU have calls of the C library alone.
+    graphs = job.acceptance is None or job.device != "cpu"
+    options = engine_options(
+        model_options(job.model, job.device),
+        points,
+        max_num_batched_tokens=None,
+        cache=CacheOptions(),
+        cuda_graphs=graphs,
+    )
+    speculation = SpeculationOptions(method="none")
+    if job.k != 0:
+        speculation = SpeculationOptions(method="eagle3", model=job.head, max_drafts=MOST_DRAFTS)
+        if job.acceptance is not None:
+            force_acceptance(job.acceptance)
+    model = replace(options.model, max_model_len=job.isl + job.osl + MOST_DRAFTS)
+    engine = OwnEngine(build_engine(replace(options, model=model, speculation=speculation, quiet=True)))
+    if job.k:
+        engine.loop.speculation = Always(job.k)
+    return [_measure(engine, point) for point in points]
+
+
+def _measure(engine: OwnEngine, point: Point) -> Measured:
+    engine.run(replace(point, osl=min(point.osl, 32)))
+    accepted = engine.loop.counters.accepted_tokens
+    timing = engine.run(point)
+    accepted = engine.loop.counters.accepted_tokens - accepted
+    tokens = point.concurrency * (point.osl - 1)  # after the first
+    speed = (point.osl - 1) / (timing.full_s - timing.first_s)
+    return Measured(point.concurrency, speed, tokens / (tokens - accepted))
+
+
+def rows_of(job: Job, where: Machine, plain: list[Measured], found: list[Measured]) -> Iterator[dict[str, Any]]:
+    for without, measured in zip(plain, found, strict=True):
+        yield {
+            "model": "oscine-nano" if job.model == "nano" else f"gpt-oss-{job.model} random",
+            "method": "eagle3",
+            "k": f"0-{MOST_DRAFTS}" if job.k is None else job.k,
+            "concurrency": measured.concurrency,
+            "acceptance": "measured" if job.acceptance is None else "synthetic",
+            "mean_acceptance_length": round(measured.acceptance_length, 3),
+            "tok_s_user": round(measured.tok_s_user, 1),
+            "plain_tok_s_user": round(without.tok_s_user, 1),
+            "ratio": round(measured.tok_s_user / without.tok_s_user, 3),
+            "isl": job.isl,
+            "osl": job.osl,
+            "gpu": where.gpu,
+            "commit": where.commit,
+            "date": where.date,
+        }
+
+
+def run_engines(job: Job, output: Path | None) -> None:
+    where, target = describe(job.device, None), open_model(model_options(job.model, "cpu")).config
+    with tempfile.TemporaryDirectory() as folder:
+        if job.model != "nano":
+            write_head(Path(folder), target)
+        job = replace(job, head=str(OF_NANO) if job.model == "nano" else folder)
+        plain = alone(measure, replace(job, k=0))
+        for k in (1, MOST_DRAFTS, None):
+            one = replace(job, k=k)
+            for row in rows_of(one, where, plain, alone(measure, one)):
+                print(
+                    f"K {row['k']!s:4} {row['concurrency']:4} sequences  tok/s per user {row['plain_tok_s_user']:7.1f} "
+                    f"plain, {row['tok_s_user']:7.1f} with drafts {row['ratio']:6.2f}   "
+                    f"{row['mean_acceptance_length']:.2f} tokens per step ({row['acceptance']})",
+                    flush=True,
+                )
+                if output is not None:
+                    with output.open("a") as file:
+                        file.write(json.dumps(row) + "\n")
+
+
+def alone(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Calls it in a process of its own, which gives its memory back."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(function, *arguments).result()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="120b", choices=("120b", "20b", "nano"), help="(default: %(default)s)")
+    parser.add_argument("--device", default="cuda", help="(default: %(default)s)")
+    parser.add_argument("--engine", action="store_true", help="measure engines too")
+    parser.add_argument("--acceptance", type=rates, help="%% of steps that accept each draft, for example 73,52,36")
+    parser.add_argument("--concurrency", type=numbers, default=CONCURRENCY, help="of engines (default: %(default)s)")
+    parser.add_argument("--isl", type=int, default=1024, help="tokens of a prompt (default: %(default)s)")
+    parser.add_argument("--osl", type=int, default=256, help="generated tokens of a request (default: %(default)s)")
+    parser.add_argument("--output", type=Path, help="JSON lines of engines are appended to this file")
+    options = parser.parse_args()
+    good: bool = alone(check_ops, options.model, options.device)
+    alone(time_drafts, options.model, options.device)
+    if options.engine:
+        asked = options.acceptance, options.concurrency, options.isl, options.osl
+        run_engines(Job(options.model, options.device, None, None, *asked), options.output)
+    return int(not good)
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(","))
+
+
+def rates(text: str) -> tuple[float, ...]:
+    """Falling, one for each draft."""
+    found = tuple(float(part) / 100 for part in text.split(","))
+    falling = [1.0, *found]
+    if len(found) != MOST_DRAFTS or falling != sorted(falling, reverse=True) or found[-1] <= 0:
+        raise argparse.ArgumentTypeError(f"{MOST_DRAFTS} percentages, each above 0 and at most the one before")
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,65 @@
+"""The energy that NVIDIA GPUs have used: the driver's counter, read through NVML. Nothing is sampled.
+
+The counter grows since the driver was loaded. Volta and newer GPUs have it; a part of a GPU (MIG) has none.
+"""
+
+import ctypes
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+LIBRARY = "libnvidia-ml.so.1"  # of the driver
+_SUCCESS = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EnergyCounter:
+    """Of one GPU."""
+
+    gpu: int  # its number in nvidia-smi
+    _library: ctypes.CDLL
+    _device: ctypes.c_void_p
+
+    def joules(self) -> float | None:
+        """None if the GPU has no such counter, or is lost."""
+        millijoules = ctypes.c_ulonglong()
+        status = self._library.nvmlDeviceGetTotalEnergyConsumption(self._device, ctypes.byref(millijoules))
+        return millijoules.value / 1e3 if status == _SUCCESS else None
+
+
+def energy_counters(uuids: Iterable[str], library: str = LIBRARY) -> list[EnergyCounter]:
+    """A counter per GPU with one of these UUIDs ("GPU-...") that can be read; none on a machine without NVML."""
+    names = [*uuids]
+    if not names:
+        return []
+    try:
+        nvml = ctypes.CDLL(library)
+    except OSError:
+        return []
+    if nvml.nvmlInit_v2() != _SUCCESS:
+        return []
+    found = (_counter(nvml, name) for name in names)
+    return [counter for counter in found if counter is not None and counter.joules() is not None]
+
+
+def _counter(nvml: ctypes.CDLL, uuid: str) -> EnergyCounter | None:
+    device, number = ctypes.c_void_p(), ctypes.c_uint()
+    if nvml.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(device)) != _SUCCESS:
+        return None
+    if nvml.nvmlDeviceGetIndex(device, ctypes.byref(number)) != _SUCCESS:
+        return None
+    return EnergyCounter(number.value, nvml, device)
+
+
+class Energy:
+    """What several GPUs use together."""
+
+    def __init__(self, uuids: Iterable[str], library: str = LIBRARY) -> None:
+        names = [*uuids]
+        counters = energy_counters(names, library)
+        self._counters = counters if len(counters) == len(names) else []  # a part of the sum would be wrong
+
+    def joules(self) -> float | None:
+        """Since a fixed time in the past. None without a counter of each GPU."""
+        found = [counter.joules() for counter in self._counters]
+        known = [joules for joules in found if joules is not None]
+        return sum(known) if known and len(known) == len(found) else None

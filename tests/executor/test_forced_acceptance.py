@@ -1,0 +1,47 @@
+"""The benchmark of drafts that decides itself which are accepted: as often as it was told to."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks.draft import forced, rates
+from oscine.ops.interface import Batch
+from oscine.ops.packed import REJECTED, BatchState, PackedSizes, PackedStep
+from oscine.ops.step.reference import accept
+
+SEQUENCES, DRAFTS = 4000, 3
+
+
+def accepted(chances: list[float], sampled: str) -> Tensor:
+    """[sequences, drafts]: which drafts are accepted of sequences that sampled all drafts, or none of them."""
+    rows = SEQUENCES * (1 + DRAFTS)
+    sizes = PackedSizes(rows, SEQUENCES, rows, rows)
+    packed = PackedStep.of(torch.zeros(sizes.total, dtype=torch.int32), sizes)
+    place, sequence = torch.arange(rows) % (1 + DRAFTS), torch.arange(rows) // (1 + DRAFTS)
+    packed.given_T[:], packed.logits_rows_N[:], packed.sampled_slots_M[:] = -1 - place, torch.arange(rows), sequence
+    tokens, empty = torch.arange(rows) + 10, torch.empty(0)
+    batch = Batch(tokens, place + sequence % 50, empty, empty, (), None)
+    ids = tokens.roll(-1) if sampled == "all" else torch.zeros(rows, dtype=torch.int64)
+    columns = (torch.zeros(SEQUENCES + 1, dtype=torch.int32) for _ in range(2))
+    state = BatchState(empty, *columns, drafts=torch.zeros(SEQUENCES + 1, DRAFTS, dtype=torch.int32), page_size=64)
+    kept = accept(packed, batch, state, forced(packed, batch, ids, torch.tensor([*chances, 0.0])))
+    return (kept != REJECTED).view(SEQUENCES, -1)[:, 1:]
+
+
+@pytest.mark.parametrize("sampled", ["all", "none"])
+def test_drafts_are_accepted_as_often_as_asked(sampled: str) -> None:
+    found = accepted([0.73, 0.52 / 0.73, 0.36 / 0.52], sampled).float().mean(0)
+    torch.testing.assert_close(found, torch.tensor([0.73, 0.52, 0.36]), atol=0.025, rtol=0)  # three deviations
+
+
+@pytest.mark.parametrize("sampled", ["all", "none"])
+def test_all_or_nothing(sampled: str) -> None:
+    assert accepted([1.0] * 3, sampled).all()
+    assert not accepted([0.0] * 3, sampled).any()
+
+
+@pytest.mark.parametrize("text", ["73,52", "52,73,36", "110,50,20", "73,52,0"])
+def test_rates_that_cannot_be_are_refused(text: str) -> None:
+    with pytest.raises(Exception, match="3 percentages"):
+        rates(text)
+    assert rates("73,52,36") == (0.73, 0.52, 0.36)

@@ -1,0 +1,158 @@
+"""Engines whose full attention has keys and values in FP8: answers, prefixes, offloaded pages, and refusals."""
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from oscine.checkpoint.hub import NANO_FOLDER
+from oscine.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
+from oscine.engine.build import build_engine
+from oscine.engine.core.loop import EngineLoop
+from oscine.executor.kv.allocate import allocate_kv, groups_of
+from oscine.executor.kv.memory import MemoryPlan
+from oscine.executor.kv.page_memory import HostMemory
+from oscine.executor.kv.page_store import FileCopy, Job, PageStore, SlotCopy, open_store
+from oscine.executor.runner import TorchExecutor
+from oscine.executor.start import load
+from oscine.executor.start.fit import plan_on_cpu
+from oscine.executor.start.stopwatch import Stopwatch
+from oscine.kv_group import FP8
+from oscine.ops import table
+from oscine.ops.target import Target
+from training.evaluate import SKILLS, engine_generator
+from training.packing import Encoder
+from training.split import Draw
+
+from .tiny import CONFIG, CPU, PAGE, loop, memory, model, naive_greedy, options, prompt, request, run
+
+SHOWN = ("addition, up to 3 digits", "tool call", "JSON valid for the schema", "recall at 500 tokens")
+IN_FP8 = CacheOptions(page_size=PAGE, kv_cache_dtype="fp8", kv_offload_bytes=1 << 20)
+
+
+def plan(cache: CacheOptions = IN_FP8) -> MemoryPlan:
+    return replace(memory(40, 40), groups=groups_of(CONFIG, cache, torch.float32))
+
+
+def engine(**changes: object) -> EngineLoop:
+    asked = options(**changes)
+    executor = TorchExecutor(model(), plan(), allocate_kv(plan(), CPU), asked.scheduler.max_num_seqs)
+    return loop(executor, asked, executor.memory)
+
+
+def test_only_full_attention_is_in_fp8() -> None:
+    full, window = plan().groups
+    assert (full.dtype, window.dtype) == (FP8, "float32")
+    exact_full, exact_window = plan(CacheOptions(page_size=PAGE)).groups
+    assert (exact_full.dtype, exact_window) == ("float32", window)
+    assert full.page_bytes == exact_full.page_bytes // 4 * 17 // 16
+
+
+def test_most_greedy_tokens_are_those_of_exact_keys() -> None:
+    """Of a random model, whose logits are nearer to each other than those of a trained one."""
+    prompts = {str(i): prompt(20 + 9 * i, i + 1) for i in range(6)}
+    answers = run(engine(), *(request(name, ids) for name, ids in prompts.items()))
+    first = [answers[name].token_ids[0] == naive_greedy(tuple(ids), 1)[0] for name, ids in prompts.items()]
+    assert sum(first) >= 5
+
+
+@pytest.mark.parametrize("max_num_batched_tokens", [64, 17])
+def test_a_cached_prefix_gives_the_answer_of_a_cold_run(max_num_batched_tokens: int) -> None:
+    ids = prompt(90)
+    cold = run(engine(prefix_caching=False, max_num_batched_tokens=max_num_batched_tokens), request("a", ids))["a"]
+    warm = engine(max_num_batched_tokens=max_num_batched_tokens)
+    run(warm, request("before", ids[:70]))
+    found = run(warm, request("a", ids))["a"]
+    assert found.token_ids == cold.token_ids
+    assert found.num_cached_tokens >= 64
+
+
+def done(job: Job) -> Job:
+    end_s = time.monotonic() + 30
+    while job.state == "running":
+        assert time.monotonic() < end_s
+        time.sleep(0.001)
+    return job
+
+
+def store(kv: Any, cache: CacheOptions) -> PageStore:
+    memory = HostMemory([pages.view(len(pages), -1).view(torch.uint8).numpy() for pages in kv])
+    return open_store(EngineOptions(cache=cache), plan(cache).groups, memory, "m")
+
+
+def test_offloaded_pages_come_back_and_no_exact_cache_takes_them(tmp_path: Path) -> None:
+    cache = replace(IN_FP8, kv_offload_dir=str(tmp_path))
+    kv = allocate_kv(plan(), CPU)
+    for pages in kv:
+        pages.view(torch.uint8).random_(0, 256)
+    before = [pages[3].view(torch.uint8).clone() for pages in kv]
+    one = store(kv, cache)
+    done(one.save([SlotCopy(0, 3, 0), SlotCopy(1, 3, 1)]))
+    number, job = one.write([((0, bytes(16)), 0), ((1, bytes(16)), 1)])
+    done(job)
+    for pages in kv:
+        pages.zero_()
+    done(one.load_slots([SlotCopy(0, 5, 0), SlotCopy(1, 5, 1)]))
+    done(one.load_files([FileCopy(0, 6, number, 0), FileCopy(1, 6, number, 1)]))
+    for page in (5, 6):
+        assert all(torch.equal(pages[page].view(torch.uint8), was) for pages, was in zip(kv, before, strict=True))
+    one.close()
+    exact = replace(cache, kv_cache_dtype="auto")
+    other = store(allocate_kv(plan(exact), CPU), exact)
+    assert not other.found
+    other.close()
+    again = store(kv, cache)
+    assert [file.number for file in again.found] == [number]
+    again.close()
+
+
+def at(folder: Path) -> EngineOptions:
+    (folder / "config.json").write_text(json.dumps(CONFIG.to_dict()))
+    return EngineOptions(model=ModelOptions(random_weights=str(folder), device="cpu"), cache=IN_FP8, quiet=True)
+
+
+def test_what_has_no_fp8_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = at(tmp_path)
+    monkeypatch.setattr(table, "unavailable", lambda: None)
+    with pytest.raises(ValueError, match="--kv-cache-dtype fp8 needs a GPU, as the C kernels for CPUs have no FP8"):
+        load.load_executor(asked, lambda text: None, Stopwatch())
+    with pytest.raises(ValueError, match="--kv-cache-dtype fp8 needs a GPU"):
+        plan_on_cpu(CONFIG, asked, None)
+    with pytest.raises(ValueError, match="--kv-cache-dtype fp8 needs a model: --executor fake has none"):
+        build_engine(EngineOptions(cache=IN_FP8, executor="fake"))
+    a100, l4, h200 = (Target(torch.device("cuda"), capability) for capability in ((8, 0), (8, 9), (9, 0)))
+    assert table.lacking_for_fp8(a100, "cuda") == "a GPU of compute capability 8.9, not 8.0"
+    assert table.lacking_for_fp8(l4, "cuda") is table.lacking_for_fp8(h200, "hopper") is None
+
+
+def test_the_reference_ops_of_a_cpu_serve_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is no C compiler."""
+    monkeypatch.setattr(table, "unavailable", lambda: "no compiler")
+    said: list[str] = []
+    executor = load.load_executor(at(tmp_path), said.append, Stopwatch())
+    assert f"{executor.num_pages[0]} pages of {PAGE} tokens in FP8" in said[0]
+    assert [pages.dtype for pages in executor.kv] == [torch.uint8, torch.float32]
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_the_embedded_model_answers_right(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU by the reference ops. Prompts are longer than the window, and than a page."""
+    monkeypatch.setattr(table, "unavailable", lambda: "no compiler")
+    encoder = Encoder(NANO_FOLDER)
+    asked = EngineOptions(
+        ModelOptions(str(NANO_FOLDER), device=device, max_model_len=2048),
+        replace(IN_FP8, page_size=64, kv_offload_bytes=None),
+        replace(SchedulerOptions(), max_num_seqs=4, max_num_batched_tokens=512),
+        num_threads=1,
+        quiet=True,
+    )
+    generate = engine_generator(build_engine(asked).loop, encoder)
+    skills = [skill for skill in SKILLS if skill.name in SHOWN]
+    made = [skill.make(Draw(1, held_out=True)) for skill in skills]
+    outputs = generate([encoder.prompt(one) for one in made], 160, [None] * len(made))
+    for skill, one, output in zip(skills, made, outputs, strict=True):
+        assert skill.right(one, encoder.tokenizer.decode(output)), skill.name

@@ -1,0 +1,227 @@
+"""The kernels that write and read keys and values in FP8: interpreted, compiled for GPUs that are not there, and on a
+GPU.
+
+Interpreted kernels write the same bytes as the reference, and read them as it does. The oracle of reads is the
+reference in float32 over the same bytes.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from oscine.kv_group import FP8, KVGroup
+from oscine.ops.attention import hopper
+from oscine.ops.attention import triton as kernels
+from oscine.ops.interface import QkvProjection
+from oscine.ops.kv.reference import load
+from oscine.ops.launch import arrivals
+from oscine.ops.qkv import hopper as qkv_hopper
+from oscine.ops.qkv import reference as qkv_reference
+from oscine.ops.qkv import triton as qkv_portable
+from oscine.ops.rope import reference as rope_reference
+from oscine.ops.rope import triton as rope
+from tests.ops.bound import bound
+from tests.ops.cases import ATTENTION_CASES, AttentionCase, AttentionInputs, attention_inputs, in_fp8
+from tests.ops.chips import CHIPS
+from tests.ops.compile_ahead import Compiled, compile_ahead, run_interpreted
+from tests.ops.gluon_interpreter import run_gluon
+from tests.ops.test_attention_gpu import (
+    CPU,
+    CUDA,
+    LARGE_CASES,
+    Attention,
+    compile_decode,
+    compile_decode_on_hopper,
+    compile_prefill,
+    has_decodes_for_hopper,
+    in_plain_torch,
+    rms,
+    run,
+    truth,
+    with_and_without_decodes,
+)
+from tests.ops.test_fp8 import with_outliers
+from tests.ops.test_linear_gpu import Projection, compile_qkv, projection, relative_error
+
+BYTE = 0xA5  # of pages before anything is written
+
+
+def written_by(op: Callable[..., Tensor], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Queries, and all bytes of the pages."""
+    generator = torch.Generator().manual_seed(0)
+    page_size, groups, queries, head_dim = 16, 2, 6, 32
+    slots = torch.randperm(4 * page_size, generator=generator)[:37]
+    qkv = torch.randn(len(slots), (queries + 2 * groups) * head_dim, generator=generator)
+    qkv *= torch.randn(len(slots), 1, generator=generator).mul(8).exp2()
+    qkv[5], qkv[6, 200] = 0, torch.nan
+    angles = torch.rand(50, head_dim // 2, generator=generator) * 6
+    cos_sin = torch.cat((angles.cos(), angles.sin()), -1)
+    pool = torch.full((4, *KVGroup(None, (0, 1), groups, page_size, head_dim, FP8).page_shape), BYTE, dtype=torch.uint8)
+    q = op(qkv.to(dtype), cos_sin, torch.arange(len(slots)), pool[:, 1], slots)
+    return q, pool
+
+
+def interpret_writes() -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        (q, pool), (expected_q, expected_pool) = (
+            written_by(op, dtype) for op in (bound(rope.rope_and_write), rope_reference.rope_and_write)
+        )
+        rtol = 1e-6 if dtype == torch.float32 else 2**-7  # the interpreter cuts off where a GPU rounds to bfloat16
+        torch.testing.assert_close(q, expected_q, rtol=rtol, atol=1e-6, equal_nan=True)
+        assert torch.equal(pool, expected_pool)
+
+
+def interpret_reads() -> None:
+    for case in ATTENTION_CASES[1::2]:
+        inputs = in_fp8(with_outliers(attention_inputs(case, CPU, torch.float32)))
+        torch.testing.assert_close(run(inputs, case), truth(inputs, case), rtol=1e-5, atol=2e-6)
+        assert not arrivals(CPU).any()
+
+
+def interpret_both() -> None:
+    interpret_writes()
+    interpret_reads()
+
+
+def test_interpreted_kernels_write_and_read_what_the_reference_does() -> None:
+    run_interpreted(interpret_both)
+
+
+@pytest.mark.parametrize(("num_decodes", "programs"), [pytest.param(1, 3, marks=pytest.mark.slow), (64, 4)])
+def test_decode_kernels_share_the_registers(num_decodes: int, programs: int) -> None:
+    tiling = kernels.decode_tiling(num_decodes, 8, 8, None)
+    compiled = compile_decode(tiling, 0, "*u8")
+    assert programs * compiled.registers * tiling["num_warps"] * 32 <= 65536  # one decode has two programs an SM
+    assert "E4M3" in compiled.sass, "a conversion that the chip has"
+    assert "F2F.BF16" not in compiled.sass, "a slow one"
+    assert compiled.ttgir.count("ttg.async_copy_global_to_local") >= 2 * tiling["STAGES"]
+
+
+@pytest.mark.parametrize("num_decodes", [pytest.param(2, marks=pytest.mark.slow), 64])
+def test_decode_on_hopper_multiplies_what_tma_brings(num_decodes: int) -> None:
+    compiled = compile_decode_on_hopper(hopper.decode_tiling(num_decodes, 8, None), 0, fp8=True)
+    assert compiled.registers <= 168
+    assert "HGMMA" in compiled.sass
+    assert "UTMALDG" in compiled.sass
+    assert "F2F.BF16" not in compiled.sass
+    assert 2 * compiled.shared <= 227 * 1024  # two programs an SM
+
+
+def test_prefill_kernels_multiply_by_warp_groups() -> None:
+    compiled = compile_prefill(kernels.prefill_tiling(CHIPS[90], 8, fp8=True), 0, "*u8")
+    assert "HGMMA" in compiled.sass
+    assert "E4M3" in compiled.sass
+
+
+@pytest.mark.parametrize("arch", [89, *(pytest.param(arch, marks=pytest.mark.slow) for arch in (90, 100, 120))])
+def test_kernels_fit_other_chips(arch: int) -> None:
+    compile_decode(kernels.decode_tiling(64, 8, 8, None), 0, "*u8", arch)
+    compile_prefill(kernels.prefill_tiling(CHIPS[arch], 8, fp8=True), 0, "*u8", arch)
+    compile_rope(arch)
+
+
+def compile_rope(arch: int) -> Compiled:
+    types = {"qkv_ptr": "*bf16", "cos_sin_ptr": "*fp32", "q_ptr": "*bf16", "kv_ptr": "*u8", "num_tokens": "i32"}
+    types |= dict.fromkeys(("positions_ptr", "slots_ptr"), "*i64")
+    types |= dict.fromkeys(("kv_page_stride", "kv_kind_stride", "kv_head_stride", "kv_slot_stride"), "i32")
+    sizes = {"QUERY_HEADS": 64, "KV_HEADS": 8, "HALF": 32, "PAGE": 64, "TOKENS": 16, "HEADS": 8, "PDL": arch >= 90}
+    return compile_ahead(rope.rope_and_write_kernel, types, sizes, arch=arch, num_warps=4)
+
+
+def test_heads_have_one_program_on_hopper() -> None:
+    pages = torch.empty(1, 2, 8, 65, 64, dtype=torch.uint8)
+    for rows in (80 * 64, qkv_hopper.FEW_HEADS * 64):
+        weight = torch.empty(rows, 2880, dtype=torch.bfloat16)
+        for num_tokens in (1, 9, 17, 64):
+            tile = qkv_hopper.choose_tile(num_tokens, weight, pages)
+            assert tile is not None
+            assert (tile.parts, tile.max_tokens >= num_tokens) == (1, True)
+            compile_qkv(tile, "*u8")
+
+
+def check_norm_qkv(op: Callable[..., tuple[Tensor, Tensor]], case: Projection) -> None:
+    """Against keys and values computed in float32, at most a twentieth worse than those rounded to FP8."""
+    *sizes, page, head_dim = case.pool.shape[1:]
+    shape = KVGroup(None, (0, 1, 2), sizes[-1], page, head_dim, FP8).page_shape
+    stored = []
+    for run_op, dtype in ((op, torch.bfloat16), (qkv_reference.norm_qkv, torch.float32)):
+        pool = torch.full((len(case.pool), *shape), BYTE, dtype=torch.uint8, device=case.pool.device)
+        norm, residual, weight, bias = (
+            t.to(dtype) for t in (case.norm_H, case.residual_TH, case.weight_FH, case.bias_F)
+        )
+        place = case.cos_sin, case.positions_T, pool[:, 1], case.slots_T
+        run_op(case.x_TJH, norm, 1e-5, residual, QkvProjection(weight, bias, *place))
+        assert (pool[:, ::2] == BYTE).all()
+        assert int((pool != BYTE).sum()) <= len(case.slots_T) * 2 * sizes[-1] * (head_dim + 1)
+        pages = load(pool[:, 1], torch.arange(len(pool), device=pool.device))
+        stored.append(pages[case.slots_T // page, :, :, case.slots_T % page])
+    _, _, exact = case.run(qkv_reference.norm_qkv, torch.float32)
+    expected = exact[:, 1][case.slots_T // page, :, :, case.slots_T % page]
+    found, best = (relative_error(pages, expected) for pages in stored)
+    assert found <= 1.05 * best
+
+
+def interpret_projections() -> None:
+    for num_tokens in (1, 9, 33):
+        case = projection(num_tokens, "cpu", hidden=576, query_heads=2, kv_heads=1, page=16)
+        check_norm_qkv(bound(qkv_hopper.norm_qkv), case)
+
+
+@pytest.mark.parametrize(
+    "op",
+    [
+        pytest.param(bound(qkv_portable.norm_qkv), marks=pytest.mark.gpu, id="triton"),
+        pytest.param(bound(qkv_hopper.norm_qkv), marks=pytest.mark.hopper, id="hopper"),
+    ],
+)
+@pytest.mark.parametrize("num_tokens", [1, 2, 9, 17, 64, 65, 777])
+@pytest.mark.parametrize("heads", [{}, {"query_heads": 32, "kv_heads": 4}], ids=str)
+def test_norm_qkv_on_gpu(op: Callable[..., tuple[Tensor, Tensor]], heads: dict[str, int], num_tokens: int) -> None:
+    check_norm_qkv(op, projection(num_tokens, "cuda", **heads))
+
+
+def check_reads(attention: Attention, case: AttentionCase, variants: list[AttentionInputs]) -> None:
+    """The error is at most twice that of plain torch over the same values in bfloat16, which has them exactly."""
+    inputs = variants[0]
+    expected, device = truth(inputs, case), inputs.q_TQD.device
+    values = load(inputs.kv_pages, torch.arange(len(inputs.kv_pages), device=device)).bfloat16()
+    allowed = 2 * rms(in_plain_torch(replace(inputs, kv_pages=values), case) - expected)
+    for variant in variants:
+        assert rms(run(variant, case, attention) - expected) <= allowed
+    assert not arrivals(device).any()
+
+
+@pytest.mark.parametrize(
+    ("attention", "case"),
+    [pytest.param(bound(kernels.attention), case, marks=pytest.mark.gpu) for case in ATTENTION_CASES + LARGE_CASES]
+    + [
+        pytest.param(bound(hopper.attention), case, marks=pytest.mark.hopper)
+        for case in ATTENTION_CASES + LARGE_CASES
+        if has_decodes_for_hopper(case)
+    ],
+    ids=lambda value: f"{value.why}, window {value.window}" if isinstance(value, AttentionCase) else value.__module__,
+)
+def test_attention_on_gpu(attention: Attention, case: AttentionCase) -> None:
+    check_reads(attention, case, with_and_without_decodes(in_fp8(attention_inputs(case, CUDA, torch.bfloat16))))
+
+
+def interpret_decodes_on_hopper() -> None:
+    for sequences in (
+        ((1, 1), (1, 63), (1, 64), (1, 65)),
+        ((1, 2000), (1, 2), (1, 700)),  # several programs share a context, and some have none
+        ((1, 3700), *((1, 1 + i * 153 % 700) for i in range(11))),  # more pages of a program than it has stages
+    ):
+        case = AttentionCase("", sequences, num_query_heads=16, num_kv_heads=2)
+        check_reads(bound(hopper.attention), case, [in_fp8(with_outliers(attention_inputs(case, CPU, torch.bfloat16)))])
+
+
+def interpret_both_on_hopper() -> None:
+    interpret_projections()
+    interpret_decodes_on_hopper()
+
+
+def test_interpreted_kernels_of_hopper() -> None:
+    run_gluon(interpret_both_on_hopper)

@@ -1,0 +1,121 @@
+"""Energy counters: the binding against a library with NVML's functions, the metric, and machines without NVML."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from oscine.api.telemetry.energy import EnergyCollector
+from oscine.bench.serve.target import _ENERGY, sum_of
+from oscine.cluster.client.engine import ClusterEngine
+from oscine.cluster.data_parallel import DataParallelEngine
+from oscine.config import EngineOptions
+from oscine.executor.start.build import _uuids
+from oscine.nvml import Energy, energy_counters
+from oscine.types import EngineInfo
+from tests.nvml_library import JOULES, compile_nvml, needs_compiler
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    return compile_nvml(tmp_path_factory.mktemp("nvml"))
+
+
+@needs_compiler
+def test_counters_are_read_by_uuid(library: str) -> None:
+    """64 bits of millijoules become joules. A GPU without a counter, or that is not there, has none."""
+    first, second = energy_counters(["GPU-b", "GPU-none", "GPU-old", "GPU-a"], library)
+    assert (first.gpu, second.gpu) == (1, 0)
+    for counter, name, least in ((first, "GPU-b", 2**40 / 1e3), (second, "GPU-a", 123.456)):
+        before, after = counter.joules(), counter.joules()
+        assert before is not None
+        assert after is not None
+        assert before > least
+        assert after - before == pytest.approx(JOULES[name])
+
+
+@needs_compiler
+def test_the_energy_of_several_gpus_is_added_up_or_not_known(library: str) -> None:
+    both = Energy(["GPU-a", "GPU-b"], library)
+    before, after = both.joules(), both.joules()
+    assert before is not None
+    assert after is not None
+    assert after - before == pytest.approx(25)
+    for partial in (["GPU-a", "GPU-old"], ["GPU-a", "GPU-none"], []):
+        assert Energy(partial, library).joules() is None
+
+
+@needs_compiler
+def test_a_driver_that_does_not_answer(tmp_path: Path) -> None:
+    assert energy_counters(["GPU-a"], compile_nvml(tmp_path, status=9)) == []
+
+
+def test_without_nvml_there_is_nothing() -> None:
+    assert energy_counters(["GPU-a"], "libno-such-nvml.so.1") == []
+    assert Energy(["GPU-a"], "libno-such-nvml.so.1").joules() is None
+
+
+def scrape(collector: EnergyCollector) -> str:
+    registry = CollectorRegistry()
+    registry.register(collector)
+    asyncio.run(collector.refresh())
+    return generate_latest(registry).decode()
+
+
+@needs_compiler
+def test_the_metric_is_a_counter_per_gpu(library: str) -> None:
+    """Two models on one GPU use it once. `bench serve` finds the sum."""
+    used = ["GPU-a", "GPU-b", "GPU-a", "GPU-old"]
+    collector = EnergyCollector(lambda: used, library)
+    before, after = scrape(collector), scrape(collector)
+    samples = [line for line in after.splitlines() if line.startswith("oscine:")]
+    assert [line.split(" ")[0] for line in samples] == [f'oscine:energy_joules_total{{gpu="{gpu}"}}' for gpu in (0, 1)]
+    sums = [sum_of(text, _ENERGY) for text in (before, after)]
+    assert sums[0] is not None
+    assert sums[1] is not None
+    assert sums[1] - sums[0] == pytest.approx(25)
+    used[:] = ["GPU-a"]  # an engine has ended
+    assert scrape(collector).count("\noscine:energy_joules_total{") == 1
+    used.clear()
+    assert "energy" not in scrape(collector)
+
+
+def test_without_nvml_there_is_no_metric() -> None:
+    assert scrape(EnergyCollector(lambda: ["GPU-a"], "libno-such-nvml.so.1")) == ""
+    assert scrape(EnergyCollector(lambda: [])) == ""
+
+
+def test_the_gpus_of_several_engines_are_those_of_each() -> None:
+    """None before they are ready; those of a cluster are elsewhere."""
+    engine = DataParallelEngine([EngineOptions()] * 2, "m")
+    assert engine.gpus == ()
+    for name, one in engine.engines.items():
+        one.info = EngineInfo("m", 4096, 300, 1.0, page_size=64, max_num_seqs=4, gpus=(f"GPU-{name}", f"GPU-{name}b"))
+    assert engine.gpus == ("GPU-0", "GPU-0b", "GPU-1", "GPU-1b")
+    assert ClusterEngine(engine.router, "m").gpus == ()
+
+
+def test_a_cpu_is_no_gpu() -> None:
+    assert _uuids(["cpu", "cpu"]) == ()
+
+
+@pytest.mark.gpu
+def test_a_real_gpu() -> None:
+    """It uses energy while it computes; the counter is updated every 100 ms or sooner."""
+    import torch
+
+    energy = Energy(_uuids(["cuda:0"]))
+    before = energy.joules()
+    x = torch.ones(8192, 8192, device="cuda", dtype=torch.bfloat16)
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(1000):
+        x = x @ x * 0
+    end.record()
+    end.synchronize()
+    after = energy.joules()
+    assert before is not None
+    assert after is not None
+    assert 20 < (after - before) / (start.elapsed_time(end) / 1e3) < 2000  # watts

@@ -1,4 +1,4 @@
-"""Prompt lookup on the embedded model: one stream, with and without drafts in turns, over held-out cases of its skills.
+"""Drafts on the embedded model: one stream, with and without drafts in turns, over held-out cases of its skills.
 
     python -m benchmarks.speculation
     python -m benchmarks.speculation --only JSON --only recall --cases 5 --output benchmarks/results/speculation.jsonl
@@ -38,8 +38,8 @@ class Measured:
         return sum(map(len, self.tokens)) / self.seconds
 
 
-def engine(method: str) -> EngineLoop:
-    speculation = SpeculationOptions(method=method)  # type: ignore[arg-type]
+def engine(method: str, max_drafts: int | None = None) -> EngineLoop:
+    speculation = SpeculationOptions(method, max_drafts)  # type: ignore[arg-type]
     return build_engine(EngineOptions(ModelOptions(str(NANO)), speculation=speculation, quiet=True)).loop
 
 
@@ -78,10 +78,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", help="only skills whose names contain this (more than once: any)")
     parser.add_argument("--cases", type=int, default=10, help="per skill (default: %(default)s)")
-    parser.add_argument("--method", default="ngram", help="of drafting (default: %(default)s)")
+    parser.add_argument("--method", default="ngram", help="ngram or eagle3 (default: %(default)s)")
+    parser.add_argument("--drafts", type=int, default=8, help="most drafts of a step (default: %(default)s)")
     parser.add_argument("--output", type=Path, help="JSON lines are appended to this file")
     options = parser.parse_args()
-    encoder, engines = Encoder(NANO), [engine("none"), engine(options.method)]
+    encoder, engines = Encoder(NANO), [engine("none"), engine(options.method, options.drafts)]
     where, differs, ratios = describe("cpu", None), False, []
     for number, skill in enumerate(SKILLS):
         if options.only and not any(text in skill.name for text in options.only):
@@ -104,7 +105,7 @@ def main() -> int:
                 "model": "oscine-nano",
                 "skill": skill.name,
                 "method": options.method,
-                "k": 8,
+                "k": options.drafts,
                 "concurrency": 1,
                 "acceptance": "measured",
                 "mean_acceptance_length": round(length, 3),

@@ -249,7 +249,7 @@ class SpeculationOptions(Options, group="speculation"):
         super().__post_init__()
         if self.lookup_min > self.lookup_max:
             raise ValueError(f"prompt_lookup_min must be at most prompt_lookup_max ({self.lookup_max})")
-        if self.model is not None and self.method in ("ngram", "none"):
+        if self.model is not None and self.method != "eagle3":
             raise ValueError(f"a model goes with eagle3, not {self.method}")
 
 
@@ -327,7 +327,7 @@ class EngineOptions(Options, group="development"):
     )
     speculation: SpeculationOptions = option(
         SpeculationOptions("none"),
-        "speculative decoding: none, ngram, or TensorRT-LLM's or vLLM's mapping",
+        "speculative decoding: none, ngram, eagle3, or TensorRT-LLM's or vLLM's mapping",
         "JSON",
         shown="none",
         name="speculative-config",

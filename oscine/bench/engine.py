@@ -117,7 +117,7 @@ class EngineBench:
     def _result(self, point: Point, timing: Timing, where: machine.Machine) -> Result:
         step_s = (timing.full_s - timing.first_s) / (point.osl - 1)
         if step_s <= 0:
-            raise MeasureError(f"{point}: as quick as one token a request; it takes more tokens to measure a step")
+            raise MeasureError(f"{point}: as quick as one token per request; it takes more tokens to measure a step")
         return Result(
             model=self._engines.model,
             **asdict(point),

@@ -113,7 +113,7 @@ def _check_supported(asked: Mapping[str, Any]) -> None:
     options = _group(asked, "sampling_options")
     for param in ("n", "best_of"):
         if (options.get(param) or 1) > 1:
-            raise unsupported(param, "a worker gives one choice a request")
+            raise unsupported(param, "a worker gives one choice per request")
     if options.get("bad_words_token_ids"):
         raise unsupported("bad_words")
     if _group(asked, "stop_conditions").get("max_thinking_tokens") is not None:

@@ -26,7 +26,7 @@ from oscine.ops.packed import PackedSizes, PackedStep
 
 
 class Computed(NamedTuple):
-    """A step of one token a sequence, up to the choice of the next ones."""
+    """A step of one token per sequence, up to the choice of the next ones."""
 
     packed: PackedStep[Tensor]  # on the device
     batch: Batch

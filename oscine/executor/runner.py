@@ -196,8 +196,9 @@ class TorchExecutor:
         if not any(counts):
             return None
         slots_D = np.array([sequence.slot for sequence in plan.sequences if sequence.num_drafts], np.int64)
-        drafter.draft(slots_D, most := max(counts))
-        told = download(self.state.drafts[:, :most])
+        last_places_D = self._slots.num_pages[slots_D] * self.memory.page_size - 1
+        drafter.draft(slots_D, np.array([count for count in counts if count], np.int64), last_places_D)
+        told = download(self.state.drafts[:, : max(counts)])
         made = Mark(self.device)
 
         def ids() -> IntArray:
@@ -319,7 +320,7 @@ class TorchExecutor:
         return pack(padded, self._slots, np.arange(len(padded.slots_S)), sampled_slots_M)
 
     def _sample(self, computed: Computed, rows: Rows, ruled: AllowedTokens | Few | None) -> Sampled:
-        """A token a row of what the head takes, and whether it is accepted."""
+        """A token per row of what the head takes, and whether it is accepted."""
         packed, batch, x_NH, _ = computed
         count = len(x_NH)
 

@@ -38,7 +38,7 @@ class Slots:
         self.owners = np.zeros(num_slots, np.int64)  # a number for each sequence
         self.num_prompt_tokens = [0] * num_slots
         self._given: list[ColumnArray] = [np.empty(0, np.int32)] * num_slots
-        self._num_pages = [0] * num_slots
+        self.num_pages = np.zeros(num_slots, np.int64)  # in the page table of each group
 
     def assign(self, new: NewSequence, entries: PageEntries) -> None:
         slot = new.slot
@@ -46,7 +46,7 @@ class Slots:
         self.num_given[slot] = self.num_known[slot] = len(new.token_ids)
         self.owners[slot] += 1
         self.num_prompt_tokens[slot] = new.num_prompt_tokens
-        self._num_pages[slot] = 0
+        self.num_pages[slot] = 0
         self._append(slot, new.pages, entries)
 
     def extend(self, sequence: ScheduledSequence, entries: PageEntries) -> None:
@@ -60,7 +60,7 @@ class Slots:
         return self._given[slot][start:end]
 
     def _append(self, slot: int, pages: list[list[int]], entries: PageEntries) -> None:
-        start = self._num_pages[slot]
-        self._num_pages[slot] = end = start + len(pages[0])
+        start = int(self.num_pages[slot])
+        self.num_pages[slot] = end = start + len(pages[0])
         for values, added in zip(entries, ([slot] * (end - start), range(start, end), *pages), strict=True):
             values += added

@@ -81,7 +81,8 @@ class StepArrays:
         rows[: len(self.slots_S)] = np.arange(len(self.slots_S))
         samples_S = self.samples_S[rows]
         samples_S[len(self.slots_S) :] = False
-        return StepArrays.of_columns(self.slots_S[rows], self.starts_S[rows], self.lens_S[rows], samples_S)
+        columns = self.slots_S[rows], self.starts_S[rows], self.lens_S[rows]
+        return StepArrays.of_columns(*columns, samples_S, self.places_S[rows])
 
 
 def pack(

@@ -58,7 +58,7 @@ class PackedStep(NamedTuple, Generic[Column]):
 
 @dataclass(frozen=True, slots=True)
 class BatchState:
-    """What the device keeps of running sequences between steps, one row a slot."""
+    """What the device keeps of running sequences between steps, one row per slot."""
 
     tables: "Tensor"  # int32 [groups, slots, B]; page of tokens [b * P, (b + 1) * P); anything where there is none
     last_ids: "Tensor"  # int32 [slots + 1]; the token sampled last

@@ -70,6 +70,15 @@ def test_all_that_a_file_can_say(tmp_path: Path, model_folder: Path) -> None:
     assert other.serving.engine.model.model == str(model_folder)
 
 
+def test_the_folder_of_a_head_is_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "head").mkdir()
+    for named, expected in (("head", str(tmp_path / "head")), ("nvidia/head", "nvidia/head")):
+        text = "models: [{name: nano, engine: {speculative-config: {method: eagle3, model: HEAD}}}]"
+        speculation = read(tmp_path, text.replace("HEAD", named)).models[0].serving.engine.speculation
+        assert (speculation.method, speculation.model) == ("eagle3", expected)
+
+
 def test_a_name_is_enough_for_the_embedded_model(tmp_path: Path) -> None:
     deployment = read(tmp_path, "models: [{name: nano}]")
     assert deployment.models[0].serving.engine.model.model == NANO

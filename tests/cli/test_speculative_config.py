@@ -30,6 +30,7 @@ MEANINGS = [
     ("{decoding_type: Eagle3, max_draft_len: 3}", SpeculationOptions("eagle3", 3)),
     ("{decoding_type: NGram, max_draft_len: 6}", SpeculationOptions("ngram", 6)),
     ('{"model": "head", "num_speculative_tokens": 3, "method": null}', SpeculationOptions("eagle3", 3, "head")),
+    ("{decoding_type: AUTO, speculative_model_dir: head}", SpeculationOptions("eagle3", model="head")),
     (
         '{"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 6, "prompt_lookup_min": 3}',
         SpeculationOptions("ngram", 5, lookup_min=3, lookup_max=6),
@@ -63,6 +64,14 @@ def test_what_has_no_effect_is_said() -> None:
     assert [note.partition(" ")[0] for note in notes] == [
         "speculative_config.eagle3_one_model",
         "speculative_config.max_concurrency",
+    ]
+
+
+def test_a_head_compares_no_tokens() -> None:
+    read, notes = speculation_of("--speculative-config", "{method: eagle3, prompt_lookup_max: 4, prompt_lookup_min: 3}")
+    assert read.method == "eagle3"
+    assert notes == [
+        f"speculative_config.prompt_lookup_{end} has no effect: it is for ngram, not eagle3" for end in ("max", "min")
     ]
 
 

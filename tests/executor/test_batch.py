@@ -63,6 +63,14 @@ def test_padding_repeats_the_first_sequence_and_samples_nothing() -> None:
     assert step.padded(2).slots_S.tolist() == [2, 0]
 
 
+def test_padding_leaves_drafts_as_they_are() -> None:
+    padded = StepArrays.of([decode(2, 30), decode(0, 40)], [1, 3]).padded(8)
+    assert padded.places_S.tolist() == [0, 1, 0, 1, 2, 3, 0, 0]
+    packed = PackedStep.of(*pack(padded, Slots(4), np.arange(8), padded.slots_S))
+    assert packed.given_T.tolist() == [-1, -2, -1, -2, -3, -4, -1, -1]
+    assert packed.token_slots_T.tolist() == [2, 2, 0, 0, 0, 0, 2, 2]
+
+
 def test_page_entries_follow_a_slot_from_its_first_column() -> None:
     slots, entries = Slots(3), no_entries()
     slots.assign(new(1, [0] * 40, cached_pages=2), entries)

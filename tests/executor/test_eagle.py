@@ -9,8 +9,12 @@ from oscine.checkpoint.hub import NANO_FOLDER
 from oscine.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions, SpeculationOptions
 from oscine.engine.build import build_engine
 from oscine.engine.core.loop import EngineLoop
+from oscine.executor.cuda_graphs import sizes_up_to
+from oscine.executor.recorded_steps import RecordedSteps
+from oscine.executor.runner import TorchExecutor
+from oscine.executor.start.build import build_executor
 from oscine.ops.native.library import unavailable
-from oscine.types import GenerationRequest, SamplingParams
+from oscine.types import GenerationRequest, NewSequence, SamplingParams, ScheduledSequence, StepPlan
 from tests.engine.harness import SomeDrafts
 from training.evaluate import SKILLS
 from training.packing import Encoder
@@ -34,17 +38,19 @@ KINDS: list[dict[str, object]] = [
 ]
 
 
+def options(method: str, kv_cache_bytes: int | None = None, *, overlap: bool = True) -> EngineOptions:
+    return EngineOptions(
+        ModelOptions(str(NANO_FOLDER), max_model_len=2048),
+        CacheOptions(kv_cache_bytes=kv_cache_bytes, page_size=16),
+        SchedulerOptions(max_num_seqs=8, max_num_batched_tokens=256, overlap=overlap),
+        speculation=SpeculationOptions(method=method, max_drafts=MOST),  # type: ignore[arg-type]
+        num_threads=1,
+        quiet=True,
+    )
+
+
 def build(method: str, kv_cache_bytes: int | None = None) -> EngineLoop:
-    loop = build_engine(
-        EngineOptions(
-            ModelOptions(str(NANO_FOLDER), max_model_len=2048),
-            CacheOptions(kv_cache_bytes=kv_cache_bytes, page_size=16),
-            SchedulerOptions(max_num_seqs=8, max_num_batched_tokens=256),
-            speculation=SpeculationOptions(method=method, max_drafts=MOST),  # type: ignore[arg-type]
-            num_threads=1,
-            quiet=True,
-        )
-    ).loop
+    loop = build_engine(options(method, kv_cache_bytes)).loop
     if method != "none":
         loop.speculation = SomeDrafts(MOST)
     return loop
@@ -112,6 +118,14 @@ def test_answers_with_the_head_are_those_without() -> None:
     check_equal(24)
 
 
+def test_padded_steps_keep_their_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, where graphs are not captured for every number of rows. Recorded steps need no padding."""
+    requests, sizes = workload(6), sizes_up_to(8 * (1 + MOST))
+    plain = answers(build("none"), requests, lambda number: False)
+    monkeypatch.setattr(RecordedSteps, "size_of", lambda self, count: next(size for size in sizes if size >= count))
+    assert answers(build("eagle3"), requests, lambda number: False) == plain
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_two_thousand_answers_with_the_head_are_those_without() -> None:
@@ -128,3 +142,24 @@ def test_the_prefix_cache_finds_as_much_with_the_head() -> None:
         hits.append((loop.stats().prefix_hits, loop.stats().prefix_queries))
     assert hits[0] == hits[1]
     assert hits[0][0] > 0
+
+
+def test_drafts_write_no_page_of_another_sequence() -> None:
+    """A slot has had a longer sequence before, and another sequence of the step has more drafts."""
+    executor = build_executor(options("eagle3", overlap=False)).executor
+    assert isinstance(executor, TorchExecutor)
+    greedy = SamplingParams(max_tokens=40, temperature=0.0)
+
+    def takes(slot: int, num_tokens: int, pages: list[int]) -> tuple[NewSequence, ScheduledSequence]:
+        new = NewSequence(slot, [*range(100, 100 + num_tokens)], num_tokens, 0, [[], []], greedy)
+        return new, ScheduledSequence(slot, 0, num_tokens, True, [pages, pages])
+
+    for step, started in enumerate(([takes(1, 30, [0, 1])], [takes(0, 14, [2, 3]), takes(1, 14, [4])])):
+        new, sequences = zip(*started, strict=True)
+        executor.execute(StepPlan(step, [*new], [*sequences]))
+    before = [pages[:2].clone() for pages in executor.kv]
+    counts = (MOST, 1)
+    verifying = [ScheduledSequence(slot, 14, 1, True, [], count) for slot, count in enumerate(counts)]
+    assert executor.execute(StepPlan(2, [], verifying)).num_drafted == [*counts]
+    for pages, expected in zip(executor.kv, before, strict=True):
+        assert pages[:2].equal(expected)

@@ -1,8 +1,12 @@
 """Answers with drafts are those without: token by token, with their log-probabilities, whatever is asked for."""
 
+from dataclasses import replace
+
 import pytest
 
 from oscine.engine.core.loop import EngineLoop
+from oscine.executor.drafts.drafter import HostDrafter
+from oscine.executor.drafts.lookup import PromptLookup
 from oscine.executor.masks import GrammarCache
 from oscine.executor.slots import ColumnArray
 from oscine.types import GenerationOutput, GenerationRequest
@@ -51,7 +55,7 @@ def grammars(tmp_path_factory: pytest.TempPathFactory) -> GrammarCache:
     return GrammarCache(tokenizer_file(tmp_path_factory.mktemp("tokenizer"), SPECIALS), CONFIG.vocab_size)
 
 
-def engine(grammars: GrammarCache, pages: int, overlap: bool, drafter: Remembered | None = None) -> EngineLoop:
+def engine(grammars: GrammarCache, pages: int, overlap: bool, drafter: HostDrafter | None = None) -> EngineLoop:
     asked = options(overlap=overlap, max_num_batched_tokens=48)
     runner = executor(model(), asked, pages, pages, grammars, drafter, MOST)
     running = loop(runner, asked, runner.memory)
@@ -123,3 +127,19 @@ def test_answers_with_drafts_are_those_without(
     without = engine(grammars, pages, overlap)
     run(without, *requests)
     assert stats.steps < 0.9 * without.stats().steps, "few were accepted"
+
+
+@pytest.mark.parametrize("salts", [("", ""), ("", "mine"), ("mine", ""), ("mine", "yours")])
+def test_answers_of_requests_with_a_salt_are_no_drafts_of_others(
+    grammars: GrammarCache, salts: tuple[str, str]
+) -> None:
+    running = engine(grammars, 64, False, PromptLookup(4, lengths=(3,)))
+    answers = []
+    for i, salt in enumerate(salts):
+        before = running.stats().accepted_tokens
+        asked = replace(request(str(i), prompt(10), max_tokens=40, temperature=1.0), cache_salt=salt)
+        answers.append(run(running, asked)[str(i)].token_ids)
+    assert answers[0] == answers[1]
+    accepted = running.stats().accepted_tokens
+    assert before == 0, "the first answer repeats no three tokens"
+    assert accepted > 10 if salts == ("", "") else accepted == 0

@@ -27,7 +27,7 @@ from oscine.cluster.spec.deployment import (
     ServiceLevels,
     app_name,
 )
-from oscine.config import OPTIONS, EngineOptions, ServerOptions, ToolOptions
+from oscine.config import OPTIONS, EngineOptions, ServerOptions, SpeculationOptions, ToolOptions
 from oscine.environment import Environment
 from oscine.option import OptionError, options_of
 from oscine.types import Role
@@ -138,7 +138,14 @@ def _absolute(values: Values) -> Values:
         return always or (("FILE" in kind or kind == "FOLDER") and Path(value).exists())
 
     files = {name for name, value in values.items() if isinstance(value, str) and is_file(name, value)}
-    return values | {name: str(Path(values[name]).resolve()) for name in files}
+    heads = {name: _absolute_head(value) for name, value in values.items() if isinstance(value, SpeculationOptions)}
+    return values | heads | {name: str(Path(values[name]).resolve()) for name in files}
+
+
+def _absolute_head(drafts: SpeculationOptions) -> SpeculationOptions:
+    if drafts.model is None or not Path(drafts.model).exists():
+        return drafts
+    return replace(drafts, model=str(Path(drafts.model).resolve()))
 
 
 # ---- a model ----

@@ -28,9 +28,9 @@ _METHODS = {"eagle": "eagle3", "eagle3": "eagle3", "ngram": "ngram", "auto": "au
 
 _IGNORED = {
     "the configuration of the head says it": (
-        "eagle3_layers_to_capture eagle3_one_model num_eagle_layers max_model_len quantization revision code_revision "
-        "eagle3_model_arch"
+        "eagle3_layers_to_capture eagle3_one_model num_eagle_layers max_model_len quantization eagle3_model_arch"
     ),
+    "a head on the hub is its latest version; for another one, give a folder": "revision code_revision",
     "the number of drafts follows from measured times": (
         "max_concurrency disable_by_batch_size draft_len_schedule num_speculative_tokens_per_batch_size "
         "acceptance_window acceptance_length_threshold"
@@ -51,6 +51,7 @@ _IGNORED = {
     ),
 }
 _WITHOUT_EFFECT = {key: why for why, keys in _IGNORED.items() for key in keys.split()}
+_OF_LOOKUP = {key: "it is for ngram, not eagle3" for key, name in _KEYS.items() if name in ("lookup_min", "lookup_max")}
 
 
 def read_speculative_config(value: Any) -> Values:
@@ -62,8 +63,9 @@ def read_speculative_config(value: Any) -> Values:
         read = SpeculationOptions(**_fields(given))
     except ValueError as error:
         raise OptionError(_NAME, f"is refused: {error}") from None
-    ignored = (key for key in given if key in _WITHOUT_EFFECT)
-    return {_NAME: read} | note(*(f"speculative_config.{key} has no effect: {_WITHOUT_EFFECT[key]}" for key in ignored))
+    without_effect = _WITHOUT_EFFECT | (_OF_LOOKUP if read.method == "eagle3" else {})
+    ignored = (key for key in given if key in without_effect)
+    return {_NAME: read} | note(*(f"speculative_config.{key} has no effect: {without_effect[key]}" for key in ignored))
 
 
 def _parse(value: Any) -> Mapping[str, Any] | None:
@@ -94,7 +96,7 @@ def _fields(given: Mapping[str, Any]) -> dict[str, Any]:
             raise ValueError(f"{keys[name]} and {key} say the same")
         keys[name] = key
         fields[name] = _read(key, name, value)
-    return fields if "method" in fields else {"method": _method(fields)} | fields
+    return fields if fields.get("method", "auto") != "auto" else fields | {"method": _method(fields)}
 
 
 def _read(key: str, name: str, value: Any) -> Any:

@@ -89,7 +89,7 @@ class Scheduler:
     def _schedule_decodes(self) -> list[Request]:
         """Schedules every running sequence that has one token to compute; returns those that have more.
 
-        This loop runs once a sequence and step: page logic is behind `fast_end`.
+        This loop runs once per sequence and step: page logic is behind `fast_end`.
         """
         sequences, requests = self._step.plan.sequences, self._step.requests
         prefills: list[Request] = []

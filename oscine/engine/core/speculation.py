@@ -165,10 +165,8 @@ class SpeculationController:
 
     def __init__(self, max_drafts: int) -> None:
         self._rates = _Rates(max_drafts)
-        self._plain, self._drafting = (
-            StepTimes(),
-            StepTimes(skips_first=True),
-        )  # steps in which no sequence could have drafts; others
+        self._plain = StepTimes()  # of steps in which no sequence could have drafts
+        self._drafting = StepTimes(skips_first=True)  # of all others
         self._saved: float | None = None  # the account, in seconds; None: no step was measured yet
         self._by_level = [0] * (_LEVELS + 1)  # drafts of a sequence, by its level of acceptance
         self._explorers: list[Drafting] = []  # have more drafts in one step than they would have
@@ -180,7 +178,7 @@ class SpeculationController:
         self._steps_since_plain = 0
 
     def begin(self, request: Drafting) -> None:
-        """A request is admitted."""
+        """A request has its first token."""
         request.num_drafts = self._by_level[self._level(request)]
         self._steps_left = min(self._steps_left, 1 + self._batch // 16)
 

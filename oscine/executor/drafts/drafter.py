@@ -62,8 +62,11 @@ class DeviceDrafter(Protocol):
         """After any step. known_S: the token after each sequence of the batch, where it samples none."""
         ...
 
-    def draft(self, slots_D: NDArray[np.int64], num_drafts: int) -> None:
-        """Writes the next tokens of these sequences to the drafts of BatchState."""
+    def draft(self, slots_D: NDArray[np.int64], counts_D: NDArray[np.int64], last_places_D: NDArray[np.int64]) -> None:
+        """Writes the next counts_D >= 1 tokens of these sequences to the drafts of BatchState.
+
+        last_places_D: the last position on the pages of each sequence, which only a draft or a later token can have.
+        """
         ...
 
     def capture(self, sizes: list[int], most_drafts: int) -> None:

@@ -86,17 +86,18 @@ class EagleDrafter:
             places = batch.positions_T[part], slots_T[part]
             self._head.fill(features_TH[part], next_ids_T[part], *places, self._kv_pages)
 
-    def draft(self, slots_D: IntArray, num_drafts: int) -> None:
-        """Writes the next tokens of these sequences to the drafts of BatchState."""
+    def draft(self, slots_D: IntArray, counts_D: IntArray, last_places_D: IntArray) -> None:
+        """As in DeviceDrafter."""
+        asked = np.stack((slots_D, counts_D, last_places_D))
         if self._sizes and len(slots_D) <= self._sizes[-1]:
             size = self._sizes[bisect_left(self._sizes, len(slots_D))]
-            steps, graph = self._graphs[size, num_drafts]
-            upload_into(steps, _pack(np.pad(slots_D, (0, size - len(slots_D)), constant_values=slots_D[0]), num_drafts))
+            steps, graph = self._graphs[size, int(counts_D.max())]
+            upload_into(steps, _pack(*np.pad(asked, ((0, 0), (0, size - len(slots_D))), "edge")))
             graph.replay()
         elif self._records and len(slots_D) <= _MOST_RECORDED:
-            self._draft_recorded(slots_D, num_drafts)
+            self._draft_recorded(_pack(*asked), len(slots_D))
         else:
-            self._draft(upload(_pack(slots_D, num_drafts), self._device), len(slots_D))
+            self._draft(upload(_pack(*asked), self._device), len(slots_D))
 
     @torch.inference_mode()
     def capture(self, sizes: list[int], most_drafts: int) -> None:
@@ -105,7 +106,8 @@ class EagleDrafter:
         with paused():
             for size in sorted(sizes, reverse=True):
                 for num_drafts in range(most_drafts, 0, -1):
-                    steps = upload(_pack(np.zeros(size, np.int64), num_drafts), self._device)
+                    zeros = np.zeros(size, np.int64)
+                    steps = upload(_pack(zeros, zeros + num_drafts, zeros), self._device)
                     self._draft(steps, size)  # compiles kernels and takes memory
                     graph = torch.cuda.CUDAGraph()
                     with torch.cuda.graph(graph, pool=pool):
@@ -113,15 +115,15 @@ class EagleDrafter:
                     self._graphs[size, num_drafts] = steps, graph
         self._sizes = sorted(sizes)
 
-    def _draft_recorded(self, slots_D: IntArray, num_drafts: int) -> None:
-        steps, key = _pack(slots_D, num_drafts), (len(slots_D), num_drafts)
+    def _draft_recorded(self, steps: ColumnArray, count: int) -> None:
+        key = count, len(steps)
         recorded = self._recorded.get(key)
         if recorded is not None:
             recorded[0][:] = steps
             recorded[1].run()
             return
         with (recording := Recording()):
-            self._draft(torch.from_numpy(steps), len(slots_D))
+            self._draft(torch.from_numpy(steps), count)
         self._recorded[key] = steps, recording
 
     def _draft(self, steps: Tensor, count: int) -> None:
@@ -140,14 +142,19 @@ class EagleDrafter:
             features_DH = drafted.feature_TH
 
 
-def _pack(slots_D: IntArray, num_drafts: int) -> ColumnArray:
-    """[drafts, aligned size of a packed step]: the j-th reads the token sampled last, or the draft before."""
+def _pack(slots_D: IntArray, counts_D: IntArray, last_places_D: IntArray) -> ColumnArray:
+    """[drafts, aligned size of a packed step]: the j-th reads the token sampled last, or the draft before.
+
+    A sequence with fewer drafts than others may have no page for theirs. It then computes any token at its last place,
+    whose keys and values are written anew before they are read.
+    """
     count = len(slots_D)
     sizes = PackedSizes(count, count, count, count)
-    steps = np.zeros((num_drafts, -(-sizes.total // ALIGNED) * ALIGNED), np.int32)
+    steps = np.zeros((counts_D.max(), -(-sizes.total // ALIGNED) * ALIGNED), np.int32)
     for place, flat in enumerate(steps):
         packed = PackedStep.of(flat, sizes)
-        packed.given_T.fill(-1 - place)
+        packed.given_T[:] = np.where(place < counts_D, -1 - place, 0)
+        packed.positions_T[:] = last_places_D
         packed.token_slots_T[:] = packed.slots_S[:] = packed.sampled_slots_M[:] = slots_D
         packed.query_starts_S1[:] = np.arange(count + 1)
         packed.logits_rows_N[:] = np.arange(count)

@@ -137,7 +137,8 @@ $(EDGE)/.ready:
 bench-edge: $(TEST) $(EDGE)/.ready  ## beside llama.cpp on this CPU, at the shapes of 20b and with the embedded model; EDGE_OPTIONS: --layers 4
 	$(BIN)/python -m benchmarks.edge $(EDGE_OPTIONS)
 
-bench-speculation: $(BASE)  ## prompt lookup on the embedded model, with and without in turns
+bench-speculation: $(BASE)  ## the embedded model with drafts of its head, then of prompt lookup, each in turns with none
+	$(BIN)/python -m benchmarks.speculation --method eagle3 --output benchmarks/results/speculation.jsonl
 	$(BIN)/python -m benchmarks.speculation --output benchmarks/results/speculation.jsonl
 
 cluster-chaos: $(TEST)  ## replicas and the router of a cluster killed under streams

@@ -9,13 +9,15 @@ import ipaddress
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Self, get_args
 
 from oscine.option import BYTES, TOKENS, OptionError, Options, option, options_of, require
 
 NANO = "oscine-nano"  # the embedded model
 _LEAST_KEY = 32  # characters of a cluster's key
 STREAMED_TOKENS = 8192  # of a step, by default, where such a step copies experts to the GPU
+SEQS, STEP_TOKENS = 64, 1024  # the default limits where no GPU's memory decides
+MOST_SEQS, MOST_STEP_TOKENS = 512, 8192  # of the limits that follow from a GPU's memory (decisions/0029)
 CPU_CACHE_BYTES = 1 << 30  # KV cache on a CPU, of all engines or ranks together
 
 
@@ -196,13 +198,19 @@ class CacheOptions(Options, group="KV cache"):
 @dataclass(frozen=True)
 class SchedulerOptions(Options, group="scheduler"):
     max_num_seqs: int = option(
-        64, "most sequences that run at once", "N", aliases=("max-batch-size", "max-running-requests"), at_least=1
+        SEQS,
+        "most sequences that run at once",
+        "N",
+        shown=f"on a GPU as many as its memory holds, up to {MOST_SEQS}; else {SEQS}",
+        aliases=("max-batch-size", "max-running-requests"),
+        at_least=1,
     )
     max_num_batched_tokens: int = option(
-        1024,
+        STEP_TOKENS,
         "most tokens that are computed in one step",
         TOKENS,
-        shown=f"1024; {STREAMED_TOKENS} with --experts-on-host",
+        shown=f"{STEP_TOKENS} to {MOST_STEP_TOKENS} by the GPU's memory; {STREAMED_TOKENS} with --experts-on-host; "
+        f"else {STEP_TOKENS}",
         aliases=("max-num-tokens", "chunked-prefill-size"),
     )
     max_waiting: int = option(
@@ -221,6 +229,19 @@ class SchedulerOptions(Options, group="scheduler"):
         aliases=("disable-overlap-scheduler", "disable-overlap-schedule"),
         opposites=("async-scheduling",),
     )
+    by_memory: tuple[str, ...] = ()  # fields that nobody has set: on a GPU its memory plan chooses their values
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any], **fields: Any) -> Self:
+        limits = {"max-num-seqs": "max_num_seqs", "max-num-batched-tokens": "max_num_batched_tokens"}
+        by_memory = tuple(field for name, field in limits.items() if name not in values)
+        tokens = max(STEP_TOKENS, values.get("max-num-seqs", SEQS))  # a step has a token of every sequence
+        return super().of({"max-num-batched-tokens": tokens, **values}, by_memory=by_memory, **fields)
+
+    @property
+    def most_seqs(self) -> int:
+        """An upper bound of max_num_seqs, for those that cannot know what a GPU's memory plan chooses."""
+        return MOST_SEQS if "max_num_seqs" in self.by_memory else self.max_num_seqs
 
     def __post_init__(self) -> None:
         super().__post_init__()

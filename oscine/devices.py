@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from oscine.config import CPU_CACHE_BYTES, Config, EngineOptions, PeerOptions, SchedulerOptions
+from oscine.config import CPU_CACHE_BYTES, MOST_STEP_TOKENS, Config, EngineOptions, PeerOptions, SchedulerOptions
 from oscine.cores import default_threads
 from oscine.option import OptionError
 
@@ -50,17 +50,21 @@ def engines_of(config: Config, num_gpus: int) -> list[EngineOptions]:
     if config.server.enable_expert_parallel:
         if engine.model.tensor_parallel_size > 1:
             raise ValueError("--enable-expert-parallel needs engines of one rank: --tensor-parallel-size must be 1")
-        engine = replace(engine, scheduler=_part_of_step(engine.scheduler, count))
+        engine = replace(engine, scheduler=_part_of_step(engine.scheduler, count, on_cpu=on_cpu))
     return [
         replace(engine, model=replace(engine.model, device=",".join(dict.fromkeys(own))), quiet=engine.quiet or i > 0)
         for i, own in enumerate(devices)
     ]
 
 
-def _part_of_step(scheduler: SchedulerOptions, count: int) -> SchedulerOptions:
+def _part_of_step(scheduler: SchedulerOptions, count: int, *, on_cpu: bool) -> SchedulerOptions:
     """The experts of each engine compute the tokens of all: a step of the group has no more tokens than one engine's.
 
     So a prompt of one engine delays the sequences of the others no longer than a prompt of their own would.
+    Engines on GPUs need the number before they meet, so it cannot follow from their memory.
     """
-    share = max(scheduler.max_num_batched_tokens // count, scheduler.max_num_seqs)
-    return replace(scheduler, max_num_batched_tokens=share)
+    left = "max_num_batched_tokens" in scheduler.by_memory and not on_cpu
+    tokens = MOST_STEP_TOKENS if left else scheduler.max_num_batched_tokens
+    share = max(tokens // count, scheduler.max_num_seqs)
+    by_memory = tuple(field for field in scheduler.by_memory if field != "max_num_batched_tokens")
+    return replace(scheduler, max_num_batched_tokens=share, by_memory=by_memory)

@@ -255,6 +255,7 @@ class EngineInfo:
     ready_s: float  # seconds from process start to ready
     page_size: int  # tokens
     max_num_seqs: int  # sequences that run at once
+    max_num_batched_tokens: int = 0  # tokens of a step; 0: not said
     endpoints: Endpoints | None = None  # of an engine that others may reach
     size: ModelSize = ModelSize()
     gpus: tuple[str, ...] = ()  # UUIDs of those that compute it

@@ -144,7 +144,7 @@ class DynamoEngine(LLMEngine):  # type: ignore[misc]  # untyped, and not install
             kv_cache_block_size=info.page_size,
             total_kv_blocks=self._engine.stats.full_pages_total or None,
             max_num_seqs=info.max_num_seqs,
-            max_num_batched_tokens=self._options.engine.scheduler.max_num_batched_tokens,
+            max_num_batched_tokens=info.max_num_batched_tokens,
         )
         return EngineConfig(model=str(self._options.folder), served_model_name=self._options.name, llm=shape)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from oscine.config import EngineOptions
+from oscine.config import EngineOptions, SchedulerOptions
 from oscine.engine.core.loop import EngineLoop
 from oscine.engine.core.speculation import SpeculationController
 from oscine.engine.offload.manager import Offload
@@ -31,12 +31,14 @@ class BuiltEngine:
     ranks: "RankProcesses | None" = None  # where the model has several ranks
     offload: Offload | None = None  # where the options want evicted pages kept
     gpus: tuple[str, ...] = ()  # UUIDs of those that compute the model
+    scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)  # with the limits that there is room for
 
 
 def build_engine(options: EngineOptions, seat: Seat | None = None) -> BuiltEngine:
     """Loads the model and puts a loop over it. Raises ValueError as build_executor does."""
     options = with_prefix_seed(options)
     built = build_executor(options, seat)
+    options = replace(options, scheduler=built.scheduler)
     loop = EngineLoop(
         built.executor,
         options,
@@ -51,7 +53,7 @@ def build_engine(options: EngineOptions, seat: Seat | None = None) -> BuiltEngin
     if built.max_drafts:
         loop.speculation = SpeculationController(built.max_drafts)
     facts = built.model, built.max_model_len, built.vocab_size, built.size
-    return BuiltEngine(loop, *facts, built.transfers, built.ranks, offload, built.gpus)
+    return BuiltEngine(loop, *facts, built.transfers, built.ranks, offload, built.gpus, built.scheduler)
 
 
 def with_prefix_seed(options: EngineOptions) -> EngineOptions:

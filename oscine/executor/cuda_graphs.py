@@ -121,13 +121,5 @@ class CudaGraphs:
         return captured.ids_S
 
 
-def sizes_up_to(most: int) -> list[int]:
-    """Graph sizes for steps of up to `most` sequences: padding adds little, and there are not too many to capture."""
-    sizes = [1, 2, 3, 4, 6, 8, 12]
-    for step, end in ((8, 64), (16, 256), (32, 512), (64, most)):
-        sizes += range(-(-(sizes[-1] + 1) // step) * step, end + 1, step)
-    return [*(size for size in sizes if size < most), most]
-
-
 def _sizes_of(size: int) -> PackedSizes:
     return PackedSizes(tokens=size, sequences=size, logits_rows=size, sampled=size)

@@ -48,8 +48,8 @@ class AsyncLLM:
             add_engines(self._service, config, environment.num_gpus)
         else:
             self._service.add(EngineClient(config.engine), config.engine)
-        engines = config.server.data_parallel_size
-        self._at_once = 2 * engines * config.engine.scheduler.max_num_seqs
+        engines, scheduler = config.server.data_parallel_size, config.engine.scheduler
+        self._at_once = 2 * engines * (scheduler.most_seqs if environment.num_gpus else scheduler.max_num_seqs)
         self._runner = Runner(self._service)
         self._starting: asyncio.Task[None] | None = None
         self._closed = False

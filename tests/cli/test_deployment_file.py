@@ -155,8 +155,16 @@ MODEL = "models:\n  - name: nano\n"
             4,
             ["models[0].engine: page-size must be 16, 32, 64 or 128, not 48"],
         ),
-        (MODEL + "    engine: {max-num-seqs: 2000}\n", 3, ["--max-num-batched-tokens", "--max-num-seqs"]),
-        (MODEL + "    engine:\n      device: cpu\n      max_batch_size: 2000\n", 5, ["at least --max-num-seqs (2000)"]),
+        (
+            MODEL + "    engine: {max-num-seqs: 2000, max-num-batched-tokens: 1024}\n",
+            3,
+            ["--max-num-batched-tokens", "--max-num-seqs"],
+        ),
+        (
+            MODEL + "    engine:\n      device: cpu\n      max_batch_size: 2000\n      max_num_tokens: 99\n",
+            6,
+            ["at least --max-num-seqs (2000)"],
+        ),
         (
             MODEL + "    engine:\n      kv-cache-bytes: 1G\n      kv-cache-config: {free-gpu-memory-fraction: 0.5}\n",
             4,

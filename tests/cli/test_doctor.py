@@ -34,6 +34,7 @@ def test_what_fits_follows_from_the_memory_plan() -> None:
     assert alone is not None
     assert together is not None
     assert alone.on_host.total == 0
+    assert (alone.max_num_seqs, alone.max_num_batched_tokens) == (512, 8192)
     assert together.weights < 0.6 * alone.weights
     on_cpu = large["gpt-oss-120b", "the CPU"]
     assert on_cpu.plan is None
@@ -97,5 +98,8 @@ def test_a_healthy_machine_has_no_fatal_problem() -> None:
     assert diagnosis.healthy
     text = report(diagnosis)
     assert "GPU 0      NVIDIA H200, 151.4 GB" in text
-    assert "gpt-oss-20b on one NVIDIA H200 fits, with a context of 131,072 tokens" in text
+    assert (
+        "gpt-oss-20b on one NVIDIA H200 fits, with a context of 131,072 tokens, 512 sequences, 8,192 tokens per step"
+        in text
+    )
     assert "oscine-nano (Oscine, safetensors" in text

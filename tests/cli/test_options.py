@@ -12,7 +12,7 @@ from oscine.cli.parser import Parser
 from oscine.cli.serve import dialects
 from oscine.cli.serve.options import ALIASES, OPPOSITES, add_options
 from oscine.cli.serve.read_options import read_config
-from oscine.config import OPTIONS, STREAMED_TOKENS, Config
+from oscine.config import OPTIONS, STREAMED_TOKENS, Config, EngineOptions, SchedulerOptions
 from oscine.devices import engines_of
 from tests.cli.option_table import tables
 
@@ -44,7 +44,9 @@ def test_the_help_says_what_each_option_is_by_default() -> None:
     for name, option in OPTIONS.items():
         assert option.help_text.endswith(")") == (not option.is_flag and name not in absent), name
         assert ("(default: " in option.help_text) == option.help_text.endswith(")"), name
-    assert OPTIONS["max-num-seqs"].help_text == "most sequences that run at once (default: 64)"
+    assert OPTIONS["max-num-seqs"].help_text == (
+        "most sequences that run at once (default: on a GPU as many as its memory holds, up to 512; else 64)"
+    )
     assert OPTIONS["max-body-bytes"].help_text.endswith("(default: 4MiB)")
 
 
@@ -112,7 +114,8 @@ def test_sizes_are_as_people_write_them(tmp_path: Path) -> None:
 
 
 def test_nothing_given_is_the_defaults() -> None:
-    assert config_of() == Config()
+    left = SchedulerOptions(by_memory=("max_num_seqs", "max_num_batched_tokens"))
+    assert config_of() == Config(EngineOptions(scheduler=left))
 
 
 def test_every_part_of_the_config_is_reached() -> None:

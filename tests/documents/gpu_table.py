@@ -56,5 +56,21 @@ def table() -> Iterator[str]:
         yield f"| {gib} GB | {names} | {' | '.join(cells)} |"
 
 
+def limits(model: str, gib: int, num_ranks: int) -> str:
+    """The sequences that run at once by default."""
+    try:
+        return str(plan(model, gib, num_ranks).max_num_seqs)
+    except ValueError:
+        return "-"
+
+
+def limits_table() -> Iterator[str]:
+    of_120b = " | ".join(f"120b on {ranks}" for ranks in RANKS)
+    yield f"| memory | tokens per step | 20b on 1 | {of_120b} |\n|---|---|---|---|---|---|---|"
+    for gib in GPUS:
+        cells = (limits("20b", gib, 1), *(limits("120b", gib, ranks) for ranks in RANKS))
+        yield f"| {gib} GB | {plan('120b', gib, 8).max_num_batched_tokens:,} | {' | '.join(cells)} |"
+
+
 if __name__ == "__main__":
-    print("\n".join(table()))
+    print("\n".join((*table(), "", *limits_table())))

@@ -93,7 +93,9 @@ def test_the_guide_says_what_the_profiles_set() -> None:
 
 def test_the_table_of_gpus_is_that_of_the_memory_plan() -> None:
     """Where this fails, `python -m tests.documents.gpu_table` prints what docs/gpus.md has to say."""
-    assert "\n".join(gpu_table.table()) in (DOCS / "gpus.md").read_text()
+    text = (DOCS / "gpus.md").read_text()
+    assert "\n".join(gpu_table.table()) in text
+    assert "\n".join(gpu_table.limits_table()) in text
 
 
 # ---- the site ----

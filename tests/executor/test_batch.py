@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 
-from oscine.executor.cuda_graphs import sizes_up_to
+from oscine.executor.kv.limits import sizes_up_to
 from oscine.executor.slots import Slots
 from oscine.executor.step_batch import StepArrays, pack
 from oscine.ops.packed import PackedStep

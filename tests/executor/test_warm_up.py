@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from oscine.executor.cuda_graphs import sizes_up_to
+from oscine.executor.kv.limits import sizes_up_to
 from oscine.executor.kv.memory import SAMPLED_AT_ONCE
 from oscine.executor.start.warm_up import KERNEL_SAMPLINGS, MASKED, SAMPLINGS, row_counts, warm_up
 from oscine.model.gpt_oss import GptOss

@@ -108,7 +108,7 @@ class BatchService(ResponseService):
         return any(job.batch.input_file_id == file_id for job, _ in self._jobs.values())
 
     def _run(self, batch: BatchObject, owner: str) -> None:
-        places = sum(model.options.scheduler.max_num_seqs for model in self.models)
+        places = sum(model.max_num_seqs for model in self.models)
         self._slots = self._slots or asyncio.Semaphore(places)
         job = BatchJob(batch, owner, self.files, partial(self._ask, owner), self._wrong_model)
         task = asyncio.create_task(self._run_job(job, self._slots, places))

@@ -10,6 +10,7 @@ from starlette.responses import Response
 import oscine
 from oscine.api.conventions.schemas import ServerInfo, ServerLoad, TokenizerInfo
 from oscine.api.http.body import json_response
+from oscine.api.serving.served_model import ServedModel
 from oscine.api.serving.service import Service
 from oscine.config import EngineOptions
 from oscine.option import Options, options_of
@@ -25,8 +26,11 @@ class Vllm:
         return json_response(ServerLoad(self.service.running))
 
     async def server_info(self, request: Request) -> Response:
-        """The options of each engine by their names; those of the server may have secrets."""
-        models = {model.names[0]: _options(model.options) for model in self.service.models}
+        """The options of each engine by their names, with the limits that a GPU's memory has set.
+
+        Those of the server may have secrets.
+        """
+        models = {model.names[0]: _options(model.options) | _limits(model) for model in self.service.models}
         return json_response(ServerInfo(oscine.__version__, models))
 
     async def tokenizer_info(self, request: Request) -> Response:
@@ -53,6 +57,15 @@ def _options(engine: EngineOptions) -> dict[str, Any]:
         option.name: getattr(section, option.field) for section in sections for option in options_of(type(section))
     }
     return {name: value for name, value in values.items() if not dataclasses.is_dataclass(value)}
+
+
+def _limits(model: ServedModel) -> dict[str, int]:
+    """Those that no option has set, once the engine has told them."""
+    info, by_memory = model.engine.info, model.options.scheduler.by_memory
+    if info is None:
+        return {}
+    chosen = {name: getattr(info, name) for name in by_memory}
+    return {name.replace("_", "-"): value for name, value in chosen.items() if value}
 
 
 def _template(folder: Path) -> str | None:

@@ -87,7 +87,14 @@ class ServedModel:
             ids = f"ids up to {tokenizer.max_prompt_id}, and the model has only {info.vocab_size} tokens"
             raise ValueError(f"{tokenizer.path} is not the vocabulary of {info.model}: it has {ids}")
         self._ready = self._made_ready(info, tokenizer)
+        self.admission.max_sequences = self.max_num_seqs + self.options.scheduler.max_waiting
         return info
+
+    @property
+    def max_num_seqs(self) -> int:
+        """Sequences that run at once: of a ready engine as many as it has room for, of several engines the options'."""
+        given, info = self.options.scheduler, self.engine.info
+        return info.max_num_seqs if info is not None and "max_num_seqs" in given.by_memory else given.max_num_seqs
 
     def _made_ready(self, info: EngineInfo, tokenizer: Tokenizer) -> ReadyModel:
         prompts = Prompts(tokenizer, info.max_model_len, self.options.scheduler.max_queued_tokens)

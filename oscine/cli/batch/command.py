@@ -58,7 +58,8 @@ def run(args: argparse.Namespace) -> None:
     from oscine.api.batches.lines import BatchFileError, BatchInput, BatchOutput, FileInUseError
     from oscine.cli.batch.run import BatchRun
 
-    here = 2 * config.engine.scheduler.max_num_seqs
+    scheduler = config.engine.scheduler
+    here = 2 * (scheduler.most_seqs if Environment().num_gpus else scheduler.max_num_seqs)
     concurrency = concurrency or (here if url is None else _CONCURRENCY)
     with ExitStack() as opened:
         with ended_by(FileInUseError), ended_by(BatchFileError, status=USAGE):

@@ -77,6 +77,8 @@ def _fits(facts: Facts) -> list[dict[str, Any]]:
             "where": found.where,
             "fits": found.plan is not None,
             "context": found.plan.max_model_len if found.plan else None,
+            "sequences": found.plan.max_num_seqs if found.plan else None,
+            "step_tokens": found.plan.max_num_batched_tokens if found.plan else None,
             "says": str(found),
         }
         for found in fits(facts)

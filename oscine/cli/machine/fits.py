@@ -22,7 +22,9 @@ class Fit:
         if plan is None:
             return f"does not fit: {self.why}"
         beside = f", with {plan.on_host} in host memory" if plan.on_host.num_layers else ""
-        return f"fits, with a context of {plan.max_model_len:,} tokens{beside} (plan: {plan.total / (1 << 30):.1f} GiB)"
+        limits = f"{plan.max_num_seqs} sequences, {plan.max_num_batched_tokens:,} tokens per step"
+        size = f"plan: {plan.total / (1 << 30):.1f} GiB"
+        return f"fits, with a context of {plan.max_model_len:,} tokens, {limits}{beside} ({size})"
 
 
 def fits(facts: Facts) -> list[Fit]:

@@ -95,9 +95,10 @@ def as_one(engine: EngineOptions, count: int, max_waiting: int) -> EngineOptions
     scheduler = engine.scheduler
     whole = replace(
         scheduler,
-        max_num_seqs=count * scheduler.max_num_seqs,
-        max_num_batched_tokens=count * scheduler.max_num_batched_tokens,
+        max_num_seqs=count * scheduler.most_seqs,
+        max_num_batched_tokens=count * max(scheduler.max_num_batched_tokens, scheduler.most_seqs),
         max_queued_tokens=count * scheduler.max_queued_tokens,
         max_waiting=max_waiting,
+        by_memory=(),
     )
     return replace(engine, scheduler=whole)

@@ -6,7 +6,7 @@ from itertools import islice
 
 from oscine.cluster.routing.cost import ReplicaLoad
 from oscine.cluster.spec.snapshot import ReplicaReport, ReplicaSnapshot, ReplicaState
-from oscine.config import CacheOptions, SchedulerOptions
+from oscine.config import SEQS, CacheOptions
 from oscine.types import EngineStats
 
 _PENDING_S = 2.0  # a placed request that no report shows by then never arrived
@@ -53,7 +53,7 @@ class ReplicaView:
     def bound(self) -> int:
         """Requests that keep its engine busy between two of its reports: all its sequences, and some that wait."""
         info = self.report.info
-        max_num_seqs = info.max_num_seqs if info is not None else SchedulerOptions.max_num_seqs
+        max_num_seqs = info.max_num_seqs if info is not None else SEQS
         return max_num_seqs + max(4, max_num_seqs // 4)
 
     def begin_life(self, now_s: float) -> None:

@@ -92,6 +92,8 @@ class MemoryPlan:
     model_limit: int  # tokens that the model itself can take
     on_host: OnHost = OnHost()
     offload: int = 0  # of host memory, for evicted pages
+    max_num_seqs: int = 0  # sequences that run at once, for which workspace and pages are planned
+    max_num_batched_tokens: int = 0  # tokens of a step, likewise
 
     @property
     def total(self) -> int:
@@ -117,6 +119,7 @@ class MemoryPlan:
             *groups,
             ("workspace", f"{_gib(self.workspace)}  estimated"),
             ("total", _gib(self.total)),
+            ("limits", f"{self.max_num_seqs} sequences, {self.max_num_batched_tokens} tokens per step"),
             ("context", f"{self.max_model_len} tokens{own}"),
         ]
         if self.on_host.total:
@@ -155,6 +158,8 @@ def plan_memory(
         model_limit=config.max_position_embeddings,
         on_host=on_host,
         offload=options.cache.kv_offload_bytes or 0,
+        max_num_seqs=options.scheduler.max_num_seqs,
+        max_num_batched_tokens=options.scheduler.max_num_batched_tokens,
     )
     if gpu is None and host_bytes is not None and plan.total + plan.offload > host_bytes:
         raise ValueError(_no_host_memory(plan, host_bytes))

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from oscine.checkpoint.hub import config_at, find_model, find_tokenizer
-from oscine.config import EngineOptions
+from oscine.config import EngineOptions, SchedulerOptions
 from oscine.devices import devices_of
 from oscine.environment import Environment
 from oscine.executor.fake import FakeExecutor, Script
 from oscine.executor.kv.fake_memory import FakePages
+from oscine.executor.kv.memory import MemoryPlan
 from oscine.executor.kv.page_memory import HostMemory
 from oscine.executor.kv.page_store import PageStore, open_store
 from oscine.executor.kv.transfers import Transfers, identity_of
@@ -45,6 +46,7 @@ class BuiltExecutor:
     max_model_len: int  # tokens
     groups: Sequence[KVGroup]
     num_pages: Sequence[int]  # per group
+    scheduler: SchedulerOptions  # with the limits that the executor has room for
     max_attended: int | None = None  # query-key pairs that the prompts of one step may have; None: no limit
     transfers: Transfers | None = None  # where the options want pages to move between engines
     ranks: "RankProcesses | None" = None  # where the model has several ranks
@@ -127,6 +129,7 @@ def _load_torch(
         max_model_len=plan.max_model_len,
         groups=plan.groups,
         num_pages=executor.num_pages,
+        scheduler=_scheduler(options.scheduler, plan),
         max_attended=_CPU_ATTENDED if executor.device.type == "cpu" else None,
         transfers=_transfers(options, executor, ranks) if options.peers.kv_transfer else None,
         ranks=ranks,
@@ -136,6 +139,12 @@ def _load_torch(
         max_drafts=executor.max_drafts,
         gpus=_uuids([str(executor.device)] if ranks is None else devices),
     )
+
+
+def _scheduler(asked: SchedulerOptions, plan: MemoryPlan) -> SchedulerOptions:
+    """With the limits of the memory plan, which has chosen those that were left to it."""
+    seqs, tokens = plan.max_num_seqs, plan.max_num_batched_tokens
+    return replace(asked, by_memory=(), max_num_seqs=seqs, max_num_batched_tokens=tokens)
 
 
 def _uuids(devices: Sequence[str]) -> tuple[str, ...]:
@@ -186,6 +195,7 @@ def _build_fake(options: EngineOptions) -> BuiltExecutor:
         max_model_len=max_model_len,
         groups=groups,
         num_pages=num_pages,
+        scheduler=replace(options.scheduler, by_memory=()),
         transfers=_fake_transfers(options, config, groups, num_pages[0]) if options.peers.kv_transfer else None,
         store=None if pages is None else open_store(options, groups, HostMemory(pages.memory), "fake"),
     )

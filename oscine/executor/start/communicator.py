@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.distributed as dist
 
 from oscine.checkpoint.opened import OpenedModel
@@ -28,6 +29,14 @@ def between_ranks(host: HostCommunicator, store: int, options: EngineOptions) ->
         return between_gpus(host.rank, host.num_ranks, file, opened, options)
 
     return make
+
+
+def least_of(number: int, communicator: Communicator, *, shares_experts: bool) -> int:
+    """The least number of all ranks of a model on GPUs, and of all engines that share its experts."""
+    found = communicator.all_gather(torch.tensor([number])).min()
+    if shares_experts:  # the engines are the ranks of the process group
+        dist.all_reduce(found, op=dist.ReduceOp.MIN)
+    return int(found)
 
 
 def between_gpus(

@@ -1,5 +1,6 @@
 """The memory of a GPU that the engine may use, and torch's limit that enforces it."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +21,13 @@ def device_memory(device: torch.device, options: EngineOptions, held: int = 0) -
     chip: Any = torch.cuda.get_device_properties(device)
     found = DeviceMemory(total, free, unified=bool(chip.is_integrated))
     return capped(with_cache(found, available_bytes()), options.cache.gpu_memory_bytes, held)
+
+
+def smallest_gpu(devices: Sequence[torch.device], options: EngineOptions) -> int:
+    """Bytes of the smallest of these GPUs, at most --gpu-memory-bytes. Makes no CUDA context on them."""
+    totals = [torch.cuda.get_device_properties(device).total_memory for device in devices]
+    most = options.cache.gpu_memory_bytes
+    return min(totals) if most is None else min(most, *totals)
 
 
 def with_cache(memory: DeviceMemory, available: int | None) -> DeviceMemory:

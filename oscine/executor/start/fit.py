@@ -4,7 +4,8 @@ import torch
 
 from oscine.config import EngineOptions
 from oscine.executor.kv.allocate import groups_of
-from oscine.executor.kv.memory import DeviceMemory, MemoryPlan, WeightBytes, leave_on_host, plan_memory
+from oscine.executor.kv.limits import with_sequences, with_step_tokens
+from oscine.executor.kv.memory import DeviceMemory, MemoryPlan, OnHost, WeightBytes, leave_on_host, plan_memory
 from oscine.executor.start.load import native_bytes, weight_bytes
 from oscine.model.config import ModelConfig
 from oscine.model.weights import Shard, tensor_specs
@@ -15,6 +16,7 @@ def plan_on_gpus(
     config: ModelConfig, options: EngineOptions, gpu: DeviceMemory, num_ranks: int = 1, host_bytes: int | None = None
 ) -> MemoryPlan:
     """The plan of one rank in bfloat16. Raises ValueError with the arithmetic if it does not fit."""
+    options = with_step_tokens(options, gpu.total)
     dtype, shard = torch.bfloat16, Shard.of_everything(0, num_ranks)
     own = shard.config(config)
     groups = groups_of(config, options.cache, dtype, num_ranks)
@@ -26,10 +28,13 @@ def plan_on_gpus(
         if name.endswith(("_blocks", "_scales")):
             experts[int(name.split(".")[2])] += spec.num_bytes
     weights = WeightBytes(total, specs["model.embed_tokens.weight"].num_bytes, experts)
-    if num_ranks > 1:
-        return plan_memory(own, groups, options, total, dtype.itemsize, gpu)
-    on_host = leave_on_host(own, groups, options, weights, dtype.itemsize, gpu)
-    return plan_memory(own, groups, options, total - on_host.total, dtype.itemsize, gpu, host_bytes, on_host)
+    on_host = OnHost() if num_ranks > 1 else leave_on_host(own, groups, options, weights, dtype.itemsize, gpu)
+
+    def plan_of(options: EngineOptions) -> MemoryPlan:
+        host = None if num_ranks > 1 else host_bytes
+        return plan_memory(own, groups, options, total - on_host.total, dtype.itemsize, gpu, host, on_host)
+
+    return plan_of(options if on_host.num_layers else with_sequences(options, plan_of))
 
 
 def plan_on_cpu(config: ModelConfig, options: EngineOptions, host_bytes: int | None) -> MemoryPlan:

@@ -20,18 +20,18 @@ import torch
 from oscine.checkpoint.opened import open_model
 from oscine.config import EngineOptions
 from oscine.environment import Environment
-from oscine.executor.cuda_graphs import sizes_up_to
 from oscine.executor.drafts.lookup import PromptLookup, run_lengths
 from oscine.executor.heads.eagle import EagleDrafter
 from oscine.executor.heads.find import find_draft_head
 from oscine.executor.kv.allocate import allocate_kv, groups_of
+from oscine.executor.kv.limits import sizes_up_to, with_fixed, with_sequences, with_step_tokens
 from oscine.executor.kv.memory import MemoryPlan, OnHost, WeightBytes, leave_on_host, plan_memory
 from oscine.executor.masks import TOKENIZER
 from oscine.executor.parallel.meeting import Seat
 from oscine.executor.rules import NewRules, grammar_rules
 from oscine.executor.runner import TorchExecutor
-from oscine.executor.start.communicator import MakeCommunicator
-from oscine.executor.start.device_memory import device_memory, keep_to
+from oscine.executor.start.communicator import MakeCommunicator, least_of
+from oscine.executor.start.device_memory import device_memory, keep_to, smallest_gpu
 from oscine.executor.start.host_memory import available_bytes
 from oscine.executor.start.share import open_lockstep
 from oscine.executor.start.stopwatch import Stopwatch
@@ -75,8 +75,11 @@ class Start:
         seat: Seat | None,
     ) -> None:
         """Raises ValueError for what is wrong with the model."""
-        self.options, self.report, self.watch, self.rules_of = options, report, watch, rules_of
+        self.report, self.watch, self.rules_of = report, watch, rules_of
         self.opened = open_model(options.model)
+        if self.opened.device.type == "cuda":
+            options = with_step_tokens(options, smallest_gpu([self.opened.device], options))
+        self.options = options
         self.lockstep = None if seat is None else open_lockstep(seat, self.opened, options)
         exchange = None if self.lockstep is None else self.lockstep.exchange
         target = Target.of(self.opened.device, communicator and communicator(self.opened), exchange)
@@ -191,6 +194,8 @@ def plan(start: Start) -> MemoryPlan:
     on_host = _leave_on_host(start, weights)
     if on_host.num_layers:
         start.keep_experts(on_host.num_layers)
+    elif start.on_gpu:
+        start.options = _with_sequences(start, weights.total - on_host.total, on_host)
     memory = _plan(start, weights.total - on_host.total, on_host)
     heads = config.num_attention_heads, config.num_key_value_heads, config.head_dim
     shapes = Shapes(opened.dtype, memory.page_size, *heads, config.hidden_size)
@@ -370,6 +375,11 @@ def _groups(start: Start) -> tuple[KVGroup, ...]:
 
 def _plan(start: Start, weights: int, on_host: OnHost, held: int = 0) -> MemoryPlan:
     """`weights`: bytes on the device. `held`: the part of them that is already there."""
+    return _plan_of(start, weights, on_host, held)(start.options)
+
+
+def _plan_of(start: Start, weights: int, on_host: OnHost, held: int = 0) -> Callable[[EngineOptions], MemoryPlan]:
+    """The plan for some options, as _plan has it. All ranks call this together, and may plan alone then."""
     opened, gpu = start.opened, None
     if start.on_gpu:
         gpu = device_memory(opened.device, start.options, held)
@@ -377,8 +387,17 @@ def _plan(start: Start, weights: int, on_host: OnHost, held: int = 0) -> MemoryP
         gpu = replace(gpu, free=int(of_ranks.min()))
     host_bytes = available_bytes()
     own_bytes = None if host_bytes is None else host_bytes // start.shard.attention.num_ranks
-    itemsize = opened.dtype.itemsize
-    return plan_memory(start.config, _groups(start), start.options, weights, itemsize, gpu, own_bytes, on_host)
+    groups, itemsize = _groups(start), opened.dtype.itemsize
+    return lambda options: plan_memory(start.config, groups, options, weights, itemsize, gpu, own_bytes, on_host)
+
+
+def _with_sequences(start: Start, weights: int, on_host: OnHost) -> EngineOptions:
+    """The number of sequences where it is left to memory: the least of what the ranks can hold."""
+    if "max_num_seqs" not in start.options.scheduler.by_memory:
+        return start.options
+    own = with_sequences(start.options, _plan_of(start, weights, on_host)).scheduler.max_num_seqs
+    agreed = least_of(own, start.target.communicator, shares_experts=start.lockstep is not None)
+    return with_fixed(start.options, agreed)
 
 
 def _plan_again(start: Start, planned: MemoryPlan) -> MemoryPlan:

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from oscine.config import CPU_CACHE_BYTES, EngineOptions
+from oscine.executor.kv.limits import with_step_tokens
 from oscine.executor.parallel.processes import RankProcesses
 from oscine.executor.parallel.ranked import RankedExecutor
 from oscine.executor.parallel.ring import RingWriter
@@ -15,6 +16,7 @@ from oscine.executor.parallel.shared import SharedMemory, bytes_of_all
 from oscine.executor.rules import NewRules, grammar_rules
 from oscine.executor.runner import TorchExecutor
 from oscine.executor.start.communicator import between_ranks
+from oscine.executor.start.device_memory import smallest_gpu
 from oscine.executor.start.load import Report, load_executor
 from oscine.executor.start.stopwatch import Stopwatch
 from oscine.ops.comm.host import HostCommunicator
@@ -31,6 +33,9 @@ def load_ranks(
         torch.set_num_threads(num_threads)
         size = (options.cache.kv_cache_bytes or CPU_CACHE_BYTES) // ranks.num_ranks
         options = replace(options, cache=replace(options.cache, kv_cache_bytes=size))
+    else:
+        gpus = [torch.device(device) for device in devices]
+        options = with_step_tokens(options, smallest_gpu(gpus, options))  # all ranks make buffers for as many
     own, *others = (replace(options, model=replace(options.model, device=device)) for device in devices)
     ranks.launch([replace(other, quiet=True) for other in others], num_threads)
     host = HostCommunicator(0, ranks.num_ranks, shared.slots, ranks.watch)

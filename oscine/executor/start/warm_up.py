@@ -6,7 +6,7 @@ Goes through plans, as the engine does. Every page of the imagined sequences is 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from oscine.executor.cuda_graphs import sizes_up_to
+from oscine.executor.kv.limits import sizes_up_to
 from oscine.executor.kv.memory import SAMPLED_AT_ONCE
 from oscine.executor.masks import ANYTHING
 from oscine.executor.runner import TorchExecutor

@@ -5,12 +5,12 @@ OptionError, a ValueError that names the option of the command line.
 """
 
 import datetime
-import ipaddress
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self, get_args
 
+from oscine.addresses import is_loopback
 from oscine.option import BYTES, TOKENS, OptionError, Options, option, options_of, require
 
 NANO = "oscine-nano"  # the embedded model
@@ -281,19 +281,6 @@ def check_cluster_key(key: str) -> None:
     """Raises ValueError."""
     if key and len(key) < _LEAST_KEY:
         raise ValueError(f"OSCINE_CLUSTER_KEY must have {_LEAST_KEY} characters or more (openssl rand -hex 32)")
-
-
-def is_loopback(host: str) -> bool:
-    """Whether an address or a name, without a port, is that of this machine itself."""
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost" or host.endswith(".localhost")
-
-
-def listens(endpoint: str) -> bool:
-    """Whether a ZeroMQ endpoint that a user gives is bound; else it is connected. The rule is vLLM's."""
-    return "*" in endpoint or "::" in endpoint or endpoint.startswith(("ipc://", "inproc://"))
 
 
 @dataclass(frozen=True)

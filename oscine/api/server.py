@@ -16,6 +16,7 @@ from typing import Any
 
 import uvicorn
 
+from oscine.addresses import is_loopback
 from oscine.api.app import create_app, open_paths
 from oscine.api.batches.service import BatchService
 from oscine.api.http.errors import APIError
@@ -25,7 +26,7 @@ from oscine.api.http.uvicorn_protocol import protocol
 from oscine.api.responses.service import ResponseService
 from oscine.api.telemetry.loop_lag import measure_lag
 from oscine.api.telemetry.observe import note
-from oscine.config import Config, is_loopback
+from oscine.config import Config
 from oscine.engine.process.client import EngineClient, EngineError
 from oscine.engine.process.descriptors import connection_limit, raise_descriptor_limit
 from oscine.types import EngineInfo

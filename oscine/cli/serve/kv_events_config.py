@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from oscine.addresses import is_loopback, listens
 from oscine.cli.serve.name import Values, note
-from oscine.config import PeerOptions, is_loopback, listens
+from oscine.config import PeerOptions
 from oscine.option import FileKeyError, OptionError, Options, did_you_mean, option, options_of
 
 _NAME = "kv-events-config"

@@ -9,7 +9,7 @@ from oscine.checkpoint.hub import NANO_FOLDER
 from oscine.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions, SpeculationOptions
 from oscine.engine.build import build_engine
 from oscine.engine.core.loop import EngineLoop
-from oscine.executor.cuda_graphs import sizes_up_to
+from oscine.executor.kv.limits import sizes_up_to
 from oscine.executor.recorded_steps import RecordedSteps
 from oscine.executor.runner import TorchExecutor
 from oscine.executor.start.build import build_executor

@@ -8,10 +8,22 @@ import sys
 import time
 import urllib.request
 from collections.abc import Mapping
+from contextlib import suppress
 from types import TracebackType
 from typing import BinaryIO
 
 import psutil
+
+
+def engines_below(process: psutil.Process) -> list[psutil.Process]:
+    """The engine processes below this one. A process that an engine has just forked has its command line at first."""
+    parents: dict[psutil.Process, int] = {}
+    for child in process.children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # it has just ended
+            if "oscine.engine.process.server" in " ".join(child.cmdline()):
+                parents[child] = child.ppid()
+    engines = {child.pid for child in parents}
+    return [child for child, parent in parents.items() if parent not in engines]
 
 
 class Server:
@@ -61,8 +73,7 @@ class Server:
         return engine.pid
 
     def _engines(self) -> list[psutil.Process]:
-        children = psutil.Process(self.pid).children(recursive=True)
-        return [child for child in children if "oscine.engine.process.server" in " ".join(child.cmdline())]
+        return engines_below(psutil.Process(self.pid))
 
     def _is_ready(self) -> bool:
         try:

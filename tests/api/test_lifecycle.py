@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
+from benchmarks.serving.server import engines_below
 from oscine.api.server import Server, ServerError
 from oscine.config import Config, EngineOptions, ModelOptions, ServerOptions
 from oscine.tools.builtin import BuiltinTools
@@ -268,3 +269,13 @@ def test_clients_that_hold_all_connections_do_not_keep_an_engine_from_coming_bac
             wait_until(lambda: len(server._engines()) == 1, "another engine")
         wait_until(lambda: ready_status(server) == 200, "readiness")
         assert server.post("/v1/chat/completions", chat_body(max_tokens=5))["choices"]
+
+
+def test_what_an_engine_has_just_forked_is_not_taken_for_an_engine() -> None:
+    program = "import os, sys; os.fork(); print(flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", program, "oscine.engine.process.server"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as engine:
+        assert engine.stdout is not None
+        engine.stdout.read(2)  # both say that they run
+        (found,) = [process for process in engines_below(psutil.Process()) if process.cmdline() == command]
+        assert found.pid == engine.pid

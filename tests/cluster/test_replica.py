@@ -10,6 +10,7 @@ import pytest
 import ray
 from ray import serve
 
+from benchmarks.serving.server import engines_below
 from oscine.cluster.client.engine import ClusterEngine
 from oscine.cluster.ray.replica import Replica, ReplicaOptions
 from oscine.config import CacheOptions, EngineOptions, ModelOptions
@@ -72,8 +73,7 @@ async def count(client: ClusterEngine, max_tokens: int) -> int:
 
 def engines() -> set[psutil.Process]:
     """Those of other tests of this process too."""
-    below = psutil.Process().children(recursive=True)
-    return {process for process in below if "oscine.engine.process.server" in " ".join(process.cmdline())}
+    return {*engines_below(psutil.Process())}
 
 
 def test_it_says_where_its_engine_is_and_how_it_does() -> None:

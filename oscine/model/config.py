@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from oscine.kv_group import KVGroup
 
@@ -13,6 +13,23 @@ MODEL_TYPES = ("gpt_oss", "gpt_oss_puzzle")  # in config.json; in the latter, la
 _ALIASES = {"num_experts_per_tok": ("experts_per_token",)}  # other spellings in the file
 MOST_LAYERS = 4096  # each takes memory before the first tensor is looked for
 LayerType = Literal["sliding_attention", "full_attention"]
+Made = TypeVar("Made")
+
+
+def read_config(path: Path, make: Callable[[dict[str, Any]], Made]) -> Made:
+    """What `make` makes of a config.json. Raises ValueError naming the file and what is wrong in it."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise ValueError(f"{path}: not JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise ValueError(f"{path}: not a JSON object")
+    try:
+        return make(values)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,18 +145,7 @@ class ModelConfig:
     @classmethod
     def from_file(cls, path: Path) -> "ModelConfig":
         """Reads a config.json. Raises ValueError naming the file and what is wrong in it."""
-        try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise ValueError(f"{path}: cannot be read: {error.strerror}") from None
-        except ValueError as error:
-            raise ValueError(f"{path}: not JSON: {error}") from None
-        if not isinstance(values, dict):
-            raise ValueError(f"{path}: not a JSON object")
-        try:
-            return cls.from_dict(values)
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from None
+        return read_config(path, cls.from_dict)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "ModelConfig":

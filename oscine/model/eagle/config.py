@@ -12,13 +12,12 @@ Boundary i is the residual stream before layer i of the target; its number of la
 Output i is boundary i + 1. The id -1 is the last boundary, through the target's final norm.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from oscine.model.config import ModelConfig, YarnConfig
+from oscine.model.config import ModelConfig, YarnConfig, read_config
 
 _IDS = ("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids")
 _PLAIN = ("default", "linear")  # rope without any scaling, if the factor is 1
@@ -49,18 +48,7 @@ class HeadConfig:
     @classmethod
     def from_file(cls, path: Path, target: ModelConfig) -> "HeadConfig":
         """Raises ValueError naming the file and what in it does not fit this implementation or the target."""
-        try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise ValueError(f"{path}: cannot be read: {error.strerror}") from None
-        except ValueError as error:
-            raise ValueError(f"{path}: not JSON: {error}") from None
-        if not isinstance(values, dict):
-            raise ValueError(f"{path}: not a JSON object")
-        try:
-            return cls.from_dict(values, target)
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from None
+        return read_config(path, lambda values: cls.from_dict(values, target))
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], target: ModelConfig) -> "HeadConfig":

@@ -184,29 +184,7 @@ INLINE void unpack(enum kind kind, const uint8_t *w, vector *out) {
     }
 }
 
-INLINE void integer_sums(
-    enum kind kind, const vector *w, int groups, const int8_t *x, const int32_t *offsets, int tokens, __m256i *sums) {
-#pragma GCC unroll 2
-    for (int n = 0; n < tokens; n++)
-#pragma GCC unroll 2
-        for (int g = 0; g < groups; g++)
-            sums[n * groups + g] = _mm256_set1_epi32(-(kind == MXFP4 ? SHIFT : INT8_SHIFT) * offsets[n]);
-#pragma GCC unroll 8
-    for (int j = 0; j < 8; j++) {
-        __m256i weights[2];
-#pragma GCC unroll 2
-        for (int g = 0; g < groups; g++) {
-            weights[g] = w[VECTORS * g + j];
-            KEEP(weights[g]);
-        }
-#pragma GCC unroll 2
-        for (int n = 0; n < tokens; n++) {
-            const __m256i a = four(x + BLOCK * n + 4 * j);
-#pragma GCC unroll 2
-            for (int g = 0; g < groups; g++) sums[n * groups + g] = ADD_DOTS(sums[n * groups + g], weights[g], a);
-        }
-    }
-}
+#define ADD_PRODUCTS(sum, w, x) sum = ADD_DOTS(sum, w, x)
 
 #else
 
@@ -226,13 +204,21 @@ INLINE void unpack(enum kind kind, const uint8_t *w, vector *out) {
 }
 
 /* 16 bits wrap around on the way: the sums of the 16 columns of a half are at most 16 * 12 * 127. */
-INLINE void mxfp4_block(
-    const vector *w, int groups, const int8_t *x, const int32_t *offsets, int tokens, __m256i *sums) {
-    const __m256i ones = _mm256_set1_epi16(1);
+#define ADD_PRODUCTS(sum, w, x)                                       \
+    do {                                                              \
+        sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(w, x));      \
+        KEEP(sum);                                                    \
+    } while (0)
+
+#endif
+
+/* Products of shifted weights, from sums that begin at `starts` of each token. */
+INLINE void shifted_sums(
+    const vector *w, int groups, const int8_t *x, const int32_t *starts, int tokens, __m256i *sums) {
 #pragma GCC unroll 2
     for (int n = 0; n < tokens; n++)
 #pragma GCC unroll 2
-        for (int g = 0; g < groups; g++) sums[n * groups + g] = _mm256_set1_epi32(offsets[n]);
+        for (int g = 0; g < groups; g++) sums[n * groups + g] = _mm256_set1_epi32(starts[n]);
 #pragma GCC unroll 8
     for (int j = 0; j < 8; j++) {
         __m256i weights[2];
@@ -245,16 +231,21 @@ INLINE void mxfp4_block(
         for (int n = 0; n < tokens; n++) {
             const __m256i a = four(x + BLOCK * n + 4 * j);
 #pragma GCC unroll 2
-            for (int g = 0; g < groups; g++) {
-                const int i = n * groups + g;
-                sums[i] = _mm256_add_epi16(sums[i], _mm256_maddubs_epi16(weights[g], a));
-                KEEP(sums[i]);
-            }
+            for (int g = 0; g < groups; g++) ADD_PRODUCTS(sums[n * groups + g], weights[g], a);
         }
     }
-#pragma GCC unroll 4
-    for (int i = 0; i < groups * tokens; i++) sums[i] = _mm256_madd_epi16(sums[i], ones);
 }
+
+#ifdef ADD_DOTS
+
+INLINE void integer_sums(
+    enum kind kind, const vector *w, int groups, const int8_t *x, const int32_t *offsets, int tokens, __m256i *sums) {
+    int32_t starts[2];
+    for (int n = 0; n < tokens; n++) starts[n] = -(kind == MXFP4 ? SHIFT : INT8_SHIFT) * offsets[n];
+    shifted_sums(w, groups, x, starts, tokens, sums);
+}
+
+#else
 
 /* Sums of two products are at most 2 * 127 * 127, so they fit 16 bits. */
 INLINE void int8_block(const vector *w, int groups, const int8_t *x, int tokens, __m256i *sums) {
@@ -277,10 +268,13 @@ INLINE void int8_block(const vector *w, int groups, const int8_t *x, int tokens,
 
 INLINE void integer_sums(
     enum kind kind, const vector *w, int groups, const int8_t *x, const int32_t *offsets, int tokens, __m256i *sums) {
-    if (kind == MXFP4)
-        mxfp4_block(w, groups, x, offsets, tokens, sums);
-    else
+    if (kind == INT8) {
         int8_block(w, groups, x, tokens, sums);
+        return;
+    }
+    shifted_sums(w, groups, x, offsets, tokens, sums);
+#pragma GCC unroll 4
+    for (int i = 0; i < groups * tokens; i++) sums[i] = _mm256_madd_epi16(sums[i], _mm256_set1_epi16(1));
 }
 
 #endif

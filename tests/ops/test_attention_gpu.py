@@ -187,8 +187,7 @@ def has_decodes_for_hopper(case: AttentionCase) -> bool:
     return case.sequences[0][0] == 1 and case.num_query_heads == 8 * case.num_kv_heads
 
 
-@pytest.mark.usefixtures("nan_outputs")
-@pytest.mark.parametrize(
+each_kernel_and_case = pytest.mark.parametrize(
     ("attention", "case"),
     [pytest.param(bound(kernels.attention), case, marks=pytest.mark.gpu) for case in ATTENTION_CASES + LARGE_CASES]
     + [
@@ -198,6 +197,10 @@ def has_decodes_for_hopper(case: AttentionCase) -> bool:
     ],
     ids=lambda value: f"{value.why}, window {value.window}" if isinstance(value, AttentionCase) else value.__module__,
 )
+
+
+@pytest.mark.usefixtures("nan_outputs")
+@each_kernel_and_case
 def test_error_is_at_most_twice_that_of_plain_torch(attention: Attention, case: AttentionCase) -> None:
     inputs = attention_inputs(case, CUDA, torch.bfloat16)
     check_error(attention, case, with_and_without_decodes(inputs))

@@ -31,12 +31,11 @@ from tests.ops.gluon_interpreter import run_gluon
 from tests.ops.test_attention_gpu import (
     CPU,
     CUDA,
-    LARGE_CASES,
     Attention,
     compile_decode,
     compile_decode_on_hopper,
     compile_prefill,
-    has_decodes_for_hopper,
+    each_kernel_and_case,
     in_plain_torch,
     rms,
     run,
@@ -194,16 +193,7 @@ def check_reads(attention: Attention, case: AttentionCase, variants: list[Attent
     assert not arrivals(device).any()
 
 
-@pytest.mark.parametrize(
-    ("attention", "case"),
-    [pytest.param(bound(kernels.attention), case, marks=pytest.mark.gpu) for case in ATTENTION_CASES + LARGE_CASES]
-    + [
-        pytest.param(bound(hopper.attention), case, marks=pytest.mark.hopper)
-        for case in ATTENTION_CASES + LARGE_CASES
-        if has_decodes_for_hopper(case)
-    ],
-    ids=lambda value: f"{value.why}, window {value.window}" if isinstance(value, AttentionCase) else value.__module__,
-)
+@each_kernel_and_case
 def test_attention_on_gpu(attention: Attention, case: AttentionCase) -> None:
     check_reads(attention, case, with_and_without_decodes(in_fp8(attention_inputs(case, CUDA, torch.bfloat16))))
 

@@ -8,8 +8,8 @@
 2. Drafts: K tokens for some sequences, by replays of CUDA graphs. The target has two layers, which drafts do not read.
 3. --engine: decode speed per user with K = 0, 1, 3 and the controller. A random head is never right, so --acceptance
    says how often each position is accepted (%, as of all steps): what the target sampled is replaced on the device.
-   This takes some small launches per step, and the answers mean nothing; rows say "synthetic". The embedded model has
-   its own head.
+   This takes some small launches per step, and the answers mean nothing; rows say "synthetic". Given more than once,
+   each engine is measured at all of them. The embedded model has its own head.
 
 Each engine runs in a process of its own.
 """
@@ -278,8 +278,8 @@ def time_drafts(model: str, device: str) -> None:
 
 def _draft_ms(drafter: EagleDrafter, sequences: int, num_drafts: int) -> float:
     """Median; of the graph alone, where there is one."""
-    slots_D = np.arange(sequences)
-    drafter.draft(slots_D, num_drafts)
+    asked = np.arange(sequences), np.full(sequences, num_drafts), np.full(sequences, CONTEXT + MOST_DRAFTS - 1)
+    drafter.draft(*asked)
     graph = drafter._graphs.get((sequences, num_drafts))
     if graph is not None:
         torch.cuda.synchronize()
@@ -287,7 +287,7 @@ def _draft_ms(drafter: EagleDrafter, sequences: int, num_drafts: int) -> float:
     seconds = []
     for _ in range(REPLAYS // 10):
         began_s = time.perf_counter()
-        drafter.draft(slots_D, num_drafts)
+        drafter.draft(*asked)
         seconds.append(time.perf_counter() - began_s)
     return 1e3 * median(seconds)
 
@@ -303,7 +303,7 @@ class Job:
     device: str
     k: int | None  # None: the controller's; 0: an engine without a head
     head: str | None  # folder
-    acceptance: tuple[float, ...] | None  # by position, of all steps
+    forced: list[tuple[float, ...]]  # acceptance by position, of all steps; each is measured; none: as it comes
     concurrency: tuple[int, ...]
     isl: int
     osl: int
@@ -312,6 +312,7 @@ class Job:
 @dataclass(frozen=True)
 class Measured:
     concurrency: int
+    forced: tuple[float, ...] | None
     tok_s_user: float
     acceptance_length: float  # tokens of a sequence per step
 
@@ -352,24 +353,28 @@ def forced(packed: PackedStep[Tensor], batch: Batch, ids_M: Tensor, chance_K: Te
     return torch.where(verifies_M, chosen_M, ids_M)
 
 
-def force_acceptance(rates: tuple[float, ...]) -> None:
-    """From now on, in this process."""
-    accept: Callable[..., Tensor] = DeviceState.accept
-    chances = [rate / before for rate, before in zip(rates, (1.0, *rates), strict=False)]
-    on_device: dict[torch.device, Tensor] = {}
+class ForcedAcceptance:
+    """From its making on, in this process; at first nothing is accepted."""
 
-    def accept_forced(self: DeviceState, packed: PackedStep[Tensor], batch: Batch, ids_M: Tensor) -> Tensor:
-        if self.device not in on_device:
-            on_device[self.device] = torch.tensor([*chances, 0.0], device=self.device)
-        return accept(self, packed, batch, forced(packed, batch, ids_M, on_device[self.device]))
+    def __init__(self, device: str) -> None:
+        accept: Callable[..., Tensor] = DeviceState.accept
+        self._chance_K = chance_K = torch.zeros(MOST_DRAFTS + 1, device=device)  # 0 behind the last draft
 
-    DeviceState.accept = accept_forced  # type: ignore[method-assign]
+        def accept_forced(self: DeviceState, packed: PackedStep[Tensor], batch: Batch, ids_M: Tensor) -> Tensor:
+            return accept(self, packed, batch, forced(packed, batch, ids_M, chance_K))
+
+        DeviceState.accept = accept_forced  # type: ignore[method-assign]
+
+    def set(self, rates: tuple[float, ...]) -> None:
+        """CUDA graphs that were captured before obey too."""
+        chances = [rate / before for rate, before in zip(rates, (1.0, *rates), strict=False)]
+        self._chance_K[:-1] = torch.tensor(chances)
 
 
 def measure(job: Job) -> list[Measured]:
     points = [Point(concurrency, job.isl, job.osl) for concurrency in job.concurrency]
     # Recorded steps of a CPU have calls of the C library alone.
-    graphs = job.acceptance is None or job.device != "cpu"
+    graphs = not job.forced or job.device != "cpu"
     options = engine_options(
         model_options(job.model, job.device),
         points,
@@ -380,37 +385,45 @@ def measure(job: Job) -> list[Measured]:
     speculation = SpeculationOptions(method="none")
     if job.k != 0:
         speculation = SpeculationOptions(method="eagle3", model=job.head, max_drafts=MOST_DRAFTS)
-        if job.acceptance is not None:
-            force_acceptance(job.acceptance)
+    acceptance = ForcedAcceptance(job.device) if job.forced and job.k != 0 else None
     model = replace(options.model, max_model_len=job.isl + job.osl + MOST_DRAFTS)
     engine = OwnEngine(build_engine(replace(options, model=model, speculation=speculation, quiet=True)))
     if job.k:
         engine.loop.speculation = Always(job.k)
-    return [_measure(engine, point) for point in points]
+    if acceptance is None:
+        return [_measure(engine, point, None) for point in points]
+    found = []
+    for rates in job.forced:
+        acceptance.set(rates)
+        found += [_measure(engine, point, rates) for point in points]
+    return found
 
 
-def _measure(engine: OwnEngine, point: Point) -> Measured:
+def _measure(engine: OwnEngine, point: Point, forced: tuple[float, ...] | None) -> Measured:
     engine.run(replace(point, osl=min(point.osl, 32)))
     accepted = engine.loop.counters.accepted_tokens
     timing = engine.run(point)
     accepted = engine.loop.counters.accepted_tokens - accepted
     tokens = point.concurrency * (point.osl - 1)  # after the first
     speed = (point.osl - 1) / (timing.full_s - timing.first_s)
-    return Measured(point.concurrency, speed, tokens / (tokens - accepted))
+    return Measured(point.concurrency, forced, speed, tokens / (tokens - accepted))
 
 
 def rows_of(job: Job, where: Machine, plain: list[Measured], found: list[Measured]) -> Iterator[dict[str, Any]]:
-    for without, measured in zip(plain, found, strict=True):
+    plain_speed = {one.concurrency: one.tok_s_user for one in plain}
+    for measured in found:
+        without = plain_speed[measured.concurrency]
         yield {
             "model": "oscine-nano" if job.model == "nano" else f"gpt-oss-{job.model} random",
             "method": "eagle3",
             "k": f"0-{MOST_DRAFTS}" if job.k is None else job.k,
             "concurrency": measured.concurrency,
-            "acceptance": "measured" if job.acceptance is None else "synthetic",
+            "acceptance": "measured" if measured.forced is None else "synthetic",
+            **({} if measured.forced is None else {"forced": measured.forced}),
             "mean_acceptance_length": round(measured.acceptance_length, 3),
             "tok_s_user": round(measured.tok_s_user, 1),
-            "plain_tok_s_user": round(without.tok_s_user, 1),
-            "ratio": round(measured.tok_s_user / without.tok_s_user, 3),
+            "plain_tok_s_user": round(without, 1),
+            "ratio": round(measured.tok_s_user / without, 3),
             "isl": job.isl,
             "osl": job.osl,
             "gpu": where.gpu,
@@ -432,7 +445,8 @@ def run_engines(job: Job, output: Path | None) -> None:
                 print(
                     f"K {row['k']!s:4} {row['concurrency']:4} sequences  tok/s per user {row['plain_tok_s_user']:7.1f} "
                     f"plain, {row['tok_s_user']:7.1f} with drafts {row['ratio']:6.2f}   "
-                    f"{row['mean_acceptance_length']:.2f} tokens per step ({row['acceptance']})",
+                    f"{row['mean_acceptance_length']:.2f} tokens per step ({row['acceptance']} "
+                    f"{row.get('forced', '')})",
                     flush=True,
                 )
                 if output is not None:
@@ -451,7 +465,13 @@ def main() -> int:
     parser.add_argument("--model", default="120b", choices=("120b", "20b", "nano"), help="(default: %(default)s)")
     parser.add_argument("--device", default="cuda", help="(default: %(default)s)")
     parser.add_argument("--engine", action="store_true", help="measure engines too")
-    parser.add_argument("--acceptance", type=rates, help="%% of steps that accept each draft, for example 73,52,36")
+    parser.add_argument(
+        "--acceptance",
+        type=rates,
+        action="append",
+        default=[],
+        help="%% of steps that accept each draft, for example 73,52,36 (more than once: each)",
+    )
     parser.add_argument("--concurrency", type=numbers, default=CONCURRENCY, help="of engines (default: %(default)s)")
     parser.add_argument("--isl", type=int, default=1024, help="tokens of a prompt (default: %(default)s)")
     parser.add_argument("--osl", type=int, default=256, help="generated tokens of a request (default: %(default)s)")

@@ -8,7 +8,7 @@
 2. Drafts: K tokens for some sequences, by replays of CUDA graphs. The target has two layers, which drafts do not read.
 3. --engine: decode speed per user with K = 0, 1, 3 and the controller. A random head is never right, so --acceptance
    says how often each position is accepted (%, as of all steps): what the target sampled is replaced on the device.
-   This takes some small launches per step, and the answers mean nothing; rows say "synthetic". Given more than once,
+   This takes one small launch per step, and the answers mean nothing; rows say "synthetic". Given more than once,
    each engine is measured at all of them. The embedded model has its own head.
 
 Each engine runs in a process of its own.
@@ -20,7 +20,7 @@ import multiprocessing
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -225,6 +225,26 @@ def check_state(ops: DraftOps, hidden: int, device: torch.device, dtype: torch.d
     return good
 
 
+def check_forced(device: torch.device) -> bool:
+    """The kernel that forces acceptance against the formula, on sequences of 0 to 3 drafts behind each other."""
+    from benchmarks.kernels.forced import forced as kernel
+
+    counts = torch.arange(64) % (MOST_DRAFTS + 1)
+    places = torch.cat([torch.arange(count + 1) for count in counts.tolist()])
+    rows = len(places)
+    sizes = PackedSizes(rows, len(counts), rows, rows)
+    packed = PackedStep.of(torch.zeros(sizes.total, dtype=torch.int32), sizes)
+    packed.given_T[:], packed.logits_rows_N[:] = -1 - places, torch.arange(rows)
+    packed.sampled_slots_M[:] = torch.repeat_interleave(torch.arange(64), counts + 1)
+    packed = PackedStep(*(column.to(device) for column in packed))
+    tokens, positions = torch.randint(1000, (2, rows), device=device)
+    batch, ids_M = Batch(tokens, positions, positions, positions, (), None), tokens.roll(-1) * (tokens % 2)
+    chance_K = torch.tensor([0.7, 0.6, 0.5, 0.0], device=device)
+    good = torch.equal(kernel(packed, batch, ids_M, chance_K), forced(packed, batch, ids_M, chance_K))
+    print(f"forced acceptance   {'as its formula' if good else 'WRONG'}", flush=True)
+    return good
+
+
 def check_ops(model: str, device: str) -> bool:
     with torch.inference_mode():
         torch.manual_seed(0)
@@ -234,6 +254,7 @@ def check_ops(model: str, device: str) -> bool:
         where = opened.device, opened.dtype
         good = check_products(ops, backend, target, *where)
         good &= check_choice(ops, backend, target, *where)
+        good &= opened.device.type == "cpu" or check_forced(opened.device)
         return check_state(ops, target.hidden_size, *where) and good
 
 
@@ -359,9 +380,12 @@ class ForcedAcceptance:
     def __init__(self, device: str) -> None:
         accept: Callable[..., Tensor] = DeviceState.accept
         self._chance_K = chance_K = torch.zeros(MOST_DRAFTS + 1, device=device)  # 0 behind the last draft
+        change = forced
+        if device != "cpu":
+            from benchmarks.kernels.forced import forced as change  # needs Triton
 
         def accept_forced(self: DeviceState, packed: PackedStep[Tensor], batch: Batch, ids_M: Tensor) -> Tensor:
-            return accept(self, packed, batch, forced(packed, batch, ids_M, chance_K))
+            return accept(self, packed, batch, change(packed, batch, ids_M, chance_K))
 
         DeviceState.accept = accept_forced  # type: ignore[method-assign]
 
@@ -432,14 +456,14 @@ def rows_of(job: Job, where: Machine, plain: list[Measured], found: list[Measure
         }
 
 
-def run_engines(job: Job, output: Path | None) -> None:
+def run_engines(job: Job, ks: Sequence[int | None], output: Path | None) -> None:
     where, target = describe(job.device, None), open_model(model_options(job.model, "cpu")).config
     with tempfile.TemporaryDirectory() as folder:
         if job.model != "nano":
             write_head(Path(folder), target)
         job = replace(job, head=str(OF_NANO) if job.model == "nano" else folder)
         plain = alone(measure, replace(job, k=0))
-        for k in (1, MOST_DRAFTS, None):
+        for k in ks:
             one = replace(job, k=k)
             for row in rows_of(one, where, plain, alone(measure, one)):
                 print(
@@ -472,6 +496,13 @@ def main() -> int:
         default=[],
         help="%% of steps that accept each draft, for example 73,52,36 (more than once: each)",
     )
+    parser.add_argument(
+        "--k",
+        type=drafts,
+        default=[1, MOST_DRAFTS, None],
+        metavar="K,...",
+        help=f"drafts of engines, c for the controller's (default: 1,{MOST_DRAFTS},c)",
+    )
     parser.add_argument("--concurrency", type=numbers, default=CONCURRENCY, help="of engines (default: %(default)s)")
     parser.add_argument("--isl", type=int, default=1024, help="tokens of a prompt (default: %(default)s)")
     parser.add_argument("--osl", type=int, default=256, help="generated tokens of a request (default: %(default)s)")
@@ -481,12 +512,16 @@ def main() -> int:
     alone(time_drafts, options.model, options.device)
     if options.engine:
         asked = options.acceptance, options.concurrency, options.isl, options.osl
-        run_engines(Job(options.model, options.device, None, None, *asked), options.output)
+        run_engines(Job(options.model, options.device, None, None, *asked), options.k, options.output)
     return int(not good)
 
 
 def numbers(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(","))
+
+
+def drafts(text: str) -> list[int | None]:
+    return [None if part == "c" else int(part) for part in text.split(",")]
 
 
 def rates(text: str) -> tuple[float, ...]:

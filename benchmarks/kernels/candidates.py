@@ -27,6 +27,7 @@ from oscine.checkpoint.opened import PUBLISHED
 from oscine.model.gpt_oss import GptOss
 from oscine.model.random_weights import RandomTensors
 from oscine.model.weights import Weights, load_weights
+from oscine.ops import planes as planes_of_tokens
 from oscine.ops.attention import hopper as attention
 from oscine.ops.attention import triton as portable
 from oscine.ops.choose import screened
@@ -74,8 +75,8 @@ def as_before(tiling: Tiling) -> Variant:
     return Variant("", "before", changes, replace(tiling, warm=0))
 
 
-def experts(name: str, tiling: Tiling) -> Variant:
-    return Variant("experts", name, tiling=tiling)
+def experts(name: str, tiling: Tiling, changes: tuple[tuple[Any, str, Any], ...] = ()) -> Variant:
+    return Variant("experts", name, changes, tiling)
 
 
 def out_proj(name: str, **changes: int) -> Variant:
@@ -125,16 +126,15 @@ def variants(tokens: int, num_experts: int) -> list[Variant]:
         found.append(experts("dynamic", replace(chosen, dynamic=True)))
     if chosen.tokens == 16:
         planes = Tiling(16, planes=True, halves=True, dynamic=True)
+        of_norm = ((planes_of_tokens, "MEAN_TOKENS", 8),)  # which makes the planes
+        large_planes = replace(planes, programs=1, registers=128, consumer_registers=152, stages=6)
         found += [
             experts("dynamic, 2 splits", replace(chosen, dynamic=True, splits=2)),
-            experts("dynamic, FP8, tiles of 8", Tiling(8, planes=True, halves=True, dynamic=True)),
-            experts("dynamic, FP8, 1 unit", replace(planes, units=1, stages=12)),
-            experts("dynamic, FP8", planes),
-            experts("dynamic, FP8, one warpgroup", replace(planes, consumers=1, programs=4, registers=80)),
-            experts(
-                "dynamic, FP8, one program",
-                replace(planes, programs=1, registers=128, consumer_registers=152, stages=6),
-            ),
+            experts("FP8, tiles of 8", replace(planes, tokens=8), of_norm),
+            experts("FP8, 1 unit", replace(planes, units=1, stages=12), of_norm),
+            experts("FP8", planes, of_norm),
+            experts("FP8, one warpgroup", replace(planes, consumers=1, programs=4, registers=80), of_norm),
+            experts("FP8, one program", large_planes, of_norm),
         ]
     if chosen.tokens == 64:
         found.append(experts("dynamic, 128 columns", replace(large(128, units=1, stages=8), dynamic=True)))

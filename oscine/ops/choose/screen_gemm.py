@@ -22,7 +22,7 @@ TILES = (
 )
 
 
-@gluon.jit
+@gluon.jit(do_not_specialize=["num_tokens"])
 def screen_kernel(
     weight,
     planes,

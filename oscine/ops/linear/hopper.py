@@ -30,7 +30,7 @@ LM_HEAD_TILES = (
 OUT_PROJ_TILES = tuple(replace(tile, parts=4) for tile in LM_HEAD_TILES)
 
 
-@gluon.jit
+@gluon.jit(do_not_specialize=["num_tokens"])
 def stream_kernel(
     weight,
     tokens,

@@ -346,7 +346,7 @@ def _sort(x: Tokens, routing: Routing, experts: int, tiling: Tiling) -> tuple[To
     return Tokens(sorted_x, scales), order, table, entries
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pairs"])
 def sort_kernel(
     x_ptr,
     scales_ptr,

@@ -51,7 +51,7 @@ FEW_HEADS_TILES = (
 )
 
 
-@gluon.jit
+@gluon.jit(do_not_specialize=["num_tokens"])
 def qkv_kernel(
     weight,
     tokens,

@@ -2,7 +2,7 @@
 
 For each number of tokens: the step as it is, then each variant alone, then the best of each group together. All graphs
 are captured first and replayed in turns, so that a clock that falls is the same for all. Experts are fixed, as in
-layers.py. A variant's results are compared with those of the step as it was: experts also with the reference in
+layers.py. A variant's results are compared with those of the step as it is: experts also with the reference in
 float32, and the router's choice with the router's own.
 """
 
@@ -58,21 +58,6 @@ class Variant:
     name: str
     changes: tuple[tuple[Any, str, Any], ...] = ()
     tiling: Tiling | None = None
-    soon: bool = False  # the next layer's projection is fetched while the router is awaited
-
-
-def cold(tiles: Sequence[Tile]) -> tuple[Tile, ...]:
-    return tuple(replace(tile, warm=False) for tile in tiles)
-
-
-def as_before(tiling: Tiling) -> Variant:
-    changes = (
-        (qkv, "TILES", cold(qkv.TILES)),
-        (linear, "OUT_PROJ_TILES", cold(linear.OUT_PROJ_TILES)),
-        (screened, "TILES", cold(screened.TILES)),
-        (attention, "WARM", False),
-    )
-    return Variant("", "before", changes, replace(tiling, warm=0))
 
 
 def experts(name: str, tiling: Tiling, changes: tuple[tuple[Any, str, Any], ...] = ()) -> Variant:
@@ -90,58 +75,30 @@ def router(name: str, rows: int, warps: int, registers: int) -> Variant:
 
 
 def one_token() -> Iterator[Variant]:
-    yield experts("experts cold", replace(FEW, warm=0))
-    yield experts("experts look up pages", replace(FEW, warm=2))
-    yield experts("one warpgroup, 1 split", THIN)
-    yield experts("one warpgroup, 2 splits", replace(THIN, splits=2))
-    yield experts("one warpgroup, 3 splits", replace(THIN, splits=3))
-    yield experts("one warpgroup, 2 splits, 6 stages", replace(THIN, splits=2, stages=6))
-    yield experts("one warpgroup, 2 splits, 4 and 8 stages", replace(THIN, splits=2, down_stages=8))
-    yield experts("one warpgroup, 8 stages, 3 programs", replace(THIN, splits=2, stages=8, programs=3))
-    yield experts("one warpgroup, 5 units, 3 stages", replace(THIN, units=5, stages=3))
-    yield experts("one warpgroup, 5 units, 3 stages, 2 splits", replace(THIN, units=5, stages=3, splits=2))
-    windows = ((attention, "FEWEST_WITH_WINDOW", 1),)
-    everywhere = (*windows, (attention, "FEWEST_DECODES", 1))
-    yield Variant("attention", "Gluon in windows", windows)
-    yield Variant("attention", "Gluon everywhere", everywhere)
-    yield Variant("attention", "Gluon everywhere, 18 splits", (*everywhere, (attention, "PROGRAMS", 144)))
-    yield Variant("attention", "Triton, 3 stages", ((portable, "SPLIT_STAGES", 3),))
-    yield Variant("attention", "Triton, 3 stages; Gluon in windows", ((portable, "SPLIT_STAGES", 3), *windows))
+    for splits, stages, programs in ((1, 4, 4), (2, 4, 4), (2, 8, 3), (3, 8, 3), (4, 8, 3)):
+        tiling = replace(THIN, splits=splits, stages=stages, programs=programs)
+        yield experts(f"one warpgroup, {splits} splits, {stages} stages, {programs} programs", tiling)
+    yield experts("three warpgroups", FEW)
+    yield Variant("attention", "Gluon", ((attention, "FEWEST_DECODES", 1),))
+    yield Variant("attention", "Gluon, 18 splits", ((attention, "FEWEST_DECODES", 1), (attention, "PROGRAMS", 144)))
     yield out_proj("8 parts, all in flight", parts=8, stages=4)
-    yield out_proj("4 parts, 6 stages", stages=6)
     yield out_proj("6 parts", parts=6, stages=5)
     yield router("router: 8 rows", 8, 32, 64)
-    yield router("router: 8 rows, 16 warps", 8, 16, 128)
     yield router("router: 2 rows, 16 warps", 2, 16, 64)
-    yield router("router: 4 rows, 16 warps", 4, 16, 96)
-    yield Variant("soon", "next QKV into the L2", soon=True)
 
 
 def variants(tokens: int, num_experts: int) -> list[Variant]:
     chosen = moe.plan(tokens, 4, num_experts, 2880)
-    found = [Variant("", "now"), as_before(chosen)]
+    found = [Variant("", "now")]
     if tokens == 1:
         return [*found, *one_token()]
-    if not chosen.dynamic:
-        found.append(experts("dynamic", replace(chosen, dynamic=True)))
-    if chosen.tokens == 16:
-        planes = Tiling(16, planes=True, halves=True, dynamic=True)
-        of_norm = ((planes_of_tokens, "MEAN_TOKENS", 8),)  # which makes the planes
-        large_planes = replace(planes, programs=1, registers=128, consumer_registers=152, stages=6)
-        found += [
-            experts("dynamic, 2 splits", replace(chosen, dynamic=True, splits=2)),
-            experts("FP8, tiles of 8", replace(planes, tokens=8), of_norm),
-            experts("FP8, 1 unit", replace(planes, units=1, stages=12), of_norm),
-            experts("FP8", planes, of_norm),
-            experts("FP8, one warpgroup", replace(planes, consumers=1, programs=4, registers=80), of_norm),
-            experts("FP8, one program", large_planes, of_norm),
-        ]
+    found.append(experts("static" if chosen.dynamic else "dynamic", replace(chosen, dynamic=not chosen.dynamic)))
+    found += [experts(f"{n} splits", replace(chosen, splits=n)) for n in (1, 2, 3) if n != chosen.splits]
+    if chosen.planes and tokens > 4:
+        found.append(experts("three warpgroups", replace(chosen, consumers=3, programs=2)))
+        found.append(experts("one warpgroup", replace(chosen, consumers=1, programs=4)))
     if chosen.tokens == 64:
-        found.append(experts("dynamic, 128 columns", replace(large(128, units=1, stages=8), dynamic=True)))
-    if chosen.planes and chosen.tokens == 8 and tokens <= 16:
-        found.append(experts("2 splits", replace(chosen, splits=2)))
-        thin = replace(chosen, consumers=1, programs=4)
-        found += [experts("one warpgroup", thin), experts("one warpgroup, 1 split", replace(thin, splits=1))]
+        found.append(experts("128 columns", replace(large(128, units=1, stages=8), dynamic=chosen.dynamic)))
     return found
 
 
@@ -169,32 +126,24 @@ class Point:
         self.model, self.num_tokens = model, num_tokens
         self.batch: Batch = replace(make_batch(config, StepLoad(num_tokens, 1, context), DEVICE), logits_rows_N=None)
         self.kv: KVCache = kv_cache(model, self.batch)
+        self._captured: list[GptOss] = []  # graphs read their routings
 
-    def of(self, changed: Sequence[Variant]) -> GptOss:
-        config, weights = self.model.config, self.model.weights
+    def of_fixed_experts(self) -> GptOss:
+        config = self.model.config
         ops: Ops = with_fixed_experts(
             self.model.ops, config.num_hidden_layers, config.experts[0], self.num_tokens, config.num_experts_per_tok
         )
-        return GptOss(config, followed(weights) if any(v.soon for v in changed) else weights, ops)
+        return GptOss(config, self.model.weights, ops)
 
     def step(self, changed: Sequence[Variant]) -> Tensor:
         with applied(changed):
-            return self.of(changed).hidden(self.batch, self.kv)
+            return self.of_fixed_experts().hidden(self.batch, self.kv)
 
     def graph(self, changed: Sequence[Variant]) -> torch.cuda.CUDAGraph:
         with applied(changed):
-            fixed = self.of(changed)
+            fixed = self.of_fixed_experts()
+            self._captured.append(fixed)
             return capture(lambda _: fixed.hidden(self.batch, self.kv), DEVICE, 1)
-
-
-def followed(weights: Weights) -> Weights:
-    """Where the experts of a layer know which weights come next."""
-    after = [layer.qkv_weight_FH for layer in weights.layers[1:]] + [None]
-    layers = [
-        replace(layer, experts=replace(layer.experts, soon=soon))  # type: ignore[type-var]
-        for layer, soon in zip(weights.layers, after, strict=True)
-    ]
-    return replace(weights, layers=layers)
 
 
 def measure(graphs: dict[str, torch.cuda.CUDAGraph]) -> dict[str, float]:
@@ -255,7 +204,7 @@ def report(point: Point) -> None:
     config = point.model.config
     layers, tokens = config.num_hidden_layers, point.num_tokens
     tried = variants(tokens, config.experts[0])
-    expected = point.step([tried[1]]).clone()
+    expected = point.step([]).clone()
     graphs: dict[str, torch.cuda.CUDAGraph] = {}
     told: dict[str, str] = {}
     for variant in tried:
@@ -269,7 +218,7 @@ def report(point: Point) -> None:
     times = measure(graphs)
     show(times, layers, told)
     best: dict[str, Variant] = {}
-    for variant in tried[2:]:
+    for variant in tried[1:]:
         known = best.get(variant.group)
         if times[variant.name] < (times[known.name] if known else times["now"] * (1 - WORTH)):
             best[variant.group] = variant
@@ -290,10 +239,8 @@ def show(times: dict[str, float], layers: int, told: Mapping[str, str] = Mapping
 FIRST, *OTHERS = screened.TILES
 HEADS = {
     "now": screened.TILES,
-    "before": cold(screened.TILES),
     "4 stages": (replace(FIRST, stages=4), *OTHERS),
     "128 rows": (replace(FIRST, rows=128, chunks=1, stages=5, warps=8), *OTHERS),
-    "4 chunks, 3 stages": (replace(FIRST, chunks=4, stages=3), *OTHERS),
 }
 
 

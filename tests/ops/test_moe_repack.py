@@ -11,6 +11,7 @@ from oscine.ops.moe import native
 from oscine.ops.moe.hopper import prepare_experts
 from oscine.ops.moe.mxfp4 import dequantize
 from oscine.ops.moe.repack import Units, gate_up_order, repack
+from tests.ops.bound import CPU_TARGET
 
 
 def unpack(units: Units, experts: int, rows: int, k: int, dtype: torch.dtype) -> Tensor:
@@ -96,7 +97,7 @@ def test_published_widths_are_not_padded() -> None:
     """The bytes of one expert are not padded: the memory plan of a small GPU has no room for that."""
     experts = random_experts(1, 2880, 2880, torch.device("cpu"), torch.bfloat16, scales=(118, 122))
     published = experts.gate_up_blocks, experts.gate_up_scales, experts.down_blocks, experts.down_scales
-    hopper, cpu = prepare_experts(experts), native.prepare_experts(experts)
+    hopper, cpu = prepare_experts(CPU_TARGET, experts), native.prepare_experts(experts)
     units = hopper.gate_up.nibbles, hopper.gate_up.scales, hopper.down.nibbles, hopper.down.scales
     for repacked in (units, (cpu.gate_up, cpu.down)):
         assert sum(part.nbytes for part in repacked) == sum(part.nbytes for part in published)

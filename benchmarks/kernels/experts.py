@@ -71,7 +71,9 @@ def fp8_tilings() -> Iterator[Tiling]:
 def candidates(tokens: int, experts: int, intermediate: int, fp8: bool) -> list[Tiling]:
     """The chosen tiling, and those near the mean number of tokens per expert."""
     mean, tilings = tokens * PER_TOKEN / experts, fp8_tilings() if fp8 else exact_tilings()
-    near = [t for t in tilings if mean / 2 <= t.tokens <= 8 * max(mean, 1) and (t.splits == 1 or tokens <= 16)]
+    near = [
+        t for t in tilings if min(mean / 2, 128) <= t.tokens <= 8 * max(mean, 1) and (t.splits == 1 or tokens <= 16)
+    ]
     if tokens == 1:  # every tile has this one token
         near = [replace(t, tokens=8 // t.planes, halves=False, dynamic=False) for t in near if t.planes]
     chosen = (hopper.plan_fp8 if fp8 else hopper.plan)(tokens, PER_TOKEN, experts, intermediate)

@@ -79,6 +79,7 @@ class Tiling:
     programs: int = 2  # of an SM
     registers: int = 64  # a thread, when launched
     consumer_registers: int = 72
+    staged: bool = False  # results are collected in shared memory, and stored in whole sectors
 
 
 def prepare_experts(target: Target, experts: MxExperts) -> HopperExperts:
@@ -164,8 +165,8 @@ def plan_fp8(tokens: int, per_token: int, experts: int, intermediate: int) -> Ti
     if rows <= 32:
         return Tiling(32, planes=1, halves=True)
     if rows <= 64:
-        return large(64, units=3, stages=6, planes=1)
-    return large(128, units=3, stages=5, planes=1)
+        return large(64, units=3, stages=5, planes=1)
+    return large(128, units=3, stages=4, planes=1)
 
 
 def thin(tokens: int, per_token: int) -> Tiling:
@@ -180,7 +181,7 @@ def thin(tokens: int, per_token: int) -> Tiling:
 def large(tokens: int, units: int, stages: int, planes: int = 0) -> Tiling:
     """One program of an SM: registers for many tokens."""
     shape = Tiling(tokens, planes=planes, units=units, stages=stages, halves=True)
-    return replace(shape, programs=1, registers=128, consumer_registers=152)
+    return replace(shape, programs=1, registers=128, consumer_registers=152, staged=planes == 1)
 
 
 def is_direct(tokens: int, per_token: int, most: int) -> bool:
@@ -314,6 +315,7 @@ def constants(
         "LIMIT": limit,
         "CONSUMERS": tiling.consumers,
         "CONSUMER_REGS": tiling.consumer_registers,
+        "STAGED": tiling.staged,
     }
 
 

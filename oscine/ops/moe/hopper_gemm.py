@@ -168,6 +168,9 @@ HALVES = gl.constexpr(
     )
 )
 PRODUCER_REGISTERS = gl.constexpr(40)  # a thread
+# Threads that store different columns at a time meet different banks.
+STAGED_H = gl.constexpr(gl.SwizzledSharedLayout(vec=8, per_phase=4, max_phase=4, order=[1, 0]))
+STAGED_Y = gl.constexpr(gl.SwizzledSharedLayout(vec=8, per_phase=1, max_phase=8, order=[1, 0]))
 SCALE_ROW = gl.constexpr(gl.SwizzledSharedLayout(vec=1, per_phase=1, max_phase=1, order=[0]))
 
 
@@ -184,6 +187,9 @@ class Ring:
     scales: gl.shared_memory_descriptor
     tokens: gl.shared_memory_descriptor
     tiles: gl.shared_memory_descriptor  # which tile a stage is of
+    results: gl.shared_memory_descriptor  # STAGED: of a part of the columns; of a consumer each, as the next two
+    factors: gl.shared_memory_descriptor  # of the columns
+    targets: gl.shared_memory_descriptor  # rows of the output of the columns, or -1
     full: gl.shared_memory_descriptor
     empty: gl.shared_memory_descriptor
 
@@ -413,6 +419,8 @@ def _compute(n: gl.constexpr, tile, stage, phase, source, pointers):
     row = (tile.expert * cfg.UNIT_ROWS + unit_row) * 64 + gl.arange(0, 64, gl.SliceLayout(1, layout))
     if EARLY:  # what the epilogue needs is on its way while the tile is computed
         words = gl.load(pointers.rows + row, unit_row < cfg.UNIT_ROWS, other=0)
+    if cfg.STAGED:
+        factor, target = _columns(cfg, n, tile, pointers)
     acc = gl.zeros([64, columns], gl.float32, layout)
     if cfg.PROMOTE:
         total = acc
@@ -433,7 +441,11 @@ def _compute(n: gl.constexpr, tile, stage, phase, source, pointers):
     scale = (words & -65536).to(gl.float32, bitcast=True)
     if cfg.PLANES == 1:
         scale *= TABLE_FACTOR if cfg.GATED else TABLE_FACTOR / cfg.H_FACTOR
-    _store(cfg, acc, scale, bias, 0, tile, unit_row, pointers)
+    if cfg.STAGED:
+        ring = source[2]
+        ring.factors.index(c).slice(0, n).store(factor)
+        ring.targets.index(c).slice(0, n).store(target)
+    _store(cfg, acc, scale, bias, 0, tile, unit_row, source, pointers)
     return stage, phase
 
 
@@ -496,13 +508,15 @@ def _add_planes(cfg, acc, tile, pointers):
 
 
 @gluon.jit
-def _store(cfg, acc, scale, bias, begin: gl.constexpr, tile, unit_row, pointers):
+def _store(cfg, acc, scale, bias, begin: gl.constexpr, tile, unit_row, source, pointers):
     """acc * scale + bias, in parts of cfg.PART columns, of which the first is `begin`."""
     n: gl.constexpr = acc.shape[1]
     if n > cfg.PART:
         left, right = gl.split(gl.permute(gl.reshape(acc, [64, 2, n // 2]), [0, 2, 1]))
-        _store(cfg, left, scale, bias, begin, tile, unit_row, pointers)
-        _store(cfg, right, scale, bias, begin + n // 2, tile, unit_row, pointers)
+        _store(cfg, left, scale, bias, begin, tile, unit_row, source, pointers)
+        _store(cfg, right, scale, bias, begin + n // 2, tile, unit_row, source, pointers)
+    elif cfg.STAGED:
+        _store_staged(cfg, acc, scale, bias, begin, unit_row, source, pointers.out)
     else:
         rows: gl.constexpr = gl.SliceLayout(1, acc.type.layout)
         acc *= gl.convert_layout(scale, rows, assert_trivial=True)[:, None]
@@ -513,6 +527,58 @@ def _store(cfg, acc, scale, bias, begin: gl.constexpr, tile, unit_row, pointers)
             _store_gated(cfg, acc, begin, tile, unit_row, pointers.out)
         else:
             _store_weighted(cfg, acc, begin, tile, unit_row, pointers)
+
+
+@gluon.jit
+def _columns(cfg, n: gl.constexpr, tile, pointers):
+    """Of n columns: what their results are multiplied by, and the rows of the output that they are, or -1."""
+    column = gl.arange(0, n, gl.BlockedLayout([1], [32], [4], [0]))
+    if cfg.GATED:
+        row, wanted = rows_of(cfg, tile, column)
+        factor = gl.load(pointers.token_scales + tile.source + column, wanted, other=0)
+    else:
+        pair, wanted = pairs_of(cfg, tile, column, pointers.order)
+        factor = gl.load(pointers.weights + pair, wanted, other=0)
+        row = pair * cfg.SPLITS + tile.split
+    return factor, gl.where(wanted, row, -1)
+
+
+@gluon.jit
+def _store_staged(cfg, acc, scale, bias, begin: gl.constexpr, unit_row, source, out_ptr):
+    n: gl.constexpr = acc.shape[1]
+    width: gl.constexpr = 32 if cfg.GATED else 64  # results of a column
+    lanes: gl.constexpr = width // 8
+    copy: gl.constexpr = gl.BlockedLayout([1, 8], [32 // lanes, lanes], [4, 1], [1, 0])
+    rows: gl.constexpr = gl.SliceLayout(1, acc.type.layout)
+    _, c, ring, _ = source
+    factor = ring.factors.index(c).slice(begin, n).load(gl.SliceLayout(0, acc.type.layout))
+    scale = gl.convert_layout(scale, rows, assert_trivial=True)
+    bias = gl.convert_layout(bias, rows, assert_trivial=True)
+    if cfg.GATED:
+        value = _swiglu(acc * scale[:, None] * factor[None, :] + bias[:, None], cfg.LIMIT, cfg.H_FACTOR)
+    else:
+        value = (acc * scale[:, None] + bias[:, None]) * factor[None, :]
+    results = ring.results.index(c).slice(0, n, dim=0)
+    results.store(gl.permute(value, [1, 0]).to(results.dtype))
+    target = ring.targets.index(c).slice(begin, n).load(gl.SliceLayout(1, copy))
+    row = unit_row * width + gl.arange(0, width, gl.SliceLayout(0, copy))
+    out_ptrs = out_ptr + target.to(gl.int64)[:, None] * cfg.ROWS + row[None, :]
+    gl.store(out_ptrs, results.load(copy), (target >= 0)[:, None] & (row < cfg.ROWS)[None, :])
+
+
+@gluon.jit
+def _swiglu(acc, LIMIT: gl.constexpr, FACTOR: gl.constexpr):
+    """[64, n] -> FACTOR * h [32, n]."""
+    n: gl.constexpr = acc.shape[1]
+    pairs = gl.permute(gl.reshape(acc, [4, 2, 8, n]), [0, 2, 3, 1])
+    gate, up = gl.split(gl.reshape(pairs, [32, n, 2]))
+    gate = gl.minimum(gate, LIMIT)
+    up = gl.minimum(gl.maximum(up, -LIMIT), LIMIT)
+    below = 1 + gl.exp2(gate * (-1.702 * 1.4426950408889634))
+    sigmoid = gl.inline_asm_elementwise(
+        "rcp.approx.ftz.f32 $0, $1;", "=r,r", [below], dtype=gl.float32, is_pure=True, pack=1
+    )
+    return (up * FACTOR + FACTOR) * gate * sigmoid
 
 
 @gluon.jit
@@ -595,12 +661,13 @@ def gemm(
     LIMIT: gl.constexpr,
     CONSUMERS: gl.constexpr,
     CONSUMER_REGS: gl.constexpr,
+    STAGED: gl.constexpr,
 ):
     steps: gl.constexpr = (K_UNITS + UNITS - 1) // UNITS
     row_tiles: gl.constexpr = (UNIT_ROWS + CONSUMERS - 1) // CONSUMERS
     cfg = Config(
         N, PLANES, UNITS, STAGES, PROMOTE, HALVES, DYNAMIC, SPLITS, K_UNITS, UNIT_ROWS, ROWS, GATED, SINGLE, DIRECT,
-        EXPERTS_PER_TOKEN, CONSUMERS, LIMIT, h_factor(LIMIT), steps, row_tiles, 16 if N < 128 else 32,
+        EXPERTS_PER_TOKEN, CONSUMERS, LIMIT, h_factor(LIMIT), steps, row_tiles, 16 if N < 128 else 32, STAGED,
     )  # fmt: skip
     BOX: gl.constexpr = scales_desc.block_type.shape[0]  # UNITS, up to a power of two
     COLUMNS: gl.constexpr = 2 * N if PLANES == 2 else N
@@ -609,6 +676,13 @@ def gemm(
         gl.allocate_shared_memory(gl.int32, [STAGES * CONSUMERS, BOX, 32], scales_desc.layout),
         gl.allocate_shared_memory(tokens_desc.dtype, [STAGES * UNITS, COLUMNS, 64], tokens_desc.layout),
         gl.allocate_shared_memory(gl.int32, [STAGES, 1], SCALE_ROW),
+        gl.allocate_shared_memory(
+            out_ptr.dtype.element_ty,
+            [CONSUMERS, cfg.PART if STAGED else 1, 32 if GATED else 64],
+            STAGED_H if GATED else STAGED_Y,
+        ),
+        gl.allocate_shared_memory(gl.float32, [CONSUMERS, N if STAGED else 1], SCALE_ROW),
+        gl.allocate_shared_memory(gl.int32, [CONSUMERS, N if STAGED else 1], SCALE_ROW),
         gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout()),
         gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout()),
     )

@@ -44,6 +44,7 @@ class Config:
     STEPS: gl.constexpr  # stages along k
     ROW_TILES: gl.constexpr  # of an entry
     PART: gl.constexpr  # columns that an epilogue handles at a time, to bound the registers
+    STAGED: gl.constexpr  # results are collected in shared memory, and stored in whole sectors
 
 
 h_factor = gluon.constexpr_function(fp8.h_factor)

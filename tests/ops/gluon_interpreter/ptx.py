@@ -142,6 +142,8 @@ class _Run:
                 return x[0] * x[1] + x[2]
             case "prmt.b32":
                 return _permuted(*x)
+            case "rcp.approx.ftz.f32":
+                return (1 / x[0].astype(np.uint32).view(np.float32)).view(np.uint32).astype(np.uint64)
             case "mul.f16x2":
                 return _product_f16x2(x[0], x[1])
             case "popc.b32":
